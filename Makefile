@@ -1,0 +1,111 @@
+# What one does with a clone. Needs Python 3.10 or later with its headers, a C compiler and make;
+# everything else is installed into .venv by the first target that needs it.
+
+PYTHON ?= python3
+CC ?= cc
+VENV ?= .venv
+FUZZ_SECONDS ?= 60
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' libhamiregion/_version.py)
+
+# A build with test points and one without are different extensions: one stamp for each.
+INSTALLED := $(VENV)/.installed$(HAMIREGION_TESTPOINTS)
+BUILD_INPUTS := pyproject.toml setup.py libhamiregion/_build.py libhamiregion/_version.py \
+	libhamiregion/_native.cdef.h $(wildcard csrc/*.c csrc/*.h)
+C_FILES := $(wildcard csrc/*.c csrc/*.h tests/c/*.c tests/c/*.h)
+
+# Targets share one virtual environment, which pip must not fill twice at a time.
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+.PHONY: help demo test stress lint format types sanitize fuzz bench docs wheel packaging clean
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) \
+		| awk -F '\t' '{ printf "make %-10s %s\n", $$1, $$2 }'
+
+demo: $(INSTALLED) ## a region, real processes that use it, and limits edited live (20 s)
+	@$(BIN)/hamiregion demo
+
+test: $(INSTALLED) ## the test suite, without the long runs (PYTEST_ARGS=...)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+stress: $(INSTALLED) ## the long runs that `make test` leaves out
+	$(BIN)/python -m pytest -m stress --timeout 1800 $(PYTEST_ARGS)
+
+lint: $(VENV)/.lint ## ruff, clang-format, and the C core with -Werror
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(C_FILES)
+	@for file in csrc/*.c; do \
+		echo "$(CC) -Werror $$file"; \
+		$(CC) -std=gnu11 -O2 -Wall -Wextra -Werror -DHR_VERSION='"$(VERSION)"' \
+			-Icsrc -c $$file -o /dev/null || exit 1; \
+	done
+
+format: $(VENV)/.lint ## rewrite Python and C files in the house's format
+	$(BIN)/ruff check --fix --exit-zero --quiet .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(C_FILES)
+
+types: $(VENV)/.lint ## mypy --strict
+	$(BIN)/mypy
+
+sanitize: ## the C tests under the address, undefined-behaviour and thread sanitizers
+	$(MAKE) -C tests/c asan tsan
+
+fuzz: ## coverage-guided fuzzing of the C core (FUZZ_SECONDS=60)
+	$(MAKE) -C tests/c fuzz FUZZ_SECONDS=$(FUZZ_SECONDS)
+
+bench: $(INSTALLED) ## the time budgets, and ratios to two baselines (BENCH_ARGS=...)
+	$(BIN)/python -m pytest benchmarks --benchmark-only $(BENCH_ARGS)
+
+docs: $(VENV)/.docs ## the documentation, as docs/_build/html
+	$(BIN)/sphinx-build -E -W -n --keep-going -b html docs docs/_build/html
+
+wheel: $(VENV)/.created ## dist/: the sdist, and the wheel built from it
+	$(PIP) install build
+	env -u HAMIREGION_TESTPOINTS $(BIN)/python -m build
+
+packaging: ## build the wheel once, test it on every CPython from 3.10 to 3.13 found here
+	$(PYTHON) tests/packaging/check_wheel.py
+
+clean: ## remove everything that was built, .venv included
+	rm -rf $(VENV) build dist docs/_build *.egg-info libhamiregion/*.so \
+		.pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	@if [ -f tests/c/Makefile ]; then $(MAKE) -C tests/c clean; fi
+
+# What pip would answer with pages of output is said here in one line.
+$(VENV)/.created:
+	@die() { echo "make: $$*" >&2; exit 1; }; \
+	command -v $(PYTHON) >/dev/null \
+		|| die "no $(PYTHON) here; name a Python 3.10 or later: make PYTHON=/path/to/python3"; \
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+		|| die "$(PYTHON) is older than 3.10; name a newer one: make PYTHON=/path/to/python3"; \
+	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+		|| die "$(PYTHON) cannot make virtual environments (on Debian: apt install python3-venv)"; \
+	$(PYTHON) -c 'import os, sysconfig as s; \
+		open(os.path.join(s.get_paths()["include"], "Python.h")).close()' 2>/dev/null \
+		|| die "the headers of $(PYTHON) are missing (on Debian: apt install python3-dev)"; \
+	command -v $(firstword $(CC)) >/dev/null \
+		|| die "no C compiler (on Debian: apt install gcc libc6-dev)"
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(INSTALLED): $(BUILD_INPUTS) | $(VENV)/.created
+	@rm -f $(VENV)/.installed*
+	$(PIP) install --editable '.[all,test]'
+	@touch $@
+
+$(VENV)/.lint: pyproject.toml | $(INSTALLED)
+	$(PIP) install --editable '.[lint]'
+	@touch $@
+
+$(VENV)/.docs: pyproject.toml | $(INSTALLED)
+	$(PIP) install --editable '.[docs]'
+	@touch $@

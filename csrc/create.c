@@ -1,0 +1,153 @@
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "handle.h"
+#include "identify.h"
+
+/* <linux/fs.h> has it, but clashes with <fcntl.h> on some systems. */
+#define NO_REPLACE 1u
+
+#define TAIL_BYTES 128
+
+/* What sem_init(sem, 1, 1) of glibc leaves: value 1, no waiter, shared. */
+static void init_semaphore(unsigned char *at)
+{
+    const uint64_t free_word = 1;
+    const int32_t shared = 128;
+    memset(at, 0, HR_SEM_BYTES);
+    memcpy(at, &free_word, sizeof free_word);
+    memcpy(at + 8, &shared, sizeof shared);
+}
+
+static void put_u32(unsigned char *at, uint32_t value)
+{
+    memcpy(at, &value, sizeof value);
+}
+
+static void put_u64(unsigned char *at, uint64_t value)
+{
+    memcpy(at, &value, sizeof value);
+}
+
+static int write_at(int fd, const void *from, size_t bytes, uint64_t offset)
+{
+    ssize_t written = pwrite(fd, from, bytes, (off_t)offset);
+    if (written < 0)
+        return hr_fail_errno(HR_ESYSTEM, errno);
+    return (size_t)written == bytes ? HR_OK : hr_fail_errno(HR_ESYSTEM, ENOSPC);
+}
+
+static int write_region(int fd, const struct hr_layout *layout, const struct hr_create_spec *spec)
+{
+    unsigned char header[2048] = {0};
+    unsigned char tail[TAIL_BYTES] = {0}; /* from proc_num to the end of the struct */
+    if (layout->major_version != 0) {
+        put_u32(header + 4, layout->major_version);
+        put_u32(header + 8, layout->minor_version);
+    }
+    init_semaphore(header + layout->sem);
+    put_u64(header + layout->device_num, spec->device_num);
+    for (uint32_t device = 0; device < HR_DEVICES; device++) {
+        put_u64(header + layout->limit + device * 8, spec->limit[device]);
+        put_u64(header + layout->sm_limit + device * 8, spec->sm_limit[device]);
+        memcpy(header + layout->uuids + device * HR_UUID_BYTES, spec->uuids[device],
+               HR_UUID_BYTES);
+    }
+    /* What libvgpu's creation leaves: limiting on, a launch just seen. */
+    put_u32(tail + (layout->utilization_switch - layout->proc_num), 1);
+    put_u32(tail + (layout->recent_kernel - layout->proc_num), 2);
+    put_u32(tail + (layout->priority - layout->proc_num), (uint32_t)spec->priority);
+    if (layout->last_kernel_time != HR_ABSENT)
+        put_u64(tail + (layout->last_kernel_time - layout->proc_num), (uint64_t)time(NULL));
+    if (layout->sem_postinit != HR_ABSENT) {
+        bool in_header = layout->sem_postinit < layout->procs;
+        init_semaphore(in_header ? header + layout->sem_postinit
+                                 : tail + (layout->sem_postinit - layout->proc_num));
+    }
+
+    /* One byte behind the struct, as libvgpu leaves it by seeking and writing a zero. */
+    if (ftruncate(fd, (off_t)layout->size + 1) != 0)
+        return hr_fail_errno(HR_ESYSTEM, errno);
+    int code = write_at(fd, header, layout->procs, 0);
+    if (code == HR_OK)
+        code = write_at(fd, tail, layout->size - layout->proc_num, layout->proc_num);
+    /* Magic last: until then whoever looks sees a region that is not ready. */
+    const int32_t magic = HR_MAGIC;
+    if (code == HR_OK)
+        code = write_at(fd, &magic, sizeof magic, 0);
+    /* Any user in the container may be the next to open it; umask must not decide. */
+    if (code == HR_OK && fchmod(fd, 0666) != 0)
+        code = hr_fail_errno(HR_ESYSTEM, errno);
+    return code;
+}
+
+static int publish(int directory, const char *temporary, const char *name)
+{
+    if (syscall(SYS_renameat2, directory, temporary, directory, name, NO_REPLACE) == 0)
+        return HR_OK;
+    if (errno == EINVAL || errno == ENOSYS) {
+        /* A file system without the flag: a hard link does not overwrite either. */
+        if (linkat(directory, temporary, directory, name, 0) == 0) {
+            unlinkat(directory, temporary, 0);
+            return HR_OK;
+        }
+    }
+    return hr_fail_errno(errno == EEXIST ? HR_EEXISTS : HR_ESYSTEM, errno);
+}
+
+static int check_spec(const struct hr_create_spec *spec)
+{
+    if (spec->layout >= HR_LAYOUTS || spec->device_num > HR_DEVICES)
+        return hr_fail_code(HR_EINVAL);
+    for (uint32_t device = 0; device < HR_DEVICES; device++) {
+        if (!hr_uuid_is_plausible((const unsigned char *)spec->uuids[device]))
+            return hr_fail_code(HR_EINVAL);
+    }
+    return HR_OK;
+}
+
+int hr_create(const char *path, const struct hr_create_spec *spec)
+{
+    int code = check_spec(spec);
+    if (code != HR_OK)
+        return code;
+    const char *name;
+    int directory = hr_open_directory(path, &name);
+    if (directory < 0)
+        return directory;
+
+    uint64_t random;
+    char temporary[40]; /* no .cache at its end: nobody takes it for a region */
+    int fd = -1;
+    if (getrandom(&random, sizeof random, 0) != (ssize_t)sizeof random) {
+        code = hr_fail_errno(HR_ESYSTEM, errno);
+    } else {
+        snprintf(temporary, sizeof temporary, ".region-%016" PRIx64 ".new", random);
+        fd = openat(directory, temporary, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
+                    0600);
+        if (fd < 0)
+            code = hr_fail_errno(errno == EACCES || errno == EROFS || errno == EPERM ? HR_EACCESS
+                                                                                     : HR_ESYSTEM,
+                                 errno);
+    }
+    if (code == HR_OK)
+        code = write_region(fd, &hr_layouts[spec->layout], spec);
+    if (code == HR_OK)
+        code = publish(directory, temporary, name);
+    if (fd >= 0) {
+        if (code != HR_OK)
+            unlinkat(directory, temporary, 0);
+        close(fd);
+    }
+    close(directory);
+    return code;
+}

@@ -1,0 +1,114 @@
+/*
+ * What a handle is made of, and how a call enters and leaves it.  Internal to
+ * the core: users include region.h.
+ */
+#ifndef HR_HANDLE_H
+#define HR_HANDLE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "atomics.h"
+#include "guard.h"
+#include "region.h"
+
+/* Set in `users` once hr_close() has begun. */
+#define HR_CLOSING 0x80000000u
+
+struct hr_region {
+    const struct hr_layout *layout;
+    unsigned char *base; /* NULL once closed */
+    size_t mapped_bytes;
+    _Atomic uint32_t users; /* calls in progress, and HR_CLOSING */
+    uint32_t fork_generation;
+    bool writable;
+    int fd; /* -1 for a read-only handle */
+    uint64_t device_id;
+    uint64_t inode;
+    char *path;
+    /*
+     * The semaphore word and the odd seqlock that the last snapshot waited for
+     * in vain.  Another snapshot that finds them unchanged does not wait again:
+     * a dead holder costs readers its budget once, not each time.  Hints only,
+     * hence relaxed.
+     */
+    _Atomic uint64_t stuck_semaphore_owner;
+    _Atomic uint64_t stuck_seqlock;
+    /* Reads by hr_read_set(), and the devices beyond device_num that they know of. */
+    _Atomic uint32_t set_reads;
+    _Atomic uint32_t far_devices;
+};
+
+/* Each fork() makes the child's generation another one (pthread_atfork). */
+extern uint32_t hr_fork_generation;
+
+/* Record why this thread's call failed, and return the code. */
+int hr_fail(const struct hr_detail *detail);
+int hr_fail_code(int code);
+int hr_fail_errno(int code, int sys_errno);
+int hr_fail_why(int code, int why);
+
+static inline int hr_enter(hr_region *region)
+{
+    /* Acquire pairs with hr_close(): who enters before the closing bit is waited for. */
+    uint32_t before = atomic_fetch_add_explicit(&region->users, 1, memory_order_acquire);
+    if (__builtin_expect((before & HR_CLOSING) != 0, 0)) {
+        atomic_fetch_sub_explicit(&region->users, 1, memory_order_release);
+        return hr_fail_code(HR_ECLOSED);
+    }
+    if (__builtin_expect(region->fork_generation != hr_fork_generation, 0)) {
+        atomic_fetch_sub_explicit(&region->users, 1, memory_order_release);
+        return hr_fail_code(HR_EFORKED);
+    }
+    return HR_OK;
+}
+
+static inline void hr_leave(hr_region *region)
+{
+    atomic_fetch_sub_explicit(&region->users, 1, memory_order_release);
+}
+
+/* Enter, run the work inside the fault guard, leave. */
+int hr_run(hr_region *region, hr_guarded_work *work, void *argument);
+
+/* The same for a call that stores: HR_EREADONLY through a read-only handle. */
+int hr_run_write(hr_region *region, hr_guarded_work *work, void *argument);
+
+/* HR_ESTALE if the file under the mapping has become another or is being remade. */
+int hr_check_header(const hr_region *region);
+
+/* proc_num and device_num, checked for their range: HR_OK or HR_ECORRUPT. */
+int hr_checked_proc_num(const hr_region *region, int32_t *out);
+int hr_checked_device_num(const hr_region *region, uint32_t *out);
+
+/* The devices that device_num or, while it is 0, the memory limits speak of. */
+uint32_t hr_counted_devices(const hr_region *region, uint32_t device_num);
+bool hr_limits_all_equal(const hr_region *region);
+
+/* Of the other devices, as bits, those with a uuid; those that a slot uses. */
+uint32_t hr_far_uuids(const hr_region *region, uint32_t count);
+uint32_t hr_far_usage(const hr_region *region, const unsigned char *slot, uint32_t count);
+
+/* The enforced sum of `total` over all slots below proc_num, saturating. */
+int hr_sum_used(const hr_region *region, uint32_t device, uint64_t *out);
+
+uint64_t hr_clock_ns(int clock);
+
+static inline unsigned char *hr_slot(const hr_region *region, uint32_t index)
+{
+    return region->base + region->layout->procs + (size_t)index * region->layout->slot_stride;
+}
+
+static inline const unsigned char *hr_used(const hr_region *region, const unsigned char *slot,
+                                           uint32_t device)
+{
+    return slot + region->layout->slot_used + (size_t)device * region->layout->slot_used_stride;
+}
+
+static inline uint64_t hr_add_saturating(uint64_t a, uint64_t b)
+{
+    uint64_t sum;
+    return __builtin_add_overflow(a, b, &sum) ? UINT64_MAX : sum;
+}
+
+#endif

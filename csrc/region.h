@@ -1,0 +1,391 @@
+/*
+ * libhamiregion's C core: HAMi's shared region, read and edited in place.
+ *
+ * CONCEPT
+ *
+ * HAMi shares one GPU among containers.  In each container its library,
+ * libvgpu.so, maps one small file, the *shared region*: the limits, a table of
+ * 1,024 process slots with what each process uses, and a semaphore.  This core
+ * maps the same file beside it.  It never allocates on a hot path, never calls
+ * libc's semaphores, never prints, never exits, and never waits without a
+ * deadline.
+ *
+ *   hr_open()      map a region, after proof that it is one
+ *   hr_snapshot()  one consistent picture of it, without its lock
+ *   hr_read_set()  the same for many regions, as columns
+ *   hr_get()       one live value
+ *   hr_set_...()   one atomic edit
+ *   hr_close()     unmap; waits for calls in progress in other threads
+ *   hr_free()      release the handle itself
+ *
+ * Five layouts exist (layout.h).  All functions work on the offset table of
+ * the one that hr_open() identified.
+ *
+ * Everything in a region is written by the container and is therefore hostile:
+ * counts and indices are checked at each use, also after a successful open.
+ *
+ * CAVEATS
+ *
+ * - Errors.  Functions return HR_OK or a negative HR_E... code.  What exactly
+ *   was wrong is kept per thread: hr_last_detail().
+ * - Threads.  A handle may be used by several threads at once.  hr_close() lets
+ *   calls in progress end; later ones get HR_ECLOSED.  hr_free() must come
+ *   last, when no thread can call with the handle any more.
+ * - Fork.  A handle does not survive fork(): the child gets HR_EFORKED and has
+ *   to open the file itself.  hr_close() and hr_free() work in the child.
+ * - Truncation.  Anybody in the container can shorten the file under our
+ *   mapping, and the kernel answers with SIGBUS.  Accesses run inside a guard
+ *   (guard.h) that turns it into HR_ESTALE.  The guard installs a SIGBUS
+ *   handler on the first hr_open() and hands every signal that is not ours to
+ *   the handler that was there before.
+ * - Replacement.  A container that restarts may replace the file.  The old
+ *   mapping then shows old data for ever; hr_is_stale() tells.
+ * - POSIX record locks.  Closing any descriptor of a file drops the process's
+ *   POSIX locks on it.  hr_open() and hr_close() close descriptors of the
+ *   region, so a process that has libvgpu.so loaded itself should not embed
+ *   this core: it would drop the lock that libvgpu takes while it starts.
+ */
+#ifndef HR_REGION_H
+#define HR_REGION_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "layout.h"
+
+/* The version of the sources that this core was built from. */
+const char *hr_core_version(void);
+
+/* ---- Errors ------------------------------------------------------------ */
+
+enum hr_code {
+    HR_OK = 0,
+    HR_ENOTFOUND = -1,       /* no such file */
+    HR_EACCESS = -2,         /* the system refuses access */
+    HR_ENOTREGION = -3,      /* not a regular file, or another magic */
+    HR_ENOTREADY = -4,       /* empty, short or magic 0: being created */
+    HR_EAMBIGUOUS = -5,      /* several layouts are plausible */
+    HR_ECORRUPT = -6,        /* a count or a text is out of range */
+    HR_ESTALE = -7,          /* truncated, emptied or replaced since hr_open() */
+    HR_ECLOSED = -8,         /* used after hr_close() */
+    HR_EFORKED = -9,         /* opened before fork() */
+    HR_EREADONLY = -10,      /* a write through a read-only handle */
+    HR_ECONFLICT = -11,      /* the expected value was not there */
+    HR_EBELOWUSE = -12,      /* the limit would be lower than what is used */
+    HR_EEXISTS = -13,        /* hr_create() never overwrites */
+    HR_ENOSPACE = -14,       /* the caller's buffer is too small: detail.wanted */
+    HR_EINVAL = -15,         /* an argument is out of range */
+    HR_ESYSTEM = -16,        /* another system error: detail.sys_errno */
+    HR_ETIMEOUT = -17,       /* the lock was not free within the deadline */
+    HR_ENOTRECOVERABLE = -18, /* nothing proves that the lock may be broken */
+    HR_EMEMORYLIMIT = -19,   /* a charge would pass the memory limit */
+    HR_EFULL = -20,          /* all 1,024 slots are taken */
+    HR_ENOPROCESS = -21,     /* no slot of that pid below proc_num */
+    HR_EBUSY = -22           /* this thread or handle holds the lock already */
+};
+
+/* What about a file or a value was wrong; detail.why. */
+enum hr_why {
+    HR_WHY_NONE,
+    HR_WHY_SYMLINK,
+    HR_WHY_DIRECTORY,
+    HR_WHY_FIFO,
+    HR_WHY_SOCKET,
+    HR_WHY_DEVICE,
+    HR_WHY_EMPTY,
+    HR_WHY_SHORT,
+    HR_WHY_MAGIC_ZERO,
+    HR_WHY_MAGIC,
+    HR_WHY_VERSION,    /* found = major << 32 | minor */
+    HR_WHY_DEVICE_NUM, /* found = the value */
+    HR_WHY_PROC_NUM,   /* found = the value, sign-extended */
+    HR_WHY_UUID,       /* device = which one */
+    HR_WHY_SM_LIMIT,   /* device, found */
+    HR_WHY_TRUNCATED,  /* SIGBUS, or the file is shorter than its layout */
+    HR_WHY_REPLACED    /* magic or version changed under the mapping */
+};
+
+struct hr_detail {
+    int32_t code;        /* the HR_E... that this belongs to */
+    int32_t sys_errno;   /* 0, or the errno behind it */
+    int32_t why;         /* enum hr_why */
+    int32_t device;      /* -1, or the device concerned */
+    uint32_t candidates; /* bit set of layouts: HR_EAMBIGUOUS */
+    uint32_t layout;     /* the layout judged, or HR_LAYOUTS */
+    uint64_t file_size;  /* bytes; HR_ENOTREADY, HR_ECORRUPT */
+    uint64_t found;      /* the offending value; used bytes for HR_EBELOWUSE */
+    uint64_t wanted;     /* what was asked for; bytes for HR_ENOSPACE */
+    uint64_t limit;      /* HR_EMEMORYLIMIT: the limit in bytes */
+};
+
+/* Copy what this thread's last failed call left.  Never fails. */
+void hr_last_detail(struct hr_detail *out);
+
+/* ---- Opening ------------------------------------------------------------ */
+
+typedef struct hr_region hr_region;
+
+enum hr_open_flags { HR_READ = 0, HR_WRITE = 1 };
+
+struct hr_info {
+    uint32_t layout;
+    uint32_t writable;
+    uint64_t inode;
+    uint64_t device_id;
+    uint64_t mapped_bytes;
+    uint64_t address; /* of the mapping, in this process */
+};
+
+/*
+ * Find out which layout a file has.  `layout` HR_LAYOUTS asks; any other value
+ * names one, which is then only checked.  Opens read-only, never follows a
+ * symbolic link in the last component, never blocks on a FIFO.
+ *
+ * Returns the layout (>= 0), or HR_ENOTFOUND, HR_EACCESS, HR_ENOTREGION,
+ * HR_ENOTREADY, HR_EAMBIGUOUS, HR_ECORRUPT, HR_ESTALE, HR_EINVAL, HR_ESYSTEM.
+ */
+int hr_identify(const char *path, uint32_t layout);
+
+/*
+ * Identify as hr_identify() does, then map.  HR_READ maps PROT_READ and keeps
+ * no descriptor; HR_WRITE keeps one, for the host lock.
+ */
+int hr_open(const char *path, uint32_t flags, uint32_t layout, hr_region **out);
+
+void hr_get_info(const hr_region *region, struct hr_info *out);
+
+/* 1: the path no longer names the mapped file, or it is shorter than its
+ * layout.  0: it does.  HR_ECLOSED, HR_EFORKED otherwise. */
+int hr_is_stale(hr_region *region);
+
+/* Unmap.  Waits until calls in progress have ended.  Idempotent. */
+void hr_close(hr_region *region);
+void hr_free(hr_region *region);
+
+struct hr_create_spec {
+    uint32_t layout;
+    int32_t priority;
+    uint32_t device_num;
+    uint64_t limit[HR_DEVICES];    /* bytes, 0 = unlimited */
+    uint64_t sm_limit[HR_DEVICES]; /* percent */
+    char uuids[HR_DEVICES][HR_UUID_BYTES];
+};
+
+/*
+ * Make a complete region under a temporary name in the same directory, magic
+ * last, and publish it under `path` in one step.  HR_EEXISTS if something is
+ * there already; nothing is left behind on failure.
+ */
+int hr_create(const char *path, const struct hr_create_spec *spec);
+
+/* ---- Reading ------------------------------------------------------------ */
+
+/*
+ * A snapshot is one struct hr_snapshot, then `span` struct hr_device, then for
+ * each of `proc_num` processes one struct hr_process and `span` struct hr_usage.
+ * `shown` has a bit for each device that deserves a line: device_num devices,
+ * while that is 0 those up to the last memory limit, and always those with
+ * usage or a uuid; `span` reaches the highest of them.
+ *
+ * Settled means: while it was read, the region's semaphore was free, no slot
+ * moved, the slot's seqlock was even and unchanged, and a second look found
+ * each word as the first had left it.  What did not settle within the budget
+ * (HR_SNAPSHOT_BUDGET_NS) is returned all the same, and marked.
+ */
+struct hr_snapshot {
+    uint64_t taken_at_ns; /* CLOCK_REALTIME */
+    uint64_t owner_pid;
+    uint64_t last_kernel_time; /* Unix seconds; 0 where the layout has none */
+    uint64_t semaphore;        /* value, low 32 bits; waiters, high 32 bits */
+    uint32_t settled;
+    uint32_t span;
+    uint32_t shown;
+    uint32_t device_num;
+    int32_t proc_num;
+    int32_t priority;
+    int32_t utilization_switch;
+    int32_t recent_kernel;
+};
+
+struct hr_device {
+    uint64_t limit;    /* bytes, 0 = unlimited */
+    uint64_t sm_limit; /* percent, 0 or >= 100 = unlimited */
+    char uuid[HR_UUID_BYTES];
+};
+
+struct hr_process {
+    int32_t pid;
+    int32_t host_pid;
+    int32_t status;
+    uint32_t settled;
+};
+
+struct hr_usage {
+    uint64_t context, module, data, offset, total; /* bytes */
+    uint64_t monitor;                              /* bytes, the driver's figure */
+    uint64_t dec, enc, sm;                         /* percent */
+};
+
+/* Long enough for a preempted writer's neighbours, short enough for a scrape. */
+#define HR_SNAPSHOT_BUDGET_NS 100000u
+
+/* The largest snapshot there is: 1,024 processes x 16 devices. */
+#define HR_SNAPSHOT_MAX_BYTES                                                                      \
+    (sizeof(struct hr_snapshot) + HR_DEVICES * sizeof(struct hr_device) +                          \
+     HR_SLOTS * (sizeof(struct hr_process) + HR_DEVICES * sizeof(struct hr_usage)))
+
+/*
+ * HR_ENOSPACE with detail.wanted where `bytes` is too small; HR_ESTALE,
+ * HR_ECORRUPT (a count or a uuid out of range), HR_ECLOSED, HR_EFORKED.
+ */
+int hr_snapshot(hr_region *region, void *buffer, size_t bytes);
+
+/* Live values, straight from the mapping; `device` matters for the first three. */
+enum hr_value {
+    HR_VALUE_MEMORY_LIMIT,
+    HR_VALUE_SM_LIMIT,
+    HR_VALUE_MEMORY_USED, /* the sum that libvgpu enforces, saturating */
+    HR_VALUE_PRIORITY,    /* the i32 fields come sign-extended */
+    HR_VALUE_UTILIZATION_SWITCH,
+    HR_VALUE_RECENT_KERNEL,
+    HR_VALUE_LAST_KERNEL_TIME, /* HR_EINVAL where the layout has none */
+    HR_VALUE_DEVICE_NUM,
+    HR_VALUE_PROC_NUM
+};
+
+/*
+ * HR_NO_VALUE on failure.  As UINT64_MAX can also stand in the file, the
+ * caller then asks hr_last_detail() whether detail.code is HR_OK.
+ */
+#define HR_NO_VALUE UINT64_MAX
+uint64_t hr_get(hr_region *region, uint32_t value, uint32_t device);
+
+/*
+ * Columns.  All cells are 64 bits wide.  A table of `capacity` rows and k
+ * columns is k arrays of `capacity` cells, one after the other, in the order of
+ * the enums below; the four tables lie behind each other in one arena.
+ */
+enum hr_region_column {
+    HR_REGION_CODE, /* HR_OK, or why the region has no rows in the other tables */
+    HR_REGION_LAYOUT,
+    HR_REGION_TAKEN_AT_NS,
+    HR_REGION_SETTLED,
+    HR_REGION_DEVICE_COUNT,
+    HR_REGION_PROCESS_COUNT,
+    HR_REGION_PRIORITY,
+    HR_REGION_UTILIZATION_SWITCH,
+    HR_REGION_RECENT_KERNEL,
+    HR_REGION_LAST_KERNEL_TIME,
+    HR_REGION_OWNER_PID,
+    HR_REGION_SEMAPHORE,
+    HR_REGION_FIRST_DEVICE, /* row in the device table */
+    HR_REGION_DEVICE_ROWS,
+    HR_REGION_FIRST_PROCESS, /* row in the process table */
+    HR_REGION_COLUMNS
+};
+
+enum hr_device_column {
+    HR_DEVICE_REGION, /* row in the region table */
+    HR_DEVICE_INDEX,
+    HR_DEVICE_LIMIT,
+    HR_DEVICE_SM_LIMIT,
+    HR_DEVICE_TOTAL, /* sums over all slots below proc_num, saturating */
+    HR_DEVICE_CONTEXT,
+    HR_DEVICE_MODULE,
+    HR_DEVICE_DATA,
+    HR_DEVICE_OFFSET,
+    HR_DEVICE_MONITOR,
+    HR_DEVICE_SM,
+    HR_DEVICE_ENC,
+    HR_DEVICE_DEC,
+    HR_DEVICE_UUID, /* 12 cells a row, row after row: 96 bytes of text */
+    HR_DEVICE_COLUMNS = HR_DEVICE_UUID + HR_UUID_BYTES / 8
+};
+
+enum hr_process_column {
+    HR_PROCESS_REGION,
+    HR_PROCESS_PID,
+    HR_PROCESS_HOST_PID,
+    HR_PROCESS_STATUS,
+    HR_PROCESS_SETTLED,
+    HR_PROCESS_FIRST_USAGE, /* row in the usage table */
+    HR_PROCESS_COLUMNS
+};
+
+enum hr_usage_column {
+    HR_USAGE_PROCESS, /* row in the process table */
+    HR_USAGE_DEVICE,  /* index of the device in its region */
+    HR_USAGE_TOTAL,
+    HR_USAGE_CONTEXT,
+    HR_USAGE_MODULE,
+    HR_USAGE_DATA,
+    HR_USAGE_OFFSET,
+    HR_USAGE_MONITOR,
+    HR_USAGE_SM,
+    HR_USAGE_ENC,
+    HR_USAGE_DEC,
+    HR_USAGE_COLUMNS
+};
+
+/* Rows of each table: what the arena has room for, or what was filled. */
+struct hr_rows {
+    uint32_t regions, devices, processes, usages;
+};
+
+/*
+ * Read `capacity->regions` regions into `arena`, which must hold the four
+ * tables at their capacities.  `scratch` has HR_SNAPSHOT_MAX_BYTES, aligned for
+ * u64, of which only what the largest region needs is touched.
+ *
+ * A region that cannot be read gets its code in HR_REGION_CODE and no other
+ * rows; the call goes on, and returns how many these were.  A NULL handle gets
+ * HR_ECLOSED.  HR_ENOSPACE where a table is too small, with the rows that all
+ * regions need in `filled`.
+ *
+ * One thing is cheaper here than in hr_snapshot(): where device_num is above 0,
+ * usage and uuids of devices beyond it, which libvgpu never writes, are looked
+ * for in the first and then in every HR_THOROUGH_EVERY-th read of a region.
+ */
+#define HR_THOROUGH_EVERY 16
+int hr_read_set(hr_region *const *regions, const struct hr_rows *capacity, uint64_t *arena,
+                void *scratch, struct hr_rows *filled);
+
+/* ---- Editing ------------------------------------------------------------ */
+
+enum hr_limit_kind { HR_MEMORY, HR_SM };
+
+enum hr_edit_flags {
+    HR_EXPECT = 1,  /* compare-and-set: every value must be `expected` */
+    HR_FORCE = 2,   /* allow a memory limit under what is used */
+    HR_DRY_RUN = 4, /* check everything, store nothing */
+};
+
+struct hr_limit_edit {
+    uint32_t device;
+    uint64_t before, after; /* as stored */
+};
+
+#define HR_ALL_DEVICES (-1)
+
+/*
+ * Store one limit in one device or in all devices of the region, all or
+ * nothing.  All devices are those with a bit in `shown` (hr_snapshot); while
+ * device_num is 0 and the 16 limits are equal, which says that the container
+ * was given one limit for however many devices, they are all 16.
+ *
+ * `edits` takes one entry per device, HR_DEVICES at most; returns their number.
+ * SM limits 0 and >= 100 count as equal: both are unlimited.
+ *
+ * HR_ECONFLICT (detail: device, found, wanted), HR_EBELOWUSE (detail: device,
+ * found = used bytes, wanted), HR_EREADONLY, HR_EINVAL, HR_ESTALE, HR_ECORRUPT.
+ */
+int hr_set_limits(hr_region *region, uint32_t kind, int32_t device, uint64_t value,
+                  uint64_t expected, uint32_t flags, struct hr_limit_edit *edits);
+
+/*
+ * Store one of HR_VALUE_PRIORITY, HR_VALUE_UTILIZATION_SWITCH and
+ * HR_VALUE_RECENT_KERNEL; `before` gets the value replaced.
+ */
+int hr_set_value(hr_region *region, uint32_t value, int32_t to, int32_t *before);
+
+#endif

@@ -1,0 +1,81 @@
+"""HAMi's shared regions: read them, edit them, repair them.
+
+>>> import libhamiregion as hami
+>>> hami.parse_size("6GiB")
+6442450944
+"""
+
+from ._version import __version__
+from .effects import Effect, LimitChange, ValueChange
+from .errors import (
+    AmbiguousLayout,
+    LimitBelowUsage,
+    LimitConflict,
+    LockNotRecoverable,
+    LockTimeout,
+    MemoryLimitExceeded,
+    NotARegion,
+    ProcessNotInRegion,
+    RegionClosed,
+    RegionCorrupt,
+    RegionError,
+    RegionNotFound,
+    RegionNotReady,
+    RegionPermissionDenied,
+    RegionReadOnly,
+    RegionStale,
+    SlotTableFull,
+)
+from .layouts import Layout
+from .limiter import CoreLimiter
+from .models import (
+    DeviceUsage,
+    ProcessDeviceUsage,
+    ProcessStatus,
+    ProcessUsage,
+    RegionSnapshot,
+)
+from .region import Region, create_region, identify, open_region
+from .region_set import RegionSet, RegionTable
+from .units import EnvironmentLimits, format_size, limits_from_environment, parse_size
+
+__all__ = [
+    "AmbiguousLayout",
+    "CoreLimiter",
+    "DeviceUsage",
+    "Effect",
+    "EnvironmentLimits",
+    "Layout",
+    "LimitBelowUsage",
+    "LimitChange",
+    "LimitConflict",
+    "LockNotRecoverable",
+    "LockTimeout",
+    "MemoryLimitExceeded",
+    "NotARegion",
+    "ProcessDeviceUsage",
+    "ProcessNotInRegion",
+    "ProcessStatus",
+    "ProcessUsage",
+    "Region",
+    "RegionClosed",
+    "RegionCorrupt",
+    "RegionError",
+    "RegionNotFound",
+    "RegionNotReady",
+    "RegionPermissionDenied",
+    "RegionReadOnly",
+    "RegionSet",
+    "RegionSnapshot",
+    "RegionStale",
+    "RegionTable",
+    "SlotTableFull",
+    "ValueChange",
+    "__version__",
+    "create_region",
+    "format_size",
+    "identify",
+    "limits_from_environment",
+    "open_region",
+    "parse_size",
+]

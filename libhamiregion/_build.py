@@ -1,0 +1,46 @@
+"""How the extension `libhamiregion._native` is made: cffi, out of line, abi3.
+
+setuptools runs this file through `cffi_modules`, from the root of the project.
+It must not import libhamiregion, whose extension does not exist yet.
+"""
+
+import os
+import runpy
+from pathlib import Path
+
+from cffi import FFI
+
+PACKAGE = Path(__file__).resolve().parent
+ROOT = PACKAGE.parent
+
+VERSION = runpy.run_path(str(PACKAGE / "_version.py"))["__version__"]
+
+
+def project_files(pattern: str) -> list[str]:
+    """Paths relative to the root, sorted: absolute ones would end up in the sdist's manifest."""
+    return sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob(pattern))
+
+
+macros: list[tuple[str, str | None]] = [
+    # The limited API of the oldest CPython we support, not that of the one that builds.
+    ("Py_LIMITED_API", "0x030A0000"),
+    # Compiled in, so that Python can refuse an extension left over from another version.
+    ("HR_VERSION", f'"{VERSION}"'),
+]
+if os.environ.get("HAMIREGION_TESTPOINTS") == "1":
+    # Places where tests kill the process mid-write; never in a released wheel.
+    macros.append(("HR_TESTPOINTS", "1"))
+
+ffi = FFI()
+ffi.cdef((PACKAGE / "_native.cdef.h").read_text(encoding="utf-8"))
+ffi.set_source(
+    "libhamiregion._native",
+    '#include "limiter.h"\n#include "region.h"\n',
+    sources=project_files("csrc/*.c"),
+    include_dirs=["csrc"],
+    depends=project_files("csrc/*.h") + project_files("libhamiregion/_native.cdef.h"),
+    define_macros=macros,
+    extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra"],
+    extra_link_args=["-pthread"],
+    py_limited_api=True,
+)

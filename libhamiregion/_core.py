@@ -1,0 +1,20 @@
+"""The compiled core, refused unless it was built from these very sources.
+
+Everything below this module is hazardous: raw pointers and C codes. Import `ffi` and `lib` from
+here, never from `_native`.
+"""
+
+from typing import Any
+
+from . import _native
+from ._version import __version__
+
+ffi: Any = _native.ffi
+lib: Any = _native.lib
+
+_built_from = ffi.string(lib.hr_core_version()).decode("ascii")
+if _built_from != __version__:
+    raise ImportError(
+        f"libhamiregion {__version__} found a compiled core of version {_built_from} "
+        f"({_native.__file__}); reinstall libhamiregion so that the two come from one build"
+    )

@@ -1,0 +1,202 @@
+/* What Python sees of the core.  csrc/region.h is the manual. */
+
+/* ---- layout.h ----------------------------------------------------------- */
+
+#define HR_DEVICES ...
+#define HR_SLOTS ...
+#define HR_UUID_BYTES ...
+#define HR_ABSENT ...
+#define HR_LAYOUTS ...
+
+struct hr_layout {
+    const char *name;
+    uint32_t id;
+    uint32_t major_version;
+    uint32_t minor_version;
+    uint32_t size;
+    uint32_t sm_init_flag;
+    uint32_t owner_pid;
+    uint32_t sem;
+    uint32_t sem_postinit;
+    uint32_t device_num;
+    uint32_t uuids;
+    uint32_t limit;
+    uint32_t sm_limit;
+    uint32_t procs;
+    uint32_t proc_num;
+    uint32_t utilization_switch;
+    uint32_t recent_kernel;
+    uint32_t priority;
+    uint32_t last_kernel_time;
+    uint32_t slot_stride;
+    uint32_t slot_pid;
+    uint32_t slot_hostpid;
+    uint32_t slot_seqlock;
+    uint32_t slot_used;
+    uint32_t slot_used_stride;
+    uint32_t slot_monitorused;
+    uint32_t slot_util;
+    uint32_t slot_util_stride;
+    uint32_t slot_status;
+};
+
+extern const struct hr_layout hr_layouts[];
+
+/* ---- region.h ----------------------------------------------------------- */
+
+const char *hr_core_version(void);
+
+enum hr_code {
+    HR_OK, HR_ENOTFOUND, HR_EACCESS, HR_ENOTREGION, HR_ENOTREADY, HR_EAMBIGUOUS, HR_ECORRUPT,
+    HR_ESTALE, HR_ECLOSED, HR_EFORKED, HR_EREADONLY, HR_ECONFLICT, HR_EBELOWUSE, HR_EEXISTS,
+    HR_ENOSPACE, HR_EINVAL, HR_ESYSTEM, HR_ETIMEOUT, HR_ENOTRECOVERABLE, HR_EMEMORYLIMIT,
+    HR_EFULL, HR_ENOPROCESS, HR_EBUSY, ...
+};
+
+enum hr_why {
+    HR_WHY_NONE, HR_WHY_SYMLINK, HR_WHY_DIRECTORY, HR_WHY_FIFO, HR_WHY_SOCKET, HR_WHY_DEVICE,
+    HR_WHY_EMPTY, HR_WHY_SHORT, HR_WHY_MAGIC_ZERO, HR_WHY_MAGIC, HR_WHY_VERSION,
+    HR_WHY_DEVICE_NUM, HR_WHY_PROC_NUM, HR_WHY_UUID, HR_WHY_SM_LIMIT, HR_WHY_TRUNCATED,
+    HR_WHY_REPLACED, ...
+};
+
+struct hr_detail {
+    int32_t code;
+    int32_t sys_errno;
+    int32_t why;
+    int32_t device;
+    uint32_t candidates;
+    uint32_t layout;
+    uint64_t file_size;
+    uint64_t found;
+    uint64_t wanted;
+    uint64_t limit;
+};
+
+void hr_last_detail(struct hr_detail *out);
+
+typedef struct hr_region hr_region;
+
+#define HR_READ ...
+#define HR_WRITE ...
+
+struct hr_info {
+    uint32_t layout;
+    uint32_t writable;
+    uint64_t inode;
+    uint64_t device_id;
+    uint64_t mapped_bytes;
+    uint64_t address;
+};
+
+int hr_identify(const char *path, uint32_t layout);
+int hr_open(const char *path, uint32_t flags, uint32_t layout, hr_region **out);
+void hr_get_info(const hr_region *region, struct hr_info *out);
+int hr_is_stale(hr_region *region);
+void hr_close(hr_region *region);
+void hr_free(hr_region *region);
+
+struct hr_create_spec {
+    uint32_t layout;
+    int32_t priority;
+    uint32_t device_num;
+    uint64_t limit[...];
+    uint64_t sm_limit[...];
+    char uuids[...][...];
+};
+
+int hr_create(const char *path, const struct hr_create_spec *spec);
+
+struct hr_snapshot {
+    uint64_t taken_at_ns;
+    uint64_t owner_pid;
+    uint64_t last_kernel_time;
+    uint64_t semaphore;
+    uint32_t settled;
+    uint32_t span;
+    uint32_t shown;
+    uint32_t device_num;
+    int32_t proc_num;
+    int32_t priority;
+    int32_t utilization_switch;
+    int32_t recent_kernel;
+};
+
+struct hr_device {
+    uint64_t limit;
+    uint64_t sm_limit;
+    char uuid[...];
+};
+
+struct hr_process {
+    int32_t pid;
+    int32_t host_pid;
+    int32_t status;
+    uint32_t settled;
+};
+
+struct hr_usage {
+    uint64_t context, module, data, offset, total;
+    uint64_t monitor;
+    uint64_t dec, enc, sm;
+};
+
+#define HR_SNAPSHOT_BUDGET_NS ...
+#define HR_SNAPSHOT_MAX_BYTES ...
+
+int hr_snapshot(hr_region *region, void *buffer, size_t bytes);
+
+#define HR_VALUE_MEMORY_LIMIT ...
+#define HR_VALUE_SM_LIMIT ...
+#define HR_VALUE_MEMORY_USED ...
+#define HR_VALUE_PRIORITY ...
+#define HR_VALUE_UTILIZATION_SWITCH ...
+#define HR_VALUE_RECENT_KERNEL ...
+#define HR_VALUE_LAST_KERNEL_TIME ...
+#define HR_VALUE_DEVICE_NUM ...
+#define HR_VALUE_PROC_NUM ...
+#define HR_NO_VALUE ...
+
+uint64_t hr_get(hr_region *region, uint32_t value, uint32_t device);
+
+#define HR_REGION_COLUMNS ...
+#define HR_DEVICE_COLUMNS ...
+#define HR_DEVICE_UUID ...
+#define HR_PROCESS_COLUMNS ...
+#define HR_USAGE_COLUMNS ...
+
+struct hr_rows {
+    uint32_t regions, devices, processes, usages;
+};
+
+int hr_read_set(hr_region *const *regions, const struct hr_rows *capacity, uint64_t *arena,
+                void *scratch, struct hr_rows *filled);
+
+#define HR_MEMORY ...
+#define HR_SM ...
+#define HR_EXPECT ...
+#define HR_FORCE ...
+#define HR_DRY_RUN ...
+#define HR_ALL_DEVICES ...
+
+struct hr_limit_edit {
+    uint32_t device;
+    uint64_t before, after;
+};
+
+int hr_set_limits(hr_region *region, uint32_t kind, int32_t device, uint64_t value,
+                  uint64_t expected, uint32_t flags, struct hr_limit_edit *edits);
+int hr_set_value(hr_region *region, uint32_t value, int32_t to, int32_t *before);
+
+/* ---- limiter.h ---------------------------------------------------------- */
+
+typedef struct hr_limiter hr_limiter;
+
+int hr_limiter_new(uint32_t sm_count, uint32_t max_threads_per_sm, uint32_t sm_limit,
+                   hr_region *region, uint32_t device, hr_limiter **out);
+void hr_limiter_free(hr_limiter *limiter);
+int hr_limiter_acquire(hr_limiter *limiter, int64_t blocks, int64_t timeout_ns);
+int hr_limiter_tick(hr_limiter *limiter, int32_t util_percent);
+int64_t hr_limiter_share(const hr_limiter *limiter);
+int64_t hr_limiter_tokens(const hr_limiter *limiter);
+int64_t hr_limiter_total(const hr_limiter *limiter);

@@ -1,0 +1,5 @@
+"""The command line `hamiregion`; needs the extra `cli`."""
+
+from .app import main
+
+__all__ = ["main"]

@@ -1,0 +1,142 @@
+"""Options and kinds of values that several verbs share."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import attrs
+import click
+
+from .. import Layout, parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Command = TypeVar("Command", bound="Callable[..., Any]")
+
+UNLIMITED = "unlimited"
+LAST_DEVICE = 15
+
+
+@attrs.frozen
+class Limit:
+    """A limit as typed; None is `unlimited`, which an option not given is not."""
+
+    value: int | None
+
+    @property
+    def expected(self) -> int:
+        """The same for a setter's `expected`, where 0 is unlimited and None compares nothing."""
+        return self.value or 0
+
+
+if TYPE_CHECKING:
+    LimitType = click.ParamType[Limit]
+    LayoutType = click.ParamType[Layout]
+else:
+    # Generic for type checkers; at run time only since click 8.2.
+    LimitType = LayoutType = click.ParamType
+
+
+class MemoryLimit(LimitType):
+    """6GiB, 3000m, 512MiB, plain bytes, or `unlimited`."""
+
+    name = "size"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Limit:
+        if isinstance(value, Limit):
+            return value
+        if value.strip().lower() == UNLIMITED:
+            return Limit(None)
+        try:
+            nbytes = parse_size(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if nbytes == 0:
+            self.fail("0 is how a region spells no limit; say `unlimited`", param, ctx)
+        return Limit(nbytes)
+
+
+class SmLimit(LimitType):
+    """1 to 100, with or without `%`, or `unlimited`."""
+
+    name = "percent"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Limit:
+        if isinstance(value, Limit):
+            return value
+        text = value.strip().lower()
+        if text == UNLIMITED:
+            return Limit(None)
+        digits = text.removesuffix("%").rstrip()
+        if not (re.fullmatch("[0-9]{1,3}", digits) and 1 <= int(digits) <= 100):
+            self.fail(f"{value!r} is neither 1 to 100 nor `unlimited`", param, ctx)
+        return Limit(int(digits))
+
+
+MEMORY = MemoryLimit()
+SM = SmLimit()
+
+
+class LayoutName(LayoutType):
+    """One of the five layouts, by its name in the documentation."""
+
+    name = "layout"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Layout:
+        try:
+            return Layout(value)
+        except ValueError:
+            names = ", ".join(layout.value for layout in Layout)
+            self.fail(f"{value!r} is none of {names}", param, ctx)
+
+    def shell_complete(
+        self,
+        ctx: click.Context,  # noqa: ARG002 (click calls it so)
+        param: click.Parameter,  # noqa: ARG002
+        incomplete: str,
+    ) -> list[click.shell_completion.CompletionItem]:
+        return [
+            click.shell_completion.CompletionItem(layout.value)
+            for layout in Layout
+            if layout.value.startswith(incomplete)
+        ]
+
+
+def _remember_no_color(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.meta[NO_COLOR] = True
+
+
+NO_COLOR = "libhamiregion.no_color"
+
+file_argument = click.argument("path", metavar="FILE", type=click.Path(path_type=str))
+json_option = click.option("as_json", "--json", is_flag=True, help="One JSON object per answer.")
+layout_option = click.option(
+    "--layout",
+    type=LayoutName(),
+    help="Take this layout for granted; needed only where a file fits two.",
+)
+device_option = click.option(
+    "--device",
+    type=click.IntRange(0, LAST_DEVICE),
+    metavar="N",
+    help="Only this device (CUDA ordinal); without it, every device of the region.",
+)
+dry_run_option = click.option(
+    "--dry-run", is_flag=True, help="Check everything, say what would change, change nothing."
+)
+no_color_option = click.option(
+    "--no-color",
+    is_flag=True,
+    expose_value=False,
+    callback=_remember_no_color,
+    help="No colours; the environment variable NO_COLOR does the same.",
+)

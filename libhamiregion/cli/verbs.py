@@ -1,0 +1,38 @@
+"""The command `hamiregion` with all its verbs."""
+
+from __future__ import annotations
+
+import click
+
+from .. import __version__
+from . import options
+from .create import create
+from .demo import demo
+from .failures import SpeakingGroup
+from .limits import limits
+from .show import show
+
+
+@click.group(
+    "hamiregion",
+    cls=SpeakingGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 fine, 1 failed, 2 wrong usage.",
+)
+@options.no_color_option
+@click.version_option(__version__, prog_name="hamiregion")
+def hamiregion() -> None:
+    """Look into HAMi's shared regions, and change them under running GPU containers.
+
+    Every verb takes --json; verbs that write take --dry-run.  Tables and colours appear on a
+    terminal only.
+
+    Completion for bash (or zsh, fish), in the shell's start-up file:
+
+    \b
+    eval "$(_HAMIREGION_COMPLETE=bash_source hamiregion)"
+    """
+
+
+for verb in (create, demo, limits, show):
+    hamiregion.add_command(verb)

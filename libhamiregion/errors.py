@@ -1,0 +1,274 @@
+"""The errors of the library, and the one table that makes them from the core's codes."""
+
+from __future__ import annotations
+
+import errno as errno_codes
+import os
+from typing import Any, TypeAlias
+
+from ._core import ffi, lib
+from .layouts import LAYOUTS, SLOT_CAPACITY, Layout
+
+PathLike: TypeAlias = "str | os.PathLike[str]"
+
+
+class RegionError(Exception):
+    """Root of this library's errors; never raised itself.
+
+    Attributes:
+        path: The region's file, or None where no file is concerned.
+    """
+
+    def __init__(self, message: str, *, path: str | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class RegionNotFound(RegionError, FileNotFoundError):
+    """There is no such file."""
+
+    errno = errno_codes.ENOENT
+
+
+class RegionPermissionDenied(RegionError, PermissionError):
+    """The system refuses access to the file."""
+
+    errno = errno_codes.EACCES
+
+
+class NotARegion(RegionError, ValueError):
+    """Not a regular file, or a file with another magic."""
+
+
+class RegionNotReady(RegionError):
+    """Empty, short, or without its magic: being created. A later try may succeed."""
+
+
+class AmbiguousLayout(RegionError):
+    """More than one layout is plausible.
+
+    Attributes:
+        candidates: The plausible layouts; name one of them to `open_region`.
+    """
+
+    candidates: tuple[Layout, ...] = ()
+
+
+class RegionCorrupt(RegionError):
+    """A count or a text in the region is out of range, or no layout fits it."""
+
+
+class RegionStale(RegionError):
+    """The file was truncated, emptied or remade under the mapping. Open it again."""
+
+
+class RegionClosed(RegionError, ValueError):
+    """The region was used after `close()`, or in a child process after `fork()`."""
+
+
+class RegionReadOnly(RegionError):
+    """A write through a region that was opened without ``writable=True``."""
+
+
+class LimitConflict(RegionError):
+    """A limit was not what the caller expected; nothing was changed.
+
+    Attributes:
+        device: Index of the device.
+        found: The limit found (bytes or percent), None if unlimited.
+        expected: The limit expected, None if unlimited.
+    """
+
+    device: int
+    found: int | None
+    expected: int | None
+
+
+class LimitBelowUsage(RegionError):
+    """A memory limit would be lower than what is in use; nothing was changed.
+
+    libvgpu would compute the free memory as limit minus usage without a sign, and programs would
+    see an enormous amount.
+
+    Attributes:
+        device: Index of the device.
+        used_bytes: What is in use there.
+        requested_bytes: The limit asked for.
+    """
+
+    device: int
+    used_bytes: int
+    requested_bytes: int
+
+
+class LockTimeout(RegionError, TimeoutError):
+    """The region's semaphore was not free within the time given."""
+
+
+class LockNotRecoverable(RegionError):
+    """Nothing proves that the lock may be broken; it was left alone."""
+
+
+class MemoryLimitExceeded(RegionError, MemoryError):
+    """A charge would pass the device's memory limit; nothing was charged.
+
+    Attributes:
+        device: Index of the device.
+        used_bytes: What all processes of the region use there.
+        limit_bytes: The limit.
+        requested_bytes: The charge asked for.
+    """
+
+    device: int
+    used_bytes: int
+    limit_bytes: int
+    requested_bytes: int
+
+
+class SlotTableFull(RegionError):
+    """All process slots of the region are taken."""
+
+
+class ProcessNotInRegion(RegionError, LookupError):
+    """No slot of the region belongs to that process."""
+
+
+_CLASSES: dict[int, type[RegionError]] = {
+    lib.HR_ENOTFOUND: RegionNotFound,
+    lib.HR_EACCESS: RegionPermissionDenied,
+    lib.HR_ENOTREGION: NotARegion,
+    lib.HR_ENOTREADY: RegionNotReady,
+    lib.HR_EAMBIGUOUS: AmbiguousLayout,
+    lib.HR_ECORRUPT: RegionCorrupt,
+    lib.HR_ESTALE: RegionStale,
+    lib.HR_ECLOSED: RegionClosed,
+    lib.HR_EFORKED: RegionClosed,
+    lib.HR_EREADONLY: RegionReadOnly,
+    lib.HR_ECONFLICT: LimitConflict,
+    lib.HR_EBELOWUSE: LimitBelowUsage,
+    lib.HR_ETIMEOUT: LockTimeout,
+    lib.HR_ENOTRECOVERABLE: LockNotRecoverable,
+    lib.HR_EMEMORYLIMIT: MemoryLimitExceeded,
+    lib.HR_EFULL: SlotTableFull,
+    lib.HR_ENOPROCESS: ProcessNotInRegion,
+}
+
+_KINDS = {
+    lib.HR_WHY_SYMLINK: "a symbolic link, which a container could point anywhere",
+    lib.HR_WHY_DIRECTORY: "a directory",
+    lib.HR_WHY_FIFO: "a FIFO",
+    lib.HR_WHY_SOCKET: "a socket",
+    lib.HR_WHY_DEVICE: "a device node",
+}
+
+
+def last_detail() -> Any:
+    """What the core recorded about this thread's last failed call: a ``struct hr_detail *``."""
+    detail = ffi.new("struct hr_detail *")
+    lib.hr_last_detail(detail)
+    return detail
+
+
+def region_error(code: int, path: str) -> Exception:
+    """Make the exception for a negative code that a core function has just returned.
+
+    Args:
+        code: The code, in the thread that made the call.
+        path: The region's file, for the message.
+
+    Returns:
+        One of this module's classes; OSError, FileExistsError or ValueError for what is not about
+        a region.
+    """
+    return error_from_detail(code, path, last_detail())
+
+
+def error_from_detail(code: int, path: str, detail: Any) -> Exception:
+    """`region_error` with the detail at hand, for calls that report many codes at once."""
+    if code == lib.HR_EEXISTS:
+        return FileExistsError(
+            errno_codes.EEXIST, "a region is never created over an existing file", path
+        )
+    if code == lib.HR_ESYSTEM:
+        return OSError(detail.sys_errno, os.strerror(detail.sys_errno), path)
+    if code not in _CLASSES:
+        return ValueError(f"{path!r}: an argument is out of range")
+    error = _CLASSES[code](_message(code, repr(path), detail), path=path)
+    if isinstance(error, AmbiguousLayout):
+        error.candidates = _candidates(detail)
+    return error
+
+
+def _candidates(detail: Any) -> tuple[Layout, ...]:
+    return tuple(layout for layout in LAYOUTS if detail.candidates & 1 << layout.number)
+
+
+def _message(code: int, path: str, detail: Any) -> str:
+    if code == lib.HR_ENOTFOUND:
+        return f"{path} does not exist; a container has its region once something in it uses CUDA"
+    if code == lib.HR_EACCESS:
+        return f"access to {path} was refused ({os.strerror(detail.sys_errno)}); run as root or as the file's owner"
+    if code == lib.HR_ENOTREGION:
+        return _not_a_region(path, detail)
+    if code == lib.HR_ENOTREADY:
+        return _not_ready(path, detail)
+    if code == lib.HR_EAMBIGUOUS:
+        names = " and ".join(layout.value for layout in _candidates(detail))
+        return f"{path} can be read as layout {names}; name the right one with layout="
+    if code == lib.HR_ECORRUPT:
+        return f"{path} is not a usable region: {_corruption(detail)}"
+    if code == lib.HR_ESTALE:
+        done = "remade" if detail.why == lib.HR_WHY_REPLACED else "truncated"
+        return f"{path} was {done} while it was mapped; open it again"
+    return _state_message(code, path)
+
+
+def _state_message(code: int, path: str) -> str:
+    if code == lib.HR_EFORKED:
+        return f"{path} was opened before fork(); open it again in the child process"
+    if code == lib.HR_ECLOSED:
+        return f"{path} has been closed; open it again"
+    if code == lib.HR_EREADONLY:
+        return f"{path} was opened for reading; open it with writable=True to change it"
+    if code == lib.HR_EFULL:
+        return f"all {SLOT_CAPACITY} process slots of {path} are taken; reap() frees those of dead processes"
+    return f"{path}: the region refuses this ({code})"
+
+
+def _not_a_region(path: str, detail: Any) -> str:
+    kind = _KINDS.get(detail.why)
+    if kind is not None:
+        return f"{path} is {kind}; give the path of the region file itself"
+    return (
+        f"{path} is not a HAMi region: it starts with {detail.found} instead of the magic number; "
+        "give the path of a .cache file that libvgpu made"
+    )
+
+
+def _not_ready(path: str, detail: Any) -> str:
+    if detail.why == lib.HR_WHY_EMPTY:
+        what = "it is empty"
+    elif detail.why == lib.HR_WHY_SHORT:
+        what = f"it has {detail.file_size} bytes, and the smallest layout has {detail.wanted}"
+    else:
+        what = "its magic number is not set yet"
+    return f"{path} is not ready: {what}; it may be in the making, try again in a moment"
+
+
+def _corruption(detail: Any) -> str:
+    layout = f" (read as layout {LAYOUTS[detail.layout].value})" if detail.layout < len(LAYOUTS) else ""
+    signed = detail.found - (1 << 64) if detail.found >= 1 << 63 else detail.found
+    if detail.why == lib.HR_WHY_TRUNCATED:
+        return f"the file has {detail.file_size} bytes, too few for its layout{layout}; it was cut short"
+    if detail.why == lib.HR_WHY_VERSION:
+        return (
+            f"version {detail.found >> 32}.{detail.found & 0xFFFFFFFF} in a file of "
+            f"{detail.file_size} bytes fits no known layout{layout}; a newer libhamiregion may know it"
+        )
+    if detail.why == lib.HR_WHY_DEVICE_NUM:
+        return f"the number of devices is {detail.found}, at most 16 are possible{layout}"
+    if detail.why == lib.HR_WHY_PROC_NUM:
+        return f"the number of processes is {signed}, 0 to {SLOT_CAPACITY} are possible{layout}"
+    if detail.why == lib.HR_WHY_UUID:
+        return f"the uuid of device {detail.device} is no GPU- or MIG- text{layout}"
+    return f"the SM limit of device {detail.device} is {detail.found} percent{layout}"

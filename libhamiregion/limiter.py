@@ -1,0 +1,187 @@
+"""The core limiter: the token bucket with which libvgpu holds a container to its SM limit."""
+
+from __future__ import annotations
+
+import math
+import time
+from operator import index
+from typing import Final, SupportsIndex
+
+from ._core import ffi, lib
+from .errors import region_error
+from .layouts import DEVICE_CAPACITY
+from .region import Region
+
+# How long one call waits in C, where Python cannot see Ctrl-C.
+_SLICE_NS: Final = 100_000_000
+
+_MAX_BLOCKS: Final = 2**63 - 1
+_UNLIMITED: Final = 100
+
+
+class CoreLimiter:
+    """A token bucket of blocks for one device.
+
+    `acquire` is what a kernel launch does, `tick` what happens every 120 ms.  A launch takes as
+    many tokens as it has blocks and may leave the bucket below zero, where launches wait.  A tick
+    raises or lowers the share, as the utilisation that was measured is under or over the SM limit,
+    and pours it into the bucket.  Nothing ticks by itself.
+
+    With a region its SM limit of the device and its `utilization_switch` rule, read when the
+    limiter is made and at each tick; `sm_limit` then has no effect.
+
+    Threads: all methods may be called from several threads at once; waiting threads are not served
+    in order.  After `fork` the child's limiter goes its own way.
+
+    Source: region-abi section 6.
+
+    Args:
+        sm_count: CUDA's `multiProcessorCount`, 1 to 65536.
+        max_threads_per_sm: CUDA's `maxThreadsPerMultiProcessor`, 1 to 65536.
+        sm_limit: Percent; None, 0, 100 and above mean unlimited.
+        region: Where the limit comes from; closing it while the limiter lives is allowed.
+        device: The CUDA ordinal in the region, 0 to 15.
+
+    Raises:
+        ValueError: A number is out of range.
+        TypeError: A number is not an integer.
+        RegionError: The region cannot be read.
+
+    >>> limiter = CoreLimiter(sm_count=132, max_threads_per_sm=2048, sm_limit=30)
+    >>> limiter.acquire(1_548_195)
+    >>> limiter.tick(29)
+    >>> limiter.share, limiter.tokens, limiter.total
+    (69696, -1478499, 8650752)
+    """
+
+    __slots__ = ("_handle", "_region")
+
+    def __init__(
+        self,
+        *,
+        sm_count: SupportsIndex,
+        max_threads_per_sm: SupportsIndex,
+        sm_limit: SupportsIndex | None,
+        region: Region | None = None,
+        device: SupportsIndex = 0,
+    ) -> None:
+        sm_count = _integer("sm_count", sm_count, 1, 65536)
+        max_threads_per_sm = _integer("max_threads_per_sm", max_threads_per_sm, 1, 65536)
+        limit = _UNLIMITED if sm_limit is None else _integer("sm_limit", sm_limit, 0, 2**32 - 1)
+        device = _integer("device", device, 0, DEVICE_CAPACITY - 1)
+        if region is not None and not isinstance(region, Region):
+            raise TypeError(f"region must be a Region or None, not {type(region).__name__}")
+        # The C limiter reads the region through its handle, which lives as long as the Region.
+        self._region = region
+        out = ffi.new("hr_limiter **")
+        code = lib.hr_limiter_new(
+            sm_count,
+            max_threads_per_sm,
+            limit,
+            ffi.NULL if region is None else region._handle,
+            device,
+            out,
+        )
+        if code:
+            raise self._error(code)
+        self._handle = ffi.gc(out[0], lib.hr_limiter_free)
+
+    def acquire(self, blocks: SupportsIndex, timeout_s: float | None = None) -> None:
+        """Take one token per block, as a kernel launch does.
+
+        Waits while the bucket is below zero.  Returns at once, and takes nothing, where nothing is
+        limited: limit 0 or 100, or the region's `utilization_switch` off.
+
+        Args:
+            blocks: Blocks of the launch: the product of the grid's dimensions.
+            timeout_s: Seconds; 0 looks once, None waits until a tick brings tokens.
+
+        Raises:
+            TimeoutError: The bucket stayed below zero; nothing was taken.
+            ValueError: `blocks` or `timeout_s` is negative or not a number.
+            TypeError: `blocks` is not an integer.
+
+        >>> limiter = CoreLimiter(sm_count=16, max_threads_per_sm=1536, sm_limit=5)
+        >>> limiter.acquire(100)
+        >>> limiter.acquire(1, timeout_s=0)
+        Traceback (most recent call last):
+        ...
+        TimeoutError: no tokens for a launch of 1 blocks within 0 s: the bucket is at -100 and \
+only tick() fills it
+        """
+        count = _integer("blocks", blocks, 0, _MAX_BLOCKS)
+        if timeout_s is not None and not timeout_s >= 0:
+            raise ValueError(f"timeout_s must be 0 or more seconds, or None: {timeout_s!r}")
+        if self._take(count, 0):
+            return
+        if timeout_s is None:
+            timeout_s = math.inf
+        deadline = time.monotonic() + timeout_s
+        while (left := deadline - time.monotonic()) > 0:
+            if self._take(count, min(_SLICE_NS, math.ceil(left * 1e9)) if left < 1 else _SLICE_NS):
+                return
+        raise TimeoutError(
+            f"no tokens for a launch of {count} blocks within {timeout_s:g} s: "
+            f"the bucket is at {self.tokens} and only tick() fills it"
+        )
+
+    def _take(self, blocks: int, timeout_ns: int) -> bool:
+        code = lib.hr_limiter_acquire(self._handle, blocks, timeout_ns)
+        if code and code != lib.HR_ETIMEOUT:
+            raise self._error(code)
+        return not code
+
+    def tick(self, util_percent: SupportsIndex) -> None:
+        """Make one step of 120 ms.
+
+        Args:
+            util_percent: The sum of the processes' SM utilisation.  Outside 0 to 100 it says
+                nothing, and the bucket stays as it is.
+
+        Raises:
+            RegionError: The region cannot be read any more.  The step was made all the same, with
+                the limit and the switch read last, so that waiting launches go on.
+            TypeError: `util_percent` is not an integer.
+        """
+        util = _integer("util_percent", util_percent, None, None)
+        code = lib.hr_limiter_tick(self._handle, util if 0 <= util <= 100 else -1)
+        if code:
+            raise self._error(code)
+
+    @property
+    def share(self) -> int:
+        """Blocks that a tick brings."""
+        return int(lib.hr_limiter_share(self._handle))
+
+    @property
+    def tokens(self) -> int:
+        """Blocks that may be launched now; below zero, launches wait."""
+        return int(lib.hr_limiter_tokens(self._handle))
+
+    @property
+    def total(self) -> int:
+        """The most blocks that the bucket holds; doubles when a full share is not enough."""
+        return int(lib.hr_limiter_total(self._handle))
+
+    def __repr__(self) -> str:
+        return f"<CoreLimiter share={self.share} tokens={self.tokens} total={self.total}>"
+
+    def _error(self, code: int) -> Exception:
+        if code == lib.HR_EBUSY:
+            return TimeoutError("another thread has been inside tick() for a second")
+        if self._region is None:
+            # The arguments were checked, so the core can only have run out of memory.
+            return MemoryError("no memory for a limiter")
+        return region_error(code, self._region.path)
+
+
+def _integer(name: str, value: SupportsIndex, low: int | None, high: int | None) -> int:
+    if isinstance(value, bool):
+        raise TypeError(f"{name} is a number, not bool")
+    try:
+        number = index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, not {type(value).__name__}") from None
+    if (low is not None and number < low) or (high is not None and number > high):
+        raise ValueError(f"{name} must be within {low}..{high}: {number}")
+    return number

@@ -1,0 +1,326 @@
+"""What a snapshot is made of: frozen attrs classes, units in their names."""
+
+from __future__ import annotations
+
+import enum
+import struct
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from ._core import ffi
+from .layouts import Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class ProcessStatus(enum.IntEnum):
+    """What `ProcessUsage.status` can be; a damaged region may hold any other number."""
+
+    EXITED = 0
+    RUNNING = 1
+    #: libvgpu blocks the process's CUDA calls until it is running again.
+    SUSPENDED = 2
+
+
+@attrs.frozen(weakref_slot=False)
+class ProcessDeviceUsage:
+    """What one process uses of one device.
+
+    Attributes:
+        index: Index of the device.
+        memory_used_bytes: The total that libvgpu counts against the limit.
+        memory_context_bytes: Of it, CUDA contexts.
+        memory_module_bytes: Of it, modules (code).
+        memory_data_bytes: Of it, buffers.
+        memory_monitor_bytes: The driver's own figure for the process, as libvgpu last wrote it.
+        sm_util_percent: SM utilisation of the last second, NVML's sample; 0 where the layout has
+            none.
+        enc_util_percent: Encoder utilisation; libvgpu itself never writes it.
+        dec_util_percent: Decoder utilisation; libvgpu itself never writes it.
+    """
+
+    index: int
+    memory_used_bytes: int
+    memory_context_bytes: int
+    memory_module_bytes: int
+    memory_data_bytes: int
+    memory_monitor_bytes: int
+    sm_util_percent: int
+    enc_util_percent: int
+    dec_util_percent: int
+
+
+@attrs.frozen(weakref_slot=False)
+class ProcessUsage:
+    """One process slot.
+
+    Attributes:
+        pid: The pid in the container's pid namespace.
+        host_pid: What libvgpu believes the host's pid to be; None where it found none. Often
+            wrong, never to be trusted.
+        status: A `ProcessStatus`, or whatever other number stands there.
+        devices: One entry per device of the snapshot, in the same order.
+        settled: Whether the figures belong together; see `RegionSnapshot.settled`.
+    """
+
+    pid: int
+    host_pid: int | None
+    status: int
+    devices: tuple[ProcessDeviceUsage, ...]
+    settled: bool
+
+
+@attrs.frozen(weakref_slot=False)
+class DeviceUsage:
+    """One device of a region, over all of its processes.
+
+    Memory figures are sums over all slots of the table whatever their status, because that is what
+    libvgpu compares with the limit.
+
+    Attributes:
+        index: Index of the device.
+        uuid: ``GPU-…`` or ``MIG-…``; None until something in the container initialises NVML.
+        memory_limit_bytes: None if unlimited.
+        memory_used_bytes: What counts against the limit.
+        memory_context_bytes: Of it, CUDA contexts.
+        memory_module_bytes: Of it, modules (code).
+        memory_data_bytes: Of it, buffers.
+        memory_monitor_bytes: The driver's own figures, summed.
+        sm_limit_percent: 1 to 99, or None if unlimited.
+        sm_util_percent: Sum over the processes, so it can pass 100.
+        enc_util_percent: Sum over the processes.
+        dec_util_percent: Sum over the processes.
+    """
+
+    index: int
+    uuid: str | None
+    memory_limit_bytes: int | None
+    memory_used_bytes: int
+    memory_context_bytes: int
+    memory_module_bytes: int
+    memory_data_bytes: int
+    memory_monitor_bytes: int
+    sm_limit_percent: int | None
+    sm_util_percent: int
+    enc_util_percent: int
+    dec_util_percent: int
+
+    @property
+    def memory_free_bytes(self) -> int | None:
+        """Limit minus usage, never below 0; None if unlimited."""
+        if self.memory_limit_bytes is None:
+            return None
+        return max(0, self.memory_limit_bytes - self.memory_used_bytes)
+
+
+class _Lazy:
+    """The hidden slot of a snapshot that has not been taken apart yet."""
+
+    __slots__ = ("_source",)
+
+
+@attrs.frozen(weakref_slot=False)
+class RegionSnapshot(_Lazy):
+    """One consistent picture of a region.
+
+    Taking it costs one call into the core; the objects below it are made when an attribute is
+    first read. A snapshot is a value: it pickles, compares and works with `attrs.asdict`, and
+    several threads may read it.
+
+    Attributes:
+        path: The region's file.
+        layout: Its layout.
+        taken_at_ns: When it was taken, Unix nanoseconds.
+        device_count: Devices that the container has told of; 0 until something in it initialises
+            NVML.
+        devices: One entry per device: the first `device_count`; while that is 0, those up to the
+            last with a memory limit; always those with usage or a uuid.
+        processes: One entry per slot in use.
+        priority: 0 is high, 1 is low.
+        utilization_switch: Whether SM limiting is on.
+        recent_kernel: 2 after a launch, counted down by HAMi's monitor; -1 blocks launches.
+        last_kernel_time_s: Unix seconds of the last launch; None where the layout has none.
+        owner_pid: Who holds the region's semaphore, 0 if nobody has signed for it.
+        settled: Whether all of it belongs to one moment: no writer was inside and nothing moved
+            while it was read.
+    """
+
+    path: str
+    layout: Layout
+    taken_at_ns: int
+    device_count: int
+    devices: tuple[DeviceUsage, ...]
+    processes: tuple[ProcessUsage, ...]
+    priority: int
+    utilization_switch: bool
+    recent_kernel: int
+    last_kernel_time_s: int | None
+    owner_pid: int
+    settled: bool
+
+    def device(self, index: int) -> DeviceUsage:
+        """The device with that index.
+
+        Raises:
+            IndexError: The snapshot has no such device.
+        """
+        for device in self.devices:
+            if device.index == index:
+                return device
+        raise IndexError(f"the region has no device {index}")
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            # Reached only while a slot is empty, which all of them are until the first use.
+            if name not in _SETTERS:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            _take_apart(self)
+            return getattr(self, name)
+
+
+def _quick_maker(cls: type) -> Callable[..., Any]:
+    """Make instances of a frozen class at the price of an ordinary one.
+
+    The generated ``__init__`` of a frozen class stores through ``object.__setattr__``, six times
+    dearer than a plain store. A twin with the same slots is filled instead and then becomes an
+    instance of the class.
+    """
+    names = [field.name for field in attrs.fields(cls)]
+    twin = attrs.make_class(f"_{cls.__name__}", names, slots=True, weakref_slot=False, eq=False)
+
+    def make(*values: Any) -> Any:
+        instance: Any = twin(*values)
+        instance.__class__ = cls
+        return instance
+
+    return make
+
+
+_make_process_device = _quick_maker(ProcessDeviceUsage)
+_make_process = _quick_maker(ProcessUsage)
+_make_device = _quick_maker(DeviceUsage)
+
+_SETTERS = {
+    field.name: getattr(RegionSnapshot, field.name).__set__
+    for field in attrs.fields(RegionSnapshot)
+}
+_set_source = _Lazy.__dict__["_source"].__set__
+_new = object.__new__
+
+# struct hr_snapshot, hr_device, hr_process and hr_usage of csrc/region.h.
+_HEAD = struct.Struct("<4Q4I4i")
+_DEVICE = struct.Struct("<2Q96s")
+
+
+@lru_cache(maxsize=None)
+def _process_struct(span: int) -> struct.Struct:
+    return struct.Struct(f"<3iI{9 * span}Q")
+
+
+@lru_cache(maxsize=256)
+def _indexes(shown: int) -> tuple[int, ...]:
+    return tuple(index for index in range(shown.bit_length()) if shown & 1 << index)
+
+
+def lazy_snapshot(raw: Any, identity: tuple[str, Layout]) -> RegionSnapshot:
+    """Wrap what `hr_snapshot` wrote into `raw`; nothing is decoded yet."""
+    snapshot = _new(RegionSnapshot)
+    _set_source(snapshot, (raw, identity))
+    return snapshot
+
+
+def uuid_text(raw: bytes) -> str | None:
+    """The uuid of 96 bytes that the core has found plausible; None if unset."""
+    text = raw.rstrip(b"\0").decode("ascii")
+    return text or None
+
+
+def _take_apart(snapshot: RegionSnapshot) -> None:
+    # Two threads may both come here; they store equal values.
+    raw, (path, layout) = snapshot._source
+    buffer = ffi.buffer(raw)
+    (
+        taken_at_ns,
+        owner_pid,
+        last_kernel_time_s,
+        _semaphore,
+        settled,
+        span,
+        shown,
+        device_count,
+        process_count,
+        priority,
+        utilization_switch,
+        recent_kernel,
+    ) = _HEAD.unpack_from(buffer)
+
+    indexes = _indexes(shown)
+    process_struct = _process_struct(span)
+    offset = _HEAD.size + span * _DEVICE.size
+    processes = []
+    for _ in range(process_count):
+        pid, host_pid, status, slot_settled, *usage = process_struct.unpack_from(buffer, offset)
+        offset += process_struct.size
+        entries = []
+        for index in indexes:
+            at = 9 * index
+            context, module, data, _offset, total, monitor, dec, enc, sm = usage[at : at + 9]
+            entries.append(
+                _make_process_device(index, total, context, module, data, monitor, sm, enc, dec)
+            )
+        processes.append(
+            _make_process(pid, host_pid or None, status, tuple(entries), bool(slot_settled))
+        )
+
+    values = (
+        path,
+        layout,
+        taken_at_ns,
+        device_count,
+        tuple(
+            _sum_device(buffer, index, [process.devices[at] for process in processes])
+            for at, index in enumerate(indexes)
+        ),
+        tuple(processes),
+        priority,
+        bool(utilization_switch),
+        recent_kernel,
+        last_kernel_time_s if layout.number >= Layout.V1_1.number else None,
+        owner_pid,
+        bool(settled),
+    )
+    for store, value in zip(_SETTERS.values(), values, strict=True):
+        store(snapshot, value)
+
+
+def _sum_device(buffer: Any, index: int, usages: list[ProcessDeviceUsage]) -> DeviceUsage:
+    limit, sm_limit, uuid = _DEVICE.unpack_from(buffer, _HEAD.size + index * _DEVICE.size)
+    total = context = module = data = monitor = sm = enc = dec = 0
+    for usage in usages:
+        total += usage.memory_used_bytes
+        context += usage.memory_context_bytes
+        module += usage.memory_module_bytes
+        data += usage.memory_data_bytes
+        monitor += usage.memory_monitor_bytes
+        sm += usage.sm_util_percent
+        enc += usage.enc_util_percent
+        dec += usage.dec_util_percent
+    device: DeviceUsage = _make_device(
+        index,
+        uuid_text(uuid),
+        limit or None,
+        total,
+        context,
+        module,
+        data,
+        monitor,
+        sm_limit if 0 < sm_limit < 100 else None,
+        sm,
+        enc,
+        dec,
+    )
+    return device

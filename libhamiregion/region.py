@@ -1,0 +1,594 @@
+"""One shared region: open, read and edit it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ._core import ffi, lib
+from .effects import Effect, LimitChange, ValueChange, sm_limit_effects, switch_effect
+from .errors import (
+    LimitBelowUsage,
+    LimitConflict,
+    RegionError,
+    last_detail,
+    region_error,
+)
+from .layouts import DEVICE_CAPACITY, LAYOUTS, Layout
+from .models import RegionSnapshot, lazy_snapshot
+from .units import format_size, parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import TracebackType
+
+    from .errors import PathLike
+
+_INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
+_UNLIMITED_SM_PERCENT = 100
+
+# Bound once: a live value is one call and little else.
+_get = lib.hr_get
+_take_snapshot = lib.hr_snapshot
+_NO_VALUE = lib.HR_NO_VALUE
+_MEMORY_LIMIT = lib.HR_VALUE_MEMORY_LIMIT
+_SM_LIMIT = lib.HR_VALUE_SM_LIMIT
+_MEMORY_USED = lib.HR_VALUE_MEMORY_USED
+_PRIORITY = lib.HR_VALUE_PRIORITY
+_UTILIZATION_SWITCH = lib.HR_VALUE_UTILIZATION_SWITCH
+_RECENT_KERNEL = lib.HR_VALUE_RECENT_KERNEL
+_LAST_KERNEL_TIME = lib.HR_VALUE_LAST_KERNEL_TIME
+_DEVICE_NUM = lib.HR_VALUE_DEVICE_NUM
+
+# Not cleared: the core overwrites what is read, and a snapshot lives as long as its buffer.
+_new_buffer = ffi.new_allocator(should_clear_after_alloc=False)
+_BUFFER_BYTES = 1024
+
+
+def _layout_number(layout: Layout | None) -> int:
+    if layout is None:
+        number: int = lib.HR_LAYOUTS
+        return number
+    if not isinstance(layout, Layout):
+        raise TypeError(f"layout must be a Layout, not {type(layout).__name__}")
+    return layout.number
+
+
+def absolute_path(path: PathLike) -> str:
+    """The path as every error and snapshot shows it."""
+    text = os.fspath(path)
+    if not isinstance(text, str):
+        raise TypeError("a region's path must be str or os.PathLike[str]")
+    if "\0" in text:
+        raise ValueError("a path has no NUL character")
+    # Not normalised: that would resolve ".." without looking at symbolic links.
+    return text if os.path.isabs(text) else os.path.join(os.getcwd(), text)
+
+
+def identify(path: PathLike) -> Layout:
+    """Find out which layout a region file has, by magic, version, size and plausibility.
+
+    Read-only; never follows a symbolic link in the last component and never blocks.
+
+    Raises:
+        RegionNotFound, RegionPermissionDenied, NotARegion, RegionNotReady, AmbiguousLayout,
+        RegionCorrupt: As `open_region`.
+
+    Source: region-abi section 3.
+    """
+    absolute = absolute_path(path)
+    code = lib.hr_identify(os.fsencode(absolute), lib.HR_LAYOUTS)
+    if code < 0:
+        raise region_error(code, absolute)
+    return LAYOUTS[code]
+
+
+def open_region(path: PathLike, *, writable: bool = False, layout: Layout | None = None) -> Region:
+    """Open and map a region.
+
+    Args:
+        path: The region's file, for example
+            ``/usr/local/vgpu/containers/<pod UID>_<container>/<uuid>.cache``.
+        writable: Without it the mapping is read-only and nothing can be changed through it.
+        layout: Name the layout where it cannot be told; it is still checked for plausibility.
+
+    Returns:
+        The region; use it as a context manager or close it.
+
+    Raises:
+        RegionNotFound: No such file.
+        RegionPermissionDenied: The system refuses.
+        NotARegion: A link, directory, FIFO, socket, device, or another magic.
+        RegionNotReady: Empty, short, or without its magic yet; try again later.
+        AmbiguousLayout: Several layouts are plausible; name one.
+        RegionCorrupt: No layout is plausible.
+        OSError: Any other failure of the system.
+    """
+    absolute = absolute_path(path)
+    out = ffi.new("hr_region **")
+    flags = lib.HR_WRITE if writable else lib.HR_READ
+    code = lib.hr_open(os.fsencode(absolute), flags, _layout_number(layout), out)
+    if code < 0:
+        raise region_error(code, absolute)
+    return Region(ffi.gc(out[0], lib.hr_free), absolute, LAYOUTS[code], writable=bool(writable))
+
+
+def create_region(
+    path: PathLike,
+    *,
+    memory_limits: Iterable[int | str | None] = (),
+    sm_limits: Iterable[int | None] = (),
+    priority: int = 1,
+    uuids: Iterable[str] = (),
+    layout: Layout = Layout.V1_2,
+) -> None:
+    """Create a region that libvgpu accepts as its own.
+
+    It is made complete under another name in the same directory and published in one step, mode
+    0666. An existing file is never overwritten.
+
+    Args:
+        path: Where.
+        memory_limits: One per device from device 0 on, each as `parse_size` takes it; None, and
+            what is left out, is unlimited.
+        sm_limits: Percent, 1 to 100, one per device; None, and what is left out, is unlimited.
+        priority: 0 is high, 1 is low.
+        uuids: ``GPU-…`` or ``MIG-…``, one per device; they also set the number of devices.
+        layout: The generation of libvgpu that shall use it.
+
+    Raises:
+        FileExistsError: Something is there already.
+        RegionNotFound: The directory does not exist.
+        RegionPermissionDenied: The directory is not writable.
+        ValueError: A limit, uuid or count is out of range.
+    """
+    absolute = absolute_path(path)
+    spec = ffi.new("struct hr_create_spec *")
+    spec.layout = _layout_number(layout)
+    spec.priority = _int32(priority, "priority")
+    spec.sm_limit = [_UNLIMITED_SM_PERCENT] * DEVICE_CAPACITY
+    for device, percent in enumerate(_at_most_all("sm_limits", sm_limits)):
+        spec.sm_limit[device] = _sm_value(percent)
+    for device, limit in enumerate(_at_most_all("memory_limits", memory_limits)):
+        spec.limit[device] = _memory_value(limit)
+    texts = _at_most_all("uuids", uuids)
+    spec.device_num = len(texts)
+    for device, uuid in enumerate(texts):
+        spec.uuids[device] = _uuid_bytes(uuid)
+    code = lib.hr_create(os.fsencode(absolute), spec)
+    if code < 0:
+        raise region_error(code, absolute)
+
+
+class Region:
+    """A mapped region. Made by `open_region`.
+
+    Threads: a region may be shared; `close` waits for calls in progress in other threads, and later
+    ones raise `RegionClosed`. Fork: in the child every call raises `RegionClosed`; open the file
+    again there. Pickling raises TypeError.
+
+    Attributes:
+        path: The file, absolute.
+        layout: Its layout.
+        writable: Whether it can be changed.
+    """
+
+    __slots__ = ("__weakref__", "_buffer_bytes", "_closed", "_handle", "_identity", "writable")
+
+    def __init__(self, handle: Any, path: str, layout: Layout, *, writable: bool) -> None:
+        self._handle = handle
+        self._identity = (path, layout)
+        self._buffer_bytes = _BUFFER_BYTES
+        self._closed = False
+        self.writable = writable
+
+    @property
+    def path(self) -> str:
+        """The region's file, absolute."""
+        return self._identity[0]
+
+    @property
+    def layout(self) -> Layout:
+        """The layout that the file was found to have."""
+        return self._identity[1]
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` has been called."""
+        return self._closed
+
+    def close(self) -> None:
+        """Unmap the region. Waits for calls in progress in other threads; may be called again."""
+        self._closed = True
+        lib.hr_close(self._handle)
+
+    def __enter__(self) -> Region:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "writable" if self.writable else "read-only"
+        return f"<Region {self.path!r} layout {self.layout.value}, {state}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Region cannot be pickled; send its path, or a snapshot")
+
+    def _fail(self, code: int) -> NoReturn:
+        raise region_error(code, self.path)
+
+    # ---- reading --------------------------------------------------------------------------------
+
+    def snapshot(self) -> RegionSnapshot:
+        """Take one consistent picture of the region.
+
+        Never takes the region's lock and never waits longer than 0.1 ms for a writer: what did not
+        settle by then is returned and marked. One call into the core; details are made when they
+        are looked at.
+
+        Raises:
+            RegionStale: The file was truncated, emptied or remade.
+            RegionCorrupt: A count or a uuid is out of range.
+            RegionClosed: After `close`, or in a forked child.
+
+        Source: region-abi section 4.
+        """
+        size = self._buffer_bytes
+        raw = _new_buffer("char[]", size)
+        code = _take_snapshot(self._handle, raw, size)
+        if code:
+            raw = self._snapshot_again(code)
+        return lazy_snapshot(raw, self._identity)
+
+    def _snapshot_again(self, code: int) -> Any:
+        # More processes may attach between two tries; the largest snapshot always fits.
+        while code == lib.HR_ENOSPACE:
+            wanted = last_detail().wanted
+            self._buffer_bytes = min(wanted + wanted // 2, lib.HR_SNAPSHOT_MAX_BYTES)
+            raw = _new_buffer("char[]", self._buffer_bytes)
+            code = _take_snapshot(self._handle, raw, self._buffer_bytes)
+        if code:
+            self._fail(code)
+        return raw
+
+    def is_stale(self) -> bool:
+        """Whether the path no longer names the mapped file, or the file is too short now.
+
+        A container that restarts may replace its file; the mapping then shows old data for ever.
+
+        Raises:
+            RegionClosed: After `close`, or in a forked child.
+        """
+        code = lib.hr_is_stale(self._handle)
+        if code < 0:
+            self._fail(code)
+        return bool(code)
+
+    def _live_failure(self) -> None:
+        # The largest number can also stand in the file: then the core has recorded no failure.
+        code = last_detail().code
+        if code == lib.HR_EINVAL:
+            raise ValueError(f"a device is 0 to {DEVICE_CAPACITY - 1}")
+        if code != lib.HR_OK:
+            self._fail(code)
+
+    def _live(self, value: int, device: int = 0) -> int:
+        try:
+            result: int = _get(self._handle, value, device)
+        except OverflowError:
+            raise ValueError(f"a device is 0 to {DEVICE_CAPACITY - 1}") from None
+        if result == _NO_VALUE:
+            self._live_failure()
+        return result
+
+    def memory_limit(self, device: int) -> int | None:
+        """The device's memory limit in bytes, live; None if unlimited.
+
+        Raises:
+            ValueError: No such device.
+            RegionStale, RegionClosed: As `snapshot`.
+        """
+        return self._live(_MEMORY_LIMIT, device) or None
+
+    def sm_limit(self, device: int) -> int | None:
+        """The device's SM limit in percent, live; None if unlimited (0, or 100 and more).
+
+        Raises:
+            ValueError: No such device.
+            RegionStale, RegionClosed: As `snapshot`.
+        """
+        percent = self._live(_SM_LIMIT, device)
+        return percent if 0 < percent < _UNLIMITED_SM_PERCENT else None
+
+    def memory_used(self, device: int) -> int:
+        """What all processes use of the device in bytes, live: the sum that libvgpu enforces.
+
+        Raises:
+            ValueError: No such device.
+            RegionStale, RegionCorrupt, RegionClosed: As `snapshot`.
+        """
+        return self._live(_MEMORY_USED, device)
+
+    @property
+    def priority(self) -> int:
+        """0 is high, 1 is low; live."""
+        return _signed(self._live(_PRIORITY))
+
+    @property
+    def utilization_switch(self) -> bool:
+        """Whether SM limiting is on; live."""
+        return self._live(_UTILIZATION_SWITCH) != 0
+
+    @property
+    def recent_kernel(self) -> int:
+        """2 after a launch, counted down by HAMi's monitor; -1 blocks launches. Live."""
+        return _signed(self._live(_RECENT_KERNEL))
+
+    @property
+    def last_kernel_time_s(self) -> int | None:
+        """Unix seconds of the last launch, live; None where the layout has none."""
+        if self.layout.offsets["last_kernel_time"] is None:
+            return None
+        return self._live(_LAST_KERNEL_TIME)
+
+    @property
+    def device_count(self) -> int:
+        """Devices that the container has told of, live; 0 until it has initialised NVML."""
+        return self._live(_DEVICE_NUM)
+
+    @property
+    def uuids(self) -> tuple[str | None, ...]:
+        """The uuids of the first `device_count` devices, in NVML order; live."""
+        snapshot = self.snapshot()
+        return tuple(device.uuid for device in snapshot.devices[: snapshot.device_count])
+
+    # ---- editing --------------------------------------------------------------------------------
+
+    def set_memory_limit(
+        self,
+        limit: int | str | None,
+        *,
+        device: int | None = None,
+        expected: int | str | None = None,
+        force: bool = False,
+        dry_run: bool = False,
+    ) -> tuple[LimitChange, ...]:
+        """Change a memory limit, in running processes too: libvgpu reads it at each allocation.
+
+        All or nothing: where one device refuses, none is changed.
+
+        Args:
+            limit: Bytes, or text as `parse_size` takes it; None is unlimited.
+            device: Index; None means every device of the region. While the container has told of
+                no devices and all 16 limits are equal, those are all 16.
+            expected: Change only where this is the limit now (compare-and-set); 0 stands for
+                unlimited, None for whatever it is.
+            force: Allow a limit under what is in use.
+            dry_run: Check everything, change nothing.
+
+        Returns:
+            One `LimitChange` per device, in bytes.
+
+        Raises:
+            LimitConflict: `expected` did not hold.
+            LimitBelowUsage: The limit is under what is in use, and `force` was not given.
+            RegionReadOnly: Opened without ``writable=True``.
+            ValueError: A limit of 0 (use None), a text that is no size, no such device.
+            RegionStale, RegionCorrupt, RegionClosed: As `snapshot`.
+
+        Source: region-abi section 2. Shell: ``hamiregion limits set FILE --memory 6GiB``.
+        """
+        compare = None if expected is None else parse_size(expected)
+        flags = lib.HR_FORCE if force else 0
+        edits = self._set_limits(
+            lib.HR_MEMORY, _memory_value(limit), device, compare, flags, dry_run=dry_run
+        )
+        return tuple(
+            LimitChange(index, before or None, after or None, Effect.IMMEDIATE)
+            for index, before, after in edits
+        )
+
+    def set_sm_limit(
+        self,
+        percent: int | None,
+        *,
+        device: int | None = None,
+        expected: int | None = None,
+        dry_run: bool = False,
+    ) -> tuple[LimitChange, ...]:
+        """Change an SM limit. `LimitChange.effect` tells whether running processes see it.
+
+        Args:
+            percent: 1 to 100; None and 100 are unlimited.
+            device: Index; None means every device of the region, as in `set_memory_limit`.
+            expected: Change only where this is the limit now; 0 and 100 stand for unlimited, None
+                for whatever it is.
+            dry_run: Check everything, change nothing.
+
+        Returns:
+            One `LimitChange` per device, in percent.
+
+        Raises:
+            LimitConflict, RegionReadOnly, ValueError, RegionStale, RegionCorrupt, RegionClosed: As
+                `set_memory_limit`.
+
+        Source: region-abi section 2. Shell: ``hamiregion limits set FILE --sm 50``.
+        """
+        if expected is not None and not 0 <= expected <= _UNLIMITED_SM_PERCENT:
+            raise ValueError(f"an expected SM limit is 0 to 100 percent, not {expected}")
+        raw = self._set_limits(
+            lib.HR_SM, _sm_value(percent), device, expected, 0, dry_run=dry_run
+        )
+        edits = [(index, _sm_or_none(before), _sm_or_none(after)) for index, before, after in raw]
+        return sm_limit_effects(self.layout, edits)
+
+    def _set_limits(
+        self,
+        kind: int,
+        value: int,
+        device: int | None,
+        expected: int | None,
+        flags: int,
+        *,
+        dry_run: bool,
+    ) -> list[tuple[int, int, int]]:
+        if device is not None and not 0 <= device < DEVICE_CAPACITY:
+            raise ValueError(f"a device is 0 to {DEVICE_CAPACITY - 1}, not {device}")
+        if expected is not None:
+            flags |= lib.HR_EXPECT
+        if dry_run:
+            flags |= lib.HR_DRY_RUN
+        edits = ffi.new("struct hr_limit_edit[]", DEVICE_CAPACITY)
+        index = lib.HR_ALL_DEVICES if device is None else device
+        code = lib.hr_set_limits(self._handle, kind, index, value, expected or 0, flags, edits)
+        if code < 0:
+            self._fail_limit(code, kind)
+        return [(edits[n].device, edits[n].before, edits[n].after) for n in range(code)]
+
+    def _fail_limit(self, code: int, kind: int) -> NoReturn:
+        detail = last_detail()
+        if code == lib.HR_ECONFLICT:
+            memory = kind == lib.HR_MEMORY
+            raise _conflict(self.path, detail, in_bytes=memory)
+        if code == lib.HR_EBELOWUSE:
+            raise _below_usage(self.path, detail)
+        self._fail(code)
+
+    def set_utilization_switch(self, on: bool) -> ValueChange:
+        """Switch SM limiting on or off.
+
+        The environment's ``GPU_CORE_UTILIZATION_POLICY`` (force, disable) overrides it in its
+        processes. Where HAMi's monitor runs, it sets this field every 5 s.
+
+        Raises:
+            RegionReadOnly, RegionStale, RegionClosed: As `set_memory_limit`.
+        """
+        return self._set_value(
+            "utilization_switch", _UTILIZATION_SWITCH, int(bool(on)), switch_effect(self.layout)
+        )
+
+    def set_priority(self, n: int) -> ValueChange:
+        """Set the region's priority: 0 is high, 1 is low. Read by HAMi's monitor.
+
+        Raises:
+            ValueError: Not a 32-bit number, or negative.
+            RegionReadOnly, RegionStale, RegionClosed: As `set_memory_limit`.
+        """
+        if n < 0:
+            raise ValueError(f"a priority is 0 (high) or above, not {n}")
+        return self._set_value("priority", _PRIORITY, n, Effect.IMMEDIATE)
+
+    def set_recent_kernel(self, n: int) -> ValueChange:
+        """Set the launch mark: 2 as after a launch, -1 blocks launches of SM-limited processes.
+
+        Where HAMi's monitor runs, it sets this field every 5 s.
+
+        Raises:
+            ValueError: Not a 32-bit number, or below -1.
+            RegionReadOnly, RegionStale, RegionClosed: As `set_memory_limit`.
+        """
+        if n < -1:
+            raise ValueError(f"the launch mark is -1 (blocked) or above, not {n}")
+        return self._set_value("recent_kernel", _RECENT_KERNEL, n, Effect.IMMEDIATE)
+
+    def _set_value(self, field: str, value: int, to: int, effect: Effect) -> ValueChange:
+        before = ffi.new("int32_t *")
+        code = lib.hr_set_value(self._handle, value, _int32(to, field), before)
+        if code < 0:
+            self._fail(code)
+        return ValueChange(field, before[0], to, effect)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _int32(value: int, what: str) -> int:
+    if not isinstance(value, int):
+        raise TypeError(f"{what} must be an int, not {type(value).__name__}")
+    if not _INT32_MIN <= value <= _INT32_MAX:
+        raise ValueError(f"{what} {value} does not fit 32 bits")
+    return value
+
+
+def _at_most_all(what: str, values: Iterable[Any]) -> tuple[Any, ...]:
+    if isinstance(values, str):
+        raise TypeError(f"{what} must be a sequence with one entry per device, not a str")
+    entries = tuple(values)
+    if len(entries) > DEVICE_CAPACITY:
+        raise ValueError(f"{what} has {len(entries)} entries, a region has {DEVICE_CAPACITY} devices")
+    return entries
+
+
+def _memory_value(limit: int | str | None) -> int:
+    if limit is None:
+        return 0
+    value = parse_size(limit)
+    if value == 0:
+        raise ValueError("a memory limit of 0 would mean unlimited; say None for that")
+    return value
+
+
+def _sm_value(percent: int | None) -> int:
+    if percent is None:
+        return _UNLIMITED_SM_PERCENT
+    if isinstance(percent, bool) or not isinstance(percent, int):
+        raise TypeError(f"an SM limit is an int in percent, not {type(percent).__name__}")
+    if not 1 <= percent <= _UNLIMITED_SM_PERCENT:
+        raise ValueError(f"an SM limit is 1 to 100 percent, or None for unlimited, not {percent}")
+    return percent
+
+
+def _sm_or_none(percent: int) -> int | None:
+    return percent if 0 < percent < _UNLIMITED_SM_PERCENT else None
+
+
+def _uuid_bytes(uuid: str) -> bytes:
+    text: bytes = uuid.encode("ascii", "replace")
+    printable = uuid.isascii() and uuid.isprintable()
+    if not printable or not uuid.startswith(("GPU-", "MIG-")) or len(text) >= lib.HR_UUID_BYTES:
+        raise ValueError(
+            f"{uuid!r} is no device uuid: GPU-… or MIG-…, up to {lib.HR_UUID_BYTES - 1} "
+            "printable ASCII characters"
+        )
+    return text
+
+
+def _limit_text(limit: int | None, *, in_bytes: bool) -> str:
+    if limit is None:
+        return "unlimited"
+    return f"{format_size(limit)} ({limit} bytes)" if in_bytes else f"{limit}%"
+
+
+def _conflict(path: str, detail: Any, *, in_bytes: bool) -> RegionError:
+    def plain(value: int) -> int | None:
+        return (value or None) if in_bytes else _sm_or_none(value)
+
+    found, expected = plain(detail.found), plain(detail.wanted)
+    what = "memory" if in_bytes else "SM"
+    error = LimitConflict(
+        f"{path!r}: the {what} limit of device {detail.device} is "
+        f"{_limit_text(found, in_bytes=in_bytes)}, not {_limit_text(expected, in_bytes=in_bytes)} "
+        "as expected; nothing was changed",
+        path=path,
+    )
+    error.device, error.found, error.expected = detail.device, found, expected
+    return error
+
+
+def _below_usage(path: str, detail: Any) -> RegionError:
+    error = LimitBelowUsage(
+        f"{path!r}: device {detail.device} uses {_limit_text(detail.found, in_bytes=True)}, more "
+        f"than the limit asked for, {_limit_text(detail.wanted, in_bytes=True)}; its programs would "
+        "see an enormous amount of free memory. Nothing was changed; force=True sets it all the same",
+        path=path,
+    )
+    error.device = detail.device
+    error.used_bytes, error.requested_bytes = detail.found, detail.wanted
+    return error

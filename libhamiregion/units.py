@@ -1,0 +1,232 @@
+"""Sizes as people write them, and limits as libvgpu reads them from an environment.
+
+Two notations that look alike and are not: `parse_size` is strict and decimal;
+`limits_from_environment` repeats what libvgpu does with the same text, down to its octal numbers
+and its silence about garbage.
+"""
+
+import re
+from collections.abc import Mapping
+from operator import index
+from typing import Final, SupportsIndex
+
+import attrs
+
+from .layouts import DEVICE_CAPACITY
+
+# A signed 64-bit byte count: what every consumer of these numbers can hold.
+MAX_SIZE_BYTES: Final = 2**63 - 1
+
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+_EXPONENTS: Final = {"": 0, "b": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+# [0-9], not \d, which also takes the digits of other scripts.  The bounds keep a text of a megabyte
+# from becoming a number of a megabyte; 2**63 has 19 digits.
+_SIZE: Final = re.compile(
+    r"(?P<whole>[0-9]{1,64})(?:\.(?P<fraction>[0-9]{1,64}))?\s*(?P<unit>b|[kmgt](?:ib?)?|)",
+    re.ASCII | re.IGNORECASE,
+)
+_DECIMAL_UNIT: Final = re.compile(r"[0-9.]+\s*(?P<prefix>[kmgtpe])b", re.ASCII | re.IGNORECASE)
+
+
+def parse_size(size: str | SupportsIndex) -> int:
+    """Turn a size such as "6GiB" into bytes.
+
+    Units are binary in either case: `k`, `m`, `g`, `t`, as HAMi writes them, and the same with `i`
+    or `iB`; no unit, or `B`, means bytes.  `3000m` is 3000 MiB, never a thousandth of something.  A
+    decimal fraction is taken when it comes to a whole number of bytes.  `GB` is refused: it means
+    10**9 to some and 2**30 to others.
+
+    Args:
+        size: Text, or a number of bytes.
+
+    Returns:
+        Bytes, from 0 to 2**63 - 1.
+
+    Raises:
+        ValueError: Not a size, negative, too large, or not a whole number of bytes.
+        TypeError: Neither text nor an integer; `bool` and `float` are neither.
+
+    >>> parse_size("6GiB"), parse_size("3000m"), parse_size("1.5 Gi"), parse_size(12345)
+    (6442450944, 3145728000, 1610612736, 12345)
+    >>> parse_size("6GB")
+    Traceback (most recent call last):
+    ...
+    ValueError: "6GB" may mean powers of 1000 or of 1024: write "GiB" or "G" for 2**30 bytes
+    """
+    if isinstance(size, str):
+        return _parse_text(size)
+    if isinstance(size, bool) or not hasattr(size, "__index__"):
+        raise TypeError(
+            f"a size is text such as '6GiB' or a whole number of bytes, not {type(size).__name__}"
+        )
+    nbytes = index(size)
+    if nbytes < 0:
+        raise ValueError(f"a size cannot be negative: {nbytes}")
+    return _within_bounds(nbytes, str(nbytes) if nbytes < 10**40 else "the number")
+
+
+def _parse_text(text: str) -> int:
+    # Sizes arrive from files and command lines of others; a message must not carry all of it.
+    shown = ascii(text if len(text) <= 40 else text[:40] + "...").replace("'", '"')
+    stripped = text.strip()
+    if match := _DECIMAL_UNIT.fullmatch(stripped):
+        prefix = match["prefix"].upper()
+        raise ValueError(
+            f"{shown} may mean powers of 1000 or of 1024: "
+            f'write "{prefix}iB" or "{prefix}" for 2**{10 * ("KMGTPE".index(prefix) + 1)} bytes'
+        )
+    if stripped.startswith("-"):
+        raise ValueError(f"a size cannot be negative: {shown}")
+    match = _SIZE.fullmatch(stripped)
+    if match is None:
+        raise ValueError(
+            f"{shown} is not a size: "
+            'write a number of bytes, or one with a unit, such as "6GiB", "1.5g" or "3000m"'
+        )
+    unit = 1024 ** _EXPONENTS[match["unit"][:1].lower()]
+    fraction = match["fraction"] or ""
+    # Integers throughout: a float would round sizes beyond 2**53.
+    scaled = int(match["whole"] + fraction) * unit
+    nbytes, rest = divmod(scaled, 10 ** len(fraction))
+    if rest:
+        raise ValueError(f"{shown} is not a whole number of bytes: use a smaller unit")
+    return _within_bounds(nbytes, shown)
+
+
+def _within_bounds(nbytes: int, shown: str) -> int:
+    if nbytes > MAX_SIZE_BYTES:
+        raise ValueError(f"{shown} is too large for a size: the most is 2**63 - 1 bytes")
+    return nbytes
+
+
+def format_size(nbytes: SupportsIndex) -> str:
+    """Show a number of bytes to people.
+
+    An exact multiple of its unit has no fraction, so "6 GiB" is exact and "6.0 GiB" is near it.
+    `parse_size` reads the exact ones back.
+
+    Args:
+        nbytes: Bytes, not negative.
+
+    Raises:
+        ValueError: The number is negative.
+        TypeError: It is not an integer.
+
+    >>> format_size(6 * 2**30), format_size(6 * 2**30 + 1), format_size(1500), format_size(0)
+    ('6 GiB', '6.0 GiB', '1.5 KiB', '0 B')
+    """
+    if isinstance(nbytes, bool):
+        raise TypeError("a size is a whole number of bytes, not bool")
+    number = index(nbytes)
+    if number < 0:
+        raise ValueError(f"a size cannot be negative: {number}")
+    exponent = 0
+    while exponent < len(_UNITS) - 1 and number >= 1024 ** (exponent + 1):
+        exponent += 1
+    whole, rest = divmod(number, 1024**exponent)
+    if not rest:
+        return f"{whole} {_UNITS[exponent]}"
+    tenths = _rounded_tenths(number, exponent)
+    if tenths >= 10240 and exponent < len(_UNITS) - 1:
+        # 1023.96 MiB would round to "1024.0 MiB", which nobody writes.
+        exponent += 1
+        tenths = _rounded_tenths(number, exponent)
+    return f"{tenths // 10}.{tenths % 10} {_UNITS[exponent]}"
+
+
+def _rounded_tenths(number: int, exponent: int) -> int:
+    unit: int = 1024**exponent
+    return (10 * number + unit // 2) // unit
+
+
+@attrs.frozen
+class EnvironmentLimits:
+    """What libvgpu takes from an environment when it creates a region.
+
+    Attributes:
+        memory_limits_bytes: 16 entries, one per CUDA ordinal; None where unlimited.
+        sm_limits_percent: The same, 1 to 99; None where unlimited (0, 100 and above).
+    """
+
+    memory_limits_bytes: tuple[int | None, ...]
+    sm_limits_percent: tuple[int | None, ...]
+
+
+def limits_from_environment(env: Mapping[str, str]) -> EnvironmentLimits:
+    """Read the limits that an environment gives to a container, by libvgpu's own rules.
+
+    For device i `CUDA_DEVICE_MEMORY_LIMIT_<i>` counts, where it is missing or comes to 0
+    `CUDA_DEVICE_MEMORY_LIMIT`, else there is no limit; `CUDA_DEVICE_SM_LIMIT` works alike.  A value
+    is what `strtoul` with base 0 reads from its beginning, so `010` is 8, `0x10` is 16 and `6.5g`
+    is 6 GiB, times 2**10, 2**20 or 2**30 where the value *ends* in k, m or g of either case:
+    `6GiB` is 6 bytes.  Garbage is 0 and never an error.
+
+    A region keeps what its creator's environment said.  Processes that start later with another
+    environment do not change it.
+
+    Args:
+        env: `os.environ`, or the environment of a container.
+
+    Raises:
+        TypeError: A value is not text.
+
+    Source: region-abi section 2.  Shell: `env | grep '^CUDA_DEVICE_.*_LIMIT'`.
+
+    >>> limits = limits_from_environment(
+    ...     {"CUDA_DEVICE_MEMORY_LIMIT": "3000m", "CUDA_DEVICE_SM_LIMIT_1": "50"}
+    ... )
+    >>> limits.memory_limits_bytes[:2], limits.sm_limits_percent[:3]
+    ((3145728000, 3145728000), (None, 50, None))
+    """
+    return EnvironmentLimits(
+        memory_limits_bytes=tuple(
+            limit or None for limit in _per_device(env, "CUDA_DEVICE_MEMORY_LIMIT")
+        ),
+        sm_limits_percent=tuple(
+            limit if 0 < limit < 100 else None for limit in _per_device(env, "CUDA_DEVICE_SM_LIMIT")
+        ),
+    )
+
+
+def _per_device(env: Mapping[str, str], name: str) -> list[int]:
+    fallback = _environment_value(env, name)
+    return [
+        _environment_value(env, f"{name}_{device}") or fallback for device in range(DEVICE_CAPACITY)
+    ]
+
+
+_SCALARS: Final = {"k": 2**10, "m": 2**20, "g": 2**30}
+
+
+def _environment_value(env: Mapping[str, str], name: str) -> int:
+    """Read one variable as libvgpu does; 0 means "not given"."""
+    value = env.get(name, "")
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {type(value).__name__}, not text")
+    # An environment cannot hold a NUL; C would stop there if somebody's mapping does.
+    value = value.partition("\0")[0]
+    scaled = _strtoul(value) * _SCALARS.get(value[-1:].lower(), 1)
+    return scaled if scaled < 2**64 else 0
+
+
+# The whitespace of C's isspace(); Python's strip() takes more, such as \x1c and U+00A0.
+_STRTOUL: Final = re.compile(
+    r"[ \t\n\v\f\r]*(?P<sign>[+-]?)"
+    r"(?:0[xX](?P<hex>[0-9a-fA-F]+)|0(?P<octal>[0-7]*)|(?P<decimal>[1-9][0-9]*))"
+)
+
+
+def _strtoul(text: str) -> int:
+    """Return what C's `strtoul(text, NULL, 0)` does on a 64-bit system."""
+    match = _STRTOUL.match(text)
+    if match is None:
+        return 0
+    base = {"hex": 16, "octal": 8, "decimal": 10}[str(match.lastgroup)]
+    digits = match[str(match.lastgroup)].lstrip("0")
+    # 2**64 has 22 octal digits; longer texts are not worth converting, and int() refuses some.
+    number = int(digits or "0", base) if len(digits) <= 22 else 2**64
+    if number >= 2**64:
+        # Too large stays the largest, with a minus sign too: only numbers in range are negated.
+        return 2**64 - 1
+    return -number % 2**64 if match["sign"] == "-" else number

@@ -1,0 +1,80 @@
+/*
+ * Checks that say where they failed and what they saw, and go on: one run shows
+ * every broken promise, not the first.
+ */
+#ifndef CHECK_H
+#define CHECK_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Threads check too. */
+static atomic_ulong check_count;
+static atomic_ulong check_failures;
+
+/* A broken loop should not bury its first report. */
+enum { CHECK_REPORTS = 50 };
+
+#define CHECK_FAILED(...)                                                                          \
+    do {                                                                                           \
+        if (atomic_fetch_add(&check_failures, 1) < CHECK_REPORTS) {                                \
+            fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, __func__);                          \
+            fprintf(stderr, __VA_ARGS__);                                                          \
+            fputc('\n', stderr);                                                                   \
+        }                                                                                          \
+    } while (0)
+
+#define CHECK(condition)                                                                           \
+    do {                                                                                           \
+        atomic_fetch_add(&check_count, 1);                                                         \
+        if (!(condition))                                                                          \
+            CHECK_FAILED("%s", #condition);                                                        \
+    } while (0)
+
+/* Numbers up to 64 bits, shown as signed: codes are negative. */
+#define CHECK_EQ(found, expected)                                                                  \
+    do {                                                                                           \
+        const int64_t check_found = (int64_t)(found), check_expected = (int64_t)(expected);        \
+        atomic_fetch_add(&check_count, 1);                                                         \
+        if (check_found != check_expected)                                                         \
+            CHECK_FAILED("%s is %lld, not %lld", #found, (long long)check_found,                   \
+                         (long long)check_expected);                                               \
+    } while (0)
+
+#define CHECK_STR(found, expected)                                                                 \
+    do {                                                                                           \
+        const char *check_found = (found), *check_expected = (expected);                           \
+        atomic_fetch_add(&check_count, 1);                                                         \
+        if (strcmp(check_found, check_expected) != 0)                                              \
+            CHECK_FAILED("%s is \"%s\", not \"%s\"", #found, check_found, check_expected);         \
+    } while (0)
+
+/* For what the test itself needs: without it nothing that follows means anything. */
+#define NEED(condition)                                                                            \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "%s:%d: cannot go on without %s: ", __FILE__, __LINE__, #condition);   \
+            perror(NULL);                                                                          \
+            exit(2);                                                                               \
+        }                                                                                          \
+    } while (0)
+
+#define RUN(test)                                                                                  \
+    do {                                                                                           \
+        const unsigned long check_before = atomic_load(&check_failures);                           \
+        test();                                                                                    \
+        if (atomic_load(&check_failures) != check_before)                                          \
+            fprintf(stderr, "FAILED %s\n", #test);                                                 \
+    } while (0)
+
+static inline int check_report(const char *name)
+{
+    const unsigned long failures = atomic_load(&check_failures);
+    printf("%s: %lu checks, %lu failed\n", name, atomic_load(&check_count), failures);
+    return failures != 0;
+}
+
+#endif

@@ -1,0 +1,145 @@
+#include "region_file.h"
+
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "check.h"
+
+void region_file_spec(struct hr_create_spec *spec, uint32_t layout)
+{
+    memset(spec, 0, sizeof *spec);
+    spec->layout = layout;
+    spec->priority = 1;
+    spec->device_num = 2;
+    spec->limit[0] = 4 * GIB;
+    spec->limit[1] = 8 * GIB;
+    for (uint32_t device = 0; device < HR_DEVICES; device++)
+        spec->sm_limit[device] = 100;
+    spec->sm_limit[0] = 50;
+    spec->sm_limit[1] = 60;
+    snprintf(spec->uuids[0], HR_UUID_BYTES, "GPU-00000000-aaaa-bbbb-cccc-000000000001");
+    snprintf(spec->uuids[1], HR_UUID_BYTES, "MIG-00000000-aaaa-bbbb-cccc-000000000002");
+}
+
+void region_file_make(struct region_file *file, uint32_t layout)
+{
+    memset(file, 0, sizeof *file);
+    file->layout = &hr_layouts[layout];
+    const char *parent = getenv("TMPDIR");
+    snprintf(file->directory, sizeof file->directory, "%s/hr-test-XXXXXX",
+             parent != NULL && *parent != '\0' ? parent : "/tmp");
+    NEED(mkdtemp(file->directory) != NULL);
+    snprintf(file->path, sizeof file->path, "%s/region.cache", file->directory);
+
+    struct hr_create_spec spec;
+    region_file_spec(&spec, layout);
+    NEED(hr_create(file->path, &spec) == HR_OK);
+
+    file->fd = open(file->path, O_RDWR | O_CLOEXEC);
+    NEED(file->fd >= 0);
+    struct stat status;
+    NEED(fstat(file->fd, &status) == 0);
+    file->size = (size_t)status.st_size;
+    file->bytes = mmap(NULL, file->size, PROT_READ | PROT_WRITE, MAP_SHARED, file->fd, 0);
+    NEED(file->bytes != MAP_FAILED);
+}
+
+void region_file_remove(struct region_file *file)
+{
+    munmap(file->bytes, file->size);
+    close(file->fd);
+    /* A test may have put something else there, or nothing. */
+    unlink(file->path);
+    rmdir(file->path);
+    if (rmdir(file->directory) != 0)
+        CHECK_FAILED("%s is not empty: something was left behind", file->directory);
+}
+
+void poke32(const struct region_file *file, size_t offset, uint32_t value)
+{
+    atomic_store((_Atomic uint32_t *)(file->bytes + offset), value);
+}
+
+void poke64(const struct region_file *file, size_t offset, uint64_t value)
+{
+    atomic_store((_Atomic uint64_t *)(file->bytes + offset), value);
+}
+
+uint32_t peek32(const struct region_file *file, size_t offset)
+{
+    return atomic_load((_Atomic uint32_t *)(file->bytes + offset));
+}
+
+uint64_t peek64(const struct region_file *file, size_t offset)
+{
+    return atomic_load((_Atomic uint64_t *)(file->bytes + offset));
+}
+
+size_t slot_at(const struct region_file *file, uint32_t slot, uint32_t field)
+{
+    return file->layout->procs + (size_t)slot * file->layout->slot_stride + field;
+}
+
+void usage_of_number(const struct hr_layout *layout, uint64_t number, uint32_t device,
+                     struct hr_usage *out)
+{
+    const uint64_t base = number * 1000 + device * 10;
+    *out = (struct hr_usage){.context = base + 1,
+                             .module = base + 2,
+                             .data = base + 3,
+                             .offset = base + 4,
+                             .total = base + 5,
+                             .monitor = base + 6};
+    if (layout->slot_util != HR_ABSENT) {
+        out->dec = base + 7;
+        out->enc = base + 8;
+        out->sm = base + 9;
+    }
+}
+
+void poke_usage(const struct region_file *file, uint32_t slot, uint32_t device,
+                const struct hr_usage *usage)
+{
+    const struct hr_layout *layout = file->layout;
+    const size_t used =
+        slot_at(file, slot, layout->slot_used) + (size_t)device * layout->slot_used_stride;
+    poke64(file, used, usage->context);
+    poke64(file, used + 8, usage->module);
+    poke64(file, used + 16, usage->data);
+    poke64(file, used + 24, usage->offset);
+    poke64(file, used + 32, usage->total);
+    poke64(file, slot_at(file, slot, layout->slot_monitorused) + (size_t)device * 8,
+           usage->monitor);
+    if (layout->slot_util == HR_ABSENT)
+        return;
+    const size_t util =
+        slot_at(file, slot, layout->slot_util) + (size_t)device * layout->slot_util_stride;
+    poke64(file, util, usage->dec);
+    poke64(file, util + 8, usage->enc);
+    poke64(file, util + 16, usage->sm);
+}
+
+void fill_slot(const struct region_file *file, uint32_t slot, int32_t pid, uint64_t number,
+               uint32_t devices)
+{
+    for (uint32_t device = 0; device < devices; device++) {
+        struct hr_usage usage;
+        usage_of_number(file->layout, number, device, &usage);
+        poke_usage(file, slot, device, &usage);
+    }
+    poke32(file, slot_at(file, slot, file->layout->slot_hostpid), (uint32_t)pid + 1000000);
+    poke32(file, slot_at(file, slot, file->layout->slot_status), 1);
+    poke32(file, slot_at(file, slot, file->layout->slot_pid), (uint32_t)pid);
+}
+
+uint8_t *region_file_copy(const struct region_file *file)
+{
+    uint8_t *copy = malloc(file->size);
+    NEED(copy != NULL);
+    memcpy(copy, file->bytes, file->size);
+    return copy;
+}

@@ -1,0 +1,54 @@
+/*
+ * A region file that a test owns: made by hr_create(), filled with numbers that
+ * tell every field from every other, and poked at named offsets.
+ */
+#ifndef REGION_FILE_H
+#define REGION_FILE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "layout.h"
+#include "region.h"
+
+struct region_file {
+    const struct hr_layout *layout;
+    char directory[256];
+    char path[288];
+    int fd;
+    uint8_t *bytes; /* the test's own mapping, beside the one under test */
+    size_t size;    /* as created: what the mapping covers */
+};
+
+#define GIB (UINT64_C(1) << 30)
+
+/* What region_file_make() asks for: two devices of 4 and 8 GiB, SM 50 and 60 %, priority 1. */
+void region_file_spec(struct hr_create_spec *spec, uint32_t layout);
+void region_file_make(struct region_file *file, uint32_t layout);
+void region_file_remove(struct region_file *file);
+
+void poke32(const struct region_file *file, size_t offset, uint32_t value);
+void poke64(const struct region_file *file, size_t offset, uint64_t value);
+uint32_t peek32(const struct region_file *file, size_t offset);
+uint64_t peek64(const struct region_file *file, size_t offset);
+
+/* The offset of a slot's field in the file. */
+size_t slot_at(const struct region_file *file, uint32_t slot, uint32_t field);
+
+/* The usage that fill_slot() gives a slot: another number in every field and device. */
+void usage_of_number(const struct hr_layout *layout, uint64_t number, uint32_t device,
+                     struct hr_usage *out);
+
+/* A running process with host pid `pid` + 1,000,000 and usage on the first `devices` devices. */
+void fill_slot(const struct region_file *file, uint32_t slot, int32_t pid, uint64_t number,
+               uint32_t devices);
+
+/* One usage, in one device of one slot. */
+void poke_usage(const struct region_file *file, uint32_t slot, uint32_t device,
+                const struct hr_usage *usage);
+
+/* The file's content, for a test that breaks it over and over. */
+uint8_t *region_file_copy(const struct region_file *file);
+
+#endif

@@ -1,0 +1,262 @@
+/* Edits: what is stored, what is refused, and that nothing else moves. */
+#include "check.h"
+#include "region_file.h"
+
+static hr_region *open_or_fail(const char *path, uint32_t flags)
+{
+    hr_region *region = NULL;
+    NEED(hr_open(path, flags, HR_LAYOUTS, &region) >= 0);
+    return region;
+}
+
+static void close_and_free(hr_region *region)
+{
+    hr_close(region);
+    hr_free(region);
+}
+
+static struct hr_detail last_detail(void)
+{
+    struct hr_detail detail;
+    hr_last_detail(&detail);
+    return detail;
+}
+
+/* Every byte but [from, to) is as it was. */
+static void check_untouched(const struct region_file *file, const uint8_t *before, size_t from,
+                            size_t to)
+{
+    CHECK_EQ(memcmp(file->bytes, before, from), 0);
+    CHECK_EQ(memcmp(file->bytes + to, before + to, file->size - to), 0);
+}
+
+/* One device: one word changes, and the edit tells both of its values. */
+static void test_sets_one_limit(void)
+{
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        struct region_file file;
+        region_file_make(&file, id);
+        hr_region *region = open_or_fail(file.path, HR_WRITE);
+        struct hr_limit_edit edits[HR_DEVICES];
+        for (uint32_t kind = HR_MEMORY; kind <= HR_SM; kind++) {
+            const uint32_t table = kind == HR_MEMORY ? file.layout->limit : file.layout->sm_limit;
+            for (uint32_t device = 0; device < HR_DEVICES; device++) {
+                uint8_t *before = region_file_copy(&file);
+                const size_t at = table + (size_t)device * 8;
+                const uint64_t old = peek64(&file, at);
+                const uint64_t value = kind == HR_MEMORY ? device * GIB + 1 : device + 1;
+                CHECK_EQ(hr_set_limits(region, kind, (int32_t)device, value, 0, 0, edits), 1);
+                CHECK_EQ(edits[0].device, device);
+                CHECK_EQ(edits[0].before, old);
+                CHECK_EQ(edits[0].after, value);
+                CHECK_EQ(peek64(&file, at), value);
+                CHECK_EQ(hr_get(region,
+                                kind == HR_MEMORY ? HR_VALUE_MEMORY_LIMIT : HR_VALUE_SM_LIMIT,
+                                device),
+                         value);
+                check_untouched(&file, before, at, at + 8);
+                free(before);
+            }
+        }
+        close_and_free(region);
+        region_file_remove(&file);
+    }
+}
+
+/* All devices are those that a snapshot shows. */
+static void test_sets_all_limits(void)
+{
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        struct region_file file;
+        region_file_make(&file, id);
+        const struct hr_layout *layout = file.layout;
+        hr_region *region = open_or_fail(file.path, HR_WRITE);
+        struct hr_limit_edit edits[HR_DEVICES];
+
+        CHECK_EQ(hr_set_limits(region, HR_MEMORY, HR_ALL_DEVICES, 2 * GIB, 0, 0, edits), 2);
+        CHECK_EQ(edits[0].before, 4 * GIB);
+        CHECK_EQ(edits[1].before, 8 * GIB);
+        CHECK_EQ(edits[1].device, 1);
+        CHECK_EQ(peek64(&file, layout->limit), 2 * GIB);
+        CHECK_EQ(peek64(&file, layout->limit + 8), 2 * GIB);
+        CHECK_EQ(peek64(&file, layout->limit + 16), 0);
+
+        /* Usage on a device beyond device_num makes it one of the region's. */
+        fill_slot(&file, 0, 100, 1, 0);
+        poke_usage(&file, 0, 9, &(struct hr_usage){.total = 5});
+        poke32(&file, layout->proc_num, 1);
+        CHECK_EQ(hr_set_limits(region, HR_SM, HR_ALL_DEVICES, 30, 0, 0, edits), 3);
+        CHECK_EQ(edits[2].device, 9);
+        CHECK_EQ(peek64(&file, layout->sm_limit + 9 * 8), 30);
+        CHECK_EQ(peek64(&file, layout->sm_limit + 8 * 8), 100);
+        poke32(&file, layout->proc_num, 0);
+
+        /* No device count yet and 16 equal limits: one limit for however many there are. */
+        memset(file.bytes + layout->uuids, 0, HR_DEVICES * HR_UUID_BYTES);
+        poke64(&file, layout->device_num, 0);
+        for (uint32_t device = 0; device < HR_DEVICES; device++)
+            poke64(&file, layout->limit + device * 8, 3 * GIB);
+        CHECK_EQ(hr_set_limits(region, HR_MEMORY, HR_ALL_DEVICES, GIB, 0, 0, edits), HR_DEVICES);
+        for (uint32_t device = 0; device < HR_DEVICES; device++) {
+            CHECK_EQ(peek64(&file, layout->limit + device * 8), GIB);
+            CHECK_EQ(edits[device].device, device);
+            CHECK_EQ(edits[device].before, 3 * GIB);
+        }
+        close_and_free(region);
+        region_file_remove(&file);
+    }
+}
+
+/* Compare-and-set stores in all devices or in none. */
+static void test_expected_values(void)
+{
+    struct region_file file;
+    region_file_make(&file, HR_V1_2);
+    const struct hr_layout *layout = file.layout;
+    hr_region *region = open_or_fail(file.path, HR_WRITE);
+    struct hr_limit_edit edits[HR_DEVICES];
+
+    CHECK_EQ(hr_set_limits(region, HR_MEMORY, 0, 5 * GIB, 3 * GIB, HR_EXPECT, edits), HR_ECONFLICT);
+    struct hr_detail detail = last_detail();
+    CHECK_EQ(detail.code, HR_ECONFLICT);
+    CHECK_EQ(detail.device, 0);
+    CHECK_EQ(detail.found, 4 * GIB);
+    CHECK_EQ(detail.wanted, 3 * GIB);
+    CHECK_EQ(peek64(&file, layout->limit), 4 * GIB);
+
+    uint8_t *before = region_file_copy(&file);
+    CHECK_EQ(hr_set_limits(region, HR_MEMORY, HR_ALL_DEVICES, 5 * GIB, 4 * GIB, HR_EXPECT, edits),
+             HR_ECONFLICT);
+    detail = last_detail();
+    CHECK_EQ(detail.device, 1);
+    CHECK_EQ(detail.found, 8 * GIB);
+    check_untouched(&file, before, 0, 0);
+    free(before);
+
+    CHECK_EQ(hr_set_limits(region, HR_MEMORY, 0, 5 * GIB, 4 * GIB, HR_EXPECT, edits), 1);
+    CHECK_EQ(peek64(&file, layout->limit), 5 * GIB);
+
+    /* 0 and anything from 100 on are the same SM limit: none. */
+    poke64(&file, layout->sm_limit, 100);
+    poke64(&file, layout->sm_limit + 8, 0);
+    CHECK_EQ(hr_set_limits(region, HR_SM, HR_ALL_DEVICES, 40, 0, HR_EXPECT, edits), 2);
+    CHECK_EQ(edits[0].before, 100);
+    CHECK_EQ(edits[1].before, 0);
+    CHECK_EQ(hr_set_limits(region, HR_SM, HR_ALL_DEVICES, 50, 100, HR_EXPECT, edits), HR_ECONFLICT);
+    CHECK_EQ(hr_set_limits(region, HR_SM, HR_ALL_DEVICES, 50, 40, HR_EXPECT, edits), 2);
+    CHECK_EQ(peek64(&file, layout->sm_limit + 8), 50);
+    close_and_free(region);
+    region_file_remove(&file);
+}
+
+/* A memory limit under what is used makes a program's free memory enormous. */
+static void test_refuses_limits_below_use(void)
+{
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        struct region_file file;
+        region_file_make(&file, id);
+        const struct hr_layout *layout = file.layout;
+        fill_slot(&file, 0, 100, 1, 0);
+        fill_slot(&file, 1, 101, 1, 0);
+        poke_usage(&file, 0, 1, &(struct hr_usage){.total = GIB});
+        poke_usage(&file, 1, 1, &(struct hr_usage){.total = GIB});
+        poke32(&file, slot_at(&file, 1, layout->slot_status), 0);
+        poke32(&file, layout->proc_num, 2);
+        hr_region *region = open_or_fail(file.path, HR_WRITE);
+        struct hr_limit_edit edits[HR_DEVICES];
+        uint8_t *before = region_file_copy(&file);
+
+        CHECK_EQ(hr_set_limits(region, HR_MEMORY, 1, 2 * GIB - 1, 0, 0, edits), HR_EBELOWUSE);
+        struct hr_detail detail = last_detail();
+        CHECK_EQ(detail.device, 1);
+        CHECK_EQ(detail.found, 2 * GIB);
+        CHECK_EQ(detail.wanted, 2 * GIB - 1);
+        CHECK_EQ(hr_set_limits(region, HR_MEMORY, HR_ALL_DEVICES, GIB, 0, 0, edits), HR_EBELOWUSE);
+        CHECK_EQ(last_detail().device, 1);
+        CHECK_EQ(hr_set_limits(region, HR_MEMORY, HR_ALL_DEVICES, GIB, 0, HR_DRY_RUN, edits),
+                 HR_EBELOWUSE);
+        check_untouched(&file, before, 0, 0);
+
+        /* As much as is used, or no limit at all, is not below. A dry run stores nothing. */
+        CHECK_EQ(hr_set_limits(region, HR_MEMORY, 1, 2 * GIB, 0, HR_DRY_RUN, edits), 1);
+        CHECK_EQ(edits[0].before, 8 * GIB);
+        CHECK_EQ(edits[0].after, 2 * GIB);
+        CHECK_EQ(hr_set_limits(region, HR_SM, HR_ALL_DEVICES, 1, 0, HR_DRY_RUN, edits), 2);
+        check_untouched(&file, before, 0, 0);
+        CHECK_EQ(hr_set_limits(region, HR_MEMORY, 1, 2 * GIB, 0, 0, edits), 1);
+        CHECK_EQ(hr_set_limits(region, HR_MEMORY, 1, 0, 0, 0, edits), 1);
+        CHECK_EQ(peek64(&file, layout->limit + 8), 0);
+        CHECK_EQ(hr_set_limits(region, HR_MEMORY, HR_ALL_DEVICES, 7, 0, HR_FORCE, edits), 2);
+        CHECK_EQ(peek64(&file, layout->limit), 7);
+        CHECK_EQ(peek64(&file, layout->limit + 8), 7);
+        free(before);
+        close_and_free(region);
+        region_file_remove(&file);
+    }
+}
+
+static void test_refuses_bad_edits(void)
+{
+    struct region_file file;
+    region_file_make(&file, HR_V1_2);
+    hr_region *region = open_or_fail(file.path, HR_WRITE);
+    hr_region *reader = open_or_fail(file.path, HR_READ);
+    struct hr_limit_edit edits[HR_DEVICES];
+    int32_t value;
+    uint8_t *before = region_file_copy(&file);
+    CHECK_EQ(hr_set_limits(region, HR_MEMORY, HR_DEVICES, 1, 0, 0, edits), HR_EINVAL);
+    CHECK_EQ(hr_set_limits(region, HR_MEMORY, -2, 1, 0, 0, edits), HR_EINVAL);
+    CHECK_EQ(hr_set_limits(region, HR_MEMORY, INT32_MIN, 1, 0, 0, edits), HR_EINVAL);
+    CHECK_EQ(hr_set_limits(region, HR_SM + 1, 0, 1, 0, 0, edits), HR_EINVAL);
+    CHECK_EQ(hr_set_limits(region, HR_MEMORY, 0, 1, 0, 8, edits), HR_EINVAL);
+    CHECK_EQ(hr_set_value(region, HR_VALUE_MEMORY_LIMIT, 1, &value), HR_EINVAL);
+    CHECK_EQ(hr_set_value(region, HR_VALUE_PROC_NUM, 1, &value), HR_EINVAL);
+    CHECK_EQ(hr_set_value(region, HR_VALUE_PROC_NUM + 1, 1, &value), HR_EINVAL);
+    CHECK_EQ(hr_set_limits(reader, HR_MEMORY, 0, 1, 0, 0, edits), HR_EREADONLY);
+    CHECK_EQ(last_detail().code, HR_EREADONLY);
+    CHECK_EQ(hr_set_value(reader, HR_VALUE_PRIORITY, 1, &value), HR_EREADONLY);
+    check_untouched(&file, before, 0, 0);
+    free(before);
+    close_and_free(reader);
+    close_and_free(region);
+    region_file_remove(&file);
+}
+
+static void test_sets_values(void)
+{
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        struct region_file file;
+        region_file_make(&file, id);
+        const uint32_t values[] = {HR_VALUE_PRIORITY, HR_VALUE_UTILIZATION_SWITCH,
+                                   HR_VALUE_RECENT_KERNEL};
+        const uint32_t offsets[] = {file.layout->priority, file.layout->utilization_switch,
+                                    file.layout->recent_kernel};
+        hr_region *region = open_or_fail(file.path, HR_WRITE);
+        for (size_t i = 0; i < 3; i++) {
+            int32_t replaced = 12345;
+            const int32_t old = (int32_t)peek32(&file, offsets[i]);
+            uint8_t *before = region_file_copy(&file);
+            CHECK_EQ(hr_set_value(region, values[i], -1, &replaced), HR_OK);
+            CHECK_EQ(replaced, old);
+            CHECK_EQ((int32_t)peek32(&file, offsets[i]), -1);
+            CHECK_EQ(hr_set_value(region, values[i], 2, &replaced), HR_OK);
+            CHECK_EQ(replaced, -1);
+            CHECK_EQ(hr_get(region, values[i], 0), 2);
+            check_untouched(&file, before, offsets[i], offsets[i] + 4);
+            free(before);
+        }
+        close_and_free(region);
+        region_file_remove(&file);
+    }
+}
+
+int main(void)
+{
+    RUN(test_sets_one_limit);
+    RUN(test_sets_all_limits);
+    RUN(test_expected_values);
+    RUN(test_refuses_limits_below_use);
+    RUN(test_refuses_bad_edits);
+    RUN(test_sets_values);
+    return check_report("test_edit");
+}

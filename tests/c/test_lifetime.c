@@ -1,0 +1,318 @@
+/* Handles under threads: closing waits, fork invalidates, and no access races another. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "region_file.h"
+#include "snapshot_view.h"
+
+enum { READERS = 3, WRITERS = 2, PROCESSES = 6 };
+
+static hr_region *open_or_fail(const char *path, uint32_t flags)
+{
+    hr_region *region = NULL;
+    NEED(hr_open(path, flags, HR_LAYOUTS, &region) >= 0);
+    return region;
+}
+
+static struct hr_detail last_detail(void)
+{
+    struct hr_detail detail;
+    hr_last_detail(&detail);
+    return detail;
+}
+
+static void make_busy(struct region_file *file, uint32_t layout)
+{
+    region_file_make(file, layout);
+    for (uint32_t slot = 0; slot < PROCESSES; slot++)
+        fill_slot(file, slot, (int32_t)slot + 1, slot, 2);
+    poke32(file, file->layout->proc_num, PROCESSES);
+}
+
+struct crowd {
+    hr_region *region;
+    atomic_ulong rounds;
+};
+
+/* One round of everything that reads; false once the handle is closed. */
+static bool read_everything(hr_region *region, uint64_t *buffer)
+{
+    const int code = hr_snapshot(region, buffer, HR_SNAPSHOT_MAX_BYTES);
+    if (code == HR_ECLOSED)
+        return false;
+    CHECK_EQ(code, HR_OK);
+    const struct hr_snapshot *snapshot = (const struct hr_snapshot *)(const void *)buffer;
+    CHECK_EQ(snapshot->proc_num, PROCESSES);
+    for (uint32_t index = 0; index < PROCESSES; index++)
+        CHECK_EQ(snapshot_usage(snapshot, index, 1)->total, index * 1000 + 15);
+
+    const uint64_t limit = hr_get(region, HR_VALUE_MEMORY_LIMIT, 0);
+    if (limit == HR_NO_VALUE)
+        CHECK_EQ(last_detail().code, HR_ECLOSED);
+    else
+        CHECK(limit == 4 * GIB || (limit >= 64 * GIB && limit % GIB == 0));
+
+    uint64_t arena[HR_REGION_COLUMNS + 2 * HR_DEVICE_COLUMNS + PROCESSES * HR_PROCESS_COLUMNS +
+                   2 * PROCESSES * HR_USAGE_COLUMNS];
+    const struct hr_rows capacity = {1, 2, PROCESSES, 2 * PROCESSES};
+    struct hr_rows filled;
+    CHECK_EQ(hr_read_set(&region, &capacity, arena, buffer, &filled), HR_OK);
+    CHECK((int64_t)arena[HR_REGION_CODE] == HR_OK || (int64_t)arena[HR_REGION_CODE] == HR_ECLOSED);
+    const int stale = hr_is_stale(region);
+    CHECK(stale == 0 || stale == HR_ECLOSED);
+    return true;
+}
+
+static void *reader(void *argument)
+{
+    struct crowd *crowd = argument;
+    uint64_t *buffer = malloc(HR_SNAPSHOT_MAX_BYTES);
+    NEED(buffer != NULL);
+    while (read_everything(crowd->region, buffer))
+        atomic_fetch_add(&crowd->rounds, 1);
+    CHECK_EQ(last_detail().code, HR_ECLOSED);
+    free(buffer);
+    return NULL;
+}
+
+static void *writer(void *argument)
+{
+    struct crowd *crowd = argument;
+    struct hr_limit_edit edits[HR_DEVICES];
+    int32_t before;
+    for (uint32_t round = 0;; round++) {
+        const uint64_t value = (64 + round % 64) * GIB;
+        int code = hr_set_limits(crowd->region, HR_MEMORY, HR_ALL_DEVICES, value, 0, 0, edits);
+        if (code == HR_ECLOSED)
+            break;
+        CHECK_EQ(code, 2);
+        code = hr_set_limits(crowd->region, HR_MEMORY, 0, value, value, HR_EXPECT, edits);
+        CHECK(code == 1 || code == HR_ECONFLICT || code == HR_ECLOSED);
+        code = hr_set_limits(crowd->region, HR_SM, 1, round % 100 + 1, 0, 0, edits);
+        CHECK(code == 1 || code == HR_ECLOSED);
+        code = hr_set_value(crowd->region, HR_VALUE_RECENT_KERNEL, (int32_t)round, &before);
+        CHECK(code == HR_OK || code == HR_ECLOSED);
+        atomic_fetch_add(&crowd->rounds, 1);
+    }
+    return NULL;
+}
+
+static void *closer(void *argument)
+{
+    struct crowd *crowd = argument;
+    hr_close(crowd->region);
+    return NULL;
+}
+
+/* Readers and writers share a handle until it is closed under them. */
+static void test_close_under_readers_and_writers(void)
+{
+    for (uint32_t round = 0; round < 4 * HR_LAYOUTS; round++) {
+        struct region_file file;
+        make_busy(&file, round % HR_LAYOUTS);
+        struct crowd crowd = {.region = open_or_fail(file.path, HR_WRITE)};
+        pthread_t threads[READERS + WRITERS], closers[2];
+        for (int i = 0; i < READERS + WRITERS; i++)
+            NEED(pthread_create(&threads[i], NULL, i < READERS ? reader : writer, &crowd) == 0);
+        while (atomic_load(&crowd.rounds) < 200)
+            sched_yield();
+        /* Twice, and at the same time. */
+        for (int i = 0; i < 2; i++)
+            NEED(pthread_create(&closers[i], NULL, closer, &crowd) == 0);
+        for (int i = 0; i < 2; i++)
+            pthread_join(closers[i], NULL);
+        for (int i = 0; i < READERS + WRITERS; i++)
+            pthread_join(threads[i], NULL);
+        hr_free(crowd.region);
+        region_file_remove(&file);
+    }
+}
+
+/* Closing at once, while calls are only beginning, many times. */
+static void test_close_at_once(void)
+{
+    struct region_file file;
+    make_busy(&file, HR_V1_2);
+    for (int round = 0; round < 200; round++) {
+        struct crowd crowd = {.region = open_or_fail(file.path, HR_READ)};
+        pthread_t threads[2];
+        for (int i = 0; i < 2; i++)
+            NEED(pthread_create(&threads[i], NULL, reader, &crowd) == 0);
+        hr_close(crowd.region);
+        for (int i = 0; i < 2; i++)
+            pthread_join(threads[i], NULL);
+        hr_free(crowd.region);
+    }
+    region_file_remove(&file);
+}
+
+static void test_closed_handle(void)
+{
+    struct region_file file;
+    make_busy(&file, HR_V1_1);
+    hr_region *region = open_or_fail(file.path, HR_WRITE);
+    uint64_t small[8];
+    struct hr_limit_edit edits[HR_DEVICES];
+    int32_t before;
+    hr_close(region);
+    CHECK_EQ(hr_snapshot(region, small, sizeof small), HR_ECLOSED);
+    CHECK_EQ(last_detail().code, HR_ECLOSED);
+    CHECK_EQ(hr_get(region, HR_VALUE_PRIORITY, 0), HR_NO_VALUE);
+    CHECK_EQ(last_detail().code, HR_ECLOSED);
+    CHECK_EQ(hr_is_stale(region), HR_ECLOSED);
+    CHECK_EQ(hr_set_limits(region, HR_MEMORY, 0, 1, 0, 0, edits), HR_ECLOSED);
+    CHECK_EQ(hr_set_value(region, HR_VALUE_PRIORITY, 1, &before), HR_ECLOSED);
+    hr_close(region);
+    hr_free(region);
+    region_file_remove(&file);
+}
+
+static void in_forked_child(struct region_file *file, hr_region *region)
+{
+    uint64_t small[8];
+    struct hr_limit_edit edits[HR_DEVICES];
+    int32_t before;
+    CHECK_EQ(hr_snapshot(region, small, sizeof small), HR_EFORKED);
+    CHECK_EQ(last_detail().code, HR_EFORKED);
+    CHECK_EQ(hr_get(region, HR_VALUE_PRIORITY, 0), HR_NO_VALUE);
+    CHECK_EQ(last_detail().code, HR_EFORKED);
+    CHECK_EQ(hr_is_stale(region), HR_EFORKED);
+    CHECK_EQ(hr_set_limits(region, HR_MEMORY, 0, 7 * GIB, 0, 0, edits), HR_EFORKED);
+    CHECK_EQ(hr_set_value(region, HR_VALUE_PRIORITY, 1, &before), HR_EFORKED);
+    uint64_t arena[HR_REGION_COLUMNS];
+    const struct hr_rows capacity = {1, 0, 0, 0};
+    struct hr_rows filled;
+    CHECK_EQ(hr_read_set(&region, &capacity, arena, small, &filled), HR_OK);
+    CHECK_EQ(arena[HR_REGION_CODE], HR_EFORKED);
+
+    /* The file itself is open to the child. */
+    hr_region *own = open_or_fail(file->path, HR_READ);
+    CHECK_EQ(hr_get(own, HR_VALUE_MEMORY_LIMIT, 1), 8 * GIB);
+    CHECK_EQ(hr_is_stale(own), 0);
+    hr_close(own);
+    hr_free(own);
+    hr_close(region);
+    hr_close(region);
+    CHECK_EQ(hr_is_stale(region), HR_ECLOSED);
+    hr_free(region);
+}
+
+static void check_child(struct region_file *file, hr_region *region)
+{
+    fflush(NULL);
+    const pid_t child = fork();
+    NEED(child >= 0);
+    if (child == 0) {
+        atomic_store(&check_failures, 0);
+        /* A child that waits for its parent's threads would wait for ever. */
+        alarm(20);
+        in_forked_child(file, region);
+        _exit(atomic_load(&check_failures) != 0);
+    }
+    int status;
+    NEED(waitpid(child, &status, 0) == child);
+    CHECK_EQ(status, 0);
+}
+
+static void test_fork(void)
+{
+    struct region_file file;
+    make_busy(&file, HR_V1_2);
+    hr_region *region = open_or_fail(file.path, HR_WRITE);
+    check_child(&file, region);
+    /* The parent's handle is as good as before. */
+    CHECK_EQ(hr_get(region, HR_VALUE_MEMORY_LIMIT, 1), 8 * GIB);
+    CHECK_EQ(hr_get(region, HR_VALUE_PRIORITY, 0), 1);
+    hr_close(region);
+    hr_free(region);
+    region_file_remove(&file);
+}
+
+/* The calls that other threads were in at the fork never end in the child. */
+static void test_fork_while_threads_call(void)
+{
+    struct region_file file;
+    make_busy(&file, HR_V1_2);
+    struct crowd crowd = {.region = open_or_fail(file.path, HR_WRITE)};
+    pthread_t threads[READERS];
+    for (int i = 0; i < READERS; i++)
+        NEED(pthread_create(&threads[i], NULL, reader, &crowd) == 0);
+    for (int round = 0; round < 20; round++) {
+        const unsigned long before = atomic_load(&crowd.rounds);
+        check_child(&file, crowd.region);
+        while (atomic_load(&crowd.rounds) < before + 5)
+            sched_yield();
+    }
+    hr_close(crowd.region);
+    for (int i = 0; i < READERS; i++)
+        pthread_join(threads[i], NULL);
+    hr_free(crowd.region);
+    region_file_remove(&file);
+}
+
+struct failer {
+    const char *path;
+    int code;
+};
+
+static void *fail_often(void *argument)
+{
+    const struct failer *failer = argument;
+    for (int i = 0; i < 500; i++) {
+        CHECK_EQ(hr_identify(failer->path, HR_LAYOUTS), failer->code);
+        CHECK_EQ(last_detail().code, failer->code);
+    }
+    return NULL;
+}
+
+/* Each thread sees why its own call failed. */
+static void test_details_are_per_thread(void)
+{
+    struct failer failers[] = {{"/dev/null", HR_ENOTREGION}, {"/nowhere/at/all", HR_ENOTFOUND}};
+    pthread_t threads[2];
+    for (int i = 0; i < 2; i++)
+        NEED(pthread_create(&threads[i], NULL, fail_often, &failers[i]) == 0);
+    for (int i = 0; i < 2; i++)
+        pthread_join(threads[i], NULL);
+}
+
+/* Opening and closing from several threads at once. */
+static void *open_often(void *argument)
+{
+    const struct region_file *file = argument;
+    for (int i = 0; i < 300; i++) {
+        hr_region *region = open_or_fail(file->path, i % 2 ? HR_READ : HR_WRITE);
+        CHECK_EQ(hr_get(region, HR_VALUE_PROC_NUM, 0), PROCESSES);
+        hr_close(region);
+        hr_free(region);
+    }
+    return NULL;
+}
+
+static void test_open_from_many_threads(void)
+{
+    struct region_file file;
+    make_busy(&file, HR_V1_1_POSTINIT);
+    pthread_t threads[4];
+    for (int i = 0; i < 4; i++)
+        NEED(pthread_create(&threads[i], NULL, open_often, &file) == 0);
+    for (int i = 0; i < 4; i++)
+        pthread_join(threads[i], NULL);
+    region_file_remove(&file);
+}
+
+int main(void)
+{
+    RUN(test_closed_handle);
+    RUN(test_open_from_many_threads);
+    RUN(test_details_are_per_thread);
+    RUN(test_fork);
+    RUN(test_fork_while_threads_call);
+    RUN(test_close_at_once);
+    RUN(test_close_under_readers_and_writers);
+    return check_report("test_lifetime");
+}

@@ -1,0 +1,140 @@
+"""The command line as people run it: a process with a pipe, or one with a terminal."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+COMMAND = (sys.executable, "-m", "libhamiregion")
+PATIENCE_S = 30.0
+
+COLOUR = re.compile(r"\x1b\[(?:[0-9]+;)*(?:3[0-7]|9[0-7]|38;[0-9;]+)m")
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """An environment that says nothing about terminals but what a test says."""
+    silent = {"NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TTY_COMPATIBLE", "COLORTERM"}
+    kept = {name: value for name, value in os.environ.items() if name not in silent}
+    return {**kept, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", **(extra or {})}
+
+
+def run(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run `hamiregion ARGUMENTS` in a pipe."""
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        env=environment(env),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        errors="surrogateescape",
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+def start(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    """Start `hamiregion ARGUMENTS` in a pipe, for tests that read while it runs."""
+    return subprocess.Popen(
+        [*COMMAND, *arguments],
+        env=environment(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+class Terminal:
+    """`hamiregion ARGUMENTS` on a terminal of its own; `screen` is all that it wrote to it."""
+
+    def __init__(
+        self, *arguments: str, env: Mapping[str, str] | None = None, columns: int = 100
+    ) -> None:
+        self.master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+        self.process = subprocess.Popen(
+            [*COMMAND, *arguments],
+            env=environment(env),
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            # The terminal controls the process: what is typed there reaches it as a signal.
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(slave)
+        self.written = b""
+
+    @property
+    def screen(self) -> str:
+        return self.written.decode("utf-8", "surrogateescape")
+
+    @property
+    def text(self) -> str:
+        """What was written, without escapes."""
+        return ESCAPES.sub("", self.screen)
+
+    def wait_for(self, condition: Callable[[str], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition(self.screen):
+            assert self._read(deadline), f"the command ended: {self.screen}"
+
+    def type(self, keys: str) -> None:
+        os.write(self.master, keys.encode())
+
+    def wait(self) -> int:
+        """Read to the end; return the exit code."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self._read(deadline):
+            pass
+        return self.process.wait(PATIENCE_S)
+
+    def _read(self, deadline: float) -> bool:
+        ready, _, _ = select.select([self.master], [], [], max(0.0, deadline - time.monotonic()))
+        assert ready, f"nothing more was written: {self.screen}"
+        try:
+            chunk = os.read(self.master, 65_536)
+        except OSError as error:
+            # How Linux says that nobody has the other end open.
+            assert error.errno == errno.EIO
+            return False
+        self.written += chunk
+        return bool(chunk)
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self.master)
+
+
+def on_terminal(
+    *arguments: str, env: Mapping[str, str] | None = None, columns: int = 100
+) -> Terminal:
+    """Run a command to its end on a terminal; it must succeed."""
+    with Terminal(*arguments, env=env, columns=columns) as terminal:
+        assert terminal.wait() == 0, terminal.screen
+        return terminal
+
+
+def interrupt(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGINT)

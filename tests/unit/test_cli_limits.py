@@ -1,0 +1,253 @@
+"""`hamiregion limits get` and `hamiregion limits set`."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from cli_process import on_terminal, run
+
+import libhamiregion as hami
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GIB = 2**30
+UUIDS = ("GPU-9f1c2a60-0d5e-4c3b-8a77-1b2f6e5d4c30", "GPU-4b7d8e12-6a9f-4f01-b3c5-7e8d9a0b1c2d")
+
+
+def made(
+    directory: Path, layout: hami.Layout = hami.Layout.V1_2, memory: tuple[int, ...] = (8, 4)
+) -> str:
+    path = str(directory / "usage.cache")
+    hami.create_region(
+        path,
+        memory_limits=[gib * GIB for gib in memory],
+        sm_limits=(50,),
+        uuids=UUIDS,
+        layout=layout,
+    )
+    return path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return made(tmp_path)
+
+
+def memory_limits(path: str) -> tuple[int | None, int | None]:
+    with hami.open_region(path) as region:
+        return region.memory_limit(0), region.memory_limit(1)
+
+
+def sm_limits(path: str) -> tuple[int | None, int | None]:
+    with hami.open_region(path) as region:
+        return region.sm_limit(0), region.sm_limit(1)
+
+
+# ---- get ----------------------------------------------------------------------
+
+
+def test_get_as_json(path: str) -> None:
+    answer = json.loads(run("limits", "get", path, "--json").stdout)
+    assert answer == {
+        "path": path,
+        "layout": "1.2",
+        "devices": [
+            {
+                "index": 0,
+                "memory_limit_bytes": 8 * GIB,
+                "memory_used_bytes": 0,
+                "sm_limit_percent": 50,
+            },
+            {
+                "index": 1,
+                "memory_limit_bytes": 4 * GIB,
+                "memory_used_bytes": 0,
+                "sm_limit_percent": None,
+            },
+        ],
+    }
+
+
+def test_get_in_a_pipe(path: str) -> None:
+    assert run("limits", "get", path).stdout == (
+        "DEVICE  MEM-LIMIT  MEM-USED  SM-LIMIT\n"
+        "0       8GiB       0B        50%\n"
+        "1       4GiB       0B        unlimited\n"
+    )
+
+
+def test_get_on_a_terminal(path: str) -> None:
+    text = on_terminal("limits", "get", path).text
+    assert "8 GiB" in text
+    assert "unlimited" in text
+
+
+def test_get_of_one_device_reaches_those_not_shown(path: str) -> None:
+    (device,) = json.loads(run("limits", "get", path, "--device", "9", "--json").stdout)["devices"]
+    assert device["index"] == 9
+    assert device["memory_limit_bytes"] is None
+
+
+# ---- set ----------------------------------------------------------------------
+
+
+def test_set_says_before_after_and_when_it_takes_effect(path: str) -> None:
+    answer = run("limits", "set", path, "--memory", "6GiB", "--sm", "30%")
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout == (
+        "device 0: memory limit 8 GiB -> 6 GiB, at once, also in running processes\n"
+        "device 1: memory limit 4 GiB -> 6 GiB, at once, also in running processes\n"
+        "device 0: SM limit 50 % -> 30 %, for processes started from now on\n"
+        "device 1: SM limit unlimited -> 30 %, for processes started from now on\n"
+    )
+    assert memory_limits(path) == (6 * GIB, 6 * GIB)
+    assert sm_limits(path) == (30, 30)
+
+
+def test_set_on_a_terminal(path: str) -> None:
+    text = on_terminal("limits", "set", path, "--memory", "6GiB", "--device", "0").text
+    assert text.split() == (
+        "device 0: memory limit 8 GiB -> 6 GiB, at once, also in running processes".split()
+    )
+
+
+def test_set_as_json(path: str) -> None:
+    answer = run("limits", "set", path, "--device", "0", "--memory", "unlimited", "--json")
+    assert json.loads(answer.stdout) == {
+        "path": path,
+        "layout": "1.2",
+        "dry_run": False,
+        "changes": [
+            {
+                "limit": "memory",
+                "device": 0,
+                "before": 8 * GIB,
+                "after": None,
+                "effect": "immediate",
+            }
+        ],
+    }
+    assert memory_limits(path) == (None, 4 * GIB)
+
+
+@pytest.mark.parametrize("layout", hami.Layout)
+def test_the_effect_told_is_that_of_the_layout(layout: hami.Layout, tmp_path: Path) -> None:
+    path = made(tmp_path, layout)
+    with hami.open_region(path, writable=True) as region:
+        (expected,) = region.set_sm_limit(30, device=0, dry_run=True)
+    answer = run("limits", "set", path, "--sm", "30", "--device", "0", "--json")
+    (change,) = json.loads(answer.stdout)["changes"]
+    assert change["effect"] == expected.effect.value
+
+
+def test_an_unchanged_limit_is_called_so(path: str) -> None:
+    answer = run("limits", "set", path, "--memory", "8192m", "--device", "0")
+    assert answer.stdout == "device 0: memory limit 8 GiB -> 8 GiB (unchanged)\n"
+
+
+@pytest.mark.parametrize("arguments", [("--memory", "6g"), ("--sm", "20"), ("--sm", "unlimited")])
+def test_a_dry_run_changes_nothing_and_says_so(path: str, arguments: tuple[str, ...]) -> None:
+    before = memory_limits(path), sm_limits(path)
+    answer = run("limits", "set", path, *arguments, "--dry-run")
+    assert answer.returncode == 0
+    assert " -> " in answer.stdout
+    assert answer.stdout.endswith("\ndry run: nothing was written\n")
+    as_json = json.loads(run("limits", "set", path, *arguments, "--dry-run", "--json").stdout)
+    assert as_json["dry_run"] is True
+    assert (memory_limits(path), sm_limits(path)) == before
+
+
+def test_a_limit_below_usage_is_refused_with_both_numbers(path: str) -> None:
+    with hami.open_region(path, writable=True) as region, region.attach() as slot:
+        slot.charge(0, 5 * GIB)
+        for dry in ((), ("--dry-run",)):
+            answer = run("limits", "set", path, "--device", "0", "--memory", "3GiB", *dry)
+            assert answer.returncode == 1
+            assert answer.stdout == ""
+            assert answer.stderr.startswith("Error: device 0 uses 5 GiB, more than the 3 GiB")
+            assert "--force" in answer.stderr
+            assert memory_limits(path) == (8 * GIB, 4 * GIB)
+        forced = run("limits", "set", path, "--device", "0", "--memory", "3GiB", "--force")
+    assert forced.returncode == 0
+    assert memory_limits(path) == (3 * GIB, 4 * GIB)
+
+
+def test_two_limits_are_checked_before_one_is_stored(path: str) -> None:
+    with hami.open_region(path, writable=True) as region, region.attach() as slot:
+        slot.charge(0, 5 * GIB)
+        answer = run("limits", "set", path, "--sm", "10", "--memory", "3GiB")
+    assert answer.returncode == 1
+    assert sm_limits(path) == (50, None)
+
+
+# ---- --if-equals ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "holds"),
+    [
+        (("--device", "0", "--memory", "6g", "--if-equals", "8GiB"), True),
+        (("--device", "0", "--memory", "6g", "--if-equals", "8193m"), False),
+        (("--device", "0", "--memory", "6g", "--if-equals", "unlimited"), False),
+        (("--device", "9", "--memory", "6g", "--if-equals", "unlimited"), True),
+        # The second device has another limit: all or nothing.
+        (("--memory", "6g", "--if-equals", "8g"), False),
+        (("--device", "0", "--sm", "30", "--if-equals", "50"), True),
+        (("--device", "0", "--sm", "30", "--if-equals", "51%"), False),
+        (("--device", "1", "--sm", "30", "--if-equals", "unlimited"), True),
+        (("--device", "1", "--sm", "30", "--if-equals", "100"), True),
+    ],
+)
+def test_if_equals_compares_and_sets(path: str, arguments: tuple[str, ...], *, holds: bool) -> None:
+    before = memory_limits(path), sm_limits(path)
+    answer = run("limits", "set", path, *arguments)
+    assert answer.returncode == (0 if holds else 1), answer.stderr
+    if not holds:
+        assert answer.stderr.startswith("Error: ")
+        assert (memory_limits(path), sm_limits(path)) == before
+
+
+# ---- Wrong usage ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("--memory", "6GB"),
+        ("--memory", "0"),
+        ("--memory", "-1"),
+        ("--memory", "much"),
+        ("--memory", "1.0000001k"),
+        ("--sm", "0"),
+        ("--sm", "101"),
+        ("--sm", "01000"),
+        ("--sm", "half"),
+        ("--device", "16", "--memory", "1g"),
+        ("--device", "-1", "--memory", "1g"),
+        ("--memory", "1g", "--sm", "10", "--if-equals", "8g"),
+        ("--memory", "1g", "--if-equals", "0"),
+        ("--layout", "2.0", "--memory", "1g"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2_and_touches_nothing(
+    path: str, arguments: tuple[str, ...]
+) -> None:
+    before = memory_limits(path), sm_limits(path)
+    answer = run("limits", "set", path, *arguments)
+    assert answer.returncode == 2, answer.stdout + answer.stderr
+    assert "Traceback" not in answer.stderr
+    assert "Error: " in answer.stderr
+    assert (memory_limits(path), sm_limits(path)) == before
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
+def test_a_region_that_may_only_be_read_is_not_written(path: str) -> None:
+    os.chmod(path, 0o444)
+    answer = run("limits", "set", path, "--memory", "1g")
+    assert answer.returncode == 1
+    assert "permission" in answer.stderr.lower()

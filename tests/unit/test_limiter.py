@@ -1,0 +1,450 @@
+"""The core limiter: libvgpu's arithmetic step by step, and launches from many threads."""
+
+import gc
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libhamiregion import (
+    CoreLimiter,
+    Region,
+    RegionClosed,
+    RegionStale,
+    create_region,
+    open_region,
+)
+
+GOLDEN = json.loads(
+    (Path(__file__).parent.parent / "golden" / "core-limiter.json").read_text(encoding="utf-8")
+)
+DEADLINE_S = 30
+
+
+def make_limiter(**changes: Any) -> CoreLimiter:
+    arguments: dict[str, Any] = {"sm_count": 16, "max_threads_per_sm": 1536, "sm_limit": 50}
+    return CoreLimiter(**(arguments | changes))
+
+
+def state(limiter: CoreLimiter) -> tuple[int, int, int]:
+    return limiter.share, limiter.tokens, limiter.total
+
+
+# ---- The arithmetic ----
+
+
+@pytest.mark.parametrize("device", GOLDEN, ids=lambda device: f"sm{device['sm_count']}")
+def test_every_golden_tick_gives_libvgpus_numbers(device: dict[str, Any]) -> None:
+    limiter = CoreLimiter(
+        sm_count=device["sm_count"],
+        max_threads_per_sm=device["max_threads_per_sm"],
+        sm_limit=device["sm_limit"],
+    )
+    assert state(limiter) == (0, 0, device["total"])
+    assert len(device["steps"]) == 60
+    for util, spent, *expected in device["steps"]:
+        if spent:
+            limiter.acquire(spent, timeout_s=0)
+        limiter.tick(util)
+        assert list(state(limiter)) == expected
+
+
+def test_golden_covers_five_devices() -> None:
+    assert len(GOLDEN) == 5
+
+
+@given(
+    sm_count=st.integers(1, 65536),
+    threads=st.integers(1, 65536),
+    limit=st.integers(1, 99),
+    steps=st.lists(
+        st.tuples(st.integers(0, 100), st.just(0) | st.integers(0, 2**63 - 1)), max_size=80
+    ),
+)
+def test_any_run_of_ticks_and_launches_follows_the_rules(
+    sm_count: int, threads: int, limit: int, steps: list[tuple[int, int]]
+) -> None:
+    """The rules in Python's unbounded integers; C agrees, also at the ends of its ranges."""
+    limiter = CoreLimiter(sm_count=sm_count, max_threads_per_sm=threads, sm_limit=limit)
+    share, tokens, total = 0, 0, threads * sm_count * 32
+    for util, blocks in steps:
+        if tokens >= 0:
+            limiter.acquire(blocks, timeout_s=0)
+            tokens -= blocks
+        else:
+            with pytest.raises(TimeoutError):
+                limiter.acquire(blocks, timeout_s=0)
+        if share == total and tokens < 0 and total <= 2**60:
+            total *= 2
+            share = total
+        diff = max(5, abs(limit - util))
+        increment = sm_count**2 * threads * diff // 2560
+        if diff > limit // 2:
+            increment = increment * diff * 2 // (limit + 1)
+        share = min(total, share + increment) if util <= limit else max(0, share - increment)
+        tokens = min(total, tokens + share)
+        limiter.tick(util)
+        assert state(limiter) == (share, tokens, total)
+
+
+def test_the_total_stops_doubling_before_it_overflows() -> None:
+    """A launch of 2**63 - 1 blocks keeps the bucket in debt; share and tokens stay in range."""
+    limiter = make_limiter(sm_count=65536, max_threads_per_sm=65536, sm_limit=99)
+    limiter.acquire(2**63 - 1, timeout_s=0)
+    for _ in range(60):
+        limiter.tick(0)
+        share, tokens, total = state(limiter)
+        assert 0 <= share <= total <= 2**61
+        assert -(2**63) < tokens <= total
+
+
+@pytest.mark.parametrize("util", [-1, -(2**70), 101, 2**31, 2**70])
+def test_a_utilisation_outside_0_to_100_changes_nothing(util: int) -> None:
+    limiter = make_limiter()
+    limiter.acquire(1000)
+    limiter.tick(10)
+    before = state(limiter)
+    limiter.tick(util)
+    assert state(limiter) == before
+
+
+def test_a_utilisation_outside_0_to_100_doubles_no_total_either() -> None:
+    limiter = make_limiter()
+    while limiter.share < limiter.total:
+        limiter.tick(0)
+    limiter.acquire(limiter.tokens + 1)
+    before = state(limiter)
+    limiter.tick(101)
+    assert state(limiter) == before
+    limiter.tick(50)
+    assert limiter.total == 2 * before[2]
+
+
+# ---- Launches ----
+
+
+def test_a_launch_may_take_the_bucket_below_zero_and_the_next_one_waits() -> None:
+    limiter = make_limiter()
+    limiter.acquire(1000, timeout_s=0)
+    assert limiter.tokens == -1000
+    with pytest.raises(TimeoutError, match=r"1 blocks within 0\.05 s: the bucket is at -1000"):
+        limiter.acquire(1, timeout_s=0.05)
+    assert limiter.tokens == -1000
+
+
+def test_an_empty_bucket_is_not_below_zero() -> None:
+    limiter = make_limiter()
+    limiter.acquire(0)
+    limiter.acquire(0, timeout_s=0)
+    limiter.acquire(1, timeout_s=0)
+    assert limiter.tokens == -1
+
+
+def test_a_launch_waits_for_its_timeout_and_not_much_longer() -> None:
+    limiter = make_limiter()
+    limiter.acquire(1)
+    for timeout_s in (0, 0.003, 0.15):
+        start = time.monotonic()
+        with pytest.raises(TimeoutError):
+            limiter.acquire(1, timeout_s=timeout_s)
+        waited = time.monotonic() - start
+        assert timeout_s <= waited < timeout_s + DEADLINE_S
+
+
+@pytest.mark.parametrize("timeout_s", [None, float("inf"), DEADLINE_S, 10**9])
+def test_a_waiting_launch_goes_on_when_a_tick_fills_the_bucket(timeout_s: "float | None") -> None:
+    limiter = make_limiter()
+    limiter.acquire(1)
+    with ThreadPoolExecutor(1) as pool:
+        launch = pool.submit(limiter.acquire, 5, timeout_s)
+        while not launch.done():
+            limiter.tick(0)
+        launch.result()
+
+
+@pytest.mark.parametrize("limit", [None, 0, 100, 101, 2**32 - 1])
+def test_without_a_limit_launches_pass_and_take_nothing(limit: "int | None") -> None:
+    limiter = make_limiter(sm_limit=limit)
+    for _ in range(3):
+        limiter.acquire(2**40, timeout_s=0)
+    limiter.tick(50)
+    assert state(limiter) == (0, 0, 16 * 1536 * 32)
+
+
+def test_ctrl_c_ends_a_wait_without_a_timeout() -> None:
+    limiter = make_limiter()
+    limiter.acquire(1)
+
+    def interrupt(_signal: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            limiter.acquire(1)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert limiter.tokens == -1
+
+
+# ---- Threads ----
+
+
+def test_launches_from_many_threads_lose_no_tokens() -> None:
+    """Every block launched is subtracted exactly once."""
+    limiter = make_limiter(sm_count=132, max_threads_per_sm=2048)
+    while limiter.tokens < limiter.total:
+        limiter.tick(0)
+    start, threads, launches = limiter.tokens, 8, 20_000
+    barrier = threading.Barrier(threads)
+
+    def launch(blocks: int) -> None:
+        barrier.wait(DEADLINE_S)
+        for _ in range(launches):
+            limiter.acquire(blocks, timeout_s=0)
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(launch, range(1, threads + 1)))
+    assert limiter.tokens == start - launches * sum(range(1, threads + 1))
+
+
+def test_launches_and_ticks_at_once_conserve_tokens() -> None:
+    """What was there plus what the ticks poured in is what was launched plus what is left."""
+    limiter = make_limiter(sm_count=4, max_threads_per_sm=1024)
+    blocks, threads, launches = 3000, 8, 300
+    poured = 0
+
+    def launch() -> None:
+        for _ in range(launches):
+            limiter.acquire(blocks, timeout_s=DEADLINE_S)
+
+    with ThreadPoolExecutor(threads) as pool:
+        running = [pool.submit(launch) for _ in range(threads)]
+        while not all(launch.done() for launch in running):
+            # Far below the total, so that nothing is cut off and the sum is exact.
+            if limiter.tokens < 0:
+                limiter.tick(50)
+                poured += limiter.share
+        for each in running:
+            each.result()
+    assert limiter.tokens <= limiter.total - limiter.share
+    assert poured - limiter.tokens == threads * launches * blocks
+
+
+def test_ticks_from_many_threads_each_count_once() -> None:
+    limiter = make_limiter(sm_limit=50)
+    threads, ticks = 8, 50
+    reference = make_limiter(sm_limit=50)
+    for one in (limiter, reference):
+        one.acquire(10**12)
+    barrier = threading.Barrier(threads)
+
+    def tick() -> None:
+        barrier.wait(DEADLINE_S)
+        for _ in range(ticks):
+            limiter.tick(48)
+
+    with ThreadPoolExecutor(threads) as pool:
+        for each in [pool.submit(tick) for _ in range(threads)]:
+            each.result()
+    for _ in range(threads * ticks):
+        reference.tick(48)
+    assert state(limiter) == state(reference)
+
+
+# ---- With a region ----
+
+
+@pytest.fixture
+def region(tmp_path: Path) -> Iterator[Region]:
+    path = tmp_path / "limited.cache"
+    create_region(path, sm_limits=[50, 100])
+    with open_region(path, writable=True) as opened:
+        yield opened
+
+
+def test_the_regions_limit_rules_from_the_start(region: Region) -> None:
+    limiter = make_limiter(sm_limit=None, region=region)
+    limiter.acquire(10)
+    assert limiter.tokens == -10
+    other = make_limiter(sm_limit=50, region=region, device=1)
+    other.acquire(10)
+    assert other.tokens == 0
+
+
+def test_a_limit_that_changes_in_the_region_is_seen_at_the_next_tick(region: Region) -> None:
+    limiter, reference = make_limiter(region=region), make_limiter(sm_limit=20)
+    region.set_sm_limit(20, device=0)
+    for util in (10, 30, 15, 20):
+        limiter.tick(util)
+        reference.tick(util)
+        assert state(limiter) == state(reference)
+
+
+def test_lifting_the_limit_in_the_region_lets_waiting_launches_through(region: Region) -> None:
+    limiter = make_limiter(region=region)
+    limiter.acquire(2**50)
+    with ThreadPoolExecutor(1) as pool:
+        launch = pool.submit(limiter.acquire, 1, DEADLINE_S)
+        region.set_sm_limit(None, device=0)
+        limiter.tick(50)
+        launch.result(DEADLINE_S)
+    assert limiter.tokens == -(2**50)
+
+
+def test_the_switch_off_lets_launches_through_and_on_holds_them_again(region: Region) -> None:
+    limiter = make_limiter(region=region)
+    limiter.acquire(2**50)
+    region.set_utilization_switch(False)
+    limiter.tick(-1)
+    limiter.acquire(1, timeout_s=0)
+    assert limiter.tokens == -(2**50)
+    region.set_utilization_switch(True)
+    limiter.tick(-1)
+    with pytest.raises(TimeoutError):
+        limiter.acquire(1, timeout_s=0)
+
+
+def test_the_bucket_is_refilled_while_the_switch_is_off(region: Region) -> None:
+    """As in libvgpu: switching on again does not begin with an old debt."""
+    limiter, reference = make_limiter(region=region), make_limiter()
+    limiter.acquire(1000)
+    reference.acquire(1000)
+    region.set_utilization_switch(False)
+    for util in (10, 60, 0):
+        limiter.tick(util)
+        reference.tick(util)
+        assert state(limiter) == state(reference)
+
+
+def test_a_limiter_of_a_closed_region_is_refused(region: Region) -> None:
+    region.close()
+    with pytest.raises(RegionClosed, match=str(region.path)):
+        make_limiter(region=region)
+
+
+def test_a_region_that_closes_is_an_error_of_tick_and_the_last_limit_stays(region: Region) -> None:
+    limiter, reference = make_limiter(region=region), make_limiter(sm_limit=50)
+    limiter.acquire(1000)
+    reference.acquire(1000)
+    region.close()
+    for util in (10, 60):
+        with pytest.raises(RegionClosed):
+            limiter.tick(util)
+        reference.tick(util)
+        assert state(limiter) == state(reference)
+
+
+def test_a_region_that_shrinks_is_an_error_of_tick_and_launches_go_on(region: Region) -> None:
+    limiter = make_limiter(region=region)
+    limiter.acquire(1)
+    os.truncate(region.path, 0)
+    with pytest.raises(RegionStale):
+        limiter.tick(0)
+    limiter.acquire(1, timeout_s=0)
+
+
+def test_the_limiter_keeps_its_region_alive(tmp_path: Path) -> None:
+    path = tmp_path / "kept.cache"
+    create_region(path, sm_limits=[50])
+    region = open_region(path)
+    limiter = make_limiter(region=region)
+    del region
+    gc.collect()
+    limiter.tick(10)
+    assert limiter.share > 0
+
+
+def test_after_fork_the_child_reports_the_region_and_keeps_the_limit(region: Region) -> None:
+    limiter = make_limiter(region=region)
+    limiter.acquire(1000)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            limiter.tick(10)
+        except RegionClosed:
+            code = 0 if limiter.share > 0 and limiter.tokens > -1000 else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert limiter.tokens == -1000
+
+
+# ---- Arguments ----
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("sm_count", 0),
+        ("sm_count", -1),
+        ("sm_count", 65537),
+        ("max_threads_per_sm", 0),
+        ("max_threads_per_sm", 65537),
+        ("sm_limit", -1),
+        ("sm_limit", 2**32),
+        ("device", -1),
+        ("device", 16),
+    ],
+)
+def test_a_number_out_of_range_is_a_value_error_that_names_it(name: str, value: int) -> None:
+    with pytest.raises(ValueError, match=rf"{name} must be within .*: {value}"):
+        make_limiter(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["sm_count", "max_threads_per_sm", "sm_limit", "device"])
+@pytest.mark.parametrize("value", [1.0, "1", True, b"1"])
+def test_what_is_no_integer_is_a_type_error_that_names_it(name: str, value: object) -> None:
+    with pytest.raises(TypeError, match=name):
+        make_limiter(**{name: value})
+
+
+def test_what_is_no_region_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="region must be a Region or None, not str"):
+        make_limiter(region="/tmp/some.cache")
+
+
+@pytest.mark.parametrize("blocks", [-1, -(2**70), 2**63])
+def test_a_launch_out_of_range_is_a_value_error(blocks: int) -> None:
+    with pytest.raises(ValueError, match="blocks must be within"):
+        make_limiter().acquire(blocks)
+
+
+@pytest.mark.parametrize("timeout_s", [-1, -0.001, float("nan"), float("-inf")])
+def test_a_timeout_that_is_no_duration_is_a_value_error(timeout_s: float) -> None:
+    with pytest.raises(ValueError, match="timeout_s must be 0 or more seconds, or None"):
+        make_limiter().acquire(1, timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize("value", [1.5, "1", None, True])
+def test_blocks_and_utilisation_are_integers(value: Any) -> None:
+    with pytest.raises(TypeError, match="blocks"):
+        make_limiter().acquire(value)
+    with pytest.raises(TypeError, match="util_percent"):
+        make_limiter().tick(value)
+
+
+def test_numpys_integers_are_integers() -> None:
+    limiter = make_limiter(sm_count=np.int32(16), sm_limit=np.uint64(50))
+    limiter.acquire(np.int64(10), timeout_s=np.float64(0))
+    limiter.tick(np.uint8(10))
+    assert limiter.share > 0
+
+
+def test_the_repr_shows_the_bucket() -> None:
+    limiter = make_limiter()
+    limiter.acquire(10)
+    assert repr(limiter) == "<CoreLimiter share=0 tokens=-10 total=786432>"

@@ -1,0 +1,177 @@
+"""`limits_from_environment`: libvgpu's own reading of the limit variables."""
+
+import ctypes
+
+import attrs
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from libhamiregion import limits_from_environment
+
+MEMORY = "CUDA_DEVICE_MEMORY_LIMIT"
+SM = "CUDA_DEVICE_SM_LIMIT"
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+
+c_strtoul = ctypes.CDLL(None).strtoul
+c_strtoul.argtypes = (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int)
+c_strtoul.restype = ctypes.c_ulong
+
+
+def memory_limit(value: str) -> "int | None":
+    return limits_from_environment({MEMORY: value}).memory_limits_bytes[0]
+
+
+def sm_limit(value: str) -> "int | None":
+    return limits_from_environment({SM: value}).sm_limits_percent[0]
+
+
+def test_without_variables_nothing_is_limited() -> None:
+    limits = limits_from_environment({"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "0"})
+    assert limits.memory_limits_bytes == (None,) * 16
+    assert limits.sm_limits_percent == (None,) * 16
+
+
+def test_the_variable_without_an_index_rules_every_device() -> None:
+    limits = limits_from_environment({MEMORY: "3000m", SM: "30"})
+    assert limits.memory_limits_bytes == (3000 * MIB,) * 16
+    assert limits.sm_limits_percent == (30,) * 16
+
+
+def test_the_variable_with_an_index_wins_for_its_device_only() -> None:
+    limits = limits_from_environment(
+        {MEMORY: "1g", f"{MEMORY}_0": "2g", f"{MEMORY}_15": "3g", SM: "30", f"{SM}_10": "50"}
+    )
+    assert limits.memory_limits_bytes == (2 * GIB, *(GIB,) * 14, 3 * GIB)
+    assert limits.sm_limits_percent == (*(30,) * 10, 50, *(30,) * 5)
+
+
+@pytest.mark.parametrize("nothing", ["", "0", "0g", "g", "abc", "-", "0x", "09", "17179869184g"])
+def test_a_device_whose_own_value_comes_to_nothing_gets_the_general_one(nothing: str) -> None:
+    limits = limits_from_environment(
+        {MEMORY: "1g", f"{MEMORY}_1": nothing, SM: "30", f"{SM}_1": nothing}
+    )
+    assert limits.memory_limits_bytes[1] == GIB
+    assert limits.sm_limits_percent[1] == 30
+
+
+@pytest.mark.parametrize("name", [f"{MEMORY}_16", f"{MEMORY}_00", f"{MEMORY}_-1", f"{MEMORY}_"])
+def test_indices_that_are_no_device_are_ignored(name: str) -> None:
+    assert limits_from_environment({name: "1g"}).memory_limits_bytes == (None,) * 16
+
+
+@pytest.mark.parametrize(
+    ("value", "nbytes"),
+    [
+        ("1024", 1024),
+        ("7k", 7 * KIB),
+        ("7K", 7 * KIB),
+        ("3000m", 3000 * MIB),
+        ("3000M", 3000 * MIB),
+        ("6g", 6 * GIB),
+        ("6G", 6 * GIB),
+        (" \t\n\v\f\r6g", 6 * GIB),
+        ("+6g", 6 * GIB),
+        ("6 g", 6 * GIB),
+        ("6.9g", 6 * GIB),
+        ("6,9xyzg", 6 * GIB),
+        ("6GiB", 6),
+        ("6t", 6),
+        ("6g ", 6),
+        ("010", 8),
+        ("010k", 8 * KIB),
+        ("019", 1),
+        ("0x10", 16),
+        ("0X1Fm", 31 * MIB),
+        ("1_000", 1),
+        ("1e3", 1),
+        ("17179869183g", 17179869183 * GIB),
+        ("18446744073709551615", 2**64 - 1),
+        ("99999999999999999999999", 2**64 - 1),
+        ("-1", 2**64 - 1),
+        ("-18446744073709551615", 1),
+        ("-99999999999999999999999", 2**64 - 1),
+        ("0" * 5000 + "7", 7),
+        ("9" * 5000, 2**64 - 1),
+    ],
+)
+def test_a_value_is_what_strtoul_reads_times_the_last_letter(value: str, nbytes: int) -> None:
+    assert memory_limit(value) == nbytes
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "", " ", "0", "0g", "0x", "0xg", "08", "g", "-", "+", "+-5", "--5", "- 5", "abc", "six g",
+        "\u00a05", "\x1c5", "٦g", "-0", "-1k", "17179869184g", "18446744073709551615k",
+        "9" * 30 + "m",
+    ],
+)  # fmt: skip
+def test_zero_garbage_and_overflow_mean_unlimited(value: str) -> None:
+    assert memory_limit(value) is None
+    assert sm_limit(value) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "percent"),
+    [("1", 1), ("50", 50), ("99", 99), ("100", None), ("101", None), ("1k", None), ("-1", None)],
+)
+def test_an_sm_limit_of_100_or_more_is_unlimited(value: str, percent: "int | None") -> None:
+    assert sm_limit(value) == percent
+
+
+def test_an_unlimited_device_is_told_apart_from_one_without_a_value() -> None:
+    """100 for one device lifts the general limit there, 0 does not."""
+    limits = limits_from_environment({SM: "30", f"{SM}_0": "100", f"{SM}_1": "0"})
+    assert limits.sm_limits_percent[:3] == (None, 30, 30)
+
+
+def test_a_value_ends_at_a_nul_as_in_c() -> None:
+    assert memory_limit("6g\x00k") == 6 * GIB
+
+
+def test_a_value_that_is_no_text_is_a_type_error_that_names_the_variable() -> None:
+    with pytest.raises(TypeError, match="CUDA_DEVICE_MEMORY_LIMIT_3 is int, not text"):
+        limits_from_environment({f"{MEMORY}_3": 5})  # type: ignore[dict-item]
+
+
+def test_the_limits_are_frozen_and_comparable() -> None:
+    limits = limits_from_environment({MEMORY: "1g"})
+    assert limits == limits_from_environment({MEMORY: "1024m"})
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        limits.memory_limits_bytes = ()  # type: ignore[misc]
+
+
+# Pieces that strtoul treats differently, in any order, and whatever else there is.
+likely = st.lists(
+    st.sampled_from([*" \t\v\x1c\x85\u00a0+-", *"0123456789", *"abcfxXzgGmMkK._", "0x", "0b", "٣"])
+    | st.integers(0, 2**66).map(str)
+    | st.integers(0, 2**66).map(hex)
+    | st.integers(0, 2**66).map(lambda number: f"0{number:o}"),
+    max_size=6,
+).map("".join)
+anything = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=30)
+
+
+@settings(max_examples=2000, deadline=None)
+@given(likely | anything)
+@example("0x")
+@example("-0x1")
+@example("18446744073709551616")
+@example("01777777777777777777777")
+@example("02000000000000000000000")
+def test_a_number_is_read_as_this_systems_strtoul_reads_it(text: str) -> None:
+    # A last letter of no meaning, so that the number is all there is.
+    value = text + ";"
+    assert (memory_limit(value) or 0) == c_strtoul(value.encode(), None, 0)
+
+
+@settings(max_examples=2000, deadline=None)
+@given(likely | anything, st.sampled_from(["", *"gGmMkK"]))
+def test_a_value_is_scaled_in_64_bits_and_dropped_on_overflow(text: str, suffix: str) -> None:
+    value = text + suffix
+    scalar = {"G": GIB, "M": MIB, "K": KIB}.get(value[-1:].upper(), 1)
+    number = c_strtoul(value.encode(), None, 0)
+    scaled = number * scalar % 2**64
+    expected = scaled if scaled // scalar == number else 0
+    assert (memory_limit(value) or 0) == expected

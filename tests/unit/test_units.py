@@ -1,0 +1,173 @@
+"""`parse_size` and `format_size`: what they take, what they refuse, and why."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libhamiregion import format_size, parse_size
+
+KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        ("0", 0),
+        ("12345", 12345),
+        ("12345 B", 12345),
+        ("6GiB", 6 * GIB),
+        ("6Gi", 6 * GIB),
+        ("6g", 6 * GIB),
+        ("6G", 6 * GIB),
+        ("3000m", 3000 * MIB),
+        ("512MiB", 512 * MIB),
+        ("7K", 7 * KIB),
+        ("7 KiB", 7 * KIB),
+        ("2t", 2 * TIB),
+        ("2TiB", 2 * TIB),
+        (" 6 GiB\n", 6 * GIB),
+        ("1.5GiB", 3 * GIB // 2),
+        ("0.5k", 512),
+        ("1.0", 1),
+        ("010", 10),
+        ("9223372036854775807", 2**63 - 1),
+        ("8388607.99999904632568359375 TiB", 2**63 - 2**20),
+    ],
+)
+def test_text_becomes_bytes(text: str, nbytes: int) -> None:
+    assert parse_size(text) == nbytes
+
+
+@pytest.mark.parametrize("number", [0, 12345, 2**63 - 1, np.int64(7), np.uint8(255)])
+def test_an_integer_is_bytes_already(number: int) -> None:
+    assert parse_size(number) == int(number)
+    assert type(parse_size(number)) is int
+
+
+@pytest.mark.parametrize("text", ["6GB", "6 gb", "1.5MB", "1kb", "3TB", "1EB"])
+def test_decimal_units_are_refused_with_what_to_write_instead(text: str) -> None:
+    prefix = text.strip("0123456789. ")[0].upper()
+    with pytest.raises(ValueError, match=f'1000 or of 1024: write "{prefix}iB" or "{prefix}"'):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", " ", "G", "GiB", "six", "NaN", "inf", "1e3", "+5", "0x10", "1.", ".5", "1.2.3", "1_000",
+        "6 G i B", "6GiBs", "6Gib/s", "1,5g", "٦", "6\u00a0GiB!", "1\x00", "9" * 65,
+    ],
+)  # fmt: skip
+def test_what_is_no_size_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(ValueError, match=r'is not a size: write .*"6GiB", "1\.5g" or "3000m"'):
+        parse_size(text)
+
+
+@pytest.mark.parametrize("size", ["-1", "-6GiB", -1, -(2**70)])
+def test_a_negative_size_is_refused(size: "str | int") -> None:
+    with pytest.raises(ValueError, match="a size cannot be negative"):
+        parse_size(size)
+
+
+@pytest.mark.parametrize(
+    "size", [2**63, 10**400, "9223372036854775808", "8388608T", "9" * 64, "9" * 60 + ".0TiB"]
+)
+def test_a_size_beyond_63_bits_is_refused(size: "str | int") -> None:
+    with pytest.raises(ValueError, match="too large for a size"):
+        parse_size(size)
+
+
+@pytest.mark.parametrize("text", ["1.5", "0.1GiB", "1.0001k"])
+def test_a_fraction_of_a_byte_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not a whole number of bytes: use a smaller unit"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize("size", [True, False, 1.0, None, b"6GiB", [6]])
+def test_other_types_are_a_type_error_that_names_them(size: object) -> None:
+    with pytest.raises(TypeError, match=rf"not {type(size).__name__}$"):
+        parse_size(size)  # type: ignore[arg-type]
+
+
+def test_a_message_carries_no_raw_and_no_endless_text() -> None:
+    """Sizes come from files of others: escape sequences and megabytes stay out of messages."""
+    with pytest.raises(ValueError, match="is not a size") as caught:
+        parse_size("\x1b[2J" + "x" * 1_000_000)
+    assert "\x1b" not in str(caught.value)
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0 B"),
+        (1, "1 B"),
+        (1023, "1023 B"),
+        (KIB, "1 KiB"),
+        (1500, "1.5 KiB"),
+        (6 * GIB, "6 GiB"),
+        (6 * GIB + 1, "6.0 GiB"),
+        (6 * GIB - 1, "6.0 GiB"),
+        (3000 * MIB, "2.9 GiB"),
+        (1024 * MIB - 1, "1.0 GiB"),
+        (1024 * GIB - 1, "1.0 TiB"),
+        (TIB, "1 TiB"),
+        (2**64 - 1, "16777216.0 TiB"),
+        (np.uint64(GIB), "1 GiB"),
+    ],
+)
+def test_bytes_become_text_that_is_exact_or_has_a_fraction(nbytes: int, text: str) -> None:
+    assert format_size(nbytes) == text
+
+
+def test_format_size_refuses_negative_numbers_and_other_types() -> None:
+    with pytest.raises(ValueError, match="a size cannot be negative: -1"):
+        format_size(-1)
+    with pytest.raises(TypeError):
+        format_size(1.0)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        format_size(True)
+
+
+@given(st.integers(0, 2**63 - 1))
+def test_a_number_of_bytes_survives_being_text(nbytes: int) -> None:
+    assert parse_size(str(nbytes)) == nbytes
+
+
+@given(st.integers(0, 2**63 - 1))
+def test_what_format_size_shows_without_a_fraction_is_exact(nbytes: int) -> None:
+    text = format_size(nbytes)
+    if "." not in text:
+        assert parse_size(text) == nbytes
+
+
+@given(st.integers(0, 2**63 - 1))
+def test_what_format_size_shows_with_a_fraction_is_within_half_a_tenth(nbytes: int) -> None:
+    number, unit = format_size(nbytes).split(" ")
+    scale = parse_size(f"1 {unit}")
+    assert abs(round(float(number) * 10) * scale - 10 * nbytes) <= scale // 2
+    assert float(number) < 1024 or unit == "TiB"
+
+
+@given(
+    st.integers(0, 2**20),
+    st.sampled_from("kmgt"),
+    st.sampled_from(["", "i", "iB"]),
+    st.booleans(),
+    st.sampled_from(["", " ", "\t"]),
+)
+def test_all_ways_to_write_a_unit_mean_the_same(
+    number: int, letter: str, rest: str, upper: bool, space: str
+) -> None:
+    text = f"{number}{space}{letter.upper() if upper else letter}{rest}"
+    assert parse_size(text) == number * 1024 ** (1 + "kmgt".index(letter))
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_a_size_or_a_value_error(text: str) -> None:
+    try:
+        nbytes = parse_size(text)
+    except ValueError:
+        return
+    assert 0 <= nbytes < 2**63
