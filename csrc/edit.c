@@ -117,7 +117,8 @@ static int set_limits_work(void *argument)
 int hr_set_limits(hr_region *region, uint32_t kind, int32_t device, uint64_t value,
                   uint64_t expected, uint32_t flags, struct hr_limit_edit *edits)
 {
-    if (kind > HR_SM || device < HR_ALL_DEVICES || device >= HR_DEVICES)
+    const uint32_t known = HR_EXPECT | HR_FORCE | HR_DRY_RUN;
+    if (kind > HR_SM || device < HR_ALL_DEVICES || device >= HR_DEVICES || (flags & ~known) != 0)
         return hr_fail_code(HR_EINVAL);
     struct limits_call call = {.region = region,
                                .kind = kind,

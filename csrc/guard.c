@@ -1,3 +1,4 @@
+#define _GNU_SOURCE
 #include "guard.h"
 
 #include <errno.h>
@@ -8,6 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #include "handle.h"
@@ -109,6 +111,9 @@ static void on_sigbus(int signal_number, siginfo_t *info, void *context)
     struct frame *frame = current;
     if (is_ours(frame, info)) {
         current = frame->outer;
+        /* A handler in front of ours that calls us may have been installed with a mask,
+         * which would stay and make the next fault fatal. */
+        pthread_sigmask(SIG_SETMASK, &((ucontext_t *)context)->uc_sigmask, NULL);
         siglongjmp(frame->resume, 1);
     }
     pass_on(signal_number, info, context);
@@ -120,8 +125,8 @@ int hr_guard_install(void)
     struct sigaction ours, found;
     memset(&ours, 0, sizeof ours);
     ours.sa_sigaction = on_sigbus;
-    /* NODEFER: siglongjmp() then needs not restore the mask, which would cost a
-     * system call at each hr_guard_run(). */
+    /* NODEFER, so that nested faults are seen; the mask is put right before the jump,
+     * where sigsetjmp() saving it would cost a system call at each hr_guard_run(). */
     ours.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
     sigemptyset(&ours.sa_mask);
 

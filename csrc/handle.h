@@ -34,9 +34,14 @@ struct hr_region {
      */
     _Atomic uint64_t stuck_semaphore_owner;
     _Atomic uint64_t stuck_seqlock;
-    /* Reads by hr_read_set(), and the devices beyond device_num that they know of. */
+    /*
+     * For hr_read_set(): reads so far, the devices beyond device_num that they know
+     * of, and how many slots and devices the last one found, to prefetch them.
+     */
     _Atomic uint32_t set_reads;
     _Atomic uint32_t far_devices;
+    _Atomic uint32_t likely_slots;
+    _Atomic uint32_t likely_devices;
 };
 
 /* Each fork() makes the child's generation another one (pthread_atfork). */

@@ -144,31 +144,10 @@ static int read_at(int fd, void *to, size_t bytes, uint64_t offset)
     return HR_OK;
 }
 
-/* Eight bytes at a time; each test is exact for "some byte is ...". */
-#define ONES 0x0101010101010101u
-#define HIGHS 0x8080808080808080u
-
-static uint64_t unprintable(uint64_t word)
-{
-    uint64_t below_space = (word - ONES * 0x20) & ~word;
-    uint64_t above_tilde = (word + ONES) | word;
-    return (below_space | above_tilde) & HIGHS;
-}
-
 int hr_uuid_is_plausible(const unsigned char *uuid)
 {
-    uint64_t words[HR_UUID_BYTES / 8];
-    memcpy(words, uuid, sizeof words);
-    uint64_t padding = 0;
-    for (int i = 5; i < HR_UUID_BYTES / 8; i++)
-        padding |= words[i];
-    uint64_t text = unprintable(words[0]) | unprintable(words[1]) | unprintable(words[2]) |
-                    unprintable(words[3]) | unprintable(words[4]);
-    bool prefixed = memcmp(uuid, "GPU-", 4) == 0 || memcmp(uuid, "MIG-", 4) == 0;
-    if (prefixed && text == 0 && padding == 0)
-        return 1; /* "GPU-" and 36 characters: what nearly all are */
-
     size_t length = strnlen((const char *)uuid, HR_UUID_BYTES);
+    bool prefixed = memcmp(uuid, "GPU-", 4) == 0 || memcmp(uuid, "MIG-", 4) == 0;
     if (length == HR_UUID_BYTES || (length > 0 && !prefixed))
         return 0;
     for (size_t i = 0; i < HR_UUID_BYTES; i++) {

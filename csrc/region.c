@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -70,13 +71,25 @@ static void watch_forks(void)
 
 /* ---- Opening and closing ----------------------------------------------------- */
 
+/* hr_is_stale() must not depend on where the process goes later. */
+static char *absolute_path(const char *path)
+{
+    char *directory = path[0] == '/' ? strdup("") : getcwd(NULL, 0);
+    char *absolute = NULL;
+    if (directory != NULL &&
+        asprintf(&absolute, "%s%s%s", directory, path[0] == '/' ? "" : "/", path) < 0)
+        absolute = NULL;
+    free(directory);
+    return absolute;
+}
+
 static hr_region *new_handle(const char *path, uint32_t flags, const struct hr_layout *layout,
                              const struct stat *status)
 {
     hr_region *region = calloc(1, sizeof *region);
     if (region == NULL)
         return NULL;
-    region->path = strdup(path);
+    region->path = absolute_path(path);
     if (region->path == NULL) {
         free(region);
         return NULL;
@@ -280,9 +293,23 @@ uint32_t hr_far_uuids(const hr_region *region, uint32_t count)
 
 uint32_t hr_far_usage(const hr_region *region, const unsigned char *slot, uint32_t count)
 {
+    const unsigned char *used = hr_used(region, slot, count);
+    const uint32_t stride = region->layout->slot_used_stride;
+    /* Nearly always all zero: five independent sums first, devices apart only on demand. */
+    uint64_t context = 0, module = 0, data = 0, offset = 0, total = 0;
+    for (uint32_t device = count; device < HR_DEVICES; device++, used += stride) {
+        context |= hr_load_u64(used, memory_order_relaxed);
+        module |= hr_load_u64(used + 8, memory_order_relaxed);
+        data |= hr_load_u64(used + 16, memory_order_relaxed);
+        offset |= hr_load_u64(used + 24, memory_order_relaxed);
+        total |= hr_load_u64(used + 32, memory_order_relaxed);
+    }
+    if ((context | module | data | offset | total) == 0)
+        return 0;
+
     uint32_t found = 0;
     for (uint32_t device = count; device < HR_DEVICES; device++) {
-        const unsigned char *used = hr_used(region, slot, device);
+        used = hr_used(region, slot, device);
         uint64_t any = 0;
         for (uint32_t field = 0; field < 5; field++)
             any |= hr_load_u64(used + field * 8, memory_order_relaxed);

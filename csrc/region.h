@@ -26,8 +26,9 @@
  *
  * CAVEATS
  *
- * - Errors.  Functions return HR_OK or a negative HR_E... code.  What exactly
- *   was wrong is kept per thread: hr_last_detail().
+ * - Errors.  Functions return a negative HR_E... code on failure, and HR_OK or,
+ *   where it says so, a count or a layout otherwise.  What exactly was wrong is
+ *   kept per thread: hr_last_detail().
  * - Threads.  A handle may be used by several threads at once.  hr_close() lets
  *   calls in progress end; later ones get HR_ECLOSED.  hr_free() must come
  *   last, when no thread can call with the handle any more.
@@ -148,7 +149,8 @@ int hr_identify(const char *path, uint32_t layout);
 
 /*
  * Identify as hr_identify() does, then map.  HR_READ maps PROT_READ and keeps
- * no descriptor; HR_WRITE keeps one, for the host lock.
+ * no descriptor; HR_WRITE keeps one, for the host lock.  Returns the layout
+ * (>= 0) and the handle, or one of hr_identify()'s codes.
  */
 int hr_open(const char *path, uint32_t flags, uint32_t layout, hr_region **out);
 
@@ -187,10 +189,11 @@ int hr_create(const char *path, const struct hr_create_spec *spec);
  * while that is 0 those up to the last memory limit, and always those with
  * usage or a uuid; `span` reaches the highest of them.
  *
- * Settled means: while it was read, the region's semaphore was free, no slot
- * moved, the slot's seqlock was even and unchanged, and a second look found
- * each word as the first had left it.  What did not settle within the budget
- * (HR_SNAPSHOT_BUDGET_NS) is returned all the same, and marked.
+ * Settled means: every word was read twice and found unchanged, between the
+ * two looks the region's semaphore was free, and the slot's seqlock was even and
+ * unchanged.  Then the copy is the state at one moment at which no writer was
+ * inside.  What did not settle within the budget (HR_SNAPSHOT_BUDGET_NS) is
+ * returned all the same, and marked.
  */
 struct hr_snapshot {
     uint64_t taken_at_ns; /* CLOCK_REALTIME */
@@ -207,11 +210,6 @@ struct hr_snapshot {
     int32_t recent_kernel;
 };
 
-struct hr_device {
-    uint64_t limit;    /* bytes, 0 = unlimited */
-    uint64_t sm_limit; /* percent, 0 or >= 100 = unlimited */
-    char uuid[HR_UUID_BYTES];
-};
 
 struct hr_process {
     int32_t pid;
@@ -221,9 +219,18 @@ struct hr_process {
 };
 
 struct hr_usage {
-    uint64_t context, module, data, offset, total; /* bytes */
-    uint64_t monitor;                              /* bytes, the driver's figure */
-    uint64_t dec, enc, sm;                         /* percent */
+    uint64_t total;                 /* bytes; what counts against the limit */
+    uint64_t context, module, data; /* bytes */
+    uint64_t monitor;               /* bytes, the driver's figure */
+    uint64_t sm, enc, dec;          /* percent */
+    uint64_t offset;                /* bytes; libvgpu keeps it, nobody uses it */
+};
+
+struct hr_device {
+    uint64_t limit;       /* bytes, 0 = unlimited */
+    uint64_t sm_limit;    /* percent, 0 or >= 100 = unlimited */
+    struct hr_usage sums; /* over all slots below proc_num, saturating */
+    char uuid[HR_UUID_BYTES];
 };
 
 /* Long enough for a preempted writer's neighbours, short enough for a scrape. */
@@ -235,7 +242,7 @@ struct hr_usage {
      HR_SLOTS * (sizeof(struct hr_process) + HR_DEVICES * sizeof(struct hr_usage)))
 
 /*
- * HR_ENOSPACE with detail.wanted where `bytes` is too small; HR_ESTALE,
+ * HR_ENOSPACE with the bytes that would do in detail.wanted; HR_ESTALE,
  * HR_ECORRUPT (a count or a uuid out of range), HR_ECLOSED, HR_EFORKED.
  */
 int hr_snapshot(hr_region *region, void *buffer, size_t bytes);
@@ -340,7 +347,8 @@ struct hr_rows {
  * A region that cannot be read gets its code in HR_REGION_CODE and no other
  * rows; the call goes on, and returns how many these were.  A NULL handle gets
  * HR_ECLOSED.  HR_ENOSPACE where a table is too small, with the rows that all
- * regions need in `filled`.
+ * regions need in `filled`.  No handle may be closed, and none may be in another
+ * hr_read_set(), while the call runs; the other functions may use them.
  *
  * One thing is cheaper here than in hr_snapshot(): where device_num is above 0,
  * usage and uuids of devices beyond it, which libvgpu never writes, are looked

@@ -7,14 +7,19 @@
 /*
  * How a consistent picture is made without the lock.
  *
- * Copy everything, then look at everything a second time.  A word that has the
- * same value at both looks had it all the time in between (or changed twice in
- * well under a microsecond), so if that holds for all of them, the copy is the
- * state at one moment.  On top of it, in between the semaphore must be free,
- * because a holder may be in the middle of moving a slot or, in the layouts
- * without seqlocks, of an accounting change; and each seqlock must be even and
- * unchanged.  The second look at the values is needed beside the seqlock: two
- * threads of one process inside it at once make it even again.
+ * Copy everything, look whether the semaphore is free, then look at everything a
+ * second time.  A word that has the same value at both looks had it all the time
+ * in between (or changed twice in well under a microsecond); if that holds for
+ * all words, the copy is what the region held at the moment of the look at the
+ * semaphore.  Was that free, nobody was in the middle of moving a slot or, in
+ * the layouts without seqlocks, of an accounting change.  The look at the
+ * semaphore has to be the one in the middle: a holder that comes after a look
+ * before the copy can store half of a slot, sleep through both looks at the
+ * values, and be gone again before a look after them.
+ *
+ * The seqlock must be even and unchanged from before the first to after the
+ * second look.  It does not replace the second look at the values: two threads
+ * of one process inside it at once make it even again.
  *
  * A slot that was not clean is tried again by itself.  A region that was not is
  * read again as a whole, a few times.
@@ -29,6 +34,8 @@ struct reading {
     bool thorough;
     uint32_t far; /* devices beyond the counted ones, found so far */
     uint64_t deadline_ns; /* 0 until somebody had to wait */
+    uint64_t taken_at_ns;
+    uint32_t bad_uuid; /* first device with an implausible one, or HR_DEVICES */
     uint64_t seqlocks[HR_SLOTS];
 };
 
@@ -61,9 +68,13 @@ static bool time_is_up(struct reading *reading)
     return now >= reading->deadline_ns;
 }
 
-static uint64_t semaphore_word(const hr_region *region)
+/*
+ * The fence keeps the first look at the values before this one; acquire keeps the
+ * second look behind it, and pairs with the release of whoever posted.
+ */
+static uint64_t semaphore_between_looks(const hr_region *region)
 {
-    /* Acquire pairs with the release of whoever posted it. */
+    atomic_thread_fence(memory_order_acquire);
     return hr_load_u64(region->base + region->layout->sem, memory_order_acquire);
 }
 
@@ -81,7 +92,7 @@ static bool is_free(uint64_t semaphore)
 static bool wait_until_free(struct reading *reading)
 {
     hr_region *region = reading->region;
-    while (!is_free(semaphore_word(region))) {
+    while (!is_free(semaphore_between_looks(region))) {
         /* +1: an ownerless lock must differ from "nothing stuck". */
         uint64_t owner = owner_pid(region) + 1;
         if (atomic_load_explicit(&region->stuck_semaphore_owner, memory_order_relaxed) == owner)
@@ -115,66 +126,71 @@ static void copy_slot(const hr_region *region, const unsigned char *slot, uint32
     struct hr_usage *usage = usage_of(process);
     const unsigned char *used = slot + layout->slot_used;
     const unsigned char *monitor = slot + layout->slot_monitorused;
-    const unsigned char *util = slot + layout->slot_util;
-    bool has_util = layout->slot_util != HR_ABSENT;
     for (uint32_t device = 0; device < span; device++, usage++) {
         usage->context = hr_load_u64(used, memory_order_relaxed);
         usage->module = hr_load_u64(used + 8, memory_order_relaxed);
         usage->data = hr_load_u64(used + 16, memory_order_relaxed);
         usage->offset = hr_load_u64(used + 24, memory_order_relaxed);
         usage->total = hr_load_u64(used + 32, memory_order_relaxed);
-        usage->monitor = hr_load_u64(monitor, memory_order_relaxed);
-        usage->dec = has_util ? hr_load_u64(util, memory_order_relaxed) : 0;
-        usage->enc = has_util ? hr_load_u64(util + 8, memory_order_relaxed) : 0;
-        usage->sm = has_util ? hr_load_u64(util + 16, memory_order_relaxed) : 0;
+        usage->monitor = hr_load_u64(monitor + device * 8, memory_order_relaxed);
         used += layout->slot_used_stride;
-        monitor += 8;
+    }
+    usage = usage_of(process);
+    if (layout->slot_util == HR_ABSENT) {
+        for (uint32_t device = 0; device < span; device++, usage++)
+            usage->sm = usage->enc = usage->dec = 0;
+        return;
+    }
+    const unsigned char *util = slot + layout->slot_util;
+    for (uint32_t device = 0; device < span; device++, usage++) {
+        usage->dec = hr_load_u64(util, memory_order_relaxed);
+        usage->enc = hr_load_u64(util + 8, memory_order_relaxed);
+        usage->sm = hr_load_u64(util + 16, memory_order_relaxed);
         util += layout->slot_util_stride;
     }
 }
 
 /* The second look: whether the slot still holds what was copied. */
 static bool holds_copy(const hr_region *region, const unsigned char *slot, uint32_t span,
-                       struct hr_process *process)
+                       const struct hr_process *process)
 {
     const struct hr_layout *layout = region->layout;
-    uint64_t changed = 0;
-    changed |= (uint32_t)(hr_load_i32(slot + layout->slot_pid, memory_order_relaxed) ^
-                          process->pid);
-    changed |= (uint32_t)(hr_load_i32(slot + layout->slot_hostpid, memory_order_relaxed) ^
-                          process->host_pid);
-    changed |= (uint32_t)(hr_load_i32(slot + layout->slot_status, memory_order_relaxed) ^
-                          process->status);
+    uint32_t other = 0;
+    other |= (uint32_t)(hr_load_i32(slot + layout->slot_pid, memory_order_relaxed) ^ process->pid);
+    other |= (uint32_t)(hr_load_i32(slot + layout->slot_hostpid, memory_order_relaxed) ^
+                        process->host_pid);
+    other |= (uint32_t)(hr_load_i32(slot + layout->slot_status, memory_order_relaxed) ^
+                        process->status);
 
-    const struct hr_usage *usage = usage_of(process);
+    uint64_t changed = other;
+    const struct hr_usage *usage = (const struct hr_usage *)(process + 1);
     const unsigned char *used = slot + layout->slot_used;
     const unsigned char *monitor = slot + layout->slot_monitorused;
-    const unsigned char *util = slot + layout->slot_util;
-    bool has_util = layout->slot_util != HR_ABSENT;
-    for (uint32_t device = 0; device < span; device++, usage++) {
-        changed |= hr_load_u64(used, memory_order_relaxed) ^ usage->context;
-        changed |= hr_load_u64(used + 8, memory_order_relaxed) ^ usage->module;
-        changed |= hr_load_u64(used + 16, memory_order_relaxed) ^ usage->data;
-        changed |= hr_load_u64(used + 24, memory_order_relaxed) ^ usage->offset;
-        changed |= hr_load_u64(used + 32, memory_order_relaxed) ^ usage->total;
-        changed |= hr_load_u64(monitor, memory_order_relaxed) ^ usage->monitor;
-        if (has_util) {
-            changed |= hr_load_u64(util, memory_order_relaxed) ^ usage->dec;
-            changed |= hr_load_u64(util + 8, memory_order_relaxed) ^ usage->enc;
-            changed |= hr_load_u64(util + 16, memory_order_relaxed) ^ usage->sm;
-        }
+    for (uint32_t device = 0; device < span; device++) {
+        changed |= hr_load_u64(used, memory_order_relaxed) ^ usage[device].context;
+        changed |= hr_load_u64(used + 8, memory_order_relaxed) ^ usage[device].module;
+        changed |= hr_load_u64(used + 16, memory_order_relaxed) ^ usage[device].data;
+        changed |= hr_load_u64(used + 24, memory_order_relaxed) ^ usage[device].offset;
+        changed |= hr_load_u64(used + 32, memory_order_relaxed) ^ usage[device].total;
+        changed |= hr_load_u64(monitor + device * 8, memory_order_relaxed) ^ usage[device].monitor;
         used += layout->slot_used_stride;
-        monitor += 8;
+    }
+    if (layout->slot_util == HR_ABSENT)
+        return changed == 0;
+    const unsigned char *util = slot + layout->slot_util;
+    for (uint32_t device = 0; device < span; device++) {
+        changed |= hr_load_u64(util, memory_order_relaxed) ^ usage[device].dec;
+        changed |= hr_load_u64(util + 8, memory_order_relaxed) ^ usage[device].enc;
+        changed |= hr_load_u64(util + 16, memory_order_relaxed) ^ usage[device].sm;
         util += layout->slot_util_stride;
     }
     return changed == 0;
 }
 
-/* After the fence, the seqlock is read after the values. */
+/* The fence: the seqlock is read after the values. */
 static bool is_unchanged(const hr_region *region, const unsigned char *slot, uint32_t span,
-                         struct hr_process *process, uint64_t seqlock)
+                         const struct hr_process *process, uint64_t seqlock)
 {
-    atomic_thread_fence(memory_order_acquire);
     bool same = holds_copy(region, slot, span, process);
     atomic_thread_fence(memory_order_acquire);
     return same && (seqlock & 1) == 0 && seqlock_of(region, slot) == seqlock;
@@ -200,12 +216,12 @@ static bool settle_slot(struct reading *reading, uint32_t index, struct hr_proce
             hr_pause();
             continue;
         }
-        bool was_free = is_free(semaphore_word(region));
         copy_slot(region, slot, span, process);
         if (process->pid != pid)
             return false;
-        if (was_free && is_unchanged(region, slot, span, process, seqlock) &&
-            is_free(semaphore_word(region)) && proc_num_is(region, reading->head->proc_num))
+        bool no_holder = is_free(semaphore_between_looks(region));
+        if (no_holder && is_unchanged(region, slot, span, process, seqlock) &&
+            proc_num_is(region, reading->head->proc_num))
             return true;
         hr_pause();
     }
@@ -226,31 +242,50 @@ static void copy_head(const hr_region *region, struct hr_snapshot *head)
     head->recent_kernel = hr_load_i32(base + layout->recent_kernel, memory_order_relaxed);
 }
 
-static void copy_devices(const hr_region *region, struct hr_snapshot *head)
+/* Returns the first device whose uuid is implausible, or HR_DEVICES. */
+static uint32_t copy_devices(const hr_region *region, struct hr_snapshot *head)
 {
     const unsigned char *limit = region->base + region->layout->limit;
     const unsigned char *sm_limit = region->base + region->layout->sm_limit;
     const unsigned char *uuid = region->base + region->layout->uuids;
     struct hr_device *device = devices_of(head);
-    for (uint32_t i = 0; i < head->span; i++, device++) {
+    uint32_t bad = HR_DEVICES;
+    for (uint32_t i = 0; i < head->span; i++, device++, uuid += HR_UUID_BYTES) {
         device->limit = hr_load_u64(limit + i * 8, memory_order_relaxed);
         device->sm_limit = hr_load_u64(sm_limit + i * 8, memory_order_relaxed);
-        for (uint32_t at = 0; at < HR_UUID_BYTES; at += 8) {
-            uint64_t word = hr_load_u64(uuid + i * HR_UUID_BYTES + at, memory_order_relaxed);
-            memcpy(device->uuid + at, &word, sizeof word);
+        struct hr_uuid_check check = {0};
+        for (uint32_t word = 0; word < HR_UUID_WORDS; word++) {
+            uint64_t text = hr_load_u64(uuid + word * 8, memory_order_relaxed);
+            memcpy(device->uuid + word * 8, &text, sizeof text);
+            hr_uuid_check_word(&check, word, text);
         }
+        if (!hr_uuid_has_usual_form(&check) && bad == HR_DEVICES &&
+            !hr_uuid_is_plausible((const unsigned char *)device->uuid))
+            bad = i;
     }
+    return bad;
 }
 
-/* The first device whose uuid is implausible, or HR_DEVICES. */
-static uint32_t bad_uuid(struct hr_snapshot *head)
+/* From the copies, so that a device's sums are those of the processes beside them. */
+static void sum_usages(struct hr_snapshot *head)
 {
-    const struct hr_device *device = devices_of(head);
-    for (uint32_t i = 0; i < head->span; i++) {
-        if (!hr_uuid_is_plausible((const unsigned char *)device[i].uuid))
-            return i;
+    struct hr_device *devices = devices_of(head);
+    for (uint32_t device = 0; device < head->span; device++) {
+        struct hr_usage sums = {0};
+        for (uint32_t i = 0; i < (uint32_t)head->proc_num; i++) {
+            const struct hr_usage *usage = &usage_of(process_of(head, i))[device];
+            sums.total = hr_add_saturating(sums.total, usage->total);
+            sums.context = hr_add_saturating(sums.context, usage->context);
+            sums.module = hr_add_saturating(sums.module, usage->module);
+            sums.data = hr_add_saturating(sums.data, usage->data);
+            sums.monitor = hr_add_saturating(sums.monitor, usage->monitor);
+            sums.sm = hr_add_saturating(sums.sm, usage->sm);
+            sums.enc = hr_add_saturating(sums.enc, usage->enc);
+            sums.dec = hr_add_saturating(sums.dec, usage->dec);
+            sums.offset = hr_add_saturating(sums.offset, usage->offset);
+        }
+        devices[device].sums = sums;
     }
-    return HR_DEVICES;
 }
 
 static bool head_is_unchanged(const hr_region *region, struct hr_snapshot *head)
@@ -321,12 +356,12 @@ static int read_round(struct reading *reading)
     int code = hr_check_header(region);
     if (code != HR_OK)
         return code;
-    bool was_free = wait_until_free(reading);
+    bool no_holder = wait_until_free(reading);
     code = measure(reading);
     if (code != HR_OK)
         return code;
     copy_head(region, head);
-    copy_devices(region, head);
+    reading->bad_uuid = copy_devices(region, head);
     uint32_t count = (uint32_t)head->proc_num;
     for (uint32_t i = 0; i < count; i++) {
         const unsigned char *slot = hr_slot(region, i);
@@ -334,6 +369,8 @@ static int read_round(struct reading *reading)
         copy_slot(region, slot, head->span, process_of(head, i));
     }
 
+    head->semaphore = semaphore_between_looks(region);
+    no_holder = no_holder && is_free(head->semaphore);
     bool all = true;
     for (uint32_t i = 0; i < count; i++) {
         struct hr_process *process = process_of(head, i);
@@ -342,11 +379,8 @@ static int read_round(struct reading *reading)
         all = all && process->settled;
     }
     all = head_is_unchanged(region, head) && all;
-    atomic_thread_fence(memory_order_acquire);
-    head->semaphore = semaphore_word(region);
-    bool undisturbed =
-        was_free && is_free(head->semaphore) && proc_num_is(region, head->proc_num);
-    head->settled = undisturbed && all && bad_uuid(head) == HR_DEVICES;
+    bool undisturbed = no_holder && proc_num_is(region, head->proc_num);
+    head->settled = undisturbed && all && reading->bad_uuid == HR_DEVICES;
     if (head->settled)
         return HR_OK;
 
@@ -363,7 +397,7 @@ static int read_round(struct reading *reading)
 static int read_region(struct reading *reading)
 {
     struct hr_snapshot *head = reading->head;
-    head->taken_at_ns = hr_clock_ns(CLOCK_REALTIME);
+    head->taken_at_ns = reading->taken_at_ns;
     int code = HR_OK;
     for (unsigned round = 0; round < ROUNDS; round++) {
         code = read_round(reading);
@@ -377,12 +411,12 @@ static int read_region(struct reading *reading)
     }
     if (code != HR_OK)
         return code;
-    uint32_t device = head->settled ? HR_DEVICES : bad_uuid(head);
-    if (device == HR_DEVICES)
+    sum_usages(head);
+    if (reading->bad_uuid == HR_DEVICES)
         return HR_OK;
     struct hr_detail detail = {.code = HR_ECORRUPT,
                                .why = HR_WHY_UUID,
-                               .device = (int32_t)device,
+                               .device = (int32_t)reading->bad_uuid,
                                .layout = reading->region->layout->id,
                                .file_size = reading->region->layout->size};
     return hr_fail(&detail);
@@ -404,6 +438,7 @@ int hr_snapshot(hr_region *region, void *buffer, size_t bytes)
     reading.thorough = true;
     reading.far = 0;
     reading.deadline_ns = 0;
+    reading.taken_at_ns = hr_clock_ns(CLOCK_REALTIME);
     return hr_run(region, snapshot_work, &reading);
 }
 
@@ -459,53 +494,51 @@ static void put_region(struct tables *tables, uint32_t row, const hr_region *reg
     put(to, HR_REGION_FIRST_PROCESS, row, tables->filled.processes);
 }
 
-static void put_processes(struct tables *tables, uint32_t row, struct hr_snapshot *head,
-                          struct hr_usage *sums)
+/* Usage rows are most of all rows: their columns are found once, not per cell. */
+static void put_usages(const struct tables *tables, uint32_t row, uint32_t process_row,
+                       const struct hr_usage *usage, const struct hr_snapshot *head)
 {
+    const size_t capacity = tables->usages.capacity;
+    uint64_t *cell = tables->usages.cells + row;
+    for (uint32_t device = 0; device < head->span; device++, usage++) {
+        if ((head->shown & 1u << device) == 0)
+            continue;
+        cell[HR_USAGE_PROCESS * capacity] = process_row;
+        cell[HR_USAGE_DEVICE * capacity] = device;
+        cell[HR_USAGE_TOTAL * capacity] = usage->total;
+        cell[HR_USAGE_CONTEXT * capacity] = usage->context;
+        cell[HR_USAGE_MODULE * capacity] = usage->module;
+        cell[HR_USAGE_DATA * capacity] = usage->data;
+        cell[HR_USAGE_OFFSET * capacity] = usage->offset;
+        cell[HR_USAGE_MONITOR * capacity] = usage->monitor;
+        cell[HR_USAGE_SM * capacity] = usage->sm;
+        cell[HR_USAGE_ENC * capacity] = usage->enc;
+        cell[HR_USAGE_DEC * capacity] = usage->dec;
+        cell++;
+    }
+}
+
+static void put_processes(const struct tables *tables, uint32_t row, struct hr_snapshot *head,
+                          uint32_t device_rows)
+{
+    const struct table *to = &tables->processes;
     uint32_t process_row = tables->filled.processes;
     uint32_t usage_row = tables->filled.usages;
-    for (uint32_t i = 0; i < (uint32_t)head->proc_num; i++, process_row++) {
+    for (uint32_t i = 0; i < (uint32_t)head->proc_num; i++) {
         struct hr_process *process = process_of(head, i);
-        const struct table *to = &tables->processes;
         put(to, HR_PROCESS_REGION, process_row, row);
         put(to, HR_PROCESS_PID, process_row, widen(process->pid));
         put(to, HR_PROCESS_HOST_PID, process_row, widen(process->host_pid));
         put(to, HR_PROCESS_STATUS, process_row, widen(process->status));
         put(to, HR_PROCESS_SETTLED, process_row, process->settled);
         put(to, HR_PROCESS_FIRST_USAGE, process_row, usage_row);
-        to = &tables->usages;
-        const struct hr_usage *usage = usage_of(process);
-        for (uint32_t device = 0; device < head->span; device++, usage++) {
-            if ((head->shown & 1u << device) == 0)
-                continue;
-            put(to, HR_USAGE_PROCESS, usage_row, process_row);
-            put(to, HR_USAGE_DEVICE, usage_row, device);
-            put(to, HR_USAGE_TOTAL, usage_row, usage->total);
-            put(to, HR_USAGE_CONTEXT, usage_row, usage->context);
-            put(to, HR_USAGE_MODULE, usage_row, usage->module);
-            put(to, HR_USAGE_DATA, usage_row, usage->data);
-            put(to, HR_USAGE_OFFSET, usage_row, usage->offset);
-            put(to, HR_USAGE_MONITOR, usage_row, usage->monitor);
-            put(to, HR_USAGE_SM, usage_row, usage->sm);
-            put(to, HR_USAGE_ENC, usage_row, usage->enc);
-            put(to, HR_USAGE_DEC, usage_row, usage->dec);
-            usage_row++;
-            struct hr_usage *sum = &sums[device];
-            sum->total = hr_add_saturating(sum->total, usage->total);
-            sum->context = hr_add_saturating(sum->context, usage->context);
-            sum->module = hr_add_saturating(sum->module, usage->module);
-            sum->data = hr_add_saturating(sum->data, usage->data);
-            sum->offset = hr_add_saturating(sum->offset, usage->offset);
-            sum->monitor = hr_add_saturating(sum->monitor, usage->monitor);
-            sum->sm = hr_add_saturating(sum->sm, usage->sm);
-            sum->enc = hr_add_saturating(sum->enc, usage->enc);
-            sum->dec = hr_add_saturating(sum->dec, usage->dec);
-        }
+        put_usages(tables, usage_row, process_row, usage_of(process), head);
+        process_row++;
+        usage_row += device_rows;
     }
 }
 
-static void put_devices(struct tables *tables, uint32_t row, struct hr_snapshot *head,
-                        const struct hr_usage *sums)
+static void put_devices(const struct tables *tables, uint32_t row, struct hr_snapshot *head)
 {
     const struct table *to = &tables->devices;
     uint64_t *uuids = to->cells + (size_t)HR_DEVICE_UUID * to->capacity;
@@ -514,21 +547,20 @@ static void put_devices(struct tables *tables, uint32_t row, struct hr_snapshot 
         if ((head->shown & 1u << device) == 0)
             continue;
         const struct hr_device *from = &devices_of(head)[device];
-        const struct hr_usage *sum = &sums[device];
         put(to, HR_DEVICE_REGION, device_row, row);
         put(to, HR_DEVICE_INDEX, device_row, device);
         put(to, HR_DEVICE_LIMIT, device_row, from->limit);
         put(to, HR_DEVICE_SM_LIMIT, device_row, from->sm_limit);
-        put(to, HR_DEVICE_TOTAL, device_row, sum->total);
-        put(to, HR_DEVICE_CONTEXT, device_row, sum->context);
-        put(to, HR_DEVICE_MODULE, device_row, sum->module);
-        put(to, HR_DEVICE_DATA, device_row, sum->data);
-        put(to, HR_DEVICE_OFFSET, device_row, sum->offset);
-        put(to, HR_DEVICE_MONITOR, device_row, sum->monitor);
-        put(to, HR_DEVICE_SM, device_row, sum->sm);
-        put(to, HR_DEVICE_ENC, device_row, sum->enc);
-        put(to, HR_DEVICE_DEC, device_row, sum->dec);
-        memcpy(uuids + (size_t)device_row * (HR_UUID_BYTES / 8), from->uuid, HR_UUID_BYTES);
+        put(to, HR_DEVICE_TOTAL, device_row, from->sums.total);
+        put(to, HR_DEVICE_CONTEXT, device_row, from->sums.context);
+        put(to, HR_DEVICE_MODULE, device_row, from->sums.module);
+        put(to, HR_DEVICE_DATA, device_row, from->sums.data);
+        put(to, HR_DEVICE_OFFSET, device_row, from->sums.offset);
+        put(to, HR_DEVICE_MONITOR, device_row, from->sums.monitor);
+        put(to, HR_DEVICE_SM, device_row, from->sums.sm);
+        put(to, HR_DEVICE_ENC, device_row, from->sums.enc);
+        put(to, HR_DEVICE_DEC, device_row, from->sums.dec);
+        memcpy(uuids + (size_t)device_row * HR_UUID_WORDS, from->uuid, HR_UUID_BYTES);
         device_row++;
     }
 }
@@ -548,24 +580,81 @@ static bool put_all(struct tables *tables, uint32_t row, const hr_region *region
            after.processes <= tables->processes.capacity &&
            after.usages <= tables->usages.capacity;
     if (fits) {
-        struct hr_usage sums[HR_DEVICES];
-        memset(sums, 0, head->span * sizeof sums[0]);
         put_region(tables, row, region, head, device_rows);
-        put_processes(tables, row, head, sums);
-        put_devices(tables, row, head, sums);
+        put_processes(tables, row, head, device_rows);
+        put_devices(tables, row, head);
     }
     tables->filled = after;
     return fits;
 }
 
-static void begin_set_read(struct reading *reading, hr_region *region)
+#define CACHE_LINE 64
+
+static void prefetch(const unsigned char *from, size_t bytes)
 {
+    for (size_t at = 0; at < bytes; at += CACHE_LINE)
+        __builtin_prefetch(from + at);
+}
+
+/*
+ * The regions lie apart from each other, so a read of many is one wait for memory
+ * after another unless the next region is on its way while this one is read.
+ * Prefetching never faults, neither behind a truncation nor after an unmapping.
+ */
+static void prefetch_region(const hr_region *region)
+{
+    if (region == NULL)
+        return;
+    const struct hr_layout *layout = region->layout;
+    const unsigned char *base = region->base;
+    uint32_t devices = atomic_load_explicit(&region->likely_devices, memory_order_relaxed);
+    uint32_t slots = atomic_load_explicit(&region->likely_slots, memory_order_relaxed);
+    prefetch(base, layout->uuids + devices * HR_UUID_BYTES);
+    prefetch(base + layout->limit, layout->procs - layout->limit);
+    prefetch(base + layout->proc_num, 2 * CACHE_LINE);
+    for (uint32_t i = 0; i < slots; i++) {
+        const unsigned char *slot = hr_slot(region, i);
+        prefetch(slot, layout->slot_used + (size_t)devices * layout->slot_used_stride);
+        prefetch(slot + layout->slot_monitorused, (size_t)devices * 8);
+        prefetch(slot + layout->slot_status, CACHE_LINE);
+        if (layout->slot_util != HR_ABSENT)
+            prefetch(slot + layout->slot_util, (size_t)devices * layout->slot_util_stride);
+    }
+}
+
+static void end_set_read(const struct reading *reading)
+{
+    const struct hr_snapshot *head = reading->head;
+    /* Enough for nearly all; more would push out what is being read. */
+    const uint32_t most = 8;
+    uint32_t slots = (uint32_t)head->proc_num;
+    hr_region *region = reading->region;
+    atomic_store_explicit(&region->far_devices, reading->far, memory_order_relaxed);
+    atomic_store_explicit(&region->likely_slots, slots < most ? slots : most,
+                          memory_order_relaxed);
+    atomic_store_explicit(&region->likely_devices, head->span < most ? head->span : most,
+                          memory_order_relaxed);
+}
+
+/*
+ * As hr_run(), but without counting the call: an atomic addition waits until all
+ * the cells stored for the region before have left the processor.  That no
+ * handle is closed meanwhile is the caller's part.
+ */
+static int read_one_of_set(struct reading *reading, hr_region *region)
+{
+    if ((atomic_load_explicit(&region->users, memory_order_acquire) & HR_CLOSING) != 0)
+        return hr_fail_code(HR_ECLOSED);
+    if (region->fork_generation != hr_fork_generation)
+        return hr_fail_code(HR_EFORKED);
     reading->region = region;
-    uint32_t reads = atomic_fetch_add_explicit(&region->set_reads, 1, memory_order_relaxed);
+    uint32_t reads = atomic_load_explicit(&region->set_reads, memory_order_relaxed);
+    atomic_store_explicit(&region->set_reads, reads + 1, memory_order_relaxed);
     reading->thorough = reads % HR_THOROUGH_EVERY == 0;
     reading->far = reading->thorough
                        ? 0
                        : atomic_load_explicit(&region->far_devices, memory_order_relaxed);
+    return hr_guard_run(region->base, region->mapped_bytes, snapshot_work, reading);
 }
 
 int hr_read_set(hr_region *const *regions, const struct hr_rows *capacity, uint64_t *arena,
@@ -587,21 +676,22 @@ int hr_read_set(hr_region *const *regions, const struct hr_rows *capacity, uint6
     reading.head = scratch;
     reading.bytes = HR_SNAPSHOT_MAX_BYTES;
     reading.deadline_ns = 0;
+    reading.taken_at_ns = hr_clock_ns(CLOCK_REALTIME);
     bool fits = true;
     int failed = 0;
     for (uint32_t row = 0; row < capacity->regions; row++) {
         hr_region *region = regions[row];
         int code = HR_ECLOSED;
-        if (region != NULL) {
-            begin_set_read(&reading, region);
-            code = hr_run(region, snapshot_work, &reading);
-        }
+        if (row + 1 < capacity->regions)
+            prefetch_region(regions[row + 1]);
+        if (region != NULL)
+            code = read_one_of_set(&reading, region);
         if (code != HR_OK) {
             put_failed_region(&tables, row, code);
             failed++;
             continue;
         }
-        atomic_store_explicit(&region->far_devices, reading.far, memory_order_relaxed);
+        end_set_read(&reading);
         fits = put_all(&tables, row, region, reading.head, fits);
     }
     tables.filled.regions = capacity->regions;

@@ -122,12 +122,6 @@ struct hr_snapshot {
     int32_t recent_kernel;
 };
 
-struct hr_device {
-    uint64_t limit;
-    uint64_t sm_limit;
-    char uuid[...];
-};
-
 struct hr_process {
     int32_t pid;
     int32_t host_pid;
@@ -136,9 +130,18 @@ struct hr_process {
 };
 
 struct hr_usage {
-    uint64_t context, module, data, offset, total;
+    uint64_t total;
+    uint64_t context, module, data;
     uint64_t monitor;
-    uint64_t dec, enc, sm;
+    uint64_t sm, enc, dec;
+    uint64_t offset;
+};
+
+struct hr_device {
+    uint64_t limit;
+    uint64_t sm_limit;
+    struct hr_usage sums;
+    char uuid[...];
 };
 
 #define HR_SNAPSHOT_BUDGET_NS ...

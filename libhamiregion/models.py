@@ -13,7 +13,7 @@ from ._core import ffi
 from .layouts import Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterable
 
 
 class ProcessStatus(enum.IntEnum):
@@ -182,27 +182,20 @@ class RegionSnapshot(_Lazy):
             return getattr(self, name)
 
 
-def _quick_maker(cls: type) -> Callable[..., Any]:
-    """Make instances of a frozen class at the price of an ordinary one.
+def _twin(cls: type) -> Any:
+    """A class with the same slots as a frozen one, to be filled at the price of plain stores.
 
-    The generated ``__init__`` of a frozen class stores through ``object.__setattr__``, six times
-    dearer than a plain store. A twin with the same slots is filled instead and then becomes an
-    instance of the class.
+    The generated ``__init__`` of a frozen class stores through ``object.__setattr__``, several
+    times dearer. An instance of the twin is filled instead, and becomes one of the frozen class by
+    an assignment to ``__class__``.
     """
     names = [field.name for field in attrs.fields(cls)]
-    twin = attrs.make_class(f"_{cls.__name__}", names, slots=True, weakref_slot=False, eq=False)
-
-    def make(*values: Any) -> Any:
-        instance: Any = twin(*values)
-        instance.__class__ = cls
-        return instance
-
-    return make
+    return attrs.make_class(f"_{cls.__name__}", names, slots=True, weakref_slot=False, eq=False)
 
 
-_make_process_device = _quick_maker(ProcessDeviceUsage)
-_make_process = _quick_maker(ProcessUsage)
-_make_device = _quick_maker(DeviceUsage)
+_ProcessDevice = _twin(ProcessDeviceUsage)
+_Process = _twin(ProcessUsage)
+_Device = _twin(DeviceUsage)
 
 _SETTERS = {
     field.name: getattr(RegionSnapshot, field.name).__set__
@@ -211,14 +204,11 @@ _SETTERS = {
 _set_source = _Lazy.__dict__["_source"].__set__
 _new = object.__new__
 
-# struct hr_snapshot, hr_device, hr_process and hr_usage of csrc/region.h.
+# struct hr_snapshot, hr_device, hr_process and hr_usage of csrc/region.h; x skips `offset`.
 _HEAD = struct.Struct("<4Q4I4i")
-_DEVICE = struct.Struct("<2Q96s")
-
-
-@lru_cache(maxsize=None)
-def _process_struct(span: int) -> struct.Struct:
-    return struct.Struct(f"<3iI{9 * span}Q")
+_DEVICE = struct.Struct("<2Q8Q8x96s")
+_PROCESS = struct.Struct("<3iI")
+_USAGE = struct.Struct("<8Q8x")
 
 
 @lru_cache(maxsize=256)
@@ -259,32 +249,33 @@ def _take_apart(snapshot: RegionSnapshot) -> None:
     ) = _HEAD.unpack_from(buffer)
 
     indexes = _indexes(shown)
-    process_struct = _process_struct(span)
-    offset = _HEAD.size + span * _DEVICE.size
+    contiguous = len(indexes) == span
+    at = _HEAD.size + span * _DEVICE.size
     processes = []
     for _ in range(process_count):
-        pid, host_pid, status, slot_settled, *usage = process_struct.unpack_from(buffer, offset)
-        offset += process_struct.size
+        pid, host_pid, status, slot_settled = _PROCESS.unpack_from(buffer, at)
+        at += _PROCESS.size
+        end = at + span * _USAGE.size
+        usages: Iterable[tuple[int, ...]] = _USAGE.iter_unpack(buffer[at:end])
+        at = end
+        if not contiguous:
+            rows = list(usages)
+            usages = [rows[index] for index in indexes]
         entries = []
-        for index in indexes:
-            at = 9 * index
-            context, module, data, _offset, total, monitor, dec, enc, sm = usage[at : at + 9]
-            entries.append(
-                _make_process_device(index, total, context, module, data, monitor, sm, enc, dec)
-            )
-        processes.append(
-            _make_process(pid, host_pid or None, status, tuple(entries), bool(slot_settled))
-        )
+        for index, row in zip(indexes, usages, strict=True):
+            entry = _ProcessDevice(index, *row)
+            entry.__class__ = ProcessDeviceUsage
+            entries.append(entry)
+        process = _Process(pid, host_pid or None, status, tuple(entries), slot_settled == 1)
+        process.__class__ = ProcessUsage
+        processes.append(process)
 
     values = (
         path,
         layout,
         taken_at_ns,
         device_count,
-        tuple(
-            _sum_device(buffer, index, [process.devices[at] for process in processes])
-            for at, index in enumerate(indexes)
-        ),
+        tuple(_device(buffer, index) for index in indexes),
         tuple(processes),
         priority,
         bool(utilization_switch),
@@ -297,19 +288,11 @@ def _take_apart(snapshot: RegionSnapshot) -> None:
         store(snapshot, value)
 
 
-def _sum_device(buffer: Any, index: int, usages: list[ProcessDeviceUsage]) -> DeviceUsage:
-    limit, sm_limit, uuid = _DEVICE.unpack_from(buffer, _HEAD.size + index * _DEVICE.size)
-    total = context = module = data = monitor = sm = enc = dec = 0
-    for usage in usages:
-        total += usage.memory_used_bytes
-        context += usage.memory_context_bytes
-        module += usage.memory_module_bytes
-        data += usage.memory_data_bytes
-        monitor += usage.memory_monitor_bytes
-        sm += usage.sm_util_percent
-        enc += usage.enc_util_percent
-        dec += usage.dec_util_percent
-    device: DeviceUsage = _make_device(
+def _device(buffer: Any, index: int) -> Any:
+    limit, sm_limit, total, context, module, data, monitor, sm, enc, dec, uuid = (
+        _DEVICE.unpack_from(buffer, _HEAD.size + index * _DEVICE.size)
+    )
+    device = _Device(
         index,
         uuid_text(uuid),
         limit or None,
@@ -323,4 +306,5 @@ def _sum_device(buffer: Any, index: int, usages: list[ProcessDeviceUsage]) -> De
         enc,
         dec,
     )
+    device.__class__ = DeviceUsage
     return device

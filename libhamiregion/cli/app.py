@@ -24,5 +24,4 @@ def main() -> NoReturn:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
-    hamiregion()
-    sys.exit(0)
+    hamiregion.run()

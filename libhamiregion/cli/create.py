@@ -5,17 +5,22 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 import click
 
-from .. import Layout, create_region, limits_from_environment, open_region
+from libhamiregion import Layout, create_region, limits_from_environment, open_region
+
 from . import options
 from .failures import bad_arguments
-from .options import Limit
 from .output import as_plain, on_terminal, terminal, write, write_json
 from .plain import region_text
 from .render import region_view
+
+if TYPE_CHECKING:
+    from .options import Limit
 
 
 @click.command()
@@ -65,7 +70,7 @@ def create(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Make a new region FILE that libvgpu accepts; never overwrites.
+    r"""Make a new region FILE that libvgpu accepts; never overwrites.
 
     \b
     hamiregion create FILE --memory 8GiB --memory 4GiB --sm 50
@@ -95,13 +100,12 @@ def create(
             )
 
     if dry_run:
-        if os.path.lexists(path):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        _check_place(path)
         with tempfile.TemporaryDirectory(prefix="hamiregion-") as directory:
-            made = f"{directory}/{os.path.basename(path)}"
+            made = f"{directory}/dry-run.cache"
             make(made)
             with open_region(made, layout=layout) as region:
-                snapshot = attrs.evolve(region.snapshot(), path=os.path.abspath(path))
+                snapshot = attrs.evolve(region.snapshot(), path=str(Path(path).absolute()))
     else:
         make(path)
         with open_region(path, layout=layout) as region:
@@ -116,3 +120,13 @@ def create(
         write(region_text(snapshot))
     if dry_run:
         write("dry run: nothing was written\n")
+
+
+def _check_place(path: str) -> None:
+    """Raise what making a file there would, without making one."""
+    directory = Path(path).absolute().parent
+    directory.stat()
+    if os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(directory))

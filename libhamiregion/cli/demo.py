@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .. import LimitBelowUsage, create_region, format_size, open_region
+from libhamiregion import LimitBelowUsage, create_region, format_size, open_region
+
 from . import options
 from .demo_crew import GIB, MIB, Crew, Role, Worker
 from .demo_scene import Scene, open_scene
+from .escaping import printable
 from .failures import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
-    from .. import Region
+    from libhamiregion import Region
 
 LIMIT = 8 * GIB
 OTHER_LIMIT = 4 * GIB
@@ -46,7 +48,7 @@ PATIENCE_S = 6.0
 @click.command()
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=4, max=600),
+    type=options.Seconds(min=4, max=600),
     default=12,
     show_default=True,
     help="About how long.",
@@ -75,6 +77,7 @@ def demo(seconds: float, as_json: bool) -> None:
             Crew(path, ROLES, Path(directory) / "workers.log") as crew,
         ):
             Story(region, scene, crew, seconds).tell()
+    scene.say("That was a real region. Look into yours: hamiregion show FILE", heading=True)
 
 
 class Story:
@@ -94,14 +97,13 @@ class Story:
         self._lower()
         self._raise()
         self._kill_and_reap()
-        self.scene.say("That was a real region. Look into yours: hamiregion show FILE", heading=True)
 
     def _allocate(self) -> None:
         self.scene.say(
             "Two GPUs, 8 GiB and 4 GiB of them for this container: that is a region.",
             heading=True,
         )
-        self.scene.say(f"It is a file: {self.region.path}")
+        self.scene.say(f"It is a file: {printable(self.region.path)}")
         self.scene.say("Four processes attach to it and allocate memory, as CUDA programs do.")
         self._go_on(1.6, until=lambda: all(worker.granted > 6 for worker in self.crew.workers))
 
@@ -125,7 +127,7 @@ class Story:
         before = self._refused()
         (change,) = self.region.set_memory_limit(LOW_LIMIT, device=0, force=True)
         self.scene.say(
-            "The same with --force: the processes keep what they have and get no more.",
+            "The same with --force: the processes run on, and get no more.",
             heading=True,
         )
         self.scene.say(
@@ -149,7 +151,9 @@ class Story:
         self.crew.kill(victim)
         self.scene.say(f"kill -9 {victim.pid}, the {victim.role.name}.", heading=True)
         held = self._counted(victim)
-        self.scene.say(f"It is dead, and its {format_size(held)} still count: nobody told the file.")
+        self.scene.say(
+            f"It is dead, and its {format_size(held)} still count: nobody told the file."
+        )
         self._go_on(1.1)
         self.region.reap()
         self.scene.say("region.reap() proves that it is dead and removes it.", heading=True)
@@ -174,9 +178,7 @@ class Story:
         return sum(worker.refused for worker in self.crew.workers)
 
     def _granted(self, device: int) -> int:
-        return sum(
-            worker.granted for worker in self.crew.workers if worker.role.device == device
-        )
+        return sum(worker.granted for worker in self.crew.workers if worker.role.device == device)
 
     def _counted(self, worker: Worker) -> int:
         return sum(

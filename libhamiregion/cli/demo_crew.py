@@ -9,15 +9,17 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import attrs
 
 from .failures import Failure
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from types import TracebackType
+
+    from typing_extensions import Self
 
 GIB = 2**30
 MIB = 2**20
@@ -41,6 +43,8 @@ class Worker:
 
     role: Role
     process: subprocess.Popen[bytes]
+    stdin: IO[bytes]
+    stdout: IO[bytes]
     held_bytes: int = 0
     granted: int = 0
     refused: int = 0
@@ -49,6 +53,7 @@ class Worker:
 
     @property
     def pid(self) -> int:
+        """The process, by its pid."""
         return self.process.pid
 
 
@@ -62,7 +67,7 @@ class Crew:
         self.workers: list[Worker] = []
         self._selector = selectors.DefaultSelector()
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> Self:
         try:
             for role in self.roles:
                 self.workers.append(self._start(role))
@@ -92,10 +97,11 @@ class Crew:
                 # Ctrl-C is for the demo alone, which then ends its workers in order.
                 start_new_session=True,
             )
-        worker = Worker(role, process)
-        assert process.stdout is not None
-        os.set_blocking(process.stdout.fileno(), False)
-        self._selector.register(process.stdout, selectors.EVENT_READ, worker)
+        worker = Worker(
+            role, process, cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
+        )
+        os.set_blocking(worker.stdout.fileno(), False)
+        self._selector.register(worker.stdout, selectors.EVENT_READ, worker)
         return worker
 
     def listen(self, seconds: float) -> None:
@@ -109,15 +115,14 @@ class Crew:
                 self._hear(key.data)
 
     def _hear(self, worker: Worker) -> None:
-        assert worker.process.stdout is not None
-        chunk = os.read(worker.process.stdout.fileno(), 65_536)
+        chunk = os.read(worker.stdout.fileno(), 65_536)
         if not chunk:
-            self._selector.unregister(worker.process.stdout)
+            self._selector.unregister(worker.stdout)
             if worker.alive:
                 code = worker.process.wait()
-                said = self.log.read_text(errors="replace").strip().splitlines()
+                words = self.log.read_text(errors="replace").strip().splitlines()
                 raise Failure(
-                    f"{worker.role.name} ended with code {code}: {said[-1] if said else 'silent'}"
+                    f"{worker.role.name} ended with code {code}: {words[-1] if words else 'silent'}"
                 )
             return
         *lines, worker.unread = (worker.unread + chunk).split(b"\n")
@@ -136,8 +141,7 @@ class Crew:
     def close(self) -> None:
         """End the workers: by the end of their input, or else by force."""
         for worker in self.workers:
-            assert worker.process.stdin is not None
-            worker.process.stdin.close()
+            worker.stdin.close()
         deadline = time.monotonic() + 2
         for worker in self.workers:
             try:
@@ -145,6 +149,5 @@ class Crew:
             except subprocess.TimeoutExpired:
                 worker.process.kill()
                 worker.process.wait()
-            assert worker.process.stdout is not None
-            worker.process.stdout.close()
+            worker.stdout.close()
         self._selector.close()

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from rich.table import Table
+    from typing_extensions import Self
 
-    from .. import RegionSnapshot
+    from libhamiregion import RegionSnapshot
+
     from .demo_crew import Worker
 
 
@@ -35,7 +37,7 @@ class Scene(Protocol):
     def show(self, snapshot: RegionSnapshot, workers: Sequence[Worker]) -> None:
         """Show the region and its workers as they are now."""
 
-    def __enter__(self) -> Scene: ...
+    def __enter__(self) -> Self: ...
 
     def __exit__(
         self,
@@ -60,16 +62,18 @@ class PlainScene:
     def __init__(self) -> None:
         self.started = time.monotonic()
 
-    def __enter__(self) -> PlainScene:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         return
 
     def say(self, sentence: str, *, heading: bool = False) -> None:
+        """See `Scene`."""
         write(f"\n{sentence}\n" if heading else f"  {sentence}\n")
 
     def show(self, snapshot: RegionSnapshot, workers: Sequence[Worker]) -> None:
+        """See `Scene`."""
         devices = "  ".join(
             f"gpu{device.index} {size_word(device.memory_used_bytes)}"
             f"/{size_word(device.memory_limit_bytes)}"
@@ -88,16 +92,18 @@ class JsonScene:
     def __init__(self) -> None:
         self.started = time.monotonic()
 
-    def __enter__(self) -> JsonScene:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         return
 
     def say(self, sentence: str, *, heading: bool = False) -> None:
+        """See `Scene`."""
         self._write({"say": sentence, "heading": heading})
 
     def show(self, snapshot: RegionSnapshot, workers: Sequence[Worker]) -> None:
+        """See `Scene`."""
         listed = [
             {
                 "name": worker.role.name,
@@ -125,7 +131,7 @@ class TerminalScene:
         self.console = terminal()
         self.live = Live(console=self.console, auto_refresh=False)
 
-    def __enter__(self) -> TerminalScene:
+    def __enter__(self) -> Self:
         self.live.start()
         return self
 
@@ -133,14 +139,18 @@ class TerminalScene:
         self.live.stop()
 
     def say(self, sentence: str, *, heading: bool = False) -> None:
+        """See `Scene`."""
         if heading:
             self.console.print(Text.assemble("\n", (sentence, "bold")))
         else:
             self.console.print(Text.assemble(("  > ", "cyan"), sentence))
 
     def show(self, snapshot: RegionSnapshot, workers: Sequence[Worker]) -> None:
+        """See `Scene`."""
         picture = Group(
+            "",
             device_table(snapshot, self.console.width),
+            "",
             worker_table(snapshot, workers, self.console.width),
         )
         self.live.update(picture, refresh=True)
@@ -149,14 +159,14 @@ class TerminalScene:
 def worker_table(snapshot: RegionSnapshot, workers: Sequence[Worker], width: int) -> Table:
     """One row per worker: what the region counts for it, and what it was given and refused."""
     table = columns()
-    table.add_column("Process")
+    table.add_column("process")
     table.add_column("PID", justify="right")
     table.add_column("GPU", justify="right", style="bold")
-    table.add_column("Share")
-    table.add_column("counted", justify="right", no_wrap=True)
+    table.add_column("share")
+    table.add_column("counted", justify="right", no_wrap=True, min_width=8)
     table.add_column("granted", justify="right")
     table.add_column("refused", justify="right")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     counted = {
         process.pid: sum(usage.memory_used_bytes for usage in process.devices)
         for process in snapshot.processes

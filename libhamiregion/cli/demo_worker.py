@@ -1,16 +1,17 @@
 """One process of the demo: it attaches to a region and allocates and frees like a CUDA program.
 
-`python -m libhamiregion.cli.demo_worker PATH DEVICE BASE CEILING STEP PAUSE` charges steps until it
-holds the ceiling, releases them down to the base, and so on.  Refused, it frees a step if it has one
-to spare and tries again.  After each move it prints what it holds as one line of JSON.  It ends when
-its standard input does, so that no worker outlives the demo.
+`python -m libhamiregion.cli.demo_worker PATH DEVICE BASE CEILING STEP PAUSE` charges steps until
+it holds the ceiling, releases them down to the base, and so on.  Refused, it frees a step if it has
+one to spare and tries again.  After each move it prints what it holds as one line of JSON.  It ends
+when its standard input does, so that no worker outlives the demo.
 """
 
 import json
+import os
 import sys
 import threading
 
-from .. import MemoryLimitExceeded, Slot, open_region
+from libhamiregion import MemoryLimitExceeded, Slot, open_region
 
 CONTEXT_BYTES = 300 * 2**20
 MODULE_BYTES = 40 * 2**20
@@ -75,7 +76,7 @@ def work(path: str, device: int, base: int, ceiling: int, step: int, pause_s: fl
 
 def _wait_for_end(ended: threading.Event) -> None:
     try:
-        while sys.stdin.buffer.read1(4096):
+        while os.read(sys.stdin.fileno(), 4096):
             pass
     finally:
         ended.set()
@@ -87,8 +88,8 @@ def main(arguments: list[str]) -> None:
     try:
         work(path, int(device), int(base), int(ceiling), int(step), float(pause_s))
     except BrokenPipeError:
-        # The demo is gone and reads no more reports.
-        sys.stdout = None  # type: ignore[assignment]
+        # The demo is gone and reads no more reports; nor shall the interpreter's last flush.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from typing import IO, TYPE_CHECKING, Any
+import sys
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from .. import AmbiguousLayout, LimitBelowUsage, RegionError, format_size
+from libhamiregion import AmbiguousLayout, LimitBelowUsage, RegionError, format_size
+
 from .escaping import printable
 
 if TYPE_CHECKING:
@@ -60,6 +62,7 @@ class SpeakingGroup(click.Group):
     """A group whose failures are one paragraph, with nothing in it that steers a terminal."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb; what the library reports becomes a failure."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -67,13 +70,13 @@ class SpeakingGroup(click.Group):
         except (RegionError, OSError) as error:
             raise Failure(sentence(error)) from None
 
-    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
-        if not standalone_mode:
-            return super().main(*args, standalone_mode=False, **extra)
+    def run(self) -> NoReturn:
+        """Do what the command line says and exit."""
         try:
-            result = super().main(*args, standalone_mode=False, **extra)
+            # click's own last words would quote a file name as it came.
+            result = self.main(standalone_mode=False)
         except click.ClickException as error:
-            _show(error, click.get_text_stream("stderr"))
+            _show(error, sys.stderr)
             raise SystemExit(error.exit_code) from None
         except click.Abort:
             raise SystemExit(INTERRUPTED) from None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+from typing import TYPE_CHECKING
 
 import attrs
 import click
 from rich.text import Text
 
-from .. import LimitChange, open_region
+from libhamiregion import LimitChange, open_region
+
 from . import options
 from .failures import SpeakingGroup, bad_arguments
 from .output import as_plain, on_terminal, terminal, write, write_json
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from .. import Layout, Region
+    from libhamiregion import Layout, Region
+
     from .options import Limit
 
 MEMORY = "memory"
@@ -117,7 +120,7 @@ def set_(
     layout: Layout | None,
     as_json: bool,
 ) -> None:
-    """Change limits in the region FILE, also while its container runs.
+    r"""Change limits in the region FILE, also while its container runs.
 
     \b
     hamiregion limits set FILE --memory 6GiB
@@ -176,22 +179,16 @@ def _edits(
     force: bool,
     if_equals: str | None,
 ) -> list[tuple[str, Callable[..., tuple[LimitChange, ...]]]]:
-    def set_memory(*, dry_run: bool) -> tuple[LimitChange, ...]:
-        assert memory is not None
-        return region.set_memory_limit(
-            memory.value, device=device, expected=expected, force=force, dry_run=dry_run
-        )
-
-    def set_sm(*, dry_run: bool) -> tuple[LimitChange, ...]:
-        assert sm is not None
-        return region.set_sm_limit(sm.value, device=device, expected=expected, dry_run=dry_run)
-
     kind = options.MEMORY if memory is not None else options.SM
     expected = None if if_equals is None else kind.convert(if_equals, None, None).expected
-    edits: list[tuple[str, Callable[..., Any]]] = []
+    edits: list[tuple[str, Callable[..., tuple[LimitChange, ...]]]] = []
     if memory is not None:
+        set_memory = functools.partial(
+            region.set_memory_limit, memory.value, device=device, expected=expected, force=force
+        )
         edits.append((MEMORY, set_memory))
     if sm is not None:
+        set_sm = functools.partial(region.set_sm_limit, sm.value, device=device, expected=expected)
         edits.append((SM, set_sm))
     return edits
 

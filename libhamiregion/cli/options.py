@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import click
 
-from .. import Layout, parse_size
+from libhamiregion import Layout, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,6 +48,7 @@ class MemoryLimit(LimitType):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Limit:
+        """Read one value; see click."""
         if isinstance(value, Limit):
             return value
         if value.strip().lower() == UNLIMITED:
@@ -68,6 +70,7 @@ class SmLimit(LimitType):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Limit:
+        """Read one value; see click."""
         if isinstance(value, Limit):
             return value
         text = value.strip().lower()
@@ -77,6 +80,21 @@ class SmLimit(LimitType):
         if not (re.fullmatch("[0-9]{1,3}", digits) and 1 <= int(digits) <= 100):
             self.fail(f"{value!r} is neither 1 to 100 nor `unlimited`", param, ctx)
         return Limit(int(digits))
+
+
+class Seconds(click.FloatRange):
+    """A length of time; click's range lets `nan` through."""
+
+    name = "seconds"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Read one value; see click."""
+        seconds: float = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is no length of time", param, ctx)
+        return seconds
 
 
 MEMORY = MemoryLimit()
@@ -91,6 +109,7 @@ class LayoutName(LayoutType):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Layout:
+        """Read one value; see click."""
         try:
             return Layout(value)
         except ValueError:
@@ -103,6 +122,7 @@ class LayoutName(LayoutType):
         param: click.Parameter,  # noqa: ARG002
         incomplete: str,
     ) -> list[click.shell_completion.CompletionItem]:
+        """Offer the layouts' names."""
         return [
             click.shell_completion.CompletionItem(layout.value)
             for layout in Layout

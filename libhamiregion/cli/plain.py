@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .. import format_size
+from libhamiregion import format_size
+
 from .escaping import printable
 from .wording import (
     NOTHING,
@@ -21,14 +22,38 @@ from .wording import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .. import DeviceUsage, ProcessDeviceUsage, ProcessUsage, RegionSnapshot
+    from libhamiregion import DeviceUsage, ProcessDeviceUsage, ProcessUsage, RegionSnapshot
 
-_DEVICE_HEADING = (
-    "DEVICE MEM-USED MEM-LIMIT MEM-FREE CONTEXT MODULE DATA DRIVER SM SM-LIMIT ENC DEC UUID"
-).split()
-_PROCESS_HEADING = (
-    "PID HOST-PID STATUS SETTLED DEVICE MEM-USED CONTEXT MODULE DATA DRIVER SM ENC DEC"
-).split()
+_DEVICE_HEADING = [
+    "DEVICE",
+    "MEM-USED",
+    "MEM-LIMIT",
+    "MEM-FREE",
+    "CONTEXT",
+    "MODULE",
+    "DATA",
+    "DRIVER",
+    "SM",
+    "SM-LIMIT",
+    "ENC",
+    "DEC",
+    "UUID",
+]
+_PROCESS_HEADING = [
+    "PID",
+    "HOST-PID",
+    "STATUS",
+    "SETTLED",
+    "DEVICE",
+    "MEM-USED",
+    "CONTEXT",
+    "MODULE",
+    "DATA",
+    "DRIVER",
+    "SM",
+    "ENC",
+    "DEC",
+]
 
 
 def region_text(snapshot: RegionSnapshot) -> str:
@@ -58,10 +83,12 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def size_word(nbytes: int | None) -> str:
+    """Show bytes as one word; None is unlimited."""
     return UNLIMITED if nbytes is None else format_size(nbytes).replace(" ", "")
 
 
 def percent_word(percent: int | None) -> str:
+    """Show a percentage as one word; None is unlimited."""
     return UNLIMITED if percent is None else f"{percent}%"
 
 

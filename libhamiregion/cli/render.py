@@ -14,7 +14,8 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from .. import format_size
+from libhamiregion import format_size
+
 from .escaping import printable
 from .wording import (
     NOTHING,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
-    from .. import DeviceUsage, ProcessUsage, RegionSnapshot
+    from libhamiregion import DeviceUsage, ProcessUsage, RegionSnapshot
 
 # From this width on there is room for whole uuids and for each kind of memory.
 WIDE = 124
@@ -91,6 +92,7 @@ def region_view(snapshot: RegionSnapshot, width: int) -> RenderableType:
 
 
 def header(snapshot: RegionSnapshot, width: int) -> RenderableType:
+    """Frame what holds for the whole region, titled with the file's name."""
     directory, name = os.path.split(snapshot.path)
     width = min(width, WIDE)
     return Panel(
@@ -129,18 +131,20 @@ def _fact_style(label: str, words: str) -> str:
 
 
 def device_table(snapshot: RegionSnapshot, width: int) -> Table:
+    """One row per device; the tick in the SM bar is the limit."""
     wide = width >= WIDE
     util = snapshot.layout.has_utilization
     named = wide and any(device.uuid for device in snapshot.devices)
     table = columns()
     table.add_column("GPU", justify="right", style="bold", no_wrap=True)
     table.add_column("memory")
-    for name in ("used", "limit", ""):
-        table.add_column(name, justify="right", no_wrap=True)
+    # As wide as they get: a live table must not jump from one picture to the next.
+    for name, longest in (("used", "1023 MiB"), ("limit", "unlimited"), ("", "100%")):
+        table.add_column(name, justify="right", no_wrap=True, min_width=len(longest))
     if util:
         table.add_column("SM")
-    for name in ("util", "limit"):
-        table.add_column(name, justify="right", no_wrap=True)
+    for name, longest in (("util", "100 %"), ("limit", "unlimited")):
+        table.add_column(name, justify="right", no_wrap=True, min_width=len(longest))
     if named:
         table.add_column("UUID", no_wrap=True, overflow="ellipsis", style=QUIET)
     for device in snapshot.devices:
@@ -184,6 +188,7 @@ def _share(ratio: float) -> str:
 
 
 def memory_bar(ratio: float | None, *, width: int) -> Bar:
+    """Show how full the memory is; empty where there is no limit."""
     return Bar(ratio or 0.0, ratio_style(ratio), width=width)
 
 
@@ -205,10 +210,12 @@ def _sm_bar(device: DeviceUsage, *, width: int) -> Bar:
 
 
 def limit_text(words: str) -> Text:
+    """A limit; no limit is quiet."""
     return Text(words, style=QUIET if words == "unlimited" else "")
 
 
 def process_table(snapshot: RegionSnapshot, width: int) -> Table:
+    """One row per process and device that it uses."""
     wide = width >= WIDE
     util = snapshot.layout.has_utilization
     table = columns()
@@ -263,6 +270,7 @@ def _quiet_zero(nbytes: int) -> Text:
 
 
 def status_text(status: int) -> Text:
+    """A process's status in its colour."""
     styles = {0: QUIET, 1: GOOD, 2: NEAR}
     return Text(status_word(status), style=styles.get(status, OVER))
 

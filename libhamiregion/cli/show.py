@@ -9,7 +9,7 @@ import click
 from rich.live import Live
 from rich.text import Text
 
-from .. import (
+from libhamiregion import (
     RegionError,
     RegionNotFound,
     RegionNotReady,
@@ -17,6 +17,7 @@ from .. import (
     RegionStale,
     open_region,
 )
+
 from . import options
 from .escaping import printable
 from .output import as_plain, on_terminal, terminal, write, write_json
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from .. import Layout
+    from libhamiregion import Layout
 
 # What passes when a container restarts: its region is removed, made anew and filled.
 PASSING = (RegionNotFound, RegionNotReady, RegionStale)
@@ -40,7 +41,7 @@ PASSING = (RegionNotFound, RegionNotReady, RegionStale)
     "--watch",
     "-i",
     "interval_s",
-    type=click.FloatRange(min=0.05, max=86_400),
+    type=options.Seconds(min=0.05, max=86_400),
     metavar="SECONDS",
     help="Again every so many seconds, until Ctrl-C.",
 )
@@ -83,7 +84,7 @@ def _watch(path: str, interval_s: float, layout: Layout | None, *, as_json: bool
     seen = _snapshots(path, interval_s, layout)
     if as_json:
         for snapshot in seen:
-            write_json(_as_object(path, snapshot))
+            write_json(_as_object(snapshot))
     elif on_terminal():
         console = terminal()
         # No refreshing thread and one write per picture: nothing to flicker.
@@ -119,10 +120,10 @@ def _snapshots(
         region.close()
 
 
-def _as_object(path: str, answer: RegionSnapshot | RegionError) -> dict[str, Any]:
+def _as_object(answer: RegionSnapshot | RegionError) -> dict[str, Any]:
     if isinstance(answer, RegionSnapshot):
         return as_plain(answer)
-    return {"path": path, "error": type(answer).__name__, "message": str(answer)}
+    return {"path": answer.path, "error": type(answer).__name__, "message": str(answer)}
 
 
 def _as_view(answer: RegionSnapshot | RegionError, width: int) -> RenderableType:

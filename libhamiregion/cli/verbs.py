@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from .. import __version__
+from libhamiregion import __version__
+
 from . import options
 from .create import create
 from .demo import demo
@@ -22,7 +23,7 @@ from .show import show
 @options.no_color_option
 @click.version_option(__version__, prog_name="hamiregion")
 def hamiregion() -> None:
-    """Look into HAMi's shared regions, and change them under running GPU containers.
+    r"""Look into HAMi's shared regions, and change them under running GPU containers.
 
     Every verb takes --json; verbs that write take --dry-run.  Tables and colours appear on a
     terminal only.

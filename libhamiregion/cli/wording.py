@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .. import Effect, format_size
+from libhamiregion import Effect, format_size
 
 if TYPE_CHECKING:
-    from .. import DeviceUsage, ProcessUsage, RegionSnapshot
+    from libhamiregion import DeviceUsage, ProcessUsage, RegionSnapshot
 
 NOTHING = "-"
 UNLIMITED = "unlimited"
@@ -20,18 +20,22 @@ _EFFECTS = {
 
 
 def status_word(status: int) -> str:
+    """Name a slot's status."""
     return _STATUSES.get(status, f"status {status}")
 
 
 def effect_words(effect: Effect) -> str:
+    """Say from when on an edit holds."""
     return _EFFECTS[effect]
 
 
 def memory_words(nbytes: int | None) -> str:
+    """Show bytes to people; None is unlimited."""
     return UNLIMITED if nbytes is None else format_size(nbytes)
 
 
 def percent_words(percent: int | None) -> str:
+    """Show a percentage to people; None is unlimited."""
     return UNLIMITED if percent is None else f"{percent} %"
 
 
@@ -70,6 +74,7 @@ def facts(snapshot: RegionSnapshot) -> tuple[tuple[str, str], ...]:
 
 
 def settled_words(snapshot: RegionSnapshot) -> str:
+    """Say whether the picture is of one moment, and if not, who moved."""
     if snapshot.settled:
         return "yes"
     moving = [str(process.pid) for process in snapshot.processes if not process.settled]

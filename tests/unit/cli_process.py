@@ -19,8 +19,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from typing_extensions import Self
+
 COMMAND = (sys.executable, "-m", "libhamiregion")
 PATIENCE_S = 30.0
+
+# The terminal has to control the process, so that what is typed there reaches it as a signal.
+TAKE_TERMINAL = (
+    "import fcntl, os, sys, termios;"
+    " fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+)
 
 COLOUR = re.compile(r"\x1b\[(?:[0-9]+;)*(?:3[0-7]|9[0-7]|38;[0-9;]+)m")
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -69,14 +77,12 @@ class Terminal:
         self.master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
         self.process = subprocess.Popen(
-            [*COMMAND, *arguments],
+            [sys.executable, "-c", TAKE_TERMINAL, *COMMAND, *arguments],
             env=environment(env),
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            # The terminal controls the process: what is typed there reaches it as a signal.
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
         os.close(slave)
         self.written = b""
@@ -112,12 +118,13 @@ class Terminal:
             chunk = os.read(self.master, 65_536)
         except OSError as error:
             # How Linux says that nobody has the other end open.
-            assert error.errno == errno.EIO
+            if error.errno != errno.EIO:
+                raise
             return False
         self.written += chunk
         return bool(chunk)
 
-    def __enter__(self) -> Terminal:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

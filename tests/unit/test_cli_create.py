@@ -109,7 +109,8 @@ def test_wrong_usage_is_exit_code_2_and_makes_nothing(
 
 
 def test_a_directory_that_is_not_there_is_a_failure(tmp_path: Path) -> None:
-    answer = run("create", str(tmp_path / "none" / "new.cache"))
-    assert answer.returncode == 1
-    assert answer.stderr.count("\n") == 1
-    assert str(tmp_path) in answer.stderr
+    for dry in ((), ("--dry-run",)):
+        answer = run("create", str(tmp_path / "none" / "new.cache"), *dry)
+        assert answer.returncode == 1
+        assert answer.stderr.count("\n") == 1
+        assert str(tmp_path / "none") in answer.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -99,9 +100,11 @@ def test_the_library_itself_needs_neither() -> None:
     [("hamiregion li", "limits"), ("hamiregion limits s", "set"), ("hamiregion show --l", "--lay")],
 )
 def test_the_shell_completes(line: str, offered: str) -> None:
+    code = "import sys; sys.argv = ['hamiregion']; from libhamiregion.cli import main; main()"
     script = subprocess.run(
-        [sys.executable, "-c", "from libhamiregion.cli import main; main()"],
+        [sys.executable, "-c", code],
         env={
+            **os.environ,
             "_HAMIREGION_COMPLETE": "bash_complete",
             "COMP_WORDS": line,
             "COMP_CWORD": str(line.count(" ")),

@@ -5,13 +5,15 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shlex
 import socket
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
 import pytest
-from cli_process import COLOUR, Terminal, interrupt, on_terminal, run, start
+from cli_process import COLOUR, COMMAND, Terminal, interrupt, on_terminal, run, start
 
 import libhamiregion as hami
 
@@ -104,6 +106,13 @@ def test_a_held_lock_and_its_owner_are_named(tmp_path: Path) -> None:
     assert "settled      no, " in answer.stdout
 
 
+def test_a_full_disk_is_a_failure(path: str) -> None:
+    code = f"exec {shlex.join([*COMMAND, 'show', path])} > /dev/full"
+    answer = subprocess.run(["sh", "-c", code], capture_output=True, text=True, check=False)
+    assert answer.returncode == 1
+    assert answer.stderr == "Error: No space left on device\n"
+
+
 # ---- JSON -------------------------------------------------------------------
 
 
@@ -176,7 +185,7 @@ def test_an_ascii_terminal_gets_ascii_bars(path: str) -> None:
 
 # ---- Hostile names ----------------------------------------------------------
 
-HOSTILE = "\x1b]0;owned\x07\x1b[31m\n[bold red]x[/]\u202e\x9b2J.cache"
+HOSTILE = "\x1b]0;owned\x07\x1b[31m\n[bold red]x\u202e\x9b2J.cache"
 
 
 @pytest.mark.parametrize("exists", [True, False], ids=["region", "missing"])
@@ -194,7 +203,7 @@ def test_a_file_name_cannot_steer_the_terminal(tmp_path: Path, *, exists: bool, 
         assert "\x07" not in shown
         assert "\x9b" not in shown
         assert "\u202e" not in shown
-    assert r"\x1b]0;owned\x07\x1b[31m\n[bold red]x[/]\u202e\x9b2J.cache" in seen
+    assert r"\x1b]0;owned\x07\x1b[31m\n[bold red]x\u202e\x9b2J.cache" in seen
     assert "\x1b" not in piped.stdout + piped.stderr
 
 
@@ -260,7 +269,7 @@ def _missing(_: Path) -> None:
         (_symlink, "symbolic link"),
         (_empty, "empty"),
         (_short, "bytes"),
-        (_text, "not a region"),
+        (_text, "not a HAMi region"),
     ],
 )
 def test_a_broken_file_is_one_helpful_line(
@@ -354,7 +363,7 @@ def test_watching_follows_a_replaced_region(path: str) -> None:
     with start("show", path, "--watch", "0.05", "--json") as process:
         assert process.stdout is not None
         first = json.loads(process.stdout.readline())
-        os.unlink(path)
+        Path(path).unlink()
         answers = (json.loads(line) for line in process.stdout)
         gone = next(answer for answer in answers if "error" in answer)
         hami.create_region(path, memory_limits=(3 * GIB,))
@@ -364,7 +373,7 @@ def test_watching_follows_a_replaced_region(path: str) -> None:
     assert process.returncode == 0
     assert first["devices"][0]["memory_limit_bytes"] == 8 * GIB
     assert list(gone) == ["path", "error", "message"]
-    assert gone["error"] == "RegionNotFound"
+    assert (gone["path"], gone["error"]) == (path, "RegionNotFound")
     assert back["devices"][0]["memory_limit_bytes"] == 3 * GIB
 
 

@@ -1,0 +1,112 @@
+"""Fixtures of the benchmarks, and their summary.
+
+A benchmark never fails because of time: the figures are printed beside the budgets, and a person
+judges them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from ledger import OURS, Ledger
+from scene import copies, working_directory_root
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+LEDGER = pytest.StashKey[Ledger]()
+
+# Each round is long enough for the clock's own cost not to show.
+ROUND_S = 0.001
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[LEDGER] = Ledger()
+    if not getattr(config.option, "benchmark_columns", None):
+        config.option.benchmark_columns = ["min", "median", "iqr", "rounds", "iterations"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        item.add_marker(pytest.mark.benchmark(min_time=ROUND_S))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    ledger = config.stash[LEDGER]
+    if ledger.entries:
+        terminalreporter.section("budgets")
+        for line in ledger.budget_lines():
+            terminalreporter.write_line(line)
+    if ledger.readers:
+        terminalreporter.section("the same work by two readers in pure Python")
+        for line in ledger.ratio_lines():
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def ledger(pytestconfig: pytest.Config) -> Ledger:
+    return pytestconfig.stash[LEDGER]
+
+
+@pytest.fixture(scope="session")
+def quick(pytestconfig: pytest.Config) -> bool:
+    """Whether a short run was asked for: --benchmark-max-time under half a second."""
+    return float(pytestconfig.getoption("benchmark_max_time")) < 0.5
+
+
+@pytest.fixture(scope="session")
+def directory() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="hamiregion-bench-", dir=working_directory_root()))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(scope="session")
+def many(directory: Path) -> list[Path]:
+    """256 regions in as many files."""
+    (directory / "many").mkdir()
+    return list(copies(directory / "many", 256))
+
+
+@pytest.fixture
+def region_path(directory: Path) -> Path:
+    """A region of this test alone."""
+    own = Path(tempfile.mkdtemp(dir=directory))
+    (path,) = copies(own, 1)
+    return path
+
+
+@pytest.fixture
+def timed(benchmark: Any, ledger: Ledger) -> Callable[..., Any]:
+    """Time a function; enter its median under `work`, with its budget in microseconds if it has one.
+
+    `against` names the line of the comparison that it belongs to, `reader` who does the work.
+    """
+
+    def measure(
+        function: Callable[..., Any],
+        *args: Any,
+        work: str | None = None,
+        budget_us: float | None = None,
+        against: str | None = None,
+        reader: str = OURS,
+    ) -> Any:
+        result = benchmark(function, *args)
+        if benchmark.stats is None:  # --benchmark-disable
+            return result
+        stats = benchmark.stats.stats
+        median_us, least_us = stats.median * 1e6, stats.min * 1e6
+        if work is not None:
+            ledger.add(work, "us", budget_us, median_us, least_us)
+            benchmark.extra_info.update(work=work, budget_us=budget_us)
+        if against is not None:
+            ledger.compare(against, reader, median_us)
+        return result
+
+    return measure

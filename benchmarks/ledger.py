@@ -1,0 +1,96 @@
+"""What was measured, beside what it may cost: the tables at the end of `make bench`."""
+
+from __future__ import annotations
+
+import attrs
+
+OURS = "libhamiregion"
+
+
+@attrs.frozen
+class Entry:
+    """One measured figure; `budget` None is shown for information."""
+
+    work: str
+    unit: str
+    budget: float | None
+    median: float
+    least: float | None
+
+    @property
+    def verdict(self) -> str:
+        if self.budget is None:
+            return "-"
+        return "within" if self.median <= self.budget else "OVER"
+
+
+@attrs.define
+class Ledger:
+    entries: list[Entry] = attrs.field(factory=list)
+    #: work -> reader -> median in microseconds
+    readers: dict[str, dict[str, float]] = attrs.field(factory=dict)
+
+    def add(
+        self,
+        work: str,
+        unit: str,
+        budget: float | None,
+        median: float,
+        least: float | None = None,
+    ) -> None:
+        self.entries.append(Entry(work, unit, budget, median, least))
+
+    def compare(self, work: str, reader: str, median_us: float) -> None:
+        self.readers.setdefault(work, {})[reader] = median_us
+
+    def budget_lines(self) -> list[str]:
+        rows = [("work", "budget", "median", "least", "verdict")]
+        for entry in self.entries:
+            rows.append(
+                (
+                    entry.work,
+                    "-" if entry.budget is None else _figure(entry.budget, entry.unit),
+                    _figure(entry.median, entry.unit),
+                    "-" if entry.least is None else _figure(entry.least, entry.unit),
+                    entry.verdict,
+                )
+            )
+        return _aligned(rows)
+
+    def ratio_lines(self) -> list[str]:
+        names = dict.fromkeys(name for readers in self.readers.values() for name in readers)
+        others = [name for name in names if name != OURS]
+        rows = [("work", OURS, *others)]
+        for work, readers in self.readers.items():
+            ours = readers.get(OURS)
+            cells = [work, "-" if ours is None else _figure(ours, "us")]
+            for name in others:
+                theirs = readers.get(name)
+                if theirs is None or ours is None:
+                    cells.append("-")
+                else:
+                    cells.append(f"{_figure(theirs, 'us')} ({_ratio(theirs / ours)} x)")
+            rows.append(tuple(cells))
+        return _aligned(rows) if len(rows) > 1 else []
+
+
+def _figure(value: float, unit: str) -> str:
+    if unit == "bytes":
+        return f"{value:,.0f} bytes"
+    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+    return f"{value:,.{digits}f} {unit}"
+
+
+def _ratio(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,47 @@
+"""The region that all benchmarks read: one that HAMi-core itself wrote."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Layout 1.2, four processes, two devices.
+GOLDEN = Path(__file__).parent.parent / "tests" / "golden" / "1.2-many-processes.cache.gz"
+PROCESSES = 4
+DEVICES = 2
+
+_BLOCK = 4096
+
+
+def golden_bytes() -> bytes:
+    return gzip.decompress(GOLDEN.read_bytes())
+
+
+def write_sparse(path: Path, content: bytes) -> None:
+    """Write a copy that takes room only for the pages with something in them, as a real one does."""
+    with path.open("wb") as file:
+        for start in range(0, len(content), _BLOCK):
+            block = content[start : start + _BLOCK]
+            if block.strip(b"\0"):
+                file.seek(start)
+                file.write(block)
+        file.truncate(len(content))
+
+
+def copies(directory: Path, count: int) -> Iterator[Path]:
+    content = golden_bytes()
+    for number in range(count):
+        path = directory / f"region-{number:03}.cache"
+        write_sparse(path, content)
+        yield path
+
+
+def working_directory_root() -> str | None:
+    """Where to put regions: in memory if there is such a place, as on a node; else the default."""
+    shm = "/dev/shm"  # noqa: S108
+    return shm if os.access(shm, os.W_OK) else None

@@ -1,0 +1,117 @@
+"""One open region: snapshots and live values."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import pytest
+from baselines import READERS
+from scene import DEVICES, PROCESSES
+
+import libhamiregion as hami
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+ONE = f"one open region, {PROCESSES} processes x {DEVICES} devices, all fields"
+USED = "memory in use on one device"
+
+
+def names(cls: type) -> tuple[str, ...]:
+    return tuple(field.name for field in attrs.fields(cls))
+
+
+of_snapshot = attrgetter(*names(hami.RegionSnapshot))
+of_device = attrgetter(*names(hami.DeviceUsage))
+of_process = attrgetter(*names(hami.ProcessUsage))
+of_usage = attrgetter(*names(hami.ProcessDeviceUsage))
+
+
+def touch_all(region: hami.Region) -> hami.RegionSnapshot:
+    """Take a snapshot and read every attribute of every object in it."""
+    snapshot = region.snapshot()
+    of_snapshot(snapshot)
+    for device in snapshot.devices:
+        of_device(device)
+    for process in snapshot.processes:
+        of_process(process)
+        for usage in process.devices:
+            of_usage(usage)
+    return snapshot
+
+
+@pytest.fixture
+def region(region_path: Path) -> Iterator[hami.Region]:
+    with hami.open_region(region_path) as region:
+        yield region
+
+
+def test_snapshot(region: hami.Region, timed: Callable[..., Any]) -> None:
+    snapshot = timed(
+        region.snapshot,
+        work="Region.snapshot(), 4 processes x 2 devices",
+        budget_us=1.0,
+        against="the same, not looked at yet",
+    )
+    assert (len(snapshot.processes), len(snapshot.devices)) == (PROCESSES, DEVICES)
+    assert snapshot.settled
+
+
+def test_snapshot_with_all_attributes(region: hami.Region, timed: Callable[..., Any]) -> None:
+    timed(
+        touch_all,
+        region,
+        work="Region.snapshot(), every attribute read",
+        budget_us=6.0,
+        against=ONE,
+    )
+
+
+def test_live_memory_limit(region: hami.Region, timed: Callable[..., Any]) -> None:
+    timed(region.memory_limit, 0, work="one live value: memory_limit(0)", budget_us=0.35)
+
+
+def test_live_memory_used(region: hami.Region, timed: Callable[..., Any]) -> None:
+    timed(
+        region.memory_used, 0, work="one live value: memory_used(0)", budget_us=0.35, against=USED
+    )
+
+
+def test_live_priority(region: hami.Region, timed: Callable[..., Any]) -> None:
+    timed(lambda: region.priority, work="one live value: priority", budget_us=0.35)
+
+
+@pytest.mark.parametrize("reader_class", READERS, ids=lambda cls: cls.name)
+def test_baseline_decodes_the_same(reader_class: Any, region_path: Path, benchmark: Any) -> None:
+    """The comparison is fair: the baselines find what the snapshot holds, field by field."""
+    reader = reader_class(region_path)
+    found = benchmark.pedantic(reader.read)
+    with hami.open_region(region_path) as region:
+        expected = attrs.asdict(region.snapshot())
+        used = [region.memory_used(device) for device in range(DEVICES)]
+    for name in ("path", "layout", "taken_at_ns", "settled"):
+        del expected[name]
+    for process in expected["processes"]:
+        del process["settled"]
+    assert found == expected
+    assert [reader.memory_used(device) for device in range(DEVICES)] == used
+    reader.close()
+
+
+@pytest.mark.parametrize("reader_class", READERS, ids=lambda cls: cls.name)
+def test_baseline_read(reader_class: Any, region_path: Path, timed: Callable[..., Any]) -> None:
+    reader = reader_class(region_path)
+    timed(reader.read, against=ONE, reader=reader.name)
+    reader.close()
+
+
+@pytest.mark.parametrize("reader_class", READERS, ids=lambda cls: cls.name)
+def test_baseline_memory_used(
+    reader_class: Any, region_path: Path, timed: Callable[..., Any]
+) -> None:
+    reader = reader_class(region_path)
+    timed(reader.memory_used, 0, against=USED, reader=reader.name)
+    reader.close()

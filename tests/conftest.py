@@ -1,0 +1,60 @@
+"""What all tests share: region files, the golden regions, how hypothesis runs."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from golden_regions import NAMES, GoldenRegion, unpack
+from hypothesis import settings
+from poke import RegionFile, RegionFileFactory
+
+from libhamiregion import Layout, create_region
+
+# The machines that run these are busy: an example that takes long proves nothing.
+settings.register_profile("project", deadline=None)
+settings.load_profile("project")
+
+
+@pytest.fixture(params=NAMES)
+def golden(request: pytest.FixtureRequest, tmp_path: Path) -> GoldenRegion:
+    """Each golden region in turn, a copy of the test's own."""
+    return unpack(request.param, tmp_path)
+
+
+@pytest.fixture
+def golden_regions(tmp_path: Path) -> list[GoldenRegion]:
+    """All golden regions at once."""
+    return [unpack(name, tmp_path) for name in NAMES]
+
+
+@pytest.fixture
+def region_file(tmp_path: Path) -> RegionFileFactory:
+    """A factory of region files; keyword arguments are those of `create_region`."""
+    made = 0
+
+    def make(layout: Layout = Layout.V1_2, *, name: str = "", **spec: Any) -> RegionFile:
+        nonlocal made
+        made += 1
+        path = tmp_path / (name or f"region-{made}.cache")
+        create_region(path, layout=layout, **spec)
+        return RegionFile(path, layout)
+
+    return make
+
+
+@pytest.fixture(params=list(Layout), ids=lambda layout: layout.value)
+def layout(request: pytest.FixtureRequest) -> Layout:
+    """Each of the five layouts in turn."""
+    chosen: Layout = request.param
+    return chosen
+
+
+@pytest.fixture
+def public_directory() -> Iterator[Path]:
+    """A directory that every user may enter, unlike `tmp_path`."""
+    with tempfile.TemporaryDirectory(prefix="hamiregion-") as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        yield directory
