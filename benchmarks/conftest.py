@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import timeit
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
 
 LEDGER = pytest.StashKey[Ledger]()
 
-# Each round is long enough for the clock's own cost not to show.
+# Long enough for the clock's own cost not to show, short enough to fall between two disturbances.
 ROUND_S = 0.001
+MOST_ROUNDS = 2000
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -29,11 +31,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEDGER] = Ledger()
     if not getattr(config.option, "benchmark_columns", None):
         config.option.benchmark_columns = ["min", "median", "iqr", "rounds", "iterations"]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        item.add_marker(pytest.mark.benchmark(min_time=ROUND_S))
 
 
 @pytest.hookimpl(trylast=True)
@@ -82,12 +79,22 @@ def region_path(directory: Path) -> Path:
     return path
 
 
+def quickest_s(function: Callable[..., Any], args: tuple[Any, ...]) -> float:
+    """A first guess at what one call costs; the least of several is not fooled by a preemption."""
+    return min(timeit.repeat(lambda: function(*args), number=1, repeat=15))
+
+
 @pytest.fixture
-def timed(benchmark: Any, ledger: Ledger) -> Callable[..., Any]:
-    """Time a function; enter its median under `work`, with its budget in microseconds if it has one.
+def timed(benchmark: Any, ledger: Ledger, pytestconfig: pytest.Config) -> Callable[..., Any]:
+    """Time a function and enter its median under `work`, beside its budget if it has one.
 
     `against` names the line of the comparison that it belongs to, `reader` who does the work.
     """
+
+    def rounds_that_fit(round_s: float) -> int:
+        option = pytestconfig.getoption
+        fitting = int(float(option("benchmark_max_time")) / round_s)
+        return max(int(option("benchmark_min_rounds")), min(fitting, MOST_ROUNDS))
 
     def measure(
         function: Callable[..., Any],
@@ -97,7 +104,11 @@ def timed(benchmark: Any, ledger: Ledger) -> Callable[..., Any]:
         against: str | None = None,
         reader: str = OURS,
     ) -> Any:
-        result = benchmark(function, *args)
+        call_s = quickest_s(function, args)
+        iterations = max(1, round(ROUND_S / call_s))
+        rounds = rounds_that_fit(iterations * call_s)
+        result = function(*args)
+        benchmark.pedantic(function, args, iterations=iterations, rounds=rounds, warmup_rounds=1)
         if benchmark.stats is None:  # --benchmark-disable
             return result
         stats = benchmark.stats.stats

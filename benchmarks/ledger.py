@@ -21,7 +21,17 @@ class Entry:
     def verdict(self) -> str:
         if self.budget is None:
             return "-"
-        return "within" if self.median <= self.budget else "OVER"
+        return "within" if self.median <= self.budget else "over"
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        return (
+            self.work,
+            _figure(self.budget, self.unit),
+            _figure(self.median, self.unit),
+            _figure(self.least, self.unit),
+            self.verdict,
+        )
 
 
 @attrs.define
@@ -44,18 +54,8 @@ class Ledger:
         self.readers.setdefault(work, {})[reader] = median_us
 
     def budget_lines(self) -> list[str]:
-        rows = [("work", "budget", "median", "least", "verdict")]
-        for entry in self.entries:
-            rows.append(
-                (
-                    entry.work,
-                    "-" if entry.budget is None else _figure(entry.budget, entry.unit),
-                    _figure(entry.median, entry.unit),
-                    "-" if entry.least is None else _figure(entry.least, entry.unit),
-                    entry.verdict,
-                )
-            )
-        return _aligned(rows)
+        title = ("work", "budget", "median", "least", "verdict")
+        return _aligned([title, *(entry.row for entry in self.entries)])
 
     def ratio_lines(self) -> list[str]:
         names = dict.fromkeys(name for readers in self.readers.values() for name in readers)
@@ -74,7 +74,9 @@ class Ledger:
         return _aligned(rows) if len(rows) > 1 else []
 
 
-def _figure(value: float, unit: str) -> str:
+def _figure(value: float | None, unit: str) -> str:
+    if value is None:
+        return "-"
     if unit == "bytes":
         return f"{value:,.0f} bytes"
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2

@@ -47,9 +47,7 @@ def read_each(readers: list[MappedReader | CopyingReader]) -> None:
 
 
 @pytest.mark.parametrize("reader_class", READERS, ids=lambda cls: cls.name)
-def test_baseline_of_each(
-    reader_class: Any, many: list[Path], timed: Callable[..., Any]
-) -> None:
+def test_baseline_of_each(reader_class: Any, many: list[Path], timed: Callable[..., Any]) -> None:
     readers = [reader_class(path) for path in many]
     timed(read_each, readers, against=ALL, reader=reader_class.name)
     for reader in readers:

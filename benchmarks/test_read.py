@@ -54,7 +54,6 @@ def test_snapshot(region: hami.Region, timed: Callable[..., Any]) -> None:
         region.snapshot,
         work="Region.snapshot(), 4 processes x 2 devices",
         budget_us=1.0,
-        against="the same, not looked at yet",
     )
     assert (len(snapshot.processes), len(snapshot.devices)) == (PROCESSES, DEVICES)
     assert snapshot.settled

@@ -82,7 +82,8 @@ enum hr_code {
     HR_EMEMORYLIMIT = -19,   /* a charge would pass the memory limit */
     HR_EFULL = -20,          /* all 1,024 slots are taken */
     HR_ENOPROCESS = -21,     /* no slot of that pid below proc_num */
-    HR_EBUSY = -22           /* this thread or handle holds the lock already */
+    HR_EBUSY = -22,          /* taken already, or not taken: lock, slot, tick */
+    HR_ELOST = -23           /* the lock was taken away while it was held */
 };
 
 /* What about a file or a value was wrong; detail.why. */
@@ -103,7 +104,10 @@ enum hr_why {
     HR_WHY_UUID,       /* device = which one */
     HR_WHY_SM_LIMIT,   /* device, found */
     HR_WHY_TRUNCATED,  /* SIGBUS, or the file is shorter than its layout */
-    HR_WHY_REPLACED    /* magic or version changed under the mapping */
+    HR_WHY_REPLACED,   /* magic or version changed under the mapping */
+    HR_WHY_ALIVE,      /* the lock's owner is alive: found = its pid here */
+    HR_WHY_UNKNOWN,    /* /proc does not show enough to tell */
+    HR_WHY_BUSY        /* the lock changed hands while it was watched */
 };
 
 struct hr_detail {

@@ -85,7 +85,7 @@ static uint64_t owner_pid(const hr_region *region)
 
 static bool is_free(uint64_t semaphore)
 {
-    return (int32_t)(uint32_t)semaphore > 0;
+    return (uint32_t)semaphore != 0;
 }
 
 /* Wait for the holder to leave, unless an earlier snapshot has already waited for this one. */
@@ -219,9 +219,9 @@ static bool settle_slot(struct reading *reading, uint32_t index, struct hr_proce
         copy_slot(region, slot, span, process);
         if (process->pid != pid)
             return false;
-        bool no_holder = is_free(semaphore_between_looks(region));
-        if (no_holder && is_unchanged(region, slot, span, process, seqlock) &&
-            proc_num_is(region, reading->head->proc_num))
+        bool undisturbed = is_free(semaphore_between_looks(region)) &&
+                           proc_num_is(region, reading->head->proc_num);
+        if (undisturbed && is_unchanged(region, slot, span, process, seqlock))
             return true;
         hr_pause();
     }
@@ -370,7 +370,10 @@ static int read_round(struct reading *reading)
     }
 
     head->semaphore = semaphore_between_looks(region);
-    no_holder = no_holder && is_free(head->semaphore);
+    /* proc_num after the semaphore: who adds a slot fills it before proc_num is raised,
+     * so the second look finds the slot changed. */
+    bool undisturbed =
+        no_holder && is_free(head->semaphore) && proc_num_is(region, head->proc_num);
     bool all = true;
     for (uint32_t i = 0; i < count; i++) {
         struct hr_process *process = process_of(head, i);
@@ -379,7 +382,6 @@ static int read_round(struct reading *reading)
         all = all && process->settled;
     }
     all = head_is_unchanged(region, head) && all;
-    bool undisturbed = no_holder && proc_num_is(region, head->proc_num);
     head->settled = undisturbed && all && reading->bad_uuid == HR_DEVICES;
     if (head->settled)
         return HR_OK;

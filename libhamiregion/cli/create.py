@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     type=options.LayoutName(),
     default=Layout.V1_2.value,
     show_default=True,
-    help="Which generation of HAMi it is for.",
+    metavar="NAME",
+    help=f"Which generation of HAMi it is for: {options.LAYOUT_NAMES}.",
 )
 @click.option(
     "--from-environment",
@@ -70,7 +71,7 @@ def create(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    r"""Make a new region FILE that libvgpu accepts; never overwrites.
+    """Make a new region FILE that libvgpu accepts; never overwrites.
 
     \b
     hamiregion create FILE --memory 8GiB --memory 4GiB --sm 50
@@ -78,7 +79,7 @@ def create(
 
     Limits not given are unlimited.  The answer, also with --json, is what `hamiregion show` says
     of the new region.
-    """
+    """  # noqa: D301 (click looks for the character itself)
     if from_environment:
         if memory or sm:
             raise click.UsageError("--from-environment already says what --memory and --sm would.")

@@ -120,7 +120,7 @@ def set_(
     layout: Layout | None,
     as_json: bool,
 ) -> None:
-    r"""Change limits in the region FILE, also while its container runs.
+    """Change limits in the region FILE, also while its container runs.
 
     \b
     hamiregion limits set FILE --memory 6GiB
@@ -130,7 +130,7 @@ def set_(
     JSON: path, layout, dry_run, and changes, a list of objects with the keys limit ("memory" or
     "sm"), device, before, after (bytes or percent, null is unlimited) and effect ("immediate" or
     "new_processes").
-    """
+    """  # noqa: D301 (click looks for the character itself)
     if memory is None and sm is None:
         raise click.UsageError("Say what to set: --memory, --sm or both.")
     if if_equals is not None and memory is not None and sm is not None:

@@ -113,8 +113,7 @@ class LayoutName(LayoutType):
         try:
             return Layout(value)
         except ValueError:
-            names = ", ".join(layout.value for layout in Layout)
-            self.fail(f"{value!r} is none of {names}", param, ctx)
+            self.fail(f"{value!r} is none of {LAYOUT_NAMES}", param, ctx)
 
     def shell_complete(
         self,
@@ -139,10 +138,12 @@ NO_COLOR = "libhamiregion.no_color"
 
 file_argument = click.argument("path", metavar="FILE", type=click.Path(path_type=str))
 json_option = click.option("as_json", "--json", is_flag=True, help="One JSON object per answer.")
+LAYOUT_NAMES = ", ".join(layout.value for layout in reversed(Layout))
 layout_option = click.option(
     "--layout",
     type=LayoutName(),
-    help="Take this layout for granted; needed only where a file fits two.",
+    metavar="NAME",
+    help=f"Take this layout for granted; needed only where a file fits two. {LAYOUT_NAMES}.",
 )
 device_option = click.option(
     "--device",

@@ -23,7 +23,7 @@ from .show import show
 @options.no_color_option
 @click.version_option(__version__, prog_name="hamiregion")
 def hamiregion() -> None:
-    r"""Look into HAMi's shared regions, and change them under running GPU containers.
+    """Look into HAMi's shared regions, and change them under running GPU containers.
 
     Every verb takes --json; verbs that write take --dry-run.  Tables and colours appear on a
     terminal only.
@@ -32,7 +32,7 @@ def hamiregion() -> None:
 
     \b
     eval "$(_HAMIREGION_COMPLETE=bash_source hamiregion)"
-    """
+    """  # noqa: D301 (click looks for the character itself)
 
 
 for verb in (create, demo, limits, show):

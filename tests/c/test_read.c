@@ -55,6 +55,26 @@ static void check_usage(const struct hr_usage *found, const struct hr_usage *exp
     CHECK_EQ(found->sm, expected->sm);
 }
 
+/* What fill_slot() with the numbers 1 to `slots` adds up to. */
+static void sums_of_slots(const struct hr_layout *layout, uint32_t slots, uint32_t device,
+                          struct hr_usage *sums)
+{
+    memset(sums, 0, sizeof *sums);
+    for (uint32_t slot = 0; slot < slots; slot++) {
+        struct hr_usage part;
+        usage_of_number(layout, slot + 1, device, &part);
+        sums->context += part.context;
+        sums->module += part.module;
+        sums->data += part.data;
+        sums->offset += part.offset;
+        sums->total += part.total;
+        sums->monitor += part.monitor;
+        sums->dec += part.dec;
+        sums->enc += part.enc;
+        sums->sm += part.sm;
+    }
+}
+
 /* Each field of each slot and device comes from its own place. */
 static void test_snapshot_holds_every_field(void)
 {
@@ -97,6 +117,9 @@ static void test_snapshot_holds_every_field(void)
             const struct hr_device *shown = snapshot_device(snapshot, device);
             CHECK_EQ(shown->limit, device == 0 ? 4 * GIB : device == 1 ? 8 * GIB : 0);
             CHECK_EQ(shown->sm_limit, device == 0 ? 50 : device == 1 ? 60 : 100);
+            struct hr_usage sums;
+            sums_of_slots(layout, processes, device, &sums);
+            check_usage(&shown->sums, &sums);
             CHECK_EQ(memcmp(shown->uuid,
                             file.bytes + layout->uuids + (size_t)device * HR_UUID_BYTES,
                             HR_UUID_BYTES),
@@ -502,7 +525,7 @@ static void test_columns(void)
     const struct hr_rows capacities[] = {exact, roomy};
     for (size_t i = 0; i < 2; i++) {
         tables_make(&tables, capacities[i]);
-        CHECK_EQ(hr_read_set(regions, &capacities[i], tables.arena, scratch, &filled), HR_OK);
+        CHECK_EQ(hr_read_set(regions, &capacities[i], tables.arena, scratch, &filled), 2);
         CHECK_EQ(filled.regions, ROWS);
         CHECK_EQ(filled.devices, exact.devices);
         CHECK_EQ(filled.processes, exact.processes);
@@ -526,15 +549,8 @@ static void test_columns(void)
             CHECK_EQ(REGION_CELL(t, HR_REGION_FIRST_PROCESS, id), process);
             for (uint32_t device = 0; device < 2; device++) {
                 const uint32_t row = 2 * id + device;
-                struct hr_usage sum = {0};
-                for (uint32_t slot = 0; slot <= id; slot++) {
-                    struct hr_usage part;
-                    usage_of_number(layout, slot + 1, device, &part);
-                    sum.total += part.total, sum.context += part.context;
-                    sum.module += part.module, sum.data += part.data;
-                    sum.offset += part.offset, sum.monitor += part.monitor;
-                    sum.sm += part.sm, sum.enc += part.enc, sum.dec += part.dec;
-                }
+                struct hr_usage sum;
+                sums_of_slots(layout, id + 1, device, &sum);
                 CHECK_EQ(DEVICE_CELL(t, HR_DEVICE_REGION, row), id);
                 CHECK_EQ(DEVICE_CELL(t, HR_DEVICE_INDEX, row), device);
                 CHECK_EQ(DEVICE_CELL(t, HR_DEVICE_LIMIT, row), (device + 1) * 4 * GIB);
@@ -590,7 +606,7 @@ static void test_columns(void)
     tables_make(&tables, exact);
     poke32(&files[2], files[2].layout->proc_num, 5000);
     poke64(&files[3], files[3].layout->device_num, UINT64_MAX);
-    CHECK_EQ(hr_read_set(regions, &exact, tables.arena, scratch, &filled), HR_OK);
+    CHECK_EQ(hr_read_set(regions, &exact, tables.arena, scratch, &filled), 4);
     CHECK_EQ(REGION_CELL(&tables, HR_REGION_CODE, 2), HR_ECORRUPT);
     CHECK_EQ(REGION_CELL(&tables, HR_REGION_CODE, 3), HR_ECORRUPT);
     CHECK_EQ(REGION_CELL(&tables, HR_REGION_CODE, 4), HR_OK);
@@ -611,8 +627,8 @@ static void test_columns(void)
         region_file_remove(&files[id]);
 }
 
-/* Sums over hostile slots stop at the top in columns too. */
-static void test_column_sums_saturate(void)
+/* Sums over hostile slots stop at the top. */
+static void test_sums_saturate(void)
 {
     struct region_file file;
     region_file_make(&file, HR_V1_1);
@@ -631,6 +647,41 @@ static void test_column_sums_saturate(void)
     for (uint32_t column = HR_DEVICE_TOTAL; column <= HR_DEVICE_DEC; column++)
         CHECK_EQ(DEVICE_CELL(&tables, column, 0), UINT64_MAX);
     free(tables.arena);
+    struct hr_snapshot *snapshot = take_exact(region);
+    const uint64_t all = UINT64_MAX;
+    check_usage(&snapshot_device(snapshot, 0)->sums,
+                &(struct hr_usage){all, all, all, all, all, all, all, all, all});
+    free(snapshot);
+    close_and_free(region);
+    region_file_remove(&file);
+}
+
+/* Usage beyond device_num is found at once by a snapshot, and soon by columns. */
+static void test_columns_find_far_devices(void)
+{
+    struct region_file file;
+    region_file_make(&file, HR_V1_2);
+    fill_slot(&file, 0, 100, 1, 2);
+    poke32(&file, file.layout->proc_num, 1);
+    hr_region *region = open_or_fail(file.path, HR_READ);
+    struct tables tables;
+    struct hr_rows filled;
+    tables_make(&tables, (struct hr_rows){1, HR_DEVICES, 1, HR_DEVICES});
+    CHECK_EQ(hr_read_set(&region, &tables.capacity, tables.arena, scratch, &filled), HR_OK);
+    CHECK_EQ(filled.devices, 2);
+    poke_usage(&file, 0, 11, &(struct hr_usage){.data = 7, .total = 7});
+    struct hr_snapshot *snapshot = take_exact(region);
+    CHECK_EQ(snapshot->shown, 1u << 11 | 3);
+    free(snapshot);
+    for (int i = 0; i < HR_THOROUGH_EVERY; i++)
+        CHECK_EQ(hr_read_set(&region, &tables.capacity, tables.arena, scratch, &filled), HR_OK);
+    CHECK_EQ(filled.devices, 3);
+    CHECK_EQ(filled.usages, 3);
+    CHECK_EQ(DEVICE_CELL(&tables, HR_DEVICE_INDEX, 2), 11);
+    CHECK_EQ(DEVICE_CELL(&tables, HR_DEVICE_TOTAL, 2), 7);
+    CHECK_EQ(USAGE_CELL(&tables, HR_USAGE_DEVICE, 2), 11);
+    CHECK_EQ(USAGE_CELL(&tables, HR_USAGE_DATA, 2), 7);
+    free(tables.arena);
     close_and_free(region);
     region_file_remove(&file);
 }
@@ -647,6 +698,7 @@ int main(void)
     RUN(test_counts_turn_bad);
     RUN(test_live_values);
     RUN(test_columns);
-    RUN(test_column_sums_saturate);
+    RUN(test_sums_saturate);
+    RUN(test_columns_find_far_devices);
     return check_report("test_read");
 }

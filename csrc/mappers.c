@@ -1,0 +1,253 @@
+#define _GNU_SOURCE
+#include "mappers.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "handle.h"
+
+/* The inode number that the kernel gives to the first pid namespace, always. */
+#define INITIAL_PID_NAMESPACE "pid:[4026531836]"
+
+/* "dev inode" as maps prints it: stat's device number differs on some file systems. */
+struct identity {
+    unsigned major, minor;
+    uint64_t inode;
+};
+
+static FILE *open_at(int directory, const char *name)
+{
+    int fd = openat(directory, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0)
+        return NULL;
+    FILE *file = fdopen(fd, "re");
+    if (file == NULL)
+        close(fd);
+    return file;
+}
+
+static bool parse_mapping(const char *line, uint64_t *start, struct identity *out)
+{
+    return sscanf(line, "%" SCNx64 "-%*x %*s %*x %x:%x %" SCNu64, start, &out->major, &out->minor,
+                  &out->inode) == 4;
+}
+
+/* Our own mapping tells how the file is called in everybody's maps. */
+static int own_identity(const hr_region *region, struct identity *out)
+{
+    FILE *maps = fopen("/proc/self/maps", "re");
+    if (maps == NULL)
+        return hr_fail_errno(HR_ESYSTEM, errno);
+    char *line = NULL;
+    size_t room = 0;
+    bool found = false;
+    while (!found && getline(&line, &room, maps) > 0) {
+        uint64_t start;
+        found = parse_mapping(line, &start, out) && start == (uint64_t)(uintptr_t)region->base;
+    }
+    free(line);
+    fclose(maps);
+    return found ? HR_OK : hr_fail_errno(HR_ESYSTEM, ENOENT);
+}
+
+/* 1: maps the file; 0: does not, or is gone; -1: may not be looked at. */
+static int maps_file(int process, const struct identity *identity)
+{
+    FILE *maps = open_at(process, "maps");
+    if (maps == NULL)
+        return errno == EACCES || errno == EPERM ? -1 : 0;
+    char *line = NULL;
+    size_t room = 0;
+    int found = 0;
+    errno = 0;
+    while (found == 0 && getline(&line, &room, maps) > 0) {
+        uint64_t start;
+        struct identity other;
+        found = parse_mapping(line, &start, &other) && other.inode == identity->inode &&
+                other.major == identity->major && other.minor == identity->minor;
+    }
+    if (found == 0 && (errno == EACCES || errno == EPERM))
+        found = -1;
+    free(line);
+    fclose(maps);
+    return found;
+}
+
+/* The line NSpid of status: false if the process is gone. */
+static bool read_pids(int process, struct hr_mapper *out)
+{
+    FILE *status = open_at(process, "status");
+    if (status == NULL)
+        return false;
+    char *line = NULL;
+    size_t room = 0;
+    out->levels = 0;
+    while (out->levels == 0 && getline(&line, &room, status) > 0) {
+        if (strncmp(line, "NSpid:", 6) != 0)
+            continue;
+        const char *at = line + 6;
+        int used;
+        while (out->levels < HR_PID_LEVELS &&
+               sscanf(at, "%" SCNd32 "%n", &out->pids[out->levels], &used) == 1) {
+            out->levels++;
+            at += used;
+        }
+    }
+    free(line);
+    fclose(status);
+    return out->levels > 0;
+}
+
+static int append(struct hr_mapper **list, uint32_t *count, const struct hr_mapper *mapper)
+{
+    if ((*count & (*count - 1)) == 0) { /* full at each power of two */
+        size_t room = *count == 0 ? 1 : (size_t)*count * 2;
+        struct hr_mapper *longer = realloc(*list, room * sizeof *longer);
+        if (longer == NULL)
+            return hr_fail_errno(HR_ESYSTEM, ENOMEM);
+        *list = longer;
+    }
+    (*list)[(*count)++] = *mapper;
+    return HR_OK;
+}
+
+static int look_at(int proc, const char *name, const struct identity *identity,
+                   struct hr_mappers *out)
+{
+    int process = openat(proc, name, O_PATH | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    if (process < 0)
+        return HR_OK; /* gone */
+    struct hr_mapper mapper;
+    int code = HR_OK;
+    int maps = maps_file(process, identity);
+    if (maps != 0 && read_pids(process, &mapper)) {
+        if (maps > 0)
+            code = append(&out->list, &out->count, &mapper);
+        else
+            code = append(&out->unreadable, &out->unreadable_count, &mapper);
+    }
+    close(process);
+    return code;
+}
+
+/* The first namespace sees everybody; a later one only itself and what it made. */
+static bool is_initial_namespace(int proc)
+{
+    char link[64];
+    ssize_t length = readlinkat(proc, "1/ns/pid", link, sizeof link - 1);
+    if (length < 0)
+        return false;
+    link[length] = '\0';
+    return strcmp(link, INITIAL_PID_NAMESPACE) == 0;
+}
+
+/* A slot of a process that is seen here under that very pid: this is the region's own namespace. */
+static bool is_own_namespace(const hr_region *region, const struct hr_mappers *mappers,
+                             int32_t self_pid)
+{
+    int32_t count;
+    if (hr_checked_proc_num(region, &count) != HR_OK)
+        return false;
+    for (int32_t i = 0; i < count; i++) {
+        const unsigned char *slot = hr_slot(region, (uint32_t)i);
+        int32_t pid = hr_load_i32(slot + region->layout->slot_pid, memory_order_relaxed);
+        if (pid != 0 && pid == self_pid)
+            return true;
+        for (uint32_t at = 0; at < mappers->count; at++) {
+            if (mappers->list[at].levels == 1 && mappers->list[at].pids[0] == pid)
+                return true;
+        }
+    }
+    return false;
+}
+
+struct namespace_call {
+    const hr_region *region;
+    struct hr_mappers *mappers;
+};
+
+static int judge_namespace(void *argument)
+{
+    struct namespace_call *call = argument;
+    int32_t self_pid = call->region->attached_pid;
+    call->mappers->complete = is_own_namespace(call->region, call->mappers, self_pid);
+    return HR_OK;
+}
+
+int hr_find_mappers(hr_region *region, const char *proc, struct hr_mappers *out)
+{
+    memset(out, 0, sizeof *out);
+    struct identity identity;
+    int code = own_identity(region, &identity);
+    if (code != HR_OK)
+        return code;
+    DIR *directory = opendir(proc == NULL ? "/proc" : proc);
+    if (directory == NULL)
+        return hr_fail_errno(HR_ESYSTEM, errno);
+
+    int at = dirfd(directory);
+    char self[24] = "";
+    ssize_t length = readlinkat(at, "self", self, sizeof self - 1);
+    if (length > 0)
+        self[length] = '\0';
+    struct dirent *entry;
+    while (code == HR_OK && (entry = readdir(directory)) != NULL) {
+        if (entry->d_name[0] >= '0' && entry->d_name[0] <= '9' && strcmp(entry->d_name, self) != 0)
+            code = look_at(at, entry->d_name, &identity, out);
+    }
+    if (code == HR_OK && is_initial_namespace(at)) {
+        out->complete = 1;
+    } else if (code == HR_OK) {
+        struct namespace_call call = {.region = region, .mappers = out};
+        code = hr_guard_run(region->base, region->mapped_bytes, judge_namespace, &call);
+    }
+    closedir(directory);
+    if (code != HR_OK)
+        hr_free_mappers(out);
+    return code;
+}
+
+void hr_free_mappers(struct hr_mappers *mappers)
+{
+    free(mappers->list);
+    free(mappers->unreadable);
+    memset(mappers, 0, sizeof *mappers);
+}
+
+static bool has_pid(const struct hr_mapper *mapper, int32_t pid)
+{
+    for (uint32_t level = 0; level < mapper->levels; level++) {
+        if (mapper->pids[level] == pid)
+            return true;
+    }
+    return false;
+}
+
+enum hr_life hr_life_of(const struct hr_mappers *mappers, int32_t pid, int32_t self_pid,
+                        int32_t *here)
+{
+    *here = 0;
+    if (self_pid != 0 && pid == self_pid) {
+        *here = getpid();
+        return HR_ALIVE;
+    }
+    for (uint32_t i = 0; i < mappers->count; i++) {
+        if (has_pid(&mappers->list[i], pid)) {
+            *here = mappers->list[i].pids[0];
+            return HR_ALIVE;
+        }
+    }
+    for (uint32_t i = 0; i < mappers->unreadable_count; i++) {
+        if (has_pid(&mappers->unreadable[i], pid)) {
+            *here = mappers->unreadable[i].pids[0];
+            return HR_LIFE_UNKNOWN;
+        }
+    }
+    return mappers->complete ? HR_DEAD : HR_LIFE_UNKNOWN;
+}

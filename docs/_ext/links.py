@@ -1,0 +1,75 @@
+"""Links from docstrings and signatures to where this documentation has the object.
+
+Public names are documented where users import them, ``libhamiregion.Region``, and defined
+elsewhere, ``libhamiregion.region.Region``; references by either name end at the former. What is not
+documented here, such as names of the standard library, stays code without a link.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sphinx.roles import XRefRole
+from sphinx.util.nodes import make_refnode
+
+if TYPE_CHECKING:
+    from docutils import nodes
+    from sphinx.addnodes import pending_xref
+    from sphinx.application import Sphinx
+    from sphinx.environment import BuildEnvironment
+
+ROLE = "link-or-code"
+PACKAGE = "libhamiregion"
+
+# Names in signatures that lead out of this documentation.
+ELSEWHERE = ("collections.abc.", "os.", "enum.", "typing.", "types.", "attrs.")
+
+
+class LinkOrCode(XRefRole):
+    """A reference to any Python object, which need not exist."""
+
+    def __init__(self) -> None:
+        super().__init__(fix_parens=False)
+
+    def process_link(
+        self,
+        env: BuildEnvironment,
+        refnode: nodes.Element,
+        has_explicit_title: bool,
+        title: str,
+        target: str,
+    ) -> tuple[str, str]:
+        refnode["refdomain"] = ""
+        refnode["reftype"] = ROLE
+        refnode["py:module"] = env.ref_context.get("py:module")
+        refnode["py:class"] = env.ref_context.get("py:class")
+        return super().process_link(env, refnode, has_explicit_title, title, target)
+
+
+def resolve(
+    app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.Element
+) -> nodes.Element | None:
+    """Answer what no domain could."""
+    soft = node["reftype"] == ROLE
+    if not soft and node.get("refdomain") != "py":
+        return None
+    target: str = node["reftarget"].removesuffix("()")
+    domain = env.domains.python_domain
+    if target.startswith(f"{PACKAGE}."):
+        target = f"{PACKAGE}.{target.rpartition('.')[2]}"
+    found = domain.find_obj(
+        env, node.get("py:module") or PACKAGE, node.get("py:class"), target, None, 1
+    )
+    # `close` is a method of several classes: outside of one it means none of them in particular.
+    if len(found) == 1:
+        name, entry = found[0]
+        return make_refnode(
+            app.builder, node["refdoc"], entry.docname, entry.node_id, content, name
+        )
+    return content if soft or target.startswith(ELSEWHERE) else None
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.add_role(ROLE, LinkOrCode())
+    app.connect("missing-reference", resolve)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,47 @@
+"""Configuration of the documentation: `make docs`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+
+import libhamiregion
+
+project = "libhamiregion"
+author = "The libhamiregion authors"
+copyright = "the libhamiregion authors"  # noqa: A001
+release = version = libhamiregion.__version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "links",
+    "offset_tables",
+    "command_help",
+]
+exclude_patterns = ["_build", "_ext"]
+
+html_theme = "furo"
+html_title = f"libhamiregion {release}"
+html_show_sourcelink = False
+
+myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
+myst_heading_anchors = 3
+
+# In docstrings `name` links to what it names, where that is documented, and is code otherwise.
+default_role = "link-or-code"
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_type_aliases = {"PathLike": "str | os.PathLike[str]"}
+autodoc_preserve_defaults = True
+autodoc_class_signature = "separated"
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 80
+
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True

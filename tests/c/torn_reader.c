@@ -1,0 +1,226 @@
+/*
+ * Take snapshots of a region as fast as possible while torn_writer writes, and
+ * count those that lied:
+ *
+ *     torn_reader FILE snapshots|columns COUNT SECONDS [PID...]
+ *
+ * COUNT snapshots, or as many as fit into SECONDS.  The PIDs are those of processes that
+ * stay all the time.  The answer is one JSON object:
+ *
+ *     snapshots         taken
+ *     regions_settled   of them, those settled as a whole
+ *     settled           processes reported settled, in all snapshots
+ *     unsettled         processes reported otherwise
+ *     mixed_settled     settled processes with two different numbers in their figures,
+ *                       or another number than their pid's
+ *     went_back         settled processes with a smaller number than the time before
+ *     twice_settled     settled regions that show a process twice
+ *     lost_settled      settled regions that lack a process that stays
+ *     errors            calls that failed
+ *     seconds, median_ns, slowest_ns    what it took
+ */
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "region.h"
+#include "snapshot_view.h"
+#include "torn_protocol.h"
+
+enum { FIGURES = 9, MAX_STAYING = 64, MAX_PROCESSES = 256, FULL = 0xffff };
+
+static struct {
+    unsigned long snapshots, regions_settled, settled, unsettled, mixed_settled, went_back,
+        twice_settled, lost_settled, errors;
+} count;
+
+static struct {
+    int32_t pid;
+    uint64_t number;
+} staying[MAX_STAYING];
+static uint32_t staying_count;
+
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+struct process {
+    int32_t pid, host_pid;
+    bool settled;
+    uint32_t figures;
+    uint64_t figure[HR_DEVICES * FIGURES];
+};
+
+static void judge_process(const struct process *process)
+{
+    if (!process->settled) {
+        count.unsettled++;
+        return;
+    }
+    count.settled++;
+    uint64_t number = process->figure[0], other = 0;
+    for (uint32_t i = 1; i < process->figures; i++)
+        other |= process->figure[i] ^ number;
+    if (process->pid >= MADE_UP_PIDS)
+        other |= number ^ number_of_pid(process->pid);
+    if (other != 0 || number == 0 || process->host_pid != process->pid) {
+        count.mixed_settled++;
+        return;
+    }
+    for (uint32_t i = 0; i < staying_count; i++) {
+        if (staying[i].pid != process->pid)
+            continue;
+        count.went_back += number < staying[i].number;
+        staying[i].number = number;
+    }
+}
+
+static void judge_region(const int32_t *pids, uint32_t processes)
+{
+    count.regions_settled++;
+    bool twice = false, lost = false;
+    for (uint32_t i = 0; i < processes; i++)
+        for (uint32_t j = 0; j < i; j++)
+            twice = twice || pids[i] == pids[j];
+    for (uint32_t i = 0; i < staying_count; i++) {
+        bool found = false;
+        for (uint32_t j = 0; j < processes; j++)
+            found = found || pids[j] == staying[i].pid;
+        lost = lost || !found;
+    }
+    count.twice_settled += twice;
+    count.lost_settled += lost;
+}
+
+static void give_up(const char *why)
+{
+    fprintf(stderr, "%s\n", why);
+    exit(2);
+}
+
+/* ---- By hr_snapshot() --------------------------------------------------------- */
+
+static uint64_t buffer[(HR_SNAPSHOT_MAX_BYTES + 7) / 8];
+
+static void judge_snapshot(bool has_util)
+{
+    const struct hr_snapshot *snapshot = (const struct hr_snapshot *)(const void *)buffer;
+    int32_t pids[MAX_PROCESSES];
+    const uint32_t processes = (uint32_t)snapshot->proc_num;
+    if (processes > MAX_PROCESSES || snapshot->shown != FULL)
+        give_up("the writers did not fill the table as they should");
+    for (uint32_t index = 0; index < processes; index++) {
+        const struct hr_process *from = snapshot_process(snapshot, index);
+        struct process process = {
+            .pid = from->pid, .host_pid = from->host_pid, .settled = from->settled};
+        for (uint32_t device = 0; device < HR_DEVICES; device++) {
+            const struct hr_usage *usage = snapshot_usage(snapshot, index, device);
+            const uint64_t figures[FIGURES] = {usage->context, usage->module,  usage->data,
+                                               usage->offset,  usage->total,   usage->monitor,
+                                               usage->dec,     usage->enc,     usage->sm};
+            const uint32_t used = has_util ? FIGURES : FIGURES - 3;
+            memcpy(process.figure + process.figures, figures, used * sizeof figures[0]);
+            process.figures += used;
+        }
+        pids[index] = process.pid;
+        judge_process(&process);
+    }
+    if (snapshot->settled)
+        judge_region(pids, processes);
+}
+
+/* ---- By hr_read_set() ---------------------------------------------------------- */
+
+static const struct hr_rows capacity = {1, HR_DEVICES, MAX_PROCESSES, MAX_PROCESSES *HR_DEVICES};
+static uint64_t arena[HR_REGION_COLUMNS + HR_DEVICES * HR_DEVICE_COLUMNS +
+                      MAX_PROCESSES * HR_PROCESS_COLUMNS +
+                      MAX_PROCESSES * HR_DEVICES * HR_USAGE_COLUMNS];
+
+static void judge_columns(const struct hr_rows *filled, bool has_util)
+{
+    const uint64_t *process_table =
+        arena + HR_REGION_COLUMNS + HR_DEVICES * (size_t)HR_DEVICE_COLUMNS;
+    const uint64_t *usage_table = process_table + MAX_PROCESSES * (size_t)HR_PROCESS_COLUMNS;
+    const uint32_t last = has_util ? HR_USAGE_DEC : HR_USAGE_MONITOR;
+    int32_t pids[MAX_PROCESSES];
+    if (filled->usages != filled->processes * HR_DEVICES)
+        give_up("the writers did not fill the table as they should");
+    for (uint32_t row = 0; row < filled->processes; row++) {
+        const uint64_t *cell = process_table + row;
+        struct process process = {
+            .pid = (int32_t)cell[(size_t)HR_PROCESS_PID * MAX_PROCESSES],
+            .host_pid = (int32_t)cell[(size_t)HR_PROCESS_HOST_PID * MAX_PROCESSES],
+            .settled = cell[(size_t)HR_PROCESS_SETTLED * MAX_PROCESSES] != 0};
+        const uint64_t first = cell[(size_t)HR_PROCESS_FIRST_USAGE * MAX_PROCESSES];
+        for (uint64_t usage = first; usage < first + HR_DEVICES; usage++)
+            for (uint32_t column = HR_USAGE_TOTAL; column <= last; column++)
+                process.figure[process.figures++] =
+                    usage_table[(size_t)column * capacity.usages + usage];
+        pids[row] = process.pid;
+        judge_process(&process);
+    }
+    if (arena[HR_REGION_SETTLED] != 0)
+        judge_region(pids, filled->processes);
+}
+
+/* ---- The run --------------------------------------------------------------------- */
+
+static int ascending(const void *a, const void *b)
+{
+    const uint32_t left = *(const uint32_t *)a, right = *(const uint32_t *)b;
+    return (left > right) - (left < right);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 5) {
+        fprintf(stderr, "usage: %s FILE snapshots|columns COUNT SECONDS [PID...]\n", argv[0]);
+        return 2;
+    }
+    const bool columns = strcmp(argv[2], "columns") == 0;
+    const unsigned long wanted = strtoul(argv[3], NULL, 10);
+    const uint64_t begin = now_ns(), end = begin + strtoul(argv[4], NULL, 10) * 1000000000u;
+    for (int i = 5; i < argc && staying_count < MAX_STAYING; i++)
+        staying[staying_count++].pid = atoi(argv[i]);
+
+    hr_region *region;
+    const int layout = hr_open(argv[1], HR_READ, HR_LAYOUTS, &region);
+    uint32_t *took = malloc((wanted + 1) * sizeof *took);
+    if (layout < 0 || took == NULL)
+        give_up("cannot open the region");
+    const bool has_util = hr_layouts[layout].slot_util != HR_ABSENT;
+
+    uint64_t before = begin;
+    while (count.snapshots < wanted && before < end) {
+        struct hr_rows filled;
+        before = now_ns();
+        int code = columns ? hr_read_set(&region, &capacity, arena, buffer, &filled)
+                           : hr_snapshot(region, buffer, sizeof buffer);
+        took[count.snapshots++] = (uint32_t)(now_ns() - before);
+        if (code != HR_OK)
+            count.errors++;
+        else if (columns)
+            judge_columns(&filled, has_util);
+        else
+            judge_snapshot(has_util);
+    }
+    const double seconds = (double)(now_ns() - begin) / 1e9;
+    qsort(took, count.snapshots, sizeof *took, ascending);
+    printf("{\"snapshots\": %lu, \"regions_settled\": %lu, \"settled\": %lu, \"unsettled\": %lu, "
+           "\"mixed_settled\": %lu, \"went_back\": %lu, \"twice_settled\": %lu, "
+           "\"lost_settled\": %lu, \"errors\": %lu, \"seconds\": %.3f, \"median_ns\": %u, "
+           "\"slowest_ns\": %u}\n",
+           count.snapshots, count.regions_settled, count.settled, count.unsettled,
+           count.mixed_settled, count.went_back, count.twice_settled, count.lost_settled,
+           count.errors, seconds, took[count.snapshots / 2],
+           count.snapshots > 0 ? took[count.snapshots - 1] : 0);
+    free(took);
+    hr_close(region);
+    hr_free(region);
+    return 0;
+}

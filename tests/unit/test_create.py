@@ -1,0 +1,424 @@
+"""Creating a region: what libvgpu needs to find in it, and how it appears."""
+
+import ctypes
+import errno
+import mmap
+import os
+import platform
+import resource
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forked import in_child, unprivileged
+from golden_regions import unpack
+from poke import MAGIC, RegionFile, RegionFileFactory
+
+from libhamiregion import (
+    Layout,
+    NotARegion,
+    RegionError,
+    RegionNotFound,
+    RegionPermissionDenied,
+    create_region,
+    identify,
+    open_region,
+)
+
+GIB = 2**30
+
+
+@pytest.fixture
+def umask_077() -> Iterator[None]:
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
+# ---- what is in it ----
+
+
+def test_a_created_region_is_identified_in_its_layout(layout: Layout, tmp_path: Path) -> None:
+    path = tmp_path / "a.cache"
+    assert create_region(path, layout=layout) is None
+    assert identify(path) is layout
+
+
+def test_the_default_layout_is_the_newest(tmp_path: Path) -> None:
+    create_region(tmp_path / "a.cache")
+    assert identify(tmp_path / "a.cache") is Layout.V1_2
+
+
+@pytest.mark.usefixtures("umask_077")
+def test_every_user_may_use_it_whatever_the_umask(layout: Layout, tmp_path: Path) -> None:
+    path = tmp_path / "a.cache"
+    create_region(path, layout=layout)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666
+    assert stat.S_ISREG(path.lstat().st_mode)
+    assert path.stat().st_nlink == 1
+
+
+def test_it_is_one_byte_longer_than_its_struct(layout: Layout, tmp_path: Path) -> None:
+    create_region(tmp_path / "a.cache", layout=layout)
+    assert (tmp_path / "a.cache").stat().st_size == layout.size_bytes + 1
+
+
+def test_limits_uuids_and_priority_are_stored_as_libvgpu_reads_them(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(
+        layout,
+        memory_limits=("6GiB", None, 12345),
+        sm_limits=(None, 30, 100, 1),
+        priority=0,
+        uuids=("GPU-0", "MIG-1"),
+    )
+    assert file.get("magic") == MAGIC
+    if layout.version is not None:
+        assert (file.get("major_version"), file.get("minor_version")) == layout.version
+    assert [file.get("limit", device=d) for d in range(16)] == [6 * GIB, 0, 12345] + [0] * 13
+    assert [file.get("sm_limit", device=d) for d in range(16)] == [100, 30, 100, 1] + [100] * 12
+    assert file.get("device_num") == 2
+    assert file.get("uuids", device=0) == b"GPU-0".ljust(96, b"\0")
+    assert file.get("uuids", device=1) == b"MIG-1".ljust(96, b"\0")
+    assert [file.get("uuids", device=d) for d in range(2, 16)] == [bytes(96)] * 14
+    assert file.get("priority") == 0
+    assert (file.get("utilization_switch"), file.get("recent_kernel")) == (1, 2)
+    assert (file.get("proc_num"), file.get("owner_pid"), file.get("sm_init_flag")) == (0, 0, 0)
+
+
+def test_a_region_without_arguments_limits_nothing(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    with open_region(region_file(layout)) as region:
+        snapshot = region.snapshot()
+        assert [region.memory_limit(d) for d in range(16)] == [None] * 16
+        assert [region.sm_limit(d) for d in range(16)] == [None] * 16
+    assert (snapshot.device_count, snapshot.processes, snapshot.settled) == (0, (), True)
+    assert (snapshot.priority, snapshot.utilization_switch, snapshot.recent_kernel) == (1, True, 2)
+
+
+def test_a_created_region_is_what_libvgpu_made_but_for_its_processes(
+    layout: Layout, tmp_path: Path
+) -> None:
+    """Byte for byte, the slots and the time of the last launch aside."""
+    golden = unpack(f"{layout.value}-one-process", tmp_path)
+    create_region(
+        tmp_path / "ours.cache",
+        layout=layout,
+        memory_limits=[limit or None for limit in golden.expected["memory_limit"]],
+        sm_limits=golden.expected["sm_limit"],
+        priority=golden.expected["priority"],
+        uuids=golden.expected["uuids"],
+    )
+    theirs = RegionFile(golden.path, layout)
+    ours = RegionFile(tmp_path / "ours.cache", layout)
+    theirs.put("proc_num", 0)
+    if layout.offsets["last_kernel_time"] is not None:
+        theirs.put("last_kernel_time", ours.get("last_kernel_time"))
+    slots = slice(layout.offsets["procs"], layout.offsets["proc_num"])
+    expected, found = bytearray(theirs.content()), bytearray(ours.content())
+    assert not any(found[slots])
+    expected[slots] = found[slots]
+    assert found == expected
+
+
+@pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_1_POSTINIT, Layout.V1_2])
+def test_last_kernel_time_is_now(layout: Layout, region_file: RegionFileFactory) -> None:
+    before = int(time.time())
+    with open_region(region_file(layout)) as region:
+        assert region.last_kernel_time_s is not None
+        assert before <= region.last_kernel_time_s <= time.time()
+
+
+def test_sixteen_devices_fit_and_arguments_may_be_any_iterables(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(
+        layout,
+        memory_limits=(device + 1 for device in range(16)),
+        sm_limits=iter(range(50, 66)),
+        uuids=(f"GPU-{device}".ljust(95, "x") for device in range(16)),
+    )
+    with open_region(file) as region:
+        assert [region.memory_limit(d) for d in range(16)] == list(range(1, 17))
+        assert [region.sm_limit(d) for d in range(16)] == list(range(50, 66))
+        assert region.uuids == tuple(f"GPU-{d}".ljust(95, "x") for d in range(16))
+
+
+# ---- its semaphores, as the container's glibc sees them ----
+
+
+class Timespec(ctypes.Structure):
+    _fields_ = (("tv_sec", ctypes.c_long), ("tv_nsec", ctypes.c_long))
+
+
+class Semaphore:
+    """A `sem_t` inside a mapped file, used through this machine's libc."""
+
+    def __init__(self, file: RegionFile, field: str) -> None:
+        self.offset = file.layout.offsets[field]
+        with file.path.open("r+b") as stream:
+            self.mapping = mmap.mmap(stream.fileno(), file.layout.size_bytes)
+        self.libc = ctypes.CDLL(None, use_errno=True)
+        self.anchor = ctypes.c_char.from_buffer(self.mapping, self.offset)
+        self.at = ctypes.c_void_p(ctypes.addressof(self.anchor))
+
+    def value(self) -> int:
+        value = ctypes.c_int(-77)
+        assert self.libc.sem_getvalue(self.at, ctypes.byref(value)) == 0
+        return value.value
+
+    def wait(self, timeout_s: float) -> int:
+        """0, or the errno."""
+        deadline = time.time() + timeout_s
+        until = Timespec(int(deadline), int(deadline % 1 * 10**9))
+        if self.libc.sem_timedwait(self.at, ctypes.byref(until)) == 0:
+            return 0
+        return ctypes.get_errno()
+
+    def post(self) -> None:
+        assert self.libc.sem_post(self.at) == 0
+
+    def waiters(self) -> int:
+        return int.from_bytes(self.mapping[self.offset + 4 : self.offset + 8], "little")
+
+
+SEMAPHORES = [
+    (layout, field)
+    for layout in Layout
+    for field in ("sem", "sem_postinit")
+    if layout.offsets[field] is not None
+]
+needs_glibc = pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="libvgpu's semaphores are glibc's"
+)
+
+
+@needs_glibc
+@pytest.mark.parametrize(("layout", "field"), SEMAPHORES)
+def test_glibc_finds_its_semaphores_free_and_can_use_them(
+    layout: Layout, field: str, region_file: RegionFileFactory
+) -> None:
+    semaphore = Semaphore(region_file(layout), field)
+    assert semaphore.value() == 1
+    assert semaphore.wait(5) == 0
+    assert semaphore.value() == 0
+    assert semaphore.wait(0.01) == errno.ETIMEDOUT
+    semaphore.post()
+    assert semaphore.value() == 1
+
+
+@needs_glibc
+@pytest.mark.parametrize(("layout", "field"), SEMAPHORES)
+def test_a_post_wakes_a_waiter_in_another_process(
+    layout: Layout, field: str, region_file: RegionFileFactory
+) -> None:
+    """Only of a semaphore that says it is shared: a private one never hears of it."""
+    semaphore = Semaphore(region_file(layout), field)
+    assert semaphore.wait(5) == 0
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if semaphore.wait(20) == 0 else 1)
+    deadline = time.monotonic() + 20
+    while semaphore.waiters() == 0:
+        assert time.monotonic() < deadline
+    semaphore.post()
+    posted = time.monotonic()
+    assert os.waitpid(pid, 0)[1] == 0
+    # A waiter that nobody wakes would find out at its own deadline only.
+    assert time.monotonic() - posted < 15
+
+
+# ---- what is refused ----
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "match"),
+    [
+        ({"memory_limits": [1] * 17}, ValueError, "17 entries.*16"),
+        ({"sm_limits": [1] * 17}, ValueError, "17 entries.*16"),
+        ({"uuids": ["GPU-0"] * 17}, ValueError, "17 entries.*16"),
+        ({"memory_limits": "6GiB"}, TypeError, "sequence"),
+        ({"uuids": "GPU-0"}, TypeError, "sequence"),
+        ({"memory_limits": [0]}, ValueError, "None"),
+        ({"memory_limits": ["6GB"]}, ValueError, "6GB"),
+        ({"memory_limits": [-1]}, ValueError, "negative"),
+        ({"memory_limits": [2**63]}, ValueError, "large"),
+        ({"memory_limits": [1.5]}, TypeError, "float"),
+        ({"sm_limits": [0]}, ValueError, "1 to 100"),
+        ({"sm_limits": [101]}, ValueError, "1 to 100"),
+        ({"sm_limits": ["50"]}, TypeError, "int"),
+        ({"sm_limits": [True]}, TypeError, "int"),
+        ({"priority": 2**31}, ValueError, "32 bits"),
+        ({"priority": "high"}, TypeError, "priority"),
+        ({"uuids": [""]}, ValueError, "uuid"),
+        ({"uuids": ["0f1c2a60"]}, ValueError, "uuid"),
+        ({"uuids": ["GPU-" + "x" * 92]}, ValueError, "95"),
+        ({"uuids": ["GPU-\u00e9"]}, ValueError, "uuid"),
+        ({"uuids": ["GPU-\n"]}, ValueError, "uuid"),
+        ({"uuids": ["GPU-\0"]}, ValueError, "uuid"),
+        ({"layout": "1.2"}, TypeError, "Layout"),
+    ],
+    ids=repr,
+)
+def test_arguments_out_of_range_are_refused_and_nothing_is_made(
+    spec: dict[str, Any], error: type[Exception], match: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=match):
+        create_region(tmp_path / "a.cache", **spec)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_layout_is_not_a_layout_to_create(tmp_path: Path) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        create_region(tmp_path / "a.cache", layout=None)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def make_file(path: Path) -> None:
+    path.write_bytes(b"mine")
+
+
+def make_link(path: Path) -> None:
+    path.symlink_to("target.cache")
+
+
+@pytest.mark.parametrize(
+    "make", [make_file, Path.mkdir, make_link, os.mkfifo, create_region], ids=lambda f: f.__name__
+)
+def test_what_is_there_is_never_overwritten_or_followed(
+    make: Callable[[Path], object], tmp_path: Path
+) -> None:
+    path = tmp_path / "a.cache"
+    make(path)
+    before = path.lstat()
+    with pytest.raises(FileExistsError) as error:
+        create_region(path, memory_limits=(5,))
+    assert error.value.filename == str(path)
+    assert error.value.errno == errno.EEXIST
+    assert not isinstance(error.value, RegionError)
+    after = path.lstat()
+    assert (after.st_ino, after.st_size, after.st_mode, after.st_mtime_ns) == (
+        before.st_ino,
+        before.st_size,
+        before.st_mode,
+        before.st_mtime_ns,
+    )
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_missing_directory_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "a.cache"
+    with pytest.raises(RegionNotFound) as error:
+        create_region(path)
+    assert error.value.path == str(path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_that_names_a_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises((NotARegion, FileExistsError)):
+        create_region(f"{tmp_path}/")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_without_permission_is_told(public_directory: Path) -> None:
+    public_directory.chmod(0o555)
+    path = public_directory / "a.cache"
+
+    def create() -> str:
+        with pytest.raises(RegionPermissionDenied) as error:
+            create_region(path)
+        assert error.value.path == str(path)
+        return str(error.value)
+
+    assert str(path) in unprivileged(create)
+    assert list(public_directory.iterdir()) == []
+    public_directory.chmod(0o777)
+    assert unprivileged(lambda: create_region(path)) is None
+    assert [entry.name for entry in public_directory.iterdir()] == ["a.cache"]
+
+
+def test_a_name_too_long_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="too long") as error:
+        create_region(tmp_path / ("x" * 256))
+    assert error.value.errno == errno.ENAMETOOLONG
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_system_that_refuses_the_size_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = tmp_path / "a.cache"
+
+    def create_within_a_megabyte() -> int | None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
+        with pytest.raises(OSError, match="large") as error:
+            create_region(path)
+        return error.value.errno
+
+    assert in_child(create_within_a_megabyte) == errno.EFBIG
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_but_the_region_is_left(tmp_path: Path) -> None:
+    create_region(tmp_path / "a.cache")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.cache"]
+
+
+# ---- how it appears ----
+
+
+def test_who_opens_it_as_soon_as_its_name_appears_finds_it_complete(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.cache" for number in range(400)]
+    ready, go = os.pipe()
+
+    def watch() -> int:
+        os.write(go, b"!")
+        for path in paths:
+            deadline = time.monotonic() + 30
+            while not os.path.lexists(path):
+                assert time.monotonic() < deadline
+            # RegionNotReady, or a limit that is not there yet, would end this child.
+            with open_region(path) as region:
+                assert region.memory_limit(15) == 16
+                assert region.snapshot().settled
+                assert path.stat().st_mode & 0o777 == 0o666
+        return len(paths)
+
+    watched: list[int] = []
+    watcher = threading.Thread(target=lambda: watched.append(in_child(watch)))
+    watcher.start()
+    os.read(ready, 1)
+    for path in paths:
+        create_region(path, memory_limits=range(1, 17))
+    watcher.join(60)
+    os.close(ready)
+    os.close(go)
+    assert watched == [len(paths)]
+
+
+def test_of_several_creators_one_wins_and_its_region_stays(tmp_path: Path) -> None:
+    for attempt in range(40):
+        path = tmp_path / f"{attempt}.cache"
+        start = threading.Barrier(4, timeout=30)
+
+        def create(
+            number: int, path: Path = path, start: threading.Barrier = start
+        ) -> int | None:
+            start.wait()
+            try:
+                create_region(path, memory_limits=(number,))
+            except FileExistsError:
+                return None
+            return number
+
+        with ThreadPoolExecutor(4) as pool:
+            winners = [number for number in pool.map(create, [1, 2, 3, 4]) if number]
+        assert len(winners) == 1
+        with open_region(path) as region:
+            assert region.memory_limit(0) == winners[0]
+    assert len(list(tmp_path.iterdir())) == 40

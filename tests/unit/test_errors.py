@@ -1,0 +1,158 @@
+"""The errors: their tree, what they carry, and that they travel."""
+
+import copy
+import errno
+import inspect
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from poke import RegionFileFactory
+
+import libhamiregion
+from libhamiregion import (
+    AmbiguousLayout,
+    Layout,
+    LimitBelowUsage,
+    LimitConflict,
+    LockNotRecoverable,
+    LockTimeout,
+    MemoryLimitExceeded,
+    NotARegion,
+    ProcessNotInRegion,
+    RegionClosed,
+    RegionCorrupt,
+    RegionError,
+    RegionNotFound,
+    RegionNotReady,
+    RegionPermissionDenied,
+    RegionReadOnly,
+    RegionStale,
+    SlotTableFull,
+    open_region,
+)
+
+# Each class, and the builtin that catches it beside RegionError.
+TREE: dict[type[RegionError], type[Exception] | None] = {
+    RegionNotFound: FileNotFoundError,
+    RegionPermissionDenied: PermissionError,
+    NotARegion: ValueError,
+    RegionNotReady: None,
+    AmbiguousLayout: None,
+    RegionCorrupt: None,
+    RegionStale: None,
+    RegionClosed: ValueError,
+    RegionReadOnly: None,
+    LockTimeout: TimeoutError,
+    LockNotRecoverable: None,
+    LimitConflict: None,
+    LimitBelowUsage: None,
+    MemoryLimitExceeded: MemoryError,
+    SlotTableFull: None,
+    ProcessNotInRegion: LookupError,
+}
+BUILTINS = (OSError, ValueError, TypeError, LookupError, ArithmeticError, MemoryError)
+
+ATTRIBUTES: dict[type[RegionError], dict[str, Any]] = {
+    AmbiguousLayout: {"candidates": (Layout.V1_1, Layout.V1_1_POSTINIT)},
+    LimitConflict: {"device": 3, "found": 2**63, "expected": None},
+    LimitBelowUsage: {"device": 3, "used_bytes": 7, "requested_bytes": 5},
+    MemoryLimitExceeded: {"device": 3, "used_bytes": 7, "limit_bytes": 8, "requested_bytes": 2},
+}
+
+
+def make(cls: type[RegionError]) -> RegionError:
+    error = cls("what, where, and what to do", path="/a/b.cache")
+    for name, value in ATTRIBUTES.get(cls, {}).items():
+        setattr(error, name, value)
+    return error
+
+
+def test_the_tree_has_every_error_of_the_library() -> None:
+    found = {
+        value
+        for value in vars(libhamiregion).values()
+        if inspect.isclass(value) and issubclass(value, RegionError)
+    }
+    assert found == {*TREE, RegionError}
+
+
+@pytest.mark.parametrize("cls", TREE, ids=lambda cls: cls.__name__)
+def test_each_error_is_a_region_error_and_the_builtin_that_people_catch(
+    cls: type[RegionError],
+) -> None:
+    assert RegionError in cls.__bases__
+    builtin = TREE[cls]
+    caught_by = {base for base in BUILTINS if issubclass(cls, base)}
+    assert caught_by == {base for base in BUILTINS if builtin and issubclass(builtin, base)}
+    assert builtin is None or issubclass(cls, builtin)
+
+
+def test_the_root_is_a_plain_exception() -> None:
+    assert RegionError.__bases__ == (Exception,)
+
+
+@pytest.mark.parametrize("cls", TREE, ids=lambda cls: cls.__name__)
+def test_the_message_stays_a_message(cls: type[RegionError]) -> None:
+    # OSError and KeyError dress theirs up.
+    assert str(make(cls)) == "what, where, and what to do"
+
+
+@pytest.mark.parametrize("cls", TREE, ids=lambda cls: cls.__name__)
+def test_an_error_without_a_file_has_no_path(cls: type[RegionError]) -> None:
+    assert cls("no file").path is None
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("cls", TREE, ids=lambda cls: cls.__name__)
+def test_errors_pickle_with_all_that_they_carry(cls: type[RegionError], protocol: int) -> None:
+    error = make(cls)
+    again = pickle.loads(pickle.dumps(error, protocol))
+    assert type(again) is cls
+    assert str(again) == str(error)
+    assert again.path == "/a/b.cache"
+    for name, value in ATTRIBUTES.get(cls, {}).items():
+        assert getattr(again, name) == value
+
+
+@pytest.mark.parametrize("cls", TREE, ids=lambda cls: cls.__name__)
+def test_errors_copy_with_all_that_they_carry(cls: type[RegionError]) -> None:
+    again = copy.deepcopy(make(cls))
+    assert (type(again), again.path) == (cls, "/a/b.cache")
+    for name, value in ATTRIBUTES.get(cls, {}).items():
+        assert getattr(again, name) == value
+
+
+def test_os_errors_have_their_errno() -> None:
+    assert make(RegionNotFound).errno == errno.ENOENT  # type: ignore[attr-defined]
+    assert make(RegionPermissionDenied).errno == errno.EACCES  # type: ignore[attr-defined]
+
+
+def test_errors_that_are_raised_for_real_pickle_too(region_file: RegionFileFactory) -> None:
+    file = region_file(memory_limits=(5,))
+    file.add_process(1, {0: 4})
+    with open_region(file, writable=True) as region:
+        calls: tuple[Callable[[], object], ...] = (
+            lambda: region.set_memory_limit(3, device=0),
+            lambda: region.set_memory_limit(9, device=0, expected=7),
+            lambda: open_region("/no/such/file"),
+        )
+        for call in calls:
+            with pytest.raises(RegionError) as raised:
+                call()
+            again = pickle.loads(pickle.dumps(raised.value))
+            assert type(again) is type(raised.value)
+            assert str(again) == str(raised.value)
+            assert vars(again) == vars(raised.value)
+
+
+def test_paths_in_messages_are_escaped(region_file: RegionFileFactory) -> None:
+    """A container chooses its file's name; a terminal must not obey it."""
+    file = region_file(name="\x1b[2J\n.cache")
+    file.put("magic", 7)
+    with pytest.raises(NotARegion) as error:
+        open_region(file)
+    assert "\x1b" not in str(error.value)
+    assert "\n" not in str(error.value)
+    assert error.value.path == str(file.path)

@@ -1,0 +1,621 @@
+"""Editing a live region: limits, switches, who sees an edit when, and what is refused."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from forked import in_child
+from poke import RegionFile, RegionFileFactory, locate
+
+from libhamiregion import (
+    Effect,
+    Layout,
+    LimitBelowUsage,
+    LimitChange,
+    LimitConflict,
+    Region,
+    ValueChange,
+    open_region,
+)
+
+GIB = 2**30
+UUIDS = ("GPU-0", "GPU-1")
+IMMEDIATE, NEW_PROCESSES = Effect.IMMEDIATE, Effect.NEW_PROCESSES
+
+# Where a running process looks at device 0's SM limit at each launch.
+LOOK_AT_LAUNCH = {Layout.UNVERSIONED_NO_UTIL, Layout.UNVERSIONED, Layout.V1_1}
+
+
+def limits_in(file: RegionFile) -> list[int]:
+    return [file.get("limit", device=device) for device in range(16)]
+
+
+def sm_limits_in(file: RegionFile) -> list[int]:
+    return [file.get("sm_limit", device=device) for device in range(16)]
+
+
+def changed_bytes(before: bytes, after: bytes) -> set[int]:
+    assert len(before) == len(after)
+    return {at for at in range(len(before)) if before[at] != after[at]} if before != after else set()
+
+
+# ---- memory limits ----
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [
+        (1, 1),
+        (12345, 12345),
+        ("12345", 12345),
+        ("6GiB", 6 * GIB),
+        ("3000m", 3000 * 2**20),
+        ("3g", 3 * GIB),
+        ("512MiB", 512 * 2**20),
+        (2**63 - 1, 2**63 - 1),
+        (None, 0),
+    ],
+)
+def test_a_memory_limit_is_stored_in_bytes(
+    given: int | str | None, stored: int, layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout, memory_limits=(7, 8), uuids=UUIDS)
+    with open_region(file, writable=True) as region:
+        changes = region.set_memory_limit(given, device=1)
+        assert changes == (LimitChange(1, 8, stored or None, IMMEDIATE),)
+        assert region.memory_limit(1) == (stored or None)
+        assert region.snapshot().device(1).memory_limit_bytes == (stored or None)
+    assert limits_in(file) == [7, stored] + [0] * 14
+
+
+def test_an_edit_touches_nothing_but_its_own_eight_bytes(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout, memory_limits=[0x0101010101010101] * 16)
+    at, _ = locate(layout, "limit", device=6)
+    sm_at, _ = locate(layout, "sm_limit", device=15)
+    with open_region(file, writable=True) as region:
+        before = file.content()
+        region.set_memory_limit(0x0202020202020202, device=6)
+        after = file.content()
+        assert changed_bytes(before, after) == set(range(at, at + 8))
+        region.set_sm_limit(1, device=15)
+        assert changed_bytes(after, file.content()) == {sm_at}
+
+
+def test_a_limit_set_here_is_seen_in_another_process(region_file: RegionFileFactory) -> None:
+    file = region_file(uuids=UUIDS)
+
+    def child() -> None:
+        with open_region(file, writable=True) as region:
+            region.set_memory_limit(5, device=1)
+
+    with open_region(file) as reader:
+        assert reader.memory_limit(1) is None
+        in_child(child)
+        assert reader.memory_limit(1) == 5
+
+
+@pytest.mark.parametrize("limit", [0, "0", "0GiB"])
+def test_a_limit_of_0_is_refused_with_a_hint_to_none(
+    limit: int | str, region_file: RegionFileFactory
+) -> None:
+    file = region_file(memory_limits=(5,))
+    with open_region(file, writable=True) as region:
+        with pytest.raises(ValueError, match="None"):
+            region.set_memory_limit(limit)
+        assert region.memory_limit(0) == 5
+
+
+@pytest.mark.parametrize("limit", [-1, 2**63, "-1", "6GB", "", "lots", "1.3"])
+def test_what_is_no_size_is_a_value_error(
+    limit: int | str, region_file: RegionFileFactory
+) -> None:
+    file = region_file(memory_limits=(5,))
+    with open_region(file, writable=True) as region:
+        for options in ({}, {"device": 0}, {"force": True}):
+            with pytest.raises(ValueError, match="size|negative|bytes|1000"):
+                region.set_memory_limit(limit, **options)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="size|negative|bytes|1000"):
+            region.set_memory_limit(5, expected=limit)
+    assert limits_in(file)[0] == 5
+
+
+@pytest.mark.parametrize("limit", [True, 1.5, b"1"])
+def test_what_is_neither_text_nor_an_int_is_a_type_error(
+    limit: Any, region_file: RegionFileFactory
+) -> None:
+    with open_region(region_file(), writable=True) as region:
+        with pytest.raises(TypeError):
+            region.set_memory_limit(limit)
+        with pytest.raises(TypeError):
+            region.set_memory_limit(5, expected=limit)
+
+
+# ---- SM limits ----
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"), [(1, 1), (50, 50), (99, 99), (100, 100), (None, 100)]
+)
+def test_an_sm_limit_is_stored_in_percent_and_unlimited_as_100(
+    given: int | None, stored: int, layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout, sm_limits=(30, 40), uuids=UUIDS)
+    after = stored if stored < 100 else None
+    with open_region(file, writable=True) as region:
+        (change,) = region.set_sm_limit(given, device=1)
+        assert (change.device, change.before, change.after) == (1, 40, after)
+        assert region.sm_limit(1) == after
+        assert region.snapshot().device(1).sm_limit_percent == after
+    assert sm_limits_in(file) == [30, stored] + [100] * 14
+
+
+@pytest.mark.parametrize("percent", [0, -1, 101, 2**64])
+def test_sm_limits_are_1_to_100(percent: int, region_file: RegionFileFactory) -> None:
+    file = region_file(sm_limits=(30,))
+    with open_region(file, writable=True) as region:
+        with pytest.raises(ValueError, match="1 to 100"):
+            region.set_sm_limit(percent)
+        assert region.sm_limit(0) == 30
+
+
+@pytest.mark.parametrize("percent", [True, 50.0, "50"])
+def test_an_sm_limit_is_an_int(percent: Any, region_file: RegionFileFactory) -> None:
+    with open_region(region_file(), writable=True) as region, pytest.raises(TypeError):
+        region.set_sm_limit(percent)
+
+
+# ---- which devices ----
+
+
+def devices_set(file: RegionFile) -> list[int]:
+    """The devices that an edit without `device` reaches; memory and SM limits alike."""
+    with open_region(file, writable=True) as region:
+        changes = region.set_memory_limit(77, force=True)
+        sm_changes = region.set_sm_limit(77)
+    devices = [change.device for change in changes]
+    assert [change.device for change in sm_changes] == devices
+    assert [device for device, limit in enumerate(limits_in(file)) if limit == 77] == devices
+    assert [device for device, limit in enumerate(sm_limits_in(file)) if limit == 77] == devices
+    return devices
+
+
+def test_without_a_device_every_device_of_the_region_is_set(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    assert devices_set(region_file(layout, memory_limits=(1, 2, 3), uuids=UUIDS)) == [0, 1]
+
+
+def test_devices_with_usage_or_a_uuid_belong_to_the_region(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout, uuids=UUIDS)
+    file.add_process(1, {7: 1})
+    file.put("uuids", b"MIG-9", device=9)
+    assert devices_set(file) == [0, 1, 7, 9]
+
+
+def test_before_nvml_the_devices_are_those_up_to_the_last_limit(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout, memory_limits=(GIB, None, GIB))
+    with open_region(file, writable=True) as region:
+        changes = region.set_memory_limit(77)
+    assert [change.device for change in changes] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("limit", [None, GIB])
+def test_before_nvml_sixteen_equal_limits_are_set_together(
+    limit: int | None, layout: Layout, region_file: RegionFileFactory
+) -> None:
+    # The container was given one limit for however many devices it has.
+    assert devices_set(region_file(layout, memory_limits=[limit] * 16)) == list(range(16))
+
+
+def test_a_named_device_need_not_be_listed(layout: Layout, region_file: RegionFileFactory) -> None:
+    file = region_file(layout, uuids=UUIDS)
+    with open_region(file, writable=True) as region:
+        assert region.set_memory_limit(5, device=15) == (LimitChange(15, None, 5, IMMEDIATE),)
+        assert region.set_sm_limit(5, device=14)[0].device == 14
+    assert limits_in(file) == [0] * 15 + [5]
+    assert sm_limits_in(file) == [100] * 14 + [5, 100]
+
+
+# ---- expected: compare and set ----
+
+
+@pytest.mark.parametrize("expected", [GIB, "1GiB", "1024m"])
+def test_a_memory_limit_is_set_where_the_expected_one_stands(
+    expected: int | str, region_file: RegionFileFactory
+) -> None:
+    with open_region(region_file(memory_limits=(GIB,)), writable=True) as region:
+        region.set_memory_limit(2 * GIB, expected=expected, device=0)
+        assert region.memory_limit(0) == 2 * GIB
+
+
+def test_a_memory_limit_is_not_set_where_another_one_stands(
+    region_file: RegionFileFactory,
+) -> None:
+    file = region_file(memory_limits=(GIB, 3 * GIB), uuids=UUIDS)
+    with open_region(file, writable=True) as region:
+        with pytest.raises(LimitConflict, match="3 GiB .*2 GiB .*as expected") as error:
+            region.set_memory_limit(5, expected="2GiB", device=1)
+        found = error.value
+        assert (found.device, found.found, found.expected) == (1, 3 * GIB, 2 * GIB)
+        assert found.path == str(file.path)
+        assert "nothing was changed" in str(found)
+        with pytest.raises(LimitConflict, match="unlimited"):
+            region.set_memory_limit(5, expected=0, device=1)
+        assert region.memory_limit(1) == 3 * GIB
+
+
+def test_expected_0_stands_for_unlimited(region_file: RegionFileFactory) -> None:
+    with open_region(region_file(memory_limits=(None, 5)), writable=True) as region:
+        region.set_memory_limit(GIB, expected=0, device=0)
+        assert region.memory_limit(0) == GIB
+        with pytest.raises(LimitConflict) as error:
+            region.set_memory_limit(GIB, expected=0, device=1)
+        assert (error.value.found, error.value.expected) == (5, None)
+        with pytest.raises(LimitConflict) as error:
+            region.set_memory_limit(None, expected=9, device=2)
+        assert (error.value.found, error.value.expected) == (None, 9)
+
+
+def test_an_sm_limit_is_set_where_the_expected_one_stands(region_file: RegionFileFactory) -> None:
+    file = region_file(sm_limits=(30, 40), uuids=UUIDS)
+    with open_region(file, writable=True) as region:
+        region.set_sm_limit(35, expected=30, device=0)
+        assert region.sm_limit(0) == 35
+        with pytest.raises(LimitConflict, match=r"40%, not 30% as expected") as error:
+            region.set_sm_limit(35, expected=30, device=1)
+        assert (error.value.device, error.value.found, error.value.expected) == (1, 40, 30)
+        assert region.sm_limit(1) == 40
+
+
+@pytest.mark.parametrize("stored", [0, 100, 101, 2**64 - 1])
+@pytest.mark.parametrize("expected", [0, 100])
+def test_all_unlimited_sm_limits_are_one_and_the_same(
+    stored: int, expected: int, region_file: RegionFileFactory
+) -> None:
+    file = region_file()
+    with open_region(file, writable=True) as region:
+        file.put("sm_limit", stored)
+        with pytest.raises(LimitConflict) as error:
+            region.set_sm_limit(50, expected=99, device=0)
+        assert (error.value.found, error.value.expected) == (None, 99)
+        (change,) = region.set_sm_limit(50, expected=expected, device=0)
+        assert (change.before, change.after) == (None, 50)
+        assert region.sm_limit(0) == 50
+        with pytest.raises(LimitConflict):
+            region.set_sm_limit(60, expected=expected, device=0)
+
+
+@pytest.mark.parametrize("expected", [-1, 101, 2**64])
+def test_an_expected_sm_limit_is_0_to_100(
+    expected: int, region_file: RegionFileFactory
+) -> None:
+    with (
+        open_region(region_file(), writable=True) as region,
+        pytest.raises(ValueError, match="0 to 100"),
+    ):
+        region.set_sm_limit(50, expected=expected)
+
+
+@pytest.mark.parametrize("different", [0, 1, 2])
+def test_where_one_device_is_not_as_expected_none_is_changed(
+    different: int, layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(
+        layout, memory_limits=[GIB] * 3, sm_limits=[30] * 3, uuids=("GPU-0", "GPU-1", "GPU-2")
+    )
+    file.put("limit", 5, device=different)
+    file.put("sm_limit", 5, device=different)
+    before = file.content()
+    with open_region(file, writable=True) as region:
+        with pytest.raises(LimitConflict) as error:
+            region.set_memory_limit(2 * GIB, expected=GIB)
+        assert error.value.device == different
+        with pytest.raises(LimitConflict) as error:
+            region.set_sm_limit(40, expected=30)
+        assert error.value.device == different
+    assert file.content() == before
+
+
+def test_compare_and_set_loses_no_increment_of_several_processes(
+    region_file: RegionFileFactory,
+) -> None:
+    file = region_file(memory_limits=(1,), sm_limits=(1,))
+    children = []
+    for _ in range(4):
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                with open_region(file, writable=True) as region:
+                    for _ in range(500):
+                        increment(region)
+                status = 0
+            finally:
+                os._exit(status)
+        children.append(pid)
+    assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 4
+    assert file.get("limit") == 1 + 4 * 500
+
+
+def increment(region: Region) -> None:
+    while True:
+        limit = region.memory_limit(0)
+        assert limit is not None
+        try:
+            region.set_memory_limit(limit + 1, device=0, expected=limit)
+        except LimitConflict:
+            continue
+        return
+
+
+# ---- limits under what is used ----
+
+
+@pytest.fixture
+def used(region_file: RegionFileFactory, layout: Layout) -> RegionFile:
+    """Device 0 uses 3 GiB, in slots of any status; device 1 uses 1 GiB."""
+    file = region_file(layout, memory_limits=(8 * GIB, 8 * GIB), uuids=UUIDS)
+    file.add_process(1, {0: GIB, 1: GIB})
+    file.add_process(2, {0: 2 * GIB}, status=0)
+    return file
+
+
+def test_a_limit_under_what_is_used_is_refused_with_both_numbers(used: RegionFile) -> None:
+    before = used.content()
+    with open_region(used, writable=True) as region:
+        with pytest.raises(LimitBelowUsage, match=r"uses 3 GiB .*2 GiB .*force=True") as error:
+            region.set_memory_limit("2GiB", device=0)
+        refused = error.value
+        assert (refused.device, refused.used_bytes, refused.requested_bytes) == (
+            0,
+            3 * GIB,
+            2 * GIB,
+        )
+        assert refused.path == str(used.path)
+        with pytest.raises(LimitBelowUsage) as error:
+            region.set_memory_limit(3 * GIB - 1, device=0)
+        assert str(3 * GIB) in str(error.value)
+        assert str(3 * GIB - 1) in str(error.value)
+    assert used.content() == before
+
+
+def test_exactly_what_is_used_is_allowed(used: RegionFile) -> None:
+    with open_region(used, writable=True) as region:
+        region.set_memory_limit("3GiB", device=0)
+        assert region.memory_limit(0) == 3 * GIB
+        assert region.snapshot().device(0).memory_free_bytes == 0
+
+
+def test_unlimited_is_never_under_what_is_used(used: RegionFile) -> None:
+    with open_region(used, writable=True) as region:
+        region.set_memory_limit(None)
+        assert region.memory_limit(0) is region.memory_limit(1) is None
+
+
+def test_force_goes_under_what_is_used(used: RegionFile) -> None:
+    with open_region(used, writable=True) as region:
+        changes = region.set_memory_limit(5, force=True)
+        assert changes == tuple(LimitChange(device, 8 * GIB, 5, IMMEDIATE) for device in (0, 1))
+        assert region.snapshot().device(0).memory_free_bytes == 0
+    assert limits_in(used)[:2] == [5, 5]
+
+
+def test_force_does_not_overrule_expected(used: RegionFile) -> None:
+    with open_region(used, writable=True) as region:
+        with pytest.raises(LimitConflict):
+            region.set_memory_limit(5, force=True, expected=7, device=0)
+        assert region.memory_limit(0) == 8 * GIB
+
+
+def test_where_one_device_uses_too_much_none_is_changed(used: RegionFile) -> None:
+    used.add_process(3, {1: 4 * GIB})
+    before = used.content()
+    with open_region(used, writable=True) as region:
+        # Enough for device 0, which comes first, and not for device 1.
+        with pytest.raises(LimitBelowUsage) as error:
+            region.set_memory_limit("4GiB")
+        assert error.value.device == 1
+    assert used.content() == before
+
+
+def test_usage_behind_proc_num_does_not_count(used: RegionFile) -> None:
+    used.put("proc_num", 1)
+    with open_region(used, writable=True) as region:
+        region.set_memory_limit(GIB, device=0)
+        assert region.memory_limit(0) == GIB
+
+
+# ---- dry runs ----
+
+
+def test_a_dry_run_tells_the_changes_and_makes_none(used: RegionFile) -> None:
+    before = used.content()
+    with open_region(used, writable=True) as region:
+        planned = region.set_memory_limit("6GiB", expected="8GiB", dry_run=True)
+        sm_planned = region.set_sm_limit(50, expected=100, dry_run=True)
+        assert used.content() == before
+        assert region.set_memory_limit("6GiB", expected="8GiB") == planned
+        assert region.set_sm_limit(50, expected=100) == sm_planned
+    assert planned == tuple(LimitChange(device, 8 * GIB, 6 * GIB, IMMEDIATE) for device in (0, 1))
+    assert [(change.before, change.after) for change in sm_planned] == [(None, 50)] * 2
+    assert limits_in(used)[:2] == [6 * GIB] * 2
+
+
+def test_a_dry_run_refuses_what_the_edit_would_refuse(used: RegionFile) -> None:
+    with open_region(used, writable=True) as region:
+        calls: tuple[tuple[type[Exception], Callable[[], object]], ...] = (
+            (LimitBelowUsage, lambda: region.set_memory_limit(5, dry_run=True)),
+            (LimitConflict, lambda: region.set_memory_limit(GIB, expected=5, dry_run=True)),
+            (LimitConflict, lambda: region.set_sm_limit(5, expected=6, dry_run=True)),
+            (ValueError, lambda: region.set_memory_limit(0, dry_run=True)),
+            (ValueError, lambda: region.set_sm_limit(0, dry_run=True)),
+        )
+        for error, call in calls:
+            with pytest.raises(error):
+                call()
+
+
+# ---- when an edit takes effect ----
+
+
+def test_a_memory_limit_holds_at_once_in_every_layout(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    with open_region(region_file(layout, memory_limits=(5, None), uuids=UUIDS), writable=True) as r:
+        for limit in (7, None, 9):
+            assert {change.effect for change in r.set_memory_limit(limit)} == {IMMEDIATE}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "crosses"),
+    [
+        ((50,), 30, False),
+        ((50,), 50, False),
+        ((None,), None, False),
+        ((50,), None, True),
+        ((50,), 100, True),
+        ((None,), 50, True),
+    ],
+)
+def test_an_sm_limit_holds_at_once_only_where_processes_look_and_it_goes_on_or_off(
+    before: tuple[int | None], after: int | None, *, crosses: bool, layout: Layout,
+    region_file: RegionFileFactory,
+) -> None:
+    file = region_file(layout, sm_limits=before, uuids=UUIDS[:1])
+    with open_region(file, writable=True) as region:
+        (change,) = region.set_sm_limit(after)
+    immediate = crosses and layout in LOOK_AT_LAUNCH
+    assert change.effect is (IMMEDIATE if immediate else NEW_PROCESSES)
+
+
+def test_an_sm_limit_stored_as_0_is_off_too(layout: Layout, region_file: RegionFileFactory) -> None:
+    file = region_file(layout, uuids=UUIDS[:1])
+    file.put("sm_limit", 0)
+    with open_region(file, writable=True) as region:
+        assert region.set_sm_limit(100)[0].effect is NEW_PROCESSES
+        file.put("sm_limit", 0)
+        effect = region.set_sm_limit(99)[0].effect
+    assert effect is (IMMEDIATE if layout in LOOK_AT_LAUNCH else NEW_PROCESSES)
+
+
+def test_device_0_decides_for_running_processes(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    """A running process looks at device 0's SM limit, whichever device it uses."""
+    file = region_file(layout, sm_limits=(50, 50), uuids=UUIDS)
+    both = [IMMEDIATE if layout in LOOK_AT_LAUNCH else NEW_PROCESSES] * 2
+    with open_region(file, writable=True) as region:
+        assert region.set_sm_limit(None, device=1)[0].effect is NEW_PROCESSES
+        assert region.set_sm_limit(50, device=1)[0].effect is NEW_PROCESSES
+        assert [change.effect for change in region.set_sm_limit(None)] == both
+        assert [change.effect for change in region.set_sm_limit(50)] == both
+        region.set_sm_limit(None, device=1)
+        # Device 1 goes from off to 30, device 0 only from 50 to 30.
+        effects = [change.effect for change in region.set_sm_limit(30)]
+        assert effects == [NEW_PROCESSES] * 2
+
+
+def test_the_switch_holds_at_once_but_in_the_layout_that_reads_it_at_start(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    with open_region(region_file(layout), writable=True) as region:
+        change = region.set_utilization_switch(False)
+    late = layout is Layout.V1_1_POSTINIT
+    assert change.effect is (NEW_PROCESSES if late else IMMEDIATE)
+
+
+def test_effects_are_plain_text_too() -> None:
+    assert (Effect.IMMEDIATE, Effect.NEW_PROCESSES) == ("immediate", "new_processes")
+    assert f"{Effect.IMMEDIATE} {Effect.NEW_PROCESSES}" == "immediate new_processes"
+    assert [effect.value for effect in Effect] == ["immediate", "new_processes"]
+
+
+# ---- fields of the whole region ----
+
+
+def test_the_switch_is_set_and_told(layout: Layout, region_file: RegionFileFactory) -> None:
+    file = region_file(layout)
+    with open_region(file, writable=True) as region:
+        change = region.set_utilization_switch(False)
+        assert (change.field, change.before, change.after) == ("utilization_switch", 1, 0)
+        assert file.get("utilization_switch") == 0
+        assert region.utilization_switch is False
+        region.set_utilization_switch(True)
+        assert file.get("utilization_switch") == 1
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 2**31 - 1])
+def test_the_priority_is_set_and_told(
+    n: int, layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    with open_region(file, writable=True) as region:
+        assert region.set_priority(n) == ValueChange("priority", 1, n, IMMEDIATE)
+        assert region.priority == n
+    assert file.get("priority") == n
+
+
+@pytest.mark.parametrize("n", [-1, 0, 2, 2**31 - 1])
+def test_the_launch_mark_is_set_and_told(
+    n: int, layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    with open_region(file, writable=True) as region:
+        assert region.set_recent_kernel(n) == ValueChange("recent_kernel", 2, n, IMMEDIATE)
+        assert region.recent_kernel == n
+    assert file.get("recent_kernel") == n
+
+
+@pytest.mark.parametrize(
+    ("call", "n"),
+    [
+        (Region.set_priority, -1),
+        (Region.set_priority, 2**31),
+        (Region.set_recent_kernel, -2),
+        (Region.set_recent_kernel, 2**31),
+    ],
+)
+def test_numbers_out_of_range_are_refused(
+    call: Callable[[Region, int], object], n: int, region_file: RegionFileFactory
+) -> None:
+    file = region_file()
+    before = file.content()
+    with open_region(file, writable=True) as region, pytest.raises(ValueError, match=str(n)):
+        call(region, n)
+    assert file.content() == before
+
+
+@pytest.mark.parametrize("n", [1.0, "1", None])
+def test_numbers_are_ints(n: Any, region_file: RegionFileFactory) -> None:
+    with open_region(region_file(), writable=True) as region:
+        for call in (region.set_priority, region.set_recent_kernel):
+            with pytest.raises(TypeError):
+                call(n)
+
+
+def test_an_edit_of_one_field_leaves_the_others(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout, memory_limits=(5, 6), sm_limits=(7, 8), uuids=UUIDS)
+    with open_region(file, writable=True) as region:
+        region.set_priority(0)
+        region.set_recent_kernel(-1)
+        region.set_utilization_switch(False)
+        before = file.content()
+        for field, call in (
+            ("priority", lambda: region.set_priority(0x01010101)),
+            ("recent_kernel", lambda: region.set_recent_kernel(0x01010101)),
+        ):
+            at, _ = locate(layout, field)
+            call()
+            after = file.content()
+            assert changed_bytes(before, after) <= set(range(at, at + 4))
+            assert changed_bytes(before, after)
+            before = after

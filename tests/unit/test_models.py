@@ -1,0 +1,216 @@
+"""Snapshots and what they are made of are plain, frozen values."""
+
+import copy
+import pickle
+from typing import Any
+
+import attrs
+import pytest
+from poke import RegionFile, RegionFileFactory
+
+from libhamiregion import (
+    DeviceUsage,
+    Effect,
+    Layout,
+    LimitChange,
+    ProcessDeviceUsage,
+    ProcessStatus,
+    ProcessUsage,
+    RegionSnapshot,
+    ValueChange,
+    open_region,
+)
+
+FIELDS = {
+    RegionSnapshot: (
+        "path layout taken_at_ns device_count devices processes priority utilization_switch "
+        "recent_kernel last_kernel_time_s owner_pid settled"
+    ),
+    DeviceUsage: (
+        "index uuid memory_limit_bytes memory_used_bytes memory_context_bytes memory_module_bytes "
+        "memory_data_bytes memory_monitor_bytes sm_limit_percent sm_util_percent enc_util_percent "
+        "dec_util_percent"
+    ),
+    ProcessUsage: "pid host_pid status devices settled",
+    ProcessDeviceUsage: (
+        "index memory_used_bytes memory_context_bytes memory_module_bytes memory_data_bytes "
+        "memory_monitor_bytes sm_util_percent enc_util_percent dec_util_percent"
+    ),
+    LimitChange: "device before after effect",
+    ValueChange: "field before after effect",
+}
+
+
+def device(limit: int | None, used: int) -> DeviceUsage:
+    return DeviceUsage(0, None, limit, used, 0, 0, 0, 0, None, 0, 0, 0)
+
+
+@pytest.fixture
+def file(region_file: RegionFileFactory) -> RegionFile:
+    made = region_file(memory_limits=(8, None), sm_limits=(50,), uuids=("GPU-0", "MIG-1"))
+    made.add_process(7, {0: 3}, host_pid=4007)
+    made.add_process(8, {1: 2}, status=2)
+    return made
+
+
+@pytest.fixture
+def snapshot(file: RegionFile) -> RegionSnapshot:
+    with open_region(file) as region:
+        return region.snapshot()
+
+
+@pytest.mark.parametrize("cls", FIELDS, ids=lambda cls: cls.__name__)
+def test_fields_are_those_of_the_design_in_its_order(cls: type) -> None:
+    assert [field.name for field in attrs.fields(cls)] == FIELDS[cls].split()
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "free"),
+    [(None, 0, None), (None, 5, None), (8, 3, 5), (8, 8, 0), (8, 9, 0), (1, 2**64, 0)],
+)
+def test_free_memory_is_never_below_0_and_none_where_unlimited(
+    limit: int | None, used: int, free: int | None
+) -> None:
+    assert device(limit, used).memory_free_bytes == free
+
+
+def every_object(snapshot: RegionSnapshot) -> list[Any]:
+    return [
+        snapshot,
+        snapshot.devices[0],
+        snapshot.processes[0],
+        snapshot.processes[0].devices[0],
+        LimitChange(0, 1, None, Effect.IMMEDIATE),
+        ValueChange("priority", 0, 1, Effect.IMMEDIATE),
+    ]
+
+
+def test_nothing_can_be_changed_added_or_removed(snapshot: RegionSnapshot) -> None:
+    for thing in every_object(snapshot):
+        name = attrs.fields(type(thing))[0].name
+        before = getattr(thing, name)
+        with pytest.raises(attrs.exceptions.FrozenInstanceError):
+            setattr(thing, name, before)
+        with pytest.raises(attrs.exceptions.FrozenInstanceError):
+            delattr(thing, name)
+        with pytest.raises(AttributeError):
+            thing.remark = "mine"
+        assert getattr(thing, name) == before
+
+
+def test_a_fresh_snapshot_cannot_be_changed_either(file: RegionFile) -> None:
+    with open_region(file) as region:
+        snapshot = region.snapshot()
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        snapshot.priority = 5  # type: ignore[misc]
+    assert snapshot.priority == 1
+
+
+def test_equal_snapshots_are_equal_and_hash_alike(snapshot: RegionSnapshot) -> None:
+    again = attrs.evolve(snapshot)
+    assert again is not snapshot
+    assert again == snapshot
+    assert hash(again) == hash(snapshot)
+    assert attrs.evolve(snapshot, priority=5) != snapshot
+    assert snapshot.devices[0] != snapshot.devices[1]
+
+
+def test_snapshots_of_an_unchanged_region_differ_in_their_time_only(file: RegionFile) -> None:
+    with open_region(file) as region:
+        first, second = region.snapshot(), region.snapshot()
+    assert attrs.evolve(first, taken_at_ns=second.taken_at_ns) == second
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_snapshots_pickle_looked_at_or_not(file: RegionFile, protocol: int) -> None:
+    with open_region(file) as region:
+        untouched, touched = region.snapshot(), region.snapshot()
+    assert touched.devices
+    for snapshot in (untouched, touched):
+        again = pickle.loads(pickle.dumps(snapshot, protocol))
+        assert again == snapshot
+        assert again.devices[0].memory_free_bytes == 5
+        assert again.processes[1].status == 2
+
+
+@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy])
+def test_snapshots_copy_looked_at_or_not(make: Any, file: RegionFile) -> None:
+    with open_region(file) as region:
+        untouched = region.snapshot()
+        assert make(untouched) == untouched
+
+
+def test_the_other_values_pickle(snapshot: RegionSnapshot) -> None:
+    for thing in every_object(snapshot):
+        assert pickle.loads(pickle.dumps(thing)) == thing
+
+
+def test_asdict_gives_plain_data(file: RegionFile) -> None:
+    with open_region(file) as region:
+        snapshot = region.snapshot()
+    plain = attrs.asdict(snapshot)
+    assert plain["path"] == str(file.path)
+    assert plain["layout"] is Layout.V1_2
+    assert plain["devices"][0] == {
+        "index": 0,
+        "uuid": "GPU-0",
+        "memory_limit_bytes": 8,
+        "memory_used_bytes": 3,
+        "memory_context_bytes": 0,
+        "memory_module_bytes": 0,
+        "memory_data_bytes": 3,
+        "memory_monitor_bytes": 0,
+        "sm_limit_percent": 50,
+        "sm_util_percent": 0,
+        "enc_util_percent": 0,
+        "dec_util_percent": 0,
+    }
+    process = plain["processes"][0]
+    assert (process["pid"], process["host_pid"], process["status"]) == (7, 4007, 1)
+    assert [usage["memory_used_bytes"] for usage in process["devices"]] == [3, 0]
+    assert list(plain) == FIELDS[RegionSnapshot].split()
+
+
+def test_a_fresh_snapshot_prints_its_fields(file: RegionFile) -> None:
+    with open_region(file) as region:
+        text = repr(region.snapshot())
+    assert text.startswith(f"RegionSnapshot(path={str(file.path)!r}")
+    assert "uuid='GPU-0'" in text
+    assert "settled=True" in text
+
+
+def test_device_finds_by_index_not_by_position(region_file: RegionFileFactory) -> None:
+    made = region_file(memory_limits=(5,))
+    made.add_process(1, {9: 4})
+    with open_region(made) as region:
+        snapshot = region.snapshot()
+    assert [found.index for found in snapshot.devices] == [0, 9]
+    assert snapshot.device(9).memory_used_bytes == 4
+    for absent in (1, 10, 16, -1):
+        with pytest.raises(IndexError, match=f"no device {absent}"):
+            snapshot.device(absent)
+
+
+def test_an_unknown_attribute_is_an_attribute_error(file: RegionFile) -> None:
+    with open_region(file) as region:
+        snapshot = region.snapshot()
+    with pytest.raises(AttributeError, match="colour"):
+        snapshot.colour  # type: ignore[attr-defined]  # noqa: B018
+    assert not hasattr(snapshot, "colour")
+    assert snapshot.priority == 1
+
+
+def test_status_has_a_name_for_each_number_that_libvgpu_writes() -> None:
+    assert {status.name: int(status) for status in ProcessStatus} == {
+        "EXITED": 0,
+        "RUNNING": 1,
+        "SUSPENDED": 2,
+    }
+
+
+def test_a_status_that_libvgpu_never_writes_is_shown_as_it_stands(file: RegionFile) -> None:
+    file.put("slot_status", -77)
+    with open_region(file) as region:
+        status = region.snapshot().processes[0].status
+    assert status == -77
+    assert type(status) is int

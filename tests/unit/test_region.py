@@ -1,0 +1,771 @@
+"""One region: opening, snapshots, live values, staleness, closing, threads and fork."""
+
+import copy
+import gc
+import os
+import pickle
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import attrs
+import pytest
+from forked import in_child
+from poke import SLOTS, RegionFile, RegionFileFactory
+
+from libhamiregion import (
+    Layout,
+    ProcessStatus,
+    Region,
+    RegionClosed,
+    RegionError,
+    RegionReadOnly,
+    RegionSnapshot,
+    create_region,
+    identify,
+    open_region,
+)
+
+GIB = 2**30
+UUIDS = (
+    "GPU-9f1c2a60-0d5e-4c3b-8a77-1b2f6e5d4c30",
+    "MIG-1c2a60f9-0d5e-4c3b-8a77-1b2f6e5d4c30",
+)
+
+# Every call that looks at the region, by its name.
+READS: dict[str, Callable[[Region], object]] = {
+    "snapshot": Region.snapshot,
+    "is_stale": Region.is_stale,
+    "memory_limit": lambda region: region.memory_limit(0),
+    "sm_limit": lambda region: region.sm_limit(0),
+    "memory_used": lambda region: region.memory_used(0),
+    "priority": lambda region: region.priority,
+    "utilization_switch": lambda region: region.utilization_switch,
+    "recent_kernel": lambda region: region.recent_kernel,
+    "last_kernel_time_s": lambda region: region.last_kernel_time_s,
+    "device_count": lambda region: region.device_count,
+    "uuids": lambda region: region.uuids,
+}
+WRITES: dict[str, Callable[[Region], object]] = {
+    "set_memory_limit": lambda region: region.set_memory_limit("1GiB"),
+    "set_memory_limit of one": lambda region: region.set_memory_limit(None, device=1),
+    "set_sm_limit": lambda region: region.set_sm_limit(50),
+    "set_utilization_switch": lambda region: region.set_utilization_switch(False),
+    "set_priority": lambda region: region.set_priority(0),
+    "set_recent_kernel": lambda region: region.set_recent_kernel(0),
+}
+CALLS = READS | WRITES
+
+
+def mappings_of(path: Path) -> list[str]:
+    """The permissions of each mapping of a file in this process."""
+    lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    return [line.split()[1] for line in lines if line.endswith(f" {path}")]
+
+
+def descriptors_of(path: Path) -> int:
+    return sum(
+        1 for fd in Path("/proc/self/fd").iterdir() if fd.exists() and fd.resolve() == path
+    )
+
+
+# ---- opening ----
+
+
+def test_a_region_knows_its_file_layout_and_mode(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    with open_region(file) as region:
+        assert (region.path, region.layout, region.writable) == (str(file.path), layout, False)
+        assert not region.closed
+    with open_region(str(file.path), writable=True) as region:
+        assert region.writable
+    assert identify(file) is layout
+
+
+def test_a_relative_path_is_made_absolute_at_once(
+    region_file: RegionFileFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = region_file(name="here.cache")
+    monkeypatch.chdir(file.path.parent)
+    with open_region("here.cache") as region:
+        monkeypatch.chdir("/")
+        assert region.path == str(file.path)
+        assert region.snapshot().path == str(file.path)
+        assert not region.is_stale()
+
+
+def test_paths_are_text_without_nul() -> None:
+    for call in (open_region, identify, create_region):
+        with pytest.raises(TypeError, match="path"):
+            call(b"/tmp/x.cache")  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            call(3)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="NUL"):
+            call("/tmp/x\0.cache")
+
+
+def test_a_path_may_hold_any_other_bytes(tmp_path: Path) -> None:
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe \n\xc3\xa9.cache")
+    create_region(path)
+    with open_region(path) as region:
+        assert region.path == region.snapshot().path == path
+
+
+def test_layout_must_be_a_layout(region_file: RegionFileFactory) -> None:
+    with pytest.raises(TypeError, match="Layout"):
+        open_region(region_file(), layout="1.2")  # type: ignore[arg-type]
+
+
+def test_read_only_means_a_mapping_that_cannot_be_written(region_file: RegionFileFactory) -> None:
+    file = region_file()
+    with open_region(file):
+        assert mappings_of(file.path) == ["r--s"]
+    with open_region(file, writable=True):
+        assert mappings_of(file.path) == ["rw-s"]
+
+
+@pytest.mark.parametrize("call", WRITES.values(), ids=WRITES)
+def test_writes_through_a_read_only_region_are_refused_with_a_hint(
+    call: Callable[[Region], object], region_file: RegionFileFactory
+) -> None:
+    file = region_file()
+    before = file.content()
+    with open_region(file) as region, pytest.raises(RegionReadOnly, match="writable=True") as error:
+        call(region)
+    assert error.value.path == str(file.path)
+    assert file.content() == before
+
+
+@pytest.mark.parametrize("writable", [False, True])
+def test_closing_leaves_no_mapping_and_no_descriptor(
+    *, writable: bool, region_file: RegionFileFactory
+) -> None:
+    file = region_file()
+    region = open_region(file, writable=writable)
+    assert len(mappings_of(file.path)) == 1
+    region.close()
+    assert mappings_of(file.path) == []
+    assert descriptors_of(file.path) == 0
+
+
+def test_a_region_that_nobody_holds_is_unmapped(region_file: RegionFileFactory) -> None:
+    file = region_file()
+    region = open_region(file, writable=True)
+    assert descriptors_of(file.path) == 1
+    del region
+    gc.collect()
+    assert mappings_of(file.path) == []
+    assert descriptors_of(file.path) == 0
+
+
+def test_a_failed_open_leaves_no_descriptor(region_file: RegionFileFactory) -> None:
+    file = region_file()
+    file.put("magic", 7)
+    with pytest.raises(RegionError):
+        open_region(file, writable=True)
+    assert descriptors_of(file.path) == 0
+
+
+def test_descriptors_are_not_inherited(region_file: RegionFileFactory) -> None:
+    file = region_file()
+    with open_region(file, writable=True):
+        fds = [fd for fd in Path("/proc/self/fd").iterdir() if fd.exists()]
+        (ours,) = [fd for fd in fds if fd.resolve() == file.path]
+        assert not os.get_inheritable(int(ours.name))
+
+
+def test_repr_shows_path_layout_and_state(region_file: RegionFileFactory) -> None:
+    file = region_file()
+    region = open_region(file)
+    assert repr(region) == f"<Region {str(file.path)!r} layout 1.2, read-only>"
+    region.close()
+    assert repr(region).endswith("closed>")
+    with open_region(file, writable=True) as writable:
+        assert repr(writable).endswith("writable>")
+
+
+@pytest.mark.parametrize("make", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_region_refuses_to_be_pickled_or_copied(
+    make: Callable[[Region], object], region_file: RegionFileFactory
+) -> None:
+    with open_region(region_file()) as region, pytest.raises(TypeError, match="cannot be pickled"):
+        make(region)
+
+
+# ---- snapshots ----
+
+
+@pytest.fixture
+def busy(region_file: RegionFileFactory, layout: Layout) -> RegionFile:
+    """Two devices, three processes of which one has exited, and stale bytes behind them."""
+    file = region_file(layout, memory_limits=(8 * GIB, None), sm_limits=(50, None), uuids=UUIDS)
+    file.add_process(11, {0: GIB, 1: 3}, host_pid=4011)
+    file.add_process(12, {0: 2 * GIB}, status=2)
+    file.add_process(13, {0: 5, 1: GIB}, status=0, host_pid=4013)
+    file.add_process(14, {0: 7 * GIB, 5: 1})
+    file.put("proc_num", 3)
+    return file
+
+
+def test_usage_is_summed_over_all_slots_in_use_whatever_their_status(busy: RegionFile) -> None:
+    with open_region(busy) as region:
+        snapshot = region.snapshot()
+        live = [region.memory_used(device) for device in range(16)]
+    assert [device.memory_used_bytes for device in snapshot.devices] == [3 * GIB + 5, GIB + 3]
+    assert live == [3 * GIB + 5, GIB + 3] + [0] * 14
+
+
+def test_slots_behind_proc_num_are_not_there(busy: RegionFile) -> None:
+    with open_region(busy) as region:
+        snapshot = region.snapshot()
+    found = [(process.pid, process.host_pid, process.status) for process in snapshot.processes]
+    assert found == [
+        (11, 4011, ProcessStatus.RUNNING),
+        (12, None, ProcessStatus.SUSPENDED),
+        (13, 4013, ProcessStatus.EXITED),
+    ]
+
+
+def test_each_figure_of_a_slot_arrives_under_its_name(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout, uuids=UUIDS)
+    file.add_process(21)
+    for device in (0, 1):
+        for number, part in enumerate(("context", "module", "data", "offset", "total")):
+            file.put(f"slot_used.{part}", 100 * device + number + 1, device=device)
+        file.put("slot_monitorused", 100 * device + 6, device=device)
+        if layout.has_utilization:
+            for number, part in enumerate(("dec", "enc", "sm")):
+                file.put(f"slot_util.{part}", 100 * device + number + 7, device=device)
+    with open_region(file) as region:
+        snapshot = region.snapshot()
+    (process,) = snapshot.processes
+    for device, usage in enumerate(process.devices):
+        base = 100 * device
+        dec, enc, sm = (base + 7, base + 8, base + 9) if layout.has_utilization else (0, 0, 0)
+        expected = {
+            "index": device,
+            "memory_context_bytes": base + 1,
+            "memory_module_bytes": base + 2,
+            "memory_data_bytes": base + 3,
+            "memory_used_bytes": base + 5,
+            "memory_monitor_bytes": base + 6,
+            "dec_util_percent": dec,
+            "enc_util_percent": enc,
+            "sm_util_percent": sm,
+        }
+        assert attrs.asdict(usage) == expected
+        summed = attrs.asdict(snapshot.devices[device])
+        assert {name: summed[name] for name in expected} == expected
+
+
+def test_raw_numbers_of_the_header_arrive(busy: RegionFile) -> None:
+    busy.put("priority", -5)
+    busy.put("utilization_switch", 0)
+    busy.put("recent_kernel", -1)
+    busy.put("owner_pid", 2**31 - 1)
+    with open_region(busy) as region:
+        snapshot = region.snapshot()
+        assert (snapshot.priority, region.priority) == (-5, -5)
+        assert (snapshot.utilization_switch, region.utilization_switch) == (False, False)
+        assert (snapshot.recent_kernel, region.recent_kernel) == (-1, -1)
+        assert snapshot.owner_pid == 2**31 - 1
+        busy.put("utilization_switch", 7)
+        assert region.utilization_switch is True
+        assert region.snapshot().utilization_switch is True
+
+
+def test_snapshot_is_taken_between_before_and_after(region_file: RegionFileFactory) -> None:
+    with open_region(region_file()) as region:
+        before = time.time_ns()
+        taken = region.snapshot().taken_at_ns
+        assert before <= taken <= time.time_ns()
+
+
+def test_a_snapshot_stays_what_it_was(busy: RegionFile) -> None:
+    region = open_region(busy)
+    untouched, compared = region.snapshot(), region.snapshot()
+    first = attrs.asdict(compared)
+    busy.put("limit", 1, device=0)
+    busy.put("slot_used.total", 1)
+    busy.put("slot_pid", 99)
+    busy.put("priority", 9)
+    assert region.snapshot().priority == 9
+    region.close()
+    busy.path.unlink()
+    del region
+    gc.collect()
+    # Neither the one that was looked at before nor the one first looked at now has changed.
+    assert attrs.asdict(untouched) | {"taken_at_ns": 0} == first | {"taken_at_ns": 0}
+    assert attrs.asdict(compared) == first
+
+
+def test_snapshots_grow_to_a_full_table(layout: Layout, region_file: RegionFileFactory) -> None:
+    file = region_file(layout, uuids=[f"GPU-{index}" for index in range(16)])
+    with open_region(file) as region:
+        assert region.snapshot().processes == ()
+        file.put("proc_num", SLOTS)
+        for slot in range(SLOTS):
+            file.put("slot_pid", 1000 + slot, slot=slot)
+        file.put("slot_used.total", 77, slot=SLOTS - 1, device=15)
+        snapshot = region.snapshot()
+    assert [process.pid for process in snapshot.processes] == list(range(1000, 1000 + SLOTS))
+    assert snapshot.processes[-1].devices[15].memory_used_bytes == 77
+    assert snapshot.device(15).memory_used_bytes == 77
+    assert [device.uuid for device in snapshot.devices] == [f"GPU-{i}" for i in range(16)]
+
+
+def test_last_kernel_time_is_none_where_the_layout_has_none(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    has_it = layout not in {Layout.UNVERSIONED_NO_UTIL, Layout.UNVERSIONED}
+    if has_it:
+        file.put("last_kernel_time", 1_700_000_000)
+    with open_region(file) as region:
+        expected = 1_700_000_000 if has_it else None
+        assert region.last_kernel_time_s == expected
+        assert region.snapshot().last_kernel_time_s == expected
+
+
+# ---- settled ----
+
+
+def test_a_quiet_region_is_settled(busy: RegionFile) -> None:
+    with open_region(busy) as region:
+        snapshot = region.snapshot()
+    assert snapshot.settled
+    assert all(process.settled for process in snapshot.processes)
+
+
+@pytest.mark.parametrize("layout", [Layout.V1_1_POSTINIT, Layout.V1_2], ids=lambda x: x.value)
+def test_a_writer_that_died_inside_its_seqlock_is_the_one_not_settled(busy: RegionFile) -> None:
+    busy.put("slot_seqlock", 7, slot=1)
+    with open_region(busy) as region:
+        for _ in range(3):
+            snapshot = region.snapshot()
+            assert not snapshot.settled
+            assert [process.settled for process in snapshot.processes] == [True, False, True]
+        # What it stored last is told all the same.
+        assert snapshot.processes[1].devices[0].memory_used_bytes == 2 * GIB
+        busy.put("slot_seqlock", 8, slot=1)
+        assert region.snapshot().settled
+
+
+def test_a_held_semaphore_leaves_the_region_unsettled_and_readable(busy: RegionFile) -> None:
+    busy.put("owner_pid", 12)
+    busy.put("sem", 0)
+    with open_region(busy) as region:
+        for _ in range(3):
+            snapshot = region.snapshot()
+            assert not snapshot.settled
+            assert snapshot.owner_pid == 12
+            assert snapshot.device(0).memory_used_bytes == 3 * GIB + 5
+        busy.put("sem", 1)
+        busy.put("owner_pid", 0)
+        assert region.snapshot().settled
+
+
+# ---- which devices are listed ----
+
+
+def listed(file: RegionFile) -> list[int]:
+    with open_region(file) as region:
+        snapshot = region.snapshot()
+    indexes = [device.index for device in snapshot.devices]
+    for process in snapshot.processes:
+        assert [usage.index for usage in process.devices] == indexes
+    return indexes
+
+
+def test_device_num_devices_are_listed(layout: Layout, region_file: RegionFileFactory) -> None:
+    file = region_file(layout, memory_limits=(GIB, 2 * GIB, 3 * GIB), uuids=UUIDS)
+    file.add_process(1)
+    assert listed(file) == [0, 1]
+
+
+def test_without_device_num_those_up_to_the_last_memory_limit(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    assert listed(region_file(layout, memory_limits=(GIB, None, GIB))) == [0, 1, 2]
+    assert listed(region_file(layout, memory_limits=[None] * 15 + [1])) == list(range(16))
+
+
+@pytest.mark.parametrize("limit", [None, GIB])
+def test_sixteen_equal_limits_say_nothing_one_device_is_listed(
+    limit: int | None, layout: Layout, region_file: RegionFileFactory
+) -> None:
+    assert listed(region_file(layout, memory_limits=[limit] * 16)) == [0]
+
+
+def test_sm_limits_do_not_count(layout: Layout, region_file: RegionFileFactory) -> None:
+    assert listed(region_file(layout, memory_limits=(GIB,), sm_limits=[50, 50, 50])) == [0]
+
+
+@pytest.mark.parametrize("uuids", [(), UUIDS], ids=["without device_num", "with device_num"])
+@pytest.mark.parametrize("part", ["context", "module", "data", "offset", "total"])
+def test_a_device_with_usage_is_always_listed(
+    part: str, uuids: tuple[str, ...], layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout, memory_limits=(GIB, GIB), uuids=uuids)
+    file.add_process(1)
+    file.add_process(2)
+    file.put(f"slot_used.{part}", 1, slot=1, device=9)
+    assert listed(file) == [0, 1, 9]
+
+
+@pytest.mark.parametrize("uuids", [(), UUIDS], ids=["without device_num", "with device_num"])
+def test_a_device_with_a_uuid_is_always_listed(
+    uuids: tuple[str, ...], layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout, memory_limits=(GIB, GIB), uuids=uuids)
+    file.put("uuids", b"GPU-beyond", device=15)
+    assert listed(file) == [0, 1, 15]
+    with open_region(file) as region:
+        assert region.snapshot().device(15).uuid == "GPU-beyond"
+        assert region.device_count == len(uuids)
+        assert region.uuids == uuids
+
+
+def test_usage_behind_proc_num_lists_nothing(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout, memory_limits=(GIB,))
+    file.add_process(1, {9: 1})
+    file.put("proc_num", 0)
+    assert listed(file) == [0]
+
+
+def test_a_device_without_a_uuid_has_none(layout: Layout, region_file: RegionFileFactory) -> None:
+    file = region_file(layout, uuids=UUIDS)
+    file.put("uuids", b"", device=0)
+    with open_region(file) as region:
+        assert [device.uuid for device in region.snapshot().devices] == [None, UUIDS[1]]
+        assert region.uuids == (None, UUIDS[1])
+
+
+# ---- live values ----
+
+
+def test_live_values_follow_the_file(layout: Layout, region_file: RegionFileFactory) -> None:
+    file = region_file(layout, memory_limits=(GIB,), sm_limits=(30,))
+    with open_region(file) as region:
+        assert (region.memory_limit(0), region.sm_limit(0), region.priority) == (GIB, 30, 1)
+        file.put("limit", 5, device=15)
+        file.put("sm_limit", 99, device=15)
+        file.put("device_num", 3)
+        file.add_process(1, {15: 6})
+        assert region.memory_limit(15) == 5
+        assert region.sm_limit(15) == 99
+        assert region.device_count == 3
+        assert region.uuids == (None, None, None)
+        assert region.memory_used(15) == 6
+
+
+@pytest.mark.parametrize("percent", [0, 100, 101, 1000, 2**64 - 1])
+def test_sm_limits_of_0_and_100_and_more_are_unlimited(
+    percent: int, region_file: RegionFileFactory
+) -> None:
+    file = region_file()
+    with open_region(file) as region:
+        file.put("sm_limit", percent)
+        assert region.sm_limit(0) is None
+        assert region.snapshot().device(0).sm_limit_percent is None
+
+
+def test_the_largest_number_in_the_file_is_a_value_not_an_error(
+    region_file: RegionFileFactory,
+) -> None:
+    file = region_file()
+    file.put("limit", 2**64 - 1)
+    file.put("last_kernel_time", 2**64 - 1)
+    file.put("priority", -1)
+    with open_region(file) as region:
+        # A failure in the same thread just before must not be taken for this call's.
+        with pytest.raises(ValueError, match="device"):
+            region.memory_limit(16)
+        assert region.memory_limit(0) == 2**64 - 1
+        assert region.last_kernel_time_s == 2**64 - 1
+        assert region.priority == -1
+
+
+def test_sums_beyond_64_bits_do_not_wrap(region_file: RegionFileFactory) -> None:
+    file = region_file()
+    file.add_process(1, {0: 2**64 - 1})
+    file.add_process(2, {0: 2**64 - 1})
+    with open_region(file) as region:
+        assert region.memory_used(0) == 2**64 - 1
+        assert region.snapshot().device(0).memory_used_bytes == 2 * (2**64 - 1)
+
+
+@pytest.mark.parametrize("device", [-1, 16, 2**31, 2**32, 2**64])
+def test_devices_are_0_to_15(device: int, region_file: RegionFileFactory) -> None:
+    with open_region(region_file(), writable=True) as region:
+        calls: tuple[Callable[[], object], ...] = (
+            lambda: region.memory_limit(device),
+            lambda: region.sm_limit(device),
+            lambda: region.memory_used(device),
+            lambda: region.set_memory_limit(1, device=device),
+            lambda: region.set_sm_limit(1, device=device),
+        )
+        for call in calls:
+            with pytest.raises(ValueError, match="0 to 15"):
+                call()
+
+
+@pytest.mark.parametrize("device", ["0", 0.0, b"0"])
+def test_a_device_is_an_int(device: object, region_file: RegionFileFactory) -> None:
+    with open_region(region_file()) as region:
+        for call in (region.memory_limit, region.sm_limit, region.memory_used):
+            with pytest.raises(TypeError):
+                call(device)  # type: ignore[arg-type]
+
+
+# ---- staleness ----
+
+
+def test_a_region_in_place_is_not_stale(layout: Layout, region_file: RegionFileFactory) -> None:
+    file = region_file(layout)
+    with open_region(file) as region:
+        assert not region.is_stale()
+        file.put("limit", 5)
+        file.resize(layout.size_bytes + 5000)
+        assert not region.is_stale()
+        # The byte behind the struct is not needed.
+        file.resize(layout.size_bytes)
+        assert not region.is_stale()
+
+
+@pytest.mark.parametrize("missing", [1, 4096, None])
+def test_a_shortened_region_is_stale(
+    missing: int | None, layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    with open_region(file) as region:
+        file.resize(0 if missing is None else layout.size_bytes - missing)
+        assert region.is_stale()
+
+
+def test_a_removed_region_is_stale_and_still_readable(region_file: RegionFileFactory) -> None:
+    file = region_file(memory_limits=(GIB,))
+    with open_region(file) as region:
+        file.path.unlink()
+        assert region.is_stale()
+        assert region.memory_limit(0) == GIB
+
+
+def test_a_replaced_region_is_stale_and_shows_the_old_data(region_file: RegionFileFactory) -> None:
+    file = region_file(memory_limits=(GIB,))
+    other = region_file(memory_limits=(2 * GIB,))
+    with open_region(file) as region:
+        other.path.rename(file.path)
+        assert region.is_stale()
+        assert region.memory_limit(0) == GIB
+        with open_region(file) as again:
+            assert not again.is_stale()
+            assert again.memory_limit(0) == 2 * GIB
+
+
+def test_a_link_in_the_place_of_the_file_is_stale(region_file: RegionFileFactory) -> None:
+    file = region_file()
+    with open_region(file) as region:
+        moved = file.path.with_name("moved.cache")
+        file.path.rename(moved)
+        file.path.symlink_to(moved)
+        assert region.is_stale()
+
+
+# ---- closing ----
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_every_call_after_close_raises_region_closed(
+    call: Callable[[Region], object], region_file: RegionFileFactory
+) -> None:
+    file = region_file()
+    region = open_region(file, writable=True)
+    region.close()
+    assert region.closed
+    with pytest.raises(RegionClosed, match="has been closed; open it again") as error:
+        call(region)
+    assert error.value.path == str(file.path)
+
+
+def test_closing_twice_is_fine_and_identity_stays(region_file: RegionFileFactory) -> None:
+    file = region_file()
+    region = open_region(file)
+    region.close()
+    region.close()
+    assert (region.path, region.layout, region.writable) == (str(file.path), Layout.V1_2, False)
+
+
+def test_leaving_the_block_closes_also_on_an_error(region_file: RegionFileFactory) -> None:
+    with pytest.raises(KeyError), open_region(region_file()) as region:  # noqa: PT012
+        assert not region.closed
+        raise KeyError
+    assert region.closed
+
+
+def test_closing_under_snapshots_of_other_threads_gives_data_or_region_closed(
+    region_file: RegionFileFactory,
+) -> None:
+    file = region_file(uuids=UUIDS)
+    for pid in range(1, 40):
+        file.add_process(pid, {0: 5, 1: 5})
+    for _ in range(25):
+        region = open_region(file)
+        started = threading.Barrier(5, timeout=30)
+        taken = threading.Event()
+
+        def read_until_closed(
+            region: Region = region,
+            started: threading.Barrier = started,
+            taken: threading.Event = taken,
+        ) -> list[RegionSnapshot]:
+            started.wait()
+            snapshots: list[RegionSnapshot] = []
+            try:
+                while True:
+                    snapshots.append(region.snapshot())
+                    region.memory_used(1)
+                    taken.set()
+            except RegionClosed:
+                return snapshots[-2:]
+
+        with ThreadPoolExecutor(4) as pool:
+            readers = [pool.submit(read_until_closed) for _ in range(4)]
+            started.wait()
+            assert taken.wait(30)
+            region.close()
+            assert mappings_of(file.path) == []
+            for reader in readers:
+                for snapshot in reader.result(30):
+                    assert snapshot.device(1).memory_used_bytes == 5 * 39
+
+
+# ---- threads ----
+
+
+def test_threads_may_share_a_region(region_file: RegionFileFactory) -> None:
+    file = region_file(memory_limits=(1, 1), uuids=UUIDS)
+    with open_region(file, writable=True) as region:
+
+        def edit_and_read(number: int) -> set[tuple[int | None, int | None]]:
+            seen = set()
+            for _ in range(300):
+                region.set_memory_limit(number, device=0)
+                seen.add((region.memory_limit(0), region.snapshot().device(0).memory_limit_bytes))
+            return seen
+
+        with ThreadPoolExecutor(4) as pool:
+            for seen in pool.map(edit_and_read, [1, 2**20, 2**40, 2**60]):
+                assert {value for pair in seen for value in pair} <= {1, 2**20, 2**40, 2**60}
+
+
+def test_several_threads_may_be_the_first_to_look_into_a_snapshot(
+    region_file: RegionFileFactory,
+) -> None:
+    file = region_file(uuids=UUIDS)
+    for pid in range(1, 200):
+        file.add_process(pid, {0: pid})
+    with open_region(file) as region, ThreadPoolExecutor(4) as pool:
+        for _ in range(20):
+            snapshot = region.snapshot()
+            start = threading.Barrier(4, timeout=30)
+
+            def look(
+                snapshot: RegionSnapshot = snapshot, start: threading.Barrier = start
+            ) -> tuple[int, int]:
+                start.wait()
+                return snapshot.device(0).memory_used_bytes, len(snapshot.processes)
+
+            answers = [pool.submit(look) for _ in range(4)]
+            assert {answer.result(30) for answer in answers} == {(199 * 200 // 2, 199)}
+
+
+# ---- fork ----
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_in_a_forked_child_every_call_raises_region_closed(
+    call: Callable[[Region], object], region_file: RegionFileFactory
+) -> None:
+    file = region_file(memory_limits=(GIB,))
+    with open_region(file, writable=True) as region:
+
+        def child() -> str:
+            with pytest.raises(RegionClosed) as error:
+                call(region)
+            assert error.value.path == str(file.path)
+            return str(error.value)
+
+        before = file.content()
+        assert "opened before fork(); open it again in the child" in in_child(child)
+        # The parent goes on.
+        assert file.content() == before
+        assert region.memory_limit(0) == GIB
+        assert region.snapshot().settled
+
+
+def test_a_forked_child_opens_the_file_itself_and_closes_what_it_inherited(
+    region_file: RegionFileFactory,
+) -> None:
+    file = region_file(memory_limits=(GIB,))
+    region = open_region(file, writable=True)
+
+    def child() -> tuple[int | None, int]:
+        with open_region(file, writable=True) as own:
+            own.set_memory_limit(2 * GIB, device=0)
+            limit = own.memory_limit(0)
+        region.close()
+        assert region.closed
+        return limit, len(mappings_of(file.path))
+
+    assert in_child(child) == (2 * GIB, 0)
+    assert region.memory_limit(0) == 2 * GIB
+    region.close()
+
+
+def test_a_child_of_a_child_is_refused_too(region_file: RegionFileFactory) -> None:
+    with open_region(region_file()) as region:
+
+        def grandchild() -> bool:
+            with pytest.raises(RegionClosed):
+                region.snapshot()
+            return True
+
+        assert in_child(lambda: in_child(grandchild))
+
+
+def test_fork_while_other_threads_read_leaves_the_child_free_to_close(
+    region_file: RegionFileFactory,
+) -> None:
+    file = region_file()
+    region = open_region(file)
+    stop = threading.Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            region.snapshot()
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+
+        def child() -> bool:
+            region.close()
+            return mappings_of(file.path) == []
+
+        for _ in range(20):
+            assert in_child(child)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    region.close()
