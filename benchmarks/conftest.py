@@ -25,12 +25,27 @@ LEDGER = pytest.StashKey[Ledger]()
 ROUND_S = 0.001
 MOST_ROUNDS = 2000
 
+# Of the summary: what a reader does most often comes first.
+ORDER = [
+    "test_read",
+    "test_many",
+    "test_open",
+    "test_edit",
+    "test_memory",
+    "test_import",
+    "test_writer",
+]
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEDGER] = Ledger()
     if not getattr(config.option, "benchmark_columns", None):
         config.option.benchmark_columns = ["min", "median", "iqr", "rounds", "iterations"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: ORDER.index(item.path.stem) if item.path.stem in ORDER else 99)
 
 
 @pytest.hookimpl(trylast=True)

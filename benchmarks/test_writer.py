@@ -106,4 +106,4 @@ def test_reader_of_1_khz(
     )
     ledger.add("a 1 kHz reader costs a writer, in throughput", "%", 1.0, here)
     ledger.add("  the same reader of another region", "%", None, elsewhere)
-    ledger.add("  snapshots that settled, of all taken", "%", None, 100 * settled / taken)
+    ledger.add("  snapshots that settled while it never paused", "%", None, 100 * settled / taken)

@@ -42,6 +42,18 @@ struct hr_region {
     _Atomic uint32_t far_devices;
     _Atomic uint32_t likely_slots;
     _Atomic uint32_t likely_devices;
+    /* The gate lets one thread of this handle at a time go for the lock. */
+    _Atomic uint32_t gate;         /* 0 free, 1 taken, 2 taken and waited for */
+    _Atomic uintptr_t gate_thread; /* hr_thread_id() of who has it */
+    /* Under the gate: */
+    bool locked;        /* the semaphore is ours */
+    bool host_locked;   /* and the host lock */
+    uint64_t signature; /* what this handle signs with in owner_pid; 0 = not decided */
+    int32_t attached_pid; /* of this process's slot; 0 = not attached */
+    struct hr_attachment *attachment;
+    /* All writable handles of the process, for fork() and for one attachment each region. */
+    bool claims_attachment;
+    struct hr_region *next_writable, *previous_writable;
 };
 
 /* Each fork() makes the child's generation another one (pthread_atfork). */
@@ -73,6 +85,44 @@ static inline void hr_leave(hr_region *region)
     atomic_fetch_sub_explicit(&region->users, 1, memory_order_release);
 }
 
+/*
+ * Gate, host lock and semaphore, for calls that have entered.  Between the two a
+ * call may store what only a holder may.  `deadline_ns` is on the monotonic clock.
+ */
+int hr_lock_take(hr_region *region, uint64_t deadline_ns);
+/*
+ * The same without the host lock where the semaphore is free and the signature is a
+ * pid that everybody in the container can judge: for accounting, which is frequent.
+ */
+int hr_lock_take_quickly(hr_region *region, uint64_t deadline_ns);
+int hr_lock_drop(hr_region *region);
+/* The gate alone, against the handle's other threads. */
+int hr_gate_enter(hr_region *region, uint64_t deadline_ns);
+void hr_gate_leave(hr_region *region);
+/* For hr_close(): give back what this handle still holds. */
+void hr_lock_abandon(hr_region *region);
+
+/* Finish a removal whose process died after the move and before the count.  Under the lock. */
+int hr_finish_removal(const hr_region *region);
+
+/* One attachment per process and region: false if another handle has it. */
+bool hr_claim_attachment(hr_region *region);
+void hr_unclaim_attachment(hr_region *region);
+bool hr_is_attached_elsewhere(hr_region *region);
+
+static inline uintptr_t hr_thread_id(void)
+{
+    /* The address of a thread's own variable: unique while the thread lives, and cheaper
+     * than a system call. */
+    static _Thread_local char here;
+    return (uintptr_t)&here;
+}
+
+static inline bool hr_is_closing(hr_region *region)
+{
+    return (atomic_load_explicit(&region->users, memory_order_relaxed) & HR_CLOSING) != 0;
+}
+
 /* Enter, run the work inside the fault guard, leave. */
 int hr_run(hr_region *region, hr_guarded_work *work, void *argument);
 
@@ -98,6 +148,9 @@ uint32_t hr_far_usage(const hr_region *region, const unsigned char *slot, uint32
 int hr_sum_used(const hr_region *region, uint32_t device, uint64_t *out);
 
 uint64_t hr_clock_ns(int clock);
+uint64_t hr_deadline_ns(uint64_t timeout_ns);
+/* Sleep a little longer each time, never past the deadline.  False once it has passed. */
+bool hr_nap(uint64_t deadline_ns, unsigned *naps);
 
 static inline unsigned char *hr_slot(const hr_region *region, uint32_t index)
 {

@@ -90,12 +90,18 @@ enum hr_recovered {
 /*
  * Repair the lock where there is proof that nobody holds it: the owner is dead;
  * nobody has signed and nobody else maps the file, or that state stood unchanged
- * for HR_OWNERLESS_NS (the call waits that long); or the value is above 1.
+ * for HR_OWNERLESS_NS; or the value is above 1.  sem_postinit, which nobody
+ * signs, the same way, after HR_POSTINIT_NS.
+ *
+ * The call watches an unsigned lock for `watch_ns` at most.  A dead holder's lock
+ * is taken over, what its removal of a slot left half done is finished, and
+ * then it is given back: being killed meanwhile leaves the next dead holder.
  *
  * Returns a set of enum hr_recovered, 0 where nothing was wrong.
  * HR_ENOTRECOVERABLE with detail.why HR_WHY_ALIVE, HR_WHY_UNKNOWN or
- * HR_WHY_BUSY, detail.found = owner_pid.
+ * HR_WHY_BUSY, detail.found = owner_pid, detail.wanted = its pid here.
  */
-int hr_recover_lock(hr_region *region, const char *proc);
+#define HR_POSTINIT_NS 60000000000u
+int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns);
 
 #endif

@@ -117,6 +117,7 @@ static int append(struct hr_mapper **list, uint32_t *count, const struct hr_mapp
     return HR_OK;
 }
 
+/* The init of the host itself is no process of a container, also where it may not be looked at. */
 static int look_at(int proc, const char *name, const struct identity *identity,
                    struct hr_mappers *out)
 {
@@ -129,55 +130,68 @@ static int look_at(int proc, const char *name, const struct identity *identity,
     if (maps != 0 && read_pids(process, &mapper)) {
         if (maps > 0)
             code = append(&out->list, &out->count, &mapper);
-        else
+        else if (!(out->initial && mapper.levels == 1 && mapper.pids[0] == 1))
             code = append(&out->unreadable, &out->unreadable_count, &mapper);
     }
     close(process);
     return code;
 }
 
-/* The first namespace sees everybody; a later one only itself and what it made. */
-static bool is_initial_namespace(int proc)
+static bool is_initial(int proc, const char *namespace_link)
 {
     char link[64];
-    ssize_t length = readlinkat(proc, "1/ns/pid", link, sizeof link - 1);
+    ssize_t length = readlinkat(proc, namespace_link, link, sizeof link - 1);
     if (length < 0)
         return false;
     link[length] = '\0';
     return strcmp(link, INITIAL_PID_NAMESPACE) == 0;
 }
 
-/* A slot of a process that is seen here under that very pid: this is the region's own namespace. */
-static bool is_own_namespace(const hr_region *region, const struct hr_mappers *mappers,
-                             int32_t self_pid)
+/*
+ * The first namespace sees everybody; a later one only itself and what it made.  We
+ * see it if we are in it: only its own /proc has a `self` for us then.  Or if its
+ * /proc is mounted here, where we may need a privilege to look at process 1.
+ */
+static bool sees_everybody(int proc)
 {
-    int32_t count;
-    if (hr_checked_proc_num(region, &count) != HR_OK)
-        return false;
-    for (int32_t i = 0; i < count; i++) {
-        const unsigned char *slot = hr_slot(region, (uint32_t)i);
-        int32_t pid = hr_load_i32(slot + region->layout->slot_pid, memory_order_relaxed);
-        if (pid != 0 && pid == self_pid)
-            return true;
-        for (uint32_t at = 0; at < mappers->count; at++) {
-            if (mappers->list[at].levels == 1 && mappers->list[at].pids[0] == pid)
-                return true;
-        }
-    }
-    return false;
+    return is_initial(proc, "self/ns/pid") || is_initial(proc, "1/ns/pid");
 }
 
 struct namespace_call {
     const hr_region *region;
-    struct hr_mappers *mappers;
+    const struct hr_mappers *mappers;
+    bool own;   /* some slot's process is seen here under the pid in its slot */
+    bool inner; /* some slot's process has that pid only in an inner namespace */
 };
 
-static int judge_namespace(void *argument)
+static void judge_slot(struct namespace_call *call, int32_t pid)
+{
+    if (pid == call->region->attached_pid)
+        call->own = true;
+    for (uint32_t i = 0; i < call->mappers->count; i++) {
+        const struct hr_mapper *mapper = &call->mappers->list[i];
+        if (mapper->pids[mapper->levels - 1] == pid)
+            *(mapper->levels == 1 ? &call->own : &call->inner) = true;
+    }
+}
+
+static int judge_slots(void *argument)
 {
     struct namespace_call *call = argument;
-    int32_t self_pid = call->region->attached_pid;
-    call->mappers->complete = is_own_namespace(call->region, call->mappers, self_pid);
-    return HR_OK;
+    int32_t count;
+    int code = hr_checked_proc_num(call->region, &count);
+    for (int32_t i = 0; code == HR_OK && i < count; i++) {
+        const unsigned char *slot = hr_slot(call->region, (uint32_t)i);
+        int32_t pid = hr_load_i32(slot + call->region->layout->slot_pid, memory_order_relaxed);
+        if (pid != 0)
+            judge_slot(call, pid);
+    }
+    return code;
+}
+
+static int judge_namespace(const hr_region *region, struct namespace_call *call)
+{
+    return hr_guard_run(region->base, region->mapped_bytes, judge_slots, call);
 }
 
 int hr_find_mappers(hr_region *region, const char *proc, struct hr_mappers *out)
@@ -192,6 +206,7 @@ int hr_find_mappers(hr_region *region, const char *proc, struct hr_mappers *out)
         return hr_fail_errno(HR_ESYSTEM, errno);
 
     int at = dirfd(directory);
+    out->initial = sees_everybody(at);
     char self[24] = "";
     ssize_t length = readlinkat(at, "self", self, sizeof self - 1);
     if (length > 0)
@@ -201,11 +216,11 @@ int hr_find_mappers(hr_region *region, const char *proc, struct hr_mappers *out)
         if (entry->d_name[0] >= '0' && entry->d_name[0] <= '9' && strcmp(entry->d_name, self) != 0)
             code = look_at(at, entry->d_name, &identity, out);
     }
-    if (code == HR_OK && is_initial_namespace(at)) {
-        out->complete = 1;
-    } else if (code == HR_OK) {
+    out->complete = out->initial;
+    if (code == HR_OK && !out->initial) {
         struct namespace_call call = {.region = region, .mappers = out};
-        code = hr_guard_run(region->base, region->mapped_bytes, judge_namespace, &call);
+        code = judge_namespace(region, &call);
+        out->complete = call.own;
     }
     closedir(directory);
     if (code != HR_OK)
@@ -250,4 +265,17 @@ enum hr_life hr_life_of(const struct hr_mappers *mappers, int32_t pid, int32_t s
         }
     }
     return mappers->complete ? HR_DEAD : HR_LIFE_UNKNOWN;
+}
+
+bool hr_shares_namespace(hr_region *region)
+{
+    struct hr_mappers mappers;
+    if (hr_find_mappers(region, NULL, &mappers) != HR_OK)
+        return false;
+    struct namespace_call call = {.region = region, .mappers = &mappers};
+    bool shares = !mappers.initial;
+    if (!shares && judge_namespace(region, &call) == HR_OK)
+        shares = call.own && !call.inner;
+    hr_free_mappers(&mappers);
+    return shares;
 }

@@ -9,6 +9,8 @@
 #ifndef HR_MAPPERS_H
 #define HR_MAPPERS_H
 
+#include <stdbool.h>
+
 #include "lock.h"
 
 /* Namespaces nest 32 deep at most. */
@@ -25,8 +27,9 @@ struct hr_mappers {
     /* Processes whose maps were refused: with this many, absence proves nothing about them. */
     struct hr_mapper *unreadable;
     uint32_t unreadable_count;
-    /* Whether every process that could map the file can be seen from here. */
-    uint32_t complete;
+    bool initial; /* the /proc of the first pid namespace, which has everybody */
+    /* Whether every process of the region can be seen: the first namespace, or theirs. */
+    bool complete;
 };
 
 /* Scan `proc` (NULL = "/proc") for processes that map the region. */
@@ -40,5 +43,12 @@ void hr_free_mappers(struct hr_mappers *mappers);
  */
 enum hr_life hr_life_of(const struct hr_mappers *mappers, int32_t pid, int32_t self_pid,
                         int32_t *here);
+
+/*
+ * Whether this process has its pids in the namespace of the region's processes:
+ * it is in a later pid namespace itself, or the processes with slots that can be
+ * seen are all seen under the pids in their slots.
+ */
+bool hr_shares_namespace(hr_region *region);
 
 #endif

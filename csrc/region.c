@@ -56,9 +56,32 @@ void hr_last_detail(struct hr_detail *out)
 
 uint32_t hr_fork_generation;
 
-static void count_fork(void)
+/*
+ * The host lock belongs to the open file, which a child of fork() shares: it would
+ * outlive its holder for as long as the child lives.  So the child closes them.
+ */
+static pthread_mutex_t writable_guard = PTHREAD_MUTEX_INITIALIZER;
+static hr_region *writable_handles;
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&writable_guard);
+}
+
+static void after_fork_in_parent(void)
+{
+    pthread_mutex_unlock(&writable_guard);
+}
+
+static void after_fork_in_child(void)
 {
     hr_fork_generation++;
+    for (hr_region *region = writable_handles; region != NULL; region = region->next_writable) {
+        if (region->fd >= 0)
+            close(region->fd);
+        region->fd = -1;
+    }
+    pthread_mutex_unlock(&writable_guard);
 }
 
 static pthread_once_t fork_watch = PTHREAD_ONCE_INIT;
@@ -66,7 +89,67 @@ static int fork_watch_error;
 
 static void watch_forks(void)
 {
-    fork_watch_error = pthread_atfork(NULL, NULL, count_fork);
+    fork_watch_error = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+}
+
+static void link_writable(hr_region *region)
+{
+    pthread_mutex_lock(&writable_guard);
+    region->next_writable = writable_handles;
+    if (writable_handles != NULL)
+        writable_handles->previous_writable = region;
+    writable_handles = region;
+    pthread_mutex_unlock(&writable_guard);
+}
+
+static void unlink_writable(hr_region *region)
+{
+    pthread_mutex_lock(&writable_guard);
+    if (region->previous_writable != NULL)
+        region->previous_writable->next_writable = region->next_writable;
+    else
+        writable_handles = region->next_writable;
+    if (region->next_writable != NULL)
+        region->next_writable->previous_writable = region->previous_writable;
+    pthread_mutex_unlock(&writable_guard);
+}
+
+/* Under writable_guard: whether another handle of this process is attached to the region. */
+static bool another_is_attached(const hr_region *region)
+{
+    for (hr_region *other = writable_handles; other != NULL; other = other->next_writable) {
+        /* Handles from before a fork() are the parent's. */
+        if (other != region && other->claims_attachment &&
+            other->fork_generation == hr_fork_generation && other->inode == region->inode &&
+            other->device_id == region->device_id)
+            return true;
+    }
+    return false;
+}
+
+bool hr_is_attached_elsewhere(hr_region *region)
+{
+    pthread_mutex_lock(&writable_guard);
+    bool attached = another_is_attached(region);
+    pthread_mutex_unlock(&writable_guard);
+    return attached;
+}
+
+bool hr_claim_attachment(hr_region *region)
+{
+    pthread_mutex_lock(&writable_guard);
+    bool is_free = !region->claims_attachment && !another_is_attached(region);
+    if (is_free)
+        region->claims_attachment = true;
+    pthread_mutex_unlock(&writable_guard);
+    return is_free;
+}
+
+void hr_unclaim_attachment(hr_region *region)
+{
+    pthread_mutex_lock(&writable_guard);
+    region->claims_attachment = false;
+    pthread_mutex_unlock(&writable_guard);
 }
 
 /* ---- Opening and closing ----------------------------------------------------- */
@@ -137,6 +220,8 @@ int hr_open(const char *path, uint32_t flags, uint32_t layout, hr_region **out)
         return hr_fail_errno(HR_ESYSTEM, error);
     }
     region->base = base;
+    if (region->writable)
+        link_writable(region);
     *out = region;
     return found;
 }
@@ -175,8 +260,12 @@ void hr_close(hr_region *region)
     while (!forked &&
            (atomic_load_explicit(&region->users, memory_order_acquire) & ~HR_CLOSING) != 0)
         nanosleep(&nap, NULL); /* each call inside has a deadline of its own */
+    if (!forked)
+        hr_lock_abandon(region);
     munmap(region->base, region->mapped_bytes);
     region->base = NULL;
+    if (region->writable)
+        unlink_writable(region);
     if (region->fd >= 0)
         close(region->fd);
     region->fd = -1;
@@ -187,6 +276,7 @@ void hr_free(hr_region *region)
     if (region == NULL)
         return;
     hr_close(region);
+    free(region->attachment);
     free(region->path);
     free(region);
 }
@@ -339,6 +429,28 @@ uint64_t hr_clock_ns(int clock)
     struct timespec now;
     clock_gettime(clock, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+uint64_t hr_deadline_ns(uint64_t timeout_ns)
+{
+    return hr_add_saturating(hr_clock_ns(CLOCK_MONOTONIC), timeout_ns);
+}
+
+bool hr_nap(uint64_t deadline_ns, unsigned *naps)
+{
+    const uint64_t shortest = 20000, longest = 1000000;
+    uint64_t now = hr_clock_ns(CLOCK_MONOTONIC);
+    if (now >= deadline_ns)
+        return false;
+    uint64_t length = shortest << (*naps < 6 ? *naps : 6);
+    (*naps)++;
+    if (length > longest)
+        length = longest;
+    if (length > deadline_ns - now)
+        length = deadline_ns - now;
+    const struct timespec nap = {.tv_nsec = (long)length};
+    nanosleep(&nap, NULL);
+    return true;
 }
 
 /* ---- Live values ----------------------------------------------------------- */

@@ -105,7 +105,7 @@ enum hr_why {
     HR_WHY_SM_LIMIT,   /* device, found */
     HR_WHY_TRUNCATED,  /* SIGBUS, or the file is shorter than its layout */
     HR_WHY_REPLACED,   /* magic or version changed under the mapping */
-    HR_WHY_ALIVE,      /* the lock's owner is alive: found = its pid here */
+    HR_WHY_ALIVE,      /* the lock's owner is alive */
     HR_WHY_UNKNOWN,    /* /proc does not show enough to tell */
     HR_WHY_BUSY        /* the lock changed hands while it was watched */
 };

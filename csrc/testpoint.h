@@ -29,9 +29,8 @@
     X(REMOVE_USAGE_MOVED)                                                                          \
     X(REMOVE_PID_MOVED)                                                                            \
     X(REMOVE_COUNT_STORED)                                                                         \
-    X(RECOVER_RANGE_LOCKED)                                                                        \
-    X(RECOVER_OWNER_CLEARED)                                                                       \
-    X(RECOVER_SEM_POSTED)                                                                          \
+    X(RECOVER_OWNER_TAKEN)                                                                         \
+    X(RECOVER_VALUE_STORED)                                                                        \
     X(REPAIR_COPY_CLEARED)                                                                         \
     X(REPAIR_COUNT_STORED)
 

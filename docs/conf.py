@@ -18,8 +18,10 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
+    "docstrings",
     "links",
     "offset_tables",
+    "column_list",
     "command_help",
 ]
 exclude_patterns = ["_build", "_ext"]
@@ -38,7 +40,6 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_type_aliases = {"PathLike": "str | os.PathLike[str]"}
 autodoc_preserve_defaults = True
-autodoc_class_signature = "separated"
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 80
 

@@ -28,6 +28,7 @@ from .errors import (
 )
 from .layouts import Layout
 from .limiter import CoreLimiter
+from .lock import LockRecovery, LockState
 from .models import (
     DeviceUsage,
     ProcessDeviceUsage,
@@ -37,6 +38,7 @@ from .models import (
 )
 from .region import Region, create_region, identify, open_region
 from .region_set import RegionSet, RegionTable
+from .slot import ReapedSlot, Slot, SlotChange
 from .units import EnvironmentLimits, format_size, limits_from_environment, parse_size
 
 __all__ = [
@@ -50,6 +52,8 @@ __all__ = [
     "LimitChange",
     "LimitConflict",
     "LockNotRecoverable",
+    "LockRecovery",
+    "LockState",
     "LockTimeout",
     "MemoryLimitExceeded",
     "NotARegion",
@@ -57,6 +61,7 @@ __all__ = [
     "ProcessNotInRegion",
     "ProcessStatus",
     "ProcessUsage",
+    "ReapedSlot",
     "Region",
     "RegionClosed",
     "RegionCorrupt",
@@ -69,6 +74,8 @@ __all__ = [
     "RegionSnapshot",
     "RegionStale",
     "RegionTable",
+    "Slot",
+    "SlotChange",
     "SlotTableFull",
     "ValueChange",
     "__version__",

@@ -147,11 +147,14 @@ _CLASSES: dict[int, type[RegionError]] = {
     lib.HR_ECONFLICT: LimitConflict,
     lib.HR_EBELOWUSE: LimitBelowUsage,
     lib.HR_ETIMEOUT: LockTimeout,
+    lib.HR_ELOST: LockTimeout,
     lib.HR_ENOTRECOVERABLE: LockNotRecoverable,
     lib.HR_EMEMORYLIMIT: MemoryLimitExceeded,
     lib.HR_EFULL: SlotTableFull,
     lib.HR_ENOPROCESS: ProcessNotInRegion,
 }
+
+_LOCK_CODES = {lib.HR_ELOST, lib.HR_ETIMEOUT, lib.HR_ENOTRECOVERABLE}
 
 _KINDS = {
     lib.HR_WHY_SYMLINK: "a symbolic link, which a container could point anywhere",
@@ -220,10 +223,40 @@ def _message(code: int, path: str, detail: Any) -> str:
     if code == lib.HR_ESTALE:
         done = "remade" if detail.why == lib.HR_WHY_REPLACED else "truncated"
         return f"{path} was {done} while it was mapped; open it again"
-    return _state_message(code, path)
+    if code in _LOCK_CODES:
+        return _lock_message(code, path, detail)
+    return _state_message(code, path, detail)
 
 
-def _state_message(code: int, path: str) -> str:
+def _lock_message(code: int, path: str, detail: Any) -> str:
+    if code == lib.HR_ELOST:
+        return (
+            f"the lock of {path} was taken away while it was held: others take it from a holder "
+            "that they cannot see after 10 s. What was done under it may have been disturbed"
+        )
+    owner = f"owner_pid {detail.found}" if detail.found else "nobody has signed for it"
+    if code == lib.HR_ETIMEOUT:
+        return (
+            f"the lock of {path} was not free in time ({owner}); lock_state() tells more, and "
+            "recover_lock() frees it where its holder is proved dead"
+        )
+    if detail.why == lib.HR_WHY_ALIVE:
+        who = f"process, pid {detail.wanted} here" if detail.wanted else "writer of this library"
+        return f"the lock of {path} is held by a live {who} ({owner})"
+    if detail.why == lib.HR_WHY_UNKNOWN:
+        return (
+            f"whether the holder of the lock of {path} lives cannot be told from here ({owner}): "
+            "its processes are not all visible; run as root on the host or in the container"
+        )
+    return (
+        f"the lock of {path} was left alone ({owner}): it changed hands, or nobody has signed and "
+        "it was not watched for long enough while other processes map the file; try again"
+    )
+
+
+def _state_message(code: int, path: str, detail: Any) -> str:
+    if code == lib.HR_ENOPROCESS:
+        return f"{path} has no slot of a process {detail.found}; snapshot().processes lists them"
     if code == lib.HR_EFORKED:
         return f"{path} was opened before fork(); open it again in the child process"
     if code == lib.HR_ECLOSED:

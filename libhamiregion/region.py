@@ -15,7 +15,9 @@ from .errors import (
     region_error,
 )
 from .layouts import DEVICE_CAPACITY, LAYOUTS, Layout
+from .lock import Lockable
 from .models import RegionSnapshot, lazy_snapshot
+from .slot import SlotTable
 from .units import format_size, parse_size
 
 if TYPE_CHECKING:
@@ -160,7 +162,7 @@ def create_region(
         raise region_error(code, absolute)
 
 
-class Region:
+class Region(Lockable, SlotTable):
     """A mapped region. Made by `open_region`.
 
     Threads: a region may be shared; `close` waits for calls in progress in other threads, and later
@@ -173,13 +175,22 @@ class Region:
         writable: Whether it can be changed.
     """
 
-    __slots__ = ("__weakref__", "_buffer_bytes", "_closed", "_handle", "_identity", "writable")
+    __slots__ = (
+        "__weakref__",
+        "_buffer_bytes",
+        "_closed",
+        "_handle",
+        "_identity",
+        "_lock_seen",
+        "writable",
+    )
 
     def __init__(self, handle: Any, path: str, layout: Layout, *, writable: bool) -> None:
         self._handle = handle
         self._identity = (path, layout)
         self._buffer_bytes = _BUFFER_BYTES
         self._closed = False
+        self._lock_seen = None
         self.writable = writable
 
     @property
@@ -222,6 +233,9 @@ class Region:
 
     def _fail(self, code: int) -> NoReturn:
         raise region_error(code, self.path)
+
+    def _has_postinit(self) -> bool:
+        return self.layout.offsets["sem_postinit"] is not None
 
     # ---- reading --------------------------------------------------------------------------------
 

@@ -20,8 +20,8 @@ WIDTH = 88
 
 def _helps(command: click.Command, parent: click.Context | None, name: str) -> Iterator[Any]:
     """Yield (words of the command, its help), depth first."""
-    context = click.Context(command, info_name=name, parent=parent, max_content_width=WIDTH)
-    context.terminal_width = WIDTH
+    settings = {"terminal_width": WIDTH, **command.context_settings}
+    context = click.Context(command, info_name=name, parent=parent, **settings)
     yield context.command_path, command.get_help(context)
     if isinstance(command, click.Group):
         for verb in command.list_commands(context):

@@ -7,6 +7,7 @@ documented here, such as names of the standard library, stays code without a lin
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from sphinx.roles import XRefRole
@@ -22,11 +23,14 @@ ROLE = "link-or-code"
 PACKAGE = "libhamiregion"
 
 # Names in signatures that lead out of this documentation.
-ELSEWHERE = ("collections.abc.", "os.", "enum.", "typing.", "types.", "attrs.")
+ELSEWHERE = ("PathLike", "collections.abc.", "enum.", "os.", "types.", "typing.")
 
 
 class LinkOrCode(XRefRole):
     """A reference to any Python object, which need not exist."""
+
+    # `NAME_<i>` is a name in full, not the title of a link to i.
+    explicit_title_re = re.compile("(?!)")
 
     def __init__(self) -> None:
         super().__init__(fix_parens=False)
@@ -54,7 +58,7 @@ def resolve(
     if not soft and node.get("refdomain") != "py":
         return None
     target: str = node["reftarget"].removesuffix("()")
-    domain = env.domains.python_domain
+    domain = env.domains["py"]
     if target.startswith(f"{PACKAGE}."):
         target = f"{PACKAGE}.{target.rpartition('.')[2]}"
     found = domain.find_obj(

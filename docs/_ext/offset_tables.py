@@ -19,7 +19,7 @@ from libhamiregion import Layout
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
-ABSENT = "–"
+ABSENT = "-"
 
 # What a field is called in this documentation: its type, and a name where the core's differs.
 HEADER = {
@@ -28,9 +28,9 @@ HEADER = {
     "sem": ("32 bytes", "sem"),
     "sem_postinit": ("32 bytes", "sem_postinit"),
     "device_num": ("u64", "device_num"),
-    "uuids": ("16 × 96 bytes", "uuids"),
-    "limit": ("16 × u64", "limit"),
-    "sm_limit": ("16 × u64", "sm_limit"),
+    "uuids": ("16 x 96 bytes", "uuids"),
+    "limit": ("16 x u64", "limit"),
+    "sm_limit": ("16 x u64", "sm_limit"),
     "procs": ("1,024 slots", "procs"),
     "slot_stride": ("distance", "from one slot to the next"),
     "proc_num": ("i32", "proc_num"),
@@ -43,15 +43,15 @@ SLOT = {
     "slot_pid": ("i32", "pid"),
     "slot_hostpid": ("i32", "hostpid"),
     "slot_seqlock": ("u64", "seqlock"),
-    "slot_used": ("16 × used", "used"),
+    "slot_used": ("16 x used", "used"),
     "slot_used_stride": ("distance", "from one used to the next"),
-    "slot_monitorused": ("16 × u64", "monitorused"),
-    "slot_util": ("16 × device_util", "device_util"),
+    "slot_monitorused": ("16 x u64", "monitorused"),
+    "slot_util": ("16 x device_util", "device_util"),
     "slot_util_stride": ("distance", "from one device_util to the next"),
     "slot_status": ("i32", "status"),
 }
-# At the start of every layout, and so not in the core's table.
-VERSION_OFFSETS = {"initialized_flag": (0, 0), "major_version": (None, 4), "minor_version": (None, 8)}
+# Where they are in every layout that has them, and so not in the core's table.
+START = (("initialized_flag", "i32", 0), ("major_version", "u32", 4), ("minor_version", "u32", 8))
 
 
 def _number(value: int | None) -> str:
@@ -59,18 +59,20 @@ def _number(value: int | None) -> str:
 
 
 def _field_rows(fields: dict[str, tuple[str, str]]) -> list[list[str]]:
-    return [
-        [name, kind, *(_number(layout.offsets[field]) for layout in Layout)]
-        for field, (kind, name) in fields.items()
-    ]
+    rows = []
+    for field, (kind, name) in fields.items():
+        values = [layout.offsets[field] for layout in Layout]
+        # No two things are 0 bytes apart: the layout has none of them.
+        absent = 0 if kind == "distance" else None
+        rows.append([name, kind, *(_number(None if v == absent else v) for v in values)])
+    return rows
 
 
 def _start_rows() -> list[list[str]]:
-    kinds = {"initialized_flag": "i32"}
     return [
-        [name, kinds.get(name, "u32")]
-        + [_number(offsets[layout.version is not None]) for layout in Layout]
-        for name, offsets in VERSION_OFFSETS.items()
+        [name, kind]
+        + [_number(offset if layout.version or offset == 0 else None) for layout in Layout]
+        for name, kind, offset in START
     ]
 
 

@@ -34,6 +34,7 @@ class Role:
     base_bytes: int
     ceiling_bytes: int
     step_bytes: int
+    sm_percent: int
     pause_s: float
 
 
@@ -87,7 +88,7 @@ class Crew:
     def _start(self, role: Role) -> Worker:
         command = [sys.executable, "-m", "libhamiregion.cli.demo_worker", self.path]
         command += [str(role.device), str(role.base_bytes), str(role.ceiling_bytes)]
-        command += [str(role.step_bytes), str(role.pause_s)]
+        command += [str(role.step_bytes), str(role.sm_percent), str(role.pause_s)]
         with self.log.open("ab") as log:
             process = subprocess.Popen(
                 command,

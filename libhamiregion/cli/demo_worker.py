@@ -1,9 +1,10 @@
 """One process of the demo: it attaches to a region and allocates and frees like a CUDA program.
 
-`python -m libhamiregion.cli.demo_worker PATH DEVICE BASE CEILING STEP PAUSE` charges steps until
+`python -m libhamiregion.cli.demo_worker PATH DEVICE BASE CEILING STEP SM PAUSE` charges steps until
 it holds the ceiling, releases them down to the base, and so on.  Refused, it frees a step if it has
-one to spare and tries again.  After each move it prints what it holds as one line of JSON.  It ends
-when its standard input does, so that no worker outlives the demo.
+one to spare and tries again.  After each move it prints what it holds as one line of JSON, and
+claims to use about SM percent of the device.  It ends when its standard input does, so that no
+worker outlives the demo.
 """
 
 import json
@@ -11,7 +12,7 @@ import os
 import sys
 import threading
 
-from libhamiregion import MemoryLimitExceeded, Slot, open_region
+from libhamiregion import MemoryLimitExceeded, Region, Slot, open_region
 
 CONTEXT_BYTES = 300 * 2**20
 MODULE_BYTES = 40 * 2**20
@@ -20,9 +21,12 @@ MODULE_BYTES = 40 * 2**20
 class Worker:
     """What one process holds of one device, in bytes, and how often it was refused."""
 
-    def __init__(self, slot: Slot, device: int) -> None:
+    def __init__(self, region: Region, slot: Slot, device: int, sm_percent: int) -> None:
+        self.region = region
         self.slot = slot
         self.device = device
+        self.sm_percent = sm_percent
+        self.moves = 0
         self.held_bytes = 0
         self.granted = 0
         self.refused = 0
@@ -44,7 +48,11 @@ class Worker:
         self.held_bytes -= nbytes
 
     def report(self) -> None:
-        """Tell the demo."""
+        """Tell the demo, and tell the region what the driver would say of this process."""
+        self.moves += 1
+        pid, jitter = self.slot.pid, self.moves * 5 % 7 - 3
+        self.region.set_utilization(pid, self.device, sm=self.sm_percent + jitter)
+        self.region.set_monitor_used(pid, self.device, self.held_bytes)
         state = {
             "held_bytes": self.held_bytes,
             "granted": self.granted,
@@ -54,12 +62,15 @@ class Worker:
         sys.stdout.flush()
 
 
-def work(path: str, device: int, base: int, ceiling: int, step: int, pause_s: float) -> None:
+def work(
+    path: str, device: int, base: int, ceiling: int, step: int, sm_percent: int, pause_s: float
+) -> None:
     """Allocate and free until standard input ends; sizes in bytes."""
     ended = threading.Event()
     threading.Thread(target=_wait_for_end, args=(ended,), daemon=True).start()
     with open_region(path, writable=True) as region, region.attach() as slot:
-        worker = Worker(slot, device)
+        worker = Worker(region, slot, device, sm_percent)
+        region.set_host_pid(slot.pid, slot.pid)
         worker.charge(CONTEXT_BYTES, "context")
         worker.charge(MODULE_BYTES, "module")
         growing = True
@@ -84,9 +95,9 @@ def _wait_for_end(ended: threading.Event) -> None:
 
 def main(arguments: list[str]) -> None:
     """Run one worker; the arguments are those of the module's docstring."""
-    path, device, base, ceiling, step, pause_s = arguments
+    path, device, base, ceiling, step, sm, pause_s = arguments
     try:
-        work(path, int(device), int(base), int(ceiling), int(step), float(pause_s))
+        work(path, int(device), int(base), int(ceiling), int(step), int(sm), float(pause_s))
     except BrokenPipeError:
         # The demo is gone and reads no more reports; nor shall the interpreter's last flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

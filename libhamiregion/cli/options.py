@@ -137,6 +137,10 @@ def _remember_no_color(ctx: click.Context, _: click.Parameter, value: bool) -> N
 NO_COLOR = "libhamiregion.no_color"
 
 file_argument = click.argument("path", metavar="FILE", type=click.Path(path_type=str))
+pid_argument = click.argument("pid", metavar="PID", type=click.IntRange(1, 2**31 - 1))
+pids_argument = click.argument(
+    "pids", metavar="[PID]...", type=click.IntRange(1, 2**31 - 1), nargs=-1
+)
 json_option = click.option("as_json", "--json", is_flag=True, help="One JSON object per answer.")
 LAYOUT_NAMES = ", ".join(layout.value for layout in reversed(Layout))
 layout_option = click.option(
@@ -150,6 +154,31 @@ device_option = click.option(
     type=click.IntRange(0, LAST_DEVICE),
     metavar="N",
     help="Only this device (CUDA ordinal); without it, every device of the region.",
+)
+watch_option = click.option(
+    "--watch",
+    "-i",
+    "interval_s",
+    type=Seconds(min=0.05, max=86_400),
+    metavar="SECONDS",
+    help="Again every so many seconds, until Ctrl-C.",
+)
+timeout_option = click.option(
+    "--timeout",
+    "timeout_s",
+    type=Seconds(min=0, max=86_400),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait for the region's lock.",
+)
+proc_option = click.option(
+    "--proc",
+    type=click.Path(path_type=str),
+    default="/proc",
+    show_default=True,
+    metavar="DIR",
+    help="Where the /proc of the processes is mounted.",
 )
 dry_run_option = click.option(
     "--dry-run", is_flag=True, help="Check everything, say what would change, change nothing."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,6 +22,7 @@ from .escaping import printable
 from .output import as_plain, on_terminal, terminal, write, write_json
 from .plain import region_text
 from .render import NEAR, region_view
+from .ticking import ticks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,14 +37,7 @@ PASSING = (RegionNotFound, RegionNotReady, RegionStale)
 
 @click.command()
 @options.file_argument
-@click.option(
-    "--watch",
-    "-i",
-    "interval_s",
-    type=options.Seconds(min=0.05, max=86_400),
-    metavar="SECONDS",
-    help="Again every so many seconds, until Ctrl-C.",
-)
+@options.watch_option
 @options.layout_option
 @options.json_option
 @options.no_color_option
@@ -101,21 +94,15 @@ def _snapshots(
 ) -> Iterator[RegionSnapshot | RegionError]:
     """Yield a snapshot per interval; once there was one, also what passes when the file changes."""
     region = open_region(path, layout=layout)
-    due = time.monotonic()
     try:
-        while True:
-            answer: RegionSnapshot | RegionError
+        for _ in ticks(interval_s):
             try:
                 if region.closed or region.is_stale():
                     region.close()
                     region = open_region(path, layout=layout)
-                answer = region.snapshot()
+                yield region.snapshot()
             except PASSING as error:
-                answer = error
-            yield answer
-            # A stopped or slow reader skips ticks instead of catching up on them.
-            due = max(due + interval_s, time.monotonic())
-            time.sleep(due - time.monotonic() if due > time.monotonic() else 0)
+                yield error
     finally:
         region.close()
 

@@ -11,7 +11,11 @@ from .create import create
 from .demo import demo
 from .failures import SpeakingGroup
 from .limits import limits
+from .lock import lock
+from .reap import reap
+from .resume import resume
 from .show import show
+from .suspend import suspend
 
 
 @click.group(
@@ -35,5 +39,5 @@ def hamiregion() -> None:
     """  # noqa: D301 (click looks for the character itself)
 
 
-for verb in (create, demo, limits, show):
+for verb in (create, demo, limits, lock, reap, resume, show, suspend):
     hamiregion.add_command(verb)

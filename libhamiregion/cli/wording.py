@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from libhamiregion import Effect, format_size
+from libhamiregion import Effect, ProcessStatus, format_size
 
 if TYPE_CHECKING:
     from libhamiregion import DeviceUsage, ProcessUsage, RegionSnapshot
@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 NOTHING = "-"
 UNLIMITED = "unlimited"
 
-_STATUSES = {0: "exited", 1: "running", 2: "suspended"}
+# This library signs from another pid namespace with a number that can be no live pid there.
+ABOVE_EVERY_PID = 2**30
+
+_STATUSES = {status.value: status.name.lower() for status in ProcessStatus}
 _EFFECTS = {
     Effect.IMMEDIATE: "at once, also in running processes",
     Effect.NEW_PROCESSES: "for processes started from now on",
@@ -68,9 +71,18 @@ def facts(snapshot: RegionSnapshot) -> tuple[tuple[str, str], ...]:
         ("SM limiting", "on" if snapshot.utilization_switch else "off"),
         ("launches", "blocked" if snapshot.recent_kernel < 0 else "allowed"),
         ("last kernel", last_kernel),
-        ("lock", f"held by pid {snapshot.owner_pid}" if snapshot.owner_pid else "free"),
+        ("lock", lock_words(snapshot.owner_pid)),
         ("settled", settled_words(snapshot)),
     )
+
+
+def lock_words(owner_pid: int) -> str:
+    """Say who has signed for the lock."""
+    if not owner_pid:
+        return "free"
+    if owner_pid >= ABOVE_EVERY_PID:
+        return "held from outside the container"
+    return f"held by pid {owner_pid}"
 
 
 def settled_words(snapshot: RegionSnapshot) -> str:

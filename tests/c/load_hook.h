@@ -5,6 +5,8 @@
 #ifndef LOAD_HOOK_H
 #define LOAD_HOOK_H
 
+/* As the sources say it themselves, but they come too late for the header that follows. */
+#define _GNU_SOURCE
 #include <stdatomic.h>
 
 void before_load(void);

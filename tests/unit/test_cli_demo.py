@@ -25,8 +25,8 @@ STORY = (
     "allocations granted",
     "kill -9",
     "still count",
-    "reap()",
-    "free again",
+    "hamiregion reap",
+    "for the others again",
 )
 
 
@@ -91,7 +91,7 @@ def test_as_json_the_numbers_bear_the_story_out(tmp_path: Path) -> None:
     (low,) = (pictures for part, pictures in seen.items() if part.startswith("The same"))
     (back,) = (pictures for part, pictures in seen.items() if part.startswith("Back"))
     (killed,) = (pictures for part, pictures in seen.items() if part.startswith("kill -9"))
-    (reaped,) = (pictures for part, pictures in seen.items() if part.startswith("region.reap()"))
+    (reaped,) = (pictures for part, pictures in seen.items() if part.startswith("hamiregion reap"))
     device = low[0]["snapshot"]["devices"][0]
     assert device["memory_used_bytes"] > device["memory_limit_bytes"] == 2 * 2**30
     assert _refused(low[-1]) > _refused(low[0])

@@ -11,6 +11,7 @@ from poke import RegionFile, RegionFileFactory
 from libhamiregion import (
     DeviceUsage,
     Effect,
+    EnvironmentLimits,
     Layout,
     LimitChange,
     ProcessDeviceUsage,
@@ -38,6 +39,7 @@ FIELDS = {
     ),
     LimitChange: "device before after effect",
     ValueChange: "field before after effect",
+    EnvironmentLimits: "memory_limits_bytes sm_limits_percent",
 }
 
 
@@ -82,6 +84,7 @@ def every_object(snapshot: RegionSnapshot) -> list[Any]:
         snapshot.processes[0].devices[0],
         LimitChange(0, 1, None, Effect.IMMEDIATE),
         ValueChange("priority", 0, 1, Effect.IMMEDIATE),
+        EnvironmentLimits((5,) * 16, (None,) * 16),
     ]
 
 

@@ -1,0 +1,64 @@
+"""What docstrings say shortly, said so that it can be rendered.
+
+- ``A, B: why`` in a *Raises* section is one entry for each of them.
+- ``Name()`` as a directive's argument means that users do not make instances: no signature then.
+- ``region-abi``, the description of the format that docstrings cite, is this documentation.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+_SECTION = re.compile(r"\w[\w ]*:")
+_UNFINISHED = re.compile(r" +[\w.]+(?:, [\w.]+)*(?:,|: As)")
+_SEVERAL = re.compile(r"(?P<indent> +)(?P<names>[\w.]+(?:, [\w.]+)+): (?P<why>.*)")
+_PAGES = {
+    "1": ":doc:`format`",
+    "2": ":doc:`what-is-a-region`",
+    "3": ":doc:`format`",
+    "4": ":doc:`consistency-and-lifetimes`",
+    "5": ":doc:`consistency-and-lifetimes`",
+    "6": ":doc:`what-is-a-region`",
+}
+
+
+def split_raises(lines: list[str]) -> list[str]:
+    out: list[str] = []
+    inside = False
+    for line in lines:
+        if _SECTION.fullmatch(line):
+            inside = line == "Raises:"
+        if inside and out and _UNFINISHED.fullmatch(out[-1]):
+            out[-1] += f" {line.strip()}"
+        else:
+            out.append(line)
+        if inside and (match := _SEVERAL.fullmatch(out[-1])):
+            names = match["names"].split(", ")
+            out[-1:] = [f"{match['indent']}{name}: {match['why']}" for name in names]
+    return out
+
+
+def cite(text: str) -> str:
+    text = re.sub(r"region-abi,? section (\d)", lambda match: _PAGES.get(match[1], match[0]), text)
+    return text.replace("region-abi", _PAGES["2"])
+
+
+def process(*arguments: Any) -> None:
+    lines: list[str] = arguments[-1]
+    lines[:] = [cite(line) for line in split_raises(lines)]
+
+
+def hide_signature(_app: Sphinx, what: str, *rest: Any) -> tuple[str, None] | None:
+    signature = rest[-2]
+    return ("", None) if what in {"class", "exception"} and signature == "()" else None
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    # Before napoleon, which registers with the default priority of 500.
+    app.connect("autodoc-process-docstring", process, priority=400)
+    app.connect("autodoc-process-signature", hide_signature)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,140 @@
+"""A second reader of regions, of plain Python: what the C core's answers are held against.
+
+It knows nothing of the core but the offset table, takes a file as bytes, and is right about files
+that nobody writes to.
+"""
+
+import struct
+from typing import Any
+
+from poke import DEVICES, SLOTS, USED_PARTS, UTIL_PARTS, locate
+
+from libhamiregion import Layout
+
+LARGEST = 2**64 - 1
+
+
+class Content:
+    """The bytes of a region, by the names of their fields."""
+
+    def __init__(self, raw: bytes, layout: Layout) -> None:
+        self.raw = raw
+        self.layout = layout
+
+    def get(self, field: str, *, device: int = 0, slot: int = 0) -> Any:
+        offset, form = locate(self.layout, field, device=device, slot=slot)
+        return struct.unpack_from(form, self.raw, offset)[0]
+
+    def has(self, field: str) -> bool:
+        return self.layout.offsets[field.partition(".")[0]] is not None
+
+    def used(self, slot: int, device: int) -> dict[str, int]:
+        """One process's figures for one device, under the names that snapshots have."""
+        record = {
+            part: self.get(f"slot_used.{part}", slot=slot, device=device) for part in USED_PARTS
+        }
+        util = {
+            part: self.get(f"slot_util.{part}", slot=slot, device=device)
+            if self.layout.has_utilization
+            else 0
+            for part in UTIL_PARTS
+        }
+        return {
+            "memory_used_bytes": record["total"],
+            "memory_context_bytes": record["context"],
+            "memory_module_bytes": record["module"],
+            "memory_data_bytes": record["data"],
+            "memory_monitor_bytes": self.get("slot_monitorused", slot=slot, device=device),
+            "sm_util_percent": util["sm"],
+            "enc_util_percent": util["enc"],
+            "dec_util_percent": util["dec"],
+        }
+
+
+def is_plausible_uuid(raw: bytes) -> bool:
+    text, _, rest = raw.partition(b"\0")
+    if len(text) == len(raw) or any(rest):
+        return False
+    printable = all(0x20 <= byte <= 0x7E for byte in text)
+    return text == b"" or (printable and text.startswith((b"GPU-", b"MIG-")))
+
+
+def is_plausible(raw: bytes, layout: Layout) -> bool:
+    """Whether all that identification looks at is in range."""
+    content = Content(raw, layout)
+    return (
+        len(raw) >= layout.size_bytes
+        and content.get("device_num") <= DEVICES
+        and 0 <= content.get("proc_num") <= SLOTS
+        and all(content.get("sm_limit", device=d) <= 1000 for d in range(DEVICES))
+        and all(is_plausible_uuid(content.get("uuids", device=d)) for d in range(DEVICES))
+    )
+
+
+def shown_devices(raw: bytes, layout: Layout) -> list[int]:
+    """Which devices a snapshot lists."""
+    content = Content(raw, layout)
+    count = content.get("device_num")
+    if count == 0:
+        limits = [content.get("limit", device=device) for device in range(DEVICES)]
+        # All equal says nothing: the container was given one limit for any number of devices.
+        given = [] if len(set(limits)) == 1 else [d for d in range(DEVICES) if limits[d]]
+        count = max(given, default=0) + 1
+    shown = set(range(count))
+    for device in range(DEVICES):
+        usage = any(
+            content.get(f"slot_used.{part}", slot=slot, device=device)
+            for slot in range(content.get("proc_num"))
+            for part in USED_PARTS
+        )
+        if usage or any(content.get("uuids", device=device)):
+            shown.add(device)
+    return sorted(shown)
+
+
+def saturated(number: int) -> int:
+    """Sums in the core stop at what 64 bits hold."""
+    return min(number, LARGEST)
+
+
+def snapshot(raw: bytes, layout: Layout) -> dict[str, Any]:
+    """What `attrs.asdict(snapshot)` holds, but for path, time and settled."""
+    content = Content(raw, layout)
+    shown = shown_devices(raw, layout)
+    processes = []
+    for slot in range(content.get("proc_num")):
+        processes.append(
+            {
+                "pid": content.get("slot_pid", slot=slot),
+                "host_pid": content.get("slot_hostpid", slot=slot) or None,
+                "status": content.get("slot_status", slot=slot),
+                "devices": tuple({"index": d} | content.used(slot, d) for d in shown),
+            }
+        )
+    devices = []
+    for at, index in enumerate(shown):
+        usages = [process["devices"][at] for process in processes]
+        sm_limit = content.get("sm_limit", device=index)
+        figures = [name for name in content.used(0, 0)]
+        devices.append(
+            {
+                "index": index,
+                "uuid": content.get("uuids", device=index).rstrip(b"\0").decode("ascii") or None,
+                "memory_limit_bytes": content.get("limit", device=index) or None,
+                "sm_limit_percent": sm_limit if 0 < sm_limit < 100 else None,
+            }
+            | {name: saturated(sum(usage[name] for usage in usages)) for name in figures}
+        )
+    return {
+        "layout": layout,
+        "device_count": content.get("device_num"),
+        "devices": tuple(devices),
+        "processes": tuple(processes),
+        "priority": content.get("priority"),
+        "utilization_switch": content.get("utilization_switch") != 0,
+        "recent_kernel": content.get("recent_kernel"),
+        "last_kernel_time_s": content.get("last_kernel_time")
+        if content.has("last_kernel_time")
+        else None,
+        "owner_pid": content.get("owner_pid"),
+    }

@@ -1,0 +1,95 @@
+"""What is public is documented, and tested by name."""
+
+import ast
+import inspect
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+import libhamiregion
+
+TESTS = Path(__file__).parents[1]
+PUBLIC = [name for name in libhamiregion.__all__ if name != "__version__"]
+
+
+def public_members(cls: type) -> Iterator[tuple[str, object]]:
+    """What a class of ours adds: methods and properties, not fields, not enum members."""
+    for name, member in vars(cls).items():
+        if not name.startswith("_") and (
+            inspect.isfunction(member)
+            or isinstance(member, (property, classmethod, staticmethod))
+        ):
+            yield name, member
+
+
+MEMBERS = [
+    (name, member)
+    for name in PUBLIC
+    if inspect.isclass(getattr(libhamiregion, name))
+    for member, _ in public_members(getattr(libhamiregion, name))
+]
+
+
+def names_used(path: Path) -> set[str]:
+    """Names and attributes that a test file uses; imports do not count."""
+    used = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Name):
+            used.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            used.add(node.attr)
+    return used
+
+
+@pytest.fixture(scope="module")
+def used_in_tests() -> set[str]:
+    files = [path for path in TESTS.rglob("test_*.py") if path != Path(__file__)]
+    return set().union(*map(names_used, files))
+
+
+def test_public_names_are_sorted_unique_and_there() -> None:
+    assert sorted(set(libhamiregion.__all__)) == list(libhamiregion.__all__)
+    for name in libhamiregion.__all__:
+        assert hasattr(libhamiregion, name)
+
+
+def test_everything_that_looks_public_is_declared_so() -> None:
+    undeclared = {
+        name
+        for name, value in vars(libhamiregion).items()
+        if not name.startswith("_") and not inspect.ismodule(value)
+    } - set(libhamiregion.__all__)
+    assert undeclared == set()
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_each_public_name_is_used_by_a_test(name: str, used_in_tests: set[str]) -> None:
+    assert name in used_in_tests
+
+
+@pytest.mark.parametrize(("owner", "member"), MEMBERS, ids=".".join)
+def test_each_method_and_property_is_used_by_a_test(
+    owner: str, member: str, used_in_tests: set[str]
+) -> None:
+    assert member in used_in_tests, f"no test uses {owner}.{member}"
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_each_public_name_has_a_docstring_of_its_own(name: str) -> None:
+    value = getattr(libhamiregion, name)
+    # Not inspect.getdoc(), which takes the base class's.
+    assert (value.__doc__ or "").strip()
+    if inspect.isclass(value):
+        assert value.__doc__ not in {base.__doc__ for base in value.__mro__[1:]}
+
+
+@pytest.mark.parametrize(("owner", "member"), MEMBERS, ids=".".join)
+def test_each_method_and_property_has_a_docstring(owner: str, member: str) -> None:
+    value = vars(getattr(libhamiregion, owner))[member]
+    assert (value.__doc__ or "").strip(), f"{owner}.{member}"
+
+
+def test_the_version_is_that_of_the_installed_distribution() -> None:
+    assert libhamiregion.__version__ == version("libhamiregion")
