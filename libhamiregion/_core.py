@@ -4,11 +4,13 @@ Everything below this module is hazardous: raw pointers and C codes. Import `ffi
 here, never from `_native`.
 """
 
+from importlib import import_module
 from typing import Any
 
-from . import _native
 from ._version import __version__
 
+# By name: what cffi compiled has no types to import.
+_native = import_module("._native", __package__)
 ffi: Any = _native.ffi
 lib: Any = _native.lib
 

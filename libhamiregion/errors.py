@@ -7,7 +7,7 @@ import os
 from typing import Any, TypeAlias
 
 from ._core import ffi, lib
-from .layouts import LAYOUTS, SLOT_CAPACITY, Layout
+from .layouts import DEVICE_CAPACITY, LAYOUTS, SLOT_CAPACITY, Layout
 
 PathLike: TypeAlias = "str | os.PathLike[str]"
 
@@ -210,7 +210,8 @@ def _message(code: int, path: str, detail: Any) -> str:
     if code == lib.HR_ENOTFOUND:
         return f"{path} does not exist; a container has its region once something in it uses CUDA"
     if code == lib.HR_EACCESS:
-        return f"access to {path} was refused ({os.strerror(detail.sys_errno)}); run as root or as the file's owner"
+        reason = os.strerror(detail.sys_errno)
+        return f"access to {path} was refused ({reason}); run as root or as the file's owner"
     if code == lib.HR_ENOTREGION:
         return _not_a_region(path, detail)
     if code == lib.HR_ENOTREADY:
@@ -264,7 +265,10 @@ def _state_message(code: int, path: str, detail: Any) -> str:
     if code == lib.HR_EREADONLY:
         return f"{path} was opened for reading; open it with writable=True to change it"
     if code == lib.HR_EFULL:
-        return f"all {SLOT_CAPACITY} process slots of {path} are taken; reap() frees those of dead processes"
+        return (
+            f"all {SLOT_CAPACITY} process slots of {path} are taken; reap() frees those of dead "
+            "processes"
+        )
     return f"{path}: the region refuses this ({code})"
 
 
@@ -289,19 +293,23 @@ def _not_ready(path: str, detail: Any) -> str:
 
 
 def _corruption(detail: Any) -> str:
-    layout = f" (read as layout {LAYOUTS[detail.layout].value})" if detail.layout < len(LAYOUTS) else ""
     signed = detail.found - (1 << 64) if detail.found >= 1 << 63 else detail.found
     if detail.why == lib.HR_WHY_TRUNCATED:
-        return f"the file has {detail.file_size} bytes, too few for its layout{layout}; it was cut short"
-    if detail.why == lib.HR_WHY_VERSION:
-        return (
-            f"version {detail.found >> 32}.{detail.found & 0xFFFFFFFF} in a file of "
-            f"{detail.file_size} bytes fits no known layout{layout}; a newer libhamiregion may know it"
+        what = f"the file has {detail.file_size} bytes, too few for its layout; it was cut short"
+    elif detail.why == lib.HR_WHY_VERSION:
+        version = f"{detail.found >> 32}.{detail.found & 0xFFFFFFFF}"
+        what = (
+            f"version {version} in a file of {detail.file_size} bytes fits no known layout; a "
+            "newer libhamiregion may know it"
         )
-    if detail.why == lib.HR_WHY_DEVICE_NUM:
-        return f"the number of devices is {detail.found}, at most 16 are possible{layout}"
-    if detail.why == lib.HR_WHY_PROC_NUM:
-        return f"the number of processes is {signed}, 0 to {SLOT_CAPACITY} are possible{layout}"
-    if detail.why == lib.HR_WHY_UUID:
-        return f"the uuid of device {detail.device} is no GPU- or MIG- text{layout}"
-    return f"the SM limit of device {detail.device} is {detail.found} percent{layout}"
+    elif detail.why == lib.HR_WHY_DEVICE_NUM:
+        what = f"the number of devices is {detail.found}, at most {DEVICE_CAPACITY} are possible"
+    elif detail.why == lib.HR_WHY_PROC_NUM:
+        what = f"the number of processes is {signed}, 0 to {SLOT_CAPACITY} are possible"
+    elif detail.why == lib.HR_WHY_UUID:
+        what = f"the uuid of device {detail.device} is no GPU- or MIG- text"
+    else:
+        what = f"the SM limit of device {detail.device} is {detail.found} percent"
+    if detail.layout < len(LAYOUTS):
+        what += f" (read as layout {LAYOUTS[detail.layout].value})"
+    return what

@@ -18,8 +18,10 @@ from .models import ProcessStatus
 from .units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from types import TracebackType
+
+    from typing_extensions import Self
 
     from .errors import PathLike
 
@@ -90,7 +92,7 @@ class Slot:
         self.pid = os.getpid()
         _slots.add(self)
 
-    def __enter__(self) -> Slot:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -347,7 +349,7 @@ class SlotTable:
     def _edit(
         self,
         pid: int,
-        edits: list[tuple[str, int, int | None, int]],
+        edits: Sequence[tuple[str, int, int | None, int]],
         *,
         dry_run: bool,
         timeout_s: float,

@@ -25,7 +25,7 @@ def public_members(cls: type) -> Iterator[tuple[str, object]]:
 
 
 MEMBERS = [
-    (name, member)
+    pytest.param(name, member, id=f"{name}.{member}")
     for name in PUBLIC
     if inspect.isclass(getattr(libhamiregion, name))
     for member, _ in public_members(getattr(libhamiregion, name))
@@ -69,7 +69,7 @@ def test_each_public_name_is_used_by_a_test(name: str, used_in_tests: set[str]) 
     assert name in used_in_tests
 
 
-@pytest.mark.parametrize(("owner", "member"), MEMBERS, ids=".".join)
+@pytest.mark.parametrize(("owner", "member"), MEMBERS)
 def test_each_method_and_property_is_used_by_a_test(
     owner: str, member: str, used_in_tests: set[str]
 ) -> None:
@@ -85,7 +85,7 @@ def test_each_public_name_has_a_docstring_of_its_own(name: str) -> None:
         assert value.__doc__ not in {base.__doc__ for base in value.__mro__[1:]}
 
 
-@pytest.mark.parametrize(("owner", "member"), MEMBERS, ids=".".join)
+@pytest.mark.parametrize(("owner", "member"), MEMBERS)
 def test_each_method_and_property_has_a_docstring(owner: str, member: str) -> None:
     value = vars(getattr(libhamiregion, owner))[member]
     assert (value.__doc__ or "").strip(), f"{owner}.{member}"
