@@ -46,11 +46,12 @@ struct hr_region {
     _Atomic uint32_t gate;         /* 0 free, 1 taken, 2 taken and waited for */
     _Atomic uintptr_t gate_thread; /* hr_thread_id() of who has it */
     /* Under the gate: */
-    bool locked;        /* the semaphore is ours */
+    _Atomic bool locked; /* the semaphore is ours; also looked at by other handles */
     bool host_locked;   /* and the host lock */
     uint64_t signature; /* what this handle signs with in owner_pid; 0 = not decided */
+    int32_t signature_for; /* attached_pid when it was decided */
     int32_t attached_pid; /* of this process's slot; 0 = not attached */
-    struct hr_attachment *attachment;
+    struct hr_attachment *attachment; /* NULL = not attached */
     /* All writable handles of the process, for fork() and for one attachment each region. */
     bool claims_attachment;
     struct hr_region *next_writable, *previous_writable;
@@ -108,7 +109,9 @@ int hr_finish_removal(const hr_region *region);
 /* One attachment per process and region: false if another handle has it. */
 bool hr_claim_attachment(hr_region *region);
 void hr_unclaim_attachment(hr_region *region);
-bool hr_is_attached_elsewhere(hr_region *region);
+/* Whether this process is attached to the region or has its lock, by whatever handle, or
+ * by whatever other handle. */
+bool hr_is_used_by_process(const hr_region *region, bool by_another);
 
 static inline uintptr_t hr_thread_id(void)
 {

@@ -162,23 +162,23 @@ static bool is_foreign(uint64_t owner)
 
 static void decide_signature(hr_region *region)
 {
-    if (region->signature != 0)
+    /* A slot of our own may show what could not be told before it. */
+    bool may_have_changed = is_foreign(region->signature) && region->attached_pid != 0 &&
+                            region->signature_for != region->attached_pid;
+    if (region->signature != 0 && !may_have_changed)
         return;
     uint64_t pid = (uint64_t)getpid();
+    region->signature_for = region->attached_pid;
     region->signature = hr_shares_namespace(region) ? pid : HR_FOREIGN_OWNER + pid;
 }
 
 /*
  * Whether the signature in owner_pid proves its holder dead, to one who has the
- * host lock: every writer of this library that signs so would have that.  The own
- * pid is then a predecessor's, unless another handle of this process is attached
- * and accounts just now.
+ * host lock: every live writer of this library that signs so would have that.
  */
-static bool is_signed_by_dead_writer(hr_region *region, uint64_t owner)
+static bool is_signed_by_dead_writer(const hr_region *region, uint64_t owner)
 {
-    if (owner == 0 || !region->host_locked)
-        return false;
-    return is_foreign(owner) || (owner == region->signature && !hr_is_attached_elsewhere(region));
+    return region->host_locked && is_foreign(owner);
 }
 
 struct take_call {
@@ -229,13 +229,26 @@ static int take_work(void *argument)
     return sign(region);
 }
 
+/* Another thread or another writer of this library was in the way: say who has signed. */
+static int name_owner_work(void *argument)
+{
+    return timed_out(owner_of(argument));
+}
+
+static int name_owner(hr_region *region, int code)
+{
+    if (code != HR_ETIMEOUT)
+        return code;
+    return hr_guard_run(region->base, region->mapped_bytes, name_owner_work, region);
+}
+
 int hr_lock_take(hr_region *region, uint64_t deadline_ns)
 {
     int code = hr_gate_enter(region, deadline_ns);
     if (code != HR_OK)
-        return code;
+        return name_owner(region, code);
     decide_signature(region);
-    code = take_host_lock(region, deadline_ns);
+    code = name_owner(region, take_host_lock(region, deadline_ns));
     if (code == HR_OK) {
         struct take_call call = {.region = region, .deadline_ns = deadline_ns};
         code = hr_guard_run(region->base, region->mapped_bytes, take_work, &call);
@@ -259,7 +272,7 @@ int hr_lock_take_quickly(hr_region *region, uint64_t deadline_ns)
 {
     int code = hr_gate_enter(region, deadline_ns);
     if (code != HR_OK)
-        return code;
+        return name_owner(region, code);
     decide_signature(region);
     code = HR_EBUSY;
     if (!is_foreign(region->signature))
@@ -383,12 +396,11 @@ static int judge_owner(hr_region *region, const char *proc, struct hr_lock_state
         return HR_OK;
     }
     struct hr_mappers mappers;
-    int code = hr_find_mappers(region, proc, &mappers);
+    int code = hr_find_mappers(region, proc, HR_WITH_OWN_HANDLE, &mappers);
     if (code != HR_OK)
         return code;
-    int32_t self = region->locked || region->attached_pid != 0 ? getpid() : 0;
     out->owner_life =
-        hr_life_of(&mappers, (int32_t)out->owner_pid, self, &out->owner_pid_here);
+        hr_life_of_owner(&mappers, (int32_t)out->owner_pid, &out->owner_pid_here);
     hr_free_mappers(&mappers);
     return HR_OK;
 }
@@ -428,7 +440,7 @@ static int not_recoverable(int why, uint64_t owner, int32_t here)
     return hr_fail(&detail);
 }
 
-/* Nobody but us maps the file, for certain. */
+/* Nobody uses the file, for certain: this process neither, by another handle. */
 static bool is_alone(const struct hr_mappers *mappers)
 {
     return mappers->complete && mappers->count == 0 && mappers->unreadable_count == 0;
@@ -480,7 +492,7 @@ static enum hr_life owner_life(const struct recovery *recovery, uint64_t owner, 
         return HR_DEAD;
     if (owner > INT32_MAX)
         return HR_LIFE_UNKNOWN;
-    return hr_life_of(recovery->mappers, (int32_t)owner, 0, here);
+    return hr_life_of_owner(recovery->mappers, (int32_t)owner, here);
 }
 
 /* HR_OK with region->locked where the lock is ours now. */
@@ -575,7 +587,7 @@ static int recover_held(hr_region *region, const char *proc, uint64_t watch_ns)
     if (code != HR_OK || !needs_recovery(&state))
         return code;
     struct hr_mappers mappers;
-    code = hr_find_mappers(region, proc, &mappers);
+    code = hr_find_mappers(region, proc, HR_WITHOUT_OWN_HANDLE, &mappers);
     if (code != HR_OK)
         return code;
     struct recovery recovery = {.region = region, .mappers = &mappers, .watch_ns = watch_ns};

@@ -56,52 +56,95 @@ static int own_identity(const hr_region *region, struct identity *out)
     return found ? HR_OK : hr_fail_errno(HR_ESYSTEM, ENOENT);
 }
 
-/* 1: maps the file; 0: does not, or is gone; -1: may not be looked at. */
-static int maps_file(int process, const struct identity *identity)
+enum seen { MAPS_NOT, MAPS, MAPS_NOTHING, REFUSED, GONE };
+
+static bool is_refusal(int error)
 {
-    FILE *maps = open_at(process, "maps");
-    if (maps == NULL)
-        return errno == EACCES || errno == EPERM ? -1 : 0;
-    char *line = NULL;
-    size_t room = 0;
-    int found = 0;
-    errno = 0;
-    while (found == 0 && getline(&line, &room, maps) > 0) {
-        uint64_t start;
-        struct identity other;
-        found = parse_mapping(line, &start, &other) && other.inode == identity->inode &&
-                other.major == identity->major && other.minor == identity->minor;
-    }
-    if (found == 0 && (errno == EACCES || errno == EPERM))
-        found = -1;
-    free(line);
-    fclose(maps);
-    return found;
+    return error == EACCES || error == EPERM;
 }
 
-/* The line NSpid of status: false if the process is gone. */
-static bool read_pids(int process, struct hr_mapper *out)
+/* MAPS_NOTHING: an empty list, as kernel threads, zombies and dying processes have. */
+static enum seen read_maps(int directory, const char *name, const struct identity *identity)
 {
-    FILE *status = open_at(process, "status");
-    if (status == NULL)
-        return false;
+    FILE *maps = open_at(directory, name);
+    if (maps == NULL)
+        return is_refusal(errno) ? REFUSED : GONE;
     char *line = NULL;
     size_t room = 0;
-    out->levels = 0;
-    while (out->levels == 0 && getline(&line, &room, status) > 0) {
-        if (strncmp(line, "NSpid:", 6) != 0)
-            continue;
-        const char *at = line + 6;
-        int used;
-        while (out->levels < HR_PID_LEVELS &&
-               sscanf(at, "%" SCNd32 "%n", &out->pids[out->levels], &used) == 1) {
-            out->levels++;
-            at += used;
-        }
+    enum seen seen = MAPS_NOTHING;
+    errno = 0;
+    while (seen != MAPS && getline(&line, &room, maps) > 0) {
+        uint64_t start;
+        struct identity other;
+        bool same = parse_mapping(line, &start, &other) && other.inode == identity->inode &&
+                    other.major == identity->major && other.minor == identity->minor;
+        seen = same ? MAPS : MAPS_NOT;
     }
+    if (seen == MAPS_NOTHING && is_refusal(errno))
+        seen = REFUSED;
+    free(line);
+    fclose(maps);
+    return seen;
+}
+
+/* A process whose first thread has ended shows its maps only under the other threads. */
+static enum seen read_maps_of_threads(int process, const struct identity *identity)
+{
+    int fd = openat(process, "task", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *tasks = fd < 0 ? NULL : fdopendir(fd);
+    if (tasks == NULL) {
+        enum seen seen = is_refusal(errno) ? REFUSED : GONE;
+        if (fd >= 0)
+            close(fd);
+        return seen;
+    }
+    enum seen seen = MAPS_NOTHING;
+    struct dirent *entry;
+    while (seen == MAPS_NOTHING && (entry = readdir(tasks)) != NULL) {
+        char name[sizeof entry->d_name + 8];
+        snprintf(name, sizeof name, "%s/maps", entry->d_name);
+        if (entry->d_name[0] != '.')
+            seen = read_maps(fd, name, identity);
+    }
+    closedir(tasks);
+    return seen;
+}
+
+struct status_lines {
+    struct hr_mapper mapper;
+    bool zombie;
+};
+
+static void parse_pids(const char *at, struct hr_mapper *out)
+{
+    int used;
+    while (out->levels < HR_PID_LEVELS &&
+           sscanf(at, "%" SCNd32 "%n", &out->pids[out->levels], &used) == 1) {
+        out->levels++;
+        at += used;
+    }
+}
+
+/* The lines State and NSpid: MAPS if they are there, else why not. */
+static enum seen read_status(int process, struct status_lines *out)
+{
+    memset(out, 0, sizeof *out);
+    FILE *status = open_at(process, "status");
+    if (status == NULL)
+        return is_refusal(errno) ? REFUSED : GONE;
+    char *line = NULL;
+    size_t room = 0;
+    errno = 0;
+    while (out->mapper.levels == 0 && getline(&line, &room, status) > 0) {
+        if (strncmp(line, "State:", 6) == 0)
+            out->zombie = strchr(line, 'Z') != NULL;
+        if (strncmp(line, "NSpid:", 6) == 0)
+            parse_pids(line + 6, &out->mapper);
+    }
+    enum seen seen = out->mapper.levels > 0 ? MAPS : is_refusal(errno) ? REFUSED : GONE;
     free(line);
     fclose(status);
-    return out->levels > 0;
+    return seen;
 }
 
 static int append(struct hr_mapper **list, uint32_t *count, const struct hr_mapper *mapper)
@@ -117,24 +160,33 @@ static int append(struct hr_mapper **list, uint32_t *count, const struct hr_mapp
     return HR_OK;
 }
 
-/* The init of the host itself is no process of a container, also where it may not be looked at. */
 static int look_at(int proc, const char *name, const struct identity *identity,
                    struct hr_mappers *out)
 {
     int process = openat(proc, name, O_PATH | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
     if (process < 0)
         return HR_OK; /* gone */
-    struct hr_mapper mapper;
-    int code = HR_OK;
-    int maps = maps_file(process, identity);
-    if (maps != 0 && read_pids(process, &mapper)) {
-        if (maps > 0)
-            code = append(&out->list, &out->count, &mapper);
-        else if (!(out->initial && mapper.levels == 1 && mapper.pids[0] == 1))
-            code = append(&out->unreadable, &out->unreadable_count, &mapper);
-    }
+    struct status_lines status;
+    enum seen known = MAPS_NOT;
+    enum seen seen = read_maps(process, "maps", identity);
+    if (seen != MAPS_NOT && seen != GONE)
+        known = read_status(process, &status);
+    if (seen == MAPS_NOTHING && known == MAPS && status.zombie)
+        seen = read_maps_of_threads(process, identity);
     close(process);
-    return code;
+
+    if (known == REFUSED)
+        out->blind = true;
+    if (known != MAPS)
+        return HR_OK;
+    if (seen == MAPS)
+        return append(&out->list, &out->count, &status.mapper);
+    /* The init of the host itself is no process of a container, also where it may not be
+     * looked at. */
+    bool host_init = out->initial && status.mapper.levels == 1 && status.mapper.pids[0] == 1;
+    if (seen == REFUSED && !host_init)
+        return append(&out->unreadable, &out->unreadable_count, &status.mapper);
+    return HR_OK;
 }
 
 static bool is_initial(int proc, const char *namespace_link)
@@ -166,8 +218,6 @@ struct namespace_call {
 
 static void judge_slot(struct namespace_call *call, int32_t pid)
 {
-    if (pid == call->region->attached_pid)
-        call->own = true;
     for (uint32_t i = 0; i < call->mappers->count; i++) {
         const struct hr_mapper *mapper = &call->mappers->list[i];
         if (mapper->pids[mapper->levels - 1] == pid)
@@ -194,7 +244,46 @@ static int judge_namespace(const hr_region *region, struct namespace_call *call)
     return hr_guard_run(region->base, region->mapped_bytes, judge_slots, call);
 }
 
-int hr_find_mappers(hr_region *region, const char *proc, struct hr_mappers *out)
+/* With hidepid the others' directories are not listed, or not readable: then process 1's is neither. */
+static bool sees_first_process(int proc)
+{
+    struct status_lines status;
+    int process = openat(proc, "1", O_PATH | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    if (process < 0)
+        return false;
+    enum seen seen = read_status(process, &status);
+    close(process);
+    return seen == MAPS;
+}
+
+static int scan(DIR *directory, hr_region *region, const struct identity *identity,
+                enum hr_own_handle own, struct hr_mappers *out)
+{
+    int at = dirfd(directory);
+    char self[24] = "";
+    ssize_t length = readlinkat(at, "self", self, sizeof self - 1);
+    if (length > 0)
+        self[length] = '\0';
+    bool with_self = hr_is_used_by_process(region, own == HR_WITHOUT_OWN_HANDLE);
+    out->initial = sees_everybody(at);
+    int code = HR_OK;
+    struct dirent *entry;
+    while (code == HR_OK && (entry = readdir(directory)) != NULL) {
+        bool is_process = entry->d_name[0] >= '0' && entry->d_name[0] <= '9';
+        if (is_process && (with_self || strcmp(entry->d_name, self) != 0))
+            code = look_at(at, entry->d_name, identity, out);
+    }
+    if (code != HR_OK)
+        return code;
+    struct namespace_call call = {.region = region, .mappers = out};
+    if (!out->initial)
+        code = judge_namespace(region, &call);
+    out->complete = (out->initial || call.own) && !out->blind && sees_first_process(at);
+    return code;
+}
+
+int hr_find_mappers(hr_region *region, const char *proc, enum hr_own_handle own,
+                    struct hr_mappers *out)
 {
     memset(out, 0, sizeof *out);
     struct identity identity;
@@ -204,24 +293,7 @@ int hr_find_mappers(hr_region *region, const char *proc, struct hr_mappers *out)
     DIR *directory = opendir(proc == NULL ? "/proc" : proc);
     if (directory == NULL)
         return hr_fail_errno(HR_ESYSTEM, errno);
-
-    int at = dirfd(directory);
-    out->initial = sees_everybody(at);
-    char self[24] = "";
-    ssize_t length = readlinkat(at, "self", self, sizeof self - 1);
-    if (length > 0)
-        self[length] = '\0';
-    struct dirent *entry;
-    while (code == HR_OK && (entry = readdir(directory)) != NULL) {
-        if (entry->d_name[0] >= '0' && entry->d_name[0] <= '9' && strcmp(entry->d_name, self) != 0)
-            code = look_at(at, entry->d_name, &identity, out);
-    }
-    out->complete = out->initial;
-    if (code == HR_OK && !out->initial) {
-        struct namespace_call call = {.region = region, .mappers = out};
-        code = judge_namespace(region, &call);
-        out->complete = call.own;
-    }
+    code = scan(directory, region, &identity, own, out);
     closedir(directory);
     if (code != HR_OK)
         hr_free_mappers(out);
@@ -244,14 +316,9 @@ static bool has_pid(const struct hr_mapper *mapper, int32_t pid)
     return false;
 }
 
-enum hr_life hr_life_of(const struct hr_mappers *mappers, int32_t pid, int32_t self_pid,
-                        int32_t *here)
+enum hr_life hr_life_of_owner(const struct hr_mappers *mappers, int32_t pid, int32_t *here)
 {
     *here = 0;
-    if (self_pid != 0 && pid == self_pid) {
-        *here = getpid();
-        return HR_ALIVE;
-    }
     for (uint32_t i = 0; i < mappers->count; i++) {
         if (has_pid(&mappers->list[i], pid)) {
             *here = mappers->list[i].pids[0];
@@ -267,15 +334,38 @@ enum hr_life hr_life_of(const struct hr_mappers *mappers, int32_t pid, int32_t s
     return mappers->complete ? HR_DEAD : HR_LIFE_UNKNOWN;
 }
 
+static bool has_innermost(const struct hr_mapper *list, uint32_t count, int32_t pid)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        if (list[i].pids[list[i].levels - 1] == pid)
+            return true;
+    }
+    return false;
+}
+
+enum hr_life hr_life_of_slot(const struct hr_mappers *mappers, int32_t pid)
+{
+    if (has_innermost(mappers->list, mappers->count, pid))
+        return HR_ALIVE;
+    if (has_innermost(mappers->unreadable, mappers->unreadable_count, pid))
+        return HR_LIFE_UNKNOWN;
+    return mappers->complete ? HR_DEAD : HR_LIFE_UNKNOWN;
+}
+
 bool hr_shares_namespace(hr_region *region)
 {
+    int proc = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (proc < 0)
+        return false;
+    bool initial = sees_everybody(proc);
+    close(proc);
+    if (!initial)
+        return true;
     struct hr_mappers mappers;
-    if (hr_find_mappers(region, NULL, &mappers) != HR_OK)
+    if (hr_find_mappers(region, NULL, HR_WITH_OWN_HANDLE, &mappers) != HR_OK)
         return false;
     struct namespace_call call = {.region = region, .mappers = &mappers};
-    bool shares = !mappers.initial;
-    if (!shares && judge_namespace(region, &call) == HR_OK)
-        shares = call.own && !call.inner;
+    bool shares = judge_namespace(region, &call) == HR_OK && call.own && !call.inner;
     hr_free_mappers(&mappers);
     return shares;
 }

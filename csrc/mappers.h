@@ -22,27 +22,39 @@ struct hr_mapper {
 };
 
 struct hr_mappers {
-    struct hr_mapper *list; /* without this process */
+    /* Without this process, unless it uses the region itself: by another handle that has
+     * the lock, or as a process of the region.  Looking is no use. */
+    struct hr_mapper *list;
     uint32_t count;
     /* Processes whose maps were refused: with this many, absence proves nothing about them. */
     struct hr_mapper *unreadable;
     uint32_t unreadable_count;
     bool initial; /* the /proc of the first pid namespace, which has everybody */
-    /* Whether every process of the region can be seen: the first namespace, or theirs. */
+    bool blind;   /* some processes are hidden from us (hidepid, or no privilege) */
+    /*
+     * Whether every process of the region can be seen: this is the first namespace,
+     * or that of processes with slots.  In the latter case a process that started in
+     * a namespace around it would be missed, as libvgpu misses it too; on the host
+     * nothing is.
+     */
     bool complete;
 };
 
-/* Scan `proc` (NULL = "/proc") for processes that map the region. */
-int hr_find_mappers(hr_region *region, const char *proc, struct hr_mappers *out);
+/*
+ * Scan `proc` (NULL = "/proc") for processes that map the region.  Who has the
+ * gate and not the lock asks without its own handle: that uses nothing then.
+ */
+enum hr_own_handle { HR_WITH_OWN_HANDLE, HR_WITHOUT_OWN_HANDLE };
+int hr_find_mappers(hr_region *region, const char *proc, enum hr_own_handle own,
+                    struct hr_mappers *out);
 void hr_free_mappers(struct hr_mappers *mappers);
 
 /*
- * Whether a process with `pid` in one of its namespaces maps the region; the
- * calling process counts as `self_pid` if that is not 0.  `here` gets its pid in
- * this /proc, 0 if there is none.
+ * Whether the process lives that has `pid` in one of its namespaces, or, for the
+ * pid of a slot, in its innermost one.  `here` gets its pid in this /proc, or 0.
  */
-enum hr_life hr_life_of(const struct hr_mappers *mappers, int32_t pid, int32_t self_pid,
-                        int32_t *here);
+enum hr_life hr_life_of_owner(const struct hr_mappers *mappers, int32_t pid, int32_t *here);
+enum hr_life hr_life_of_slot(const struct hr_mappers *mappers, int32_t pid);
 
 /*
  * Whether this process has its pids in the namespace of the region's processes:

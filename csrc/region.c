@@ -13,6 +13,7 @@
 
 #include "handle.h"
 #include "identify.h"
+#include "slots.h"
 
 const char *hr_core_version(void)
 {
@@ -114,31 +115,33 @@ static void unlink_writable(hr_region *region)
     pthread_mutex_unlock(&writable_guard);
 }
 
-/* Under writable_guard: whether another handle of this process is attached to the region. */
-static bool another_is_attached(const hr_region *region)
+/* Handles from before a fork() are the parent's. */
+static bool is_same_region(const hr_region *one, const hr_region *other)
 {
-    for (hr_region *other = writable_handles; other != NULL; other = other->next_writable) {
-        /* Handles from before a fork() are the parent's. */
-        if (other != region && other->claims_attachment &&
-            other->fork_generation == hr_fork_generation && other->inode == region->inode &&
-            other->device_id == region->device_id)
-            return true;
-    }
-    return false;
+    return one->fork_generation == other->fork_generation && one->inode == other->inode &&
+           one->device_id == other->device_id;
 }
 
-bool hr_is_attached_elsewhere(hr_region *region)
+bool hr_is_used_by_process(const hr_region *region, bool by_another)
 {
+    bool used = false;
     pthread_mutex_lock(&writable_guard);
-    bool attached = another_is_attached(region);
+    for (hr_region *other = writable_handles; other != NULL; other = other->next_writable) {
+        if (is_same_region(region, other) && !(by_another && other == region))
+            used = used || other->claims_attachment || other->locked;
+    }
     pthread_mutex_unlock(&writable_guard);
-    return attached;
+    return used;
 }
 
 bool hr_claim_attachment(hr_region *region)
 {
+    bool is_free = true;
     pthread_mutex_lock(&writable_guard);
-    bool is_free = !region->claims_attachment && !another_is_attached(region);
+    for (hr_region *other = writable_handles; other != NULL; other = other->next_writable) {
+        if (is_same_region(region, other) && other->claims_attachment)
+            is_free = false;
+    }
     if (is_free)
         region->claims_attachment = true;
     pthread_mutex_unlock(&writable_guard);
@@ -251,6 +254,9 @@ int hr_is_stale(hr_region *region)
 
 void hr_close(hr_region *region)
 {
+    const uint64_t one_second = 1000000000;
+    if (region->claims_attachment && region->fork_generation == hr_fork_generation)
+        hr_detach(region, one_second);
     uint32_t before = atomic_fetch_or_explicit(&region->users, HR_CLOSING, memory_order_acq_rel);
     if ((before & HR_CLOSING) != 0)
         return;
@@ -264,6 +270,7 @@ void hr_close(hr_region *region)
         hr_lock_abandon(region);
     munmap(region->base, region->mapped_bytes);
     region->base = NULL;
+    hr_unclaim_attachment(region);
     if (region->writable)
         unlink_writable(region);
     if (region->fd >= 0)

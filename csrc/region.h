@@ -225,9 +225,9 @@ struct hr_process {
 struct hr_usage {
     uint64_t total;                 /* bytes; what counts against the limit */
     uint64_t context, module, data; /* bytes */
+    uint64_t offset;                /* bytes; libvgpu keeps it, nobody uses it */
     uint64_t monitor;               /* bytes, the driver's figure */
     uint64_t sm, enc, dec;          /* percent */
-    uint64_t offset;                /* bytes; libvgpu keeps it, nobody uses it */
 };
 
 struct hr_device {

@@ -181,7 +181,7 @@ static int find_mappers(hr_region *region, const char *proc, struct hr_mappers *
     int code = hr_enter(region);
     if (code != HR_OK)
         return code;
-    code = hr_find_mappers(region, proc, out);
+    code = hr_find_mappers(region, proc, HR_WITH_OWN_HANDLE, out);
     hr_leave(region);
     return code;
 }
@@ -242,11 +242,16 @@ static int take_slot(hr_region *region, int32_t pid, uint32_t *index)
     return HR_OK;
 }
 
+/* HR_EBUSY: not attached. */
 static int detach_work(void *argument)
 {
     hr_region *region = argument;
     int32_t count;
-    int code = hr_checked_proc_num(region, &count);
+    if (region->attachment == NULL)
+        return hr_fail_code(HR_EBUSY);
+    int code = hr_check_header(region);
+    if (code == HR_OK)
+        code = hr_checked_proc_num(region, &count);
     if (code != HR_OK)
         return code;
     int32_t index = find_slot(region, region->attached_pid, count);
@@ -260,19 +265,44 @@ static int detach_work(void *argument)
     return HR_OK;
 }
 
-int hr_detach(hr_region *region, uint64_t timeout_ns)
+/* Under the gate, so that no other thread is accounting. */
+static void forget_attachment(hr_region *region)
 {
-    if (region->attachment == NULL)
-        return hr_fail_code(HR_EBUSY);
-    int code = run_locked(region, detach_work, region, timeout_ns);
-    if (code == HR_ETIMEOUT || code == HR_EBUSY)
-        return code;
-    /* In all other cases there is nothing left to detach from. */
     hr_unclaim_attachment(region);
     free(region->attachment);
     region->attachment = NULL;
     region->attached_pid = 0;
-    region->signature = 0;
+}
+
+static int detach(hr_region *region, uint64_t deadline_ns)
+{
+    int code = hr_lock_take(region, deadline_ns);
+    if (code == HR_OK) {
+        code = hr_guard_run(region->base, region->mapped_bytes, detach_work, region);
+        if (code != HR_EBUSY)
+            forget_attachment(region);
+        int dropped = hr_lock_drop(region);
+        return code == HR_OK ? dropped : code;
+    }
+    /* The file is gone under us: there is nothing left to detach from. */
+    if (code == HR_ESTALE && hr_gate_enter(region, deadline_ns) == HR_OK) {
+        if (region->attachment != NULL)
+            forget_attachment(region);
+        hr_gate_leave(region);
+        return hr_fail_why(HR_ESTALE, HR_WHY_TRUNCATED);
+    }
+    return code;
+}
+
+int hr_detach(hr_region *region, uint64_t timeout_ns)
+{
+    if (!region->writable)
+        return hr_fail_code(HR_EREADONLY);
+    int code = hr_enter(region);
+    if (code != HR_OK)
+        return code;
+    code = detach(region, hr_deadline_ns(timeout_ns));
+    hr_leave(region);
     return code;
 }
 
@@ -339,12 +369,6 @@ static int regain_slot(hr_region *region)
     return HR_OK;
 }
 
-static int regain_work(void *argument)
-{
-    hr_region *region = argument;
-    return remembered_slot(region) != NULL ? HR_OK : regain_slot(region);
-}
-
 static int check_limit(const struct account_call *call)
 {
     const hr_region *region = call->region;
@@ -368,7 +392,8 @@ static int check_limit(const struct account_call *call)
 static int check_books(const struct account_call *call)
 {
     uint64_t charged = call->region->attachment->charged[call->device][call->kind];
-    uint64_t limit = call->charging ? UINT64_MAX / KINDS - charged : charged;
+    const uint64_t most = (UINT64_C(1) << 62) - 1; /* three kinds of it still fit */
+    uint64_t limit = call->charging ? most - charged : charged;
     if (call->bytes <= limit)
         return HR_OK;
     struct hr_detail detail = {.code = HR_EINVAL,
@@ -422,6 +447,8 @@ static int account_work(void *argument)
 {
     struct account_call *call = argument;
     hr_region *region = call->region;
+    if (region->attachment == NULL)
+        return hr_fail_code(HR_EBUSY);
     int code = hr_check_header(region);
     if (code == HR_OK)
         code = check_books(call);
@@ -441,7 +468,10 @@ static int account_work(void *argument)
 static int account_locked_work(void *argument)
 {
     struct account_call *call = argument;
-    int code = regain_work(call->region);
+    hr_region *region = call->region;
+    if (region->attachment == NULL)
+        return hr_fail_code(HR_EBUSY);
+    int code = remembered_slot(region) != NULL ? HR_OK : regain_slot(region);
     return code == HR_OK ? account_work(call) : code;
 }
 
@@ -473,8 +503,6 @@ static int account(struct account_call *call, uint64_t timeout_ns)
         return hr_fail_code(HR_EINVAL);
     if (!region->writable)
         return hr_fail_code(HR_EREADONLY);
-    if (region->attachment == NULL)
-        return hr_fail_code(HR_EBUSY);
     if (!has_seqlock(region))
         return account_locked(call, timeout_ns);
     int code = account_beside_lock(call, timeout_ns);
@@ -615,11 +643,11 @@ static void reap_slot(struct reap_call *call, int32_t index, int32_t *count)
 {
     hr_region *region = call->region;
     unsigned char *slot = hr_slot(region, (uint32_t)index);
-    int32_t pid = pid_of(region, slot), here;
+    int32_t pid = pid_of(region, slot);
     if (!is_asked_for(call, pid))
         return;
     /* No process has pid 0: such a slot stalls older generations, and belongs to nobody. */
-    enum hr_life life = pid == 0 ? HR_DEAD : hr_life_of(call->mappers, pid, getpid(), &here);
+    enum hr_life life = pid == 0 ? HR_DEAD : hr_life_of_slot(call->mappers, pid);
     if (life != HR_DEAD) {
         if (call->pid_count > 0)
             report(call, pid, life == HR_ALIVE ? HR_REAP_ALIVE : HR_REAP_UNKNOWN, 0);
@@ -681,17 +709,93 @@ struct repair_call {
     hr_region *region;
     const struct hr_mappers *mappers;
     uint32_t dry_run;
+    /* Only where the process was seen writing above proc_num: for those who were not asked. */
+    bool only_seen_writing;
     int32_t *pids;
     int32_t found;
+    uint64_t seqlocks[HR_SLOTS]; /* some time ago, to see who moves */
 };
 
-static bool is_orphan(const struct repair_call *call, int32_t index)
+/* Long enough to see a process at work, short enough for who waits for it. */
+#define WATCH_NS 20000000
+
+static uint64_t seqlock_of(const hr_region *region, int32_t index)
 {
-    int32_t here;
-    int32_t pid = pid_of(call->region, hr_slot(call->region, (uint32_t)index));
+    return hr_load_u64(hr_slot(region, (uint32_t)index) + region->layout->slot_seqlock,
+                       memory_order_acquire);
+}
+
+static int watch_work(void *argument)
+{
+    struct repair_call *call = argument;
+    for (int32_t index = 0; index < HR_SLOTS; index++)
+        call->seqlocks[index] = seqlock_of(call->region, index);
+    return HR_OK;
+}
+
+static int watch_seqlocks(struct repair_call *call)
+{
+    hr_region *region = call->region;
+    if (!has_seqlock(region))
+        return HR_OK;
+    int code = hr_run(region, watch_work, call);
+    uint64_t deadline = hr_deadline_ns(WATCH_NS);
+    unsigned naps = 0;
+    while (code == HR_OK && hr_nap(deadline, &naps))
+        ;
+    return code;
+}
+
+static bool moves(const struct repair_call *call, int32_t index)
+{
+    return seqlock_of(call->region, index) != call->seqlocks[index];
+}
+
+static bool hold_the_same(const hr_region *region, int32_t one, int32_t other)
+{
+    uint64_t changed = 0;
+    for (uint32_t offset = 0; offset + 8 <= region->layout->slot_stride; offset += 8)
+        changed |= hr_load_u64(hr_slot(region, (uint32_t)one) + offset, memory_order_relaxed) ^
+                   hr_load_u64(hr_slot(region, (uint32_t)other) + offset, memory_order_relaxed);
+    return changed == 0;
+}
+
+/*
+ * Whether the slot at `copy` was left behind when its process's slot at `index` was
+ * moved there.  The tail also keeps slots of earlier processes, and pids are used
+ * again: a true copy has the host pid and the seqlock of the moment of the move, at
+ * which it stands still, while the seqlock above only goes on from there.
+ */
+static bool is_frozen_copy(const struct repair_call *call, int32_t copy, int32_t index)
+{
+    const hr_region *region = call->region;
+    uint32_t hostpid = region->layout->slot_hostpid;
+    if (moves(call, copy))
+        return false;
+    if (moves(call, index))
+        return true;
+    if (call->only_seen_writing)
+        return false;
+    uint64_t frozen = seqlock_of(region, copy), going_on = seqlock_of(region, index);
+    bool same_host_pid =
+        hr_load_i32(hr_slot(region, (uint32_t)copy) + hostpid, memory_order_relaxed) ==
+        hr_load_i32(hr_slot(region, (uint32_t)index) + hostpid, memory_order_relaxed);
+    return same_host_pid && (going_on > frozen || hold_the_same(region, copy, index));
+}
+
+/* Whether a live process writes at `index`, at or above `count`; `copy` is its slot below, or -1. */
+static bool is_orphan(const struct repair_call *call, int32_t index, int32_t count, int32_t *copy)
+{
+    const hr_region *region = call->region;
+    int32_t pid = pid_of(region, hr_slot(region, (uint32_t)index));
     /* Our own process puts itself right, from its books. */
-    return pid > 0 && pid != getpid() &&
-           hr_life_of(call->mappers, pid, 0, &here) == HR_ALIVE;
+    if (pid <= 0 || pid == region->attached_pid ||
+        hr_life_of_slot(call->mappers, pid) != HR_ALIVE)
+        return false;
+    *copy = find_slot(region, pid, count);
+    if (*copy >= 0)
+        return is_frozen_copy(call, *copy, index);
+    return moves(call, index) || !call->only_seen_writing;
 }
 
 /*
@@ -716,7 +820,7 @@ static int repair_work(void *argument)
 {
     struct repair_call *call = argument;
     hr_region *region = call->region;
-    int32_t count, highest = -1;
+    int32_t count, copy, highest = -1;
     int code = hr_check_header(region);
     if (code == HR_OK)
         code = hr_checked_proc_num(region, &count);
@@ -725,7 +829,7 @@ static int repair_work(void *argument)
     if (!has_seqlock(region))
         return drop_doubles(call, count);
     for (int32_t index = count; index < HR_SLOTS; index++) {
-        if (is_orphan(call, index)) {
+        if (is_orphan(call, index, count, &copy)) {
             highest = index;
             call->pids[call->found++] = pid_of(region, hr_slot(region, (uint32_t)index));
         }
@@ -734,13 +838,11 @@ static int repair_work(void *argument)
         return call->found;
     /* Copies first: until proc_num is raised a kill leaves the process uncounted, not doubled. */
     for (int32_t index = count; index <= highest; index++) {
-        unsigned char *slot = hr_slot(region, (uint32_t)index);
-        int32_t copy = is_orphan(call, index)
-                           ? find_slot(region, pid_of(region, slot), count)
-                           : index; /* stale bytes between orphans would be taken in as well */
+        /* Stale slots between orphans would be taken in as well. */
+        if (!is_orphan(call, index, count, &copy))
+            copy = index;
         if (copy >= 0) {
-            unsigned char *frozen = hr_slot(region, (uint32_t)copy);
-            empty_slot(region, frozen);
+            empty_slot(region, hr_slot(region, (uint32_t)copy));
             HR_POINT(REPAIR_COPY_CLEARED);
         }
     }
@@ -758,7 +860,9 @@ int hr_repair_slots(hr_region *region, const char *proc, uint32_t dry_run, uint6
         return code;
     struct repair_call call = {
         .region = region, .mappers = &mappers, .dry_run = dry_run, .pids = pids};
-    code = run_locked(region, repair_work, &call, timeout_ns);
+    code = watch_seqlocks(&call);
+    if (code == HR_OK)
+        code = run_locked(region, repair_work, &call, timeout_ns);
     hr_free_mappers(&mappers);
     return code;
 }
@@ -767,7 +871,7 @@ int hr_repair_slots(hr_region *region, const char *proc, uint32_t dry_run, uint6
 
 struct attach_call {
     hr_region *region;
-    const struct hr_mappers *mappers; /* NULL: nobody can be in the way */
+    struct repair_call *repair; /* NULL: nobody can be in the way */
     struct hr_attachment *attachment;
     int32_t pid;
 };
@@ -775,15 +879,16 @@ struct attach_call {
 static int attach_work(void *argument)
 {
     struct attach_call *call = argument;
-    if (call->mappers != NULL) {
-        int32_t pids[HR_SLOTS];
-        struct repair_call repair = {
-            .region = call->region, .mappers = call->mappers, .pids = pids};
-        int code = repair_work(&repair);
-        if (code < 0)
-            return code;
+    hr_region *region = call->region;
+    int code = call->repair == NULL ? HR_OK : repair_work(call->repair);
+    if (code < 0)
+        return code;
+    code = take_slot(region, call->pid, &call->attachment->index);
+    if (code == HR_OK) {
+        region->attachment = call->attachment;
+        region->attached_pid = call->pid;
     }
-    return take_slot(call->region, call->pid, &call->attachment->index);
+    return code;
 }
 
 /* The slot that the newcomer would take still has a name: maybe of a process that writes there. */
@@ -808,8 +913,13 @@ static int attach_beside_orphans(struct attach_call *call, uint64_t timeout_ns)
     code = find_mappers(region, NULL, &mappers);
     if (code != HR_OK)
         return code;
-    call->mappers = &mappers;
-    code = run_locked(region, attach_work, call, timeout_ns);
+    int32_t pids[HR_SLOTS];
+    struct repair_call repair = {
+        .region = region, .mappers = &mappers, .only_seen_writing = true, .pids = pids};
+    code = watch_seqlocks(&repair);
+    call->repair = &repair;
+    if (code == HR_OK)
+        code = run_locked(region, attach_work, call, timeout_ns);
     hr_free_mappers(&mappers);
     return code;
 }
@@ -825,13 +935,11 @@ int hr_attach(hr_region *region, uint64_t timeout_ns)
     int code = call.attachment == NULL ? hr_fail_errno(HR_ESYSTEM, ENOMEM)
                                        : attach_beside_orphans(&call, timeout_ns);
     if (code != HR_OK) {
-        free(call.attachment);
-        hr_unclaim_attachment(region);
+        if (region->attachment == NULL) {
+            free(call.attachment);
+            hr_unclaim_attachment(region);
+        }
         return code;
     }
-    region->attachment = call.attachment;
-    region->attached_pid = call.pid;
-    /* Our own slot may now show that we share the container's namespace. */
-    region->signature = 0;
     return HR_OK;
 }

@@ -1,8 +1,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "handle.h"
 #include "identify.h"
+#include "reading.h"
 
 /*
  * How a consistent picture is made without the lock.
@@ -27,40 +27,7 @@
 #define ROUNDS 3
 #define SLOT_TRIES 16
 
-struct reading {
-    hr_region *region;
-    struct hr_snapshot *head;
-    size_t bytes; /* room behind `head` */
-    bool thorough;
-    uint32_t far; /* devices beyond the counted ones, found so far */
-    uint64_t deadline_ns; /* 0 until somebody had to wait */
-    uint64_t taken_at_ns;
-    uint32_t bad_uuid; /* first device with an implausible one, or HR_DEVICES */
-    uint64_t seqlocks[HR_SLOTS];
-};
-
-static struct hr_device *devices_of(struct hr_snapshot *head)
-{
-    return (struct hr_device *)(head + 1);
-}
-
-static size_t process_bytes(uint32_t span)
-{
-    return sizeof(struct hr_process) + span * sizeof(struct hr_usage);
-}
-
-static struct hr_process *process_of(struct hr_snapshot *head, uint32_t index)
-{
-    unsigned char *first = (unsigned char *)(devices_of(head) + head->span);
-    return (struct hr_process *)(void *)(first + index * process_bytes(head->span));
-}
-
-static struct hr_usage *usage_of(struct hr_process *process)
-{
-    return (struct hr_usage *)(process + 1);
-}
-
-static bool time_is_up(struct reading *reading)
+static bool time_is_up(struct hr_reading *reading)
 {
     uint64_t now = hr_clock_ns(CLOCK_MONOTONIC);
     if (reading->deadline_ns == 0)
@@ -89,7 +56,7 @@ static bool is_free(uint64_t semaphore)
 }
 
 /* Wait for the holder to leave, unless an earlier snapshot has already waited for this one. */
-static bool wait_until_free(struct reading *reading)
+static bool wait_until_free(struct hr_reading *reading)
 {
     hr_region *region = reading->region;
     while (!is_free(semaphore_between_looks(region))) {
@@ -109,91 +76,184 @@ static bool wait_until_free(struct reading *reading)
 }
 
 /* Acquire, so that the values are read after it. */
-static uint64_t seqlock_of(const hr_region *region, const unsigned char *slot)
+static uint64_t seqlock_of(const struct hr_layout *layout, const unsigned char *slot)
 {
-    uint32_t offset = region->layout->slot_seqlock;
+    const uint32_t offset = layout->slot_seqlock;
     return offset == HR_ABSENT ? 0 : hr_load_u64(slot + offset, memory_order_acquire);
 }
 
-static void copy_slot(const hr_region *region, const unsigned char *slot, uint32_t span,
-                      struct hr_process *process)
-{
-    const struct hr_layout *layout = region->layout;
-    process->pid = hr_load_i32(slot + layout->slot_pid, memory_order_relaxed);
-    process->host_pid = hr_load_i32(slot + layout->slot_hostpid, memory_order_relaxed);
-    process->status = hr_load_i32(slot + layout->slot_status, memory_order_relaxed);
+/*
+ * Nine cells `step` apart.  Reached from three of them, because each multiple of a
+ * step that is not constant costs a register, and there are not that many.
+ */
+struct cells {
+    uint64_t *low, *middle, *high;
+    size_t one, two;
+};
 
-    struct hr_usage *usage = usage_of(process);
-    const unsigned char *used = slot + layout->slot_used;
-    const unsigned char *monitor = slot + layout->slot_monitorused;
-    for (uint32_t device = 0; device < span; device++, usage++) {
-        usage->context = hr_load_u64(used, memory_order_relaxed);
-        usage->module = hr_load_u64(used + 8, memory_order_relaxed);
-        usage->data = hr_load_u64(used + 16, memory_order_relaxed);
-        usage->offset = hr_load_u64(used + 24, memory_order_relaxed);
-        usage->total = hr_load_u64(used + 32, memory_order_relaxed);
-        usage->monitor = hr_load_u64(monitor + device * 8, memory_order_relaxed);
-        used += layout->slot_used_stride;
-    }
-    usage = usage_of(process);
-    if (layout->slot_util == HR_ABSENT) {
-        for (uint32_t device = 0; device < span; device++, usage++)
-            usage->sm = usage->enc = usage->dec = 0;
-        return;
-    }
-    const unsigned char *util = slot + layout->slot_util;
-    for (uint32_t device = 0; device < span; device++, usage++) {
-        usage->dec = hr_load_u64(util, memory_order_relaxed);
-        usage->enc = hr_load_u64(util + 8, memory_order_relaxed);
-        usage->sm = hr_load_u64(util + 16, memory_order_relaxed);
-        util += layout->slot_util_stride;
-    }
+static inline struct cells cells_at(uint64_t *first, size_t step)
+{
+    return (struct cells){first, first + 3 * step, first + 6 * step, step, 2 * step};
 }
 
-/* The second look: whether the slot still holds what was copied. */
-static bool holds_copy(const hr_region *region, const unsigned char *slot, uint32_t span,
-                       const struct hr_process *process)
+static inline void next_cells(struct cells *cells, size_t distance)
 {
-    const struct hr_layout *layout = region->layout;
-    uint32_t other = 0;
-    other |= (uint32_t)(hr_load_i32(slot + layout->slot_pid, memory_order_relaxed) ^ process->pid);
-    other |= (uint32_t)(hr_load_i32(slot + layout->slot_hostpid, memory_order_relaxed) ^
-                        process->host_pid);
-    other |= (uint32_t)(hr_load_i32(slot + layout->slot_status, memory_order_relaxed) ^
-                        process->status);
-
-    uint64_t changed = other;
-    const struct hr_usage *usage = (const struct hr_usage *)(process + 1);
-    const unsigned char *used = slot + layout->slot_used;
-    const unsigned char *monitor = slot + layout->slot_monitorused;
-    for (uint32_t device = 0; device < span; device++) {
-        changed |= hr_load_u64(used, memory_order_relaxed) ^ usage[device].context;
-        changed |= hr_load_u64(used + 8, memory_order_relaxed) ^ usage[device].module;
-        changed |= hr_load_u64(used + 16, memory_order_relaxed) ^ usage[device].data;
-        changed |= hr_load_u64(used + 24, memory_order_relaxed) ^ usage[device].offset;
-        changed |= hr_load_u64(used + 32, memory_order_relaxed) ^ usage[device].total;
-        changed |= hr_load_u64(monitor + device * 8, memory_order_relaxed) ^ usage[device].monitor;
-        used += layout->slot_used_stride;
-    }
-    if (layout->slot_util == HR_ABSENT)
-        return changed == 0;
-    const unsigned char *util = slot + layout->slot_util;
-    for (uint32_t device = 0; device < span; device++) {
-        changed |= hr_load_u64(util, memory_order_relaxed) ^ usage[device].dec;
-        changed |= hr_load_u64(util + 8, memory_order_relaxed) ^ usage[device].enc;
-        changed |= hr_load_u64(util + 16, memory_order_relaxed) ^ usage[device].sm;
-        util += layout->slot_util_stride;
-    }
-    return changed == 0;
+    cells->low += distance;
+    cells->middle += distance;
+    cells->high += distance;
 }
 
-/* The fence: the seqlock is read after the values. */
-static bool is_unchanged(const hr_region *region, const unsigned char *slot, uint32_t span,
-                         const struct hr_process *process, uint64_t seqlock)
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+#define TOTAL(cells) (cells).low[0]
+#define CONTEXT(cells) (cells).low[(cells).one]
+#define MODULE(cells) (cells).low[(cells).two]
+#define DATA(cells) (cells).middle[0]
+#define OFFSET(cells) (cells).middle[(cells).one]
+#define MONITOR(cells) (cells).middle[(cells).two]
+#define SM(cells) (cells).high[0]
+#define ENC(cells) (cells).high[(cells).one]
+#define DEC(cells) (cells).high[(cells).two]
+
+static inline uint64_t look(const unsigned char *at)
 {
-    bool same = holds_copy(region, slot, span, process);
-    atomic_thread_fence(memory_order_acquire);
-    return same && (seqlock & 1) == 0 && seqlock_of(region, slot) == seqlock;
+    return hr_load_u64(at, memory_order_relaxed);
+}
+
+/* The word at `at`, which is also or-ed to what has been seen so far. */
+static inline uint64_t look_and_note(const unsigned char *at, uint64_t *seen)
+{
+    const uint64_t word = look(at);
+    *seen |= word;
+    return word;
+}
+
+/*
+ * The first look, at the slots from `first` to before `end`.
+ *
+ * `step` and `has_util` are constants where this is called, which leaves the loop
+ * enough registers.
+ */
+ALWAYS_INLINE void copy_slots(struct hr_reading *reading, uint32_t first, uint32_t end, size_t step,
+                              bool has_util)
+{
+    const struct hr_layout *layout = reading->region->layout;
+    const struct hr_device_offsets *const devices = reading->offsets;
+    const struct hr_device_offsets *const devices_end = devices + reading->device_count;
+    const size_t device_figures = reading->device_figures, slot_stride = layout->slot_stride;
+    const size_t process_figures = reading->process_figures, process_step = reading->process_step;
+    const unsigned char *slot = hr_slot(reading->region, first);
+    unsigned char *copy = reading->processes + first * process_step;
+    uint64_t *figures = reading->figures + first * process_figures;
+    uint64_t *seqlock = reading->seqlocks + first;
+    uint64_t any = 0;
+    for (uint32_t i = first; i < end; i++) {
+        struct hr_process *process = (struct hr_process *)(void *)copy;
+        *seqlock++ = seqlock_of(layout, slot);
+        process->pid = hr_load_i32(slot + layout->slot_pid, memory_order_relaxed);
+        process->host_pid = hr_load_i32(slot + layout->slot_hostpid, memory_order_relaxed);
+        process->status = hr_load_i32(slot + layout->slot_status, memory_order_relaxed);
+
+        struct cells to = cells_at(figures, step);
+        for (const struct hr_device_offsets *device = devices; device < devices_end; device++) {
+            const unsigned char *used = slot + device->used;
+            CONTEXT(to) = look_and_note(used, &any);
+            MODULE(to) = look_and_note(used + 8, &any);
+            DATA(to) = look_and_note(used + 16, &any);
+            OFFSET(to) = look_and_note(used + 24, &any);
+            TOTAL(to) = look_and_note(used + 32, &any);
+            MONITOR(to) = look_and_note(slot + device->monitor, &any);
+            if (has_util) {
+                const unsigned char *util = slot + device->util;
+                DEC(to) = look_and_note(util, &any);
+                ENC(to) = look_and_note(util + 8, &any);
+                SM(to) = look_and_note(util + 16, &any);
+            } else {
+                DEC(to) = ENC(to) = SM(to) = 0;
+            }
+            next_cells(&to, device_figures);
+        }
+        slot += slot_stride;
+        copy += process_step;
+        figures += process_figures;
+    }
+    reading->any_figure |= any;
+}
+
+/*
+ * The second look, at the same slots; each process is marked settled that still
+ * is what was copied.  Returns whether all are.
+ */
+ALWAYS_INLINE bool look_again(struct hr_reading *reading, uint32_t first, uint32_t end, size_t step,
+                              bool has_util)
+{
+    const struct hr_layout *layout = reading->region->layout;
+    const struct hr_device_offsets *const devices = reading->offsets;
+    const struct hr_device_offsets *const devices_end = devices + reading->device_count;
+    const size_t device_figures = reading->device_figures, slot_stride = layout->slot_stride;
+    const size_t process_figures = reading->process_figures, process_step = reading->process_step;
+    const unsigned char *slot = hr_slot(reading->region, first);
+    unsigned char *copied = reading->processes + first * process_step;
+    const uint64_t *figures = reading->figures + first * process_figures;
+    const uint64_t *seqlock = reading->seqlocks + first;
+    uint64_t any_changed = 0;
+    for (uint32_t i = first; i < end; i++) {
+        struct hr_process *process = (struct hr_process *)(void *)copied;
+        uint64_t changed =
+            (uint32_t)((hr_load_i32(slot + layout->slot_pid, memory_order_relaxed) ^ process->pid) |
+                       (hr_load_i32(slot + layout->slot_hostpid, memory_order_relaxed) ^
+                        process->host_pid) |
+                       (hr_load_i32(slot + layout->slot_status, memory_order_relaxed) ^
+                        process->status));
+
+        struct cells copy = cells_at((uint64_t *)figures, step);
+        for (const struct hr_device_offsets *device = devices; device < devices_end; device++) {
+            const unsigned char *used = slot + device->used;
+            changed |= look(used) ^ CONTEXT(copy);
+            changed |= look(used + 8) ^ MODULE(copy);
+            changed |= look(used + 16) ^ DATA(copy);
+            changed |= look(used + 24) ^ OFFSET(copy);
+            changed |= look(used + 32) ^ TOTAL(copy);
+            changed |= look(slot + device->monitor) ^ MONITOR(copy);
+            if (has_util) {
+                const unsigned char *util = slot + device->util;
+                changed |= look(util) ^ DEC(copy);
+                changed |= look(util + 8) ^ ENC(copy);
+                changed |= look(util + 16) ^ SM(copy);
+            }
+            next_cells(&copy, device_figures);
+        }
+        /* The fence: the seqlock is read after the values. */
+        atomic_thread_fence(memory_order_acquire);
+        changed |= (*seqlock & 1) | (seqlock_of(layout, slot) ^ *seqlock);
+        seqlock++;
+        process->settled = changed == 0;
+        any_changed |= changed;
+        slot += slot_stride;
+        copied += process_step;
+        figures += process_figures;
+    }
+    return any_changed == 0;
+}
+
+static void first_look(struct hr_reading *reading, uint32_t first, uint32_t end)
+{
+    const bool has_util = reading->region->layout->slot_util != HR_ABSENT;
+    if (!has_util)
+        copy_slots(reading, first, end, reading->figure_step, false);
+    else if (reading->figure_step == 1)
+        copy_slots(reading, first, end, 1, true);
+    else
+        copy_slots(reading, first, end, reading->figure_step, true);
+}
+
+static bool second_look(struct hr_reading *reading, uint32_t first, uint32_t end)
+{
+    const bool has_util = reading->region->layout->slot_util != HR_ABSENT;
+    if (!has_util)
+        return look_again(reading, first, end, reading->figure_step, false);
+    if (reading->figure_step == 1)
+        return look_again(reading, first, end, 1, true);
+    return look_again(reading, first, end, reading->figure_step, true);
 }
 
 static bool proc_num_is(const hr_region *region, int32_t count)
@@ -202,26 +262,25 @@ static bool proc_num_is(const hr_region *region, int32_t count)
 }
 
 /* Try one slot again by itself.  Its process must still be the same one. */
-static bool settle_slot(struct reading *reading, uint32_t index, struct hr_process *process)
+static bool settle_slot(struct hr_reading *reading, uint32_t index)
 {
     hr_region *region = reading->region;
-    const unsigned char *slot = hr_slot(region, index);
-    uint32_t span = reading->head->span;
+    const struct hr_process *process = hr_copy_of_process(reading, index);
     int32_t pid = process->pid;
     for (unsigned try = 0; try < SLOT_TRIES; try++) {
-        uint64_t seqlock = seqlock_of(region, slot);
+        const uint64_t seqlock = seqlock_of(region->layout, hr_slot(region, index));
         if ((seqlock & 1) != 0) {
             if (atomic_load_explicit(&region->stuck_seqlock, memory_order_relaxed) == seqlock)
                 return false;
             hr_pause();
             continue;
         }
-        copy_slot(region, slot, span, process);
+        first_look(reading, index, index + 1);
         if (process->pid != pid)
             return false;
         bool undisturbed = is_free(semaphore_between_looks(region)) &&
                            proc_num_is(region, reading->head->proc_num);
-        if (undisturbed && is_unchanged(region, slot, span, process, seqlock))
+        if (undisturbed && second_look(reading, index, index + 1))
             return true;
         hr_pause();
     }
@@ -242,54 +301,99 @@ static void copy_head(const hr_region *region, struct hr_snapshot *head)
     head->recent_kernel = hr_load_i32(base + layout->recent_kernel, memory_order_relaxed);
 }
 
-/* Returns the first device whose uuid is implausible, or HR_DEVICES. */
-static uint32_t copy_devices(const hr_region *region, struct hr_snapshot *head)
+/* The text at `from`, word by word; whether it is a uuid or empty. */
+static inline bool copy_uuid(unsigned char *to, const unsigned char *from)
 {
-    const unsigned char *limit = region->base + region->layout->limit;
-    const unsigned char *sm_limit = region->base + region->layout->sm_limit;
-    const unsigned char *uuid = region->base + region->layout->uuids;
-    struct hr_device *device = devices_of(head);
-    uint32_t bad = HR_DEVICES;
-    for (uint32_t i = 0; i < head->span; i++, device++, uuid += HR_UUID_BYTES) {
-        device->limit = hr_load_u64(limit + i * 8, memory_order_relaxed);
-        device->sm_limit = hr_load_u64(sm_limit + i * 8, memory_order_relaxed);
-        struct hr_uuid_check check = {0};
-        for (uint32_t word = 0; word < HR_UUID_WORDS; word++) {
-            uint64_t text = hr_load_u64(uuid + word * 8, memory_order_relaxed);
-            memcpy(device->uuid + word * 8, &text, sizeof text);
-            hr_uuid_check_word(&check, word, text);
-        }
-        if (!hr_uuid_has_usual_form(&check) && bad == HR_DEVICES &&
-            !hr_uuid_is_plausible((const unsigned char *)device->uuid))
-            bad = i;
+    struct hr_uuid_check check = {0};
+#pragma GCC unroll 12
+    for (uint32_t word = 0; word < HR_UUID_WORDS; word++) {
+        uint64_t text = look(from + word * 8);
+        memcpy(to + word * 8, &text, sizeof text);
+        hr_uuid_check_word(&check, word, text);
     }
-    return bad;
+    return hr_uuid_has_usual_form(&check) || hr_uuid_is_plausible(to);
 }
 
-/* From the copies, so that a device's sums are those of the processes beside them. */
-static void sum_usages(struct hr_snapshot *head)
+static void copy_devices(struct hr_reading *reading)
 {
-    struct hr_device *devices = devices_of(head);
-    for (uint32_t device = 0; device < head->span; device++) {
-        struct hr_usage sums = {0};
-        for (uint32_t i = 0; i < (uint32_t)head->proc_num; i++) {
-            const struct hr_usage *usage = &usage_of(process_of(head, i))[device];
-            sums.total = hr_add_saturating(sums.total, usage->total);
-            sums.context = hr_add_saturating(sums.context, usage->context);
-            sums.module = hr_add_saturating(sums.module, usage->module);
-            sums.data = hr_add_saturating(sums.data, usage->data);
-            sums.monitor = hr_add_saturating(sums.monitor, usage->monitor);
-            sums.sm = hr_add_saturating(sums.sm, usage->sm);
-            sums.enc = hr_add_saturating(sums.enc, usage->enc);
-            sums.dec = hr_add_saturating(sums.dec, usage->dec);
-            sums.offset = hr_add_saturating(sums.offset, usage->offset);
-        }
-        devices[device].sums = sums;
+    const struct hr_layout *layout = reading->region->layout;
+    const unsigned char *base = reading->region->base;
+    reading->bad_uuid = HR_DEVICES;
+    for (uint32_t i = 0; i < reading->device_count; i++) {
+        const uint32_t device = reading->listed[i];
+        uint64_t *to = reading->limits + i * reading->device_limits;
+        to[0] = look(base + layout->limit + device * 8);
+        to[reading->limit_step] = look(base + layout->sm_limit + device * 8);
+        if (!copy_uuid(reading->uuids + i * reading->uuid_step,
+                       base + layout->uuids + device * HR_UUID_BYTES) &&
+            reading->bad_uuid == HR_DEVICES)
+            reading->bad_uuid = device;
     }
 }
 
-static bool head_is_unchanged(const hr_region *region, struct hr_snapshot *head)
+static uint64_t saturating_sum(const uint64_t *figure, uint32_t count, size_t step)
 {
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < count; i++, figure += step)
+        sum = hr_add_saturating(sum, *figure);
+    return sum;
+}
+
+/* Of the copies, so that a device's sums are those of the processes beside them. */
+ALWAYS_INLINE void sum_device(const struct hr_reading *reading, const uint64_t *first,
+                              uint64_t *sums, size_t step)
+{
+    const size_t process_figures = reading->process_figures;
+    const uint32_t count = (uint32_t)reading->head->proc_num;
+    /* 1,024 figures below 2^53 cannot pass 2^64: then plain additions will do. */
+    if (reading->any_figure >> 53 != 0) {
+        for (uint32_t figure = 0; figure < HR_FIGURES; figure++)
+            sums[figure * reading->limit_step] =
+                saturating_sum(first + figure * step, count, process_figures);
+        return;
+    }
+    struct hr_usage sum = {0};
+    struct cells from = cells_at((uint64_t *)first, step);
+    for (uint32_t i = 0; i < count; i++) {
+        sum.total += TOTAL(from);
+        sum.context += CONTEXT(from);
+        sum.module += MODULE(from);
+        sum.data += DATA(from);
+        sum.offset += OFFSET(from);
+        sum.monitor += MONITOR(from);
+        sum.sm += SM(from);
+        sum.enc += ENC(from);
+        sum.dec += DEC(from);
+        next_cells(&from, process_figures);
+    }
+    struct cells to = cells_at(sums, reading->limit_step);
+    TOTAL(to) = sum.total;
+    CONTEXT(to) = sum.context;
+    MODULE(to) = sum.module;
+    DATA(to) = sum.data;
+    OFFSET(to) = sum.offset;
+    MONITOR(to) = sum.monitor;
+    SM(to) = sum.sm;
+    ENC(to) = sum.enc;
+    DEC(to) = sum.dec;
+}
+
+static void sum_usages(const struct hr_reading *reading)
+{
+    for (uint32_t i = 0; i < reading->device_count; i++) {
+        const uint64_t *first = reading->figures + i * reading->device_figures;
+        uint64_t *sums = reading->limits + i * reading->device_limits + 2 * reading->limit_step;
+        if (reading->figure_step == 1)
+            sum_device(reading, first, sums, 1);
+        else
+            sum_device(reading, first, sums, reading->figure_step);
+    }
+}
+
+static bool head_is_unchanged(const struct hr_reading *reading)
+{
+    const hr_region *region = reading->region;
+    const struct hr_snapshot *head = reading->head;
     struct hr_snapshot again;
     copy_head(region, &again);
     uint64_t changed = again.owner_pid ^ head->owner_pid;
@@ -297,19 +401,17 @@ static bool head_is_unchanged(const hr_region *region, struct hr_snapshot *head)
     changed |= (uint32_t)(again.priority ^ head->priority);
     changed |= (uint32_t)(again.utilization_switch ^ head->utilization_switch);
     changed |= (uint32_t)(again.recent_kernel ^ head->recent_kernel);
-    const struct hr_device *device = devices_of(head);
-    for (uint32_t i = 0; i < head->span; i++, device++) {
-        changed |= hr_load_u64(region->base + region->layout->limit + i * 8,
-                               memory_order_relaxed) ^
-                   device->limit;
-        changed |= hr_load_u64(region->base + region->layout->sm_limit + i * 8,
-                               memory_order_relaxed) ^
-                   device->sm_limit;
+    const unsigned char *limit = region->base + region->layout->limit;
+    const unsigned char *sm_limit = region->base + region->layout->sm_limit;
+    for (uint32_t i = 0; i < reading->device_count; i++) {
+        const uint64_t *copy = reading->limits + i * reading->device_limits;
+        changed |= look(limit + reading->listed[i] * 8u) ^ copy[0];
+        changed |= look(sm_limit + reading->listed[i] * 8u) ^ copy[reading->limit_step];
     }
     return changed == 0;
 }
 
-static int no_space(uint64_t wanted)
+int hr_no_space(uint64_t wanted)
 {
     struct hr_detail detail = {
         .code = HR_ENOSPACE, .device = -1, .layout = HR_LAYOUTS, .wanted = wanted};
@@ -317,7 +419,7 @@ static int no_space(uint64_t wanted)
 }
 
 /* Counts, listed devices and span: what decides how much is copied. */
-static int measure(struct reading *reading)
+static int measure(struct hr_reading *reading)
 {
     hr_region *region = reading->region;
     struct hr_snapshot *head = reading->head;
@@ -336,20 +438,28 @@ static int measure(struct reading *reading)
     head->device_num = device_num;
     head->shown = ((1u << count) - 1) | reading->far;
     head->span = 32 - (uint32_t)__builtin_clz(head->shown);
-    size_t wanted = sizeof *head + head->span * sizeof(struct hr_device) +
-                    (size_t)head->proc_num * process_bytes(head->span);
-    return wanted <= reading->bytes ? HR_OK : no_space(wanted);
+    code = reading->place(reading);
+    if (code != HR_OK)
+        return code;
+    const struct hr_layout *layout = region->layout;
+    for (uint32_t i = 0; i < reading->device_count; i++) {
+        const uint32_t device = reading->listed[i];
+        reading->offsets[i].used = layout->slot_used + device * layout->slot_used_stride;
+        reading->offsets[i].monitor = layout->slot_monitorused + device * 8;
+        reading->offsets[i].util = layout->slot_util + device * layout->slot_util_stride;
+    }
+    return HR_OK;
 }
 
-static void remember_stuck_seqlock(struct reading *reading, uint32_t index)
+static void remember_stuck_seqlock(struct hr_reading *reading, uint32_t index)
 {
-    uint64_t seqlock = seqlock_of(reading->region, hr_slot(reading->region, index));
+    uint64_t seqlock = seqlock_of(reading->region->layout, hr_slot(reading->region, index));
     if ((seqlock & 1) != 0)
         atomic_store_explicit(&reading->region->stuck_seqlock, seqlock, memory_order_relaxed);
 }
 
 /* One round: HR_OK with head->settled and each process's; or a code. */
-static int read_round(struct reading *reading)
+static int read_round(struct hr_reading *reading)
 {
     hr_region *region = reading->region;
     struct hr_snapshot *head = reading->head;
@@ -361,43 +471,34 @@ static int read_round(struct reading *reading)
     if (code != HR_OK)
         return code;
     copy_head(region, head);
-    reading->bad_uuid = copy_devices(region, head);
+    copy_devices(reading);
+    reading->any_figure = 0;
     uint32_t count = (uint32_t)head->proc_num;
-    for (uint32_t i = 0; i < count; i++) {
-        const unsigned char *slot = hr_slot(region, i);
-        reading->seqlocks[i] = seqlock_of(region, slot);
-        copy_slot(region, slot, head->span, process_of(head, i));
-    }
+    first_look(reading, 0, count);
 
     head->semaphore = semaphore_between_looks(region);
     /* proc_num after the semaphore: who adds a slot fills it before proc_num is raised,
      * so the second look finds the slot changed. */
-    bool undisturbed =
-        no_holder && is_free(head->semaphore) && proc_num_is(region, head->proc_num);
-    bool all = true;
-    for (uint32_t i = 0; i < count; i++) {
-        struct hr_process *process = process_of(head, i);
-        process->settled =
-            is_unchanged(region, hr_slot(region, i), head->span, process, reading->seqlocks[i]);
-        all = all && process->settled;
-    }
-    all = head_is_unchanged(region, head) && all;
+    bool undisturbed = no_holder && is_free(head->semaphore) && proc_num_is(region, head->proc_num);
+    bool all = second_look(reading, 0, count);
+    all = head_is_unchanged(reading) && all;
     head->settled = undisturbed && all && reading->bad_uuid == HR_DEVICES;
     if (head->settled)
         return HR_OK;
 
     for (uint32_t i = 0; i < count; i++) {
-        struct hr_process *process = process_of(head, i);
+        struct hr_process *process = hr_copy_of_process(reading, i);
         if (!(undisturbed && process->settled))
-            process->settled = settle_slot(reading, i, process);
+            process->settled = settle_slot(reading, i);
         if (!process->settled)
             remember_stuck_seqlock(reading, i);
     }
     return HR_OK;
 }
 
-static int read_region(struct reading *reading)
+int hr_read_consistently(void *argument)
 {
+    struct hr_reading *reading = argument;
     struct hr_snapshot *head = reading->head;
     head->taken_at_ns = reading->taken_at_ns;
     int code = HR_OK;
@@ -413,7 +514,7 @@ static int read_region(struct reading *reading)
     }
     if (code != HR_OK)
         return code;
-    sum_usages(head);
+    sum_usages(reading);
     if (reading->bad_uuid == HR_DEVICES)
         return HR_OK;
     struct hr_detail detail = {.code = HR_ECORRUPT,
@@ -424,279 +525,60 @@ static int read_region(struct reading *reading)
     return hr_fail(&detail);
 }
 
-static int snapshot_work(void *argument)
+/* ---- One region, as rows ----------------------------------------------------- */
+
+_Static_assert(sizeof(struct hr_usage) == HR_FIGURES * sizeof(uint64_t) &&
+                   offsetof(struct hr_usage, offset) == 4 * sizeof(uint64_t) &&
+                   offsetof(struct hr_usage, dec) == 8 * sizeof(uint64_t) &&
+                   offsetof(struct hr_device, sums) == 2 * sizeof(uint64_t) &&
+                   offsetof(struct hr_device, uuid) == HR_DEVICE_FIGURES * sizeof(uint64_t),
+               "struct hr_usage and hr_device have their figures in the order of the columns");
+
+struct snapshot_call {
+    struct hr_reading reading; /* first, so that place_rows() finds the rest */
+    size_t bytes;              /* room behind the head, itself included */
+};
+
+static int place_rows(struct hr_reading *reading)
 {
-    return read_region(argument);
+    const struct snapshot_call *call = (const struct snapshot_call *)(const void *)reading;
+    struct hr_snapshot *head = reading->head;
+    const uint32_t span = head->span;
+    const size_t process_bytes = sizeof(struct hr_process) + span * sizeof(struct hr_usage);
+    const size_t devices_end = sizeof *head + span * sizeof(struct hr_device);
+    const size_t wanted = devices_end + (size_t)head->proc_num * process_bytes;
+    if (wanted > call->bytes)
+        return hr_no_space(wanted);
+    reading->device_count = span;
+    for (uint32_t device = 0; device < span; device++)
+        reading->listed[device] = (uint8_t)device;
+    struct hr_device *devices = (struct hr_device *)(head + 1);
+    reading->limits = &devices->limit;
+    reading->limit_step = 1;
+    reading->device_limits = sizeof *devices / sizeof(uint64_t);
+    reading->uuids = (unsigned char *)devices->uuid;
+    reading->uuid_step = sizeof(struct hr_device);
+    reading->processes = (unsigned char *)head + devices_end;
+    reading->process_step = process_bytes;
+    reading->figures = (uint64_t *)(void *)(reading->processes + sizeof(struct hr_process));
+    reading->figure_step = 1;
+    reading->device_figures = HR_FIGURES;
+    reading->process_figures = process_bytes / sizeof(uint64_t);
+    return HR_OK;
 }
 
 int hr_snapshot(hr_region *region, void *buffer, size_t bytes)
 {
     if (bytes < sizeof(struct hr_snapshot))
-        return no_space(sizeof(struct hr_snapshot));
-    struct reading reading;
-    reading.region = region;
-    reading.head = buffer;
-    reading.bytes = bytes;
-    reading.thorough = true;
-    reading.far = 0;
-    reading.deadline_ns = 0;
-    reading.taken_at_ns = hr_clock_ns(CLOCK_REALTIME);
-    return hr_run(region, snapshot_work, &reading);
-}
-
-/* ---- Many regions, as columns ---------------------------------------------- */
-
-struct table {
-    uint64_t *cells;
-    uint32_t capacity;
-};
-
-struct tables {
-    struct table regions, devices, processes, usages;
-    struct hr_rows filled;
-};
-
-static void put(const struct table *table, uint32_t column, uint32_t row, uint64_t value)
-{
-    table->cells[(size_t)column * table->capacity + row] = value;
-}
-
-static uint64_t widen(int32_t value)
-{
-    return (uint64_t)(int64_t)value;
-}
-
-static void put_failed_region(struct tables *tables, uint32_t row, int code)
-{
-    for (uint32_t column = 0; column < HR_REGION_COLUMNS; column++)
-        put(&tables->regions, column, row, 0);
-    put(&tables->regions, HR_REGION_CODE, row, widen(code));
-    put(&tables->regions, HR_REGION_FIRST_DEVICE, row, tables->filled.devices);
-    put(&tables->regions, HR_REGION_FIRST_PROCESS, row, tables->filled.processes);
-}
-
-static void put_region(struct tables *tables, uint32_t row, const hr_region *region,
-                       const struct hr_snapshot *head, uint32_t device_rows)
-{
-    const struct table *to = &tables->regions;
-    put(to, HR_REGION_CODE, row, HR_OK);
-    put(to, HR_REGION_LAYOUT, row, region->layout->id);
-    put(to, HR_REGION_TAKEN_AT_NS, row, head->taken_at_ns);
-    put(to, HR_REGION_SETTLED, row, head->settled);
-    put(to, HR_REGION_DEVICE_COUNT, row, head->device_num);
-    put(to, HR_REGION_PROCESS_COUNT, row, (uint32_t)head->proc_num);
-    put(to, HR_REGION_PRIORITY, row, widen(head->priority));
-    put(to, HR_REGION_UTILIZATION_SWITCH, row, widen(head->utilization_switch));
-    put(to, HR_REGION_RECENT_KERNEL, row, widen(head->recent_kernel));
-    put(to, HR_REGION_LAST_KERNEL_TIME, row, head->last_kernel_time);
-    put(to, HR_REGION_OWNER_PID, row, head->owner_pid);
-    put(to, HR_REGION_SEMAPHORE, row, head->semaphore);
-    put(to, HR_REGION_FIRST_DEVICE, row, tables->filled.devices);
-    put(to, HR_REGION_DEVICE_ROWS, row, device_rows);
-    put(to, HR_REGION_FIRST_PROCESS, row, tables->filled.processes);
-}
-
-/* Usage rows are most of all rows: their columns are found once, not per cell. */
-static void put_usages(const struct tables *tables, uint32_t row, uint32_t process_row,
-                       const struct hr_usage *usage, const struct hr_snapshot *head)
-{
-    const size_t capacity = tables->usages.capacity;
-    uint64_t *cell = tables->usages.cells + row;
-    for (uint32_t device = 0; device < head->span; device++, usage++) {
-        if ((head->shown & 1u << device) == 0)
-            continue;
-        cell[HR_USAGE_PROCESS * capacity] = process_row;
-        cell[HR_USAGE_DEVICE * capacity] = device;
-        cell[HR_USAGE_TOTAL * capacity] = usage->total;
-        cell[HR_USAGE_CONTEXT * capacity] = usage->context;
-        cell[HR_USAGE_MODULE * capacity] = usage->module;
-        cell[HR_USAGE_DATA * capacity] = usage->data;
-        cell[HR_USAGE_OFFSET * capacity] = usage->offset;
-        cell[HR_USAGE_MONITOR * capacity] = usage->monitor;
-        cell[HR_USAGE_SM * capacity] = usage->sm;
-        cell[HR_USAGE_ENC * capacity] = usage->enc;
-        cell[HR_USAGE_DEC * capacity] = usage->dec;
-        cell++;
-    }
-}
-
-static void put_processes(const struct tables *tables, uint32_t row, struct hr_snapshot *head,
-                          uint32_t device_rows)
-{
-    const struct table *to = &tables->processes;
-    uint32_t process_row = tables->filled.processes;
-    uint32_t usage_row = tables->filled.usages;
-    for (uint32_t i = 0; i < (uint32_t)head->proc_num; i++) {
-        struct hr_process *process = process_of(head, i);
-        put(to, HR_PROCESS_REGION, process_row, row);
-        put(to, HR_PROCESS_PID, process_row, widen(process->pid));
-        put(to, HR_PROCESS_HOST_PID, process_row, widen(process->host_pid));
-        put(to, HR_PROCESS_STATUS, process_row, widen(process->status));
-        put(to, HR_PROCESS_SETTLED, process_row, process->settled);
-        put(to, HR_PROCESS_FIRST_USAGE, process_row, usage_row);
-        put_usages(tables, usage_row, process_row, usage_of(process), head);
-        process_row++;
-        usage_row += device_rows;
-    }
-}
-
-static void put_devices(const struct tables *tables, uint32_t row, struct hr_snapshot *head)
-{
-    const struct table *to = &tables->devices;
-    uint64_t *uuids = to->cells + (size_t)HR_DEVICE_UUID * to->capacity;
-    uint32_t device_row = tables->filled.devices;
-    for (uint32_t device = 0; device < head->span; device++) {
-        if ((head->shown & 1u << device) == 0)
-            continue;
-        const struct hr_device *from = &devices_of(head)[device];
-        put(to, HR_DEVICE_REGION, device_row, row);
-        put(to, HR_DEVICE_INDEX, device_row, device);
-        put(to, HR_DEVICE_LIMIT, device_row, from->limit);
-        put(to, HR_DEVICE_SM_LIMIT, device_row, from->sm_limit);
-        put(to, HR_DEVICE_TOTAL, device_row, from->sums.total);
-        put(to, HR_DEVICE_CONTEXT, device_row, from->sums.context);
-        put(to, HR_DEVICE_MODULE, device_row, from->sums.module);
-        put(to, HR_DEVICE_DATA, device_row, from->sums.data);
-        put(to, HR_DEVICE_OFFSET, device_row, from->sums.offset);
-        put(to, HR_DEVICE_MONITOR, device_row, from->sums.monitor);
-        put(to, HR_DEVICE_SM, device_row, from->sums.sm);
-        put(to, HR_DEVICE_ENC, device_row, from->sums.enc);
-        put(to, HR_DEVICE_DEC, device_row, from->sums.dec);
-        memcpy(uuids + (size_t)device_row * HR_UUID_WORDS, from->uuid, HR_UUID_BYTES);
-        device_row++;
-    }
-}
-
-/* Count the rows always; store them only while they fit. */
-static bool put_all(struct tables *tables, uint32_t row, const hr_region *region,
-                    struct hr_snapshot *head, bool fits)
-{
-    uint32_t device_rows = (uint32_t)__builtin_popcount(head->shown);
-    struct hr_rows after = {
-        .regions = row + 1,
-        .devices = tables->filled.devices + device_rows,
-        .processes = tables->filled.processes + (uint32_t)head->proc_num,
-        .usages = tables->filled.usages + (uint32_t)head->proc_num * device_rows,
-    };
-    fits = fits && after.devices <= tables->devices.capacity &&
-           after.processes <= tables->processes.capacity &&
-           after.usages <= tables->usages.capacity;
-    if (fits) {
-        put_region(tables, row, region, head, device_rows);
-        put_processes(tables, row, head, device_rows);
-        put_devices(tables, row, head);
-    }
-    tables->filled = after;
-    return fits;
-}
-
-#define CACHE_LINE 64
-
-static void prefetch(const unsigned char *from, size_t bytes)
-{
-    for (size_t at = 0; at < bytes; at += CACHE_LINE)
-        __builtin_prefetch(from + at);
-}
-
-/*
- * The regions lie apart from each other, so a read of many is one wait for memory
- * after another unless the next region is on its way while this one is read.
- * Prefetching never faults, neither behind a truncation nor after an unmapping.
- */
-static void prefetch_region(const hr_region *region)
-{
-    if (region == NULL)
-        return;
-    const struct hr_layout *layout = region->layout;
-    const unsigned char *base = region->base;
-    uint32_t devices = atomic_load_explicit(&region->likely_devices, memory_order_relaxed);
-    uint32_t slots = atomic_load_explicit(&region->likely_slots, memory_order_relaxed);
-    prefetch(base, layout->uuids + devices * HR_UUID_BYTES);
-    prefetch(base + layout->limit, layout->procs - layout->limit);
-    prefetch(base + layout->proc_num, 2 * CACHE_LINE);
-    for (uint32_t i = 0; i < slots; i++) {
-        const unsigned char *slot = hr_slot(region, i);
-        prefetch(slot, layout->slot_used + (size_t)devices * layout->slot_used_stride);
-        prefetch(slot + layout->slot_monitorused, (size_t)devices * 8);
-        prefetch(slot + layout->slot_status, CACHE_LINE);
-        if (layout->slot_util != HR_ABSENT)
-            prefetch(slot + layout->slot_util, (size_t)devices * layout->slot_util_stride);
-    }
-}
-
-static void end_set_read(const struct reading *reading)
-{
-    const struct hr_snapshot *head = reading->head;
-    /* Enough for nearly all; more would push out what is being read. */
-    const uint32_t most = 8;
-    uint32_t slots = (uint32_t)head->proc_num;
-    hr_region *region = reading->region;
-    atomic_store_explicit(&region->far_devices, reading->far, memory_order_relaxed);
-    atomic_store_explicit(&region->likely_slots, slots < most ? slots : most,
-                          memory_order_relaxed);
-    atomic_store_explicit(&region->likely_devices, head->span < most ? head->span : most,
-                          memory_order_relaxed);
-}
-
-/*
- * As hr_run(), but without counting the call: an atomic addition waits until all
- * the cells stored for the region before have left the processor.  That no
- * handle is closed meanwhile is the caller's part.
- */
-static int read_one_of_set(struct reading *reading, hr_region *region)
-{
-    if ((atomic_load_explicit(&region->users, memory_order_acquire) & HR_CLOSING) != 0)
-        return hr_fail_code(HR_ECLOSED);
-    if (region->fork_generation != hr_fork_generation)
-        return hr_fail_code(HR_EFORKED);
-    reading->region = region;
-    uint32_t reads = atomic_load_explicit(&region->set_reads, memory_order_relaxed);
-    atomic_store_explicit(&region->set_reads, reads + 1, memory_order_relaxed);
-    reading->thorough = reads % HR_THOROUGH_EVERY == 0;
-    reading->far = reading->thorough
-                       ? 0
-                       : atomic_load_explicit(&region->far_devices, memory_order_relaxed);
-    return hr_guard_run(region->base, region->mapped_bytes, snapshot_work, reading);
-}
-
-int hr_read_set(hr_region *const *regions, const struct hr_rows *capacity, uint64_t *arena,
-                void *scratch, struct hr_rows *filled)
-{
-    struct tables tables = {
-        .regions = {arena, capacity->regions},
-        .devices = {NULL, capacity->devices},
-        .processes = {NULL, capacity->processes},
-        .usages = {NULL, capacity->usages},
-    };
-    tables.devices.cells = tables.regions.cells + (size_t)HR_REGION_COLUMNS * capacity->regions;
-    tables.processes.cells = tables.devices.cells + (size_t)HR_DEVICE_COLUMNS * capacity->devices;
-    tables.usages.cells =
-        tables.processes.cells + (size_t)HR_PROCESS_COLUMNS * capacity->processes;
-
-    /* One deadline for all: regions whose writers do not leave cannot add up. */
-    struct reading reading;
-    reading.head = scratch;
-    reading.bytes = HR_SNAPSHOT_MAX_BYTES;
-    reading.deadline_ns = 0;
-    reading.taken_at_ns = hr_clock_ns(CLOCK_REALTIME);
-    bool fits = true;
-    int failed = 0;
-    for (uint32_t row = 0; row < capacity->regions; row++) {
-        hr_region *region = regions[row];
-        int code = HR_ECLOSED;
-        if (row + 1 < capacity->regions)
-            prefetch_region(regions[row + 1]);
-        if (region != NULL)
-            code = read_one_of_set(&reading, region);
-        if (code != HR_OK) {
-            put_failed_region(&tables, row, code);
-            failed++;
-            continue;
-        }
-        end_set_read(&reading);
-        fits = put_all(&tables, row, region, reading.head, fits);
-    }
-    tables.filled.regions = capacity->regions;
-    *filled = tables.filled;
-    return fits ? failed : no_space(0);
+        return hr_no_space(sizeof(struct hr_snapshot));
+    struct snapshot_call call;
+    call.bytes = bytes;
+    call.reading.region = region;
+    call.reading.head = buffer;
+    call.reading.place = place_rows;
+    call.reading.thorough = true;
+    call.reading.far = 0;
+    call.reading.deadline_ns = 0;
+    call.reading.taken_at_ns = hr_clock_ns(CLOCK_REALTIME);
+    return hr_run(region, hr_read_consistently, &call.reading);
 }

@@ -132,9 +132,9 @@ struct hr_process {
 struct hr_usage {
     uint64_t total;
     uint64_t context, module, data;
+    uint64_t offset;
     uint64_t monitor;
     uint64_t sm, enc, dec;
-    uint64_t offset;
 };
 
 struct hr_device {

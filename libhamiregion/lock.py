@@ -44,8 +44,8 @@ class LockState:
             namespace; None where nobody has signed.
         owner_host_pid: The owner's pid in this process's /proc, None if it is not there.
         owner_life: ``"alive"``, ``"dead"`` or ``"unknown"``; None where nobody has signed.
-        by_library: Signed by a process of this library in another namespace; `owner_host_pid` is
-            then its pid in its own.
+        by_library: Signed by a process of this library that is not known to share the container's
+            namespace; `owner_host_pid` is then its pid in its own.
         semaphore_value: 1 is free, 0 is taken, anything else is damage.
         waiters: Sleeping waiters, as glibc 2.21 and later count them.
         postinit_value: Of the second semaphore; None where the layout has none.
@@ -102,7 +102,8 @@ class RegionLock:
     def __enter__(self) -> None:
         code = _lock(self._region._handle, self._timeout_ns)
         if code:
-            self._region._fail_busy(code, "this thread holds the lock already; it is not re-entrant")
+            busy = "this thread holds the lock already; it is not re-entrant"
+            self._region._fail_busy(code, busy)
 
     def __exit__(
         self,
@@ -137,8 +138,8 @@ class Lockable:
         Hold it for milliseconds only: libvgpu's processes wait for it, and take it away after 10 s
         from a holder that they cannot see. Not re-entrant. Reading never needs it.
 
-        A holder of this library that died inside is replaced at once; any other one that does not
-        leave needs `recover_lock`.
+        A dead holder that was a writer of this library from another namespace is replaced at once;
+        any other one that does not leave needs `recover_lock`.
 
         Args:
             timeout_s: How long to wait; 0 tries once.

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from ._core import ffi
+from .frozen import twin
 from .layouts import Layout
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 class ProcessStatus(enum.IntEnum):
@@ -120,6 +118,7 @@ class _Lazy:
     """The hidden slot of a snapshot that has not been taken apart yet."""
 
     __slots__ = ("_source",)
+    _source: Any
 
 
 @attrs.frozen(weakref_slot=False)
@@ -176,39 +175,42 @@ class RegionSnapshot(_Lazy):
 
         def __getattr__(self, name: str) -> Any:
             # Reached only while a slot is empty, which all of them are until the first use.
-            if name not in _SETTERS:
+            if name not in _FIELDS:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             _take_apart(self)
             return getattr(self, name)
 
 
-def _twin(cls: type) -> Any:
-    """A class with the same slots as a frozen one, to be filled at the price of plain stores.
+# To be filled, then turned into the frozen class by an assignment to `__class__`.
+_ProcessDevice = twin(ProcessDeviceUsage)
+_Process = twin(ProcessUsage)
+_Device = twin(DeviceUsage)
+_Snapshot = twin(RegionSnapshot)
 
-    The generated ``__init__`` of a frozen class stores through ``object.__setattr__``, several
-    times dearer. An instance of the twin is filled instead, and becomes one of the frozen class by
-    an assignment to ``__class__``.
-    """
-    names = [field.name for field in attrs.fields(cls)]
-    return attrs.make_class(f"_{cls.__name__}", names, slots=True, weakref_slot=False, eq=False)
-
-
-_ProcessDevice = _twin(ProcessDeviceUsage)
-_Process = _twin(ProcessUsage)
-_Device = _twin(DeviceUsage)
-
-_SETTERS = {
-    field.name: getattr(RegionSnapshot, field.name).__set__
-    for field in attrs.fields(RegionSnapshot)
-}
-_set_source = _Lazy.__dict__["_source"].__set__
-_new = object.__new__
+_FIELDS = tuple(attrs.fields_dict(RegionSnapshot))
+# What `lazy_snapshot` leaves empty. A snapshot that has been handed out stays what it is, so its
+# slots are filled through their descriptors.
+(
+    _set_taken_at_ns,
+    _set_device_count,
+    _set_devices,
+    _set_processes,
+    _set_priority,
+    _set_utilization_switch,
+    _set_recent_kernel,
+    _set_last_kernel_time_s,
+    _set_owner_pid,
+    _set_settled,
+) = (getattr(RegionSnapshot, name).__set__ for name in _FIELDS[2:])
 
 # struct hr_snapshot, hr_device, hr_process and hr_usage of csrc/region.h; x skips `offset`.
 _HEAD = struct.Struct("<4Q4I4i")
-_DEVICE = struct.Struct("<2Q8Q8x96s")
+_DEVICE = struct.Struct("<6Q8x4Q96s")
 _PROCESS = struct.Struct("<3iI")
-_USAGE = struct.Struct("<8Q8x")
+_USAGE = struct.Struct("<4Q8x4Q")
+
+# The layouts without `last_kernel_time`. Looking a member up costs more than comparing with it.
+_NO_UTIL, _UNVERSIONED = Layout.UNVERSIONED_NO_UTIL, Layout.UNVERSIONED
 
 
 @lru_cache(maxsize=256)
@@ -216,13 +218,17 @@ def _indexes(shown: int) -> tuple[int, ...]:
     return tuple(index for index in range(shown.bit_length()) if shown & 1 << index)
 
 
-def lazy_snapshot(raw: Any, identity: tuple[str, Layout]) -> RegionSnapshot:
+def lazy_snapshot(raw: Any, path: str, layout: Layout) -> RegionSnapshot:
     """Wrap what `hr_snapshot` wrote into `raw`; nothing is decoded yet."""
-    snapshot = _new(RegionSnapshot)
-    _set_source(snapshot, (raw, identity))
-    return snapshot
+    snapshot = _Snapshot()
+    snapshot._source = raw
+    snapshot.path = path
+    snapshot.layout = layout
+    snapshot.__class__ = RegionSnapshot
+    return snapshot  # type: ignore[no-any-return]
 
 
+@lru_cache(maxsize=1024)
 def uuid_text(raw: bytes) -> str | None:
     """The uuid of 96 bytes that the core has found plausible; None if unset."""
     text = raw.rstrip(b"\0").decode("ascii")
@@ -231,8 +237,7 @@ def uuid_text(raw: bytes) -> str | None:
 
 def _take_apart(snapshot: RegionSnapshot) -> None:
     # Two threads may both come here; they store equal values.
-    raw, (path, layout) = snapshot._source
-    buffer = ffi.buffer(raw)
+    buffer = ffi.buffer(snapshot._source)
     (
         taken_at_ns,
         owner_pid,
@@ -247,64 +252,79 @@ def _take_apart(snapshot: RegionSnapshot) -> None:
         utilization_switch,
         recent_kernel,
     ) = _HEAD.unpack_from(buffer)
-
+    layout = snapshot.layout
+    if layout is _NO_UTIL or layout is _UNVERSIONED:
+        last_kernel_time_s = None
     indexes = _indexes(shown)
-    contiguous = len(indexes) == span
+    _set_devices(snapshot, _devices(buffer, indexes))
+    _set_processes(snapshot, _processes(buffer, process_count, span, indexes))
+    _set_taken_at_ns(snapshot, taken_at_ns)
+    _set_device_count(snapshot, device_count)
+    _set_priority(snapshot, priority)
+    _set_utilization_switch(snapshot, utilization_switch != 0)
+    _set_recent_kernel(snapshot, recent_kernel)
+    _set_last_kernel_time_s(snapshot, last_kernel_time_s)
+    _set_owner_pid(snapshot, owner_pid)
+    _set_settled(snapshot, settled != 0)
+
+
+def _devices(buffer: Any, indexes: tuple[int, ...]) -> tuple[DeviceUsage, ...]:
+    devices = []
+    for index in indexes:
+        device = _Device()
+        device.index = index
+        (
+            limit,
+            sm_limit,
+            device.memory_used_bytes,
+            device.memory_context_bytes,
+            device.memory_module_bytes,
+            device.memory_data_bytes,
+            device.memory_monitor_bytes,
+            device.sm_util_percent,
+            device.enc_util_percent,
+            device.dec_util_percent,
+            uuid,
+        ) = _DEVICE.unpack_from(buffer, _HEAD.size + index * _DEVICE.size)
+        device.uuid = uuid_text(uuid)
+        device.memory_limit_bytes = limit or None
+        device.sm_limit_percent = sm_limit if 0 < sm_limit < 100 else None
+        device.__class__ = DeviceUsage
+        devices.append(device)
+    return tuple(devices)
+
+
+def _processes(
+    buffer: Any, count: int, span: int, indexes: tuple[int, ...]
+) -> tuple[ProcessUsage, ...]:
     at = _HEAD.size + span * _DEVICE.size
+    process_bytes, usage_bytes = _PROCESS.size, _USAGE.size
+    unpack_usage = _USAGE.unpack_from
     processes = []
-    for _ in range(process_count):
-        pid, host_pid, status, slot_settled = _PROCESS.unpack_from(buffer, at)
-        at += _PROCESS.size
-        end = at + span * _USAGE.size
-        usages: Iterable[tuple[int, ...]] = _USAGE.iter_unpack(buffer[at:end])
-        at = end
-        if not contiguous:
-            rows = list(usages)
-            usages = [rows[index] for index in indexes]
-        entries = []
-        for index, row in zip(indexes, usages, strict=True):
-            entry = _ProcessDevice(index, *row)
-            entry.__class__ = ProcessDeviceUsage
-            entries.append(entry)
-        process = _Process(pid, host_pid or None, status, tuple(entries), slot_settled == 1)
+    for _ in range(count):
+        process = _Process()
+        process.pid, host_pid, process.status, settled = _PROCESS.unpack_from(buffer, at)
+        at += process_bytes
+        usages = []
+        for index in indexes:
+            usage = _ProcessDevice()
+            usage.index = index
+            (
+                usage.memory_used_bytes,
+                usage.memory_context_bytes,
+                usage.memory_module_bytes,
+                usage.memory_data_bytes,
+                usage.memory_monitor_bytes,
+                usage.sm_util_percent,
+                usage.enc_util_percent,
+                usage.dec_util_percent,
+            ) = unpack_usage(buffer, at + index * usage_bytes)
+            usage.__class__ = ProcessDeviceUsage
+            usages.append(usage)
+        at += span * usage_bytes
+        process.host_pid = host_pid or None
+        process.devices = tuple(usages)
+        process.settled = settled == 1
         process.__class__ = ProcessUsage
         processes.append(process)
-
-    values = (
-        path,
-        layout,
-        taken_at_ns,
-        device_count,
-        tuple(_device(buffer, index) for index in indexes),
-        tuple(processes),
-        priority,
-        bool(utilization_switch),
-        recent_kernel,
-        last_kernel_time_s if layout.number >= Layout.V1_1.number else None,
-        owner_pid,
-        bool(settled),
-    )
-    for store, value in zip(_SETTERS.values(), values, strict=True):
-        store(snapshot, value)
-
-
-def _device(buffer: Any, index: int) -> Any:
-    limit, sm_limit, total, context, module, data, monitor, sm, enc, dec, uuid = (
-        _DEVICE.unpack_from(buffer, _HEAD.size + index * _DEVICE.size)
-    )
-    device = _Device(
-        index,
-        uuid_text(uuid),
-        limit or None,
-        total,
-        context,
-        module,
-        data,
-        monitor,
-        sm_limit if 0 < sm_limit < 100 else None,
-        sm,
-        enc,
-        dec,
-    )
-    device.__class__ = DeviceUsage
-    return device
+    return tuple(processes)

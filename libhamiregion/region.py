@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ._core import ffi, lib
-from .effects import Effect, LimitChange, ValueChange, sm_limit_effects, switch_effect
+from .effects import Effect, ValueChange, limit_change, sm_limit_effects, switch_effect
 from .errors import (
     LimitBelowUsage,
     LimitConflict,
@@ -18,12 +18,13 @@ from .layouts import DEVICE_CAPACITY, LAYOUTS, Layout
 from .lock import Lockable
 from .models import RegionSnapshot, lazy_snapshot
 from .slot import SlotTable
-from .units import format_size, parse_size
+from .units import MAX_SIZE_BYTES, format_size, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
+    from .effects import LimitChange
     from .errors import PathLike
 
 _INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
@@ -41,6 +42,12 @@ _UTILIZATION_SWITCH = lib.HR_VALUE_UTILIZATION_SWITCH
 _RECENT_KERNEL = lib.HR_VALUE_RECENT_KERNEL
 _LAST_KERNEL_TIME = lib.HR_VALUE_LAST_KERNEL_TIME
 _DEVICE_NUM = lib.HR_VALUE_DEVICE_NUM
+_store_limits = lib.hr_set_limits
+_MEMORY, _SM = lib.HR_MEMORY, lib.HR_SM
+_ALL_DEVICES = lib.HR_ALL_DEVICES
+_EXPECT, _FORCE, _DRY_RUN = lib.HR_EXPECT, lib.HR_FORCE, lib.HR_DRY_RUN
+# An Enum looks its members up through Python code.
+_IMMEDIATE = Effect.IMMEDIATE
 
 # Not cleared: the core overwrites what is read, and a snapshot lives as long as its buffer.
 _new_buffer = ffi.new_allocator(should_clear_after_alloc=False)
@@ -258,7 +265,8 @@ class Region(Lockable, SlotTable):
         code = _take_snapshot(self._handle, raw, size)
         if code:
             raw = self._snapshot_again(code)
-        return lazy_snapshot(raw, self._identity)
+        path, layout = self._identity
+        return lazy_snapshot(raw, path, layout)
 
     def _snapshot_again(self, code: int) -> Any:
         # More processes may attach between two tries; the largest snapshot always fits.
@@ -399,13 +407,13 @@ class Region(Lockable, SlotTable):
         Source: region-abi section 2. Shell: ``hamiregion limits set FILE --memory 6GiB``.
         """
         compare = None if expected is None else parse_size(expected)
-        flags = lib.HR_FORCE if force else 0
-        edits = self._set_limits(
-            lib.HR_MEMORY, _memory_value(limit), device, compare, flags, dry_run=dry_run
-        )
+        flags = (_FORCE if force else 0) | (_DRY_RUN if dry_run else 0)
+        edits = self._set_limits(_MEMORY, _memory_value(limit), device, compare, flags)
         return tuple(
-            LimitChange(index, before or None, after or None, Effect.IMMEDIATE)
-            for index, before, after in edits
+            [
+                limit_change(edit.device, edit.before or None, edit.after or None, _IMMEDIATE)
+                for edit in edits
+            ]
         )
 
     def set_sm_limit(
@@ -436,34 +444,32 @@ class Region(Lockable, SlotTable):
         """
         if expected is not None and not 0 <= expected <= _UNLIMITED_SM_PERCENT:
             raise ValueError(f"an expected SM limit is 0 to 100 percent, not {expected}")
-        raw = self._set_limits(
-            lib.HR_SM, _sm_value(percent), device, expected, 0, dry_run=dry_run
+        flags = _DRY_RUN if dry_run else 0
+        edits = self._set_limits(_SM, _sm_value(percent), device, expected, flags)
+        return sm_limit_effects(
+            self.layout,
+            [(edit.device, _sm_or_none(edit.before), _sm_or_none(edit.after)) for edit in edits],
         )
-        edits = [(index, _sm_or_none(before), _sm_or_none(after)) for index, before, after in raw]
-        return sm_limit_effects(self.layout, edits)
 
     def _set_limits(
-        self,
-        kind: int,
-        value: int,
-        device: int | None,
-        expected: int | None,
-        flags: int,
-        *,
-        dry_run: bool,
-    ) -> list[tuple[int, int, int]]:
-        if device is not None and not 0 <= device < DEVICE_CAPACITY:
+        self, kind: int, value: int, device: int | None, expected: int | None, flags: int
+    ) -> Any:
+        """Returns the ``struct hr_limit_edit`` of each device concerned."""
+        if device is None:
+            edits = ffi.new("struct hr_limit_edit[]", DEVICE_CAPACITY)
+            device = _ALL_DEVICES
+        elif 0 <= device < DEVICE_CAPACITY:
+            edits = ffi.new("struct hr_limit_edit[1]")
+        else:
             raise ValueError(f"a device is 0 to {DEVICE_CAPACITY - 1}, not {device}")
-        if expected is not None:
-            flags |= lib.HR_EXPECT
-        if dry_run:
-            flags |= lib.HR_DRY_RUN
-        edits = ffi.new("struct hr_limit_edit[]", DEVICE_CAPACITY)
-        index = lib.HR_ALL_DEVICES if device is None else device
-        code = lib.hr_set_limits(self._handle, kind, index, value, expected or 0, flags, edits)
+        if expected is None:
+            expected = 0
+        else:
+            flags |= _EXPECT
+        code = _store_limits(self._handle, kind, device, value, expected, flags, edits)
         if code < 0:
             self._fail_limit(code, kind)
-        return [(edits[n].device, edits[n].before, edits[n].after) for n in range(code)]
+        return edits if code == len(edits) else edits[0:code]
 
     def _fail_limit(self, code: int, kind: int) -> NoReturn:
         detail = last_detail()
@@ -543,6 +549,8 @@ def _at_most_all(what: str, values: Iterable[Any]) -> tuple[Any, ...]:
 def _memory_value(limit: int | str | None) -> int:
     if limit is None:
         return 0
+    if type(limit) is int and 0 < limit <= MAX_SIZE_BYTES:
+        return limit
     value = parse_size(limit)
     if value == 0:
         raise ValueError("a memory limit of 0 would mean unlimited; say None for that")

@@ -29,6 +29,7 @@ Kind: TypeAlias = Literal["context", "module", "data"]
 
 _KINDS = {"context": lib.HR_CONTEXT, "module": lib.HR_MODULE, "data": lib.HR_DATA}
 _MAX_BYTES = (1 << 62) - 1
+_MAX_PID = (1 << 31) - 1
 _DEFAULT_TIMEOUT_S = 10.0
 
 _charge = lib.hr_charge
@@ -153,8 +154,8 @@ class Slot:
         detail = last_detail()
         if code == lib.HR_EINVAL:
             raise ValueError(
-                f"{nbytes} bytes of {kind} on device {device} are more than the {detail.found} "
-                "that this process has charged there"
+                f"this process has charged {detail.found} bytes of {kind} on device {device}: "
+                f"{nbytes} are too many"
             )
         if code == lib.HR_EMEMORYLIMIT:
             raise _limit_exceeded(self._region.path, detail)
@@ -355,6 +356,8 @@ class SlotTable:
         timeout_s: float,
     ) -> tuple[SlotChange, ...]:
         raw = ffi.new("struct hr_slot_edit[]", max(1, len(edits)))
+        if not 0 < pid <= _MAX_PID:
+            raise ValueError(f"a pid is 1 to {_MAX_PID}, not {pid}")
         for at, (field, number, device, to) in enumerate(edits):
             if device is not None and not 0 <= device < DEVICE_CAPACITY:
                 raise ValueError(f"a device is 0 to {DEVICE_CAPACITY - 1}, not {device}")
@@ -401,8 +404,8 @@ class SlotTable:
             What was freed.
 
         Raises:
-            ValueError: One of `pids` is alive, or cannot be judged from here; the others have been
-                freed.
+            ValueError: One of `pids` is no pid, is alive, or cannot be judged from here; the
+                others have been freed.
             ProcessNotInRegion: One of `pids` has no slot; nothing was done.
             LockTimeout, RegionReadOnly, RegionStale, RegionClosed: As `lock`.
 
@@ -411,6 +414,9 @@ class SlotTable:
         wanted = [] if pids is None else list(pids)
         if pids is not None and not wanted:
             return ()
+        for pid in wanted:
+            if not 0 < pid <= _MAX_PID:
+                raise ValueError(f"a pid is 1 to {_MAX_PID}, not {pid}")
         out = ffi.new("struct hr_reap[]", SLOT_CAPACITY)
         found = lib.hr_reap(
             self._handle,

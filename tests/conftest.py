@@ -1,11 +1,13 @@
 """What all tests share: region files, the golden regions, how hypothesis runs."""
 
+import contextlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from actors import Actor, Nursery
 from golden_regions import NAMES, GoldenRegion, unpack
 from hypothesis import settings
 from poke import RegionFile, RegionFileFactory
@@ -58,3 +60,17 @@ def public_directory() -> Iterator[Path]:
         directory = Path(name)
         directory.chmod(0o755)
         yield directory
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """Where other processes come from."""
+    with contextlib.closing(Nursery()) as nursery:
+        yield nursery
+
+
+@pytest.fixture
+def actor(nursery: Nursery) -> Iterator[Callable[..., Actor]]:
+    """A factory of other processes; given a path, each opens that region."""
+    yield nursery.actor
+    nursery.kill_all()

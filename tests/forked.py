@@ -2,11 +2,13 @@
 
 import os
 import pickle
+import signal
 from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
 NOBODY = 65534
+PATIENCE_S = 40
 
 
 def in_child(work: Callable[[], T]) -> T:
@@ -14,8 +16,10 @@ def in_child(work: Callable[[], T]) -> T:
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
-        # Nothing of the parent's, pytest above all, may go on here.
+        # Nothing of the parent's, pytest above all, may go on here; and nothing for ever.
         try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(PATIENCE_S)
             try:
                 outcome: tuple[bool, object] = (True, work())
             except BaseException as error:  # noqa: BLE001
@@ -27,6 +31,7 @@ def in_child(work: Callable[[], T]) -> T:
     with os.fdopen(read_end, "rb") as stream:
         answer = stream.read()
     _, status = os.waitpid(pid, 0)
+    assert status != signal.SIGALRM, "the child did not end"
     assert status == 0, f"the child ended with wait status {status}"
     assert answer, "the child's answer cannot be pickled"
     succeeded, value = pickle.loads(answer)

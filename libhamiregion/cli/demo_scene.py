@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from .demo_crew import Worker
 
+STILL_COUNTED = "dead, still counted"
+
 
 class Scene(Protocol):
     """Where the demo tells its story."""
@@ -166,7 +168,7 @@ def worker_table(snapshot: RegionSnapshot, workers: Sequence[Worker], width: int
     table.add_column("counted", justify="right", no_wrap=True, min_width=8)
     table.add_column("granted", justify="right")
     table.add_column("refused", justify="right")
-    table.add_column("", no_wrap=True)
+    table.add_column("", no_wrap=True, min_width=len(STILL_COUNTED))
     counted = {
         process.pid: sum(usage.memory_used_bytes for usage in process.devices)
         for process in snapshot.processes
@@ -179,15 +181,15 @@ def worker_table(snapshot: RegionSnapshot, workers: Sequence[Worker], width: int
         if worker.alive:
             state = Text("running", style=GOOD)
         elif nbytes:
-            state = Text("dead, still counted", style=OVER)
+            state = Text(STILL_COUNTED, style=OVER)
         else:
             state = Text("dead", style=QUIET)
         table.add_row(
             worker.role.name,
             str(worker.pid),
             str(worker.role.device),
-            Bar(ratio, "cyan" if worker.alive else OVER, width=20 if width >= 80 else 8),
-            NOTHING if nbytes is None else memory_words(nbytes),
+            Bar(ratio, "cyan" if worker.alive else OVER, width=14 if width >= 80 else 8),
+            memory_words(nbytes) if nbytes else NOTHING,
             str(worker.granted),
             Text(str(worker.refused), style=OVER if worker.refused else QUIET),
             state,

@@ -7,12 +7,18 @@ claims to use about SM percent of the device.  It ends when its standard input d
 worker outlives the demo.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import sys
 import threading
+from typing import TYPE_CHECKING
 
 from libhamiregion import MemoryLimitExceeded, Region, Slot, open_region
+
+if TYPE_CHECKING:
+    from libhamiregion.slot import Kind
 
 CONTEXT_BYTES = 300 * 2**20
 MODULE_BYTES = 40 * 2**20
@@ -31,7 +37,7 @@ class Worker:
         self.granted = 0
         self.refused = 0
 
-    def charge(self, nbytes: int, kind: str = "data") -> bool:
+    def charge(self, nbytes: int, kind: Kind = "data") -> bool:
         """Allocate; False if the limit does not allow it."""
         try:
             self.slot.charge(self.device, nbytes, kind=kind)
@@ -75,13 +81,13 @@ def work(
         worker.charge(MODULE_BYTES, "module")
         growing = True
         while not ended.is_set():
-            worker.report()
             if growing and worker.held_bytes + step > ceiling:
                 growing = False
             elif not growing and worker.held_bytes - step < base:
                 growing = True
             if not growing or (not worker.charge(step) and worker.held_bytes - step >= base):
                 worker.release(step)
+            worker.report()
             ended.wait(pause_s)
 
 

@@ -12,6 +12,7 @@ from . import options
 from .failures import SpeakingGroup
 from .output import as_plain, write, write_json
 from .ticking import ticks
+from .wording import OWN_WORDS
 
 if TYPE_CHECKING:
     from libhamiregion import Layout, LockRecovery, LockState
@@ -111,9 +112,7 @@ def state_sentence(state: LockState) -> str:
     elif state.owner_pid is None:
         words = "held, but nobody has signed for it"
     else:
-        owner = f"pid {state.owner_pid}"
-        if state.by_library:
-            owner = "a tool outside the container"
+        owner = OWN_WORDS if state.by_library else f"pid {state.owner_pid}"
         if state.owner_host_pid is not None:
             owner += f" (pid {state.owner_host_pid} here)"
         words = f"held by {owner}, {_LIVES[state.owner_life]}"

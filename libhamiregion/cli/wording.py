@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 NOTHING = "-"
 UNLIMITED = "unlimited"
 
-# This library signs from another pid namespace with a number that can be no live pid there.
+# A process of this library that is none of the container's signs with a number that is no pid.
 ABOVE_EVERY_PID = 2**30
+OWN_WORDS = "a tool with libhamiregion"
 
 _STATUSES = {status.value: status.name.lower() for status in ProcessStatus}
 _EFFECTS = {
@@ -81,7 +82,7 @@ def lock_words(owner_pid: int) -> str:
     if not owner_pid:
         return "free"
     if owner_pid >= ABOVE_EVERY_PID:
-        return "held from outside the container"
+        return f"held by {OWN_WORDS}"
     return f"held by pid {owner_pid}"
 
 

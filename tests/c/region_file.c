@@ -101,6 +101,25 @@ void usage_of_number(const struct hr_layout *layout, uint64_t number, uint32_t d
     }
 }
 
+void sums_of_slots(const struct hr_layout *layout, uint32_t slots, uint32_t device,
+                   struct hr_usage *sums)
+{
+    memset(sums, 0, sizeof *sums);
+    for (uint32_t slot = 0; slot < slots; slot++) {
+        struct hr_usage part;
+        usage_of_number(layout, slot + 1, device, &part);
+        sums->context += part.context;
+        sums->module += part.module;
+        sums->data += part.data;
+        sums->offset += part.offset;
+        sums->total += part.total;
+        sums->monitor += part.monitor;
+        sums->dec += part.dec;
+        sums->enc += part.enc;
+        sums->sm += part.sm;
+    }
+}
+
 void poke_usage(const struct region_file *file, uint32_t slot, uint32_t device,
                 const struct hr_usage *usage)
 {
@@ -134,6 +153,26 @@ void fill_slot(const struct region_file *file, uint32_t slot, int32_t pid, uint6
     poke32(file, slot_at(file, slot, file->layout->slot_hostpid), (uint32_t)pid + 1000000);
     poke32(file, slot_at(file, slot, file->layout->slot_status), 1);
     poke32(file, slot_at(file, slot, file->layout->slot_pid), (uint32_t)pid);
+}
+
+hr_region *open_or_fail(const char *path, uint32_t flags)
+{
+    hr_region *region = NULL;
+    NEED(hr_open(path, flags, HR_LAYOUTS, &region) >= 0);
+    return region;
+}
+
+void close_and_free(hr_region *region)
+{
+    hr_close(region);
+    hr_free(region);
+}
+
+struct hr_detail last_detail(void)
+{
+    struct hr_detail detail;
+    hr_last_detail(&detail);
+    return detail;
 }
 
 uint8_t *region_file_copy(const struct region_file *file)

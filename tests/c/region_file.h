@@ -40,6 +40,10 @@ size_t slot_at(const struct region_file *file, uint32_t slot, uint32_t field);
 void usage_of_number(const struct hr_layout *layout, uint64_t number, uint32_t device,
                      struct hr_usage *out);
 
+/* What fill_slot() with the numbers 1 to `slots` adds up to. */
+void sums_of_slots(const struct hr_layout *layout, uint32_t slots, uint32_t device,
+                   struct hr_usage *sums);
+
 /* A running process with host pid `pid` + 1,000,000 and usage on the first `devices` devices. */
 void fill_slot(const struct region_file *file, uint32_t slot, int32_t pid, uint64_t number,
                uint32_t devices);
@@ -47,6 +51,13 @@ void fill_slot(const struct region_file *file, uint32_t slot, int32_t pid, uint6
 /* One usage, in one device of one slot. */
 void poke_usage(const struct region_file *file, uint32_t slot, uint32_t device,
                 const struct hr_usage *usage);
+
+/* A handle, without which the test means nothing; close_and_free() ends it. */
+hr_region *open_or_fail(const char *path, uint32_t flags);
+void close_and_free(hr_region *region);
+
+/* hr_last_detail(), for use inside a check. */
+struct hr_detail last_detail(void);
 
 /* The file's content, for a test that breaks it over and over. */
 uint8_t *region_file_copy(const struct region_file *file);

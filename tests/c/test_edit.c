@@ -2,26 +2,6 @@
 #include "check.h"
 #include "region_file.h"
 
-static hr_region *open_or_fail(const char *path, uint32_t flags)
-{
-    hr_region *region = NULL;
-    NEED(hr_open(path, flags, HR_LAYOUTS, &region) >= 0);
-    return region;
-}
-
-static void close_and_free(hr_region *region)
-{
-    hr_close(region);
-    hr_free(region);
-}
-
-static struct hr_detail last_detail(void)
-{
-    struct hr_detail detail;
-    hr_last_detail(&detail);
-    return detail;
-}
-
 /* Every byte but [from, to) is as it was. */
 static void check_untouched(const struct region_file *file, const uint8_t *before, size_t from,
                             size_t to)

@@ -11,20 +11,6 @@
 
 enum { READERS = 3, WRITERS = 2, PROCESSES = 6 };
 
-static hr_region *open_or_fail(const char *path, uint32_t flags)
-{
-    hr_region *region = NULL;
-    NEED(hr_open(path, flags, HR_LAYOUTS, &region) >= 0);
-    return region;
-}
-
-static struct hr_detail last_detail(void)
-{
-    struct hr_detail detail;
-    hr_last_detail(&detail);
-    return detail;
-}
-
 static void make_busy(struct region_file *file, uint32_t layout)
 {
     region_file_make(file, layout);
@@ -104,8 +90,10 @@ static void test_columns_beside_others(void)
     pthread_t threads[2];
     NEED(pthread_create(&threads[0], NULL, reader, &crowd) == 0);
     NEED(pthread_create(&threads[1], NULL, writer, &crowd) == 0);
-    enum { CELLS = HR_REGION_COLUMNS + 2 * HR_DEVICE_COLUMNS + PROCESSES * HR_PROCESS_COLUMNS +
-                   2 * PROCESSES * HR_USAGE_COLUMNS };
+    enum {
+        CELLS = HR_REGION_COLUMNS + 2 * HR_DEVICE_COLUMNS + PROCESSES * HR_PROCESS_COLUMNS +
+        2 * PROCESSES * HR_USAGE_COLUMNS
+    };
     uint64_t arena[CELLS];
     const struct hr_rows capacity = {1, 2, PROCESSES, 2 * PROCESSES};
     struct hr_rows filled;
@@ -192,8 +180,7 @@ static void test_closed_handle(void)
     CHECK_EQ(hr_is_stale(region), HR_ECLOSED);
     CHECK_EQ(hr_set_limits(region, HR_MEMORY, 0, 1, 0, 0, edits), HR_ECLOSED);
     CHECK_EQ(hr_set_value(region, HR_VALUE_PRIORITY, 1, &before), HR_ECLOSED);
-    hr_close(region);
-    hr_free(region);
+    close_and_free(region);
     region_file_remove(&file);
 }
 
@@ -219,8 +206,7 @@ static void in_forked_child(struct region_file *file, hr_region *region)
     hr_region *own = open_or_fail(file->path, HR_READ);
     CHECK_EQ(hr_get(own, HR_VALUE_MEMORY_LIMIT, 1), 8 * GIB);
     CHECK_EQ(hr_is_stale(own), 0);
-    hr_close(own);
-    hr_free(own);
+    close_and_free(own);
     hr_close(region);
     hr_close(region);
     CHECK_EQ(hr_is_stale(region), HR_ECLOSED);
@@ -253,8 +239,7 @@ static void test_fork(void)
     /* The parent's handle is as good as before. */
     CHECK_EQ(hr_get(region, HR_VALUE_MEMORY_LIMIT, 1), 8 * GIB);
     CHECK_EQ(hr_get(region, HR_VALUE_PRIORITY, 0), 1);
-    hr_close(region);
-    hr_free(region);
+    close_and_free(region);
     region_file_remove(&file);
 }
 
@@ -313,8 +298,7 @@ static void *open_often(void *argument)
     for (int i = 0; i < 300; i++) {
         hr_region *region = open_or_fail(file->path, i % 2 ? HR_READ : HR_WRITE);
         CHECK_EQ(hr_get(region, HR_VALUE_PROC_NUM, 0), PROCESSES);
-        hr_close(region);
-        hr_free(region);
+        close_and_free(region);
     }
     return NULL;
 }

@@ -10,13 +10,6 @@
 #include "check.h"
 #include "region_file.h"
 
-static struct hr_detail last_detail(void)
-{
-    struct hr_detail detail;
-    hr_last_detail(&detail);
-    return detail;
-}
-
 /* The layout is found, by name and without one, and a handle tells it. */
 static void test_identifies_every_layout(void)
 {
@@ -42,14 +35,14 @@ static void test_identifies_every_layout(void)
             CHECK(info.address != 0);
             CHECK_EQ(hr_is_stale(region), 0);
             hr_close(region);
-            hr_close(region);
-            hr_free(region);
+            close_and_free(region);
         }
         region_file_remove(&file);
     }
 }
 
-/* What stands in a new file is what libvgpu expects: semaphores free, a magic, versions, mode 0666. */
+/* What stands in a new file is what libvgpu expects: semaphores free, a magic, versions, mode 0666.
+ */
 static void test_creates_what_libvgpu_accepts(void)
 {
     const mode_t mask = umask(077);
@@ -230,8 +223,7 @@ static void test_no_permission(void)
         hr_region *region = NULL;
         CHECK_EQ(hr_open(file.path, HR_WRITE, HR_LAYOUTS, &region), HR_EACCESS);
         CHECK_EQ(hr_open(file.path, HR_READ, HR_LAYOUTS, &region), HR_V1_2);
-        hr_close(region);
-        hr_free(region);
+        close_and_free(region);
         _exit(atomic_load(&check_failures) != 0);
     }
     NEED(waitpid(other, &status, 0) == other);
@@ -310,8 +302,7 @@ static void test_lengthened_files(void)
     for (uint32_t layout = HR_V1_1; layout <= HR_V1_1_POSTINIT; layout++) {
         CHECK_EQ(hr_identify(empty.path, layout), layout);
         CHECK_EQ(hr_open(empty.path, HR_READ, layout, &region), layout);
-        hr_close(region);
-        hr_free(region);
+        close_and_free(region);
     }
     region_file_remove(&empty);
     region_file_remove(&file);
@@ -466,8 +457,7 @@ static void test_relative_paths(void)
     NEED(fchdir(before) == 0);
     /* The handle still knows which file it meant. */
     CHECK_EQ(hr_is_stale(region), 0);
-    hr_close(region);
-    hr_free(region);
+    close_and_free(region);
     close(before);
     region_file_remove(&file);
 }

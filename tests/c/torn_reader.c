@@ -120,9 +120,9 @@ static void judge_snapshot(bool has_util)
             .pid = from->pid, .host_pid = from->host_pid, .settled = from->settled};
         for (uint32_t device = 0; device < HR_DEVICES; device++) {
             const struct hr_usage *usage = snapshot_usage(snapshot, index, device);
-            const uint64_t figures[FIGURES] = {usage->context, usage->module,  usage->data,
-                                               usage->offset,  usage->total,   usage->monitor,
-                                               usage->dec,     usage->enc,     usage->sm};
+            const uint64_t figures[FIGURES] = {usage->context, usage->module, usage->data,
+                                               usage->offset,  usage->total,  usage->monitor,
+                                               usage->dec,     usage->enc,    usage->sm};
             const uint32_t used = has_util ? FIGURES : FIGURES - 3;
             memcpy(process.figure + process.figures, figures, used * sizeof figures[0]);
             process.figures += used;
@@ -136,7 +136,7 @@ static void judge_snapshot(bool has_util)
 
 /* ---- By hr_read_set() ---------------------------------------------------------- */
 
-static const struct hr_rows capacity = {1, HR_DEVICES, MAX_PROCESSES, MAX_PROCESSES *HR_DEVICES};
+static const struct hr_rows capacity = {1, HR_DEVICES, MAX_PROCESSES, MAX_PROCESSES * HR_DEVICES};
 static uint64_t arena[HR_REGION_COLUMNS + HR_DEVICES * HR_DEVICE_COLUMNS +
                       MAX_PROCESSES * HR_PROCESS_COLUMNS +
                       MAX_PROCESSES * HR_DEVICES * HR_USAGE_COLUMNS];
@@ -152,10 +152,10 @@ static void judge_columns(const struct hr_rows *filled, bool has_util)
         give_up("the writers did not fill the table as they should");
     for (uint32_t row = 0; row < filled->processes; row++) {
         const uint64_t *cell = process_table + row;
-        struct process process = {
-            .pid = (int32_t)cell[(size_t)HR_PROCESS_PID * MAX_PROCESSES],
-            .host_pid = (int32_t)cell[(size_t)HR_PROCESS_HOST_PID * MAX_PROCESSES],
-            .settled = cell[(size_t)HR_PROCESS_SETTLED * MAX_PROCESSES] != 0};
+        struct process process = {.pid = (int32_t)cell[(size_t)HR_PROCESS_PID * MAX_PROCESSES],
+                                  .host_pid =
+                                      (int32_t)cell[(size_t)HR_PROCESS_HOST_PID * MAX_PROCESSES],
+                                  .settled = cell[(size_t)HR_PROCESS_SETTLED * MAX_PROCESSES] != 0};
         const uint64_t first = cell[(size_t)HR_PROCESS_FIRST_USAGE * MAX_PROCESSES];
         for (uint64_t usage = first; usage < first + HR_DEVICES; usage++)
             for (uint32_t column = HR_USAGE_TOTAL; column <= last; column++)

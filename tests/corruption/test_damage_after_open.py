@@ -54,9 +54,7 @@ def region(file: RegionFile) -> Iterator[Region]:
         yield opened
 
 
-def refused(
-    region: Region, call: Call, error: type[RegionError], match: str
-) -> None:
+def refused(region: Region, call: Call, error: type[RegionError], match: str) -> None:
     with pytest.raises(error, match=match) as raised:
         call(region)
     assert type(raised.value) is error
@@ -179,9 +177,7 @@ def test_a_region_without_its_magic_is_stale(
 @pytest.mark.parametrize(
     "layout", [Layout.V1_1, Layout.V1_1_POSTINIT, Layout.V1_2], ids=lambda layout: layout.value
 )
-def test_a_region_of_another_version_is_stale(
-    field: str, region: Region, file: RegionFile
-) -> None:
+def test_a_region_of_another_version_is_stale(field: str, region: Region, file: RegionFile) -> None:
     before = file.get(field)
     file.put(field, 9)
     for call in (*READS.values(), *EDITS.values()):

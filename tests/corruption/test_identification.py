@@ -125,10 +125,10 @@ def test_a_uuid_that_is_no_text_of_a_gpu(
     assert str(found).replace(str(file.path), "").isprintable()
 
 
-@pytest.mark.parametrize("uuid", [b"", b"GPU-", b"MIG-", b"MIG-1/2/3", b"GPU-" + b"~" * 91, b"GPU- !"])
-def test_uuids_that_are_fine(
-    uuid: bytes, layout: Layout, region_file: RegionFileFactory
-) -> None:
+@pytest.mark.parametrize(
+    "uuid", [b"", b"GPU-", b"MIG-", b"MIG-1/2", b"GPU-" + b"~" * 91, b"GPU- !"]
+)
+def test_uuids_that_are_fine(uuid: bytes, layout: Layout, region_file: RegionFileFactory) -> None:
     file = region_file(layout, memory_limits=(GIB,), uuids=[UUID])
     file.put("uuids", uuid)
     with open_region(file) as region:
@@ -272,9 +272,7 @@ def one_uuid(file: RegionFile) -> None:
     file.put("device_num", 1)
 
 
-@pytest.mark.parametrize(
-    "use", [one_limit, one_process, one_uuid], ids=lambda use: use.__name__
-)
+@pytest.mark.parametrize("use", [one_limit, one_process, one_uuid], ids=lambda use: use.__name__)
 def test_a_lengthened_1_1_region_is_told_by_what_is_plausible(
     use: Callable[[RegionFile], None], region_file: RegionFileFactory
 ) -> None:
@@ -283,7 +281,7 @@ def test_a_lengthened_1_1_region_is_told_by_what_is_plausible(
     file.resize(POSTINIT.size_bytes + 1)
     with open_region(file) as region:
         assert region.layout is V1_1
-    with pytest.raises(RegionCorrupt, match="read as layout 1.1-postinit"):
+    with pytest.raises(RegionCorrupt, match=r"read as layout 1\.1-postinit"):
         open_region(file, layout=POSTINIT)
 
 
@@ -336,7 +334,7 @@ def test_the_caller_can_name_the_layout(layout: Layout, ambiguous: RegionFile) -
 
 
 def test_a_layout_that_is_no_candidate_is_refused_by_name_too(ambiguous: RegionFile) -> None:
-    with pytest.raises(RegionCorrupt, match="version 1.1 .*fits no known layout"):
+    with pytest.raises(RegionCorrupt, match=r"version 1\.1 .*fits no known layout"):
         open_region(ambiguous, layout=V1_2)
 
 

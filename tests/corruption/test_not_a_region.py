@@ -106,9 +106,7 @@ def test_a_directory(enter: Callable[[Any], object], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", ".."])
-def test_names_of_directories(
-    name: str, enter: Callable[[Any], object], tmp_path: Path
-) -> None:
+def test_names_of_directories(name: str, enter: Callable[[Any], object], tmp_path: Path) -> None:
     with pytest.raises(NotARegion, match="a directory"):
         enter(f"{tmp_path}/{name}")
 
@@ -174,7 +172,7 @@ def test_a_directory_behind_a_link_is_the_callers_choice(
 
 @pytest.mark.parametrize("node", ["/dev/null", "/dev/zero", "/dev/full"])
 def test_a_device_node(node: str, enter: Callable[[Any], object]) -> None:
-    assert stat.S_ISCHR(os.stat(node).st_mode)
+    assert stat.S_ISCHR(Path(node).stat().st_mode)
     refused(enter, node, NotARegion, "a device node")
 
 
@@ -184,12 +182,20 @@ def test_a_file_of_proc_is_no_region(enter: Callable[[Any], object]) -> None:
         enter("/proc/self/maps")
 
 
+@pytest.mark.parametrize("enter", [identify, open_region, open_writable])
 def test_a_name_too_long_is_an_os_error(enter: Callable[[Any], object], tmp_path: Path) -> None:
-    if enter is open_in_set:
-        pytest.skip("told below")
     for path in (tmp_path / ("x" * 256), Path("/" + "x/" * 3000 + "a.cache")):
         with pytest.raises(OSError, match="too long"):
             enter(path)
+
+
+def test_a_name_too_long_does_not_stop_a_set(
+    tmp_path: Path, region_file: RegionFileFactory
+) -> None:
+    long = str(tmp_path / ("x" * 256))
+    with RegionSet([region_file(), long, region_file()]) as region_set:
+        assert len(region_set) == 2
+        assert isinstance(region_set.errors[long], OSError)
 
 
 def test_links_that_go_round_in_the_directory_part_are_an_os_error(tmp_path: Path) -> None:
@@ -201,9 +207,7 @@ def test_links_that_go_round_in_the_directory_part_are_an_os_error(tmp_path: Pat
 # ---- permission ----
 
 
-def test_no_permission_for_the_file(
-    enter: Callable[[Any], object], public_directory: Path
-) -> None:
+def test_no_permission_for_the_file(enter: Callable[[Any], object], public_directory: Path) -> None:
     path = public_directory / "a.cache"
     create_region(path)
     path.chmod(0o000)

@@ -19,8 +19,7 @@ FAULTHANDLER = pytest.mark.parametrize("faulthandler", ["never", "before", "afte
 def run(path: Path, *options: str) -> dict[str, int]:
     done = subprocess.run(
         [sys.executable, PROGRAM, path, *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
         timeout=110,
         check=False,
@@ -35,9 +34,7 @@ def run(path: Path, *options: str) -> dict[str, int]:
 def test_ten_thousand_cuts_are_ten_thousand_errors(faulthandler: str, tmp_path: Path) -> None:
     """Also where faulthandler has SIGBUS: installed before us it stays behind us, after us it is
     in front and hands on."""
-    outcomes = run(
-        tmp_path / "a.cache", "--rounds", str(ROUNDS), "--faulthandler", faulthandler
-    )
+    outcomes = run(tmp_path / "a.cache", "--rounds", str(ROUNDS), "--faulthandler", faulthandler)
     assert outcomes == {
         "cut: truncated": ROUNDS,
         "cut, in a set: RegionStale": ROUNDS,

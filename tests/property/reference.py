@@ -101,21 +101,19 @@ def snapshot(raw: bytes, layout: Layout) -> dict[str, Any]:
     """What `attrs.asdict(snapshot)` holds, but for path, time and settled."""
     content = Content(raw, layout)
     shown = shown_devices(raw, layout)
-    processes = []
-    for slot in range(content.get("proc_num")):
-        processes.append(
-            {
-                "pid": content.get("slot_pid", slot=slot),
-                "host_pid": content.get("slot_hostpid", slot=slot) or None,
-                "status": content.get("slot_status", slot=slot),
-                "devices": tuple({"index": d} | content.used(slot, d) for d in shown),
-            }
-        )
+    processes = [
+        {
+            "pid": content.get("slot_pid", slot=slot),
+            "host_pid": content.get("slot_hostpid", slot=slot) or None,
+            "status": content.get("slot_status", slot=slot),
+            "devices": tuple({"index": d} | content.used(slot, d) for d in shown),
+        }
+        for slot in range(content.get("proc_num"))
+    ]
     devices = []
     for at, index in enumerate(shown):
         usages = [process["devices"][at] for process in processes]
         sm_limit = content.get("sm_limit", device=index)
-        figures = [name for name in content.used(0, 0)]
         devices.append(
             {
                 "index": index,
@@ -123,7 +121,7 @@ def snapshot(raw: bytes, layout: Layout) -> dict[str, Any]:
                 "memory_limit_bytes": content.get("limit", device=index) or None,
                 "sm_limit_percent": sm_limit if 0 < sm_limit < 100 else None,
             }
-            | {name: saturated(sum(usage[name] for usage in usages)) for name in figures}
+            | {name: saturated(sum(usage[name] for usage in usages)) for name in content.used(0, 0)}
         )
     return {
         "layout": layout,

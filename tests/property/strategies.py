@@ -2,7 +2,7 @@
 
 import attrs
 from hypothesis import strategies as st
-from poke import DEVICES, SLOTS, UTIL_PARTS, USED_PARTS, RegionFile
+from poke import DEVICES, SLOTS, USED_PARTS, UTIL_PARTS, RegionFile
 
 from libhamiregion import Layout
 
@@ -182,7 +182,9 @@ sizes = st.one_of(
 )
 patterns = st.one_of(
     st.binary(min_size=1, max_size=64),
-    st.builds(bytes.__mul__, st.sampled_from([b"\xff", b"\0", b"\x01", b"G"]), st.integers(1, 2500)),
+    st.builds(
+        bytes.__mul__, st.sampled_from([b"\xff", b"\0", b"\x01", b"G"]), st.integers(1, 2500)
+    ),
     u64.map(lambda number: number.to_bytes(8, "little")),
     i32.map(lambda number: number.to_bytes(4, "little", signed=True)),
 )

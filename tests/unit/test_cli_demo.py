@@ -99,9 +99,9 @@ def test_as_json_the_numbers_bear_the_story_out(tmp_path: Path) -> None:
     victim = killed[0]["workers"][0]
     assert not victim["alive"]
     for picture in killed:
-        assert victim["pid"] in _pids(picture)
+        assert _counted(picture, victim["pid"]) > 0
     for picture in reaped:
-        assert victim["pid"] not in _pids(picture)
+        assert _counted(picture, victim["pid"]) == 0
 
 
 def _refused(picture: dict) -> int:
@@ -112,8 +112,13 @@ def _granted(picture: dict) -> int:
     return sum(worker["granted"] for worker in picture["workers"] if worker["device"] == 0)
 
 
-def _pids(picture: dict) -> list[int]:
-    return [process["pid"] for process in picture["snapshot"]["processes"]]
+def _counted(picture: dict, pid: int) -> int:
+    return sum(
+        usage["memory_used_bytes"]
+        for process in picture["snapshot"]["processes"]
+        if process["pid"] == pid
+        for usage in process["devices"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -126,6 +131,16 @@ def test_interrupted_it_cleans_up_as_well(number: int, code: int, tmp_path: Path
         _, errors = process.communicate(timeout=30)
     assert process.returncode == code
     assert "Traceback" not in errors
+    assert nothing_left(tmp_path)
+
+
+def test_ctrl_c_on_a_terminal_gives_the_terminal_back(tmp_path: Path) -> None:
+    with Terminal("demo", env={"TMPDIR": str(tmp_path)}) as terminal:
+        terminal.wait_for(lambda screen: screen.count("running") >= 4)
+        terminal.type("\x03")
+        assert terminal.wait() == 130
+    assert "Traceback" not in terminal.text
+    assert terminal.screen.count("\x1b[?25l") == terminal.screen.count("\x1b[?25h")
     assert nothing_left(tmp_path)
 
 

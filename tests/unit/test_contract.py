@@ -18,8 +18,7 @@ def public_members(cls: type) -> Iterator[tuple[str, object]]:
     """What a class of ours adds: methods and properties, not fields, not enum members."""
     for name, member in vars(cls).items():
         if not name.startswith("_") and (
-            inspect.isfunction(member)
-            or isinstance(member, (property, classmethod, staticmethod))
+            inspect.isfunction(member) or isinstance(member, (property, classmethod, staticmethod))
         ):
             yield name, member
 

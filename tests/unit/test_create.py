@@ -406,9 +406,7 @@ def test_of_several_creators_one_wins_and_its_region_stays(tmp_path: Path) -> No
         path = tmp_path / f"{attempt}.cache"
         start = threading.Barrier(4, timeout=30)
 
-        def create(
-            number: int, path: Path = path, start: threading.Barrier = start
-        ) -> int | None:
+        def create(number: int, path: Path = path, start: threading.Barrier = start) -> int | None:
             start.wait()
             try:
                 create_region(path, memory_limits=(number,))

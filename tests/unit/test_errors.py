@@ -4,7 +4,6 @@ import copy
 import errno
 import inspect
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -133,7 +132,7 @@ def test_errors_that_are_raised_for_real_pickle_too(region_file: RegionFileFacto
     file = region_file(memory_limits=(5,))
     file.add_process(1, {0: 4})
     with open_region(file, writable=True) as region:
-        calls: tuple[Callable[[], object], ...] = (
+        calls = (
             lambda: region.set_memory_limit(3, device=0),
             lambda: region.set_memory_limit(9, device=0, expected=7),
             lambda: open_region("/no/such/file"),

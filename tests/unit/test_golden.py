@@ -60,7 +60,7 @@ def sm_or_none(percent: int) -> int | None:
 
 
 def test_there_are_three_scenes_in_each_of_five_layouts() -> None:
-    assert NAMES == sorted(f"{layout.value}-{scene}" for layout in Layout for scene in SCENES)
+    assert sorted(f"{layout.value}-{scene}" for layout in Layout for scene in SCENES) == NAMES
 
 
 def test_the_json_has_no_field_that_these_tests_do_not_know(golden: GoldenRegion) -> None:

@@ -66,9 +66,7 @@ def mappings_of(path: Path) -> list[str]:
 
 
 def descriptors_of(path: Path) -> int:
-    return sum(
-        1 for fd in Path("/proc/self/fd").iterdir() if fd.exists() and fd.resolve() == path
-    )
+    return sum(1 for fd in Path("/proc/self/fd").iterdir() if fd.exists() and fd.resolve() == path)
 
 
 # ---- opening ----

@@ -4,6 +4,7 @@ import gc
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import attrs
@@ -28,16 +29,36 @@ from libhamiregion import (
 
 GIB = 2**30
 
-REGION_COLUMNS = (
-    "code layout taken_at_ns settled device_count process_count priority utilization_switch "
-    "recent_kernel last_kernel_time_s owner_pid semaphore first_device device_rows first_process"
-).split()
-FIGURES = (
-    "memory_used_bytes memory_context_bytes memory_module_bytes memory_data_bytes "
-    "memory_offset_bytes memory_monitor_bytes sm_util_percent enc_util_percent dec_util_percent"
-).split()
+REGION_COLUMNS = [
+    "code",
+    "layout",
+    "taken_at_ns",
+    "settled",
+    "device_count",
+    "process_count",
+    "priority",
+    "utilization_switch",
+    "recent_kernel",
+    "last_kernel_time_s",
+    "owner_pid",
+    "semaphore",
+    "first_device",
+    "device_rows",
+    "first_process",
+]
+FIGURES = [
+    "memory_used_bytes",
+    "memory_context_bytes",
+    "memory_module_bytes",
+    "memory_data_bytes",
+    "memory_offset_bytes",
+    "memory_monitor_bytes",
+    "sm_util_percent",
+    "enc_util_percent",
+    "dec_util_percent",
+]
 DEVICE_COLUMNS = ["region", "index", "memory_limit_bytes", "sm_limit_percent", *FIGURES]
-PROCESS_COLUMNS = "region pid host_pid status settled first_usage".split()
+PROCESS_COLUMNS = ["region", "pid", "host_pid", "status", "settled", "first_usage"]
 USAGE_COLUMNS = ["process", "device", *FIGURES]
 TABLES = {
     "regions": REGION_COLUMNS,
@@ -171,7 +192,7 @@ def test_tables_have_the_columns_of_the_design(files: list[RegionFile]) -> None:
 def test_an_unknown_column_is_told_with_those_there_are(files: list[RegionFile]) -> None:
     with RegionSet(files) as region_set:
         table = region_set.read()
-    with pytest.raises(AttributeError, match="no column 'colour'.*memory_used_bytes"):
+    with pytest.raises(AttributeError, match=r"no column 'colour'.*memory_used_bytes"):
         table.devices.colour  # noqa: B018
 
 
@@ -327,7 +348,7 @@ def test_columns_do_not_overlap(files: list[RegionFile]) -> None:
     spans = sorted(
         (array.__array_interface__["data"][0], array.nbytes) for array in arrays if array.nbytes
     )
-    for (start, nbytes), (following, _) in zip(spans, spans[1:], strict=False):
+    for (start, nbytes), (following, _) in pairwise(spans):
         assert start + nbytes <= following
 
 
@@ -596,3 +617,33 @@ def test_in_a_forked_child_each_region_is_refused_and_can_be_opened_anew(
     for table in (before, after):
         table["regions"].pop("taken_at_ns")
     assert after == before
+
+
+def test_a_child_forked_while_other_threads_read_is_refused_and_not_stuck(
+    files: list[RegionFile],
+) -> None:
+    region_set = RegionSet(files)
+    stop = threading.Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            region_set.read()
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+
+        def child() -> list[type]:
+            errors = [type(region_set.read().error(row)) for row in range(5)]
+            region_set.close()
+            return errors
+
+        for _ in range(20):
+            assert in_child(child) == [RegionClosed] * 5
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert all(code == 0 for code in region_set.read().regions.code)
+    region_set.close()

@@ -1,0 +1,214 @@
+"""What NVML may answer in place of a figure: a state each, never an exception and never a 0."""
+
+from __future__ import annotations
+
+import enum
+
+import attrs
+
+
+class NvmlState(str, enum.Enum):
+    """Why there is, or is not, an answer of the driver.
+
+    ``OK``, one state for each documented value of ``nvmlReturn_t``, and those that no return value
+    tells: ``CLOSED``, ``PACKAGE_MISSING``, ``NO_FIGURE``, ``NO_SAMPLE``, ``OUT_OF_RANGE`` and
+    ``UNDOCUMENTED``.
+    """
+
+    OK = "ok"
+
+    UNINITIALIZED = "uninitialized"
+    INVALID_ARGUMENT = "invalid_argument"
+    NOT_SUPPORTED = "not_supported"
+    NO_PERMISSION = "no_permission"
+    ALREADY_INITIALIZED = "already_initialized"
+    NOT_FOUND = "not_found"
+    INSUFFICIENT_SIZE = "insufficient_size"
+    INSUFFICIENT_POWER = "insufficient_power"
+    DRIVER_NOT_LOADED = "driver_not_loaded"
+    TIMEOUT = "timeout"
+    IRQ_ISSUE = "irq_issue"
+    LIBRARY_NOT_FOUND = "library_not_found"
+    FUNCTION_NOT_FOUND = "function_not_found"
+    CORRUPTED_INFOROM = "corrupted_inforom"
+    GPU_IS_LOST = "gpu_is_lost"
+    RESET_REQUIRED = "reset_required"
+    OPERATING_SYSTEM = "operating_system"
+    LIB_RM_VERSION_MISMATCH = "lib_rm_version_mismatch"
+    IN_USE = "in_use"
+    MEMORY = "memory"
+    NO_DATA = "no_data"
+    VGPU_ECC_NOT_SUPPORTED = "vgpu_ecc_not_supported"
+    INSUFFICIENT_RESOURCES = "insufficient_resources"
+    FREQ_NOT_SUPPORTED = "freq_not_supported"
+    ARGUMENT_VERSION_MISMATCH = "argument_version_mismatch"
+    DEPRECATED = "deprecated"
+    NOT_READY = "not_ready"
+    GPU_NOT_FOUND = "gpu_not_found"
+    INVALID_STATE = "invalid_state"
+    RESET_TYPE_NOT_SUPPORTED = "reset_type_not_supported"
+    UNKNOWN = "unknown"
+
+    #: The sampler has not been opened, or has been closed.
+    CLOSED = "closed"
+    #: nvidia-ml-py cannot be imported.
+    PACKAGE_MISSING = "package_missing"
+    #: The driver answers that it has no such figure (``NVML_VALUE_NOT_AVAILABLE``).
+    NO_FIGURE = "no_figure"
+    #: No sample of the last second, and nothing proves that the process was idle.
+    NO_SAMPLE = "no_sample"
+    #: The driver gave a number that cannot be right, such as a utilisation above 100 percent.
+    OUT_OF_RANGE = "out_of_range"
+    #: A return value that this library does not know; the fault has its number.
+    UNDOCUMENTED = "undocumented"
+
+    @property
+    def explanation(self) -> str:
+        """What it means, and what to do about it."""
+        return _EXPLANATIONS[self]
+
+
+@attrs.frozen
+class NvmlFault:
+    """A question that the driver did not answer.
+
+    Attributes:
+        figure: What is missing for it: a field of the object that has this fault; ``device`` or
+            ``nvml`` for all fields; ``processes`` for the list of processes; ``utilization`` for
+            all figures of that.
+        call: The NVML function.
+        state: Its answer.
+        code: The number that it returned, None where the state comes from no return value.
+    """
+
+    figure: str
+    call: str
+    state: NvmlState
+    code: int | None = None
+
+    @property
+    def message(self) -> str:
+        """One sentence: what failed, how, and what to do."""
+        number = f" ({self.code})" if self.state is NvmlState.UNDOCUMENTED else ""
+        return f"{self.call}: {self.state.explanation}{number}"
+
+
+class Refusal(Exception):
+    """A call that failed; never leaves the modules about NVML."""
+
+    def __init__(self, call: str, state: NvmlState, code: int | None = None) -> None:
+        super().__init__(call, state, code)
+        self.call = call
+        self.state = state
+        self.code = code
+
+    def fault(self, figure: str) -> NvmlFault:
+        """The same as a value."""
+        return NvmlFault(figure, self.call, self.state, self.code)
+
+
+# nvmlReturn_t: part of NVML's binary interface, the same in all of its versions.
+_NUMBERED = (
+    NvmlState.OK,
+    NvmlState.UNINITIALIZED,
+    NvmlState.INVALID_ARGUMENT,
+    NvmlState.NOT_SUPPORTED,
+    NvmlState.NO_PERMISSION,
+    NvmlState.ALREADY_INITIALIZED,
+    NvmlState.NOT_FOUND,
+    NvmlState.INSUFFICIENT_SIZE,
+    NvmlState.INSUFFICIENT_POWER,
+    NvmlState.DRIVER_NOT_LOADED,
+    NvmlState.TIMEOUT,
+    NvmlState.IRQ_ISSUE,
+    NvmlState.LIBRARY_NOT_FOUND,
+    NvmlState.FUNCTION_NOT_FOUND,
+    NvmlState.CORRUPTED_INFOROM,
+    NvmlState.GPU_IS_LOST,
+    NvmlState.RESET_REQUIRED,
+    NvmlState.OPERATING_SYSTEM,
+    NvmlState.LIB_RM_VERSION_MISMATCH,
+    NvmlState.IN_USE,
+    NvmlState.MEMORY,
+    NvmlState.NO_DATA,
+    NvmlState.VGPU_ECC_NOT_SUPPORTED,
+    NvmlState.INSUFFICIENT_RESOURCES,
+    NvmlState.FREQ_NOT_SUPPORTED,
+    NvmlState.ARGUMENT_VERSION_MISMATCH,
+    NvmlState.DEPRECATED,
+    NvmlState.NOT_READY,
+    NvmlState.GPU_NOT_FOUND,
+    NvmlState.INVALID_STATE,
+    NvmlState.RESET_TYPE_NOT_SUPPORTED,
+)
+_BY_CODE = {**dict(enumerate(_NUMBERED)), 999: NvmlState.UNKNOWN}
+
+
+def state_of(code: int) -> NvmlState:
+    """The state for a value of ``nvmlReturn_t``."""
+    return _BY_CODE.get(code, NvmlState.UNDOCUMENTED)
+
+
+_EXPLANATIONS = {
+    NvmlState.OK: "the driver answered",
+    NvmlState.UNINITIALIZED: (
+        "NVML is not initialised; another part of this program has shut it down, and the next "
+        "sample starts it again"
+    ),
+    NvmlState.INVALID_ARGUMENT: "the driver does not accept this question for this device",
+    NvmlState.NOT_SUPPORTED: "this device, or its present mode, does not have the figure",
+    NvmlState.NO_PERMISSION: "the driver refuses this user; run as root",
+    NvmlState.ALREADY_INITIALIZED: "NVML says that it was initialised already",
+    NvmlState.NOT_FOUND: "the driver knows no such object, or has nothing to tell about it",
+    NvmlState.INSUFFICIENT_SIZE: (
+        "the list grew faster than it could be read, several times; the next sample may succeed"
+    ),
+    NvmlState.INSUFFICIENT_POWER: "the GPU's external power cables are not attached properly",
+    NvmlState.DRIVER_NOT_LOADED: "the NVIDIA kernel driver is not loaded; load it: modprobe nvidia",
+    NvmlState.TIMEOUT: "the driver did not answer in time",
+    NvmlState.IRQ_ISSUE: "the kernel has a problem with the GPU's interrupts; see dmesg",
+    NvmlState.LIBRARY_NOT_FOUND: (
+        "libnvidia-ml.so.1 cannot be loaded: there is no NVIDIA driver here, or it is not mounted "
+        "into this container"
+    ),
+    NvmlState.FUNCTION_NOT_FOUND: "this driver is too old to know the question; update it",
+    NvmlState.CORRUPTED_INFOROM: "the GPU's infoROM is corrupted",
+    NvmlState.GPU_IS_LOST: (
+        "the GPU has fallen off the bus or cannot be reached any more; see dmesg for its Xid, and "
+        "reset it or restart the node"
+    ),
+    NvmlState.RESET_REQUIRED: "the GPU must be reset before it can be used again",
+    NvmlState.OPERATING_SYSTEM: (
+        "the operating system or a device cgroup blocks access to the GPU's device files"
+    ),
+    NvmlState.LIB_RM_VERSION_MISMATCH: (
+        "the NVML library and the loaded kernel driver are of different versions, as after an "
+        "update; restart the node, or this program if it has an old library open"
+    ),
+    NvmlState.IN_USE: "the GPU is in use by an operation that excludes this one; try again",
+    NvmlState.MEMORY: "NVML had too little memory",
+    NvmlState.NO_DATA: "the driver has no data for it",
+    NvmlState.VGPU_ECC_NOT_SUPPORTED: "a vGPU does not do this while ECC is on",
+    NvmlState.INSUFFICIENT_RESOURCES: "the driver ran out of a resource other than memory",
+    NvmlState.FREQ_NOT_SUPPORTED: "the GPU does not support that frequency",
+    NvmlState.ARGUMENT_VERSION_MISMATCH: (
+        "the driver does not know this version of the question; update the driver or nvidia-ml-py"
+    ),
+    NvmlState.DEPRECATED: "the driver does not answer this question any more; update nvidia-ml-py",
+    NvmlState.NOT_READY: "the system is not ready for it; try again",
+    NvmlState.GPU_NOT_FOUND: "the driver found no GPU",
+    NvmlState.INVALID_STATE: "the GPU is in a state that does not allow it",
+    NvmlState.RESET_TYPE_NOT_SUPPORTED: "the GPU does not support that kind of reset",
+    NvmlState.UNKNOWN: "an internal error of the driver, of which it tells no more; see dmesg",
+    NvmlState.CLOSED: "the sampler is not open",
+    NvmlState.PACKAGE_MISSING: (
+        "the Python package nvidia-ml-py is not installed; pip install nvidia-ml-py"
+    ),
+    NvmlState.NO_FIGURE: "the driver has no such figure for this process or device",
+    NvmlState.NO_SAMPLE: (
+        "no sample of the last second, which proves nothing here: only the host's own pid "
+        "namespace sees all processes"
+    ),
+    NvmlState.OUT_OF_RANGE: "the driver gave a number that cannot be right",
+    NvmlState.UNDOCUMENTED: "a return value that NVML's documentation does not have",
+}

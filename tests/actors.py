@@ -1,0 +1,200 @@
+"""Other processes, which do with a region what they are told, and can be killed at any time.
+
+An actor is forked by a nursery that has no region open itself, so it maps what it opens and
+nothing else. A nursery may live in a pid namespace of its own. Run as a program, this file is one.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+PATIENCE_S = 30.0
+
+
+class Actor:
+    """One process. `pid` is what it calls itself, `pid_here` what this process would call it."""
+
+    def __init__(self, nursery: socket.socket) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(nursery, [b"+"], [theirs.fileno()])
+        ours.settimeout(PATIENCE_S)
+        message, fds, _, _ = socket.recv_fds(ours, 32, 1)
+        self._pidfd = fds[0]
+        self._channel = ours
+        self._stream = ours.makefile("rwb")
+        self.pid = int(message)
+        info = Path(f"/proc/self/fdinfo/{self._pidfd}").read_text(encoding="ascii")
+        self.pid_here = int(info.partition("\nPid:")[2].split()[0])
+
+    def __call__(self, what: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Have something done, and return or raise what came of it."""
+        self.start(what, *args, **kwargs)
+        return self.outcome()
+
+    def start(self, what: str, /, *args: Any, **kwargs: Any) -> None:
+        """Have something done meanwhile; `outcome` waits for it."""
+        pickle.dump((what, args, kwargs), self._stream)
+        self._stream.flush()
+
+    def outcome(self) -> Any:
+        succeeded, value = pickle.load(self._stream)
+        if not succeeded:
+            raise value
+        return value
+
+    def is_done(self, within_s: float = 0.0) -> bool:
+        """Whether what was started has come to an end."""
+        return bool(select.select([self._channel], [], [], within_s)[0])
+
+    def wait_for_death(self) -> None:
+        ended, _, _ = select.select([self._pidfd], [], [], PATIENCE_S)
+        assert ended, f"process {self.pid_here} does not end"
+
+    def kill(self) -> None:
+        """SIGKILL it; on return the kernel has taken everything away from it."""
+        if self._pidfd < 0:
+            return
+        if not select.select([self._pidfd], [], [], 0)[0]:
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        self.wait_for_death()
+        self._close()
+
+    def leave(self) -> None:
+        """Let it end as an interpreter does, with its exit handlers."""
+        self.start("leave")
+        self.wait_for_death()
+        self._close()
+
+    def _close(self) -> None:
+        os.close(self._pidfd)
+        self._pidfd = -1
+        # What could not be sent to a dead process is lost.
+        try:
+            self._stream.close()
+        except BrokenPipeError:
+            pass
+        finally:
+            self._channel.close()
+
+
+class Nursery:
+    """Where actors come from; `inside` is the command that it is started by, e.g. unshare."""
+
+    def __init__(self, *inside: str) -> None:
+        self._socket, theirs = socket.socketpair()
+        self._socket.settimeout(PATIENCE_S)
+        self.actors: list[Actor] = []
+        with theirs:
+            self._process = subprocess.Popen(
+                [*inside, sys.executable, __file__, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+            )
+
+    def actor(self, path: str | os.PathLike[str] | None = None, **options: Any) -> Actor:
+        """A new process; with a path it opens that region, writable unless told otherwise."""
+        actor = Actor(self._socket)
+        self.actors.append(actor)
+        if path is not None:
+            actor("open", os.fspath(path), **{"writable": True, **options})
+        return actor
+
+    def kill_all(self) -> None:
+        while self.actors:
+            self.actors.pop().kill()
+
+    def close(self) -> None:
+        self.kill_all()
+        self._socket.close()
+        self._process.wait(PATIENCE_S)
+
+
+# ---- the other side ----
+
+
+class Scene:
+    """What an actor can do: these methods, and those of its `region` and `slot` by dotted names."""
+
+    def __init__(self) -> None:
+        self.region: Any = None
+        self.slot: Any = None
+        self._held: Any = None
+
+    def do(self, what: str, *args: Any, **kwargs: Any) -> Any:
+        target: Any = self
+        for name in what.split("."):
+            target = getattr(target, name)
+        return target(*args, **kwargs) if callable(target) else target
+
+    def open(self, path: str, **options: Any) -> None:
+        import libhamiregion
+
+        self.region = libhamiregion.open_region(path, **options)
+
+    def attach(self, **options: Any) -> None:
+        self.slot = self.region.attach(**options)
+
+    def lock(self, timeout_s: float = 10.0) -> None:
+        held = self.region.lock(timeout_s)
+        held.__enter__()
+        self._held = held
+
+    def unlock(self) -> None:
+        self._held.__exit__(None, None, None)
+
+    def evaluate(self, source: str, **names: Any) -> Any:
+        """The way out for what is needed once."""
+        names.update(scene=self, region=self.region, slot=self.slot)
+        exec(source, names)
+        return names.get("answer")
+
+    def leave(self) -> None:
+        sys.exit()
+
+
+def act(channel: socket.socket) -> None:
+    pidfd = os.pidfd_open(os.getpid())
+    socket.send_fds(channel, [b"%d" % os.getpid()], [pidfd])
+    os.close(pidfd)
+    stream = channel.makefile("rwb")
+    scene = Scene()
+    while True:
+        try:
+            what, args, kwargs = pickle.load(stream)
+        except (EOFError, ConnectionError):
+            return
+        try:
+            answer: tuple[bool, object] = (True, scene.do(what, *args, **kwargs))
+        except Exception as error:  # noqa: BLE001
+            answer = (False, error)
+        pickle.dump(answer, stream)
+        stream.flush()
+
+
+def nurse(requests: socket.socket) -> None:
+    import libhamiregion  # noqa: F401 (once, for all of them)
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        message, fds, _, _ = socket.recv_fds(requests, 1, 1)
+        if not message:
+            return
+        channel = socket.socket(fileno=fds[0])
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            requests.close()
+            act(channel)
+            return
+        channel.close()
+
+
+if __name__ == "__main__":
+    nurse(socket.socket(fileno=int(sys.argv[1])))

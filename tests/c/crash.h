@@ -1,0 +1,123 @@
+/*
+ * The crash test: what its processes share.
+ *
+ * One process, the *doctor*, directs.  *Survivors* are attached and go on charging
+ * and releasing all the time.  A *victim* is killed.  *Corpses* are processes
+ * that died attached.  Each keeps a ledger of what it holds and is doing just
+ * now in memory that outlives it.
+ */
+#ifndef CRASH_H
+#define CRASH_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "lock.h"
+#include "region_file.h"
+#include "slots.h"
+#include "testpoint.h"
+
+enum { DEVICES = 2, KINDS = 3, SURVIVORS = 3, GUEST = SURVIVORS, LIVE = SURVIVORS + 1 };
+enum { LEDGERS = 64, NOWHERE = -1 };
+
+/* What nobody's share of one device and kind ever passes: far below the limits. */
+#define MOST_BYTES (UINT64_C(1) << 24)
+#define ONE_SECOND UINT64_C(1000000000)
+
+enum doing { NOTHING, ATTACHING, CHARGING, RELEASING, DETACHING, REAPING, OTHERWISE };
+enum command { RUN, PAUSE, QUIT };
+
+struct ledger {
+    _Atomic int32_t pid; /* 0: unused */
+    atomic_int attached;
+    _Atomic uint64_t held[DEVICES][KINDS]; /* bytes */
+    atomic_int doing;                      /* enum doing; with the next three */
+    _Atomic uint32_t device, kind;
+    _Atomic uint64_t bytes;
+    atomic_int has_reaped;      /* once this process has begun to */
+    _Atomic uint64_t done;      /* charges and releases that succeeded */
+    atomic_int command, answer; /* enum command: to a survivor, and what it obeys */
+    atomic_int trouble;         /* a code that no call should have returned */
+    atomic_int trouble_line;
+    int reached[HR_TESTPOINTS_COUNT];
+    /* The doctor's, of the dead: what stood in the file when last looked at. */
+    bool frozen;
+    uint64_t frozen_total[DEVICES], frozen_held[DEVICES][KINDS];
+};
+
+struct shared {
+    /* Survivors first, the guest, then the victim and the corpses. */
+    struct ledger ledgers[LEDGERS];
+    _Atomic uint32_t count;
+};
+
+struct scene {
+    struct region_file file;
+    const struct hr_layout *layout;
+    hr_region *doctor;
+    struct shared *shared;
+    bool crowded; /* with survivors */
+    uint64_t ownerless_ns;
+    uint64_t random;
+    char failure[400]; /* the first thing that went wrong in this round, or "" */
+};
+
+/* testpoint.h's counters, moved to where the doctor can read them after a death. */
+extern int (*crash_reached)[HR_TESTPOINTS_COUNT];
+
+uint64_t next_random(uint64_t *state);
+uint64_t below(uint64_t *state, uint64_t bound);
+uint64_t now_ns(void);
+bool scene_fail(struct scene *scene, const char *format, ...) __attribute__((format(printf, 2, 3)));
+bool scene_has_seqlock(const struct scene *scene);
+
+/* ---- crash_processes.c ---- */
+
+enum script {
+    LOCKS,         /* lock and unlock */
+    ATTACHES,      /* attach and detach */
+    ACCOUNTS,      /* charge and release */
+    REAPS,         /* corpses that it makes itself */
+    RECOVERS,      /* locks whose holders it lets die */
+    RECOVERS_ONCE, /* what the doctor has prepared */
+    REPAIRS_ONCE,
+    ANYTHING,
+    DIES_ATTACHED
+};
+
+struct death {
+    pid_t pid;
+    struct ledger *ledger;
+    int status;
+    uint64_t at_ns;
+};
+
+void scene_start(struct scene *scene, uint32_t layout, bool crowded);
+void scene_stop(struct scene *scene);
+
+void start_live(struct scene *scene, uint32_t number);
+void stop_live(struct scene *scene, uint32_t number);
+bool pause_survivors(struct scene *scene);
+bool pause_one(struct scene *scene, uint32_t number);
+void resume_survivors(struct scene *scene);
+/* Each of them charges or releases again. */
+bool await_progress(struct scene *scene);
+
+pid_t start_victim(struct scene *scene, enum script script, int kill_at, int kill_on,
+                   struct ledger **ledger);
+/* Wait until it and all its children are dead; kill them after `patience_ns`. */
+bool await_death(struct scene *scene, pid_t pid, struct ledger *ledger, uint64_t patience_ns,
+                 struct death *death);
+bool make_corpse(struct scene *scene);
+
+/* ---- crash_checks.c ---- */
+
+bool check_lock_is_free(struct scene *scene);
+/* With the survivors paused: everybody's slot holds what their ledgers say. */
+bool check_slots(struct scene *scene, const struct ledger *victim);
+/* And with the dead reaped. */
+bool check_reaped(struct scene *scene);
+
+#endif

@@ -1,0 +1,242 @@
+#include "fuzz_oracle.h"
+
+#include "snapshot_view.h"
+
+static uint64_t add(uint64_t a, uint64_t b)
+{
+    return a + b < a ? UINT64_MAX : a + b;
+}
+
+static struct hr_usage usage_at(const struct view *view, uint32_t slot, uint32_t device)
+{
+    const struct hr_layout *layout = view->layout;
+    const size_t at = slot_at(view, slot);
+    const size_t used = at + layout->slot_used + (size_t)device * layout->slot_used_stride;
+    struct hr_usage usage = {.context = get64(view, used),
+                             .module = get64(view, used + 8),
+                             .data = get64(view, used + 16),
+                             .offset = get64(view, used + 24),
+                             .total = get64(view, used + 32),
+                             .monitor = get64(view, at + layout->slot_monitorused + device * 8)};
+    if (layout->slot_util != HR_ABSENT) {
+        const size_t util = at + layout->slot_util + (size_t)device * layout->slot_util_stride;
+        usage.dec = get64(view, util);
+        usage.enc = get64(view, util + 8);
+        usage.sm = get64(view, util + 16);
+    }
+    return usage;
+}
+
+static bool is_good_uuid(const uint8_t *uuid)
+{
+    uint32_t length = 0;
+    while (length < HR_UUID_BYTES && uuid[length] >= ' ' && uuid[length] <= '~')
+        length++;
+    for (uint32_t i = length; i < HR_UUID_BYTES; i++)
+        if (uuid[i] != 0)
+            return false;
+    return length == 0 || (length < HR_UUID_BYTES &&
+                           (memcmp(uuid, "GPU-", 4) == 0 || memcmp(uuid, "MIG-", 4) == 0));
+}
+
+bool oracle_good_header(const struct view *view)
+{
+    return get32(view, 0) == HR_MAGIC && (view->layout->major_version == 0 ||
+                                          (get32(view, 4) == (int32_t)view->layout->major_version &&
+                                           get32(view, 8) == (int32_t)view->layout->minor_version));
+}
+
+static bool has_good_counts(const struct view *view)
+{
+    const int32_t proc_num = get32(view, view->layout->proc_num);
+    return get64(view, view->layout->device_num) <= HR_DEVICES && proc_num >= 0 &&
+           proc_num <= HR_SLOTS;
+}
+
+static uint32_t shown_devices(const struct view *view)
+{
+    const struct hr_layout *layout = view->layout;
+    uint64_t count = get64(view, layout->device_num);
+    if (count == 0) {
+        bool equal = true;
+        count = 1;
+        for (uint32_t device = 1; device < HR_DEVICES; device++) {
+            const uint64_t limit = get64(view, layout->limit + device * 8);
+            equal = equal && limit == get64(view, layout->limit);
+            if (limit != 0)
+                count = device + 1;
+        }
+        if (equal)
+            count = 1;
+    }
+    uint32_t shown = (1u << count) - 1;
+    for (uint32_t device = 0; device < HR_DEVICES; device++)
+        if (get64(view, layout->uuids + device * HR_UUID_BYTES) != 0)
+            shown |= 1u << device;
+    for (int32_t slot = 0; slot < get32(view, layout->proc_num); slot++)
+        for (uint32_t device = 0; device < HR_DEVICES; device++) {
+            const size_t used = slot_at(view, (uint32_t)slot) + layout->slot_used +
+                                (size_t)device * layout->slot_used_stride;
+            uint64_t any = 0;
+            for (uint32_t part = 0; part < 5; part++)
+                any |= get64(view, used + part * 8);
+            if (any != 0)
+                shown |= 1u << device;
+        }
+    return shown;
+}
+
+int oracle_snapshot_code(const struct view *view, size_t bytes, size_t *wanted)
+{
+    if (!oracle_good_header(view))
+        return HR_ESTALE;
+    if (!has_good_counts(view))
+        return HR_ECORRUPT;
+    const uint32_t span = 32 - (uint32_t)__builtin_clz(shown_devices(view));
+    const struct hr_snapshot head = {.span = span, .proc_num = get32(view, view->layout->proc_num)};
+    *wanted = snapshot_bytes(&head);
+    if (bytes < *wanted)
+        return HR_ENOSPACE;
+    for (uint32_t device = 0; device < span; device++)
+        if (!is_good_uuid(view->bytes + view->layout->uuids + (size_t)device * HR_UUID_BYTES))
+            return HR_ECORRUPT;
+    return HR_OK;
+}
+
+static bool is_free(const struct view *view)
+{
+    return get32(view, view->layout->sem) != 0;
+}
+
+static bool is_even(const struct view *view, uint32_t slot)
+{
+    const uint32_t seqlock = view->layout->slot_seqlock;
+    return seqlock == HR_ABSENT || get64(view, slot_at(view, slot) + seqlock) % 2 == 0;
+}
+
+static void require_same_usage(const struct hr_usage *found, const struct hr_usage *expected)
+{
+    REQUIRE(found->context == expected->context && found->module == expected->module);
+    REQUIRE(found->data == expected->data && found->offset == expected->offset);
+    REQUIRE(found->total == expected->total && found->monitor == expected->monitor);
+    REQUIRE(found->dec == expected->dec && found->enc == expected->enc);
+    REQUIRE(found->sm == expected->sm);
+}
+
+static void add_usage(struct hr_usage *sums, const struct hr_usage *usage)
+{
+    sums->context = add(sums->context, usage->context);
+    sums->module = add(sums->module, usage->module);
+    sums->data = add(sums->data, usage->data);
+    sums->offset = add(sums->offset, usage->offset);
+    sums->total = add(sums->total, usage->total);
+    sums->monitor = add(sums->monitor, usage->monitor);
+    sums->dec = add(sums->dec, usage->dec);
+    sums->enc = add(sums->enc, usage->enc);
+    sums->sm = add(sums->sm, usage->sm);
+}
+
+void oracle_require_same(const struct hr_snapshot *snapshot, const struct view *view)
+{
+    const struct hr_layout *layout = view->layout;
+    REQUIRE(snapshot->shown == shown_devices(view));
+    REQUIRE(snapshot->owner_pid == get64(view, layout->owner_pid));
+    REQUIRE(snapshot->semaphore == get64(view, layout->sem));
+    REQUIRE(snapshot->last_kernel_time ==
+            (layout->last_kernel_time == HR_ABSENT ? 0 : get64(view, layout->last_kernel_time)));
+    REQUIRE(snapshot->device_num == get64(view, layout->device_num));
+    REQUIRE(snapshot->proc_num == get32(view, layout->proc_num));
+    REQUIRE(snapshot->priority == get32(view, layout->priority));
+    REQUIRE(snapshot->utilization_switch == get32(view, layout->utilization_switch));
+    REQUIRE(snapshot->recent_kernel == get32(view, layout->recent_kernel));
+
+    struct hr_usage sums[HR_DEVICES] = {0};
+    bool settled = is_free(view);
+    for (uint32_t i = 0; i < (uint32_t)snapshot->proc_num; i++) {
+        const struct hr_process *process = snapshot_process(snapshot, i);
+        const size_t at = slot_at(view, i);
+        REQUIRE(process->pid == get32(view, at + layout->slot_pid));
+        REQUIRE(process->host_pid == get32(view, at + layout->slot_hostpid));
+        REQUIRE(process->status == get32(view, at + layout->slot_status));
+        REQUIRE(process->settled == (is_free(view) && is_even(view, i)));
+        settled = settled && process->settled;
+        for (uint32_t device = 0; device < snapshot->span; device++) {
+            const struct hr_usage expected = usage_at(view, i, device);
+            require_same_usage(snapshot_usage(snapshot, i, device), &expected);
+            add_usage(&sums[device], &expected);
+        }
+    }
+    REQUIRE(snapshot->settled == settled);
+    for (uint32_t device = 0; device < snapshot->span; device++) {
+        const struct hr_device *shown = snapshot_device(snapshot, device);
+        REQUIRE(shown->limit == get64(view, layout->limit + device * 8));
+        REQUIRE(shown->sm_limit == get64(view, layout->sm_limit + device * 8));
+        REQUIRE(memcmp(shown->uuid, view->bytes + layout->uuids + (size_t)device * HR_UUID_BYTES,
+                       HR_UUID_BYTES) == 0);
+        require_same_usage(&shown->sums, &sums[device]);
+    }
+}
+
+void oracle_require_sane(const struct hr_snapshot *snapshot, size_t bytes)
+{
+    REQUIRE(snapshot->settled <= 1);
+    REQUIRE(snapshot->device_num <= HR_DEVICES);
+    REQUIRE(snapshot->proc_num >= 0 && snapshot->proc_num <= HR_SLOTS);
+    REQUIRE(snapshot->span >= 1 && snapshot->span <= HR_DEVICES);
+    REQUIRE(snapshot->shown >> snapshot->span == 0);
+    REQUIRE((snapshot->shown >> (snapshot->span - 1)) == 1);
+    REQUIRE(snapshot_bytes(snapshot) <= bytes);
+    for (uint32_t i = 0; i < (uint32_t)snapshot->proc_num; i++) {
+        REQUIRE(snapshot_process(snapshot, i)->settled <= 1);
+        REQUIRE(snapshot_process(snapshot, i)->settled || !snapshot->settled);
+    }
+}
+
+int oracle_value(const struct view *view, uint32_t value, uint32_t device, uint64_t *out)
+{
+    const struct hr_layout *layout = view->layout;
+    *out = 0;
+    if (!oracle_good_header(view))
+        return HR_ESTALE;
+    const int32_t proc_num = get32(view, layout->proc_num);
+    const bool uses_proc_num = value == HR_VALUE_MEMORY_USED || value == HR_VALUE_PROC_NUM;
+    if (uses_proc_num && (proc_num < 0 || proc_num > HR_SLOTS))
+        return HR_ECORRUPT;
+    if (value == HR_VALUE_DEVICE_NUM && get64(view, layout->device_num) > HR_DEVICES)
+        return HR_ECORRUPT;
+    if (value == HR_VALUE_LAST_KERNEL_TIME && layout->last_kernel_time == HR_ABSENT)
+        return HR_EINVAL;
+    switch (value) {
+    case HR_VALUE_MEMORY_LIMIT:
+        *out = get64(view, layout->limit + device * 8);
+        break;
+    case HR_VALUE_SM_LIMIT:
+        *out = get64(view, layout->sm_limit + device * 8);
+        break;
+    case HR_VALUE_MEMORY_USED:
+        for (int32_t slot = 0; slot < proc_num; slot++)
+            *out = add(*out, usage_at(view, (uint32_t)slot, device).total);
+        break;
+    case HR_VALUE_PRIORITY:
+        *out = (uint64_t)(int64_t)get32(view, layout->priority);
+        break;
+    case HR_VALUE_UTILIZATION_SWITCH:
+        *out = (uint64_t)(int64_t)get32(view, layout->utilization_switch);
+        break;
+    case HR_VALUE_RECENT_KERNEL:
+        *out = (uint64_t)(int64_t)get32(view, layout->recent_kernel);
+        break;
+    case HR_VALUE_LAST_KERNEL_TIME:
+        *out = get64(view, layout->last_kernel_time);
+        break;
+    case HR_VALUE_DEVICE_NUM:
+        *out = get64(view, layout->device_num);
+        break;
+    case HR_VALUE_PROC_NUM:
+        *out = (uint64_t)proc_num;
+        break;
+    default:
+        REQUIRE(!"a value that does not exist");
+    }
+    return HR_OK;
+}

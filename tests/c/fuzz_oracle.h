@@ -1,0 +1,66 @@
+/*
+ * A second, simple reading of a region that nobody writes meanwhile: what the core
+ * has to answer.  fuzz_oracle.c is compiled without sanitizers and without coverage:
+ * it is not what is tested, and runs for every input.
+ */
+#ifndef FUZZ_ORACLE_H
+#define FUZZ_ORACLE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "region.h"
+
+#define REQUIRE(condition)                                                                         \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                        \
+            abort();                                                                               \
+        }                                                                                          \
+    } while (0)
+
+/* The file, as a handle of this layout has to read it. */
+struct view {
+    const struct hr_layout *layout;
+    uint8_t *bytes;
+};
+
+static inline uint64_t get64(const struct view *view, size_t offset)
+{
+    uint64_t value;
+    memcpy(&value, view->bytes + offset, sizeof value);
+    return value;
+}
+
+static inline int32_t get32(const struct view *view, size_t offset)
+{
+    int32_t value;
+    memcpy(&value, view->bytes + offset, sizeof value);
+    return value;
+}
+
+static inline size_t slot_at(const struct view *view, uint32_t slot)
+{
+    return view->layout->procs + (size_t)slot * view->layout->slot_stride;
+}
+
+/* The magic and the version of its layout. */
+bool oracle_good_header(const struct view *view);
+
+/* The code that hr_snapshot() has to give into `bytes` bytes, and the bytes that it needs. */
+int oracle_snapshot_code(const struct view *view, size_t bytes, size_t *wanted);
+
+/* Every word of the snapshot is the file's, and what is settled is known. */
+void oracle_require_same(const struct hr_snapshot *snapshot, const struct view *view);
+
+/* What holds even where nothing can be compared. */
+void oracle_require_sane(const struct hr_snapshot *snapshot, size_t bytes);
+
+/* HR_OK and the value, or the code that hr_get() has to leave. */
+int oracle_value(const struct view *view, uint32_t value, uint32_t device, uint64_t *out);
+
+#endif

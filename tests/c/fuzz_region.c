@@ -1,0 +1,496 @@
+/*
+ * Coverage-guided fuzzing of the core: a region is broken step by step, before it
+ * is opened and under an open handle, and every answer is compared with a second,
+ * simple reading of the same file (fuzz_oracle.h).  fuzz_format.h says what an input
+ * means.
+ */
+#include <sanitizer/asan_interface.h>
+
+#include "fuzz_files.h"
+#include "fuzz_format.h"
+#include "snapshot_view.h"
+
+/* ---- When something is wrong -------------------------------------------------- */
+
+static void require_detail(int code)
+{
+    struct hr_detail detail;
+    hr_last_detail(&detail);
+    REQUIRE(detail.code == code);
+    REQUIRE(detail.device >= -1 && detail.device < HR_DEVICES);
+    REQUIRE(detail.layout <= HR_LAYOUTS);
+    REQUIRE(detail.candidates < 1u << HR_LAYOUTS);
+}
+
+static void require_one_of(int code, const int *codes)
+{
+    while (*codes != 0 && *codes != code)
+        codes++;
+    if (*codes == code)
+        require_detail(code);
+    else
+        REQUIRE(!"this code is not documented for this call");
+}
+
+#define REQUIRE_ONE_OF(code, ...) require_one_of(code, (const int[]){__VA_ARGS__, 0})
+
+/* ---- The input, byte by byte ------------------------------------------------------ */
+
+struct input {
+    const uint8_t *at, *end;
+};
+
+static uint8_t take8(struct input *input)
+{
+    return input->at < input->end ? *input->at++ : 0;
+}
+
+static uint32_t take16(struct input *input)
+{
+    const uint32_t low = take8(input);
+    return low | (uint32_t)take8(input) << 8;
+}
+
+static uint64_t take_value(struct input *input)
+{
+    static const uint64_t table[] = {FUZZ_VALUE_TABLE};
+    _Static_assert(sizeof table / sizeof table[0] == FUZZ_VALUES, "FUZZ_VALUES");
+    const uint8_t index = take8(input);
+    if (index < FUZZ_VALUES)
+        return table[index];
+    uint64_t value = 0;
+    for (int i = 0; i < 8; i++)
+        value |= (uint64_t)take8(input) << (8 * i);
+    return value;
+}
+
+/* ---- One run ------------------------------------------------------------------------ */
+
+static uint64_t *buffer;
+
+static struct {
+    struct file *file;
+    hr_region *region;
+    uint32_t open_as; /* the layout that the handle has */
+    bool writable;
+} run;
+
+static void do_poke(struct input *input)
+{
+    const uint8_t field = take8(input) % FUZZ_FIELDS;
+    const uint32_t device = take8(input) % HR_DEVICES;
+    const uint32_t slot = take16(input) % HR_SLOTS;
+    const uint64_t value = take_value(input);
+    const struct hr_layout *layout = run.file->view.layout;
+    const size_t at = slot_at(&run.file->view, slot);
+    const size_t used = at + layout->slot_used + (size_t)device * layout->slot_used_stride;
+    const struct {
+        size_t offset;
+        uint32_t bytes;
+    } fields[FUZZ_FIELDS] = {
+        [FUZZ_MAGIC] = {0, 4},
+        [FUZZ_MAJOR_VERSION] = {4, 4},
+        [FUZZ_MINOR_VERSION] = {8, 4},
+        [FUZZ_SM_INIT_FLAG] = {layout->sm_init_flag, 4},
+        [FUZZ_OWNER_PID] = {layout->owner_pid, 8},
+        [FUZZ_SEM] = {layout->sem, 8},
+        [FUZZ_DEVICE_NUM] = {layout->device_num, 8},
+        [FUZZ_LIMIT] = {layout->limit + device * 8, 8},
+        [FUZZ_SM_LIMIT] = {layout->sm_limit + device * 8, 8},
+        [FUZZ_PROC_NUM] = {layout->proc_num, 4},
+        [FUZZ_UTILIZATION_SWITCH] = {layout->utilization_switch, 4},
+        [FUZZ_RECENT_KERNEL] = {layout->recent_kernel, 4},
+        [FUZZ_PRIORITY] = {layout->priority, 4},
+        [FUZZ_LAST_KERNEL_TIME] = {layout->last_kernel_time, 8},
+        [FUZZ_SLOT_PID] = {at + layout->slot_pid, 4},
+        [FUZZ_SLOT_HOSTPID] = {at + layout->slot_hostpid, 4},
+        [FUZZ_SLOT_STATUS] = {at + layout->slot_status, 4},
+        [FUZZ_SLOT_SEQLOCK] = {layout->slot_seqlock == HR_ABSENT ? HR_ABSENT
+                                                                 : at + layout->slot_seqlock,
+                               8},
+        [FUZZ_SLOT_TOTAL] = {used + 32, 8},
+        [FUZZ_SLOT_CONTEXT] = {used, 8},
+        [FUZZ_SLOT_MONITOR] = {at + layout->slot_monitorused + device * 8, 8},
+        [FUZZ_SLOT_SM] = {layout->slot_util == HR_ABSENT
+                              ? HR_ABSENT
+                              : at + layout->slot_util + device * layout->slot_util_stride + 16,
+                          8},
+    };
+    if (fields[field].offset < HR_ABSENT)
+        file_poke(run.file, fields[field].offset, value, fields[field].bytes);
+}
+
+static void do_text(struct input *input)
+{
+    const uint32_t device = take8(input) % HR_DEVICES;
+    uint8_t text[HR_UUID_BYTES] = {0}, start[4];
+    for (int i = 0; i < 4; i++)
+        start[i] = take8(input);
+    const uint32_t length = take8(input) % (HR_UUID_BYTES + 1);
+    for (uint32_t i = 0; i < length; i++)
+        text[i] = i < 4 ? start[i] : (uint8_t)('0' + i % 10);
+    for (uint32_t i = 0; i < HR_UUID_BYTES; i += 8) {
+        uint64_t word;
+        memcpy(&word, text + i, 8);
+        file_poke(run.file, run.file->view.layout->uuids + (size_t)device * HR_UUID_BYTES + i, word,
+                  8);
+    }
+}
+
+static void do_resize(struct input *input)
+{
+    static const size_t sizes[] = {0,       4096,    HOT_BYTES, 2048,    804680,  804681,
+                                   1197896, 1197897, 2008952,   2008985, 2008984, MAX_FILE - 128};
+    const size_t size = sizes[take8(input) % (sizeof sizes / sizeof sizes[0])];
+    const int8_t more = (int8_t)take8(input);
+    file_resize(run.file, more < 0 && size < (size_t)-more ? 0 : size + (size_t)more);
+}
+
+/* ---- Opening -------------------------------------------------------------------------- */
+
+static void require_open_code(int code)
+{
+    if (code >= 0)
+        REQUIRE(code < HR_LAYOUTS);
+    else
+        REQUIRE_ONE_OF(code, HR_ENOTREGION, HR_ENOTREADY, HR_EAMBIGUOUS, HR_ECORRUPT, HR_EINVAL);
+}
+
+static int identify(const char *path, uint32_t layout)
+{
+    const int code = hr_identify(path, layout);
+    require_open_code(code);
+    REQUIRE((code == HR_EINVAL) == (layout > HR_LAYOUTS));
+    if (code >= 0 && layout < HR_LAYOUTS)
+        REQUIRE(code == (int)layout);
+    if (code >= 0)
+        REQUIRE(hr_identify(path, (uint32_t)code) == code);
+    if (code == HR_EAMBIGUOUS) {
+        struct hr_detail detail;
+        hr_last_detail(&detail);
+        REQUIRE(__builtin_popcount(detail.candidates) > 1);
+        for (uint32_t id = 0; id < HR_LAYOUTS; id++)
+            REQUIRE((detail.candidates & 1u << id) == 0 || hr_identify(path, id) == (int)id);
+    }
+    return code;
+}
+
+static void close_region(void)
+{
+    if (run.region == NULL)
+        return;
+    hr_close(run.region);
+    REQUIRE(hr_snapshot(run.region, buffer, HR_SNAPSHOT_MAX_BYTES) == HR_ECLOSED);
+    REQUIRE(hr_is_stale(run.region) == HR_ECLOSED);
+    hr_free(run.region);
+    run.region = NULL;
+}
+
+static void open_region(uint32_t flags, uint32_t layout)
+{
+    close_region();
+    const int identified = identify(run.file->path, layout);
+    const int code = hr_open(run.file->path, flags, layout, &run.region);
+    require_open_code(code);
+    REQUIRE((code >= 0) == (run.region != NULL));
+    if (flags > HR_WRITE) {
+        REQUIRE(code == HR_EINVAL);
+        return;
+    }
+    REQUIRE(code == identified);
+    if (code < 0)
+        return;
+    run.open_as = (uint32_t)code;
+    run.writable = flags == HR_WRITE;
+    struct hr_info info;
+    hr_get_info(run.region, &info);
+    REQUIRE(info.layout == run.open_as && info.writable == run.writable);
+    REQUIRE(info.mapped_bytes >= hr_layouts[code].size);
+}
+
+/* ---- Calls ----------------------------------------------------------------------------------- */
+
+/* As the handle reads the file, which may be another layout than it was made in. */
+static struct view as_opened(void)
+{
+    return (struct view){&hr_layouts[run.open_as], run.file->view.bytes};
+}
+
+/* Nothing to compare with where parts of the file are missing. */
+static bool is_whole(void)
+{
+    return run.file->size >= hr_layouts[run.open_as].size;
+}
+
+/* `bytes` of the buffer, and not one more. */
+static void snapshot(size_t bytes)
+{
+    if (bytes > HR_SNAPSHOT_MAX_BYTES)
+        bytes = HR_SNAPSHOT_MAX_BYTES;
+    const char *end = (const char *)buffer + bytes;
+    ASAN_POISON_MEMORY_REGION(end, HR_SNAPSHOT_MAX_BYTES - bytes);
+    const int code = hr_snapshot(run.region, buffer, bytes);
+    ASAN_UNPOISON_MEMORY_REGION(end, HR_SNAPSHOT_MAX_BYTES - bytes);
+    const struct hr_snapshot *head = (const struct hr_snapshot *)(const void *)buffer;
+    if (code != HR_OK)
+        REQUIRE_ONE_OF(code, HR_ENOSPACE, HR_ESTALE, HR_ECORRUPT);
+    else
+        oracle_require_sane(head, bytes);
+
+    struct hr_detail detail;
+    hr_last_detail(&detail);
+    if (code == HR_ENOSPACE)
+        REQUIRE(detail.wanted > bytes && detail.wanted <= HR_SNAPSHOT_MAX_BYTES);
+    if (!is_whole())
+        return;
+    const struct view view = as_opened();
+    size_t wanted = 0;
+    const int expected = oracle_snapshot_code(&view, bytes, &wanted);
+    /* Without room for the head nothing is read at all. */
+    if (bytes < sizeof *head)
+        REQUIRE(code == HR_ENOSPACE);
+    else
+        REQUIRE(code == expected);
+    if (code == HR_ENOSPACE && bytes >= sizeof *head)
+        REQUIRE(detail.wanted == wanted);
+    if (code == HR_OK)
+        oracle_require_same(head, &view);
+}
+
+static void get(uint32_t value, uint32_t device)
+{
+    const uint64_t found = hr_get(run.region, value, device);
+    struct hr_detail detail;
+    hr_last_detail(&detail);
+    const int code = found == HR_NO_VALUE ? detail.code : HR_OK;
+    if (code != HR_OK)
+        REQUIRE_ONE_OF(code, HR_ESTALE, HR_ECORRUPT, HR_EINVAL);
+    if (value > HR_VALUE_PROC_NUM || device >= HR_DEVICES) {
+        REQUIRE(code == HR_EINVAL || code == HR_ESTALE);
+        return;
+    }
+    if (!is_whole())
+        return;
+    const struct view view = as_opened();
+    uint64_t expected;
+    REQUIRE(code == oracle_value(&view, value, device, &expected));
+    REQUIRE(code != HR_OK || found == expected);
+}
+
+static void read_set(uint32_t devices, uint32_t processes, uint32_t usages)
+{
+    const struct hr_rows capacity = {2, devices, processes, usages};
+    struct hr_rows filled;
+    const size_t cells = 2 * (size_t)HR_REGION_COLUMNS + devices * (size_t)HR_DEVICE_COLUMNS +
+                         processes * (size_t)HR_PROCESS_COLUMNS + usages * (size_t)HR_USAGE_COLUMNS;
+    /* Exactly as large as it may be used. */
+    uint64_t *arena = malloc(cells * sizeof *arena);
+    REQUIRE(arena != NULL);
+    hr_region *const regions[2] = {run.region, NULL};
+    const int code = hr_read_set(regions, &capacity, arena, buffer, &filled);
+    const int expected_failures[] = {1, 2, HR_ENOSPACE};
+    REQUIRE(code == expected_failures[0] || code == expected_failures[1] ||
+            code == expected_failures[2]);
+    REQUIRE(filled.regions == 2);
+    REQUIRE(filled.devices <= HR_DEVICES && filled.processes <= HR_SLOTS);
+    REQUIRE(filled.usages <= HR_SLOTS * HR_DEVICES);
+    if (code == HR_ENOSPACE) {
+        require_detail(code);
+        REQUIRE(filled.devices > devices || filled.processes > processes || filled.usages > usages);
+        free(arena);
+        return;
+    }
+    REQUIRE(arena[HR_REGION_CODE * 2 + 1] == (uint64_t)(int64_t)HR_ECLOSED);
+    const int region_code = (int)arena[HR_REGION_CODE * 2];
+    REQUIRE((region_code == HR_OK) == (code == 1));
+    if (region_code != HR_OK) {
+        REQUIRE(region_code == HR_ESTALE || region_code == HR_ECORRUPT);
+        REQUIRE(filled.devices == 0 && filled.processes == 0 && filled.usages == 0);
+    } else {
+        REQUIRE(filled.usages == filled.devices * filled.processes);
+        REQUIRE(arena[HR_REGION_LAYOUT * 2] == run.open_as);
+        REQUIRE(arena[HR_REGION_PROCESS_COUNT * 2] == filled.processes);
+        REQUIRE(arena[HR_REGION_DEVICE_ROWS * 2] == filled.devices);
+        REQUIRE(arena[HR_REGION_SETTLED * 2] <= 1);
+    }
+    if (is_whole()) {
+        const struct view view = as_opened();
+        REQUIRE((region_code == HR_ESTALE) == !oracle_good_header(&view));
+        if (region_code == HR_OK)
+            REQUIRE(filled.processes == (uint32_t)get32(&view, view.layout->proc_num));
+    }
+    free(arena);
+}
+
+static void set_limits(uint32_t kind, int32_t device, uint32_t flags, uint64_t value,
+                       uint64_t expected)
+{
+    struct hr_limit_edit edits[HR_DEVICES];
+    uint8_t before[HOT_BYTES];
+    const bool comparable = is_whole();
+    const struct view view = as_opened();
+    if (comparable)
+        memcpy(before, view.bytes, HOT_BYTES);
+    const int code = hr_set_limits(run.region, kind, device, value, expected, flags, edits);
+    if (code < 0)
+        REQUIRE_ONE_OF(code, HR_ECONFLICT, HR_EBELOWUSE, HR_EREADONLY, HR_EINVAL, HR_ESTALE,
+                       HR_ECORRUPT);
+    else
+        REQUIRE(code >= 1 && code <= HR_DEVICES && run.writable && kind <= HR_SM);
+    if (!comparable)
+        return;
+    /* Undo in a copy what is said to have been done: then nothing may differ. */
+    const uint32_t table = kind == HR_MEMORY ? view.layout->limit : view.layout->sm_limit;
+    uint8_t after[HOT_BYTES];
+    memcpy(after, view.bytes, HOT_BYTES);
+    for (int i = 0; i < code && (flags & HR_DRY_RUN) == 0; i++) {
+        REQUIRE(edits[i].device < HR_DEVICES && edits[i].after == value);
+        REQUIRE(i == 0 || edits[i].device > edits[i - 1].device);
+        REQUIRE(get64(&view, table + edits[i].device * 8) == value);
+        memcpy(after + table + edits[i].device * 8, &edits[i].before, 8);
+    }
+    REQUIRE(memcmp(before, after, HOT_BYTES) == 0);
+}
+
+static void set_value(uint32_t value, int32_t to)
+{
+    int32_t before = 0;
+    const bool comparable = is_whole();
+    const struct view view = as_opened();
+    const struct hr_layout *layout = view.layout;
+    const uint32_t offset = value == HR_VALUE_PRIORITY             ? layout->priority
+                            : value == HR_VALUE_UTILIZATION_SWITCH ? layout->utilization_switch
+                                                                   : layout->recent_kernel;
+    const int32_t old = comparable ? get32(&view, offset) : 0;
+    const int code = hr_set_value(run.region, value, to, &before);
+    if (code != HR_OK)
+        REQUIRE_ONE_OF(code, HR_EREADONLY, HR_EINVAL, HR_ESTALE);
+    if (code == HR_OK && comparable)
+        REQUIRE(before == old && get32(&view, offset) == to);
+}
+
+static void do_call(uint8_t step, struct input *input)
+{
+    if (step == FUZZ_OPEN) {
+        const uint8_t flags = take8(input) % 3;
+        open_region(flags, take8(input) % (HR_LAYOUTS + 2));
+        return;
+    }
+    if (run.region == NULL)
+        return;
+    switch (step) {
+    case FUZZ_SNAPSHOT: {
+        const size_t bytes = (size_t)take16(input) * 8;
+        snapshot(bytes + take8(input));
+        break;
+    }
+    case FUZZ_GET: {
+        const uint32_t value = take8(input) % (HR_VALUE_PROC_NUM + 2);
+        get(value, take8(input) % (HR_DEVICES + 1));
+        break;
+    }
+    case FUZZ_READ_SET: {
+        const uint32_t devices = take8(input), processes = take8(input) * 5u;
+        read_set(devices, processes, take8(input) * 16u);
+        break;
+    }
+    case FUZZ_SET_LIMITS: {
+        const uint32_t kind = take8(input) % 3;
+        const int32_t device = (int8_t)take8(input);
+        const uint32_t flags = take8(input) % 16;
+        const uint64_t value = take_value(input);
+        set_limits(kind, device, flags, value, take_value(input));
+        break;
+    }
+    case FUZZ_SET_VALUE: {
+        const uint32_t value = take8(input) % (HR_VALUE_PROC_NUM + 2);
+        set_value(value, (int32_t)take_value(input));
+        break;
+    }
+    case FUZZ_IS_STALE:
+        REQUIRE(hr_is_stale(run.region) == !is_whole());
+        break;
+    case FUZZ_CLOSE:
+        close_region();
+        break;
+    default:
+        break;
+    }
+}
+
+static void do_step(struct input *input)
+{
+    const uint8_t step = take8(input) % FUZZ_STEPS;
+    switch (step) {
+    case FUZZ_POKE:
+        do_poke(input);
+        break;
+    case FUZZ_POKE_AT: {
+        const uint32_t low = take16(input);
+        const size_t offset = low | (size_t)take8(input) << 16;
+        file_poke(run.file, offset % run.file->whole, take_value(input), 8);
+        break;
+    }
+    case FUZZ_TEXT:
+        do_text(input);
+        break;
+    case FUZZ_RESIZE:
+        do_resize(input);
+        break;
+    case FUZZ_IDENTIFY:
+        identify(run.file->path, take8(input) % (HR_LAYOUTS + 2));
+        break;
+    default:
+        do_call(step, input);
+    }
+}
+
+int LLVMFuzzerInitialize(int *argc, char ***argv);
+
+int LLVMFuzzerInitialize(int *argc, char ***argv)
+{
+    (void)argc;
+    (void)argv;
+    files_make();
+    buffer = malloc(HR_SNAPSHOT_MAX_BYTES);
+    REQUIRE(buffer != NULL);
+    return 0;
+}
+
+/* Far too short for a region, and yet to be told apart. */
+static void identify_raw(const uint8_t *data, size_t size)
+{
+    const char *path = raw_file(data, size);
+    for (uint32_t layout = 0; layout <= HR_LAYOUTS; layout++)
+        REQUIRE(identify(path, layout) < 0);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    if (size == 0)
+        return 0;
+    const uint8_t choice = data[0] % (FUZZ_RAW + 1);
+    if (choice == FUZZ_RAW) {
+        identify_raw(data + 1, size - 1);
+        return 0;
+    }
+    run.file = file_of_layout(choice);
+    struct input input = {data + 1, data + size};
+    while (input.at < input.end)
+        do_step(&input);
+
+    /* Whatever it has become by now: everything once. */
+    if (run.region == NULL)
+        open_region(HR_WRITE, HR_LAYOUTS);
+    if (run.region != NULL) {
+        snapshot(HR_SNAPSHOT_MAX_BYTES);
+        for (uint32_t value = 0; value <= HR_VALUE_PROC_NUM; value++)
+            get(value, 1);
+        read_set(HR_DEVICES, 64, 64 * HR_DEVICES);
+    }
+    close_region();
+    file_mend(run.file);
+    return 0;
+}

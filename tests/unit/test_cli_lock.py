@@ -1,0 +1,117 @@
+"""`hamiregion lock status` and `hamiregion lock recover`."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+import pytest
+from cli_process import interrupt, run, start
+
+import libhamiregion as hami
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+KILLED = sorted(GOLDEN.glob("*-owner-killed-holding-lock.cache.gz"))
+
+HOLD = """
+import sys, libhamiregion as hami
+with hami.open_region(sys.argv[1], writable=True) as region, region.lock():
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    made = str(tmp_path / "usage.cache")
+    hami.create_region(made, memory_limits=("8GiB",))
+    return made
+
+
+@contextlib.contextmanager
+def holder(path: str) -> Iterator[int]:
+    """A process that holds the lock; its pid."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        yield process.pid
+        process.communicate()
+
+
+def test_a_free_lock_is_called_free(path: str) -> None:
+    answer = run("lock", "status", path)
+    assert (answer.returncode, answer.stdout) == (0, "free\n")
+
+
+def test_a_held_lock_is_told_with_its_living_owner_and_not_broken(path: str) -> None:
+    with holder(path) as pid:
+        status = run("lock", "status", path)
+        assert status.returncode == 0
+        assert status.stdout == (
+            f"held by a tool with libhamiregion (pid {pid} here), which is alive\n"
+        )
+        assert "lock         held by a tool with libhamiregion\n" in run("show", path).stdout
+        recover = run("lock", "recover", path)
+        assert recover.returncode == 1
+        assert recover.stdout == ""
+        assert "live" in recover.stderr
+        assert json.loads(run("lock", "status", path, "--json").stdout)["held"] is True
+    assert run("lock", "status", path).stdout == "free\n"
+
+
+def test_status_as_json_has_the_fields_of_the_state(path: str) -> None:
+    answer = json.loads(run("lock", "status", path, "--json").stdout)
+    fields = [field.name for field in attrs.fields(hami.LockState)]
+    assert list(answer) == ["path", "layout", *fields]
+    assert (answer["path"], answer["layout"], answer["held"]) == (path, "1.2", False)
+
+
+def test_watching_tells_for_how_long_at_least(path: str) -> None:
+    with holder(path), start("lock", "status", path, "--watch", "0.05", "--json") as process:
+        assert process.stdout is not None
+        first, second, third = (json.loads(process.stdout.readline()) for _ in range(3))
+        interrupt(process)
+        process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert first["held_for_s"] == 0 < second["held_for_s"] < third["held_for_s"]
+
+
+@pytest.mark.parametrize("golden", KILLED, ids=lambda path: path.name)
+def test_a_dead_owners_lock_is_recovered(golden: Path, tmp_path: Path) -> None:
+    path = tmp_path / "killed.cache"
+    path.write_bytes(gzip.decompress(golden.read_bytes()))
+    with hami.open_region(path) as region:
+        owner = region.snapshot().owner_pid
+    status = run("lock", "status", str(path)).stdout
+    assert status.startswith(f"held by pid {owner}, which is dead")
+    before = path.read_bytes()
+    dry = run("lock", "recover", str(path), "--dry-run")
+    assert dry.stdout == f"{status}dry run: nothing was written\n"
+    assert path.read_bytes() == before
+    recovered = run("lock", "recover", str(path))
+    assert recovered.returncode == 0, recovered.stderr
+    assert "dead owner's lock given back\n" in recovered.stdout
+    assert run("lock", "status", str(path)).stdout == "free\n"
+    again = run("lock", "recover", str(path))
+    assert (again.returncode, again.stdout) == (0, "nothing was wrong\n")
+
+
+def test_recover_as_json_has_the_fields_of_the_recovery(path: str) -> None:
+    answer = json.loads(run("lock", "recover", path, "--json").stdout)
+    fields = [field.name for field in attrs.fields(hami.LockRecovery)]
+    assert list(answer) == ["path", "layout", "dry_run", *fields]
+    assert not any(answer[field] for field in fields)
+    dry = json.loads(run("lock", "recover", path, "--json", "--dry-run").stdout)
+    assert dry["dry_run"] is True
+    assert dry["held"] is False

@@ -1,0 +1,140 @@
+"""`hamiregion suspend`, `resume` and `reap`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from cli_process import run
+
+import libhamiregion as hami
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+GIB = 2**30
+
+ATTACH = """
+import sys, libhamiregion as hami
+with hami.open_region(sys.argv[1], writable=True) as region, region.attach() as slot:
+    slot.charge(0, 3 * 2**30)
+    print("charged", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    made = str(tmp_path / "usage.cache")
+    hami.create_region(made, memory_limits=(8 * GIB,))
+    return made
+
+
+@pytest.fixture
+def attached(path: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of the region that holds 3 GiB."""
+    with subprocess.Popen(
+        [sys.executable, "-c", ATTACH, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"charged\n"
+        yield process
+        if process.poll() is None:
+            process.communicate()
+
+
+def status_of(path: str, pid: int) -> int:
+    with hami.open_region(path) as region:
+        return next(p.status for p in region.snapshot().processes if p.pid == pid)
+
+
+def used(path: str) -> int:
+    with hami.open_region(path) as region:
+        return region.memory_used(0)
+
+
+def test_suspend_and_resume(path: str, attached: subprocess.Popen[bytes]) -> None:
+    pid = attached.pid
+    dry = run("suspend", path, str(pid), "--dry-run")
+    words = f"process {pid}: running -> suspended\n"
+    assert dry.stdout == f"{words}dry run: nothing was written\n"
+    assert status_of(path, pid) == hami.ProcessStatus.RUNNING
+
+    assert run("suspend", path, str(pid)).stdout == words
+    assert status_of(path, pid) == hami.ProcessStatus.SUSPENDED
+    assert "suspended" in run("show", path).stdout
+    again = run("suspend", path, str(pid)).stdout
+    assert again == f"process {pid}: suspended -> suspended (unchanged)\n"
+
+    answer = json.loads(run("resume", path, str(pid), "--json").stdout)
+    assert answer == {
+        "path": path,
+        "layout": "1.2",
+        "dry_run": False,
+        "pid": pid,
+        "before": 2,
+        "after": 1,
+    }
+    assert status_of(path, pid) == hami.ProcessStatus.RUNNING
+
+
+@pytest.mark.parametrize("verb", ["suspend", "resume", "reap"])
+def test_a_process_that_is_not_there_is_a_failure(path: str, verb: str) -> None:
+    answer = run(verb, path, "4194303")
+    assert answer.returncode == 1
+    assert answer.stdout == ""
+    assert answer.stderr.startswith("Error: ")
+    assert "4194303" in answer.stderr
+
+
+@pytest.mark.parametrize("verb", ["suspend", "resume", "reap"])
+@pytest.mark.parametrize("pid", ["0", "x", "2147483648"])
+def test_a_pid_that_is_none_is_wrong_usage(path: str, verb: str, pid: str) -> None:
+    assert run(verb, path, pid).returncode == 2
+
+
+def test_reap_frees_what_the_dead_held(path: str, attached: subprocess.Popen[bytes]) -> None:
+    attached.send_signal(signal.SIGKILL)
+    attached.wait()
+    assert used(path) == 3 * GIB
+    words = f"process {attached.pid}: slot removed, 3 GiB no longer counted\n"
+    dry = run("reap", path, "--dry-run")
+    assert dry.stdout == f"{words}dry run: nothing was written\n"
+    assert used(path) == 3 * GIB
+    assert run("reap", path).stdout == words
+    assert used(path) == 0
+    assert run("reap", path).stdout == "no dead process has a slot\n"
+
+
+def test_reap_as_json(path: str, attached: subprocess.Popen[bytes]) -> None:
+    attached.send_signal(signal.SIGKILL)
+    attached.wait()
+    answer = json.loads(run("reap", path, str(attached.pid), "--json").stdout)
+    assert answer == {
+        "path": path,
+        "layout": "1.2",
+        "dry_run": False,
+        "reaped": [{"pid": attached.pid, "memory_bytes": 3 * GIB, "removed": True}],
+    }
+
+
+def test_the_living_are_never_reaped(path: str, attached: subprocess.Popen[bytes]) -> None:
+    assert run("reap", path).stdout == "no dead process has a slot\n"
+    named = run("reap", path, str(attached.pid))
+    assert named.returncode == 1
+    assert "alive" in named.stderr
+    assert used(path) == 3 * GIB
+    assert status_of(path, attached.pid) == hami.ProcessStatus.RUNNING
+
+
+def test_a_lock_that_is_held_costs_the_timeout(path: str) -> None:
+    with hami.open_region(path, writable=True) as region, region.lock():
+        answer = run("suspend", path, str(os.getpid()), "--timeout", "0.1")
+    assert answer.returncode == 1
+    assert answer.stderr.count("\n") == 1

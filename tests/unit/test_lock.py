@@ -1,0 +1,263 @@
+"""The lock: taking it, giving it back, and the bytes that this changes."""
+
+import os
+from collections.abc import Callable
+
+import attrs
+import pytest
+from lock_bytes import NOBODY, SEMAPHORES, hold, is_free, semaphore_bytes, value_of
+from namespaces import IS_FIRST, signature
+from poke import RegionFileFactory, locate
+
+from libhamiregion import (
+    Layout,
+    LockRecovery,
+    LockTimeout,
+    Region,
+    RegionClosed,
+    RegionReadOnly,
+    RegionStale,
+    Slot,
+    open_region,
+)
+
+
+def test_who_holds_the_lock_has_the_semaphore_and_has_signed(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    before = file.content()
+    with open_region(file, writable=True) as region:
+        with region.lock():
+            assert (value_of(file), file.get("owner_pid")) == (0, signature(attached=False))
+        assert file.content() == before
+
+
+def test_an_attached_process_signs_with_its_pid(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    with open_region(file, writable=True) as region, region.attach(), region.lock():
+        assert (value_of(file), file.get("owner_pid")) == (0, os.getpid())
+
+
+@pytest.mark.parametrize("raw", SEMAPHORES.values(), ids=SEMAPHORES)
+def test_locking_leaves_all_bytes_of_the_semaphore_but_its_value(
+    layout: Layout, raw: bytes, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    file.put_bytes(locate(layout, "sem")[0], raw)
+    with open_region(file, writable=True) as region:
+        with region.lock():
+            assert semaphore_bytes(file) == bytes(4) + raw[4:]
+        assert semaphore_bytes(file) == raw
+        with region.attach() as slot:
+            slot.charge(0, 1)
+            slot.release(0, 1)
+        assert semaphore_bytes(file) == raw
+
+
+def test_the_lock_is_not_reentrant_and_says_so(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    with open_region(file, writable=True) as region, region.lock():
+        with pytest.raises(RuntimeError, match="not re-entrant"), region.lock():
+            pass
+        assert value_of(file) == 0
+    assert value_of(file) == 1
+
+
+TAKES_THE_LOCK_ITSELF: dict[str, Callable[[Region], object]] = {
+    "attach": Region.attach,
+    "recover_lock": Region.recover_lock,
+    "reap": Region.reap,
+    "repair_slots": Region.repair_slots,
+    "set_host_pid": lambda region: region.set_host_pid(os.getpid(), 1),
+    "set_utilization": lambda region: region.set_utilization(os.getpid(), 0, sm=1),
+    "set_monitor_used": lambda region: region.set_monitor_used(os.getpid(), 0, 1),
+    "suspend": lambda region: region.suspend(os.getpid()),
+    "resume": lambda region: region.resume(os.getpid()),
+}
+
+
+@pytest.mark.parametrize("call", TAKES_THE_LOCK_ITSELF.values(), ids=TAKES_THE_LOCK_ITSELF)
+def test_calls_that_take_the_lock_themselves_refuse_under_it(
+    call: Callable[[Region], object], region_file: RegionFileFactory
+) -> None:
+    file = region_file(Layout.UNVERSIONED)
+    with open_region(file, writable=True) as region:
+        with region.lock(), pytest.raises(RuntimeError, match="this thread holds the lock"):
+            call(region)
+        assert is_free(file)
+
+
+@pytest.mark.parametrize("method", [Slot.charge, Slot.release])
+def test_accounting_refuses_under_the_own_lock(
+    layout: Layout, method: Callable[..., None], region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    with open_region(file, writable=True) as region, region.attach() as slot:
+        with region.lock(), pytest.raises(RuntimeError, match="this thread holds the lock"):
+            method(slot, 0, 0)
+        with region.lock(), pytest.raises(RuntimeError, match="this thread holds the lock"):
+            slot.detach()
+
+
+def test_an_exception_inside_comes_out_and_gives_the_lock_back(
+    region_file: RegionFileFactory,
+) -> None:
+    file = region_file()
+    with open_region(file, writable=True) as region:
+        with pytest.raises(LookupError), region.lock():
+            raise LookupError
+        assert is_free(file)
+
+
+def test_one_lock_object_can_be_used_again(region_file: RegionFileFactory) -> None:
+    file = region_file()
+    with open_region(file, writable=True) as region:
+        lock = region.lock()
+        for _ in range(3):
+            with lock:
+                assert value_of(file) == 0
+            assert value_of(file) == 1
+
+
+def test_leaving_a_lock_that_was_taken_away_is_a_lock_timeout_and_posts_nothing(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    with open_region(file, writable=True) as region:
+        with pytest.raises(LockTimeout, match="taken away"), region.lock():
+            file.put("owner_pid", NOBODY)
+        assert (value_of(file), file.get("owner_pid")) == (0, NOBODY)
+
+
+def test_closing_the_region_gives_the_lock_back(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    region = open_region(file, writable=True)
+    lock = region.lock()
+    lock.__enter__()
+    assert value_of(file) == 0
+    region.close()
+    assert is_free(file)
+    with pytest.raises(RegionClosed):
+        lock.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("timeout_s", [-1, -0.001, float("-inf"), float("nan")])
+def test_a_timeout_is_not_negative_and_a_number(
+    timeout_s: float, region_file: RegionFileFactory
+) -> None:
+    with (
+        open_region(region_file(), writable=True) as region,
+        pytest.raises(ValueError, match="timeout"),
+    ):
+        region.lock(timeout_s)
+
+
+def test_a_timeout_may_be_infinite(region_file: RegionFileFactory) -> None:
+    with (
+        open_region(region_file(), writable=True) as region,
+        region.lock(float("inf")),
+    ):
+        pass
+
+
+NEEDS_WRITABLE: dict[str, Callable[[Region], object]] = {
+    "lock": lambda region: region.lock().__enter__(),
+    **TAKES_THE_LOCK_ITSELF,
+}
+
+
+@pytest.mark.parametrize("call", NEEDS_WRITABLE.values(), ids=NEEDS_WRITABLE)
+def test_what_writes_needs_a_region_open_for_writing(
+    call: Callable[[Region], object], region_file: RegionFileFactory
+) -> None:
+    with open_region(region_file()) as region, pytest.raises(RegionReadOnly, match="writable=True"):
+        call(region)
+
+
+@pytest.mark.parametrize(
+    "call", [*NEEDS_WRITABLE.values(), Region.lock_state], ids=[*NEEDS_WRITABLE, "lock_state"]
+)
+def test_everything_about_the_lock_ends_with_the_region(
+    call: Callable[[Region], object], region_file: RegionFileFactory
+) -> None:
+    region = open_region(region_file(), writable=True)
+    region.close()
+    with pytest.raises(RegionClosed, match="closed"):
+        call(region)
+
+
+@pytest.mark.parametrize(
+    "call", [*NEEDS_WRITABLE.values(), Region.lock_state], ids=[*NEEDS_WRITABLE, "lock_state"]
+)
+def test_a_truncated_file_is_an_error_and_no_signal(
+    call: Callable[[Region], object], region_file: RegionFileFactory
+) -> None:
+    file = region_file()
+    with open_region(file, writable=True) as region:
+        file.resize(0)
+        with pytest.raises(RegionStale):
+            call(region)
+
+
+def test_a_file_truncated_while_the_lock_is_held_is_told_on_leaving(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    with open_region(file, writable=True) as region:
+        with pytest.raises(RegionStale), region.lock():
+            file.resize(0)
+        # Neither is anything of it left behind in this process.
+        with pytest.raises(RegionStale), region.lock():
+            pass
+
+
+# ---- recovery where nothing is wrong; the rest is in tests/integration/test_recovery.py ----
+
+
+def test_nothing_wrong_is_nothing_done(layout: Layout, region_file: RegionFileFactory) -> None:
+    file = region_file(layout)
+    before = file.content()
+    with open_region(file, writable=True) as region:
+        done = region.recover_lock()
+    assert not done
+    assert done == LockRecovery(
+        dead_owner=False,
+        ownerless=False,
+        impossible_value=False,
+        postinit=False,
+        finished_removal=False,
+    )
+    assert file.content() == before
+
+
+@pytest.mark.parametrize("field", [field.name for field in attrs.fields(LockRecovery)])
+def test_a_recovery_is_true_if_anything_was_done(field: str) -> None:
+    nothing = LockRecovery(*[False] * len(attrs.fields(LockRecovery)))
+    assert not nothing
+    assert attrs.evolve(nothing, **{field: True})
+
+
+@pytest.mark.parametrize("watch_s", [-1, float("nan")])
+def test_how_long_to_watch_is_not_negative(watch_s: float, region_file: RegionFileFactory) -> None:
+    with (
+        open_region(region_file(), writable=True) as region,
+        pytest.raises(ValueError, match="timeout"),
+    ):
+        region.recover_lock(watch_s=watch_s)
+
+
+@pytest.mark.skipif(IS_FIRST, reason="is about a process in a later pid namespace")
+def test_a_number_left_by_a_predecessor_with_the_same_pid_is_no_obstacle(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    hold(file, os.getpid())
+    with open_region(file, writable=True) as region, region.lock(0.5):
+        pass

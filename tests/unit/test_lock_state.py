@@ -1,0 +1,241 @@
+"""Telling who holds the lock, and whether it lives."""
+
+import os
+import pickle
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+import pytest
+from actors import Actor
+from lock_bytes import LOW_HALF, NOBODY, hold, let_go
+from namespaces import FOREIGN_OWNER, needs_first_namespace, signature
+from patience import PATIENCE_S, eventually
+from poke import RegionFileFactory
+
+from libhamiregion import Layout, LockState, open_region
+
+MakeActor = Callable[..., Actor]
+
+FREE = LockState(
+    held=False,
+    owner_pid=None,
+    owner_host_pid=None,
+    owner_life=None,
+    by_library=False,
+    semaphore_value=1,
+    waiters=0,
+    postinit_value=None,
+    held_for_s=0.0,
+)
+
+
+@pytest.mark.parametrize("writable", [False, True])
+def test_a_free_lock_is_told_so(
+    layout: Layout, writable: bool, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    before = file.content()
+    with open_region(file, writable=writable) as region:
+        state = region.lock_state()
+    has_postinit = layout.offsets["sem_postinit"] is not None
+    assert state == attrs.evolve(FREE, postinit_value=1 if has_postinit else None)
+    assert file.content() == before
+
+
+def test_a_live_owner_is_named_by_both_its_pids(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    file = region_file(layout)
+    holder = actor(file)
+    holder("attach")
+    holder("lock")
+    with open_region(file) as region:
+        state = region.lock_state()
+    assert (state.held, state.semaphore_value) == (True, 0)
+    assert (state.owner_pid, state.owner_host_pid) == (holder.pid, holder.pid_here)
+    assert (state.owner_life, state.by_library) == ("alive", False)
+
+
+@needs_first_namespace
+def test_a_writer_of_this_library_elsewhere_is_told_as_such(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    file = region_file(layout)
+    holder = actor(file)
+    holder("lock")
+    for writable in (False, True):
+        with open_region(file, writable=writable) as region:
+            state = region.lock_state()
+            assert (state.owner_pid, state.by_library) == (FOREIGN_OWNER + holder.pid, True)
+            assert (state.owner_host_pid, state.owner_life) == (holder.pid, "alive")
+    holder.kill()
+    for writable in (False, True):
+        with open_region(file, writable=writable) as region:
+            state = region.lock_state()
+            assert (state.held, state.by_library, state.owner_life) == (True, True, "dead")
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_the_holder_itself_and_its_other_handles_see_a_live_owner(
+    attached: bool, layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    with open_region(file, writable=True) as region:
+        if attached:
+            region.attach()
+        with region.lock(), open_region(file) as other, open_region(file, writable=True) as third:
+            for handle in (region, other, third):
+                state = handle.lock_state()
+                assert (state.owner_life, state.owner_host_pid) == ("alive", os.getpid())
+                assert state.owner_pid == signature(attached=attached)
+
+
+@needs_first_namespace
+def test_a_killed_owner_is_dead_even_before_anybody_waited_for_it(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with open_region(file):
+            os.write(writing, b"+")
+            time.sleep(PATIENCE_S)
+        os._exit(0)
+    os.read(reading, 1)
+    hold(file, child)
+    with open_region(file) as region:
+        assert region.lock_state().owner_life == "alive"
+        os.kill(child, 9)
+        eventually(lambda: b") Z " in Path(f"/proc/{child}/stat").read_bytes())
+        state = region.lock_state()
+    assert (state.owner_life, state.owner_host_pid) == ("dead", None)
+    os.waitpid(child, 0)
+    os.close(reading)
+    os.close(writing)
+
+
+@needs_first_namespace
+def test_a_live_process_that_does_not_map_the_file_is_not_its_owner(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    """Its number is a re-used one."""
+    file = region_file(layout)
+    other_region = region_file(layout)
+    for stranger in (actor(), actor(other_region)):
+        hold(file, stranger.pid)
+        with open_region(file) as region:
+            state = region.lock_state()
+        assert (state.owner_pid, state.owner_life) == (stranger.pid, "dead")
+
+
+def test_a_process_lives_as_long_as_one_of_its_threads(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    """The system shows no mappings of a process whose first thread has ended."""
+    if platform.machine() not in {"x86_64", "aarch64"}:
+        pytest.skip("needs the number of the exit call")
+    file = region_file(layout)
+    owner = actor(file)
+    owner("attach")
+    hold(file, owner.pid)
+    owner.start(
+        "evaluate",
+        "import ctypes, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(30,)).start()\n"
+        "ctypes.CDLL(None).syscall(exit, 0)",
+        exit=60 if platform.machine() == "x86_64" else 93,
+    )
+    stat = Path(f"/proc/{owner.pid_here}/stat")
+    eventually(lambda: b") Z " in stat.read_bytes())
+    with open_region(file, writable=True) as region:
+        assert region.lock_state().owner_life == "alive"
+        let_go(file)
+        assert region.reap(dry_run=True) == ()
+
+
+def test_an_owner_that_can_be_no_pid_is_unknown(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    with open_region(file) as region:
+        for owner in (1 << 31, 1 << 40, (1 << 64) - 1):
+            hold(file, owner)
+            state = region.lock_state()
+            assert (state.owner_pid, state.owner_life) == (owner, "unknown")
+
+
+def test_where_proc_shows_nobody_an_owner_is_unknown(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor, tmp_path: Path
+) -> None:
+    file = region_file(layout)
+    holder = actor(file)
+    hold(file, holder.pid)
+    nothing = tmp_path / "proc"
+    nothing.mkdir()
+    with open_region(file) as region:
+        assert region.lock_state(proc=nothing).owner_life == "unknown"
+        assert region.lock_state(proc=Path("/proc")).owner_life == "alive"
+        with pytest.raises(FileNotFoundError):
+            region.lock_state(proc=tmp_path / "missing")
+
+
+def test_a_lock_without_a_signature_has_no_owner(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    hold(file, 0)
+    with open_region(file) as region:
+        state = region.lock_state()
+    assert state.held
+    assert (state.owner_pid, state.owner_host_pid, state.owner_life) == (None, None, None)
+
+
+def test_values_above_1_and_waiters_are_told(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    with open_region(file) as region:
+        for value, waiters in [(2, 0), (7, 5), (0, 2), (LOW_HALF, LOW_HALF)]:
+            file.put("sem", waiters << 32 | value)
+            state = region.lock_state()
+            assert (state.semaphore_value, state.waiters) == (value, waiters)
+            assert state.held == (value == 0)
+
+
+@pytest.mark.parametrize("layout", [Layout.V1_1_POSTINIT, Layout.V1_2])
+def test_the_second_semaphore_is_told(layout: Layout, region_file: RegionFileFactory) -> None:
+    file = region_file(layout)
+    with open_region(file) as region:
+        for value in (0, 1, 5):
+            file.put("sem_postinit", 9 << 32 | value)
+            assert region.lock_state().postinit_value == value
+
+
+def test_how_long_it_is_held_grows_until_it_changes(region_file: RegionFileFactory) -> None:
+    file = region_file()
+    with open_region(file) as region:
+        hold(file, NOBODY)
+        assert region.lock_state().held_for_s == 0.0
+        eventually(lambda: region.lock_state().held_for_s > 0.02)
+        longer = region.lock_state().held_for_s
+        assert region.lock_state().held_for_s > longer
+        # Another owner has held it for less.
+        file.put("owner_pid", NOBODY + 1)
+        assert region.lock_state().held_for_s == 0.0
+        eventually(lambda: region.lock_state().held_for_s > 0)
+        let_go(file)
+        assert region.lock_state().held_for_s == 0.0
+        hold(file, NOBODY + 1)
+        assert region.lock_state().held_for_s == 0.0
+
+
+def test_a_lock_state_is_a_frozen_value_that_pickles(region_file: RegionFileFactory) -> None:
+    with open_region(region_file()) as region:
+        state = region.lock_state()
+    assert pickle.loads(pickle.dumps(state)) == state
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        state.held = True  # type: ignore[misc]
