@@ -243,10 +243,10 @@ static int candidates_without_version(const struct file_view *view, uint32_t *ca
 }
 
 /*
- * sm_init_flag 1 and owner_pid 1 or 2 look like a version 1.1 or 1.2.  A file
- * that is too short for those is then either an older one whose lock is held by
- * a container's first process, or a newer one cut short.  Only the former has
- * the mark of a process-shared semaphore at the older place.
+ * sm_init_flag 1 and owner_pid 1 or 2, the lock held by a container's first
+ * process, look like a version 1.1 or 1.2.  Only such a file has the mark of a
+ * process-shared semaphore at the older place; a newer one that was cut short, or
+ * one of a version to come, has not.
  */
 static bool has_unversioned_semaphore(const struct file_view *view)
 {
@@ -254,26 +254,27 @@ static bool has_unversioned_semaphore(const struct file_view *view)
     return header_u32(view, sem + 8) == 128 || header_u32(view, sem + 4) == 128;
 }
 
+static uint32_t candidates_with_version(const struct file_view *view)
+{
+    uint32_t candidates = 0;
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        const struct hr_layout *layout = &hr_layouts[id];
+        if (layout->major_version != 0 && layout->major_version == view->major_version &&
+            layout->minor_version == view->minor_version && layout->size <= view->size)
+            candidates |= 1u << id;
+    }
+    return candidates;
+}
+
 static int candidates_of(const struct file_view *view, uint32_t *candidates)
 {
-    bool known_version = view->major_version == 1 &&
-                         (view->minor_version == 1 || view->minor_version == 2);
-    bool fits_versioned = view->size >= hr_layouts[HR_V1_1].size;
-
-    *candidates = 0;
-    if (fits_versioned && view->major_version != 0) {
-        if (known_version && view->minor_version == 2) {
-            *candidates = 1u << HR_V1_2;
-        } else if (known_version) {
-            *candidates = 1u << HR_V1_1;
-            if (view->size >= hr_layouts[HR_V1_1_POSTINIT].size)
-                *candidates |= 1u << HR_V1_1_POSTINIT;
-        }
-        return HR_OK;
-    }
-    if (known_version && !has_unversioned_semaphore(view))
-        return HR_OK;
-    return candidates_without_version(view, candidates);
+    bool looks_versioned = view->major_version == 1 && view->minor_version > 0;
+    uint32_t without_version = 0;
+    int code = HR_OK;
+    if (!looks_versioned || has_unversioned_semaphore(view))
+        code = candidates_without_version(view, &without_version);
+    *candidates = candidates_with_version(view) | without_version;
+    return code;
 }
 
 static int decide(const struct file_view *view)
@@ -295,7 +296,8 @@ static int decide(const struct file_view *view)
         return hr_fail(&detail);
     }
     int verdict = HR_ECORRUPT;
-    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+    /* Downwards: where none is plausible, what is said is about the most common of them. */
+    for (int id = HR_LAYOUTS - 1; id >= 0; id--) {
         if ((candidates & 1u << id) == 0)
             continue;
         code = judge(view, &hr_layouts[id]);
@@ -303,7 +305,7 @@ static int decide(const struct file_view *view)
             return code;
         if (code == HR_OK) {
             plausible |= 1u << id;
-            verdict = (int)id;
+            verdict = id;
         }
     }
     if ((plausible & (plausible - 1)) == 0)

@@ -23,6 +23,10 @@ class RegionError(Exception):
         super().__init__(message)
         self.path = path
 
+    def __str__(self) -> str:
+        # Those that are OSErrors as well would print their errno and file name instead.
+        return str(self.args[0])
+
 
 class RegionNotFound(RegionError, FileNotFoundError):
     """There is no such file."""
@@ -172,6 +176,11 @@ def last_detail() -> Any:
     return detail
 
 
+def no_detail() -> Any:
+    """A detail that tells nothing, for a failure whose own one is gone."""
+    return ffi.new("struct hr_detail *", {"device": -1, "layout": lib.HR_LAYOUTS})
+
+
 def region_error(code: int, path: str) -> Exception:
     """Make the exception for a negative code that a core function has just returned.
 
@@ -197,6 +206,8 @@ def error_from_detail(code: int, path: str, detail: Any) -> Exception:
     if code not in _CLASSES:
         return ValueError(f"{path!r}: an argument is out of range")
     error = _CLASSES[code](_message(code, repr(path), detail), path=path)
+    if isinstance(error, OSError):
+        error.filename = path
     if isinstance(error, AmbiguousLayout):
         error.candidates = _candidates(detail)
     return error
@@ -308,8 +319,10 @@ def _corruption(detail: Any) -> str:
         what = f"the number of processes is {signed}, 0 to {SLOT_CAPACITY} are possible"
     elif detail.why == lib.HR_WHY_UUID:
         what = f"the uuid of device {detail.device} is no GPU- or MIG- text"
-    else:
+    elif detail.why == lib.HR_WHY_SM_LIMIT:
         what = f"the SM limit of device {detail.device} is {detail.found} percent"
+    else:
+        what = "a count or a text was out of range for a moment"
     if detail.layout < len(LAYOUTS):
         what += f" (read as layout {LAYOUTS[detail.layout].value})"
     return what

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import os
 import time
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
 import attrs
 
 from ._core import ffi, lib
+from .handle import RegionHandle
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -116,21 +117,10 @@ class RegionLock:
             self._region._fail_busy(code, "the lock is not held")
 
 
-class Lockable:
+class Lockable(RegionHandle):
     """The part of `Region` that is about its lock."""
 
     __slots__ = ()
-
-    _handle: Any
-    _lock_seen: tuple[tuple[int, int], float] | None
-
-    def _fail(self, code: int) -> NoReturn:
-        raise NotImplementedError
-
-    def _fail_busy(self, code: int, busy: str) -> NoReturn:
-        if code == lib.HR_EBUSY:
-            raise RuntimeError(busy)
-        self._fail(code)
 
     def lock(self, timeout_s: float = 1.0) -> RegionLock:
         """The region's semaphore as a context manager, taken by libvgpu's own protocol.
@@ -184,7 +174,7 @@ class Lockable:
         )
 
     def _has_postinit(self) -> bool:
-        raise NotImplementedError
+        return self.layout.offsets["sem_postinit"] is not None
 
     def _held_for_s(self, value: int, owner_pid: int) -> float:
         if value != 0:

@@ -7,28 +7,29 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ._core import ffi, lib
 from .effects import Effect, ValueChange, limit_change, sm_limit_effects, switch_effect
-from .errors import (
-    LimitBelowUsage,
-    LimitConflict,
-    RegionError,
-    last_detail,
-    region_error,
-)
+from .errors import last_detail, region_error
+from .handle import absolute_path
 from .layouts import DEVICE_CAPACITY, LAYOUTS, Layout
+from .limits import (
+    UNLIMITED_SM_PERCENT,
+    limit_below_usage,
+    limit_conflict,
+    memory_value,
+    sm_or_none,
+    sm_value,
+)
 from .lock import Lockable
 from .models import RegionSnapshot, lazy_snapshot
 from .slot import SlotTable
-from .units import MAX_SIZE_BYTES, format_size, parse_size
+from .units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from types import TracebackType
 
     from .effects import LimitChange
     from .errors import PathLike
 
 _INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
-_UNLIMITED_SM_PERCENT = 100
 
 # Bound once: a live value is one call and little else.
 _get = lib.hr_get
@@ -51,7 +52,6 @@ _IMMEDIATE = Effect.IMMEDIATE
 
 # Not cleared: the core overwrites what is read, and a snapshot lives as long as its buffer.
 _new_buffer = ffi.new_allocator(should_clear_after_alloc=False)
-_BUFFER_BYTES = 1024
 
 
 def _layout_number(layout: Layout | None) -> int:
@@ -61,17 +61,6 @@ def _layout_number(layout: Layout | None) -> int:
     if not isinstance(layout, Layout):
         raise TypeError(f"layout must be a Layout, not {type(layout).__name__}")
     return layout.number
-
-
-def absolute_path(path: PathLike) -> str:
-    """The path as every error and snapshot shows it."""
-    text = os.fspath(path)
-    if not isinstance(text, str):
-        raise TypeError("a region's path must be str or os.PathLike[str]")
-    if "\0" in text:
-        raise ValueError("a path has no NUL character")
-    # Not normalised: that would resolve ".." without looking at symbolic links.
-    return text if os.path.isabs(text) else os.path.join(os.getcwd(), text)
 
 
 def identify(path: PathLike) -> Layout:
@@ -89,7 +78,8 @@ def identify(path: PathLike) -> Layout:
     code = lib.hr_identify(os.fsencode(absolute), lib.HR_LAYOUTS)
     if code < 0:
         raise region_error(code, absolute)
-    return LAYOUTS[code]
+    layout: Layout = LAYOUTS[code]
+    return layout
 
 
 def open_region(path: PathLike, *, writable: bool = False, layout: Layout | None = None) -> Region:
@@ -155,11 +145,11 @@ def create_region(
     spec = ffi.new("struct hr_create_spec *")
     spec.layout = _layout_number(layout)
     spec.priority = _int32(priority, "priority")
-    spec.sm_limit = [_UNLIMITED_SM_PERCENT] * DEVICE_CAPACITY
+    spec.sm_limit = [UNLIMITED_SM_PERCENT] * DEVICE_CAPACITY
     for device, percent in enumerate(_at_most_all("sm_limits", sm_limits)):
-        spec.sm_limit[device] = _sm_value(percent)
+        spec.sm_limit[device] = sm_value(percent)
     for device, limit in enumerate(_at_most_all("memory_limits", memory_limits)):
-        spec.limit[device] = _memory_value(limit)
+        spec.limit[device] = memory_value(limit)
     texts = _at_most_all("uuids", uuids)
     spec.device_num = len(texts)
     for device, uuid in enumerate(texts):
@@ -182,67 +172,7 @@ class Region(Lockable, SlotTable):
         writable: Whether it can be changed.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_buffer_bytes",
-        "_closed",
-        "_handle",
-        "_identity",
-        "_lock_seen",
-        "writable",
-    )
-
-    def __init__(self, handle: Any, path: str, layout: Layout, *, writable: bool) -> None:
-        self._handle = handle
-        self._identity = (path, layout)
-        self._buffer_bytes = _BUFFER_BYTES
-        self._closed = False
-        self._lock_seen = None
-        self.writable = writable
-
-    @property
-    def path(self) -> str:
-        """The region's file, absolute."""
-        return self._identity[0]
-
-    @property
-    def layout(self) -> Layout:
-        """The layout that the file was found to have."""
-        return self._identity[1]
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` has been called."""
-        return self._closed
-
-    def close(self) -> None:
-        """Unmap the region. Waits for calls in progress in other threads; may be called again."""
-        self._closed = True
-        lib.hr_close(self._handle)
-
-    def __enter__(self) -> Region:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        state = "closed" if self._closed else "writable" if self.writable else "read-only"
-        return f"<Region {self.path!r} layout {self.layout.value}, {state}>"
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a Region cannot be pickled; send its path, or a snapshot")
-
-    def _fail(self, code: int) -> NoReturn:
-        raise region_error(code, self.path)
-
-    def _has_postinit(self) -> bool:
-        return self.layout.offsets["sem_postinit"] is not None
+    __slots__ = ()
 
     # ---- reading --------------------------------------------------------------------------------
 
@@ -326,7 +256,7 @@ class Region(Lockable, SlotTable):
             RegionStale, RegionClosed: As `snapshot`.
         """
         percent = self._live(_SM_LIMIT, device)
-        return percent if 0 < percent < _UNLIMITED_SM_PERCENT else None
+        return percent if 0 < percent < UNLIMITED_SM_PERCENT else None
 
     def memory_used(self, device: int) -> int:
         """What all processes use of the device in bytes, live: the sum that libvgpu enforces.
@@ -408,7 +338,7 @@ class Region(Lockable, SlotTable):
         """
         compare = None if expected is None else parse_size(expected)
         flags = (_FORCE if force else 0) | (_DRY_RUN if dry_run else 0)
-        edits = self._set_limits(_MEMORY, _memory_value(limit), device, compare, flags)
+        edits = self._set_limits(_MEMORY, memory_value(limit), device, compare, flags)
         return tuple(
             [
                 limit_change(edit.device, edit.before or None, edit.after or None, _IMMEDIATE)
@@ -442,13 +372,13 @@ class Region(Lockable, SlotTable):
 
         Source: region-abi section 2. Shell: ``hamiregion limits set FILE --sm 50``.
         """
-        if expected is not None and not 0 <= expected <= _UNLIMITED_SM_PERCENT:
+        if expected is not None and not 0 <= expected <= UNLIMITED_SM_PERCENT:
             raise ValueError(f"an expected SM limit is 0 to 100 percent, not {expected}")
         flags = _DRY_RUN if dry_run else 0
-        edits = self._set_limits(_SM, _sm_value(percent), device, expected, flags)
+        edits = self._set_limits(_SM, sm_value(percent), device, expected, flags)
         return sm_limit_effects(
             self.layout,
-            [(edit.device, _sm_or_none(edit.before), _sm_or_none(edit.after)) for edit in edits],
+            [(edit.device, sm_or_none(edit.before), sm_or_none(edit.after)) for edit in edits],
         )
 
     def _set_limits(
@@ -475,9 +405,9 @@ class Region(Lockable, SlotTable):
         detail = last_detail()
         if code == lib.HR_ECONFLICT:
             memory = kind == lib.HR_MEMORY
-            raise _conflict(self.path, detail, in_bytes=memory)
+            raise limit_conflict(self.path, detail, in_bytes=memory)
         if code == lib.HR_EBELOWUSE:
-            raise _below_usage(self.path, detail)
+            raise limit_below_usage(self.path, detail)
         self._fail(code)
 
     def set_utilization_switch(self, on: bool) -> ValueChange:
@@ -542,33 +472,10 @@ def _at_most_all(what: str, values: Iterable[Any]) -> tuple[Any, ...]:
         raise TypeError(f"{what} must be a sequence with one entry per device, not a str")
     entries = tuple(values)
     if len(entries) > DEVICE_CAPACITY:
-        raise ValueError(f"{what} has {len(entries)} entries, a region has {DEVICE_CAPACITY} devices")
+        raise ValueError(
+            f"{what} has {len(entries)} entries, a region has {DEVICE_CAPACITY} devices"
+        )
     return entries
-
-
-def _memory_value(limit: int | str | None) -> int:
-    if limit is None:
-        return 0
-    if type(limit) is int and 0 < limit <= MAX_SIZE_BYTES:
-        return limit
-    value = parse_size(limit)
-    if value == 0:
-        raise ValueError("a memory limit of 0 would mean unlimited; say None for that")
-    return value
-
-
-def _sm_value(percent: int | None) -> int:
-    if percent is None:
-        return _UNLIMITED_SM_PERCENT
-    if isinstance(percent, bool) or not isinstance(percent, int):
-        raise TypeError(f"an SM limit is an int in percent, not {type(percent).__name__}")
-    if not 1 <= percent <= _UNLIMITED_SM_PERCENT:
-        raise ValueError(f"an SM limit is 1 to 100 percent, or None for unlimited, not {percent}")
-    return percent
-
-
-def _sm_or_none(percent: int) -> int | None:
-    return percent if 0 < percent < _UNLIMITED_SM_PERCENT else None
 
 
 def _uuid_bytes(uuid: str) -> bytes:
@@ -580,37 +487,3 @@ def _uuid_bytes(uuid: str) -> bytes:
             "printable ASCII characters"
         )
     return text
-
-
-def _limit_text(limit: int | None, *, in_bytes: bool) -> str:
-    if limit is None:
-        return "unlimited"
-    return f"{format_size(limit)} ({limit} bytes)" if in_bytes else f"{limit}%"
-
-
-def _conflict(path: str, detail: Any, *, in_bytes: bool) -> RegionError:
-    def plain(value: int) -> int | None:
-        return (value or None) if in_bytes else _sm_or_none(value)
-
-    found, expected = plain(detail.found), plain(detail.wanted)
-    what = "memory" if in_bytes else "SM"
-    error = LimitConflict(
-        f"{path!r}: the {what} limit of device {detail.device} is "
-        f"{_limit_text(found, in_bytes=in_bytes)}, not {_limit_text(expected, in_bytes=in_bytes)} "
-        "as expected; nothing was changed",
-        path=path,
-    )
-    error.device, error.found, error.expected = detail.device, found, expected
-    return error
-
-
-def _below_usage(path: str, detail: Any) -> RegionError:
-    error = LimitBelowUsage(
-        f"{path!r}: device {detail.device} uses {_limit_text(detail.found, in_bytes=True)}, more "
-        f"than the limit asked for, {_limit_text(detail.wanted, in_bytes=True)}; its programs would "
-        "see an enormous amount of free memory. Nothing was changed; force=True sets it all the same",
-        path=path,
-    )
-    error.device = detail.device
-    error.used_bytes, error.requested_bytes = detail.found, detail.wanted
-    return error

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ._core import ffi, lib
-from .errors import RegionClosed, RegionError, error_from_detail, last_detail
+from .errors import RegionClosed, RegionError, error_from_detail, last_detail, no_detail
+from .handle import absolute_path
 from .models import uuid_text
-from .region import Region, absolute_path, open_region
+from .region import Region, open_region
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import TracebackType
+
+    from typing_extensions import Self
 
     from .errors import PathLike
 
@@ -180,6 +185,18 @@ class RegionTable:
         return self._errors.get(row)
 
 
+_sets: weakref.WeakSet[RegionSet] = weakref.WeakSet()
+
+
+def _unlock_in_child() -> None:
+    # Another thread of the parent may have been reading, and does not exist in the child.
+    for region_set in _sets:
+        region_set._guard = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlock_in_child)
+
+
 class RegionSet:
     """Many regions, read together.
 
@@ -206,12 +223,13 @@ class RegionSet:
 
     def __init__(self, paths: Iterable[PathLike] = ()) -> None:
         self._guard = threading.Lock()
+        _sets.add(self)
         self._regions: dict[str, Region] = {}
         self._handles: Any = None
         self._capacity = [0, 0, 0]
         self._closed = False
         self._scratch: Any = None
-        self.errors: dict[str, RegionError] = {}
+        self.errors: dict[str, RegionError | OSError] = {}
         for path in paths:
             self.add(path)
 
@@ -227,7 +245,7 @@ class RegionSet:
     def __iter__(self) -> Iterator[str]:
         return iter(self.paths)
 
-    def __enter__(self) -> RegionSet:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -255,16 +273,15 @@ class RegionSet:
             RegionClosed: After `close`.
         """
         self._check_open()
+        absolute = absolute_path(path)
         try:
-            region = open_region(path)
-        except RegionError as error:
-            if error.path is None:
-                raise
-            self._replace(error.path, None)
-            self.errors[error.path] = error
+            region = open_region(absolute)
+        except (RegionError, OSError) as error:
+            self._replace(absolute, None)
+            self.errors[absolute] = error
             return False
-        self._replace(region.path, region)
-        self.errors.pop(region.path, None)
+        self._replace(absolute, region)
+        self.errors.pop(absolute, None)
         return True
 
     def discard(self, path: PathLike) -> None:
@@ -353,7 +370,7 @@ class RegionSet:
             if code == lib.HR_OK:
                 continue
             again = lib.hr_snapshot(self._handles[row], self._scratch, lib.HR_SNAPSHOT_MAX_BYTES)
-            detail = last_detail() if again == code else ffi.new("struct hr_detail *")
+            detail = last_detail() if again == code else no_detail()
             error = error_from_detail(code, paths[row], detail)
             if isinstance(error, RegionError):
                 errors[row] = error

@@ -12,6 +12,7 @@ import attrs
 
 from ._core import ffi, lib
 from .errors import MemoryLimitExceeded, RegionError, last_detail
+from .handle import RegionHandle
 from .layouts import DEVICE_CAPACITY, SLOT_CAPACITY
 from .lock import nanoseconds
 from .models import ProcessStatus
@@ -200,23 +201,10 @@ def _limit_exceeded(path: str, detail: Any) -> MemoryLimitExceeded:
     return error
 
 
-class SlotTable:
+class SlotTable(RegionHandle):
     """The part of `Region` that is about its process slots."""
 
     __slots__ = ()
-
-    _handle: Any
-
-    @property
-    def path(self) -> str:
-        """The region's file."""
-        raise NotImplementedError
-
-    def _fail(self, code: int) -> NoReturn:
-        raise NotImplementedError
-
-    def _fail_busy(self, code: int, busy: str) -> NoReturn:
-        raise NotImplementedError
 
     def attach(self, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> Slot:
         """Become a process of the region, as libvgpu does when a program starts to use CUDA.

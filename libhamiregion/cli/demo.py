@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import click
 
 from libhamiregion import LimitBelowUsage, create_region, format_size, open_region
+from libhamiregion.text import printable
 
 from . import options
 from .demo_crew import GIB, MIB, Crew, Role, Worker
 from .demo_scene import Scene, open_scene
-from .escaping import printable
 from .failures import Failure
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 import click
 
 from libhamiregion import AmbiguousLayout, LimitBelowUsage, RegionError, format_size
-
-from .escaping import printable
+from libhamiregion.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

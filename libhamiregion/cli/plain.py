@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from libhamiregion import format_size
+from libhamiregion.text import printable
 
-from .escaping import printable
 from .wording import (
     NOTHING,
     UNLIMITED,

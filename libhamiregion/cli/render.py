@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from libhamiregion import format_size
+from libhamiregion.text import printable
 
-from .escaping import printable
 from .wording import (
     NOTHING,
     busy_devices,

@@ -16,9 +16,9 @@ from libhamiregion import (
     RegionStale,
     open_region,
 )
+from libhamiregion.text import printable
 
 from . import options
-from .escaping import printable
 from .output import as_plain, on_terminal, terminal, write, write_json
 from .plain import region_text
 from .render import NEAR, region_view

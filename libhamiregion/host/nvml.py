@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from libhamiregion.errors import ProcessNotInRegion
+
 from .nvml_devices import DeviceReader
 from .nvml_driver import Driver
 from .nvml_models import NvmlDevice, NvmlMigDevice, NvmlProcess, NvmlSample, NvmlUtilization
@@ -152,7 +153,7 @@ class NvmlSampler:
             if refusal.state is not NvmlState.UNINITIALIZED:
                 raise
             # Somebody else in this program gave back more than was theirs.
-            self._driver.forget()
+            self._driver.close()
             self._start()
             count = self._driver.call(name)
         if not 0 <= count <= _MAX_DEVICES:

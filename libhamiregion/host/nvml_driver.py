@@ -62,10 +62,6 @@ class Driver:
         except Refusal:
             return
 
-    def forget(self) -> None:
-        """Note that somebody else has shut NVML down; `open` initialises it again."""
-        self.is_open = False
-
     def call(self, name: str, *args: Any) -> Any:
         """Call one function of nvidia-ml-py.
 

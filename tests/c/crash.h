@@ -110,7 +110,8 @@ pid_t start_victim(struct scene *scene, enum script script, int kill_at, int kil
 /* Wait until it and all its children are dead; kill them after `patience_ns`. */
 bool await_death(struct scene *scene, pid_t pid, struct ledger *ledger, uint64_t patience_ns,
                  struct death *death);
-bool make_corpse(struct scene *scene);
+/* A process that died attached, or NULL. */
+struct ledger *make_corpse(struct scene *scene);
 
 /* ---- crash_checks.c ---- */
 

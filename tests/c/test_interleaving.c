@@ -23,6 +23,7 @@ struct store {
 
 struct script {
     const struct region_file *file;
+    uint64_t seqlock; /* even; every slot's when a trial begins */
     struct store stores[MAX_STORES];
     uint32_t count;
 };
@@ -81,7 +82,7 @@ static void put_process(struct script *script, uint32_t slot, uint32_t pid)
     add(script, slot_at(script->file, slot, layout->slot_pid), pid, 4);
     add(script, slot_at(script->file, slot, layout->slot_hostpid), pid, 4);
     if (layout->slot_seqlock != HR_ABSENT)
-        add(script, slot_at(script->file, slot, layout->slot_seqlock), 4, 8);
+        add(script, slot_at(script->file, slot, layout->slot_seqlock), script->seqlock, 8);
     put_number(script, slot, pid);
     add(script, slot_at(script->file, slot, layout->slot_status), 1, 4);
 }
@@ -97,6 +98,8 @@ static void put_proc_num(struct script *script, uint32_t count)
 static void begin(struct script *script)
 {
     script->count = 0;
+    /* Never the same again: a reader may remember one that it waited for in vain. */
+    script->seqlock += 4;
     for (uint32_t slot = 0; slot < PROCESSES; slot++)
         put_process(script, slot, 100 + slot);
     put_proc_num(script, PROCESSES);
@@ -117,9 +120,9 @@ static void account(struct script *script)
             give(script);
         } else {
             const size_t seqlock = slot_at(script->file, slot, layout->slot_seqlock);
-            add(script, seqlock, 5, 8);
+            add(script, seqlock, script->seqlock + 1, 8);
             put_number(script, slot, pid + 1000);
-            add(script, seqlock, 6, 8);
+            add(script, seqlock, script->seqlock + 2, 8);
         }
     }
 }
@@ -148,11 +151,22 @@ static void move_and_add_at_once(struct script *script)
 
 /* ---- What a snapshot may say -------------------------------------------------- */
 
-static uint64_t number_of(const struct hr_snapshot *snapshot, uint32_t index, bool has_util)
+struct process {
+    int32_t pid, host_pid;
+    bool settled;
+    uint64_t number; /* the one in all figures, or 0 where there are two */
+};
+
+struct picture {
+    bool settled;
+    uint32_t count;
+    struct process processes[PROCESSES + 1];
+};
+
+static uint64_t number_of(const struct hr_usage *usages, bool has_util)
 {
-    const uint64_t number = snapshot_usage(snapshot, index, 0)->context;
-    for (uint32_t device = 0; device < DEVICES; device++) {
-        const struct hr_usage *usage = snapshot_usage(snapshot, index, device);
+    const uint64_t number = usages[0].total;
+    for (const struct hr_usage *usage = usages; usage < usages + DEVICES; usage++) {
         uint64_t other = (usage->context ^ number) | (usage->module ^ number) |
                          (usage->data ^ number) | (usage->offset ^ number) |
                          (usage->total ^ number) | (usage->monitor ^ number);
@@ -164,25 +178,79 @@ static uint64_t number_of(const struct hr_snapshot *snapshot, uint32_t index, bo
     return number;
 }
 
+static uint64_t buffer[2048];
+
+static void take_snapshot(hr_region *region, bool has_util, struct picture *out)
+{
+    const struct hr_snapshot *snapshot = (const struct hr_snapshot *)(const void *)buffer;
+    NEED(hr_snapshot(region, buffer, sizeof buffer) == HR_OK);
+    out->settled = snapshot->settled;
+    out->count = (uint32_t)snapshot->proc_num;
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < out->count; i++) {
+        const struct hr_process *process = snapshot_process(snapshot, i);
+        const struct hr_usage *usages = snapshot_usage(snapshot, i, 0);
+        out->processes[i] = (struct process){process->pid, process->host_pid, process->settled,
+                                             number_of(usages, has_util)};
+        sum += usages[DEVICES - 1].total;
+    }
+    CHECK_EQ(snapshot_device(snapshot, DEVICES - 1)->sums.total, sum);
+}
+
+/* The same through the columns of a set of one region. */
+static void take_columns(hr_region *region, bool has_util, struct picture *out)
+{
+    enum { ROWS = (PROCESSES + 1) * DEVICES };
+    static uint64_t regions[HR_REGION_COLUMNS + DEVICES * HR_DEVICE_COLUMNS +
+                            (PROCESSES + 1) * HR_PROCESS_COLUMNS + ROWS * HR_USAGE_COLUMNS];
+    const uint64_t *processes = regions + HR_REGION_COLUMNS + DEVICES * HR_DEVICE_COLUMNS;
+    const uint64_t *usages = processes + (PROCESSES + 1) * HR_PROCESS_COLUMNS;
+    const struct hr_rows capacity = {1, DEVICES, PROCESSES + 1, ROWS};
+    struct hr_rows filled;
+    NEED(hr_read_set(&region, &capacity, regions, buffer, &filled) == 0);
+    out->settled = regions[HR_REGION_SETTLED];
+    out->count = filled.processes;
+#define CELL(column) processes[(column) * (PROCESSES + 1) + i]
+#define FIGURE(column) usages[(column) * ROWS + row]
+    for (uint32_t i = 0; i < out->count; i++) {
+        struct hr_usage figures[DEVICES];
+        for (uint32_t device = 0; device < DEVICES; device++) {
+            const uint64_t row = CELL(HR_PROCESS_FIRST_USAGE) + device;
+            figures[device] = (struct hr_usage){
+                .total = FIGURE(HR_USAGE_TOTAL),
+                .context = FIGURE(HR_USAGE_CONTEXT),
+                .module = FIGURE(HR_USAGE_MODULE),
+                .data = FIGURE(HR_USAGE_DATA),
+                .offset = FIGURE(HR_USAGE_OFFSET),
+                .monitor = FIGURE(HR_USAGE_MONITOR),
+                .sm = FIGURE(HR_USAGE_SM),
+                .enc = FIGURE(HR_USAGE_ENC),
+                .dec = FIGURE(HR_USAGE_DEC),
+            };
+        }
+        out->processes[i] =
+            (struct process){(int32_t)CELL(HR_PROCESS_PID), (int32_t)CELL(HR_PROCESS_HOST_PID),
+                             CELL(HR_PROCESS_SETTLED) != 0, number_of(figures, has_util)};
+    }
+}
+
 struct outcome {
     uint32_t settled, mixed, wrong;
 };
 
-static void judge(const struct hr_snapshot *snapshot, const struct hr_layout *layout,
-                  struct outcome *outcome)
+static void judge(const struct picture *picture, struct outcome *outcome)
 {
     bool changed_before = true;
     uint32_t seen = 0;
-    for (uint32_t index = 0; index < (uint32_t)snapshot->proc_num; index++) {
-        const struct hr_process *process = snapshot_process(snapshot, index);
-        CHECK(process->settled || !snapshot->settled);
+    for (uint32_t i = 0; i < picture->count; i++) {
+        const struct process *process = &picture->processes[i];
+        CHECK(process->settled || !picture->settled);
         if (!process->settled)
             continue;
-        const uint64_t number = number_of(snapshot, index, layout->slot_util != HR_ABSENT);
-        const uint64_t pid = (uint64_t)process->pid;
+        const uint64_t number = process->number, pid = (uint64_t)process->pid;
         if ((number != pid && number != pid + 1000) || process->host_pid != process->pid)
             outcome->mixed++;
-        if (!snapshot->settled)
+        if (!picture->settled)
             continue;
         /* They change in their order: one that has not changed ends the row. */
         const bool changed = number == pid + 1000;
@@ -193,7 +261,7 @@ static void judge(const struct hr_snapshot *snapshot, const struct hr_layout *la
             seen |= 1u << (pid - 100);
         changed_before = changed;
     }
-    if (!snapshot->settled)
+    if (!picture->settled)
         return;
     outcome->settled++;
     /* 101 and 102 were there all the time. */
@@ -258,9 +326,10 @@ static void make_plan(uint32_t trial, uint32_t length)
     plan.bursts = bursts;
 }
 
-static uint64_t buffer[2048];
+typedef void take_picture(hr_region *region, bool has_util, struct picture *out);
 
-static void run_trials(struct region_file *file, void (*write)(struct script *), const char *name)
+static void run_trials(struct region_file *file, take_picture *take, void (*write)(struct script *),
+                       const char *name)
 {
     static struct script script;
     script.file = file;
@@ -269,8 +338,12 @@ static void run_trials(struct region_file *file, void (*write)(struct script *),
     begin(&script);
     hr_region *region = NULL;
     NEED(hr_open(file->path, HR_READ, file->layout->id, &region) >= 0);
+    const bool has_util = file->layout->slot_util != HR_ABSENT;
+    struct picture picture;
+    /* The second, because the first of a set's reads of a region looks at more. */
+    take(region, has_util, &picture);
     plan.loads = 0;
-    CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer), HR_OK);
+    take(region, has_util, &picture);
     const uint32_t length = plan.loads;
 
     struct outcome outcome = {0};
@@ -279,14 +352,11 @@ static void run_trials(struct region_file *file, void (*write)(struct script *),
         begin(&script);
         write(&script);
         make_plan(trial, length);
-        const int code = hr_snapshot(region, buffer, sizeof buffer);
-        CHECK_EQ(code, HR_OK);
-        if (code == HR_OK)
-            judge((const struct hr_snapshot *)(const void *)buffer, file->layout, &outcome);
+        take(region, has_util, &picture);
+        judge(&picture, &outcome);
     }
     plan.bursts = 0;
-    hr_close(region);
-    hr_free(region);
+    close_and_free(region);
     printf("%s, %s: %u loads, %u of %u settled, %u mixed, %u wrong\n", file->layout->name, name,
            length, outcome.settled, (uint32_t)TRIALS, outcome.mixed, outcome.wrong);
     CHECK(outcome.settled > 0);
@@ -300,9 +370,12 @@ static void test_no_interleaving_gives_a_mixed_slot(void)
         struct region_file file;
         region_file_make(&file, id);
         random_state = 20 + id;
-        run_trials(&file, account, "accounting");
-        run_trials(&file, move, "moving");
-        run_trials(&file, move_and_add_at_once, "moving and adding at once");
+        run_trials(&file, take_snapshot, account, "accounting");
+        run_trials(&file, take_snapshot, move, "moving");
+        run_trials(&file, take_snapshot, move_and_add_at_once, "moving and adding at once");
+        run_trials(&file, take_columns, account, "accounting, columns");
+        run_trials(&file, take_columns, move, "moving, columns");
+        run_trials(&file, take_columns, move_and_add_at_once, "moving and adding, columns");
         region_file_remove(&file);
     }
 }

@@ -1,10 +1,13 @@
 """What is no region file is refused, each kind with its own error and a hint."""
 
+import ctypes
 import os
+import signal
 import socket
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -309,45 +312,75 @@ def test_a_short_file_with_another_magic_is_no_region(
 
 # ---- names that change hands ----
 
+AT_FDCWD, RENAME_EXCHANGE = -100, 2
 
-def test_a_name_that_changes_hands_gives_a_region_or_an_error(
-    tmp_path: Path, region_file: RegionFileFactory
-) -> None:
-    """The container can swap the file for a link, FIFO or directory at any moment."""
-    path = tmp_path / "a.cache"
-    secret = region_file(memory_limits=(666,))
-    stop = threading.Event()
 
-    def swap() -> None:
-        kinds: tuple[Callable[[Path], object], ...] = (
-            os.mkfifo,
-            lambda new: new.symlink_to(secret),
-            lambda new: create_region(new, memory_limits=(5,)),
-            lambda new: new.write_bytes(b""),
-        )
-        turn = 0
-        while not stop.is_set():
-            new = tmp_path / f"new-{turn}"
-            kinds[turn % len(kinds)](new)
-            new.replace(path)
-            turn += 1
-
-    swapper = threading.Thread(target=swap)
-    swapper.start()
-    outcomes: dict[str, int] = {}
+@contextmanager
+def exchanged_without_pause(first: Path, second: Path) -> Iterator[None]:
+    """Another process swaps two names, as often as it can, until the block is left."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "renameat2"):
+        pytest.skip("this libc has no renameat2()")
+    names = os.fsencode(first), os.fsencode(second)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            while True:
+                libc.renameat2(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE)
+        finally:
+            os._exit(1)
     try:
-        for attempt in range(40_000):
-            try:
-                with open_region(path, writable=attempt % 2 == 1) as region:
-                    # Never what the link points to.
-                    assert region.memory_limit(0) == 5
-                outcome = "region"
-            except (NotARegion, RegionNotReady, RegionNotFound) as error:
-                outcome = type(error).__name__
-            outcomes[outcome] = outcomes.get(outcome, 0) + 1
-            if attempt > 2000 and {"region", "NotARegion", "RegionNotReady"} <= set(outcomes):
-                break
+        yield
     finally:
-        stop.set()
-        swapper.join()
-    assert {"region", "NotARegion", "RegionNotReady"} <= set(outcomes)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def make_fifo(path: Path, _: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_directory(path: Path, _: Path) -> None:
+    path.mkdir()
+
+
+def make_socket(path: Path, _: Path) -> None:
+    os.mknod(path, stat.S_IFSOCK | 0o666)
+
+
+def make_link(path: Path, target: Path) -> None:
+    path.symlink_to(target)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (make_link, "a symbolic link"),
+        (make_fifo, "a FIFO"),
+        (make_directory, "a directory"),
+        (make_socket, "a socket"),
+    ],
+    ids=["link", "fifo", "directory", "socket"],
+)
+def test_a_name_that_changes_hands_gives_the_region_or_the_error(
+    make: Callable[[Path, Path], None], kind: str, region_file: RegionFileFactory
+) -> None:
+    """The container can swap the file between our look at it and our opening of it."""
+    file = region_file(memory_limits=(5,))
+    secret = region_file(memory_limits=(666,))
+    other = file.path.with_name("other")
+    make(other, secret.path)
+    opened = 0
+    refused_as: list[str] = []
+    with exchanged_without_pause(file.path, other):
+        for attempt in range(20_000):
+            try:
+                with open_region(file, writable=attempt % 2 == 1) as region:
+                    # Never what a link points to.
+                    assert region.memory_limit(0) == 5
+                opened += 1
+            except NotARegion as error:
+                refused_as.append(str(error))
+    assert opened > 100
+    assert len(refused_as) > 100
+    assert all(kind in message for message in refused_as)

@@ -1,0 +1,138 @@
+"""Which container a process is in, from its ``/proc/<pid>/cgroup``."""
+
+from __future__ import annotations
+
+import re
+
+import attrs
+
+# A cgroup path of the kernel has at most 4 KiB; hybrid machines list a dozen hierarchies.
+_MAX_TEXT = 1 << 16
+
+_DASHED = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+_UNDERSCORED = _DASHED.replace("-", "_")
+# Static pods from a file: a hash without dashes.
+_HASH = "[0-9a-f]{32}"
+_POD_UID = re.compile(rf"(?:{_DASHED}|{_HASH})\Z")
+
+# Names are tried component by component, each anchored at both ends: a match can neither start
+# inside a longer name nor reach across a slash.
+_CGROUPFS_POD = re.compile(rf"pod(?P<uid>{_DASHED}|{_HASH})\Z")
+_SYSTEMD_POD = re.compile(
+    rf"(?:[a-z0-9]+-)*kubepods(?:-(?P<qos>burstable|besteffort))?"
+    rf"-pod(?P<uid>{_UNDERSCORED}|{_HASH})\.slice\Z"
+)
+_CONTAINER = re.compile(
+    r"(?:(?P<runtime>[a-z][a-z0-9]*(?:-[a-z0-9]+)*)-)?(?P<id>[0-9a-f]{64})(?:\.scope)?\Z"
+)
+# containerd with cgroupfs under a kubelet with systemd writes "slice:prefix:name" as one name.
+_MIXED = re.compile(r"(?P<slice>[^:]+\.slice):(?P<runtime>[a-z][a-z0-9-]*):(?P<id>[0-9a-f]{64})\Z")
+
+_RUNTIMES = {"cri-containerd": "containerd", "crio": "cri-o", "libpod": "podman"}
+_QOS_PARENTS = {"kubepods": "guaranteed", "burstable": "burstable", "besteffort": "besteffort"}
+
+
+@attrs.frozen
+class ContainerId:
+    """A container as a cgroup path names it.
+
+    Attributes:
+        id: 64 hexadecimal digits.
+        runtime: ``containerd``, ``cri-o``, ``docker`` or ``podman``, another prefix as it stands,
+            or None where the path does not say.
+        pod_uid: As Kubernetes writes it: with dashes, or 32 hexadecimal digits for a static pod.
+            None outside Kubernetes.
+        qos: ``guaranteed``, ``burstable``, ``besteffort``, or None where the path does not say.
+    """
+
+    id: str
+    runtime: str | None
+    pod_uid: str | None
+    qos: str | None
+
+
+@attrs.frozen
+class _Pod:
+    uid: str | None = None
+    qos: str | None = None
+
+
+_NO_POD = _Pod()
+
+
+def parse_cgroup(text: str) -> ContainerId | None:
+    """Find the container in the text of ``/proc/<pid>/cgroup``, cgroup v1 or v2.
+
+    Matches anywhere in the path, because nested nodes (kind, k3s in Docker) and private cgroup
+    namespaces put other things, ``/../..`` too, before it. Where one container is inside another,
+    the outermost one that belongs to a pod counts: a container can make cgroups below its own and
+    call them what it likes. Without any pod, the innermost counts.
+
+    Args:
+        text: The file's text; what comes after 64 KiB is not looked at.
+
+    Returns:
+        The container, or None if there is none. The monitor process that CRI-O and Podman keep for
+        each container (conmon) is not in it.
+
+    Source: the cgroup names of kubelet, containerd, CRI-O, Docker and Podman.
+    """
+    best: ContainerId | None = None
+    for line in text[:_MAX_TEXT].split("\n"):
+        # hierarchy:controllers:path; the path may have colons, the others not.
+        _, _, rest = line.partition(":")
+        _, colon, path = rest.partition(":")
+        if not colon:
+            continue
+        found = _in_path(path.removesuffix(" (deleted)"))
+        if found is not None and found.pod_uid is not None:
+            return found
+        best = best or found
+    return best
+
+
+def is_pod_uid(text: str) -> bool:
+    """Whether a text is a pod's UID as Kubernetes writes it."""
+    return _POD_UID.match(text) is not None
+
+
+def _in_path(path: str) -> ContainerId | None:
+    pod = _NO_POD
+    innermost: ContainerId | None = None
+    parent = ""
+    for component in path.split("/"):
+        mixed = _MIXED.match(component)
+        if mixed is not None:
+            pod = _pod(mixed["slice"], "") or pod
+            found = _container(mixed["id"], mixed["runtime"], pod)
+        else:
+            pod = _pod(component, parent) or pod
+            match = _CONTAINER.match(component)
+            found = match and _container(match["id"], match["runtime"] or _implied(parent), pod)
+        if found is not None:
+            if found.pod_uid is not None:
+                return found
+            innermost = found
+        parent = component
+    return innermost
+
+
+def _pod(component: str, parent: str) -> _Pod | None:
+    match = _SYSTEMD_POD.match(component)
+    if match is not None:
+        return _Pod(match["uid"].replace("_", "-"), match["qos"] or "guaranteed")
+    match = _CGROUPFS_POD.match(component)
+    if match is not None:
+        return _Pod(match["uid"], _QOS_PARENTS.get(parent))
+    return None
+
+
+def _implied(parent: str) -> str | None:
+    return "docker" if parent == "docker" else None
+
+
+def _container(identifier: str, runtime: str | None, pod: _Pod) -> ContainerId | None:
+    if runtime is not None and runtime.endswith("conmon"):
+        return None
+    name = None if runtime is None else _RUNTIMES.get(runtime, runtime)
+    return ContainerId(identifier, name, pod.uid, pod.qos)

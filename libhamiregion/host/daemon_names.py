@@ -1,0 +1,281 @@
+"""Names from daemons: the Kubernetes API and the Docker API. Only for those who ask for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from .cgroups import is_pod_uid
+from .names import docker_name, is_container_id, named, pod_name
+
+if TYPE_CHECKING:
+    from libhamiregion.errors import PathLike
+
+    from .names import PodName
+
+_ANSWER_LIMIT = 4 << 20
+_LIST_LIMIT = 256 << 20
+_PAGE = 500
+_CHUNK = 1 << 16
+_NODE_NAME = re.compile(r"[a-z0-9](?:[-.a-z0-9]{0,251}[a-z0-9])?\Z")
+# Under these a static pod's mirror carries the UID that kubelet itself uses.
+_STATIC_UIDS = ("kubernetes.io/config.mirror", "kubernetes.io/config.hash")
+
+
+class DockerApiNames:
+    """Names from the Docker API, one short question per container.
+
+    Threads: may be shared.
+
+    Args:
+        path: Docker's unix socket.
+        timeout_s: For one whole answer.
+
+    Attributes:
+        last_error: Why the last question had no answer, None if it had, or no such container.
+
+    Shell: ``docker inspect --format '{{.Name}}' ID``.
+    """
+
+    def __init__(self, path: PathLike = "/var/run/docker.sock", *, timeout_s: float = 2.0) -> None:
+        self._path = os.fspath(path)
+        self._timeout_s = timeout_s
+        self.last_error: Exception | None = None
+
+    def resolve(
+        self,
+        pod_uid: str | None,  # noqa: ARG002
+        container_name: str | None = None,  # noqa: ARG002
+        container_id: str | None = None,
+    ) -> PodName | None:
+        """Name a container by its id."""
+        if container_id is None or not is_container_id(container_id):
+            return None
+        # Here, so that whoever asks no daemon loads no HTTP.
+        import http.client
+
+        try:
+            raw = self._get(f"/containers/{container_id}/json")
+            name = None if raw is None else named(raw)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self.last_error = error
+            return None
+        self.last_error = None
+        return None if name is None else docker_name(name)
+
+    def _get(self, url: str) -> bytes | None:
+        import http.client
+
+        deadline = time.monotonic() + self._timeout_s
+        connection = http.client.HTTPConnection("localhost", timeout=self._timeout_s)
+        try:
+            connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connection.sock.settimeout(self._timeout_s)
+            connection.sock.connect(self._path)
+            connection.request("GET", url, headers={"Host": "docker"})
+            response = connection.getresponse()
+            raw = b""
+            while chunk := response.read1(_CHUNK):
+                raw += chunk
+                if len(raw) > _ANSWER_LIMIT:
+                    raise ValueError(f"an answer of more than {_ANSWER_LIMIT} bytes")
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{self._path!r} did not answer in {self._timeout_s} s")
+        finally:
+            connection.close()
+        if response.status == http.client.NOT_FOUND:
+            return None
+        if response.status != http.client.OK:
+            raise http.client.HTTPException(f"{self._path!r} answered {response.status}")
+        return raw
+
+
+class KubernetesNames:
+    """Names from the Kubernetes API: the pods of one node, listed at most every `max_age_s`.
+
+    Nothing is asked before the first `resolve`, nor where the last listing has the answer.
+    Needs the extra ``kubernetes`` and the right to list pods.
+
+    Threads: may be shared; they wait for a listing in progress.
+
+    Args:
+        node: Only pods of this node, as the API selects them.
+        label_selector: Only pods with these labels, such as ``hami.io/vgpu-node=NODE``, which
+            HAMi's scheduler sets.
+        kubeconfig: A kubeconfig file; without one the service account in a pod, else the default
+            kubeconfig.
+        context: A context of the kubeconfig.
+        api_client: A `kubernetes.client.ApiClient` of the caller's own instead.
+        max_age_s: How long a listing holds for pods that it does not have.
+        timeout_s: For each answer.
+
+    Attributes:
+        last_error: Why the last listing failed, None if it did not. The one before it goes on
+            being used.
+
+    Raises:
+        ImportError: The extra ``kubernetes`` is not installed.
+        ValueError: Not a node's name.
+
+    Shell: ``kubectl get pods -A --field-selector spec.nodeName=NODE``.
+    """
+
+    def __init__(
+        self,
+        node: str | None = None,
+        *,
+        label_selector: str | None = None,
+        kubeconfig: PathLike | None = None,
+        context: str | None = None,
+        api_client: Any = None,
+        max_age_s: float = 30.0,
+        timeout_s: float = 5.0,
+    ) -> None:
+        try:
+            import kubernetes
+        except ImportError as error:
+            raise ImportError(
+                "KubernetesNames needs the extra 'kubernetes': "
+                "pip install 'libhamiregion[kubernetes]'",
+                name="kubernetes",
+            ) from error
+        if node is not None and not _NODE_NAME.match(node):
+            raise ValueError(f"{node!r} is not a node's name")
+        self._kubernetes: Any = kubernetes
+        self._selectors: dict[str, Any] = {"limit": _PAGE, "_request_timeout": timeout_s}
+        if node is not None:
+            self._selectors["field_selector"] = f"spec.nodeName={node}"
+        if label_selector is not None:
+            self._selectors["label_selector"] = label_selector
+        self._config = (None if kubeconfig is None else os.fspath(kubeconfig), context)
+        self._client = api_client
+        self._max_age_s = max_age_s
+        self._lock = threading.Lock()
+        self._listed_at: float | None = None
+        self._pods: dict[str, tuple[str, str]] = {}
+        self._containers: dict[str, PodName] = {}
+        self.last_error: Exception | None = None
+
+    def resolve(
+        self,
+        pod_uid: str | None,
+        container_name: str | None = None,
+        container_id: str | None = None,
+    ) -> PodName | None:
+        """Name a container by its id, or its pod by the UID."""
+        if pod_uid is None and container_id is None:
+            return None
+        with self._lock:
+            answer = self._look_up(pod_uid, container_name, container_id)
+            if (answer is None or answer.container is None) and self._is_old():
+                self._list()
+                answer = self._look_up(pod_uid, container_name, container_id)
+        return answer
+
+    def _look_up(
+        self, pod_uid: str | None, container_name: str | None, container_id: str | None
+    ) -> PodName | None:
+        by_id = None if container_id is None else self._containers.get(container_id)
+        if by_id is not None:
+            return by_id
+        pod = None if pod_uid is None else self._pods.get(pod_uid)
+        return None if pod is None else pod_name(*pod, container_name)
+
+    def _is_old(self) -> bool:
+        listed_at = self._listed_at
+        return listed_at is None or time.monotonic() - listed_at >= self._max_age_s
+
+    def _list(self) -> None:
+        # A server that fails is left alone for as long as one that answers.
+        self._listed_at = time.monotonic()
+        try:
+            items = self._fetch()
+        except (
+            self._kubernetes.client.ApiException,
+            self._kubernetes.config.ConfigException,
+            *self._transport_errors(),
+            OSError,
+            RecursionError,
+            ValueError,
+        ) as error:
+            self.last_error = error
+            return
+        self.last_error = None
+        self._pods, self._containers = {}, {}
+        for item in items:
+            self._add(item)
+
+    def _transport_errors(self) -> tuple[type[Exception], ...]:
+        import urllib3.exceptions
+
+        return (urllib3.exceptions.HTTPError,)
+
+    def _fetch(self) -> list[Any]:
+        if self._client is None:
+            self._client = self._new_client()
+        api = self._kubernetes.client.CoreV1Api(self._client)
+        items: list[Any] = []
+        total = 0
+        token = None
+        while True:
+            # Raw: the client's models refuse what a newer server may send.
+            response = api.list_pod_for_all_namespaces(
+                **self._selectors, _continue=token, _preload_content=False
+            )
+            raw = response.data
+            total += len(raw)
+            if total > _LIST_LIMIT:
+                raise ValueError(f"a listing of more than {_LIST_LIMIT} bytes")
+            page = json.loads(raw)
+            if not isinstance(page, dict) or not isinstance(page.get("items"), list):
+                raise ValueError("the answer is no list of pods")
+            items += page["items"]
+            token = _dict(page.get("metadata")).get("continue")
+            if not token:
+                return items
+
+    def _new_client(self) -> Any:
+        config = self._kubernetes.config
+        kubeconfig, context = self._config
+        if kubeconfig is None and context is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+            settings = self._kubernetes.client.Configuration()
+            config.load_incluster_config(client_configuration=settings)
+            return self._kubernetes.client.ApiClient(settings)
+        return config.new_client_from_config(config_file=kubeconfig, context=context)
+
+    def _add(self, item: Any) -> None:
+        metadata = _dict(_dict(item).get("metadata"))
+        namespace, name = metadata.get("namespace"), metadata.get("name")
+        if not (isinstance(namespace, str) and isinstance(name, str)):
+            return
+        annotations = _dict(metadata.get("annotations"))
+        for uid in (metadata.get("uid"), *(annotations.get(key) for key in _STATIC_UIDS)):
+            if isinstance(uid, str) and is_pod_uid(uid):
+                self._pods[uid] = (namespace, name)
+        status = _dict(_dict(item).get("status"))
+        for kind in ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses"):
+            for container in _list(status.get(kind)):
+                self._add_container(namespace, name, _dict(container))
+
+    def _add_container(self, namespace: str, pod: str, container: dict[str, Any]) -> None:
+        name, identifier = container.get("name"), container.get("containerID")
+        if not (isinstance(name, str) and isinstance(identifier, str)):
+            return
+        # It reads containerd, two slashes and the id.
+        identifier = identifier.rpartition("/")[2]
+        answer = pod_name(namespace, pod, name)
+        if answer is not None and is_container_id(identifier):
+            self._containers[identifier] = answer
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -1,0 +1,183 @@
+"""Which host process a slot of a region belongs to."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import attrs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from .processes import HostProcess
+
+State: TypeAlias = Literal["alive", "dead", "unknown"]
+
+
+@attrs.frozen
+class SlotMatch:
+    """One slot of a region and the process that it belongs to.
+
+    Attributes:
+        pid: The pid in the slot, of the container's namespace.
+        state: ``"alive"``: `process` maps the region and has that pid in its own namespace;
+            ``"dead"``: proved that no process does; ``"unknown"``: /proc does not show enough, or
+            several processes could be meant.
+        process: The process if alive, else None.
+    """
+
+    pid: int
+    state: State
+    process: HostProcess | None
+
+
+@attrs.frozen
+class RegionProcesses:
+    """The processes of a region.
+
+    Attributes:
+        slots: One entry per process of the snapshot, in the same order.
+        unlisted: Processes that map the region for writing as its users do, and have no slot: what
+            they allocate is counted by nobody. A child of fork() is one until it uses CUDA itself.
+        onlookers: Processes that map it and are none of its users: they only read, belong to
+            another pod or stand outside the container's pid namespace (monitors, this library).
+    """
+
+    slots: tuple[SlotMatch, ...]
+    unlisted: tuple[HostProcess, ...]
+    onlookers: tuple[HostProcess, ...]
+
+    @property
+    def host_pids(self) -> dict[int, int]:
+        """Pid in the slot -> pid in /proc, of those that are alive."""
+        return {slot.pid: slot.process.pid for slot in self.slots if slot.process is not None}
+
+
+@attrs.frozen
+class Mapper:
+    """A process that maps the region.
+
+    Attributes:
+        process: The process.
+        namespace: The name of its pid namespace, None if it may not be looked at.
+        may_use: Whether it can be a user of the region at all.
+    """
+
+    process: HostProcess
+    namespace: str | None
+    may_use: bool
+
+    @property
+    def pid(self) -> int:
+        """The pid that it would have in its slot."""
+        return self.process.ns_pids[-1]
+
+
+@attrs.frozen
+class Sight:
+    """What /proc shows beside the mappers.
+
+    Attributes:
+        unreadable_pids: Innermost pids of processes whose maps were refused.
+        everybody: This is the /proc of the first pid namespace.
+        hidden: Some processes are not shown at all, or not even their pids.
+        too_old: It was read before the snapshot was taken.
+    """
+
+    unreadable_pids: frozenset[int]
+    everybody: bool
+    hidden: bool
+    too_old: bool
+
+
+def match_slots(pids: Sequence[int], mappers: Iterable[Mapper], sight: Sight) -> RegionProcesses:
+    """Match slots with mappers, in time linear in both.
+
+    A slot's process has the slot's pid in its innermost namespace. What a hostile container writes
+    into its slots makes no process elsewhere map its file, but it can name the pids of monitors,
+    which do. So users are told from bystanders first; what is still ambiguous is unknown.
+    """
+    onlookers: list[Mapper] = []
+    users: list[Mapper] = []
+    for mapper in mappers:
+        (users if mapper.may_use else onlookers).append(mapper)
+    named = set(pids)
+    bystanders = _Bystanders([each for each in users if each.pid in named], sight)
+
+    candidates: dict[int, list[Mapper]] = defaultdict(list)
+    doubtful: set[int] = set()
+    inside: list[Mapper] = []
+    for mapper in users:
+        if mapper in bystanders:
+            onlookers.append(mapper)
+            doubtful.add(mapper.pid)
+        else:
+            inside.append(mapper)
+            if mapper.pid in named:
+                candidates[mapper.pid].append(mapper)
+
+    found: dict[int, Mapper] = {}
+    home = _majority(each.namespace for same in candidates.values() for each in same)
+    for pid, same in candidates.items():
+        at_home = [each for each in same if each.namespace == home] if len(same) > 1 else same
+        if len(at_home) == 1:
+            found[pid] = at_home[0]
+        else:
+            doubtful.add(pid)
+
+    # In a later namespace only the container's own /proc has all of its processes.
+    everybody = sight.everybody or any(len(each.process.ns_pids) == 1 for each in found.values())
+    blind = sight.hidden or sight.too_old or not everybody
+
+    def match(pid: int) -> SlotMatch:
+        if pid in found:
+            return SlotMatch(pid, "alive", found[pid].process)
+        in_doubt = blind or pid in doubtful or pid in sight.unreadable_pids
+        return SlotMatch(pid, "unknown" if in_doubt and pid > 0 else "dead", None)
+
+    matched = {each.process.pid for each in found.values()}
+    return RegionProcesses(
+        slots=tuple(map(match, pids)),
+        unlisted=_processes(
+            each for each in inside if each.process.pid not in matched and each.pid not in doubtful
+        ),
+        onlookers=_processes(onlookers),
+    )
+
+
+class _Bystanders:
+    """Tells processes that map the region beside its container from those inside."""
+
+    def __init__(self, named: Sequence[Mapper], sight: Sight) -> None:
+        # A container that has a namespace of its own has no processes in the host's.
+        inner = [each for each in named if len(each.process.ns_pids) > 1]
+        self._host_too = not (sight.everybody and inner)
+        containers = [_container(each) for each in (named if self._host_too else inner)]
+        self._home = _majority(containers)
+        self._contested = self._home is None and any(containers)
+
+    def __contains__(self, mapper: Mapper) -> bool:
+        if not self._host_too and len(mapper.process.ns_pids) == 1:
+            return True
+        container = _container(mapper)
+        return container is not None and (
+            self._contested or (self._home is not None and container != self._home)
+        )
+
+
+def _container(mapper: Mapper) -> str | None:
+    container = mapper.process.container
+    return None if container is None else container.id
+
+
+def _majority(names: Iterable[str | None]) -> str | None:
+    """The name that occurs more often than any other, None if there is none."""
+    ranking = Counter(name for name in names if name is not None).most_common(2)
+    if not ranking or (len(ranking) == 2 and ranking[0][1] == ranking[1][1]):
+        return None
+    return ranking[0][0]
+
+
+def _processes(mappers: Iterable[Mapper]) -> tuple[HostProcess, ...]:
+    return tuple(sorted((each.process for each in mappers), key=lambda process: process.pid))

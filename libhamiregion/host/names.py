@@ -1,0 +1,297 @@
+"""What containers are called: pods and namespaces, from files or by asking a daemon.
+
+Each resolver answers what it can and None otherwise; a source that fails is a miss, kept in
+`last_error`, never an exception. Names from outside are checked against the rules of Kubernetes and
+Docker, so that what comes out is short, plain ASCII, and safe in a terminal, a path or a label.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import threading
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+
+from .cgroups import is_pod_uid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from libhamiregion.errors import PathLike
+
+_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?\Z")
+_SUBDOMAIN = re.compile(r"[a-z0-9](?:[-.a-z0-9]{0,251}[a-z0-9])?\Z")
+_DOCKER_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,252}\Z")
+_CONTAINER_ID = re.compile(r"[0-9a-f]{64}\Z")
+
+# A container's configuration holds its environment and labels; real ones have some 10 KiB.
+_CONFIG_LIMIT = 4 << 20
+_ENTRIES_LIMIT = 100_000
+# A directory's time can stand still while it changes: the kernel's clock ticks every 1 to 10 ms.
+_TIME_GRAIN_NS = 100_000_000
+
+
+@attrs.frozen
+class PodName:
+    """A container's names, each plain ASCII of at most 253 characters.
+
+    Attributes:
+        namespace: Of the pod; None outside Kubernetes.
+        pod: None outside Kubernetes.
+        container: None where the source does not tell.
+    """
+
+    namespace: str | None
+    pod: str | None
+    container: str | None
+
+
+class NameResolver(Protocol):
+    """Anything that can name a container."""
+
+    def resolve(
+        self,
+        pod_uid: str | None,
+        container_name: str | None = None,
+        container_id: str | None = None,
+    ) -> PodName | None:
+        """Name a container by its pod's UID and its own name, or by its id; None if unknown."""
+
+
+def pod_name(namespace: str, pod: str, container: str | None) -> PodName | None:
+    """The name, if all parts of it follow the rules of Kubernetes."""
+    if not (_LABEL.match(namespace) and _SUBDOMAIN.match(pod)):
+        return None
+    if container is not None and not _LABEL.match(container):
+        return None
+    return PodName(namespace, pod, container)
+
+
+def docker_name(name: str) -> PodName | None:
+    """A Docker container's name; one that kubelet gave (``k8s_…``) is taken apart.
+
+    >>> docker_name("/k8s_train_bert-0_research_0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f_0")
+    PodName(namespace='research', pod='bert-0', container='train')
+    """
+    name = name.removeprefix("/")
+    if not _DOCKER_NAME.match(name):
+        return None
+    parts = name.split("_")
+    if len(parts) == 6 and parts[0] == "k8s" and is_pod_uid(parts[4]):
+        return pod_name(parts[3], parts[2], parts[1])
+    return PodName(None, None, name)
+
+
+class PodLogNames:
+    """Names from the directories that kubelet makes for logs; no daemon is asked.
+
+    ``<root>/<namespace>_<pod>_<uid>/<container>/``, on every node. The listing is read again only
+    when the directory has changed: a miss costs one `stat`.
+
+    Threads: may be shared.
+
+    Attributes:
+        last_error: Why the last listing failed, None if it did not.
+    """
+
+    def __init__(self, root: PathLike = "/var/log/pods") -> None:
+        self._root = os.fspath(root)
+        self._lock = threading.Lock()
+        self._stamp: tuple[int, int] | None = None
+        self._pods: dict[str, str | None] = {}
+        self.last_error: OSError | None = None
+
+    def resolve(
+        self,
+        pod_uid: str | None,
+        container_name: str | None = None,
+        container_id: str | None = None,  # noqa: ARG002
+    ) -> PodName | None:
+        """Name the pod; the container as given, or the only one that has logs."""
+        if pod_uid is None or not is_pod_uid(pod_uid):
+            return None
+        with self._lock:
+            self._update()
+            directory = self._pods.get(pod_uid)
+        if directory is None:
+            return None
+        namespace, pod, _ = directory.split("_")
+        return pod_name(namespace, pod, container_name or self._only_container(directory))
+
+    def _update(self) -> None:
+        try:
+            status = os.stat(self._root)  # noqa: PTH116
+            stamp = (status.st_mtime_ns, status.st_ino)
+            if stamp == self._stamp:
+                return
+            listed_at_ns = time.time_ns()
+            self._pods = self._list()
+        except OSError as error:
+            self.last_error, self._stamp, self._pods = error, None, {}
+            return
+        # Changed a moment ago, it may change again within the same tick.
+        settled = listed_at_ns - status.st_mtime_ns > _TIME_GRAIN_NS
+        self._stamp = stamp if settled else None
+        self.last_error = None
+
+    def _list(self) -> dict[str, str | None]:
+        pods: dict[str, str | None] = {}
+        with os.scandir(self._root) as entries:
+            for entry, _ in zip(entries, range(_ENTRIES_LIMIT), strict=False):
+                parts = entry.name.split("_")
+                if len(parts) != 3 or not is_pod_uid(parts[2]):
+                    continue
+                # Two pods of one UID cannot be: then neither is to be believed.
+                pods[parts[2]] = None if parts[2] in pods else entry.name
+        return pods
+
+    def _only_container(self, directory: str) -> str | None:
+        try:
+            with os.scandir(f"{self._root}/{directory}") as entries:
+                names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except OSError:
+            return None
+        return names[0] if len(names) == 1 and _LABEL.match(names[0]) else None
+
+
+class DockerNames:
+    """Names from Docker's own files; the daemon is not asked.
+
+    ``<root>/<id>/config.v2.json``, key ``Name``.
+
+    Threads: may be shared.
+
+    Attributes:
+        last_error: Why the last file could not be used, None if it could or there is none.
+    """
+
+    def __init__(self, root: PathLike = "/var/lib/docker/containers") -> None:
+        self._root = os.fspath(root)
+        self.last_error: Exception | None = None
+
+    def resolve(
+        self,
+        pod_uid: str | None,  # noqa: ARG002
+        container_name: str | None = None,  # noqa: ARG002
+        container_id: str | None = None,
+    ) -> PodName | None:
+        """Name a container by its id."""
+        if container_id is None or not _CONTAINER_ID.match(container_id):
+            return None
+        try:
+            raw = _read_regular(f"{self._root}/{container_id}/config.v2.json", _CONFIG_LIMIT)
+            name = named(raw)
+        except FileNotFoundError:
+            self.last_error = None
+            return None
+        except (OSError, ValueError) as error:
+            self.last_error = error
+            return None
+        self.last_error = None
+        return docker_name(name)
+
+
+class ChainedNames:
+    """Several resolvers, tried in order, with one cache.
+
+    The first complete answer counts; one without a container's name is kept for the case that no
+    later resolver knows it. Answers are kept, because a pod's name never changes; misses are asked
+    again after a while.
+
+    Threads: may be shared; two that ask for the same container at the same moment may both ask the
+    resolvers.
+
+    Args:
+        resolvers: In the order in which to try them, cheap ones first.
+        retry_s: How long a miss, or an incomplete answer, holds.
+        capacity: Answers kept; the one unused for longest goes first.
+
+    Raises:
+        ValueError: No place for any answer.
+    """
+
+    def __init__(
+        self, resolvers: Iterable[NameResolver], *, retry_s: float = 5.0, capacity: int = 4096
+    ) -> None:
+        if capacity < 1:
+            raise ValueError(f"a capacity is 1 or more, not {capacity}")
+        self.resolvers = tuple(resolvers)
+        self._retry_s = retry_s
+        self._capacity = capacity
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[str | None, ...], tuple[PodName | None, float]] = (
+            OrderedDict()
+        )
+
+    def resolve(
+        self,
+        pod_uid: str | None,
+        container_name: str | None = None,
+        container_id: str | None = None,
+    ) -> PodName | None:
+        """Name a container, from the cache if it is there."""
+        key = (pod_uid, container_name, container_id)
+        now = time.monotonic()
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is not None and now < kept[1]:
+                self._kept.move_to_end(key)
+                return kept[0]
+        answer = self._ask(pod_uid, container_name, container_id)
+        complete = answer is not None and answer.container is not None
+        until = float("inf") if complete else now + self._retry_s
+        with self._lock:
+            self._kept[key] = (answer, until)
+            self._kept.move_to_end(key)
+            while len(self._kept) > self._capacity:
+                self._kept.popitem(last=False)
+        return answer
+
+    def _ask(
+        self, pod_uid: str | None, container_name: str | None, container_id: str | None
+    ) -> PodName | None:
+        best: PodName | None = None
+        for resolver in self.resolvers:
+            answer = resolver.resolve(pod_uid, container_name, container_id)
+            if answer is not None and answer.container is not None:
+                return answer
+            best = best or answer
+        return best
+
+
+def is_container_id(text: str) -> bool:
+    """Whether a text is a container's id: 64 hexadecimal digits."""
+    return _CONTAINER_ID.match(text) is not None
+
+
+def named(raw: bytes) -> str:
+    """The text under the key ``Name`` of a JSON object.
+
+    Raises:
+        ValueError: It is no such object.
+    """
+    try:
+        document: Any = json.loads(raw)
+    except RecursionError:
+        raise ValueError("JSON nested too deep") from None
+    name = document.get("Name") if isinstance(document, dict) else None
+    if not isinstance(name, str):
+        raise ValueError("no text under the key Name")
+    return name
+
+
+def _read_regular(path: str, limit: int) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError(f"{path!r} is no regular file")
+        raw = file.read(limit + 1)
+    if len(raw) > limit:
+        raise ValueError(f"{path!r} is longer than {limit} bytes")
+    return raw

@@ -1,0 +1,306 @@
+"""One process's files under /proc, read in bounded time and bounded size.
+
+Every function takes the descriptor of a process's directory: it stays with that very process, so
+that what is read through it never comes from a later one with the same pid.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+import attrs
+
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+
+#: Characters of a command line that are kept.
+COMMAND_LIMIT = 4096
+
+_CHUNK = 1 << 16
+# 65,536 supplementary groups stand before NSpid, if a process wants.
+_STATUS_LIMIT = 1 << 20
+# 260,000 lines of maps; a process with more counts as unreadable.
+_MAPS_LIMIT = 32 << 20
+_CGROUP_LIMIT = 1 << 16
+
+_KERNEL_THREAD = 0x00200000  # PF_KTHREAD
+
+# Shared mappings of files only.  A newline in a name is escaped by the kernel, so that each line is
+# one mapping, whatever the name; the name is the only part that a container chooses.
+_SHARED_MAPPING = re.compile(
+    rb"^([0-9a-f]+)-([0-9a-f]+) .(.).s [0-9a-f]+ ([0-9a-f]+):([0-9a-f]+) ([1-9][0-9]*) *(.*)$",
+    re.MULTILINE,
+)
+_DELETED = " (deleted)"
+
+
+class Gone(Exception):
+    """The process has ended."""
+
+
+class Refused(Exception):
+    """This process may not look."""
+
+
+@attrs.frozen
+class Mapping:
+    """What a process maps of one file, all its mappings of it taken together.
+
+    Attributes:
+        device: The file system's device number as maps prints it; on some file systems `os.stat`
+            gives another one.
+        inode: The file's inode number as maps prints it.
+        start: First address of the first of them.
+        end: The address behind it.
+        length_bytes: Sum over all of them.
+        writable: Whether one of them may be written.
+        path: As the process sees it, raw.
+        deleted: Whether that name is gone.
+    """
+
+    device: int
+    inode: int
+    start: int
+    end: int
+    length_bytes: int
+    writable: bool
+    path: str
+    deleted: bool
+
+
+@attrs.define
+class _Sum:
+    start: int
+    end: int
+    path: bytes
+    length: int = 0
+    writable: bool = False
+
+
+@attrs.frozen
+class Status:
+    """What is taken from ``status``: effective user, pids from the outermost namespace inwards."""
+
+    uid: int
+    ns_pids: tuple[int, ...]
+
+
+@attrs.frozen
+class Stat:
+    """What is taken from ``stat``.
+
+    Attributes:
+        start_time_ticks: Clock ticks after boot at which the process started.
+        activity: Equal at two moments only if it is the same process and it has touched no new
+            memory in between; see `activity`.
+        kernel_thread: It has no memory of its own and never will.
+        leader_gone: The first thread has ended and others go on.
+        name: The kernel's short name of it.
+    """
+
+    start_time_ticks: int
+    activity: tuple[bytes, ...]
+    kernel_thread: bool
+    leader_gone: bool
+    name: str
+
+
+def open_process(proc: int, pid: str) -> int:
+    """Open a process's directory; the descriptor is the caller's to close."""
+    return _open(proc, pid, _DIRECTORY)
+
+
+def stat_line(directory: int, name: str = "stat") -> bytes:
+    """The raw ``stat`` of a process, from its own directory or by ``<pid>/stat`` from /proc."""
+    return _first_bytes(directory, name, 4096)
+
+
+def activity(line: bytes) -> tuple[bytes, ...]:
+    """Page faults, start time and size of the address space, out of a line of ``stat``.
+
+    A process that maps a file and uses it, that executes another program, or that gives way to
+    another one under the same pid changes at least one of them.
+    """
+    # The name in parentheses may hold anything, parentheses and newlines too.
+    fields = line[line.rindex(b")") + 2 :].split(None, 21)
+    return fields[7], fields[9], fields[19], fields[20]
+
+
+def parse_stat(line: bytes) -> Stat:
+    """Take a line of ``stat`` apart."""
+    end = line.rindex(b")")
+    fields = line[end + 2 :].split(None, 21)
+    return Stat(
+        start_time_ticks=int(fields[19]),
+        activity=activity(line),
+        kernel_thread=bool(int(fields[6]) & _KERNEL_THREAD),
+        leader_gone=fields[0] == b"Z" and int(fields[17]) > 1,
+        name=_text(line[line.index(b"(") + 1 : end]),
+    )
+
+
+def read_status(process: int) -> Status:
+    """The user and the pids of a process."""
+    text = _read_until(process, "status", b"\nNSpid:", _STATUS_LIMIT)
+    fields = dict(line.split(b":", 1) for line in text.split(b"\n") if b":" in line)
+    try:
+        ns_pids = tuple(int(word) for word in fields[b"NSpid"].split())
+        return Status(int(fields[b"Uid"].split()[1]), ns_pids)
+    except (KeyError, IndexError) as error:
+        raise Refused from error
+
+
+def read_mappings(process: int, *, leader_gone: bool, smallest: int) -> tuple[Mapping, ...]:
+    """The files that a process maps shared, with at least `smallest` bytes each."""
+    raw = _read_all(process, "maps", _MAPS_LIMIT)
+    if not raw and leader_gone:
+        raw = _maps_of_threads(process)
+    files: dict[tuple[bytes, bytes, bytes], _Sum] = {}
+    for match in _SHARED_MAPPING.finditer(raw):
+        start, end, write, major, minor, inode, path = match.groups()
+        seen = files.get((major, minor, inode))
+        if seen is None:
+            seen = files[major, minor, inode] = _Sum(int(start, 16), int(end, 16), path)
+        seen.length += int(end, 16) - int(start, 16)
+        seen.writable = seen.writable or write == b"w"
+    return tuple(
+        Mapping(
+            os.makedev(int(major, 16), int(minor, 16)),
+            int(inode),
+            seen.start,
+            seen.end,
+            seen.length,
+            seen.writable,
+            *split_deleted(os.fsdecode(seen.path)),
+        )
+        for (major, minor, inode), seen in files.items()
+        if seen.length >= smallest
+    )
+
+
+def split_deleted(path: str) -> tuple[str, bool]:
+    """A path as the kernel shows it: the path, and whether that name is gone."""
+    return path.removesuffix(_DELETED), path.endswith(_DELETED)
+
+
+def read_own_mappings() -> dict[int, tuple[int, int]]:
+    """Start address -> (device, inode) of this process's own shared file mappings."""
+    process = _open(None, "/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        raw = _read_all(process, "maps", _MAPS_LIMIT)
+    finally:
+        os.close(process)
+    return {
+        int(match[1], 16): (os.makedev(int(match[4], 16), int(match[5], 16)), int(match[6]))
+        for match in _SHARED_MAPPING.finditer(raw)
+    }
+
+
+def read_cgroup(process: int) -> str:
+    """The text of ``cgroup``."""
+    return _text(_read_all(process, "cgroup", _CGROUP_LIMIT, cut=True))
+
+
+def read_command(process: int) -> str:
+    """The command line with spaces between its arguments; empty where there is none."""
+    raw = _first_bytes(process, "cmdline", COMMAND_LIMIT)
+    return _text(raw.rstrip(b"\0").replace(b"\0", b" "))[:COMMAND_LIMIT]
+
+
+def pid_namespace(process: int) -> str | None:
+    """The name of its pid namespace, ``pid:[…]``; None where it may not be looked at."""
+    return read_link(process, "ns/pid")
+
+
+def read_link(directory: int, name: str) -> str | None:
+    """Where a link points to, None where that cannot be told."""
+    try:
+        return os.readlink(name, dir_fd=directory)
+    except OSError:
+        return None
+
+
+def _maps_of_threads(process: int) -> bytes:
+    try:
+        tasks = os.open("task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=process)
+    except PermissionError as error:
+        raise Refused from error
+    except OSError as error:
+        raise Gone from error
+    try:
+        with os.scandir(tasks) as listing:
+            for task in listing:
+                try:
+                    raw = _read_all(tasks, f"{task.name}/maps", _MAPS_LIMIT)
+                except Gone:
+                    continue
+                if raw:
+                    return raw
+    finally:
+        os.close(tasks)
+    return b""
+
+
+def _open(directory: int | None, name: str, flags: int) -> int:
+    try:
+        return os.open(name, flags, dir_fd=directory)
+    except PermissionError as error:
+        raise Refused from error
+    except (FileNotFoundError, ProcessLookupError, NotADirectoryError) as error:
+        raise Gone from error
+
+
+def _read(descriptor: int, nbytes: int) -> bytes:
+    try:
+        return os.read(descriptor, nbytes)
+    except PermissionError as error:
+        raise Refused from error
+    except ProcessLookupError as error:
+        raise Gone from error
+
+
+def _first_bytes(directory: int, name: str, nbytes: int) -> bytes:
+    descriptor = _open(directory, name, _READ)
+    try:
+        return _read(descriptor, nbytes)
+    finally:
+        os.close(descriptor)
+
+
+def _read_all(directory: int, name: str, limit: int, *, cut: bool = False) -> bytes:
+    descriptor = _open(directory, name, _READ)
+    chunks = []
+    total = 0
+    try:
+        while chunk := _read(descriptor, _CHUNK):
+            chunks.append(chunk)
+            total += len(chunk)
+            if total > limit:
+                if cut:
+                    break
+                raise Refused
+    finally:
+        os.close(descriptor)
+    return b"".join(chunks)
+
+
+def _read_until(directory: int, name: str, wanted: bytes, limit: int) -> bytes:
+    """Whole chunks up to the line that begins with `wanted`, that line complete."""
+    descriptor = _open(directory, name, _READ)
+    text = b""
+    try:
+        while len(text) <= limit:
+            chunk = _read(descriptor, _CHUNK)
+            text += chunk
+            at = text.find(wanted)
+            if not chunk or (at >= 0 and text.find(b"\n", at + 1) >= 0):
+                break
+    finally:
+        os.close(descriptor)
+    return text
+
+
+def _text(raw: bytes) -> str:
+    # What is no UTF-8 stays visible, and the result can be encoded again.
+    return raw.decode("utf-8", "backslashreplace")

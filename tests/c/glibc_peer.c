@@ -1,0 +1,272 @@
+/*
+ * Glibc's own semaphore on the other side, as libvgpu uses it.
+ *
+ * One process takes the lock by plain sem_timedwait() and sem_post(), another by
+ * this library, in the same bytes.  What they count in turn inside the lock with a
+ * plain variable must add up.  Then glibc's side sleeps in sem_timedwait() and has
+ * to be woken by our release.
+ */
+#define _GNU_SOURCE
+#include <getopt.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+
+#include "check.h"
+#include "glibc_lock.h"
+#include "lock.h"
+#include "region_file.h"
+
+#define ONE_SECOND UINT64_C(1000000000)
+enum { MOST_TRIES = 1000 };
+
+/* Beside the region: what both sides see. */
+struct shared {
+    volatile uint64_t counter; /* plain: only the lock makes it right */
+    volatile uint64_t inside;  /* 1 while somebody is */
+    volatile uint64_t last;    /* who was inside last: enum side */
+    volatile uint64_t changes; /* of sides */
+    _Atomic uint64_t overlaps;
+    _Atomic uint64_t errors;
+    atomic_int ready;
+    _Atomic uint64_t released_ns, woken_ns;
+};
+
+static struct {
+    uint64_t turns;
+    uint32_t tries;
+    bool json;
+} options = {.turns = 100000, .tries = 50};
+
+static struct shared *shared;
+
+static uint64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * ONE_SECOND + (uint64_t)now.tv_nsec;
+}
+
+static void nap_us(long us) {
+    const struct timespec nap = {.tv_nsec = us * 1000};
+    nanosleep(&nap, NULL);
+}
+
+enum side { NOBODY, GLIBC, OURS };
+
+/* One step inside the lock that goes wrong as soon as two are in it. */
+static void take_turn(enum side side, uint64_t turn) {
+    if (shared->inside != 0)
+        atomic_fetch_add(&shared->overlaps, 1);
+    shared->inside = 1;
+    uint64_t before = shared->counter;
+    if (turn % 64 == 0)
+        sched_yield(); /* be descheduled inside, and found there */
+    shared->counter = before + 1;
+    shared->changes += shared->last != side;
+    shared->last = side;
+    shared->inside = 0;
+}
+
+/* Up to some microseconds outside, or one side would take all its turns in a row. */
+static void stay_outside(uint64_t *random)
+{
+    *random = *random * 6364136223846793005 + 1442695040888963407;
+    uint64_t until = now_ns() + (*random >> 33) % 5000;
+    while (now_ns() < until)
+        ;
+}
+
+static void wait_until_ready(int count) {
+    atomic_fetch_add(&shared->ready, 1);
+    while (atomic_load(&shared->ready) < count)
+        sched_yield();
+}
+
+static pid_t fork_tied(void) {
+    pid_t pid = fork();
+    NEED(pid >= 0);
+    if (pid == 0)
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+    return pid;
+}
+
+static struct glibc_lock glibc_side(const struct region_file *file) {
+    return glibc_lock_in(file->bytes, file->layout->sem, file->layout->owner_pid);
+}
+
+/* ---- Mutual exclusion ------------------------------------------------------------ */
+
+static void turn_with_glibc(const struct region_file *file, uint64_t turns) {
+    struct glibc_lock lock = glibc_side(file);
+    uint64_t random = GLIBC;
+    wait_until_ready(2);
+    for (uint64_t i = 0; i < turns; i++) {
+        stay_outside(&random);
+        if (glibc_lock_take(&lock, 10) != 0) {
+            atomic_fetch_add(&shared->errors, 1);
+            continue;
+        }
+        if (atomic_load(lock.owner) != (uint64_t)getpid())
+            atomic_fetch_add(&shared->overlaps, 1);
+        take_turn(GLIBC, i);
+        glibc_lock_drop(&lock);
+    }
+}
+
+static void turn_with_ours(const struct region_file *file, uint64_t turns) {
+    hr_region *region;
+    NEED(hr_open(file->path, HR_WRITE, HR_LAYOUTS, &region) == (int)file->layout->id);
+    uint64_t random = OURS;
+    wait_until_ready(2);
+    for (uint64_t i = 0; i < turns; i++) {
+        stay_outside(&random);
+        if (hr_lock(region, 10 * ONE_SECOND) != HR_OK) {
+            atomic_fetch_add(&shared->errors, 1);
+            continue;
+        }
+        take_turn(OURS, i);
+        if (hr_unlock(region) != HR_OK)
+            atomic_fetch_add(&shared->errors, 1);
+    }
+    hr_free(region);
+}
+
+static double take_turns(const struct region_file *file, uint64_t turns, uint64_t *changes) {
+    memset(shared, 0, sizeof *shared);
+    uint64_t start = now_ns();
+    pid_t pid = fork_tied();
+    if (pid == 0) {
+        turn_with_glibc(file, turns / 2);
+        _exit(0);
+    }
+    turn_with_ours(file, turns - turns / 2);
+    int status;
+    NEED(waitpid(pid, &status, 0) == pid);
+    double seconds = (double)(now_ns() - start) / 1e9;
+    *changes += shared->changes;
+    CHECK_EQ(status, 0);
+    CHECK_EQ(shared->counter, turns);
+    CHECK_EQ(shared->overlaps, 0);
+    CHECK_EQ(shared->errors, 0);
+    CHECK_EQ(peek64(file, file->layout->sem), 1);
+    CHECK_EQ(peek64(file, file->layout->owner_pid), 0);
+    return seconds;
+}
+
+/* ---- A sleeper is woken ----------------------------------------------------------- */
+
+static void sleep_with_glibc(const struct region_file *file) {
+    struct glibc_lock lock = glibc_side(file);
+    if (glibc_lock_take(&lock, 30) != 0)
+        _exit(1);
+    atomic_store(&shared->woken_ns, now_ns());
+    glibc_lock_drop(&lock);
+    _exit(0);
+}
+
+/* Asleep in the kernel, and registered in the semaphore, as new glibc does. */
+static bool is_asleep(pid_t pid, const struct region_file *file) {
+    char path[64], state = 0;
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    FILE *stat = fopen(path, "re");
+    if (stat == NULL)
+        return false;
+    int fields = fscanf(stat, "%*d (%*[^)]) %c", &state);
+    fclose(stat);
+    return fields == 1 && state == 'S' && peek64(file, file->layout->sem) >> 32 == 1;
+}
+
+static uint64_t wake_once(const struct region_file *file, hr_region *region) {
+    memset(shared, 0, sizeof *shared);
+    NEED(hr_lock(region, ONE_SECOND) == HR_OK);
+    pid_t pid = fork_tied();
+    if (pid == 0)
+        sleep_with_glibc(file);
+    uint64_t deadline = now_ns() + 10 * ONE_SECOND;
+    while (!is_asleep(pid, file) && now_ns() < deadline)
+        nap_us(200);
+    CHECK(is_asleep(pid, file));
+    CHECK_EQ(shared->woken_ns, 0);
+    uint64_t released_ns = now_ns();
+    CHECK_EQ(hr_unlock(region), HR_OK);
+    int status;
+    NEED(waitpid(pid, &status, 0) == pid);
+    CHECK_EQ(status, 0);
+    CHECK_EQ(peek64(file, file->layout->sem), 1);
+    return shared->woken_ns > released_ns ? shared->woken_ns - released_ns : 0;
+}
+
+static int compare(const void *a, const void *b) {
+    uint64_t first = *(const uint64_t *)a, second = *(const uint64_t *)b;
+    return first < second ? -1 : first > second;
+}
+
+/* Sorted by the caller. */
+static void wake_often(const struct region_file *file, uint32_t tries, uint64_t *ns) {
+    hr_region *region;
+    NEED(hr_open(file->path, HR_WRITE, HR_LAYOUTS, &region) == (int)file->layout->id);
+    for (uint32_t i = 0; i < tries; i++)
+        ns[i] = wake_once(file, region);
+    hr_free(region);
+}
+
+/* ---- Both, in every layout --------------------------------------------------------- */
+
+static void read_options(int argc, char **argv) {
+    static const struct option known[] = {{"turns", required_argument, NULL, 't'},
+                                          {"tries", required_argument, NULL, 'n'},
+                                          {"json", no_argument, NULL, 'j'},
+                                          {NULL, 0, NULL, 0}};
+    int option;
+    while ((option = getopt_long(argc, argv, "", known, NULL)) != -1) {
+        if (option == 't')
+            options.turns = strtoull(optarg, NULL, 10);
+        else if (option == 'n')
+            options.tries = (uint32_t)strtoul(optarg, NULL, 10);
+        else if (option == 'j')
+            options.json = true;
+        else
+            exit(2);
+    }
+    NEED(options.tries > 0 && options.tries <= MOST_TRIES / HR_LAYOUTS);
+}
+
+int main(int argc, char **argv) {
+    static uint64_t woken_ns[MOST_TRIES];
+    read_options(argc, argv);
+    shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    NEED(shared != MAP_FAILED);
+    double seconds = 0;
+    uint64_t turns = 0, changes = 0;
+    uint32_t wakes = 0;
+    for (uint32_t layout = 0; layout < HR_LAYOUTS; layout++) {
+        struct region_file file;
+        region_file_make(&file, layout);
+        NEED(sem_init(glibc_side(&file).sem, 1, 1) == 0);
+        seconds += take_turns(&file, options.turns / HR_LAYOUTS, &changes);
+        turns += options.turns / HR_LAYOUTS;
+        wake_often(&file, options.tries, woken_ns + wakes);
+        wakes += options.tries;
+        region_file_remove(&file);
+    }
+    qsort(woken_ns, wakes, sizeof woken_ns[0], compare);
+    double median_ms = (double)woken_ns[wakes / 2] / 1e6;
+    double worst_ms = (double)woken_ns[wakes - 1] / 1e6;
+    CHECK(worst_ms < 50);
+    unsigned long failed = atomic_load(&check_failures);
+    if (options.json)
+        printf("{\"turns\": %llu, \"changes\": %llu, \"turns_per_s\": %.0f, \"wakes\": %u, "
+               "\"median_wake_ms\": %.3f, "
+               "\"worst_wake_ms\": %.3f, \"checks\": %lu, \"failed\": %lu}\n",
+               (unsigned long long)turns, (unsigned long long)changes, (double)turns / seconds,
+               wakes, median_ms, worst_ms, atomic_load(&check_count), failed);
+    else
+        printf("%llu turns, half of them glibc's, %.0f a second, %llu times to the other side\n"
+               "a sleeper in sem_timedwait() woken %u times: %.3f ms median, %.3f ms worst\n"
+               "%lu passed, %lu failed\n",
+               (unsigned long long)turns, (double)turns / seconds, (unsigned long long)changes,
+               wakes, median_ms, worst_ms, atomic_load(&check_count) - failed, failed);
+    return failed != 0;
+}

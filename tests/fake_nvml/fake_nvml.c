@@ -1,0 +1,331 @@
+/*
+ * A libnvidia-ml.so.1 without a GPU: the functions that this project asks of nvidia-ml-py, with the
+ * driver's manners, playing the scene of scene.h. Types as NVML's binary interface has them.
+ */
+#define _GNU_SOURCE
+#include "scene.h"
+
+#include <pthread.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#define API __attribute__((visibility("default")))
+
+enum {
+    SUCCESS = 0,
+    UNINITIALIZED = 1,
+    INVALID_ARGUMENT = 2,
+    NOT_SUPPORTED = 3,
+    NOT_FOUND = 6,
+    INSUFFICIENT_SIZE = 7,
+    DRIVER_NOT_LOADED = 9,
+};
+
+#define NO_INSTANCE 0xFFFFFFFFu
+
+/* How many samples the real driver makes room for when it is asked for the number. */
+#define SAMPLE_ROOM 100u
+
+typedef char *device_handle;
+
+struct memory_info {
+    unsigned long long total, free, used;
+};
+
+struct utilization_rates {
+    unsigned gpu, memory;
+};
+
+struct process_info {
+    unsigned pid;
+    unsigned long long used;
+    unsigned gpu_instance, compute_instance;
+};
+
+struct utilization_sample {
+    unsigned pid;
+    unsigned long long time_stamp;
+    unsigned sm, memory, enc, dec;
+};
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static struct scene scene; /* under the mutex */
+static int initialised;    /* under the mutex */
+static char handles[DEVICES][1 + MIG_SLOTS];
+
+static const struct place NOWHERE = {-1, WHOLE};
+
+static struct place place_of(device_handle handle) {
+    ptrdiff_t at = handle - &handles[0][0];
+    if (handle == NULL || at < 0 || at >= (ptrdiff_t)sizeof handles)
+        return NOWHERE;
+    return (struct place){(int)at / (1 + MIG_SLOTS), (int)at % (1 + MIG_SLOTS) - 1};
+}
+
+static device_handle handle_of(struct place place) {
+    return &handles[place.device][place.slot + 1];
+}
+
+/* Takes the mutex, whatever it returns; finish() gives it back. */
+static int begin_anytime(const char *function, struct place place) {
+    pthread_mutex_lock(&mutex);
+    return read_scene(&scene) ? ruled(&scene, function, place, false) : DRIVER_NOT_LOADED;
+}
+
+static int begin(const char *function, struct place place) {
+    int code = begin_anytime(function, place);
+    return code == SUCCESS && initialised == 0 ? UNINITIALIZED : code;
+}
+
+static int begin_device(const char *function, struct place place) {
+    int code = begin(function, place);
+    if (code == SUCCESS && (place.device < 0 || !device_at(&scene, place)->exists))
+        code = INVALID_ARGUMENT;
+    return code;
+}
+
+static int finish(int code) {
+    pthread_mutex_unlock(&mutex);
+    return code;
+}
+
+static int put_text(const char *text, char *out, unsigned size) {
+    if (strlen(text) >= size)
+        return INSUFFICIENT_SIZE;
+    memcpy(out, text, strlen(text) + 1);
+    return SUCCESS;
+}
+
+/* ---- the library ---- */
+
+API int nvmlInitWithFlags(unsigned flags) {
+    (void)flags;
+    int code = begin_anytime(__func__, NOWHERE);
+    if (code == SUCCESS)
+        initialised++;
+    return finish(code);
+}
+
+API int nvmlInit_v2(void) {
+    return nvmlInitWithFlags(0);
+}
+
+API int nvmlShutdown(void) {
+    int code = begin(__func__, NOWHERE);
+    if (code == SUCCESS)
+        initialised--;
+    return finish(code);
+}
+
+/* For tests: initialisations that have not been given back. */
+API int fake_nvml_initialised(void) {
+    pthread_mutex_lock(&mutex);
+    return finish(initialised);
+}
+
+API const char *nvmlErrorString(int code) {
+    static __thread char text[64];
+    snprintf(text, sizeof text, "fake NVML error %d", code);
+    return text;
+}
+
+API int nvmlSystemGetDriverVersion(char *version, unsigned size) {
+    int code = begin(__func__, NOWHERE);
+    return finish(code == SUCCESS ? put_text(scene.driver, version, size) : code);
+}
+
+API int nvmlSystemGetProcessName(unsigned pid, char *name, unsigned size) {
+    int code = begin(__func__, NOWHERE);
+    if (code != SUCCESS)
+        return finish(code);
+    for (int number = 0; number < scene.name_count; number++)
+        if (scene.names[number].pid == pid)
+            return finish(put_text(scene.names[number].text, name, size));
+    return finish(NOT_FOUND);
+}
+
+/* ---- devices ---- */
+
+API int nvmlDeviceGetCount_v2(unsigned *count) {
+    int code = begin(__func__, NOWHERE);
+    if (code != SUCCESS)
+        return finish(code);
+    *count = 0;
+    for (int index = 0; index < DEVICES; index++)
+        *count += scene.devices[index][0].exists;
+    return finish(SUCCESS);
+}
+
+API int nvmlDeviceGetHandleByIndex_v2(unsigned index, device_handle *handle) {
+    struct place place = {index < DEVICES ? (int)index : -1, WHOLE};
+    int code = begin_device(__func__, place);
+    if (code == SUCCESS)
+        *handle = handle_of(place);
+    return finish(code);
+}
+
+API int nvmlDeviceGetUUID(device_handle handle, char *uuid, unsigned size) {
+    struct place place = place_of(handle);
+    int code = begin_device(__func__, place);
+    return finish(code == SUCCESS ? put_text(device_at(&scene, place)->uuid, uuid, size) : code);
+}
+
+API int nvmlDeviceGetName(device_handle handle, char *name, unsigned size) {
+    struct place place = place_of(handle);
+    int code = begin_device(__func__, place);
+    return finish(code == SUCCESS ? put_text(device_at(&scene, place)->name, name, size) : code);
+}
+
+API int nvmlDeviceGetMemoryInfo(device_handle handle, struct memory_info *info) {
+    struct place place = place_of(handle);
+    int code = begin_device(__func__, place);
+    if (code == SUCCESS) {
+        const struct device *device = device_at(&scene, place);
+        *info = (struct memory_info){device->total, device->total - device->used, device->used};
+    }
+    return finish(code);
+}
+
+API int nvmlDeviceGetUtilizationRates(device_handle handle, struct utilization_rates *rates) {
+    struct place place = place_of(handle);
+    int code = begin_device(__func__, place);
+    if (code == SUCCESS && (place.slot != WHOLE || device_at(&scene, place)->mode == MIG_ON))
+        code = NOT_SUPPORTED;
+    if (code == SUCCESS) {
+        const struct device *device = device_at(&scene, place);
+        *rates = (struct utilization_rates){device->gpu_percent, device->memory_percent};
+    }
+    return finish(code);
+}
+
+/* ---- MIG ---- */
+
+API int nvmlDeviceGetMigMode(device_handle handle, unsigned *current, unsigned *pending) {
+    struct place place = place_of(handle);
+    int code = begin_device(__func__, place);
+    if (code == SUCCESS && device_at(&scene, place)->mode == MIG_UNSUPPORTED)
+        code = NOT_SUPPORTED;
+    if (code == SUCCESS)
+        *current = *pending = device_at(&scene, place)->mode == MIG_ON;
+    return finish(code);
+}
+
+API int nvmlDeviceGetMaxMigDeviceCount(device_handle handle, unsigned *count) {
+    int code = begin_device(__func__, place_of(handle));
+    if (code == SUCCESS)
+        *count = MIG_SLOTS - 1; /* the largest number that real hardware has */
+    return finish(code);
+}
+
+API int nvmlDeviceGetMigDeviceHandleByIndex(device_handle handle, unsigned slot,
+                                            device_handle *mig) {
+    struct place place = place_of(handle);
+    if (slot < MIG_SLOTS)
+        place.slot = (int)slot;
+    int code = begin(__func__, place);
+    if (code == SUCCESS && place.device < 0)
+        code = INVALID_ARGUMENT;
+    if (code == SUCCESS && (slot >= MIG_SLOTS || !device_at(&scene, place)->exists))
+        code = NOT_FOUND;
+    if (code == SUCCESS)
+        *mig = handle_of(place);
+    return finish(code);
+}
+
+API int nvmlDeviceGetGpuInstanceId(device_handle handle, unsigned *id) {
+    struct place place = place_of(handle);
+    int code = begin_device(__func__, place);
+    if (code == SUCCESS)
+        *id = device_at(&scene, place)->gpu_instance;
+    return finish(code);
+}
+
+API int nvmlDeviceGetComputeInstanceId(device_handle handle, unsigned *id) {
+    struct place place = place_of(handle);
+    int code = begin_device(__func__, place);
+    if (code == SUCCESS)
+        *id = device_at(&scene, place)->compute_instance;
+    return finish(code);
+}
+
+/* ---- processes ---- */
+
+/* A device's own list takes in those of its MIG devices. */
+static bool belongs(struct place what, struct place place) {
+    return what.device == place.device && (place.slot == WHOLE || what.slot == place.slot);
+}
+
+static int list_processes(const char *function, device_handle handle, enum process_kind kind,
+                          unsigned *count, struct process_info *infos) {
+    struct place place = place_of(handle);
+    int code = begin_device(function, place);
+    if (code != SUCCESS)
+        return finish(code);
+    unsigned room = *count, found = 0;
+    for (int number = 0; number < scene.process_count; number++) {
+        const struct process *process = &scene.processes[number];
+        if (process->kind != kind || !belongs(process->place, place))
+            continue;
+        if (found < room) {
+            const struct device *device = device_at(&scene, process->place);
+            bool mig = process->place.slot != WHOLE;
+            infos[found] = (struct process_info){process->pid, process->used,
+                                                 mig ? device->gpu_instance : NO_INSTANCE,
+                                                 mig ? device->compute_instance : NO_INSTANCE};
+        }
+        found++;
+    }
+    *count = found;
+    bool grown = room > 0 && ruled(&scene, function, place, true) != 0;
+    return finish(found > room || grown ? INSUFFICIENT_SIZE : SUCCESS);
+}
+
+#define LIST(name, kind)                                                                           \
+    API int name(device_handle handle, unsigned *count, struct process_info *infos) {              \
+        return list_processes(__func__, handle, kind, count, infos);                               \
+    }
+
+LIST(nvmlDeviceGetComputeRunningProcesses_v3, COMPUTE)
+LIST(nvmlDeviceGetComputeRunningProcesses_v2, COMPUTE)
+LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, GRAPHICS)
+LIST(nvmlDeviceGetGraphicsRunningProcesses_v2, GRAPHICS)
+LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, MPS)
+LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, MPS)
+
+static unsigned long long now_us(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (unsigned long long)now.tv_sec * 1000000 + (unsigned long long)now.tv_nsec / 1000;
+}
+
+API int nvmlDeviceGetProcessUtilization(device_handle handle, struct utilization_sample *out,
+                                        unsigned *count, unsigned long long last_seen) {
+    struct place place = place_of(handle);
+    int code = begin_device(__func__, place);
+    if (code == SUCCESS && (place.slot != WHOLE || device_at(&scene, place)->mode == MIG_ON))
+        code = NOT_SUPPORTED;
+    if (code != SUCCESS)
+        return finish(code);
+    unsigned wanted = (unsigned)scene.sample_count + scene.stale_samples;
+    if (wanted < SAMPLE_ROOM)
+        wanted = SAMPLE_ROOM;
+    bool grown = out != NULL && ruled(&scene, __func__, place, true) != 0;
+    if (out == NULL || *count < wanted || grown) {
+        *count = wanted;
+        return finish(INSUFFICIENT_SIZE);
+    }
+    unsigned found = 0;
+    for (int number = 0; number < scene.sample_count; number++) {
+        const struct sample *sample = &scene.samples[number];
+        unsigned long long time_stamp = now_us() - sample->age_us;
+        if (belongs(sample->place, place) && (time_stamp > last_seen || scene.stale_samples))
+            out[found++] = (struct utilization_sample){sample->pid,    time_stamp,  sample->sm,
+                                                       sample->memory, sample->enc, sample->dec};
+    }
+    if (scene.stale_samples)
+        out[found++] = (struct utilization_sample){0};
+    *count = found;
+    return finish(found > 0 ? SUCCESS : NOT_FOUND);
+}

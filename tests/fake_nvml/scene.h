@@ -1,0 +1,96 @@
+/*
+ * The scene that the fake driver plays: a text file, named by FAKE_NVML_STATE and read again at
+ * each call, so that a test can change it while a program runs. Replace it by rename().
+ *
+ * One thing per line; text at the end of a line may hold blanks; '#' starts a comment line.
+ * PLACE is a device's index, or INDEX.SLOT for one of its MIG devices. Sizes are in bytes.
+ *
+ *   driver VERSION
+ *   device INDEX UUID TOTAL USED GPU_PERCENT MEMORY_PERCENT NAME...
+ *   mode INDEX mig-on|mig-off              without it, the device does not support MIG
+ *   mig INDEX SLOT UUID GPU_INSTANCE COMPUTE_INSTANCE TOTAL USED NAME...
+ *   process PLACE compute|graphics|mps PID USED|unavailable
+ *   sample PLACE PID AGE_US SM MEMORY ENC DEC
+ *   name PID TEXT...
+ *   quirk stale-samples                    samples older than asked for, and entries not filled in
+ *   error FUNCTION CODE [PLACE|* [TIMES]]  the exported function returns the code, TIMES times only
+ *   grow FUNCTION TIMES                    a list that outgrows its buffer, TIMES times
+ *
+ * A driver without its file is one that is not loaded.
+ */
+#ifndef FAKE_NVML_SCENE_H
+#define FAKE_NVML_SCENE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define DEVICES 16
+#define MIG_SLOTS 8
+#define PROCESSES 4096
+#define SAMPLES 4096
+#define NAMES 256
+#define RULES 64
+#define TEXT 256
+#define WHOLE (-1)
+
+enum mig_mode { MIG_UNSUPPORTED, MIG_OFF, MIG_ON };
+enum process_kind { COMPUTE, GRAPHICS, MPS };
+
+struct place {
+    int device, slot; /* slot WHOLE: the device itself */
+};
+
+struct device {
+    bool exists;
+    char uuid[TEXT], name[TEXT];
+    unsigned long long total, used;
+    unsigned gpu_percent, memory_percent, gpu_instance, compute_instance;
+    enum mig_mode mode;
+};
+
+struct process {
+    struct place place;
+    enum process_kind kind;
+    unsigned pid;
+    unsigned long long used;
+};
+
+struct sample {
+    struct place place;
+    unsigned pid, sm, memory, enc, dec;
+    unsigned long long age_us;
+};
+
+struct name {
+    unsigned pid;
+    char text[TEXT];
+};
+
+struct rule {
+    char line[TEXT], function[TEXT];
+    bool grow, everywhere;
+    struct place place;
+    int code, times; /* times 0: always */
+};
+
+struct scene {
+    char driver[TEXT];
+    /* Column 0 is the device, column 1 + slot one of its MIG devices. */
+    struct device devices[DEVICES][1 + MIG_SLOTS];
+    struct process processes[PROCESSES];
+    struct sample samples[SAMPLES];
+    struct name names[NAMES];
+    struct rule rules[RULES];
+    int process_count, sample_count, name_count, rule_count;
+    bool stale_samples;
+};
+
+/* Read the file anew; false if there is none. A line that cannot be read ends the program. */
+bool read_scene(struct scene *scene);
+
+/* The code that a rule wants from this function now, or 0. Counts down rules with TIMES. */
+int ruled(const struct scene *scene, const char *function, struct place place, bool grow);
+
+struct device *device_at(struct scene *scene, struct place place);
+
+#endif

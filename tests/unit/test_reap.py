@@ -1,0 +1,378 @@
+"""Freeing the slots of dead processes, by the rule of each generation."""
+
+import os
+import pickle
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from actors import Actor
+from lock_bytes import NOBODY, is_free
+from namespaces import needs_first_namespace
+from poke import RegionFile, RegionFileFactory
+from slot_bytes import WITH_SEQLOCK, WITHOUT_SEQLOCK, pids, slot_bytes
+
+from libhamiregion import Layout, ProcessNotInRegion, ReapedSlot, open_region
+
+MakeActor = Callable[..., Actor]
+pytestmark = needs_first_namespace
+
+with_seqlock = pytest.mark.parametrize("layout", WITH_SEQLOCK, ids=lambda layout: layout.value)
+without_seqlock = pytest.mark.parametrize(
+    "layout", WITHOUT_SEQLOCK, ids=lambda layout: layout.value
+)
+
+DEAD = NOBODY
+
+
+def attached(make: MakeActor, file: RegionFile, nbytes: int) -> Actor:
+    process = make(file)
+    process("attach")
+    process("slot.charge", 0, nbytes)
+    return process
+
+
+@without_seqlock
+def test_up_to_2_8_0_the_last_slot_goes_into_the_hole(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    """So those versions do, and they loop for ever over a slot with pid 0."""
+    file = region_file(layout)
+    one = attached(actor, file, 1)
+    file.add_process(DEAD, {0: 100, 3: 50})
+    two = attached(actor, file, 2)
+    file.add_process(DEAD + 1, {0: 200})
+    three = attached(actor, file, 3)
+    with open_region(file, writable=True) as region:
+        assert region.memory_used(0) == 306
+        assert sorted(region.reap(), key=lambda slot: slot.pid) == [
+            ReapedSlot(DEAD, 150, removed=True),
+            ReapedSlot(DEAD + 1, 200, removed=True),
+        ]
+        assert sorted(pids(file)) == sorted([one.pid, two.pid, three.pid])
+        assert (region.memory_used(0), region.memory_used(3)) == (6, 0)
+        for process in (one, two, three):
+            process("slot.charge", 0, 10)
+            process("slot.release", 0, 5)
+        assert region.memory_used(0) == 21
+        assert {
+            use.pid: use.devices[0].memory_used_bytes for use in region.snapshot().processes
+        } == {
+            one.pid: 6,
+            two.pid: 7,
+            three.pid: 8,
+        }
+        assert region.reap() == ()
+    assert is_free(file)
+
+
+@with_seqlock
+def test_from_2_8_1_on_nothing_moves_under_a_live_process(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    """They remember where their slot is."""
+    file = region_file(layout)
+    file.add_process(DEAD, {0: 100, 3: 50})
+    one = attached(actor, file, 1)
+    file.add_process(DEAD + 1, {0: 200})
+    two = attached(actor, file, 2)
+    file.add_process(DEAD + 2, {0: 400})
+    file.add_process(DEAD + 3, {0: 800})
+    live = [slot_bytes(file, 1), slot_bytes(file, 3)]
+    with open_region(file, writable=True) as region:
+        assert sorted(region.reap(), key=lambda slot: slot.pid) == [
+            ReapedSlot(DEAD, 150, removed=False),
+            ReapedSlot(DEAD + 1, 200, removed=False),
+            ReapedSlot(DEAD + 2, 400, removed=True),
+            ReapedSlot(DEAD + 3, 800, removed=True),
+        ]
+        assert file.get("proc_num") == 4
+        assert [slot_bytes(file, 1), slot_bytes(file, 3)] == live
+        assert (region.memory_used(0), region.memory_used(3)) == (3, 0)
+        one("slot.charge", 0, 10)
+        two("slot.charge", 0, 10)
+        assert region.memory_used(0) == 23
+        # What has been emptied is not told again.
+        assert region.reap() == ()
+        # Once it is at the end, it goes.
+        two("slot.detach")
+        region.reap()
+        assert pids(file)[-1] == one.pid
+        one("slot.detach")
+        region.reap()
+        assert pids(file) == []
+
+
+@with_seqlock
+def test_a_slot_that_is_emptied_where_it_stands_holds_nothing(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    file = region_file(layout)
+    file.add_process(DEAD, {0: 100}, host_pid=77, status=2)
+    for part in ("context", "module", "data", "offset", "total"):
+        file.put(f"slot_used.{part}", 5, device=15)
+    file.put("slot_monitorused", 6, device=15)
+    for part in ("dec", "enc", "sm"):
+        file.put(f"slot_util.{part}", 7, device=15)
+    attached(actor, file, 1)
+    with open_region(file, writable=True) as region:
+        (reaped,) = region.reap()
+        assert reaped == ReapedSlot(DEAD, 105, removed=False)
+        process = region.snapshot().processes[0]
+        assert (process.pid, process.status) == (DEAD, 0)
+        for usage in process.devices:
+            figures = [getattr(usage, name) for name in type(usage).__slots__ if "_" in name[1:]]
+            assert not any(figure for figure in figures if isinstance(figure, int))
+    assert file.get("slot_used.offset", device=15) == 0
+
+
+@with_seqlock
+@pytest.mark.parametrize("last", [False, True])
+def test_a_seqlock_that_a_death_left_odd_is_made_even(
+    last: bool, layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    """Each reader of libvgpu spins on it for ever otherwise."""
+    file = region_file(layout)
+    if last:
+        attached(actor, file, 1)
+    slot = file.add_process(DEAD)
+    file.put("slot_seqlock", 41, slot=slot)
+    if not last:
+        attached(actor, file, 1)
+    with open_region(file, writable=True) as region:
+        assert not region.snapshot().settled
+        # Also where nothing was charged.
+        assert region.reap() == (ReapedSlot(DEAD, 0, removed=last),)
+        assert file.get("slot_seqlock", slot=slot) == 42
+        assert region.snapshot().settled
+
+
+@with_seqlock
+def test_a_live_process_that_is_inside_its_seqlock_is_left_alone(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    file = region_file(layout)
+    inside = actor(file)
+    file.add_process(inside.pid, {0: 5})
+    file.put("slot_seqlock", 41, slot=0)
+    with open_region(file, writable=True) as region:
+        assert region.reap() == ()
+        assert file.get("slot_seqlock", slot=0) == 41
+
+
+def test_a_slot_with_pid_0_belongs_to_nobody(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    file = region_file(layout)
+    file.add_process(0, {0: 30})
+    live = attached(actor, file, 1)
+    file.add_process(0, {0: 40})
+    with open_region(file, writable=True) as region:
+        reaped = region.reap()
+        assert sorted(slot.memory_bytes for slot in reaped) == [30, 40]
+        assert {slot.pid for slot in reaped} == {0}
+        assert region.memory_used(0) == 1
+        assert [pid for pid in pids(file) if pid] == [live.pid]
+        assert (0 in pids(file)) == layout.has_seqlock
+        live("slot.charge", 0, 1)
+        assert region.memory_used(0) == 2
+
+
+def test_no_region_of_up_to_2_8_0_is_left_with_pid_0_whatever_was_in_it(
+    region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    chance = random.Random(3)
+    for layout in WITHOUT_SEQLOCK:
+        for _ in range(20):
+            file = region_file(layout)
+            live = [actor(file) for _ in range(2)]
+            content = [*(one.pid for one in live), *range(DEAD, DEAD + chance.randrange(6)), 0, 0]
+            chance.shuffle(content)
+            for pid in content:
+                file.add_process(pid, {0: pid})
+            with open_region(file, writable=True) as region:
+                region.reap()
+                assert sorted(pids(file)) == sorted(one.pid for one in live)
+                assert region.memory_used(0) == sum(one.pid for one in live)
+
+
+@with_seqlock
+def test_no_live_slot_of_2_8_1_and_later_changes_whatever_is_reaped(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    chance = random.Random(4)
+    live = [actor() for _ in range(3)]
+    for _ in range(20):
+        file = region_file(layout)
+        for one in live:
+            one("open", str(file.path))
+        content = [*(one.pid for one in live), *range(DEAD, DEAD + chance.randrange(7)), 0]
+        chance.shuffle(content)
+        for pid in content:
+            file.add_process(pid, {0: pid})
+        before = {pid: (slot, slot_bytes(file, slot)) for slot, pid in enumerate(pids(file))}
+        with open_region(file, writable=True) as region:
+            region.reap()
+            for one in live:
+                slot, content_before = before[one.pid]
+                assert file.get("slot_pid", slot=slot) == one.pid
+                assert slot_bytes(file, slot) == content_before
+            assert pids(file)[-1] in {one.pid for one in live}
+            assert region.memory_used(0) == sum(one.pid for one in live)
+        for one in live:
+            one("region.close")
+
+
+# ---- named pids ----
+
+
+def test_only_the_named_ones_are_reaped(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    file = region_file(layout)
+    for number in range(4):
+        file.add_process(DEAD + number, {0: 10**number})
+    attached(actor, file, 5)
+    with open_region(file, writable=True) as region:
+        assert region.reap([]) == ()
+        assert region.memory_used(0) == 1116
+        reaped = region.reap([DEAD + 2, DEAD])
+        assert {(slot.pid, slot.memory_bytes) for slot in reaped} == {(DEAD, 1), (DEAD + 2, 100)}
+        assert region.memory_used(0) == 1015
+        (last,) = region.reap(iter([DEAD + 1]))
+        assert last.pid == DEAD + 1
+        assert region.memory_used(0) == 1005
+
+
+def test_a_live_one_that_was_named_is_an_error_and_keeps_its_slot(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    file = region_file(layout)
+    file.add_process(DEAD, {0: 10})
+    live = attached(actor, file, 5)
+    with open_region(file, writable=True) as region:
+        with pytest.raises(ValueError, match=f"process {live.pid} is alive") as caught:
+            region.reap([DEAD, live.pid])
+        assert str(DEAD) not in str(caught.value)
+        # The others have been freed, as the documentation says.
+        assert region.memory_used(0) == 5
+        assert live.pid in pids(file)
+        live("slot.charge", 0, 1)
+        assert region.memory_used(0) == 6
+
+
+def test_the_reapers_own_slot_is_alive(layout: Layout, region_file: RegionFileFactory) -> None:
+    file = region_file(layout)
+    with open_region(file, writable=True) as region, region.attach() as slot:
+        slot.charge(0, 5)
+        assert region.reap() == ()
+        with pytest.raises(ValueError, match=f"process {os.getpid()} is alive"):
+            region.reap([os.getpid()])
+        # By another handle too.
+        with open_region(file, writable=True) as other:
+            assert other.reap() == ()
+        assert region.memory_used(0) == 5
+
+
+def test_one_without_a_slot_is_named_before_anything_is_done(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    file.add_process(DEAD, {0: 10})
+    before = file.content()
+    with open_region(file, writable=True) as region:
+        with pytest.raises(ProcessNotInRegion, match=f"process {DEAD + 1}"):
+            region.reap([DEAD, DEAD + 1])
+        with pytest.raises(ProcessNotInRegion):
+            region.reap([DEAD + 1], dry_run=True)
+    assert file.content() == before
+
+
+@pytest.mark.parametrize("pid", [-1, 2**31, 2**40])
+def test_what_can_be_no_pid_is_a_value_error(pid: int, region_file: RegionFileFactory) -> None:
+    with (
+        open_region(region_file(), writable=True) as region,
+        pytest.raises(ValueError, match="a pid is"),
+    ):
+        region.reap([pid])
+
+
+# ---- proof ----
+
+
+def test_a_re_used_pid_does_not_keep_a_dead_ones_slot(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    """A live process has the number, but it does not map the region."""
+    file = region_file(layout)
+    stranger = actor(region_file(layout))
+    file.add_process(stranger.pid, {0: 10})
+    with open_region(file, writable=True) as region:
+        (reaped,) = region.reap([stranger.pid])
+        assert (reaped.pid, reaped.memory_bytes) == (stranger.pid, 10)
+    stranger("region.snapshot")
+
+
+def test_the_reapers_own_number_is_no_proof_of_life(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    """This process maps the region, but it has no slot in it: the number is another one's."""
+    file = region_file(layout)
+    file.add_process(os.getpid(), {0: 10})
+    with open_region(file, writable=True) as region:
+        assert region.reap() == (ReapedSlot(os.getpid(), 10, removed=True),)
+
+
+def test_who_cannot_be_seen_is_not_taken_for_dead(
+    layout: Layout, region_file: RegionFileFactory, tmp_path: Path
+) -> None:
+    file = region_file(layout)
+    file.add_process(DEAD, {0: 10})
+    nothing = tmp_path / "proc"
+    nothing.mkdir()
+    before = file.content()
+    with open_region(file, writable=True) as region:
+        assert region.reap(proc=nothing) == ()
+        with pytest.raises(ValueError, match=f"process {DEAD} lives cannot be told"):
+            region.reap([DEAD], proc=nothing)
+        assert file.content() == before
+        with pytest.raises(FileNotFoundError):
+            region.reap(proc=tmp_path / "missing")
+
+
+# ---- dry runs and values ----
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_dry_run_foretells_exactly_what_is_done_and_changes_nothing(
+    named: bool, layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    chance = random.Random(5)
+    live = [actor() for _ in range(2)]
+    for _ in range(10):
+        file = region_file(layout)
+        for one in live:
+            one("open", str(file.path))
+        content = [*(one.pid for one in live), *range(DEAD, DEAD + chance.randrange(1, 7))]
+        chance.shuffle(content)
+        for pid in content:
+            file.add_process(pid, {0: pid, 2: 1})
+        dead = [pid for pid in content if pid >= DEAD]
+        wanted: Any = chance.sample(dead, chance.randrange(1, len(dead) + 1)) if named else None
+        before = file.content()
+        with open_region(file, writable=True) as region:
+            foretold = region.reap(wanted, dry_run=True)
+            assert file.content() == before
+            assert region.reap(wanted) == foretold
+        for one in live:
+            one("region.close")
+
+
+def test_a_reaped_slot_is_a_value_that_pickles(region_file: RegionFileFactory) -> None:
+    file = region_file()
+    file.add_process(DEAD, {0: 10})
+    with open_region(file, writable=True) as region:
+        reaped = region.reap()
+    assert pickle.loads(pickle.dumps(reaped)) == reaped == (ReapedSlot(DEAD, 10, removed=True),)

@@ -1,0 +1,484 @@
+"""Being a process of a region: attaching, leaving, and what a death leaves behind."""
+
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+from actors import Actor
+from lock_bytes import NOBODY, hold, is_free, let_go
+from namespaces import needs_first_namespace
+from poke import SLOTS, RegionFileFactory, locate
+from slot_bytes import (
+    WITH_SEQLOCK,
+    WITHOUT_SEQLOCK,
+    differences,
+    pids,
+    put_slot,
+    slot_bytes,
+    slot_range,
+)
+
+from libhamiregion import (
+    Layout,
+    LockTimeout,
+    ProcessStatus,
+    RegionClosed,
+    RegionCorrupt,
+    RegionReadOnly,
+    RegionStale,
+    Slot,
+    SlotTableFull,
+    open_region,
+)
+
+MakeActor = Callable[..., Actor]
+
+A_USAGE = {0: 700, 15: 41}
+
+
+def new_slot(layout: Layout, pid: int, seqlock: int = 0) -> bytes:
+    """A slot that has just been taken, byte by byte."""
+    content = bytearray(layout.offsets["slot_stride"] or 0)
+    struct.pack_into("<i", content, layout.offsets["slot_pid"] or 0, pid)
+    struct.pack_into("<i", content, layout.offsets["slot_status"] or 0, ProcessStatus.RUNNING)
+    if layout.has_seqlock:
+        struct.pack_into("<Q", content, layout.offsets["slot_seqlock"] or 0, seqlock)
+    return bytes(content)
+
+
+def odd_garbage(layout: Layout) -> bytes:
+    """A slot full of a predecessor's bytes, its seqlock odd."""
+    return b"\x77" * (layout.offsets["slot_stride"] or 0)
+
+
+# ---- attaching ----
+
+
+def test_a_new_slot_is_the_next_one_and_nothing_else_changes(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    file.add_process(NOBODY, A_USAGE, host_pid=5, status=2)
+    before = file.content()
+    with open_region(file, writable=True) as region:
+        slot = region.attach()
+        assert slot.pid == os.getpid()
+        assert pids(file) == [NOBODY, os.getpid()]
+        assert slot_bytes(file, 1) == new_slot(layout, os.getpid())
+        counted = slot_range(layout, 1)
+        number, _ = locate(layout, "proc_num")
+        for start, end in differences(before, file.content()):
+            assert counted[0] <= start < end <= counted[1] or start == number
+        slot.detach()
+        assert is_free(file)
+
+
+def test_a_new_slot_takes_over_nothing_of_what_lay_there(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    """Removed slots leave stale bytes above the table."""
+    file = region_file(layout)
+    put_slot(file, 0, odd_garbage(layout))
+    with open_region(file, writable=True) as region, region.attach():
+        # Even, and never back to a number that a reader may have seen.
+        stale = 0x7777777777777777
+        assert slot_bytes(file, 0) == new_slot(layout, os.getpid(), seqlock=stale + 1)
+
+
+def test_a_slot_with_the_own_pid_is_a_dead_predecessors_and_is_taken(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout, memory_limits=(1000,))
+    file.add_process(os.getpid(), A_USAGE, host_pid=77, status=2)
+    file.add_process(NOBODY, {0: 5})
+    if layout.has_seqlock:
+        file.put("slot_seqlock", 7, slot=0)
+    with open_region(file, writable=True) as region:
+        with region.attach() as slot:
+            assert pids(file) == [os.getpid(), NOBODY]
+            assert slot_bytes(file, 0) == new_slot(layout, os.getpid(), seqlock=8)
+            slot.charge(0, 995)
+            assert region.memory_used(0) == 1000
+        assert region.memory_used(0) == 5
+
+
+def test_a_process_attaches_once_to_a_region_whatever_the_handle(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    with (
+        open_region(file, writable=True) as one,
+        open_region(file, writable=True) as other,
+    ):
+        with one.attach():
+            for handle in (one, other):
+                with pytest.raises(RuntimeError, match="attached to the region already"):
+                    handle.attach()
+            assert pids(file) == [os.getpid()]
+        # Not for ever.
+        with other.attach():
+            with pytest.raises(RuntimeError, match="attached to the region already"):
+                one.attach()
+            assert pids(file) == [os.getpid()]
+
+
+def test_a_process_may_attach_to_many_regions(region_file: RegionFileFactory) -> None:
+    files = [region_file(layout) for layout in Layout]
+    regions = [open_region(file, writable=True) for file in files]
+    slots = [region.attach() for region in regions]
+    for number, slot in enumerate(slots):
+        slot.charge(0, number)
+    assert [region.memory_used(0) for region in regions] == [0, 1, 2, 3, 4]
+    for slot, region in zip(slots, regions, strict=True):
+        slot.detach()
+        region.close()
+    assert [pids(file) for file in files] == [[]] * 5
+
+
+def test_a_full_table_is_an_error_that_names_the_way_out(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    for slot in range(SLOTS):
+        file.put("slot_pid", NOBODY + slot, slot=slot)
+    file.put("proc_num", SLOTS)
+    before = file.content()
+    with open_region(file, writable=True) as region:
+        with pytest.raises(SlotTableFull, match=r"1024 .*reap\(\)") as caught:
+            region.attach()
+        assert caught.value.path == str(file.path)
+        assert file.content() == before
+        # One less, and there is room.
+        file.put("proc_num", SLOTS - 1)
+        with region.attach():
+            assert pids(file)[-1] == os.getpid()
+            assert file.get("proc_num") == SLOTS
+        assert file.get("proc_num") == SLOTS - 1
+
+
+@needs_first_namespace
+def test_reaping_makes_room_in_a_full_table(layout: Layout, region_file: RegionFileFactory) -> None:
+    file = region_file(layout)
+    for slot in range(SLOTS):
+        file.put("slot_pid", NOBODY + slot, slot=slot)
+    file.put("proc_num", SLOTS)
+    with open_region(file, writable=True) as region:
+        assert len(region.reap()) == SLOTS
+        with region.attach():
+            assert pids(file) == [os.getpid()]
+
+
+@pytest.mark.parametrize("count", [-1, SLOTS + 1, 2**31 - 1])
+def test_an_impossible_number_of_processes_is_a_corrupt_region(
+    count: int, layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    with open_region(file, writable=True) as region:
+        slot = region.attach()
+        file.put("proc_num", count)
+        before = file.content()
+        with pytest.raises(RegionCorrupt):
+            slot.charge(0, 1)
+        with pytest.raises(RegionCorrupt):
+            slot.detach()
+        with pytest.raises(RegionCorrupt):
+            region.attach()
+        assert file.content() == before
+
+
+@pytest.mark.parametrize("timeout_s", [-1, float("nan")])
+def test_a_timeout_is_not_negative(timeout_s: float, region_file: RegionFileFactory) -> None:
+    with (
+        open_region(region_file(), writable=True) as region,
+        pytest.raises(ValueError, match="timeout"),
+    ):
+        region.attach(timeout_s=timeout_s)
+
+
+def test_attaching_waits_for_the_lock_as_long_as_it_was_told(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    file = region_file(layout)
+    holder = actor(file)
+    hold(file, holder.pid)
+    with open_region(file, writable=True) as region:
+        started = time.monotonic()
+        with pytest.raises(LockTimeout, match=f"owner_pid {holder.pid}"):
+            region.attach(timeout_s=0.05)
+        assert 0.05 <= time.monotonic() - started < 5
+        assert pids(file) == []
+        let_go(file)
+        region.attach(timeout_s=0.05).detach()
+
+
+# ---- leaving ----
+
+
+def test_leaving_takes_the_slot_and_its_usage_away(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    file.add_process(NOBODY, {0: 5})
+    others = slot_bytes(file, 0)
+    with open_region(file, writable=True) as region:
+        slot = region.attach()
+        slot.charge(0, 100)
+        slot.charge(3, 200, "context")
+        slot.detach()
+        assert pids(file) == [NOBODY]
+        assert (region.memory_used(0), region.memory_used(3)) == (5, 0)
+        assert slot_bytes(file, 0) == others
+
+
+def test_a_slot_is_a_context_manager(layout: Layout, region_file: RegionFileFactory) -> None:
+    file = region_file(layout)
+    with open_region(file, writable=True) as region:
+        with region.attach() as slot:
+            slot.charge(0, 1)
+            assert pids(file) == [os.getpid()]
+        assert pids(file) == []
+        with pytest.raises(LookupError), region.attach():
+            raise LookupError
+        assert pids(file) == []
+
+
+def test_leaving_twice_is_leaving_once(region_file: RegionFileFactory) -> None:
+    file = region_file()
+    with open_region(file, writable=True) as region:
+        slot = region.attach()
+        slot.detach()
+        # Another attachment is not this slot's to end.
+        with region.attach():
+            slot.detach()
+            assert pids(file) == [os.getpid()]
+
+
+@pytest.mark.parametrize("method", [Slot.charge, Slot.release])
+def test_a_slot_that_was_left_does_not_account(
+    layout: Layout, method: Callable[..., None], region_file: RegionFileFactory
+) -> None:
+    with open_region(region_file(layout), writable=True) as region:
+        slot = region.attach()
+        slot.detach()
+        with pytest.raises(RuntimeError, match="detached"):
+            method(slot, 0, 0)
+
+
+def test_a_slot_shows_what_it_is(region_file: RegionFileFactory) -> None:
+    with open_region(region_file(), writable=True) as region:
+        slot = region.attach()
+        assert repr(slot) == f"<Slot pid {os.getpid()}>"
+        slot.detach()
+        assert repr(slot) == f"<Slot pid {os.getpid()}, detached>"
+
+
+def test_a_slot_does_not_pickle(region_file: RegionFileFactory) -> None:
+    with (
+        open_region(region_file(), writable=True) as region,
+        region.attach() as slot,
+        pytest.raises(TypeError, match="attach in the other process"),
+    ):
+        pickle.dumps(slot)
+
+
+def test_a_process_that_leaves_moves_the_last_slot_into_its_hole(
+    region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    """Up to HAMi 2.8.0: what those versions do and expect."""
+    for layout in WITHOUT_SEQLOCK:
+        file = region_file(layout)
+        with open_region(file, writable=True) as region:
+            slot = region.attach()
+            other = actor(file)
+            other("attach")
+            other("slot.charge", 2, 9, "module")
+            moved = slot_bytes(file, 1)
+            slot.detach()
+            assert pids(file) == [other.pid]
+            assert slot_bytes(file, 0) == moved
+            other("slot.release", 2, 4, "module")
+            assert region.memory_used(2) == 5
+
+
+def test_a_process_that_leaves_moves_nobody_who_remembers_where_it_is(
+    region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    """From HAMi 2.8.1 on."""
+    for layout in WITH_SEQLOCK:
+        file = region_file(layout)
+        with open_region(file, writable=True) as region:
+            slot = region.attach()
+            slot.charge(0, 50)
+            other = actor(file)
+            other("attach")
+            other("slot.charge", 2, 9, "module")
+            stays = slot_bytes(file, 1)
+            slot.detach()
+            assert slot_bytes(file, 1) == stays
+            assert pids(file)[1:] == [other.pid]
+            assert (region.memory_used(0), region.memory_used(2)) == (0, 9)
+            # The emptied place can be had again, and never stands twice.
+            with region.attach():
+                assert sorted(pids(file)) == sorted([os.getpid(), other.pid])
+            other("slot.detach")
+            assert (region.memory_used(0), region.memory_used(2)) == (0, 0)
+
+
+def test_leaving_waits_for_the_lock_and_the_slot_stays_where_it_is_not_free(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    file = region_file(layout)
+    holder = actor(file)
+    with open_region(file, writable=True) as region:
+        slot = region.attach(timeout_s=0.05)
+        slot.charge(0, 8)
+        hold(file, holder.pid)
+        with pytest.raises(LockTimeout):
+            slot.detach()
+        assert pids(file) == [os.getpid()]
+        let_go(file)
+        slot.release(0, 3)
+        assert region.memory_used(0) == 5
+        slot.detach()
+        assert pids(file) == []
+
+
+ENDINGS = {
+    "end of the program": "",
+    "sys.exit": "sys.exit(0)",
+    "an exception": "sys.excepthook = lambda *_: None\nraise LookupError",
+    "the region is closed before": "region.close()",
+}
+
+PROGRAM = """
+import sys
+import libhamiregion
+region = libhamiregion.open_region(sys.argv[1], writable=True)
+slot = region.attach()
+slot.charge(0, 2**20)
+assert region.memory_used(0) == 2**20 + 7
+"""
+
+
+@pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
+@pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2], ids=lambda layout: layout.value)
+def test_the_end_of_the_interpreter_leaves_no_slot(
+    layout: Layout, ending: str, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    file.add_process(NOBODY, {0: 7})
+    subprocess.run([sys.executable, "-c", PROGRAM + ending, file], check=False, timeout=60)
+    assert pids(file) == [NOBODY]
+    with open_region(file) as region:
+        assert region.memory_used(0) == 7
+    assert is_free(file)
+
+
+@needs_first_namespace
+def test_a_killed_process_counts_until_it_is_reaped(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    file = region_file(layout)
+    victim = actor(file)
+    victim("attach")
+    victim("slot.charge", 1, 640, "context")
+    with open_region(file, writable=True) as region:
+        assert region.reap() == ()
+        victim.kill()
+        assert region.memory_used(1) == 640
+        (reaped,) = region.reap()
+        assert (reaped.pid, reaped.memory_bytes, reaped.removed) == (victim.pid, 640, True)
+        assert region.memory_used(1) == 0
+        assert pids(file) == []
+
+
+# ---- states of the region ----
+
+
+def test_attaching_needs_a_region_open_for_writing(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    with (
+        open_region(region_file(layout)) as region,
+        pytest.raises(RegionReadOnly, match="writable=True"),
+    ):
+        region.attach()
+
+
+CALLS: dict[str, Callable[[Slot], object]] = {
+    "charge": lambda slot: slot.charge(0, 1),
+    "release": lambda slot: slot.release(0, 1),
+    "detach": Slot.detach,
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_slot_ends_with_its_region(
+    layout: Layout, call: Callable[[Slot], object], region_file: RegionFileFactory
+) -> None:
+    region = open_region(region_file(layout), writable=True)
+    slot = region.attach()
+    slot.charge(0, 5)
+    region.close()
+    for _ in range(2):
+        with pytest.raises(RegionClosed):
+            call(slot)
+        with pytest.raises(RegionClosed):
+            region.attach()
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_closing_the_region_leaves_it(
+    locked: bool, layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    region = open_region(file, writable=True)
+    slot = region.attach()
+    slot.charge(0, 5)
+    if locked:
+        region.lock().__enter__()
+    region.close()
+    assert pids(file) == []
+    assert is_free(file)
+    # And another handle may attach now.
+    with open_region(file, writable=True) as again, again.attach():
+        assert pids(file) == [os.getpid()]
+
+
+def test_a_file_that_is_truncated_under_a_slot_is_an_error_and_no_signal(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    with open_region(file, writable=True) as region:
+        slot = region.attach()
+        slot.charge(0, 5)
+        file.resize(0)
+        for call in (CALLS["charge"], CALLS["release"], Slot.detach):
+            with pytest.raises(RegionStale):
+                call(slot)
+        with pytest.raises(RegionStale):
+            region.attach()
+
+
+def test_a_region_that_is_being_remade_is_stale(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    with open_region(file, writable=True) as region:
+        with region.attach() as slot:
+            slot.charge(0, 5)
+            file.put("magic", 0)
+            before = file.content()
+            for call in (CALLS["charge"], CALLS["release"]):
+                with pytest.raises(RegionStale):
+                    call(slot)
+            assert file.content() == before
+            file.put("magic", 19920718)
+        file.put("magic", 0)
+        with pytest.raises(RegionStale):
+            region.attach()

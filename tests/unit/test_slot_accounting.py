@@ -1,0 +1,493 @@
+"""Charging and releasing: what is stored, what is refused, and what is enforced."""
+
+import os
+import pickle
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from actors import Actor
+from lock_bytes import NOBODY, hold, is_free, let_go
+from poke import DEVICES, RegionFile, RegionFileFactory
+from slot_bytes import WITH_SEQLOCK, WITHOUT_SEQLOCK, differences, slot_bytes, slot_range
+
+from libhamiregion import (
+    Layout,
+    LockTimeout,
+    MemoryLimitExceeded,
+    RegionError,
+    Slot,
+    open_region,
+)
+
+MakeActor = Callable[..., Actor]
+
+KINDS = ("context", "module", "data")
+MIB = 2**20
+
+
+def used(file: RegionFile, device: int, slot: int = 0) -> dict[str, int]:
+    parts = (*KINDS, "offset", "total")
+    return {part: file.get(f"slot_used.{part}", device=device, slot=slot) for part in parts}
+
+
+# ---- what is stored ----
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_charge_stands_in_its_kind_and_in_the_total_and_nowhere_else(
+    layout: Layout, kind: Any, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    file.add_process(NOBODY, {0: 3, 7: 5})
+    with open_region(file, writable=True) as region, region.attach() as slot:
+        before = file.content()
+        for device in (0, 7, DEVICES - 1):
+            slot.charge(device, 100 + device, kind)
+            amounts = used(file, device, slot=1)
+            assert amounts.pop(kind) == amounts.pop("total") == 100 + device
+            assert set(amounts.values()) == {0}
+            slot.release(device, 60, kind)
+            amounts = used(file, device, slot=1)
+            assert amounts[kind] == amounts["total"] == 40 + device
+        start, end = slot_range(layout, 1)
+        assert all(start <= a < b <= end for a, b in differences(before, file.content()))
+        for device in (0, 7, DEVICES - 1):
+            slot.release(device, 40 + device, kind)
+        if layout.has_seqlock:
+            assert file.get("slot_seqlock", slot=1) == 2 * 9
+            file.put("slot_seqlock", 0, slot=1)
+        assert file.content() == before
+
+
+def test_data_is_the_kind_where_none_is_named(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    with open_region(file, writable=True) as region, region.attach() as slot:
+        slot.charge(2, 9)
+        assert used(file, 2)["data"] == 9
+        slot.release(2, 9)
+        assert used(file, 2)["data"] == 0
+
+
+def test_a_snapshot_shows_what_was_charged(layout: Layout, region_file: RegionFileFactory) -> None:
+    file = region_file(layout, memory_limits=(10 * MIB, 10 * MIB))
+    file.add_process(NOBODY, {1: 100})
+    with open_region(file, writable=True) as region, region.attach() as slot:
+        slot.charge(1, 1, "context")
+        slot.charge(1, 20, "module")
+        slot.charge(1, 300, "data")
+        snapshot = region.snapshot()
+        assert snapshot.settled
+        device = snapshot.devices[1]
+        assert (device.memory_used_bytes, device.memory_free_bytes) == (421, 10 * MIB - 421)
+        own = next(process for process in snapshot.processes if process.pid == os.getpid())
+        usage = own.devices[1]
+        assert (usage.memory_context_bytes, usage.memory_module_bytes) == (1, 20)
+        assert (usage.memory_data_bytes, usage.memory_used_bytes) == (300, 321)
+        assert region.memory_used(1) == 421
+
+
+@pytest.mark.parametrize("layout", WITH_SEQLOCK, ids=lambda layout: layout.value)
+def test_the_seqlock_goes_on_by_two_with_each_change(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    with open_region(file, writable=True) as region, region.attach() as slot:
+        for turn in range(1, 4):
+            slot.charge(0, 1)
+            assert file.get("slot_seqlock") == 4 * turn - 2
+            slot.release(0, 1)
+            assert file.get("slot_seqlock") == 4 * turn
+        with pytest.raises(ValueError, match="too many"):
+            slot.release(0, 1)
+        assert file.get("slot_seqlock") == 12
+
+
+def test_nothing_is_charged_by_zero_bytes(layout: Layout, region_file: RegionFileFactory) -> None:
+    with open_region(region_file(layout), writable=True) as region, region.attach() as slot:
+        slot.charge(0, 0)
+        slot.release(0, 0)
+        assert region.memory_used(0) == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_order_of_charges_and_releases_adds_up_and_never_goes_below_zero(
+    seed: int, layout: Layout, region_file: RegionFileFactory
+) -> None:
+    chance = random.Random(seed)
+    file = region_file(layout)
+    expected: Counter[tuple[int, str]] = Counter()
+    with open_region(file, writable=True) as region, region.attach() as slot:
+        for _ in range(300):
+            device, kind = chance.choice([0, 1, 15]), chance.choice(KINDS)
+            nbytes = chance.choice([0, 1, chance.randrange(10**6), chance.randrange(2**40)])
+            if chance.random() < 0.5:
+                slot.charge(device, nbytes, kind)  # type: ignore[arg-type]
+                expected[device, kind] += nbytes
+            elif nbytes > expected[device, kind]:
+                with pytest.raises(ValueError, match="too many"):
+                    slot.release(device, nbytes, kind)  # type: ignore[arg-type]
+            else:
+                slot.release(device, nbytes, kind)  # type: ignore[arg-type]
+                expected[device, kind] -= nbytes
+            amounts = used(file, device)
+            assert all(amounts[kind] == expected[device, kind] for kind in KINDS)
+            assert amounts["total"] == sum(amounts[kind] for kind in KINDS)
+            assert region.memory_used(device) == amounts["total"]
+
+
+# ---- what is refused ----
+
+REFUSED: dict[str, tuple[Callable[[Slot], None], str]] = {
+    "device -1": (lambda slot: slot.charge(-1, 1), "a device is 0 to 15, not -1"),
+    "device 16": (lambda slot: slot.charge(16, 1), "a device is 0 to 15, not 16"),
+    "device 2**40": (lambda slot: slot.charge(2**40, 1), "a device is 0 to 15"),
+    "release of device 16": (lambda slot: slot.release(16, 1), "a device is 0 to 15, not 16"),
+    "kind": (lambda slot: slot.charge(0, 1, "total"), "context, module or data, not 'total'"),  # type: ignore[arg-type]
+    "kind of a release": (lambda slot: slot.release(0, 1, ""), "context, module or data"),  # type: ignore[arg-type]
+    "-1 bytes": (lambda slot: slot.charge(0, -1), "-1 bytes"),
+    "-1 bytes of a release": (lambda slot: slot.release(0, -1), "-1 bytes"),
+    "2**62 bytes": (lambda slot: slot.charge(0, 2**62), f"{2**62} bytes"),
+    "2**63 bytes": (lambda slot: slot.charge(0, 2**63), f"{2**63} bytes"),
+    "2**64 bytes": (lambda slot: slot.charge(0, 2**64), f"{2**64} bytes"),
+    "more than there is": (
+        lambda slot: slot.release(0, 51),
+        "charged 50 bytes of data on device 0: 51",
+    ),
+    "what is on another device": (
+        lambda slot: slot.release(1, 1),
+        "charged 0 bytes of data on device 1: 1 ",
+    ),
+    "what is of another kind": (
+        lambda slot: slot.release(0, 1, "module"),
+        "charged 0 bytes of module",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_makes_no_sense_is_a_value_error_and_changes_nothing(
+    call: Callable[[Slot], None], message: str, layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    with open_region(file, writable=True) as region, region.attach() as slot:
+        slot.charge(0, 50)
+        before = file.content()
+        with pytest.raises(ValueError, match=message) as caught:
+            call(slot)
+        assert not isinstance(caught.value, RegionError)
+        assert file.content() == before
+        slot.release(0, 50)
+
+
+def test_charges_that_no_sum_could_hold_are_refused_as_charges(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    with open_region(file, writable=True) as region, region.attach() as slot:
+        most = 2**62 - 1
+        for kind in KINDS:
+            slot.charge(0, most, kind)
+            before = file.content()
+            with pytest.raises(ValueError, match="too many"):
+                slot.charge(0, 1, kind)
+            assert file.content() == before
+        assert region.memory_used(0) == 3 * most
+        for kind in KINDS:
+            slot.release(0, most, kind)
+        assert region.memory_used(0) == 0
+
+
+@pytest.mark.parametrize("nbytes", [1.5, "1", None])
+def test_bytes_are_whole_numbers(nbytes: Any, region_file: RegionFileFactory) -> None:
+    with open_region(region_file(), writable=True) as region, region.attach() as slot:
+        for method in (slot.charge, slot.release):
+            with pytest.raises(TypeError):
+                method(0, nbytes)
+
+
+# ---- what is enforced ----
+
+
+def test_a_charge_past_the_limit_is_refused_with_all_its_figures(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout, memory_limits=(MIB, 8 * MIB))
+    file.add_process(NOBODY, {1: 2 * MIB})
+    with open_region(file, writable=True) as region, region.attach() as slot:
+        slot.charge(1, MIB, "module")
+        before = file.content()
+        with pytest.raises(MemoryLimitExceeded) as caught:
+            slot.charge(1, 5 * MIB + 1, "context")
+        error = caught.value
+        assert (error.device, error.path) == (1, str(file.path))
+        assert (error.used_bytes, error.limit_bytes) == (3 * MIB, 8 * MIB)
+        assert error.requested_bytes == 5 * MIB + 1
+        assert isinstance(error, MemoryError)
+        for part in (str(file.path), "device 1", "3 MiB", "8 MiB", "limit"):
+            assert part in str(error)
+        copy = pickle.loads(pickle.dumps(error))
+        assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))
+        assert file.content() == before
+        # To the last byte is not past it.
+        slot.charge(1, 5 * MIB)
+        assert region.memory_used(1) == 8 * MIB
+        with pytest.raises(MemoryLimitExceeded):
+            slot.charge(1, 1)
+        slot.charge(0, MIB)
+
+
+def test_every_slot_counts_against_the_limit_whatever_its_status(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout, memory_limits=(100,))
+    for number, status in enumerate([0, 1, 2, -7]):
+        file.add_process(NOBODY + number, {0: 10}, status=status)
+    with open_region(file, writable=True) as region, region.attach() as slot:
+        with pytest.raises(MemoryLimitExceeded) as caught:
+            slot.charge(0, 61)
+        assert caught.value.used_bytes == 40
+        slot.charge(0, 60)
+
+
+def test_slots_above_the_table_do_not_count(layout: Layout, region_file: RegionFileFactory) -> None:
+    file = region_file(layout, memory_limits=(100,))
+    file.add_process(NOBODY, {0: 10})
+    for slot_number in (2, 3):
+        file.put("slot_used.total", 1000, slot=slot_number)
+    with open_region(file, writable=True) as region, region.attach() as slot:
+        slot.charge(0, 90)
+
+
+def test_a_sum_beyond_all_numbers_is_no_small_one(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    """A hostile process could otherwise wrap the sum around and unlock the device."""
+    file = region_file(layout, memory_limits=(100,))
+    file.add_process(NOBODY, {0: 2**64 - 1})
+    file.add_process(NOBODY + 1, {0: 2})
+    with open_region(file, writable=True) as region, region.attach() as slot:
+        with pytest.raises(MemoryLimitExceeded) as caught:
+            slot.charge(0, 1)
+        assert caught.value.used_bytes == 2**64 - 1
+
+
+def test_the_limit_is_read_anew_at_each_charge(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout, memory_limits=(100,))
+    with (
+        open_region(file, writable=True) as region,
+        open_region(file, writable=True) as editor,
+        region.attach() as slot,
+    ):
+        slot.charge(0, 100)
+        editor.set_memory_limit(150, device=0)
+        slot.charge(0, 50)
+        editor.set_memory_limit(149, device=0, force=True)
+        with pytest.raises(MemoryLimitExceeded) as caught:
+            slot.charge(0, 0)
+        assert (caught.value.used_bytes, caught.value.limit_bytes) == (150, 149)
+        # What is above the limit can always be given back.
+        slot.release(0, 1)
+        slot.charge(0, 0)
+        editor.set_memory_limit(None, device=0)
+        slot.charge(0, 2**40)
+
+
+def test_a_device_without_a_limit_takes_everything(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout, memory_limits=(100,))
+    file.add_process(NOBODY, {5: 2**63})
+    with open_region(file, writable=True) as region, region.attach() as slot:
+        slot.charge(5, 2**61)
+        assert region.memory_used(5) == 2**63 + 2**61
+
+
+def test_processes_share_one_limit(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    file = region_file(layout, memory_limits=(100,))
+    one, other = actor(file), actor(file)
+    one("attach")
+    other("attach")
+    one("slot.charge", 0, 60)
+    with pytest.raises(MemoryLimitExceeded) as caught:
+        other("slot.charge", 0, 41)
+    assert caught.value.used_bytes == 60
+    other("slot.charge", 0, 40)
+    one("slot.detach")
+    other("slot.charge", 0, 60)
+    with open_region(file) as region:
+        assert region.memory_used(0) == 100
+
+
+# ---- the lock, threads, processes ----
+
+
+@pytest.mark.parametrize("layout", WITHOUT_SEQLOCK, ids=lambda layout: layout.value)
+def test_up_to_2_8_0_accounting_waits_for_the_lock(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    file = region_file(layout)
+    holder = actor(file)
+    with open_region(file, writable=True) as region:
+        slot = region.attach(timeout_s=0.05)
+        slot.charge(0, 5)
+        hold(file, holder.pid)
+        before = slot_bytes(file, 0)
+        for method in (slot.charge, slot.release):
+            with pytest.raises(LockTimeout, match=f"owner_pid {holder.pid}"):
+                method(0, 1)
+        assert slot_bytes(file, 0) == before
+        let_go(file)
+        slot.release(0, 5)
+        assert is_free(file)
+
+
+@pytest.mark.parametrize("layout", WITH_SEQLOCK, ids=lambda layout: layout.value)
+def test_from_2_8_1_on_accounting_does_not_need_the_lock(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    file = region_file(layout)
+    holder = actor(file)
+    with open_region(file, writable=True) as region:
+        slot = region.attach(timeout_s=0.05)
+        hold(file, holder.pid)
+        slot.charge(0, 5)
+        slot.release(0, 4)
+        assert region.memory_used(0) == 1
+        assert (file.get("sem"), file.get("owner_pid")) == (0, holder.pid)
+        let_go(file)
+        slot.detach()
+
+
+def test_threads_that_share_a_slot_lose_nothing(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    threads, turns = 6, 150
+
+    def work(slot: Slot, number: int) -> None:
+        kind = KINDS[number % 3]
+        for _ in range(turns):
+            slot.charge(0, 3, kind)  # type: ignore[arg-type]
+            slot.charge(number, 2, kind)  # type: ignore[arg-type]
+            slot.release(0, 2, kind)  # type: ignore[arg-type]
+
+    with open_region(file, writable=True) as region, region.attach() as slot:
+        crowd = [threading.Thread(target=work, args=(slot, n)) for n in range(1, threads + 1)]
+        for thread in crowd:
+            thread.start()
+        for thread in crowd:
+            thread.join()
+        assert region.memory_used(0) == threads * turns
+        assert [region.memory_used(n) for n in range(1, threads + 1)] == [2 * turns] * threads
+        assert used(file, 0)["module"] == threads // 3 * turns
+        if layout.has_seqlock:
+            assert file.get("slot_seqlock") == 2 * 3 * threads * turns
+        assert is_free(file)
+
+
+ACCOUNT_400_TIMES = """
+for _ in range(400):
+    slot.charge(0, 5)
+    slot.release(0, 4)
+    slot.charge(1, 1, "context")
+"""
+
+
+def test_processes_that_account_at_once_lose_nothing(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    file = region_file(layout)
+    others = [actor(file) for _ in range(3)]
+    work = (
+        "for _ in range(400): slot.charge(0, 5); slot.release(0, 4); slot.charge(1, 1, 'context')"
+    )
+    for other in others:
+        other("attach")
+    for other in others:
+        other.start("evaluate", work)
+    for other in others:
+        other.outcome()
+    with open_region(file) as region:
+        assert (region.memory_used(0), region.memory_used(1)) == (1200, 1200)
+        for other in others:
+            other("slot.detach")
+        assert (region.memory_used(0), region.memory_used(1)) == (0, 0)
+    assert is_free(file)
+
+
+LEAVE_WHILE_OTHERS_ACCOUNT = """
+import threading, time
+told = set()
+for _ in range(60):
+    slot = region.attach()
+    started = threading.Barrier(4)
+    def work():
+        started.wait()
+        try:
+            while True:
+                slot.charge(0, 1)
+                slot.release(0, 1)
+        except RuntimeError as error:
+            told.add(str(error))
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    started.wait()
+    time.sleep(0.0005)
+    slot.detach()
+    for thread in threads:
+        thread.join()
+answer = told
+"""
+
+LEAVE_TWICE_AT_ONCE = """
+import threading
+told = []
+for _ in range(300):
+    slot = region.attach()
+    started = threading.Barrier(2)
+    def work():
+        started.wait()
+        try:
+            slot.detach()
+        except Exception as error:
+            told.append(repr(error))
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+answer = told
+"""
+
+
+def test_leaving_while_other_threads_account_is_their_error_and_no_crash(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    file = region_file(layout)
+    process = actor(file)
+    (message,) = process("evaluate", LEAVE_WHILE_OTHERS_ACCOUNT)
+    assert "detached" in message
+    with open_region(file) as region:
+        assert region.memory_used(0) == 0
+        assert region.snapshot().processes == ()
+    assert is_free(file)
+
+
+def test_two_threads_that_leave_at_once_leave_once(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    file = region_file(layout)
+    assert actor(file)("evaluate", LEAVE_TWICE_AT_ONCE) == []
+    assert file.get("proc_num") == 0
+    assert is_free(file)

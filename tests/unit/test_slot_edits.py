@@ -1,0 +1,332 @@
+"""Writing in other processes' slots: where each value goes, and what is refused."""
+
+import os
+import pickle
+import struct
+from collections.abc import Callable
+
+import attrs
+import pytest
+from actors import Actor
+from lock_bytes import NOBODY, hold, is_free, let_go
+from poke import DEVICES, RegionFile, RegionFileFactory, locate
+from slot_bytes import differences, put_slot, slot_bytes
+
+from libhamiregion import (
+    Layout,
+    LockTimeout,
+    ProcessNotInRegion,
+    ProcessStatus,
+    Region,
+    RegionClosed,
+    RegionError,
+    RegionReadOnly,
+    SlotChange,
+    open_region,
+)
+
+MakeActor = Callable[..., Actor]
+
+PID = NOBODY + 7
+HAVE_UTILIZATION = [layout for layout in Layout if layout.has_utilization]
+
+# Each with values that stand there after `populated`.
+EDITS: dict[str, Callable[..., object]] = {
+    "set_host_pid": lambda region, pid, **more: region.set_host_pid(pid, 4321, **more),
+    "set_utilization": lambda region, pid, **more: region.set_utilization(pid, 2, sm=61, **more),
+    "set_monitor_used": lambda region, pid, **more: region.set_monitor_used(pid, 2, 999, **more),
+    "suspend": lambda region, pid, **more: region.suspend(pid, **more),
+    "resume": lambda region, pid, **more: region.resume(pid, **more),
+}
+edits = pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
+
+
+@pytest.fixture
+def populated(layout: Layout, region_file: RegionFileFactory) -> RegionFile:
+    """A region with three processes; `PID` is the one in the middle."""
+    file = region_file(layout)
+    for number, pid in enumerate((NOBODY, PID, NOBODY + 9)):
+        file.add_process(pid, {0: 10 + number, 2: 20 + number}, host_pid=100 + number, status=7)
+    return file
+
+
+def only_changed(file: RegionFile, before: bytes, *places: tuple[int, str]) -> bool:
+    """Whether nothing but the fields at these places differs."""
+    for start, end in differences(before, file.content()):
+        if not any(at <= start and end <= at + struct.calcsize(form) for at, form in places):
+            return False
+    return True
+
+
+# ---- where each value goes ----
+
+
+@pytest.mark.parametrize("host_pid", [0, 1, 4321, 2**31 - 1])
+def test_a_host_pid_stands_in_its_own_field(
+    host_pid: int, populated: RegionFile, layout: Layout
+) -> None:
+    before = populated.content()
+    with open_region(populated, writable=True) as region:
+        change = region.set_host_pid(PID, host_pid)
+        assert change == SlotChange(PID, "host_pid", None, 101, host_pid)
+        assert region.snapshot().processes[1].host_pid == (host_pid or None)
+    assert populated.get("slot_hostpid", slot=1) == host_pid
+    assert only_changed(populated, before, locate(layout, "slot_hostpid", slot=1))
+
+
+@pytest.mark.parametrize("layout", HAVE_UTILIZATION, ids=lambda layout: layout.value)
+@pytest.mark.parametrize("device", [0, 5, DEVICES - 1])
+def test_each_utilisation_stands_in_its_own_field(
+    device: int, populated: RegionFile, layout: Layout
+) -> None:
+    before = populated.content()
+    with open_region(populated, writable=True) as region:
+        changes = region.set_utilization(PID, device, sm=100, enc=1, dec=57)
+        assert changes == (
+            SlotChange(PID, "sm_util_percent", device, 0, 100),
+            SlotChange(PID, "enc_util_percent", device, 0, 1),
+            SlotChange(PID, "dec_util_percent", device, 0, 57),
+        )
+        parts = [f"slot_util.{part}" for part in ("sm", "enc", "dec")]
+        assert [populated.get(part, device=device, slot=1) for part in parts] == [100, 1, 57]
+        places = [locate(layout, part, device=device, slot=1) for part in parts]
+        assert only_changed(populated, before, *places)
+        # What is not named stays as it is.
+        assert region.set_utilization(PID, device, enc=0) == (
+            SlotChange(PID, "enc_util_percent", device, 1, 0),
+        )
+        assert [populated.get(part, device=device, slot=1) for part in parts] == [100, 0, 57]
+        assert region.set_utilization(PID, device) == ()
+
+
+@pytest.mark.parametrize("layout", HAVE_UTILIZATION, ids=lambda layout: layout.value)
+def test_a_snapshot_shows_the_utilisation(populated: RegionFile) -> None:
+    with open_region(populated, writable=True) as region:
+        region.set_utilization(PID, 2, sm=3, enc=4, dec=5)
+        region.set_utilization(NOBODY, 2, sm=30)
+        snapshot = region.snapshot()
+        usage = next(use for use in snapshot.processes[1].devices if use.index == 2)
+        assert (usage.sm_util_percent, usage.enc_util_percent, usage.dec_util_percent) == (3, 4, 5)
+        assert snapshot.device(2).sm_util_percent == 33
+
+
+@pytest.mark.parametrize("device", [0, 5, DEVICES - 1])
+@pytest.mark.parametrize("nbytes", [0, 1, 2**62 - 1])
+def test_the_drivers_figure_stands_in_its_own_field(
+    nbytes: int, device: int, populated: RegionFile, layout: Layout
+) -> None:
+    populated.put("slot_monitorused", 3, device=device, slot=1)
+    before = populated.content()
+    with open_region(populated, writable=True) as region:
+        change = region.set_monitor_used(PID, device, nbytes)
+        assert change == SlotChange(PID, "monitor_used_bytes", device, 3, nbytes)
+    assert populated.get("slot_monitorused", device=device, slot=1) == nbytes
+    place = locate(layout, "slot_monitorused", device=device, slot=1)
+    assert only_changed(populated, before, place)
+
+
+def test_a_process_is_suspended_and_resumed_by_its_status(
+    populated: RegionFile, layout: Layout
+) -> None:
+    before = populated.content()
+    with open_region(populated, writable=True) as region:
+        assert region.suspend(PID) == SlotChange(PID, "status", None, 7, ProcessStatus.SUSPENDED)
+        assert populated.get("slot_status", slot=1) == 2
+        assert region.resume(PID) == SlotChange(PID, "status", None, 2, ProcessStatus.RUNNING)
+        assert populated.get("slot_status", slot=1) == 1
+    assert only_changed(populated, before, locate(layout, "slot_status", slot=1))
+
+
+def test_a_damaged_value_is_told_as_it_was(populated: RegionFile) -> None:
+    populated.put("slot_hostpid", -5, slot=1)
+    populated.put("slot_status", -2, slot=1)
+    populated.put("slot_monitorused", 2**64 - 1, device=2, slot=1)
+    with open_region(populated, writable=True) as region:
+        assert region.set_host_pid(PID, 1).before == -5
+        assert region.suspend(PID).before == -2
+        assert region.set_monitor_used(PID, 2, 0).before == 2**64 - 1
+
+
+def test_a_change_is_a_frozen_value_that_pickles(populated: RegionFile) -> None:
+    with open_region(populated, writable=True) as region:
+        change = region.suspend(PID)
+    assert pickle.loads(pickle.dumps(change)) == change
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        change.after = 3  # type: ignore[misc]
+
+
+# ---- found afresh, under the lock ----
+
+
+@edits
+@pytest.mark.parametrize("layout", HAVE_UTILIZATION, ids=lambda layout: layout.value)
+def test_a_process_is_looked_for_each_time(
+    edit: Callable[..., object], populated: RegionFile
+) -> None:
+    """Slots move."""
+    with open_region(populated, writable=True) as region:
+        original = slot_bytes(populated, 2)
+        edit(region, NOBODY + 9)
+        edited = slot_bytes(populated, 2)
+        assert edited != original
+        put_slot(populated, 0, original)
+        populated.put("proc_num", 2)
+        edit(region, NOBODY + 9)
+        assert slot_bytes(populated, 0) == edited
+        # Nor is the stale one above the table touched again.
+        put_slot(populated, 2, original)
+        edit(region, NOBODY + 9)
+        assert slot_bytes(populated, 2) == original
+
+
+@edits
+@pytest.mark.parametrize("layout", HAVE_UTILIZATION, ids=lambda layout: layout.value)
+def test_where_a_pid_stands_twice_the_edit_goes_where_its_process_works(
+    edit: Callable[..., object], populated: RegionFile, layout: Layout
+) -> None:
+    """Up to 2.8.0 that is the first; later it is the one that repair_slots() took in, the last."""
+    populated.put("slot_pid", PID, slot=2)
+    before = [slot_bytes(populated, slot) for slot in range(3)]
+    with open_region(populated, writable=True) as region:
+        edit(region, PID)
+    after = [slot_bytes(populated, slot) for slot in range(3)]
+    works = 2 if layout.has_seqlock else 1
+    assert [slot for slot in range(3) if before[slot] != after[slot]] == [works]
+
+
+@edits
+@pytest.mark.parametrize("layout", HAVE_UTILIZATION, ids=lambda layout: layout.value)
+def test_a_dry_run_tells_the_same_and_changes_nothing(
+    edit: Callable[..., object], populated: RegionFile
+) -> None:
+    before = populated.content()
+    with open_region(populated, writable=True) as region:
+        foretold = edit(region, PID, dry_run=True)
+        assert populated.content() == before
+        assert edit(region, PID) == foretold
+
+
+@edits
+@pytest.mark.parametrize("layout", HAVE_UTILIZATION, ids=lambda layout: layout.value)
+def test_every_edit_waits_for_the_lock_and_gives_it_back(
+    edit: Callable[..., object], populated: RegionFile, actor: MakeActor
+) -> None:
+    holder = actor(populated)
+    with open_region(populated, writable=True) as region:
+        hold(populated, holder.pid)
+        before = populated.content()
+        with pytest.raises(LockTimeout, match=f"owner_pid {holder.pid}"):
+            edit(region, PID, timeout_s=0.01)
+        assert populated.content() == before
+        let_go(populated)
+        edit(region, PID, timeout_s=0.01)
+        assert is_free(populated)
+
+
+# ---- what is refused ----
+
+
+@edits
+@pytest.mark.parametrize("layout", HAVE_UTILIZATION, ids=lambda layout: layout.value)
+def test_a_process_without_a_slot_is_named(
+    edit: Callable[..., object], populated: RegionFile
+) -> None:
+    # A stale slot above the table is none.
+    populated.put("slot_pid", NOBODY + 50, slot=3)
+    before = populated.content()
+    with open_region(populated, writable=True) as region:
+        for pid in (NOBODY + 50, NOBODY + 51, 1):
+            with pytest.raises(ProcessNotInRegion, match=f"process {pid}") as caught:
+                edit(region, pid)
+            assert isinstance(caught.value, LookupError)
+            assert caught.value.path == str(populated.path)
+            with pytest.raises(ProcessNotInRegion):
+                edit(region, pid, dry_run=True)
+    assert populated.content() == before
+
+
+@edits
+@pytest.mark.parametrize("pid", [0, -1, 2**31, 2**40])
+def test_what_can_be_no_pid_is_a_value_error(
+    pid: int, edit: Callable[..., object], region_file: RegionFileFactory
+) -> None:
+    file = region_file()
+    file.add_process(0)
+    file.add_process(-1)
+    before = file.content()
+    with (
+        open_region(file, writable=True) as region,
+        pytest.raises(ValueError, match=f"a pid is 1 to .* not {pid}"),
+    ):
+        edit(region, pid)
+    assert file.content() == before
+
+
+BAD_VALUES: dict[str, Callable[[Region], object]] = {
+    "host pid -1": lambda region: region.set_host_pid(PID, -1),
+    "host pid 2**31": lambda region: region.set_host_pid(PID, 2**31),
+    "monitor -1": lambda region: region.set_monitor_used(PID, 0, -1),
+    "monitor 2**64": lambda region: region.set_monitor_used(PID, 0, 2**64),
+    "monitor device -1": lambda region: region.set_monitor_used(PID, -1, 5),
+    "monitor device 16": lambda region: region.set_monitor_used(PID, DEVICES, 5),
+    "sm -1": lambda region: region.set_utilization(PID, 0, sm=-1),
+    "sm 101": lambda region: region.set_utilization(PID, 0, sm=101),
+    "enc 101": lambda region: region.set_utilization(PID, 0, sm=5, enc=101),
+    "dec 101": lambda region: region.set_utilization(PID, 0, sm=5, dec=101),
+    "util device 16": lambda region: region.set_utilization(PID, DEVICES, sm=5),
+    "util device -1": lambda region: region.set_utilization(PID, -1, sm=5),
+}
+
+
+@pytest.mark.parametrize("call", BAD_VALUES.values(), ids=BAD_VALUES)
+def test_what_makes_no_sense_is_a_value_error_and_changes_nothing(
+    call: Callable[[Region], object], populated: RegionFile
+) -> None:
+    before = populated.content()
+    with open_region(populated, writable=True) as region:
+        with pytest.raises(ValueError, match=r"not|cannot|too large") as caught:
+            call(region)
+        assert not isinstance(caught.value, RegionError)
+    assert populated.content() == before
+
+
+def test_a_layout_without_utilisation_says_so(region_file: RegionFileFactory) -> None:
+    file = region_file(Layout.UNVERSIONED_NO_UTIL)
+    file.add_process(PID)
+    before = file.content()
+    with open_region(file, writable=True) as region:
+        for values in ({"sm": 1}, {"enc": 1}, {"dec": 1}, {"sm": 1, "dec": 1}):
+            for dry_run in (False, True):
+                with pytest.raises(ValueError, match="its layout has no"):
+                    region.set_utilization(PID, 0, dry_run=dry_run, **values)
+        assert region.set_utilization(PID, 0) == ()
+    assert file.content() == before
+
+
+@edits
+def test_edits_need_an_open_region_for_writing(
+    edit: Callable[..., object], region_file: RegionFileFactory
+) -> None:
+    file = region_file()
+    file.add_process(PID)
+    before = file.content()
+    with open_region(file) as region, pytest.raises(RegionReadOnly, match="writable=True"):
+        edit(region, PID)
+    region = open_region(file, writable=True)
+    region.close()
+    with pytest.raises(RegionClosed):
+        edit(region, PID)
+    assert file.content() == before
+
+
+def test_the_own_slot_can_be_edited_like_any_other(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    with open_region(file, writable=True) as region, region.attach() as slot:
+        slot.charge(0, 5)
+        region.set_host_pid(os.getpid(), 12)
+        region.suspend(slot.pid)
+        (process,) = region.snapshot().processes
+        assert (process.host_pid, process.status) == (12, ProcessStatus.SUSPENDED)
+        assert region.memory_used(0) == 5

@@ -1,0 +1,127 @@
+"""What a forked child may do with its parent's region and slot: nothing, and it harms neither."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from actors import Actor
+from forked import in_child
+from lock_bytes import is_free
+from poke import RegionFileFactory
+from slot_bytes import pids
+
+from libhamiregion import Layout, Region, RegionClosed, Slot, open_region
+
+MakeActor = Callable[..., Actor]
+
+AFTER_FORK: dict[str, Callable[[Region, Slot], object]] = {
+    "charge": lambda _, slot: slot.charge(0, 1),
+    "release": lambda _, slot: slot.release(0, 1),
+    "detach": lambda _, slot: slot.detach(),
+    "attach": lambda region, _: region.attach(),
+    "lock": lambda region, _: region.lock().__enter__(),
+    "lock_state": lambda region, _: region.lock_state(),
+    "recover_lock": lambda region, _: region.recover_lock(),
+    "reap": lambda region, _: region.reap(),
+    "repair_slots": lambda region, _: region.repair_slots(),
+    "suspend": lambda region, slot: region.suspend(slot.pid),
+}
+
+
+def test_in_a_child_every_call_refuses_each_time_and_the_parents_slot_is_untouched(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    with open_region(file, writable=True) as region, region.attach() as slot:
+        slot.charge(0, 11)
+        before = file.content()
+
+        def in_the_child() -> dict[str, list[str]]:
+            told: dict[str, list[str]] = {name: [] for name in AFTER_FORK}
+            for _ in range(2):
+                for name, call in AFTER_FORK.items():
+                    try:
+                        call(region, slot)
+                    except RegionClosed as error:
+                        told[name].append(str(error))
+            return told
+
+        for name, messages in in_child(in_the_child).items():
+            assert len(messages) == 2, name
+            assert all("before fork()" in message for message in messages), name
+        assert file.content() == before
+        slot.release(0, 1)
+        assert region.memory_used(0) == 10
+
+
+# The child ends as interpreters do, with its exit handlers.
+FORK_AND_END = """
+import os, sys
+child = os.fork()
+if child == 0:
+    sys.exit(0)
+answer = os.waitpid(child, 0)[1]
+"""
+
+FORK_AND_STAY = """
+import os, time
+answer = os.fork()
+if answer == 0:
+    time.sleep(30)
+    os._exit(0)
+"""
+
+
+def test_the_end_of_a_child_leaves_the_parents_slot(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    file = region_file(layout)
+    parent = actor(file)
+    parent("attach")
+    parent("slot.charge", 0, 12)
+    before = file.content()
+    assert parent("evaluate", FORK_AND_END) == 0
+    assert file.content() == before
+    parent("slot.charge", 0, 1)
+    with open_region(file) as region:
+        assert region.memory_used(0) == 13
+
+
+def test_a_child_attaches_as_itself_once_it_has_opened_the_region_again(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    with open_region(file, writable=True) as region, region.attach() as slot:
+        slot.charge(0, 4)
+
+        def in_the_child() -> tuple[int, list[int], int]:
+            with open_region(file, writable=True) as again, again.attach() as own:
+                own.charge(0, 30)
+                return own.pid, pids(file), again.memory_used(0)
+
+        child, both, used = in_child(in_the_child)
+        assert child != os.getpid()
+        assert both == [os.getpid(), child]
+        assert used == 34
+        assert pids(file) == [os.getpid()]
+        assert region.memory_used(0) == 4
+
+
+def test_a_child_does_not_keep_the_parents_lock_alive(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    """What excludes writers of this library belongs to the open file, which fork() shares."""
+    file = region_file(layout)
+    holder = actor(file)
+    holder("lock")
+    child = holder("evaluate", FORK_AND_STAY)
+    holder.kill()
+    try:
+        with open_region(file, writable=True) as region:
+            if not is_free(file):
+                region.recover_lock(watch_s=0)
+            with region.lock(0.5):
+                pass
+        assert Path(f"/proc/{child}").exists()
+    finally:
+        os.kill(child, 9)

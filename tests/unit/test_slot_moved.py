@@ -1,0 +1,206 @@
+"""A process of this library whose slot is moved or removed by others goes on accounting rightly.
+
+libvgpu moves the last slot into the hole when it removes one. From 2.8.1 on it must not do that to
+a live process, and does it all the same when it removes two at once.
+"""
+
+import os
+from collections.abc import Callable
+
+import pytest
+from actors import Actor
+from lock_bytes import NOBODY, is_free
+from namespaces import needs_first_namespace
+from poke import RegionFile, RegionFileFactory
+from slot_bytes import move_last_into, pids, put_slot, slot_bytes
+
+from libhamiregion import Layout, MemoryLimitExceeded, Region, Slot, open_region
+
+MakeActor = Callable[..., Actor]
+
+
+def attach_behind(file: RegionFile, region: Region, others: int) -> Slot:
+    """Attach as the last of several; the others are dead and hold 1000 each."""
+    for number in range(others):
+        file.add_process(NOBODY + number, {0: 1000})
+    slot = region.attach()
+    slot.charge(0, 100)
+    slot.charge(0, 10, "module")
+    slot.charge(9, 7, "context")
+    assert pids(file)[-1] == os.getpid()
+    return slot
+
+
+def own_usage(region: Region, device: int) -> tuple[int, int, int, int]:
+    (process,) = [one for one in region.snapshot().processes if one.pid == os.getpid()]
+    usage = next(use for use in process.devices if use.index == device)
+    return (
+        usage.memory_context_bytes,
+        usage.memory_module_bytes,
+        usage.memory_data_bytes,
+        usage.memory_used_bytes,
+    )
+
+
+def names_above(file: RegionFile) -> set[int]:
+    count = file.get("proc_num")
+    return {file.get("slot_pid", slot=slot) for slot in range(count, count + 6)} - {0}
+
+
+def test_after_a_move_into_the_hole_of_a_dead_one(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout, uuids=["GPU-0"] * 10)
+    with open_region(file, writable=True) as region:
+        slot = attach_behind(file, region, 3)
+        move_last_into(file, 1)
+        slot.charge(0, 1)
+        assert pids(file) == [NOBODY, os.getpid(), NOBODY + 2]
+        assert own_usage(region, 0) == (0, 10, 101, 111)
+        assert own_usage(region, 9) == (7, 0, 0, 7)
+        assert region.memory_used(0) == 2111
+        slot.release(0, 101)
+        slot.release(0, 10, "module")
+        slot.release(9, 7, "context")
+        assert (region.memory_used(0), region.memory_used(9)) == (2000, 0)
+        slot.detach()
+        assert os.getpid() not in names_above(file) or not layout.has_seqlock
+        assert region.memory_used(0) == 2000
+        assert is_free(file)
+
+
+def test_after_a_second_move(layout: Layout, region_file: RegionFileFactory) -> None:
+    file = region_file(layout, uuids=["GPU-0"] * 10)
+    with open_region(file, writable=True) as region:
+        slot = attach_behind(file, region, 4)
+        for hole, sum_of_others in [(3, 3000), (2, 2000), (0, 1000)]:
+            move_last_into(file, hole)
+            slot.charge(0, 5)
+            slot.release(0, 4)
+            own = 110 + (4 - file.get("proc_num") + 1)
+            assert own_usage(region, 0)[3] == own
+            assert region.memory_used(0) == own + sum_of_others
+            assert pids(file).count(os.getpid()) == 1
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_after_being_removed_altogether(
+    moved: bool, layout: Layout, region_file: RegionFileFactory
+) -> None:
+    """By one that could not see this process, and took it for dead."""
+    file = region_file(layout, uuids=["GPU-0"] * 10)
+    with open_region(file, writable=True) as region:
+        slot = attach_behind(file, region, 2)
+        if moved:
+            # Somebody came after us, and was moved into our place.
+            file.add_process(NOBODY + 5, {0: 3000})
+            move_last_into(file, 2)
+        else:
+            file.put("proc_num", 2)
+        assert os.getpid() not in pids(file)
+        slot.charge(0, 1)
+        assert pids(file).count(os.getpid()) == 1
+        assert own_usage(region, 0) == (0, 10, 101, 111)
+        assert own_usage(region, 9) == (7, 0, 0, 7)
+        assert region.memory_used(0) == 2111 + (3000 if moved else 0)
+
+
+def test_the_limit_holds_at_once_after_a_move(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout, uuids=["GPU-0"] * 10, memory_limits=(2500,))
+    with open_region(file, writable=True) as region:
+        slot = attach_behind(file, region, 2)
+        move_last_into(file, 0)
+        with pytest.raises(MemoryLimitExceeded) as caught:
+            slot.charge(0, 1391)
+        assert caught.value.used_bytes == 1110
+        slot.charge(0, 1390)
+
+
+def test_leaving_after_a_move_without_having_noticed_it(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout, uuids=["GPU-0"] * 10)
+    with open_region(file, writable=True) as region:
+        slot = attach_behind(file, region, 2)
+        tail = move_last_into(file, 0)
+        slot.detach()
+        assert region.memory_used(0) == 1000
+        live = [one for one in region.snapshot().processes if one.devices[0].memory_used_bytes]
+        assert [one.pid for one in live] == [NOBODY + 1]
+        if layout.has_seqlock:
+            assert file.get("slot_pid", slot=tail) != os.getpid()
+
+
+@pytest.mark.parametrize("notice", [False, True])
+def test_nobody_sees_an_orphan_of_a_process_of_this_library_once_it_has_noticed(
+    notice: bool, layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    file = region_file(layout)
+    moved, other = actor(file), actor(file)
+    for number in range(3):
+        file.add_process(NOBODY + number, {0: 1000})
+    moved("attach")
+    moved("slot.charge", 0, 50)
+    move_last_into(file, 1)
+    if notice:
+        moved("slot.charge", 0, 1)
+    found = other("region.repair_slots")
+    if notice or not layout.has_seqlock:
+        assert found == ()
+    else:
+        # Before it noticed, others could have put it right just as well.
+        assert found == (moved.pid,)
+    moved("slot.charge", 0, 1)
+    with open_region(file) as region:
+        ours = 52 if notice else 51
+        dead = sum(1000 for pid in pids(file) if pid >= NOBODY)
+        # A repair empties what stands between, which is of the dead.
+        counted = [slot for slot in range(file.get("proc_num")) if pids(file)[slot] >= NOBODY]
+        dead = sum(file.get("slot_used.total", slot=slot) for slot in counted)
+        assert region.memory_used(0) == dead + ours
+        moved("slot.release", 0, ours)
+        assert region.memory_used(0) == dead
+        moved("slot.detach")
+        assert region.memory_used(0) == dead
+        assert moved.pid not in [one.pid for one in region.snapshot().processes if one.status]
+
+
+@needs_first_namespace
+def test_a_slot_that_is_reaped_around_stays_right(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    file = region_file(layout, uuids=["GPU-0"] * 10)
+    cleaner = actor(file)
+    with open_region(file, writable=True) as region:
+        slot = attach_behind(file, region, 3)
+        file.add_process(NOBODY + 9, {0: 1})
+        assert {one.pid for one in cleaner("region.reap")} == {
+            *range(NOBODY, NOBODY + 3),
+            NOBODY + 9,
+        }
+        slot.charge(0, 1)
+        assert own_usage(region, 0) == (0, 10, 101, 111)
+        assert region.memory_used(0) == 111
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [layout for layout in Layout if not layout.has_seqlock],
+    ids=lambda layout: layout.value,
+)
+def test_up_to_2_8_0_a_slot_that_was_moved_is_taken_as_it_is(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    """There the one that moves it holds the lock, so that nothing is lost on the way."""
+    file = region_file(layout, uuids=["GPU-0"] * 10)
+    with open_region(file, writable=True) as region:
+        slot = attach_behind(file, region, 2)
+        copy = slot_bytes(file, 2)
+        put_slot(file, 2, b"\x55" * len(copy))
+        put_slot(file, 0, copy)
+        file.put("proc_num", 2)
+        slot.charge(0, 1)
+        assert own_usage(region, 0) == (0, 10, 101, 111)
+        assert slot_bytes(file, 2) == b"\x55" * len(copy)
