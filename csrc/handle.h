@@ -22,7 +22,7 @@ struct hr_region {
     _Atomic uint32_t users; /* calls in progress, and HR_CLOSING */
     uint32_t fork_generation;
     bool writable;
-    int fd; /* -1 for a read-only handle */
+    int fd; /* for locks only; -1 for a read-only handle */
     uint64_t device_id;
     uint64_t inode;
     char *path;

@@ -277,6 +277,17 @@ static int candidates_of(const struct file_view *view, uint32_t *candidates)
     return code;
 }
 
+/* What a file was made as, by the mark that creation leaves in the second semaphore. */
+static uint32_t likeliest_of(const struct file_view *view, uint32_t candidates)
+{
+    uint32_t sem = hr_layouts[HR_V1_1_POSTINIT].sem_postinit;
+    bool marked = header_u32(view, sem + 8) == 128 || header_u32(view, sem + 4) == 128;
+    if (marked && (candidates & 1u << HR_V1_1_POSTINIT) != 0)
+        return HR_V1_1_POSTINIT;
+    uint32_t others = candidates & ~(1u << HR_V1_1_POSTINIT);
+    return 31 - (uint32_t)__builtin_clz(others != 0 ? others : candidates);
+}
+
 static int decide(const struct file_view *view)
 {
     uint32_t candidates, plausible = 0;
@@ -296,8 +307,10 @@ static int decide(const struct file_view *view)
         return hr_fail(&detail);
     }
     int verdict = HR_ECORRUPT;
-    /* Downwards: where none is plausible, what is said is about the most common of them. */
-    for (int id = HR_LAYOUTS - 1; id >= 0; id--) {
+    uint32_t likeliest = likeliest_of(view, candidates);
+    for (uint32_t at = 0; at < HR_LAYOUTS; at++) {
+        /* The likeliest comes last: where none is plausible, what is said is about it. */
+        uint32_t id = (likeliest + 1 + at) % HR_LAYOUTS;
         if ((candidates & 1u << id) == 0)
             continue;
         code = judge(view, &hr_layouts[id]);
@@ -305,7 +318,7 @@ static int decide(const struct file_view *view)
             return code;
         if (code == HR_OK) {
             plausible |= 1u << id;
-            verdict = id;
+            verdict = (int)id;
         }
     }
     if ((plausible & (plausible - 1)) == 0)

@@ -214,7 +214,8 @@ static int take_work(void *argument)
         if (is_signed_by_dead_writer(region, owner) &&
             hr_swap_u64(owner_at(region), &owner, region->signature)) {
             region->locked = true;
-            return hr_finish_removal(region);
+            int finished = hr_finish_removal(region);
+            return finished < 0 ? finished : HR_OK;
         }
         if (hr_is_closing(region))
             return hr_fail_code(HR_ECLOSED);
@@ -242,21 +243,39 @@ static int name_owner(hr_region *region, int code)
     return hr_guard_run(region->base, region->mapped_bytes, name_owner_work, region);
 }
 
+/*
+ * Who waits for a semaphore that others hold does not keep the host lock meanwhile:
+ * hr_recover_lock() needs it to free them all.
+ */
+#define HOST_LOCK_SLICE_NS 5000000
+
+static int take_in_slices(hr_region *region, uint64_t deadline_ns)
+{
+    unsigned naps = 0;
+    for (;;) {
+        int code = name_owner(region, take_host_lock(region, deadline_ns));
+        if (code != HR_OK)
+            return code;
+        uint64_t slice = hr_deadline_ns(HOST_LOCK_SLICE_NS);
+        struct take_call call = {.region = region,
+                                 .deadline_ns = slice < deadline_ns ? slice : deadline_ns};
+        code = hr_guard_run(region->base, region->mapped_bytes, take_work, &call);
+        if (code == HR_OK)
+            return HR_OK;
+        region->locked = false;
+        drop_host_lock(region);
+        if (code != HR_ETIMEOUT || call.deadline_ns == deadline_ns || !hr_nap(deadline_ns, &naps))
+            return code;
+    }
+}
+
 int hr_lock_take(hr_region *region, uint64_t deadline_ns)
 {
     int code = hr_gate_enter(region, deadline_ns);
     if (code != HR_OK)
         return name_owner(region, code);
     decide_signature(region);
-    code = name_owner(region, take_host_lock(region, deadline_ns));
-    if (code == HR_OK) {
-        struct take_call call = {.region = region, .deadline_ns = deadline_ns};
-        code = hr_guard_run(region->base, region->mapped_bytes, take_work, &call);
-        if (code != HR_OK) {
-            region->locked = false;
-            drop_host_lock(region);
-        }
-    }
+    code = take_in_slices(region, deadline_ns);
     if (code != HR_OK)
         hr_gate_leave(region);
     return code;
@@ -623,13 +642,19 @@ static int recover_apart_from_libvgpu(hr_region *region, const char *proc, uint6
     return code;
 }
 
-/* Who has the host lock, or the gate, is alive: the kernel would have released it. */
-static int held_by_live_writer(hr_region *region)
+/* Another writer of this library, or another thread, is at it: say who holds the lock. */
+static int held_meanwhile(hr_region *region, const char *proc)
 {
     struct hr_lock_state state = {0};
     struct state_call look = {.region = region, .out = &state};
     int code = hr_guard_run(region->base, region->mapped_bytes, state_work, &look);
-    return code == HR_OK ? not_recoverable(HR_WHY_ALIVE, state.owner_pid, 0) : code;
+    if (code == HR_OK)
+        code = judge_owner(region, proc, &state);
+    if (code != HR_OK)
+        return code;
+    bool alive = state.owner_pid != 0 && state.owner_life == HR_ALIVE;
+    return not_recoverable(alive ? HR_WHY_ALIVE : HR_WHY_BUSY, state.owner_pid,
+                           state.owner_pid_here);
 }
 
 int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns)
@@ -639,8 +664,8 @@ int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns)
     int code = hr_enter(region);
     if (code != HR_OK)
         return code;
-    const uint64_t one_second = 1000000000;
-    uint64_t deadline = hr_deadline_ns(one_second);
+    const uint64_t patience_ns = 2000000000;
+    uint64_t deadline = hr_deadline_ns(patience_ns);
     code = hr_gate_enter(region, deadline);
     if (code == HR_OK) {
         decide_signature(region);
@@ -652,7 +677,7 @@ int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns)
         hr_gate_leave(region);
     }
     if (code == HR_ETIMEOUT)
-        code = held_by_live_writer(region);
+        code = held_meanwhile(region, proc);
     hr_leave(region);
     return code;
 }

@@ -34,7 +34,8 @@
  * - Lock order: the handle's gate (threads), the host lock (processes of this
  *   library), the semaphore (everybody).
  * - A child of fork() must not keep the host lock alive after its parent's
- *   death: handles close their descriptor in the child.
+ *   death: locks are on an open file that is not mapped, and handles close it in
+ *   the child.
  */
 #ifndef HR_LOCK_H
 #define HR_LOCK_H

@@ -190,6 +190,25 @@ static hr_region *new_handle(const char *path, uint32_t flags, const struct hr_l
     return region;
 }
 
+/*
+ * Locks need an open file of their own: the mapping holds on to the one it was made
+ * from, and a child of fork(), which inherits the mapping, would keep its locks.
+ */
+static int open_for_locks(hr_region *region)
+{
+    struct stat status;
+    int fd = open(region->path, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
+    if (fd < 0)
+        return hr_fail_why(HR_ESTALE, HR_WHY_REPLACED);
+    if (fstat(fd, &status) != 0 || status.st_ino != region->inode ||
+        status.st_dev != region->device_id) {
+        close(fd);
+        return hr_fail_why(HR_ESTALE, HR_WHY_REPLACED);
+    }
+    region->fd = fd;
+    return HR_OK;
+}
+
 int hr_open(const char *path, uint32_t flags, uint32_t layout, hr_region **out)
 {
     *out = NULL;
@@ -213,16 +232,20 @@ int hr_open(const char *path, uint32_t flags, uint32_t layout, hr_region **out)
     int protection = region->writable ? PROT_READ | PROT_WRITE : PROT_READ;
     void *base = mmap(NULL, region->mapped_bytes, protection, MAP_SHARED, fd, 0);
     int error = errno;
-    if (base == MAP_FAILED || !region->writable)
-        close(fd);
-    else
-        region->fd = fd;
+    close(fd);
     if (base == MAP_FAILED) {
         free(region->path);
         free(region);
         return hr_fail_errno(HR_ESYSTEM, error);
     }
     region->base = base;
+    code = region->writable ? open_for_locks(region) : HR_OK;
+    if (code != HR_OK) {
+        munmap(base, region->mapped_bytes);
+        free(region->path);
+        free(region);
+        return code;
+    }
     if (region->writable)
         link_writable(region);
     *out = region;
@@ -255,8 +278,12 @@ int hr_is_stale(hr_region *region)
 void hr_close(hr_region *region)
 {
     const uint64_t one_second = 1000000000;
-    if (region->claims_attachment && region->fork_generation == hr_fork_generation)
-        hr_detach(region, one_second);
+    if (region->fork_generation == hr_fork_generation) {
+        if (atomic_load_explicit(&region->gate_thread, memory_order_relaxed) == hr_thread_id())
+            hr_lock_abandon(region); /* or the detaching would meet it */
+        if (region->claims_attachment)
+            hr_detach(region, one_second);
+    }
     uint32_t before = atomic_fetch_or_explicit(&region->users, HR_CLOSING, memory_order_acq_rel);
     if ((before & HR_CLOSING) != 0)
         return;

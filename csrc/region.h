@@ -82,8 +82,10 @@ enum hr_code {
     HR_EMEMORYLIMIT = -19,   /* a charge would pass the memory limit */
     HR_EFULL = -20,          /* all 1,024 slots are taken */
     HR_ENOPROCESS = -21,     /* no slot of that pid below proc_num */
-    HR_EBUSY = -22,          /* taken already, or not taken: lock, slot, tick */
-    HR_ELOST = -23           /* the lock was taken away while it was held */
+    HR_EBUSY = -22,          /* this thread has the lock already; or hr_unlock() without it */
+    HR_ELOST = -23,          /* the lock was taken away while it was held */
+    HR_EATTACHED = -24,      /* this process is attached to the region already */
+    HR_EDETACHED = -25       /* this handle is not attached */
 };
 
 /* What about a file or a value was wrong; detail.why. */

@@ -49,15 +49,19 @@ static unsigned char *used_at(const hr_region *region, unsigned char *slot, uint
 }
 
 /*
- * The index of the pid's slot below `count`, or -1.  From the end: where a pid stands
- * twice after hr_repair_slots(), the emptied copy is the lower one.
+ * The index of the pid's slot below `count`, or -1.  A pid can stand twice.  After an
+ * unfinished removal under the older rule, the lower slot is the one that its process
+ * finds.  After hr_repair_slots() under the newer rule, the lower one is the emptied copy.
  */
 static int32_t find_slot(const hr_region *region, int32_t pid, int32_t count)
 {
-    int32_t index = count - 1;
-    while (index >= 0 && pid_of(region, hr_slot(region, (uint32_t)index)) != pid)
-        index--;
-    return index;
+    bool upwards = !has_seqlock(region);
+    for (int32_t at = 0; at < count; at++) {
+        int32_t index = upwards ? at : count - 1 - at;
+        if (pid_of(region, hr_slot(region, (uint32_t)index)) == pid)
+            return index;
+    }
+    return -1;
 }
 
 static int no_process(int32_t pid)
@@ -242,13 +246,13 @@ static int take_slot(hr_region *region, int32_t pid, uint32_t *index)
     return HR_OK;
 }
 
-/* HR_EBUSY: not attached. */
+/* HR_EDETACHED: nothing to do. */
 static int detach_work(void *argument)
 {
     hr_region *region = argument;
     int32_t count;
     if (region->attachment == NULL)
-        return hr_fail_code(HR_EBUSY);
+        return hr_fail_code(HR_EDETACHED);
     int code = hr_check_header(region);
     if (code == HR_OK)
         code = hr_checked_proc_num(region, &count);
@@ -279,7 +283,7 @@ static int detach(hr_region *region, uint64_t deadline_ns)
     int code = hr_lock_take(region, deadline_ns);
     if (code == HR_OK) {
         code = hr_guard_run(region->base, region->mapped_bytes, detach_work, region);
-        if (code != HR_EBUSY)
+        if (code != HR_EDETACHED)
             forget_attachment(region);
         int dropped = hr_lock_drop(region);
         return code == HR_OK ? dropped : code;
@@ -316,12 +320,14 @@ struct account_call {
     bool charging;
 };
 
-/* Our slot, if it still is where we remember it. */
+/* Our slot, if it still is where we remember it; under the older rule nobody remembers. */
 static unsigned char *remembered_slot(const hr_region *region)
 {
     int32_t count;
     uint32_t index = region->attachment->index;
     if (hr_checked_proc_num(region, &count) != HR_OK || (int32_t)index >= count)
+        return NULL;
+    if (!has_seqlock(region) && find_slot(region, region->attached_pid, count) != (int32_t)index)
         return NULL;
     unsigned char *slot = hr_slot(region, index);
     return pid_of(region, slot) == region->attached_pid ? slot : NULL;
@@ -448,7 +454,7 @@ static int account_work(void *argument)
     struct account_call *call = argument;
     hr_region *region = call->region;
     if (region->attachment == NULL)
-        return hr_fail_code(HR_EBUSY);
+        return hr_fail_code(HR_EDETACHED);
     int code = hr_check_header(region);
     if (code == HR_OK)
         code = check_books(call);
@@ -470,7 +476,7 @@ static int account_locked_work(void *argument)
     struct account_call *call = argument;
     hr_region *region = call->region;
     if (region->attachment == NULL)
-        return hr_fail_code(HR_EBUSY);
+        return hr_fail_code(HR_EDETACHED);
     int code = remembered_slot(region) != NULL ? HR_OK : regain_slot(region);
     return code == HR_OK ? account_work(call) : code;
 }
@@ -780,7 +786,9 @@ static bool is_frozen_copy(const struct repair_call *call, int32_t copy, int32_t
     bool same_host_pid =
         hr_load_i32(hr_slot(region, (uint32_t)copy) + hostpid, memory_order_relaxed) ==
         hr_load_i32(hr_slot(region, (uint32_t)index) + hostpid, memory_order_relaxed);
-    return same_host_pid && (going_on > frozen || hold_the_same(region, copy, index));
+    /* Emptied already by a repair that was killed: a slot in use has a status. */
+    bool emptied = is_empty(region, hr_slot(region, (uint32_t)copy)) && going_on >= frozen;
+    return same_host_pid && (emptied || going_on > frozen || hold_the_same(region, copy, index));
 }
 
 /* Whether a live process writes at `index`, at or above `count`; `copy` is its slot below, or -1. */
@@ -928,8 +936,12 @@ int hr_attach(hr_region *region, uint64_t timeout_ns)
 {
     if (!region->writable)
         return hr_fail_code(HR_EREADONLY);
+    int entered = hr_enter(region);
+    if (entered != HR_OK)
+        return entered;
+    hr_leave(region);
     if (!hr_claim_attachment(region))
-        return hr_fail_code(HR_EBUSY);
+        return hr_fail_code(HR_EATTACHED);
     struct attach_call call = {.region = region, .pid = getpid()};
     call.attachment = calloc(1, sizeof *call.attachment);
     int code = call.attachment == NULL ? hr_fail_errno(HR_ESYSTEM, ENOMEM)

@@ -37,13 +37,13 @@
 /*
  * Take a slot for this process, under the lock.  A slot that has its pid already
  * is a dead predecessor's; it is emptied and taken.  One attachment per handle,
- * and one handle per process and region: HR_EBUSY.
+ * and one handle per process and region: HR_EATTACHED.
  *
  * HR_EFULL, HR_ETIMEOUT and the rest of hr_lock().
  */
 int hr_attach(hr_region *region, uint64_t timeout_ns);
 
-/* Empty and remove the slot.  HR_EBUSY: not attached. */
+/* Empty and remove the slot.  HR_EDETACHED: not attached. */
 int hr_detach(hr_region *region, uint64_t timeout_ns);
 
 enum hr_kind { HR_CONTEXT, HR_MODULE, HR_DATA };

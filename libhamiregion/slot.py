@@ -32,6 +32,8 @@ _KINDS = {"context": lib.HR_CONTEXT, "module": lib.HR_MODULE, "data": lib.HR_DAT
 _MAX_BYTES = (1 << 62) - 1
 _MAX_PID = (1 << 31) - 1
 _DEFAULT_TIMEOUT_S = 10.0
+_HOLDS_LOCK = "this thread holds the lock; the call takes it itself"
+_SIGNED = {"host_pid", "status"}
 
 _charge = lib.hr_charge
 _release = lib.hr_release
@@ -160,7 +162,9 @@ class Slot:
             )
         if code == lib.HR_EMEMORYLIMIT:
             raise _limit_exceeded(self._region.path, detail)
-        self._region._fail_busy(code, "the slot is detached, or this thread holds the lock")
+        if code == lib.HR_EDETACHED:
+            raise RuntimeError("the slot is detached; attach again")
+        self._region._fail_busy(code, _HOLDS_LOCK)
 
     def detach(self) -> None:
         """Leave the region: what is still charged is given up. May be called again.
@@ -173,8 +177,8 @@ class Slot:
         if not self._attached:
             return
         code = lib.hr_detach(self._region._handle, self._timeout_ns)
-        if code:
-            self._region._fail_busy(code, "this thread holds the lock")
+        if code and code != lib.HR_EDETACHED:
+            self._region._fail_busy(code, _HOLDS_LOCK)
         self._attached = False
 
 
@@ -229,8 +233,10 @@ class SlotTable(RegionHandle):
         """
         timeout_ns = nanoseconds(timeout_s)
         code = lib.hr_attach(self._handle, timeout_ns)
+        if code == lib.HR_EATTACHED:
+            raise RuntimeError("this process is attached to the region already")
         if code:
-            self._fail_busy(code, "this process is attached to the region already")
+            self._fail_busy(code, _HOLDS_LOCK)
         return Slot(self, timeout_ns)
 
     # ---- one process, by its pid in the container's namespace -----------------------------------
@@ -359,9 +365,9 @@ class SlotTable(RegionHandle):
             names = ", ".join(field for field, *_ in edits)
             raise ValueError(f"{self.path!r}: its layout has no {names}, or the value is too large")
         if code:
-            self._fail_busy(code, "this thread holds the lock; the call takes it itself")
+            self._fail_busy(code, _HOLDS_LOCK)
         return tuple(
-            SlotChange(pid, field, device, raw[at].before, to)
+            SlotChange(pid, field, device, _before(field, raw[at].before), to)
             for at, (field, _, device, to) in enumerate(edits)
         )
 
@@ -416,7 +422,7 @@ class SlotTable(RegionHandle):
             out,
         )
         if found < 0:
-            self._fail_busy(found, "this thread holds the lock; the call takes it itself")
+            self._fail_busy(found, _HOLDS_LOCK)
         entries = [out[at] for at in range(found)]
         left = {entry.pid: entry.what for entry in entries if entry.what >= lib.HR_REAP_ALIVE}
         if left:
@@ -454,8 +460,13 @@ class SlotTable(RegionHandle):
             self._handle, os.fsencode(proc), int(dry_run), nanoseconds(timeout_s), out
         )
         if found < 0:
-            self._fail_busy(found, "this thread holds the lock; the call takes it itself")
+            self._fail_busy(found, _HOLDS_LOCK)
         return tuple(out[at] for at in range(found))
+
+
+def _before(field: str, raw: int) -> int:
+    # The core widens what is signed in the slot.
+    return raw - (1 << 64) if field in _SIGNED and raw >= 1 << 63 else raw
 
 
 def _why_left(entry: tuple[int, int]) -> str:

@@ -9,8 +9,9 @@ import attrs
 # A cgroup path of the kernel has at most 4 KiB; hybrid machines list a dozen hierarchies.
 _MAX_TEXT = 1 << 16
 
-_DASHED = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
-_UNDERSCORED = _DASHED.replace("-", "_")
+_GROUPS = [f"[0-9a-f]{{{digits}}}" for digits in (8, 4, 4, 4, 12)]
+_DASHED = "-".join(_GROUPS)
+_UNDERSCORED = "_".join(_GROUPS)
 # Static pods from a file: a hash without dashes.
 _HASH = "[0-9a-f]{32}"
 _POD_UID = re.compile(rf"(?:{_DASHED}|{_HASH})\Z")

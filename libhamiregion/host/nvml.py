@@ -173,8 +173,8 @@ class NvmlSampler:
         ``nvmlDeviceGetMemoryInfo``, ``nvmlDeviceGetUtilizationRates``, ``nvmlDeviceGetMigMode``,
         ``nvmlDeviceGetMaxMigDeviceCount``, ``nvmlDeviceGetMigDeviceHandleByIndex``,
         ``nvmlDeviceGetGpuInstanceId``, ``nvmlDeviceGetComputeInstanceId``,
-        ``nvmlDeviceGetComputeRunningProcesses_v3`` (with an older driver ``_v2``), the same of
-        graphics and MPS processes, ``nvmlDeviceGetProcessUtilization``.
+        ``nvmlDeviceGetComputeRunningProcesses_v3`` (``_v2`` with drivers that do not have it, or
+        have it wrong), the same of graphics and MPS processes, ``nvmlDeviceGetProcessUtilization``.
 
         Shell: ``nvidia-smi -q``.
         """
@@ -191,6 +191,7 @@ class NvmlSampler:
                     taken_at_ns, refusal.state, refusal.fault("nvml"), None, (), (), (), False
                 )
             version, fault = self._driver_version()
+            self._reader.driver_version = version
             readings = [self._reader.read(index) for index in range(count)]
             return NvmlSample(
                 taken_at_ns,

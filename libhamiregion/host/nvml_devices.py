@@ -31,8 +31,10 @@ _UTIL_FIELDS = (
     ("dec_util_percent", "decUtil"),
 )
 
-#: Neither can be passed by real hardware; a number out of range must not become a long loop.
+# Far above real hardware: a number out of range must not become a long loop.
 _MAX_MIG_DEVICES = 64
+
+# What the driver gives as the instances of a process that runs in none.
 _NO_INSTANCE = 0xFFFFFFFF
 
 # The driver's clock and ours are the same; a sample from further ahead is rubbish.
@@ -141,12 +143,16 @@ class DeviceReader:
         driver: NVML, open.
         window_us: How old a sample may be.
         sees_all: Whether the driver's lists hold every process, under its pid of the host.
+
+    Attributes:
+        driver_version: The driver's version; the shape of its lists depends on it.
     """
 
     def __init__(self, driver: Driver, *, window_us: int, sees_all: bool) -> None:
         self._driver = driver
         self._window_us = window_us
         self._sees_all = sees_all
+        self.driver_version: str | None = None
         # A lost GPU tells nothing any more; its index keeps its meaning while NVML is open.
         self._identities: dict[int, tuple[str | None, str | None]] = {}
 
@@ -294,7 +300,7 @@ class DeviceReader:
             try:
                 if questions.lost is not None:
                     raise questions.lost
-                rows = self._driver.newest(name, handle)
+                rows = self._driver.listed(name, self.driver_version, handle)
             except Refusal as refusal:
                 absent = (NvmlState.NOT_SUPPORTED, NvmlState.FUNCTION_NOT_FOUND)
                 if kind != "compute" and refusal.state in absent:

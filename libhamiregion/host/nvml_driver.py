@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from typing import Any
 
 from .nvml_states import NvmlState, Refusal, state_of
 
 # A list that grows between the question for its size and the question for its entries.
 _GROWTH_TRIES = 4
+
+# The drivers from 535.43 to 535.86 let the third version of the list functions write entries of 32
+# bytes. All others, earlier and later, write 24, as the second version always does.
+_WIDE_ENTRIES = re.compile(r"535\.(4[3-9]|[5-7]\d|8[0-6])\b")
+_ENTRY_BYTES = 24
 
 _NOT_AVAILABLE = (1 << 64) - 1
 _MAX_BYTES = (1 << 62) - 1
@@ -98,14 +104,30 @@ class Driver:
                 last = refusal
         raise last
 
-    def newest(self, name: str, *args: Any) -> list[Any]:
-        """`entries` of the function's third version, or of its second with an older driver."""
-        try:
-            return self.entries(f"{name}_v3", *args)
-        except Refusal as refusal:
-            if refusal.state is not NvmlState.FUNCTION_NOT_FOUND:
-                raise
-        return self.entries(f"{name}_v2", *args)
+    def listed(self, name: str, driver_version: str | None, *args: Any) -> list[Any]:
+        """Call a function that lists processes, in the newest version that can be trusted.
+
+        Raises:
+            Refusal: It failed.
+        """
+        versions = ["_v3", "_v2"]
+        if driver_version is not None and _WIDE_ENTRIES.match(driver_version):
+            versions.remove("_v3")
+        for version in versions:
+            self._check_entries(name + version, version)
+            try:
+                return self.entries(name + version, *args)
+            except Refusal as refusal:
+                if refusal.state is not NvmlState.FUNCTION_NOT_FOUND:
+                    raise
+                last = refusal
+        raise last
+
+    def _check_entries(self, name: str, version: str) -> None:
+        entry = getattr(self._nvml, f"c_nvmlProcessInfo{version}_t", None)
+        entry = entry or getattr(self._nvml, "c_nvmlProcessInfo_t", None)
+        if entry is None or ctypes.sizeof(entry) != _ENTRY_BYTES:
+            raise Refusal(name, NvmlState.PACKAGE_UNFIT)
 
 
 def plausible_bytes(call: str, value: int | None) -> int:

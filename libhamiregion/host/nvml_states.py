@@ -11,8 +11,8 @@ class NvmlState(str, enum.Enum):
     """Why there is, or is not, an answer of the driver.
 
     ``OK``, one state for each documented value of ``nvmlReturn_t``, and those that no return value
-    tells: ``CLOSED``, ``PACKAGE_MISSING``, ``NO_FIGURE``, ``NO_SAMPLE``, ``OUT_OF_RANGE`` and
-    ``UNDOCUMENTED``.
+    tells: ``CLOSED``, ``PACKAGE_MISSING``, ``PACKAGE_UNFIT``, ``NO_FIGURE``, ``NO_SAMPLE``,
+    ``OUT_OF_RANGE`` and ``UNDOCUMENTED``.
     """
 
     OK = "ok"
@@ -53,6 +53,8 @@ class NvmlState(str, enum.Enum):
     CLOSED = "closed"
     #: nvidia-ml-py cannot be imported.
     PACKAGE_MISSING = "package_missing"
+    #: This release of nvidia-ml-py reads lists of processes wrongly (12.535.77 does).
+    PACKAGE_UNFIT = "package_unfit"
     #: The driver answers that it has no such figure (``NVML_VALUE_NOT_AVAILABLE``).
     NO_FIGURE = "no_figure"
     #: No sample of the last second, and nothing proves that the process was idle.
@@ -171,7 +173,9 @@ _EXPLANATIONS = {
         "libnvidia-ml.so.1 cannot be loaded: there is no NVIDIA driver here, or it is not mounted "
         "into this container"
     ),
-    NvmlState.FUNCTION_NOT_FOUND: "this driver is too old to know the question; update it",
+    NvmlState.FUNCTION_NOT_FOUND: (
+        "this driver, or this release of nvidia-ml-py, does not know the question; update it"
+    ),
     NvmlState.CORRUPTED_INFOROM: "the GPU's infoROM is corrupted",
     NvmlState.GPU_IS_LOST: (
         "the GPU has fallen off the bus or cannot be reached any more; see dmesg for its Xid, and "
@@ -203,6 +207,10 @@ _EXPLANATIONS = {
     NvmlState.CLOSED: "the sampler is not open",
     NvmlState.PACKAGE_MISSING: (
         "the Python package nvidia-ml-py is not installed; pip install nvidia-ml-py"
+    ),
+    NvmlState.PACKAGE_UNFIT: (
+        "this release of nvidia-ml-py reads the driver's lists of processes wrongly; "
+        "pip install --upgrade nvidia-ml-py"
     ),
     NvmlState.NO_FIGURE: "the driver has no such figure for this process or device",
     NvmlState.NO_SAMPLE: (

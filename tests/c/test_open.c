@@ -336,8 +336,9 @@ static void check_corrupt(const struct region_file *file, const struct poke *pok
     memcpy(file->bytes + poke->offset, &poke->value, poke->bytes);
     hr_region *region = NULL;
     CHECK_EQ(hr_identify(file->path, HR_LAYOUTS), HR_ECORRUPT);
+    /* By its name: a file with two candidates has two explanations. */
     CHECK_EQ(hr_identify(file->path, file->layout->id), HR_ECORRUPT);
-    const int code = hr_open(file->path, HR_READ, HR_LAYOUTS, &region);
+    const int code = hr_open(file->path, HR_READ, file->layout->id, &region);
     const struct hr_detail detail = last_detail();
     CHECK_EQ(code, HR_ECORRUPT);
     CHECK_EQ(detail.code, HR_ECORRUPT);
@@ -379,6 +380,7 @@ static void test_implausible_files(void)
         memcpy(uuid, "GPU-", 4);
         memset(uuid + 4, 'f', HR_UUID_BYTES - 4);
         CHECK_EQ(hr_identify(file.path, HR_LAYOUTS), HR_ECORRUPT);
+        CHECK_EQ(hr_identify(file.path, id), HR_ECORRUPT);
         CHECK_EQ(last_detail().why, HR_WHY_UUID);
         CHECK_EQ(last_detail().device, 15);
         uuid[HR_UUID_BYTES - 1] = '\0';

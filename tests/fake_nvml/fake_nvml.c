@@ -44,6 +44,12 @@ struct process_info {
     unsigned gpu_instance, compute_instance;
 };
 
+/* What the third version of the list functions wrote in drivers 535.43 to 535.86. */
+struct wide_process_info {
+    struct process_info info;
+    unsigned long long protected_memory;
+};
+
 struct utilization_sample {
     unsigned pid;
     unsigned long long time_stamp;
@@ -271,9 +277,14 @@ static int list_processes(const char *function, device_handle handle, enum proce
         if (found < room) {
             const struct device *device = device_at(&scene, process->place);
             bool mig = process->place.slot != WHOLE;
-            infos[found] = (struct process_info){process->pid, process->used,
-                                                 mig ? device->gpu_instance : NO_INSTANCE,
-                                                 mig ? device->compute_instance : NO_INSTANCE};
+            struct process_info info = {process->pid, process->used,
+                                        mig ? device->gpu_instance : NO_INSTANCE,
+                                        mig ? device->compute_instance : NO_INSTANCE};
+            if (scene.wide_lists && strstr(function, "_v3") != NULL)
+                ((struct wide_process_info *)infos)[found] =
+                    (struct wide_process_info){info, ~0ULL};
+            else
+                infos[found] = info;
         }
         found++;
     }

@@ -142,6 +142,8 @@ static void parse_line(struct scene *scene, const char *line) {
         parse_rule(scene, line, true);
     else if (strcmp(line, "quirk stale-samples") == 0)
         scene->stale_samples = true;
+    else if (strcmp(line, "quirk wide-lists") == 0)
+        scene->wide_lists = true;
     else
         reject(line);
 }

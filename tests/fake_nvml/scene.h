@@ -13,6 +13,7 @@
  *   sample PLACE PID AGE_US SM MEMORY ENC DEC
  *   name PID TEXT...
  *   quirk stale-samples                    samples older than asked for, and entries not filled in
+ *   quirk wide-lists                       version 3 of the lists has entries of 32 bytes
  *   error FUNCTION CODE [PLACE|* [TIMES]]  the exported function returns the code, TIMES times only
  *   grow FUNCTION TIMES                    a list that outgrows its buffer, TIMES times
  *
@@ -82,7 +83,7 @@ struct scene {
     struct name names[NAMES];
     struct rule rules[RULES];
     int process_count, sample_count, name_count, rule_count;
-    bool stale_samples;
+    bool stale_samples, wide_lists;
 };
 
 /* Read the file anew; false if there is none. A line that cannot be read ends the program. */

@@ -1,0 +1,452 @@
+/*
+ * Many processes of many threads in one region, doing everything at random.
+ *
+ * What must hold all the time: one holder at a time; a settled snapshot in which the
+ * processes add up to the devices, nobody stands twice, and what is written in one
+ * go is seen in one piece; a recovery or a reaping that finds nothing to do.  In the
+ * end every sum is exactly 0, and the lock as if nobody had ever been there.
+ */
+#define _GNU_SOURCE
+#include <getopt.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+
+#include "check.h"
+#include "lock.h"
+#include "lock_throughput.h"
+#include "region_file.h"
+#include "slots.h"
+#include "snapshot_view.h"
+
+enum { PROCESSES = 8, THREADS = 4, DEVICES = 2, KINDS = 3, MIB = 1 << 20 };
+
+#define ONE_SECOND UINT64_C(1000000000)
+#define PATIENCE (30 * ONE_SECOND)
+/* Tight: charges are refused all the time. */
+#define LIMIT (UINT64_C(256) * MIB)
+
+enum phase { WORK, RELEASE, LEAVE };
+
+struct shared {
+    atomic_int phase, ready;
+    volatile uint64_t inside; /* plain: only the lock makes these right */
+    volatile uint64_t turns;
+    _Atomic uint64_t operations, locked, snapshots, settled, refused;
+    atomic_ulong checks, failures;
+    _Atomic int32_t pids[PROCESSES];
+};
+
+static struct shared *shared;
+
+static struct {
+    double seconds;
+    double throughput_seconds;
+    bool json;
+} options = {.seconds = 1, .throughput_seconds = 0.2};
+
+static uint64_t next_random(uint64_t *state) {
+    uint64_t z = *state += 0x9e3779b97f4a7c15;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
+    z = (z ^ z >> 27) * 0x94d049bb133111eb;
+    return z ^ z >> 31;
+}
+
+static void nap_ms(long ms) {
+    const struct timespec nap = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
+    nanosleep(&nap, NULL);
+}
+
+/* ---- One thread --------------------------------------------------------------- */
+
+/* A process of the region: its handle, and what its threads must agree on. */
+struct member {
+    hr_region *region;
+    bool has_seqlock, has_util;
+    pthread_rwlock_t leaving; /* for writing while it attaches or detaches */
+    bool attached;
+    uint32_t attachments; /* so far */
+};
+
+struct worker {
+    struct member *member;
+    uint64_t random;
+    uint64_t held[DEVICES][KINDS]; /* of the charges of this thread */
+    uint32_t attachment;           /* since which these count */
+    uint64_t operations;
+    unsigned char *buffer;
+};
+
+/* With the process attached, and this thread's books not older than that. */
+static bool enter_attached(struct worker *worker) {
+    struct member *member = worker->member;
+    pthread_rwlock_rdlock(&member->leaving);
+    if (worker->attachment != member->attachments)
+        memset(worker->held, 0, sizeof worker->held);
+    worker->attachment = member->attachments;
+    return member->attached;
+}
+
+static void charge(struct worker *worker) {
+    uint32_t device = next_random(&worker->random) % DEVICES;
+    uint32_t kind = next_random(&worker->random) % KINDS;
+    uint64_t bytes = 1 + next_random(&worker->random) % (8 * MIB);
+    if (enter_attached(worker)) {
+        int code = hr_charge(worker->member->region, device, kind, bytes, PATIENCE);
+        if (code == HR_OK)
+            worker->held[device][kind] += bytes;
+        else if (code == HR_EMEMORYLIMIT)
+            atomic_fetch_add(&shared->refused, 1);
+        else
+            CHECK_EQ(code, HR_OK);
+    }
+    pthread_rwlock_unlock(&worker->member->leaving);
+}
+
+static void release(struct worker *worker, uint32_t device, uint32_t kind, bool all) {
+    if (enter_attached(worker) && worker->held[device][kind] > 0) {
+        uint64_t bytes = worker->held[device][kind];
+        if (!all)
+            bytes = 1 + next_random(&worker->random) % bytes;
+        CHECK_EQ(hr_release(worker->member->region, device, kind, bytes, PATIENCE), HR_OK);
+        worker->held[device][kind] -= bytes;
+    }
+    pthread_rwlock_unlock(&worker->member->leaving);
+}
+
+static void come_or_leave(struct member *member, bool stay) {
+    pthread_rwlock_wrlock(&member->leaving);
+    if (!member->attached) {
+        CHECK_EQ(hr_attach(member->region, PATIENCE), HR_OK);
+        member->attachments++;
+        member->attached = true;
+    } else if (!stay) {
+        CHECK_EQ(hr_detach(member->region, PATIENCE), HR_OK);
+        member->attached = false;
+    }
+    pthread_rwlock_unlock(&member->leaving);
+}
+
+static void lock_and_unlock(const struct worker *worker) {
+    int code = hr_lock(worker->member->region, PATIENCE);
+    CHECK_EQ(code, HR_OK);
+    if (code != HR_OK)
+        return;
+    CHECK_EQ(shared->inside, 0);
+    shared->inside = 1;
+    shared->turns++;
+    shared->inside = 0;
+    atomic_fetch_add(&shared->locked, 1);
+    CHECK_EQ(hr_unlock(worker->member->region), HR_OK);
+}
+
+/* One number in all of somebody's figures that are written under the lock. */
+static void write_utilization(struct worker *worker) {
+    uint64_t number = next_random(&worker->random) % 101;
+    struct hr_slot_edit edits[] = {
+        {.value = HR_SLOT_MONITOR_USED, .device = 0, .to = number},
+        {.value = HR_SLOT_MONITOR_USED, .device = 1, .to = number},
+        {.value = HR_SLOT_SM, .device = 0, .to = number},
+        {.value = HR_SLOT_ENC, .device = 0, .to = number},
+        {.value = HR_SLOT_DEC, .device = 1, .to = number},
+    };
+    int32_t pid = atomic_load(&shared->pids[next_random(&worker->random) % PROCESSES]);
+    uint32_t count = worker->member->has_util ? 5 : 2;
+    int code = hr_edit_slot(worker->member->region, pid, edits, count, 0, PATIENCE);
+    CHECK(code == HR_OK || code == HR_ENOPROCESS);
+}
+
+static void check_whole(const struct worker *worker, const struct hr_usage *first,
+                        const struct hr_usage *second) {
+    CHECK_EQ(second->monitor, first->monitor);
+    if (!worker->member->has_util)
+        return;
+    CHECK_EQ(first->sm, first->monitor);
+    CHECK_EQ(first->enc, first->monitor);
+    CHECK_EQ(second->dec, first->monitor);
+}
+
+static void check_settled(const struct worker *worker, const struct hr_snapshot *snapshot) {
+    uint32_t count = (uint32_t)snapshot->proc_num;
+    struct hr_usage sums[DEVICES] = {0};
+    for (uint32_t i = 0; i < count; i++) {
+        int32_t pid = snapshot_process(snapshot, i)->pid;
+        bool known = false;
+        for (uint32_t k = 0; k < PROCESSES; k++)
+            known = known || atomic_load(&shared->pids[k]) == pid;
+        CHECK(known);
+        for (uint32_t k = 0; k < i; k++)
+            CHECK(snapshot_process(snapshot, k)->pid != pid);
+        for (uint32_t device = 0; device < DEVICES; device++) {
+            const struct hr_usage *usage = snapshot_usage(snapshot, i, device);
+            CHECK_EQ(usage->context + usage->module + usage->data, usage->total);
+            sums[device].total += usage->total;
+            sums[device].context += usage->context;
+            sums[device].module += usage->module;
+            sums[device].data += usage->data;
+            sums[device].monitor += usage->monitor;
+            sums[device].sm += usage->sm;
+        }
+        check_whole(worker, snapshot_usage(snapshot, i, 0), snapshot_usage(snapshot, i, 1));
+    }
+    for (uint32_t device = 0; device < DEVICES; device++) {
+        const struct hr_device *shown = snapshot_device(snapshot, device);
+        CHECK_EQ(sums[device].total, shown->sums.total);
+        CHECK_EQ(sums[device].context, shown->sums.context);
+        CHECK_EQ(sums[device].module, shown->sums.module);
+        CHECK_EQ(sums[device].data, shown->sums.data);
+        CHECK_EQ(sums[device].monitor, shown->sums.monitor);
+        CHECK_EQ(sums[device].sm, shown->sums.sm);
+        /* Where the check and the charge are one step. */
+        if (!worker->member->has_seqlock)
+            CHECK(shown->sums.total <= LIMIT);
+    }
+}
+
+enum { BUFFER_BYTES = 64 * 1024 };
+
+static void look(const struct worker *worker) {
+    struct hr_snapshot *snapshot = (void *)worker->buffer;
+    int code = hr_snapshot(worker->member->region, snapshot, BUFFER_BYTES);
+    CHECK_EQ(code, HR_OK);
+    atomic_fetch_add(&shared->snapshots, 1);
+    if (code != HR_OK || !snapshot->settled)
+        return;
+    atomic_fetch_add(&shared->settled, 1);
+    check_settled(worker, snapshot);
+}
+
+/* Everybody lives, so there is nothing to recover and nobody to reap. */
+static void mend_nothing(struct worker *worker) {
+    static _Thread_local struct hr_reap reaped[HR_SLOTS];
+    if (next_random(&worker->random) % 2 == 0) {
+        int code = hr_recover_lock(worker->member->region, NULL, ONE_SECOND / 100);
+        CHECK(code == 0 || code == HR_ENOTRECOVERABLE);
+    } else {
+        CHECK_EQ(hr_reap(worker->member->region, NULL, NULL, 0, 0, PATIENCE, reaped), 0);
+    }
+}
+
+static void do_anything(struct worker *worker) {
+    uint64_t choice = next_random(&worker->random) % 10000;
+    uint32_t device = next_random(&worker->random) % DEVICES;
+    uint32_t kind = next_random(&worker->random) % KINDS;
+    if (choice < 3000)
+        charge(worker);
+    else if (choice < 6000)
+        release(worker, device, kind, choice < 4000);
+    else if (choice < 7000)
+        lock_and_unlock(worker);
+    else if (choice < 8000)
+        write_utilization(worker);
+    else if (choice < 9700)
+        look(worker);
+    else if (choice < 9995)
+        come_or_leave(worker->member, false);
+    else
+        mend_nothing(worker);
+    worker->operations++;
+}
+
+static void *work(void *argument) {
+    struct worker *worker = argument;
+    worker->buffer = malloc(BUFFER_BYTES);
+    NEED(worker->buffer != NULL);
+    while (atomic_load_explicit(&shared->phase, memory_order_relaxed) == WORK)
+        do_anything(worker);
+    for (uint32_t device = 0; device < DEVICES; device++) {
+        for (uint32_t kind = 0; kind < KINDS; kind++)
+            release(worker, device, kind, true);
+    }
+    atomic_fetch_add(&shared->operations, worker->operations);
+    free(worker->buffer);
+    return NULL;
+}
+
+/* ---- One process ---------------------------------------------------------------- */
+
+static void come_together(int count) {
+    atomic_fetch_add(&shared->ready, 1);
+    while (atomic_load(&shared->ready) < count)
+        nap_ms(1);
+}
+
+static void wait_for_phase(int phase) {
+    while (atomic_load(&shared->phase) != phase)
+        nap_ms(1);
+}
+
+static void be_member(const struct region_file *file, uint32_t number) {
+    struct member member = {.has_seqlock = file->layout->slot_seqlock != HR_ABSENT,
+                            .has_util = file->layout->slot_util != HR_ABSENT};
+    pthread_rwlockattr_t attributes;
+    pthread_rwlockattr_init(&attributes);
+    pthread_rwlockattr_setkind_np(&attributes, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+    pthread_rwlock_init(&member.leaving, &attributes);
+    NEED(hr_open(file->path, HR_WRITE, HR_LAYOUTS, &member.region) == (int)file->layout->id);
+    atomic_store(&shared->pids[number], getpid());
+    come_together(PROCESSES);
+
+    pthread_t threads[THREADS];
+    struct worker workers[THREADS] = {0};
+    for (uint32_t i = 0; i < THREADS; i++) {
+        workers[i].member = &member;
+        workers[i].random = (uint64_t)getpid() << 32 | i;
+        NEED(pthread_create(&threads[i], NULL, work, &workers[i]) == 0);
+    }
+    for (uint32_t i = 0; i < THREADS; i++)
+        pthread_join(threads[i], NULL);
+    /* All there, with nothing charged, for the parent to see. */
+    come_or_leave(&member, true);
+    come_together(2 * PROCESSES);
+    wait_for_phase(LEAVE);
+    CHECK_EQ(hr_detach(member.region, PATIENCE), HR_OK);
+    hr_free(member.region);
+    pthread_rwlock_destroy(&member.leaving);
+}
+
+static pid_t start_member(const struct region_file *file, uint32_t number) {
+    pid_t pid = fork();
+    NEED(pid >= 0);
+    if (pid != 0)
+        return pid;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    atomic_store(&check_count, 0);
+    atomic_store(&check_failures, 0);
+    be_member(file, number);
+    atomic_fetch_add(&shared->checks, atomic_load(&check_count));
+    atomic_fetch_add(&shared->failures, atomic_load(&check_failures));
+    _exit(0);
+}
+
+/* ---- All of them, in one layout --------------------------------------------------- */
+
+static void check_lock(const struct region_file *file) {
+    CHECK_EQ((uint32_t)peek64(file, file->layout->sem), 1);
+    CHECK_EQ(peek64(file, file->layout->sem) >> 32, 0);
+    CHECK_EQ(peek64(file, file->layout->owner_pid), 0);
+    CHECK_EQ(shared->turns, shared->locked);
+    CHECK_EQ(shared->inside, 0);
+}
+
+/* Everybody is attached, and nobody has anything. */
+static void check_all_released(const struct region_file *file) {
+    static _Alignas(8) unsigned char buffer[BUFFER_BYTES];
+    struct hr_snapshot *snapshot = (void *)buffer;
+    hr_region *region;
+    NEED(hr_open(file->path, HR_READ, HR_LAYOUTS, &region) == (int)file->layout->id);
+    CHECK_EQ(hr_snapshot(region, snapshot, sizeof buffer), HR_OK);
+    CHECK(snapshot->settled);
+    CHECK_EQ(snapshot->proc_num, PROCESSES);
+    for (uint32_t device = 0; device < DEVICES; device++) {
+        const struct hr_usage *sums = &snapshot_device(snapshot, device)->sums;
+        CHECK_EQ(sums->total, 0);
+        CHECK_EQ(sums->context, 0);
+        CHECK_EQ(sums->module, 0);
+        CHECK_EQ(sums->data, 0);
+    }
+    hr_free(region);
+}
+
+/* Nobody is: what is left where slots are emptied in place goes with their processes. */
+static void check_all_gone(const struct region_file *file) {
+    static struct hr_reap reaped[HR_SLOTS];
+    hr_region *region;
+    NEED(hr_open(file->path, HR_WRITE, HR_LAYOUTS, &region) == (int)file->layout->id);
+    int count = hr_reap(region, NULL, NULL, 0, 0, PATIENCE, reaped);
+    if (file->layout->slot_seqlock == HR_ABSENT)
+        CHECK_EQ(count, 0);
+    for (int i = 0; i < count; i++)
+        CHECK_EQ(reaped[i].bytes, 0);
+    CHECK_EQ(hr_get(region, HR_VALUE_PROC_NUM, 0), 0);
+    hr_free(region);
+    check_lock(file);
+}
+
+static void contend(uint32_t layout) {
+    struct region_file file;
+    region_file_make(&file, layout);
+    for (uint32_t device = 0; device < DEVICES; device++)
+        poke64(&file, file.layout->limit + device * 8, LIMIT);
+    memset(shared, 0, sizeof *shared);
+    pid_t pids[PROCESSES];
+    for (uint32_t i = 0; i < PROCESSES; i++)
+        pids[i] = start_member(&file, i);
+    while (atomic_load(&shared->ready) < PROCESSES)
+        nap_ms(1);
+    nap_ms((long)(options.seconds * 1000));
+    atomic_store(&shared->phase, RELEASE);
+    while (atomic_load(&shared->ready) < 2 * PROCESSES && waitpid(-1, NULL, WNOHANG) == 0)
+        nap_ms(1);
+    check_lock(&file);
+    check_all_released(&file);
+    atomic_store(&shared->phase, LEAVE);
+    for (uint32_t i = 0; i < PROCESSES; i++) {
+        int status = -1;
+        NEED(waitpid(pids[i], &status, 0) == pids[i]);
+        CHECK_EQ(status, 0);
+    }
+    check_all_gone(&file);
+    atomic_fetch_add(&check_count, atomic_load(&shared->checks));
+    atomic_fetch_add(&check_failures, atomic_load(&shared->failures));
+    region_file_remove(&file);
+}
+
+static void report_layout(uint32_t layout) {
+    unsigned long long operations = atomic_load(&shared->operations);
+    unsigned long long snapshots = atomic_load(&shared->snapshots);
+    unsigned long long settled = atomic_load(&shared->settled);
+    if (options.json)
+        printf(
+            "%s{\"layout\": \"%s\", \"operations\": %llu, \"locked\": %llu, \"snapshots\": %llu, "
+            "\"settled\": %llu, \"refused\": %llu}",
+            layout == 0 ? "" : ", ", hr_layouts[layout].name, operations,
+            (unsigned long long)shared->locked, snapshots, settled,
+            (unsigned long long)shared->refused);
+    else
+        printf("%-20s %9llu operations, %8llu snapshots, %8llu of them settled\n",
+               hr_layouts[layout].name, operations, snapshots, settled);
+    fflush(stdout);
+}
+
+static void read_options(int argc, char **argv) {
+    static const struct option known[] = {{"seconds", required_argument, NULL, 's'},
+                                          {"throughput-seconds", required_argument, NULL, 't'},
+                                          {"json", no_argument, NULL, 'j'},
+                                          {NULL, 0, NULL, 0}};
+    int option;
+    while ((option = getopt_long(argc, argv, "", known, NULL)) != -1) {
+        if (option == 's')
+            options.seconds = strtod(optarg, NULL);
+        else if (option == 't')
+            options.throughput_seconds = strtod(optarg, NULL);
+        else if (option == 'j')
+            options.json = true;
+        else
+            exit(2);
+    }
+}
+
+int main(int argc, char **argv) {
+    read_options(argc, argv);
+    shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    NEED(shared != MAP_FAILED);
+    if (options.json)
+        printf("{\"layouts\": [");
+    for (uint32_t layout = 0; layout < HR_LAYOUTS; layout++) {
+        contend(layout);
+        report_layout(layout);
+    }
+    if (options.json)
+        printf("], \"throughput\": ");
+    report_throughput(options.throughput_seconds, options.json);
+    unsigned long failed = atomic_load(&check_failures);
+    if (options.json)
+        printf(", \"checks\": %lu, \"failed\": %lu}\n", atomic_load(&check_count), failed);
+    else
+        printf("%lu passed, %lu failed\n", atomic_load(&check_count) - failed, failed);
+    return failed != 0;
+}

@@ -1,0 +1,201 @@
+"""What the driver refuses becomes a state: every documented error, at every call."""
+
+from typing import Any
+
+import pynvml
+import pytest
+from fake_nvml.driver import FakeDriver
+from fake_nvml.scenes import CARD, GPU, MIB, MIG, OTHER, SECOND, initialisations
+
+from libhamiregion.host.nvml import NvmlFault, NvmlProcess, NvmlSample, NvmlSampler, NvmlState
+
+# All that `sample` and `process_view` call, as the library exports it.
+CALLS = (
+    "nvmlInitWithFlags",
+    "nvmlSystemGetDriverVersion",
+    "nvmlSystemGetProcessName",
+    "nvmlDeviceGetCount_v2",
+    "nvmlDeviceGetHandleByIndex_v2",
+    "nvmlDeviceGetUUID",
+    "nvmlDeviceGetName",
+    "nvmlDeviceGetMemoryInfo",
+    "nvmlDeviceGetUtilizationRates",
+    "nvmlDeviceGetMigMode",
+    "nvmlDeviceGetMaxMigDeviceCount",
+    "nvmlDeviceGetMigDeviceHandleByIndex",
+    "nvmlDeviceGetGpuInstanceId",
+    "nvmlDeviceGetComputeInstanceId",
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetGraphicsRunningProcesses_v3",
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+    "nvmlDeviceGetProcessUtilization",
+)
+CODES = {
+    name.removeprefix("NVML_ERROR_").lower(): getattr(pynvml, name)
+    for name in dir(pynvml)
+    if name.startswith("NVML_ERROR_")
+}
+
+# Where a refusal is an answer: there is no such thing, or nobody was busy.
+ANSWERS = {
+    ("nvmlDeviceGetMigMode", 3),
+    ("nvmlDeviceGetMigMode", 13),
+    ("nvmlDeviceGetMigDeviceHandleByIndex", 6),
+    ("nvmlDeviceGetGraphicsRunningProcesses_v3", 3),
+    ("nvmlDeviceGetGraphicsRunningProcesses_v3", 13),
+    ("nvmlDeviceGetMPSComputeRunningProcesses_v3", 3),
+    ("nvmlDeviceGetMPSComputeRunningProcesses_v3", 13),
+    ("nvmlDeviceGetComputeRunningProcesses_v3", 13),
+    ("nvmlDeviceGetProcessUtilization", 6),
+}
+FIGURES = (
+    "memory_total_bytes",
+    "memory_used_bytes",
+    "gpu_util_percent",
+    "memory_util_percent",
+    "sm_util_percent",
+    "enc_util_percent",
+    "dec_util_percent",
+)
+
+
+def figures(sample: NvmlSample, view: tuple[NvmlProcess, ...]) -> dict[Any, int | None]:
+    """Every figure of a sample, by what it belongs to and its name."""
+    found: dict[Any, int | None] = {}
+    owners: list[tuple[Any, Any]] = [((row.device_index, row.pid), row) for row in view]
+    for device in sample.devices:
+        owners += [((device.index,), device)]
+        owners += [((device.index, "mig", mig.slot), mig) for mig in device.mig_devices]
+    for key, owner in owners:
+        for name in FIGURES:
+            if hasattr(owner, name):
+                found[(*key, name)] = getattr(owner, name)
+    return found
+
+
+def all_faults(sample: NvmlSample, view: tuple[NvmlProcess, ...]) -> tuple[NvmlFault, ...]:
+    faults = () if sample.fault is None else (sample.fault,)
+    for owner in (*view, *sample.devices):
+        faults += owner.faults
+    for device in sample.devices:
+        for mig in device.mig_devices:
+            faults += mig.faults
+    return faults
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_each_error_of_each_call_is_a_state_and_never_a_wrong_figure(
+    fake_driver: FakeDriver, call: str
+) -> None:
+    scene = (
+        CARD,
+        *MIG,
+        f"process 0 compute 101 {3000 * MIB}",
+        f"process 0 graphics 102 {30 * MIB}",
+        "sample 0 101 100 61 22 3 4",
+        "sample 0 102 100 5 6 7 8",
+        *(f"name {pid} program-{pid}" for pid in (101, 102, 301, 302)),
+    )
+    fake_driver.play(*scene)
+    with NvmlSampler(fake_driver.library, host_namespace=True) as sampler:
+        healthy = figures(sampler.sample(), sampler.process_view())
+    for name, code in CODES.items():
+        fake_driver.play(*scene, f"error {call} {code}")
+        with NvmlSampler(fake_driver.library, host_namespace=True) as sampler:
+            sample, view = sampler.sample(), sampler.process_view()
+            found = figures(sample, view)
+            if (call, code) == ("nvmlDeviceGetProcessUtilization", 6):
+                assert {row.sm_util_percent for row in view} == {0, None}
+                continue
+            for key, value in found.items():
+                assert value is None or value == healthy[key], (name, key)
+            faults = all_faults(sample, view)
+            named = {(fault.call.removesuffix("_v2"), fault.state.value) for fault in faults}
+            if (call, code) not in ANSWERS:
+                assert (call.removesuffix("_v2"), name) in named, name
+            assert all(fault.message and fault.code == code for fault in faults if
+                       fault.call == call)  # fmt: skip
+        assert sampler.state is NvmlState.CLOSED
+    assert initialisations() == 0
+
+
+@pytest.mark.parametrize("code", CODES.values(), ids=CODES)
+def test_closing_does_not_care_what_the_driver_says(fake_driver: FakeDriver, code: int) -> None:
+    fake_driver.play(CARD)
+    sampler = NvmlSampler(fake_driver.library)
+    assert sampler.open() is NvmlState.OK
+    fake_driver.play(CARD, f"error nvmlShutdown {code}")
+    sampler.close()
+    assert sampler.state is NvmlState.CLOSED
+    fake_driver.play(CARD)
+    pynvml.nvmlShutdown()
+    assert initialisations() == 0
+
+
+def test_a_return_value_of_the_future_keeps_its_number(
+    fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    fake_driver.play(CARD, "error nvmlDeviceGetMemoryInfo 777")
+    (device,) = nvml_sampler.devices()
+    reason = device.reason("memory_used_bytes")
+    assert reason is not None
+    assert (reason.state, reason.code) == (NvmlState.UNDOCUMENTED, 777)
+    assert "777" in reason.message
+
+
+def test_every_documented_return_value_has_a_state_and_every_state_an_explanation() -> None:
+    # Older releases of nvidia-ml-py know fewer of them.
+    assert set(CODES) <= {state.value for state in NvmlState}
+    texts = [state.explanation for state in NvmlState]
+    assert all(texts)
+    assert len(set(texts)) == len(texts)
+
+
+def test_a_driver_that_comes_later_is_found_and_one_that_goes_is_missed(
+    fake_driver: FakeDriver,
+) -> None:
+    with NvmlSampler(fake_driver.library) as sampler:
+        assert sampler.state is NvmlState.DRIVER_NOT_LOADED
+        sample = sampler.sample()
+        assert (sample.state, sample.devices) == (NvmlState.DRIVER_NOT_LOADED, ())
+        assert sample.fault is not None
+        assert "modprobe nvidia" in sample.fault.message
+        fake_driver.play(CARD)
+        assert [device.uuid for device in sampler.devices()] == [GPU]
+        fake_driver.unload()
+        assert sampler.devices() == ()
+        assert sampler.state is NvmlState.DRIVER_NOT_LOADED
+        fake_driver.play(SECOND.replace("device 1", "device 0"))
+        assert [device.uuid for device in sampler.devices()] == [OTHER]
+    fake_driver.play(CARD)
+    # The fake driver went without its initialisation being given back.
+    while initialisations():
+        pynvml.nvmlShutdown()
+
+
+def test_a_gpu_lost_in_mid_run_keeps_its_name_and_does_not_touch_the_others(
+    fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    scene = (CARD, SECOND, f"process 0 compute 101 {MIB}", f"process 1 compute 102 {MIB}")
+    fake_driver.play(*scene)
+    assert [device.state for device in nvml_sampler.devices()] == [NvmlState.OK] * 2
+    for call in ("nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID", "nvmlDeviceGetMemoryInfo"):
+        fake_driver.play(*scene, f"error {call} 15 0")
+        sample = nvml_sampler.sample()
+        lost, alive = sample.devices
+        assert (sample.state, lost.state, alive.state) == (
+            NvmlState.OK,
+            NvmlState.GPU_IS_LOST,
+            NvmlState.OK,
+        )
+        assert (lost.uuid, lost.name) == (GPU, "NVIDIA H100 80GB HBM3")
+        assert (lost.memory_used_bytes, lost.gpu_util_percent) == (None, None)
+        for figure in ("memory_used_bytes", "gpu_util_percent", "mig_enabled"):
+            reason = lost.reason(figure)
+            assert reason is not None
+            assert reason.state is NvmlState.GPU_IS_LOST
+        assert lost.processes_state is lost.utilization_state is NvmlState.GPU_IS_LOST
+        assert [row.pid for row in sample.processes] == [102]
+        assert sample.process(GPU, 101) is None
+    fake_driver.play(*scene)
+    assert [device.state for device in nvml_sampler.devices()] == [NvmlState.OK] * 2

@@ -1,0 +1,77 @@
+"""NVML with a real card."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_nvml.driver import STATE
+
+# Becomes a process of the first GPU by the CUDA driver's own functions, and looks at itself.
+REAL = """
+import ctypes, json, os, pathlib, sys, time
+from libhamiregion import create_region, open_region
+from libhamiregion.host.nvml import NvmlSampler, NvmlState
+
+with NvmlSampler() as sampler:
+    if sampler.state is not NvmlState.OK or not sampler.devices():
+        print(json.dumps({"skip": sampler.state.value}))
+        sys.exit()
+    cuda = ctypes.CDLL("libcuda.so.1")
+    context, address = ctypes.c_void_p(), ctypes.c_uint64()
+    assert cuda.cuInit(0) == 0
+    device = ctypes.c_int()
+    assert cuda.cuDeviceGet(ctypes.byref(device), 0) == 0
+    assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0
+    assert cuda.cuCtxSetCurrent(context) == 0
+    assert cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(256 << 20)) == 0
+    sample = sampler.sample()
+    mine = [row for row in sampler.process_view() if row.pid == os.getpid()]
+    changes = []
+    if mine:
+        path = pathlib.Path(sys.argv[1]) / "real.cache"
+        create_region(path, uuids=[mine[0].device_uuid])
+        with open_region(path, writable=True) as region, region.attach():
+            changes = sampler.write(region, {os.getpid(): os.getpid()}, sample=sample)
+    print(json.dumps({
+        "state": sample.state.value,
+        "driver": sample.driver_version,
+        "devices": [
+            [d.uuid, d.name, d.memory_total_bytes, d.memory_used_bytes, d.mig_enabled,
+             d.processes_state.value, d.utilization_state.value]
+            for d in sample.devices
+        ],
+        "mine": [[row.device_uuid, row.name, row.memory_used_bytes] for row in mine],
+        "changes": [[change.field, change.after] for change in changes],
+        "all": sample.sees_all_processes,
+    }))
+"""
+
+
+@pytest.mark.gpu
+def test_a_real_card_tells_of_itself_and_of_a_process_on_it(tmp_path: Path) -> None:
+    env = {name: value for name, value in os.environ.items() if name != STATE}
+    command = [sys.executable, "-c", REAL, str(tmp_path)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    if "skip" in told:
+        pytest.skip(f"no NVIDIA GPU: {told['skip']}")
+    assert told["state"] == "ok"
+    assert told["driver"]
+    for uuid, name, total, used, _, processes, utilization in told["devices"]:
+        assert uuid.startswith("GPU-")
+        assert name
+        assert 0 < used <= total
+        assert processes == "ok"
+        assert utilization in {"ok", "not_supported"}
+    if told["all"]:
+        assert told["mine"], "on the host the driver lists this very process"
+    for uuid, name, used in told["mine"]:
+        assert uuid.startswith(("GPU-", "MIG-"))
+        assert name
+        assert used is None or used >= 256 << 20
+    if told["mine"] and told["mine"][0][2] is not None:
+        assert ["monitor_used_bytes", told["mine"][0][2]] in told["changes"]

@@ -1,0 +1,121 @@
+"""Opening, closing and finding NVML."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import pynvml
+import pytest
+from fake_nvml.driver import FakeDriver
+from fake_nvml.scenes import CARD, GPU, MIB, initialisations
+
+from libhamiregion.host.nvml import NvmlSampler, NvmlState
+
+
+def test_initialisations_are_given_back_however_it_is_opened(fake_driver: FakeDriver) -> None:
+    fake_driver.play(CARD)
+    sampler = NvmlSampler(fake_driver.library)
+    assert sampler.state is NvmlState.CLOSED
+    assert len(sampler.devices()) == 1, "the first question opens it"
+    assert initialisations() == 1
+    with sampler, sampler, NvmlSampler(fake_driver.library) as other:
+        assert initialisations() == 2
+        other.devices()
+    assert (sampler.state, initialisations()) == (NvmlState.CLOSED, 0)
+    sampler.close()
+    assert initialisations() == 0
+    assert repr(sampler) == "<NvmlSampler closed>"
+
+
+def test_somebody_elses_shutdown_is_survived(fake_driver: FakeDriver) -> None:
+    fake_driver.play(CARD)
+    with NvmlSampler(fake_driver.library) as sampler:
+        pynvml.nvmlShutdown()
+        assert sampler.sample().state is NvmlState.OK
+        assert initialisations() == 1
+    assert initialisations() == 0
+
+
+def test_threads_share_a_sampler(fake_driver: FakeDriver) -> None:
+    fake_driver.play(CARD, f"process 0 compute 101 {MIB}")
+    sampler = NvmlSampler(fake_driver.library)
+    failures: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            for _ in range(20):
+                with sampler:
+                    sample = sampler.sample()
+                assert (sample.state, len(sample.processes)) == (NvmlState.OK, 1)
+        except BaseException as error:  # noqa: BLE001
+            failures.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert initialisations() == 0
+
+
+def test_a_window_is_longer_than_nothing() -> None:
+    with pytest.raises(ValueError, match="longer than 0 s"):
+        NvmlSampler(window_s=0)
+
+
+def run_python(code: str, env: dict[str, str]) -> str:
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_nvidia_ml_py_finds_the_library_by_itself(fake_driver: FakeDriver) -> None:
+    fake_driver.play(CARD)
+    code = (
+        "from libhamiregion.host.nvml import NvmlSampler\n"
+        "with NvmlSampler() as sampler: print(sampler.devices()[0].uuid)"
+    )
+    assert run_python(code, fake_driver.environment()) == GPU
+
+
+def test_nvidia_ml_py_is_imported_by_the_first_question_only(fake_driver: FakeDriver) -> None:
+    fake_driver.play(CARD)
+    code = (
+        "import sys\n"
+        "from libhamiregion.host.nvml import NvmlSampler\n"
+        "sampler = NvmlSampler()\n"
+        "before = 'pynvml' in sys.modules\n"
+        "sampler.devices()\n"
+        "print(before, 'pynvml' in sys.modules)"
+    )
+    assert run_python(code, fake_driver.environment()) == "False True"
+
+
+def test_without_the_library_or_the_package_there_is_a_state(fake_driver: FakeDriver) -> None:
+    ask = (
+        "from libhamiregion.host.nvml import NvmlSampler\n"
+        "sampler = NvmlSampler(LIBRARY)\n"
+        "sample = sampler.sample()\n"
+        "print(sampler.state.value, sample.fault.message, sampler.process_view())"
+    )
+    missing = "LIBRARY = '/nonexistent/libnvidia-ml.so.1'\n" + ask
+    told = run_python(missing, dict(os.environ))
+    assert told.startswith("library_not_found dlopen: libnvidia-ml.so.1 cannot be loaded")
+    no_package = "import sys; sys.modules['pynvml'] = None; LIBRARY = None\n" + ask
+    told = run_python(no_package, fake_driver.environment())
+    assert told.startswith("package_missing")
+    assert "pip install nvidia-ml-py" in told
+
+
+def test_without_any_library_nvidia_ml_pys_own_search_fails_the_same_way() -> None:
+    code = (
+        "import ctypes\n"
+        "def refuse(*args, **options): raise OSError('no such library')\n"
+        "import pynvml; pynvml.CDLL = refuse\n"
+        "from libhamiregion.host.nvml import NvmlSampler\n"
+        "print(NvmlSampler().open().value)"
+    )
+    assert run_python(code, dict(os.environ)) == "library_not_found"
