@@ -113,13 +113,8 @@ void hr_unclaim_attachment(hr_region *region);
  * by whatever other handle. */
 bool hr_is_used_by_process(const hr_region *region, bool by_another);
 
-static inline uintptr_t hr_thread_id(void)
-{
-    /* The address of a thread's own variable: unique while the thread lives, and cheaper
-     * than a system call. */
-    static _Thread_local char here;
-    return (uintptr_t)&here;
-}
+/* Unique while the thread lives. */
+uintptr_t hr_thread_id(void);
 
 static inline bool hr_is_closing(hr_region *region)
 {

@@ -73,6 +73,10 @@ static int open_error(int error)
     case EPERM:
     case EROFS:
         return hr_fail_errno(HR_EACCESS, error);
+    case EISDIR:
+        return hr_fail_why(HR_ENOTREGION, HR_WHY_DIRECTORY);
+    case ENXIO:
+        return hr_fail_why(HR_ENOTREGION, HR_WHY_SOCKET);
     case ELOOP: /* O_NOFOLLOW met a link that was put there after the stat */
         return hr_fail_why(HR_ENOTREGION, HR_WHY_SYMLINK);
     default:
@@ -268,12 +272,16 @@ static uint32_t candidates_with_version(const struct file_view *view)
 
 static int candidates_of(const struct file_view *view, uint32_t *candidates)
 {
-    bool looks_versioned = view->major_version == 1 && view->minor_version > 0;
+    uint32_t with_version = candidates_with_version(view);
+    bool cut_short = view->major_version == 1 &&
+                     (view->minor_version == 1 || view->minor_version == 2);
+    bool too_small_for_version = view->size < hr_layouts[HR_V1_1].size;
+    bool no_version = view->major_version == 0 || (too_small_for_version && !cut_short);
     uint32_t without_version = 0;
     int code = HR_OK;
-    if (!looks_versioned || has_unversioned_semaphore(view))
+    if (no_version || has_unversioned_semaphore(view))
         code = candidates_without_version(view, &without_version);
-    *candidates = candidates_with_version(view) | without_version;
+    *candidates = with_version | without_version;
     return code;
 }
 

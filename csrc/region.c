@@ -193,20 +193,14 @@ static hr_region *new_handle(const char *path, uint32_t flags, const struct hr_l
 /*
  * Locks need an open file of their own: the mapping holds on to the one it was made
  * from, and a child of fork(), which inherits the mapping, would keep its locks.
+ * The descriptor's own link opens the same file, whatever its name leads to by now.
  */
-static int open_for_locks(hr_region *region)
+static int open_for_locks(int mapped)
 {
-    struct stat status;
-    int fd = open(region->path, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
-    if (fd < 0)
-        return hr_fail_why(HR_ESTALE, HR_WHY_REPLACED);
-    if (fstat(fd, &status) != 0 || status.st_ino != region->inode ||
-        status.st_dev != region->device_id) {
-        close(fd);
-        return hr_fail_why(HR_ESTALE, HR_WHY_REPLACED);
-    }
-    region->fd = fd;
-    return HR_OK;
+    char link[40];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", mapped);
+    int fd = open(link, O_RDWR | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
+    return fd >= 0 ? fd : hr_fail_errno(HR_ESYSTEM, errno);
 }
 
 int hr_open(const char *path, uint32_t flags, uint32_t layout, hr_region **out)
@@ -231,21 +225,20 @@ int hr_open(const char *path, uint32_t flags, uint32_t layout, hr_region **out)
     }
     int protection = region->writable ? PROT_READ | PROT_WRITE : PROT_READ;
     void *base = mmap(NULL, region->mapped_bytes, protection, MAP_SHARED, fd, 0);
-    int error = errno;
-    close(fd);
-    if (base == MAP_FAILED) {
-        free(region->path);
-        free(region);
-        return hr_fail_errno(HR_ESYSTEM, error);
+    code = base == MAP_FAILED ? hr_fail_errno(HR_ESYSTEM, errno) : HR_OK;
+    if (code == HR_OK && region->writable) {
+        region->fd = open_for_locks(fd);
+        code = region->fd < 0 ? region->fd : HR_OK;
     }
-    region->base = base;
-    code = region->writable ? open_for_locks(region) : HR_OK;
+    close(fd);
     if (code != HR_OK) {
-        munmap(base, region->mapped_bytes);
+        if (base != MAP_FAILED)
+            munmap(base, region->mapped_bytes);
         free(region->path);
         free(region);
         return code;
     }
+    region->base = base;
     if (region->writable)
         link_writable(region);
     *out = region;

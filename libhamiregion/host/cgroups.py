@@ -16,6 +16,8 @@ _UNDERSCORED = "_".join(_GROUPS)
 _HASH = "[0-9a-f]{32}"
 _POD_UID = re.compile(rf"(?:{_DASHED}|{_HASH})\Z")
 
+_ID_DIGITS = 64
+
 # Names are tried component by component, each anchored at both ends: a match can neither start
 # inside a longer name nor reach across a slash.
 _CGROUPFS_POD = re.compile(rf"pod(?P<uid>{_DASHED}|{_HASH})\Z")
@@ -79,12 +81,14 @@ def parse_cgroup(text: str) -> ContainerId | None:
     Source: the cgroup names of kubelet, containerd, CRI-O, Docker and Podman.
     """
     best: ContainerId | None = None
+    seen = set()
     for line in text[:_MAX_TEXT].split("\n"):
         # hierarchy:controllers:path; the path may have colons, the others not.
         _, _, rest = line.partition(":")
         _, colon, path = rest.partition(":")
-        if not colon:
+        if not colon or len(path) <= _ID_DIGITS or path in seen:
             continue
+        seen.add(path)
         found = _in_path(path.removesuffix(" (deleted)"))
         if found is not None and found.pod_uid is not None:
             return found

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import os
 import re
+from typing import TYPE_CHECKING
 
 import attrs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -26,12 +30,15 @@ _CGROUP_LIMIT = 1 << 16
 
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD
 
-# Shared mappings of files only.  A newline in a name is escaped by the kernel, so that each line is
-# one mapping, whatever the name; the name is the only part that a container chooses.
-_SHARED_MAPPING = re.compile(
-    rb"^([0-9a-f]+)-([0-9a-f]+) .(.).s [0-9a-f]+ ([0-9a-f]+):([0-9a-f]+) ([1-9][0-9]*) *(.*)$",
+# The last letter of a shared mapping's rights and what follows, to find the few such lines in maps.
+# A newline in a name is escaped by the kernel, so that each line is one mapping, whatever the name;
+# but a name may hold what looks like this, so the place in the line counts too.
+_SHARED = re.compile(
+    rb"s [0-9a-f]+ ([0-9a-f]+):([0-9a-f]+) ([1-9][0-9]*) *(.*)$",
     re.MULTILINE,
 )
+_UID = re.compile(rb"^Uid:\s+[0-9]+\s+([0-9]+)", re.MULTILINE)
+_NS_PIDS = re.compile(rb"^NSpid:((?:[ \t]+[0-9]+)+)$", re.MULTILINE)
 _DELETED = " (deleted)"
 
 
@@ -143,12 +150,10 @@ def parse_stat(line: bytes) -> Stat:
 def read_status(process: int) -> Status:
     """The user and the pids of a process."""
     text = _read_until(process, "status", b"\nNSpid:", _STATUS_LIMIT)
-    fields = dict(line.split(b":", 1) for line in text.split(b"\n") if b":" in line)
-    try:
-        ns_pids = tuple(int(word) for word in fields[b"NSpid"].split())
-        return Status(int(fields[b"Uid"].split()[1]), ns_pids)
-    except (KeyError, IndexError) as error:
-        raise Refused from error
+    uid, ns_pids = _UID.search(text), _NS_PIDS.search(text)
+    if uid is None or ns_pids is None:
+        raise Refused
+    return Status(int(uid[1]), tuple(map(int, ns_pids[1].split())))
 
 
 def read_mappings(process: int, *, leader_gone: bool, smallest: int) -> tuple[Mapping, ...]:
@@ -157,13 +162,13 @@ def read_mappings(process: int, *, leader_gone: bool, smallest: int) -> tuple[Ma
     if not raw and leader_gone:
         raw = _maps_of_threads(process)
     files: dict[tuple[bytes, bytes, bytes], _Sum] = {}
-    for match in _SHARED_MAPPING.finditer(raw):
-        start, end, write, major, minor, inode, path = match.groups()
+    for start, end, writable, match in _shared(raw):
+        major, minor, inode, path = match.groups()
         seen = files.get((major, minor, inode))
         if seen is None:
-            seen = files[major, minor, inode] = _Sum(int(start, 16), int(end, 16), path)
-        seen.length += int(end, 16) - int(start, 16)
-        seen.writable = seen.writable or write == b"w"
+            seen = files[major, minor, inode] = _Sum(start, end, path)
+        seen.length += end - start
+        seen.writable = seen.writable or writable
     return tuple(
         Mapping(
             os.makedev(int(major, 16), int(minor, 16)),
@@ -192,9 +197,19 @@ def read_own_mappings() -> dict[int, tuple[int, int]]:
     finally:
         os.close(process)
     return {
-        int(match[1], 16): (os.makedev(int(match[4], 16), int(match[5], 16)), int(match[6]))
-        for match in _SHARED_MAPPING.finditer(raw)
+        start: (os.makedev(int(match[1], 16), int(match[2], 16)), int(match[3]))
+        for start, _, _, match in _shared(raw)
     }
+
+
+def _shared(maps: bytes) -> Iterator[tuple[int, int, bool, re.Match[bytes]]]:
+    """First address, the one behind the last, whether it may be written, and the match."""
+    for match in _SHARED.finditer(maps):
+        line = maps.rfind(b"\n", 0, match.start()) + 1
+        rights = maps.find(b" ", line)
+        if rights == match.start() - len(b" rw-"):
+            start, _, end = maps[line:rights].partition(b"-")
+            yield int(start, 16), int(end, 16), maps[rights + 2] == ord("w"), match
 
 
 def read_cgroup(process: int) -> str:

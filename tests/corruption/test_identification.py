@@ -167,6 +167,18 @@ def test_an_unknown_version_is_told_with_its_number(
         )
 
 
+@pytest.mark.parametrize("version", [(0, 0), (0, 5), (1, 0), (2, 0), (2, 1), (3, 7)])
+@pytest.mark.parametrize("layout", VERSIONED, ids=lambda layout: layout.value)
+def test_a_newer_region_in_little_use_is_never_taken_for_an_unversioned_one(
+    layout: Layout, version: tuple[int, int], region_file: RegionFileFactory
+) -> None:
+    """Without uuids and limits much of it is zeros, which would be plausible in any layout."""
+    file = region_file(layout)
+    file.put("major_version", version[0])
+    file.put("minor_version", version[1])
+    refused(file, RegionCorrupt, f"version {version[0]}.{version[1]} ")
+
+
 @pytest.mark.parametrize("size", [OLDEST.size_bytes, 1_197_895, 1_197_897, 2_008_951])
 def test_a_versioned_file_cut_short_is_told_as_such(
     size: int, region_file: RegionFileFactory
@@ -247,12 +259,17 @@ def test_the_oldest_layout_lengthened_is_still_itself(
         assert region.snapshot().processes[0].pid == 7
 
 
+@pytest.mark.parametrize("owner_pid", [0, 1, 2, 3])
+@pytest.mark.parametrize("sm_init_flag", [0, 1])
 @pytest.mark.parametrize("longer", [V1_1, POSTINIT], ids=lambda layout: layout.value)
 def test_an_unversioned_region_lengthened_is_still_itself(
-    longer: Layout, region_file: RegionFileFactory
+    longer: Layout, sm_init_flag: int, owner_pid: int, region_file: RegionFileFactory
 ) -> None:
+    """Also where sm_init_flag and owner_pid read like a version that such a size has."""
     file = region_file(UNVERSIONED, memory_limits=(GIB,), uuids=[UUID])
     file.add_process(7, {0: 5})
+    file.put("sm_init_flag", sm_init_flag)
+    file.put("owner_pid", owner_pid)
     file.resize(longer.size_bytes + 1)
     with open_region(file) as region:
         assert region.layout is UNVERSIONED

@@ -373,7 +373,7 @@ def test_a_name_that_changes_hands_gives_the_region_or_the_error(
     opened = 0
     refused_as: list[str] = []
     with exchanged_without_pause(file.path, other):
-        for attempt in range(20_000):
+        for attempt in range(6000):
             try:
                 with open_region(file, writable=attempt % 2 == 1) as region:
                     # Never what a link points to.

@@ -40,7 +40,8 @@ def tools() -> Path:
             pytest.skip(f"needs {tool} to build the writer")
     if not (SOURCES.parents[1] / "csrc").is_dir():
         pytest.skip("needs the C sources beside the tests")
-    subprocess.run(["make", "-C", str(SOURCES), "tools"], check=True, stdout=subprocess.DEVNULL)
+    targets = [f"build/tools/{tool}" for tool in ("torn_writer", "torn_reader")]
+    subprocess.run(["make", "-C", str(SOURCES), *targets], check=True, stdout=subprocess.DEVNULL)
     return TOOLS
 
 

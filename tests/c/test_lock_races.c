@@ -1,0 +1,376 @@
+/*
+ * Moments that chance seldom hits, made to happen: a look into /proc that takes
+ * long while the region changes, and what a death or libvgpu leaves half done.
+ *
+ * The /proc is one of the test's own.  One process in it has a FIFO for its maps, so
+ * that whoever scans stops there until the test lets go.
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "lock.h"
+#include "region_file.h"
+#include "slots.h"
+
+#define ONE_SECOND UINT64_C(1000000000)
+
+/* Pids that no process has: above every pid_max, below the signatures of this library. */
+enum { DEAD = 5000001, NEWCOMER = 5000002, OTHER = 5000003, WATCHED = 5000009 };
+
+/* ---- A process of the region, as libvgpu would be one ------------------------------ */
+
+static void put_slot(const struct region_file *file, uint32_t index, int32_t pid, uint64_t bytes) {
+    const struct hr_layout *layout = file->layout;
+    memset(file->bytes + slot_at(file, index, 0), 0, layout->slot_stride);
+    poke32(file, slot_at(file, index, layout->slot_status), 1);
+    poke64(file, slot_at(file, index, layout->slot_used) + 16, bytes);
+    poke64(file, slot_at(file, index, layout->slot_used) + 32, bytes);
+    poke32(file, slot_at(file, index, layout->slot_pid), (uint32_t)pid);
+    if (peek32(file, layout->proc_num) <= index)
+        poke32(file, layout->proc_num, index + 1);
+}
+
+static int32_t pid_in(const struct region_file *file, uint32_t index) {
+    return (int32_t)peek32(file, slot_at(file, index, file->layout->slot_pid));
+}
+
+static uint64_t bytes_in(const struct region_file *file, uint32_t index) {
+    return peek64(file, slot_at(file, index, file->layout->slot_used) + 32);
+}
+
+static void take_as(const struct region_file *file, uint64_t owner) {
+    poke64(file, file->layout->sem, 0);
+    poke64(file, file->layout->owner_pid, owner);
+}
+
+static void check_free(const struct region_file *file) {
+    CHECK_EQ(peek64(file, file->layout->sem), 1);
+    CHECK_EQ(peek64(file, file->layout->owner_pid), 0);
+}
+
+/* ---- A /proc in which a scan can be held up ------------------------------------------ */
+
+struct fake_proc {
+    char path[256];
+    char fifo[320];
+    char mapping[512]; /* this process's own line about the region in its maps */
+};
+
+static void write_file(const char *path, const char *text) {
+    FILE *file = fopen(path, "we");
+    NEED(file != NULL);
+    NEED(fputs(text, file) >= 0 && fclose(file) == 0);
+}
+
+static void find_mapping(const struct region_file *file, struct fake_proc *proc) {
+    FILE *maps = fopen("/proc/self/maps", "re");
+    NEED(maps != NULL);
+    bool found = false;
+    while (!found && fgets(proc->mapping, sizeof proc->mapping, maps) != NULL)
+        found = strstr(proc->mapping, file->path) != NULL;
+    fclose(maps);
+    NEED(found);
+}
+
+/* As it would look with this pid in one namespace and a mapping, or none (""). */
+static void add_process(const struct fake_proc *proc, int32_t pid, const char *maps) {
+    char path[400], text[64];
+    snprintf(path, sizeof path, "%s/%d", proc->path, pid);
+    NEED(mkdir(path, 0755) == 0);
+    snprintf(path, sizeof path, "%s/%d/status", proc->path, pid);
+    snprintf(text, sizeof text, "State:\tS (sleeping)\nNSpid:\t%d\n", pid);
+    write_file(path, text);
+    snprintf(path, sizeof path, "%s/%d/maps", proc->path, pid);
+    if (maps != NULL)
+        write_file(path, maps);
+    else
+        NEED(mkfifo(path, 0644) == 0);
+}
+
+static void make_proc(struct fake_proc *proc, const struct region_file *file) {
+    static const char other[] = "00400000-00401000 r--p 00000000 00:00 1 /other\n";
+    char path[400];
+    find_mapping(file, proc);
+    const char *parent = getenv("TMPDIR");
+    snprintf(proc->path, sizeof proc->path, "%s/hr-proc-XXXXXX",
+             parent != NULL && *parent != '\0' ? parent : "/tmp");
+    NEED(mkdtemp(proc->path) != NULL);
+    add_process(proc, 1, other);
+    snprintf(path, sizeof path, "%s/1/ns", proc->path);
+    NEED(mkdir(path, 0755) == 0);
+    snprintf(path, sizeof path, "%s/1/ns/pid", proc->path);
+    NEED(symlink("pid:[4026531836]", path) == 0);
+    add_process(proc, WATCHED, NULL);
+    snprintf(proc->fifo, sizeof proc->fifo, "%s/%d/maps", proc->path, WATCHED);
+}
+
+static void remove_proc(const struct fake_proc *proc) {
+    char command[320];
+    snprintf(command, sizeof command, "rm -r '%s'", proc->path);
+    NEED(system(command) == 0);
+}
+
+/* ---- Something happens while another thread scans -------------------------------------- */
+
+struct scan {
+    hr_region *region;
+    const struct fake_proc *proc;
+    int (*call)(struct scan *scan);
+    int code;
+    struct hr_reap reaped[HR_SLOTS];
+    atomic_int over;
+};
+
+static void *run_scan(void *argument) {
+    struct scan *scan = argument;
+    scan->code = scan->call(scan);
+    atomic_store(&scan->over, 1);
+    return NULL;
+}
+
+static void let_scan_pass(int fifo) {
+    static const char other[] = "00400000-00401000 r--p 00000000 00:00 1 /other\n";
+    NEED(write(fifo, other, sizeof other - 1) == sizeof other - 1);
+    close(fifo);
+}
+
+/* The change happens once the scan has reached the watched process; later scans just pass. */
+static void change_during(struct scan *scan, const struct region_file *file,
+                          void (*change)(const struct region_file *, const struct fake_proc *)) {
+    pthread_t thread;
+    NEED(pthread_create(&thread, NULL, run_scan, scan) == 0);
+    int fifo = open(scan->proc->fifo, O_WRONLY | O_CLOEXEC); /* waits for its reader */
+    NEED(fifo >= 0);
+    change(file, scan->proc);
+    let_scan_pass(fifo);
+    while (!atomic_load(&scan->over)) {
+        fifo = open(scan->proc->fifo, O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+        if (fifo >= 0)
+            let_scan_pass(fifo);
+        usleep(1000);
+    }
+    pthread_join(thread, NULL);
+}
+
+static int call_reap(struct scan *scan) {
+    return hr_reap(scan->region, scan->proc->path, NULL, 0, 0, ONE_SECOND, scan->reaped);
+}
+
+static int call_recover(struct scan *scan) {
+    return hr_recover_lock(scan->region, scan->proc->path, 0);
+}
+
+/* A process starts, maps the file and takes a slot. */
+static void attach_newcomer(const struct region_file *file, const struct fake_proc *proc) {
+    add_process(proc, NEWCOMER, proc->mapping);
+    put_slot(file, peek32(file, file->layout->proc_num), NEWCOMER, 4096);
+}
+
+static void test_a_process_that_attaches_during_a_scan_is_not_reaped(void) {
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        struct region_file file;
+        struct fake_proc proc;
+        static struct scan scan;
+        region_file_make(&file, id);
+        make_proc(&proc, &file);
+        scan = (struct scan){.proc = &proc, .call = call_reap};
+        NEED(hr_open(file.path, HR_WRITE, HR_LAYOUTS, &scan.region) >= 0);
+        put_slot(&file, 0, DEAD, 1000);
+        change_during(&scan, &file, attach_newcomer);
+        CHECK_EQ(scan.code, 1);
+        CHECK_EQ(scan.reaped[0].pid, DEAD);
+        bool moved = file.layout->slot_seqlock == HR_ABSENT;
+        CHECK_EQ(peek32(&file, file.layout->proc_num), moved ? 1 : 2);
+        CHECK_EQ(pid_in(&file, moved ? 0 : 1), NEWCOMER);
+        CHECK_EQ(bytes_in(&file, moved ? 0 : 1), 4096);
+        hr_free(scan.region);
+        remove_proc(&proc);
+        region_file_remove(&file);
+    }
+}
+
+/* libvgpu's waiter starts, takes the dead owner's lock away, and has it itself. */
+static void change_owner(const struct region_file *file, const struct fake_proc *proc) {
+    add_process(proc, NEWCOMER, proc->mapping);
+    take_as(file, NEWCOMER);
+}
+
+static void test_a_lock_that_changes_hands_during_a_scan_is_not_broken(void) {
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        struct region_file file;
+        struct fake_proc proc;
+        static struct scan scan;
+        region_file_make(&file, id);
+        make_proc(&proc, &file);
+        scan = (struct scan){.proc = &proc, .call = call_recover};
+        NEED(hr_open(file.path, HR_WRITE, HR_LAYOUTS, &scan.region) >= 0);
+        take_as(&file, DEAD);
+        change_during(&scan, &file, change_owner);
+        CHECK_EQ(scan.code, HR_ENOTRECOVERABLE);
+        CHECK_EQ(peek32(&file, file.layout->sem), 0);
+        CHECK_EQ(peek64(&file, file.layout->owner_pid), NEWCOMER);
+        take_as(&file, DEAD);
+        hr_free(scan.region);
+        remove_proc(&proc);
+        region_file_remove(&file);
+    }
+}
+
+static void change_nothing(const struct region_file *file, const struct fake_proc *proc) {
+    (void)file;
+    (void)proc;
+}
+
+/* The same scenes without the change: the dead are found. */
+static void test_a_scan_that_nothing_disturbs_finds_the_dead(void) {
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        struct region_file file;
+        struct fake_proc proc;
+        static struct scan scan;
+        region_file_make(&file, id);
+        make_proc(&proc, &file);
+        scan = (struct scan){.proc = &proc, .call = call_recover};
+        NEED(hr_open(file.path, HR_WRITE, HR_LAYOUTS, &scan.region) >= 0);
+        put_slot(&file, 0, DEAD, 1000);
+        take_as(&file, DEAD);
+        change_during(&scan, &file, change_nothing);
+        CHECK_EQ(scan.code, HR_RECOVERED_OWNER);
+        check_free(&file);
+        scan = (struct scan){.proc = &proc, .call = call_reap, .region = scan.region};
+        change_during(&scan, &file, change_nothing);
+        CHECK_EQ(scan.code, 1);
+        CHECK_EQ(peek32(&file, file.layout->proc_num), 0);
+        hr_free(scan.region);
+        remove_proc(&proc);
+        region_file_remove(&file);
+    }
+}
+
+/* ---- What was left half done ---------------------------------------------------------- */
+
+/*
+ * A writer of this library from another namespace died in the middle of a removal.
+ * Who takes the lock next ends it, and has the lock.
+ */
+static void test_taking_over_in_the_middle_of_a_removal(void) {
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        struct region_file file;
+        region_file_make(&file, id);
+        if (file.layout->slot_seqlock == HR_ABSENT) {
+            hr_region *region;
+            NEED(hr_open(file.path, HR_WRITE, HR_LAYOUTS, &region) >= 0);
+            put_slot(&file, 0, OTHER, 500);
+            put_slot(&file, 1, OTHER, 500);
+            take_as(&file, HR_FOREIGN_OWNER + 12345);
+            CHECK_EQ(hr_lock(region, ONE_SECOND), HR_OK);
+            CHECK_EQ(peek32(&file, file.layout->proc_num), 1);
+            CHECK_EQ(peek32(&file, file.layout->sem), 0);
+            CHECK_EQ(hr_unlock(region), HR_OK);
+            check_free(&file);
+            hr_free(region);
+        }
+        region_file_remove(&file);
+    }
+}
+
+/*
+ * Up to 2.8.0: a removal moved our slot, its process died before the count, and
+ * libvgpu's waiter took the lock away without ending it.  We stand twice.  Whatever
+ * is repaired then, what we charge and release goes on to be right.
+ */
+static void test_accounting_while_standing_twice(void) {
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        for (int repairs = 0; repairs < 2; repairs++) {
+            struct region_file file;
+            static int32_t pids[HR_SLOTS];
+            region_file_make(&file, id);
+            if (file.layout->slot_seqlock != HR_ABSENT) {
+                region_file_remove(&file);
+                continue;
+            }
+            hr_region *region;
+            NEED(hr_open(file.path, HR_WRITE, HR_LAYOUTS, &region) >= 0);
+            put_slot(&file, 0, DEAD, 100);
+            CHECK_EQ(hr_attach(region, ONE_SECOND), HR_OK);
+            CHECK_EQ(hr_charge(region, 0, HR_DATA, 1000, ONE_SECOND), HR_OK);
+            memcpy(file.bytes + slot_at(&file, 0, 0), file.bytes + slot_at(&file, 1, 0),
+                   file.layout->slot_stride);
+            CHECK_EQ(hr_charge(region, 0, HR_DATA, 500, ONE_SECOND), HR_OK);
+            if (repairs == 1)
+                CHECK_EQ(hr_repair_slots(region, NULL, 0, ONE_SECOND, pids), 1);
+            CHECK_EQ(hr_charge(region, 0, HR_MODULE, 30, ONE_SECOND), HR_OK);
+            if (repairs == 1)
+                CHECK_EQ(hr_get(region, HR_VALUE_MEMORY_USED, 0), 1530);
+            CHECK_EQ(hr_release(region, 0, HR_DATA, 1500, ONE_SECOND), HR_OK);
+            CHECK_EQ(hr_release(region, 0, HR_MODULE, 30, ONE_SECOND), HR_OK);
+            CHECK(bytes_in(&file, 0) <= 1000);
+            if (repairs == 0)
+                CHECK_EQ(hr_repair_slots(region, NULL, 0, ONE_SECOND, pids), 1);
+            CHECK_EQ(hr_get(region, HR_VALUE_MEMORY_USED, 0), 0);
+            CHECK_EQ(peek32(&file, file.layout->proc_num), 1);
+            CHECK_EQ(hr_detach(region, ONE_SECOND), HR_OK);
+            CHECK_EQ(peek32(&file, file.layout->proc_num), 0);
+            check_free(&file);
+            hr_free(region);
+            region_file_remove(&file);
+        }
+    }
+}
+
+/* ---- Recovery beside those who wait ----------------------------------------------------- */
+
+static void *wait_for_lock(void *argument) {
+    hr_region *region = argument;
+    int code = hr_lock(region, 20 * ONE_SECOND);
+    CHECK_EQ(code, HR_OK);
+    if (code == HR_OK)
+        CHECK_EQ(hr_unlock(region), HR_OK);
+    return NULL;
+}
+
+/* Others of this library wait for a dead owner's lock, for long; it is recovered all the same. */
+static void test_waiters_do_not_keep_recovery_out(void) {
+    enum { WAITERS = 3 };
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        struct region_file file;
+        hr_region *waiting[WAITERS], *doctor;
+        pthread_t threads[WAITERS];
+        region_file_make(&file, id);
+        take_as(&file, DEAD);
+        for (int i = 0; i < WAITERS; i++) {
+            NEED(hr_open(file.path, HR_WRITE, HR_LAYOUTS, &waiting[i]) >= 0);
+            NEED(pthread_create(&threads[i], NULL, wait_for_lock, waiting[i]) == 0);
+        }
+        usleep(200000); /* all of them wait, whichever wins below */
+        NEED(hr_open(file.path, HR_WRITE, HR_LAYOUTS, &doctor) >= 0);
+        int code = hr_recover_lock(doctor, NULL, 0);
+        CHECK(code == HR_RECOVERED_OWNER || code == 0);
+        if (code < 0) {
+            poke64(&file, file.layout->owner_pid, 0);
+            poke64(&file, file.layout->sem, 1);
+        }
+        for (int i = 0; i < WAITERS; i++)
+            pthread_join(threads[i], NULL);
+        check_free(&file);
+        for (int i = 0; i < WAITERS; i++)
+            hr_free(waiting[i]);
+        hr_free(doctor);
+        region_file_remove(&file);
+    }
+}
+
+int main(void) {
+    RUN(test_a_scan_that_nothing_disturbs_finds_the_dead);
+    RUN(test_a_process_that_attaches_during_a_scan_is_not_reaped);
+    RUN(test_a_lock_that_changes_hands_during_a_scan_is_not_broken);
+    RUN(test_taking_over_in_the_middle_of_a_removal);
+    RUN(test_accounting_while_standing_twice);
+    RUN(test_waiters_do_not_keep_recovery_out);
+    return check_report("test_lock_races");
+}
