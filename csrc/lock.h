@@ -23,8 +23,8 @@
  * WHO SIGNS HOW
  *
  * owner_pid is judged by libvgpu's waiters in the container's pid namespace: a
- * pid that does not exist there loses the lock after 10 s.  A process of the same
- * namespace signs with its pid.  One of another namespace signs with
+ * pid that does not exist there loses the lock after 10 s.  A process that is seen to
+ * be of the same namespace signs with its pid.  Any other signs with
  * HR_FOREIGN_OWNER + its pid, which can be no live pid, and must hold the lock
  * for milliseconds only.
  *

@@ -32,10 +32,11 @@ static FILE *open_at(int directory, const char *name)
     return file;
 }
 
-static bool parse_mapping(const char *line, uint64_t *start, struct identity *out)
+static bool parse_mapping(const char *line, uint64_t *start, char permissions[5],
+                          struct identity *out)
 {
-    return sscanf(line, "%" SCNx64 "-%*x %*s %*x %x:%x %" SCNu64, start, &out->major, &out->minor,
-                  &out->inode) == 4;
+    return sscanf(line, "%" SCNx64 "-%*x %4s %*x %x:%x %" SCNu64, start, permissions, &out->major,
+                  &out->minor, &out->inode) == 5;
 }
 
 /* Our own mapping tells how the file is called in everybody's maps. */
@@ -49,7 +50,9 @@ static int own_identity(const hr_region *region, struct identity *out)
     bool found = false;
     while (!found && getline(&line, &room, maps) > 0) {
         uint64_t start;
-        found = parse_mapping(line, &start, out) && start == (uint64_t)(uintptr_t)region->base;
+        char permissions[5];
+        found = parse_mapping(line, &start, permissions, out) &&
+                start == (uint64_t)(uintptr_t)region->base;
     }
     free(line);
     fclose(maps);
@@ -75,10 +78,13 @@ static enum seen read_maps(int directory, const char *name, const struct identit
     errno = 0;
     while (seen != MAPS && getline(&line, &room, maps) > 0) {
         uint64_t start;
+        char permissions[5];
         struct identity other;
-        bool same = parse_mapping(line, &start, &other) && other.inode == identity->inode &&
-                    other.major == identity->major && other.minor == identity->minor;
-        seen = same ? MAPS : MAPS_NOT;
+        bool same = parse_mapping(line, &start, permissions, &other) &&
+                    other.inode == identity->inode && other.major == identity->major &&
+                    other.minor == identity->minor;
+        /* Who only reads is an exporter somewhere: no process of the region, and no holder. */
+        seen = same && permissions[1] == 'w' ? MAPS : MAPS_NOT;
     }
     if (seen == MAPS_NOTHING && is_refusal(errno))
         seen = REFUSED;
@@ -354,13 +360,6 @@ enum hr_life hr_life_of_slot(const struct hr_mappers *mappers, int32_t pid)
 
 bool hr_shares_namespace(hr_region *region)
 {
-    int proc = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (proc < 0)
-        return false;
-    bool initial = sees_everybody(proc);
-    close(proc);
-    if (!initial)
-        return true;
     struct hr_mappers mappers;
     if (hr_find_mappers(region, NULL, HR_WITH_OWN_HANDLE, &mappers) != HR_OK)
         return false;

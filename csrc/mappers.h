@@ -2,8 +2,8 @@
  * Which processes map a region, and what their pids are in each namespace.
  *
  * A pid in a region is one of the container's namespace and may have been used
- * again.  What counts as proof: /proc/<pid>/maps shows this very file, and
- * NSpid in /proc/<pid>/status has the number.  A process with the right number
+ * again.  What counts as proof: /proc/<pid>/maps shows this very file mapped for
+ * writing, and NSpid in /proc/<pid>/status has the number.  A process with the right number
  * that does not map the file is another one.
  */
 #ifndef HR_MAPPERS_H
@@ -58,8 +58,7 @@ enum hr_life hr_life_of_slot(const struct hr_mappers *mappers, int32_t pid);
 
 /*
  * Whether this process has its pids in the namespace of the region's processes:
- * it is in a later pid namespace itself, or the processes with slots that can be
- * seen are all seen under the pids in their slots.
+ * some with slots are seen here, and all of those under the pids in their slots.
  */
 bool hr_shares_namespace(hr_region *region);
 

@@ -363,9 +363,7 @@ static int regain_slot(hr_region *region)
         code = take_slot(region, region->attached_pid, &attachment->index);
     if (code != HR_OK)
         return code;
-    /* Under the older rule a slot that was moved has all that was charged. */
-    if (has_seqlock(region) || found < 0)
-        write_books(region, hr_slot(region, attachment->index));
+    write_books(region, hr_slot(region, attachment->index));
     if (has_seqlock(region)) {
         unsigned char *left = hr_slot(region, old);
         if (old != attachment->index && (int32_t)old >= count &&
@@ -691,9 +689,50 @@ static int reap_work(void *argument)
     return call->found;
 }
 
+/* Whether there may be something to do, by a scan from before the lock. */
+static int has_dead_work(void *argument)
+{
+    const struct reap_call *call = argument;
+    int32_t count;
+    int code = hr_check_header(call->region);
+    if (code == HR_OK)
+        code = hr_checked_proc_num(call->region, &count);
+    if (code != HR_OK)
+        return code;
+    for (int32_t index = 0; index < count; index++) {
+        int32_t pid = pid_of(call->region, hr_slot(call->region, (uint32_t)index));
+        if (pid == 0 || hr_life_of_slot(call->mappers, pid) == HR_DEAD)
+            return 1;
+    }
+    return 0;
+}
+
+/*
+ * The scan that judges is made under the lock: who has a slot by then has mapped the
+ * file before, so nobody who comes at the same moment is taken for dead.
+ */
+static int reap_under_lock(struct reap_call *call, const char *proc, uint64_t timeout_ns)
+{
+    hr_region *region = call->region;
+    struct hr_mappers mappers;
+    int code = hr_lock_take(region, hr_deadline_ns(timeout_ns));
+    if (code != HR_OK)
+        return code;
+    code = hr_find_mappers(region, proc, HR_WITH_OWN_HANDLE, &mappers);
+    if (code == HR_OK) {
+        call->mappers = &mappers;
+        code = hr_guard_run(region->base, region->mapped_bytes, reap_work, call);
+        hr_free_mappers(&mappers);
+    }
+    int dropped = hr_lock_drop(region);
+    return code >= 0 && dropped != HR_OK ? dropped : code;
+}
+
 int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t pid_count,
             uint32_t dry_run, uint64_t timeout_ns, struct hr_reap *out)
 {
+    if (!region->writable)
+        return hr_fail_code(HR_EREADONLY);
     struct hr_mappers mappers;
     int code = find_mappers(region, proc, &mappers);
     if (code != HR_OK)
@@ -704,8 +743,15 @@ int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t p
                              .pid_count = pid_count,
                              .dry_run = dry_run,
                              .out = out};
-    code = run_locked(region, reap_work, &call, timeout_ns);
+    code = hr_run(region, has_dead_work, &call);
     hr_free_mappers(&mappers);
+    if (code < 0 || (code == 0 && pid_count == 0))
+        return code;
+    code = hr_enter(region);
+    if (code != HR_OK)
+        return code;
+    code = reap_under_lock(&call, proc, timeout_ns);
+    hr_leave(region);
     return code;
 }
 
@@ -715,8 +761,7 @@ struct repair_call {
     hr_region *region;
     const struct hr_mappers *mappers;
     uint32_t dry_run;
-    /* Only where the process was seen writing above proc_num: for those who were not asked. */
-    bool only_seen_writing;
+    bool unasked; /* somebody attaches and did not ask for repairs: only where it is certain */
     int32_t *pids;
     int32_t found;
     uint64_t seqlocks[HR_SLOTS]; /* some time ago, to see who moves */
@@ -780,15 +825,18 @@ static bool is_frozen_copy(const struct repair_call *call, int32_t copy, int32_t
         return false;
     if (moves(call, index))
         return true;
-    if (call->only_seen_writing)
-        return false;
     uint64_t frozen = seqlock_of(region, copy), going_on = seqlock_of(region, index);
+    int32_t host_pid = hr_load_i32(hr_slot(region, (uint32_t)copy) + hostpid, memory_order_relaxed);
     bool same_host_pid =
-        hr_load_i32(hr_slot(region, (uint32_t)copy) + hostpid, memory_order_relaxed) ==
-        hr_load_i32(hr_slot(region, (uint32_t)index) + hostpid, memory_order_relaxed);
+        hr_load_i32(hr_slot(region, (uint32_t)index) + hostpid, memory_order_relaxed) == host_pid;
+    if (hold_the_same(region, copy, index))
+        return true;
+    /* 0 says nothing: most processes have found no host pid. */
+    if (!same_host_pid || (call->unasked && host_pid == 0))
+        return false;
     /* Emptied already by a repair that was killed: a slot in use has a status. */
     bool emptied = is_empty(region, hr_slot(region, (uint32_t)copy)) && going_on >= frozen;
-    return same_host_pid && (emptied || going_on > frozen || hold_the_same(region, copy, index));
+    return emptied || going_on > frozen;
 }
 
 /* Whether a live process writes at `index`, at or above `count`; `copy` is its slot below, or -1. */
@@ -803,7 +851,7 @@ static bool is_orphan(const struct repair_call *call, int32_t index, int32_t cou
     *copy = find_slot(region, pid, count);
     if (*copy >= 0)
         return is_frozen_copy(call, *copy, index);
-    return moves(call, index) || !call->only_seen_writing;
+    return true;
 }
 
 /*
@@ -884,11 +932,38 @@ struct attach_call {
     int32_t pid;
 };
 
+/*
+ * A live process may be writing where the newcomer would go.  Where that is certain
+ * its frozen copy is emptied.  Where it is in doubt nothing is: the slot counts
+ * beside the other one, too much rather than too little.  Only a slot whose process
+ * is at work in another one is free to take.
+ */
+static int step_over_orphans(struct repair_call *call)
+{
+    hr_region *region = call->region;
+    int32_t count;
+    int code = hr_checked_proc_num(region, &count);
+    if (code != HR_OK)
+        return code;
+    for (int32_t index = count; index < HR_SLOTS; index++) {
+        int32_t pid = pid_of(region, hr_slot(region, (uint32_t)index));
+        if (pid <= 0 || pid == getpid() || hr_life_of_slot(call->mappers, pid) != HR_ALIVE)
+            break;
+        int32_t copy = find_slot(region, pid, count);
+        if (copy >= 0 && moves(call, copy))
+            break;
+        if (copy >= 0 && is_frozen_copy(call, copy, index))
+            empty_slot(region, hr_slot(region, (uint32_t)copy));
+        set_proc_num(region, index + 1);
+    }
+    return HR_OK;
+}
+
 static int attach_work(void *argument)
 {
     struct attach_call *call = argument;
     hr_region *region = call->region;
-    int code = call->repair == NULL ? HR_OK : repair_work(call->repair);
+    int code = call->repair == NULL ? HR_OK : step_over_orphans(call->repair);
     if (code < 0)
         return code;
     code = take_slot(region, call->pid, &call->attachment->index);
@@ -921,9 +996,7 @@ static int attach_beside_orphans(struct attach_call *call, uint64_t timeout_ns)
     code = find_mappers(region, NULL, &mappers);
     if (code != HR_OK)
         return code;
-    int32_t pids[HR_SLOTS];
-    struct repair_call repair = {
-        .region = region, .mappers = &mappers, .only_seen_writing = true, .pids = pids};
+    struct repair_call repair = {.region = region, .mappers = &mappers, .unasked = true};
     code = watch_seqlocks(&repair);
     call->repair = &repair;
     if (code == HR_OK)

@@ -110,16 +110,17 @@ class _View:
 class ProcessTable:
     """All processes that one /proc shows, and the regions they map.
 
-    Cost: a refresh lists /proc and reads ``stat`` of each process, about 10 us each. More is read
+    Cost: a refresh lists /proc and reads ``stat`` of each process, about 15 us each. More is read
     only of a process that is new, or whose page faults, address space or start time differ from
-    what they were: then its maps, status, cgroup and command line, 50 us and about 0.3 us per
-    mapping. Kernel threads cost ``stat`` only. So a node with 1,000 idle processes takes about
-    10 ms, and one where all are busy about 0.1 s.
+    what they were: then its maps, status, cgroup and command line, about 0.1 ms and 2 us per
+    mapping, nearly all of it in the kernel. Kernel threads cost ``stat`` only. So 1,000 processes
+    cost 15 ms while they are idle, and 0.3 s, with 100 mappings each, where all of them are new or
+    busy.
 
     What that misses: a process that maps a file, unmaps as many bytes elsewhere and touches no new
-    page at all, until it does; a change of user or cgroup alone, until the process runs on.
+    page at all, until it does; a change of user or cgroup alone, until the process touches one.
 
-    Memory: under 2 KiB per process. No descriptor is kept open.
+    Memory: about 1 KiB per process. No descriptor is kept open.
 
     Threads: may be shared. Refreshes exclude each other; all other methods work on the last
     complete one.
