@@ -16,7 +16,7 @@ VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' libhamiregion/_version
 INSTALLED := $(VENV)/.installed$(HAMIREGION_TESTPOINTS)
 BUILD_INPUTS := pyproject.toml setup.py libhamiregion/_build.py libhamiregion/_version.py \
 	libhamiregion/_native.cdef.h $(wildcard csrc/*.c csrc/*.h)
-C_FILES := $(wildcard csrc/*.c csrc/*.h tests/c/*.c tests/c/*.h)
+C_FILES := $(wildcard csrc/*.c csrc/*.h tests/c/*.c tests/c/*.h tests/fake_nvml/*.c tests/fake_nvml/*.h benchmarks/*.c)
 
 # Targets share one virtual environment, which pip must not fill twice at a time.
 .NOTPARALLEL:

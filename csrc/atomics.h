@@ -51,8 +51,9 @@ static inline uint64_t hr_add_u64(unsigned char *at, uint64_t value, memory_orde
 /* `expected` takes what was found when this fails. */
 static inline bool hr_swap_u64(unsigned char *at, uint64_t *expected, uint64_t desired)
 {
-    return atomic_compare_exchange_strong_explicit((_Atomic uint64_t *)(void *)at, expected, desired,
-                                                   memory_order_acq_rel, memory_order_acquire);
+    return atomic_compare_exchange_strong_explicit((_Atomic uint64_t *)(void *)at, expected,
+                                                   desired, memory_order_acq_rel,
+                                                   memory_order_acquire);
 }
 
 static inline bool hr_swap_i32(unsigned char *at, int32_t *expected, int32_t desired)

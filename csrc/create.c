@@ -59,8 +59,7 @@ static int write_region(int fd, const struct hr_layout *layout, const struct hr_
     for (uint32_t device = 0; device < HR_DEVICES; device++) {
         put_u64(header + layout->limit + device * 8, spec->limit[device]);
         put_u64(header + layout->sm_limit + device * 8, spec->sm_limit[device]);
-        memcpy(header + layout->uuids + device * HR_UUID_BYTES, spec->uuids[device],
-               HR_UUID_BYTES);
+        memcpy(header + layout->uuids + device * HR_UUID_BYTES, spec->uuids[device], HR_UUID_BYTES);
     }
     /* What libvgpu's creation leaves: limiting on, a launch just seen. */
     put_u32(tail + (layout->utilization_switch - layout->proc_num), 1);
@@ -132,8 +131,7 @@ int hr_create(const char *path, const struct hr_create_spec *spec)
         code = hr_fail_errno(HR_ESYSTEM, errno);
     } else {
         snprintf(temporary, sizeof temporary, ".region-%016" PRIx64 ".new", random);
-        fd = openat(directory, temporary, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
-                    0600);
+        fd = openat(directory, temporary, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
         if (fd < 0)
             code = hr_fail_errno(errno == EACCES || errno == EROFS || errno == EPERM ? HR_EACCESS
                                                                                      : HR_ESYSTEM,

@@ -64,8 +64,9 @@ static void end_by_default(int signal_number, const siginfo_t *info)
 static void pass_on(int signal_number, siginfo_t *info, void *context)
 {
     uintptr_t frame = (uintptr_t)__builtin_frame_address(0);
-    int level = is_nested(frame) ? passing_level - 1
-                                 : atomic_load_explicit(&predecessor_count, memory_order_acquire) - 1;
+    int level = is_nested(frame)
+                    ? passing_level - 1
+                    : atomic_load_explicit(&predecessor_count, memory_order_acquire) - 1;
     if (level < 0) {
         end_by_default(signal_number, info);
         return;

@@ -273,8 +273,8 @@ static uint32_t candidates_with_version(const struct file_view *view)
 static int candidates_of(const struct file_view *view, uint32_t *candidates)
 {
     uint32_t with_version = candidates_with_version(view);
-    bool cut_short = view->major_version == 1 &&
-                     (view->minor_version == 1 || view->minor_version == 2);
+    bool cut_short =
+        view->major_version == 1 && (view->minor_version == 1 || view->minor_version == 2);
     bool too_small_for_version = view->size < hr_layouts[HR_V1_1].size;
     bool no_version = view->major_version == 0 || (too_small_for_version && !cut_short);
     uint32_t without_version = 0;
@@ -309,8 +309,8 @@ static int decide(const struct file_view *view)
                                    .device = -1,
                                    .layout = HR_LAYOUTS,
                                    .file_size = view->size,
-                                   .found = (uint64_t)view->major_version << 32 |
-                                            view->minor_version,
+                                   .found =
+                                       (uint64_t)view->major_version << 32 | view->minor_version,
                                    .wanted = cut ? hr_layouts[HR_V1_1].size : 0};
         return hr_fail(&detail);
     }

@@ -250,7 +250,8 @@ static int judge_namespace(const hr_region *region, struct namespace_call *call)
     return hr_guard_run(region->base, region->mapped_bytes, judge_slots, call);
 }
 
-/* With hidepid the others' directories are not listed, or not readable: then process 1's is neither. */
+/* With hidepid the others' directories are not listed, or not readable: then process 1's is
+ * neither. */
 static bool sees_first_process(int proc)
 {
     struct status_lines status;

@@ -333,11 +333,10 @@ int hr_check_header(const hr_region *region)
     int32_t magic = hr_load_i32(region->base, memory_order_acquire);
     bool same = magic == HR_MAGIC;
     if (layout->major_version != 0) {
-        same = same &&
-               hr_load_i32(region->base + 4, memory_order_relaxed) ==
-                   (int32_t)layout->major_version &&
-               hr_load_i32(region->base + 8, memory_order_relaxed) ==
-                   (int32_t)layout->minor_version;
+        same =
+            same &&
+            hr_load_i32(region->base + 4, memory_order_relaxed) == (int32_t)layout->major_version &&
+            hr_load_i32(region->base + 8, memory_order_relaxed) == (int32_t)layout->minor_version;
     }
     return same ? HR_OK : hr_fail_why(HR_ESTALE, HR_WHY_REPLACED);
 }
@@ -400,8 +399,7 @@ uint32_t hr_far_uuids(const hr_region *region, uint32_t count)
 {
     uint32_t found = 0;
     for (uint32_t device = count; device < HR_DEVICES; device++) {
-        const unsigned char *uuid =
-            region->base + region->layout->uuids + device * HR_UUID_BYTES;
+        const unsigned char *uuid = region->base + region->layout->uuids + device * HR_UUID_BYTES;
         if (hr_load_u64(uuid, memory_order_relaxed) != 0)
             found |= 1u << device;
     }

@@ -61,31 +61,31 @@ const char *hr_core_version(void);
 
 enum hr_code {
     HR_OK = 0,
-    HR_ENOTFOUND = -1,       /* no such file */
-    HR_EACCESS = -2,         /* the system refuses access */
-    HR_ENOTREGION = -3,      /* not a regular file, or another magic */
-    HR_ENOTREADY = -4,       /* empty, short or magic 0: being created */
-    HR_EAMBIGUOUS = -5,      /* several layouts are plausible */
-    HR_ECORRUPT = -6,        /* a count or a text is out of range */
-    HR_ESTALE = -7,          /* truncated, emptied or replaced since hr_open() */
-    HR_ECLOSED = -8,         /* used after hr_close() */
-    HR_EFORKED = -9,         /* opened before fork() */
-    HR_EREADONLY = -10,      /* a write through a read-only handle */
-    HR_ECONFLICT = -11,      /* the expected value was not there */
-    HR_EBELOWUSE = -12,      /* the limit would be lower than what is used */
-    HR_EEXISTS = -13,        /* hr_create() never overwrites */
-    HR_ENOSPACE = -14,       /* the caller's buffer is too small: detail.wanted */
-    HR_EINVAL = -15,         /* an argument is out of range */
-    HR_ESYSTEM = -16,        /* another system error: detail.sys_errno */
-    HR_ETIMEOUT = -17,       /* the lock was not free within the deadline */
+    HR_ENOTFOUND = -1,        /* no such file */
+    HR_EACCESS = -2,          /* the system refuses access */
+    HR_ENOTREGION = -3,       /* not a regular file, or another magic */
+    HR_ENOTREADY = -4,        /* empty, short or magic 0: being created */
+    HR_EAMBIGUOUS = -5,       /* several layouts are plausible */
+    HR_ECORRUPT = -6,         /* a count or a text is out of range */
+    HR_ESTALE = -7,           /* truncated, emptied or replaced since hr_open() */
+    HR_ECLOSED = -8,          /* used after hr_close() */
+    HR_EFORKED = -9,          /* opened before fork() */
+    HR_EREADONLY = -10,       /* a write through a read-only handle */
+    HR_ECONFLICT = -11,       /* the expected value was not there */
+    HR_EBELOWUSE = -12,       /* the limit would be lower than what is used */
+    HR_EEXISTS = -13,         /* hr_create() never overwrites */
+    HR_ENOSPACE = -14,        /* the caller's buffer is too small: detail.wanted */
+    HR_EINVAL = -15,          /* an argument is out of range */
+    HR_ESYSTEM = -16,         /* another system error: detail.sys_errno */
+    HR_ETIMEOUT = -17,        /* the lock was not free within the deadline */
     HR_ENOTRECOVERABLE = -18, /* nothing proves that the lock may be broken */
-    HR_EMEMORYLIMIT = -19,   /* a charge would pass the memory limit */
-    HR_EFULL = -20,          /* all 1,024 slots are taken */
-    HR_ENOPROCESS = -21,     /* no slot of that pid below proc_num */
-    HR_EBUSY = -22,          /* this thread has the lock already; or hr_unlock() without it */
-    HR_ELOST = -23,          /* the lock was taken away while it was held */
-    HR_EATTACHED = -24,      /* this process is attached to the region already */
-    HR_EDETACHED = -25       /* this handle is not attached */
+    HR_EMEMORYLIMIT = -19,    /* a charge would pass the memory limit */
+    HR_EFULL = -20,           /* all 1,024 slots are taken */
+    HR_ENOPROCESS = -21,      /* no slot of that pid below proc_num */
+    HR_EBUSY = -22,           /* this thread has the lock already; or hr_unlock() without it */
+    HR_ELOST = -23,           /* the lock was taken away while it was held */
+    HR_EATTACHED = -24,       /* this process is attached to the region already */
+    HR_EDETACHED = -25        /* this handle is not attached */
 };
 
 /* What about a file or a value was wrong; detail.why. */
@@ -215,7 +215,6 @@ struct hr_snapshot {
     int32_t utilization_switch;
     int32_t recent_kernel;
 };
-
 
 struct hr_process {
     int32_t pid;

@@ -92,8 +92,8 @@ enum hr_reaped {
 
 struct hr_reap {
     int32_t pid;
-    uint32_t what;   /* enum hr_reaped */
-    uint64_t bytes;  /* that its slot counted, over all devices */
+    uint32_t what;  /* enum hr_reaped */
+    uint64_t bytes; /* that its slot counted, over all devices */
 };
 
 /*

@@ -38,7 +38,7 @@ enum hr_testpoint {
 #define HR_TESTPOINT_ENUM(name) HR_AT_##name,
     HR_TESTPOINT_NAMES(HR_TESTPOINT_ENUM)
 #undef HR_TESTPOINT_ENUM
-    HR_TESTPOINTS_COUNT
+        HR_TESTPOINTS_COUNT
 };
 
 #ifdef HR_TESTPOINTS

@@ -13,7 +13,7 @@ from .layouts import Layout
 class Effect(str, enum.Enum):
     """From when on an edit holds. Equal to its value, a plain string.
 
-    Source: region-abi, "When an edit takes effect".
+    Source: docs, What a region is (What an edit changes, and when).
     """
 
     #: In running processes too, within a second.

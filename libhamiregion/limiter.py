@@ -33,7 +33,7 @@ class CoreLimiter:
     Threads: all methods may be called from several threads at once; waiting threads are not served
     in order.  After `fork` the child's limiter goes its own way.
 
-    Source: region-abi section 6.
+    Source: docs, The core limiter (The arithmetic).
 
     Args:
         sm_count: CUDA's `multiProcessorCount`, 1 to 65536.

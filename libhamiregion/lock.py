@@ -139,7 +139,7 @@ class Lockable(RegionHandle):
             RuntimeError: This thread holds it already.
             RegionReadOnly, RegionStale, RegionClosed: As `set_memory_limit`.
 
-        Source: region-abi section 4.
+        Source: docs, The protocol (The lock).
         """
         return RegionLock(self, nanoseconds(timeout_s))
 
@@ -207,7 +207,7 @@ class Lockable(RegionHandle):
             RegionReadOnly, RegionStale, RegionClosed: As `set_memory_limit`.
             RuntimeError: This thread holds the lock.
 
-        Source: region-abi section 4. Shell: ``hamiregion lock recover FILE``.
+        Source: docs, The protocol (Recovery). Shell: ``hamiregion lock recover FILE``.
         """
         code = lib.hr_recover_lock(self._handle, os.fsencode(proc), nanoseconds(watch_s))
         if code < 0:

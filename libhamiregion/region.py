@@ -72,7 +72,7 @@ def identify(path: PathLike) -> Layout:
         RegionNotFound, RegionPermissionDenied, NotARegion, RegionNotReady, AmbiguousLayout,
         RegionCorrupt: As `open_region`.
 
-    Source: region-abi section 3.
+    Source: docs, The file format (How a file is recognised).
     """
     absolute = absolute_path(path)
     code = lib.hr_identify(os.fsencode(absolute), lib.HR_LAYOUTS)
@@ -188,7 +188,7 @@ class Region(Lockable, SlotTable):
             RegionCorrupt: A count or a uuid is out of range.
             RegionClosed: After `close`, or in a forked child.
 
-        Source: region-abi section 4.
+        Source: docs, Consistency and lifetimes (How a snapshot is made).
         """
         size = self._buffer_bytes
         raw = _new_buffer("char[]", size)
@@ -334,7 +334,9 @@ class Region(Lockable, SlotTable):
             ValueError: A limit of 0 (use None), a text that is no size, no such device.
             RegionStale, RegionCorrupt, RegionClosed: As `snapshot`.
 
-        Source: region-abi section 2. Shell: ``hamiregion limits set FILE --memory 6GiB``.
+        Source: docs, What a region is (What an edit changes, and when).
+
+        Shell: ``hamiregion limits set FILE --memory 6GiB``.
         """
         compare = None if expected is None else parse_size(expected)
         flags = (_FORCE if force else 0) | (_DRY_RUN if dry_run else 0)
@@ -370,7 +372,9 @@ class Region(Lockable, SlotTable):
             LimitConflict, RegionReadOnly, ValueError, RegionStale, RegionCorrupt, RegionClosed: As
                 `set_memory_limit`.
 
-        Source: region-abi section 2. Shell: ``hamiregion limits set FILE --sm 50``.
+        Source: docs, What a region is (What an edit changes, and when).
+
+        Shell: ``hamiregion limits set FILE --sm 50``.
         """
         if expected is not None and not 0 <= expected <= UNLIMITED_SM_PERCENT:
             raise ValueError(f"an expected SM limit is 0 to 100 percent, not {expected}")

@@ -229,7 +229,7 @@ class SlotTable(RegionHandle):
             LockTimeout: The lock was not free in time.
             RegionReadOnly, RegionStale, RegionCorrupt, RegionClosed: As `set_memory_limit`.
 
-        Source: region-abi section 4.
+        Source: docs, The protocol (Attach).
         """
         timeout_ns = nanoseconds(timeout_s)
         code = lib.hr_attach(self._handle, timeout_ns)
@@ -453,7 +453,7 @@ class SlotTable(RegionHandle):
         Raises:
             LockTimeout, RegionReadOnly, RegionStale, RegionClosed: As `lock`.
 
-        Source: region-abi section 4, "Orphaned slots".
+        Source: docs, The protocol (Orphaned slots).
         """
         out = ffi.new("int32_t[]", SLOT_CAPACITY)
         found = lib.hr_repair_slots(

@@ -2,7 +2,6 @@
 
 - ``A, B: why`` in a *Raises* section is one entry for each of them.
 - ``Name()`` as a directive's argument means that users do not make instances: no signature then.
-- ``region-abi``, the description of the format that docstrings cite, is this documentation.
 """
 
 from __future__ import annotations
@@ -16,14 +15,6 @@ if TYPE_CHECKING:
 _SECTION = re.compile(r"\w[\w ]*:")
 _UNFINISHED = re.compile(r" +[\w.]+(?:, [\w.]+)*(?:,|: As)")
 _SEVERAL = re.compile(r"(?P<indent> +)(?P<names>[\w.]+(?:, [\w.]+)+): (?P<why>.*)")
-_PAGES = {
-    "1": ":doc:`format`",
-    "2": ":doc:`what-is-a-region`",
-    "3": ":doc:`format`",
-    "4": ":doc:`consistency-and-lifetimes`",
-    "5": ":doc:`consistency-and-lifetimes`",
-    "6": ":doc:`what-is-a-region`",
-}
 
 
 def split_raises(lines: list[str]) -> list[str]:
@@ -42,14 +33,9 @@ def split_raises(lines: list[str]) -> list[str]:
     return out
 
 
-def cite(text: str) -> str:
-    text = re.sub(r"region-abi,? section (\d)", lambda match: _PAGES.get(match[1], match[0]), text)
-    return text.replace("region-abi", _PAGES["2"])
-
-
 def process(*arguments: Any) -> None:
     lines: list[str] = arguments[-1]
-    lines[:] = [cite(line) for line in split_raises(lines)]
+    lines[:] = split_raises(lines)
 
 
 def hide_signature(_app: Sphinx, what: str, *rest: Any) -> tuple[str, None] | None:

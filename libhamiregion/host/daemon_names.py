@@ -78,14 +78,14 @@ class DockerApiNames:
             connection.sock.settimeout(self._timeout_s)
             connection.sock.connect(self._path)
             connection.request("GET", url, headers={"Host": "docker"})
-            response = connection.getresponse()
             raw = b""
-            while chunk := response.read1(_CHUNK):
-                raw += chunk
-                if len(raw) > _ANSWER_LIMIT:
-                    raise ValueError(f"an answer of more than {_ANSWER_LIMIT} bytes")
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"{self._path!r} did not answer in {self._timeout_s} s")
+            with connection.getresponse() as response:
+                while chunk := response.read1(_CHUNK):
+                    raw += chunk
+                    if len(raw) > _ANSWER_LIMIT:
+                        raise ValueError(f"an answer of more than {_ANSWER_LIMIT} bytes")
+                    if time.monotonic() > deadline:
+                        raise TimeoutError(f"{self._path!r} did not answer in {self._timeout_s} s")
         finally:
             connection.close()
         if response.status == http.client.NOT_FOUND:

@@ -296,8 +296,8 @@ class NvmlSampler:
             LockTimeout, RegionReadOnly, RegionStale, RegionCorrupt, RegionClosed: As
                 `Region.set_monitor_used`. What was written before stays.
 
-        Threads: as the sampler and the region. Calls: as `sample`. Source: region-abi sections 2
-        and 5.
+        Threads: as the sampler and the region. Calls: as `sample`. Source: docs,
+        The protocol (Which process is which).
         """
         figures = self.sample() if sample is None else sample
         snapshot = region.snapshot()

@@ -354,7 +354,7 @@ class ProcessTable:
         Raises:
             RegionClosed: After `Region.close`.
 
-        Source: region-abi section 5.
+        Source: docs, The protocol (Which process is which).
         """
         view = self._view
         identity = self.identity(region)

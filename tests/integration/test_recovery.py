@@ -25,6 +25,7 @@ from libhamiregion import (
     LockRecovery,
     LockTimeout,
     MemoryLimitExceeded,
+    create_region,
     open_region,
 )
 
@@ -319,10 +320,11 @@ def test_a_value_above_1_beside_an_owner_who_cannot_be_judged_is_left_alone(
     layout: Layout, region_file: RegionFileFactory
 ) -> None:
     file = region_file(layout)
-    file.put("sem", 2)
-    file.put("owner_pid", 1 << 40)
-    with pytest.raises(LockNotRecoverable, match="cannot be told"):
-        recover(file)
+    with open_region(file, writable=True) as region:
+        file.put("sem", 2)
+        file.put("owner_pid", 1 << 40)
+        with pytest.raises(LockNotRecoverable, match="cannot be told"):
+            region.recover_lock(watch_s=0)
     assert (file.get("sem"), file.get("owner_pid")) == (2, 1 << 40)
 
 
@@ -408,6 +410,7 @@ def test_a_recovery_that_is_killed_at_any_moment_leaves_what_the_next_one_can_re
         started = time.monotonic()
         actor(file)("region.recover_lock", watch_s=0)
         took.append(time.monotonic() - started)
+    nursery.kill_all()
     for turn in range(25):
         first = actor(file)
         file.put("sem", WAITERS | chance.choice([0, 0, 2]))
@@ -608,12 +611,12 @@ def test_where_proc_shows_nobody_nothing_is_done(
 
 
 @pytest.fixture
-def hidden(tmp_path: Path) -> Iterator[Callable[[int], Nursery]]:
-    """Nurseries with a /proc at ``tmp_path / "proc"`` that hides others' processes."""
+def hidden(public_directory: Path) -> Iterator[Callable[[int], Nursery]]:
+    """Nurseries with a /proc at ``public_directory / "proc"`` that hides others' processes."""
     reason = why_no_new_namespace()
     if reason:
         pytest.skip(reason)
-    place = tmp_path / "proc"
+    place = public_directory / "proc"
     place.mkdir()
     made: list[Nursery] = []
 
@@ -627,6 +630,16 @@ def hidden(tmp_path: Path) -> Iterator[Callable[[int], Nursery]]:
         nursery.close()
 
 
+# A process that has changed its user may not look at itself until it is dumpable again.
+DROP_PRIVILEGES = """
+import ctypes, os
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+answer = ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
+"""
+
+
 @pytest.mark.root
 @pytest.mark.parametrize("hidepid", [1, 2])
 def test_a_holder_that_is_hidden_from_an_unprivileged_user_is_not_taken_for_dead(
@@ -634,19 +647,16 @@ def test_a_holder_that_is_hidden_from_an_unprivileged_user_is_not_taken_for_dead
     public_directory: Path,
     hidden: Callable[[int], Nursery],
     actor: MakeActor,
-    tmp_path: Path,
 ) -> None:
-    from libhamiregion import create_region
-
     create_region(public_directory / "r.cache", layout=Layout.V1_1)
     file = RegionFile(public_directory / "r.cache", Layout.V1_1)
     holder = actor(file)
     holder("attach")
     hold(file, holder.pid)
     nobody = hidden(hidepid).actor(file)
-    nobody("evaluate", "import os; os.setgroups([]); os.setgid(65534); os.setuid(65534)")
+    nobody("evaluate", DROP_PRIVILEGES)
     before = file.content()
-    proc = str(tmp_path / "proc")
+    proc = str(public_directory / "proc")
     assert nobody("region.lock_state", proc=proc).owner_life == "unknown"
     with pytest.raises(LockNotRecoverable, match="cannot be told"):
         nobody("region.recover_lock", proc=proc, watch_s=0)

@@ -1,0 +1,206 @@
+#define _GNU_SOURCE
+#include <unistd.h>
+
+#include "slot_table.h"
+#include "testpoint.h"
+
+struct repair_call {
+    hr_region *region;
+    const struct hr_mappers *mappers;
+    uint32_t dry_run;
+    bool unasked; /* somebody attaches and did not ask for repairs: only where it is certain */
+    int32_t *pids;
+    int32_t found;
+    const struct hr_seqlock_watch *watch;
+};
+
+/* Long enough to see a process at work, short enough for who waits for it. */
+#define WATCH_NS 20000000
+
+static uint64_t seqlock_of(const hr_region *region, int32_t index)
+{
+    return hr_load_u64(hr_slot(region, (uint32_t)index) + region->layout->slot_seqlock,
+                       memory_order_acquire);
+}
+
+struct watch_call {
+    const hr_region *region;
+    struct hr_seqlock_watch *watch;
+};
+
+static int watch_work(void *argument)
+{
+    struct watch_call *call = argument;
+    for (int32_t index = 0; index < HR_SLOTS; index++)
+        call->watch->seqlocks[index] = seqlock_of(call->region, index);
+    return HR_OK;
+}
+
+int hr_watch_seqlocks(hr_region *region, struct hr_seqlock_watch *watch)
+{
+    if (!hr_has_seqlock(region))
+        return HR_OK;
+    struct watch_call call = {.region = region, .watch = watch};
+    int code = hr_run(region, watch_work, &call);
+    uint64_t deadline = hr_deadline_ns(WATCH_NS);
+    unsigned naps = 0;
+    while (code == HR_OK && hr_nap(deadline, &naps))
+        ;
+    return code;
+}
+
+static bool moves(const struct repair_call *call, int32_t index)
+{
+    return seqlock_of(call->region, index) != call->watch->seqlocks[index];
+}
+
+static bool hold_the_same(const hr_region *region, int32_t one, int32_t other)
+{
+    uint64_t changed = 0;
+    for (uint32_t offset = 0; offset + 8 <= region->layout->slot_stride; offset += 8)
+        changed |= hr_load_u64(hr_slot(region, (uint32_t)one) + offset, memory_order_relaxed) ^
+                   hr_load_u64(hr_slot(region, (uint32_t)other) + offset, memory_order_relaxed);
+    return changed == 0;
+}
+
+/*
+ * Whether the slot at `copy` was left behind when its process's slot at `index` was
+ * moved there.  The tail also keeps slots of earlier processes, and pids are used
+ * again: a true copy has the host pid and the seqlock of the moment of the move, at
+ * which it stands still, while the seqlock above only goes on from there.
+ */
+static bool is_frozen_copy(const struct repair_call *call, int32_t copy, int32_t index)
+{
+    const hr_region *region = call->region;
+    uint32_t hostpid = region->layout->slot_hostpid;
+    if (moves(call, copy))
+        return false;
+    if (moves(call, index))
+        return true;
+    uint64_t frozen = seqlock_of(region, copy), going_on = seqlock_of(region, index);
+    int32_t host_pid = hr_load_i32(hr_slot(region, (uint32_t)copy) + hostpid, memory_order_relaxed);
+    bool same_host_pid =
+        hr_load_i32(hr_slot(region, (uint32_t)index) + hostpid, memory_order_relaxed) == host_pid;
+    if (hold_the_same(region, copy, index))
+        return true;
+    /* 0 says nothing: most processes have found no host pid. */
+    if (!same_host_pid || (call->unasked && host_pid == 0))
+        return false;
+    /* Emptied already by a repair that was killed: a slot in use has a status. */
+    bool emptied = hr_slot_is_empty(region, hr_slot(region, (uint32_t)copy)) && going_on >= frozen;
+    return emptied || going_on > frozen;
+}
+
+/* Whether a live process writes at `index`, at or above `count`; `copy` is its slot below, or -1.
+ */
+static bool is_orphan(const struct repair_call *call, int32_t index, int32_t count, int32_t *copy)
+{
+    const hr_region *region = call->region;
+    int32_t pid = hr_slot_pid(region, hr_slot(region, (uint32_t)index));
+    /* Our own process puts itself right, from its books. */
+    if (pid <= 0 || pid == region->attached_pid || hr_life_of_slot(call->mappers, pid) != HR_ALIVE)
+        return false;
+    *copy = hr_find_slot(region, pid, count);
+    if (*copy >= 0)
+        return is_frozen_copy(call, *copy, index);
+    return true;
+}
+
+/*
+ * Up to 2.8.0: a removal that was never finished leaves the last process twice.  Its
+ * process finds the lower slot first, so the higher one is frozen.
+ */
+static int drop_doubles(struct repair_call *call, int32_t count)
+{
+    hr_region *region = call->region;
+    for (int32_t index = count - 1; index > 0; index--) {
+        int32_t pid = hr_slot_pid(region, hr_slot(region, (uint32_t)index));
+        if (pid == 0 || hr_find_slot(region, pid, index) < 0)
+            continue;
+        call->pids[call->found++] = pid;
+        if (!call->dry_run)
+            hr_move_last_into(region, index, count--);
+    }
+    return call->found;
+}
+
+static int repair_work(void *argument)
+{
+    struct repair_call *call = argument;
+    hr_region *region = call->region;
+    int32_t count, copy, highest = -1;
+    int code = hr_check_header(region);
+    if (code == HR_OK)
+        code = hr_checked_proc_num(region, &count);
+    if (code != HR_OK)
+        return code;
+    if (!hr_has_seqlock(region))
+        return drop_doubles(call, count);
+    for (int32_t index = count; index < HR_SLOTS; index++) {
+        if (is_orphan(call, index, count, &copy)) {
+            highest = index;
+            call->pids[call->found++] = hr_slot_pid(region, hr_slot(region, (uint32_t)index));
+        }
+    }
+    if (highest < 0 || call->dry_run)
+        return call->found;
+    /* Copies first: until proc_num is raised a kill leaves the process uncounted, not doubled. */
+    for (int32_t index = count; index <= highest; index++) {
+        /* Stale slots between orphans would be taken in as well. */
+        if (!is_orphan(call, index, count, &copy))
+            copy = index;
+        if (copy >= 0) {
+            hr_empty_slot(region, hr_slot(region, (uint32_t)copy));
+            HR_POINT(REPAIR_COPY_CLEARED);
+        }
+    }
+    hr_set_proc_num(region, highest + 1);
+    HR_POINT(REPAIR_COUNT_STORED);
+    return call->found;
+}
+
+int hr_repair_slots(hr_region *region, const char *proc, uint32_t dry_run, uint64_t timeout_ns,
+                    int32_t *pids)
+{
+    struct hr_mappers mappers;
+    int code = hr_look_for_mappers(region, proc, &mappers);
+    if (code != HR_OK)
+        return code;
+    struct hr_seqlock_watch watch;
+    struct repair_call call = {
+        .region = region, .mappers = &mappers, .watch = &watch, .dry_run = dry_run, .pids = pids};
+    code = hr_watch_seqlocks(region, &watch);
+    if (code == HR_OK)
+        code = hr_run_locked(region, repair_work, &call, timeout_ns);
+    hr_free_mappers(&mappers);
+    return code;
+}
+
+/*
+ * A live process may be writing where the newcomer would go.  Where that is certain
+ * its frozen copy is emptied.  Where it is in doubt nothing is: the slot counts
+ * beside the other one, too much rather than too little.  Only a slot whose process
+ * is at work in another one is free to take.
+ */
+int hr_step_over_orphans(hr_region *region, const struct hr_mappers *mappers,
+                         const struct hr_seqlock_watch *watch)
+{
+    const struct repair_call call = {
+        .region = region, .mappers = mappers, .watch = watch, .unasked = true};
+    int32_t count;
+    int code = hr_checked_proc_num(region, &count);
+    if (code != HR_OK)
+        return code;
+    for (int32_t index = count; index < HR_SLOTS; index++) {
+        int32_t pid = hr_slot_pid(region, hr_slot(region, (uint32_t)index));
+        if (pid <= 0 || pid == getpid() || hr_life_of_slot(mappers, pid) != HR_ALIVE)
+            break;
+        int32_t copy = hr_find_slot(region, pid, count);
+        if (copy >= 0 && moves(&call, copy))
+            break;
+        if (copy >= 0 && is_frozen_copy(&call, copy, index))
+            hr_empty_slot(region, hr_slot(region, (uint32_t)copy));
+        hr_set_proc_num(region, index + 1);
+    }
+    return HR_OK;
+}

@@ -1,0 +1,147 @@
+"""Containers of real pid namespaces, and what the kernel's own tree says about their processes."""
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from libhamiregion import open_region
+from libhamiregion.host import HostProcess, ProcessTable, RegionProcesses
+
+SCRIPT = Path(__file__).with_name("container_process.py")
+UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+PATIENCE_S = 30
+
+
+def can_unshare() -> bool:
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run([*UNSHARE, "true"], check=False, capture_output=True).returncode == 0
+
+
+needs_namespaces = pytest.mark.skipif(
+    not can_unshare(), reason="needs unshare and the right to make pid namespaces"
+)
+
+
+def children_of(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(word) for task in tasks for word in (task / "children").read_text().split()]
+
+
+class Container:
+    """A process `depth` pid namespaces below this one, and its children."""
+
+    def __init__(self, depth: int, prefix: tuple[str, ...] = ()) -> None:
+        self.depth = depth
+        self.process = subprocess.Popen(
+            [*prefix, *UNSHARE * depth, sys.executable, str(SCRIPT)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.init_pid: int = self.tell("pid")
+
+    def tell(self, *words: object) -> Any:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(" ".join(map(str, words)) + "\n")
+        self.process.stdin.flush()
+        ready, _, _ = select.select([self.process.stdout], [], [], PATIENCE_S)
+        assert ready, f"no answer to {words}"
+        return json.loads(self.process.stdout.readline())["answer"]
+
+    @property
+    def host_pid(self) -> int:
+        """The host's pid of the first process, down the tree from the one that was started."""
+        pid = self.process.pid
+        for _ in range(self.depth):
+            (pid,) = children_of(pid)
+        return pid
+
+    def child(self, *words: object) -> tuple[int, int]:
+        """Make a child by a command; its pid inside and on the host."""
+        before = set(children_of(self.host_pid))
+        inside = self.tell(*words)
+        (outside,) = set(children_of(self.host_pid)) - before
+        return inside, outside
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            stream.close()
+
+
+Starter = Callable[..., Container]
+
+
+@contextlib.contextmanager
+def containers() -> Iterator[Starter]:
+    """Starts containers, by their depth; ends them afterwards."""
+    running = []
+
+    def start(depth: int = 1, prefix: tuple[str, ...] = ()) -> Container:
+        running.append(Container(depth, prefix))
+        return running[-1]
+
+    try:
+        yield start
+    finally:
+        for each in running:
+            each.end()
+
+
+def look(
+    path: os.PathLike[str], table: ProcessTable | None = None, **options: Any
+) -> RegionProcesses:
+    """Snapshot, refresh, match: in the order that proves a process dead."""
+    table = ProcessTable() if table is None else table
+    with open_region(path) as opened:
+        snapshot = opened.snapshot()
+        table.refresh()
+        return table.match(opened, snapshot, **options)
+
+
+def states(found: RegionProcesses) -> dict[int, str]:
+    return {slot.pid: slot.state for slot in found.slots}
+
+
+def pids(processes: tuple[HostProcess, ...]) -> list[int]:
+    return [process.pid for process in processes]
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never held"
+        time.sleep(0.005)
+
+
+class mounted_proc:  # noqa: N801
+    """Another mount of /proc, with options."""
+
+    def __init__(self, directory: Path, options: str = "rw") -> None:
+        self.path = directory / "host-proc"
+        self.options = options
+
+    def __enter__(self) -> Path:
+        self.path.mkdir()
+        command = ["mount", "-t", "proc", "-o", self.options, "proc", str(self.path)]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        if done.returncode != 0:
+            pytest.skip(f"needs the right to mount /proc: {done.stderr.strip()}")
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        subprocess.run(["umount", str(self.path)], check=True)

@@ -1,0 +1,41 @@
+"""Eight processes of four threads each in one region, in every layout.
+
+`tests/c/contention.c` attaches, charges, releases, detaches, writes utilisation, locks and reads at
+random, and judges: one holder at a time, settled snapshots that add up, final sums of exactly 0,
+the semaphore at 1, no waiter left behind.
+"""
+
+from pathlib import Path
+
+import c_tools
+import pytest
+
+from libhamiregion import Layout
+
+
+@pytest.fixture(scope="module")
+def contention() -> Path:
+    return c_tools.build("contention")
+
+
+def assert_busy(contention: Path, seconds: float, throughput_seconds: float) -> None:
+    counted = c_tools.run(
+        contention, "--seconds", seconds, "--throughput-seconds", throughput_seconds
+    )
+    assert [run["layout"] for run in counted["layouts"]] == [layout.value for layout in Layout]
+    for run in counted["layouts"]:
+        # Far below what any machine does: that the work took place at all.
+        assert run["operations"] > 1000 * seconds
+        assert run["locked"] > 0
+        assert run["refused"] > 0
+        assert run["settled"] > run["snapshots"] / 2
+    assert min(counted["throughput"].values()) > 0
+
+
+def test_thirty_two_threads_leave_nothing_behind(contention: Path) -> None:
+    assert_busy(contention, 0.8, 0.02)
+
+
+@pytest.mark.stress
+def test_thirty_two_threads_leave_nothing_behind_in_a_minute(contention: Path) -> None:
+    assert_busy(contention, 12, 0.5)

@@ -1,0 +1,67 @@
+"""Processes killed by SIGKILL at every point of every layout, and at random moments.
+
+`tests/c/crash.c` kills and judges: after each death the lock is free again in time, no slot is
+lost or doubled, every sum is what the survivors hold and the dead held, and without the dead once
+they are reaped, while the survivors go on charging and releasing.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import c_tools
+import pytest
+
+LAYOUTS = 5
+# In the layouts whose slots have a seqlock, and in the others.
+WITH_SEQLOCK = 2
+ONLY_WITH_SEQLOCK = {
+    "CHARGE_SEQLOCK_ODD",
+    "CHARGE_SEQLOCK_EVEN",
+    "RELEASE_SEQLOCK_ODD",
+    "RELEASE_SEQLOCK_EVEN",
+    "REPAIR_COPY_CLEARED",
+    "REPAIR_COUNT_STORED",
+}
+ONLY_WITHOUT_SEQLOCK = {"REMOVE_USAGE_MOVED", "REMOVE_PID_MOVED"}
+
+
+@pytest.fixture(scope="module")
+def crash() -> Path:
+    return c_tools.build("crash")
+
+
+def layouts_with(point: str) -> int:
+    if point in ONLY_WITH_SEQLOCK:
+        return WITH_SEQLOCK
+    return LAYOUTS - WITH_SEQLOCK if point in ONLY_WITHOUT_SEQLOCK else LAYOUTS
+
+
+def assert_all_were_killed(counted: dict[str, Any], rounds: int) -> None:
+    points = {point["name"]: point for point in counted["points"]}
+    assert ONLY_WITH_SEQLOCK | ONLY_WITHOUT_SEQLOCK < set(points)
+    too_few = {
+        name: point["kills"]
+        for name, point in points.items()
+        if point["kills"] < rounds * layouts_with(name)
+    }
+    assert too_few == {}
+    assert counted["kills"] == counted["passed"] == sum(p["kills"] for p in points.values())
+
+
+def test_nobody_is_harmed_by_anothers_death(crash: Path) -> None:
+    counted = c_tools.run(crash, "--rounds", 2)
+    assert_all_were_killed(counted, 2)
+    assert counted["kills"] >= 300
+
+
+@pytest.mark.stress
+def test_nobody_is_harmed_by_three_thousand_deaths(crash: Path) -> None:
+    counted = c_tools.run(crash, "--rounds", 20)
+    assert_all_were_killed(counted, 20)
+    assert counted["kills"] >= 3000
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("seed", range(2, 6))
+def test_nobody_is_harmed_whatever_the_order(crash: Path, seed: int) -> None:
+    assert_all_were_killed(c_tools.run(crash, "--rounds", 3, "--seed", seed), 3)

@@ -1,0 +1,240 @@
+"""What different views of /proc show, and what they prove."""
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from containers import SCRIPT, Starter, containers, look, mounted_proc, needs_namespaces, states
+from forked import in_child, unprivileged
+from poke import RegionFile, RegionFileFactory
+
+from libhamiregion import create_region, open_region
+from libhamiregion.host import ProcessTable
+from libhamiregion.text import printable
+
+
+@pytest.fixture
+def container() -> Iterator[Starter]:
+    with containers() as start:
+        yield start
+
+
+@pytest.fixture
+def region(region_file: RegionFileFactory) -> RegionFile:
+    return region_file(memory_limits=("8GiB",))
+
+
+# ---- Other roots, other views -------------------------------------------------------------------
+
+
+@needs_namespaces
+def test_a_mounted_proc_of_the_host_shows_the_same(
+    container: Starter, region: RegionFile, tmp_path: Path
+) -> None:
+    inside = container()
+    pid = inside.tell("attach", region.path)
+    with mounted_proc(tmp_path) as proc:
+        table = ProcessTable(proc)
+        assert look(region, table).host_pids == {pid: inside.host_pid}
+        assert table.proc == str(proc)
+
+
+@needs_namespaces
+def test_from_inside_the_container_its_own_processes_are_told(
+    container: Starter, region: RegionFile
+) -> None:
+    inside = container()
+    inside.tell("attach", region.path)
+    region.add_process(4321)
+    table = ProcessTable(f"/proc/{inside.host_pid}/root/proc")
+    found = look(region, table)
+    assert states(found) == {1: "alive", 4321: "dead"}
+    assert not table.is_complete, "the host's processes are not in there"
+
+
+@needs_namespaces
+def test_the_proc_of_an_unrelated_namespace_proves_nothing(
+    container: Starter, region: RegionFile
+) -> None:
+    users, stranger = container(), container()
+    users.tell("attach", region.path)
+    region.add_process(4321)
+    found = look(region, ProcessTable(f"/proc/{stranger.host_pid}/root/proc"))
+    assert states(found) == {1: "unknown", 4321: "unknown"}
+
+
+@needs_namespaces
+def test_a_directory_that_is_no_proc_proves_nothing(region: RegionFile, tmp_path: Path) -> None:
+    region.add_process(4321)
+    (tmp_path / "empty").mkdir()
+    table = ProcessTable(tmp_path / "empty")
+    assert states(look(region, table)) == {4321: "unknown"}
+    assert len(table) == 0
+    assert not table.is_complete
+
+
+def test_a_proc_that_is_not_there_is_an_error_and_the_table_stays(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        ProcessTable(tmp_path / "none").refresh()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be without its rights in a child")
+@needs_namespaces
+def test_a_process_that_may_not_be_looked_at_is_unknown(
+    container: Starter, public_directory: Path
+) -> None:
+    path = public_directory / "region.cache"
+    create_region(path)
+    inside = container()
+    pid = inside.tell("attach", path)
+    RegionFile(path, open_region(path).layout).add_process(3_999_999)
+    host_pid = inside.host_pid
+
+    def work() -> tuple[dict[int, str], bool, bool]:
+        table = ProcessTable()
+        found = look(path, table)
+        return states(found), table.is_complete, host_pid in table.unreadable
+
+    seen, complete, unreadable = unprivileged(work)
+    assert seen == {pid: "unknown", 3_999_999: "dead"}
+    assert not complete
+    assert unreadable
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount /proc")
+@pytest.mark.parametrize("hidepid", [1, 2])
+@needs_namespaces
+def test_where_processes_are_hidden_no_slot_is_called_dead(
+    hidepid: int, container: Starter, public_directory: Path
+) -> None:
+    path = public_directory / "region.cache"
+    create_region(path)
+    inside = container()
+    pid = inside.tell("attach", path)
+    RegionFile(path, open_region(path).layout).add_process(3_999_999)
+    with mounted_proc(public_directory, f"hidepid={hidepid}") as proc:
+
+        def work() -> tuple[dict[int, str], bool]:
+            table = ProcessTable(proc)
+            return states(look(path, table)), table.is_complete
+
+        assert unprivileged(work) == ({pid: "unknown", 3_999_999: "unknown"}, False)
+
+
+@needs_namespaces
+def test_a_table_older_than_the_snapshot_calls_nobody_dead(
+    container: Starter, region: RegionFile
+) -> None:
+    table = ProcessTable()
+    table.refresh()
+    inside = container()
+    inside.tell("attach", region.path)
+    with open_region(region) as opened:
+        snapshot = opened.snapshot()
+        assert states(table.match(opened, snapshot)) == {1: "unknown"}
+        table.refresh()
+        assert table.match(opened, snapshot).host_pids == {1: inside.host_pid}
+
+
+# ---- What a process is --------------------------------------------------------------------------
+
+
+def test_a_process_is_told_with_its_user_and_command(container: Starter) -> None:
+    plain = container(0)
+    table = ProcessTable()
+    table.refresh()
+    process = table.get(plain.process.pid)
+    assert process is not None
+    assert process in list(table)
+    assert process.uid == os.geteuid()
+    assert process.command == f"{sys.executable} {SCRIPT}"
+    assert process.ns_pids == (plain.process.pid,)
+    assert process.start_time_ticks > 0
+
+
+def test_users_are_named_by_the_file_that_is_given(container: Starter, tmp_path: Path) -> None:
+    plain = container(0)
+    users = tmp_path / "passwd"
+    users.write_text(f"# odd\n\nx:y\nsomeone:x:{os.geteuid()}:0::/:/bin/sh\n")
+    table = ProcessTable(user_file=users)
+    table.refresh()
+    process = table.get(plain.process.pid)
+    assert process is not None
+    assert process.user == "someone"
+    table = ProcessTable(user_file=tmp_path / "none")
+    table.refresh()
+    process = table.get(plain.process.pid)
+    assert process is not None
+    assert process.user == str(os.geteuid())
+
+
+def test_a_hostile_command_line_is_bounded_and_can_be_printed() -> None:
+    script = "import time; print(flush=True); time.sleep(60)"
+    arguments = ["\x1b]0;owned\x07", "a\nb", b"\xff\xfe", "x" * 100_000]
+    process = subprocess.Popen([sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        table = ProcessTable()
+        table.refresh()
+        found = table.get(process.pid)
+        assert found is not None
+        assert len(found.command) <= 4096
+        assert "\x1b]0;owned\x07 a\nb \\xff\\xfe xxx" in found.command
+        found.command.encode()
+        assert printable(found.command, 80).isprintable()
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def test_kernel_threads_and_other_names_in_proc_are_no_processes() -> None:
+    table = ProcessTable()
+    table.refresh()
+    assert len(table) == len(list(table))
+    assert table.get(0) is None
+    for process in table:
+        stat = Path(f"/proc/{process.pid}/stat")
+        if stat.exists():
+            assert not int(stat.read_text().rpartition(")")[2].split()[6]) & 0x200000
+
+
+def test_the_host_as_root_is_complete_or_says_what_it_lacks() -> None:
+    table = ProcessTable()
+    assert not table.is_complete, "nothing has been read yet"
+    table.refresh()
+    if os.geteuid() == 0 and str(Path("/proc/self/ns/pid").readlink()) == "pid:[4026531836]":
+        assert table.is_complete
+        assert table.unreadable == ()
+
+
+def test_a_refresh_leaves_no_descriptor_open() -> None:
+    table = ProcessTable()
+    table.refresh()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        table.refresh()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_without_descriptors_a_refresh_fails_and_the_table_stays() -> None:
+    def work() -> tuple[bool, bool]:
+        table = ProcessTable()
+        table.refresh()
+        before = list(table)
+        lowest = os.open("/dev/null", os.O_RDONLY)
+        # Room for /proc itself and nothing more.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 1, lowest + 1))
+        try:
+            table.refresh()
+        except OSError:
+            return True, list(table) == before
+        return False, False
+
+    assert in_child(work) == (True, True)
