@@ -94,6 +94,11 @@ static int detach(hr_region *region, uint64_t deadline_ns)
     return code;
 }
 
+void hr_leave_region(hr_region *region, uint64_t deadline_ns)
+{
+    detach(region, deadline_ns);
+}
+
 int hr_detach(hr_region *region, uint64_t timeout_ns)
 {
     if (!region->writable)

@@ -53,7 +53,8 @@ struct hr_region {
     int32_t attached_pid;  /* of this process's slot; 0 = not attached */
     struct hr_attachment *attachment; /* NULL = not attached */
     /* All writable handles of the process, for fork() and for one attachment each region. */
-    bool claims_attachment;
+    _Atomic bool claims_attachment;
+    bool is_leaving; /* hr_close() is alone and detaches; it may wait for the lock */
     struct hr_region *next_writable, *previous_writable;
 };
 
@@ -100,8 +101,9 @@ int hr_lock_drop(hr_region *region);
 /* The gate alone, against the handle's other threads. */
 int hr_gate_enter(hr_region *region, uint64_t deadline_ns);
 void hr_gate_leave(hr_region *region);
-/* For hr_close(): give back what this handle still holds. */
+/* For hr_close(): give back what this handle still holds, and its slot. */
 void hr_lock_abandon(hr_region *region);
+void hr_leave_region(hr_region *region, uint64_t deadline_ns);
 
 /* Finish a removal whose process died after the move and before the count.  Under the lock. */
 int hr_finish_removal(const hr_region *region);
@@ -118,7 +120,8 @@ uintptr_t hr_thread_id(void);
 
 static inline bool hr_is_closing(hr_region *region)
 {
-    return (atomic_load_explicit(&region->users, memory_order_relaxed) & HR_CLOSING) != 0;
+    return (atomic_load_explicit(&region->users, memory_order_relaxed) & HR_CLOSING) != 0 &&
+           !region->is_leaving;
 }
 
 /* Enter, run the work inside the fault guard, leave. */

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include "handle.h"
@@ -17,7 +18,7 @@
 
 /* "dev inode" as maps prints it: stat's device number differs on some file systems. */
 struct identity {
-    unsigned major, minor;
+    unsigned major_number, minor_number;
     uint64_t inode;
 };
 
@@ -35,28 +36,34 @@ static FILE *open_at(int directory, const char *name)
 static bool parse_mapping(const char *line, uint64_t *start, char permissions[5],
                           struct identity *out)
 {
-    return sscanf(line, "%" SCNx64 "-%*x %4s %*x %x:%x %" SCNu64, start, permissions, &out->major,
-                  &out->minor, &out->inode) == 5;
+    return sscanf(line, "%" SCNx64 "-%*x %4s %*x %x:%x %" SCNu64, start, permissions,
+                  &out->major_number, &out->minor_number, &out->inode) == 5;
 }
 
-/* Our own mapping tells how the file is called in everybody's maps. */
-static int own_identity(const hr_region *region, struct identity *out)
+/*
+ * Our own mapping tells how the file is called in everybody's maps.  A process that
+ * has dropped its privileges may not read its own; then stat's numbers have to do.
+ */
+static void own_identity(const hr_region *region, struct identity *out)
 {
     FILE *maps = fopen("/proc/self/maps", "re");
-    if (maps == NULL)
-        return hr_fail_errno(HR_ESYSTEM, errno);
     char *line = NULL;
     size_t room = 0;
     bool found = false;
-    while (!found && getline(&line, &room, maps) > 0) {
+    while (maps != NULL && !found && getline(&line, &room, maps) > 0) {
         uint64_t start;
         char permissions[5];
         found = parse_mapping(line, &start, permissions, out) &&
                 start == (uint64_t)(uintptr_t)region->base;
     }
     free(line);
-    fclose(maps);
-    return found ? HR_OK : hr_fail_errno(HR_ESYSTEM, ENOENT);
+    if (maps != NULL)
+        fclose(maps);
+    if (found)
+        return;
+    out->major_number = major(region->device_id);
+    out->minor_number = minor(region->device_id);
+    out->inode = region->inode;
 }
 
 enum seen { MAPS_NOT, MAPS, MAPS_NOTHING, REFUSED, GONE };
@@ -81,8 +88,9 @@ static enum seen read_maps(int directory, const char *name, const struct identit
         char permissions[5];
         struct identity other;
         bool same = parse_mapping(line, &start, permissions, &other) &&
-                    other.inode == identity->inode && other.major == identity->major &&
-                    other.minor == identity->minor;
+                    other.inode == identity->inode &&
+                    other.major_number == identity->major_number &&
+                    other.minor_number == identity->minor_number;
         /* Who only reads is an exporter somewhere: no process of the region, and no holder. */
         seen = same && permissions[1] == 'w' ? MAPS : MAPS_NOT;
     }
@@ -294,13 +302,11 @@ int hr_find_mappers(hr_region *region, const char *proc, enum hr_own_handle own,
 {
     memset(out, 0, sizeof *out);
     struct identity identity;
-    int code = own_identity(region, &identity);
-    if (code != HR_OK)
-        return code;
+    own_identity(region, &identity);
     DIR *directory = opendir(proc == NULL ? "/proc" : proc);
     if (directory == NULL)
         return hr_fail_errno(HR_ESYSTEM, errno);
-    code = scan(directory, region, &identity, own, out);
+    int code = scan(directory, region, &identity, own, out);
     closedir(directory);
     if (code != HR_OK)
         hr_free_mappers(out);

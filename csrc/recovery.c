@@ -85,17 +85,38 @@ static int judge_owner(hr_region *region, const char *proc, struct hr_lock_state
     return HR_OK;
 }
 
+/* State, then judgement; again where the lock has changed hands in between. */
+static int judge_state(hr_region *region, const char *proc, struct hr_lock_state *out)
+{
+    const int tries = 3;
+    struct hr_lock_state after;
+    for (int try = 0; try < tries; try++) {
+        memset(out, 0, sizeof *out);
+        memset(&after, 0, sizeof after);
+        struct state_call before_call = {.region = region, .out = out};
+        struct state_call after_call = {.region = region, .out = &after};
+        int code = hr_guard_run(region->base, region->mapped_bytes, state_work, &before_call);
+        if (code == HR_OK)
+            code = judge_owner(region, proc, out);
+        if (code == HR_OK)
+            code = hr_guard_run(region->base, region->mapped_bytes, state_work, &after_call);
+        if (code != HR_OK)
+            return code;
+        if (after.owner_pid == out->owner_pid && after.value == out->value)
+            return HR_OK;
+    }
+    /* Who lets go is alive, whatever was found of it afterwards. */
+    if (out->owner_pid != 0)
+        out->owner_life = HR_ALIVE;
+    return HR_OK;
+}
+
 int hr_get_lock_state(hr_region *region, const char *proc, struct hr_lock_state *out)
 {
-    memset(out, 0, sizeof *out);
-    struct state_call call = {.region = region, .out = out};
-    int code = hr_run(region, state_work, &call);
+    int code = hr_enter(region);
     if (code != HR_OK)
         return code;
-    code = hr_enter(region);
-    if (code != HR_OK)
-        return code;
-    code = judge_owner(region, proc, out);
+    code = judge_state(region, proc, out);
     hr_leave(region);
     return code;
 }
@@ -105,6 +126,7 @@ int hr_get_lock_state(hr_region *region, const char *proc, struct hr_lock_state 
 struct recovery {
     hr_region *region;
     const struct hr_mappers *mappers;
+    uint64_t owner_pid; /* from before the scan, which says nothing about who came later */
     uint64_t watch_ns;
     int done; /* set of enum hr_recovered */
 };
@@ -217,6 +239,8 @@ static int recover_work(void *argument)
     uint64_t owner = hr_owner_of(region);
     uint32_t value = hr_sem_value(word);
     int code = HR_OK;
+    if (owner != recovery->owner_pid)
+        return not_recoverable(HR_WHY_BUSY, owner, 0);
     if (value == 0 && owner == 0) {
         code = recover_unsigned(recovery);
     } else if (value == 0 || (value > 1 && owner != 0)) {
@@ -270,7 +294,8 @@ static int recover_held(hr_region *region, const char *proc, uint64_t watch_ns)
     code = hr_find_mappers(region, proc, HR_WITHOUT_OWN_HANDLE, &mappers);
     if (code != HR_OK)
         return code;
-    struct recovery recovery = {.region = region, .mappers = &mappers, .watch_ns = watch_ns};
+    struct recovery recovery = {
+        .region = region, .mappers = &mappers, .owner_pid = state.owner_pid, .watch_ns = watch_ns};
     if (state.value != 1)
         code = hr_guard_run(region->base, region->mapped_bytes, recover_work, &recovery);
     if (region->locked) {

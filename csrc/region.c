@@ -13,7 +13,6 @@
 
 #include "handle.h"
 #include "identify.h"
-#include "slots.h"
 
 const char *hr_core_version(void)
 {
@@ -270,13 +269,6 @@ int hr_is_stale(hr_region *region)
 
 void hr_close(hr_region *region)
 {
-    const uint64_t one_second = 1000000000;
-    if (region->fork_generation == hr_fork_generation) {
-        if (atomic_load_explicit(&region->gate_thread, memory_order_relaxed) == hr_thread_id())
-            hr_lock_abandon(region); /* or the detaching would meet it */
-        if (region->claims_attachment)
-            hr_detach(region, one_second);
-    }
     uint32_t before = atomic_fetch_or_explicit(&region->users, HR_CLOSING, memory_order_acq_rel);
     if ((before & HR_CLOSING) != 0)
         return;
@@ -286,8 +278,13 @@ void hr_close(hr_region *region)
     while (!forked &&
            (atomic_load_explicit(&region->users, memory_order_acquire) & ~HR_CLOSING) != 0)
         nanosleep(&nap, NULL); /* each call inside has a deadline of its own */
-    if (!forked)
+    if (!forked) {
+        const uint64_t one_second = 1000000000;
+        region->is_leaving = true;
         hr_lock_abandon(region);
+        if (region->attachment != NULL)
+            hr_leave_region(region, hr_deadline_ns(one_second));
+    }
     munmap(region->base, region->mapped_bytes);
     region->base = NULL;
     hr_unclaim_attachment(region);

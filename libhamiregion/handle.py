@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -35,6 +36,18 @@ def absolute_path(path: PathLike) -> str:
         raise ValueError("a path has no NUL character")
     # Not resolved: that would follow a symbolic link, which the core refuses.
     return text if text.startswith("/") else str(Path.cwd() / text)
+
+
+def proc_root(proc: PathLike) -> bytes:
+    """The root of /proc as the core takes it.
+
+    Raises:
+        FileNotFoundError: There is no such directory.
+    """
+    root = Path(proc)
+    if not (root / "self").exists():
+        raise FileNotFoundError(errno.ENOENT, "no /proc is mounted there", str(root))
+    return os.fsencode(root)
 
 
 class RegionHandle:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from typing import TYPE_CHECKING
 
 import attrs
 
 from ._core import ffi, lib
-from .handle import RegionHandle
+from .handle import RegionHandle, proc_root
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -158,7 +157,7 @@ class Lockable(RegionHandle):
         Shell: ``hamiregion lock status FILE``.
         """
         out = ffi.new("struct hr_lock_state *")
-        code = lib.hr_get_lock_state(self._handle, os.fsencode(proc), out)
+        code = lib.hr_get_lock_state(self._handle, proc_root(proc), out)
         if code:
             self._fail(code)
         return LockState(
@@ -209,7 +208,7 @@ class Lockable(RegionHandle):
 
         Source: docs, The protocol (Recovery). Shell: ``hamiregion lock recover FILE``.
         """
-        code = lib.hr_recover_lock(self._handle, os.fsencode(proc), nanoseconds(watch_s))
+        code = lib.hr_recover_lock(self._handle, proc_root(proc), nanoseconds(watch_s))
         if code < 0:
             self._fail_busy(code, "this thread holds the lock; there is nothing to recover")
         return LockRecovery(

@@ -72,7 +72,7 @@ def identify(path: PathLike) -> Layout:
         RegionNotFound, RegionPermissionDenied, NotARegion, RegionNotReady, AmbiguousLayout,
         RegionCorrupt: As `open_region`.
 
-    Source: docs, The file format (How a file is recognised).
+    Source: docs, The format (How a file is recognised).
     """
     absolute = absolute_path(path)
     code = lib.hr_identify(os.fsencode(absolute), lib.HR_LAYOUTS)

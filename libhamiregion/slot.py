@@ -12,7 +12,7 @@ import attrs
 
 from ._core import ffi, lib
 from .errors import MemoryLimitExceeded, RegionError, last_detail
-from .handle import RegionHandle
+from .handle import RegionHandle, proc_root
 from .layouts import DEVICE_CAPACITY, SLOT_CAPACITY
 from .lock import nanoseconds
 from .models import ProcessStatus
@@ -414,7 +414,7 @@ class SlotTable(RegionHandle):
         out = ffi.new("struct hr_reap[]", SLOT_CAPACITY)
         found = lib.hr_reap(
             self._handle,
-            os.fsencode(proc),
+            proc_root(proc),
             wanted,
             len(wanted),
             int(dry_run),
@@ -457,7 +457,7 @@ class SlotTable(RegionHandle):
         """
         out = ffi.new("int32_t[]", SLOT_CAPACITY)
         found = lib.hr_repair_slots(
-            self._handle, os.fsencode(proc), int(dry_run), nanoseconds(timeout_s), out
+            self._handle, proc_root(proc), int(dry_run), nanoseconds(timeout_s), out
         )
         if found < 0:
             self._fail_busy(found, _HOLDS_LOCK)

@@ -259,7 +259,10 @@ class ProcessTable:
         as_stat = (info.device_id, info.inode)
         known = self._own_mappings.get(info.address)
         if known != as_stat and self._checked.get(info.address) != as_stat:
-            self._own_mappings = procfs.read_own_mappings()
+            # A process that has dropped its privileges may not read its own maps; then stat's
+            # numbers have to do.
+            with contextlib.suppress(Refused, Gone):
+                self._own_mappings = procfs.read_own_mappings()
             known = self._own_mappings.get(info.address)
             self._checked = {
                 address: seen
@@ -267,9 +270,7 @@ class ProcessTable:
                 if address in self._own_mappings
             }
             self._checked[info.address] = as_stat
-        if known is None:
-            raise RegionClosed(f"{region.path!r} has been closed; open it again", path=region.path)
-        return known
+        return as_stat if known is None else known
 
     def mappers(self, device: int, inode: int) -> tuple[HostProcess, ...]:
         """The processes that map a file shared, by its identity as maps prints it; sorted by pid.

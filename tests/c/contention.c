@@ -27,7 +27,7 @@ enum { PROCESSES = 8, THREADS = 4, DEVICES = 2, KINDS = 3, MIB = 1 << 20 };
 #define ONE_SECOND UINT64_C(1000000000)
 #define PATIENCE (30 * ONE_SECOND)
 /* Tight: charges are refused all the time. */
-#define LIMIT (UINT64_C(256) * MIB)
+#define LIMIT (UINT64_C(24) * MIB)
 
 enum phase { WORK, RELEASE, LEAVE };
 

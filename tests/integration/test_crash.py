@@ -38,7 +38,7 @@ def layouts_with(point: str) -> int:
 
 def assert_all_were_killed(counted: dict[str, Any], rounds: int) -> None:
     points = {point["name"]: point for point in counted["points"]}
-    assert ONLY_WITH_SEQLOCK | ONLY_WITHOUT_SEQLOCK < set(points)
+    assert set(points) > ONLY_WITH_SEQLOCK | ONLY_WITHOUT_SEQLOCK
     too_few = {
         name: point["kills"]
         for name, point in points.items()
@@ -49,9 +49,9 @@ def assert_all_were_killed(counted: dict[str, Any], rounds: int) -> None:
 
 
 def test_nobody_is_harmed_by_anothers_death(crash: Path) -> None:
-    counted = c_tools.run(crash, "--rounds", 2)
-    assert_all_were_killed(counted, 2)
-    assert counted["kills"] >= 300
+    counted = c_tools.run(crash, "--rounds", 1)
+    assert_all_were_killed(counted, 1)
+    assert counted["kills"] >= 150
 
 
 @pytest.mark.stress

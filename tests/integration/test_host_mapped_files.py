@@ -1,10 +1,11 @@
 """Regions wherever they are, found through the processes that map them."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from containers import Starter, look, needs_namespaces, pids
+from containers import Starter, containers, look, needs_namespaces, pids
 from poke import RegionFile, RegionFileFactory
 
 from libhamiregion import RegionStale, create_region, open_region
@@ -12,6 +13,17 @@ from libhamiregion.host import MappedRegion, ProcessTable
 from libhamiregion.text import printable
 
 GIB = 1 << 30
+
+
+@pytest.fixture
+def container() -> Iterator[Starter]:
+    with containers() as start:
+        yield start
+
+
+@pytest.fixture
+def region(region_file: RegionFileFactory) -> RegionFile:
+    return region_file(memory_limits=("8GiB",))
 
 
 def mapped(table: ProcessTable, pid: int) -> list[MappedRegion]:

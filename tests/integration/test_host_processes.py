@@ -4,6 +4,7 @@ What the library says is compared with the kernel's own tree of parents and chil
 not use.
 """
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -14,9 +15,10 @@ from pathlib import Path
 
 import pytest
 from containers import Starter, containers, look, needs_namespaces, pids, states, wait_for
+from forked import unprivileged
 from poke import RegionFile, RegionFileFactory
 
-from libhamiregion import RegionClosed, open_region
+from libhamiregion import RegionClosed, create_region, open_region
 from libhamiregion.host import ProcessTable, SlotMatch
 
 
@@ -306,6 +308,22 @@ def test_a_regions_identity_follows_the_file_and_not_the_address(
         with open_region(file) as opened:
             status = file.path.stat()
             assert table.identity(opened) == (status.st_dev, status.st_ino)
+
+
+def test_where_our_own_maps_are_refused_the_files_own_numbers_have_to_do(
+    public_directory: Path,
+) -> None:
+    path = public_directory / "region.cache"
+    create_region(path)
+    status = path.stat()
+
+    def work() -> tuple[int, int]:
+        not_dumpable = ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
+        assert not_dumpable == 0
+        with open_region(path) as opened:
+            return ProcessTable().identity(opened)
+
+    assert unprivileged(work) == (status.st_dev, status.st_ino)
 
 
 # ---- A hostile container ------------------------------------------------------------------------

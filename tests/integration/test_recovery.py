@@ -216,7 +216,7 @@ def test_an_unsigned_lock_is_left_alone_while_another_process_may_hold_it(
     watch_s: float, layout: Layout, region_file: RegionFileFactory, actor: MakeActor
 ) -> None:
     file = region_file(layout)
-    other = actor(file, writable=False)
+    other = actor(file)
     hold(file, 0)
     before = file.content()
     with pytest.raises(LockNotRecoverable, match="nobody has signed") as caught:
@@ -226,6 +226,22 @@ def test_an_unsigned_lock_is_left_alone_while_another_process_may_hold_it(
     # Once it has gone, there is nobody left.
     other.kill()
     assert recover(file) == did(ownerless=True)
+
+
+def test_who_only_reads_cannot_hold_a_lock(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    """An exporter maps every region, and its number may be anybody's in a container."""
+    file = region_file(layout)
+    reader = actor(file, writable=False)
+    hold(file, 0)
+    assert recover(file) == did(ownerless=True)
+    hold(file, reader.pid)
+    with open_region(file) as region:
+        assert region.lock_state().owner_life == "dead"
+    assert recover(file) == did(dead_owner=True)
+    assert_usable(file)
+    reader("region.snapshot")
 
 
 def test_an_unsigned_lock_of_another_handle_of_the_own_process_is_left_alone(

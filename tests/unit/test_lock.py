@@ -86,6 +86,7 @@ def test_calls_that_take_the_lock_themselves_refuse_under_it(
     call: Callable[[Region], object], region_file: RegionFileFactory
 ) -> None:
     file = region_file(Layout.UNVERSIONED)
+    file.add_process(NOBODY)
     with open_region(file, writable=True) as region:
         with region.lock(), pytest.raises(RuntimeError, match="this thread holds the lock"):
             call(region)

@@ -101,7 +101,7 @@ def test_a_killed_owner_is_dead_even_before_anybody_waited_for_it(
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        with open_region(file):
+        with open_region(file, writable=True):
             os.write(writing, b"+")
             time.sleep(PATIENCE_S)
         os._exit(0)

@@ -189,7 +189,7 @@ def test_no_region_of_up_to_2_8_0_is_left_with_pid_0_whatever_was_in_it(
     for _ in range(8):
         file = region_file(layout)
         for one in live:
-            one("open", str(file.path))
+            one("open", str(file.path), writable=True)
         content = [*(one.pid for one in live), *range(DEAD, DEAD + chance.randrange(6)), 0, 0]
         chance.shuffle(content)
         for pid in content:
@@ -211,7 +211,7 @@ def test_no_live_slot_of_2_8_1_and_later_changes_whatever_is_reaped(
     for _ in range(8):
         file = region_file(layout)
         for one in live:
-            one("open", str(file.path))
+            one("open", str(file.path), writable=True)
         content = [*(one.pid for one in live), *range(DEAD, DEAD + chance.randrange(7)), 0]
         chance.shuffle(content)
         for pid in content:
@@ -358,7 +358,7 @@ def test_a_dry_run_foretells_exactly_what_is_done_and_changes_nothing(
     for _ in range(6):
         file = region_file(layout)
         for one in live:
-            one("open", str(file.path))
+            one("open", str(file.path), writable=True)
         content = [*(one.pid for one in live), *range(DEAD, DEAD + chance.randrange(1, 7))]
         chance.shuffle(content)
         for pid in content:

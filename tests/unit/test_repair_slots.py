@@ -358,6 +358,7 @@ def test_a_repair_waits_for_the_lock_as_long_as_it_was_told(
     layout: Layout, region_file: RegionFileFactory, actor: MakeActor
 ) -> None:
     file = region_file(layout)
+    file.add_process(DEAD)
     hold(file, actor(file).pid)
     with open_region(file, writable=True) as region:
         with pytest.raises(LockTimeout):
