@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ._core import ffi, lib
 from .effects import Effect, ValueChange, limit_change, sm_limit_effects, switch_effect
-from .errors import last_detail, region_error
+from .errors import RegionNotFound, last_detail, region_error
 from .handle import absolute_path
 from .layouts import DEVICE_CAPACITY, LAYOUTS, Layout
 from .limits import (
@@ -155,6 +155,8 @@ def create_region(
     for device, uuid in enumerate(texts):
         spec.uuids[device] = _uuid_bytes(uuid)
     code = lib.hr_create(os.fsencode(absolute), spec)
+    if code == lib.HR_ENOTFOUND:
+        raise RegionNotFound(f"the directory of {absolute!r} does not exist", path=absolute)
     if code < 0:
         raise region_error(code, absolute)
 

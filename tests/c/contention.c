@@ -18,6 +18,7 @@
 #include "check.h"
 #include "lock.h"
 #include "lock_throughput.h"
+#include "pid_namespace.h"
 #include "region_file.h"
 #include "slots.h"
 #include "snapshot_view.h"
@@ -48,14 +49,16 @@ static struct {
     bool json;
 } options = {.seconds = 1, .throughput_seconds = 0.2};
 
-static uint64_t next_random(uint64_t *state) {
+static uint64_t next_random(uint64_t *state)
+{
     uint64_t z = *state += 0x9e3779b97f4a7c15;
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
     z = (z ^ z >> 27) * 0x94d049bb133111eb;
     return z ^ z >> 31;
 }
 
-static void nap_ms(long ms) {
+static void nap_ms(long ms)
+{
     const struct timespec nap = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
     nanosleep(&nap, NULL);
 }
@@ -81,7 +84,8 @@ struct worker {
 };
 
 /* With the process attached, and this thread's books not older than that. */
-static bool enter_attached(struct worker *worker) {
+static bool enter_attached(struct worker *worker)
+{
     struct member *member = worker->member;
     pthread_rwlock_rdlock(&member->leaving);
     if (worker->attachment != member->attachments)
@@ -90,7 +94,8 @@ static bool enter_attached(struct worker *worker) {
     return member->attached;
 }
 
-static void charge(struct worker *worker) {
+static void charge(struct worker *worker)
+{
     uint32_t device = next_random(&worker->random) % DEVICES;
     uint32_t kind = next_random(&worker->random) % KINDS;
     uint64_t bytes = 1 + next_random(&worker->random) % (8 * MIB);
@@ -106,7 +111,8 @@ static void charge(struct worker *worker) {
     pthread_rwlock_unlock(&worker->member->leaving);
 }
 
-static void release(struct worker *worker, uint32_t device, uint32_t kind, bool all) {
+static void release(struct worker *worker, uint32_t device, uint32_t kind, bool all)
+{
     if (enter_attached(worker) && worker->held[device][kind] > 0) {
         uint64_t bytes = worker->held[device][kind];
         if (!all)
@@ -117,7 +123,8 @@ static void release(struct worker *worker, uint32_t device, uint32_t kind, bool 
     pthread_rwlock_unlock(&worker->member->leaving);
 }
 
-static void come_or_leave(struct member *member, bool stay) {
+static void come_or_leave(struct member *member, bool stay)
+{
     pthread_rwlock_wrlock(&member->leaving);
     if (!member->attached) {
         CHECK_EQ(hr_attach(member->region, PATIENCE), HR_OK);
@@ -130,7 +137,8 @@ static void come_or_leave(struct member *member, bool stay) {
     pthread_rwlock_unlock(&member->leaving);
 }
 
-static void lock_and_unlock(const struct worker *worker) {
+static void lock_and_unlock(const struct worker *worker)
+{
     int code = hr_lock(worker->member->region, PATIENCE);
     CHECK_EQ(code, HR_OK);
     if (code != HR_OK)
@@ -144,7 +152,8 @@ static void lock_and_unlock(const struct worker *worker) {
 }
 
 /* One number in all of somebody's figures that are written under the lock. */
-static void write_utilization(struct worker *worker) {
+static void write_utilization(struct worker *worker)
+{
     uint64_t number = next_random(&worker->random) % 101;
     struct hr_slot_edit edits[] = {
         {.value = HR_SLOT_MONITOR_USED, .device = 0, .to = number},
@@ -160,7 +169,8 @@ static void write_utilization(struct worker *worker) {
 }
 
 static void check_whole(const struct worker *worker, const struct hr_usage *first,
-                        const struct hr_usage *second) {
+                        const struct hr_usage *second)
+{
     CHECK_EQ(second->monitor, first->monitor);
     if (!worker->member->has_util)
         return;
@@ -169,7 +179,8 @@ static void check_whole(const struct worker *worker, const struct hr_usage *firs
     CHECK_EQ(second->dec, first->monitor);
 }
 
-static void check_settled(const struct worker *worker, const struct hr_snapshot *snapshot) {
+static void check_settled(const struct worker *worker, const struct hr_snapshot *snapshot)
+{
     uint32_t count = (uint32_t)snapshot->proc_num;
     struct hr_usage sums[DEVICES] = {0};
     for (uint32_t i = 0; i < count; i++) {
@@ -208,7 +219,8 @@ static void check_settled(const struct worker *worker, const struct hr_snapshot 
 
 enum { BUFFER_BYTES = 64 * 1024 };
 
-static void look(const struct worker *worker) {
+static void look(const struct worker *worker)
+{
     struct hr_snapshot *snapshot = (void *)worker->buffer;
     int code = hr_snapshot(worker->member->region, snapshot, BUFFER_BYTES);
     CHECK_EQ(code, HR_OK);
@@ -220,7 +232,8 @@ static void look(const struct worker *worker) {
 }
 
 /* Everybody lives, so there is nothing to recover and nobody to reap. */
-static void mend_nothing(struct worker *worker) {
+static void mend_nothing(struct worker *worker)
+{
     static _Thread_local struct hr_reap reaped[HR_SLOTS];
     if (next_random(&worker->random) % 2 == 0) {
         int code = hr_recover_lock(worker->member->region, NULL, ONE_SECOND / 100);
@@ -230,7 +243,8 @@ static void mend_nothing(struct worker *worker) {
     }
 }
 
-static void do_anything(struct worker *worker) {
+static void do_anything(struct worker *worker)
+{
     uint64_t choice = next_random(&worker->random) % 10000;
     uint32_t device = next_random(&worker->random) % DEVICES;
     uint32_t kind = next_random(&worker->random) % KINDS;
@@ -251,7 +265,8 @@ static void do_anything(struct worker *worker) {
     worker->operations++;
 }
 
-static void *work(void *argument) {
+static void *work(void *argument)
+{
     struct worker *worker = argument;
     worker->buffer = malloc(BUFFER_BYTES);
     NEED(worker->buffer != NULL);
@@ -268,18 +283,21 @@ static void *work(void *argument) {
 
 /* ---- One process ---------------------------------------------------------------- */
 
-static void come_together(int count) {
+static void come_together(int count)
+{
     atomic_fetch_add(&shared->ready, 1);
     while (atomic_load(&shared->ready) < count)
         nap_ms(1);
 }
 
-static void wait_for_phase(int phase) {
+static void wait_for_phase(int phase)
+{
     while (atomic_load(&shared->phase) != phase)
         nap_ms(1);
 }
 
-static void be_member(const struct region_file *file, uint32_t number) {
+static void be_member(const struct region_file *file, uint32_t number)
+{
     struct member member = {.has_seqlock = file->layout->slot_seqlock != HR_ABSENT,
                             .has_util = file->layout->slot_util != HR_ABSENT};
     pthread_rwlockattr_t attributes;
@@ -308,7 +326,8 @@ static void be_member(const struct region_file *file, uint32_t number) {
     pthread_rwlock_destroy(&member.leaving);
 }
 
-static pid_t start_member(const struct region_file *file, uint32_t number) {
+static pid_t start_member(const struct region_file *file, uint32_t number)
+{
     pid_t pid = fork();
     NEED(pid >= 0);
     if (pid != 0)
@@ -324,7 +343,8 @@ static pid_t start_member(const struct region_file *file, uint32_t number) {
 
 /* ---- All of them, in one layout --------------------------------------------------- */
 
-static void check_lock(const struct region_file *file) {
+static void check_lock(const struct region_file *file)
+{
     CHECK_EQ((uint32_t)peek64(file, file->layout->sem), 1);
     CHECK_EQ(peek64(file, file->layout->sem) >> 32, 0);
     CHECK_EQ(peek64(file, file->layout->owner_pid), 0);
@@ -333,7 +353,8 @@ static void check_lock(const struct region_file *file) {
 }
 
 /* Everybody is attached, and nobody has anything. */
-static void check_all_released(const struct region_file *file) {
+static void check_all_released(const struct region_file *file)
+{
     static _Alignas(8) unsigned char buffer[BUFFER_BYTES];
     struct hr_snapshot *snapshot = (void *)buffer;
     hr_region *region;
@@ -352,21 +373,27 @@ static void check_all_released(const struct region_file *file) {
 }
 
 /* Nobody is: what is left where slots are emptied in place goes with their processes. */
-static void check_all_gone(const struct region_file *file) {
+static void check_all_gone(const struct region_file *file)
+{
     static struct hr_reap reaped[HR_SLOTS];
     hr_region *region;
     NEED(hr_open(file->path, HR_WRITE, HR_LAYOUTS, &region) == (int)file->layout->id);
+    for (uint32_t device = 0; device < DEVICES; device++)
+        CHECK_EQ(hr_get(region, HR_VALUE_MEMORY_USED, device), 0);
     int count = hr_reap(region, NULL, NULL, 0, 0, PATIENCE, reaped);
+    CHECK(count >= 0 && count <= PROCESSES);
     if (file->layout->slot_seqlock == HR_ABSENT)
         CHECK_EQ(count, 0);
     for (int i = 0; i < count; i++)
         CHECK_EQ(reaped[i].bytes, 0);
-    CHECK_EQ(hr_get(region, HR_VALUE_PROC_NUM, 0), 0);
+    if (file->layout->slot_seqlock == HR_ABSENT || is_first_pid_namespace())
+        CHECK_EQ(hr_get(region, HR_VALUE_PROC_NUM, 0), 0);
     hr_free(region);
     check_lock(file);
 }
 
-static void contend(uint32_t layout) {
+static void contend(uint32_t layout)
+{
     struct region_file file;
     region_file_make(&file, layout);
     for (uint32_t device = 0; device < DEVICES; device++)
@@ -395,7 +422,8 @@ static void contend(uint32_t layout) {
     region_file_remove(&file);
 }
 
-static void report_layout(uint32_t layout) {
+static void report_layout(uint32_t layout)
+{
     unsigned long long operations = atomic_load(&shared->operations);
     unsigned long long snapshots = atomic_load(&shared->snapshots);
     unsigned long long settled = atomic_load(&shared->settled);
@@ -412,7 +440,8 @@ static void report_layout(uint32_t layout) {
     fflush(stdout);
 }
 
-static void read_options(int argc, char **argv) {
+static void read_options(int argc, char **argv)
+{
     static const struct option known[] = {{"seconds", required_argument, NULL, 's'},
                                           {"throughput-seconds", required_argument, NULL, 't'},
                                           {"json", no_argument, NULL, 'j'},
@@ -430,7 +459,8 @@ static void read_options(int argc, char **argv) {
     }
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char **argv)
+{
     read_options(argc, argv);
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     NEED(shared != MAP_FAILED);

@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "pid_namespace.h"
 
 /* Each point's times to a free lock, and one row for kills at random moments. */
 enum { AT_RANDOM = HR_TESTPOINTS_COUNT, ROWS, MOST_TIMES = 20000, REPORTS = 30 };
@@ -53,11 +54,13 @@ static uint32_t reports;
 /* ---- Which points there are, and how they are reached ------------------------- */
 
 /* `from` to `to` in the order of testpoint.h. */
-static bool is_between(int point, int from, int to) {
+static bool is_between(int point, int from, int to)
+{
     return point >= from && point <= to;
 }
 
-static bool is_reachable(int point, const struct hr_layout *layout) {
+static bool is_reachable(int point, const struct hr_layout *layout)
+{
     bool seqlock = layout->slot_seqlock != HR_ABSENT;
     switch (point) {
     case HR_AT_CHARGE_SEQLOCK_ODD:
@@ -75,7 +78,8 @@ static bool is_reachable(int point, const struct hr_layout *layout) {
     }
 }
 
-static enum script script_for(struct scene *scene, int point) {
+static enum script script_for(struct scene *scene, int point)
+{
     bool other = below(&scene->random, 2) == 0;
     if (point == HR_AT_LOCK_HOST_TAKEN)
         return other ? LOCKS : ATTACHES;
@@ -93,7 +97,8 @@ static enum script script_for(struct scene *scene, int point) {
 }
 
 /* Whether a death there leaves the lock as it was found. */
-static bool leaves_lock_free(int point, const struct scene *scene) {
+static bool leaves_lock_free(int point, const struct scene *scene)
+{
     return point == HR_AT_LOCK_HOST_TAKEN || point == HR_AT_UNLOCK_SEM_POSTED ||
            point == HR_AT_UNLOCK_WOKEN ||
            (scene_has_seqlock(scene) &&
@@ -107,7 +112,8 @@ static const char *const agent_names[] = {"recovery", "others go on", "libvgpu"}
 /* ---- What has to be there before some of them ----------------------------------- */
 
 /* Two waiters that forced the same lock: the semaphore stands at 2. */
-static bool prepare_value(struct scene *scene) {
+static bool prepare_value(struct scene *scene)
+{
     if (!pause_survivors(scene))
         return false;
     const struct ledger *corpse = NULL;
@@ -119,7 +125,8 @@ static bool prepare_value(struct scene *scene) {
     return true;
 }
 
-static bool find_slot(struct scene *scene, const struct ledger *ledger, uint32_t *index) {
+static bool find_slot(struct scene *scene, const struct ledger *ledger, uint32_t *index)
+{
     const struct region_file *file = &scene->file;
     uint32_t count = peek32(file, scene->layout->proc_num);
     for (*index = 0; *index < count; (*index)++) {
@@ -135,7 +142,8 @@ static bool find_slot(struct scene *scene, const struct ledger *ledger, uint32_t
  * copied over the corpse's, and the guest, which does not know, goes on writing in
  * its own, now above proc_num.
  */
-static bool prepare_orphan(struct scene *scene, enum agent agent) {
+static bool prepare_orphan(struct scene *scene, enum agent agent)
+{
     const struct region_file *file = &scene->file;
     const struct hr_layout *layout = scene->layout;
     struct ledger *guest = &scene->shared->ledgers[GUEST], *corpse;
@@ -165,11 +173,13 @@ static bool prepare_orphan(struct scene *scene, enum agent agent) {
     return true;
 }
 
-static bool is_repair(int point) {
+static bool is_repair(int point)
+{
     return is_between(point, HR_AT_REPAIR_COPY_CLEARED, HR_AT_REPAIR_COUNT_STORED);
 }
 
-static bool prepare(struct scene *scene, int point, enum agent agent) {
+static bool prepare(struct scene *scene, int point, enum agent agent)
+{
     if (point == HR_AT_RECOVER_VALUE_STORED)
         return prepare_value(scene);
     return !is_repair(point) || prepare_orphan(scene, agent);
@@ -178,7 +188,8 @@ static bool prepare(struct scene *scene, int point, enum agent agent) {
 /* ---- Who comes afterwards -------------------------------------------------------- */
 
 /* libvgpu's waiter: no such process, so compare and swap to 0, and who wins posts. */
-static void libvgpu_takes_lock_away(struct scene *scene) {
+static void libvgpu_takes_lock_away(struct scene *scene)
+{
     const struct region_file *file = &scene->file;
     uint8_t *sem = file->bytes + scene->layout->sem;
     uint64_t owner = peek64(file, scene->layout->owner_pid);
@@ -193,7 +204,8 @@ static void libvgpu_takes_lock_away(struct scene *scene) {
 }
 
 static bool free_the_lock(struct scene *scene, enum agent agent, const struct death *death,
-                          int point, uint64_t *took_ns) {
+                          int point, uint64_t *took_ns)
+{
     uint64_t bound = 4 * ONE_SECOND + 10 * scene->ownerless_ns;
     int code = HR_ETIMEOUT;
     if (agent == LIBVGPU)
@@ -220,7 +232,8 @@ static bool free_the_lock(struct scene *scene, enum agent agent, const struct de
 }
 
 /* Where moves have been torn apart: by us, or by the live process itself as it goes on. */
-static bool repair(struct scene *scene, enum agent agent, int point) {
+static bool repair(struct scene *scene, enum agent agent, int point)
+{
     static int32_t pids[HR_SLOTS];
     if (is_repair(point) && agent == GOES_ON) {
         resume_survivors(scene);
@@ -235,7 +248,8 @@ static bool repair(struct scene *scene, enum agent agent, int point) {
 
 /* ---- A round ----------------------------------------------------------------------- */
 
-static bool kill_at_point(struct scene *scene, int point, struct death *death) {
+static bool kill_at_point(struct scene *scene, int point, struct death *death)
+{
     enum script script = script_for(scene, point);
     bool slow = script == REAPS || script == RECOVERS;
     bool once = script == RECOVERS_ONCE || script == REPAIRS_ONCE;
@@ -252,7 +266,8 @@ static bool kill_at_point(struct scene *scene, int point, struct death *death) {
     return true;
 }
 
-static bool kill_at_random(struct scene *scene, struct death *death) {
+static bool kill_at_random(struct scene *scene, struct death *death)
+{
     /* Short ones mostly: a victim that has come to reaping and recovering is in /proc. */
     uint64_t us = below(&scene->random, below(&scene->random, 4) == 0 ? 40000 : 4000);
     bool at_work = below(&scene->random, 4) != 0;
@@ -272,7 +287,8 @@ static bool kill_at_random(struct scene *scene, struct death *death) {
 }
 
 /* What cannot happen in a layout has not happened to anybody. */
-static bool check_unreachable(struct scene *scene) {
+static bool check_unreachable(struct scene *scene)
+{
     for (uint32_t i = 0; i < atomic_load(&scene->shared->count); i++) {
         for (int point = 0; point < HR_TESTPOINTS_COUNT; point++) {
             if (scene->shared->ledgers[i].reached[point] != 0 &&
@@ -284,7 +300,8 @@ static bool check_unreachable(struct scene *scene) {
 }
 
 /* The dead are reaped, mostly: else they are counted on, unchanged, in the next round. */
-static bool settle(struct scene *scene, bool reap) {
+static bool settle(struct scene *scene, bool reap)
+{
     if (!reap && atomic_load(&scene->shared->count) < LEDGERS - 8)
         return true;
     if (!check_reaped(scene))
@@ -293,7 +310,8 @@ static bool settle(struct scene *scene, bool reap) {
     return true;
 }
 
-static bool play_round(struct scene *scene, int point, enum agent agent, uint64_t *took_ns) {
+static bool play_round(struct scene *scene, int point, enum agent agent, uint64_t *took_ns)
+{
     struct death death;
     if (!prepare(scene, point, agent))
         return false;
@@ -315,7 +333,8 @@ static bool play_round(struct scene *scene, int point, enum agent agent, uint64_
 }
 
 static void note(const struct scene *scene, int point, enum agent agent, bool passed,
-                 uint64_t took_ns) {
+                 uint64_t took_ns)
+{
     if (passed) {
         rows[point].ns[rows[point].passed++] = took_ns;
         return;
@@ -327,7 +346,8 @@ static void note(const struct scene *scene, int point, enum agent agent, bool pa
 }
 
 /* After a failure the next round gets a region and survivors of its own. */
-static void play_rounds(struct scene *scene, int point, uint32_t count) {
+static void play_rounds(struct scene *scene, int point, uint32_t count)
+{
     for (uint32_t i = 0; i < count && rows[point].passed < MOST_TIMES; i++) {
         uint64_t took_ns = 0;
         enum agent agent = below(&scene->random, AGENTS);
@@ -341,11 +361,13 @@ static void play_rounds(struct scene *scene, int point, uint32_t count) {
     }
 }
 
-static bool is_asked_for(int point) {
+static bool is_asked_for(int point)
+{
     return options.point < 0 || options.point == point;
 }
 
-static void play_layout(struct scene *scene, uint32_t layout, bool crowded) {
+static void play_layout(struct scene *scene, uint32_t layout, bool crowded)
+{
     /* Nobody else there: signatures of another namespace, locks that nobody else waits for. */
     uint32_t rounds = crowded ? options.rounds : (options.rounds + 3) / 4;
     scene_start(scene, layout, crowded);
@@ -361,18 +383,21 @@ static void play_layout(struct scene *scene, uint32_t layout, bool crowded) {
 
 /* ---- The report ------------------------------------------------------------------ */
 
-static int compare(const void *a, const void *b) {
+static int compare(const void *a, const void *b)
+{
     uint64_t first = *(const uint64_t *)a, second = *(const uint64_t *)b;
     return first < second ? -1 : first > second;
 }
 
-static double ms_at(const struct row *row, double share) {
+static double ms_at(const struct row *row, double share)
+{
     if (row->passed == 0)
         return 0;
     return (double)row->ns[(uint32_t)((row->passed - 1) * share)] / 1e6;
 }
 
-static void report(bool json) {
+static void report(bool json)
+{
     uint32_t kills = 0, passed = 0, failed = 0;
     if (json)
         printf("{\"seed\": %llu, \"rounds\": %u, \"ownerless_ms\": %.0f, \"points\": [",
@@ -403,7 +428,8 @@ static void report(bool json) {
                (unsigned long long)options.seed, passed, failed);
 }
 
-static int point_named(const char *name) {
+static int point_named(const char *name)
+{
     for (int i = 0; i < ROWS; i++) {
         if (strcmp(name, row_names[i]) == 0 || (i == AT_RANDOM && strcmp(name, "random") == 0))
             return i;
@@ -412,7 +438,8 @@ static int point_named(const char *name) {
     exit(2);
 }
 
-static int layout_named(const char *name) {
+static int layout_named(const char *name)
+{
     for (int i = 0; i < HR_LAYOUTS; i++) {
         if (strcmp(name, hr_layouts[i].name) == 0)
             return i;
@@ -421,7 +448,8 @@ static int layout_named(const char *name) {
     exit(2);
 }
 
-static void read_options(int argc, char **argv) {
+static void read_options(int argc, char **argv)
+{
     static const struct option known[] = {{"rounds", required_argument, NULL, 'r'},
                                           {"seed", required_argument, NULL, 's'},
                                           {"layout", required_argument, NULL, 'l'},
@@ -448,14 +476,8 @@ static void read_options(int argc, char **argv) {
     }
 }
 
-/* Elsewhere the dead holder of an empty region may be somebody outside, whom nobody here sees. */
-static bool is_first_pid_namespace(void) {
-    char link[64] = "";
-    return readlink("/proc/self/ns/pid", link, sizeof link - 1) > 0 &&
-           strcmp(link, "pid:[4026531836]") == 0;
-}
-
-int main(int argc, char **argv) {
+int main(int argc, char **argv)
+{
     read_options(argc, argv);
     /* A victim's children come to this process when it dies. */
     NEED(prctl(PR_SET_CHILD_SUBREAPER, 1) == 0);
@@ -469,6 +491,7 @@ int main(int argc, char **argv) {
     for (uint32_t layout = 0; layout < HR_LAYOUTS; layout++) {
         if (options.layout >= 0 && options.layout != (int)layout)
             continue;
+        /* Elsewhere the dead holder of an empty region might be somebody whom nobody here sees. */
         if (is_first_pid_namespace())
             play_layout(&scene, layout, false);
         play_layout(&scene, layout, true);

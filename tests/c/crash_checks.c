@@ -11,7 +11,8 @@ struct slot {
     bool odd, clear;
 };
 
-static void read_slot(const struct scene *scene, uint32_t index, struct slot *slot) {
+static void read_slot(const struct scene *scene, uint32_t index, struct slot *slot)
+{
     const struct hr_layout *layout = scene->layout;
     const struct region_file *file = &scene->file;
     *slot = (struct slot){.pid = (int32_t)peek32(file, slot_at(file, index, layout->slot_pid))};
@@ -29,14 +30,16 @@ static void read_slot(const struct scene *scene, uint32_t index, struct slot *sl
                 (peek64(file, slot_at(file, index, layout->slot_seqlock)) & 1) != 0;
 }
 
-static uint32_t slot_count(struct scene *scene) {
+static uint32_t slot_count(struct scene *scene)
+{
     uint32_t count = peek32(&scene->file, scene->layout->proc_num);
     if (count > HR_SLOTS)
         scene_fail(scene, "proc_num is %u", count);
     return count > HR_SLOTS ? 0 : count;
 }
 
-bool check_lock_is_free(struct scene *scene) {
+bool check_lock_is_free(struct scene *scene)
+{
     uint64_t word = peek64(&scene->file, scene->layout->sem);
     uint64_t owner = peek64(&scene->file, scene->layout->owner_pid);
     if (word == 1 && owner == 0)
@@ -47,14 +50,16 @@ bool check_lock_is_free(struct scene *scene) {
 
 /* ---- The living: exactly ------------------------------------------------------ */
 
-static uint64_t held_on(const struct ledger *ledger, uint32_t device) {
+static uint64_t held_on(const struct ledger *ledger, uint32_t device)
+{
     uint64_t total = 0;
     for (uint32_t kind = 0; kind < KINDS; kind++)
         total += atomic_load(&ledger->held[device][kind]);
     return total;
 }
 
-static bool is_exact(const struct slot *slot, const struct ledger *ledger) {
+static bool is_exact(const struct slot *slot, const struct ledger *ledger)
+{
     bool same = !slot->odd;
     for (uint32_t device = 0; device < DEVICES; device++) {
         for (uint32_t kind = 0; kind < KINDS; kind++)
@@ -65,7 +70,8 @@ static bool is_exact(const struct slot *slot, const struct ledger *ledger) {
 }
 
 /* One slot with all it holds; where slots are emptied in place, maybe an empty one besides. */
-static bool check_live(struct scene *scene, const struct ledger *ledger) {
+static bool check_live(struct scene *scene, const struct ledger *ledger)
+{
     int32_t pid = atomic_load(&ledger->pid);
     uint32_t full = 0, clear = 0, count = slot_count(scene);
     struct slot own = {0};
@@ -90,7 +96,8 @@ static bool check_live(struct scene *scene, const struct ledger *ledger) {
                       (unsigned long long)own.total[1], own.odd);
 }
 
-static bool check_survivors(struct scene *scene) {
+static bool check_survivors(struct scene *scene)
+{
     for (uint32_t i = 0; i < LIVE; i++) {
         const struct ledger *ledger = &scene->shared->ledgers[i];
         if (ledger->trouble != 0)
@@ -104,7 +111,8 @@ static bool check_survivors(struct scene *scene) {
 
 /* ---- The dead: what they held, give or take what they were doing ----------------- */
 
-static bool is_possible(const struct slot *slot, const struct ledger *ledger, bool inexact) {
+static bool is_possible(const struct slot *slot, const struct ledger *ledger, bool inexact)
+{
     int doing = atomic_load(&ledger->doing);
     bool accounting = doing == CHARGING || doing == RELEASING;
     uint64_t change = atomic_load(&ledger->bytes);
@@ -128,12 +136,14 @@ static bool is_possible(const struct slot *slot, const struct ledger *ledger, bo
     return true;
 }
 
-static bool is_frozen(const struct slot *slot, const struct ledger *ledger) {
+static bool is_frozen(const struct slot *slot, const struct ledger *ledger)
+{
     return memcmp(slot->total, ledger->frozen_total, sizeof slot->total) == 0 &&
            memcmp(slot->held, ledger->frozen_held, sizeof slot->held) == 0;
 }
 
-static struct ledger *ledger_of(struct scene *scene, int32_t pid) {
+static struct ledger *ledger_of(struct scene *scene, int32_t pid)
+{
     for (uint32_t i = 0; i < atomic_load(&scene->shared->count); i++) {
         if (atomic_load(&scene->shared->ledgers[i].pid) == pid && pid != 0)
             return &scene->shared->ledgers[i];
@@ -142,7 +152,8 @@ static struct ledger *ledger_of(struct scene *scene, int32_t pid) {
 }
 
 static bool check_dead_slot(struct scene *scene, const struct ledger *victim, uint32_t index,
-                            uint32_t *seen) {
+                            uint32_t *seen)
+{
     struct slot slot;
     read_slot(scene, index, &slot);
     struct ledger *ledger = ledger_of(scene, slot.pid);
@@ -171,7 +182,8 @@ static bool check_dead_slot(struct scene *scene, const struct ledger *victim, ui
 }
 
 /* A death loses no slot: what was attached is counted, unless it was being removed. */
-static bool check_presence(struct scene *scene, const struct ledger *victim, const uint32_t *seen) {
+static bool check_presence(struct scene *scene, const struct ledger *victim, const uint32_t *seen)
+{
     for (uint32_t i = LIVE; i < atomic_load(&scene->shared->count); i++) {
         struct ledger *ledger = &scene->shared->ledgers[i];
         int doing = atomic_load(&ledger->doing);
@@ -189,7 +201,8 @@ static bool check_presence(struct scene *scene, const struct ledger *victim, con
     return true;
 }
 
-bool check_slots(struct scene *scene, const struct ledger *victim) {
+bool check_slots(struct scene *scene, const struct ledger *victim)
+{
     uint32_t seen[LEDGERS] = {0};
     uint32_t count = slot_count(scene);
     for (uint32_t i = 0; i < count; i++) {
@@ -201,7 +214,8 @@ bool check_slots(struct scene *scene, const struct ledger *victim) {
 
 /* ---- Without the dead ------------------------------------------------------------ */
 
-static bool check_what_was_reaped(struct scene *scene, const struct hr_reap *reaped, int count) {
+static bool check_what_was_reaped(struct scene *scene, const struct hr_reap *reaped, int count)
+{
     for (int i = 0; i < count; i++) {
         const struct ledger *ledger = ledger_of(scene, reaped[i].pid);
         if (ledger != NULL && ledger - scene->shared->ledgers < LIVE)
@@ -212,7 +226,8 @@ static bool check_what_was_reaped(struct scene *scene, const struct hr_reap *rea
     return true;
 }
 
-static bool check_nobody_else(struct scene *scene) {
+static bool check_nobody_else(struct scene *scene)
+{
     uint32_t count = slot_count(scene);
     for (uint32_t i = 0; i < count; i++) {
         struct slot slot;
@@ -228,7 +243,8 @@ static bool check_nobody_else(struct scene *scene) {
     return true;
 }
 
-static bool check_snapshot(struct scene *scene) {
+static bool check_snapshot(struct scene *scene)
+{
     static _Alignas(8) unsigned char buffer[256 * 1024];
     struct hr_snapshot *snapshot = (void *)buffer;
     int code = hr_snapshot(scene->doctor, snapshot, sizeof buffer);
@@ -249,7 +265,8 @@ static bool check_snapshot(struct scene *scene) {
     return true;
 }
 
-bool check_reaped(struct scene *scene) {
+bool check_reaped(struct scene *scene)
+{
     static struct hr_reap reaped[HR_SLOTS];
     int count = hr_reap(scene->doctor, NULL, NULL, 0, 0, ONE_SECOND, reaped);
     if (count < 0)

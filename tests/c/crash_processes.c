@@ -16,30 +16,35 @@
 static const uint64_t survivor_timeout_ns = ONE_SECOND / 50;
 static const uint64_t victim_timeout_ns = ONE_SECOND / 5;
 
-uint64_t next_random(uint64_t *state) {
+uint64_t next_random(uint64_t *state)
+{
     uint64_t z = *state += 0x9e3779b97f4a7c15;
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
     z = (z ^ z >> 27) * 0x94d049bb133111eb;
     return z ^ z >> 31;
 }
 
-uint64_t below(uint64_t *state, uint64_t bound) {
+uint64_t below(uint64_t *state, uint64_t bound)
+{
     return next_random(state) % bound;
 }
 
-uint64_t now_ns(void) {
+uint64_t now_ns(void)
+{
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * ONE_SECOND + (uint64_t)now.tv_nsec;
 }
 
-static void nap_us(uint64_t us) {
+static void nap_us(uint64_t us)
+{
     const struct timespec nap = {.tv_sec = (time_t)(us / 1000000),
                                  .tv_nsec = (long)(us % 1000000) * 1000};
     nanosleep(&nap, NULL);
 }
 
-bool scene_fail(struct scene *scene, const char *format, ...) {
+bool scene_fail(struct scene *scene, const char *format, ...)
+{
     if (scene->failure[0] == '\0') {
         va_list arguments;
         va_start(arguments, format);
@@ -49,7 +54,8 @@ bool scene_fail(struct scene *scene, const char *format, ...) {
     return false;
 }
 
-bool scene_has_seqlock(const struct scene *scene) {
+bool scene_has_seqlock(const struct scene *scene)
+{
     return scene->layout->slot_seqlock != HR_ABSENT;
 }
 
@@ -62,7 +68,8 @@ struct actor {
     uint64_t random;
 };
 
-static void trouble(struct actor *actor, int code, int line) {
+static void trouble(struct actor *actor, int code, int line)
+{
     int none = 0;
     if (atomic_compare_exchange_strong(&actor->ledger->trouble, &none, code))
         atomic_store(&actor->ledger->trouble_line, line);
@@ -75,7 +82,8 @@ static void trouble(struct actor *actor, int code, int line) {
             trouble(actor, (code), __LINE__);                                                      \
     } while (0)
 
-static void become(struct actor *actor, struct scene *scene, struct ledger *ledger) {
+static void become(struct actor *actor, struct scene *scene, struct ledger *ledger)
+{
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     alarm(300); /* should everything else fail */
     memset(ledger, 0, sizeof *ledger);
@@ -91,15 +99,18 @@ static void become(struct actor *actor, struct scene *scene, struct ledger *ledg
         trouble(actor, code, __LINE__);
 }
 
-static void begin(struct actor *actor, enum doing doing) {
+static void begin(struct actor *actor, enum doing doing)
+{
     atomic_store(&actor->ledger->doing, doing);
 }
 
-static void end(struct actor *actor) {
+static void end(struct actor *actor)
+{
     atomic_store(&actor->ledger->doing, NOTHING);
 }
 
-static void attach(struct actor *actor, uint64_t timeout_ns) {
+static void attach(struct actor *actor, uint64_t timeout_ns)
+{
     begin(actor, ATTACHING);
     int code = hr_attach(actor->region, timeout_ns);
     if (code == HR_OK)
@@ -108,7 +119,8 @@ static void attach(struct actor *actor, uint64_t timeout_ns) {
     end(actor);
 }
 
-static void detach(struct actor *actor, uint64_t timeout_ns) {
+static void detach(struct actor *actor, uint64_t timeout_ns)
+{
     begin(actor, DETACHING);
     int code = hr_detach(actor->region, timeout_ns);
     if (code != HR_ETIMEOUT) {
@@ -122,7 +134,8 @@ static void detach(struct actor *actor, uint64_t timeout_ns) {
     end(actor);
 }
 
-static void account(struct actor *actor, uint64_t timeout_ns) {
+static void account(struct actor *actor, uint64_t timeout_ns)
+{
     struct ledger *ledger = actor->ledger;
     uint32_t device = (uint32_t)below(&actor->random, DEVICES);
     uint32_t kind = (uint32_t)below(&actor->random, KINDS);
@@ -143,7 +156,8 @@ static void account(struct actor *actor, uint64_t timeout_ns) {
     end(actor);
 }
 
-static void lock_and_unlock(struct actor *actor, uint64_t timeout_ns) {
+static void lock_and_unlock(struct actor *actor, uint64_t timeout_ns)
+{
     begin(actor, OTHERWISE);
     int code = hr_lock(actor->region, timeout_ns);
     EXPECT(code, HR_OK);
@@ -155,7 +169,8 @@ static void lock_and_unlock(struct actor *actor, uint64_t timeout_ns) {
     end(actor);
 }
 
-static void edit(struct actor *actor, uint64_t timeout_ns) {
+static void edit(struct actor *actor, uint64_t timeout_ns)
+{
     const struct ledger *other = &actor->scene->shared->ledgers[below(&actor->random, LIVE)];
     struct hr_slot_edit edits[4] = {
         {.value = HR_SLOT_HOST_PID, .to = below(&actor->random, 1000)},
@@ -172,7 +187,8 @@ static void edit(struct actor *actor, uint64_t timeout_ns) {
 }
 
 /* What is settled has this process's slot as its ledger has it: nobody else writes there. */
-static void look(struct actor *actor) {
+static void look(struct actor *actor)
+{
     static _Alignas(8) unsigned char buffer[256 * 1024];
     struct hr_snapshot *snapshot = (void *)buffer;
     int code = hr_snapshot(actor->region, snapshot, sizeof buffer);
@@ -195,7 +211,8 @@ static void look(struct actor *actor) {
 
 /* ---- Those that live --------------------------------------------------------- */
 
-static void obey_pause(struct actor *actor) {
+static void obey_pause(struct actor *actor)
+{
     struct ledger *ledger = actor->ledger;
     while (!atomic_load(&ledger->attached))
         attach(actor, survivor_timeout_ns);
@@ -205,7 +222,8 @@ static void obey_pause(struct actor *actor) {
     atomic_store(&ledger->answer, RUN);
 }
 
-static void live(struct actor *actor) {
+static void live(struct actor *actor)
+{
     struct ledger *ledger = actor->ledger;
     int command;
     while ((command = atomic_load(&ledger->command)) != QUIT) {
@@ -234,7 +252,8 @@ static void live(struct actor *actor) {
     hr_free(actor->region);
 }
 
-static bool await_answer(struct scene *scene, uint32_t number, int answer, const char *what) {
+static bool await_answer(struct scene *scene, uint32_t number, int answer, const char *what)
+{
     struct ledger *ledger = &scene->shared->ledgers[number];
     uint64_t deadline = now_ns() + 10 * ONE_SECOND;
     while (atomic_load(&ledger->answer) != answer || !atomic_load(&ledger->attached)) {
@@ -245,7 +264,8 @@ static bool await_answer(struct scene *scene, uint32_t number, int answer, const
     return true;
 }
 
-void start_live(struct scene *scene, uint32_t number) {
+void start_live(struct scene *scene, uint32_t number)
+{
     struct ledger *ledger = &scene->shared->ledgers[number];
     memset(ledger, 0, sizeof *ledger);
     next_random(&scene->random);
@@ -260,7 +280,8 @@ void start_live(struct scene *scene, uint32_t number) {
     await_answer(scene, number, RUN, "attach");
 }
 
-void stop_live(struct scene *scene, uint32_t number) {
+void stop_live(struct scene *scene, uint32_t number)
+{
     struct ledger *ledger = &scene->shared->ledgers[number];
     pid_t pid = atomic_load(&ledger->pid);
     if (pid == 0)
@@ -275,12 +296,14 @@ void stop_live(struct scene *scene, uint32_t number) {
     atomic_store(&ledger->pid, 0);
 }
 
-bool pause_one(struct scene *scene, uint32_t number) {
+bool pause_one(struct scene *scene, uint32_t number)
+{
     atomic_store(&scene->shared->ledgers[number].command, PAUSE);
     return await_answer(scene, number, PAUSE, "pause");
 }
 
-bool pause_survivors(struct scene *scene) {
+bool pause_survivors(struct scene *scene)
+{
     bool all = true;
     for (uint32_t i = 0; i < LIVE; i++)
         atomic_store(&scene->shared->ledgers[i].command, PAUSE);
@@ -289,12 +312,14 @@ bool pause_survivors(struct scene *scene) {
     return all;
 }
 
-void resume_survivors(struct scene *scene) {
+void resume_survivors(struct scene *scene)
+{
     for (uint32_t i = 0; i < LIVE; i++)
         atomic_store(&scene->shared->ledgers[i].command, RUN);
 }
 
-bool await_progress(struct scene *scene) {
+bool await_progress(struct scene *scene)
+{
     uint64_t before[LIVE];
     uint64_t deadline = now_ns() + 5 * ONE_SECOND;
     for (uint32_t i = 0; i < LIVE; i++)
@@ -312,7 +337,8 @@ bool await_progress(struct scene *scene) {
 
 /* ---- Those that die ---------------------------------------------------------- */
 
-static bool names_a_corpse(const struct scene *scene, pid_t pid) {
+static bool names_a_corpse(const struct scene *scene, pid_t pid)
+{
     for (uint32_t i = LIVE; i < atomic_load(&scene->shared->count); i++) {
         if (atomic_load(&scene->shared->ledgers[i].pid) == pid)
             return true;
@@ -320,14 +346,16 @@ static bool names_a_corpse(const struct scene *scene, pid_t pid) {
     return false;
 }
 
-static struct ledger *new_ledger(struct scene *scene) {
+static struct ledger *new_ledger(struct scene *scene)
+{
     uint32_t number = atomic_fetch_add(&scene->shared->count, 1);
     NEED(number < LEDGERS);
     return &scene->shared->ledgers[number];
 }
 
 /* A child that becomes an actor and dies by itself, of this process or of a victim. */
-static void let_die(struct actor *parent, int kill_at, bool attached) {
+static void let_die(struct actor *parent, int kill_at, bool attached)
+{
     struct scene *scene = parent->scene;
     if (atomic_load(&scene->shared->count) >= LEDGERS - 1)
         return;
@@ -355,7 +383,8 @@ static void let_die(struct actor *parent, int kill_at, bool attached) {
         waitpid(pid, NULL, 0);
 }
 
-static void reap(struct actor *actor) {
+static void reap(struct actor *actor)
+{
     static struct hr_reap reaped[HR_SLOTS];
     struct scene *scene = actor->scene;
     /* The last but one by name, at times: the last one stands behind it, and is moved. */
@@ -373,14 +402,16 @@ static void reap(struct actor *actor) {
     end(actor);
 }
 
-static void recover(struct actor *actor) {
+static void recover(struct actor *actor)
+{
     begin(actor, OTHERWISE);
     int code = hr_recover_lock(actor->region, NULL, 4 * actor->scene->ownerless_ns);
     EXPECT(code, HR_ENOTRECOVERABLE);
     end(actor);
 }
 
-static void repair(struct actor *actor) {
+static void repair(struct actor *actor)
+{
     static int32_t pids[HR_SLOTS];
     begin(actor, OTHERWISE);
     int code = hr_repair_slots(actor->region, NULL, 0, victim_timeout_ns, pids);
@@ -388,7 +419,8 @@ static void repair(struct actor *actor) {
     end(actor);
 }
 
-static void attach_or_detach(struct actor *actor) {
+static void attach_or_detach(struct actor *actor)
+{
     if (!atomic_load(&actor->ledger->attached)) {
         attach(actor, victim_timeout_ns);
         return;
@@ -399,7 +431,8 @@ static void attach_or_detach(struct actor *actor) {
     detach(actor, victim_timeout_ns);
 }
 
-static void do_anything(struct actor *actor) {
+static void do_anything(struct actor *actor)
+{
     uint64_t choice = below(&actor->random, 200);
     if (choice < 40)
         lock_and_unlock(actor, victim_timeout_ns);
@@ -419,7 +452,8 @@ static void do_anything(struct actor *actor) {
         account(actor, victim_timeout_ns);
 }
 
-static void act(struct actor *actor, enum script script) {
+static void act(struct actor *actor, enum script script)
+{
     bool attached = atomic_load(&actor->ledger->attached);
     switch (script) {
     case LOCKS:
@@ -452,7 +486,8 @@ static void act(struct actor *actor, enum script script) {
 }
 
 /* Others die for these first. */
-static void prepare(struct actor *actor, enum script script) {
+static void prepare(struct actor *actor, enum script script)
+{
     if (script == REAPS) {
         let_die(actor, NOWHERE, true);
         let_die(actor, NOWHERE, true);
@@ -464,7 +499,8 @@ static void prepare(struct actor *actor, enum script script) {
     }
 }
 
-static void die(struct actor *actor, enum script script, int kill_at, int kill_on) {
+static void die(struct actor *actor, enum script script, int kill_at, int kill_on)
+{
     /* Some victims of each script are processes of the region, some only look in. */
     if (script <= RECOVERS && below(&actor->random, 2) == 0)
         attach(actor, victim_timeout_ns);
@@ -480,7 +516,8 @@ static void die(struct actor *actor, enum script script, int kill_at, int kill_o
 }
 
 pid_t start_victim(struct scene *scene, enum script script, int kill_at, int kill_on,
-                   struct ledger **ledger) {
+                   struct ledger **ledger)
+{
     struct ledger *own = new_ledger(scene);
     *ledger = own;
     for (;;) {
@@ -504,7 +541,8 @@ pid_t start_victim(struct scene *scene, enum script script, int kill_at, int kil
 }
 
 bool await_death(struct scene *scene, pid_t pid, struct ledger *ledger, uint64_t patience_ns,
-                 struct death *death) {
+                 struct death *death)
+{
     *death = (struct death){.pid = pid, .ledger = ledger};
     uint64_t deadline = now_ns() + patience_ns;
     bool in_time = true;
@@ -530,7 +568,8 @@ bool await_death(struct scene *scene, pid_t pid, struct ledger *ledger, uint64_t
     return in_time;
 }
 
-struct ledger *make_corpse(struct scene *scene) {
+struct ledger *make_corpse(struct scene *scene)
+{
     struct ledger *ledger;
     struct death death;
     pid_t pid = start_victim(scene, DIES_ATTACHED, NOWHERE, 1, &ledger);
@@ -542,7 +581,8 @@ struct ledger *make_corpse(struct scene *scene) {
 
 /* ---- The scene --------------------------------------------------------------- */
 
-void scene_start(struct scene *scene, uint32_t layout, bool crowded) {
+void scene_start(struct scene *scene, uint32_t layout, bool crowded)
+{
     region_file_make(&scene->file, layout);
     scene->layout = scene->file.layout;
     scene->crowded = crowded;
@@ -554,7 +594,8 @@ void scene_start(struct scene *scene, uint32_t layout, bool crowded) {
         start_live(scene, i);
 }
 
-void scene_stop(struct scene *scene) {
+void scene_stop(struct scene *scene)
+{
     for (uint32_t i = 0; i < LIVE; i++)
         stop_live(scene, i);
     hr_free(scene->doctor);

@@ -18,14 +18,16 @@ struct glibc_lock {
     _Atomic uint64_t *owner;
 };
 
-static inline struct glibc_lock glibc_lock_in(void *base, uint32_t sem, uint32_t owner_pid) {
+static inline struct glibc_lock glibc_lock_in(void *base, uint32_t sem, uint32_t owner_pid)
+{
     unsigned char *bytes = base;
     return (struct glibc_lock){.sem = (sem_t *)(void *)(bytes + sem),
                                .owner = (_Atomic uint64_t *)(void *)(bytes + owner_pid)};
 }
 
 /* 0, or an errno. */
-static inline int glibc_lock_take(const struct glibc_lock *lock, time_t timeout_s) {
+static inline int glibc_lock_take(const struct glibc_lock *lock, time_t timeout_s)
+{
     struct timespec deadline;
     clock_gettime(CLOCK_REALTIME, &deadline);
     deadline.tv_sec += timeout_s;
@@ -38,7 +40,8 @@ static inline int glibc_lock_take(const struct glibc_lock *lock, time_t timeout_
     return error;
 }
 
-static inline void glibc_lock_drop(const struct glibc_lock *lock) {
+static inline void glibc_lock_drop(const struct glibc_lock *lock)
+{
     atomic_store_explicit(lock->owner, 0, memory_order_relaxed);
     sem_post(lock->sem);
 }

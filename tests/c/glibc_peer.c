@@ -42,13 +42,15 @@ static struct {
 
 static struct shared *shared;
 
-static uint64_t now_ns(void) {
+static uint64_t now_ns(void)
+{
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * ONE_SECOND + (uint64_t)now.tv_nsec;
 }
 
-static void nap_us(long us) {
+static void nap_us(long us)
+{
     const struct timespec nap = {.tv_nsec = us * 1000};
     nanosleep(&nap, NULL);
 }
@@ -56,7 +58,8 @@ static void nap_us(long us) {
 enum side { NOBODY, GLIBC, OURS };
 
 /* One step inside the lock that goes wrong as soon as two are in it. */
-static void take_turn(enum side side, uint64_t turn) {
+static void take_turn(enum side side, uint64_t turn)
+{
     if (shared->inside != 0)
         atomic_fetch_add(&shared->overlaps, 1);
     shared->inside = 1;
@@ -78,13 +81,15 @@ static void stay_outside(uint64_t *random)
         ;
 }
 
-static void wait_until_ready(int count) {
+static void wait_until_ready(int count)
+{
     atomic_fetch_add(&shared->ready, 1);
     while (atomic_load(&shared->ready) < count)
         sched_yield();
 }
 
-static pid_t fork_tied(void) {
+static pid_t fork_tied(void)
+{
     pid_t pid = fork();
     NEED(pid >= 0);
     if (pid == 0)
@@ -92,13 +97,15 @@ static pid_t fork_tied(void) {
     return pid;
 }
 
-static struct glibc_lock glibc_side(const struct region_file *file) {
+static struct glibc_lock glibc_side(const struct region_file *file)
+{
     return glibc_lock_in(file->bytes, file->layout->sem, file->layout->owner_pid);
 }
 
 /* ---- Mutual exclusion ------------------------------------------------------------ */
 
-static void turn_with_glibc(const struct region_file *file, uint64_t turns) {
+static void turn_with_glibc(const struct region_file *file, uint64_t turns)
+{
     struct glibc_lock lock = glibc_side(file);
     uint64_t random = GLIBC;
     wait_until_ready(2);
@@ -115,7 +122,8 @@ static void turn_with_glibc(const struct region_file *file, uint64_t turns) {
     }
 }
 
-static void turn_with_ours(const struct region_file *file, uint64_t turns) {
+static void turn_with_ours(const struct region_file *file, uint64_t turns)
+{
     hr_region *region;
     NEED(hr_open(file->path, HR_WRITE, HR_LAYOUTS, &region) == (int)file->layout->id);
     uint64_t random = OURS;
@@ -133,7 +141,8 @@ static void turn_with_ours(const struct region_file *file, uint64_t turns) {
     hr_free(region);
 }
 
-static double take_turns(const struct region_file *file, uint64_t turns, uint64_t *changes) {
+static double take_turns(const struct region_file *file, uint64_t turns, uint64_t *changes)
+{
     memset(shared, 0, sizeof *shared);
     uint64_t start = now_ns();
     pid_t pid = fork_tied();
@@ -157,7 +166,8 @@ static double take_turns(const struct region_file *file, uint64_t turns, uint64_
 
 /* ---- A sleeper is woken ----------------------------------------------------------- */
 
-static void sleep_with_glibc(const struct region_file *file) {
+static void sleep_with_glibc(const struct region_file *file)
+{
     struct glibc_lock lock = glibc_side(file);
     if (glibc_lock_take(&lock, 30) != 0)
         _exit(1);
@@ -167,7 +177,8 @@ static void sleep_with_glibc(const struct region_file *file) {
 }
 
 /* Asleep in the kernel, and registered in the semaphore, as new glibc does. */
-static bool is_asleep(pid_t pid, const struct region_file *file) {
+static bool is_asleep(pid_t pid, const struct region_file *file)
+{
     char path[64], state = 0;
     snprintf(path, sizeof path, "/proc/%d/stat", pid);
     FILE *stat = fopen(path, "re");
@@ -178,7 +189,8 @@ static bool is_asleep(pid_t pid, const struct region_file *file) {
     return fields == 1 && state == 'S' && peek64(file, file->layout->sem) >> 32 == 1;
 }
 
-static uint64_t wake_once(const struct region_file *file, hr_region *region) {
+static uint64_t wake_once(const struct region_file *file, hr_region *region)
+{
     memset(shared, 0, sizeof *shared);
     NEED(hr_lock(region, ONE_SECOND) == HR_OK);
     pid_t pid = fork_tied();
@@ -198,13 +210,15 @@ static uint64_t wake_once(const struct region_file *file, hr_region *region) {
     return shared->woken_ns > released_ns ? shared->woken_ns - released_ns : 0;
 }
 
-static int compare(const void *a, const void *b) {
+static int compare(const void *a, const void *b)
+{
     uint64_t first = *(const uint64_t *)a, second = *(const uint64_t *)b;
     return first < second ? -1 : first > second;
 }
 
 /* Sorted by the caller. */
-static void wake_often(const struct region_file *file, uint32_t tries, uint64_t *ns) {
+static void wake_often(const struct region_file *file, uint32_t tries, uint64_t *ns)
+{
     hr_region *region;
     NEED(hr_open(file->path, HR_WRITE, HR_LAYOUTS, &region) == (int)file->layout->id);
     for (uint32_t i = 0; i < tries; i++)
@@ -214,7 +228,8 @@ static void wake_often(const struct region_file *file, uint32_t tries, uint64_t 
 
 /* ---- Both, in every layout --------------------------------------------------------- */
 
-static void read_options(int argc, char **argv) {
+static void read_options(int argc, char **argv)
+{
     static const struct option known[] = {{"turns", required_argument, NULL, 't'},
                                           {"tries", required_argument, NULL, 'n'},
                                           {"json", no_argument, NULL, 'j'},
@@ -233,7 +248,8 @@ static void read_options(int argc, char **argv) {
     NEED(options.tries > 0 && options.tries <= MOST_TRIES / HR_LAYOUTS);
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char **argv)
+{
     static uint64_t woken_ns[MOST_TRIES];
     read_options(argc, argv);
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

@@ -16,13 +16,15 @@ enum { REPEATS = 5, MANY = 4 };
 
 typedef uint64_t run_turns(const struct region_file *file, uint64_t until_ns);
 
-static uint64_t now_ns(void) {
+static uint64_t now_ns(void)
+{
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * ONE_SECOND + (uint64_t)now.tv_nsec;
 }
 
-static uint64_t run_ours(const struct region_file *file, uint64_t until_ns) {
+static uint64_t run_ours(const struct region_file *file, uint64_t until_ns)
+{
     hr_region *region;
     NEED(hr_open(file->path, HR_WRITE, HR_LAYOUTS, &region) == (int)file->layout->id);
     uint64_t turns = 0;
@@ -34,7 +36,8 @@ static uint64_t run_ours(const struct region_file *file, uint64_t until_ns) {
     return turns;
 }
 
-static uint64_t run_glibc(const struct region_file *file, uint64_t until_ns) {
+static uint64_t run_glibc(const struct region_file *file, uint64_t until_ns)
+{
     struct glibc_lock lock = glibc_lock_in(file->bytes, file->layout->sem, file->layout->owner_pid);
     uint64_t turns = 0;
     for (; now_ns() < until_ns; turns++) {
@@ -45,7 +48,8 @@ static uint64_t run_glibc(const struct region_file *file, uint64_t until_ns) {
 }
 
 /* Turns a second of all processes together. */
-static double measure(run_turns *run, uint32_t processes, double seconds) {
+static double measure(run_turns *run, uint32_t processes, double seconds)
+{
     struct region_file file;
     region_file_make(&file, HR_V1_2);
     struct glibc_lock lock = glibc_lock_in(file.bytes, file.layout->sem, file.layout->owner_pid);
@@ -73,13 +77,15 @@ static double measure(run_turns *run, uint32_t processes, double seconds) {
     return a_second;
 }
 
-static int compare(const void *a, const void *b) {
+static int compare(const void *a, const void *b)
+{
     double first = *(const double *)a, second = *(const double *)b;
     return first < second ? -1 : first > second;
 }
 
 /* Medians of turns taken in alternation: what disturbs one disturbs the other. */
-static void compare_both(uint32_t processes, double seconds, double *ours, double *glibc) {
+static void compare_both(uint32_t processes, double seconds, double *ours, double *glibc)
+{
     double of_ours[REPEATS], of_glibc[REPEATS];
     for (int i = 0; i < REPEATS; i++) {
         of_ours[i] = measure(run_ours, processes, seconds);
@@ -91,7 +97,8 @@ static void compare_both(uint32_t processes, double seconds, double *ours, doubl
     *glibc = of_glibc[REPEATS / 2];
 }
 
-void report_throughput(double seconds, bool json) {
+void report_throughput(double seconds, bool json)
+{
     double ours, glibc, ours_of_many, glibc_of_many;
     compare_both(1, seconds, &ours, &glibc);
     compare_both(MANY, seconds, &ours_of_many, &glibc_of_many);

@@ -25,7 +25,8 @@ enum { DEAD = 5000001, NEWCOMER = 5000002, OTHER = 5000003, WATCHED = 5000009 };
 
 /* ---- A process of the region, as libvgpu would be one ------------------------------ */
 
-static void put_slot(const struct region_file *file, uint32_t index, int32_t pid, uint64_t bytes) {
+static void put_slot(const struct region_file *file, uint32_t index, int32_t pid, uint64_t bytes)
+{
     const struct hr_layout *layout = file->layout;
     memset(file->bytes + slot_at(file, index, 0), 0, layout->slot_stride);
     poke32(file, slot_at(file, index, layout->slot_status), 1);
@@ -36,20 +37,24 @@ static void put_slot(const struct region_file *file, uint32_t index, int32_t pid
         poke32(file, layout->proc_num, index + 1);
 }
 
-static int32_t pid_in(const struct region_file *file, uint32_t index) {
+static int32_t pid_in(const struct region_file *file, uint32_t index)
+{
     return (int32_t)peek32(file, slot_at(file, index, file->layout->slot_pid));
 }
 
-static uint64_t bytes_in(const struct region_file *file, uint32_t index) {
+static uint64_t bytes_in(const struct region_file *file, uint32_t index)
+{
     return peek64(file, slot_at(file, index, file->layout->slot_used) + 32);
 }
 
-static void take_as(const struct region_file *file, uint64_t owner) {
+static void take_as(const struct region_file *file, uint64_t owner)
+{
     poke64(file, file->layout->sem, 0);
     poke64(file, file->layout->owner_pid, owner);
 }
 
-static void check_free(const struct region_file *file) {
+static void check_free(const struct region_file *file)
+{
     CHECK_EQ(peek64(file, file->layout->sem), 1);
     CHECK_EQ(peek64(file, file->layout->owner_pid), 0);
 }
@@ -62,13 +67,15 @@ struct fake_proc {
     char mapping[512]; /* this process's own line about the region in its maps */
 };
 
-static void write_file(const char *path, const char *text) {
+static void write_file(const char *path, const char *text)
+{
     FILE *file = fopen(path, "we");
     NEED(file != NULL);
     NEED(fputs(text, file) >= 0 && fclose(file) == 0);
 }
 
-static void find_mapping(const struct region_file *file, struct fake_proc *proc) {
+static void find_mapping(const struct region_file *file, struct fake_proc *proc)
+{
     FILE *maps = fopen("/proc/self/maps", "re");
     NEED(maps != NULL);
     bool found = false;
@@ -79,7 +86,8 @@ static void find_mapping(const struct region_file *file, struct fake_proc *proc)
 }
 
 /* As it would look with this pid in one namespace and a mapping, or none (""). */
-static void add_process(const struct fake_proc *proc, int32_t pid, const char *maps) {
+static void add_process(const struct fake_proc *proc, int32_t pid, const char *maps)
+{
     char path[400], text[64];
     snprintf(path, sizeof path, "%s/%d", proc->path, pid);
     NEED(mkdir(path, 0755) == 0);
@@ -93,7 +101,8 @@ static void add_process(const struct fake_proc *proc, int32_t pid, const char *m
         NEED(mkfifo(path, 0644) == 0);
 }
 
-static void make_proc(struct fake_proc *proc, const struct region_file *file) {
+static void make_proc(struct fake_proc *proc, const struct region_file *file)
+{
     static const char other[] = "00400000-00401000 r--p 00000000 00:00 1 /other\n";
     char path[400];
     find_mapping(file, proc);
@@ -110,7 +119,8 @@ static void make_proc(struct fake_proc *proc, const struct region_file *file) {
     snprintf(proc->fifo, sizeof proc->fifo, "%s/%d/maps", proc->path, WATCHED);
 }
 
-static void remove_proc(const struct fake_proc *proc) {
+static void remove_proc(const struct fake_proc *proc)
+{
     char command[320];
     snprintf(command, sizeof command, "rm -r '%s'", proc->path);
     NEED(system(command) == 0);
@@ -127,14 +137,16 @@ struct scan {
     atomic_int over;
 };
 
-static void *run_scan(void *argument) {
+static void *run_scan(void *argument)
+{
     struct scan *scan = argument;
     scan->code = scan->call(scan);
     atomic_store(&scan->over, 1);
     return NULL;
 }
 
-static void let_scan_pass(int fifo) {
+static void let_scan_pass(int fifo)
+{
     static const char other[] = "00400000-00401000 r--p 00000000 00:00 1 /other\n";
     NEED(write(fifo, other, sizeof other - 1) == sizeof other - 1);
     close(fifo);
@@ -142,7 +154,8 @@ static void let_scan_pass(int fifo) {
 
 /* The change happens once the scan has reached the watched process; later scans just pass. */
 static void change_during(struct scan *scan, const struct region_file *file,
-                          void (*change)(const struct region_file *, const struct fake_proc *)) {
+                          void (*change)(const struct region_file *, const struct fake_proc *))
+{
     pthread_t thread;
     NEED(pthread_create(&thread, NULL, run_scan, scan) == 0);
     int fifo = open(scan->proc->fifo, O_WRONLY | O_CLOEXEC); /* waits for its reader */
@@ -158,21 +171,25 @@ static void change_during(struct scan *scan, const struct region_file *file,
     pthread_join(thread, NULL);
 }
 
-static int call_reap(struct scan *scan) {
+static int call_reap(struct scan *scan)
+{
     return hr_reap(scan->region, scan->proc->path, NULL, 0, 0, ONE_SECOND, scan->reaped);
 }
 
-static int call_recover(struct scan *scan) {
+static int call_recover(struct scan *scan)
+{
     return hr_recover_lock(scan->region, scan->proc->path, 0);
 }
 
 /* A process starts, maps the file and takes a slot. */
-static void attach_newcomer(const struct region_file *file, const struct fake_proc *proc) {
+static void attach_newcomer(const struct region_file *file, const struct fake_proc *proc)
+{
     add_process(proc, NEWCOMER, proc->mapping);
     put_slot(file, peek32(file, file->layout->proc_num), NEWCOMER, 4096);
 }
 
-static void test_a_process_that_attaches_during_a_scan_is_not_reaped(void) {
+static void test_a_process_that_attaches_during_a_scan_is_not_reaped(void)
+{
     for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
         struct region_file file;
         struct fake_proc proc;
@@ -196,12 +213,14 @@ static void test_a_process_that_attaches_during_a_scan_is_not_reaped(void) {
 }
 
 /* libvgpu's waiter starts, takes the dead owner's lock away, and has it itself. */
-static void change_owner(const struct region_file *file, const struct fake_proc *proc) {
+static void change_owner(const struct region_file *file, const struct fake_proc *proc)
+{
     add_process(proc, NEWCOMER, proc->mapping);
     take_as(file, NEWCOMER);
 }
 
-static void test_a_lock_that_changes_hands_during_a_scan_is_not_broken(void) {
+static void test_a_lock_that_changes_hands_during_a_scan_is_not_broken(void)
+{
     for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
         struct region_file file;
         struct fake_proc proc;
@@ -222,13 +241,15 @@ static void test_a_lock_that_changes_hands_during_a_scan_is_not_broken(void) {
     }
 }
 
-static void change_nothing(const struct region_file *file, const struct fake_proc *proc) {
+static void change_nothing(const struct region_file *file, const struct fake_proc *proc)
+{
     (void)file;
     (void)proc;
 }
 
 /* The same scenes without the change: the dead are found. */
-static void test_a_scan_that_nothing_disturbs_finds_the_dead(void) {
+static void test_a_scan_that_nothing_disturbs_finds_the_dead(void)
+{
     for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
         struct region_file file;
         struct fake_proc proc;
@@ -258,7 +279,8 @@ static void test_a_scan_that_nothing_disturbs_finds_the_dead(void) {
  * A writer of this library from another namespace died in the middle of a removal.
  * Who takes the lock next ends it, and has the lock.
  */
-static void test_taking_over_in_the_middle_of_a_removal(void) {
+static void test_taking_over_in_the_middle_of_a_removal(void)
+{
     for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
         struct region_file file;
         region_file_make(&file, id);
@@ -284,7 +306,8 @@ static void test_taking_over_in_the_middle_of_a_removal(void) {
  * libvgpu's waiter took the lock away without ending it.  We stand twice.  Whatever
  * is repaired then, what we charge and release goes on to be right.
  */
-static void test_accounting_while_standing_twice(void) {
+static void test_accounting_while_standing_twice(void)
+{
     for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
         for (int repairs = 0; repairs < 2; repairs++) {
             struct region_file file;
@@ -325,7 +348,8 @@ static void test_accounting_while_standing_twice(void) {
 
 /* ---- Recovery beside those who wait ----------------------------------------------------- */
 
-static void *wait_for_lock(void *argument) {
+static void *wait_for_lock(void *argument)
+{
     hr_region *region = argument;
     int code = hr_lock(region, 20 * ONE_SECOND);
     CHECK_EQ(code, HR_OK);
@@ -335,7 +359,8 @@ static void *wait_for_lock(void *argument) {
 }
 
 /* Others of this library wait for a dead owner's lock, for long; it is recovered all the same. */
-static void test_waiters_do_not_keep_recovery_out(void) {
+static void test_waiters_do_not_keep_recovery_out(void)
+{
     enum { WAITERS = 3 };
     for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
         struct region_file file;
@@ -365,7 +390,8 @@ static void test_waiters_do_not_keep_recovery_out(void) {
     }
 }
 
-int main(void) {
+int main(void)
+{
     RUN(test_a_scan_that_nothing_disturbs_finds_the_dead);
     RUN(test_a_process_that_attaches_during_a_scan_is_not_reaped);
     RUN(test_a_lock_that_changes_hands_during_a_scan_is_not_broken);

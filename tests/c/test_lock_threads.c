@@ -18,13 +18,15 @@ enum { THREADS = 6, HANDLES = 3, KINDS = 3 };
 #define CROWD_NS (ONE_SECOND / 5)
 #define PATIENCE (60 * ONE_SECOND)
 
-static uint64_t now_ns(void) {
+static uint64_t now_ns(void)
+{
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * ONE_SECOND + (uint64_t)now.tv_nsec;
 }
 
-static uint64_t next_random(uint64_t *state) {
+static uint64_t next_random(uint64_t *state)
+{
     *state = *state * 6364136223846793005 + 1442695040888963407;
     return *state >> 33;
 }
@@ -47,11 +49,13 @@ struct member {
     uint64_t held[KINDS];
 };
 
-static bool goes_on(const struct member *member) {
+static bool goes_on(const struct member *member)
+{
     return now_ns() < member->crowd->until_ns;
 }
 
-static void start_crowd(struct crowd *crowd, const struct region_file *file, uint32_t handles) {
+static void start_crowd(struct crowd *crowd, const struct region_file *file, uint32_t handles)
+{
     memset(crowd, 0, sizeof *crowd);
     crowd->file = file;
     crowd->handle_count = handles;
@@ -65,7 +69,8 @@ static void start_crowd(struct crowd *crowd, const struct region_file *file, uin
 }
 
 static void run_crowd(struct crowd *crowd, void *(*const *roles)(void *), uint32_t role_count,
-                      struct member *members) {
+                      struct member *members)
+{
     pthread_t threads[THREADS];
     for (uint32_t i = 0; i < THREADS; i++) {
         members[i] = (struct member){.crowd = crowd,
@@ -78,7 +83,8 @@ static void run_crowd(struct crowd *crowd, void *(*const *roles)(void *), uint32
         pthread_join(threads[i], NULL);
 }
 
-static void end_crowd(struct crowd *crowd) {
+static void end_crowd(struct crowd *crowd)
+{
     for (uint32_t i = 0; i < crowd->handle_count; i++)
         hr_free(crowd->handles[i]);
     const struct hr_layout *layout = crowd->file->layout;
@@ -88,7 +94,8 @@ static void end_crowd(struct crowd *crowd) {
 
 /* ---- One holder at a time --------------------------------------------------------- */
 
-static void *take_turns(void *argument) {
+static void *take_turns(void *argument)
+{
     struct member *member = argument;
     struct crowd *crowd = member->crowd;
     while (goes_on(member)) {
@@ -108,7 +115,8 @@ static void *take_turns(void *argument) {
     return NULL;
 }
 
-static void test_one_holder_at_a_time(void) {
+static void test_one_holder_at_a_time(void)
+{
     void *(*const roles[])(void *) = {take_turns};
     for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
         for (uint32_t handles = 1; handles <= HANDLES; handles += HANDLES - 1) {
@@ -129,7 +137,8 @@ static void test_one_holder_at_a_time(void) {
 
 /* ---- Accounting -------------------------------------------------------------------- */
 
-static void charge_or_release(struct member *member, bool may_be_gone) {
+static void charge_or_release(struct member *member, bool may_be_gone)
+{
     uint32_t kind = next_random(&member->random) % KINDS;
     uint64_t bytes = next_random(&member->random) % 100000;
     bool releases = member->held[kind] >= bytes && bytes > 0;
@@ -143,14 +152,16 @@ static void charge_or_release(struct member *member, bool may_be_gone) {
         CHECK_EQ(code, HR_OK);
 }
 
-static void *account(void *argument) {
+static void *account(void *argument)
+{
     struct member *member = argument;
     while (goes_on(member))
         charge_or_release(member, false);
     return NULL;
 }
 
-static void *look_on(void *argument) {
+static void *look_on(void *argument)
+{
     struct member *member = argument;
     static const uint32_t bytes = 64 * 1024;
     struct hr_snapshot *snapshot = malloc(bytes);
@@ -168,12 +179,14 @@ static void *look_on(void *argument) {
     return NULL;
 }
 
-static void *take_turns_too(void *argument) {
+static void *take_turns_too(void *argument)
+{
     return take_turns(argument);
 }
 
 /* All threads of a process account in one slot: no charge is lost, none is counted twice. */
-static void test_threads_account_in_one_slot(void) {
+static void test_threads_account_in_one_slot(void)
+{
     void *(*const roles[])(void *) = {account, account, look_on, account, take_turns_too, account};
     for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
         struct region_file file;
@@ -202,7 +215,8 @@ static void test_threads_account_in_one_slot(void) {
     }
 }
 
-static void *come_and_leave(void *argument) {
+static void *come_and_leave(void *argument)
+{
     struct member *member = argument;
     while (goes_on(member)) {
         int code = next_random(&member->random) % 2 == 0 ? hr_attach(member->region, PATIENCE)
@@ -212,7 +226,8 @@ static void *come_and_leave(void *argument) {
     return NULL;
 }
 
-static void *account_at_times(void *argument) {
+static void *account_at_times(void *argument)
+{
     struct member *member = argument;
     while (goes_on(member))
         charge_or_release(member, true);
@@ -220,7 +235,8 @@ static void *account_at_times(void *argument) {
 }
 
 /* Two threads attach and detach the slot in which others account and take the lock. */
-static void test_a_slot_that_comes_and_goes(void) {
+static void test_a_slot_that_comes_and_goes(void)
+{
     void *(*const roles[])(void *) = {come_and_leave, account_at_times, take_turns,
                                       come_and_leave, account_at_times, look_on};
     for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
@@ -240,7 +256,8 @@ static void test_a_slot_that_comes_and_goes(void) {
 
 /* ---- Nothing to mend among the living ----------------------------------------------- */
 
-static void *mend(void *argument) {
+static void *mend(void *argument)
+{
     struct member *member = argument;
     struct hr_reap *reaped = calloc(HR_SLOTS, sizeof *reaped);
     NEED(reaped != NULL);
@@ -254,7 +271,8 @@ static void *mend(void *argument) {
 }
 
 /* One handle accounts and holds the lock, others recover and reap: this process is alive. */
-static void test_a_process_does_not_mend_itself(void) {
+static void test_a_process_does_not_mend_itself(void)
+{
     void *(*const roles[])(void *) = {account, mend, take_turns};
     for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
         struct region_file file;
@@ -271,7 +289,8 @@ static void test_a_process_does_not_mend_itself(void) {
 }
 
 /* And it may attach just while another handle of it looks for the dead. */
-static void test_a_newcomer_is_not_reaped(void) {
+static void test_a_newcomer_is_not_reaped(void)
+{
     void *(*const roles[])(void *) = {come_and_leave, mend, take_turns};
     for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
         struct region_file file;
@@ -289,7 +308,8 @@ static void test_a_newcomer_is_not_reaped(void) {
 
 /* ---- The end ----------------------------------------------------------------------- */
 
-static void *work_until_closed(void *argument) {
+static void *work_until_closed(void *argument)
+{
     struct member *member = argument;
     int code = HR_OK;
     while (code != HR_ECLOSED) {
@@ -314,7 +334,8 @@ static void *work_until_closed(void *argument) {
 }
 
 /* Whatever the threads are doing, the handle closes, and nothing of it stays locked. */
-static void test_closing_under_them(void) {
+static void test_closing_under_them(void)
+{
     for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
         struct region_file file;
         struct crowd crowd;
@@ -337,7 +358,8 @@ static void test_closing_under_them(void) {
     }
 }
 
-int main(void) {
+int main(void)
+{
     RUN(test_one_holder_at_a_time);
     RUN(test_threads_account_in_one_slot);
     RUN(test_a_slot_that_comes_and_goes);

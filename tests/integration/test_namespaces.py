@@ -1,0 +1,509 @@
+"""The lock and the slots from both sides of a pid namespace, as between a node and its containers.
+
+`outside` makes processes where the tests run, `inside` in one new namespace, `deeper` in another
+one within that. Inside, the library sees itself and what is deeper, not what is outside.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+from actors import Actor, Nursery
+from lock_bytes import NOBODY, hold, is_free, let_go, set_value, value_of
+from namespaces import FOREIGN_OWNER, IS_FIRST, NEW_NAMESPACE, why_no_new_namespace
+from poke import RegionFile, RegionFileFactory
+from slot_bytes import pids
+
+from libhamiregion import (
+    Layout,
+    LockNotRecoverable,
+    LockTimeout,
+    ReapedSlot,
+    open_region,
+)
+
+MakeActor = Callable[..., Actor]
+
+_reason = why_no_new_namespace() or (
+    "" if IS_FIRST else "needs the first pid namespace, which sees into all others"
+)
+pytestmark = [pytest.mark.root, pytest.mark.skipif(bool(_reason), reason=_reason)]
+
+
+@pytest.fixture(scope="module")
+def container() -> Iterator[Nursery]:
+    """Where processes of a new namespace come from."""
+    with contextlib.closing(Nursery(*NEW_NAMESPACE)) as nursery:
+        yield nursery
+
+
+@pytest.fixture(scope="module")
+def container_in_container(container: Nursery) -> Iterator[Nursery]:
+    member = container.actor()
+    enter = ("nsenter", "--target", str(member.pid_here), "--pid", "--mount")
+    with contextlib.closing(Nursery(*enter, *NEW_NAMESPACE)) as nursery:
+        yield nursery
+
+
+@pytest.fixture(scope="module")
+def another_container() -> Iterator[Nursery]:
+    with contextlib.closing(Nursery(*NEW_NAMESPACE)) as nursery:
+        yield nursery
+
+
+@pytest.fixture
+def outside(actor: MakeActor) -> MakeActor:
+    return actor
+
+
+@pytest.fixture
+def inside(container: Nursery) -> Iterator[MakeActor]:
+    yield container.actor
+    container.kill_all()
+
+
+@pytest.fixture
+def deeper(container_in_container: Nursery) -> Iterator[MakeActor]:
+    yield container_in_container.actor
+    container_in_container.kill_all()
+
+
+@pytest.fixture
+def elsewhere(another_container: Nursery) -> Iterator[MakeActor]:
+    yield another_container.actor
+    another_container.kill_all()
+
+
+def with_pid(make: MakeActor, pid: int, path: RegionFile | None = None, **options: object) -> Actor:
+    """The next process of that namespace has this number."""
+    store = "open('/proc/sys/kernel/ns_last_pid', 'w').write(str(pid - 1))"
+    make()("evaluate", store, pid=pid)
+    process = make(path, **options)
+    assert process.pid == pid
+    return process
+
+
+def attached(make: MakeActor, file: RegionFile, nbytes: int = 0) -> Actor:
+    process = make(file)
+    process("attach")
+    process("slot.charge", 0, nbytes)
+    return process
+
+
+def used(file: RegionFile) -> int:
+    with open_region(file) as region:
+        return region.memory_used(0)
+
+
+# ---- waiting for each other ----
+
+
+def test_one_inside_waits_for_one_outside_and_the_other_way_round(
+    layout: Layout, region_file: RegionFileFactory, outside: MakeActor, inside: MakeActor
+) -> None:
+    file = region_file(layout)
+    members = [outside(file), attached(inside, file)]
+    for first, second in (members, reversed(members)):
+        first("lock")
+        second.start("lock", 30.0)
+        assert not second.is_done(within_s=0.05)
+        assert value_of(file) == 0
+        first("unlock")
+        second.outcome()
+        assert value_of(file) == 0
+        second("unlock")
+        assert is_free(file)
+
+
+def test_both_sides_count_one_up_in_turns(
+    layout: Layout, region_file: RegionFileFactory, outside: MakeActor, inside: MakeActor
+) -> None:
+    file = region_file(layout)
+    file.put("recent_kernel", 0)
+    work = (
+        "for _ in range(100):\n"
+        "    with region.lock(30.0):\n"
+        "        region.set_recent_kernel(region.recent_kernel + 1)"
+    )
+    members = [outside(file), attached(inside, file), inside(file)]
+    for member in members:
+        member.start("evaluate", work)
+    for member in members:
+        member.outcome()
+    assert file.get("recent_kernel") == 300
+    assert is_free(file)
+
+
+# ---- signatures ----
+
+
+def test_from_outside_one_signs_with_a_number_that_is_no_pid_inside(
+    layout: Layout, region_file: RegionFileFactory, outside: MakeActor, inside: MakeActor
+) -> None:
+    """Whether processes of the container can be seen or not."""
+    file = region_file(layout)
+    holder = outside(file)
+    for process in (None, attached(inside, file)):
+        holder("lock")
+        assert file.get("owner_pid") == FOREIGN_OWNER + holder.pid
+        if process is not None:
+            state = process("region.lock_state")
+            assert (state.by_library, state.owner_life) == (True, "alive")
+            assert state.owner_host_pid == holder.pid
+        holder("unlock")
+
+
+def test_inside_one_signs_with_the_pid_that_it_has_there(
+    layout: Layout, region_file: RegionFileFactory, inside: MakeActor, outside: MakeActor
+) -> None:
+    file = region_file(layout)
+    member = attached(inside, file)
+    assert member.pid != member.pid_here
+    member("lock")
+    assert file.get("owner_pid") == member.pid
+    for judge in (outside(file), inside(file), outside(file, writable=False)):
+        state = judge("region.lock_state")
+        assert (state.owner_pid, state.owner_life) == (member.pid, "alive")
+        assert not state.by_library
+        outsider = judge.pid == judge.pid_here
+        assert state.owner_host_pid == (member.pid_here if outsider else member.pid)
+    member("unlock")
+    assert is_free(file)
+
+
+# ---- deaths ----
+
+
+def test_one_outside_is_killed_and_one_inside_who_waits_gets_the_lock(
+    layout: Layout, region_file: RegionFileFactory, outside: MakeActor, inside: MakeActor
+) -> None:
+    file = region_file(layout)
+    holder, waiter = outside(file), attached(inside, file)
+    holder("lock")
+    waiter.start("lock", 30.0)
+    assert not waiter.is_done(within_s=0.05)
+    holder.kill()
+    waiter.outcome()
+    assert file.get("owner_pid") == waiter.pid
+    waiter("unlock")
+    assert is_free(file)
+
+
+@pytest.mark.parametrize("whose", ["this library", "libvgpu"])
+def test_one_inside_is_killed_and_one_outside_recovers_the_lock(
+    whose: str,
+    layout: Layout,
+    region_file: RegionFileFactory,
+    inside: MakeActor,
+    outside: MakeActor,
+) -> None:
+    file = region_file(layout)
+    holder, bystander = attached(inside, file, 5), attached(inside, file, 6)
+    if whose == "libvgpu":
+        hold(file, holder.pid)
+    else:
+        holder("lock")
+    recoverer = outside(file)
+    with pytest.raises(LockNotRecoverable, match="live"):
+        recoverer("region.recover_lock", watch_s=0)
+    holder.kill()
+    done = recoverer("region.recover_lock", watch_s=0)
+    assert done.dead_owner
+    assert is_free(file)
+    recoverer("lock", 0.5)
+    recoverer("unlock")
+    bystander("slot.charge", 0, 1)
+    assert used(file) == 12
+
+
+def test_one_inside_recovers_from_the_death_of_another_one_inside(
+    layout: Layout, region_file: RegionFileFactory, inside: MakeActor
+) -> None:
+    file = region_file(layout)
+    holder, survivor = attached(inside, file, 5), attached(inside, file, 6)
+    holder("lock")
+    with pytest.raises(LockNotRecoverable, match="live"):
+        survivor("region.recover_lock", watch_s=0)
+    holder.kill()
+    assert survivor("region.recover_lock", watch_s=0).dead_owner
+    assert is_free(file)
+    assert survivor("region.reap") == (ReapedSlot(holder.pid, 5, removed=True),) or (
+        layout.has_seqlock and used(file) == 6
+    )
+
+
+def test_an_unsigned_lock_may_be_that_of_one_inside(
+    layout: Layout, region_file: RegionFileFactory, inside: MakeActor, outside: MakeActor
+) -> None:
+    file = region_file(layout)
+    member, recoverer = inside(file), outside(file)
+    hold(file, 0)
+    with pytest.raises(LockNotRecoverable, match="nobody has signed"):
+        recoverer("region.recover_lock", watch_s=0)
+    member.kill()
+    assert recoverer("region.recover_lock", watch_s=0).ownerless
+    assert is_free(file)
+
+
+# ---- reaping ----
+
+
+def test_from_outside_the_dead_inside_are_reaped_and_the_living_spared(
+    layout: Layout, region_file: RegionFileFactory, inside: MakeActor, outside: MakeActor
+) -> None:
+    file = region_file(layout)
+    members = [attached(inside, file, 10**number) for number in range(4)]
+    reaper = outside(file)
+    assert reaper("region.reap") == ()
+    for number in (0, 2):
+        members[number].kill()
+    assert used(file) == 1111
+    reaped = reaper("region.reap")
+    assert {(slot.pid, slot.memory_bytes) for slot in reaped} == {
+        (members[0].pid, 1),
+        (members[2].pid, 100),
+    }
+    assert used(file) == 1010
+    for number in (1, 3):
+        members[number]("slot.charge", 0, 1)
+        with pytest.raises(ValueError, match=f"process {members[number].pid} is alive"):
+            reaper("region.reap", [members[number].pid])
+    assert used(file) == 1012
+
+
+def test_slots_are_named_by_the_pids_inside(
+    layout: Layout, region_file: RegionFileFactory, inside: MakeActor, outside: MakeActor
+) -> None:
+    file = region_file(layout)
+    member, editor = attached(inside, file), outside(file)
+    assert pids(file) == [member.pid]
+    editor("region.set_host_pid", member.pid, member.pid_here)
+    editor("region.suspend", member.pid)
+    assert (file.get("slot_hostpid"), file.get("slot_status")) == (member.pid_here, 2)
+    with pytest.raises(LookupError):
+        editor("region.suspend", member.pid_here)
+
+
+def test_inside_the_library_judges_its_own_processes(
+    layout: Layout, region_file: RegionFileFactory, inside: MakeActor
+) -> None:
+    file = region_file(layout)
+    dead, live, reaper = (attached(inside, file, number) for number in (1, 20, 300))
+    dead.kill()
+    (reaped,) = reaper("region.reap")
+    assert (reaped.pid, reaped.memory_bytes) == (dead.pid, 1)
+    assert used(file) == 320
+    live("slot.charge", 0, 1)
+    assert used(file) == 321
+
+
+def test_an_orphan_inside_is_repaired_from_outside(
+    region_file: RegionFileFactory, inside: MakeActor, outside: MakeActor
+) -> None:
+    file = region_file(Layout.V1_2)
+    orphan = inside(file)
+    slot = file.add_process(orphan.pid, {0: 70})
+    file.put("proc_num", slot)
+    assert used(file) == 0
+    assert outside(file)("region.repair_slots") == (orphan.pid,)
+    assert used(file) == 70
+
+
+# ---- two levels deep ----
+
+
+def test_two_levels_deep_a_process_is_named_by_its_innermost_pid(
+    layout: Layout,
+    region_file: RegionFileFactory,
+    outside: MakeActor,
+    inside: MakeActor,
+    deeper: MakeActor,
+) -> None:
+    file = region_file(layout)
+    # Different numbers on all three levels.
+    member = with_pid(deeper, 7000, file)
+    member("attach")
+    member("slot.charge", 0, 5)
+    assert pids(file) == [7000]
+    member("lock")
+    assert file.get("owner_pid") == 7000
+    for judge in (outside(file), inside(file)):
+        state = judge("region.lock_state")
+        assert (state.owner_pid, state.owner_life) == (7000, "alive")
+        with pytest.raises(LockNotRecoverable):
+            judge("region.recover_lock", watch_s=0)
+    assert outside(file)("region.lock_state").owner_host_pid == member.pid_here
+    member("unlock")
+    assert outside(file)("region.reap") == ()
+    member("lock")
+    member.kill()
+    judge = outside(file)
+    assert judge("region.lock_state").owner_life == "dead"
+    assert judge("region.recover_lock", watch_s=0).dead_owner
+    assert judge("region.reap") == (ReapedSlot(7000, 5, removed=True),)
+    assert is_free(file)
+
+
+def test_the_lock_goes_round_through_three_levels(
+    layout: Layout,
+    region_file: RegionFileFactory,
+    outside: MakeActor,
+    inside: MakeActor,
+    deeper: MakeActor,
+) -> None:
+    file = region_file(layout)
+    members = [outside(file), inside(file), attached(deeper, file)]
+    for turn in range(6):
+        first, second = members[turn % 3], members[(turn + 1) % 3]
+        first("lock")
+        second.start("lock", 30.0)
+        assert not second.is_done(within_s=0.02)
+        first("unlock")
+        second.outcome()
+        second("unlock")
+    assert is_free(file)
+
+
+# ---- equal numbers ----
+
+
+def test_a_host_process_with_the_number_of_a_dead_one_inside_is_not_taken_for_it(
+    layout: Layout, region_file: RegionFileFactory, outside: MakeActor, inside: MakeActor
+) -> None:
+    """It maps the region too, as an exporter does."""
+    file = region_file(layout)
+    exporter = outside(file, writable=False)
+    member = with_pid(inside, exporter.pid, file)
+    member("attach")
+    member("slot.charge", 0, 9)
+    member("lock")
+    reaper = outside(file)
+    state = reaper("region.lock_state")
+    assert (state.owner_pid, state.owner_life) == (exporter.pid, "alive")
+    assert state.owner_host_pid == member.pid_here
+    member.kill()
+    assert reaper("region.lock_state").owner_life == "dead"
+    assert reaper("region.recover_lock", watch_s=0).dead_owner
+    assert reaper("region.reap") == (ReapedSlot(exporter.pid, 9, removed=True),)
+    exporter("region.snapshot")
+
+
+def test_a_host_writer_does_not_take_the_lock_of_one_inside_with_its_own_number(
+    layout: Layout, region_file: RegionFileFactory, outside: MakeActor, inside: MakeActor
+) -> None:
+    file = region_file(layout)
+    writer = outside(file)
+    member = with_pid(inside, writer.pid, file)
+    member("attach")
+    hold(file, member.pid)
+    for _ in range(3):
+        with pytest.raises(LockTimeout):
+            writer("lock", 0.02)
+        with pytest.raises(LockNotRecoverable, match="live"):
+            writer("region.recover_lock", watch_s=0)
+    state = writer("region.lock_state")
+    assert (state.owner_life, state.owner_host_pid) == ("alive", member.pid_here)
+    assert (value_of(file), file.get("owner_pid")) == (0, member.pid)
+    let_go(file)
+    writer("lock", 0.5)
+    assert file.get("owner_pid") == FOREIGN_OWNER + writer.pid
+    writer("unlock")
+    assert writer("region.reap") == ()
+
+
+@pytest.mark.parametrize("attached_too", [False, True])
+def test_one_in_another_container_does_not_take_the_lock_of_its_namesake(
+    attached_too: bool,
+    layout: Layout,
+    region_file: RegionFileFactory,
+    inside: MakeActor,
+    elsewhere: MakeActor,
+) -> None:
+    """Low numbers are common: both have a process 500."""
+    file = region_file(layout)
+    holder = with_pid(inside, 500, file)
+    if attached_too:
+        holder("attach")
+    stranger = with_pid(elsewhere, 500, file)
+    hold(file, 500)
+    before = file.content()
+    with pytest.raises(LockTimeout):
+        stranger("lock", 0.05)
+    with pytest.raises(LockNotRecoverable):
+        stranger("region.recover_lock", watch_s=0)
+    assert file.content() == before
+    assert holder("region.lock_state").owner_life == "alive"
+    hold(file, 0)
+    with pytest.raises(LockNotRecoverable):
+        stranger("region.recover_lock", watch_s=0)
+    set_value(file, 1)
+
+
+def test_one_in_another_container_cannot_judge_and_so_reaps_nobody(
+    layout: Layout, region_file: RegionFileFactory, inside: MakeActor, elsewhere: MakeActor
+) -> None:
+    file = region_file(layout)
+    members = [attached(inside, file, 5), attached(inside, file, 6)]
+    stranger = elsewhere(file)
+    assert stranger("region.reap") == ()
+    with pytest.raises(ValueError, match="cannot be told"):
+        stranger("region.reap", [members[0].pid])
+    assert used(file) == 11
+
+
+def test_a_stranger_with_the_number_of_a_slot_is_no_proof_that_one_sees_everybody(
+    layout: Layout, region_file: RegionFileFactory, inside: MakeActor, elsewhere: MakeActor
+) -> None:
+    """A tool in another container looks on, and a second one reaps."""
+    file = region_file(layout)
+    namesake = with_pid(inside, 500, file)
+    namesake("attach")
+    namesake("slot.charge", 0, 5)
+    member = attached(inside, file, 6)
+    with_pid(elsewhere, 500, file, writable=False)
+    reaper = elsewhere(file)
+    assert reaper("region.reap") == ()
+    assert used(file) == 11
+    hold(file, member.pid)
+    assert reaper("region.lock_state").owner_life == "unknown"
+    with pytest.raises(LockNotRecoverable):
+        reaper("region.recover_lock", watch_s=0)
+
+
+def test_a_writer_killed_in_another_container_is_no_obstacle_whatever_its_number(
+    layout: Layout, region_file: RegionFileFactory, inside: MakeActor, elsewhere: MakeActor
+) -> None:
+    """It has not signed with a number that is a live process's inside."""
+    file = region_file(layout)
+    namesake = with_pid(inside, 500, file)
+    namesake("attach")
+    stranger = with_pid(elsewhere, 500, file)
+    stranger("lock")
+    assert file.get("owner_pid") == FOREIGN_OWNER + 500
+    stranger.kill()
+    namesake("lock", 0.5)
+    assert file.get("owner_pid") == 500
+    namesake("unlock")
+    assert is_free(file)
+
+
+# ---- what this process itself is ----
+
+
+def test_a_host_process_that_attaches_signs_with_its_pid_only_where_nobody_is_inside(
+    layout: Layout, region_file: RegionFileFactory, outside: MakeActor, inside: MakeActor
+) -> None:
+    file = region_file(layout)
+    alone = attached(outside, file)
+    alone("lock")
+    assert file.get("owner_pid") == alone.pid
+    alone("unlock")
+    other_file = region_file(layout)
+    attached(inside, other_file)
+    guest = attached(outside, other_file)
+    guest("lock")
+    assert other_file.get("owner_pid") == FOREIGN_OWNER + guest.pid
+    guest("unlock")
+    assert os.getpid() not in pids(file)
+    assert NOBODY not in pids(other_file)
