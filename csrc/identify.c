@@ -275,11 +275,12 @@ static int candidates_of(const struct file_view *view, uint32_t *candidates)
     uint32_t with_version = candidates_with_version(view);
     bool cut_short =
         view->major_version == 1 && (view->minor_version == 1 || view->minor_version == 2);
-    bool too_small_for_version = view->size < hr_layouts[HR_V1_1].size;
-    bool no_version = view->major_version == 0 || (too_small_for_version && !cut_short);
+    bool fits_version = view->size >= hr_layouts[HR_V1_1].size;
     uint32_t without_version = 0;
     int code = HR_OK;
-    if (no_version || has_unversioned_semaphore(view))
+    /* At that size, or with such a version, only the mark tells an older file from a newer
+     * one of an unknown version or a damaged one. */
+    if (!(fits_version || cut_short) || has_unversioned_semaphore(view))
         code = candidates_without_version(view, &without_version);
     *candidates = with_version | without_version;
     return code;

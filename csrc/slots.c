@@ -187,7 +187,10 @@ static int reap_under_lock(struct reap_call *call, const char *proc, uint64_t ti
     int code = hr_lock_take(region, hr_deadline_ns(timeout_ns));
     if (code != HR_OK)
         return code;
-    code = hr_find_mappers(region, proc, HR_WITH_OWN_HANDLE, &mappers);
+    /* Having the lock in order to reap makes this process no process of the region. */
+    enum hr_own_handle own =
+        region->attachment != NULL ? HR_WITH_OWN_HANDLE : HR_WITHOUT_OWN_HANDLE;
+    code = hr_find_mappers(region, proc, own, &mappers);
     if (code == HR_OK) {
         call->mappers = &mappers;
         code = hr_guard_run(region->base, region->mapped_bytes, reap_work, call);

@@ -171,7 +171,9 @@ def limits_from_environment(env: Mapping[str, str]) -> EnvironmentLimits:
     Raises:
         TypeError: A value is not text.
 
-    Source: docs, What a region is (What decides what).  Shell: `env | grep '^CUDA_DEVICE_.*_LIMIT'`.
+    Source: docs, What a region is (What decides what).
+
+    Shell: `env | grep '^CUDA_DEVICE_.*_LIMIT'`.
 
     >>> limits = limits_from_environment(
     ...     {"CUDA_DEVICE_MEMORY_LIMIT": "3000m", "CUDA_DEVICE_SM_LIMIT_1": "50"}

@@ -28,18 +28,6 @@
 /* Each point's times to a free lock, and one row for kills at random moments. */
 enum { AT_RANDOM = HR_TESTPOINTS_COUNT, ROWS, MOST_TIMES = 20000, REPORTS = 30 };
 
-static const char *const row_names[ROWS] = {
-#define CRASH_NAME(name) #name,
-    HR_TESTPOINT_NAMES(CRASH_NAME)
-#undef CRASH_NAME
-        [AT_RANDOM] = "at random moments",
-};
-
-static struct row {
-    uint32_t kills, passed, failed;
-    uint64_t ns[MOST_TIMES]; /* of the rounds that passed */
-} rows[ROWS];
-
 static struct {
     uint32_t rounds;
     uint64_t seed;
@@ -382,51 +370,6 @@ static void play_layout(struct scene *scene, uint32_t layout, bool crowded)
 }
 
 /* ---- The report ------------------------------------------------------------------ */
-
-static int compare(const void *a, const void *b)
-{
-    uint64_t first = *(const uint64_t *)a, second = *(const uint64_t *)b;
-    return first < second ? -1 : first > second;
-}
-
-static double ms_at(const struct row *row, double share)
-{
-    if (row->passed == 0)
-        return 0;
-    return (double)row->ns[(uint32_t)((row->passed - 1) * share)] / 1e6;
-}
-
-static void report(bool json)
-{
-    uint32_t kills = 0, passed = 0, failed = 0;
-    if (json)
-        printf("{\"seed\": %llu, \"rounds\": %u, \"ownerless_ms\": %.0f, \"points\": [",
-               (unsigned long long)options.seed, options.rounds,
-               (double)options.ownerless_ns / 1e6);
-    else
-        printf("%-24s %6s %7s  %s\n%-24s %6s %7s %9s %9s\n", "killed", "", "", "ms to a free lock",
-               "", "kills", "failed", "median", "worst");
-    for (int i = 0; i < ROWS; i++) {
-        struct row *row = &rows[i];
-        qsort(row->ns, row->passed, sizeof row->ns[0], compare);
-        kills += row->kills;
-        passed += row->passed;
-        failed += row->failed;
-        if (json)
-            printf("%s{\"name\": \"%s\", \"kills\": %u, \"failed\": %u, \"median_ms\": %.3f, "
-                   "\"worst_ms\": %.3f}",
-                   i == 0 ? "" : ", ", row_names[i], row->kills, row->failed, ms_at(row, 0.5),
-                   ms_at(row, 1));
-        else if (row->kills + row->failed > 0)
-            printf("%-24s %6u %7u %9.1f %9.1f\n", row_names[i], row->kills, row->failed,
-                   ms_at(row, 0.5), ms_at(row, 1));
-    }
-    if (json)
-        printf("], \"kills\": %u, \"passed\": %u, \"failed\": %u}\n", kills, passed, failed);
-    else
-        printf("%u processes killed, seed %llu\n%u passed, %u failed\n", kills,
-               (unsigned long long)options.seed, passed, failed);
-}
 
 static int point_named(const char *name)
 {

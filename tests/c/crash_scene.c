@@ -1,0 +1,156 @@
+/* The scene of the crash test, and what is put on it before and after a death. */
+#define _GNU_SOURCE
+#include "crash.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "check.h"
+
+uint64_t next_random(uint64_t *state)
+{
+    uint64_t z = *state += 0x9e3779b97f4a7c15;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
+    z = (z ^ z >> 27) * 0x94d049bb133111eb;
+    return z ^ z >> 31;
+}
+
+uint64_t below(uint64_t *state, uint64_t bound)
+{
+    return next_random(state) % bound;
+}
+
+uint64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * ONE_SECOND + (uint64_t)now.tv_nsec;
+}
+
+void nap_us(uint64_t us)
+{
+    const struct timespec nap = {.tv_sec = (time_t)(us / 1000000),
+                                 .tv_nsec = (long)(us % 1000000) * 1000};
+    nanosleep(&nap, NULL);
+}
+
+bool scene_fail(struct scene *scene, const char *format, ...)
+{
+    if (scene->failure[0] == '\0') {
+        va_list arguments;
+        va_start(arguments, format);
+        vsnprintf(scene->failure, sizeof scene->failure, format, arguments);
+        va_end(arguments);
+    }
+    return false;
+}
+
+bool scene_has_seqlock(const struct scene *scene)
+{
+    return scene->layout->slot_seqlock != HR_ABSENT;
+}
+
+void scene_start(struct scene *scene, uint32_t layout, bool crowded)
+{
+    region_file_make(&scene->file, layout);
+    scene->layout = scene->file.layout;
+    scene->crowded = crowded;
+    scene->failure[0] = '\0';
+    memset(scene->shared, 0, sizeof *scene->shared);
+    atomic_store(&scene->shared->count, LIVE);
+    NEED(hr_open(scene->file.path, HR_WRITE, HR_LAYOUTS, &scene->doctor) == (int)layout);
+    for (uint32_t i = 0; crowded && i < SURVIVORS; i++)
+        start_live(scene, i);
+}
+
+void scene_stop(struct scene *scene)
+{
+    for (uint32_t i = 0; i < LIVE; i++)
+        stop_live(scene, i);
+    hr_free(scene->doctor);
+    scene->doctor = NULL;
+    region_file_remove(&scene->file);
+}
+
+/* Two waiters that forced the same lock: the semaphore stands at 2. */
+bool prepare_value(struct scene *scene)
+{
+    if (!pause_survivors(scene))
+        return false;
+    const struct ledger *corpse = NULL;
+    if (below(&scene->random, 2) == 0 && (corpse = make_corpse(scene)) == NULL)
+        return false;
+    poke64(&scene->file, scene->layout->sem, 2);
+    if (corpse != NULL)
+        poke64(&scene->file, scene->layout->owner_pid, (uint64_t)atomic_load(&corpse->pid));
+    return true;
+}
+
+static bool find_slot(struct scene *scene, const struct ledger *ledger, uint32_t *index)
+{
+    const struct region_file *file = &scene->file;
+    uint32_t count = peek32(file, scene->layout->proc_num);
+    for (*index = 0; *index < count; (*index)++) {
+        if ((int32_t)peek32(file, slot_at(file, *index, scene->layout->slot_pid)) ==
+            atomic_load(&ledger->pid))
+            return true;
+    }
+    return scene_fail(scene, "%d has no slot", atomic_load(&ledger->pid));
+}
+
+/*
+ * What libvgpu does when it removes two dead slots at once: the guest's slot is
+ * copied over the corpse's, and the guest, which does not know, goes on writing in
+ * its own, now above proc_num.
+ */
+bool prepare_orphan(struct scene *scene, bool guest_notices)
+{
+    const struct region_file *file = &scene->file;
+    const struct hr_layout *layout = scene->layout;
+    struct ledger *guest = &scene->shared->ledgers[GUEST], *corpse;
+    uint32_t hole, last;
+    if (!pause_survivors(scene) || (corpse = make_corpse(scene)) == NULL)
+        return false;
+    start_live(scene, GUEST);
+    if (!pause_survivors(scene) || !find_slot(scene, corpse, &hole) ||
+        !find_slot(scene, guest, &last))
+        return false;
+    if (last + 1 != peek32(file, layout->proc_num))
+        return scene_fail(scene, "the guest's slot is not the last one");
+    memcpy(file->bytes + slot_at(file, hole, 0), file->bytes + slot_at(file, last, 0),
+           layout->slot_stride);
+    poke32(file, layout->proc_num, last);
+    atomic_store(&corpse->pid, 0);
+    atomic_store(&corpse->attached, 0);
+    /* A guest of ours notices as soon as it goes on, a libvgpu never does. */
+    if (guest_notices || below(&scene->random, 2) == 0)
+        return true;
+    const size_t seqlock = slot_at(file, last, layout->slot_seqlock);
+    const size_t used = slot_at(file, last, layout->slot_used);
+    poke64(file, seqlock, peek64(file, seqlock) + 2);
+    poke64(file, used + 8, peek64(file, used + 8) + 4096);
+    poke64(file, used + 32, peek64(file, used + 32) + 4096);
+    atomic_fetch_add(&guest->held[0][HR_MODULE], 4096);
+    return true;
+}
+
+/* libvgpu's waiter: no such process, so compare and swap to 0, and who wins posts. */
+void libvgpu_takes_lock_away(struct scene *scene)
+{
+    const struct region_file *file = &scene->file;
+    uint8_t *sem = file->bytes + scene->layout->sem;
+    uint64_t owner = peek64(file, scene->layout->owner_pid);
+    if (owner == 0 || owner > INT32_MAX || peek32(file, scene->layout->sem) != 0 ||
+        kill((pid_t)owner, 0) == 0 || errno != ESRCH)
+        return;
+    if (!atomic_compare_exchange_strong(
+            (_Atomic uint64_t *)(void *)(file->bytes + scene->layout->owner_pid), &owner, 0))
+        return;
+    atomic_fetch_add((_Atomic uint64_t *)(void *)sem, 1);
+    syscall(SYS_futex, sem, FUTEX_WAKE, 1, NULL, NULL, 0);
+}
