@@ -148,19 +148,19 @@ static bool is_alone(const struct hr_mappers *mappers)
     return mappers->complete && mappers->count == 0 && mappers->unreadable_count == 0;
 }
 
-/* Whether word and owner stay as they are for `long_enough`. */
+/* Whether value and owner stay as they are for `long_enough`; waiters may come and go. */
 static bool stands_still(const struct recovery *recovery, const unsigned char *sem,
                          uint64_t long_enough)
 {
     hr_region *region = recovery->region;
     uint64_t watch = recovery->watch_ns < long_enough ? recovery->watch_ns : long_enough;
-    uint64_t word = hr_load_u64(sem, memory_order_acquire);
+    uint32_t value = hr_sem_value(hr_load_u64(sem, memory_order_acquire));
     uint64_t owner = hr_owner_of(region);
     uint64_t deadline = hr_deadline_ns(watch);
     unsigned naps = 0;
     do {
-        if (hr_load_u64(sem, memory_order_acquire) != word || hr_owner_of(region) != owner ||
-            hr_is_closing(region))
+        if (hr_sem_value(hr_load_u64(sem, memory_order_acquire)) != value ||
+            hr_owner_of(region) != owner || hr_is_closing(region))
             return false;
     } while (hr_nap(deadline, &naps));
     return watch >= long_enough;

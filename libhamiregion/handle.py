@@ -45,8 +45,10 @@ def proc_root(proc: PathLike) -> bytes:
         FileNotFoundError: There is no such directory.
     """
     root = Path(proc)
-    if not (root / "self").exists():
-        raise FileNotFoundError(errno.ENOENT, "no /proc is mounted there", str(root))
+    if not root.is_dir():
+        raise FileNotFoundError(
+            errno.ENOENT, "no such directory to look for processes in", str(root)
+        )
     return os.fsencode(root)
 
 

@@ -50,6 +50,7 @@ def _limit_text(limit: int | None, *, in_bytes: bool) -> str:
 
 def limit_conflict(path: str, detail: Any, *, in_bytes: bool) -> RegionError:
     """The error for a limit that was not what was expected."""
+
     def plain(value: int) -> int | None:
         return (value or None) if in_bytes else sm_or_none(value)
 

@@ -10,23 +10,20 @@
 #define _GNU_SOURCE
 #include "crash.h"
 
-#include <errno.h>
 #include <getopt.h>
-#include <linux/futex.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "check.h"
+#include "crash_report.h"
 #include "pid_namespace.h"
 
-/* Each point's times to a free lock, and one row for kills at random moments. */
-enum { AT_RANDOM = HR_TESTPOINTS_COUNT, ROWS, MOST_TIMES = 20000, REPORTS = 30 };
+enum { REPORTS = 30 };
 
 static struct {
     uint32_t rounds;
@@ -99,68 +96,6 @@ static const char *const agent_names[] = {"recovery", "others go on", "libvgpu"}
 
 /* ---- What has to be there before some of them ----------------------------------- */
 
-/* Two waiters that forced the same lock: the semaphore stands at 2. */
-static bool prepare_value(struct scene *scene)
-{
-    if (!pause_survivors(scene))
-        return false;
-    const struct ledger *corpse = NULL;
-    if (below(&scene->random, 2) == 0 && (corpse = make_corpse(scene)) == NULL)
-        return false;
-    poke64(&scene->file, scene->layout->sem, 2);
-    if (corpse != NULL)
-        poke64(&scene->file, scene->layout->owner_pid, (uint64_t)atomic_load(&corpse->pid));
-    return true;
-}
-
-static bool find_slot(struct scene *scene, const struct ledger *ledger, uint32_t *index)
-{
-    const struct region_file *file = &scene->file;
-    uint32_t count = peek32(file, scene->layout->proc_num);
-    for (*index = 0; *index < count; (*index)++) {
-        if ((int32_t)peek32(file, slot_at(file, *index, scene->layout->slot_pid)) ==
-            atomic_load(&ledger->pid))
-            return true;
-    }
-    return scene_fail(scene, "%d has no slot", atomic_load(&ledger->pid));
-}
-
-/*
- * What libvgpu does when it removes two dead slots at once: the guest's slot is
- * copied over the corpse's, and the guest, which does not know, goes on writing in
- * its own, now above proc_num.
- */
-static bool prepare_orphan(struct scene *scene, enum agent agent)
-{
-    const struct region_file *file = &scene->file;
-    const struct hr_layout *layout = scene->layout;
-    struct ledger *guest = &scene->shared->ledgers[GUEST], *corpse;
-    uint32_t hole, last;
-    if (!pause_survivors(scene) || (corpse = make_corpse(scene)) == NULL)
-        return false;
-    start_live(scene, GUEST);
-    if (!pause_survivors(scene) || !find_slot(scene, corpse, &hole) ||
-        !find_slot(scene, guest, &last))
-        return false;
-    if (last + 1 != peek32(file, layout->proc_num))
-        return scene_fail(scene, "the guest's slot is not the last one");
-    memcpy(file->bytes + slot_at(file, hole, 0), file->bytes + slot_at(file, last, 0),
-           layout->slot_stride);
-    poke32(file, layout->proc_num, last);
-    atomic_store(&corpse->pid, 0);
-    atomic_store(&corpse->attached, 0);
-    /* A guest of ours notices as soon as it goes on, a libvgpu never does. */
-    if (agent == GOES_ON || below(&scene->random, 2) == 0)
-        return true;
-    const size_t seqlock = slot_at(file, last, layout->slot_seqlock);
-    const size_t used = slot_at(file, last, layout->slot_used);
-    poke64(file, seqlock, peek64(file, seqlock) + 2);
-    poke64(file, used + 8, peek64(file, used + 8) + 4096);
-    poke64(file, used + 32, peek64(file, used + 32) + 4096);
-    atomic_fetch_add(&guest->held[0][HR_MODULE], 4096);
-    return true;
-}
-
 static bool is_repair(int point)
 {
     return is_between(point, HR_AT_REPAIR_COPY_CLEARED, HR_AT_REPAIR_COUNT_STORED);
@@ -170,26 +105,10 @@ static bool prepare(struct scene *scene, int point, enum agent agent)
 {
     if (point == HR_AT_RECOVER_VALUE_STORED)
         return prepare_value(scene);
-    return !is_repair(point) || prepare_orphan(scene, agent);
+    return !is_repair(point) || prepare_orphan(scene, agent == GOES_ON);
 }
 
 /* ---- Who comes afterwards -------------------------------------------------------- */
-
-/* libvgpu's waiter: no such process, so compare and swap to 0, and who wins posts. */
-static void libvgpu_takes_lock_away(struct scene *scene)
-{
-    const struct region_file *file = &scene->file;
-    uint8_t *sem = file->bytes + scene->layout->sem;
-    uint64_t owner = peek64(file, scene->layout->owner_pid);
-    if (owner == 0 || owner > INT32_MAX || peek32(file, scene->layout->sem) != 0 ||
-        kill((pid_t)owner, 0) == 0 || errno != ESRCH)
-        return;
-    if (!atomic_compare_exchange_strong(
-            (_Atomic uint64_t *)(void *)(file->bytes + scene->layout->owner_pid), &owner, 0))
-        return;
-    atomic_fetch_add((_Atomic uint64_t *)(void *)sem, 1);
-    syscall(SYS_futex, sem, FUTEX_WAKE, 1, NULL, NULL, 0);
-}
 
 static bool free_the_lock(struct scene *scene, enum agent agent, const struct death *death,
                           int point, uint64_t *took_ns)
@@ -307,7 +226,7 @@ static bool play_round(struct scene *scene, int point, enum agent agent, uint64_
         point == AT_RANDOM ? kill_at_random(scene, &death) : kill_at_point(scene, point, &death);
     if (!killed)
         return false;
-    rows[point].kills++;
+    count_kill(point);
     if (!free_the_lock(scene, agent, &death, point, took_ns) || !repair(scene, agent, point))
         return false;
     if (!pause_survivors(scene) || !check_lock_is_free(scene) ||
@@ -320,14 +239,8 @@ static bool play_round(struct scene *scene, int point, enum agent agent, uint64_
     return await_progress(scene);
 }
 
-static void note(const struct scene *scene, int point, enum agent agent, bool passed,
-                 uint64_t took_ns)
+static void complain(const struct scene *scene, int point, enum agent agent)
 {
-    if (passed) {
-        rows[point].ns[rows[point].passed++] = took_ns;
-        return;
-    }
-    rows[point].failed++;
     if (reports++ < REPORTS)
         fprintf(stderr, "FAILED %s, %s%s, then %s: %s\n", scene->layout->name, row_names[point],
                 scene->crowded ? "" : ", alone", agent_names[agent], scene->failure);
@@ -336,12 +249,14 @@ static void note(const struct scene *scene, int point, enum agent agent, bool pa
 /* After a failure the next round gets a region and survivors of its own. */
 static void play_rounds(struct scene *scene, int point, uint32_t count)
 {
-    for (uint32_t i = 0; i < count && rows[point].passed < MOST_TIMES; i++) {
+    bool has_room = true;
+    for (uint32_t i = 0; i < count && has_room; i++) {
         uint64_t took_ns = 0;
         enum agent agent = below(&scene->random, AGENTS);
         bool passed = play_round(scene, point, agent, &took_ns);
-        note(scene, point, agent, passed, took_ns);
+        has_room = count_round(point, passed, took_ns);
         if (!passed) {
+            complain(scene, point, agent);
             uint32_t layout = scene->layout->id;
             scene_stop(scene);
             scene_start(scene, layout, scene->crowded);
@@ -369,7 +284,7 @@ static void play_layout(struct scene *scene, uint32_t layout, bool crowded)
     scene_stop(scene);
 }
 
-/* ---- The report ------------------------------------------------------------------ */
+/* ---- Options and all layouts -------------------------------------------------- */
 
 static int point_named(const char *name)
 {
@@ -439,10 +354,5 @@ int main(int argc, char **argv)
             play_layout(&scene, layout, false);
         play_layout(&scene, layout, true);
     }
-    report(options.json);
-    for (int i = 0; i < ROWS; i++) {
-        if (rows[i].failed > 0)
-            return 1;
-    }
-    return 0;
+    return report_rows(options.json, options.seed) != 0;
 }

@@ -67,13 +67,33 @@ struct scene {
 /* testpoint.h's counters, moved to where the doctor can read them after a death. */
 extern int (*crash_reached)[HR_TESTPOINTS_COUNT];
 
+/* ---- crash_scene.c ---- */
+
 uint64_t next_random(uint64_t *state);
 uint64_t below(uint64_t *state, uint64_t bound);
 uint64_t now_ns(void);
+void nap_us(uint64_t us);
+
+void scene_start(struct scene *scene, uint32_t layout, bool crowded);
+void scene_stop(struct scene *scene);
 bool scene_fail(struct scene *scene, const char *format, ...) __attribute__((format(printf, 2, 3)));
 bool scene_has_seqlock(const struct scene *scene);
 
-/* ---- crash_processes.c ---- */
+bool prepare_value(struct scene *scene);
+/* Where the guest will not notice, it may have charged since. */
+bool prepare_orphan(struct scene *scene, bool guest_notices);
+void libvgpu_takes_lock_away(struct scene *scene);
+
+/* ---- crash_survivors.c: survivors by number, or all of them ---- */
+
+void start_live(struct scene *scene, uint32_t number);
+void stop_live(struct scene *scene, uint32_t number);
+bool pause_survivors(struct scene *scene);
+void resume_survivors(struct scene *scene);
+/* Each of them charges or releases again. */
+bool await_progress(struct scene *scene);
+
+/* ---- crash_victims.c ---- */
 
 enum script {
     LOCKS,         /* lock and unlock */
@@ -94,17 +114,7 @@ struct death {
     uint64_t at_ns;
 };
 
-void scene_start(struct scene *scene, uint32_t layout, bool crowded);
-void scene_stop(struct scene *scene);
-
-void start_live(struct scene *scene, uint32_t number);
-void stop_live(struct scene *scene, uint32_t number);
-bool pause_survivors(struct scene *scene);
-bool pause_one(struct scene *scene, uint32_t number);
-void resume_survivors(struct scene *scene);
-/* Each of them charges or releases again. */
-bool await_progress(struct scene *scene);
-
+/* It dies at the point `kill_at`, reached for the `kill_on`-th time, or when it is killed. */
 pid_t start_victim(struct scene *scene, enum script script, int kill_at, int kill_on,
                    struct ledger **ledger);
 /* Wait until it and all its children are dead; kill them after `patience_ns`. */

@@ -8,6 +8,9 @@
 #include "check.h"
 #include "snapshot_view.h"
 
+/* Stands where a code would: a settled snapshot in which this process has another slot. */
+enum { WRONG_PICTURE = -1000 };
+
 static void trouble(struct actor *actor, int code, int line)
 {
     int none = 0;
@@ -26,7 +29,6 @@ void actor_become(struct actor *actor, struct scene *scene, struct ledger *ledge
                   uint64_t timeout_ns)
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    alarm(300); /* should everything else fail */
     memset(ledger, 0, sizeof *ledger);
     crash_reached = &ledger->reached;
     atomic_store(&ledger->pid, getpid());
@@ -146,7 +148,7 @@ void actor_look(struct actor *actor)
         }
     }
     if (!found)
-        trouble(actor, -1000, __LINE__);
+        trouble(actor, WRONG_PICTURE, __LINE__);
 }
 
 void actor_reap(struct actor *actor)
@@ -184,4 +186,3 @@ void actor_repair(struct actor *actor)
     EXPECT(code, HR_OK);
     end(actor);
 }
-

@@ -101,7 +101,7 @@ static bool check_survivors(struct scene *scene)
     for (uint32_t i = 0; i < LIVE; i++) {
         const struct ledger *ledger = &scene->shared->ledgers[i];
         if (ledger->trouble != 0)
-            return scene_fail(scene, "a survivor's call returned %d (crash_processes.c:%d)",
+            return scene_fail(scene, "a survivor's call returned %d (crash_actor.c:%d)",
                               ledger->trouble, ledger->trouble_line);
         if (atomic_load(&ledger->pid) != 0 && !check_live(scene, ledger))
             return false;

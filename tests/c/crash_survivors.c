@@ -92,7 +92,7 @@ void stop_live(struct scene *scene, uint32_t number)
     atomic_store(&ledger->pid, 0);
 }
 
-bool pause_one(struct scene *scene, uint32_t number)
+static bool pause_one(struct scene *scene, uint32_t number)
 {
     atomic_store(&scene->shared->ledgers[number].command, PAUSE);
     return await_answer(scene, number, PAUSE, "pause");

@@ -196,8 +196,8 @@ bool await_death(struct scene *scene, pid_t pid, struct ledger *ledger, uint64_t
         ;
     death->at_ns = now_ns();
     if (ledger->trouble != 0)
-        return scene_fail(scene, "a victim's call returned %d (crash_processes.c:%d)",
-                          ledger->trouble, ledger->trouble_line);
+        return scene_fail(scene, "a victim's call returned %d (crash_actor.c:%d)", ledger->trouble,
+                          ledger->trouble_line);
     if (!in_time)
         scene->failure[0] = '\0';
     return in_time;

@@ -46,6 +46,11 @@ without_seqlock = pytest.mark.parametrize(
     "layout", WITHOUT_SEQLOCK, ids=lambda layout: layout.value
 )
 
+# For tests that wait, because a lock that this library holds is looked at for a while.
+one_of_each_generation = pytest.mark.parametrize(
+    "layout", [Layout.V1_1, Layout.V1_2], ids=lambda layout: layout.value
+)
+
 
 def did(**what: bool) -> LockRecovery:
     return attrs.evolve(NOTHING, **what)
@@ -465,7 +470,7 @@ scene.descriptor = descriptor
 """
 
 
-@without_seqlock
+@pytest.mark.parametrize("layout", [Layout.V1_1], ids=lambda layout: layout.value)
 def test_up_to_2_8_0_libvgpus_own_recovery_is_not_disturbed(
     layout: Layout, region_file: RegionFileFactory, actor: MakeActor
 ) -> None:
@@ -515,6 +520,7 @@ def test_a_lock_that_libvgpu_holds_is_never_broken(
     )
 
 
+@one_of_each_generation
 @pytest.mark.parametrize("attached", [False, True])
 def test_a_lock_that_this_library_holds_is_never_broken(
     attached: bool, layout: Layout, region_file: RegionFileFactory, actor: MakeActor

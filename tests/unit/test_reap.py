@@ -346,6 +346,36 @@ def test_who_cannot_be_seen_is_not_taken_for_dead(
             region.reap(proc=tmp_path / "missing")
 
 
+COME_AND_GO = """
+import time
+until = time.monotonic() + seconds
+while time.monotonic() < until:
+    region.attach()
+    region.snapshot()
+    (process,) = [one for one in region.snapshot().processes if one.pid == pid and one.status]
+    region.close()
+    import libhamiregion
+    region = libhamiregion.open_region(region.path, writable=True)
+"""
+
+
+def test_those_who_come_meanwhile_are_not_taken_for_dead(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    """A process that attached after /proc was looked at is not in what was seen."""
+    file = region_file(layout)
+    crowd = [actor(file) for _ in range(3)]
+    for one in crowd:
+        one.start("evaluate", COME_AND_GO, pid=one.pid, seconds=0.4)
+    with open_region(file, writable=True) as region:
+        while not all(one.is_done() for one in crowd):
+            file_was_empty = region.reap(timeout_s=10.0)
+            # Only what has been left empty by one that has gone may be told, never usage.
+            assert file_was_empty == ()
+    for one in crowd:
+        one.outcome()
+
+
 # ---- dry runs and values ----
 
 
