@@ -31,6 +31,7 @@ ORDER = [
     "test_many",
     "test_open",
     "test_edit",
+    "test_lock_and_slots",
     "test_memory",
     "test_import",
     "test_writer",

@@ -58,11 +58,3 @@ def test_set_sm_limit(region: hami.Region, timed: Callable[..., Any]) -> None:
 
     timed(edit, work="set_sm_limit(), one device")
     assert region.sm_limit(0) == 50
-
-
-def test_uncontended_lock(region: hami.Region, timed: Callable[..., Any]) -> None:
-    def lock_and_unlock() -> None:
-        with region.lock():
-            pass
-
-    timed(lock_and_unlock, work="lock() and unlock, uncontended", budget_us=2.0)

@@ -232,6 +232,9 @@ struct namespace_call {
 
 static void judge_slot(struct namespace_call *call, int32_t pid)
 {
+    /* Also where this process is left out of the list. */
+    if (pid == call->region->attached_pid)
+        call->own = true;
     for (uint32_t i = 0; i < call->mappers->count; i++) {
         const struct hr_mapper *mapper = &call->mappers->list[i];
         if (mapper->pids[mapper->levels - 1] == pid)

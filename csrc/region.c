@@ -460,11 +460,11 @@ uint64_t hr_deadline_ns(uint64_t timeout_ns)
 
 bool hr_nap(uint64_t deadline_ns, unsigned *naps)
 {
-    const uint64_t shortest = 20000, longest = 1000000;
+    const uint64_t shortest = 20000, longest = 320000;
     uint64_t now = hr_clock_ns(CLOCK_MONOTONIC);
     if (now >= deadline_ns)
         return false;
-    uint64_t length = shortest << (*naps < 6 ? *naps : 6);
+    uint64_t length = shortest << (*naps < 4 ? *naps : 4);
     (*naps)++;
     if (length > longest)
         length = longest;

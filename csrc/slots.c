@@ -1,3 +1,6 @@
+#define _GNU_SOURCE
+#include <unistd.h>
+
 #include "slot_table.h"
 
 /* ---- Writing for others ----------------------------------------------------------- */
@@ -126,6 +129,9 @@ static void reap_slot(struct reap_call *call, int32_t index, int32_t *count)
             report(call, pid, life == HR_ALIVE ? HR_REAP_ALIVE : HR_REAP_UNKNOWN, 0);
         return;
     }
+    /* What this process left when it detached; it lives, whatever the list says. */
+    if (pid == getpid() && hr_slot_is_empty(region, slot))
+        return;
     bool removable = !hr_has_seqlock(region) || index == *count - 1;
     if (!removable && hr_slot_is_empty(region, slot))
         return;

@@ -38,7 +38,8 @@ static uint64_t run_ours(const struct region_file *file, uint64_t until_ns)
 
 static uint64_t run_glibc(const struct region_file *file, uint64_t until_ns)
 {
-    struct glibc_lock lock = glibc_lock_in(file->bytes, file->layout->sem, file->layout->owner_pid);
+    struct glibc_lock lock =
+        glibc_lock_in(file->bytes, file->layout->sem, file->layout->owner_pid, false);
     uint64_t turns = 0;
     for (; now_ns() < until_ns; turns++) {
         NEED(glibc_lock_take(&lock, 10) == 0);
@@ -52,8 +53,9 @@ static double measure(run_turns *run, uint32_t processes, double seconds)
 {
     struct region_file file;
     region_file_make(&file, HR_V1_2);
-    struct glibc_lock lock = glibc_lock_in(file.bytes, file.layout->sem, file.layout->owner_pid);
-    NEED(sem_init(lock.sem, 1, 1) == 0);
+    struct glibc_lock lock =
+        glibc_lock_in(file.bytes, file.layout->sem, file.layout->owner_pid, false);
+    NEED(glibc_lock_init(&lock) == 0);
     _Atomic uint64_t *turns =
         mmap(NULL, sizeof *turns, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     NEED(turns != MAP_FAILED);

@@ -1,7 +1,8 @@
 """Glibc's own semaphore on the other side, in the same bytes, as libvgpu uses it.
 
 `tests/c/glibc_peer.c` takes turns with `sem_timedwait` and `sem_post` in one process and with this
-library in another, and wakes a sleeper in `sem_timedwait` by a release of ours.
+library in another, and wakes a sleeper in `sem_timedwait` by a release of ours and by a recovery;
+all that with the semaphore of today's glibc and with that of a glibc before 2.21.
 """
 
 from pathlib import Path
@@ -10,6 +11,7 @@ import c_tools
 import pytest
 
 LAYOUTS = 5
+FORMATS = 2
 
 
 @pytest.fixture(scope="module")
@@ -19,10 +21,10 @@ def glibc_peer() -> Path:
 
 def assert_both_took_turns(glibc_peer: Path, turns: int, tries: int) -> None:
     counted = c_tools.run(glibc_peer, "--turns", turns, "--tries", tries)
-    assert counted["turns"] == turns
+    assert counted["turns"] >= turns
     # Not one side after the other, but in between each other.
     assert counted["changes"] > turns / 1000
-    assert counted["wakes"] == tries * LAYOUTS
+    assert counted["wakes"] == tries * LAYOUTS * FORMATS
     assert counted["worst_wake_ms"] < 50
 
 

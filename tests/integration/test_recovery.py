@@ -1,75 +1,32 @@
-"""Freeing a lock that nobody can hold any more, and never one that somebody may hold."""
+"""Freeing a lock that nobody can hold any more."""
 
 import contextlib
 import os
-import pickle
 import platform
 import random
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
-import attrs
 import pytest
 from actors import Actor, Nursery
-from golden_regions import GoldenRegion
 from lock_bytes import LOW_HALF, NOBODY, hold, is_free, set_value, value_of
-from namespaces import FOREIGN_OWNER, needs_first_namespace, why_no_new_namespace
+from namespaces import FOREIGN_OWNER, needs_first_namespace
 from patience import eventually
-from poke import RegionFile, RegionFileFactory, locate
-from slot_bytes import WITH_SEQLOCK, WITHOUT_SEQLOCK, pids, put_slot, slot_bytes, slot_range
+from poke import RegionFileFactory, locate
+from recovering import NOTHING, assert_usable, did, recover
+from slot_bytes import WITH_SEQLOCK, WITHOUT_SEQLOCK, pids, put_slot, slot_bytes
 
-from libhamiregion import (
-    Layout,
-    LockNotRecoverable,
-    LockRecovery,
-    LockTimeout,
-    MemoryLimitExceeded,
-    create_region,
-    open_region,
-)
+from libhamiregion import Layout, LockNotRecoverable, open_region
 
 MakeActor = Callable[..., Actor]
 pytestmark = needs_first_namespace
 
-NOTHING = LockRecovery(
-    dead_owner=False,
-    ownerless=False,
-    impossible_value=False,
-    postinit=False,
-    finished_removal=False,
-)
 WAITERS = 3 << 32
 
 with_seqlock = pytest.mark.parametrize("layout", WITH_SEQLOCK, ids=lambda layout: layout.value)
 without_seqlock = pytest.mark.parametrize(
     "layout", WITHOUT_SEQLOCK, ids=lambda layout: layout.value
 )
-
-# For tests that wait, because a lock that this library holds is looked at for a while.
-one_of_each_generation = pytest.mark.parametrize(
-    "layout", [Layout.V1_1, Layout.V1_2], ids=lambda layout: layout.value
-)
-
-
-def did(**what: bool) -> LockRecovery:
-    return attrs.evolve(NOTHING, **what)
-
-
-def recover(file: RegionFile, watch_s: float = 0.0) -> LockRecovery:
-    with open_region(file, writable=True) as region:
-        return region.recover_lock(watch_s=watch_s)
-
-
-def assert_usable(file: RegionFile) -> None:
-    assert is_free(file)
-    with open_region(file, writable=True) as region:
-        with region.lock(0.5):
-            pass
-        with region.attach(timeout_s=0.5) as slot:
-            slot.charge(15, 1)
-            assert os.getpid() in pids(file)
-    assert is_free(file)
 
 
 # ---- a dead owner ----
@@ -418,8 +375,9 @@ def test_a_second_semaphore_that_stood_still_for_60_s_is_given_back(
 # ---- a recovery is interrupted, or there are several ----
 
 
+@pytest.mark.parametrize("turns", [12, pytest.param(400, marks=pytest.mark.stress)])
 def test_a_recovery_that_is_killed_at_any_moment_leaves_what_the_next_one_can_recover(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor, nursery: Nursery
+    turns: int, layout: Layout, region_file: RegionFileFactory, actor: MakeActor, nursery: Nursery
 ) -> None:
     chance = random.Random(layout.value)
     file = region_file(layout)
@@ -432,7 +390,7 @@ def test_a_recovery_that_is_killed_at_any_moment_leaves_what_the_next_one_can_re
         actor(file)("region.recover_lock", watch_s=0)
         took.append(time.monotonic() - started)
     nursery.kill_all()
-    for turn in range(25):
+    for turn in range(turns):
         first = actor(file)
         file.put("sem", WAITERS | chance.choice([0, 0, 2]))
         file.put("owner_pid", chance.choice([0, NOBODY, FOREIGN_OWNER + NOBODY]))
@@ -485,272 +443,3 @@ def test_up_to_2_8_0_libvgpus_own_recovery_is_not_disturbed(
     assert file.content() == before
     libvgpu.kill()
     assert recover(file) == did(dead_owner=True)
-
-
-# ---- never a live one ----
-
-
-def test_a_lock_that_libvgpu_holds_is_never_broken(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
-    file = region_file(layout)
-    holder = actor(file)
-    others = [actor(file), actor(file)]
-    hold(file, holder.pid)
-    before = file.content()
-    for _ in range(25):
-        for other in others:
-            other.start("region.recover_lock", watch_s=0)
-        for other in others:
-            with pytest.raises(LockNotRecoverable) as caught:
-                other.outcome()
-        with open_region(file, writable=True) as region:
-            with pytest.raises(LockTimeout), region.lock(0.001):
-                pass
-            with pytest.raises(LockTimeout):
-                region.attach(timeout_s=0.001)
-    assert file.content() == before
-    for part in (f"pid {holder.pid_here}", f"owner_pid {holder.pid}", "live", str(file.path)):
-        assert part in str(caught.value)
-    copy = pickle.loads(pickle.dumps(caught.value))
-    assert (type(copy), str(copy), copy.path) == (
-        LockNotRecoverable,
-        str(caught.value),
-        str(file.path),
-    )
-
-
-@one_of_each_generation
-@pytest.mark.parametrize("attached", [False, True])
-def test_a_lock_that_this_library_holds_is_never_broken(
-    attached: bool, layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
-    file = region_file(layout)
-    holder = actor(file)
-    if attached:
-        holder("attach")
-    holder("lock")
-    before = file.content()
-    with pytest.raises(LockNotRecoverable, match="live"):
-        recover(file)
-    assert file.content() == before
-    holder("unlock")
-    assert_usable(file)
-
-
-TAKE_TURNS = """
-import time
-turns, until = 0, time.monotonic() + seconds
-while time.monotonic() < until:
-    with region.lock(10.0):
-        turns += 1
-    slot.charge(0, 1, "context")
-    slot.release(0, 1, "context")
-answer = turns
-"""
-
-
-def test_those_who_take_turns_are_not_disturbed_by_recoverers(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
-    """Whatever moment it looks at: a holder whose lock is broken gets an error on leaving."""
-    file = region_file(layout)
-    workers = [actor(file) for _ in range(2)]
-    for worker in workers:
-        worker("attach")
-        worker.start("evaluate", TAKE_TURNS, seconds=0.5)
-    attempts = 0
-    with open_region(file, writable=True) as region:
-        while not all(worker.is_done() for worker in workers):
-            attempts += 1
-            with contextlib.suppress(LockNotRecoverable):
-                assert not region.recover_lock(watch_s=0)
-            assert file.get("sem") & LOW_HALF <= 1
-    assert attempts > 3
-    assert all(worker.outcome() > 3 for worker in workers)
-    for worker in workers:
-        worker("slot.detach")
-    assert_usable(file)
-
-
-RECOVER_BESIDE_OWN_THREADS = """
-import threading, time
-import libhamiregion
-errors, recovered, going = [], 0, True
-def account():
-    try:
-        while going:
-            slot.charge(0, 1)
-            slot.release(0, 1)
-    except BaseException as error:
-        errors.append(repr(error))
-threads = [threading.Thread(target=account) for _ in range(2)]
-for thread in threads:
-    thread.start()
-until = time.monotonic() + seconds
-with libhamiregion.open_region(region.path, writable=True) as other:
-    while time.monotonic() < until:
-        try:
-            recovered += bool(other.recover_lock(watch_s=0))
-        except libhamiregion.LockNotRecoverable:
-            pass
-going = False
-for thread in threads:
-    thread.join()
-answer = (errors, recovered, region.memory_used(0))
-"""
-
-
-def test_a_processs_own_threads_are_not_disturbed_by_its_recovery_through_another_handle(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
-    file = region_file(layout)
-    process = actor(file)
-    process("attach")
-    outcome = process("evaluate", RECOVER_BESIDE_OWN_THREADS, seconds=0.6)
-    assert outcome == ([], 0, 0)
-    assert is_free(file)
-
-
-# ---- what cannot be told is left alone ----
-
-
-@pytest.mark.parametrize("owner", [0, NOBODY])
-def test_where_proc_shows_nobody_nothing_is_done(
-    owner: int, layout: Layout, region_file: RegionFileFactory, tmp_path: Path
-) -> None:
-    file = region_file(layout)
-    hold(file, owner)
-    nothing = tmp_path / "proc"
-    nothing.mkdir()
-    before = file.content()
-    with open_region(file, writable=True) as region:
-        with pytest.raises(LockNotRecoverable):
-            region.recover_lock(proc=nothing, watch_s=0)
-        with pytest.raises(FileNotFoundError):
-            region.recover_lock(proc=tmp_path / "missing", watch_s=0)
-    assert file.content() == before
-
-
-@pytest.fixture
-def hidden(public_directory: Path) -> Iterator[Callable[[int], Nursery]]:
-    """Nurseries with a /proc at ``public_directory / "proc"`` that hides others' processes."""
-    reason = why_no_new_namespace()
-    if reason:
-        pytest.skip(reason)
-    place = public_directory / "proc"
-    place.mkdir()
-    made: list[Nursery] = []
-
-    def make(hidepid: int) -> Nursery:
-        mount = f'mount -t proc -o hidepid={hidepid} proc "$0" && exec "$@"'
-        made.append(Nursery("unshare", "--mount", "sh", "-c", mount, str(place)))
-        return made[-1]
-
-    yield make
-    for nursery in made:
-        nursery.close()
-
-
-# A process that has changed its user may not look at itself until it is dumpable again.
-DROP_PRIVILEGES = """
-import ctypes, os
-os.setgroups([])
-os.setgid(65534)
-os.setuid(65534)
-answer = ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
-"""
-
-
-@pytest.mark.root
-@pytest.mark.parametrize("hidepid", [1, 2])
-def test_a_holder_that_is_hidden_from_an_unprivileged_user_is_not_taken_for_dead(
-    hidepid: int,
-    public_directory: Path,
-    hidden: Callable[[int], Nursery],
-    actor: MakeActor,
-) -> None:
-    create_region(public_directory / "r.cache", layout=Layout.V1_1)
-    file = RegionFile(public_directory / "r.cache", Layout.V1_1)
-    holder = actor(file)
-    holder("attach")
-    hold(file, holder.pid)
-    nobody = hidden(hidepid).actor(file)
-    nobody("evaluate", DROP_PRIVILEGES)
-    before = file.content()
-    proc = str(public_directory / "proc")
-    assert nobody("region.lock_state", proc=proc).owner_life == "unknown"
-    with pytest.raises(LockNotRecoverable, match="cannot be told"):
-        nobody("region.recover_lock", proc=proc, watch_s=0)
-    assert file.content() == before
-    hold(file, 0)
-    with pytest.raises(LockNotRecoverable):
-        nobody("region.recover_lock", proc=proc, watch_s=0)
-    set_value(file, 1)
-    assert nobody("region.reap", proc=proc) == ()
-    assert holder.pid in pids(file)
-
-
-# ---- what libvgpu itself has left behind ----
-
-
-def is_killed_holder(golden: GoldenRegion) -> bool:
-    return "lock" in golden.expected
-
-
-def test_a_golden_lock_is_recovered_where_its_owner_was_killed(golden: GoldenRegion) -> None:
-    file = RegionFile(golden.path, golden.layout)
-    if is_killed_holder(golden):
-        assert not is_free(file)
-        with open_region(file) as region:
-            state = region.lock_state()
-            assert state.owner_pid == golden.expected["lock"]["owner_pid"]
-            assert (state.held, state.owner_life) == (True, "dead")
-        assert recover(file) == did(dead_owner=True)
-    else:
-        assert recover(file) == NOTHING
-    assert_usable(file)
-    with open_region(file, writable=True) as region:
-        for device, nbytes in enumerate(golden.expected["device_used"]):
-            assert region.memory_used(device) == nbytes
-        region.reap()
-        assert not any(region.memory_used(device) for device in range(16))
-        assert pids(file) == []
-
-
-def test_coming_and_going_leaves_a_golden_region_as_it_was(golden: GoldenRegion) -> None:
-    """Attach, charge, release, detach. Bytes that may differ, and to what:
-
-    - where the owner was killed holding the lock: owner_pid is 0 and the semaphore's value 1,
-    - the first slot above the table, which we had: all 0; its seqlock, where there is one, even.
-    """
-    file = RegionFile(golden.path, golden.layout)
-    layout = golden.layout
-    expected = bytearray(file.content())
-    own = file.get("proc_num")
-    if is_killed_holder(golden):
-        recover(file)
-        owner, semaphore = locate(layout, "owner_pid")[0], locate(layout, "sem")[0]
-        expected[owner : owner + 8] = bytes(8)
-        expected[semaphore : semaphore + 4] = (1).to_bytes(4, "little")
-    with open_region(file, writable=True) as region, region.attach() as slot:
-        for device, used in enumerate(golden.expected["device_used"]):
-            limit = golden.expected["memory_limit"][device]
-            if limit and used + 5 > limit:
-                with pytest.raises(MemoryLimitExceeded):
-                    slot.charge(device, 5)
-                continue
-            slot.charge(device, 5)
-            slot.release(device, 2)
-        slot.charge(15, 1 << 30, "context")
-        slot.charge(15, 9, "module")
-        slot.release(15, 1 << 30, "context")
-    start, end = slot_range(layout, own)
-    left = bytearray(slot_bytes(file, own))
-    expected[start:end] = left
-    assert file.content() == bytes(expected)
-    if layout.has_seqlock:
-        seqlock = layout.offsets["slot_seqlock"] or 0
-        assert int.from_bytes(left[seqlock : seqlock + 8], "little") % 2 == 0
-        left[seqlock : seqlock + 8] = bytes(8)
-    assert not any(left)

@@ -11,7 +11,7 @@ devices = st.integers(0, DEVICES - 1)
 
 # Small numbers, for sums that people can check, and the edges of what fits.
 u64 = st.one_of(
-    st.integers(0, 9), st.integers(0, 2**40), st.sampled_from([2**63 - 1, 2**63, 2**64 - 1])
+    st.integers(0, 9), st.integers(0, 2**40), st.sampled_from([2**53, 2**63 - 1, 2**63, 2**64 - 1])
 )
 i32 = st.one_of(st.integers(-3, 9), st.sampled_from([-(2**31), 2**31 - 1, 4711, 2**22]))
 

@@ -13,7 +13,7 @@ from namespaces import needs_first_namespace, signature
 from patience import PATIENCE_S, eventually
 from poke import RegionFile, RegionFileFactory, locate
 
-from libhamiregion import Layout, LockTimeout, Region, open_region
+from libhamiregion import Layout, LockTimeout, Region, RegionClosed, open_region
 
 MakeActor = Callable[..., Actor]
 
@@ -133,6 +133,83 @@ def test_a_waiter_gets_the_lock_once_libvgpu_gives_it_back(
     let_go(file)
     waiter.outcome()
     assert value_of(file) == 0
+    waiter("unlock")
+    assert is_free(file)
+
+
+WAITS: dict[str, Callable[[Region], object]] = {
+    "lock": lambda region: region.lock(60).__enter__(),
+    "attach": lambda region: region.attach(timeout_s=60),
+    "suspend": lambda region: region.suspend(NOBODY, timeout_s=60),
+}
+
+
+@pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
+def test_closing_the_region_ends_the_waits_of_other_threads(
+    wait: Callable[[Region], object], layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    file.add_process(NOBODY)
+    hold(file, NOBODY)
+    before = file.content()
+    caught: list[BaseException] = []
+    waiting = threading.Event()
+
+    def work() -> None:
+        waiting.set()
+        try:
+            wait(region)
+        except RegionClosed as error:
+            caught.append(error)
+
+    region = open_region(file, writable=True)
+    thread = threading.Thread(target=work)
+    thread.start()
+    waiting.wait(PATIENCE_S)
+    region.close()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    assert [type(error) for error in caught] == [RegionClosed]
+    assert file.content() == before
+
+
+INTERRUPT_YOURSELF = """
+import os, signal, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+started = time.monotonic()
+try:
+    wait(region)
+    answer = "it got what it waited for"
+except KeyboardInterrupt:
+    answer = time.monotonic() - started
+"""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "region.lock(8).__enter__()",
+        "region.attach(timeout_s=8)",
+        "region.suspend(pid, timeout_s=8)",
+        "region.recover_lock()",
+    ],
+)
+def test_an_interrupt_ends_a_wait(
+    call: str, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    """Whoever presses Ctrl-C does not have to wait for a timeout."""
+    file = region_file()
+    file.add_process(NOBODY)
+    bystander, waiter = actor(file), actor(file)
+    hold(file, 0 if "recover" in call else bystander.pid)
+    before = file.content()
+    interrupted = INTERRUPT_YOURSELF.replace("wait(region)", call)
+    assert waiter("evaluate", interrupted, pid=NOBODY) < 5
+    assert file.content() == before
+    # And nothing is left half taken.
+    let_go(file)
+    waiter("lock", 1.0)
     waiter("unlock")
     assert is_free(file)
 

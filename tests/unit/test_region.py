@@ -22,6 +22,7 @@ from libhamiregion import (
     RegionClosed,
     RegionError,
     RegionReadOnly,
+    RegionSet,
     RegionSnapshot,
     create_region,
     identify,
@@ -343,7 +344,7 @@ def test_a_quiet_region_is_settled(busy: RegionFile) -> None:
 
 @pytest.mark.parametrize("layout", [Layout.V1_1_POSTINIT, Layout.V1_2], ids=lambda x: x.value)
 def test_a_writer_that_died_inside_its_seqlock_is_the_one_not_settled(busy: RegionFile) -> None:
-    busy.put("slot_seqlock", 7, slot=1)
+    busy.put("slot_seqlock", 5, slot=1)
     with open_region(busy) as region:
         for _ in range(3):
             snapshot = region.snapshot()
@@ -351,7 +352,7 @@ def test_a_writer_that_died_inside_its_seqlock_is_the_one_not_settled(busy: Regi
             assert [process.settled for process in snapshot.processes] == [True, False, True]
         # What it stored last is told all the same.
         assert snapshot.processes[1].devices[0].memory_used_bytes == 2 * GIB
-        busy.put("slot_seqlock", 8, slot=1)
+        busy.put("slot_seqlock", 6, slot=1)
         assert region.snapshot().settled
 
 
@@ -499,6 +500,21 @@ def test_sums_beyond_64_bits_do_not_wrap(region_file: RegionFileFactory) -> None
     with open_region(file) as region:
         assert region.memory_used(0) == 2**64 - 1
         assert region.snapshot().device(0).memory_used_bytes == 2**64 - 1
+
+
+@pytest.mark.parametrize("nbytes", [2**53 - 1, 2**53, 2**54 - 1, 2**54, 2**54 + 1])
+def test_sums_over_a_full_table_are_exact_up_to_64_bits(
+    nbytes: int, region_file: RegionFileFactory
+) -> None:
+    file = region_file()
+    file.put("proc_num", SLOTS)
+    for slot in range(SLOTS):
+        file.put("slot_used.total", nbytes, slot=slot)
+    expected = min(SLOTS * nbytes, 2**64 - 1)
+    with open_region(file) as region, RegionSet([file]) as region_set:
+        assert region.memory_used(0) == expected
+        assert region.snapshot().device(0).memory_used_bytes == expected
+        assert region_set.read().devices.memory_used_bytes[0] == expected
 
 
 @pytest.mark.parametrize("device", [-1, 16, 2**31, 2**32, 2**64])

@@ -216,6 +216,30 @@ def test_the_semaphore_column_is_the_word_in_the_file(region_file: RegionFileFac
         assert regions.settled[0] == 0
 
 
+def test_each_figure_arrives_under_its_name(layout: Layout, region_file: RegionFileFactory) -> None:
+    """Two processes on two devices, every number another one; device columns are their sums."""
+    file = region_file(layout, uuids=("GPU-0", "GPU-1"))
+    parts = [f"slot_used.{part}" for part in ("total", "context", "module", "data", "offset")]
+    parts += ["slot_monitorused", "slot_util.sm", "slot_util.enc", "slot_util.dec"]
+    columns = dict(zip(FIGURES, parts, strict=True))
+    expected: dict[str, list[int]] = {}
+    for slot in (0, 1):
+        file.add_process(slot + 1)
+    for number, (column, part) in enumerate(columns.items()):
+        there = layout.has_utilization or not part.startswith("slot_util")
+        values = [1000 * row + 10 * number + 7 if there else 0 for row in range(4)]
+        expected[column] = values
+        for row, value in enumerate(values):
+            if there:
+                file.put(part, value, slot=row // 2, device=row % 2)
+    with RegionSet([file]) as region_set:
+        table = region_set.read()
+    for column, values in expected.items():
+        assert getattr(table.usages, column).tolist() == values
+        sums = [values[0] + values[2], values[1] + values[3]]
+        assert getattr(table.devices, column).tolist() == sums
+
+
 def test_unlimited_stays_0_in_columns(region_file: RegionFileFactory) -> None:
     file = region_file(memory_limits=(None, 5))
     file.put("sm_limit", 0)
@@ -487,6 +511,11 @@ def test_a_region_that_fails_has_its_code_and_no_other_rows(files: list[RegionFi
             assert error.path == str(files[row].path)
             assert str(files[row].path) in str(error)
             assert (table.regions.device_rows[row], table.regions.process_count[row]) == (0, 0)
+            # Where its rows would be: slices by first row and count need no special case.
+            before = [region < row for region in table.devices.region].count(True)
+            assert table.regions.first_device[row] == before
+            before = [region < row for region in table.processes.region].count(True)
+            assert table.regions.first_process[row] == before
         assert "-1" in str(errors[0])
         assert set(table.devices.region) == {1, 3}
         assert set(table.processes.region) == {1, 3}

@@ -1,0 +1,250 @@
+"""A lock that somebody holds, or may hold as far as anybody can tell, is never broken."""
+
+import contextlib
+import os
+import pickle
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from actors import Actor, Nursery
+from lock_bytes import LOW_HALF, NOBODY, hold, is_free, set_value, value_of
+from namespaces import needs_first_namespace, why_no_new_namespace
+from patience import eventually
+from poke import RegionFile, RegionFileFactory
+from recovering import assert_usable, did, recover
+from slot_bytes import pids
+
+from libhamiregion import (
+    Layout,
+    LockNotRecoverable,
+    LockTimeout,
+    create_region,
+    open_region,
+)
+
+MakeActor = Callable[..., Actor]
+pytestmark = needs_first_namespace
+
+# For a test that waits, because a lock that this library holds is looked at for a while.
+one_of_each_generation = pytest.mark.parametrize(
+    "layout", [Layout.V1_1, Layout.V1_2], ids=lambda layout: layout.value
+)
+
+
+def test_a_lock_that_libvgpu_holds_is_never_broken(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    file = region_file(layout)
+    holder = actor(file)
+    others = [actor(file), actor(file)]
+    hold(file, holder.pid)
+    before = file.content()
+    for _ in range(15):
+        for other in others:
+            other.start("region.recover_lock", watch_s=0)
+        for other in others:
+            with pytest.raises(LockNotRecoverable) as caught:
+                other.outcome()
+        with open_region(file, writable=True) as region:
+            with pytest.raises(LockTimeout), region.lock(0.001):
+                pass
+            with pytest.raises(LockTimeout):
+                region.attach(timeout_s=0.001)
+    assert file.content() == before
+    for part in (f"pid {holder.pid_here}", f"owner_pid {holder.pid}", "live", str(file.path)):
+        assert part in str(caught.value)
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert (type(copy), str(copy), copy.path) == (
+        LockNotRecoverable,
+        str(caught.value),
+        str(file.path),
+    )
+
+
+def test_a_holder_that_is_stopped_lives(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    file = region_file(layout)
+    holder = actor(file)
+    hold(file, holder.pid)
+    os.kill(holder.pid_here, signal.SIGSTOP)
+    eventually(lambda: b") T " in Path(f"/proc/{holder.pid_here}/stat").read_bytes())
+    with pytest.raises(LockNotRecoverable, match="live"):
+        recover(file)
+    assert (value_of(file), file.get("owner_pid")) == (0, holder.pid)
+    # One that is killed while it is stopped does not.
+    holder.kill()
+    assert recover(file) == did(dead_owner=True)
+
+
+@one_of_each_generation
+@pytest.mark.parametrize("attached", [False, True])
+def test_a_lock_that_this_library_holds_is_never_broken(
+    attached: bool, layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    file = region_file(layout)
+    holder = actor(file)
+    if attached:
+        holder("attach")
+    holder("lock")
+    before = file.content()
+    with pytest.raises(LockNotRecoverable, match="live"):
+        recover(file)
+    assert file.content() == before
+    holder("unlock")
+    assert_usable(file)
+
+
+TAKE_TURNS = """
+import time
+turns, until = 0, time.monotonic() + seconds
+while time.monotonic() < until:
+    with region.lock(10.0):
+        turns += 1
+    slot.charge(0, 1, "context")
+    slot.release(0, 1, "context")
+answer = turns
+"""
+
+
+def test_those_who_take_turns_are_not_disturbed_by_recoverers(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    """Whatever moment it looks at: a holder whose lock is broken gets an error on leaving."""
+    file = region_file(layout)
+    workers = [actor(file) for _ in range(2)]
+    for worker in workers:
+        worker("attach")
+        worker.start("evaluate", TAKE_TURNS, seconds=0.5)
+    attempts = 0
+    with open_region(file, writable=True) as region:
+        while not all(worker.is_done() for worker in workers):
+            attempts += 1
+            with contextlib.suppress(LockNotRecoverable):
+                assert not region.recover_lock(watch_s=0)
+            assert file.get("sem") & LOW_HALF <= 1
+    assert attempts > 3
+    assert all(worker.outcome() > 3 for worker in workers)
+    for worker in workers:
+        worker("slot.detach")
+    assert_usable(file)
+
+
+RECOVER_BESIDE_OWN_THREADS = """
+import threading, time
+import libhamiregion
+errors, recovered, going = [], 0, True
+def account():
+    try:
+        while going:
+            slot.charge(0, 1)
+            slot.release(0, 1)
+    except BaseException as error:
+        errors.append(repr(error))
+threads = [threading.Thread(target=account) for _ in range(2)]
+for thread in threads:
+    thread.start()
+until = time.monotonic() + seconds
+with libhamiregion.open_region(region.path, writable=True) as other:
+    while time.monotonic() < until:
+        try:
+            recovered += bool(other.recover_lock(watch_s=0))
+        except libhamiregion.LockNotRecoverable:
+            pass
+going = False
+for thread in threads:
+    thread.join()
+answer = (errors, recovered, region.memory_used(0))
+"""
+
+
+def test_a_processs_own_threads_are_not_disturbed_by_its_recovery_through_another_handle(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    file = region_file(layout)
+    process = actor(file)
+    process("attach")
+    outcome = process("evaluate", RECOVER_BESIDE_OWN_THREADS, seconds=0.6)
+    assert outcome == ([], 0, 0)
+    assert is_free(file)
+
+
+# ---- what cannot be told is left alone ----
+
+
+@pytest.mark.parametrize("owner", [0, NOBODY])
+def test_where_proc_shows_nobody_nothing_is_done(
+    owner: int, layout: Layout, region_file: RegionFileFactory, tmp_path: Path
+) -> None:
+    file = region_file(layout)
+    hold(file, owner)
+    nothing = tmp_path / "proc"
+    nothing.mkdir()
+    before = file.content()
+    with open_region(file, writable=True) as region:
+        with pytest.raises(LockNotRecoverable):
+            region.recover_lock(proc=nothing, watch_s=0)
+        with pytest.raises(FileNotFoundError):
+            region.recover_lock(proc=tmp_path / "missing", watch_s=0)
+    assert file.content() == before
+
+
+@pytest.fixture
+def hidden(public_directory: Path) -> Iterator[Callable[[int], Nursery]]:
+    """Nurseries with a /proc at ``public_directory / "proc"`` that hides others' processes."""
+    reason = why_no_new_namespace()
+    if reason:
+        pytest.skip(reason)
+    place = public_directory / "proc"
+    place.mkdir()
+    made: list[Nursery] = []
+
+    def make(hidepid: int) -> Nursery:
+        mount = f'mount -t proc -o hidepid={hidepid} proc "$0" && exec "$@"'
+        made.append(Nursery("unshare", "--mount", "sh", "-c", mount, str(place)))
+        return made[-1]
+
+    yield make
+    for nursery in made:
+        nursery.close()
+
+
+# A process that has changed its user may not look at itself until it is dumpable again.
+DROP_PRIVILEGES = """
+import ctypes, os
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+answer = ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
+"""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("hidepid", [1, 2])
+def test_a_holder_that_is_hidden_from_an_unprivileged_user_is_not_taken_for_dead(
+    hidepid: int,
+    public_directory: Path,
+    hidden: Callable[[int], Nursery],
+    actor: MakeActor,
+) -> None:
+    create_region(public_directory / "r.cache", layout=Layout.V1_1)
+    file = RegionFile(public_directory / "r.cache", Layout.V1_1)
+    holder = actor(file)
+    holder("attach")
+    hold(file, holder.pid)
+    nobody = hidden(hidepid).actor(file)
+    nobody("evaluate", DROP_PRIVILEGES)
+    before = file.content()
+    proc = str(public_directory / "proc")
+    assert nobody("region.lock_state", proc=proc).owner_life == "unknown"
+    with pytest.raises(LockNotRecoverable, match="cannot be told"):
+        nobody("region.recover_lock", proc=proc, watch_s=0)
+    assert file.content() == before
+    hold(file, 0)
+    with pytest.raises(LockNotRecoverable):
+        nobody("region.recover_lock", proc=proc, watch_s=0)
+    set_value(file, 1)
+    assert nobody("region.reap", proc=proc) == ()
+    assert holder.pid in pids(file)

@@ -1,0 +1,40 @@
+"""Recovering a region's lock, and using the region afterwards."""
+
+import os
+
+import attrs
+from lock_bytes import is_free
+from poke import RegionFile
+from slot_bytes import pids
+
+from libhamiregion import LockRecovery, open_region
+
+NOTHING = LockRecovery(
+    dead_owner=False,
+    ownerless=False,
+    impossible_value=False,
+    postinit=False,
+    finished_removal=False,
+)
+
+
+def did(**what: bool) -> LockRecovery:
+    """This and nothing else."""
+    return attrs.evolve(NOTHING, **what)
+
+
+def recover(file: RegionFile, watch_s: float = 0.0) -> LockRecovery:
+    with open_region(file, writable=True) as region:
+        return region.recover_lock(watch_s=watch_s)
+
+
+def assert_usable(file: RegionFile) -> None:
+    """One can lock it, come, account and go."""
+    assert is_free(file)
+    with open_region(file, writable=True) as region:
+        with region.lock(0.5):
+            pass
+        with region.attach(timeout_s=0.5) as slot:
+            slot.charge(15, 1)
+            assert os.getpid() in pids(file)
+    assert is_free(file)
