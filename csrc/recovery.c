@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "lock_word.h"
@@ -129,6 +130,7 @@ struct recovery {
     uint64_t owner_pid; /* from before the scan, which says nothing about who came later */
     uint64_t watch_ns;
     int done; /* set of enum hr_recovered */
+    bool interrupted;
 };
 
 static int not_recoverable(int why, uint64_t owner, int32_t here)
@@ -149,20 +151,23 @@ static bool is_alone(const struct hr_mappers *mappers)
 }
 
 /* Whether value and owner stay as they are for `long_enough`; waiters may come and go. */
-static bool stands_still(const struct recovery *recovery, const unsigned char *sem,
-                         uint64_t long_enough)
+static bool stands_still(struct recovery *recovery, const unsigned char *sem, uint64_t long_enough)
 {
     hr_region *region = recovery->region;
     uint64_t watch = recovery->watch_ns < long_enough ? recovery->watch_ns : long_enough;
     uint32_t value = hr_sem_value(hr_load_u64(sem, memory_order_acquire));
     uint64_t owner = hr_owner_of(region);
     uint64_t deadline = hr_deadline_ns(watch);
-    unsigned naps = 0;
-    do {
+    const struct timespec nap = {.tv_nsec = 1000000};
+    while (hr_clock_ns(CLOCK_MONOTONIC) < deadline) {
         if (hr_sem_value(hr_load_u64(sem, memory_order_acquire)) != value ||
             hr_owner_of(region) != owner || hr_is_closing(region))
             return false;
-    } while (hr_nap(deadline, &naps));
+        if (nanosleep(&nap, NULL) != 0) {
+            recovery->interrupted = true;
+            return false;
+        }
+    }
     return watch >= long_enough;
 }
 
@@ -178,13 +183,22 @@ static bool take_over(struct recovery *recovery, uint64_t gone, int what)
     return true;
 }
 
-/* The value while a holder is inside is 0, whatever it stood at. */
-static void set_value(unsigned char *sem, uint32_t value)
+/* Only if it still is the word that was judged. */
+static bool set_value(unsigned char *sem, uint64_t word, uint32_t value)
 {
-    uint64_t word = hr_load_u64(sem, memory_order_acquire);
-    while (!hr_swap_u64(sem, &word, (word & ~(uint64_t)UINT32_MAX) | value))
-        ;
+    if (!hr_swap_u64(sem, &word, (word & ~(uint64_t)UINT32_MAX) | value))
+        return false;
     HR_POINT(RECOVER_VALUE_STORED);
+    return true;
+}
+
+/* While a holder is inside the value is 0, whatever it stood at. */
+static void lower_to_held(unsigned char *sem)
+{
+    uint64_t word;
+    do {
+        word = hr_load_u64(sem, memory_order_acquire);
+    } while (hr_sem_value(word) > 0 && !set_value(sem, word, 0));
 }
 
 static enum hr_life owner_life(const struct recovery *recovery, uint64_t owner, int32_t *here)
@@ -198,7 +212,7 @@ static enum hr_life owner_life(const struct recovery *recovery, uint64_t owner, 
 }
 
 /* HR_OK with region->locked where the lock is ours now. */
-static int recover_signed(struct recovery *recovery, uint64_t owner, uint32_t value)
+static int recover_signed(struct recovery *recovery, uint64_t owner, uint64_t word)
 {
     hr_region *region = recovery->region;
     int32_t here;
@@ -206,13 +220,13 @@ static int recover_signed(struct recovery *recovery, uint64_t owner, uint32_t va
     if (life == HR_DEAD) {
         if (!take_over(recovery, owner, HR_RECOVERED_OWNER))
             return not_recoverable(HR_WHY_BUSY, owner, 0);
-        if (value > 0)
-            set_value(hr_sem_at(region), 0);
+        lower_to_held(hr_sem_at(region));
         return HR_OK;
     }
-    if (value > 1 && life == HR_ALIVE) {
+    if (hr_sem_value(word) > 1 && life == HR_ALIVE) {
         /* It is inside, so 0 is right, and 1 after its post. */
-        set_value(hr_sem_at(region), 0);
+        if (!set_value(hr_sem_at(region), word, 0))
+            return not_recoverable(HR_WHY_BUSY, owner, here);
         recovery->done |= HR_RECOVERED_VALUE;
         return HR_OK;
     }
@@ -223,7 +237,8 @@ static int recover_unsigned(struct recovery *recovery)
 {
     hr_region *region = recovery->region;
     if (!is_alone(recovery->mappers) && !stands_still(recovery, hr_sem_at(region), OWNERLESS_NS))
-        return not_recoverable(HR_WHY_BUSY, 0, 0);
+        return recovery->interrupted ? hr_fail_code(HR_EINTERRUPTED)
+                                     : not_recoverable(HR_WHY_BUSY, 0, 0);
     if (hr_sem_value(hr_load_u64(hr_sem_at(region), memory_order_acquire)) != 0)
         return HR_OK;
     if (!take_over(recovery, 0, HR_RECOVERED_OWNERLESS))
@@ -244,10 +259,11 @@ static int recover_work(void *argument)
     if (value == 0 && owner == 0) {
         code = recover_unsigned(recovery);
     } else if (value == 0 || (value > 1 && owner != 0)) {
-        code = recover_signed(recovery, owner, value);
-    } else if (value > 1) {
-        set_value(hr_sem_at(region), 1);
+        code = recover_signed(recovery, owner, word);
+    } else if (value > 1 && set_value(hr_sem_at(region), word, 1)) {
         recovery->done |= HR_RECOVERED_VALUE;
+    } else if (value > 1) {
+        code = not_recoverable(HR_WHY_BUSY, owner, 0);
     }
     if (code != HR_OK || !region->locked)
         return code;
@@ -268,7 +284,8 @@ static int postinit_work(void *argument)
         return HR_OK;
     if (hr_sem_value(word) == 0 && !is_alone(recovery->mappers) &&
         !stands_still(recovery, sem, HR_POSTINIT_NS))
-        return HR_OK; /* in use, as far as anybody can tell */
+        return recovery->interrupted ? hr_fail_code(HR_EINTERRUPTED)
+                                     : HR_OK; /* in use, as far as anybody can tell */
     uint64_t free_word = (word & ~(uint64_t)UINT32_MAX) | 1;
     if (hr_swap_u64(sem, &word, free_word)) {
         hr_sem_wake(sem);
@@ -351,7 +368,7 @@ int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns)
     int code = hr_enter(region);
     if (code != HR_OK)
         return code;
-    const uint64_t patience_ns = 2000000000;
+    const uint64_t patience_ns = 500000000;
     uint64_t deadline = hr_deadline_ns(patience_ns);
     code = hr_gate_enter(region, deadline);
     if (code == HR_OK) {

@@ -85,7 +85,8 @@ enum hr_code {
     HR_EBUSY = -22,           /* this thread has the lock already; or hr_unlock() without it */
     HR_ELOST = -23,           /* the lock was taken away while it was held */
     HR_EATTACHED = -24,       /* this process is attached to the region already */
-    HR_EDETACHED = -25        /* this handle is not attached */
+    HR_EDETACHED = -25,       /* this handle is not attached */
+    HR_EINTERRUPTED = -26     /* a signal handler ran during a long watch; call again */
 };
 
 /* What about a file or a value was wrong; detail.why. */

@@ -12,12 +12,14 @@ from ._core import ffi, lib
 from .handle import RegionHandle, proc_root
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from .errors import PathLike
 
 _LIVES = {lib.HR_DEAD: "dead", lib.HR_ALIVE: "alive", lib.HR_LIFE_UNKNOWN: "unknown"}
-_MAX_NS = (1 << 63) - 1
+_MAX_NS = (1 << 62) - 1
+SLICE_NS = 100_000_000
 
 _lock = lib.hr_lock
 _unlock = lib.hr_unlock
@@ -32,6 +34,20 @@ def nanoseconds(timeout_s: float) -> int:
     if not timeout_s >= 0:
         raise ValueError(f"a timeout is 0 or more seconds, not {timeout_s!r}")
     return _MAX_NS if math.isinf(timeout_s) else min(int(timeout_s * 1e9), _MAX_NS)
+
+
+def in_slices(call: Callable[[int], int], timeout_ns: int) -> int:
+    """Make a call of the core that waits, a tenth of a second at a time.
+
+    Python hears of a signal, Ctrl-C for one, only between two calls.
+    """
+    deadline_ns = time.monotonic_ns() + timeout_ns
+    left_ns = timeout_ns
+    while True:
+        code = call(min(left_ns, SLICE_NS))
+        if code != lib.HR_ETIMEOUT or left_ns <= SLICE_NS:
+            return code
+        left_ns = max(0, deadline_ns - time.monotonic_ns())
 
 
 @attrs.frozen
@@ -100,7 +116,12 @@ class RegionLock:
         self._timeout_ns = timeout_ns
 
     def __enter__(self) -> None:
-        code = _lock(self._region._handle, self._timeout_ns)
+        timeout_ns = self._timeout_ns
+        handle = self._region._handle
+        if timeout_ns <= SLICE_NS:
+            code = _lock(handle, timeout_ns)
+        else:
+            code = in_slices(lambda slice_ns: _lock(handle, slice_ns), timeout_ns)
         if code:
             busy = "this thread holds the lock already; it is not re-entrant"
             self._region._fail_busy(code, busy)
@@ -208,7 +229,11 @@ class Lockable(RegionHandle):
 
         Source: docs, The protocol (Recovery). Shell: ``hamiregion lock recover FILE``.
         """
-        code = lib.hr_recover_lock(self._handle, proc_root(proc), nanoseconds(watch_s))
+        root, watch_ns = proc_root(proc), nanoseconds(watch_s)
+        # A signal ends the watch, so that its handler runs; what it has not ended begins anew.
+        code = lib.HR_EINTERRUPTED
+        while code == lib.HR_EINTERRUPTED:
+            code = lib.hr_recover_lock(self._handle, root, watch_ns)
         if code < 0:
             self._fail_busy(code, "this thread holds the lock; there is nothing to recover")
         return LockRecovery(

@@ -14,7 +14,7 @@ from ._core import ffi, lib
 from .errors import MemoryLimitExceeded, RegionError, last_detail
 from .handle import RegionHandle, proc_root
 from .layouts import DEVICE_CAPACITY, SLOT_CAPACITY
-from .lock import nanoseconds
+from .lock import SLICE_NS, in_slices, nanoseconds
 from .models import ProcessStatus
 from .units import format_size
 
@@ -35,6 +35,7 @@ _DEFAULT_TIMEOUT_S = 10.0
 _HOLDS_LOCK = "this thread holds the lock; the call takes it itself"
 _SIGNED = {"host_pid", "status"}
 
+_TIMEOUT = lib.HR_ETIMEOUT
 _charge = lib.hr_charge
 _release = lib.hr_release
 
@@ -87,11 +88,12 @@ class Slot:
         pid: The pid that stands in the slot.
     """
 
-    __slots__ = ("__weakref__", "_attached", "_region", "_timeout_ns", "pid")
+    __slots__ = ("__weakref__", "_attached", "_region", "_slice_ns", "_timeout_ns", "pid")
 
     def __init__(self, region: SlotTable, timeout_ns: int) -> None:
         self._region = region
         self._timeout_ns = timeout_ns
+        self._slice_ns = min(timeout_ns, SLICE_NS)
         self._attached = True
         self.pid = os.getpid()
         _slots.add(self)
@@ -127,7 +129,9 @@ class Slot:
             RegionStale, RegionCorrupt, RegionClosed: As `Region.snapshot`.
         """
         try:
-            code = _charge(self._region._handle, device, _KINDS[kind], nbytes, self._timeout_ns)
+            code = _charge(self._region._handle, device, _KINDS[kind], nbytes, self._slice_ns)
+            if code == _TIMEOUT:
+                code = self._account_on(_charge, device, _KINDS[kind], nbytes)
         except (KeyError, OverflowError):
             code = lib.HR_EINVAL
         if code:
@@ -141,11 +145,20 @@ class Slot:
             LockTimeout, RegionStale, RegionCorrupt, RegionClosed: As `charge`.
         """
         try:
-            code = _release(self._region._handle, device, _KINDS[kind], nbytes, self._timeout_ns)
+            code = _release(self._region._handle, device, _KINDS[kind], nbytes, self._slice_ns)
+            if code == _TIMEOUT:
+                code = self._account_on(_release, device, _KINDS[kind], nbytes)
         except (KeyError, OverflowError):
             code = lib.HR_EINVAL
         if code:
             self._fail_account(code, device, nbytes, kind)
+
+    def _account_on(self, account: Any, device: int, kind: int, nbytes: int) -> int:
+        handle = self._region._handle
+        return in_slices(
+            lambda slice_ns: account(handle, device, kind, nbytes, slice_ns),
+            self._timeout_ns - self._slice_ns,
+        )
 
     def _fail_account(self, code: int, device: int, nbytes: int, kind: str) -> NoReturn:
         if kind not in _KINDS:
@@ -176,7 +189,8 @@ class Slot:
         """
         if not self._attached:
             return
-        code = lib.hr_detach(self._region._handle, self._timeout_ns)
+        handle = self._region._handle
+        code = in_slices(lambda slice_ns: lib.hr_detach(handle, slice_ns), self._timeout_ns)
         if code and code != lib.HR_EDETACHED:
             self._region._fail_busy(code, _HOLDS_LOCK)
         self._attached = False
@@ -232,7 +246,7 @@ class SlotTable(RegionHandle):
         Source: docs, The protocol (Attach).
         """
         timeout_ns = nanoseconds(timeout_s)
-        code = lib.hr_attach(self._handle, timeout_ns)
+        code = in_slices(lambda slice_ns: lib.hr_attach(self._handle, slice_ns), timeout_ns)
         if code == lib.HR_EATTACHED:
             raise RuntimeError("this process is attached to the region already")
         if code:
@@ -358,8 +372,11 @@ class SlotTable(RegionHandle):
             if not 0 <= to <= _MAX_BYTES:
                 raise ValueError(f"{field} cannot be {to}")
             raw[at].value, raw[at].device, raw[at].to = number, device or 0, to
-        code = lib.hr_edit_slot(
-            self._handle, pid, raw, len(edits), int(dry_run), nanoseconds(timeout_s)
+        code = in_slices(
+            lambda slice_ns: lib.hr_edit_slot(
+                self._handle, pid, raw, len(edits), int(dry_run), slice_ns
+            ),
+            nanoseconds(timeout_s),
         )
         if code == lib.HR_EINVAL:
             names = ", ".join(field for field, *_ in edits)
@@ -412,14 +429,12 @@ class SlotTable(RegionHandle):
             if not 0 < pid <= _MAX_PID:
                 raise ValueError(f"a pid is 1 to {_MAX_PID}, not {pid}")
         out = ffi.new("struct hr_reap[]", SLOT_CAPACITY)
-        found = lib.hr_reap(
-            self._handle,
-            proc_root(proc),
-            wanted,
-            len(wanted),
-            int(dry_run),
+        root = proc_root(proc)
+        found = in_slices(
+            lambda slice_ns: lib.hr_reap(
+                self._handle, root, wanted, len(wanted), int(dry_run), slice_ns, out
+            ),
             nanoseconds(timeout_s),
-            out,
         )
         if found < 0:
             self._fail_busy(found, _HOLDS_LOCK)
@@ -456,8 +471,10 @@ class SlotTable(RegionHandle):
         Source: docs, The protocol (Orphaned slots).
         """
         out = ffi.new("int32_t[]", SLOT_CAPACITY)
-        found = lib.hr_repair_slots(
-            self._handle, proc_root(proc), int(dry_run), nanoseconds(timeout_s), out
+        root = proc_root(proc)
+        found = in_slices(
+            lambda slice_ns: lib.hr_repair_slots(self._handle, root, int(dry_run), slice_ns, out),
+            nanoseconds(timeout_s),
         )
         if found < 0:
             self._fail_busy(found, _HOLDS_LOCK)

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import attrs
 import pytest
-from lock_bytes import NOBODY, SEMAPHORES, hold, is_free, semaphore_bytes, value_of
-from namespaces import IS_FIRST, signature
+from lock_bytes import NOBODY, SEMAPHORES, is_free, semaphore_bytes, value_of
+from namespaces import signature
 from poke import RegionFileFactory, locate
 
 from libhamiregion import (
@@ -252,13 +252,3 @@ def test_how_long_to_watch_is_not_negative(watch_s: float, region_file: RegionFi
         pytest.raises(ValueError, match="timeout"),
     ):
         region.recover_lock(watch_s=watch_s)
-
-
-@pytest.mark.skipif(IS_FIRST, reason="is about a process in a later pid namespace")
-def test_a_number_left_by_a_predecessor_with_the_same_pid_is_no_obstacle(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
-    hold(file, os.getpid())
-    with open_region(file, writable=True) as region, region.lock(0.5):
-        pass
