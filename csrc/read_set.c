@@ -166,7 +166,7 @@ static void count_rows(struct set_reading *set)
  */
 static void prefetch_region(const hr_region *region)
 {
-    if (region == NULL)
+    if (region == NULL || region->base == NULL)
         return;
     const struct hr_layout *layout = region->layout;
     const unsigned char *base = region->base;

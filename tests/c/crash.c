@@ -103,9 +103,13 @@ static bool is_repair(int point)
 
 static bool prepare(struct scene *scene, int point, enum agent agent)
 {
-    if (point == HR_AT_RECOVER_VALUE_STORED)
-        return prepare_value(scene);
-    return !is_repair(point) || prepare_orphan(scene, agent == GOES_ON);
+    bool removal = is_between(point, HR_AT_REMOVE_USAGE_CLEARED, HR_AT_REMOVE_COUNT_STORED);
+    if (is_repair(point))
+        return prepare_orphan(scene, agent == GOES_ON);
+    if (scene->crowded && below(&scene->random, 2) == 0 &&
+        !prepare_still_guest(scene, removal || point == AT_RANDOM))
+        return false;
+    return point != HR_AT_RECOVER_VALUE_STORED || prepare_value(scene);
 }
 
 /* ---- Who comes afterwards -------------------------------------------------------- */
@@ -232,9 +236,9 @@ static bool play_round(struct scene *scene, int point, enum agent agent, uint64_
     if (!pause_survivors(scene) || !check_lock_is_free(scene) ||
         !check_slots(scene, death.ledger) || !check_unreachable(scene))
         return false;
-    stop_live(scene, GUEST);
     if (!settle(scene, !scene->crowded || below(&scene->random, 4) != 0))
         return false;
+    stop_live(scene, GUEST);
     resume_survivors(scene);
     return await_progress(scene);
 }

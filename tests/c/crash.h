@@ -80,6 +80,11 @@ bool scene_fail(struct scene *scene, const char *format, ...) __attribute__((for
 bool scene_has_seqlock(const struct scene *scene);
 
 bool prepare_value(struct scene *scene);
+/*
+ * A guest that holds something and keeps still until all is checked: the survivors
+ * put their slots right themselves as they go on, as a libvgpu would not.
+ */
+bool prepare_still_guest(struct scene *scene, bool behind_corpse);
 /* Where the guest will not notice, it may have charged since. */
 bool prepare_orphan(struct scene *scene, bool guest_notices);
 void libvgpu_takes_lock_away(struct scene *scene);
@@ -88,6 +93,7 @@ void libvgpu_takes_lock_away(struct scene *scene);
 
 void start_live(struct scene *scene, uint32_t number);
 void stop_live(struct scene *scene, uint32_t number);
+bool pause_one(struct scene *scene, uint32_t number);
 bool pause_survivors(struct scene *scene);
 void resume_survivors(struct scene *scene);
 /* Each of them charges or releases again. */

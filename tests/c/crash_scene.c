@@ -91,6 +91,14 @@ bool prepare_value(struct scene *scene)
     return true;
 }
 
+bool prepare_still_guest(struct scene *scene, bool behind_corpse)
+{
+    if (behind_corpse && make_corpse(scene) == NULL)
+        return false;
+    start_live(scene, GUEST);
+    return pause_one(scene, GUEST);
+}
+
 static bool find_slot(struct scene *scene, const struct ledger *ledger, uint32_t *index)
 {
     const struct region_file *file = &scene->file;

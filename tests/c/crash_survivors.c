@@ -48,11 +48,13 @@ static void live(struct actor *actor)
     hr_free(actor->region);
 }
 
+/* Attached, with something charged in its time, and as it was told. */
 static bool await_answer(struct scene *scene, uint32_t number, int answer, const char *what)
 {
     struct ledger *ledger = &scene->shared->ledgers[number];
     uint64_t deadline = now_ns() + 10 * ONE_SECOND;
-    while (atomic_load(&ledger->answer) != answer || !atomic_load(&ledger->attached)) {
+    while (atomic_load(&ledger->answer) != answer || !atomic_load(&ledger->attached) ||
+           atomic_load(&ledger->done) < 3) {
         if (now_ns() > deadline)
             return scene_fail(scene, "survivor %d does not %s within 10 s", ledger->pid, what);
         nap_us(30);
@@ -73,7 +75,7 @@ void start_live(struct scene *scene, uint32_t number)
         live(&actor);
         _exit(0);
     }
-    await_answer(scene, number, RUN, "attach");
+    await_answer(scene, number, RUN, "start");
 }
 
 void stop_live(struct scene *scene, uint32_t number)
@@ -92,7 +94,7 @@ void stop_live(struct scene *scene, uint32_t number)
     atomic_store(&ledger->pid, 0);
 }
 
-static bool pause_one(struct scene *scene, uint32_t number)
+bool pause_one(struct scene *scene, uint32_t number)
 {
     atomic_store(&scene->shared->ledgers[number].command, PAUSE);
     return await_answer(scene, number, PAUSE, "pause");

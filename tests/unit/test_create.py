@@ -133,7 +133,8 @@ def test_last_kernel_time_is_now(layout: Layout, region_file: RegionFileFactory)
     before = int(time.time())
     with open_region(region_file(layout)) as region:
         assert region.last_kernel_time_s is not None
-        assert before <= region.last_kernel_time_s <= time.time()
+        # time() of the C library may lag a tick behind the clock that Python reads.
+        assert before - 1 <= region.last_kernel_time_s <= time.time()
 
 
 def test_sixteen_devices_fit_and_arguments_may_be_any_iterables(
