@@ -24,21 +24,25 @@
 static const struct hr_layout *layout;
 static unsigned char *base;
 
-static _Atomic uint64_t *word(unsigned char *at) {
+static _Atomic uint64_t *word(unsigned char *at)
+{
     return (_Atomic uint64_t *)(void *)at;
 }
 
-static unsigned char *slot_at(uint32_t index) {
+static unsigned char *slot_at(uint32_t index)
+{
     return base + layout->procs + (size_t)index * layout->slot_stride;
 }
 
-static uint64_t now_ns(void) {
+static uint64_t now_ns(void)
+{
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-static int fits(uint64_t bytes) {
+static int fits(uint64_t bytes)
+{
     int32_t count = atomic_load((_Atomic int32_t *)(void *)(base + layout->proc_num));
     uint64_t used = 0;
     for (int32_t i = 0; i < count; i++)
@@ -47,7 +51,8 @@ static int fits(uint64_t bytes) {
     return limit == 0 || used + bytes <= limit;
 }
 
-static void add(unsigned char *slot, uint64_t bytes) {
+static void add(unsigned char *slot, uint64_t bytes)
+{
     _Atomic uint64_t *seqlock = word(slot + layout->slot_seqlock);
     atomic_fetch_add(seqlock, 1);
     atomic_fetch_add(word(slot + layout->slot_used + 16), bytes);
@@ -55,7 +60,8 @@ static void add(unsigned char *slot, uint64_t bytes) {
     atomic_fetch_add(seqlock, 1);
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char **argv)
+{
     if (argc != 3)
         return 2;
     layout = &hr_layouts[HR_V1_2];

@@ -23,6 +23,7 @@ SLICE_NS = 100_000_000
 
 _lock = lib.hr_lock
 _unlock = lib.hr_unlock
+_TIMEOUT = lib.HR_ETIMEOUT
 
 
 def nanoseconds(timeout_s: float) -> int:
@@ -116,12 +117,11 @@ class RegionLock:
         self._timeout_ns = timeout_ns
 
     def __enter__(self) -> None:
-        timeout_ns = self._timeout_ns
         handle = self._region._handle
-        if timeout_ns <= SLICE_NS:
-            code = _lock(handle, timeout_ns)
-        else:
-            code = in_slices(lambda slice_ns: _lock(handle, slice_ns), timeout_ns)
+        code = _lock(handle, min(self._timeout_ns, SLICE_NS))
+        if code == _TIMEOUT and self._timeout_ns > SLICE_NS:
+            left_ns = self._timeout_ns - SLICE_NS
+            code = in_slices(lambda slice_ns: _lock(handle, slice_ns), left_ns)
         if code:
             busy = "this thread holds the lock already; it is not re-entrant"
             self._region._fail_busy(code, busy)

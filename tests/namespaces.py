@@ -33,4 +33,4 @@ def why_no_new_namespace() -> str:
 
 def signature(*, attached: bool) -> int:
     """What this process signs with in owner_pid."""
-    return os.getpid() if attached or not IS_FIRST else FOREIGN_OWNER + os.getpid()
+    return os.getpid() if attached else FOREIGN_OWNER + os.getpid()

@@ -63,41 +63,48 @@ static char handles[DEVICES][1 + MIG_SLOTS];
 
 static const struct place NOWHERE = {-1, WHOLE};
 
-static struct place place_of(device_handle handle) {
+static struct place place_of(device_handle handle)
+{
     ptrdiff_t at = handle - &handles[0][0];
     if (handle == NULL || at < 0 || at >= (ptrdiff_t)sizeof handles)
         return NOWHERE;
     return (struct place){(int)at / (1 + MIG_SLOTS), (int)at % (1 + MIG_SLOTS) - 1};
 }
 
-static device_handle handle_of(struct place place) {
+static device_handle handle_of(struct place place)
+{
     return &handles[place.device][place.slot + 1];
 }
 
 /* Takes the mutex, whatever it returns; finish() gives it back. */
-static int begin_anytime(const char *function, struct place place) {
+static int begin_anytime(const char *function, struct place place)
+{
     pthread_mutex_lock(&mutex);
     return read_scene(&scene) ? ruled(&scene, function, place, false) : DRIVER_NOT_LOADED;
 }
 
-static int begin(const char *function, struct place place) {
+static int begin(const char *function, struct place place)
+{
     int code = begin_anytime(function, place);
     return code == SUCCESS && initialised == 0 ? UNINITIALIZED : code;
 }
 
-static int begin_device(const char *function, struct place place) {
+static int begin_device(const char *function, struct place place)
+{
     int code = begin(function, place);
     if (code == SUCCESS && (place.device < 0 || !device_at(&scene, place)->exists))
         code = INVALID_ARGUMENT;
     return code;
 }
 
-static int finish(int code) {
+static int finish(int code)
+{
     pthread_mutex_unlock(&mutex);
     return code;
 }
 
-static int put_text(const char *text, char *out, unsigned size) {
+static int put_text(const char *text, char *out, unsigned size)
+{
     if (strlen(text) >= size)
         return INSUFFICIENT_SIZE;
     memcpy(out, text, strlen(text) + 1);
@@ -106,7 +113,8 @@ static int put_text(const char *text, char *out, unsigned size) {
 
 /* ---- the library ---- */
 
-API int nvmlInitWithFlags(unsigned flags) {
+API int nvmlInitWithFlags(unsigned flags)
+{
     (void)flags;
     int code = begin_anytime(__func__, NOWHERE);
     if (code == SUCCESS)
@@ -114,11 +122,13 @@ API int nvmlInitWithFlags(unsigned flags) {
     return finish(code);
 }
 
-API int nvmlInit_v2(void) {
+API int nvmlInit_v2(void)
+{
     return nvmlInitWithFlags(0);
 }
 
-API int nvmlShutdown(void) {
+API int nvmlShutdown(void)
+{
     int code = begin(__func__, NOWHERE);
     if (code == SUCCESS)
         initialised--;
@@ -126,23 +136,27 @@ API int nvmlShutdown(void) {
 }
 
 /* For tests: initialisations that have not been given back. */
-API int fake_nvml_initialised(void) {
+API int fake_nvml_initialised(void)
+{
     pthread_mutex_lock(&mutex);
     return finish(initialised);
 }
 
-API const char *nvmlErrorString(int code) {
+API const char *nvmlErrorString(int code)
+{
     static __thread char text[64];
     snprintf(text, sizeof text, "fake NVML error %d", code);
     return text;
 }
 
-API int nvmlSystemGetDriverVersion(char *version, unsigned size) {
+API int nvmlSystemGetDriverVersion(char *version, unsigned size)
+{
     int code = begin(__func__, NOWHERE);
     return finish(code == SUCCESS ? put_text(scene.driver, version, size) : code);
 }
 
-API int nvmlSystemGetProcessName(unsigned pid, char *name, unsigned size) {
+API int nvmlSystemGetProcessName(unsigned pid, char *name, unsigned size)
+{
     int code = begin(__func__, NOWHERE);
     if (code != SUCCESS)
         return finish(code);
@@ -154,7 +168,8 @@ API int nvmlSystemGetProcessName(unsigned pid, char *name, unsigned size) {
 
 /* ---- devices ---- */
 
-API int nvmlDeviceGetCount_v2(unsigned *count) {
+API int nvmlDeviceGetCount_v2(unsigned *count)
+{
     int code = begin(__func__, NOWHERE);
     if (code != SUCCESS)
         return finish(code);
@@ -164,7 +179,8 @@ API int nvmlDeviceGetCount_v2(unsigned *count) {
     return finish(SUCCESS);
 }
 
-API int nvmlDeviceGetHandleByIndex_v2(unsigned index, device_handle *handle) {
+API int nvmlDeviceGetHandleByIndex_v2(unsigned index, device_handle *handle)
+{
     struct place place = {index < DEVICES ? (int)index : -1, WHOLE};
     int code = begin_device(__func__, place);
     if (code == SUCCESS)
@@ -172,19 +188,22 @@ API int nvmlDeviceGetHandleByIndex_v2(unsigned index, device_handle *handle) {
     return finish(code);
 }
 
-API int nvmlDeviceGetUUID(device_handle handle, char *uuid, unsigned size) {
+API int nvmlDeviceGetUUID(device_handle handle, char *uuid, unsigned size)
+{
     struct place place = place_of(handle);
     int code = begin_device(__func__, place);
     return finish(code == SUCCESS ? put_text(device_at(&scene, place)->uuid, uuid, size) : code);
 }
 
-API int nvmlDeviceGetName(device_handle handle, char *name, unsigned size) {
+API int nvmlDeviceGetName(device_handle handle, char *name, unsigned size)
+{
     struct place place = place_of(handle);
     int code = begin_device(__func__, place);
     return finish(code == SUCCESS ? put_text(device_at(&scene, place)->name, name, size) : code);
 }
 
-API int nvmlDeviceGetMemoryInfo(device_handle handle, struct memory_info *info) {
+API int nvmlDeviceGetMemoryInfo(device_handle handle, struct memory_info *info)
+{
     struct place place = place_of(handle);
     int code = begin_device(__func__, place);
     if (code == SUCCESS) {
@@ -194,7 +213,8 @@ API int nvmlDeviceGetMemoryInfo(device_handle handle, struct memory_info *info) 
     return finish(code);
 }
 
-API int nvmlDeviceGetUtilizationRates(device_handle handle, struct utilization_rates *rates) {
+API int nvmlDeviceGetUtilizationRates(device_handle handle, struct utilization_rates *rates)
+{
     struct place place = place_of(handle);
     int code = begin_device(__func__, place);
     if (code == SUCCESS && (place.slot != WHOLE || device_at(&scene, place)->mode == MIG_ON))
@@ -208,7 +228,8 @@ API int nvmlDeviceGetUtilizationRates(device_handle handle, struct utilization_r
 
 /* ---- MIG ---- */
 
-API int nvmlDeviceGetMigMode(device_handle handle, unsigned *current, unsigned *pending) {
+API int nvmlDeviceGetMigMode(device_handle handle, unsigned *current, unsigned *pending)
+{
     struct place place = place_of(handle);
     int code = begin_device(__func__, place);
     if (code == SUCCESS && device_at(&scene, place)->mode == MIG_UNSUPPORTED)
@@ -218,15 +239,16 @@ API int nvmlDeviceGetMigMode(device_handle handle, unsigned *current, unsigned *
     return finish(code);
 }
 
-API int nvmlDeviceGetMaxMigDeviceCount(device_handle handle, unsigned *count) {
+API int nvmlDeviceGetMaxMigDeviceCount(device_handle handle, unsigned *count)
+{
     int code = begin_device(__func__, place_of(handle));
     if (code == SUCCESS)
         *count = MIG_SLOTS - 1; /* the largest number that real hardware has */
     return finish(code);
 }
 
-API int nvmlDeviceGetMigDeviceHandleByIndex(device_handle handle, unsigned slot,
-                                            device_handle *mig) {
+API int nvmlDeviceGetMigDeviceHandleByIndex(device_handle handle, unsigned slot, device_handle *mig)
+{
     struct place place = place_of(handle);
     if (slot < MIG_SLOTS)
         place.slot = (int)slot;
@@ -240,7 +262,8 @@ API int nvmlDeviceGetMigDeviceHandleByIndex(device_handle handle, unsigned slot,
     return finish(code);
 }
 
-API int nvmlDeviceGetGpuInstanceId(device_handle handle, unsigned *id) {
+API int nvmlDeviceGetGpuInstanceId(device_handle handle, unsigned *id)
+{
     struct place place = place_of(handle);
     int code = begin_device(__func__, place);
     if (code == SUCCESS)
@@ -248,7 +271,8 @@ API int nvmlDeviceGetGpuInstanceId(device_handle handle, unsigned *id) {
     return finish(code);
 }
 
-API int nvmlDeviceGetComputeInstanceId(device_handle handle, unsigned *id) {
+API int nvmlDeviceGetComputeInstanceId(device_handle handle, unsigned *id)
+{
     struct place place = place_of(handle);
     int code = begin_device(__func__, place);
     if (code == SUCCESS)
@@ -259,12 +283,14 @@ API int nvmlDeviceGetComputeInstanceId(device_handle handle, unsigned *id) {
 /* ---- processes ---- */
 
 /* A device's own list takes in those of its MIG devices. */
-static bool belongs(struct place what, struct place place) {
+static bool belongs(struct place what, struct place place)
+{
     return what.device == place.device && (place.slot == WHOLE || what.slot == place.slot);
 }
 
 static int list_processes(const char *function, device_handle handle, enum process_kind kind,
-                          unsigned *count, struct process_info *infos) {
+                          unsigned *count, struct process_info *infos)
+{
     struct place place = place_of(handle);
     int code = begin_device(function, place);
     if (code != SUCCESS)
@@ -294,7 +320,8 @@ static int list_processes(const char *function, device_handle handle, enum proce
 }
 
 #define LIST(name, kind)                                                                           \
-    API int name(device_handle handle, unsigned *count, struct process_info *infos) {              \
+    API int name(device_handle handle, unsigned *count, struct process_info *infos)                \
+    {                                                                                              \
         return list_processes(__func__, handle, kind, count, infos);                               \
     }
 
@@ -305,14 +332,16 @@ LIST(nvmlDeviceGetGraphicsRunningProcesses_v2, GRAPHICS)
 LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, MPS)
 LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, MPS)
 
-static unsigned long long now_us(void) {
+static unsigned long long now_us(void)
+{
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     return (unsigned long long)now.tv_sec * 1000000 + (unsigned long long)now.tv_nsec / 1000;
 }
 
 API int nvmlDeviceGetProcessUtilization(device_handle handle, struct utilization_sample *out,
-                                        unsigned *count, unsigned long long last_seen) {
+                                        unsigned *count, unsigned long long last_seen)
+{
     struct place place = place_of(handle);
     int code = begin_device(__func__, place);
     if (code == SUCCESS && (place.slot != WHOLE || device_at(&scene, place)->mode == MIG_ON))

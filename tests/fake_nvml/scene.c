@@ -14,12 +14,14 @@ static struct {
 } used_rules[1024];
 static int used_rule_count;
 
-static void reject(const char *line) {
+static void reject(const char *line)
+{
     fprintf(stderr, "fake NVML: cannot read the line: %s\n", line);
     abort();
 }
 
-static struct place parse_place(const char *text, const char *line) {
+static struct place parse_place(const char *text, const char *line)
+{
     struct place place = {0, WHOLE};
     int fields = sscanf(text, "%d.%d", &place.device, &place.slot);
     if (fields < 1 || place.device < 0 || place.device >= DEVICES || place.slot >= MIG_SLOTS)
@@ -27,16 +29,19 @@ static struct place parse_place(const char *text, const char *line) {
     return place;
 }
 
-struct device *device_at(struct scene *scene, struct place place) {
+struct device *device_at(struct scene *scene, struct place place)
+{
     return &scene->devices[place.device][place.slot + 1];
 }
 
-static void need(bool readable, const char *line) {
+static void need(bool readable, const char *line)
+{
     if (!readable)
         reject(line);
 }
 
-static void parse_device(struct scene *scene, const char *line) {
+static void parse_device(struct scene *scene, const char *line)
+{
     int index = -1, at = 0;
     struct device device = {.exists = true};
     need(sscanf(line, "device %d %255s %llu %llu %u %u %n", &index, device.uuid, &device.total,
@@ -47,7 +52,8 @@ static void parse_device(struct scene *scene, const char *line) {
     scene->devices[index][0] = device;
 }
 
-static void parse_mig(struct scene *scene, const char *line) {
+static void parse_mig(struct scene *scene, const char *line)
+{
     int index = -1, slot = -1, at = 0;
     struct device device = {.exists = true};
     need(sscanf(line, "mig %d %d %255s %u %u %llu %llu %n", &index, &slot, device.uuid,
@@ -59,14 +65,16 @@ static void parse_mig(struct scene *scene, const char *line) {
     scene->devices[index][1 + slot] = device;
 }
 
-static void parse_mode(struct scene *scene, const char *line) {
+static void parse_mode(struct scene *scene, const char *line)
+{
     int index = -1;
     char mode[TEXT];
     need(sscanf(line, "mode %d %255s", &index, mode) == 2 && index >= 0 && index < DEVICES, line);
     scene->devices[index][0].mode = strcmp(mode, "mig-on") == 0 ? MIG_ON : MIG_OFF;
 }
 
-static void parse_process(struct scene *scene, const char *line) {
+static void parse_process(struct scene *scene, const char *line)
+{
     static const char *const kinds[] = {"compute", "graphics", "mps"};
     char place[TEXT], kind[TEXT], used[TEXT];
     need(scene->process_count < PROCESSES, line);
@@ -79,7 +87,8 @@ static void parse_process(struct scene *scene, const char *line) {
     process->used = strcmp(used, "unavailable") == 0 ? UNAVAILABLE : strtoull(used, NULL, 10);
 }
 
-static void parse_sample(struct scene *scene, const char *line) {
+static void parse_sample(struct scene *scene, const char *line)
+{
     char place[TEXT];
     need(scene->sample_count < SAMPLES, line);
     struct sample *sample = &scene->samples[scene->sample_count++];
@@ -89,7 +98,8 @@ static void parse_sample(struct scene *scene, const char *line) {
     sample->place = parse_place(place, line);
 }
 
-static void parse_name(struct scene *scene, const char *line) {
+static void parse_name(struct scene *scene, const char *line)
+{
     int at = 0;
     need(scene->name_count < NAMES, line);
     struct name *name = &scene->names[scene->name_count++];
@@ -97,7 +107,8 @@ static void parse_name(struct scene *scene, const char *line) {
     snprintf(name->text, sizeof name->text, "%s", line + at);
 }
 
-static void parse_rule(struct scene *scene, const char *line, bool grow) {
+static void parse_rule(struct scene *scene, const char *line, bool grow)
+{
     need(scene->rule_count < RULES && strlen(line) < TEXT, line);
     struct rule *rule = &scene->rules[scene->rule_count++];
     char place[TEXT] = "*";
@@ -114,12 +125,14 @@ static void parse_rule(struct scene *scene, const char *line, bool grow) {
     snprintf(rule->line, sizeof rule->line, "%s", line);
 }
 
-static bool is(const char *line, const char *word) {
+static bool is(const char *line, const char *word)
+{
     size_t length = strlen(word);
     return strncmp(line, word, length) == 0 && line[length] == ' ';
 }
 
-static void parse_line(struct scene *scene, const char *line) {
+static void parse_line(struct scene *scene, const char *line)
+{
     if (line[0] == '\0' || line[0] == '#')
         return;
     if (is(line, "driver"))
@@ -148,7 +161,8 @@ static void parse_line(struct scene *scene, const char *line) {
         reject(line);
 }
 
-bool read_scene(struct scene *scene) {
+bool read_scene(struct scene *scene)
+{
     memset(scene, 0, sizeof *scene);
     const char *path = getenv("FAKE_NVML_STATE");
     FILE *file = path == NULL ? NULL : fopen(path, "re");
@@ -165,7 +179,8 @@ bool read_scene(struct scene *scene) {
     return true;
 }
 
-static bool spend(const struct rule *rule) {
+static bool spend(const struct rule *rule)
+{
     if (rule->times == 0)
         return true;
     const char *path = getenv("FAKE_NVML_STATE");
@@ -185,7 +200,8 @@ static bool spend(const struct rule *rule) {
     return used_rules[at].uses++ < rule->times;
 }
 
-int ruled(const struct scene *scene, const char *function, struct place place, bool grow) {
+int ruled(const struct scene *scene, const char *function, struct place place, bool grow)
+{
     for (int number = 0; number < scene->rule_count; number++) {
         const struct rule *rule = &scene->rules[number];
         bool here = rule->everywhere ||

@@ -59,7 +59,6 @@ def test_a_live_owner_is_named_by_both_its_pids(
     assert (state.owner_life, state.by_library) == ("alive", False)
 
 
-@needs_first_namespace
 def test_a_writer_of_this_library_elsewhere_is_told_as_such(
     layout: Layout, region_file: RegionFileFactory, actor: MakeActor
 ) -> None:

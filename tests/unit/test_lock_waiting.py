@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from actors import Actor
 from lock_bytes import NOBODY, SEMAPHORES, hold, is_free, let_go, value_of
-from namespaces import needs_first_namespace, signature
+from namespaces import signature
 from patience import PATIENCE_S, eventually
 from poke import RegionFile, RegionFileFactory, locate
 
@@ -325,7 +325,6 @@ def test_leaving_wakes_a_waiter_that_the_first_word_does_not_count(
         assert waiter.outcome() == 0
 
 
-@needs_first_namespace
 def test_a_writer_of_this_library_that_died_inside_is_replaced_at_once(
     layout: Layout, region_file: RegionFileFactory, actor: MakeActor
 ) -> None:
