@@ -63,6 +63,16 @@ static bool is_reachable(int point, const struct hr_layout *layout)
     }
 }
 
+static bool is_removal(int point)
+{
+    return is_between(point, HR_AT_REMOVE_USAGE_CLEARED, HR_AT_REMOVE_COUNT_STORED);
+}
+
+static bool has_still_guest(const struct scene *scene)
+{
+    return atomic_load(&scene->shared->ledgers[GUEST].pid) != 0;
+}
+
 static enum script script_for(struct scene *scene, int point)
 {
     bool other = below(&scene->random, 2) == 0;
@@ -74,7 +84,11 @@ static enum script script_for(struct scene *scene, int point)
         return ATTACHES;
     if (is_between(point, HR_AT_CHARGE_SEQLOCK_ODD, HR_AT_RELEASE_SEQLOCK_EVEN))
         return ACCOUNTS;
-    if (is_between(point, HR_AT_REMOVE_USAGE_CLEARED, HR_AT_REMOVE_COUNT_STORED))
+    /* With the guest behind it, a corpse's slot is emptied where it stands. */
+    bool stays = scene_has_seqlock(scene) && point == HR_AT_REMOVE_COUNT_STORED;
+    if (is_removal(point) && has_still_guest(scene) && !stays)
+        return REAPS_ONCE;
+    if (is_removal(point))
         return other && scene->crowded ? ATTACHES : REAPS;
     if (point == HR_AT_RECOVER_OWNER_TAKEN)
         return RECOVERS;
@@ -103,11 +117,10 @@ static bool is_repair(int point)
 
 static bool prepare(struct scene *scene, int point, enum agent agent)
 {
-    bool removal = is_between(point, HR_AT_REMOVE_USAGE_CLEARED, HR_AT_REMOVE_COUNT_STORED);
     if (is_repair(point))
         return prepare_orphan(scene, agent == GOES_ON);
     if (scene->crowded && below(&scene->random, 2) == 0 &&
-        !prepare_still_guest(scene, removal || point == AT_RANDOM))
+        !prepare_still_guest(scene, is_removal(point) || point == AT_RANDOM))
         return false;
     return point != HR_AT_RECOVER_VALUE_STORED || prepare_value(scene);
 }
@@ -159,12 +172,29 @@ static bool repair(struct scene *scene, enum agent agent, int point)
 
 /* ---- A round ----------------------------------------------------------------------- */
 
+/* How often a script comes to a point in reasonable time. */
+static uint64_t most_turns(enum script script)
+{
+    switch (script) {
+    case REAPS_ONCE:
+    case RECOVERS_ONCE:
+    case REPAIRS_ONCE:
+        return 1;
+    case REAPS:
+    case RECOVERS:
+        return 2;
+    case ATTACHES:
+        return 5;
+    default:
+        return 20;
+    }
+}
+
 static bool kill_at_point(struct scene *scene, int point, struct death *death)
 {
     enum script script = script_for(scene, point);
-    bool slow = script == REAPS || script == RECOVERS;
-    bool once = script == RECOVERS_ONCE || script == REPAIRS_ONCE;
-    int kill_on = once ? 1 : 1 + (int)below(&scene->random, slow ? 2 : script == ATTACHES ? 5 : 20);
+    uint64_t most = most_turns(script);
+    int kill_on = 1 + (int)below(&scene->random, most);
     struct ledger *ledger;
     pid_t pid = start_victim(scene, script, point, kill_on, &ledger);
     if (!await_death(scene, pid, ledger, 20 * ONE_SECOND, death))
@@ -239,6 +269,7 @@ static bool play_round(struct scene *scene, int point, enum agent agent, uint64_
     if (!settle(scene, !scene->crowded || below(&scene->random, 4) != 0))
         return false;
     stop_live(scene, GUEST);
+    atomic_store(&scene->shared->stay, 0);
     resume_survivors(scene);
     return await_progress(scene);
 }

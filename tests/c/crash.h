@@ -37,6 +37,7 @@ struct ledger {
     _Atomic uint32_t device, kind;
     _Atomic uint64_t bytes;
     atomic_int has_reaped;      /* once this process has begun to */
+    atomic_int is_orphan;       /* its slot was moved, which it notices when it charges next */
     _Atomic uint64_t done;      /* charges and releases that succeeded */
     atomic_int command, answer; /* enum command: to a survivor, and what it obeys */
     atomic_int trouble;         /* a code that no call should have returned */
@@ -51,6 +52,7 @@ struct shared {
     /* Survivors first, the guest, then the victim and the corpses. */
     struct ledger ledgers[LEDGERS];
     _Atomic uint32_t count;
+    atomic_int stay; /* survivors do not leave, so that nobody comes behind the guest */
 };
 
 struct scene {
@@ -102,12 +104,13 @@ bool await_progress(struct scene *scene);
 /* ---- crash_victims.c ---- */
 
 enum script {
-    LOCKS,         /* lock and unlock */
-    ATTACHES,      /* attach and detach */
-    ACCOUNTS,      /* charge and release */
-    REAPS,         /* corpses that it makes itself */
-    RECOVERS,      /* locks whose holders it lets die */
-    RECOVERS_ONCE, /* what the doctor has prepared */
+    LOCKS,      /* lock and unlock */
+    ATTACHES,   /* attach and detach */
+    ACCOUNTS,   /* charge and release */
+    REAPS,      /* corpses that it makes itself */
+    RECOVERS,   /* locks whose holders it lets die */
+    REAPS_ONCE, /* what the doctor has prepared, as the next two */
+    RECOVERS_ONCE,
     REPAIRS_ONCE,
     ANYTHING,
     DIES_ATTACHED

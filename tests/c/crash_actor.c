@@ -94,6 +94,7 @@ void actor_account(struct actor *actor)
     if (code == HR_OK) {
         atomic_store(&ledger->held[device][kind], charges ? held + bytes : held - bytes);
         atomic_fetch_add(&ledger->done, 1);
+        atomic_store(&ledger->is_orphan, 0);
     }
     EXPECT(code, HR_OK);
     end(actor);
@@ -135,7 +136,8 @@ void actor_look(struct actor *actor)
     struct hr_snapshot *snapshot = (void *)buffer;
     int code = hr_snapshot(actor->region, snapshot, sizeof buffer);
     EXPECT(code, HR_OK);
-    if (code != HR_OK || !snapshot->settled || !atomic_load(&actor->ledger->attached))
+    if (code != HR_OK || !snapshot->settled || !atomic_load(&actor->ledger->attached) ||
+        atomic_load(&actor->ledger->is_orphan))
         return;
     bool found = false;
     for (uint32_t i = 0; i < (uint32_t)snapshot->proc_num && !found; i++) {

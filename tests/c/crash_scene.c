@@ -95,6 +95,11 @@ bool prepare_still_guest(struct scene *scene, bool behind_corpse)
 {
     if (behind_corpse && make_corpse(scene) == NULL)
         return false;
+    atomic_store(&scene->shared->stay, 1);
+    for (uint32_t i = 0; i < SURVIVORS; i++) {
+        while (!atomic_load(&scene->shared->ledgers[i].attached))
+            nap_us(50);
+    }
     start_live(scene, GUEST);
     return pause_one(scene, GUEST);
 }
@@ -135,6 +140,7 @@ bool prepare_orphan(struct scene *scene, bool guest_notices)
     poke32(file, layout->proc_num, last);
     atomic_store(&corpse->pid, 0);
     atomic_store(&corpse->attached, 0);
+    atomic_store(&guest->is_orphan, 1);
     /* A guest of ours notices as soon as it goes on, a libvgpu never does. */
     if (guest_notices || below(&scene->random, 2) == 0)
         return true;

@@ -30,7 +30,7 @@ static void live(struct actor *actor)
         uint64_t choice = below(&actor->random, 64);
         if (!atomic_load(&ledger->attached))
             actor_attach(actor);
-        else if (choice == 0)
+        else if (choice == 0 && !atomic_load(&actor->scene->shared->stay))
             actor_detach(actor);
         else if (choice < 6)
             actor_lock_and_unlock(actor);

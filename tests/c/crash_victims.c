@@ -105,6 +105,7 @@ static void act(struct actor *actor, enum script script)
             actor_attach(actor);
         break;
     case REAPS:
+    case REAPS_ONCE:
         actor_reap(actor);
         break;
     case RECOVERS:

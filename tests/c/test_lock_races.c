@@ -273,6 +273,55 @@ static void test_a_scan_that_nothing_disturbs_finds_the_dead(void)
     }
 }
 
+/* ---- Without proof ---------------------------------------------------------------------- */
+
+/* Whoever else maps the file may have taken the lock and not signed yet, or be its owner. */
+static void test_no_lock_is_broken_beside_a_live_process(void)
+{
+    static const uint64_t owners[] = {0, NEWCOMER};
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        for (int i = 0; i < 2; i++) {
+            struct region_file file;
+            struct fake_proc proc;
+            static struct scan scan;
+            region_file_make(&file, id);
+            make_proc(&proc, &file);
+            add_process(&proc, NEWCOMER, proc.mapping);
+            scan = (struct scan){.proc = &proc, .call = call_recover};
+            NEED(hr_open(file.path, HR_WRITE, HR_LAYOUTS, &scan.region) >= 0);
+            take_as(&file, owners[i]);
+            change_during(&scan, &file, change_nothing);
+            CHECK_EQ(scan.code, HR_ENOTRECOVERABLE);
+            CHECK_EQ(peek32(&file, file.layout->sem), 0);
+            CHECK_EQ(peek64(&file, file.layout->owner_pid), owners[i]);
+            hr_free(scan.region);
+            remove_proc(&proc);
+            region_file_remove(&file);
+        }
+    }
+}
+
+/* With nobody else there, nobody can be about to sign. */
+static void test_an_unsigned_lock_is_free_at_once_where_nobody_else_is(void)
+{
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        struct region_file file;
+        struct fake_proc proc;
+        static struct scan scan;
+        region_file_make(&file, id);
+        make_proc(&proc, &file);
+        scan = (struct scan){.proc = &proc, .call = call_recover};
+        NEED(hr_open(file.path, HR_WRITE, HR_LAYOUTS, &scan.region) >= 0);
+        take_as(&file, 0);
+        change_during(&scan, &file, change_nothing);
+        CHECK_EQ(scan.code, HR_RECOVERED_OWNERLESS);
+        check_free(&file);
+        hr_free(scan.region);
+        remove_proc(&proc);
+        region_file_remove(&file);
+    }
+}
+
 /* ---- What was left half done ---------------------------------------------------------- */
 
 /*
@@ -395,6 +444,8 @@ int main(void)
     RUN(test_a_scan_that_nothing_disturbs_finds_the_dead);
     RUN(test_a_process_that_attaches_during_a_scan_is_not_reaped);
     RUN(test_a_lock_that_changes_hands_during_a_scan_is_not_broken);
+    RUN(test_no_lock_is_broken_beside_a_live_process);
+    RUN(test_an_unsigned_lock_is_free_at_once_where_nobody_else_is);
     RUN(test_taking_over_in_the_middle_of_a_removal);
     RUN(test_accounting_while_standing_twice);
     RUN(test_waiters_do_not_keep_recovery_out);

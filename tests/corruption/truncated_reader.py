@@ -45,8 +45,9 @@ class Image:
         os.pwrite(self.fd, self.head[:4], 0)
 
     def random_cut(self) -> int:
-        # Never within the page of the counts: what is left of a page reads as zeros, not as SIGBUS.
-        return random.choice((0, PAGE, random.randrange(self.tail_at + 1)))
+        # What is left of a page reads as zeros, not as SIGBUS: so never within the page of the
+        # counts, nor within magic and version, which would make it another file.
+        return random.choice((0, PAGE, random.randrange(64, self.tail_at + 1)))
 
 
 def outcome(call: Callable[[], object]) -> str:

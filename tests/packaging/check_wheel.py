@@ -22,7 +22,31 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 SUPPORTED = [(3, minor) for minor in range(10, 14)]
-QUICK_TESTS = ["tests/unit", "tests/corruption"]
+QUICK_TESTS = [
+    *(
+        f"tests/unit/test_{name}.py"
+        for name in (
+            "golden",
+            "layouts",
+            "models",
+            "errors",
+            "region",
+            "region_set",
+            "create",
+            "limits",
+            "limiter",
+            "lock",
+            "slot",
+            "slot_edits",
+            "reap",
+            "units",
+            "cli_show",
+            "cli_limits",
+        )
+    ),
+    "tests/corruption/test_identification.py",
+    "tests/corruption/test_damage_after_open.py",
+]
 SECONDS_PER_COMMAND = 600
 
 IN_WHEEL = ["libhamiregion/py.typed", "libhamiregion/_native.abi3.so", "licenses/LICENSE"]

@@ -1,10 +1,13 @@
 """Waiting for the lock: who gets it, who is woken, and what a timeout says."""
 
+import os
 import pickle
 import platform
+import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from actors import Actor
@@ -173,39 +176,52 @@ def test_closing_the_region_ends_the_waits_of_other_threads(
     assert file.content() == before
 
 
-INTERRUPT_YOURSELF = """
-import os, signal, threading, time
-signal.signal(signal.SIGINT, signal.default_int_handler)
-threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-started = time.monotonic()
+UNTIL_INTERRUPTED = """
+import signal
+def once(*_):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
+signal.signal(signal.SIGINT, once)
+open(mark, "w").close()
 try:
-    wait(region)
-    answer = "it got what it waited for"
+    WAIT
 except KeyboardInterrupt:
-    answer = time.monotonic() - started
+    answer = "interrupted"
 """
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        "region.lock(8).__enter__()",
-        "region.attach(timeout_s=8)",
-        "region.suspend(pid, timeout_s=8)",
+        "region.lock(60).__enter__()",
+        "region.attach(timeout_s=60)",
+        "region.suspend(pid, timeout_s=60)",
         "region.recover_lock()",
+        "region.reap(timeout_s=60)",
+        "slot.charge(0, 1)",
+        "slot.detach()",
     ],
 )
 def test_an_interrupt_ends_a_wait(
-    call: str, region_file: RegionFileFactory, actor: MakeActor
+    call: str, region_file: RegionFileFactory, actor: MakeActor, tmp_path: Path
 ) -> None:
     """Whoever presses Ctrl-C does not have to wait for a timeout."""
-    file = region_file()
+    file = region_file(Layout.V1_1)
     file.add_process(NOBODY)
+    file.add_process(0)
     bystander, waiter = actor(file), actor(file)
+    if "slot" in call:
+        waiter("attach", timeout_s=60)
     hold(file, 0 if "recover" in call else bystander.pid)
     before = file.content()
-    interrupted = INTERRUPT_YOURSELF.replace("wait(region)", call)
-    assert waiter("evaluate", interrupted, pid=NOBODY) < 5
+    mark = tmp_path / "waiting"
+    waiter.start("evaluate", UNTIL_INTERRUPTED.replace("WAIT", call), mark=str(mark), pid=NOBODY)
+    eventually(mark.exists)
+    until = time.monotonic() + 5
+    while not waiter.is_done(within_s=0.05) and time.monotonic() < until:
+        os.kill(waiter.pid_here, signal.SIGINT)
+    assert waiter.is_done(), "it waits on"
+    assert waiter.outcome() == "interrupted"
     assert file.content() == before
     # And nothing is left half taken.
     let_go(file)
