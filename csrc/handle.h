@@ -61,6 +61,13 @@ struct hr_region {
 /* Each fork() makes the child's generation another one (pthread_atfork). */
 extern uint32_t hr_fork_generation;
 
+/*
+ * How often this process has begun to use a region: attached, or taken a lock.  Who
+ * scans /proc and finds it changed afterwards cannot tell from the scan whether a
+ * signature with the own pid is a live one.
+ */
+extern _Atomic uint32_t hr_uses;
+
 /* Record why this thread's call failed, and return the code. */
 int hr_fail(const struct hr_detail *detail);
 int hr_fail_code(int code);

@@ -154,6 +154,7 @@ struct take_call {
 static int sign(hr_region *region)
 {
     region->locked = true;
+    atomic_fetch_add_explicit(&hr_uses, 1, memory_order_seq_cst);
     HR_POINT(LOCK_SEM_TAKEN);
     /* Release: who reads the signature has the semaphore's new value before it. */
     hr_store_u64(hr_owner_at(region), region->signature, memory_order_release);

@@ -94,6 +94,7 @@ static int judge_state(hr_region *region, const char *proc, struct hr_lock_state
     for (int try = 0; try < tries; try++) {
         memset(out, 0, sizeof *out);
         memset(&after, 0, sizeof after);
+        uint32_t uses = atomic_load_explicit(&hr_uses, memory_order_seq_cst);
         struct state_call before_call = {.region = region, .out = out};
         struct state_call after_call = {.region = region, .out = &after};
         int code = hr_guard_run(region->base, region->mapped_bytes, state_work, &before_call);
@@ -103,7 +104,10 @@ static int judge_state(hr_region *region, const char *proc, struct hr_lock_state
             code = hr_guard_run(region->base, region->mapped_bytes, state_work, &after_call);
         if (code != HR_OK)
             return code;
-        if (after.owner_pid == out->owner_pid && after.value == out->value)
+        bool is_own = out->owner_pid == (uint64_t)getpid();
+        bool used_meanwhile = uses != atomic_load_explicit(&hr_uses, memory_order_seq_cst);
+        if (after.owner_pid == out->owner_pid && after.value == out->value &&
+            !(is_own && used_meanwhile))
             return HR_OK;
     }
     /* Who lets go is alive, whatever was found of it afterwards. */
@@ -128,6 +132,7 @@ struct recovery {
     hr_region *region;
     const struct hr_mappers *mappers;
     uint64_t owner_pid; /* from before the scan, which says nothing about who came later */
+    uint32_t uses;      /* and hr_uses of then */
     uint64_t watch_ns;
     int done; /* set of enum hr_recovered */
     bool interrupted;
@@ -254,7 +259,8 @@ static int recover_work(void *argument)
     uint64_t owner = hr_owner_of(region);
     uint32_t value = hr_sem_value(word);
     int code = HR_OK;
-    if (owner != recovery->owner_pid)
+    bool used_meanwhile = recovery->uses != atomic_load_explicit(&hr_uses, memory_order_seq_cst);
+    if (owner != recovery->owner_pid || (owner == (uint64_t)getpid() && used_meanwhile))
         return not_recoverable(HR_WHY_BUSY, owner, 0);
     if (value == 0 && owner == 0) {
         code = recover_unsigned(recovery);
@@ -302,6 +308,7 @@ static bool needs_recovery(const struct hr_lock_state *state)
 /* With gate and host lock held. */
 static int recover_held(hr_region *region, const char *proc, uint64_t watch_ns)
 {
+    uint32_t uses = atomic_load_explicit(&hr_uses, memory_order_seq_cst);
     struct hr_lock_state state = {0};
     struct state_call look = {.region = region, .out = &state};
     int code = hr_guard_run(region->base, region->mapped_bytes, state_work, &look);
@@ -311,8 +318,11 @@ static int recover_held(hr_region *region, const char *proc, uint64_t watch_ns)
     code = hr_find_mappers(region, proc, HR_WITHOUT_OWN_HANDLE, &mappers);
     if (code != HR_OK)
         return code;
-    struct recovery recovery = {
-        .region = region, .mappers = &mappers, .owner_pid = state.owner_pid, .watch_ns = watch_ns};
+    struct recovery recovery = {.region = region,
+                                .mappers = &mappers,
+                                .owner_pid = state.owner_pid,
+                                .uses = uses,
+                                .watch_ns = watch_ns};
     if (state.value != 1)
         code = hr_guard_run(region->base, region->mapped_bytes, recover_work, &recovery);
     if (region->locked) {

@@ -133,8 +133,11 @@ bool hr_is_used_by_process(const hr_region *region, bool by_another)
     return used;
 }
 
+_Atomic uint32_t hr_uses;
+
 bool hr_claim_attachment(hr_region *region)
 {
+    atomic_fetch_add_explicit(&hr_uses, 1, memory_order_seq_cst);
     bool is_free = true;
     pthread_mutex_lock(&writable_guard);
     for (hr_region *other = writable_handles; other != NULL; other = other->next_writable) {
