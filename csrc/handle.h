@@ -115,6 +115,11 @@ void hr_leave_region(hr_region *region, uint64_t deadline_ns);
 /* Finish a removal whose process died after the move and before the count.  Under the lock. */
 int hr_finish_removal(const hr_region *region);
 
+/* handles.c: the writable handles of this process, for fork() and for the questions below. */
+int hr_watch_forks(void);
+void hr_link_writable(hr_region *region);
+void hr_unlink_writable(hr_region *region);
+
 /* One attachment per process and region: false if another handle has it. */
 bool hr_claim_attachment(hr_region *region);
 void hr_unclaim_attachment(hr_region *region);

@@ -292,11 +292,15 @@ static int postinit_work(void *argument)
         !stands_still(recovery, sem, HR_POSTINIT_NS))
         return recovery->interrupted ? hr_fail_code(HR_EINTERRUPTED)
                                      : HR_OK; /* in use, as far as anybody can tell */
-    uint64_t free_word = (word & ~(uint64_t)UINT32_MAX) | 1;
-    if (hr_swap_u64(sem, &word, free_word)) {
-        hr_sem_wake(sem);
-        recovery->done |= HR_RECOVERED_POSTINIT;
-    }
+    /* Waiters may have come and gone since; the value must be the one that was judged. */
+    const uint32_t judged = hr_sem_value(word);
+    do {
+        word = hr_load_u64(sem, memory_order_acquire);
+        if (hr_sem_value(word) != judged)
+            return HR_OK;
+    } while (!set_value(sem, word, 1));
+    hr_sem_wake(sem);
+    recovery->done |= HR_RECOVERED_POSTINIT;
     return HR_OK;
 }
 

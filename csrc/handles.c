@@ -1,0 +1,114 @@
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <unistd.h>
+
+#include "handle.h"
+
+uint32_t hr_fork_generation;
+
+/*
+ * The host lock belongs to the open file, which a child of fork() shares: it would
+ * outlive its holder for as long as the child lives.  So the child closes them.
+ */
+static pthread_mutex_t writable_guard = PTHREAD_MUTEX_INITIALIZER;
+static hr_region *writable_handles;
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&writable_guard);
+}
+
+static void after_fork_in_parent(void)
+{
+    pthread_mutex_unlock(&writable_guard);
+}
+
+static void after_fork_in_child(void)
+{
+    hr_fork_generation++;
+    for (hr_region *region = writable_handles; region != NULL; region = region->next_writable) {
+        if (region->fd >= 0)
+            close(region->fd);
+        region->fd = -1;
+    }
+    pthread_mutex_unlock(&writable_guard);
+}
+
+static pthread_once_t fork_watch = PTHREAD_ONCE_INIT;
+static int fork_watch_error;
+
+static void watch_forks(void)
+{
+    fork_watch_error = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+}
+
+void hr_link_writable(hr_region *region)
+{
+    pthread_mutex_lock(&writable_guard);
+    region->next_writable = writable_handles;
+    if (writable_handles != NULL)
+        writable_handles->previous_writable = region;
+    writable_handles = region;
+    pthread_mutex_unlock(&writable_guard);
+}
+
+void hr_unlink_writable(hr_region *region)
+{
+    pthread_mutex_lock(&writable_guard);
+    if (region->previous_writable != NULL)
+        region->previous_writable->next_writable = region->next_writable;
+    else
+        writable_handles = region->next_writable;
+    if (region->next_writable != NULL)
+        region->next_writable->previous_writable = region->previous_writable;
+    pthread_mutex_unlock(&writable_guard);
+}
+
+/* Handles from before a fork() are the parent's. */
+static bool is_same_region(const hr_region *one, const hr_region *other)
+{
+    return one->fork_generation == other->fork_generation && one->inode == other->inode &&
+           one->device_id == other->device_id;
+}
+
+bool hr_is_used_by_process(const hr_region *region, bool by_another)
+{
+    bool used = false;
+    pthread_mutex_lock(&writable_guard);
+    for (hr_region *other = writable_handles; other != NULL; other = other->next_writable) {
+        if (is_same_region(region, other) && !(by_another && other == region))
+            used = used || other->claims_attachment || other->locked;
+    }
+    pthread_mutex_unlock(&writable_guard);
+    return used;
+}
+
+_Atomic uint32_t hr_uses;
+
+bool hr_claim_attachment(hr_region *region)
+{
+    atomic_fetch_add_explicit(&hr_uses, 1, memory_order_seq_cst);
+    bool is_free = true;
+    pthread_mutex_lock(&writable_guard);
+    for (hr_region *other = writable_handles; other != NULL; other = other->next_writable) {
+        if (is_same_region(region, other) && other->claims_attachment)
+            is_free = false;
+    }
+    if (is_free)
+        region->claims_attachment = true;
+    pthread_mutex_unlock(&writable_guard);
+    return is_free;
+}
+
+void hr_unclaim_attachment(hr_region *region)
+{
+    pthread_mutex_lock(&writable_guard);
+    region->claims_attachment = false;
+    pthread_mutex_unlock(&writable_guard);
+}
+
+int hr_watch_forks(void)
+{
+    pthread_once(&fork_watch, watch_forks);
+    return fork_watch_error == 0 ? HR_OK : hr_fail_errno(HR_ESYSTEM, fork_watch_error);
+}
