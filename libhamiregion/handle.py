@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ._core import lib
-from .errors import region_error
+from ._core import ffi, lib
+from .errors import RegionClosed, region_error
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -88,6 +88,23 @@ class RegionHandle:
     def closed(self) -> bool:
         """Whether `close` has been called."""
         return self._closed
+
+    @property
+    def file_id(self) -> tuple[int, int]:
+        """The mapped file's device and inode as `os.stat` gives them: its identity while it lives.
+
+        Raises:
+            RegionClosed: After `close`, or in a forked child.
+        """
+        info = self._mapping()
+        return info.device_id, info.inode
+
+    def _mapping(self) -> Any:
+        info = ffi.new("struct hr_info *")
+        lib.hr_get_info(self._handle, info)
+        if not info.address:
+            raise RegionClosed(f"{self.path!r} has been closed; open it again", path=self.path)
+        return info
 
     def close(self) -> None:
         """Unmap the region. Waits for calls in progress in other threads; may be called again.

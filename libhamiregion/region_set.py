@@ -284,6 +284,18 @@ class RegionSet:
         self.errors.pop(absolute, None)
         return True
 
+    def adopt(self, region: Region) -> None:
+        """Take over an open region, in place of the one with its path if there is one.
+
+        The set closes it from now on.
+
+        Raises:
+            RegionClosed: After `close`.
+        """
+        self._check_open()
+        self._replace(region.path, region)
+        self.errors.pop(region.path, None)
+
     def discard(self, path: PathLike) -> None:
         """Close one region and forget it, and its error; nothing happens if it is not there."""
         absolute = absolute_path(path)

@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import cast
+
 import click
 
 from libhamiregion import __version__
 
 from . import options
-from .create import create
-from .demo import demo
 from .failures import SpeakingGroup
-from .limits import limits
-from .lock import lock
-from .reap import reap
-from .resume import resume
-from .show import show
-from .suspend import suspend
+
+# One module per verb, with a command of the same name.
+VERBS = (
+    "create",
+    "demo",
+    "limits",
+    "lock",
+    "reap",
+    "resume",
+    "show",
+    "suspend",
+)
+
+
+class _Verbs(SpeakingGroup):
+    """Imports the verb that is asked for, and no other."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click calls it so)
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in VERBS:
+            return None
+        module = import_module(f".{cmd_name}", __package__)
+        return cast("click.Command", getattr(module, cmd_name))
 
 
 @click.group(
     "hamiregion",
-    cls=SpeakingGroup,
+    cls=_Verbs,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 fine, 1 failed, 2 wrong usage.",
 )
@@ -37,7 +57,3 @@ def hamiregion() -> None:
     \b
     eval "$(_HAMIREGION_COMPLETE=bash_source hamiregion)"
     """  # noqa: D301 (click looks for the character itself)
-
-
-for verb in (create, demo, limits, lock, reap, resume, show, suspend):
-    hamiregion.add_command(verb)

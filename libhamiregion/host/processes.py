@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from libhamiregion._core import ffi, lib
 from libhamiregion.errors import RegionClosed, RegionStale
 from libhamiregion.layouts import LAYOUTS
 from libhamiregion.region import open_region
@@ -251,10 +250,7 @@ class ProcessTable:
         Raises:
             RegionClosed: After `Region.close`.
         """
-        info = ffi.new("struct hr_info *")
-        lib.hr_get_info(region._handle, info)
-        if not info.address:
-            raise RegionClosed(f"{region.path!r} has been closed; open it again", path=region.path)
+        info = region._mapping()
         # Another file may be mapped now where one was when maps was read.
         as_stat = (info.device_id, info.inode)
         known = self._own_mappings.get(info.address)

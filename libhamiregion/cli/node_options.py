@@ -1,0 +1,49 @@
+"""Options of the verbs that are about a node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from libhamiregion.host.selecting import Selector
+
+root_option = click.option(
+    "--root",
+    "roots",
+    multiple=True,
+    type=click.Path(path_type=str),
+    metavar="DIR",
+    help="Where the <podUID>_<container> directories are; may be given again, and be a pattern."
+    "  [default: $HOOK_PATH/containers, else HAMi's and volcano's]",
+)
+pod_logs_option = click.option(
+    "--pod-logs",
+    type=click.Path(path_type=str),
+    default="/var/log/pods",
+    show_default=True,
+    metavar="DIR",
+    help="Where kubelet keeps the pods' logs, which tell the pods' names.",
+)
+_pod_option = click.option("--pod", metavar="PATTERN", help="Only pods of this name or UID.")
+_namespace_option = click.option("--namespace", metavar="PATTERN", help="Only pods of these.")
+_container_option = click.option(
+    "--container", metavar="PATTERN", help="Only containers of this name or id."
+)
+_device_option = click.option(
+    "--device", metavar="N|PATTERN", help="Only devices of this index or uuid."
+)
+
+
+def selector_options(command: Any) -> Any:
+    """Add --namespace, --pod, --container and --device; see `selector`."""
+    for option in (_device_option, _container_option, _pod_option, _namespace_option):
+        command = option(command)
+    return command
+
+
+def selector(
+    namespace: str | None, pod: str | None, container: str | None, device: str | None
+) -> Selector:
+    """What those four options choose."""
+    return Selector(namespace=namespace, pod=pod, container=container, device=device)

@@ -1,0 +1,57 @@
+"""Which containers and devices are meant: by name, with shell patterns."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+import attrs
+
+if TYPE_CHECKING:
+    from libhamiregion.models import DeviceUsage
+
+    from .containers import Container
+    from .names import PodName
+
+
+@attrs.frozen
+class Selector:
+    """Chooses containers and devices. Every pattern that is given must match.
+
+    Patterns are those of the shell (``*``, ``?``, ``[abc]``), of the whole name, with case.
+
+    Attributes:
+        pod_uid: Pattern of the pod's UID.
+        namespace: Pattern of the pod's namespace; a pod that no resolver can name does not match.
+        pod: Pattern of the pod's name, or of its UID.
+        container: Pattern of the container's name, or of its id.
+        device: An index, or a pattern of the uuid.
+    """
+
+    pod_uid: str | None = None
+    namespace: str | None = None
+    pod: str | None = None
+    container: str | None = None
+    device: str | None = None
+
+    def matches_container(self, container: Container, name: PodName | None) -> bool:
+        """Whether a container is meant; `name` is what ``Node.pod_name`` says of it."""
+        id_ = None if container.container_id is None else container.container_id.id
+        return (
+            _matches(self.pod_uid, container.pod_uid)
+            and _matches(self.namespace, None if name is None else name.namespace)
+            and _matches(self.pod, None if name is None else name.pod, container.pod_uid)
+            and _matches(
+                self.container, container.name, None if name is None else name.container, id_
+            )
+        )
+
+    def matches_device(self, device: DeviceUsage) -> bool:
+        """Whether a device of a region is meant."""
+        if self.device is not None and self.device.isdigit():
+            return device.index == int(self.device)
+        return _matches(self.device, device.uuid)
+
+
+def _matches(pattern: str | None, *names: str | None) -> bool:
+    return pattern is None or any(name is not None and fnmatchcase(name, pattern) for name in names)
