@@ -57,11 +57,16 @@ static int refuse(int code, uint32_t device, uint64_t found, uint64_t wanted)
     return hr_fail(&detail);
 }
 
+static bool is_same(uint32_t kind, uint64_t found, uint64_t expected)
+{
+    bool both_unlimited =
+        kind == HR_SM && (found == 0 || found >= 100) && (expected == 0 || expected >= 100);
+    return found == expected || both_unlimited;
+}
+
 static bool is_expected(const struct limits_call *call, uint64_t found)
 {
-    bool both_unlimited = call->kind == HR_SM && (found == 0 || found >= 100) &&
-                          (call->expected == 0 || call->expected >= 100);
-    return (call->flags & HR_EXPECT) == 0 || found == call->expected || both_unlimited;
+    return (call->flags & HR_EXPECT) == 0 || is_same(call->kind, found, call->expected);
 }
 
 static int check_edit(const struct limits_call *call, struct hr_limit_edit *edit)
@@ -131,25 +136,143 @@ int hr_set_limits(hr_region *region, uint32_t kind, int32_t device, uint64_t val
     return code == HR_OK ? (int)call.count : code;
 }
 
+/* ---- Several values at once -------------------------------------------------- */
+
+struct edits_call {
+    const hr_region *region;
+    struct hr_edit *edits;
+    uint32_t count, flags;
+};
+
+static unsigned char *value_at(const hr_region *region, const struct hr_edit *edit)
+{
+    const struct hr_layout *layout = region->layout;
+    if (edit->kind == HR_PRIORITY)
+        return region->base + layout->priority;
+    return region->base + (edit->kind == HR_MEMORY ? layout->limit : layout->sm_limit) +
+           edit->device * 8;
+}
+
+static uint64_t load_value(const hr_region *region, const struct hr_edit *edit)
+{
+    const unsigned char *at = value_at(region, edit);
+    if (edit->kind == HR_PRIORITY)
+        return (uint64_t)(int64_t)hr_load_i32(at, memory_order_relaxed);
+    return hr_load_u64(at, memory_order_relaxed);
+}
+
+static bool swap_value(const hr_region *region, const struct hr_edit *edit, uint64_t *found,
+                       uint64_t to)
+{
+    unsigned char *at = value_at(region, edit);
+    if (edit->kind != HR_PRIORITY)
+        return hr_swap_u64(at, found, to);
+    int32_t narrow = (int32_t)*found;
+    bool swapped = hr_swap_i32(at, &narrow, (int32_t)to);
+    *found = (uint64_t)(int64_t)narrow;
+    return swapped;
+}
+
+static uint64_t exchange_value(const hr_region *region, const struct hr_edit *edit)
+{
+    unsigned char *at = value_at(region, edit);
+    if (edit->kind == HR_PRIORITY)
+        return (uint64_t)(int64_t)hr_exchange_i32(at, (int32_t)edit->value);
+    return hr_exchange_u64(at, edit->value);
+}
+
+static int check_one_edit(const struct edits_call *call, struct hr_edit *edit, uint32_t number)
+{
+    edit->before = load_value(call->region, edit);
+    if (edit->expect != 0 && !is_same(edit->kind, edit->before, edit->expected))
+        return refuse(HR_ECONFLICT, number, edit->before, edit->expected);
+    if (edit->kind != HR_MEMORY || edit->value == 0 || (call->flags & HR_FORCE) != 0)
+        return HR_OK;
+    uint64_t used;
+    int code = hr_sum_used(call->region, edit->device, &used);
+    if (code == HR_OK && used > edit->value)
+        code = refuse(HR_EBELOWUSE, number, used, edit->value);
+    return code;
+}
+
+static int edit_all_work(void *argument)
+{
+    const struct edits_call *call = argument;
+    int code = hr_check_header(call->region);
+    for (uint32_t i = 0; code == HR_OK && i < call->count; i++)
+        code = check_one_edit(call, &call->edits[i], i);
+    if (code != HR_OK || (call->flags & HR_DRY_RUN) != 0)
+        return code;
+
+    for (uint32_t i = 0; i < call->count; i++) {
+        struct hr_edit *edit = &call->edits[i];
+        if (edit->expect == 0) {
+            edit->before = exchange_value(call->region, edit);
+            continue;
+        }
+        uint64_t found = edit->before;
+        if (swap_value(call->region, edit, &found, edit->value))
+            continue;
+        code = refuse(HR_ECONFLICT, i, found, edit->expected);
+        /* Give back what was stored, unless somebody has stored something else since. */
+        while (i-- > 0) {
+            uint64_t ours = call->edits[i].value;
+            swap_value(call->region, &call->edits[i], &ours, call->edits[i].before);
+        }
+        return code;
+    }
+    return HR_OK;
+}
+
+int hr_edit_all(hr_region *region, struct hr_edit *edits, uint32_t count, uint32_t flags)
+{
+    if ((flags & ~(uint32_t)(HR_FORCE | HR_DRY_RUN)) != 0)
+        return hr_fail_code(HR_EINVAL);
+    for (uint32_t i = 0; i < count; i++) {
+        bool wide = edits[i].kind == HR_PRIORITY && (int32_t)edits[i].value < 0;
+        if (edits[i].kind > HR_PRIORITY || edits[i].device >= HR_DEVICES || wide)
+            return hr_fail_code(HR_EINVAL);
+    }
+    struct edits_call call = {.region = region, .edits = edits, .count = count, .flags = flags};
+    return hr_run_write(region, edit_all_work, &call);
+}
+
+/* ---- Fields of the whole region ----------------------------------------------- */
+
 struct value_call {
     const hr_region *region;
     uint32_t offset;
-    int32_t to;
-    int32_t before;
+    int32_t to, expected, before;
+    uint32_t flags;
 };
 
 static int set_value_work(void *argument)
 {
     struct value_call *call = argument;
     int code = hr_check_header(call->region);
-    if (code == HR_OK)
-        call->before = hr_exchange_i32(call->region->base + call->offset, call->to);
-    return code;
+    if (code != HR_OK)
+        return code;
+    unsigned char *at = call->region->base + call->offset;
+    call->before = hr_load_i32(at, memory_order_relaxed);
+    bool expect = (call->flags & HR_EXPECT) != 0;
+    if (!expect || call->before == call->expected) {
+        if ((call->flags & HR_DRY_RUN) != 0)
+            return HR_OK;
+        if (!expect) {
+            call->before = hr_exchange_i32(at, call->to);
+            return HR_OK;
+        }
+        if (hr_swap_i32(at, &call->before, call->to))
+            return HR_OK;
+    }
+    return refuse(HR_ECONFLICT, 0, (uint64_t)(int64_t)call->before,
+                  (uint64_t)(int64_t)call->expected);
 }
 
-int hr_set_value(hr_region *region, uint32_t value, int32_t to, int32_t *before)
+int hr_set_value(hr_region *region, uint32_t value, int32_t to, int32_t expected, uint32_t flags,
+                 int32_t *before)
 {
-    struct value_call call = {.region = region, .to = to};
+    struct value_call call = {.region = region, .to = to, .expected = expected, .flags = flags};
     switch (value) {
     case HR_VALUE_PRIORITY:
         call.offset = region->layout->priority;
@@ -163,6 +286,8 @@ int hr_set_value(hr_region *region, uint32_t value, int32_t to, int32_t *before)
     default:
         return hr_fail_code(HR_EINVAL);
     }
+    if ((flags & ~(uint32_t)(HR_EXPECT | HR_DRY_RUN)) != 0)
+        return hr_fail_code(HR_EINVAL);
     int code = hr_run_write(region, set_value_work, &call);
     *before = call.before;
     return code;

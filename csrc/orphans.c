@@ -170,7 +170,10 @@ int hr_repair_slots(hr_region *region, const char *proc, uint32_t dry_run, uint6
     struct repair_call call = {
         .region = region, .mappers = &mappers, .watch = &watch, .dry_run = dry_run, .pids = pids};
     code = hr_watch_seqlocks(region, &watch);
-    if (code == HR_OK)
+    /* Who may not write can look, and who only looks needs no lock: at worst it sees a move. */
+    if (code == HR_OK && dry_run && !region->writable)
+        code = hr_run(region, repair_work, &call);
+    else if (code == HR_OK)
         code = hr_run_locked(region, repair_work, &call, timeout_ns);
     hr_free_mappers(&mappers);
     return code;

@@ -167,6 +167,24 @@ void hr_get_info(const hr_region *region, struct hr_info *out);
  * layout.  0: it does.  HR_ECLOSED, HR_EFORKED otherwise. */
 int hr_is_stale(hr_region *region);
 
+/*
+ * What is watched on behalf of one container: a directory as it was, a region as
+ * it is open, or both.
+ */
+struct hr_place {
+    const char *directory; /* NULL: none; the region's name does not count then */
+    uint64_t device_id, inode;
+    int64_t changed_ns; /* its st_ctim */
+    hr_region *region;  /* NULL: none */
+};
+
+/*
+ * Which of many places are not as they were: the directory is another one or has
+ * changed; the region's name leads to it no more, or a snapshot of it would fail.
+ * One byte each in `changed`; returns how many.
+ */
+uint32_t hr_find_changed(const struct hr_place *places, uint32_t count, unsigned char *changed);
+
 /* Unmap.  Waits until calls in progress have ended.  Idempotent. */
 void hr_close(hr_region *region);
 void hr_free(hr_region *region);
@@ -366,7 +384,7 @@ int hr_read_set(hr_region *const *regions, const struct hr_rows *capacity, uint6
 
 /* ---- Editing ------------------------------------------------------------ */
 
-enum hr_limit_kind { HR_MEMORY, HR_SM };
+enum hr_limit_kind { HR_MEMORY, HR_SM, HR_PRIORITY };
 
 enum hr_edit_flags {
     HR_EXPECT = 1,  /* compare-and-set: every value must be `expected` */
@@ -396,10 +414,34 @@ struct hr_limit_edit {
 int hr_set_limits(hr_region *region, uint32_t kind, int32_t device, uint64_t value,
                   uint64_t expected, uint32_t flags, struct hr_limit_edit *edits);
 
+/* One value among several that change together. */
+struct hr_edit {
+    uint32_t kind;     /* enum hr_limit_kind */
+    uint32_t device;   /* 0 for HR_PRIORITY */
+    uint32_t expect;   /* not 0: only where `expected` stands */
+    uint64_t expected; /* as stored */
+    uint64_t value;
+    uint64_t before; /* out */
+};
+
+/*
+ * Store several values of one region, all or nothing: all are checked, then each is
+ * exchanged by a compare-and-swap with what was found; where one fails, those before
+ * it are put back.  No lock is taken.  A process that is killed in between, within
+ * some 100 ns, leaves the first values new and the others old.
+ *
+ * HR_ECONFLICT and HR_EBELOWUSE as hr_set_limits, but detail: device = number of the
+ * edit; HR_EREADONLY, HR_EINVAL, HR_ESTALE, HR_ECORRUPT.
+ */
+int hr_edit_all(hr_region *region, struct hr_edit *edits, uint32_t count, uint32_t flags);
+
 /*
  * Store one of HR_VALUE_PRIORITY, HR_VALUE_UTILIZATION_SWITCH and
- * HR_VALUE_RECENT_KERNEL; `before` gets the value replaced.
+ * HR_VALUE_RECENT_KERNEL; `before` gets the value found.  With HR_EXPECT only where
+ * `expected` stands, else HR_ECONFLICT (detail: found, wanted, both sign-extended).
+ * With HR_DRY_RUN nothing is stored.
  */
-int hr_set_value(hr_region *region, uint32_t value, int32_t to, int32_t *before);
+int hr_set_value(hr_region *region, uint32_t value, int32_t to, int32_t expected, uint32_t flags,
+                 int32_t *before);
 
 #endif

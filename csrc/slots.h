@@ -109,7 +109,8 @@ int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t c
  * Put right what moves have torn apart (layouts with a seqlock): a live process
  * that writes in a slot at or above proc_num.  proc_num is raised to take the slot
  * in, and the frozen copy below is emptied where it is.  `pids` takes HR_SLOTS
- * entries, the processes concerned; returns their number.
+ * entries, the processes concerned; returns their number.  A dry run through a
+ * region that was opened for reading takes no lock.
  */
 int hr_repair_slots(hr_region *region, const char *proc, uint32_t dry_run, uint64_t timeout_ns,
                     int32_t *pids);

@@ -6,7 +6,7 @@
 """
 
 from ._version import __version__
-from .effects import Effect, LimitChange, ValueChange
+from .effects import Effect, LimitChange, LimitEdit, ValueChange
 from .errors import (
     AmbiguousLayout,
     LimitBelowUsage,
@@ -51,6 +51,7 @@ __all__ = [
     "LimitBelowUsage",
     "LimitChange",
     "LimitConflict",
+    "LimitEdit",
     "LockNotRecoverable",
     "LockRecovery",
     "LockState",

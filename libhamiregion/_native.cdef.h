@@ -93,6 +93,15 @@ int hr_identify(const char *path, uint32_t layout);
 int hr_open(const char *path, uint32_t flags, uint32_t layout, hr_region **out);
 void hr_get_info(const hr_region *region, struct hr_info *out);
 int hr_is_stale(hr_region *region);
+
+struct hr_place {
+    const char *directory;
+    uint64_t device_id, inode;
+    int64_t changed_ns;
+    hr_region *region;
+};
+
+uint32_t hr_find_changed(const struct hr_place *places, uint32_t count, unsigned char *changed);
 void hr_close(hr_region *region);
 void hr_free(hr_region *region);
 
@@ -177,6 +186,7 @@ int hr_read_set(hr_region *const *regions, const struct hr_rows *capacity, uint6
 
 #define HR_MEMORY ...
 #define HR_SM ...
+#define HR_PRIORITY ...
 #define HR_EXPECT ...
 #define HR_FORCE ...
 #define HR_DRY_RUN ...
@@ -189,7 +199,15 @@ struct hr_limit_edit {
 
 int hr_set_limits(hr_region *region, uint32_t kind, int32_t device, uint64_t value,
                   uint64_t expected, uint32_t flags, struct hr_limit_edit *edits);
-int hr_set_value(hr_region *region, uint32_t value, int32_t to, int32_t *before);
+struct hr_edit {
+    uint32_t kind;
+    uint32_t device;
+    uint32_t expect;
+    uint64_t expected, value, before;
+};
+int hr_edit_all(hr_region *region, struct hr_edit *edits, uint32_t count, uint32_t flags);
+int hr_set_value(hr_region *region, uint32_t value, int32_t to, int32_t expected, uint32_t flags,
+                 int32_t *before);
 
 /* ---- limiter.h ---------------------------------------------------------- */
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import enum
+from typing import Literal, TypeAlias
 
 import attrs
 
 from .frozen import twin
 from .layouts import Layout
+
+LimitKind: TypeAlias = Literal["memory", "sm", "priority"]
 
 
 class Effect(str, enum.Enum):
@@ -40,6 +43,25 @@ class LimitChange:
     before: int | None
     after: int | None
     effect: Effect
+
+
+@attrs.frozen
+class LimitEdit:
+    """One value that `Region.edit_limits` shall change together with others.
+
+    Attributes:
+        kind: ``"memory"``, ``"sm"`` or ``"priority"``.
+        value: Memory as `parse_size` takes it, SM in percent (None is unlimited for both), or the
+            priority.
+        device: Index of the device (CUDA ordinal); None for the priority.
+        expected: Change only where this is the value now; 0 is unlimited for memory, 0 and 100 for
+            SM; None for whatever it is.
+    """
+
+    kind: LimitKind
+    value: int | str | None
+    device: int | None = None
+    expected: int | None = None
 
 
 _LimitChange = twin(LimitChange)

@@ -75,15 +75,15 @@ class RegionReadOnly(RegionError):
 
 
 class LimitConflict(RegionError):
-    """A limit was not what the caller expected; nothing was changed.
+    """A limit, or another value, was not what the caller expected; nothing was changed.
 
     Attributes:
-        device: Index of the device.
-        found: The limit found (bytes or percent), None if unlimited.
-        expected: The limit expected, None if unlimited.
+        device: Index of the device; None for a value of the whole region.
+        found: The limit found (bytes or percent), None if unlimited; or the value found.
+        expected: The limit expected, None if unlimited; or the value expected.
     """
 
-    device: int
+    device: int | None
     found: int | None
     expected: int | None
 

@@ -48,7 +48,7 @@ def _limit_text(limit: int | None, *, in_bytes: bool) -> str:
     return f"{format_size(limit)} ({limit} bytes)" if in_bytes else f"{limit}%"
 
 
-def limit_conflict(path: str, detail: Any, *, in_bytes: bool) -> RegionError:
+def limit_conflict(path: str, detail: Any, *, device: int, in_bytes: bool) -> RegionError:
     """The error for a limit that was not what was expected."""
 
     def plain(value: int) -> int | None:
@@ -57,25 +57,34 @@ def limit_conflict(path: str, detail: Any, *, in_bytes: bool) -> RegionError:
     found, expected = plain(detail.found), plain(detail.wanted)
     what = "memory" if in_bytes else "SM"
     error = LimitConflict(
-        f"{path!r}: the {what} limit of device {detail.device} is "
+        f"{path!r}: the {what} limit of device {device} is "
         f"{_limit_text(found, in_bytes=in_bytes)}, not {_limit_text(expected, in_bytes=in_bytes)} "
         "as expected; nothing was changed",
         path=path,
     )
-    error.device, error.found, error.expected = detail.device, found, expected
+    error.device, error.found, error.expected = device, found, expected
     return error
 
 
-def limit_below_usage(path: str, detail: Any) -> RegionError:
+def value_conflict(path: str, field: str, found: int, expected: int) -> RegionError:
+    """The error for a value of the whole region that was not what was expected."""
+    error = LimitConflict(
+        f"{path!r}: {field} is {found}, not {expected} as expected; nothing was changed", path=path
+    )
+    error.device, error.found, error.expected = None, found, expected
+    return error
+
+
+def limit_below_usage(path: str, detail: Any, *, device: int) -> RegionError:
     """The error for a memory limit under what is in use."""
     used = _limit_text(detail.found, in_bytes=True)
     wanted = _limit_text(detail.wanted, in_bytes=True)
     error = LimitBelowUsage(
-        f"{path!r}: device {detail.device} uses {used}, more than the limit asked for, {wanted}; "
+        f"{path!r}: device {device} uses {used}, more than the limit asked for, {wanted}; "
         "its programs would see an enormous amount of free memory. Nothing was changed; "
         "force=True sets it all the same",
         path=path,
     )
-    error.device = detail.device
+    error.device = device
     error.used_bytes, error.requested_bytes = detail.found, detail.wanted
     return error

@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from ._core import ffi, lib
-from .effects import Effect, ValueChange, limit_change, sm_limit_effects, switch_effect
+from .editing import Editable, int32, signed
 from .errors import RegionNotFound, last_detail, region_error
 from .handle import absolute_path
 from .layouts import DEVICE_CAPACITY, LAYOUTS, Layout
 from .limits import (
     UNLIMITED_SM_PERCENT,
-    limit_below_usage,
-    limit_conflict,
     memory_value,
-    sm_or_none,
     sm_value,
 )
 from .lock import Lockable
 from .models import RegionSnapshot, lazy_snapshot
 from .slot import SlotTable
-from .units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .effects import LimitChange
     from .errors import PathLike
-
-_INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
 
 # Bound once: a live value is one call and little else.
 _get = lib.hr_get
@@ -43,12 +36,6 @@ _UTILIZATION_SWITCH = lib.HR_VALUE_UTILIZATION_SWITCH
 _RECENT_KERNEL = lib.HR_VALUE_RECENT_KERNEL
 _LAST_KERNEL_TIME = lib.HR_VALUE_LAST_KERNEL_TIME
 _DEVICE_NUM = lib.HR_VALUE_DEVICE_NUM
-_store_limits = lib.hr_set_limits
-_MEMORY, _SM = lib.HR_MEMORY, lib.HR_SM
-_ALL_DEVICES = lib.HR_ALL_DEVICES
-_EXPECT, _FORCE, _DRY_RUN = lib.HR_EXPECT, lib.HR_FORCE, lib.HR_DRY_RUN
-# An Enum looks its members up through Python code.
-_IMMEDIATE = Effect.IMMEDIATE
 
 # Not cleared: the core overwrites what is read, and a snapshot lives as long as its buffer.
 _new_buffer = ffi.new_allocator(should_clear_after_alloc=False)
@@ -144,7 +131,7 @@ def create_region(
     absolute = absolute_path(path)
     spec = ffi.new("struct hr_create_spec *")
     spec.layout = _layout_number(layout)
-    spec.priority = _int32(priority, "priority")
+    spec.priority = int32(priority, "priority")
     spec.sm_limit = [UNLIMITED_SM_PERCENT] * DEVICE_CAPACITY
     for device, percent in enumerate(_at_most_all("sm_limits", sm_limits)):
         spec.sm_limit[device] = sm_value(percent)
@@ -161,7 +148,7 @@ def create_region(
         raise region_error(code, absolute)
 
 
-class Region(Lockable, SlotTable):
+class Region(Editable, Lockable, SlotTable):
     """A mapped region. Made by `open_region`.
 
     Threads: a region may be shared; `close` waits for calls in progress in other threads, and later
@@ -272,7 +259,7 @@ class Region(Lockable, SlotTable):
     @property
     def priority(self) -> int:
         """0 is high, 1 is low; live."""
-        return _signed(self._live(_PRIORITY))
+        return signed(self._live(_PRIORITY))
 
     @property
     def utilization_switch(self) -> bool:
@@ -282,7 +269,7 @@ class Region(Lockable, SlotTable):
     @property
     def recent_kernel(self) -> int:
         """2 after a launch, counted down by HAMi's monitor; -1 blocks launches. Live."""
-        return _signed(self._live(_RECENT_KERNEL))
+        return signed(self._live(_RECENT_KERNEL))
 
     @property
     def last_kernel_time_s(self) -> int | None:
@@ -301,176 +288,6 @@ class Region(Lockable, SlotTable):
         """The uuids of the first `device_count` devices, in NVML order; live."""
         snapshot = self.snapshot()
         return tuple(device.uuid for device in snapshot.devices[: snapshot.device_count])
-
-    # ---- editing --------------------------------------------------------------------------------
-
-    def set_memory_limit(
-        self,
-        limit: int | str | None,
-        *,
-        device: int | None = None,
-        expected: int | str | None = None,
-        force: bool = False,
-        dry_run: bool = False,
-    ) -> tuple[LimitChange, ...]:
-        """Change a memory limit, in running processes too: libvgpu reads it at each allocation.
-
-        All or nothing: where one device refuses, none is changed.
-
-        Args:
-            limit: Bytes, or text as `parse_size` takes it; None is unlimited.
-            device: Index; None means every device of the region. While the container has told of
-                no devices and all 16 limits are equal, those are all 16.
-            expected: Change only where this is the limit now (compare-and-set); 0 stands for
-                unlimited, None for whatever it is.
-            force: Allow a limit under what is in use.
-            dry_run: Check everything, change nothing.
-
-        Returns:
-            One `LimitChange` per device, in bytes.
-
-        Raises:
-            LimitConflict: `expected` did not hold.
-            LimitBelowUsage: The limit is under what is in use, and `force` was not given.
-            RegionReadOnly: Opened without ``writable=True``.
-            ValueError: A limit of 0 (use None), a text that is no size, no such device.
-            RegionStale, RegionCorrupt, RegionClosed: As `snapshot`.
-
-        Source: docs, What a region is (What an edit changes, and when).
-
-        Shell: ``hamiregion limits set FILE --memory 6GiB``.
-        """
-        compare = None if expected is None else parse_size(expected)
-        flags = (_FORCE if force else 0) | (_DRY_RUN if dry_run else 0)
-        edits = self._set_limits(_MEMORY, memory_value(limit), device, compare, flags)
-        return tuple(
-            [
-                limit_change(edit.device, edit.before or None, edit.after or None, _IMMEDIATE)
-                for edit in edits
-            ]
-        )
-
-    def set_sm_limit(
-        self,
-        percent: int | None,
-        *,
-        device: int | None = None,
-        expected: int | None = None,
-        dry_run: bool = False,
-    ) -> tuple[LimitChange, ...]:
-        """Change an SM limit. `LimitChange.effect` tells whether running processes see it.
-
-        Args:
-            percent: 1 to 100; None and 100 are unlimited.
-            device: Index; None means every device of the region, as in `set_memory_limit`.
-            expected: Change only where this is the limit now; 0 and 100 stand for unlimited, None
-                for whatever it is.
-            dry_run: Check everything, change nothing.
-
-        Returns:
-            One `LimitChange` per device, in percent.
-
-        Raises:
-            LimitConflict, RegionReadOnly, ValueError, RegionStale, RegionCorrupt, RegionClosed: As
-                `set_memory_limit`.
-
-        Source: docs, What a region is (What an edit changes, and when).
-
-        Shell: ``hamiregion limits set FILE --sm 50``.
-        """
-        if expected is not None and not 0 <= expected <= UNLIMITED_SM_PERCENT:
-            raise ValueError(f"an expected SM limit is 0 to 100 percent, not {expected}")
-        flags = _DRY_RUN if dry_run else 0
-        edits = self._set_limits(_SM, sm_value(percent), device, expected, flags)
-        return sm_limit_effects(
-            self.layout,
-            [(edit.device, sm_or_none(edit.before), sm_or_none(edit.after)) for edit in edits],
-        )
-
-    def _set_limits(
-        self, kind: int, value: int, device: int | None, expected: int | None, flags: int
-    ) -> Any:
-        """Returns the ``struct hr_limit_edit`` of each device concerned."""
-        if device is None:
-            edits = ffi.new("struct hr_limit_edit[]", DEVICE_CAPACITY)
-            device = _ALL_DEVICES
-        elif 0 <= device < DEVICE_CAPACITY:
-            edits = ffi.new("struct hr_limit_edit[1]")
-        else:
-            raise ValueError(f"a device is 0 to {DEVICE_CAPACITY - 1}, not {device}")
-        if expected is None:
-            expected = 0
-        else:
-            flags |= _EXPECT
-        code = _store_limits(self._handle, kind, device, value, expected, flags, edits)
-        if code < 0:
-            self._fail_limit(code, kind)
-        return edits if code == len(edits) else edits[0:code]
-
-    def _fail_limit(self, code: int, kind: int) -> NoReturn:
-        detail = last_detail()
-        if code == lib.HR_ECONFLICT:
-            memory = kind == lib.HR_MEMORY
-            raise limit_conflict(self.path, detail, in_bytes=memory)
-        if code == lib.HR_EBELOWUSE:
-            raise limit_below_usage(self.path, detail)
-        self._fail(code)
-
-    def set_utilization_switch(self, on: bool) -> ValueChange:
-        """Switch SM limiting on or off.
-
-        The environment's ``GPU_CORE_UTILIZATION_POLICY`` (force, disable) overrides it in its
-        processes. Where HAMi's monitor runs, it sets this field every 5 s.
-
-        Raises:
-            RegionReadOnly, RegionStale, RegionClosed: As `set_memory_limit`.
-        """
-        return self._set_value(
-            "utilization_switch", _UTILIZATION_SWITCH, int(bool(on)), switch_effect(self.layout)
-        )
-
-    def set_priority(self, n: int) -> ValueChange:
-        """Set the region's priority: 0 is high, 1 is low. Read by HAMi's monitor.
-
-        Raises:
-            ValueError: Not a 32-bit number, or negative.
-            RegionReadOnly, RegionStale, RegionClosed: As `set_memory_limit`.
-        """
-        if n < 0:
-            raise ValueError(f"a priority is 0 (high) or above, not {n}")
-        return self._set_value("priority", _PRIORITY, n, Effect.IMMEDIATE)
-
-    def set_recent_kernel(self, n: int) -> ValueChange:
-        """Set the launch mark: 2 as after a launch, -1 blocks launches of SM-limited processes.
-
-        Where HAMi's monitor runs, it sets this field every 5 s.
-
-        Raises:
-            ValueError: Not a 32-bit number, or below -1.
-            RegionReadOnly, RegionStale, RegionClosed: As `set_memory_limit`.
-        """
-        if n < -1:
-            raise ValueError(f"the launch mark is -1 (blocked) or above, not {n}")
-        return self._set_value("recent_kernel", _RECENT_KERNEL, n, Effect.IMMEDIATE)
-
-    def _set_value(self, field: str, value: int, to: int, effect: Effect) -> ValueChange:
-        before = ffi.new("int32_t *")
-        code = lib.hr_set_value(self._handle, value, _int32(to, field), before)
-        if code < 0:
-            self._fail(code)
-        return ValueChange(field, before[0], to, effect)
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >= 1 << 63 else value
-
-
-def _int32(value: int, what: str) -> int:
-    if not isinstance(value, int):
-        raise TypeError(f"{what} must be an int, not {type(value).__name__}")
-    if not _INT32_MIN <= value <= _INT32_MAX:
-        raise ValueError(f"{what} {value} does not fit 32 bits")
-    return value
 
 
 def _at_most_all(what: str, values: Iterable[Any]) -> tuple[Any, ...]:

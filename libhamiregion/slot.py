@@ -459,7 +459,8 @@ class SlotTable(RegionHandle):
 
         Args:
             proc: The root of /proc, where it is mounted elsewhere.
-            dry_run: Only tell which processes are concerned.
+            dry_run: Only tell which processes are concerned; a read-only region will do then, and
+                through such a one no lock is taken.
             timeout_s: How long to wait for the lock.
 
         Returns:

@@ -365,7 +365,7 @@ static void set_value(uint32_t value, int32_t to)
                             : value == HR_VALUE_UTILIZATION_SWITCH ? layout->utilization_switch
                                                                    : layout->recent_kernel;
     const int32_t old = comparable ? get32(&view, offset) : 0;
-    const int code = hr_set_value(run.region, value, to, &before);
+    const int code = hr_set_value(run.region, value, to, 0, 0, &before);
     if (code != HR_OK)
         REQUIRE_ONE_OF(code, HR_EREADONLY, HR_EINVAL, HR_ESTALE);
     if (code == HR_OK && comparable)

@@ -189,12 +189,12 @@ static void test_refuses_bad_edits(void)
     CHECK_EQ(hr_set_limits(region, HR_MEMORY, INT32_MIN, 1, 0, 0, edits), HR_EINVAL);
     CHECK_EQ(hr_set_limits(region, HR_SM + 1, 0, 1, 0, 0, edits), HR_EINVAL);
     CHECK_EQ(hr_set_limits(region, HR_MEMORY, 0, 1, 0, 8, edits), HR_EINVAL);
-    CHECK_EQ(hr_set_value(region, HR_VALUE_MEMORY_LIMIT, 1, &value), HR_EINVAL);
-    CHECK_EQ(hr_set_value(region, HR_VALUE_PROC_NUM, 1, &value), HR_EINVAL);
-    CHECK_EQ(hr_set_value(region, HR_VALUE_PROC_NUM + 1, 1, &value), HR_EINVAL);
+    CHECK_EQ(hr_set_value(region, HR_VALUE_MEMORY_LIMIT, 1, 0, 0, &value), HR_EINVAL);
+    CHECK_EQ(hr_set_value(region, HR_VALUE_PROC_NUM, 1, 0, 0, &value), HR_EINVAL);
+    CHECK_EQ(hr_set_value(region, HR_VALUE_PROC_NUM + 1, 1, 0, 0, &value), HR_EINVAL);
     CHECK_EQ(hr_set_limits(reader, HR_MEMORY, 0, 1, 0, 0, edits), HR_EREADONLY);
     CHECK_EQ(last_detail().code, HR_EREADONLY);
-    CHECK_EQ(hr_set_value(reader, HR_VALUE_PRIORITY, 1, &value), HR_EREADONLY);
+    CHECK_EQ(hr_set_value(reader, HR_VALUE_PRIORITY, 1, 0, 0, &value), HR_EREADONLY);
     check_untouched(&file, before, 0, 0);
     free(before);
     close_and_free(reader);
@@ -216,10 +216,10 @@ static void test_sets_values(void)
             int32_t replaced = 12345;
             const int32_t old = (int32_t)peek32(&file, offsets[i]);
             uint8_t *before = region_file_copy(&file);
-            CHECK_EQ(hr_set_value(region, values[i], -1, &replaced), HR_OK);
+            CHECK_EQ(hr_set_value(region, values[i], -1, 0, 0, &replaced), HR_OK);
             CHECK_EQ(replaced, old);
             CHECK_EQ((int32_t)peek32(&file, offsets[i]), -1);
-            CHECK_EQ(hr_set_value(region, values[i], 2, &replaced), HR_OK);
+            CHECK_EQ(hr_set_value(region, values[i], 2, 0, 0, &replaced), HR_OK);
             CHECK_EQ(replaced, -1);
             CHECK_EQ(hr_get(region, values[i], 0), 2);
             check_untouched(&file, before, offsets[i], offsets[i] + 4);
@@ -230,6 +230,82 @@ static void test_sets_values(void)
     }
 }
 
+static struct hr_edit edit_of(uint32_t kind, uint32_t device, uint64_t expected, uint64_t value)
+{
+    struct hr_edit edit = {
+        .kind = kind, .device = device, .expect = 1, .expected = expected, .value = value};
+    return edit;
+}
+
+static void test_edits_all_values_or_none(void)
+{
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        struct region_file file;
+        region_file_make(&file, id);
+        const struct hr_layout *layout = file.layout;
+        poke64(&file, layout->limit, 4 * GIB);
+        poke64(&file, layout->limit + 8, 3 * GIB);
+        poke64(&file, layout->sm_limit + 8, 0);
+        poke32(&file, layout->priority, 1);
+        hr_region *region = open_or_fail(file.path, HR_WRITE);
+
+        struct hr_edit edits[] = {edit_of(HR_MEMORY, 0, 4 * GIB, 5 * GIB),
+                                  edit_of(HR_SM, 1, 100, 30), /* stands as 0: unlimited, too */
+                                  edit_of(HR_PRIORITY, 0, 1, 0)};
+        uint8_t *before = region_file_copy(&file);
+        CHECK_EQ(hr_edit_all(region, edits, 3, HR_DRY_RUN), HR_OK);
+        check_untouched(&file, before, 0, 0);
+        CHECK_EQ(hr_edit_all(region, edits, 3, 0), HR_OK);
+        CHECK_EQ(peek64(&file, layout->limit), 5 * GIB);
+        CHECK_EQ(peek64(&file, layout->sm_limit + 8), 30);
+        CHECK_EQ(peek32(&file, layout->priority), 0);
+        CHECK_EQ(edits[0].before, 4 * GIB);
+        CHECK_EQ(edits[1].before, 0);
+        CHECK_EQ(edits[2].before, 1);
+        free(before);
+
+        before = region_file_copy(&file);
+        struct hr_edit late[] = {edit_of(HR_MEMORY, 0, 5 * GIB, 6 * GIB),
+                                 edit_of(HR_PRIORITY, 0, 7, 1)};
+        CHECK_EQ(hr_edit_all(region, late, 2, 0), HR_ECONFLICT);
+        CHECK_EQ(last_detail().device, 1);
+        CHECK_EQ(last_detail().found, 0);
+        CHECK_EQ(last_detail().wanted, 7);
+        late[1] = edit_of(HR_PRIORITY, 0, 0, UINT64_C(1) << 31);
+        CHECK_EQ(hr_edit_all(region, late, 2, 0), HR_EINVAL);
+        late[1] = edit_of(HR_SM, HR_DEVICES, 0, 1);
+        CHECK_EQ(hr_edit_all(region, late, 2, 0), HR_EINVAL);
+        late[1] = edit_of(HR_PRIORITY + 1, 0, 0, 1);
+        CHECK_EQ(hr_edit_all(region, late, 2, 0), HR_EINVAL);
+        CHECK_EQ(hr_edit_all(region, late, 1, HR_EXPECT), HR_EINVAL);
+        check_untouched(&file, before, 0, 0);
+        free(before);
+        close_and_free(region);
+        region_file_remove(&file);
+    }
+}
+
+static void test_replaces_an_expected_value_only(void)
+{
+    struct region_file file;
+    region_file_make(&file, HR_LAYOUTS - 1);
+    hr_region *region = open_or_fail(file.path, HR_WRITE);
+    int32_t found;
+    CHECK_EQ(hr_set_value(region, HR_VALUE_RECENT_KERNEL, -1, 0, 0, &found), HR_OK);
+    CHECK_EQ(hr_set_value(region, HR_VALUE_RECENT_KERNEL, 1, 2, HR_EXPECT, &found), HR_ECONFLICT);
+    CHECK_EQ(found, -1);
+    CHECK_EQ((int64_t)last_detail().found, -1);
+    CHECK_EQ(last_detail().wanted, 2);
+    CHECK_EQ(hr_set_value(region, HR_VALUE_RECENT_KERNEL, 1, -1, HR_EXPECT | HR_DRY_RUN, &found),
+             HR_OK);
+    CHECK_EQ((int32_t)peek32(&file, file.layout->recent_kernel), -1);
+    CHECK_EQ(hr_set_value(region, HR_VALUE_RECENT_KERNEL, 1, -1, HR_EXPECT, &found), HR_OK);
+    CHECK_EQ((int32_t)peek32(&file, file.layout->recent_kernel), 1);
+    CHECK_EQ(hr_set_value(region, HR_VALUE_RECENT_KERNEL, 1, -1, HR_FORCE, &found), HR_EINVAL);
+    close_and_free(region);
+    region_file_remove(&file);
+}
+
 int main(void)
 {
     RUN(test_sets_one_limit);
@@ -238,5 +314,7 @@ int main(void)
     RUN(test_refuses_limits_below_use);
     RUN(test_refuses_bad_edits);
     RUN(test_sets_values);
+    RUN(test_edits_all_values_or_none);
+    RUN(test_replaces_an_expected_value_only);
     return check_report("test_edit");
 }

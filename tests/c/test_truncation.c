@@ -131,7 +131,7 @@ static void test_every_call_on_a_truncated_file(void)
         }
         CHECK_EQ(hr_set_limits(region, HR_MEMORY, 0, GIB, 0, 0, edits), HR_ESTALE);
         CHECK_EQ(hr_set_limits(region, HR_SM, HR_ALL_DEVICES, 10, 0, 0, edits), HR_ESTALE);
-        CHECK_EQ(hr_set_value(region, HR_VALUE_PRIORITY, 1, &before), HR_ESTALE);
+        CHECK_EQ(hr_set_value(region, HR_VALUE_PRIORITY, 1, 0, 0, &before), HR_ESTALE);
         uint64_t arena[HR_REGION_COLUMNS];
         const struct hr_rows capacity = {1, 0, 0, 0};
         struct hr_rows filled;
@@ -145,7 +145,7 @@ static void test_every_call_on_a_truncated_file(void)
         poke32(&file, 8, file.layout->minor_version);
         CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer), HR_ESTALE);
         CHECK_EQ(last_detail().why, HR_WHY_TRUNCATED);
-        CHECK_EQ(hr_set_value(region, HR_VALUE_PRIORITY, 1, &before), HR_ESTALE);
+        CHECK_EQ(hr_set_value(region, HR_VALUE_PRIORITY, 1, 0, 0, &before), HR_ESTALE);
         CHECK_EQ(hr_set_limits(region, HR_MEMORY, 0, GIB, 0, 0, edits), HR_ESTALE);
         CHECK_EQ(peek64(&file, file.layout->limit), 0);
         close_and_free(region);

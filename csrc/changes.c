@@ -1,0 +1,68 @@
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include "handle.h"
+#include "identify.h"
+
+static bool is_directory_as_it_was(const struct hr_place *place)
+{
+    struct stat status;
+    if (fstatat(AT_FDCWD, place->directory, &status, AT_SYMLINK_NOFOLLOW) != 0)
+        return false;
+    /* The time of the last change, which nobody can set, unlike that of the last modification. */
+    int64_t changed_ns = (int64_t)status.st_ctim.tv_sec * 1000000000 + status.st_ctim.tv_nsec;
+    return S_ISDIR(status.st_mode) && status.st_ino == place->inode &&
+           status.st_dev == place->device_id && changed_ns == place->changed_ns;
+}
+
+static bool has_bad_uuid(const hr_region *region)
+{
+    const unsigned char *at = region->base + region->layout->uuids;
+    for (uint32_t device = 0; device < HR_DEVICES; device++, at += HR_UUID_BYTES) {
+        uint64_t text[HR_UUID_WORDS], any = 0;
+        for (uint32_t word = 0; word < HR_UUID_WORDS; word++)
+            any |= text[word] = hr_load_u64(at + word * 8, memory_order_relaxed);
+        if (any != 0 && !hr_uuid_is_plausible((const unsigned char *)text))
+            return true;
+    }
+    return false;
+}
+
+/* What hr_snapshot() would refuse. */
+static int check_work(void *argument)
+{
+    const hr_region *region = argument;
+    int32_t proc_num;
+    uint32_t device_num;
+    int code = hr_check_header(region);
+    if (code == HR_OK)
+        code = hr_checked_proc_num(region, &proc_num);
+    if (code == HR_OK)
+        code = hr_checked_device_num(region, &device_num);
+    if (code == HR_OK && has_bad_uuid(region))
+        code = hr_fail_why(HR_ECORRUPT, HR_WHY_UUID);
+    return code;
+}
+
+static bool is_region_as_it_was(hr_region *region, bool by_name)
+{
+    if (by_name && hr_is_stale(region) != 0)
+        return false;
+    return hr_run(region, check_work, region) == HR_OK;
+}
+
+uint32_t hr_find_changed(const struct hr_place *places, uint32_t count, unsigned char *changed)
+{
+    uint32_t found = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct hr_place *place = &places[i];
+        bool has_directory = place->directory != NULL;
+        bool same = !has_directory || is_directory_as_it_was(place);
+        if (same && place->region != NULL)
+            same = is_region_as_it_was(place->region, has_directory);
+        changed[i] = !same;
+        found += !same;
+    }
+    return found;
+}

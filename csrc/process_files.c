@@ -1,0 +1,183 @@
+#define _GNU_SOURCE
+#include "process_files.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#include "handle.h"
+
+static FILE *open_at(int directory, const char *name)
+{
+    int fd = openat(directory, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0)
+        return NULL;
+    FILE *file = fdopen(fd, "re");
+    if (file == NULL)
+        close(fd);
+    return file;
+}
+
+static bool parse_mapping(const char *line, uint64_t *start, char permissions[5],
+                          struct hr_identity *out)
+{
+    return sscanf(line, "%" SCNx64 "-%*x %4s %*x %x:%x %" SCNu64, start, permissions,
+                  &out->major_number, &out->minor_number, &out->inode) == 5;
+}
+
+void hr_own_identity(const hr_region *region, struct hr_identity *out)
+{
+    FILE *maps = fopen("/proc/self/maps", "re");
+    char *line = NULL;
+    size_t room = 0;
+    bool found = false;
+    while (maps != NULL && !found && getline(&line, &room, maps) > 0) {
+        uint64_t start;
+        char permissions[5];
+        found = parse_mapping(line, &start, permissions, out) &&
+                start == (uint64_t)(uintptr_t)region->base;
+    }
+    free(line);
+    if (maps != NULL)
+        fclose(maps);
+    if (found)
+        return;
+    out->major_number = major(region->device_id);
+    out->minor_number = minor(region->device_id);
+    out->inode = region->inode;
+}
+
+static bool is_refusal(int error)
+{
+    return error == EACCES || error == EPERM;
+}
+
+/* HR_MAPS_NOTHING: an empty list, as kernel threads, zombies and dying processes have. */
+static enum hr_seen read_maps(int directory, const char *name, const struct hr_identity *identity)
+{
+    FILE *maps = open_at(directory, name);
+    if (maps == NULL)
+        return is_refusal(errno) ? HR_REFUSED : HR_GONE;
+    char *line = NULL;
+    size_t room = 0;
+    enum hr_seen seen = HR_MAPS_NOTHING;
+    errno = 0;
+    while (seen != HR_MAPS && getline(&line, &room, maps) > 0) {
+        uint64_t start;
+        char permissions[5];
+        struct hr_identity other;
+        bool same = parse_mapping(line, &start, permissions, &other) &&
+                    other.inode == identity->inode &&
+                    other.major_number == identity->major_number &&
+                    other.minor_number == identity->minor_number;
+        /* Who only reads is an exporter somewhere: no process of the region, and no holder. */
+        seen = same && permissions[1] == 'w' ? HR_MAPS : HR_MAPS_NOT;
+    }
+    if (seen == HR_MAPS_NOTHING && is_refusal(errno))
+        seen = HR_REFUSED;
+    free(line);
+    fclose(maps);
+    return seen;
+}
+
+/* A process whose first thread has ended shows its maps only under the other threads. */
+static enum hr_seen read_maps_of_threads(int process, const struct hr_identity *identity)
+{
+    int fd = openat(process, "task", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *tasks = fd < 0 ? NULL : fdopendir(fd);
+    if (tasks == NULL) {
+        enum hr_seen seen = is_refusal(errno) ? HR_REFUSED : HR_GONE;
+        if (fd >= 0)
+            close(fd);
+        return seen;
+    }
+    enum hr_seen seen = HR_MAPS_NOTHING;
+    struct dirent *entry;
+    while (seen == HR_MAPS_NOTHING && (entry = readdir(tasks)) != NULL) {
+        char name[sizeof entry->d_name + 8];
+        snprintf(name, sizeof name, "%s/maps", entry->d_name);
+        if (entry->d_name[0] != '.')
+            seen = read_maps(fd, name, identity);
+    }
+    closedir(tasks);
+    return seen;
+}
+
+static void parse_pids(const char *at, struct hr_mapper *out)
+{
+    int used;
+    while (out->levels < HR_PID_LEVELS &&
+           sscanf(at, "%" SCNd32 "%n", &out->pids[out->levels], &used) == 1) {
+        out->levels++;
+        at += used;
+    }
+}
+
+enum hr_seen hr_read_status(int process, struct hr_status *out)
+{
+    memset(out, 0, sizeof *out);
+    FILE *status = open_at(process, "status");
+    if (status == NULL)
+        return is_refusal(errno) ? HR_REFUSED : HR_GONE;
+    char *line = NULL;
+    size_t room = 0;
+    errno = 0;
+    while (out->mapper.levels == 0 && getline(&line, &room, status) > 0) {
+        if (strncmp(line, "State:", 6) == 0)
+            out->zombie = strchr(line, 'Z') != NULL;
+        if (strncmp(line, "NSpid:", 6) == 0)
+            parse_pids(line + 6, &out->mapper);
+    }
+    enum hr_seen seen = out->mapper.levels > 0 ? HR_MAPS : is_refusal(errno) ? HR_REFUSED : HR_GONE;
+    free(line);
+    fclose(status);
+    return seen;
+}
+
+static int append(struct hr_mapper **list, uint32_t *count, const struct hr_mapper *mapper)
+{
+    if ((*count & (*count - 1)) == 0) { /* full at each power of two */
+        size_t room = *count == 0 ? 1 : (size_t)*count * 2;
+        struct hr_mapper *longer = realloc(*list, room * sizeof *longer);
+        if (longer == NULL)
+            return hr_fail_errno(HR_ESYSTEM, ENOMEM);
+        *list = longer;
+    }
+    (*list)[(*count)++] = *mapper;
+    return HR_OK;
+}
+
+int hr_look_at_process(int proc, const char *name, const struct hr_identity *identity,
+                       struct hr_mappers *out)
+{
+    int process = openat(proc, name, O_PATH | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    if (process < 0)
+        return HR_OK; /* gone */
+    struct hr_status status;
+    enum hr_seen known = HR_MAPS_NOT;
+    enum hr_seen seen = read_maps(process, "maps", identity);
+    if (seen != HR_MAPS_NOT && seen != HR_GONE)
+        known = hr_read_status(process, &status);
+    if (seen == HR_MAPS_NOTHING && known == HR_MAPS && status.zombie)
+        seen = read_maps_of_threads(process, identity);
+    close(process);
+
+    if (known == HR_REFUSED)
+        out->blind = true;
+    if (known != HR_MAPS)
+        return HR_OK;
+    if (seen == HR_MAPS)
+        return append(&out->list, &out->count, &status.mapper);
+    /* The init of the host itself is no process of a container, also where it may not be
+     * looked at. */
+    bool host_init = out->initial && status.mapper.levels == 1 && status.mapper.pids[0] == 1;
+    if (seen == HR_REFUSED && !host_init)
+        return append(&out->unreadable, &out->unreadable_count, &status.mapper);
+    return HR_OK;
+}

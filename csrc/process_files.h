@@ -1,0 +1,46 @@
+/*
+ * What /proc tells of one process: whether it maps a region, and its pids.  Internal
+ * to the core; mappers.h puts it together.
+ */
+#ifndef HR_PROCESS_FILES_H
+#define HR_PROCESS_FILES_H
+
+#include "mappers.h"
+
+/* The inode number that the kernel gives to the first pid namespace, always. */
+#define HR_INITIAL_PID_NAMESPACE "pid:[4026531836]"
+
+/* "dev inode" as maps prints it: stat's device number differs on some file systems. */
+struct hr_identity {
+    unsigned major_number, minor_number;
+    uint64_t inode;
+};
+
+/*
+ * Our own mapping tells how the file is called in everybody's maps.  A process that
+ * has dropped its privileges may not read its own; then stat's numbers have to do.
+ */
+void hr_own_identity(const hr_region *region, struct hr_identity *out);
+
+/* HR_MAPS_NOTHING: an empty list, as kernel threads, zombies and dying processes have. */
+enum hr_seen { HR_MAPS_NOT, HR_MAPS, HR_MAPS_NOTHING, HR_REFUSED, HR_GONE };
+
+struct hr_status {
+    struct hr_mapper mapper;
+    bool zombie;
+};
+
+/*
+ * The lines State and NSpid of a process by its directory: HR_MAPS if they are there, else
+ * why not.
+ */
+enum hr_seen hr_read_status(int process, struct hr_status *out);
+
+/* Put the process into one of the lists if it belongs there.  HR_OK or HR_ESYSTEM. */
+int hr_look_at_process(int proc, const char *name, const struct hr_identity *identity,
+                       struct hr_mappers *out);
+
+/* The text of a link, cut to `room`; empty where it cannot be read. */
+void hr_read_link(int directory, const char *name, char *out, size_t room);
+
+#endif

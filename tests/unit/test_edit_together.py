@@ -1,0 +1,180 @@
+"""Several values of one region change together, and fields only where they are as expected."""
+
+import os
+from collections.abc import Callable
+
+import pytest
+from poke import RegionFileFactory
+
+from libhamiregion import (
+    Effect,
+    Layout,
+    LimitBelowUsage,
+    LimitChange,
+    LimitConflict,
+    LimitEdit,
+    Region,
+    RegionReadOnly,
+    ValueChange,
+    open_region,
+)
+
+GIB = 1 << 30
+
+
+def stored(region: Region) -> list[object]:
+    values: list[object] = [region.priority]
+    for device in (0, 1):
+        values += [region.memory_limit(device), region.sm_limit(device)]
+    return values
+
+
+def test_all_values_change_in_the_order_given(
+    region_file: RegionFileFactory, layout: Layout
+) -> None:
+    path = region_file(layout, memory_limits=["4GiB", "3GiB"], sm_limits=[50, None]).path
+    with open_region(path, writable=True) as region:
+        changes = region.edit_limits(
+            [
+                LimitEdit("memory", "5GiB", device=0, expected=4 * GIB),
+                LimitEdit("sm", 30, device=1, expected=0),
+                LimitEdit("memory", None, device=1),
+                LimitEdit("priority", 0, expected=1),
+            ]
+        )
+        assert stored(region) == [0, 5 * GIB, 50, None, 30]
+    assert changes == (
+        LimitChange(0, 4 * GIB, 5 * GIB, Effect.IMMEDIATE),
+        LimitChange(1, None, 30, Effect.NEW_PROCESSES),
+        LimitChange(1, 3 * GIB, None, Effect.IMMEDIATE),
+        ValueChange("priority", 1, 0, Effect.IMMEDIATE),
+    )
+
+
+def test_one_conflict_leaves_everything_as_it_was(region_file: RegionFileFactory) -> None:
+    file = region_file(memory_limits=["4GiB", "3GiB"])
+    with open_region(file.path, writable=True) as region:
+        before = stored(region)
+        first = LimitEdit("memory", "5GiB", device=0)
+        with pytest.raises(LimitConflict, match=r"device 1 is 3 GiB .* not 2 GiB") as error:
+            region.edit_limits([first, LimitEdit("memory", GIB, device=1, expected=2 * GIB)])
+        assert (error.value.device, error.value.found) == (1, 3 * GIB)
+        with pytest.raises(LimitConflict, match="priority is 1, not 7 as expected") as error:
+            region.edit_limits([first, LimitEdit("priority", 0, expected=7)])
+        assert (error.value.device, error.value.found, error.value.expected) == (None, 1, 7)
+        assert stored(region) == before
+
+
+def test_a_limit_below_use_needs_force(region_file: RegionFileFactory) -> None:
+    file = region_file(memory_limits=["4GiB", "3GiB"])
+    with open_region(file.path, writable=True) as region, region.attach() as slot:
+        slot.charge(1, 2 * GIB)
+        edits = [LimitEdit("sm", 10, device=0), LimitEdit("memory", GIB, device=1)]
+        with pytest.raises(LimitBelowUsage, match="device 1 uses 2 GiB") as error:
+            region.edit_limits(edits)
+        assert error.value.device == 1
+        assert region.sm_limit(0) is None
+        region.edit_limits(edits, force=True)
+        assert (region.sm_limit(0), region.memory_limit(1)) == (10, GIB)
+
+
+def test_a_dry_run_checks_and_stores_nothing(region_file: RegionFileFactory) -> None:
+    file = region_file(memory_limits=["4GiB"])
+    before = file.path.read_bytes()
+    with open_region(file.path, writable=True) as region:
+        change = region.edit_limits([LimitEdit("memory", GIB, device=0)], dry_run=True)
+        assert change == (LimitChange(0, 4 * GIB, GIB, Effect.IMMEDIATE),)
+        assert region.set_recent_kernel(0, expected=2, dry_run=True).before == 2
+        assert region.set_utilization_switch(False, dry_run=True).after == 0
+        assert region.set_priority(0, dry_run=True).before == 1
+    assert file.path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("edits", "message"),
+    [
+        ([LimitEdit("memory", 1, device=0), LimitEdit("memory", 2, device=0)], "twice"),
+        ([LimitEdit("memory", 1)], "a device is 0 to 15"),
+        ([LimitEdit("sm", 50, device=16)], "a device is 0 to 15"),
+        ([LimitEdit("sm", 0, device=0)], "1 to 100 percent"),
+        ([LimitEdit("memory", 0, device=0)], "say None"),
+        ([LimitEdit("priority", 1, device=0)], "whole region's"),
+        ([LimitEdit("priority", -1)], r"0 .high. or above"),
+        ([LimitEdit("priority", 1 << 31)], "does not fit 32 bits"),
+        ([LimitEdit("power", 1, device=0)], "not 'power'"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_edit_is_a_value_error(
+    region_file: RegionFileFactory, edits: list[LimitEdit], message: str
+) -> None:
+    with (
+        open_region(region_file().path, writable=True) as region,
+        pytest.raises(ValueError, match=message),
+    ):
+        region.edit_limits(edits)
+
+
+def test_a_reader_edits_nothing(region_file: RegionFileFactory) -> None:
+    with open_region(region_file().path) as region, pytest.raises(RegionReadOnly):
+        region.edit_limits([LimitEdit("priority", 0)])
+
+
+def test_no_launch_is_lost_by_who_counts_down(region_file: RegionFileFactory) -> None:
+    with open_region(region_file().path, writable=True) as region:
+        region.set_recent_kernel(1)
+        seen = region.recent_kernel
+        region.set_recent_kernel(2)
+        with pytest.raises(LimitConflict, match="recent_kernel is 2, not 1") as error:
+            region.set_recent_kernel(seen - 1, expected=seen)
+        assert (error.value.device, error.value.found) == (None, 2)
+        assert region.recent_kernel == 2
+        assert region.set_recent_kernel(1, expected=2).before == 2
+
+
+@pytest.mark.parametrize(
+    "conflict",
+    [
+        lambda region: region.set_utilization_switch(True, expected=False),
+        lambda region: region.set_priority(0, expected=-(1 << 31)),
+        lambda region: region.set_recent_kernel(0, expected=-1),
+    ],
+)
+def test_every_field_of_the_region_can_be_expected(
+    region_file: RegionFileFactory, conflict: Callable[[Region], ValueChange]
+) -> None:
+    file = region_file()
+    before = file.path.read_bytes()
+    with open_region(file.path, writable=True) as region, pytest.raises(LimitConflict):
+        conflict(region)
+    assert file.path.read_bytes() == before
+
+
+def test_two_processes_never_both_win_a_compare_and_set(region_file: RegionFileFactory) -> None:
+    path = region_file().path
+    with open_region(path, writable=True) as region:
+        region.set_priority(0)
+    children = 3
+    rounds = 2_000
+    readers = []
+    for _ in range(children):
+        read, write = os.pipe()
+        if os.fork() == 0:
+            won = 0
+            with open_region(path, writable=True) as region:
+                while (now := region.priority) < rounds:
+                    try:
+                        region.edit_limits([LimitEdit("priority", now + 1, expected=now)])
+                        won += 1
+                    except LimitConflict:
+                        pass
+            os.write(write, str(won).encode())
+            os._exit(0)
+        os.close(write)
+        readers.append(read)
+    won = []
+    for read in readers:
+        with os.fdopen(read) as answer:
+            won.append(int(answer.read()))
+    for _ in range(children):
+        os.wait()
+    assert sum(won) == rounds
