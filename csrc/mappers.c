@@ -8,8 +8,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "handle.h"
+#include "namespaces.h"
 #include "process_files.h"
-#include "slot_pids.h"
 
 static bool is_initial(int proc, const char *namespace_link)
 {
@@ -58,13 +59,13 @@ static int scan(DIR *directory, hr_region *region, const struct hr_identity *ide
     }
     if (code != HR_OK)
         return code;
-    struct namespace_call call = {.region = region, .mappers = out};
-    struct slot_pids slots;
+    struct hr_namespace_view view = {.region = region, .mappers = out};
+    struct hr_slot_pids slots;
     if (!out->initial) {
-        code = read_slot_pids(region, &slots);
-        judge_slots(&call, &slots);
+        code = hr_read_slot_pids(region, &slots);
+        hr_judge_slots(&view, &slots);
     }
-    out->complete = (out->initial || call.own) && !out->blind && sees_first_process(at);
+    out->complete = (out->initial || view.own) && !out->blind && sees_first_process(at);
     return code;
 }
 

@@ -181,3 +181,9 @@ int hr_look_at_process(int proc, const char *name, const struct hr_identity *ide
         return append(&out->unreadable, &out->unreadable_count, &status.mapper);
     return HR_OK;
 }
+
+void hr_read_link(int directory, const char *name, char *out, size_t room)
+{
+    ssize_t length = readlinkat(directory, name, out, room - 1);
+    out[length < 0 ? 0 : length] = '\0';
+}

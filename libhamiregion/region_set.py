@@ -216,6 +216,7 @@ class RegionSet:
         "_closed",
         "_guard",
         "_handles",
+        "_paths",
         "_regions",
         "_scratch",
         "errors",
@@ -224,8 +225,10 @@ class RegionSet:
     def __init__(self, paths: Iterable[PathLike] = ()) -> None:
         self._guard = threading.Lock()
         _sets.add(self)
-        self._regions: dict[str, Region] = {}
+        # By path where the set has opened it, by itself where it was adopted.
+        self._regions: dict[str | Region, Region] = {}
         self._handles: Any = None
+        self._paths: tuple[str, ...] = ()
         self._capacity = [0, 0, 0]
         self._closed = False
         self._scratch: Any = None
@@ -236,8 +239,13 @@ class RegionSet:
     @property
     def paths(self) -> tuple[str, ...]:
         """The regions that are open, in the order of their rows."""
+        return tuple(region.path for region in self.regions)
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """The same as objects. The set closes them."""
         with self._guard:
-            return tuple(self._regions)
+            return tuple(self._regions.values())
 
     def __len__(self) -> int:
         return len(self._regions)
@@ -285,30 +293,35 @@ class RegionSet:
         return True
 
     def adopt(self, region: Region) -> None:
-        """Take over an open region, in place of the one with its path if there is one.
+        """Take over an open region, beside those with the same path if there are any.
 
         The set closes it from now on.
 
         Raises:
-            RegionClosed: After `close`.
+            RegionClosed: After `close`; the region stays the caller's.
         """
-        self._check_open()
-        self._replace(region.path, region)
-        self.errors.pop(region.path, None)
+        self._replace(region, region)
 
-    def discard(self, path: PathLike) -> None:
-        """Close one region and forget it, and its error; nothing happens if it is not there."""
-        absolute = absolute_path(path)
-        self._replace(absolute, None)
-        self.errors.pop(absolute, None)
+    def discard(self, which: PathLike | Region) -> None:
+        """Close one region and forget it, and its error; nothing happens if it is not there.
 
-    def _replace(self, path: str, region: Region | None) -> None:
+        Args:
+            which: The path of one that was added, or one that was adopted.
+        """
+        key = which if isinstance(which, Region) else absolute_path(which)
+        self._replace(key, None)
+        if isinstance(key, str):
+            self.errors.pop(key, None)
+
+    def _replace(self, key: str | Region, region: Region | None) -> None:
         with self._guard:
-            before = self._regions.pop(path, None)
             if region is not None:
-                self._regions[path] = region
+                self._check_open()
+            before = self._regions.pop(key, None)
+            if region is not None:
+                self._regions[key] = region
             self._handles = None
-        if before is not None:
+        if before is not None and before is not region:
             before.close()
 
     def close(self) -> None:
@@ -339,6 +352,7 @@ class RegionSet:
                 self._handles = ffi.new(
                     "hr_region *[]", [region._handle for region in self._regions.values()]
                 )
+                self._paths = tuple([region.path for region in self._regions.values()])
             if self._scratch is None:
                 self._scratch = _new_arena("char[]", lib.HR_SNAPSHOT_MAX_BYTES)
             return self._read(len(self._handles))
@@ -372,8 +386,8 @@ class RegionSet:
             Columns(arena, first_process, processes, filled.processes, _PROCESSES),
             Columns(arena, first_usage, usages, filled.usages, _USAGES),
         )
-        paths = tuple(self._regions)
-        return RegionTable(paths, tables, self._errors_of(paths, tables[0].code) if code else {})
+        errors = self._errors_of(self._paths, tables[0].code) if code else {}
+        return RegionTable(self._paths, tables, errors)
 
     def _errors_of(self, paths: tuple[str, ...], codes: memoryview) -> dict[int, RegionError]:
         # The core keeps the details of one failure only, so those that failed are asked again.

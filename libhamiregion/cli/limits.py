@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import attrs
 import click
@@ -41,9 +41,25 @@ class DeviceLimits:
     sm_limit_percent: int | None
 
 
-@click.group(cls=SpeakingGroup)
+# Over a node, by plan. Imported when asked for: most calls are about one file.
+_BY_PLAN = ("apply", "diff", "export")
+
+
+class _Limits(SpeakingGroup):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *_BY_PLAN])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _BY_PLAN:
+            return super().get_command(ctx, cmd_name)
+        from . import limits_plan
+
+        return cast("click.Command", getattr(limits_plan, cmd_name))
+
+
+@click.group(cls=_Limits)
 def limits() -> None:
-    """Read and edit the limits of a region."""
+    """Read and edit the limits of a region, or of all containers of a node by a plan."""
 
 
 @limits.command("get")

@@ -1,4 +1,4 @@
-"""Options of the verbs that are about a node."""
+"""Options of the verbs that are about a node, and the node that they choose."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from libhamiregion.host.names import ChainedNames, DockerNames, PodLogNames
+from libhamiregion.host.node import Node
 from libhamiregion.host.selecting import Selector
 
 root_option = click.option(
@@ -24,6 +26,12 @@ pod_logs_option = click.option(
     show_default=True,
     metavar="DIR",
     help="Where kubelet keeps the pods' logs, which tell the pods' names.",
+)
+library_option = click.option(
+    "--library",
+    type=click.Path(path_type=str),
+    metavar="FILE",
+    help="The driver's libnvidia-ml.so.1, where the loader does not find it.",
 )
 _pod_option = click.option("--pod", metavar="PATTERN", help="Only pods of this name or UID.")
 _namespace_option = click.option("--namespace", metavar="PATTERN", help="Only pods of these.")
@@ -47,3 +55,9 @@ def selector(
 ) -> Selector:
     """What those four options choose."""
     return Selector(namespace=namespace, pod=pod, container=container, device=device)
+
+
+def open_node(roots: tuple[str, ...], proc: str, pod_logs: str) -> Node:
+    """Make the node that --root, --proc and --pod-logs choose; the caller closes it."""
+    names = ChainedNames([PodLogNames(pod_logs), DockerNames()])
+    return Node(roots or None, proc=proc, names=names)

@@ -14,10 +14,14 @@ from .failures import SpeakingGroup
 
 # One module per verb, with a command of the same name.
 VERBS = (
+    "agent",
+    "containers",
     "create",
     "demo",
+    "doctor",
     "limits",
     "lock",
+    "ps",
     "reap",
     "resume",
     "show",

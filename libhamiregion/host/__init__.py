@@ -3,6 +3,10 @@
 from .cgroups import ContainerId, parse_cgroup
 from .containers import Container, MissingReason, MissingRegion
 from .daemon_names import DockerApiNames, KubernetesNames
+from .doctor import diagnose, repair
+from .doctor_repair import Repair
+from .findings import Explanation, Finding, FindingKind, Severity
+from .mapped import MappedFile, MappedRegion
 from .matching import RegionProcesses, SlotMatch
 from .names import ChainedNames, DockerNames, NameResolver, PodLogNames, PodName
 from .node import ContainerView, Node, NodeChanges, NodeSnapshot
@@ -16,8 +20,9 @@ from .nvml import (
     NvmlState,
     NvmlUtilization,
 )
-from .processes import HostProcess, MappedRegion, ProcessTable
+from .processes import HostProcess, ProcessTable, RegionMapping
 from .selecting import Selector
+from .usage import NodeProcess, ProcessDeviceRow, driver_gap, node_processes
 
 __all__ = [
     "ChainedNames",
@@ -26,14 +31,19 @@ __all__ = [
     "ContainerView",
     "DockerApiNames",
     "DockerNames",
+    "Explanation",
+    "Finding",
+    "FindingKind",
     "HostProcess",
     "KubernetesNames",
+    "MappedFile",
     "MappedRegion",
     "MissingReason",
     "MissingRegion",
     "NameResolver",
     "Node",
     "NodeChanges",
+    "NodeProcess",
     "NodeSnapshot",
     "NvmlDevice",
     "NvmlFault",
@@ -45,9 +55,17 @@ __all__ = [
     "NvmlUtilization",
     "PodLogNames",
     "PodName",
+    "ProcessDeviceRow",
     "ProcessTable",
+    "RegionMapping",
     "RegionProcesses",
+    "Repair",
     "Selector",
+    "Severity",
     "SlotMatch",
+    "diagnose",
+    "driver_gap",
+    "node_processes",
     "parse_cgroup",
+    "repair",
 ]

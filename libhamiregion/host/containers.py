@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import enum
-import os
-import stat
-import time
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import attrs
@@ -26,13 +22,6 @@ if TYPE_CHECKING:
 
     from .cgroups import ContainerId
 
-_REGION_SUFFIX = ".cache"
-# A container can make as many files as it likes; real directories hold three or four.
-_ENTRIES_LIMIT = 1_000
-_CANDIDATES_LIMIT = 8
-# A directory's time can stand still while it changes: the kernel's clock ticks every 1 to 10 ms.
-_TIME_GRAIN_NS = 100_000_000
-
 
 class MissingReason(enum.Enum):
     """Why a container has no region that can be read."""
@@ -48,7 +37,7 @@ class MissingReason(enum.Enum):
     UNKNOWN_LAYOUT = "unknown_layout"
     #: The system refuses to open the file or its directory.
     NO_PERMISSION = "no_permission"
-    #: The file was truncated, removed or replaced since it was opened.
+    #: The file went while it was opened; or processes map one that no name leads to any more.
     STALE = "stale"
     #: Any other failure of the system, such as no descriptors left.
     FAILED = "failed"
@@ -97,21 +86,6 @@ class Container:
     pids: tuple[int, ...] = ()
 
 
-@attrs.frozen
-class Listing:
-    """What a container's directory held.
-
-    Attributes:
-        stamp: Of the directory, for `changed_since`; None if it may change unnoticed.
-        files: Names that end as a region's does, newest first.
-        error: Why it could not be listed.
-    """
-
-    stamp: tuple[int, int] | None
-    files: tuple[str, ...]
-    error: OSError | None = None
-
-
 def split_name(directory_name: str) -> tuple[str, str] | None:
     """Pod UID and container name of a directory's name; None if it is no container's.
 
@@ -120,43 +94,6 @@ def split_name(directory_name: str) -> tuple[str, str] | None:
     """
     pod_uid, separator, name = directory_name.partition("_")
     return (pod_uid, name) if separator and pod_uid and name else None
-
-
-def settled_stamp(status: os.stat_result, now_ns: int) -> tuple[int, int] | None:
-    """A stamp of a directory's state; None if it could change once more without a sign."""
-    if now_ns - status.st_mtime_ns <= _TIME_GRAIN_NS:
-        return None
-    return status.st_ino, status.st_mtime_ns
-
-
-def list_directory(path: str) -> Listing:
-    """List the files of a directory that a container can write; never follows a link."""
-    now_ns = time.time_ns()
-    try:
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-        descriptor = os.open(path, flags)
-    except OSError as error:
-        return Listing(None, (), error)
-    try:
-        stamp = settled_stamp(os.fstat(descriptor), now_ns)
-        found = []
-        with os.scandir(descriptor) as entries:
-            for entry in islice(entries, _ENTRIES_LIMIT):
-                if not entry.name.endswith(_REGION_SUFFIX):
-                    continue
-                try:
-                    status = entry.stat(follow_symlinks=False)
-                except OSError:
-                    continue
-                # What cannot be a region comes last: it must not keep one from being tried.
-                regular = stat.S_ISREG(status.st_mode)
-                found.append((regular, status.st_mtime_ns, entry.name))
-    except OSError as error:
-        return Listing(None, (), error)
-    finally:
-        os.close(descriptor)
-    found.sort(reverse=True)
-    return Listing(stamp, tuple(name for _, _, name in found[:_CANDIDATES_LIMIT]))
 
 
 def missing_for(error: RegionError | OSError) -> MissingRegion:

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import threading
-import time
-from pathlib import Path
+import weakref
 from typing import TYPE_CHECKING
 
 import attrs
 
 from libhamiregion.errors import RegionClosed, RegionError, RegionStale
+from libhamiregion.place_watch import PlaceWatch
 from libhamiregion.region import open_region
 from libhamiregion.region_set import RegionSet
 
-from .containers import (
-    NO_FILE,
-    Container,
-    MissingReason,
-    list_directory,
-    missing_for,
-    settled_stamp,
-    split_name,
-)
+from .cgroups import is_pod_uid
+from .directories import Watched, look_into, says_the_same
 from .names import ChainedNames, DockerNames, PodLogNames
+from .outside import OutsideRegions
 from .processes import ProcessTable
+from .roots import Roots
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,41 +32,33 @@ if TYPE_CHECKING:
     from libhamiregion.region import Region
     from libhamiregion.region_set import RegionTable
 
+    from .containers import Container
     from .matching import RegionProcesses
     from .names import NameResolver, PodName
-    from .processes import MappedRegion
-
-# HAMi's, volcano-vgpu's from 1.12 on, and volcano-vgpu's before.
-_DEFAULT_ROOTS = (
-    "/usr/local/vgpu/containers",
-    "/usr/local/vgpu/vgpu/containers",
-    "/tmp/vgpu/containers",  # noqa: S108 (where they are)
-)
-_ENTRIES_LIMIT = 20_000
-# A process can map any number of files that look like regions.
-_OUTSIDE_LIMIT = 1_024
-_OUTSIDE_LIMIT_PER_CONTAINER = 16
-
-
-def default_roots() -> tuple[str, ...]:
-    """Where regions are: under HOOK_PATH if the environment has it, else HAMi's and volcano's."""
-    hook_path = os.environ.get("HOOK_PATH")
-    return (f"{hook_path}/containers",) if hook_path else _DEFAULT_ROOTS
 
 
 @attrs.frozen
 class NodeChanges:
     """What a refresh found different.
 
+    `Node.containers` is what it was, without those in `removed`, with those in `added` and
+    `replaced`.
+
     Attributes:
         added: Containers that are new.
-        removed: Containers that have gone, or have been replaced; their regions are closed.
-        replaced: Containers whose region came, went or is another file now, as they are now.
+        removed: Containers that have gone, or stand in `replaced` in another form. A region that
+            they do not have any more is closed.
+        replaced: Containers of which something is different, as they are now: their region came,
+            went or is another file, the reason why there is none is another, or further files.
     """
 
     added: tuple[Container, ...] = ()
     removed: tuple[Container, ...] = ()
     replaced: tuple[Container, ...] = ()
+
+    def __bool__(self) -> bool:
+        """Whether anything is different."""
+        return bool(self.added or self.removed)
 
 
 @attrs.frozen
@@ -108,12 +94,17 @@ class ContainerView:
     error: RegionError | None = None
 
 
-@attrs.frozen
-class _Watched:
-    """A container's directory between two scans."""
+_nodes: weakref.WeakSet[Node] = weakref.WeakSet()
 
-    stamp: tuple[int, int] | None
-    container: Container
+
+def _leave_in_child() -> None:
+    # Another thread of the parent may have been inside, and does not exist in the child.
+    for node in _nodes:
+        node._lock = threading.RLock()
+        node._closed = "belongs to the process that made it"
+
+
+os.register_at_fork(after_in_child=_leave_in_child)
 
 
 class Node:
@@ -123,15 +114,18 @@ class Node:
             node.refresh()
             table = node.snapshot().table
 
-    A refresh costs two `stat` calls per container where nothing has changed; only what has changed
-    is listed and opened. No process is signalled and no file written.
+    A refresh costs two `stat` calls per container where nothing has changed, all of them in one
+    call into the core; only what has changed is listed and opened. No process is signalled, no file
+    written, no link followed.
 
-    Threads: may be shared. Refreshes exclude each other and readers.
+    Threads: may be shared. Refreshes exclude each other and readers. Fork: as `Region`; make a new
+    one in the child.
 
     Args:
         root: The directory that holds the ``<podUID>_<container>`` directories; several of them;
             or patterns as in a shell (``/data/*/containers``). None means ``$HOOK_PATH/containers``
-            if that is set, else those of HAMi and volcano that exist.
+            if that is set, else those of HAMi and volcano that exist, provided that nobody but
+            root and this user could have made them.
         proc: The root of /proc, where it is mounted elsewhere.
         names: Where pods' names come from; None means the directories of kubelet and Docker below
             /var.
@@ -153,28 +147,51 @@ class Node:
         names: NameResolver | None = None,
         outside: bool = True,
     ) -> None:
+        given: tuple[str, ...] | None
         if root is None:
-            given: tuple[PathLike, ...] = default_roots()
+            given = None
         elif isinstance(root, (str, os.PathLike)):
-            given = (root,)
+            given = (os.fspath(root),)
         else:
-            given = tuple(root)
-        self.roots = tuple(dict.fromkeys(str(Path(each).absolute()) for each in given))
-        self._expected = root is not None
+            given = tuple(os.fspath(each) for each in root)
+        self._roots = Roots(given)
+        self.roots = self._roots.paths
         self.names: NameResolver = (
             ChainedNames([PodLogNames(), DockerNames()]) if names is None else names
         )
         self.processes = ProcessTable(proc)
-        self._outside = outside
+        self._look_outside = outside
+        self._outside = OutsideRegions(self.processes)
         self._lock = threading.RLock()
         self._set = RegionSet()
-        self._listings: dict[str, tuple[tuple[int, int] | None, tuple[str, ...]]] = {}
-        self._watched: dict[str, _Watched] = {}
-        self._mapped: dict[tuple[int, int], tuple[MappedRegion, Container]] = {}
-        self._closed = False
+        self._watch = PlaceWatch()
+        self._watched: dict[str, Watched] = {}
+        # Of the regions in the roots, as maps prints them.
+        self._inside: dict[str, tuple[int, int]] = {}
+        self._directories: dict[str, str] = {}
+        self._closed = ""
+        self._containers: tuple[Container, ...] = ()
         self._rows: tuple[tuple[Container, ...], tuple[Container, ...]] | None = None
-        #: Root to error, for those that could not be listed; default roots may be missing.
-        self.root_errors: dict[str, OSError] = {}
+        _nodes.add(self)
+
+    @property
+    def root_errors(self) -> dict[str, OSError]:
+        """Root to error, for those that the last refresh could not list, or not whole.
+
+        Default roots may be missing without one.
+        """
+        return dict(self._roots.errors)
+
+    @property
+    def scanned_roots(self) -> tuple[str, ...]:
+        """The directories that the last refresh could list."""
+        return self._roots.scanned
+
+    @property
+    def directories(self) -> tuple[str, ...]:
+        """The roots that exist now: patterns expanded, links resolved, each directory once."""
+        with self._lock:
+            return self._roots.directories()
 
     @property
     def proc(self) -> str:
@@ -193,27 +210,34 @@ class Node:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Node {', '.join(self.roots)}: {len(self.containers)} containers>"
+        state = f"{len(self._containers)} containers" if not self._closed else "closed"
+        return f"<Node {', '.join(self.roots)}: {state}>"
 
     def close(self) -> None:
         """Close all regions; may be called again."""
         with self._lock:
-            self._closed = True
+            self._closed = self._closed or "has been closed"
             self._set.close()
+            self._watch.clear()
             self._watched.clear()
-            self._mapped.clear()
+            self._inside.clear()
+            self._outside.clear()
+            self._containers = ()
             self._rows = None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RegionClosed(f"the Node {self._closed}; make a new one")
 
     # ---- which containers there are --------------------------------------------------------------
 
     @property
     def containers(self) -> tuple[Container, ...]:
-        """All containers that the last refresh found, with a region or without."""
-        with self._lock:
-            return tuple(
-                [watched.container for watched in self._watched.values()]
-                + [container for _, container in self._mapped.values()]
-            )
+        """All containers that the last refresh found, with a region or without.
+
+        By root and directory, then those outside the roots.
+        """
+        return self._containers
 
     def refresh(self, *, processes: bool = True) -> NodeChanges:
         """Find what has changed since the last refresh.
@@ -227,192 +251,88 @@ class Node:
             root in `root_errors`.
 
         Raises:
-            RegionClosed: After `close`.
-            OSError: /proc cannot be listed.
+            RegionClosed: After `close`, or in a forked child.
+            OSError: /proc cannot be listed; then nothing has changed.
         """
         with self._lock:
-            if self._closed:
-                raise RegionClosed("the Node has been closed; make a new one")
-            changes = _Changes()
-            self._scan_roots(changes)
+            self._check_open()
+            # Before the directories: what is mapped by now has its directory by then.
             if processes:
                 self.processes.refresh()
-                if self._outside:
-                    self._scan_mapped(changes)
-            if changes:
-                self._rows = None
-            return changes.frozen()
+            changes = _Changes()
+            self._scan_roots(changes)
+            if processes and self._look_outside:
+                self._scan_outside(changes)
+            return self._note(changes)
+
+    def _note(self, changes: _Changes) -> NodeChanges:
+        found = changes.frozen()
+        if found:
+            self._rows = None
+            watched = self._watched
+            self._containers = (
+                *(watched[each].container for each in self._directories if each in watched),
+                *self._outside.containers,
+            )
+        return found
 
     def _scan_roots(self, changes: _Changes) -> None:
-        present: set[str] = set()
-        self.root_errors = {}
-        for root in self._expanded_roots():
-            try:
-                names = self._list_root(root)
-            except OSError as error:
-                if self._expected or not isinstance(error, FileNotFoundError):
-                    self.root_errors[root] = error
-                self._listings.pop(root, None)
-                continue
-            for name in names:
-                if split_name(name) is not None:
-                    directory = f"{root}/{name}"
-                    if self._scan_container(directory, name, changes):
-                        present.add(directory)
-        for directory in self._watched.keys() - present:
-            gone = self._watched.pop(directory).container
-            self._close_region(gone)
-            changes.removed.append(gone)
+        directories = self._roots.scan()
+        looked_into = self._watch.changed()
+        if directories is not self._directories:
+            gone = self._watched.keys() - directories.keys()
+            for directory in gone:
+                self._store(directory, None, changes)
+            looked_into = [each for each in looked_into if each not in gone]
+            looked_into += [each for each in directories if each not in self._watched]
+            self._directories = directories
+        for directory in looked_into:
+            before = self._watched.get(directory)
+            watched = look_into(directory, directories[directory], before)
+            self._store(directory, watched, changes)
 
-    def _expanded_roots(self) -> tuple[str, ...]:
-        found: dict[str, None] = {}
-        for root in self.roots:
-            matches = sorted(glob.glob(root)) if glob.has_magic(root) else [root]  # noqa: PTH207
-            # Two ways to one directory are one root.
-            found.update((os.path.realpath(each), None) for each in matches)
-        return tuple(found)
-
-    def _list_root(self, root: str) -> tuple[str, ...]:
-        now_ns = time.time_ns()
-        stamp = settled_stamp(os.stat(root), now_ns)  # noqa: PTH116
-        known = self._listings.get(root)
-        if known is not None and stamp is not None and known[0] == stamp:
-            return known[1]
-        names = []
-        with os.scandir(root) as entries:
-            for entry, _ in zip(entries, range(_ENTRIES_LIMIT), strict=False):
-                names.append(entry.name)
-        names.sort()
-        self._listings[root] = (stamp, tuple(names))
-        return self._listings[root][1]
-
-    def _scan_container(self, directory: str, name: str, changes: _Changes) -> bool:
-        """Bring one container up to date; False if it is no directory."""
-        now_ns = time.time_ns()
-        try:
-            status = os.lstat(directory)
-        except FileNotFoundError:
-            return False
-        except OSError:
-            status = None
-        if status is not None and not _is_directory(status):
-            return False
+    def _store(self, directory: str, watched: Watched | None, changes: _Changes) -> None:
         before = self._watched.get(directory)
-        if before is not None and status is not None:
-            stamp = settled_stamp(status, now_ns)
-            if stamp is not None and stamp == before.stamp and self._is_current(before.container):
-                return True
-        watched = self._look_into(directory, name, before)
+        if watched is None:
+            if before is not None:
+                del self._watched[directory]
+                self._inside.pop(directory, None)
+                self._watch.drop(directory)
+                self._exchange(before.container, None, changes)
+            return
+        if before is not None and says_the_same(before.container, watched.container):
+            watched = attrs.evolve(watched, container=before.container)
+        container = watched.container
         self._watched[directory] = watched
-        if before is None:
-            changes.added.append(watched.container)
-        elif watched.container is not before.container:
-            changes.removed.append(before.container)
-            changes.replaced.append(watched.container)
-        return True
+        self._watch.put(directory, directory, watched.stamp, container.region)
+        if before is None or before.container is not container:
+            self._inside.pop(directory, None)
+            self._exchange(None if before is None else before.container, container, changes)
 
-    def _is_current(self, container: Container) -> bool:
-        if container.region is None:
-            # Without a file, the directory tells when there is one; a file can become a region.
-            missing = container.missing
-            return missing is not None and missing.reason is MissingReason.NO_FILE
-        return not container.region.is_stale()
-
-    def _look_into(self, directory: str, name: str, before: _Watched | None) -> _Watched:
-        listing = list_directory(directory)
-        parts = split_name(name)
-        assert parts is not None  # noqa: S101 (only such names come here)
-        pod_uid, container_name = parts
-        container = Container(pod_uid, container_name, directory)
-        region: Region | None = None
-        stamp = listing.stamp
-        if listing.error is not None:
-            container = attrs.evolve(container, missing=missing_for(listing.error))
-        elif not listing.files:
-            container = attrs.evolve(container, missing=NO_FILE)
-        else:
-            kept = None if before is None else before.container.region
-            for file in listing.files:
-                path = f"{directory}/{file}"
-                others = tuple(each for each in listing.files if each != file)
-                if kept is not None and kept.path == path and not kept.is_stale():
-                    region = kept
-                else:
-                    try:
-                        region = open_region(path)
-                    except (RegionError, OSError) as error:
-                        if container.missing is None:
-                            container = attrs.evolve(
-                                container,
-                                region_path=path,
-                                missing=missing_for(error),
-                                other_files=others,
-                            )
-                        continue
-                container = attrs.evolve(
-                    container, region_path=path, region=region, missing=None, other_files=others
-                )
-                if file != listing.files[0]:
-                    stamp = None  # a newer file is being made; look again
-                break
-        if before is not None:
-            if _same(before.container, container):
-                return _Watched(stamp, before.container)
-            if before.container.region is not container.region:
-                self._close_region(before.container)
-        if region is not None and (before is None or before.container.region is not region):
+    def _exchange(
+        self, before: Container | None, after: Container | None, changes: _Changes
+    ) -> None:
+        changes.add(before, after)
+        region = None if after is None else after.region
+        known = None if before is None else before.region
+        if known is region:
+            return
+        if known is not None:
+            self._set.discard(known)
+        if region is not None:
             self._set.adopt(region)
-        return _Watched(stamp, container)
 
-    def _close_region(self, container: Container) -> None:
-        if container.region is not None:
-            self._set.discard(container.region.path)
-
-    def _scan_mapped(self, changes: _Changes) -> None:
-        inside = set()
-        for watched in self._watched.values():
+    def _identities(self) -> set[tuple[int, int]]:
+        for directory, watched in self._watched.items():
             region = watched.container.region
-            if region is not None:
-                inside.add(self.processes.identity(region))
-        found = {
-            (mapped.device, mapped.inode): mapped
-            for mapped in self.processes.mapped_regions()
-            if (mapped.device, mapped.inode) not in inside
-        }
-        for key in self._mapped.keys() - found.keys():
-            _, gone = self._mapped.pop(key)
-            self._close_region(gone)
-            changes.removed.append(gone)
-        per_container: dict[str | None, int] = {}
-        for key, mapped in found.items():
-            process = self.processes.get(mapped.pids[0])
-            container_id = None if process is None else process.container
-            owner = None if container_id is None else container_id.id
-            per_container[owner] = per_container.get(owner, 0) + 1
-            if per_container[owner] > _OUTSIDE_LIMIT_PER_CONTAINER:
-                continue
-            if key in self._mapped or len(self._mapped) >= _OUTSIDE_LIMIT:
-                continue
-            region = None
-            missing = None
-            try:
-                region = self.processes.open_mapped(mapped)
-            except (RegionError, OSError) as error:
-                missing = missing_for(error)
-            container = Container(
-                pod_uid=None if container_id is None else container_id.pod_uid,
-                name=None,
-                directory=None,
-                region_path=None if region is None else region.path,
-                region=region,
-                missing=missing,
-                container_id=container_id,
-                pids=mapped.pids,
-            )
-            if region is not None:
-                self._set.adopt(region)
-            self._mapped[key] = (mapped, container)
-            changes.added.append(container)
+            if region is not None and directory not in self._inside:
+                self._inside[directory] = self.processes.identity(region)
+        return set(self._inside.values())
+
+    def _scan_outside(self, changes: _Changes) -> None:
+        files = {file.id for watched in self._watched.values() for file in watched.files}
+        for before, after in self._outside.scan(self._identities(), files):
+            self._exchange(before, after, changes)
 
     # ---- what they hold --------------------------------------------------------------------------
 
@@ -423,19 +343,16 @@ class Node:
         refresh opens it anew or says what is wrong with it.
 
         Raises:
-            RegionClosed: After `close`.
+            RegionClosed: After `close`, or in a forked child.
         """
         with self._lock:
+            self._check_open()
             table = self._set.read()
             if self._rows is None:
-                by_path = {
-                    container.region.path: container
-                    for container in self.containers
-                    if container.region is not None
-                }
+                by_region = {each.region: each for each in self._containers}
                 self._rows = (
-                    tuple(by_path[path] for path in table.paths),
-                    tuple(each for each in self.containers if each.region is None),
+                    tuple(by_region[region] for region in self._set.regions),
+                    tuple(each for each in self._containers if each.region is None),
                 )
             return NodeSnapshot(*self._rows, table)
 
@@ -445,30 +362,33 @@ class Node:
         All in the order that proves what is dead: the regions first, /proc after them.
 
         Raises:
-            RegionClosed: After `close`.
+            RegionClosed: After `close`, or in a forked child.
             OSError: /proc cannot be listed.
         """
         with self._lock:
-            self.refresh()
-            looked: list[tuple[Container, RegionSnapshot | None, RegionError | None]] = []
-            for container in self.containers:
-                snapshot = error = None
-                if container.region is not None:
-                    try:
-                        snapshot = container.region.snapshot()
-                    except RegionError as failure:
-                        error = failure
-                looked.append((container, snapshot, error))
+            self._check_open()
+            changes = _Changes()
+            self._scan_roots(changes)
+            self._note(changes)
+            looked = {each: _look_at(each) for each in self._containers}
             self.processes.refresh()
-            return tuple(
-                ContainerView(
-                    container,
-                    snapshot,
-                    None if snapshot is None else self.match(container, snapshot),
-                    error,
-                )
-                for container, snapshot, error in looked
-            )
+            if self._look_outside and self._outside.has_news(self._identities()):
+                # What is mapped by now may have got its directory in between.
+                self._scan_roots(changes)
+            if self._look_outside:
+                self._scan_outside(changes)
+                self._note(changes)
+            new = [each for each in self._containers if each not in looked]
+            if new:
+                looked.update((each, _look_at(each)) for each in new)
+                self.processes.refresh()
+            return tuple(self._view_of(each, *looked[each]) for each in self._containers)
+
+    def _view_of(
+        self, container: Container, snapshot: RegionSnapshot | None, error: RegionError | None
+    ) -> ContainerView:
+        processes = None if snapshot is None else self.match(container, snapshot)
+        return ContainerView(container, snapshot, processes, error)
 
     def match(self, container: Container, snapshot: RegionSnapshot) -> RegionProcesses:
         """`ProcessTable.match` for a container of this node.
@@ -479,7 +399,11 @@ class Node:
         """
         if container.region is None:
             raise ValueError("the container has no region")
-        return self.processes.match(container.region, snapshot, pod_uid=container.pod_uid)
+        # A directory can be called anything; only a real UID can be held against a cgroup's.
+        pod_uid = container.pod_uid
+        if pod_uid is not None and not is_pod_uid(pod_uid):
+            pod_uid = None
+        return self.processes.match(container.region, snapshot, pod_uid=pod_uid)
 
     def pod_name(self, container: Container) -> PodName | None:
         """The names of a container's pod; None if no resolver knows them."""
@@ -492,17 +416,20 @@ class Node:
         Raises:
             ValueError: The container has no region.
             RegionStale: The file is another one than the container's region by now.
+            RegionClosed: The container is one of an earlier refresh, and its region closed.
             RegionError, OSError: As `open_region`.
         """
         known = container.region
         if known is None:
             raise ValueError("the container has no region")
+        file_id = known.file_id
+        region = None
         if container.directory is None:
-            for mapped, each in list(self._mapped.values()):
-                if each is container:
-                    return self.processes.open_mapped(mapped, writable=True)
-        region = open_region(known.path, writable=True, layout=known.layout)
-        if region.file_id != known.file_id:
+            with self._lock:
+                region = self._outside.open(container)
+        if region is None:
+            region = open_region(known.path, writable=True, layout=known.layout)
+        if region.file_id != file_id:
             region.close()
             raise RegionStale(
                 f"{known.path!r} has been replaced; refresh and try again", path=known.path
@@ -510,27 +437,33 @@ class Node:
         return region
 
 
-@attrs.define
-class _Changes:
-    added: list[Container] = attrs.field(factory=list)
-    removed: list[Container] = attrs.field(factory=list)
-    replaced: list[Container] = attrs.field(factory=list)
+def _look_at(container: Container) -> tuple[RegionSnapshot | None, RegionError | None]:
+    if container.region is None:
+        return None, None
+    try:
+        return container.region.snapshot(), None
+    except RegionError as error:
+        return None, error
 
-    def __bool__(self) -> bool:
-        return bool(self.added or self.removed or self.replaced)
+
+class _Changes:
+    """What a refresh has found so far, by identity: the same container may change twice."""
+
+    def __init__(self) -> None:
+        # As it is now, to as it was before the refresh.
+        self._now: dict[Container, Container | None] = {}
+        self._gone: list[Container] = []
+
+    def add(self, before: Container | None, after: Container | None) -> None:
+        first = before if before is None else self._now.pop(before, before)
+        if after is not None:
+            self._now[after] = first
+        elif first is not None:
+            self._gone.append(first)
 
     def frozen(self) -> NodeChanges:
-        return NodeChanges(tuple(self.added), tuple(self.removed), tuple(self.replaced))
-
-
-def _is_directory(status: os.stat_result) -> bool:
-    return (status.st_mode & 0o170000) == 0o040000
-
-
-def _same(before: Container, after: Container) -> bool:
-    return (
-        before.region is after.region
-        and before.region_path == after.region_path
-        and before.missing == after.missing
-        and before.other_files == after.other_files
-    )
+        return NodeChanges(
+            added=tuple(after for after, first in self._now.items() if first is None),
+            removed=(*self._gone, *(first for first in self._now.values() if first is not None)),
+            replaced=tuple(after for after, first in self._now.items() if first is not None),
+        )

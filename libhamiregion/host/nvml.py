@@ -70,6 +70,9 @@ class NvmlSampler:
             None means to find out. In another pid namespace drivers hide processes, and translate
             the pids of some lists and not of others: who is not listed is unknown there, not idle.
         window_s: How old a sample of utilisation may be.
+        sensors: Whether samples have each GPU's temperature, power and memory errors as well. That
+            is four more questions, of which some GPUs answer one or the other only after
+            milliseconds.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class NvmlSampler:
         *,
         host_namespace: bool | None = None,
         window_s: float = 1.0,
+        sensors: bool = False,
     ) -> None:
         if not window_s > 0:
             raise ValueError(f"a window is longer than 0 s, not {window_s}")
@@ -86,7 +90,10 @@ class NvmlSampler:
         self._sees_all = host_namespace
         self._driver = Driver(None if library is None else str(library))
         self._reader = DeviceReader(
-            self._driver, window_us=int(window_s * 1e6), sees_all=host_namespace
+            self._driver,
+            window_us=int(window_s * 1e6),
+            sees_all=host_namespace,
+            sensors=sensors,
         )
         self._lock = threading.RLock()
         self._users = 0
@@ -175,6 +182,8 @@ class NvmlSampler:
         ``nvmlDeviceGetGpuInstanceId``, ``nvmlDeviceGetComputeInstanceId``,
         ``nvmlDeviceGetComputeRunningProcesses_v3`` (``_v2`` with drivers that do not have it, or
         have it wrong), the same of graphics and MPS processes, ``nvmlDeviceGetProcessUtilization``.
+        With `sensors` also ``nvmlDeviceGetTemperature``, ``nvmlDeviceGetPowerUsage`` and
+        ``nvmlDeviceGetTotalEccErrors``.
 
         Shell: ``nvidia-smi -q``.
         """
@@ -230,16 +239,19 @@ class NvmlSampler:
         """
         return self.sample().processes
 
-    def process_view(self) -> tuple[NvmlProcess, ...]:
+    def process_view(self, *, sample: NvmlSample | None = None) -> tuple[NvmlProcess, ...]:
         """`processes` with the programs' names: pid, name, memory, utilisation.
 
         Names are raw text of the processes' own choice; escape them before printing.
+
+        Args:
+            sample: Whose processes, to ask the driver for their names only; None takes a new one.
 
         Calls: as `sample`, and ``nvmlSystemGetProcessName``. Shell: ``nvidia-smi
         --query-compute-apps=pid,name,used_memory --format=csv``.
         """
         with self._lock:
-            processes = self.sample().processes
+            processes = (self.sample() if sample is None else sample).processes
             names = {pid: self._name(pid) for pid in {process.pid for process in processes}}
             named = []
             for process in processes:
@@ -254,14 +266,17 @@ class NvmlSampler:
         except Refusal as refusal:
             return None, refusal.fault("name")
 
-    def sample_view(self) -> tuple[NvmlUtilization, ...]:
+    def sample_view(self, *, sample: NvmlSample | None = None) -> tuple[NvmlUtilization, ...]:
         """The driver's samples of the last second, as it gives them, by device.
 
         Inside a container the pids may be the host's; `processes` pairs only what is certain.
 
+        Args:
+            sample: Where to take them from; None takes a new one.
+
         Calls: as `sample`. Shell: ``nvidia-smi pmon -c 1 -s u``.
         """
-        return self.sample().utilization
+        return (self.sample() if sample is None else sample).utilization
 
     # ---- regions --------------------------------------------------------------------------------
 

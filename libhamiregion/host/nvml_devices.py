@@ -11,6 +11,7 @@ import attrs
 
 from .nvml_driver import Driver, plausible_bytes, plausible_percent
 from .nvml_models import NvmlDevice, NvmlMigDevice, NvmlProcess, NvmlUtilization
+from .nvml_sensors import NOT_ASKED, read_sensors
 from .nvml_states import NvmlFault, NvmlState, Refusal
 
 if TYPE_CHECKING:
@@ -143,15 +144,19 @@ class DeviceReader:
         driver: NVML, open.
         window_us: How old a sample may be.
         sees_all: Whether the driver's lists hold every process, under its pid of the host.
+        sensors: Whether to ask for temperature, power and memory errors.
 
     Attributes:
         driver_version: The driver's version; the shape of its lists depends on it.
     """
 
-    def __init__(self, driver: Driver, *, window_us: int, sees_all: bool) -> None:
+    def __init__(
+        self, driver: Driver, *, window_us: int, sees_all: bool, sensors: bool = False
+    ) -> None:
         self._driver = driver
         self._window_us = window_us
         self._sees_all = sees_all
+        self._sensors = sensors
         self.driver_version: str | None = None
         # A lost GPU tells nothing any more; its index keeps its meaning while NVML is open.
         self._identities: dict[int, tuple[str | None, str | None]] = {}
@@ -174,6 +179,7 @@ class DeviceReader:
         self._identities[index] = (uuid, name)
         memory = self._memory(questions, handle)
         util = self._device_util(questions, handle)
+        sensors = read_sensors(driver, questions.ask, handle) if self._sensors else NOT_ASKED
         mig_enabled = questions.ask("mig_enabled", lambda: self._mig_enabled(handle))
         lists = self._lists(questions, handle)
         migs = self._mig_handles(questions, handle) if mig_enabled else []
@@ -191,6 +197,7 @@ class DeviceReader:
             lists.state,
             usage.state,
             tuple(questions.faults),
+            **sensors,
         )
         own = _without(lists, readings) if readings else lists
         processes = self._processes((index, uuid), own, usage)

@@ -152,3 +152,14 @@ def plausible_percent(call: str, value: int) -> int:
     if not 0 <= value <= 100:
         raise Refusal(call, NvmlState.OUT_OF_RANGE)
     return value
+
+
+def plausible_figure(call: str, value: int, least: int, most: int) -> int:
+    """A number in its range.
+
+    Raises:
+        Refusal: It is out of it.
+    """
+    if not least <= value <= most:
+        raise Refusal(call, NvmlState.OUT_OF_RANGE)
+    return value

@@ -69,6 +69,11 @@ class NvmlDevice:
         processes_state: ``OK`` if its list of processes is complete.
         utilization_state: ``OK`` if its processes' utilisation could be read.
         faults: Why the figures that are None are None.
+        temperature_celsius: Of its core. This and what follows is None, without a fault, where the
+            sampler was not told to ask (``sensors=True``).
+        power_usage_watts: What it draws.
+        ecc_corrected_errors: Memory errors of its lifetime that ECC has corrected.
+        ecc_uncorrected_errors: Those that it could not.
     """
 
     index: int
@@ -84,6 +89,10 @@ class NvmlDevice:
     processes_state: NvmlState
     utilization_state: NvmlState
     faults: tuple[NvmlFault, ...] = ()
+    temperature_celsius: int | None = None
+    power_usage_watts: float | None = None
+    ecc_corrected_errors: int | None = None
+    ecc_uncorrected_errors: int | None = None
 
     def reason(self, figure: str) -> NvmlFault | None:
         """Why that field is None; None if nothing failed."""
@@ -187,6 +196,10 @@ class NvmlSample:
         return {(process.device_uuid, process.pid): process for process in self.processes}
 
     @cached_property
+    def _sampled(self) -> frozenset[tuple[str | None, int]]:
+        return frozenset((row.device_uuid, row.pid) for row in self.utilization)
+
+    @cached_property
     def _places(self) -> dict[str, tuple[NvmlDevice, NvmlDevice | NvmlMigDevice]]:
         places: dict[str, tuple[NvmlDevice, NvmlDevice | NvmlMigDevice]] = {}
         for device in self.devices:
@@ -217,7 +230,7 @@ class NvmlSample:
         # With MIG on, the GPU's own entry holds only what no MIG device accounts for.
         if place.processes_state is not NvmlState.OK or (place is device and device.mig_devices):
             return None
-        if any(row.pid == pid and row.device_uuid == device_uuid for row in self.utilization):
+        if (device_uuid, pid) in self._sampled:
             return None  # it came or went while the driver was asked
         util = 0 if place.utilization_state is NvmlState.OK else None
         return NvmlProcess(pid, device.index, device_uuid, (), 0, util, util, util, util)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 import time
+import weakref
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,12 +20,13 @@ from libhamiregion.slot import _slots
 
 from . import procfs
 from .cgroups import ContainerId, parse_cgroup
+from .mapped import MappedFile, MappedRegion, is_plain, looks_like_a_region, path_now
 from .matching import Mapper, RegionProcesses, Sight, match_slots
 from .procfs import Gone, Mapping, Refused
 from .users import UserNames
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
     from libhamiregion.errors import PathLike
     from libhamiregion.models import RegionSnapshot
@@ -33,8 +35,6 @@ if TYPE_CHECKING:
 # The inode number that the kernel gives to the first pid namespace, always.
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 _SMALLEST_REGION = min(layout.size_bytes for layout in LAYOUTS)
-_REGION_SUFFIX = ".cache"
-_WALK = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @attrs.frozen
@@ -63,22 +63,18 @@ class HostProcess:
 
 
 @attrs.frozen
-class MappedRegion:
-    """A file that processes map and that looks like a region, wherever it is.
+class RegionMapping:
+    """A process's mapping of a region, all its mappings of the file taken together.
 
     Attributes:
-        device: The file system's device number as maps prints it.
-        inode: The file's inode number as maps prints it.
-        path_in_namespace: The file as the first of `pids` sees it, raw and hostile.
-        deleted: Whether that name is gone.
-        pids: The processes that map it, pids of the /proc that was read, sorted.
+        process: The process.
+        length_bytes: How much of the file it maps; more than the file where it maps it twice.
+        writable: Whether it may write; who may not is none of the region's users.
     """
 
-    device: int
-    inode: int
-    path_in_namespace: str
-    deleted: bool
-    pids: tuple[int, ...]
+    process: HostProcess
+    length_bytes: int
+    writable: bool
 
 
 @attrs.frozen
@@ -99,11 +95,26 @@ class _View:
     started_ns: int = 0
     entries: dict[int, _Entry] = attrs.field(factory=dict)
     by_file: dict[tuple[int, int], tuple[tuple[_Entry, Mapping], ...]] = attrs.field(factory=dict)
+    # Pid to how many files it maps that look like regions.
+    region_counts: dict[int, int] = attrs.field(factory=dict)
     unreadable: tuple[int, ...] = ()
     unreadable_pids: frozenset[int] = frozenset()
     everybody: bool = False
     hidden: bool = True
     own_pid: int = 0
+
+
+_tables: weakref.WeakSet[ProcessTable] = weakref.WeakSet()
+
+
+def _unlock_in_child() -> None:
+    # Another thread of the parent may have been inside, and does not exist in the child.
+    for table in _tables:
+        table._refreshing = threading.Lock()
+        table._identifying = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlock_in_child)
 
 
 class ProcessTable:
@@ -135,6 +146,8 @@ class ProcessTable:
     def __init__(self, proc: PathLike = "/proc", *, user_file: PathLike = "/etc/passwd") -> None:
         self.proc = str(Path(proc).absolute())
         self._refreshing = threading.Lock()
+        self._identifying = threading.Lock()
+        _tables.add(self)
         self._view = _View()
         self._users = UserNames(user_file)
         # Address -> how maps calls what is mapped there, and what stat called it.
@@ -236,6 +249,28 @@ class ProcessTable:
         return view.everybody and not view.hidden and not view.unreadable
 
     @property
+    def sees_host(self) -> bool:
+        """Whether this is the /proc of the first pid namespace, the host's.
+
+        Its pids are then those that the driver and a slot's ``hostpid`` mean.
+        """
+        return self._view.everybody
+
+    @property
+    def sees_everybody(self) -> bool:
+        """Whether every process of the node is in the table, with its pids and command line.
+
+        The maps of some may still be refused; see `is_complete`.
+        """
+        view = self._view
+        return view.everybody and not view.hidden
+
+    @property
+    def own_pid(self) -> int:
+        """This process's pid in the table; 0 where that /proc does not show it."""
+        return self._view.own_pid
+
+    @property
     def unreadable(self) -> tuple[int, ...]:
         """Pids whose maps may not be read, sorted; the host's own init does not count."""
         return self._view.unreadable
@@ -253,56 +288,90 @@ class ProcessTable:
         info = region._mapping()
         # Another file may be mapped now where one was when maps was read.
         as_stat = (info.device_id, info.inode)
-        known = self._own_mappings.get(info.address)
-        if known != as_stat and self._checked.get(info.address) != as_stat:
-            # A process that has dropped its privileges may not read its own maps; then stat's
-            # numbers have to do.
-            with contextlib.suppress(Refused, Gone):
-                self._own_mappings = procfs.read_own_mappings()
+        with self._identifying:
             known = self._own_mappings.get(info.address)
-            self._checked = {
-                address: seen
-                for address, seen in self._checked.items()
-                if address in self._own_mappings
-            }
-            self._checked[info.address] = as_stat
+            if known != as_stat and self._checked.get(info.address) != as_stat:
+                # A process that has dropped its privileges may not read its own maps; then stat's
+                # numbers have to do.
+                with contextlib.suppress(Refused, Gone):
+                    self._own_mappings = procfs.read_own_mappings()
+                known = self._own_mappings.get(info.address)
+                self._checked = {
+                    address: seen
+                    for address, seen in self._checked.items()
+                    if address in self._own_mappings
+                }
+                self._checked[info.address] = as_stat
         return as_stat if known is None else known
 
-    def mappers(self, device: int, inode: int) -> tuple[HostProcess, ...]:
+    def mappers(
+        self, device: int, inode: int, *, writable: bool = False
+    ) -> tuple[HostProcess, ...]:
         """The processes that map a file shared, by its identity as maps prints it; sorted by pid.
 
         Mappings of less than a region's size do not count.
+
+        Args:
+            device: As `identity` gives it.
+            inode: As `identity` gives it.
+            writable: Only those that may write it.
         """
         return tuple(
             entry.process
-            for entry, _ in self._view.by_file.get((device, inode), ())
+            for entry, mapping in self._view.by_file.get((device, inode), ())
+            if entry.process is not None and (mapping.writable or not writable)
+        )
+
+    def mappings(self, region: Region) -> tuple[RegionMapping, ...]:
+        """Who maps a region, and how; sorted by pid.
+
+        Raises:
+            RegionClosed: After `Region.close`.
+        """
+        return tuple(
+            RegionMapping(entry.process, mapping.length_bytes, mapping.writable)
+            for entry, mapping in self._view.by_file.get(self.identity(region), ())
             if entry.process is not None
         )
 
-    def mapped_regions(self) -> tuple[MappedRegion, ...]:
-        """Every file mapped by others that looks like a region: ``*.cache``, and large enough.
+    def mapped_files(self, *, without: Container[tuple[int, int]] = ()) -> Iterator[MappedFile]:
+        """Every file mapped by others for writing that looks like a region.
 
-        Also outside any root, such as ``/tmp/cudevshr.cache`` inside a container: `open_mapped`
-        reaches those. What this process maps itself does not count.
+        That is one called ``*.cache``, or one mapped in the exact length of a layout. What this
+        process maps itself does not count. Costs no look at /proc.
+
+        Args:
+            without: Files to leave out, each as `identity` gives it.
         """
         view = self._view
-        found = []
-        directory = os.open(self.proc, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            for (device, inode), users in view.by_file.items():
-                others = [
-                    (entry.process.pid, entry, mapping)
-                    for entry, mapping in users
-                    if entry.process is not None and entry.process.pid != view.own_pid
-                ]
-                if not others or not others[0][2].path.endswith(_REGION_SUFFIX):
-                    continue
-                path, deleted = _path_now(directory, others[0][1], others[0][2])
-                pids = tuple(pid for pid, _, _ in others)
-                found.append(MappedRegion(device, inode, path, deleted, pids))
-        finally:
-            os.close(directory)
-        return tuple(found)
+        for identity, users in view.by_file.items():
+            if identity in without:
+                continue
+            others = [
+                (view.region_counts[entry.process.pid], entry.process, mapping)
+                for entry, mapping in users
+                if entry.process is not None
+                and entry.process.pid != view.own_pid
+                and looks_like_a_region(mapping)
+            ]
+            if others:
+                others.sort(key=lambda each: (each[0], each[1].pid))
+                count, process, mapping = others[0]
+                pids = tuple(process.pid for _, process, _ in others)
+                yield MappedFile(identity, pids, count == 1, process, mapping)
+
+    def mapped_regions(self) -> tuple[MappedRegion, ...]:
+        """`mapped_files` with what they are called now.
+
+        Also outside any root, such as ``/tmp/cudevshr.cache`` inside a container: `open_mapped`
+        reaches those.
+        """
+        return tuple(map(self.resolve, self.mapped_files()))
+
+    def resolve(self, file: MappedFile) -> MappedRegion:
+        """Find out what a mapped file is called now."""
+        path, deleted = path_now(self.proc, file.process, file.mapping)
+        return MappedRegion(*file.identity, path, deleted, file.pids, file.exclusive)
 
     def open_mapped(self, mapped: MappedRegion, *, writable: bool = False) -> Region:
         """Open a mapped region through the root of one of its processes.
@@ -317,7 +386,7 @@ class ProcessTable:
         """
         for pid in mapped.pids:
             path = f"{self.proc}/{pid}/root{mapped.path_in_namespace}"
-            if mapped.deleted or not _is_plain(f"{self.proc}/{pid}/root", mapped.path_in_namespace):
+            if mapped.deleted or not is_plain(f"{self.proc}/{pid}/root", mapped.path_in_namespace):
                 continue
             try:
                 region = open_region(path, writable=writable)
@@ -389,12 +458,15 @@ def _view(directory: int, started_ns: int, entries: dict[int, _Entry], refused: 
     )
     own = procfs.read_link(directory, "self") or ""
     by_file: dict[tuple[int, int], list[tuple[_Entry, Mapping]]] = defaultdict(list)
+    region_counts: dict[int, int] = {}
     unreadable = list(refused)
     unreadable_pids = set()
     for pid in sorted(entries):
         entry = entries[pid]
         for mapping in entry.mappings:
             by_file[mapping.device, mapping.inode].append((entry, mapping))
+        if entry.mappings:
+            region_counts[pid] = sum(map(looks_like_a_region, entry.mappings))
         if entry.readable or entry.process is None:
             continue
         # The init of the host itself is no process of a container, also where it may not be
@@ -406,6 +478,7 @@ def _view(directory: int, started_ns: int, entries: dict[int, _Entry], refused: 
         started_ns=started_ns,
         entries=entries,
         by_file={key: tuple(users) for key, users in by_file.items()},
+        region_counts=region_counts,
         unreadable=tuple(sorted(unreadable)),
         unreadable_pids=frozenset(unreadable_pids),
         everybody=everybody,
@@ -413,44 +486,3 @@ def _view(directory: int, started_ns: int, entries: dict[int, _Entry], refused: 
         hidden=bool(refused) or 1 not in entries,
         own_pid=int(own) if own.isdigit() else 0,
     )
-
-
-def _path_now(directory: int, entry: _Entry, mapping: Mapping) -> tuple[str, bool]:
-    """What the mapped file is called now: a rename or deletion shows in no figure of a process."""
-    shown = None
-    process = entry.process
-    with contextlib.suppress(Gone, Refused):
-        if process is not None:
-            descriptor = procfs.open_process(directory, str(process.pid))
-            try:
-                stat = procfs.parse_stat(procfs.stat_line(descriptor))
-                if stat.start_time_ticks == process.start_time_ticks:
-                    name = f"map_files/{mapping.start:x}-{mapping.end:x}"
-                    shown = procfs.read_link(descriptor, name)
-            finally:
-                os.close(descriptor)
-    if shown is None:
-        return mapping.path, mapping.deleted
-    return procfs.split_deleted(shown)
-
-
-def _is_plain(root: str, path: str) -> bool:
-    """Whether every directory on the way is one, not a link that leads elsewhere."""
-    *directories, name = path.split("/")[1:]
-    if name in {"", ".", ".."} or ".." in directories:
-        return False
-    try:
-        # The link itself is the kernel's, and leads into the container.
-        at = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        for directory in directories:
-            inner = os.open(directory, _WALK, dir_fd=at)
-            os.close(at)
-            at = inner
-    except OSError:
-        return False
-    finally:
-        os.close(at)
-    return True

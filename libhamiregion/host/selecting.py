@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
 if TYPE_CHECKING:
-    from libhamiregion.models import DeviceUsage
-
     from .containers import Container
     from .names import PodName
+
+
+class HasDevice(Protocol):
+    """Anything that is about one device: of a region, or of a process."""
+
+    @property
+    def index(self) -> int | None:
+        """Its index in the region; None where it is in none."""
+
+    @property
+    def uuid(self) -> str | None:
+        """``GPU-…`` or ``MIG-…``; None if unknown."""
 
 
 @attrs.frozen
@@ -46,8 +56,8 @@ class Selector:
             )
         )
 
-    def matches_device(self, device: DeviceUsage) -> bool:
-        """Whether a device of a region is meant."""
+    def matches_device(self, device: HasDevice) -> bool:
+        """Whether a device is meant: a `DeviceUsage`, or anything with its index and uuid."""
         if self.device is not None and self.device.isdigit():
             return device.index == int(self.device)
         return _matches(self.device, device.uuid)

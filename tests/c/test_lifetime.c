@@ -74,7 +74,7 @@ static void *writer(void *argument)
         CHECK(code == 1 || code == HR_ECONFLICT || code == HR_ECLOSED);
         code = hr_set_limits(crowd->region, HR_SM, 1, round % 100 + 1, 0, 0, edits);
         CHECK(code == 1 || code == HR_ECLOSED);
-        code = hr_set_value(crowd->region, HR_VALUE_RECENT_KERNEL, (int32_t)round, &before);
+        code = hr_set_value(crowd->region, HR_VALUE_RECENT_KERNEL, (int32_t)round, 0, 0, &before);
         CHECK(code == HR_OK || code == HR_ECLOSED);
         atomic_fetch_add(&crowd->rounds, 1);
     }
@@ -179,7 +179,7 @@ static void test_closed_handle(void)
     CHECK_EQ(last_detail().code, HR_ECLOSED);
     CHECK_EQ(hr_is_stale(region), HR_ECLOSED);
     CHECK_EQ(hr_set_limits(region, HR_MEMORY, 0, 1, 0, 0, edits), HR_ECLOSED);
-    CHECK_EQ(hr_set_value(region, HR_VALUE_PRIORITY, 1, &before), HR_ECLOSED);
+    CHECK_EQ(hr_set_value(region, HR_VALUE_PRIORITY, 1, 0, 0, &before), HR_ECLOSED);
     close_and_free(region);
     region_file_remove(&file);
 }
@@ -195,7 +195,7 @@ static void in_forked_child(struct region_file *file, hr_region *region)
     CHECK_EQ(last_detail().code, HR_EFORKED);
     CHECK_EQ(hr_is_stale(region), HR_EFORKED);
     CHECK_EQ(hr_set_limits(region, HR_MEMORY, 0, 7 * GIB, 0, 0, edits), HR_EFORKED);
-    CHECK_EQ(hr_set_value(region, HR_VALUE_PRIORITY, 1, &before), HR_EFORKED);
+    CHECK_EQ(hr_set_value(region, HR_VALUE_PRIORITY, 1, 0, 0, &before), HR_EFORKED);
     uint64_t arena[HR_REGION_COLUMNS];
     const struct hr_rows capacity = {1, 0, 0, 0};
     struct hr_rows filled;

@@ -226,6 +226,49 @@ API int nvmlDeviceGetUtilizationRates(device_handle handle, struct utilization_r
     return finish(code);
 }
 
+/* ---- sensors ---- */
+
+static int begin_sensor(const char *function, struct place place)
+{
+    int code = begin_device(function, place);
+    if (code == SUCCESS && (place.slot != WHOLE || !device_at(&scene, place)->has_sensors))
+        code = NOT_SUPPORTED;
+    return code;
+}
+
+API int nvmlDeviceGetTemperature(device_handle handle, int sensor, unsigned *celsius)
+{
+    struct place place = place_of(handle);
+    int code = begin_sensor(__func__, place);
+    if (code == SUCCESS && sensor != 0)
+        code = INVALID_ARGUMENT;
+    if (code == SUCCESS)
+        *celsius = device_at(&scene, place)->celsius;
+    return finish(code);
+}
+
+API int nvmlDeviceGetPowerUsage(device_handle handle, unsigned *milliwatts)
+{
+    struct place place = place_of(handle);
+    int code = begin_sensor(__func__, place);
+    if (code == SUCCESS)
+        *milliwatts = device_at(&scene, place)->milliwatts;
+    return finish(code);
+}
+
+/* Of the two counters the scene has the lifetime's only. */
+API int nvmlDeviceGetTotalEccErrors(device_handle handle, int type, int counter,
+                                    unsigned long long *errors)
+{
+    struct place place = place_of(handle);
+    int code = begin_sensor(__func__, place);
+    if (code == SUCCESS && (type < 0 || type > 1 || counter != 1))
+        code = INVALID_ARGUMENT;
+    if (code == SUCCESS)
+        *errors = device_at(&scene, place)->ecc_errors[type];
+    return finish(code);
+}
+
 /* ---- MIG ---- */
 
 API int nvmlDeviceGetMigMode(device_handle handle, unsigned *current, unsigned *pending)

@@ -73,6 +73,21 @@ static void parse_mode(struct scene *scene, const char *line)
     scene->devices[index][0].mode = strcmp(mode, "mig-on") == 0 ? MIG_ON : MIG_OFF;
 }
 
+static void parse_sensors(struct scene *scene, const char *line)
+{
+    int index = -1;
+    struct device read = {0};
+    need(sscanf(line, "sensors %d %u %u %llu %llu", &index, &read.celsius, &read.milliwatts,
+                &read.ecc_errors[0], &read.ecc_errors[1]) == 5 &&
+             index >= 0 && index < DEVICES,
+         line);
+    struct device *device = &scene->devices[index][0];
+    device->has_sensors = true;
+    device->celsius = read.celsius;
+    device->milliwatts = read.milliwatts;
+    memcpy(device->ecc_errors, read.ecc_errors, sizeof device->ecc_errors);
+}
+
 static void parse_process(struct scene *scene, const char *line)
 {
     static const char *const kinds[] = {"compute", "graphics", "mps"};
@@ -143,6 +158,8 @@ static void parse_line(struct scene *scene, const char *line)
         parse_mode(scene, line);
     else if (is(line, "mig"))
         parse_mig(scene, line);
+    else if (is(line, "sensors"))
+        parse_sensors(scene, line);
     else if (is(line, "process"))
         parse_process(scene, line);
     else if (is(line, "sample"))

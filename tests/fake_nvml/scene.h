@@ -9,6 +9,7 @@
  *   device INDEX UUID TOTAL USED GPU_PERCENT MEMORY_PERCENT NAME...
  *   mode INDEX mig-on|mig-off              without it, the device does not support MIG
  *   mig INDEX SLOT UUID GPU_INSTANCE COMPUTE_INSTANCE TOTAL USED NAME...
+ *   sensors INDEX CELSIUS MILLIWATTS CORRECTED UNCORRECTED    without it, there are none
  *   process PLACE compute|graphics|mps PID USED|unavailable
  *   sample PLACE PID AGE_US SM MEMORY ENC DEC
  *   name PID TEXT...
@@ -47,6 +48,9 @@ struct device {
     unsigned long long total, used;
     unsigned gpu_percent, memory_percent, gpu_instance, compute_instance;
     enum mig_mode mode;
+    bool has_sensors;
+    unsigned celsius, milliwatts;
+    unsigned long long ecc_errors[2]; /* corrected, uncorrected */
 };
 
 struct process {

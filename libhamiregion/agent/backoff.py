@@ -1,0 +1,45 @@
+"""Leaving alone for a while what has failed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+# A container that holds its lock for ever costs one timeout in that many passes.
+_MOST_PASSES = 64
+
+
+class Backoff:
+    """Counts passes to skip: after the first failure 1, then 2, 4 and so on up to 64.
+
+    Threads: one at a time.
+    """
+
+    def __init__(self) -> None:
+        self._failures: dict[Hashable, int] = {}
+        self._skip: dict[Hashable, int] = {}
+
+    def waits(self, key: Hashable) -> bool:
+        """Whether this pass is to be skipped; counts it."""
+        left = self._skip.get(key, 0)
+        if left:
+            self._skip[key] = left - 1
+        return left > 0
+
+    def failed(self, key: Hashable) -> None:
+        """Skip more passes than the last time."""
+        failures = self._failures.get(key, 0)
+        self._failures[key] = failures + 1
+        self._skip[key] = min(1 << min(failures, 10), _MOST_PASSES)
+
+    def well(self, key: Hashable) -> None:
+        """Forget its failures."""
+        self._failures.pop(key, None)
+        self._skip.pop(key, None)
+
+    def keep(self, keys: frozenset[Hashable]) -> None:
+        """Forget all others."""
+        for key in self._failures.keys() - keys:
+            self.well(key)

@@ -1,0 +1,118 @@
+"""The rule by which containers of several priorities share a GPU.
+
+It is the one that HAMi's monitor follows. Nothing is read or written here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
+
+import attrs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+#: How long HAMi's monitor waits between two passes; a launch counts for two of them.
+FEEDBACK_INTERVAL_S = 5.0
+#: The launch mark of a region whose launches wait.
+BLOCKED = -1
+
+
+@attrs.frozen
+class LaunchState:
+    """What the rule looks at in a region.
+
+    Attributes:
+        recent_kernel: The launch mark: 2 after a launch, below 0 while launches wait.
+        utilization_switch: Not 0 while SM limiting is on.
+        priority: 0 is the most urgent that HAMi gives; the higher, the less urgent.
+        uuids: The region's devices, GPUs or MIG devices.
+    """
+
+    recent_kernel: int
+    utilization_switch: int
+    priority: int
+    uuids: frozenset[str] = attrs.field(converter=frozenset)
+
+
+@attrs.frozen
+class Verdict:
+    """What the rule wants to stand in a region.
+
+    Attributes:
+        recent_kernel: The launch mark.
+        utilization_switch: 1 if contended, else 0.
+        blocked: A more urgent region has launched lately on one of its devices.
+        contended: Blocked, or a region as urgent has launched lately on one of its devices, beside
+            itself or another such.
+    """
+
+    recent_kernel: int
+    utilization_switch: int
+    blocked: bool
+    contended: bool
+
+
+def decide(states: Sequence[LaunchState]) -> tuple[Verdict, ...]:
+    """Judge all regions of a node together.
+
+    Each launch mark above 0 is counted down by one. Where it is above 0 still, the region counts
+    under its priority on each of its devices. Then a region is *blocked* if one that is more
+    urgent counts on one of its devices, and *contended* if it is blocked or if more than one of its
+    own priority count on one of them. A blocked region's launch mark becomes -1 unless it is below
+    0 already; one that is not blocked and below 0 becomes 0.
+
+    Args:
+        states: One per region.
+
+    Returns:
+        One verdict per state, in the same order.
+
+    Source: docs, The agent (The priority rule).
+
+    >>> busy = LaunchState(2, 1, priority=0, uuids={"GPU-a"})
+    >>> waiting = LaunchState(2, 1, priority=1, uuids={"GPU-a"})
+    >>> [verdict.recent_kernel for verdict in decide([busy, waiting])]
+    [1, -1]
+    """
+    marks = [state.recent_kernel - (state.recent_kernel > 0) for state in states]
+    counted: defaultdict[str, Counter[int]] = defaultdict(Counter)
+    for state, mark in zip(states, marks, strict=True):
+        if mark > 0:
+            for uuid in state.uuids:
+                counted[uuid][state.priority] += 1
+    # Who is blocked depends on the most urgent one of each device only.
+    most_urgent = {uuid: min(priorities) for uuid, priorities in counted.items()}
+    verdicts = []
+    for state, mark in zip(states, marks, strict=True):
+        shared = state.uuids & most_urgent.keys()
+        blocked = any(most_urgent[uuid] < state.priority for uuid in shared)
+        contended = blocked or any(counted[uuid][state.priority] > 1 for uuid in shared)
+        verdicts.append(Verdict(_launch_mark(mark, blocked), int(contended), blocked, contended))
+    return tuple(verdicts)
+
+
+def _launch_mark(mark: int, blocked: bool) -> int:
+    if blocked and mark >= 0:
+        return BLOCKED
+    if not blocked and mark < 0:
+        return 0
+    return mark
+
+
+def believed(state: LaunchState) -> LaunchState:
+    """A region's state as far as it is to be believed: nobody is more urgent than HAMi's 0.
+
+    A container can write its own region. A negative priority, which HAMi never gives and whose
+    regions its monitor does not count, would stop even the containers of priority 0.
+
+    >>> believed(LaunchState(2, 1, priority=-(2**31), uuids=())).priority
+    0
+    """
+    return state if state.priority >= 0 else attrs.evolve(state, priority=0)
+
+
+def uuids_of(uuids: Iterable[str | None]) -> frozenset[str]:
+    """The devices that have told who they are."""
+    return frozenset(uuid for uuid in uuids if uuid is not None)

@@ -1,0 +1,115 @@
+"""Scrapes, made one at a time for all who ask meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import attrs
+
+from .negotiation import compress
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from .working import Worker
+
+
+class ScrapeTimeout(Exception):
+    """No scrape came in time; the message says how long one has been under way."""
+
+
+@attrs.define(eq=False)
+class _Batch:
+    """A scrape that has not begun, and what those who wait for it want of it."""
+
+    encodings: set[bool] = attrs.field(factory=set)
+    task: asyncio.Task[dict[bool, bytes]] | None = None
+
+
+class Scrapes:
+    """Has scrapes made in a thread, one at a time.
+
+    Whoever asks while one is being made gets the next one, with all others who asked for the same
+    format meanwhile: nobody gets figures from before the question, and there is never more than one
+    scrape under way and one of each format waiting, however many ask.
+
+    To be used on one event loop.
+
+    Args:
+        render: Makes the text, of OpenMetrics if True.
+        worker: Where it runs.
+        room: Waits until there is memory for one more answer.
+        timeout_s: How long to wait for an answer.
+    """
+
+    def __init__(
+        self,
+        render: Callable[[bool], bytes],
+        worker: Worker,
+        room: Callable[[], Awaitable[None]],
+        timeout_s: float,
+    ) -> None:
+        self._render = render
+        self._worker = worker
+        self._room = room
+        self._timeout_s = timeout_s
+        self._waiting: dict[bool, _Batch] = {}
+        self._turn = asyncio.Lock()
+        self._running_since: float | None = None
+
+    @property
+    def running_s(self) -> float:
+        """How long the scrape that is being made has been so; 0 without one."""
+        if self._running_since is None:
+            return 0.0
+        return asyncio.get_running_loop().time() - self._running_since
+
+    async def get(self, *, openmetrics: bool, gzip: bool) -> bytes:
+        """A scrape that begins now or later.
+
+        Raises:
+            ScrapeTimeout: It takes too long, for example because a driver does not answer.
+            Exception: Whatever `render` raised.
+        """
+        # Nobody waits behind what is known to hang: each who waits has a connection.
+        if self.running_s > self._timeout_s:
+            raise self._timed_out()
+        batch = self._waiting.get(openmetrics)
+        if batch is None:
+            batch = self._waiting[openmetrics] = _Batch()
+            batch.task = asyncio.create_task(self._make(batch, openmetrics))
+            batch.task.add_done_callback(_retrieved)
+        batch.encodings.add(gzip)
+        assert batch.task is not None  # noqa: S101 (made above, in the same step)
+        try:
+            # Many wait for one scrape, and any of them may give up.
+            made = await asyncio.wait_for(asyncio.shield(batch.task), self._timeout_s)
+        except asyncio.TimeoutError:
+            raise self._timed_out() from None
+        return made[gzip]
+
+    async def _make(self, batch: _Batch, openmetrics: bool) -> dict[bool, bytes]:
+        async with self._turn:
+            await self._room()
+            # From here on it is too late to join.
+            del self._waiting[openmetrics]
+            encodings = frozenset(batch.encodings)
+            self._running_since = asyncio.get_running_loop().time()
+            try:
+                return await self._worker.run(lambda: self._encoded(openmetrics, encodings))
+            finally:
+                self._running_since = None
+
+    def _encoded(self, openmetrics: bool, encodings: frozenset[bool]) -> dict[bool, bytes]:
+        body = self._render(openmetrics)
+        return {gzip: compress(body) if gzip else body for gzip in encodings}
+
+    def _timed_out(self) -> ScrapeTimeout:
+        return ScrapeTimeout(f"a scrape has been under way for {self.running_s:.0f} s")
+
+
+def _retrieved(task: asyncio.Task[dict[bool, bytes]]) -> None:
+    # Where all who waited have gone, nobody else looks at the error, and asyncio complains.
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,231 @@
+"""A container's directory: which of its files is the region."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import attrs
+
+from libhamiregion.errors import RegionError
+from libhamiregion.place_watch import is_well
+from libhamiregion.region import identify, open_region
+
+from .containers import (
+    NO_FILE,
+    Container,
+    MissingReason,
+    MissingRegion,
+    missing_for,
+    split_name,
+)
+
+if TYPE_CHECKING:
+    from libhamiregion.place_watch import Stamp
+    from libhamiregion.region import Region
+
+_REGION_SUFFIX = ".cache"
+# A container can make as many files as it likes; real directories hold three or four.
+_ENTRIES_LIMIT = 4_096
+_FILES_LIMIT = 64
+_CANDIDATES_LIMIT = 8
+# A directory's time can stand still while it changes: the kernel's clock ticks every 1 to 10 ms.
+_TIME_GRAIN_NS = 100_000_000
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_NO_DIRECTORY = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+
+
+@attrs.frozen
+class File:
+    """A file whose name ends as a region's does.
+
+    Attributes:
+        name: Raw.
+        id: Device and inode.
+        regular: Whether it is a regular file, which alone can become a region.
+    """
+
+    name: str
+    id: tuple[int, int]
+    regular: bool
+
+
+@attrs.frozen
+class Listing:
+    """What a container's directory held.
+
+    Attributes:
+        stamp: Of the directory; None if it could change once more without a sign.
+        files: Those that may be regions, newest first.
+        cut: Whether there was more than was looked at.
+        error: Why it could not be listed.
+    """
+
+    stamp: Stamp | None
+    files: tuple[File, ...] = ()
+    cut: bool = False
+    error: OSError | None = None
+
+
+@attrs.frozen
+class Watched:
+    """A container's directory between two scans.
+
+    Attributes:
+        stamp: Of the directory as it was; None if it has to be looked into each time.
+        container: What was found.
+        files: Of its files that may be regions.
+        older: Of those, regions that were there when a newer one was taken.
+    """
+
+    stamp: Stamp | None
+    container: Container
+    files: tuple[File, ...] = ()
+    older: frozenset[File] = frozenset()
+
+
+def settled_stamp(status: os.stat_result, now_ns: int) -> Stamp | None:
+    """A stamp of a directory's state; None if it could change once more without a sign.
+
+    By the time of the last change, which nobody can set: that of the last modification anybody can.
+    """
+    if now_ns - status.st_ctime_ns <= _TIME_GRAIN_NS:
+        return None
+    return status.st_dev, status.st_ino, status.st_ctime_ns
+
+
+def list_directory(path: str) -> Listing:
+    """List the files of a directory that a container can write; never follows a link."""
+    now_ns = time.time_ns()
+    try:
+        descriptor = os.open(path, _OPEN)
+    except OSError as error:
+        return Listing(None, error=error)
+    try:
+        stamp = settled_stamp(os.fstat(descriptor), now_ns)
+        found: list[tuple[bool, int, File]] = []
+        seen = 0
+        with os.scandir(descriptor) as entries:
+            for entry in islice(entries, _ENTRIES_LIMIT):
+                seen += 1
+                if not entry.name.endswith(_REGION_SUFFIX):
+                    continue
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                regular = stat.S_ISREG(status.st_mode)
+                file = File(entry.name, (status.st_dev, status.st_ino), regular)
+                # What cannot be a region comes last: it must not keep one from being tried.
+                found.append((regular, status.st_mtime_ns, file))
+                if len(found) == _FILES_LIMIT:
+                    break
+            cut = next(entries, None) is not None
+    except OSError as error:
+        return Listing(None, error=error)
+    finally:
+        os.close(descriptor)
+    found.sort(key=lambda each: (each[0], each[1], each[2].name), reverse=True)
+    files = tuple(file for _, _, file in found[:_CANDIDATES_LIMIT])
+    return Listing(stamp, files, cut or len(found) > len(files))
+
+
+def look_into(directory: str, name: str, before: Watched | None) -> Watched | None:
+    """Find a container's region, or why there is none.
+
+    The newest file that is a region counts. One that is open stays so until it is stale, or a newer
+    region appears that was not there before: two that are both in use must not take turns.
+
+    Args:
+        directory: Its path.
+        name: Its name, one that `split_name` takes apart.
+        before: What was found last time; what it has open is kept if it is still good, and is the
+            caller's to close if not.
+
+    Returns:
+        What there is now; None if it is no directory.
+    """
+    listing = list_directory(directory)
+    kept = None if before is None else before.container.region
+    if kept is not None and not is_well(kept):
+        kept = None
+    if listing.error is not None:
+        if listing.error.errno in _NO_DIRECTORY:
+            return None
+        # What passes, such as a lack of descriptors, says nothing against an open region.
+        if before is not None and kept is not None:
+            return attrs.evolve(before, stamp=None)
+    parts = split_name(name)
+    assert parts is not None  # noqa: S101 (only such names come here)
+    container = Container(*parts, directory)
+    if listing.error is not None:
+        return Watched(None, attrs.evolve(container, missing=missing_for(listing.error)))
+    if not listing.files and kept is None:
+        if listing.cut:
+            return Watched(None, attrs.evolve(container, missing=_FLOODED))
+        return Watched(listing.stamp, attrs.evolve(container, missing=NO_FILE))
+    older = frozenset() if before is None or kept is None else before.older
+    return _choose(container, listing, kept, older)
+
+
+def _choose(
+    container: Container, listing: Listing, kept: Region | None, passed: frozenset[File]
+) -> Watched:
+    region: Region | None = None
+    missing: MissingRegion | None = None
+    wanted: str | None = None
+    older: set[File] = set()
+    # Whether all of them are what they will be until the directory changes.
+    settled = True
+    for file in listing.files:
+        path = f"{container.directory}/{file.name}"
+        try:
+            if region is not None:
+                if file not in passed:
+                    identify(path)
+                older.add(file)
+            elif kept is not None and path == kept.path:
+                region, wanted = kept, path
+            elif file in passed:
+                older.add(file)
+            else:
+                region, wanted = open_region(path), path
+        except (RegionError, OSError) as error:
+            settled = settled and not file.regular
+            if region is None and missing is None:
+                missing, wanted = missing_for(error), path
+    if region is None and kept is not None:
+        region, wanted = kept, kept.path  # behind more files than were looked at
+    names = (file.name for file in listing.files)
+    return Watched(
+        listing.stamp if settled and region is not None else None,
+        attrs.evolve(
+            container,
+            region_path=wanted,
+            region=region,
+            missing=None if region is not None else missing,
+            other_files=tuple(name for name in names if f"{container.directory}/{name}" != wanted),
+        ),
+        listing.files,
+        frozenset(older),
+    )
+
+
+def says_the_same(before: Container, after: Container) -> bool:
+    """Whether nothing is different but the order of further files."""
+    return (
+        before.region is after.region
+        and before.region_path == after.region_path
+        and before.missing == after.missing
+        and set(before.other_files) == set(after.other_files)
+    )
+
+
+_FLOODED = MissingRegion(
+    MissingReason.FAILED,
+    f"more than {_ENTRIES_LIMIT:,} files, and no .cache file among those that were looked at",
+)

@@ -1,0 +1,134 @@
+"""What a snapshot leaves out of a region's slots: seqlocks, and what stands behind the last one."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from typing import TYPE_CHECKING
+
+from libhamiregion.errors import RegionStale
+from libhamiregion.layouts import SLOT_CAPACITY
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from libhamiregion.region import Region
+
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_PID = struct.Struct("<i")
+_SEQLOCK = struct.Struct("<Q")
+# A file system that does not know its holes gives one piece of 2 MB.
+_PIECE_BYTES = 1 << 21
+
+
+class RawSlots:
+    """Single fields of a region's slots, read through the file and not through a mapping.
+
+    A truncated file then reads as short and not as a signal. Each read is of one moment; nothing is
+    consistent with anything else.
+
+    Threads: one at a time.
+
+    Args:
+        region: Whose file; what is opened is that very file or nothing.
+
+    Raises:
+        RegionStale: The path leads to another file now.
+        RegionClosed: After `Region.close`.
+        OSError: The file cannot be opened.
+    """
+
+    def __init__(self, region: Region) -> None:
+        self._path = region.path
+        known = region.file_id
+        self._offsets = region.layout.offsets
+        self._descriptor = os.open(region.path, _FLAGS)
+        status = os.fstat(self._descriptor)
+        if (status.st_dev, status.st_ino) != known:
+            self.close()
+            raise RegionStale(f"{region.path!r} has been replaced; open it again", path=region.path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+    def _at(self, slot: int, field: str) -> int:
+        procs, stride, offset = (
+            self._offsets["procs"],
+            self._offsets["slot_stride"],
+            self._offsets[field],
+        )
+        assert procs is not None  # noqa: S101 (every layout has slots)
+        assert stride is not None  # noqa: S101
+        if offset is None:
+            raise ValueError(f"the layout of {self._path!r} has no {field}")
+        return procs + slot * stride + offset
+
+    def _read(self, field: struct.Struct, at: int) -> int:
+        raw = os.pread(self._descriptor, field.size, at)
+        if len(raw) != field.size:
+            raise RegionStale(f"{self._path!r} was truncated; open it again", path=self._path)
+        value: int = field.unpack(raw)[0]
+        return value
+
+    def pid(self, slot: int) -> int:
+        """The pid in a slot, whether it counts or not.
+
+        Raises:
+            RegionStale: The file is too short now.
+        """
+        return self._read(_PID, self._at(slot, "slot_pid"))
+
+    def seqlock(self, slot: int) -> int:
+        """A slot's seqlock; odd while a writer is inside.
+
+        Raises:
+            ValueError: The layout has none.
+            RegionStale: The file is too short now.
+        """
+        return self._read(_SEQLOCK, self._at(slot, "slot_seqlock"))
+
+    def pids_from(self, first: int) -> dict[int, int]:
+        """The pids of the slots from `first` on that are not 0, by slot.
+
+        Parts of the file that were never written are skipped, not read: most of a region is hole.
+        """
+        found: dict[int, int] = {}
+        end = self._at(SLOT_CAPACITY, "slot_pid")
+        stride = self._at(1, "slot_pid") - self._at(0, "slot_pid")
+        base = self._at(0, "slot_pid")
+        at = self._at(first, "slot_pid")
+        while at < end:
+            try:
+                data = os.lseek(self._descriptor, at, os.SEEK_DATA)
+                hole = os.lseek(self._descriptor, data, os.SEEK_HOLE)
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    raise
+                break
+            # A pid can begin before the piece in which it ends.
+            first_slot = max(first, -(-(data - _PID.size - base) // stride))
+            start = base + first_slot * stride
+            if start >= end:
+                break
+            piece = os.pread(self._descriptor, min(hole, end, start + _PIECE_BYTES) - start, start)
+            for offset in range(0, len(piece) - _PID.size + 1, stride):
+                (pid,) = _PID.unpack_from(piece, offset)
+                if pid:
+                    found[first_slot + offset // stride] = pid
+            at = max(start + stride, start + len(piece))
+        return found

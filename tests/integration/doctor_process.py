@@ -1,0 +1,52 @@
+"""A process inside a container, as `container_process`, that can be made to look odd."""
+
+import mmap
+import os
+from pathlib import Path
+from typing import Any
+
+from container_process import Container, serve
+
+
+class OddContainer(Container):
+    """What else one can be told to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[Any] = []
+
+    def load(self, path: str) -> int:
+        """Have a library mapped as the loader does."""
+        with Path(path).open("rb") as file:
+            code = mmap.PROT_READ | mmap.PROT_EXEC
+            self.kept.append(mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=code))
+        return os.getpid()
+
+    def map_bytes(self, path: str, nbytes: str) -> int:
+        """Map the first bytes of a region, as a libvgpu that knows another layout does."""
+        with Path(path).open("r+b") as file:
+            self.kept.append(mmap.mmap(file.fileno(), int(nbytes)))
+        return os.getpid()
+
+    def become(self, uid: str) -> int:
+        """Go on as another user."""
+        os.setuid(int(uid))
+        return os.geteuid()
+
+    def lock(self) -> int:
+        """Hold the lock of the region mapped last."""
+        self.kept.append(self.regions[-1].lock())
+        self.kept[-1].__enter__()
+        return os.getpid()
+
+    def unlock(self) -> int:
+        self.kept.pop().__exit__(None, None, None)
+        return os.getpid()
+
+    def charge_on(self, device: str, nbytes: str, kind: str = "data") -> int:
+        self.slots[-1].charge(int(device), int(nbytes), kind)  # type: ignore[arg-type]
+        return int(nbytes)
+
+
+if __name__ == "__main__":
+    serve(OddContainer())

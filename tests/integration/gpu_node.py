@@ -1,0 +1,153 @@
+"""A GPU node made of real parts: roots, pod logs, pid namespaces, cgroups, and the fake driver."""
+
+import contextlib
+import itertools
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from containers import Container, containers, wait_for
+from poke import RegionFile
+
+from libhamiregion import Layout, create_region
+from libhamiregion.host import (
+    ChainedNames,
+    Node,
+    NodeProcess,
+    NvmlSampler,
+    PodLogNames,
+    node_processes,
+)
+
+CGROUP_MOUNTS = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
+
+
+def writable_cgroups() -> Path | None:
+    """Where cgroups of version 2 can be made."""
+    for mount in CGROUP_MOUNTS:
+        if (mount / "cgroup.procs").exists() and os.access(mount, os.W_OK):
+            return mount
+    return None
+
+
+needs_cgroups = pytest.mark.skipif(
+    writable_cgroups() is None, reason="needs a cgroup v2 hierarchy that may be written"
+)
+
+
+def container_id() -> str:
+    return uuid.uuid4().hex * 2
+
+
+class Pod:
+    """A container on the node: its directory, its region if it has one, its first process."""
+
+    def __init__(self, directory: Path, pod_uid: str, name: str) -> None:
+        self.directory = directory
+        self.pod_uid = pod_uid
+        self.name = name
+        self.id = container_id()
+        self.file: RegionFile | None = None
+        self.process: Container | None = None
+
+    @property
+    def region(self) -> RegionFile:
+        assert self.file is not None
+        return self.file
+
+    @property
+    def inside(self) -> Container:
+        assert self.process is not None
+        return self.process
+
+    def attach(self) -> tuple[int, int]:
+        """A child with a slot: its pid inside and on the host."""
+        pid, host_pid = self.inside.child("spawn")
+        self.inside.tell(f"@{pid}", "attach", self.region.path)
+        return pid, host_pid
+
+    def charge(self, pid: int, nbytes: int) -> None:
+        self.inside.tell(f"@{pid}", "charge", nbytes)
+
+
+class GpuNode:
+    """The parts; `root` and `logs` are what --root and --pod-logs take."""
+
+    def __init__(self, directory: Path, start: Callable[..., Container]) -> None:
+        self.root = directory / "containers"
+        self.logs = directory / "pod-logs"
+        self.root.mkdir()
+        self.logs.mkdir()
+        self._start = start
+        self._cgroups: list[Path] = []
+        self._numbers = itertools.count(1)
+
+    def add(
+        self,
+        name: str = "main",
+        *,
+        pod: str | None = None,
+        namespace: str = "research",
+        pod_uid: str | None = None,
+        layout: Layout = Layout.V1_2,
+        file: bool = True,
+        process: bool = True,
+        **spec: Any,
+    ) -> Pod:
+        """A container; with a `file` its region, with a `process` a pid namespace of its own."""
+        if pod_uid is None:
+            pod_uid = str(uuid.uuid4())
+        made = Pod(self.root / f"{pod_uid}_{name}", pod_uid, name)
+        made.directory.mkdir()
+        if pod is not None:
+            (self.logs / f"{namespace}_{pod}_{pod_uid}" / name).mkdir(parents=True)
+        if file:
+            path = made.directory / "usage.cache"
+            create_region(path, layout=layout, **spec)
+            made.file = RegionFile(path, layout)
+        if process:
+            made.process = self._start()
+        return made
+
+    def move(self, host_pid: int, pod: Pod, *, id_: str | None = None) -> None:
+        """Put a process into a container's cgroup, named as kubelet's cgroupfs driver does."""
+        mount = writable_cgroups()
+        assert mount is not None
+        path = mount / "kubepods" / "burstable" / f"pod{pod.pod_uid}" / (id_ or pod.id)
+        path.mkdir(parents=True, exist_ok=True)
+        self._cgroups.append(path)
+        (path / "cgroup.procs").write_text(str(host_pid))
+
+    def open(self, **options: Any) -> Node:
+        names = ChainedNames([PodLogNames(self.logs)])
+        return Node(self.root, names=names, **{"outside": False, **options})
+
+    def processes(self, sampler: NvmlSampler | None, **options: Any) -> tuple[NodeProcess, ...]:
+        """Sample, look, join: in the order that the library asks for."""
+        with self.open(**options) as node:
+            sample = None if sampler is None else sampler.sample()
+            return node_processes(node.view(), node.processes, sample)
+
+    def sweep(self) -> None:
+        """Remove the cgroups, once their processes have gone."""
+        for path in dict.fromkeys(self._cgroups):
+            wait_for(lambda path=path: not (path / "cgroup.procs").read_text())  # type: ignore[misc]
+            for each in (path, *path.parents):
+                try:
+                    each.rmdir()
+                except OSError:
+                    break
+
+
+@contextlib.contextmanager
+def gpu_nodes(directory: Path) -> Iterator[GpuNode]:
+    """One node, taken down afterwards."""
+    with contextlib.ExitStack() as stack:
+        # Called back after the processes have been ended.
+        node: list[GpuNode] = []
+        stack.callback(lambda: [each.sweep() for each in node])
+        node.append(GpuNode(directory, stack.enter_context(containers())))
+        yield node[0]

@@ -1,0 +1,125 @@
+"""A node of a test's own: a directory of containers' directories, with regions in them."""
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from poke import RegionFile
+from typing_extensions import Self
+
+from libhamiregion import Layout, create_region
+from libhamiregion.agent import Event
+
+PATIENCE_S = 30
+WRITER = Path(__file__).with_name("other_writer.py")
+GPU, OTHER_GPU = (
+    "GPU-00000000-0000-0000-0000-000000000000",
+    "GPU-11111111-1111-1111-1111-111111111111",
+)
+
+
+class NodeScene:
+    """What stands below a root, and what is put there."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        root.mkdir(exist_ok=True)
+
+    def container(
+        self, name: str, *, layout: Layout = Layout.V1_2, pod_uid: str = "", **spec: Any
+    ) -> RegionFile:
+        """A container of a pod of its own, with a region on one GPU unless told otherwise."""
+        directory = self.root / f"{pod_uid or uuid.uuid4()}_{name}"
+        directory.mkdir()
+        path = directory / "usage.cache"
+        create_region(path, layout=layout, **{"uuids": [GPU], **spec})
+        return RegionFile(path, layout)
+
+
+class Events(list[Event]):
+    """Collects events; give its `append` to what emits them."""
+
+    def kinds(self, container: str | None = None) -> list[str]:
+        return [
+            each.event
+            for each in self
+            if container is None or (each.container or "").endswith(f"/{container}")
+        ]
+
+    def of(self, event: str) -> list[Event]:
+        return [each for each in self if each.event == event]
+
+
+@contextlib.contextmanager
+def cgroup_of_pod(pod_uid: str, container_id: str) -> Iterator[Path]:
+    """A cgroup with the name of a pod's container, as kubelet's cgroupfs driver makes it."""
+    roots = [Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup")]
+    root = next((each for each in roots if (each / "cgroup.procs").exists()), None)
+    if root is None or not os.access(root, os.W_OK):
+        pytest.skip("needs a cgroup hierarchy that can be written")
+    made = root / "kubepods" / f"pod{pod_uid}" / container_id
+    try:
+        made.mkdir(parents=True)
+    except OSError as error:
+        pytest.skip(f"needs the right to make cgroups: {error}")
+    try:
+        yield made
+    finally:
+        for directory in (made, *made.parents[:2]):
+            with contextlib.suppress(OSError):
+                directory.rmdir()
+
+
+class OtherWriter:
+    """A process that calls itself what it is told, and maps regions for writing until it ends."""
+
+    def __init__(
+        self,
+        name: str,
+        regions: Sequence[RegionFile] = (),
+        *,
+        inside: Sequence[str] = (),
+        chroot: Path | None = None,
+        env: dict[str, str] | None = None,
+    ) -> None:
+        words = [name, str(WRITER), str(chroot or ""), *(str(each.path) for each in regions)]
+        # The name is what the process has for its own: argv[0].
+        launch = f"import os, sys; os.execv({sys.executable!r}, sys.argv[1:])"
+        self.process = subprocess.Popen(
+            [*inside, sys.executable, "-c", launch, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            # Python finds its packages by argv[0], which says something else here.
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(env or {})},
+        )
+        assert self.process.stdout is not None
+        ready, _, _ = select.select([self.process.stdout], [], [], PATIENCE_S)
+        line = self.process.stdout.readline() if ready else b""
+        if line != b"ready\n":
+            self.end()
+            pytest.fail("the other writer did not start")
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait(PATIENCE_S)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()

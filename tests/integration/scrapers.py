@@ -1,0 +1,312 @@
+"""Clients of a metrics server: good ones, and every kind of bad one."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import http.client
+import os
+import socket
+import struct
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import attrs
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Iterator
+
+    from typing_extensions import Self
+
+PATIENCE_S = 30.0
+PROMETHEUS_ACCEPT = (
+    "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
+    "text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+)
+GOOD_REQUEST = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+@attrs.frozen
+class Reply:
+    """What came back; header names in lower case, the body uncompressed."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    size: int
+
+    @property
+    def text(self) -> str:
+        return self.body.decode()
+
+
+class Scraper:
+    """A client that keeps its connection, as Prometheus does."""
+
+    def __init__(self, url: str, context: ssl.SSLContext | None = None) -> None:
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        host, port = parts.hostname, parts.port
+        host = {"::": "::1", "0.0.0.0": "127.0.0.1"}.get(host, host)
+        if parts.scheme == "https":
+            self.connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                host, port, timeout=PATIENCE_S, context=context
+            )
+        else:
+            self.connection = http.client.HTTPConnection(host, port, timeout=PATIENCE_S)
+
+    def ask(self, path: str = "/metrics", method: str = "GET", **headers: str) -> Reply:
+        """Ask once; `accept_encoding` in Python is `accept-encoding` on the wire."""
+        sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        self.connection.request(method, path, headers=sent)
+        response = self.connection.getresponse()
+        body = response.read()
+        found = {name.lower(): value for name, value in response.getheaders()}
+        size = len(body)
+        if found.get("content-encoding") == "gzip":
+            body = gzip.decompress(body)
+        return Reply(response.status, found, body, size)
+
+    def scrape(self) -> Reply:
+        """Ask as Prometheus does."""
+        return self.ask(accept=PROMETHEUS_ACCEPT, accept_encoding="gzip")
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def ask(url: str, path: str = "/metrics", method: str = "GET", **options: Any) -> Reply:
+    """Ask once, on a connection of its own."""
+    with Scraper(url, options.pop("context", None)) as scraper:
+        return scraper.ask(path, method, connection="close", **options)
+
+
+def connect(url: str, receive_buffer: int | None = None) -> socket.socket:
+    """A bare connection, with as little room for what it does not read as wanted."""
+    parts = urlsplit(url)
+    found = socket.socket(socket.AF_INET)
+    if receive_buffer is not None:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    found.settimeout(PATIENCE_S)
+    found.connect((parts.hostname, parts.port))
+    return found
+
+
+def reset(connection: socket.socket) -> None:
+    """End a connection with RST, as a client that crashed does."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def read_to_end(connection: socket.socket) -> bytes:
+    """All that comes until the other side ends it, in whatever way."""
+    parts = []
+    with contextlib.suppress(ConnectionError):
+        while part := connection.recv(65_536):
+            parts.append(part)
+    return b"".join(parts)
+
+
+# ---- the bad ones; each returns when the server has had enough of it, or the stop is set --------
+
+
+def never_sends(url: str, stop: threading.Event) -> None:
+    with connect(url) as connection:
+        _hold(connection, stop)
+
+
+def asks_by_halves(url: str, stop: threading.Event) -> None:
+    with connect(url) as connection:
+        connection.sendall(GOOD_REQUEST[:20])
+        _hold(connection, stop)
+
+
+def asks_byte_by_byte(url: str, stop: threading.Event) -> None:
+    with connect(url) as connection:
+        for byte in b"GET /metrics HTTP/1.1\r\nX-A: " + b"a" * 10_000:
+            try:
+                connection.send(bytes([byte]))
+            except OSError:
+                return
+            if stop.wait(0.2):
+                return
+
+
+def reads_nothing(url: str, stop: threading.Event) -> None:
+    with connect(url, 4096) as connection:
+        connection.sendall(GOOD_REQUEST)
+        _hold_unread(connection, stop)
+
+
+def reads_a_byte_a_second(url: str, stop: threading.Event) -> None:
+    with connect(url, 4096) as connection:
+        connection.sendall(GOOD_REQUEST)
+        while not stop.wait(1.0):
+            try:
+                if not connection.recv(1):
+                    return
+            except OSError:
+                return
+
+
+def resets_in_mid_answer(url: str, stop: threading.Event) -> None:
+    while not stop.wait(0.05):
+        connection = connect(url, 4096)
+        connection.sendall(GOOD_REQUEST)
+        connection.recv(100)
+        reset(connection)
+
+
+def goes_before_the_answer(url: str, stop: threading.Event) -> None:
+    while not stop.wait(0.05):
+        connection = connect(url)
+        connection.sendall(GOOD_REQUEST)
+        reset(connection)
+
+
+def sends_garbage(url: str, stop: threading.Event) -> None:
+    while not stop.wait(0.05):
+        with connect(url) as connection, contextlib.suppress(OSError):
+            connection.sendall(os.urandom(3000) + b"\r\n\r\n")
+            read_to_end(connection)
+
+
+def sends_a_huge_head(url: str, stop: threading.Event) -> None:
+    while not stop.wait(0.05):
+        with connect(url) as connection, contextlib.suppress(OSError):
+            connection.sendall(b"GET /metrics HTTP/1.1\r\n" + b"X-A: b\r\n" * 100_000)
+            read_to_end(connection)
+
+
+def sends_a_body(url: str, stop: threading.Event) -> None:
+    head = b"POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000000000\r\n\r\n"
+    while not stop.wait(0.05):
+        with connect(url) as connection, contextlib.suppress(OSError):
+            connection.sendall(head)
+            while not stop.is_set():
+                connection.sendall(b"x" * 65_536)
+
+
+def asks_without_reading(url: str, stop: threading.Event) -> None:
+    """Pipelines requests and never reads."""
+    with connect(url, 4096) as connection:
+        connection.settimeout(0.2)
+        while not stop.wait(0.05):
+            try:
+                connection.sendall(GOOD_REQUEST * 100)
+            except TimeoutError:
+                continue
+            except OSError:
+                return
+
+
+BAD = (
+    never_sends,
+    asks_by_halves,
+    asks_byte_by_byte,
+    reads_nothing,
+    reads_a_byte_a_second,
+    resets_in_mid_answer,
+    goes_before_the_answer,
+    sends_garbage,
+    sends_a_huge_head,
+    sends_a_body,
+    asks_without_reading,
+)
+
+
+def _hold(connection: socket.socket, stop: threading.Event) -> None:
+    connection.settimeout(0.1)
+    while not stop.is_set():
+        try:
+            if not connection.recv(1):
+                return
+        except TimeoutError:
+            continue
+        except OSError:
+            return
+
+
+def _hold_unread(connection: socket.socket, stop: threading.Event) -> None:
+    while not stop.wait(0.1):
+        error = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            return
+
+
+class Crowd:
+    """Bad clients at work, each in a thread that starts anew when the server ends it."""
+
+    def __init__(self, url: str, clients: Any = BAD, each: int = 1) -> None:
+        self.stop = threading.Event()
+        self.threads = [
+            threading.Thread(target=self._again_and_again, args=(client, url), daemon=True)
+            for client in clients
+            for _ in range(each)
+        ]
+
+    def _again_and_again(self, client: Any, url: str) -> None:
+        while not self.stop.is_set():
+            with contextlib.suppress(OSError):
+                client(url, self.stop)
+            self.stop.wait(0.02)
+
+    def __enter__(self) -> Self:
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop.set()
+        for thread in self.threads:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+
+
+# ---- what the server spends ----------------------------------------------------------------------
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process that is its own or shared, as the kernel counts it."""
+    fields = Path(f"/proc/{pid}/statm").read_text().split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def descriptors(pid: int) -> int:
+    """How many files, sockets included, a process has open."""
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def cpu_s(pid: int) -> float:
+    """The processor time of a process and all its threads so far, to 10 ms."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@contextlib.contextmanager
+def in_threads(count: int, work: Any) -> Iterator[list[BaseException]]:
+    """Run `work(number)` in so many threads; what they raise is in the list at the end."""
+    failures: list[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            work(number)
+        except BaseException as error:  # noqa: BLE001 (the test looks at it)
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    yield failures
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive()

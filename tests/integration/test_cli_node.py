@@ -1,0 +1,615 @@
+"""`hamiregion ps` and `hamiregion containers` on a node of real processes, and a fake driver."""
+
+import io
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from called import call
+from containers import needs_namespaces
+from fake_nvml.driver import STATE, FakeDriver
+from fake_nvml.scenes import CARD, GPU, MIB, MIG, OTHER, SECOND
+from gpu_node import GpuNode, Pod, gpu_nodes
+from rich.console import Console
+from unit.cli_process import COLOUR, COMMAND, Terminal, environment, interrupt, on_terminal, run
+from unit.cli_process import start as start_command
+
+from libhamiregion import DeviceUsage, Layout
+from libhamiregion.cli.containers import container_pictures
+from libhamiregion.cli.ps import process_pictures
+from libhamiregion.host import (
+    NvmlDevice,
+    NvmlProcess,
+    NvmlSampler,
+    NvmlUtilization,
+    ProcessDeviceRow,
+    Selector,
+)
+
+GIB = 1 << 30
+POD_LONG = "a-rather-long-name-of-a-deployment-7d9f8b6c5-x2x4z"
+
+
+@attrs.define
+class Scene:
+    """One node with everything on it; tests only look."""
+
+    node: GpuNode
+    driver: FakeDriver
+    bert: Pod
+    pids: dict[str, int]
+
+    def arguments(self, verb: str, *more: str) -> tuple[str, ...]:
+        return (verb, "--root", str(self.node.root), "--pod-logs", str(self.node.logs), *more)
+
+    def run(self, verb: str, *more: str) -> "subprocess.CompletedProcess[str]":
+        library = ("--library", str(self.driver.library)) if verb == "ps" else ()
+        return call(*self.arguments(verb, *library, *more))
+
+    def json(self, verb: str, *more: str) -> dict[str, Any]:
+        answer = self.run(verb, "--json", *more)
+        assert answer.returncode == 0, answer.stderr
+        assert answer.stderr == ""
+        assert answer.stdout.count("\n") == 1
+        found: dict[str, Any] = json.loads(answer.stdout)
+        return found
+
+    def terminal(self, verb: str, *more: str, **options: Any) -> Terminal:
+        options["env"] = {**self.driver.environment(), **options.get("env", {})}
+        return on_terminal(*self.arguments(verb, *more), **options)
+
+    def known(self, processes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Without what others do on this machine."""
+        mine = set(self.pids.values())
+        return [each for each in processes if each["pod_uid"] or each["host_pid"] in mine]
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> Iterator[Scene]:
+    directory = tmp_path_factory.mktemp("node")
+    driver = FakeDriver(nvml_library, directory / "nvml-scene")
+    driver.play(CARD)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        gpu_nodes(directory) as node,
+        subprocess.Popen(["sleep", "600"]) as stranger,
+    ):
+        patch.setenv(STATE, str(driver.state))
+        bert = node.add(
+            "train",
+            pod="bert-0",
+            memory_limits=["8GiB", "4GiB"],
+            sm_limits=[50, None],
+            uuids=[GPU, OTHER],
+        )
+        working, working_host = bert.attach()
+        bert.charge(working, 3 * GIB)
+        bert.region.put("slot_util.sm", 41)
+        held, held_host = bert.attach()
+        bert.charge(held, GIB)
+        bert.region.put("slot_status", 2, slot=1)
+        dead, _ = bert.attach()
+        bert.charge(dead, 2 * GIB)
+        bert.inside.tell("kill", dead)
+        serve = node.add(
+            "serve", pod=POD_LONG, namespace="inference", layout=Layout.V1_1, uuids=[OTHER]
+        )
+        serve.inside.tell("attach", serve.region.path)
+        _, idle = serve.inside.child("fork")
+        _, escaped = serve.inside.child("fork")
+        node.add("main", pod="whole-gpu", file=False, process=False)
+        strange = node.add("main", process=False)
+        strange.region.resize(5)
+        driver.play(
+            CARD,
+            SECOND,
+            f"process 0 compute {working_host} {3300 * MIB}",
+            f"sample 0 {working_host} 100 43 22 1 2",
+            f"process 1 compute {serve.inside.host_pid} {500 * MIB}",
+            f"process 1 compute {escaped} {700 * MIB}",
+            f"process 0 graphics {stranger.pid} {20 * MIB}",
+            f"sample 0 {stranger.pid} 200000 7 3 0 0",
+            f"name {stranger.pid} /usr/lib/xorg/Xorg :0",
+        )
+        pids = {
+            "working": working_host,
+            "held": held_host,
+            "serving": serve.inside.host_pid,
+            "idle": idle,
+            "escaped": escaped,
+            "stranger": stranger.pid,
+        }
+        yield Scene(node, driver, bert, pids)
+        stranger.kill()
+
+
+pytestmark = needs_namespaces
+
+
+def table(text: str) -> list[dict[str, str]]:
+    """The rows of a plain table by its heading; each splits into as many words."""
+    heading, *rows = text.splitlines()
+    return [dict(zip(heading.split(), row.split(), strict=True)) for row in rows]
+
+
+# ---- ps -----------------------------------------------------------------------------------------
+
+
+def test_ps_tells_who_uses_what(scene: Scene) -> None:
+    found = scene.json("ps")
+    assert list(found) == ["taken_at_ns", "complete", "driver", "warnings", "processes"]
+    assert found["driver"] == {"state": "ok", "message": None, "version": "570.0-fake"}
+    assert found["warnings"] == []
+    processes = scene.known(found["processes"])
+    for process in processes:
+        assert list(process) == [
+            *("namespace", "pod", "pod_uid", "container", "container_id", "region_path"),
+            *("pid", "host_pid", "state", "status", "uid", "user", "command", "devices"),
+        ]
+        for device in process["devices"]:
+            assert list(device) == [field.name for field in attrs.fields(ProcessDeviceRow)]
+    pids = scene.pids
+    assert [(each["pod"], each["state"], each["host_pid"]) for each in processes] == [
+        (POD_LONG, "alive", pids["serving"]),
+        (POD_LONG, "unlisted", pids["idle"]),
+        (POD_LONG, "escaped", pids["escaped"]),
+        ("bert-0", "alive", pids["working"]),
+        ("bert-0", "alive", pids["held"]),
+        ("bert-0", "dead", None),
+        (None, "unmanaged", pids["stranger"]),
+    ]
+    working = processes[3]
+    assert (working["namespace"], working["container"], working["status"]) == (
+        "research",
+        "train",
+        1,
+    )
+    assert working["region_path"] == str(scene.bert.region.path)
+    assert working["devices"][0] == {
+        "index": 0,
+        "uuid": GPU,
+        "memory_used_bytes": 3 * GIB,
+        "memory_driver_bytes": 3300 * MIB,
+        "sm_util_percent": 41,
+        "driver_sm_percent": 43,
+        "driver_memory_percent": 22,
+        "driver_enc_percent": 1,
+        "driver_dec_percent": 2,
+        "driver_index": 0,
+    }
+    assert processes[4]["status"] == 2
+    assert processes[6]["command"] == "sleep 600"
+
+
+def test_ps_in_a_pipe_is_one_line_per_process_and_device(scene: Scene) -> None:
+    answer = run(
+        *scene.arguments("ps", "--namespace", "*"),
+        env={**scene.driver.environment(), "FORCE_COLOR": "1"},
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stderr == ""
+    assert "\x1b" not in answer.stdout
+    rows = table(answer.stdout)
+    assert [row["STATE"] for row in rows] == [
+        "alive",
+        "unlisted",
+        "escaped",
+        "alive",
+        "suspended",
+        "dead",
+    ]
+    assert rows[3] == {
+        "POD": "research/bert-0",
+        "CONTAINER": "train",
+        "DEVICE": "0",
+        "GPU": "0",
+        "PID": "2",
+        "HOST-PID": str(scene.pids["working"]),
+        "STATE": "alive",
+        "MEM-USED": "3GiB",
+        "MEM-DRIVER": "3.2GiB",
+        "SM": "41%",
+        "SM-DRIVER": "43%",
+    }
+    assert (rows[2]["DEVICE"], rows[2]["GPU"], rows[2]["MEM-USED"]) == ("0", "1", "-")
+
+
+def test_ps_wide_has_users_uuids_and_commands(scene: Scene) -> None:
+    answer = scene.run("ps", "--wide", "--sort", "pid", "--pod", "bert-0")
+    heading, *rows = answer.stdout.splitlines()
+    assert heading.split()[-3:] == ["USER", "UUID", "COMMAND"]
+    assert "container_process.py" in rows[-1]
+    assert GPU in rows[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--pod", "bert-*"), ["working", "held", None]),
+        (("--namespace", "inf*", "--container", "serve"), ["serving", "idle", "escaped"]),
+        (("--namespace", "*", "--device", "0"), ["serving", "escaped", "working", "held", None]),
+        (("--device", "GPU-1111*"), ["serving", "escaped"]),
+        (("--device", "1", "--pod", "bert-0"), []),
+        (("--sort", "memory", "--namespace", "*"), ["working", None, "held", "escaped"]),
+        (("--sort", "sm", "--namespace", "*"), ["working"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_ps_selects_and_sorts(
+    scene: Scene, options: tuple[str, ...], expected: list[str | None]
+) -> None:
+    processes = scene.known(scene.json("ps", *options)["processes"])
+    wanted = [None if name is None else scene.pids[name] for name in expected]
+    found = [each["host_pid"] for each in processes]
+    assert found[: len(wanted)] == wanted
+    if "--sort" not in options:
+        assert len(found) == len(wanted)
+
+
+def test_ps_without_the_driver_leaves_its_figures_out(scene: Scene) -> None:
+    found = scene.json("ps", "--no-driver")
+    assert found["driver"] is None
+    processes = scene.known(found["processes"])
+    assert {each["state"] for each in processes} == {"alive", "dead", "unlisted"}
+    assert {device["memory_driver_bytes"] for each in processes for device in each["devices"]} == {
+        None
+    }
+
+
+def test_where_there_is_no_driver_the_rest_is_shown_and_a_note_says_why(scene: Scene) -> None:
+    none = ("--library", "/nonexistent/libnvidia-ml.so.1")
+    answer = scene.run("ps", *none)
+    assert answer.returncode == 0
+    assert "research/bert-0" in answer.stdout
+    assert answer.stderr.startswith("Note: no figures of the driver: ")
+    assert answer.stderr.count("\n") == 1
+    driver = scene.json("ps", *none)["driver"]
+    assert driver["state"] == "library_not_found"
+    assert "libnvidia-ml.so.1" in driver["message"]
+    shown = scene.terminal("ps", *none, columns=100)
+    assert "no figures of the driver" in " ".join(shown.text.split())
+    assert "driver  " not in shown.text.splitlines()[0]
+
+
+def test_ps_from_a_container_says_that_it_cannot_see_all(scene: Scene) -> None:
+    inside = ("unshare", "--pid", "--fork", "--mount-proc")
+    done = subprocess.run(
+        [*inside, *COMMAND, *scene.arguments("ps")],
+        env=environment(scene.driver.environment()),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert {row["STATE"] for row in table(done.stdout)} <= {"unknown"}
+    assert "Note: not all of the node's processes can be seen" in done.stderr
+    assert "hostPID: true" in done.stderr
+
+
+# ---- Directories --------------------------------------------------------------------------------
+
+
+def test_a_directory_that_cannot_be_listed_is_told_and_fails_if_no_other_can(
+    scene: Scene, tmp_path: Path
+) -> None:
+    missing = str(tmp_path / "none")
+    for verb in ("ps", "containers"):
+        answer = call(verb, "--root", missing, "--root", f"{missing}/*", "--no-color")
+        assert answer.returncode == 1
+        assert answer.stdout.startswith("POD ")
+        warnings = [line for line in answer.stderr.splitlines() if line.startswith("Warning: ")]
+        assert [f"Warning: {missing}" in line for line in warnings] == [True, True]
+        assert answer.stderr.endswith("Error: none of the directories given could be listed\n")
+        answer = scene.run(verb, "--root", missing)
+        assert answer.returncode == 0
+        assert f"Warning: {missing}: No such file or directory\n" in answer.stderr
+        assert "research/bert-0" in answer.stdout
+    found = json.loads(call("ps", "--root", missing, "--json").stdout)
+    assert found["warnings"] == [f"{missing}: No such file or directory"]
+
+
+def test_the_environment_and_patterns_name_directories_too(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hook_path = tmp_path / "vgpu"
+    hook_path.mkdir()
+    (hook_path / "containers").symlink_to(scene.node.root)
+    logs = ("--pod-logs", str(scene.node.logs))
+    monkeypatch.setenv("HOOK_PATH", str(hook_path))
+    by_environment = call("containers", *logs)
+    by_pattern = call("containers", *logs, "--root", f"{tmp_path}/*/containers")
+    for answer in (by_environment, by_pattern):
+        assert answer.returncode == 0, answer.stderr
+        assert "research/bert-0" in answer.stdout
+
+
+# ---- ps --nvml ----------------------------------------------------------------------------------
+
+
+def test_the_drivers_two_lists_need_no_region(scene: Scene) -> None:
+    answer = call("ps", "--nvml", "--library", str(scene.driver.library))
+    assert answer.returncode == 0, answer.stderr
+    processes, samples = answer.stdout.split("\n\n")
+    heading, *_ = processes.splitlines()
+    assert " ".join(heading.split()) == "GPU PID KIND MEM-USED SM MEM ENC DEC UUID NAME"
+    lines = {line.split()[1]: line.split(None, 9) for line in processes.splitlines()}
+    assert lines[str(scene.pids["working"])] == [
+        *("0", str(scene.pids["working"]), "compute", "3.2GiB", "43%", "22%", "1%", "2%"),
+        *(GPU, "-"),
+    ]
+    assert lines[str(scene.pids["stranger"])][-1] == "/usr/lib/xorg/Xorg :0"
+    rows = {row["PID"]: row for row in table(samples)}
+    assert set(rows) == {str(scene.pids[name]) for name in ("working", "stranger")}
+    assert rows[str(scene.pids["stranger"])]["SM"] == "7%"
+
+
+def test_the_drivers_lists_as_json_have_all_fields(scene: Scene) -> None:
+    library = ("--library", str(scene.driver.library))
+    answer = call("ps", "--nvml", "--json", "--device", "0", *library)
+    found = json.loads(answer.stdout)
+    assert list(found) == ["taken_at_ns", "driver", "devices", "processes", "samples"]
+    for key, cls in (
+        ("devices", NvmlDevice),
+        ("processes", NvmlProcess),
+        ("samples", NvmlUtilization),
+    ):
+        for each in found[key]:
+            assert list(each) == [field.name for field in attrs.fields(cls)]
+    assert {each["device_index"] for each in found["processes"]} == {0}
+    assert len(found["devices"]) == 2
+
+
+def test_the_drivers_lists_on_a_terminal_and_inside_a_container(
+    fake_driver: FakeDriver, tmp_path: Path
+) -> None:
+    fake_driver.play(CARD, *MIG, "error nvmlDeviceGetProcessUtilization 4 1")
+    shown = on_terminal("ps", "--nvml", env=fake_driver.environment(), columns=90)
+    assert "301" in shown.text
+    assert "GPU 1: " in shown.text
+    assert "No samples of the last second." in shown.text
+    assert max(map(len, shown.text.splitlines())) <= 90
+    done = subprocess.run(
+        ["unshare", "--pid", "--fork", "--mount-proc", *COMMAND, "ps", "--nvml"],
+        env=environment(fake_driver.environment()),
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    assert "301" in done.stdout
+    assert "not the host's pid namespace" in done.stderr
+
+
+def test_without_a_driver_its_lists_are_a_failure_with_a_state() -> None:
+    none = ("ps", "--nvml", "--library", "/nonexistent/libnvidia-ml.so.1")
+    answer = run(*none)
+    assert answer.returncode == 1
+    assert answer.stderr.startswith("Error: dlopen: libnvidia-ml.so.1 cannot be loaded")
+    answer = call(*none, "--json")
+    assert answer.returncode == 1
+    assert json.loads(answer.stdout)["driver"]["state"] == "library_not_found"
+
+
+@pytest.mark.parametrize("options", [("--pod", "x"), ("--root", "/x"), ("--no-driver",), ("-w",)])
+def test_the_drivers_lists_know_no_pods(options: tuple[str, ...]) -> None:
+    answer = call("ps", "--nvml", *options)
+    assert answer.returncode == 2
+    assert "--nvml" in answer.stderr
+
+
+# ---- containers ---------------------------------------------------------------------------------
+
+
+def test_containers_tells_limits_usage_and_why_there_is_no_region(scene: Scene) -> None:
+    found = scene.json("containers")
+    assert list(found) == ["taken_at_ns", "complete", "warnings", "containers"]
+    containers = [each for each in found["containers"] if each["directory"] is not None]
+    by_pod = {each["pod"]: each for each in containers}
+    assert [each["pod"] for each in containers] == [POD_LONG, "bert-0", "whole-gpu", None]
+    bert = by_pod["bert-0"]
+    assert list(bert) == [
+        *("namespace", "pod", "pod_uid", "container", "container_id"),
+        *("directory", "region_path", "other_files", "reason", "message"),
+        *("layout", "device_count", "priority", "utilization_switch", "recent_kernel"),
+        *("last_kernel_time_s", "owner_pid", "settled", "processes", "devices"),
+    ]
+    assert bert["directory"] == str(scene.bert.directory)
+    assert (bert["layout"], bert["reason"], bert["priority"]) == ("1.2", None, 1)
+    assert bert["processes"] == {"alive": 2, "dead": 1, "unknown": 0, "unlisted": 0}
+    first, second = bert["devices"]
+    assert list(first) == [field.name for field in attrs.fields(DeviceUsage)]
+    assert (first["memory_used_bytes"], first["memory_limit_bytes"]) == (6 * GIB, 8 * GIB)
+    assert (first["sm_util_percent"], first["sm_limit_percent"]) == (41, 50)
+    assert second["sm_limit_percent"] is None
+    assert by_pod[POD_LONG]["processes"]["unlisted"] == 2
+    assert (by_pod["whole-gpu"]["reason"], by_pod["whole-gpu"]["devices"]) == ("no_file", [])
+    assert by_pod["whole-gpu"]["processes"] is None
+    assert by_pod[None]["reason"] == "not_ready"
+    assert "5 bytes" in by_pod[None]["message"]
+
+
+def test_containers_in_a_pipe_are_two_tables(scene: Scene) -> None:
+    answer = scene.run("containers", "--pod", "*")
+    assert answer.returncode == 0, answer.stderr
+    regions, missing = answer.stdout.split("\n\n")
+    rows = [row for row in table(regions) if row["POD"] == "research/bert-0"]
+    assert rows[0] == {
+        "POD": "research/bert-0",
+        "CONTAINER": "train",
+        "LAYOUT": "1.2",
+        "DEVICE": "0",
+        "MEM-USED": "6GiB",
+        "MEM-LIMIT": "8GiB",
+        "SM": "41%",
+        "SM-LIMIT": "50%",
+        "ALIVE": "2",
+        "DEAD": "1",
+        "UNKNOWN": "0",
+        "PRIORITY": "1",
+        "LOCK": "free",
+    }
+    assert [row["DEVICE"] for row in rows] == ["0", "1"]
+    heading, *reasons = missing.splitlines()
+    assert heading.split() == ["POD", "CONTAINER", "REASON", "MESSAGE"]
+    assert [line.split(None, 3)[2] for line in reasons] == ["no_file", "not_ready"]
+
+
+def test_containers_selects_devices_and_shows_files_when_wide(scene: Scene) -> None:
+    answer = scene.run("containers", "--device", "1", "--wide", "--namespace", "*")
+    (row,) = table(answer.stdout)
+    assert (row["DEVICE"], row["UUID"]) == ("1", OTHER)
+    assert row["FILE"] == str(scene.bert.region.path)
+
+
+def test_a_held_lock_is_told_with_who_has_signed_for_it(tmp_path: Path) -> None:
+    with gpu_nodes(tmp_path) as node:
+        pod = node.add(uuids=[GPU], process=False)
+        pod.region.add_process(4_000_000)
+        for owner, word in ((4_000_000, "dead:4000000"), (7, "pid:7"), (2**30 + 1, "tool")):
+            pod.region.put("owner_pid", owner)
+            answer = call("containers", "--root", str(node.root), "--pod", pod.pod_uid)
+            (row,) = table(answer.stdout)
+            assert row["LOCK"] == word
+
+
+def test_a_region_outside_the_directories_is_found(scene: Scene, tmp_path: Path) -> None:
+    """As in a container without the device plugin."""
+    with gpu_nodes(tmp_path) as node:
+        pod = node.add(pod_uid="outside", uuids=[GPU])
+        pod.attach()
+        found = scene.json("containers")["containers"]
+    (each,) = [each for each in found if str(pod.region.path) in str(each["region_path"])]
+    assert each["directory"] is None
+    assert each["processes"]["alive"] == 1
+
+
+# ---- On a terminal ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("verb", "columns"), [("ps", 80), ("containers", 124)])
+def test_no_line_is_longer_than_the_terminal(scene: Scene, verb: str, columns: int) -> None:
+    shown = scene.terminal(verb, "--wide", "--namespace", "*", columns=columns)
+    assert COLOUR.search(shown.screen)
+    assert max(len(line) for line in shown.text.splitlines()) <= columns
+    assert {"ps": "escaped", "containers": "+1 dead"}[verb] in shown.text
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("columns", [40, 60, 89, 90, 100, 107, 108, 124, 200])
+def test_every_width_shows_what_fits(scene: Scene, columns: int, *, wide: bool) -> None:
+    """Whole words from 80 columns on; the uuids, pods and namespaces where there is room."""
+    options = {"wide": wide, "roots": (str(scene.node.root),)}
+    with scene.node.open() as node, NvmlSampler(scene.driver.library) as sampler:
+        (process,) = process_pictures(node, sampler, Selector(), None, sort="name", **options)
+        (container,) = container_pictures(node, Selector(), None, **options)
+    for picture, last, used in ((process, "SM drv", "3 GiB"), (container, "processes", "6 GiB")):
+        file = io.StringIO()
+        Console(file=file, width=columns, color_system=None).print(picture.as_view(columns))
+        text = file.getvalue()
+        assert max(len(line.rstrip()) for line in text.splitlines()) <= columns
+        if columns >= 80 and not wide:
+            assert "bert-0/train" in text or "bert-0  " in text
+            assert last in text
+            assert used in text
+        if columns == 200:
+            assert "research/bert-0" in text
+            assert (GPU[:12] in text) == wide
+
+
+@pytest.mark.parametrize("verb", ["ps", "containers"])
+def test_colours_can_be_switched_off(scene: Scene, verb: str) -> None:
+    shown = scene.terminal(verb, "--namespace", "*", env={"NO_COLOR": "1"})
+    assert not COLOUR.search(shown.screen)
+    assert "bert-0" in shown.text
+
+
+def test_an_empty_node_says_so(tmp_path: Path) -> None:
+    """A table without rows in a pipe, a sentence on a terminal."""
+    for verb, sentence in (
+        ("ps", "No process uses a region or a GPU."),
+        ("containers", "No container has a directory or maps a region."),
+    ):
+        arguments = (verb, "--root", str(tmp_path), "--pod", "nobody")
+        answer = call(*arguments)
+        assert answer.returncode == 0
+        assert len(answer.stdout.splitlines()) == 1
+        assert sentence in on_terminal(*arguments).text
+
+
+# ---- Again and again ----------------------------------------------------------------------------
+
+
+def test_watching_follows_the_node_and_ends_with_ctrl_c(tmp_path: Path) -> None:
+    """One object per line, in which processes and containers come and go."""
+    with gpu_nodes(tmp_path) as node:
+        pod = node.add(pod="bert-0", uuids=[GPU])
+        common = ("--root", str(node.root), "--pod-logs", str(node.logs), "--namespace", "research")
+        with (
+            start_command("ps", *common, "--json", "--no-driver", "--watch", "0.05") as ps,
+            start_command("containers", *common, "--json", "--watch", "0.05") as containers,
+        ):
+            assert ps.stdout is not None
+            assert containers.stdout is not None
+            objects = (json.loads(line) for line in ps.stdout)
+            assert next(objects)["processes"] == []
+            pid, host_pid = pod.attach()
+            grown = next(each for each in objects if each["processes"])
+            assert [each["host_pid"] for each in grown["processes"]] == [host_pid]
+            pod.inside.tell("kill", pid)
+            assert next(each for each in objects if each["processes"][0]["state"] == "dead")
+            lists = (json.loads(line)["containers"] for line in containers.stdout)
+            assert [each["pod"] for each in next(lists)] == ["bert-0"]
+            node.add(pod="bert-1", file=False, process=False)
+            assert next(each for each in lists if len(each) == 2)[1]["reason"] == "no_file"
+            for process in (ps, containers):
+                interrupt(process)
+                _, errors = process.communicate(timeout=30)
+                assert errors == ""
+                assert process.returncode == 0
+
+
+def test_watching_on_a_terminal_repaints_in_place(tmp_path: Path) -> None:
+    with gpu_nodes(tmp_path) as node:
+        pod = node.add(pod="bert-0", uuids=[GPU])
+        arguments = ("--root", str(node.root), "--pod-logs", str(node.logs), "--namespace", "*")
+        library = ("--library", "/nonexistent/libnvidia-ml.so.1")
+        with Terminal("ps", *arguments, *library, "--watch", "0.05") as terminal:
+            terminal.wait_for(lambda screen: "No process uses" in screen)
+            pod.attach()
+            terminal.wait_for(lambda screen: "alive" in screen)
+            terminal.type("\x03")
+            assert terminal.wait() == 0
+            assert "\x1b[1A" in terminal.screen
+            assert "\x1b[2J" not in terminal.screen
+            assert terminal.screen.count("\x1b[?25l") == terminal.screen.count("\x1b[?25h")
+
+
+def test_watching_in_a_pipe_says_each_note_once(tmp_path: Path) -> None:
+    arguments = ("--root", str(tmp_path), "--pod", "nobody", "--watch", "0.05")
+    library = ("--library", "/nonexistent/libnvidia-ml.so.1")
+    with start_command("ps", *arguments, *library) as process:
+        assert process.stdout is not None
+        for _ in range(5):
+            process.stdout.readline()
+        interrupt(process)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert errors.count("Note: ") == 1
+
+
+def test_watching_goes_on_where_the_directories_come_later(tmp_path: Path) -> None:
+    root = tmp_path / "later"
+    with start_command("containers", "--root", str(root), "--json", "--watch", "0.05") as process:
+        assert process.stdout is not None
+        objects = (json.loads(line) for line in process.stdout)
+        assert next(objects)["warnings"] == [f"{root}: No such file or directory"]
+        (root / "uid_main").mkdir(parents=True)
+        found = next(each for each in objects if not each["warnings"])
+        mine = [each for each in found["containers"] if each["directory"] is not None]
+        assert [each["container"] for each in mine] == ["main"]
+        interrupt(process)
+        process.communicate(timeout=30)
+    assert process.returncode == 0

@@ -1,0 +1,253 @@
+"""The driver's figures, written where libvgpu's own watcher does not write them."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from containers import Container, Starter, containers, needs_namespaces
+from fake_nvml.driver import FakeDriver
+from fake_nvml.scenes import CARD, GPU, MIB
+from namespaces import needs_first_namespace
+from node_scene import Events, NodeScene
+from poke import RegionFile
+
+from libhamiregion import Layout, open_region
+from libhamiregion.agent import DriverFigures
+from libhamiregion.host import Node, NvmlSampler
+
+pytestmark = [needs_first_namespace, needs_namespaces]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> NodeScene:
+    return NodeScene(tmp_path / "containers")
+
+
+@pytest.fixture
+def node(scene: NodeScene) -> Iterator[Node]:
+    with Node(scene.root, outside=False) as node:
+        yield node
+
+
+@pytest.fixture
+def start() -> Iterator[Starter]:
+    with containers() as start:
+        yield start
+
+
+@pytest.fixture
+def events() -> Events:
+    return Events()
+
+
+@pytest.fixture
+def task(node: Node, nvml_sampler: NvmlSampler, events: Events) -> DriverFigures:
+    return DriverFigures(node, nvml_sampler, emit=events.append)
+
+
+def plays(driver: FakeDriver, process: Container, memory: int, sm: int) -> None:
+    driver.play(
+        CARD,
+        f"process 0 compute {process.host_pid} {memory}",
+        f"sample 0 {process.host_pid} 100 {sm} 22 3 4",
+    )
+
+
+def figures(file: RegionFile) -> tuple[int, int]:
+    """Driver memory and SM utilisation of the first slot."""
+    with open_region(file) as region:
+        device = region.snapshot().processes[0].devices[0]
+    return device.memory_monitor_bytes, device.sm_util_percent
+
+
+@pytest.mark.parametrize("layout", [Layout.V1_2, Layout.UNVERSIONED_NO_UTIL])
+def test_what_stands_still_is_written_at_the_second_look_and_kept_up(
+    scene: NodeScene,
+    start: Starter,
+    task: DriverFigures,
+    fake_driver: FakeDriver,
+    layout: Layout,
+) -> None:
+    file = scene.container("a", layout=layout, uuids=[GPU])
+    process = start()
+    process.tell("attach", file.path)
+    plays(fake_driver, process, 300 * MIB, 61)
+    task.run()
+    assert figures(file) == (0, 0), "libvgpu may be about to write it"
+    task.run()
+    sm = 61 if layout.has_utilization else 0
+    assert figures(file) == (300 * MIB, sm)
+    plays(fake_driver, process, 310 * MIB, 42)
+    task.run()
+    assert figures(file) == (310 * MIB, 42 if layout.has_utilization else 0)
+    fake_driver.play(CARD)
+    task.run()
+    assert figures(file) == (0, 0), "who is not listed uses nothing"
+    counters = task.counters()
+    assert counters["figures_runs"] == 4
+    assert counters["figures_processes"] == 3
+    assert counters["figures_errors"] == 0
+
+
+def test_what_moves_by_itself_is_left_to_libvgpu(
+    scene: NodeScene, start: Starter, task: DriverFigures, fake_driver: FakeDriver
+) -> None:
+    """The watcher's samples are of other moments than the agent's, and neither is to win."""
+    file = scene.container("a", uuids=[GPU])
+    process = start()
+    process.tell("attach", file.path)
+    for second in range(6):
+        plays(fake_driver, process, (300 + second) * MIB, 50 + second)
+        file.put("slot_monitorused", (299 + second) * MIB)
+        for part, percent in (("sm", 40 + second), ("enc", 3), ("dec", 4)):
+            file.put(f"slot_util.{part}", percent)
+        task.run()
+        assert figures(file) == ((299 + second) * MIB, 40 + second)
+    assert task.counters()["figures_writes"] == 0
+
+
+def test_once_libvgpu_writes_itself_the_agent_leaves_off(
+    scene: NodeScene, start: Starter, task: DriverFigures, fake_driver: FakeDriver
+) -> None:
+    """As when a host pid has been put right, and its watcher finds the process."""
+    file = scene.container("a", uuids=[GPU])
+    process = start()
+    process.tell("attach", file.path)
+    for _ in range(2):
+        plays(fake_driver, process, 300 * MIB, 61)
+        task.run()
+    assert figures(file) == (300 * MIB, 61)
+    written = task.counters()["figures_writes"]
+    for second in range(3):
+        plays(fake_driver, process, 300 * MIB, 70)
+        file.put("slot_util.sm", 50 + second)
+        task.run()
+    assert figures(file) == (300 * MIB, 52)
+    assert task.counters()["figures_writes"] == written
+
+
+def test_only_a_process_that_is_proved_to_be_the_slots_gets_figures(
+    scene: NodeScene, start: Starter, task: DriverFigures, fake_driver: FakeDriver
+) -> None:
+    """Not one that the region names, and not a dead one."""
+    file = scene.container("a", uuids=[GPU])
+    process, stranger = start(), start()
+    process.tell("attach", file.path)
+    file.put("slot_hostpid", stranger.host_pid)
+    file.add_process(4_000_000, host_pid=stranger.host_pid)
+    plays(fake_driver, stranger, 300 * MIB, 61)
+    for _ in range(3):
+        task.run()
+    assert figures(file) == (0, 0)
+    assert task.counters()["figures_writes"] == 0
+
+
+def test_a_dry_run_says_what_it_would_write(
+    scene: NodeScene,
+    node: Node,
+    start: Starter,
+    nvml_sampler: NvmlSampler,
+    fake_driver: FakeDriver,
+    events: Events,
+) -> None:
+    file = scene.container("a", uuids=[GPU])
+    process = start()
+    process.tell("attach", file.path)
+    plays(fake_driver, process, 300 * MIB, 61)
+    before = file.content()
+    task = DriverFigures(node, nvml_sampler, dry_run=True, emit=events.append)
+    for _ in range(2):
+        task.run()
+    assert file.content() == before
+    said = {(e.detail["field"], e.detail["before"], e.detail["after"]) for e in events}
+    assert ("monitor_used_bytes", 0, 300 * MIB) in said
+    assert ("sm_util_percent", 0, 61) in said
+
+
+def test_without_a_driver_it_says_so_once_and_waits_for_one(
+    scene: NodeScene, start: Starter, task: DriverFigures, fake_driver: FakeDriver, events: Events
+) -> None:
+    file = scene.container("a", uuids=[GPU])
+    process = start()
+    process.tell("attach", file.path)
+    for _ in range(3):
+        task.run()
+    assert events.kinds() == ["no_driver"]
+    plays(fake_driver, process, 300 * MIB, 61)
+    for _ in range(2):
+        task.run()
+    assert figures(file) == (300 * MIB, 61)
+    fake_driver.unload()
+    task.run()
+    assert events.kinds() == ["no_driver", "no_driver"]
+
+
+def test_a_container_that_holds_its_lock_does_not_keep_the_others_waiting(
+    scene: NodeScene,
+    node: Node,
+    start: Starter,
+    nvml_sampler: NvmlSampler,
+    fake_driver: FakeDriver,
+    events: Events,
+) -> None:
+    """It costs a timeout, then one in so many passes."""
+    files = [scene.container("stuck", uuids=[GPU]), scene.container("fine", uuids=[GPU])]
+    processes = [start(), start()]
+    for file, process in zip(files, processes, strict=True):
+        process.tell("attach", file.path)
+
+    def play(sm: int) -> None:
+        pids = [process.host_pid for process in processes]
+        fake_driver.play(
+            CARD,
+            *(f"process 0 compute {pid} {MIB}" for pid in pids),
+            *(f"sample 0 {pid} 100 {sm} 0 0 0" for pid in pids),
+        )
+
+    task = DriverFigures(node, nvml_sampler, timeout_s=0.01, emit=events.append)
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with open_region(files[0], writable=True) as region, region.lock():
+            held.set()
+            done.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        assert held.wait(30)
+        for sm in range(10, 20):
+            play(sm)
+            task.run()
+        assert figures(files[1]) == (MIB, 19)
+        assert figures(files[0]) == (0, 0)
+        # Of passes 2 to 10 it is tried in the 2nd, 4th and 7th.
+        assert task.counters()["figures_errors"] == 3
+        assert events.kinds("stuck") == ["failed"]
+    finally:
+        done.set()
+        thread.join()
+    for sm in range(20, 30):
+        play(sm)
+        task.run()
+    assert figures(files[0])[0] == MIB
+
+
+def test_processes_and_containers_that_come_and_go_leave_nothing_behind(
+    scene: NodeScene, start: Starter, task: DriverFigures, fake_driver: FakeDriver
+) -> None:
+    file = scene.container("a", uuids=[GPU])
+    process = start()
+    process.tell("attach", file.path)
+    for number in range(4):
+        pid, host_pid = process.child("spawn")
+        process.tell(f"@{pid}", "attach", file.path)
+        fake_driver.play(CARD, f"process 0 compute {host_pid} {number * MIB + MIB}")
+        task.run()
+        process.tell("kill", pid)
+        task.run()
+    file.path.unlink()
+    task.run()
+    assert task._seen == {}
+    assert task.counters()["figures_errors"] == 0

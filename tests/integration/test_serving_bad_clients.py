@@ -1,0 +1,279 @@
+"""Slow, broken and hostile clients: they cost little, and nobody else notices them."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import pytest
+from patience import eventually
+from scrapers import (
+    BAD,
+    GOOD_REQUEST,
+    Crowd,
+    Scraper,
+    ask,
+    asks_by_halves,
+    asks_without_reading,
+    connect,
+    cpu_s,
+    descriptors,
+    in_threads,
+    never_sends,
+    read_to_end,
+    reads_nothing,
+    resident_bytes,
+    sends_a_body,
+)
+
+from libhamiregion.agent import MetricsServer, ServerLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SCRIPT = Path(__file__).with_name("served_process.py")
+MIB = 1 << 20
+ANSWER = 2 * MIB
+
+
+@attrs.frozen
+class Served:
+    """A server of its own process."""
+
+    url: str
+    process: subprocess.Popen[str]
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Served]]:
+    """Start a server with an answer of so many bytes; it must end well."""
+    running = []
+
+    def start(size: int = ANSWER, **options: Any) -> Served:
+        arguments = [f"{name}={value}" for name, value in options.items()]
+        process = subprocess.Popen(
+            [sys.executable, str(SCRIPT), str(size), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        running.append(process)
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        # It listens already; its own descriptors are there once it answers.
+        assert ask(url, "/healthz").status == 200
+        return Served(url, process)
+
+    yield start
+    for process in running:
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=30)
+        assert (process.returncode, errors) == (0, "")
+
+
+SHORT = {"header_timeout_s": 2.0, "stall_timeout_s": 2.0, "idle_timeout_s": 4.0}
+
+
+def scrape_among(url: str, rounds: int) -> None:
+    """Scrape with a connection that is kept, and with one that is not."""
+    with Scraper(url) as scraper:
+        for _ in range(rounds):
+            reply = scraper.scrape()
+            assert reply.status == 200
+            assert reply.text.endswith("# EOF\n")
+
+
+@pytest.mark.parametrize("client", BAD, ids=lambda client: client.__name__)
+def test_no_bad_client_keeps_a_good_one_from_its_answer(
+    serve: Callable[..., Served], client: Any
+) -> None:
+    served = serve(200_000, **SHORT)
+    before = descriptors(served.pid)
+    with Crowd(served.url, [client], each=5):
+        scrape_among(served.url, 20)
+    eventually(lambda: descriptors(served.pid) <= before + 1)
+
+
+def test_fifty_scrapers_among_all_of_them_miss_nothing_and_memory_stays_bounded(
+    serve: Callable[..., Served],
+) -> None:
+    served = serve(ANSWER, answers_bytes=8 * MIB, **SHORT)
+    scrape_among(served.url, 5)
+    before = descriptors(served.pid), resident_bytes(served.pid)
+    highest = 0
+    with (
+        Crowd(served.url, each=2),
+        in_threads(50, lambda _: scrape_among(served.url, 4)) as failures,
+    ):
+        while threading.active_count() > 30:
+            highest = max(highest, resident_bytes(served.pid))
+            time.sleep(0.02)
+    assert failures == []
+    # Eight MiB of answers, one more that is being made, and what each connection takes.
+    assert highest - before[1] < 40 * MIB
+    eventually(lambda: descriptors(served.pid) <= before[0] + 1)
+
+
+def test_who_sends_nothing_is_sent_away(serve: Callable[..., Served]) -> None:
+    served = serve(1000, header_timeout_s=0.5)
+    with contextlib.ExitStack() as stack:
+        beginnings = (b"", b"GET /metr", GOOD_REQUEST + b"GET /metr")
+        clients = [stack.enter_context(connect(served.url)) for _ in beginnings]
+        for client, beginning in zip(clients, beginnings, strict=True):
+            client.sendall(beginning)
+        for client in clients:
+            read_to_end(client)
+
+
+def test_who_asks_no_more_is_sent_away_after_a_while(serve: Callable[..., Served]) -> None:
+    served = serve(1000, idle_timeout_s=0.5)
+    with connect(served.url) as connection:
+        connection.sendall(GOOD_REQUEST)
+        assert read_to_end(connection).endswith(b"rendered 1\n")
+
+
+def test_who_takes_nothing_of_its_answer_is_cut_off(serve: Callable[..., Served]) -> None:
+    served = serve(20 * MIB, stall_timeout_s=0.5)
+    with connect(served.url, 4096) as connection:
+        connection.sendall(GOOD_REQUEST)
+        eventually(lambda: descriptors_of_clients(served) == 1)
+        eventually(lambda: descriptors_of_clients(served) == 0)
+        assert not read_to_end(connection).endswith(b"rendered 1\n")
+
+
+def test_who_takes_its_answer_too_slowly_is_cut_off(serve: Callable[..., Served]) -> None:
+    served = serve(20 * MIB, answer_timeout_s=0.5)
+    with connect(served.url, 65_536) as connection:
+        connection.sendall(GOOD_REQUEST)
+        taken = 0
+        with contextlib.suppress(ConnectionError):
+            while part := connection.recv(4096):
+                taken += len(part)
+                time.sleep(0.002)
+    assert 0 < taken < 20 * MIB
+
+
+def descriptors_of_clients(served: Served) -> int:
+    links = []
+    for link in Path(f"/proc/{served.pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            links.append(str(link.readlink()))
+    # One listens, two are the event loop's own.
+    return sum(link.startswith("socket:") for link in links) - 3
+
+
+def test_idle_clients_make_way_for_new_ones_when_there_are_too_many(
+    serve: Callable[..., Served],
+) -> None:
+    served = serve(1000, connections=10)
+    with contextlib.ExitStack() as stack:
+        for _ in range(10):
+            idle = stack.enter_context(Scraper(served.url))
+            assert idle.ask().status == 200
+        for _ in range(30):
+            # On a connection of its own each; each takes the place of the longest idle.
+            assert ask(served.url).status == 200
+        assert descriptors_of_clients(served) <= 10
+
+
+def test_clients_that_never_ask_do_not_lock_others_out(serve: Callable[..., Served]) -> None:
+    served = serve(1000, connections=10, header_timeout_s=60)
+    with contextlib.ExitStack() as stack:
+        for _ in range(40):
+            stack.enter_context(connect(served.url))
+
+        def answered() -> bool:
+            with contextlib.suppress(OSError):
+                return ask(served.url).status == 200
+            return False
+
+        eventually(answered)
+
+
+def test_when_all_are_busy_one_more_is_refused_and_nothing_else_happens() -> None:
+    go_on = threading.Event()
+
+    def render(_: bool) -> bytes:
+        assert go_on.wait(20)
+        return b"done 1\n"
+
+    limits = ServerLimits(connections=4)
+    with (
+        MetricsServer(render, "127.0.0.1:0", limits=limits) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        url = server.urls[0]
+        asking = [stack.enter_context(connect(url)) for _ in range(4)]
+        for each in asking:
+            each.sendall(GOOD_REQUEST)
+        # The last of those that are let in has been read once one more is refused.
+        with pytest.raises(OSError, match=r"reset|closed|pipe|without"):
+            ask(url)
+        go_on.set()
+        for each in asking:
+            assert each.recv(65_536).startswith(b"HTTP/1.1 200")
+
+
+def test_slow_readers_hold_no_more_memory_than_they_may(serve: Callable[..., Served]) -> None:
+    served = serve(6 * MIB, answers_bytes=12 * MIB)
+    scrape_among(served.url, 3)
+    before = resident_bytes(served.pid)
+    with contextlib.ExitStack() as stack:
+        for _ in range(8):
+            slow = stack.enter_context(connect(served.url, 4096))
+            slow.sendall(GOOD_REQUEST)
+            assert slow.recv(10).startswith(b"HTTP/1.1")
+        # A good client is served all the same: those that read nothing make way.
+        scrape_among(served.url, 2)
+        # Without a bound this would be eight answers of 6 MiB.
+        assert resident_bytes(served.pid) - before < 32 * MIB
+
+
+def test_an_idle_server_with_bad_clients_uses_hardly_any_processor_time(
+    serve: Callable[..., Served],
+) -> None:
+    served = serve(1000)
+    with Crowd(served.url, [never_sends, asks_by_halves], each=10):
+        eventually(lambda: descriptors_of_clients(served) == 20)
+        before = cpu_s(served.pid)
+        time.sleep(1.0)
+        assert cpu_s(served.pid) - before < 0.5
+
+
+def test_bodies_and_pipelines_without_end_take_no_memory(serve: Callable[..., Served]) -> None:
+    served = serve(100_000, **SHORT)
+    scrape_among(served.url, 3)
+    before = resident_bytes(served.pid)
+    with Crowd(served.url, [sends_a_body, asks_without_reading, reads_nothing], each=5):
+        scrape_among(served.url, 50)
+        assert resident_bytes(served.pid) - before < 20 * MIB
+
+
+def test_an_answer_is_not_mixed_up_with_another(serve: Callable[..., Served]) -> None:
+    """Each client gets one whole answer, and never an older one than it had before."""
+    served = serve(50_000)
+
+    def scrape(_: int) -> None:
+        last = 0
+        with Scraper(served.url) as scraper:
+            for _ in range(20):
+                text = scraper.ask(accept_encoding="gzip").text
+                number = int(text.rpartition(" ")[2])
+                assert text.count("\n") == 50_000 // 26 + 1
+                assert number > last
+                last = number
+
+    with in_threads(8, scrape) as failures:
+        pass
+    assert failures == []

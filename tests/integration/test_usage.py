@@ -1,0 +1,438 @@
+"""Slots, processes and the driver's figures in one list, with real processes and a fake driver."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+from containers import needs_namespaces
+from fake_nvml.driver import FakeDriver
+from fake_nvml.scenes import CARD, GPU, MIB, MIG, MIG_B, OTHER, SECOND
+from gpu_node import GpuNode, container_id, gpu_nodes, needs_cgroups
+
+from libhamiregion import Layout, ProcessStatus
+from libhamiregion.host import (
+    NodeProcess,
+    NvmlSampler,
+    NvmlState,
+    ProcessDeviceRow,
+    driver_gap,
+    node_processes,
+)
+
+pytestmark = needs_namespaces
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[GpuNode]:
+    with gpu_nodes(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def bystander() -> Iterator[int]:
+    """A process of the host that has to do with no container."""
+    process = subprocess.Popen(["sleep", "600"])
+    yield process.pid
+    process.kill()
+    process.wait()
+
+
+def by_host_pid(rows: tuple[NodeProcess, ...]) -> dict[int | None, NodeProcess]:
+    found = {row.host_pid: row for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def driver_bytes(row: NodeProcess) -> list[int | None]:
+    return [device.memory_driver_bytes for device in row.devices]
+
+
+# ---- Processes with a slot ----------------------------------------------------------------------
+
+
+def test_each_slot_has_the_figures_of_its_own_process_and_device(
+    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    """Two containers with the same pids inside and each other's host pids in their regions."""
+    first = node.add("a", uuids=[OTHER, GPU])
+    second = node.add("b", uuids=[GPU])
+    pids = []
+    for each in (first, second):
+        pid, host_pid = each.attach()
+        each.charge(pid, 5 * MIB)
+        pids.append((pid, host_pid))
+    (inner, one), (same, two) = pids
+    assert inner == same
+    first.region.put("slot_hostpid", two)
+    second.region.put("slot_hostpid", one)
+    first.region.put("slot_util.sm", 44)
+    fake_driver.play(
+        CARD,
+        SECOND,
+        f"process 0 compute {one} {300 * MIB}",
+        f"sample 0 {one} 100 61 22 3 4",
+        f"process 0 compute {two} {700 * MIB}",
+    )
+    with node.open() as opened:
+        sample = nvml_sampler.sample()
+        rows = by_host_pid(node_processes(opened.view(), opened.processes, sample))
+        process = opened.processes.get(one)
+        containers = {each.name: each for each in opened.containers}
+    assert rows.keys() == {one, two}
+    assert rows[one] == NodeProcess(
+        container=containers["a"],
+        container_id=None,
+        pid=inner,
+        host_pid=one,
+        state="alive",
+        process=process,
+        status=ProcessStatus.RUNNING,
+        devices=(
+            # Not listed there: the lists are complete, so it uses nothing.
+            ProcessDeviceRow(0, OTHER, 5 * MIB, 0, 44, 0, 0, 0, 0, 1),
+            ProcessDeviceRow(1, GPU, 0, 300 * MIB, 0, 61, 22, 3, 4, 0),
+        ),
+    )
+    assert rows[two].container is containers["b"]
+    assert driver_bytes(rows[two]) == [700 * MIB]
+
+
+@pytest.mark.parametrize("layout", list(Layout), ids=lambda layout: layout.value)
+def test_utilisation_is_unknown_where_the_layout_has_none(node: GpuNode, layout: Layout) -> None:
+    pod = node.add(layout=layout, uuids=[GPU], process=False)
+    pod.region.add_process(4_000_000, {0: MIB})
+    (row,) = node.processes(None)
+    assert row.devices[0].sm_util_percent == (0 if layout.has_utilization else None)
+    assert row.devices[0].memory_used_bytes == MIB
+
+
+def test_the_dead_and_the_unknown_have_no_host_pid_and_no_driver_figures(
+    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    pod = node.add(uuids=[GPU])
+    pid, _ = pod.attach()
+    pod.region.put("slot_status", 2)
+    pod.inside.tell("kill", pid)
+    fake_driver.play(CARD)
+    (row,) = node.processes(nvml_sampler)
+    assert (row.pid, row.state, row.host_pid, row.process) == (pid, "dead", None, None)
+    assert row.status == ProcessStatus.SUSPENDED
+    assert driver_bytes(row) == [None]
+
+
+def test_a_mig_device_is_matched_by_its_own_uuid(
+    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    pod = node.add(uuids=[MIG_B])
+    _, host_pid = pod.attach()
+    fake_driver.play(CARD, *MIG, f"process 1.2 compute {host_pid} {80 * MIB}")
+    (row, *_) = node.processes(nvml_sampler)
+    (device,) = row.devices
+    assert (device.uuid, device.memory_driver_bytes, device.driver_index) == (MIG_B, 80 * MIB, 1)
+    assert device.driver_sm_percent is None, "no driver tells it of a MIG device"
+
+
+def test_a_gpu_that_the_region_does_not_know_is_a_row_of_its_own(
+    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    pod = node.add(uuids=[GPU])
+    _, host_pid = pod.attach()
+    fake_driver.play(CARD, SECOND, f"process 1 compute {host_pid} {80 * MIB}")
+    (row,) = node.processes(nvml_sampler)
+    known, unknown = row.devices
+    assert (known.index, known.uuid, known.memory_driver_bytes) == (0, GPU, 0)
+    assert (unknown.index, unknown.uuid, unknown.memory_used_bytes) == (None, OTHER, None)
+    assert (unknown.memory_driver_bytes, unknown.driver_index) == (80 * MIB, 1)
+
+
+def test_before_uuids_are_known_one_device_in_use_on_both_sides_is_the_same(
+    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    pod = node.add(memory_limits=["8GiB", "4GiB"])
+    pid, host_pid = pod.attach()
+    listed = f"process 1 compute {host_pid} {80 * MIB}"
+    fake_driver.play(CARD, SECOND, listed)
+    # Nothing is counted yet, so nothing proves which of the two it is.
+    (row,) = node.processes(nvml_sampler)
+    assert [(device.index, device.uuid) for device in row.devices] == [
+        (0, None),
+        (1, None),
+        (None, OTHER),
+    ]
+    pod.charge(pid, 5 * MIB)
+    (row,) = node.processes(nvml_sampler)
+    assert row.devices[0] == ProcessDeviceRow(0, OTHER, 5 * MIB, 80 * MIB, 0, 0, 0, 0, 0, 1)
+    assert [device.index for device in row.devices] == [0, 1]
+    # A second device on either side, or a list that may lack one, and it is not proved any more.
+    for more in (
+        f"process 0 compute {host_pid} {MIB}",
+        "error nvmlDeviceGetComputeRunningProcesses_v3 999 0",
+    ):
+        fake_driver.play(CARD, SECOND, listed, more)
+        (row,) = node.processes(nvml_sampler)
+        assert row.devices[0].memory_driver_bytes is None
+
+
+def test_what_a_region_repeats_is_counted_once(
+    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    """A thousand slots of one pid, and one uuid twice, do not multiply the driver's figures."""
+    pod = node.add(uuids=[GPU, GPU])
+    pid, host_pid = pod.attach()
+    for slot in range(1, 200):
+        pod.region.put("slot_pid", pid, slot=slot)
+    pod.region.put("proc_num", 200)
+    fake_driver.play(CARD, f"process 0 compute {host_pid} {300 * MIB}")
+    rows = node.processes(nvml_sampler)
+    assert {row.host_pid for row in rows} == {host_pid}
+    figures = [each for row in rows for each in driver_bytes(row) if each is not None]
+    assert figures == [300 * MIB]
+
+
+def test_a_pid_that_was_used_again_after_the_sample_has_no_figures(
+    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    pod = node.add(uuids=[GPU])
+    _, host_pid = pod.attach()
+    fake_driver.play(CARD, f"process 0 compute {host_pid} {300 * MIB}")
+    sample = nvml_sampler.sample()
+    hour_ns = 3600 * 10**9
+    with node.open() as opened:
+        views = opened.view()
+        (row,) = node_processes(views, opened.processes, sample)
+        assert driver_bytes(row) == [300 * MIB]
+        older = attrs.evolve(sample, taken_at_ns=sample.taken_at_ns - hour_ns)
+        (row,) = node_processes(views, opened.processes, older)
+        assert (row.state, driver_bytes(row)) == ("alive", [None])
+
+
+# ---- Processes without a slot -------------------------------------------------------------------
+
+
+def test_a_forked_child_is_unlisted_until_it_uses_a_gpu_and_has_escaped_then(
+    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    pod = node.add(uuids=[OTHER, GPU])
+    pod.inside.tell("attach", pod.region.path)
+    _, child = pod.inside.child("fork")
+    fake_driver.play(CARD)
+    first, second = node.processes(nvml_sampler)
+    assert (first.state, first.host_pid) == ("alive", pod.inside.host_pid)
+    assert (second.state, second.host_pid, second.pid, second.status) == (
+        "unlisted",
+        child,
+        None,
+        None,
+    )
+    assert second.devices == ()
+    assert second.container is first.container
+
+    fake_driver.add(f"process 0 compute {child} {300 * MIB}")
+    _, second = node.processes(nvml_sampler)
+    assert (second.state, second.host_pid) == ("escaped", child)
+    (device,) = second.devices
+    assert (device.index, device.uuid, device.memory_used_bytes) == (1, GPU, None)
+    assert device.memory_driver_bytes == 300 * MIB
+
+
+@needs_cgroups
+def test_a_process_that_does_not_even_map_the_region_has_escaped_by_its_cgroup(
+    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    """As a shell over SSH has, or what became another program."""
+    pod, other = node.add("a", uuids=[GPU]), node.add("b", uuids=[GPU])
+    _, inside = pod.attach()
+    _, shell = pod.inside.child("spawn")
+    execed, became = pod.attach()
+    for host_pid in (inside, shell, became):
+        node.move(host_pid, pod)
+    _, elsewhere = other.attach()
+    node.move(elsewhere, other)
+    pod.inside.tell(f"@{execed}", "execute")
+    fake_driver.play(CARD, *(f"process 0 compute {pid} {MIB}" for pid in (inside, shell, became)))
+    rows = node.processes(nvml_sampler)
+    found = by_host_pid(tuple(row for row in rows if row.host_pid is not None))
+    assert {pid: row.state for pid, row in found.items()} == {
+        inside: "alive",
+        shell: "escaped",
+        became: "escaped",
+        elsewhere: "alive",
+    }
+    assert [row.pid for row in rows if row.state == "dead"] == [execed]
+    for pid in (shell, became):
+        row = found[pid]
+        assert row.container is not None
+        assert (row.container.pod_uid, row.container.name) == (pod.pod_uid, "a")
+        assert row.container_id is not None
+        assert row.container_id.id == pod.id
+        assert row.owner is row.container
+        assert [device.index for device in row.devices] == [0]
+
+
+@needs_cgroups
+def test_without_any_slot_alive_the_pod_tells_the_container(
+    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler, bystander: int
+) -> None:
+    pod = node.add("a", uuids=[GPU], process=False)
+    node.move(bystander, pod)
+    fake_driver.play(CARD, f"process 0 compute {bystander} {MIB}")
+    (row,) = node.processes(nvml_sampler)
+    assert (row.state, row.host_pid) == ("escaped", bystander)
+    assert row.container is not None
+    assert row.container.name == "a"
+
+    # Two that it can be: it has escaped from one of them.
+    second = node.add("b", uuids=[GPU], pod_uid=pod.pod_uid)
+    (row,) = node.processes(nvml_sampler)
+    assert (row.state, row.container) == ("escaped", None)
+    assert (row.owner.pod_uid, row.owner.name) == (pod.pod_uid, None)
+
+    # One of the two is proved to be another container, by the cgroup of its own processes.
+    _, inside = second.attach()
+    node.move(inside, second)
+    found = by_host_pid(node.processes(nvml_sampler))
+    assert found[bystander].container is not None
+    assert found[bystander].container.name == "a"
+    assert found[inside].state == "alive"
+
+
+@needs_cgroups
+def test_a_container_without_a_region_is_not_managed_and_one_that_cannot_be_read_is_unknown(
+    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler, bystander: int
+) -> None:
+    pod = node.add("whole-gpu", file=False, process=False)
+    node.move(bystander, pod)
+    fake_driver.play(CARD, f"process 0 compute {bystander} {MIB}")
+    (row,) = node.processes(nvml_sampler)
+    assert row.state == "unmanaged"
+    assert row.container is not None
+    assert row.container.name == "whole-gpu"
+
+    (pod.directory / "usage.cache").write_bytes(b"no region at all" * 100_000)
+    (row,) = node.processes(nvml_sampler)
+    assert row.state == "unknown"
+
+
+@needs_cgroups
+def test_another_container_of_the_pod_is_not_managed(
+    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler, bystander: int
+) -> None:
+    pod = node.add("a", uuids=[GPU])
+    _, inside = pod.attach()
+    node.move(inside, pod)
+    sidecar = container_id()
+    node.move(bystander, pod, id_=sidecar)
+    fake_driver.play(CARD, f"process 0 compute {bystander} {MIB}")
+    row = by_host_pid(node.processes(nvml_sampler))[bystander]
+    assert (row.state, row.container) == ("unmanaged", None)
+    assert row.container_id is not None
+    assert (row.container_id.id, row.owner.pod_uid) == (sidecar, pod.pod_uid)
+
+
+def test_who_uses_a_gpu_outside_all_containers_comes_last_and_is_not_managed(
+    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler, bystander: int
+) -> None:
+    pod = node.add(uuids=[GPU])
+    _, inside = pod.attach()
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    fake_driver.play(
+        CARD,
+        f"process 0 graphics {bystander} {20 * MIB}",
+        f"process 0 compute {gone.pid} {10 * MIB}",
+    )
+    first, *rest = node.processes(nvml_sampler)
+    assert first.host_pid == inside
+    assert [row.host_pid for row in rest] == sorted([bystander, gone.pid])
+    found = by_host_pid(tuple(rest))
+    row = found[bystander]
+    assert (row.state, row.container, row.pid, row.status) == ("unmanaged", None, None, None)
+    assert row.process is not None
+    assert row.process.command == "sleep 600"
+    assert [(d.index, d.uuid, d.memory_driver_bytes) for d in row.devices] == [
+        (None, GPU, 20 * MIB)
+    ]
+    assert row.owner.pod_uid is None
+    # /proc does not show it, so nothing says where it belongs.
+    row = found[gone.pid]
+    assert (row.state, row.process, driver_bytes(row)) == ("unknown", None, [10 * MIB])
+
+
+def test_who_may_stand_in_a_slot_has_not_escaped(
+    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    """Two processes fit one slot; which of them it is stays open, and so does what they are."""
+    users, strangers = node.add("a", uuids=[GPU]), node.add("b", uuids=[GPU])
+    users.inside.tell("attach", users.region.path)
+    strangers.inside.tell("map", users.region.path)
+    pids = sorted([users.inside.host_pid, strangers.inside.host_pid])
+    fake_driver.play(CARD, *(f"process 0 compute {pid} {MIB}" for pid in pids))
+    slot, *rest = node.processes(nvml_sampler)
+    assert (slot.pid, slot.state, slot.host_pid) == (1, "unknown", None)
+    assert [(row.host_pid, row.state) for row in rest] == [(pid, "unknown") for pid in pids]
+    assert all(row.container is slot.container for row in rest)
+
+
+# ---- Where the driver's pids prove nothing ------------------------------------------------------
+
+
+def test_without_a_driver_everything_else_is_there(
+    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    pod = node.add(uuids=[GPU])
+    _, host_pid = pod.attach()
+    fake_driver.unload()
+    with node.open() as opened:
+        views = opened.view()
+        for sample in (None, nvml_sampler.sample()):
+            (row,) = node_processes(views, opened.processes, sample)
+            assert (row.state, row.host_pid, driver_bytes(row)) == ("alive", host_pid, [None])
+            assert driver_gap(opened.processes, sample)
+        assert sample is not None
+        assert sample.state is NvmlState.DRIVER_NOT_LOADED
+        assert driver_gap(opened.processes, None) == "the driver was not asked"
+
+
+def test_figures_for_pids_of_another_namespace_are_not_taken(
+    node: GpuNode, fake_driver: FakeDriver
+) -> None:
+    """Neither if the driver translates pids for us, nor if the /proc is a container's."""
+    pod = node.add(uuids=[GPU])
+    pid, host_pid = pod.attach()
+    listed = (f"process 0 compute {each} {MIB}" for each in (pid, host_pid))
+    fake_driver.play(CARD, *listed)
+    with NvmlSampler(fake_driver.library, host_namespace=False) as sampler:
+        (row,) = node.processes(sampler)
+        assert driver_bytes(row) == [None]
+    inner_proc = f"/proc/{pod.inside.host_pid}/root/proc"
+    with (
+        NvmlSampler(fake_driver.library, host_namespace=True) as sampler,
+        node.open(proc=inner_proc) as opened,
+    ):
+        sample = sampler.sample()
+        views = opened.view()
+        (row,) = node_processes(views, opened.processes, sample)
+        assert (row.state, row.host_pid) == ("alive", pid)
+        assert driver_bytes(row) == [None]
+        gap = driver_gap(opened.processes, sample)
+        assert gap is not None
+        assert inner_proc in gap
+
+
+def test_a_program_in_a_container_says_why_it_has_no_figures(fake_driver: FakeDriver) -> None:
+    fake_driver.play(CARD)
+    code = (
+        "from libhamiregion.host import NvmlSampler, ProcessTable, driver_gap\n"
+        "table = ProcessTable()\n"
+        "table.refresh()\n"
+        f"with NvmlSampler({str(fake_driver.library)!r}) as sampler:\n"
+        "    print(driver_gap(table, sampler.sample()))\n"
+    )
+    command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=fake_driver.environment()
+    )
+    assert "hostPID: true" in done.stdout

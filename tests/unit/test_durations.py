@@ -1,0 +1,51 @@
+"""Lengths of time in Go's notation."""
+
+import pytest
+
+from libhamiregion.agent import parse_duration
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("5m", 300),
+        ("1h30m", 5400),
+        ("1.5s", 1.5),
+        (".5s", None),
+        ("500ms", 0.5),
+        ("10us", 1e-5),
+        ("10\u00b5s", 1e-5),
+        ("7ns", 7e-9),
+        ("0", 0),
+        ("0s", 0),
+        ("1m1m", 120),
+        ("1.h", 3600),
+    ],
+)
+def test_go_s_notation_is_read(text: str, seconds: float | None) -> None:
+    if seconds is None:
+        with pytest.raises(ValueError, match="no length of time"):
+            parse_duration(text)
+    else:
+        assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("5", "it has no unit"),
+        ("", "no length of time"),
+        ("m", "no length of time"),
+        ("5 m", "no length of time"),
+        ("5d", "no length of time"),
+        ("-5m", "is negative"),
+        ("5m\n", "no length of time"),
+        ("\u0665m", "no length of time"),
+        ("9999999999h", "longer than 292 years"),
+        ("1" * 10_000, r"\.\.\."),
+    ],
+)
+def test_anything_else_is_refused_with_the_reason(text: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why) as caught:
+        parse_duration(text)
+    assert len(str(caught.value)) < 150

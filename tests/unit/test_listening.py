@@ -1,0 +1,92 @@
+"""Where a server listens."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+import pytest
+
+from libhamiregion.agent import ListenError
+from libhamiregion.agent.listening import ListenAddress, listen, parse_listen
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        (":9394", None, 9394),
+        ("127.0.0.1:9394", "127.0.0.1", 9394),
+        ("localhost:0", "localhost", 0),
+        ("[::1]:9394", "::1", 9394),
+        ("[::]:9394", None, 9394),
+        ("0.0.0.0:65535", "0.0.0.0", 65535),
+    ],
+)
+def test_addresses_as_exporters_take_them(text: str, host: str | None, port: int) -> None:
+    assert parse_listen(text) == ListenAddress(host, port)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "9394",
+        "host",
+        "host:",
+        ":65536",
+        ":-1",
+        "::1:9394",
+        "[::1]",
+        "[x]:1",
+        "a:b:1",
+        ":1\n",
+        "http://a:1",
+        "unix:/tmp/socket",
+    ],
+)
+def test_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is no"):
+        parse_listen(text)
+
+
+def test_one_port_serves_ipv4_and_ipv6() -> None:
+    (listener,) = listen(parse_listen(":0"))
+    with listener:
+        port = listener.getsockname()[1]
+        for host in ["127.0.0.1"] + ["::1"] * socket.has_dualstack_ipv6():
+            socket.create_connection((host, port), timeout=5).close()
+
+
+def test_a_name_is_listened_on_at_all_its_addresses_with_one_port() -> None:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(each) for each in listen(parse_listen("localhost:0"))]
+        assert len({each.getsockname()[1] for each in sockets}) == 1
+        hosts = {each.getsockname()[0] for each in sockets}
+        assert hosts <= {"127.0.0.1", "::1"}
+
+
+def test_a_port_in_use_is_one_clear_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for text in (f"127.0.0.1:{port}", f":{port}"):
+            with pytest.raises(ListenError, match=f"^cannot listen on .*:{port}: the port is in"):
+                listen(parse_listen(text))
+
+
+def test_an_address_of_another_machine_is_one_clear_line() -> None:
+    with pytest.raises(ListenError, match="this machine does not have that address"):
+        listen(parse_listen("192.0.2.1:9394"))
+
+
+def test_a_name_that_there_is_not_is_one_clear_line() -> None:
+    with pytest.raises(ListenError, match=r"^cannot listen on no-such-host\.invalid:9394: "):
+        listen(parse_listen("no-such-host.invalid:9394"))
+
+
+def test_an_answer_s_second_packet_does_not_wait_for_its_first_to_be_acknowledged() -> None:
+    (listener,) = listen(parse_listen("127.0.0.1:0"))
+    with listener, socket.create_connection(listener.getsockname(), timeout=5):
+        listener.setblocking(True)
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1

@@ -1,0 +1,343 @@
+"""A node as an object: its snapshot, its regions to write, its life."""
+
+import copy
+import os
+import pickle
+import resource
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from forked import in_child
+from node_root import Root, only, refresh, remove, settle
+from poke import RegionFile
+
+from libhamiregion import Layout, RegionClosed, RegionStale, create_region
+from libhamiregion.host import ContainerView, MissingReason, Node, NodeChanges, PodName
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    return Root(tmp_path / "containers")
+
+
+@pytest.fixture
+def node(root: Root) -> Iterator[Node]:
+    with Node(root, outside=False) as node:
+        yield node
+
+
+def test_a_snapshot_has_a_row_per_container_with_a_region(root: Root, node: Node) -> None:
+    for number in (3, 1, 2):
+        root.region(f"c{number}", memory_limits=(number,))
+    root.container("empty")
+    refresh(node)
+    snapshot = node.snapshot()
+    assert len(snapshot.containers) == len(snapshot.table.regions) == 3
+    for row, container in enumerate(snapshot.containers):
+        assert snapshot.table.paths[row] == container.region_path
+        first = snapshot.table.regions.first_device[row]
+        assert container.name == f"c{snapshot.table.devices.memory_limit_bytes[first]}"
+    assert [each.name for each in snapshot.missing] == ["empty"]
+    assert set(snapshot.containers + snapshot.missing) == set(node.containers)
+
+
+def test_a_snapshot_goes_with_its_containers_whatever_comes_and_goes(
+    root: Root, node: Node
+) -> None:
+    paths = [root.region(f"c{number}", memory_limits=(number + 1,)) for number in range(6)]
+    for round_number in range(12):
+        path = paths[round_number % 6]
+        if path.exists():
+            remove(path.parent)
+        else:
+            path.parent.mkdir()
+            create_region(path, memory_limits=(round_number % 6 + 1,))
+        refresh(node)
+        snapshot = node.snapshot()
+        assert len(snapshot.containers) == len(snapshot.table)
+        for row, container in enumerate(snapshot.containers):
+            assert snapshot.table.paths[row] == container.region_path
+            first = snapshot.table.regions.first_device[row]
+            limit = snapshot.table.devices.memory_limit_bytes[first]
+            assert container.name == f"c{limit - 1}"
+
+
+def test_a_row_that_cannot_be_read_says_why_and_the_next_refresh_too(
+    root: Root, node: Node
+) -> None:
+    paths = [root.region(f"c{number}") for number in range(3)]
+    settle(*(path.parent for path in paths), root.path)
+    refresh(node)
+    assert not refresh(node)
+    (broken,) = (each for each in node.containers if each.name == "c1")
+    os.truncate(str(broken.region_path), 4096)
+    snapshot = node.snapshot()
+    row = snapshot.containers.index(broken)
+    assert isinstance(snapshot.table.error(row), RegionStale)
+    assert [snapshot.table.error(each) for each in range(3) if each != row] == [None, None]
+    refresh(node)
+    (container,) = node.snapshot().missing
+    assert container.name == "c1"
+    assert container.missing is not None
+    assert container.missing.reason is MissingReason.NOT_READY
+
+
+def test_a_view_shows_each_container_with_its_slots(root: Root, node: Node) -> None:
+    path = root.region("with")
+    RegionFile(path, Layout.V1_2).add_process(2**21 + 5, {0: 77})
+    root.container("without")
+    views = {view.container.name: view for view in node.view()}
+    with_region, without = views["with"], views["without"]
+    assert isinstance(with_region, ContainerView)
+    assert with_region.snapshot is not None
+    assert with_region.processes is not None
+    assert with_region.error is None
+    assert [slot.pid for slot in with_region.processes.slots] == [2**21 + 5]
+    assert with_region.processes.slots[0].state in {"dead", "unknown"}
+    assert (without.snapshot, without.processes, without.error) == (None, None, None)
+    with pytest.raises(ValueError, match="no region"):
+        node.match(without.container, with_region.snapshot)
+
+
+def test_a_view_leaves_the_report_of_what_changed_consistent(root: Root, node: Node) -> None:
+    """What a view finds is not reported again by the refresh after it."""
+    root.region()
+    assert len(node.view()) == 1
+    assert node.refresh() == NodeChanges()
+
+
+# ---- writing ----
+
+
+def test_a_region_that_was_replaced_is_not_written(root: Root, node: Node) -> None:
+    path = root.region()
+    refresh(node)
+    container = only(node)
+    path.unlink()
+    create_region(path)
+    with pytest.raises(RegionStale, match="replaced"):
+        node.open(container)
+    refresh(node)
+    with pytest.raises(RegionClosed):
+        node.open(container)
+    node.open(only(node)).close()
+
+
+def test_what_has_no_region_cannot_be_opened(root: Root, node: Node) -> None:
+    root.container()
+    refresh(node)
+    with pytest.raises(ValueError, match="no region"):
+        node.open(only(node))
+
+
+# ---- names ----
+
+
+class Names:
+    def resolve(
+        self,
+        pod_uid: str | None,
+        container_name: str | None = None,
+        container_id: str | None = None,
+    ) -> PodName | None:
+        assert container_id is None
+        return PodName("default", f"pod-{pod_uid}", container_name)
+
+
+def test_a_container_is_named_by_the_resolver(root: Root) -> None:
+    root.container("train", "u1")
+    with Node(root, names=Names(), outside=False) as node:
+        refresh(node)
+        assert node.pod_name(only(node)) == PodName("default", "pod-u1", "train")
+
+
+def test_a_directory_of_no_real_pod_is_matched_all_the_same(root: Root, node: Node) -> None:
+    root.region("x")
+    (view,) = node.view()
+    assert view.snapshot is not None
+    assert node.match(view.container, view.snapshot).slots == ()
+
+
+# ---- life ----
+
+
+def test_a_closed_node_says_so_and_has_nothing_open(root: Root) -> None:
+    root.region()
+    node = Node(root, outside=False)
+    refresh(node)
+    region = only(node).region
+    assert "1 containers" in repr(node)
+    node.close()
+    node.close()
+    assert region is not None
+    assert region.closed
+    assert node.containers == ()
+    assert "closed" in repr(node)
+    for use in (node.refresh, node.snapshot, node.view):
+        with pytest.raises(RegionClosed, match="Node has been closed"):
+            use()
+
+
+def test_in_a_forked_child_a_node_is_closed(root: Root, node: Node) -> None:
+    root.region()
+    refresh(node)
+
+    def use() -> list[str]:
+        said = []
+        for use in (node.refresh, node.snapshot, node.view):
+            try:
+                use()
+            except RegionClosed as error:
+                said.append(str(error))
+        node.close()
+        with Node(root, outside=False) as own:
+            own.refresh()
+            said.append(str(len(own.snapshot().containers)))
+        return said
+
+    message = "the Node belongs to the process that made it; make a new one"
+    assert in_child(use) == [message] * 3 + ["1"]
+    assert len(node.snapshot().containers) == 1
+
+
+def test_a_child_forked_while_a_thread_refreshes_does_not_wait_for_it(
+    root: Root, node: Node
+) -> None:
+    for number in range(20):
+        root.region(f"c{number}")
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.is_set():
+            node.refresh()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for _ in range(5):
+            assert in_child(lambda: (node.close(), node.processes.refresh())) == (None, None)
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_threads_may_share_a_node(root: Root, node: Node) -> None:
+    paths = [root.region(f"c{number}") for number in range(8)]
+
+    def read() -> None:
+        for _ in range(150):
+            snapshot = node.snapshot()
+            assert len(snapshot.containers) == len(snapshot.table)
+            assert {each.name for each in snapshot.containers} <= {f"c{n}" for n in range(8)}
+
+    def change() -> None:
+        for number in range(60):
+            path = paths[number % 8]
+            if path.exists():
+                remove(path.parent)
+            else:
+                path.parent.mkdir()
+                create_region(path)
+            node.refresh(processes=False)
+
+    with ThreadPoolExecutor(4) as pool:
+        for work in [pool.submit(read), pool.submit(read), pool.submit(change)]:
+            work.result()
+
+
+def test_a_container_and_a_node_stay_in_their_process(root: Root, node: Node) -> None:
+    root.region()
+    refresh(node)
+    for each in (node, only(node)):
+        with pytest.raises(TypeError):
+            pickle.dumps(each)
+        with pytest.raises(TypeError):
+            copy.deepcopy(each)
+
+
+# ---- descriptors ----
+
+
+def descriptors() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
+def mapped_files(root: Root) -> int:
+    with open("/proc/self/maps", encoding="utf-8") as maps:  # noqa: PTH123
+        return sum(str(root.path) in line for line in maps)
+
+
+def test_no_descriptor_and_no_mapping_is_left_over(root: Root, node: Node) -> None:
+    for number in range(4):
+        root.region(f"c{number}")
+    os.mkfifo(root.container("fifo") / "a.cache")
+    (root.container("link") / "a.cache").symlink_to("/dev/zero")
+    (root.container("short") / "a.cache").touch()
+    node.refresh()
+    before = descriptors()
+    assert mapped_files(root) == 4
+    for number in range(30):
+        path = root.region(f"new-{number}")
+        node.refresh()
+        node.view()
+        remove(path.parent)
+        node.refresh()
+    assert descriptors() == before
+    assert mapped_files(root) == 4
+    node.close()
+    assert mapped_files(root) == 0
+
+
+def test_running_out_of_descriptors_is_told_and_passes(root: Root) -> None:
+    def starve() -> list[object]:
+        seen: list[object] = []
+        with Node([root, root.path.parent / "pattern*"], outside=False) as node:
+            root.region("old")
+            refresh(node)
+            old = only(node)
+            settle(root.path, Path(str(old.directory)))
+            root.region("new")
+            (Path(str(old.directory)) / "sign").touch()
+            # A root has been listed lately; a container's directory takes one descriptor, a file
+            # a second and a third.
+            for spare in (0, 1, 2, 3):
+                soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+                taken = []
+                try:
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (len(descriptors()) + 20, hard))
+                    while True:
+                        try:
+                            taken.append(os.dup(0))
+                        except OSError:
+                            break
+                    for descriptor in taken[:spare]:
+                        os.close(descriptor)
+                    refresh(node)
+                    kept = old in node.containers and old.region is not None
+                    new = [each for each in node.containers if each.name == "new"]
+                    reasons = [each.missing and each.missing.reason.value for each in new]
+                    seen.append((spare, kept, reasons, sorted(node.root_errors)))
+                    with pytest.raises(OSError, match="Too many open files"):
+                        if spare == 0:
+                            node.refresh()
+                        raise OSError("Too many open files")
+                finally:
+                    for descriptor in taken[spare:]:
+                        os.close(descriptor)
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            refresh(node)
+            old_now = [each for each in node.containers if each is old]
+            seen.append((len(node.containers), len(old_now), all(e.region for e in node.containers)))
+        return seen
+
+    path = str(root.path)
+    assert in_child(starve) == [
+        (0, True, [], [path]),
+        (1, True, ["failed"], []),
+        (2, True, ["failed"], []),
+        (3, True, [None], []),
+        (2, 1, True),
+    ]

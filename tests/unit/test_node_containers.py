@@ -1,0 +1,515 @@
+"""What a node finds in the directories of its containers."""
+
+import os
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forked import unprivileged
+from node_root import Root, only, pod_uid, refresh, remove, settle, touch
+from poke import RegionFile
+
+from libhamiregion import Layout, RegionClosed, create_region, open_region
+from libhamiregion.host import Container, MissingReason, MissingRegion, Node
+
+STATIC_POD = "5f2c1b1a9f6d4c0e8a7b6c5d4e3f2a1b"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    return Root(tmp_path / "containers")
+
+
+@pytest.fixture
+def node(root: Root) -> Iterator[Node]:
+    with Node(root, outside=False) as node:
+        yield node
+
+
+def reason(container: Container) -> MissingReason | None:
+    return None if container.missing is None else container.missing.reason
+
+
+def opened(node: Node) -> Container:
+    """Its one container, which has a region that can be read."""
+    container = only(node)
+    assert container.missing is None
+    assert container.region is not None
+    container.region.snapshot()
+    return container
+
+
+# ---- names ----
+
+
+def test_the_pods_uid_ends_at_the_first_underscore(root: Root, node: Node) -> None:
+    uid = pod_uid()
+    for name in ("train", "train_0_a", "init-weights"):
+        root.container(name, uid)
+    root.container("etcd", STATIC_POD)
+    refresh(node)
+    found = {(each.pod_uid, each.name) for each in node.containers}
+    assert found == {
+        (uid, "train"),
+        (uid, "train_0_a"),
+        (uid, "init-weights"),
+        (STATIC_POD, "etcd"),
+    }
+
+
+def test_what_is_no_containers_directory_is_skipped(root: Root, node: Node) -> None:
+    (root.path / "lost+found").mkdir()
+    (root.path / "_train").mkdir()
+    (root.path / f"{pod_uid()}_").mkdir()
+    (root.path / f"{pod_uid()}_train.limits").write_text("{}")
+    (root.path / f"{pod_uid()}_link").symlink_to(root.container("real"))
+    os.mkfifo(root.path / f"{pod_uid()}_pipe")
+    refresh(node)
+    assert only(node).name == "real"
+    assert node.root_errors == {}
+
+
+def test_a_name_is_kept_as_it_is(root: Root, node: Node) -> None:
+    for name in ("\x1b[2Jred", "new\nline", "é\udcff", "x" * 200):
+        root.container(name)
+    refresh(node)
+    assert {each.name for each in node.containers} == {
+        "\x1b[2Jred",
+        "new\nline",
+        "é\udcff",
+        "x" * 200,
+    }
+
+
+# ---- why there is none ----
+
+
+def test_a_directory_without_a_file_says_so_until_it_has_one(root: Root, node: Node) -> None:
+    directory = root.container()
+    (directory / "libvgpu.so").touch()
+    changes = refresh(node)
+    assert reason(only(node)) is MissingReason.NO_FILE
+    assert changes.added == node.containers
+    create_region(directory / "a.cache")
+    changes = refresh(node)
+    assert changes.replaced == node.containers
+    assert opened(node).region_path == str(directory / "a.cache")
+
+
+def not_ready(path: Path) -> None:
+    path.touch()
+
+
+def short(path: Path) -> None:
+    path.write_bytes(b"\0" * 1000)
+
+
+def without_magic(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 2_008_953)
+
+
+def foreign(path: Path) -> None:
+    path.write_bytes(b"\x7fELF" + bytes(2_008_953))
+
+
+def link(path: Path) -> None:
+    create_region(path.with_suffix(".elsewhere"))
+    path.symlink_to(path.with_suffix(".elsewhere"))
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def unix_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        # A path of a socket is short.
+        directory = os.open(path.parent, os.O_PATH)
+        server.bind(f"/proc/self/fd/{directory}/{path.name}")
+        os.close(directory)
+
+
+def folder(path: Path) -> None:
+    path.mkdir()
+
+
+def device(path: Path) -> None:
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 5))
+    except PermissionError:
+        pytest.skip("needs the right to make a device")
+
+
+def of_no_layout(path: Path) -> None:
+    create_region(path)
+    RegionFile(path, Layout.V1_2).put("major_version", 9)
+
+
+def damaged(path: Path) -> None:
+    create_region(path)
+    RegionFile(path, Layout.V1_2).put("proc_num", 5000)
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (not_ready, MissingReason.NOT_READY),
+        (short, MissingReason.NOT_READY),
+        (without_magic, MissingReason.NOT_READY),
+        (foreign, MissingReason.NOT_A_REGION),
+        (link, MissingReason.NOT_A_REGION),
+        (fifo, MissingReason.NOT_A_REGION),
+        (unix_socket, MissingReason.NOT_A_REGION),
+        (folder, MissingReason.NOT_A_REGION),
+        (device, MissingReason.NOT_A_REGION),
+        (of_no_layout, MissingReason.UNKNOWN_LAYOUT),
+        (damaged, MissingReason.UNKNOWN_LAYOUT),
+    ],
+)
+def test_what_stands_in_the_regions_place_is_named_and_gives_way_to_it(
+    make: Callable[[Path], None], expected: MissingReason, root: Root, node: Node
+) -> None:
+    path = root.container() / "a.cache"
+    make(path)
+    refresh(node)
+    container = only(node)
+    assert reason(container) is expected
+    assert container.region is None
+    assert container.region_path == str(path)
+    assert isinstance(container.missing, MissingRegion)
+    assert str(path) in container.missing.message
+    assert not refresh(node)
+    remove(path)
+    create_region(path)
+    refresh(node)
+    opened(node)
+
+
+def test_a_file_that_becomes_a_region_in_its_place_is_noticed(root: Root, node: Node) -> None:
+    """Nothing of that shows in the directory."""
+    path = root.region()
+    content = path.read_bytes()
+    os.truncate(path, 0)
+    settle(path.parent)
+    refresh(node)
+    assert reason(only(node)) is MissingReason.NOT_READY
+    with path.open("r+b") as file:
+        file.write(content)
+    refresh(node)
+    opened(node)
+
+
+def test_permissions_that_are_missing_are_told_and_noticed_when_they_come(
+    public_directory: Path,
+) -> None:
+    closed_file, closed_directory = public_directory / "a_file", public_directory / "b_directory"
+    for directory in (closed_file, closed_directory):
+        directory.mkdir()
+        create_region(directory / "a.cache")
+    (closed_file / "a.cache").chmod(0)
+    closed_directory.chmod(0)
+
+    def look() -> list[tuple[str | None, MissingReason | None]]:
+        with Node(public_directory, outside=False) as node:
+            node.refresh(processes=False)
+            return [(each.name, reason(each)) for each in node.containers]
+
+    refused = MissingReason.NO_PERMISSION
+    try:
+        assert unprivileged(look) == [("file", refused), ("directory", refused)]
+        (closed_file / "a.cache").chmod(0o666)
+        closed_directory.chmod(0o755)
+        assert unprivileged(look) == [("file", None), ("directory", None)]
+    finally:
+        closed_directory.chmod(0o755)
+
+
+# ---- several files ----
+
+
+def test_the_newest_that_is_a_region_counts_and_the_others_are_told(
+    root: Root, node: Node
+) -> None:
+    path = root.region(file="b.cache")
+    for name, make in (("z.cache", not_ready), ("y.cache", fifo), ("c.cache", damaged)):
+        make(path.with_name(name))
+        touch(path.with_name(name))
+    create_region(path.with_name("a.cache"))
+    os.utime(path.with_name("a.cache"), (1, 1))
+    refresh(node)
+    container = opened(node)
+    assert container.region_path == str(path)
+    # Newest first; what can be no region comes last.
+    assert container.other_files == ("c.cache", "z.cache", "a.cache", "y.cache")
+
+
+def test_an_open_region_is_not_given_up_for_a_file_that_is_none(root: Root, node: Node) -> None:
+    path = root.region()
+    refresh(node)
+    region = opened(node).region
+    for number in range(20):
+        (path.parent / f"new-{number}.cache").touch()
+        touch(path.parent / f"new-{number}.cache")
+        refresh(node)
+        assert opened(node).region is region
+    assert len(opened(node).other_files) == 8
+
+
+def test_a_newer_region_takes_over_once_it_is_one(root: Root, node: Node) -> None:
+    path = root.region()
+    refresh(node)
+    first = opened(node)
+    newer = path.with_name("b.cache")
+    newer.touch()
+    refresh(node)
+    assert opened(node).region is first.region
+    newer.unlink()
+    create_region(newer, priority=0)
+    changes = refresh(node)
+    second = opened(node)
+    assert second.region_path == str(newer)
+    assert second.other_files == ("a.cache",)
+    assert (len(changes.removed), changes.replaced) == (1, (second,))
+    assert first.region is not None
+    with pytest.raises(RegionClosed):
+        first.region.snapshot()
+
+
+def test_two_regions_in_use_do_not_take_turns(root: Root, node: Node) -> None:
+    path = root.region()
+    older = path.with_name("older.cache")
+    create_region(older)
+    os.utime(older, (1, 1))
+    refresh(node)
+    chosen = opened(node)
+    for file in (older, path, older):
+        touch(file)
+        (path.parent / "sign").touch()
+        assert not refresh(node)
+        assert only(node) is chosen
+    path.unlink()
+    refresh(node)
+    assert opened(node).region_path == str(older)
+
+
+def test_an_older_file_that_becomes_a_region_is_the_newest_then(root: Root, node: Node) -> None:
+    path = root.region()
+    content = path.read_bytes()
+    growing = path.with_name("growing.cache")
+    growing.touch()
+    os.utime(growing, (1, 1))
+    settle(path.parent)
+    refresh(node)
+    assert opened(node).region_path == str(path)
+    with growing.open("r+b") as file:
+        file.write(content)
+    touch(growing)
+    refresh(node)
+    assert opened(node).region_path == str(growing)
+
+
+def test_decoys_of_any_age_hide_no_open_region(root: Root, node: Node) -> None:
+    path = root.region()
+    refresh(node)
+    region = opened(node).region
+    for number in range(200):
+        decoy = path.with_name(f"{number}.cache")
+        decoy.touch()
+        os.truncate(decoy, 2_008_953)
+        os.utime(decoy, (4_000_000_000, 4_000_000_000))
+    for number in range(5_000):
+        path.with_name(f"{number}").touch()
+    refresh(node)
+    assert opened(node).region is region
+    assert opened(node).region_path == str(path)
+
+
+def test_a_directory_flooded_with_files_is_not_said_to_be_empty(root: Root, node: Node) -> None:
+    directory = root.container()
+    for number in range(5_000):
+        (directory / str(number)).touch()
+    refresh(node)
+    assert reason(only(node)) is MissingReason.FAILED
+    assert "4,096" in str(only(node).missing)
+
+
+# ---- what becomes of an open region ----
+
+
+def replace(path: Path) -> None:
+    create_region(path.with_name("new"), priority=0)
+    path.with_name("new").rename(path)
+
+
+def make_again(path: Path) -> None:
+    path.unlink()
+    create_region(path, priority=0)
+
+
+def make_directory_again(path: Path) -> None:
+    remove(path.parent)
+    path.parent.mkdir()
+    create_region(path, priority=0)
+
+
+@pytest.mark.parametrize("change", [replace, make_again, make_directory_again])
+def test_a_file_that_takes_the_place_is_opened(
+    change: Callable[[Path], None], root: Root, node: Node
+) -> None:
+    path = root.region(priority=1)
+    settle(path.parent, root.path)
+    refresh(node)
+    before = opened(node)
+    assert not refresh(node)
+    change(path)
+    changes = refresh(node)
+    after = opened(node)
+    assert (changes.added, changes.removed, changes.replaced) == ((), (before,), (after,))
+    assert after.region is not None
+    assert after.region.priority == 0
+    assert before.region is not None
+    assert before.region.closed
+
+
+def unlink(path: Path) -> None:
+    path.unlink()
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def cut_in_half(path: Path) -> None:
+    os.truncate(path, 1_000_000)
+
+
+def cut_last_page(path: Path) -> None:
+    """The kernel shows zeros behind such an end, no fault."""
+    os.truncate(path, 2_008_000)
+
+
+def overwrite(field: str, value: Any) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        RegionFile(path, Layout.V1_2).put(field, value)
+
+    change.__name__ = field
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (unlink, MissingReason.NO_FILE),
+        (truncate, MissingReason.NOT_READY),
+        (cut_in_half, MissingReason.UNKNOWN_LAYOUT),
+        (cut_last_page, MissingReason.UNKNOWN_LAYOUT),
+        (overwrite("magic", 0), MissingReason.NOT_READY),
+        (overwrite("magic", 1), MissingReason.NOT_A_REGION),
+        (overwrite("minor_version", 7), MissingReason.UNKNOWN_LAYOUT),
+        (overwrite("proc_num", -1), MissingReason.UNKNOWN_LAYOUT),
+        (overwrite("device_num", 17), MissingReason.UNKNOWN_LAYOUT),
+        (overwrite("uuids", b"hostile"), MissingReason.UNKNOWN_LAYOUT),
+    ],
+)
+def test_what_happens_to_an_open_region_is_told_by_the_next_refresh(
+    change: Callable[[Path], None], expected: MissingReason, root: Root, node: Node
+) -> None:
+    path = root.region()
+    intact = path.read_bytes()
+    settle(path.parent)
+    refresh(node)
+    assert not refresh(node)
+    change(path)
+    changes = refresh(node)
+    assert reason(only(node)) is expected
+    assert changes.replaced == node.containers
+    assert len(node.snapshot().table) == 0
+    assert node.snapshot().missing == node.containers
+    # And back again, in place.
+    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:  # noqa: PTH123
+        file.write(intact)
+    refresh(node)
+    opened(node)
+
+
+def test_a_container_that_goes_takes_its_region_along(root: Root, node: Node) -> None:
+    path = root.region()
+    settle(path.parent, root.path)
+    refresh(node)
+    gone = opened(node)
+    remove(path.parent)
+    changes = refresh(node)
+    assert node.containers == ()
+    assert (changes.added, changes.removed, changes.replaced) == ((), (gone,), ())
+    assert gone.region is not None
+    assert gone.region.closed
+
+
+def test_a_directory_that_becomes_a_link_is_not_followed(root: Root, node: Node) -> None:
+    path = root.region()
+    settle(path.parent, root.path)
+    refresh(node)
+    opened(node)
+    path.parent.rename(root.path.parent / "elsewhere")
+    path.parent.symlink_to(root.path.parent / "elsewhere")
+    refresh(node)
+    assert node.containers == ()
+
+
+def test_a_region_that_somebody_else_has_closed_is_opened_again(root: Root, node: Node) -> None:
+    path = root.region()
+    settle(path.parent)
+    refresh(node)
+    region = opened(node).region
+    assert region is not None
+    region.close()
+    refresh(node)
+    opened(node)
+
+
+def test_a_restored_time_hides_no_change(root: Root, node: Node) -> None:
+    """A container can set the time of modification back; not that of the last change."""
+    directory = root.container()
+    os.utime(directory, (1, 1))
+    settle(directory)
+    refresh(node)
+    assert reason(only(node)) is MissingReason.NO_FILE
+    create_region(directory / "a.cache")
+    os.utime(directory, (1, 1))
+    refresh(node)
+    opened(node)
+
+
+def test_nothing_is_opened_again_while_nothing_changes(root: Root, node: Node) -> None:
+    paths = [root.region(f"c{number}") for number in range(5)]
+    root.container("empty")
+    settle(*(path.parent for path in paths), root.path)
+    refresh(node)
+    before = node.containers
+    regions = [each.region for each in before]
+    for _ in range(5):
+        assert not refresh(node)
+    assert node.containers == before
+    assert [each.region for each in node.containers] == regions
+
+
+def test_containers_come_by_directory_in_whatever_order_they_appear(
+    root: Root, node: Node
+) -> None:
+    for uid in ("9", "1", "5"):
+        root.container("x", uid)
+        refresh(node)
+    assert [each.pod_uid for each in node.containers] == ["1", "5", "9"]
+
+
+def test_a_file_written_through_the_node_is_the_one_that_is_read(root: Root, node: Node) -> None:
+    path = root.region(memory_limits=("1GiB",))
+    refresh(node)
+    with node.open(opened(node)) as region:
+        region.set_memory_limit("2GiB")
+    with open_region(path) as region:
+        assert region.memory_limit(0) == 2 << 30
