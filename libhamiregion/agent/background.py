@@ -17,7 +17,6 @@ from libhamiregion.host.usage import driver_gap
 from . import metrics
 from .figures import is_held
 from .labels import LabelMaker
-from .naming import shadowed
 from .rendering import steady
 
 if TYPE_CHECKING:
@@ -87,6 +86,7 @@ class Background:
         identities: What containers are called.
         container_ids: Their ids, where a process or Docker's files tell.
         processes: Those that are proved, of containers that have any.
+        gone: Those whose pod is gone.
         held: Locks that have been held for a while.
         series: All series that stay as they are until the next refresh, by who makes them.
     """
@@ -94,6 +94,7 @@ class Background:
     identities: Mapping[Container, Identity] = attrs.Factory(dict)
     container_ids: Mapping[Container, str] = attrs.Factory(dict)
     processes: Mapping[Container, ShownProcesses] = attrs.Factory(dict)
+    gone: frozenset[Container] = frozenset()
     held: Mapping[Container, HeldLock] = attrs.Factory(dict)
     series: Mapping[str, tuple[Series, ...]] = attrs.Factory(dict)
 
@@ -258,7 +259,6 @@ def container_series(
     """Processes by state; memory of the dead, and of all as the driver says."""
     states, folded = [], []
     driver, dead = [], []
-    hidden = shadowed(identities)
     for view in views:
         container = view.container
         if view.snapshot is None:
@@ -272,8 +272,6 @@ def container_series(
         states += [(_states(*identity.labels, state), count) for state, count in counted.items()]
         if container in shown and shown[container].folded:
             folded.append((_container(*identity.labels), len(shown[container].folded)))
-        if container in hidden:
-            continue
         used, of_dead = _memory(rows)
         for usage in view.snapshot.devices:
             if usage.uuid is None:
@@ -388,10 +386,9 @@ def _orphaned(
     orphans: Mapping[Container, set[int]],
 ) -> list[tuple[Labels, int]]:
     rows = []
-    hidden = shadowed(identities)
     for view in views:
         container, snapshot = view.container, view.snapshot
-        if snapshot is None or container in hidden:
+        if snapshot is None:
             continue
         pids = orphans.get(container, set())
         for place, usage in enumerate(snapshot.devices):

@@ -23,7 +23,7 @@ from .rendering import Series, steady
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from libhamiregion.host import Container, Node, NodeSnapshot
+    from libhamiregion.host import Container, MissingRegion, Node, NodeSnapshot
 
     from .background import Background
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 #: Why a container's figures are not shown, beside the values of `MissingReason`.
 SAME_NAMES = "same_names"
+POD_GONE = "pod_gone"
 
 _hami_device = LabelMaker(metrics.MEMORY_USED)
 _legacy_device = LabelMaker(metrics.LEGACY_MEMORY_USED)
@@ -139,6 +140,7 @@ class DevicePlanner:
             snapshot.missing,
             background.identities,
             background.container_ids,
+            background.gone,
         )
         plan = self.plan
         if plan is None or plan.key != key or any(map(is_not, plan.sources, sources)):
@@ -154,7 +156,8 @@ class DevicePlanner:
             each: background.identities.get(each) or identity_of(self._node, each)
             for each in everybody
         }
-        hidden = shadowed(identities)
+        hidden = dict.fromkeys(shadowed(identities), SAME_NAMES)
+        hidden.update(dict.fromkeys(background.gone, POD_GONE))
         before, self._known = self._known, {}
         codes = table.regions.code
         first, count = table.regions.first_device, table.regions.device_rows
@@ -229,7 +232,7 @@ def _infos(shown: Sequence[tuple[int, Container, Known]], background: Background
 def _missing_ones(
     snapshot: NodeSnapshot,
     identities: Mapping[Container, Identity],
-    hidden: frozenset[Container],
+    hidden: Mapping[Container, str],
 ) -> Series:
     reasons: list[tuple[Container, str]] = []
     codes = snapshot.table.regions.code
@@ -237,14 +240,17 @@ def _missing_ones(
         if codes[row] != 0:
             # Broken since the last refresh, which will look closer.
             error = snapshot.table.error(row)
-            reason = MissingReason.FAILED if error is None else missing_for(error).reason
-            reasons.append((container, reason.value))
+            why = None if error is None else missing_for(error)
+            reasons.append((container, _reason(why)))
         elif container in hidden:
-            reasons.append((container, SAME_NAMES))
+            reasons.append((container, hidden[container]))
     for container in snapshot.missing:
-        why = container.missing
-        reasons.append((container, MissingReason.FAILED.value if why is None else why.reason.value))
+        reasons.append((container, hidden.get(container, _reason(container.missing))))
     return steady(
         metrics.CONTAINER_MISSING,
         [(_missing(*identities[container].labels, reason), 1) for container, reason in reasons],
     )
+
+
+def _reason(missing: MissingRegion | None) -> str:
+    return (MissingReason.FAILED if missing is None else missing.reason).value

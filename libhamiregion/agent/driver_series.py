@@ -12,7 +12,7 @@ from libhamiregion.text import printable
 from . import metrics
 from .background import OTHER
 from .labels import LabelMaker, safe_value
-from .naming import outsider_names, shadowed
+from .naming import outsider_names
 from .rendering import steady
 
 if TYPE_CHECKING:
@@ -97,9 +97,8 @@ def mig_series(
         if mig.uuid is not None
     }
     rows, legacy_rows = [], []
-    hidden = shadowed(identities)
     for view in views if places else ():
-        if view.snapshot is None or view.container in hidden:
+        if view.snapshot is None:
             continue
         for usage in view.snapshot.devices:
             device, mig = places.get(usage.uuid or "", (None, None))

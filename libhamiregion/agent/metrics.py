@@ -444,6 +444,14 @@ REFRESH_TIME = _family(
     Unit.REAL,
 )
 ERRORS = _family("hamiregion_errors_total", "Failures of the exporter itself.", ("stage",))
+AGENT_EVENTS = _family(
+    "hamiregion_agent_events_total", "What an agent in this program has done.", ("event",)
+)
+AGENT_PAUSED = _family(
+    "hamiregion_agent_paused",
+    "1 where a task of an agent in this program waits, for example for another writer to go.",
+    ("task",),
+)
 SCRAPES = _family("hamiregion_scrapes_total", "Scrapes before this one.", ())
 SCRAPE_SECONDS = _family(
     "hamiregion_scrape_seconds_total",

@@ -30,6 +30,7 @@ class Identity:
         pod: Its name; its UID where the name is not known; empty outside Kubernetes.
         container: Its name; failing that its id, failing that the path of its region.
         pod_uid: Empty outside Kubernetes.
+        is_named: Whether a resolver knows it.
         age: Of two containers with the same names, the one with the larger number is newer.
     """
 
@@ -37,6 +38,7 @@ class Identity:
     pod: str
     container: str
     pod_uid: str
+    is_named: bool
     age: tuple[int, str] = attrs.field(eq=False)
 
     @property
@@ -74,6 +76,7 @@ def make_identity(container: Container, name: PodName | None) -> Identity:
         pod=safe_value(pod or container.pod_uid or ""),
         container=safe_value(own or (container_id.id if container_id is not None else path)),
         pod_uid=safe_value(container.pod_uid or ""),
+        is_named=name is not None,
         age=(changed_ns, path),
     )
 

@@ -15,6 +15,7 @@ exceptions after them.
 from __future__ import annotations
 
 import enum
+import errno
 import json
 import os
 import re
@@ -123,14 +124,17 @@ def read_plan_file(path: PathLike) -> bytes:
         OSError: The file cannot be read, or is no file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         mode = os.fstat(descriptor).st_mode
         # The shell's <(…) is a pipe as well. One that nobody has open for writing is empty.
         if stat.S_ISFIFO(mode):
             os.set_blocking(descriptor, True)
         elif not (stat.S_ISREG(mode) or stat.S_ISCHR(mode)):
-            raise OSError(None, "a plan is a regular file", os.fspath(path))
-        return file.read(MAX_BYTES + 1)
+            raise OSError(errno.EINVAL, "a plan is a regular file", os.fspath(path))
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read(MAX_BYTES + 1)
+    finally:
+        os.close(descriptor)
 
 
 def parse_plan(text: str | bytes, source: str = "plan") -> LimitPlan:

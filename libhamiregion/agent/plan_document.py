@@ -23,6 +23,10 @@ _SHOWN: Final = 60
 _TAG: Final = "tag:yaml.org,2002:"
 # 20 digits hold every number that a plan can need, and int() of a megabyte of digits takes long.
 _DECIMAL: Final = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,19})\Z")
+# A backslash that is itself escaped begins no escape.
+_PAIR: Final = re.compile(
+    r"(?<!\\)((?:\\\\)*)\\u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})", re.IGNORECASE
+)
 _BOOLEANS: Final = {"yes": True, "on": True, "true": True, "no": False, "off": False}
 
 Path = tuple[str | int, ...]
@@ -164,8 +168,9 @@ def read_document(raw: bytes, source: str) -> Document:
     if text is None:
         raise problems.error()
     if text.lstrip().startswith("{"):
-        # JSON may be indented with tabs, which YAML forbids; no text in JSON can hold one.
-        text = text.replace("\t", " ")
+        # JSON may be indented with tabs, which YAML forbids; no text in JSON can hold one. And it
+        # spells what is beyond 16 bits as two escapes, where YAML has one.
+        text = _PAIR.sub(_one_escape, text.replace("\t", " "))
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
     try:
         document = _Builder(loader, yaml, problems).document()
@@ -182,6 +187,11 @@ def read_document(raw: bytes, source: str) -> Document:
     if problems or document is None:
         raise problems.error()
     return document
+
+
+def _one_escape(pair: re.Match[str]) -> str:
+    high, low = int(pair[2], 16), int(pair[3], 16)
+    return f"{pair[1]}\\U{0x10000 + ((high - 0xD800) << 10) + low - 0xDC00:08X}"
 
 
 def _decoded(raw: bytes, problems: Problems) -> str | None:

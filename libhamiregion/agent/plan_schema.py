@@ -123,8 +123,12 @@ def check(document: Document, problems: Problems) -> None:
     import jsonschema
 
     validator = jsonschema.Draft202012Validator(PLAN_SCHEMA)
-    for error in validator.iter_errors(document.value):
-        path: Path = tuple(error.absolute_path)
+    found = [(tuple(error.absolute_path), error) for error in validator.iter_errors(document.value)]
+    # What is no number at all is not out of range as well.
+    mistyped = {path for path, error in found if error.validator == "type"}
+    for path, error in found:
+        if path in mistyped and error.validator != "type":
+            continue
         for place, where, message in _sentences(error, path, document):
             problems.add(place, where, message)
 

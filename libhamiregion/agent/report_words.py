@@ -12,14 +12,14 @@ from libhamiregion.units import format_size
 if TYPE_CHECKING:
     from .report_models import Usage
 
-NOTHING = "–"
+NOTHING = "\u2013"
 UNKNOWN = "not known"
 _NAME_LIMIT = 80
 
 
-def text(raw: str | None, missing: str = UNKNOWN) -> str:
+def text(raw: str | None, missing: str = UNKNOWN, *, limit: int = _NAME_LIMIT) -> str:
     """A name from outside, on one line, cut, and escaped for HTML."""
-    return escape(missing if raw is None else printable(raw, _NAME_LIMIT))
+    return escape(missing if raw is None else printable(raw, limit))
 
 
 def size(nbytes: int | None, missing: str = "unlimited") -> str:
@@ -30,8 +30,8 @@ def size(nbytes: int | None, missing: str = "unlimited") -> str:
 def number(value: float | None, digits: int = 0) -> str:
     """A number with its thousands apart; small ones keep a digit that says something.
 
-    >>> number(12345.6), number(9.26), number(0.04), number(None)
-    ('12,346', '9.3', '0.04', '–')
+    >>> number(12345.6), number(9.26), number(0.04)
+    ('12,346', '9.3', '0.04')
     """
     if value is None:
         return NOTHING
@@ -45,13 +45,13 @@ def number(value: float | None, digits: int = 0) -> str:
 def hours(value: float | None) -> str:
     """A length of time.
 
-    >>> hours(0.5), hours(5.25), hours(30), hours(80), hours(0), hours(0.001)
+    >>> hours(0.5), hours(5.26), hours(30), hours(80), hours(0), hours(0.001)
     ('30 min', '5.3 h', '30 h', '3.3 d', '0 h', '4 s')
     """
     if value is None:
         return NOTHING
     if not value:
-        return "0\u00a0h".replace("\u00a0", " ")
+        return "0 h"
     if value < 1 / 60:
         return f"{value * 3600:.0f} s"
     if value < 1:
@@ -64,8 +64,8 @@ def hours(value: float | None) -> str:
 def share(part: float | None, whole: float | None) -> str:
     """A part of a whole in percent; nothing where there is no whole.
 
-    >>> share(1, 3), share(0, 3), share(1, 10_000), share(1, 0)
-    ('33 %', '0 %', '<1 %', '–')
+    >>> share(1, 3), share(0, 3), share(1, 10_000)
+    ('33 %', '0 %', '<1 %')
     """
     if part is None or not whole:
         return NOTHING

@@ -60,10 +60,43 @@ def _interval(name: str, seconds: float, what: str) -> object:
     help="Keep host pids right, free dead processes' slots and locks, and write the driver's"
     " figures where libvgpu does not.",
 )
+@click.option(
+    "--plan",
+    "plan_path",
+    type=click.Path(path_type=str),
+    metavar="FILE",
+    help="Keep the limits of this node on a plan, as `hamiregion limits apply --watch` does.",
+)
+@click.option(
+    "--from-annotations",
+    is_flag=True,
+    help="Take hamiregion.io/... annotations of this node's pods as a plan, after FILE's rules.",
+)
+@click.option(
+    "--node",
+    "node_name",
+    envvar="NODE_NAME",
+    metavar="NAME",
+    help="For --from-annotations: this node's name.  [default: $NODE_NAME]",
+)
+@click.option(
+    "--kubeconfig",
+    type=click.Path(path_type=str),
+    metavar="FILE",
+    help="For --from-annotations.  [default: the pod's service account, else kubectl's]",
+)
+@click.option(
+    "--state",
+    "state_directory",
+    type=click.Path(path_type=str),
+    metavar="DIR",
+    help="Where the plan's journal and undo plans are.  [default: as `limits apply`]",
+)
 @node_options.root_option
 @_interval("feedback", 5.0, "Between two passes of the feedback; HAMi's is 5.")
 @_interval("repair", 10.0, "Between two passes of the repair.")
 @_interval("figures", 5.0, "Between two looks at the driver's figures.")
+@_interval("plan", 5.0, "Between two looks at the plan and what it says about.")
 @click.option(
     "--figures/--no-figures",
     default=True,
@@ -103,10 +136,16 @@ def _interval(name: str, seconds: float, what: str) -> object:
 def agent(
     feedback: bool,
     repair: bool,
+    plan_path: str | None,
+    from_annotations: bool,
+    node_name: str | None,
+    kubeconfig: str | None,
+    state_directory: str | None,
     roots: tuple[str, ...],
     feedback_interval_s: float,
     repair_interval_s: float,
     figures_interval_s: float,
+    plan_interval_s: float,
     figures: bool,
     resume_after: int,
     assume_alone: bool,
@@ -120,7 +159,7 @@ def agent(
 ) -> None:
     """Steer and repair the regions of this node for as long as it runs.
 
-    Without --feedback and --repair there is nothing to do, which is an error.
+    At least one of --feedback, --repair, --plan and --from-annotations says what to do.
 
     --feedback takes the place of HAMi's monitor: where that runs, or another agent does, it does
     not start; when one appears, it stops writing and says so, and goes on when it has gone (see
@@ -141,8 +180,11 @@ def agent(
     JSON: one object per event, with the keys time_s (Unix seconds), task, event, message,
     container (null if it is about none) and detail, an object of figures by name.
     """  # noqa: D301 (click looks for the character itself)
-    if not (feedback or repair):
-        raise click.UsageError("name what to do: --feedback, --repair, or both")
+    planned = plan_path is not None or from_annotations
+    if not (feedback or repair or planned):
+        raise click.UsageError("name what to do: --feedback, --repair, --plan FILE")
+    if planned and dry_run:
+        raise click.UsageError("what a plan would change is shown by `hamiregion limits diff`")
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(stop_signals())
         log = EventLog(stop.ask, as_json=as_json)
@@ -180,6 +222,22 @@ def agent(
                         emit=log,
                     )
                 )
+        if planned:
+            from libhamiregion.agent.plan_state import PlanState
+            from libhamiregion.agent.plan_watch import PlanWatcher
+
+            from .limits_plan import Origin, watched_sources
+
+            origin = Origin(plan_path, from_annotations, node_name, kubeconfig)
+            tasks.append(
+                PlanWatcher(
+                    node,
+                    watched_sources(origin),
+                    PlanState(state_directory),
+                    interval_s=plan_interval_s,
+                    emit=log,
+                )
+            )
         runner = TaskRunner(tasks, emit=log)
         names = ", ".join(task.name for task in tasks)
         log.say(

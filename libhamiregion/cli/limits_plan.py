@@ -317,9 +317,10 @@ def _look(node: Node, roots: tuple[str, ...]) -> None:
     node.refresh(processes=False)
     for warning in root_warnings(node):
         click.echo(f"Warning: {printable(warning)}", err=True)
-    failure = root_failure(node, roots)
-    if failure is not None:
-        raise Failure(failure)
+    if node.scanned_roots:
+        return
+    failure = root_failure(node, roots) or f"there is none of {', '.join(node.roots)}"
+    raise Failure(f"{printable(failure)}; --root says where the containers' directories are")
 
 
 def _compared(node: Node, reading: SourceReading, *, force: bool) -> PlanDiff:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -18,7 +19,7 @@ from .render import GOOD, NEAR, OVER, QUIET, columns
 from .wording import NOTHING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from rich.console import RenderableType
     from rich.table import Table
@@ -111,16 +112,18 @@ def named_processes(
                 continue
             named = attrs.evolve(named, process=attrs.evolve(process, devices=devices))
         chosen.append(named)
-    # What is equal keeps the order of the node: by container, slots before the rest.
-    if sort == "memory":
-        chosen.sort(key=lambda each: -each.memory_bytes)
-    elif sort == "sm":
-        chosen.sort(key=lambda each: (-each.sm_percent, -each.memory_bytes))
-    elif sort == "pid":
-        chosen.sort(key=lambda each: each.process.host_pid or 0)
-    else:
-        chosen.sort(key=lambda each: each.names.order)
-    return chosen
+    return in_order(chosen, sort)
+
+
+def in_order(processes: Iterable[NamedProcess], sort: str) -> list[NamedProcess]:
+    """Sort processes by one of `SORTS`; what is equal keeps its order."""
+    keys: dict[str, Callable[[NamedProcess], Any]] = {
+        "name": lambda each: each.names.order,
+        "memory": lambda each: -each.memory_bytes,
+        "sm": lambda each: (-each.sm_percent, -each.memory_bytes),
+        "pid": lambda each: each.process.host_pid or 0,
+    }
+    return sorted(processes, key=keys[sort])
 
 
 @attrs.frozen
@@ -194,13 +197,19 @@ class ProcessPicture:
                 lines.append(cells)
         return aligned(lines)
 
-    def as_view(self, width: int) -> RenderableType:
-        """A table, and below it the sums."""
+    def as_view(self, width: int, *, rows: int | None = None) -> RenderableType:
+        """A table, of so many rows if given, and below it the sums over all of them."""
         if not self.processes:
             return Text("No process uses a region or a GPU.", style=QUIET)
-        return Group(self._table(width), Text(), Text(self._sums(), style=QUIET))
+        shown = self.processes
+        if rows is not None:
+            ends = itertools.accumulate(len(each.busy) or 1 for each in shown)
+            shown = [each for each, end in zip(shown, ends, strict=True) if end <= rows]
+        hidden = len(self.processes) - len(shown)
+        more = [Text(f"and {hidden} more", style=QUIET)] if hidden else []
+        return Group(self._table(shown, width), *more, Text(), Text(self._sums(), style=QUIET))
 
-    def _table(self, width: int) -> Table:
+    def _table(self, processes: Sequence[NamedProcess], width: int) -> Table:
         driver = self.sample is not None and self.driver_gap is None
         roomy = width >= ROOMY
         table = columns()
@@ -219,7 +228,7 @@ class ProcessPicture:
             if roomy:
                 table.add_column("uuid", style=QUIET)
             table.add_column("command")
-        for each in self.processes:
+        for each in processes:
             for cells in self._rows(each, width, driver=driver):
                 table.add_row(*cells)
         return table

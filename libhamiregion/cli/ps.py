@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -64,8 +64,8 @@ def ps(
 ) -> None:
     """Show the processes of this node that use a region or a GPU.
 
-    One line per process and device: what the region counts, and what the driver says (None of it
-    is taken from the region's own idea of host pids; /proc proves who is who).
+    One line per process and device: what the region counts, and what the driver says.  Which
+    process stands in which slot is proved by /proc; what the region calls host pids is not used.
 
     \b
     alive      has a slot, and runs
@@ -121,39 +121,48 @@ def process_pictures(
     sampler: NvmlSampler | None,
     selector: Selector,
     interval_s: float | None,
+    **options: Any,
+) -> Iterator[ProcessPicture]:
+    """Take a `process_picture` once, or every so many seconds."""
+    for _ in ticks(interval_s):
+        yield process_picture(node, sampler, selector, **options)
+
+
+def process_picture(
+    node: Node,
+    sampler: NvmlSampler | None,
+    selector: Selector,
     *,
     sort: str,
     wide: bool,
     roots: tuple[str, ...],
-) -> Iterator[ProcessPicture]:
-    """Look at the node, once or every so many seconds.
+) -> ProcessPicture:
+    """Look at the node.
 
     Args:
         node: The node; kept up to date.
         sampler: Asks the driver; None leaves its figures out.
         selector: What to show.
-        interval_s: Seconds from one picture to the next; None takes one.
         sort: One of `SORTS`.
         wide: Whether to show users, uuids and commands too.
         roots: As given; it is a failure if there are some and none can be listed.
     """
-    for _ in ticks(interval_s):
-        # The driver first: what it lists has its slot by the time the regions are read.
-        sample = None if sampler is None else sampler.sample()
-        taken_at_ns = time.time_ns()
-        rows = node_processes(node.view(), node.processes, sample)
-        gap = None if sample is None else driver_gap(node.processes, sample)
-        notes = node_notes(node)
-        if gap is not None:
-            notes = (*notes, f"no figures of the driver: {gap}")
-        yield ProcessPicture(
-            taken_at_ns,
-            named_processes(node, rows, selector, sort),
-            sample,
-            complete=node.processes.is_complete,
-            wide=wide,
-            driver_gap=gap,
-            notes=notes,
-            warnings=root_warnings(node),
-            failure=root_failure(node, roots),
-        )
+    # The driver first: what it lists has its slot by the time the regions are read.
+    sample = None if sampler is None else sampler.sample()
+    taken_at_ns = time.time_ns()
+    rows = node_processes(node.view(), node.processes, sample)
+    gap = None if sample is None else driver_gap(node.processes, sample)
+    notes = node_notes(node)
+    if gap is not None:
+        notes = (*notes, f"no figures of the driver: {gap}")
+    return ProcessPicture(
+        taken_at_ns,
+        named_processes(node, rows, selector, sort),
+        sample,
+        complete=node.processes.is_complete,
+        wide=wide,
+        driver_gap=gap,
+        notes=notes,
+        warnings=root_warnings(node),
+        failure=root_failure(node, roots),
+    )

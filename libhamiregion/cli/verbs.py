@@ -26,6 +26,7 @@ VERBS = (
     "resume",
     "show",
     "suspend",
+    "top",
 )
 
 

@@ -127,18 +127,19 @@ def diagnose(
         RegionClosed: The node has been closed.
         OSError: /proc cannot be listed.
 
-    Threads: one diagnosis of a node at a time.
+    Threads: may be called from several; diagnoses and repairs of one node take turns.
 
     Shell: ``hamiregion doctor``.
     """
     if not settle_s >= 0:
         raise ValueError(f"a time is 0 or more seconds, not {settle_s!r}")
-    first = _look(node, sample, sampler, views, rows, settle_s)
-    found = list(_check(first))
-    if settle_s and (first.suspects or any(each.kind.explanation.passes for each in found)):
-        found = _settled(first, found, sample, sampler, settle_s)
-    else:
-        _remember(first)
+    with memory_of(node).turn:
+        first = _look(node, sample, sampler, views, rows, settle_s)
+        found = list(_check(first))
+        if settle_s and (first.suspects or any(each.kind.explanation.passes for each in found)):
+            found = _settled(first, found, sample, sampler, settle_s)
+        else:
+            _remember(first)
     return tuple(sorted(found, key=lambda each: _ORDER[each.severity]))
 
 

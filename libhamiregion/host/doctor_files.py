@@ -98,9 +98,8 @@ def _lost_mappings(scene: Scene) -> list[_Lost]:
     known = {processes.identity(used.region) for used in scene.used}
     short = _short_files(scene)
     lost = []
-    for mapped in processes.mapped_regions():
-        if (mapped.device, mapped.inode) in known:
-            continue
+    for file in processes.mapped_files(without=known):
+        mapped = processes.resolve(file)
         container, size = short.get(_file_of(mapped), (None, None))
         if mapped.deleted or container is not None or _is_short_outside(scene, mapped):
             lost.append(_Lost(mapped, _users_of_lost(scene, mapped), container, size))

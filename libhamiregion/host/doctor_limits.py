@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from libhamiregion.layouts import Layout
 from libhamiregion.units import format_size, limits_from_environment
 
-from .doctor_scene import is_monitor, is_this_process, pid_words
+from .doctor_scene import is_monitor, pid_words
 from .findings import FindingKind, Severity, finding
 
 if TYPE_CHECKING:
@@ -273,8 +273,8 @@ def _writer_may_run(scene: Scene) -> bool:
         users = {process.pid for process in used.users}
         # Who can be neither matched nor ruled out counts as somebody.
         for mapping in processes.mappings(used.region):
-            process = mapping.process
-            if mapping.writable and process.pid not in users and not is_this_process(process):
+            pid = mapping.process.pid
+            if mapping.writable and pid not in users and pid != processes.own_pid:
                 return True
     return _directories_locked(scene)
 
@@ -282,11 +282,7 @@ def _writer_may_run(scene: Scene) -> bool:
 def _directories_locked(scene: Scene) -> bool:
     """Whether an agent of this library has the containers' directories locked (flock)."""
     wanted = set()
-    for directory in {
-        os.path.dirname(each.directory)  # noqa: PTH120
-        for view in scene.views
-        if (each := view.container).directory is not None
-    }:
+    for directory in scene.node.directories:
         try:
             status = os.stat(directory)  # noqa: PTH116
         except OSError:

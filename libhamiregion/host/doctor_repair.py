@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import attrs
@@ -110,7 +111,7 @@ def repair(
     Raises:
         OSError: /proc cannot be listed.
 
-    Threads: as `diagnose`.
+    Threads: may be called from several; diagnoses and repairs of one node take turns.
 
     Shell: ``hamiregion doctor --repair``.
     """
@@ -119,16 +120,17 @@ def repair(
         for finding in findings
         if finding.repairable and (not kinds or finding.kind in kinds)
     ]
-    work = _Work(node, dry_run=dry_run, timeout_s=timeout_s, lock_watch_s=lock_watch_s)
-    try:
-        return tuple(
-            _attempt(work, finding)
-            for stage in _STAGES
-            for finding in wanted
-            if finding.kind in stage
-        )
-    finally:
-        work.close()
+    done: list[Repair] = []
+    with memory_of(node).turn:
+        work = _Work(node, dry_run=dry_run, timeout_s=timeout_s, lock_watch_s=lock_watch_s)
+        try:
+            for stage in _STAGES:
+                now = [finding for finding in wanted if finding.kind in stage]
+                work.begin(now)
+                done.extend(_attempt(work, finding) for finding in now)
+        finally:
+            work.close()
+    return tuple(done)
 
 
 def _attempt(work: _Work, finding: Finding) -> Repair:
@@ -154,8 +156,20 @@ class _Work:
         self._lock_watch_s = lock_watch_s
         self._facts = memory_of(node).facts
         self._open: dict[int, Region] = {}
-        self._freed: dict[int, tuple[str, ...]] = {}
+        self._freed: dict[int, dict[int, str]] = {}
         self._put_right: dict[int, tuple[int, ...]] = {}
+        self._seen: dict[int, Used] = {}
+
+    def begin(self, findings: Iterable[Finding]) -> None:
+        """Look at what these findings are about; /proc is read once for all of them."""
+        self._seen.clear()
+        if any(finding.kind in _HOST_PIDS for finding in findings):
+            containers = {}
+            for finding in findings:
+                with contextlib.suppress(_Left):
+                    container = self._container(finding)
+                    containers[id(container)] = container
+            self._look(containers.values())
 
     def close(self) -> None:
         for region in self._open.values():
@@ -209,56 +223,73 @@ class _Work:
             if self._facts.is_running(process):
                 before = change.before or "none"
                 return (f"host pid of process {pid}: {before} -> {change.after}",)
+            del self._seen[id(container)]
         raise _Left(f"process {pid} comes and goes too fast")
 
     def free_dead(self, finding: Finding) -> tuple[str, ...]:
         container = self._container(finding)
         key = id(container)
+        if self._dry_run:
+            return self._would_free(container)
         if key not in self._freed:
-            self._freed[key] = (
-                self._would_free(container) if self._dry_run else self._free(container)
-            )
-        actions = self._freed[key]
-        if finding.pid and not self._dry_run:
+            self._freed[key] = self._free(container)
+        freed = self._freed[key]
+        if finding.pid is not None and finding.pid in freed:
+            return (freed[finding.pid],)
+        if finding.pid is not None or not freed:
             self._check_freed(container, finding.pid)
-        return actions
+            return _ALREADY
+        return tuple(freed.values())
 
     # ---- with proof ------------------------------------------------------------------------------
 
     def _proved(self, container: Container, pid: int) -> tuple[ProcessUsage, HostProcess]:
-        """What stands in a live process's slot, and the process, as of now."""
-        used = self._look(container)
-        for usage, process in used.alive:
-            if usage.pid == pid and self._facts.is_running(process):
-                return usage, process
+        """What stands in a live process's slot, and the process, which runs at this moment."""
+        for _ in range(_TRIES):
+            used = self._seen.pop(id(container), None) or self._look([container])[0]
+            for usage, process in used.alive:
+                if usage.pid == pid and self._facts.is_running(process):
+                    self._seen[id(container)] = used
+                    return usage, process
         raise _Left(f"process {pid} cannot be proved alive any more")
 
-    def _look(self, container: Container) -> Used:
-        region = self._read_only(container)
-        snapshot = region.snapshot()
-        # After the snapshot, so that who has come between is not taken for dead.
+    def _look(self, containers: Iterable[Container]) -> list[Used]:
+        looked = []
+        for container in containers:
+            if container.region is not None:
+                with contextlib.suppress(RegionError):
+                    looked.append((container, container.region, container.region.snapshot()))
+        # After the snapshots, so that who has come between is not taken for dead.
         self._node.processes.refresh()
-        return Used(container, region, snapshot, self._node.match(container, snapshot))
+        used = [
+            Used(container, region, snapshot, self._node.match(container, snapshot))
+            for container, region, snapshot in looked
+        ]
+        self._seen.update((id(each.container), each) for each in used)
+        return used
 
-    def _free(self, container: Container) -> tuple[str, ...]:
+    def _free(self, container: Container) -> dict[int, str]:
         freed = self._region(container).reap(proc=self._node.proc, timeout_s=self._timeout_s)
-        return tuple(
-            f"slot of dead process {slot.pid} {'removed' if slot.removed else 'emptied'},"
+        return {
+            slot.pid: f"slot of dead process {slot.pid} {'removed' if slot.removed else 'emptied'},"
             f" {format_size(slot.memory_bytes)} no longer counted"
             for slot in freed
-        )
+        }
 
     def _would_free(self, container: Container) -> tuple[str, ...]:
         return tuple(
             f"would free the slot of dead process {usage.pid}, {format_size(memory_bytes(usage))}"
-            for _, usage, match in self._look(container).slots
+            for used in self._look([container])
+            for _, usage, match in used.slots
             if match.state == "dead" and (memory_bytes(usage) or not usage.settled)
         )
 
-    def _check_freed(self, container: Container, pid: int) -> None:
-        for _, usage, match in self._look(container).slots:
-            if usage.pid == pid and match.state != "alive" and memory_bytes(usage):
-                raise _Left(f"process {pid} cannot be proved dead, so its slot was left alone")
+    def _check_freed(self, container: Container, pid: int | None) -> None:
+        for used in self._look([container]):
+            for _, usage, match in used.slots:
+                asked = pid is None or usage.pid == pid
+                if asked and match.state != "alive" and memory_bytes(usage):
+                    raise _Left(f"process {usage.pid} cannot be proved dead; its slot was left")
 
     # ---- regions ---------------------------------------------------------------------------------
 

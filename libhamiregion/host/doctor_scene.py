@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
+import threading
 import time
 import weakref
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 
 from libhamiregion.text import printable
 
-from . import procfs
 from .process_facts import ProcessFacts
 
 if TYPE_CHECKING:
@@ -83,9 +81,15 @@ class Used:
 
 @attrs.define
 class Memory:
-    """What earlier looks at a node have seen; it makes the difference between busy and stuck."""
+    """What earlier looks at a node have seen; it makes the difference between busy and stuck.
+
+    Attributes:
+        facts: What processes were started with.
+        turn: Held by whoever diagnoses or repairs the node.
+    """
 
     facts: ProcessFacts
+    turn: threading.RLock = attrs.field(factory=threading.RLock)
     _standing: dict[Hashable, tuple[Hashable, float]] = attrs.field(factory=dict)
 
     def stands_for_s(self, what: Hashable, value: Hashable) -> float:
@@ -109,15 +113,17 @@ class Memory:
         self.facts.keep_only(processes)
 
 
+_remembering = threading.Lock()
 _memories: weakref.WeakKeyDictionary[Node, Memory] = weakref.WeakKeyDictionary()
 
 
 def memory_of(node: Node) -> Memory:
     """What is remembered of a node between two diagnoses; goes with it."""
-    memory = _memories.get(node)
-    if memory is None:
-        memory = _memories[node] = Memory(ProcessFacts(node.proc))
-    return memory
+    with _remembering:
+        memory = _memories.get(node)
+        if memory is None:
+            memory = _memories[node] = Memory(ProcessFacts(node.proc))
+        return memory
 
 
 @attrs.define(slots=False)
@@ -206,14 +212,6 @@ class Scene:
 def is_monitor(process: HostProcess) -> bool:
     """Whether a process is called as the monitor of HAMi, or of volcano-vgpu."""
     return process.command.partition(" ")[0].rpartition("/")[2] in _MONITOR_NAMES
-
-
-def is_this_process(process: HostProcess) -> bool:
-    """Whether it is this very process, whatever that /proc calls it."""
-    if process.ns_pids[-1] != os.getpid():
-        return False
-    own = procfs.parse_stat(Path("/proc/self/stat").read_bytes())
-    return process.start_time_ticks == own.start_time_ticks
 
 
 def shown(text: str | None, limit: int = _NAME_LIMIT) -> str:

@@ -62,10 +62,14 @@ class Place:
         environment: Mapping[str, str] | None = None,
     ) -> OddContainer:
         """A container whose first process uses the region; its host pid is right."""
-        inside = OddContainer(depth, environment)
-        self.running.append(inside)
+        inside = self.enter(depth, environment)
         self._attach(inside, inside.host_pid if host_pid else None, used)
         return inside
+
+    def enter(self, depth: int = 1, environment: Mapping[str, str] | None = None) -> OddContainer:
+        """A container whose first process does not use the region; its children do not map it."""
+        self.running.append(OddContainer(depth, environment))
+        return self.running[-1]
 
     def spawn(
         self, inside: OddContainer, *, used: int = GIB, last_pid: str = "", host_pid: bool = True

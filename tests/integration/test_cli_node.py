@@ -2,7 +2,9 @@
 
 import io
 import json
+import re
 import subprocess
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,16 @@ from fake_nvml.driver import STATE, FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, MIG, OTHER, SECOND
 from gpu_node import GpuNode, Pod, gpu_nodes
 from rich.console import Console
-from unit.cli_process import COLOUR, COMMAND, Terminal, environment, interrupt, on_terminal, run
+from unit.cli_process import (
+    COLOUR,
+    COMMAND,
+    ESCAPES,
+    Terminal,
+    environment,
+    interrupt,
+    on_terminal,
+    run,
+)
 from unit.cli_process import start as start_command
 
 from libhamiregion import DeviceUsage, Layout
@@ -47,7 +58,7 @@ class Scene:
         return (verb, "--root", str(self.node.root), "--pod-logs", str(self.node.logs), *more)
 
     def run(self, verb: str, *more: str) -> "subprocess.CompletedProcess[str]":
-        library = ("--library", str(self.driver.library)) if verb == "ps" else ()
+        library = ("--library", str(self.driver.library)) if verb != "containers" else ()
         return call(*self.arguments(verb, *library, *more))
 
     def json(self, verb: str, *more: str) -> dict[str, Any]:
@@ -613,3 +624,60 @@ def test_watching_goes_on_where_the_directories_come_later(tmp_path: Path) -> No
         interrupt(process)
         process.communicate(timeout=30)
     assert process.returncode == 0
+
+
+# ---- top ----------------------------------------------------------------------------------------
+
+
+def pictures(screen: str) -> list[str]:
+    """The whole pictures on a terminal, without escapes."""
+    return ESCAPES.sub("", screen).split("[q] quit")[:-1]
+
+
+def in_memory_order(picture: str) -> bool:
+    return picture.index("dead") < picture.index("escaped")
+
+
+def test_top_in_a_pipe_is_ps_by_memory(scene: Scene) -> None:
+    answer = scene.run("top", "--namespace", "*")
+    assert answer.returncode == 0, answer.stderr
+    rows = table(answer.stdout)
+    assert rows[0]["HOST-PID"] == str(scene.pids["working"])
+    assert rows[1]["STATE"] == "dead"
+    found = json.loads(scene.run("top", "--namespace", "*", "--json", "--sort", "name").stdout)
+    assert found["processes"][0]["pod"] == POD_LONG
+
+
+def test_top_on_a_terminal_takes_keys_and_leaves_the_terminal_as_it_was(scene: Scene) -> None:
+    arguments = scene.arguments("top", "--namespace", "*")
+    with Terminal(*arguments, env=scene.driver.environment(), columns=130) as terminal:
+        before = termios.tcgetattr(terminal.master)
+        terminal.wait_for(lambda screen: "by the driver" in screen)
+        assert termios.tcgetattr(terminal.master)[3] & termios.ICANON == 0
+        assert "NVIDIA H100 80GB HBM3" in terminal.text
+        assert in_memory_order(pictures(terminal.screen)[0])
+        terminal.type("\x1b[A")
+        terminal.type("n")
+        terminal.wait_for(lambda screen: not in_memory_order(pictures(screen)[-1]))
+        terminal.type("q")
+        assert terminal.wait() == 0
+        assert termios.tcgetattr(terminal.master) == before
+        assert terminal.screen.count("\x1b[?25l") == terminal.screen.count("\x1b[?25h")
+
+
+def test_top_shows_what_fits_and_ends_with_ctrl_c(tmp_path: Path) -> None:
+    with gpu_nodes(tmp_path) as node:
+        pod = node.add(uuids=[GPU], process=False)
+        for number in range(60):
+            pod.region.add_process(4_000_000 + number, {0: (number + 1) * MIB})
+        arguments = ("--root", str(node.root), "--pod", pod.pod_uid, "--no-driver")
+        with Terminal("top", *arguments) as terminal:
+            terminal.wait_for(lambda screen: "[q] quit" in screen)
+            terminal.type("\x03")
+            assert terminal.wait() == 0
+        *_, shown = pictures(terminal.screen)
+        assert "60 processes of 1 container; 1.8 GiB counted" in shown
+        more = re.search(r"and (\d+) more", shown)
+        assert more is not None
+        assert shown.count("dead") + int(more[1]) == 60
+        assert len(shown.splitlines()) <= 40

@@ -136,7 +136,7 @@ def test_the_host_pid_of_a_stranger(hospital: Hospital) -> None:
     heals(hospital, place, {1: inside.host_pid})
 
 
-def test_the_namespaces_own_proc_tells_no_host_pids(hospital: Hospital, tmp_path: Path) -> None:
+def test_the_namespaces_own_proc_tells_no_host_pids(hospital: Hospital) -> None:
     place = hospital.place()
     inside = place.start(host_pid=False)
     elsewhere = Hospital(hospital.root, proc=f"/proc/{inside.host_pid}/root/proc")
@@ -155,7 +155,8 @@ def test_the_namespaces_own_proc_tells_no_host_pids(hospital: Hospital, tmp_path
 
 def test_a_pid_that_is_used_again_is_not_mistaken(hospital: Hospital, layout: Layout) -> None:
     place = hospital.place(layout)
-    inside = place.start()
+    inside = place.enter()
+    other, other_host_pid = place.spawn(inside)
     pid, _ = place.spawn(inside, last_pid="499", host_pid=False)
     assert pid == 500
     found = hospital.findings()
@@ -167,7 +168,7 @@ def test_a_pid_that_is_used_again_is_not_mistaken(hospital: Hospital, layout: La
     (done,) = repair(hospital.node, found)
     assert not done.done
     assert done.actions == ()
-    assert place.host_pids() == {1: inside.host_pid, 500: None}
+    assert place.host_pids() == {other: other_host_pid, 500: None}
     assert hospital.kinds() == [FindingKind.DEAD_PROCESS_COUNTED]
     assert place.used() == 2 * GIB
     assert [each.done for each in hospital.repair()] == [True]
@@ -177,14 +178,14 @@ def test_a_pid_that_is_used_again_is_not_mistaken(hospital: Hospital, layout: La
 
 def test_a_successor_with_the_same_pid_gets_its_own_host_pid(hospital: Hospital) -> None:
     place = hospital.place()
-    inside = place.start()
+    inside = place.enter()
     place.spawn(inside, last_pid="499", host_pid=False)
     found = hospital.findings()
     inside.tell("kill", 500)
     _, second = place.spawn(inside, last_pid="499", host_pid=False)
     (done,) = repair(hospital.node, found)
     assert done.done
-    assert place.host_pids() == {1: inside.host_pid, 500: second}
+    assert place.host_pids() == {500: second}
     assert hospital.findings() == ()
 
 

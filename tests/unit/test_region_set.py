@@ -416,6 +416,38 @@ def test_paths_come_in_the_order_of_their_rows(files: list[RegionFile]) -> None:
         check(region_set.read(), files)
 
 
+def test_an_open_region_is_taken_over_beside_others_of_its_path(
+    region_file: RegionFileFactory,
+) -> None:
+    file = region_file(priority=1)
+    with RegionSet([file]) as region_set:
+        old = open_region(file)
+        file.path.unlink()
+        create_region(file, priority=0)
+        new = open_region(file)
+        assert old.file_id != new.file_id == (file.path.stat().st_dev, file.path.stat().st_ino)
+        region_set.adopt(old)
+        region_set.adopt(new)
+        region_set.adopt(new)
+        assert region_set.paths == (str(file.path),) * 3
+        assert region_set.regions[1:] == (old, new)
+        assert region_set.read().regions.priority.tolist() == [1, 1, 0]
+        region_set.discard(old)
+        assert old.closed
+        assert region_set.read().regions.priority.tolist() == [1, 0]
+        region_set.discard(old)
+        region_set.discard(file)
+        assert region_set.regions == (new,)
+        assert region_set.read().paths == (str(file.path),)
+    assert new.closed
+    with open_region(file) as region:
+        with pytest.raises(RegionClosed):
+            region_set.adopt(region)
+        assert not region.closed
+    with pytest.raises(RegionClosed):
+        region.file_id  # noqa: B018
+
+
 def test_what_cannot_be_opened_does_not_stop_the_others(
     files: list[RegionFile], tmp_path: Path
 ) -> None:

@@ -1,0 +1,318 @@
+"""Slots: the dead, the orphaned, the doubled, the torn; each found, repaired where it can be."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from containers import needs_namespaces, wait_for
+from doctor_scenes import GIB, Hospital, Place
+from lock_bytes import NOBODY
+from namespaces import needs_first_namespace
+from poke import SLOTS
+from slot_bytes import WITH_SEQLOCK, WITHOUT_SEQLOCK, move_last_into
+
+from libhamiregion import Layout
+from libhamiregion.host import FindingKind, Severity, diagnose
+
+pytestmark = [needs_namespaces, needs_first_namespace]
+
+DEAD = NOBODY
+
+
+@pytest.fixture
+def hospital(tmp_path: Path) -> Iterator[Hospital]:
+    made = Hospital(tmp_path / "containers")
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def heals(hospital: Hospital) -> None:
+    """What was found is repaired, and nothing is found any more."""
+    done = hospital.repair()
+    assert done
+    assert all(each.done and each.error is None for each in done), done
+    assert hospital.findings() == ()
+
+
+def account(place: Place, slot: int, nbytes: int) -> None:
+    """As libvgpu of 2.8.1 and later does, in the slot that it remembers."""
+    file = place.file
+    for _ in range(2):
+        file.put("slot_seqlock", file.get("slot_seqlock", slot=slot) + 1, slot=slot)
+    total = file.get("slot_used.total", slot=slot)
+    file.put("slot_used.total", total + nbytes, slot=slot)
+
+
+# ---- The dead -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2], ids=lambda layout: layout.value)
+def test_killed_processes_that_count_are_one_finding(hospital: Hospital, layout: Layout) -> None:
+    place = hospital.place(layout)
+    inside = place.start(2)
+    killed = [place.spawn(inside, used=2 * GIB)[0] for _ in range(2)]
+    living, _ = place.spawn(inside)
+    for pid in killed:
+        inside.tell("kill", pid)
+    (found,) = hospital.findings()
+    assert (found.kind, found.severity) == (FindingKind.DEAD_PROCESS_COUNTED, Severity.WARNING)
+    assert found.summary == "4 GiB of 2 dead processes still count"
+    assert f"pids {killed[0]} and {killed[1]}" in found.evidence
+    (done,) = hospital.repair()
+    assert len(done.actions) == 2
+    assert place.used() == 2 * GIB
+    assert hospital.findings() == ()
+    inside.tell(f"@{living}", "charge", GIB)
+    assert place.used() == 3 * GIB
+
+
+def test_a_process_that_became_another_program_is_dead(hospital: Hospital) -> None:
+    place = hospital.place()
+    inside = place.enter()
+    pid, _ = place.spawn(inside)
+    assert hospital.findings() == ()
+    inside.tell(f"@{pid}", "execute")
+    assert hospital.kinds() == [FindingKind.DEAD_PROCESS_COUNTED]
+    heals(hospital)
+    assert place.used() == 0
+
+
+def test_dead_processes_that_hold_nothing_are_no_finding(hospital: Hospital) -> None:
+    place = hospital.place()
+    inside = place.start()
+    pid, _ = place.spawn(inside, used=0)
+    inside.tell("kill", pid)
+    assert hospital.findings() == ()
+
+
+# ---- Slots that were moved ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", WITH_SEQLOCK, ids=lambda layout: layout.value)
+@pytest.mark.parametrize("host_pid", [True, False], ids=["known", "missing"])
+def test_an_orphaned_slot(hospital: Hospital, layout: Layout, host_pid: bool) -> None:
+    place = hospital.place(layout)
+    file = place.file
+    for number in range(2):
+        file.add_process(DEAD + number, {0: GIB})
+    inside = place.enter()
+    pid, outside = place.spawn(inside, used=0, host_pid=False)
+    if host_pid:
+        place.set_host_pid(pid, outside)
+    slot = file.get("proc_num") - 1
+    account(place, slot, GIB)
+    # Two dead ones at once: the second move takes what the first has left at the end.
+    move_last_into(file, 0)
+    file.put("proc_num", 1)
+    account(place, slot, 2 * GIB)
+    assert place.used() == GIB
+    expected = [FindingKind.ORPHANED_SLOT]
+    if not host_pid:
+        expected.insert(0, FindingKind.HOST_PID_MISSING)
+    assert hospital.kinds() == expected
+    heals(hospital)
+    assert place.used() == 3 * GIB
+    account(place, slot, GIB)
+    assert place.used() == 4 * GIB
+
+
+def test_what_earlier_processes_left_behind_the_last_slot_is_no_finding(
+    hospital: Hospital,
+) -> None:
+    place = hospital.place()
+    inside = place.start()
+    # The same pid in slots long given up, near and far.
+    for slot in (5, 900):
+        place.file.put("slot_pid", 1, slot=slot)
+        place.file.put("slot_hostpid", 77, slot=slot)
+    place.file.put("slot_pid", DEAD, slot=1)
+    inside.tell("charge", GIB)
+    assert hospital.findings() == ()
+
+
+@pytest.mark.parametrize("layout", WITHOUT_SEQLOCK, ids=lambda layout: layout.value)
+def test_a_process_that_stands_twice(hospital: Hospital, layout: Layout) -> None:
+    place = hospital.place(layout)
+    place.file.add_process(DEAD, {0: GIB})
+    inside = place.start()
+    move_last_into(place.file, 0)
+    place.file.put("proc_num", 2)
+    assert place.used() == 2 * GIB
+    (found,) = hospital.findings()
+    assert (found.kind, found.pid) == (FindingKind.DOUBLED_SLOT, 1)
+    heals(hospital)
+    assert place.used() == GIB
+    inside.tell("charge", GIB)
+    assert place.used() == 2 * GIB
+
+
+# ---- Pid 0 --------------------------------------------------------------------------------------
+
+
+def test_a_slot_without_a_pid(hospital: Hospital, layout: Layout) -> None:
+    place = hospital.place(layout)
+    place.file.add_process(0, {0: GIB})
+    place.start()
+    (found,) = hospital.findings()
+    assert found.kind is FindingKind.SLOT_WITHOUT_PID
+    assert (found.severity is Severity.ERROR) == (not layout.has_seqlock)
+    heals(hospital)
+    assert place.used() == GIB
+
+
+@pytest.mark.parametrize("layout", Layout, ids=lambda layout: layout.value)
+def test_an_empty_slot_without_a_pid_wedges_early_generations_only(
+    hospital: Hospital, layout: Layout
+) -> None:
+    place = hospital.place(layout)
+    place.file.add_process(0)
+    place.start()
+    if layout.has_seqlock:
+        assert hospital.findings() == ()
+    else:
+        assert hospital.kinds() == [FindingKind.SLOT_WITHOUT_PID]
+        heals(hospital)
+
+
+# ---- Seqlocks -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", WITH_SEQLOCK, ids=lambda layout: layout.value)
+def test_a_seqlock_that_a_killed_writer_left_odd(hospital: Hospital, layout: Layout) -> None:
+    place = hospital.place(layout)
+    inside = place.start()
+    pid, _ = place.spawn(inside, used=0)
+    place.file.put("slot_seqlock", 7, slot=1)
+    inside.tell("kill", pid)
+    (found,) = hospital.findings()
+    assert (found.kind, found.pid, found.cause) == (FindingKind.SEQLOCK_STUCK, pid, "dead_writer")
+    heals(hospital)
+
+
+def test_a_seqlock_that_a_live_writer_keeps_odd_is_found_and_left_alone(
+    hospital: Hospital,
+) -> None:
+    place = hospital.place()
+    inside = place.start()
+    place.file.put("slot_seqlock", 7)
+    os.kill(inside.host_pid, signal.SIGSTOP)
+    before = hospital.content()
+    (found,) = hospital.findings()
+    assert (found.kind, found.cause) == (FindingKind.SEQLOCK_STUCK, "live_writer")
+    assert not found.repairable
+    assert "kill -CONT" in found.advice
+    assert hospital.repair() == ()
+    assert hospital.content() == before
+
+
+def test_a_seqlock_that_moves_is_no_finding(hospital: Hospital) -> None:
+    """A writer is inside at the first look, and has been in and out by the second."""
+    place = hospital.place()
+    place.start()
+    place.file.put("slot_seqlock", 7)
+    views = hospital.node.view()
+    place.file.put("slot_seqlock", 9)
+    assert hospital.findings(views=views, settle_s=0) == ()
+    place.file.put("slot_seqlock", 11)
+    assert hospital.findings(settle_s=0) == ()
+
+
+# ---- The table ----------------------------------------------------------------------------------
+
+
+def test_a_full_table_and_one_that_is_nearly_full(hospital: Hospital) -> None:
+    place = hospital.place()
+    place.start()
+    place.file.put("proc_num", SLOTS * 9 // 10)
+    for slot in range(1, SLOTS):
+        place.file.put("slot_pid", DEAD + slot, slot=slot)
+    (found,) = hospital.findings()
+    assert found.kind is FindingKind.SLOT_TABLE_NEARLY_FULL
+    place.file.put("proc_num", SLOTS)
+    (found,) = hospital.findings()
+    assert found.kind is FindingKind.SLOT_TABLE_FULL
+    assert found.summary == "1024 of 1024 slots taken"
+    assert "1023 of them by dead processes" in found.evidence
+
+
+def test_memory_of_a_live_process_with_status_0(hospital: Hospital) -> None:
+    place = hospital.place()
+    inside = place.start(used=3 * GIB)
+    place.spawn(inside)
+    place.file.put("slot_status", 0)
+    (found,) = hospital.findings()
+    assert (found.kind, found.pid, found.device) == (FindingKind.USAGE_SUMS_DIFFER, 1, 0)
+    assert found.summary == "3 GiB in slots of status 0 on device 0"
+    assert "enforces 4 GiB" in found.evidence
+
+
+def test_two_processes_that_one_slot_can_mean(hospital: Hospital) -> None:
+    place = hospital.place()
+    inside, stranger = place.start(), place.enter()
+    stranger.tell("map", place.path)
+    assert inside.init_pid == stranger.init_pid == 1
+    (found,) = hospital.findings()
+    assert (found.kind, found.cause) == (FindingKind.PROCESSES_UNKNOWN, "ambiguous")
+    assert found.container is not None
+    assert not found.repairable
+
+
+def test_where_proc_shows_too_little_that_is_said_once(hospital: Hospital) -> None:
+    places = [hospital.place(), hospital.place()]
+    insides = [place.start() for place in places]
+    elsewhere = Hospital(hospital.root, proc=f"/proc/{insides[0].host_pid}/root/proc")
+    try:
+        (found,) = elsewhere.findings()
+        assert (found.kind, found.cause) == (FindingKind.PROCESSES_UNKNOWN, "sight")
+        assert found.container is None
+        assert "1 slot in 1 region" in found.summary
+        assert "hostPID" in found.advice
+    finally:
+        elsewhere.close()
+
+
+def test_a_thousand_invented_processes_are_one_finding_and_nobody_is_mistaken(
+    hospital: Hospital,
+) -> None:
+    place, other = hospital.place(), hospital.place()
+    victim = other.start()
+    inside = place.start()
+    for slot in range(1, SLOTS):
+        place.file.put("slot_pid", slot + 1, slot=slot)
+        place.file.put("slot_hostpid", victim.host_pid, slot=slot)
+        place.file.put("slot_status", slot % 5, slot=slot)
+        place.file.put("slot_used.total", 1 << 62, slot=slot)
+    place.file.put("proc_num", SLOTS)
+    found = hospital.findings()
+    assert {each.kind for each in found} == {
+        FindingKind.DEAD_PROCESS_COUNTED,
+        FindingKind.SLOT_TABLE_FULL,
+    }
+    assert all(len(each.paragraph) < 2000 for each in found)
+    done = hospital.repair()
+    assert all(each.done for each in done)
+    assert other.host_pids() == {1: victim.host_pid}
+    assert place.host_pids() == {1: inside.host_pid}
+    assert hospital.findings() == ()
+
+
+# ---- One diagnosis at a time --------------------------------------------------------------------
+
+
+def test_a_negative_time_is_refused(hospital: Hospital) -> None:
+    with pytest.raises(ValueError, match="0 or more seconds"):
+        diagnose(hospital.node, settle_s=-1)
+
+
+def test_a_process_that_leaves_during_the_second_look_is_no_finding(hospital: Hospital) -> None:
+    place = hospital.place()
+    inside = place.start()
+    pid, _ = place.spawn(inside, host_pid=False)
+    views = hospital.node.view()
+    inside.tell(f"@{pid}", "close")
+    wait_for(lambda: pid not in place.host_pids())
+    assert hospital.findings(views=views) == ()

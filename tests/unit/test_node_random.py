@@ -1,0 +1,170 @@
+"""Whatever containers do, a node that followed them knows what a new one finds."""
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from node_root import Root, refresh, remove, touch
+from poke import RegionFile
+
+from libhamiregion import Layout, create_region
+from libhamiregion.host import Container, Node
+
+FILES = ("a.cache", "b.cache", "c.cache", "libvgpu.so")
+
+
+def make_region(path: Path) -> None:
+    clear(path)
+    create_region(path)
+
+
+def make_region_elsewhere(path: Path) -> None:
+    clear(path)
+    create_region(path.with_name("new"))
+    path.with_name("new").rename(path)
+
+
+def make_empty(path: Path) -> None:
+    clear(path)
+    path.touch()
+
+
+def make_garbage(path: Path) -> None:
+    clear(path)
+    path.write_bytes(b"garbage")
+
+
+def make_link(path: Path) -> None:
+    clear(path)
+    path.symlink_to("/etc/passwd")
+
+
+def make_fifo(path: Path) -> None:
+    clear(path)
+    os.mkfifo(path)
+
+
+def make_directory(path: Path) -> None:
+    clear(path)
+    path.mkdir()
+
+
+def truncate(path: Path) -> None:
+    if path.is_file() and not path.is_symlink():
+        os.truncate(path, 0)
+
+
+def damage(path: Path) -> None:
+    if path.is_file() and not path.is_symlink() and path.stat().st_size > 2_000_000:
+        RegionFile(path, Layout.V1_2).put("proc_num", -1)
+
+
+def fill(path: Path) -> None:
+    """In place, as one that was truncated is made anew.
+
+    Not one that is a region: a further region that is written to takes nobody's place.
+    """
+    if path.is_file() and not path.is_symlink() and path.stat().st_size < 2_000_000:
+        create_region(path.with_name("new"))
+        path.write_bytes(path.with_name("new").read_bytes())
+        path.with_name("new").unlink()
+
+
+def clear(path: Path) -> None:
+    if os.path.lexists(path):
+        # Kept, so that no later file has its inode number and is taken for it.
+        path.rename(path.parents[-5] / f"gone-{next(_number)}")
+
+
+IN_A_DIRECTORY: tuple[Callable[[Path], None], ...] = (
+    make_region,
+    make_region,
+    make_region_elsewhere,
+    make_empty,
+    make_garbage,
+    make_link,
+    make_fifo,
+    make_directory,
+    truncate,
+    damage,
+    fill,
+    fill,
+    clear,
+)
+
+
+def drop_directory(directory: Path) -> None:
+    clear(directory)
+
+
+def make_directory_again(directory: Path) -> None:
+    clear(directory)
+    directory.mkdir()
+
+
+def replace_by_file(directory: Path) -> None:
+    clear(directory)
+    directory.touch()
+
+
+def replace_by_link(directory: Path) -> None:
+    clear(directory)
+    directory.symlink_to("/tmp")
+
+
+OF_A_DIRECTORY = (drop_directory, make_directory_again, replace_by_file, replace_by_link)
+
+
+def step(chance: random.Random, directories: list[Path]) -> None:
+    directory = chance.choice(directories)
+    if chance.random() < 0.15 or not directory.is_dir() or directory.is_symlink():
+        chance.choice(OF_A_DIRECTORY)(directory)
+        return
+    path = directory / chance.choice(FILES)
+    chance.choice(IN_A_DIRECTORY)(path)
+    # What was touched last is the newest, as with real time; two may share a tick of the clock.
+    if os.path.lexists(path):
+        touch(path)
+
+
+def described(container: Container) -> tuple[object, ...]:
+    readable = container.region is not None and container.region.snapshot() is not None
+    return (
+        container.directory,
+        container.region_path,
+        readable,
+        container.missing,
+        set(container.other_files),
+        None if container.region is None else container.region.file_id,
+    )
+
+
+def follow(seed: int, root: Root, steps: int) -> None:
+    chance = random.Random(seed)
+    directories = [root.path / f"{number}_c" for number in range(4)]
+    with Node(root, outside=False) as node:
+        for _ in range(steps):
+            for _ in range(chance.choice((1, 1, 1, 3))):
+                step(chance, directories)
+            refresh(node)
+            with Node(root, outside=False) as fresh:
+                fresh.refresh(processes=False)
+                assert [*map(described, node.containers)] == [*map(described, fresh.containers)]
+            assert len(node.snapshot().table) == sum(
+                each.region is not None for each in node.containers
+            )
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_node_that_followed_knows_what_a_new_one_finds(seed: int, tmp_path: Path) -> None:
+    follow(seed, Root(tmp_path / "containers"), 60)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("seed", range(100, 160))
+def test_a_node_that_followed_for_long_knows_what_a_new_one_finds(
+    seed: int, tmp_path: Path
+) -> None:
+    follow(seed, Root(tmp_path / "containers"), 400)

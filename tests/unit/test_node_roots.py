@@ -1,0 +1,285 @@
+"""Where a node looks for containers."""
+
+import errno
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from node_root import Root, only, pod_uid, refresh, settle
+
+from libhamiregion.host import Node, roots
+
+NOBODY = 65534
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give files away")
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOOK_PATH", raising=False)
+
+
+@pytest.fixture
+def defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, ...]:
+    """Default roots of the test's own; the first lies in a directory as /tmp is one."""
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp").chmod(0o1777)
+    paths = (tmp_path / "tmp/vgpu/containers", tmp_path / "usr/vgpu/containers")
+    monkeypatch.setattr(roots, "_DEFAULT_ROOTS", tuple(map(str, paths)))
+    return paths
+
+
+def names(node: Node) -> list[str | None]:
+    return [each.name for each in node.containers]
+
+
+# ---- which ----
+
+
+def test_several_roots_are_scanned_in_their_order(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        Root(tmp_path / name).container(f"in-{name}")
+    with Node([tmp_path / "b", str(tmp_path / "a"), tmp_path / "b"], outside=False) as node:
+        refresh(node)
+        assert names(node) == ["in-b", "in-a"]
+        assert node.roots == node.directories == node.scanned_roots
+        assert node.roots == (str(tmp_path / "b"), str(tmp_path / "a"))
+
+
+def test_a_pattern_stands_for_every_directory_that_matches(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        Root(tmp_path / name / "containers").container(name)
+    (tmp_path / "three").mkdir()
+    (tmp_path / "three/containers").write_text("no directory")
+    with Node(tmp_path / "*/containers", outside=False) as node:
+        refresh(node)
+        assert names(node) == ["one", "two"]
+        assert node.root_errors == {}
+        Root(tmp_path / "four/containers").container("four")
+        shutil.rmtree(tmp_path / "one")
+        changes = refresh(node)
+        assert names(node) == ["four", "two"]
+        assert [each.name for each in changes.added] == ["four"]
+        assert [each.name for each in changes.removed] == ["one"]
+
+
+def test_a_pattern_that_matches_nothing_says_so(tmp_path: Path) -> None:
+    with Node(tmp_path / "*/containers", outside=False) as node:
+        refresh(node)
+        (error,) = node.root_errors.values()
+        assert isinstance(error, FileNotFoundError)
+        assert "no directory matches" in str(error)
+        assert node.scanned_roots == node.directories == ()
+
+
+def test_a_name_with_the_signs_of_a_pattern_is_taken_literally(tmp_path: Path) -> None:
+    Root(tmp_path / "[ab]").container("literal")
+    Root(tmp_path / "a").container("pattern")
+    with Node(tmp_path / "[ab]", outside=False) as node:
+        refresh(node)
+        assert names(node) == ["literal"]
+
+
+def test_two_ways_to_one_directory_are_one_root(tmp_path: Path) -> None:
+    root = Root(tmp_path / "real")
+    root.container()
+    (tmp_path / "link").symlink_to(root.path)
+    with Node([tmp_path / "link", root, tmp_path / "real/../real"], outside=False) as node:
+        refresh(node)
+        assert only(node).directory == f"{root.path}/{only(node).pod_uid}_train"
+        assert node.directories == (str(root.path),)
+
+
+@needs_root
+def test_a_directory_mounted_at_two_places_is_one_root(tmp_path: Path) -> None:
+    root = Root(tmp_path / "one")
+    root.container()
+    (tmp_path / "two").mkdir()
+    made = subprocess.run(
+        ["mount", "--bind", str(root.path), str(tmp_path / "two")], capture_output=True, check=False
+    )
+    if made.returncode:
+        pytest.skip(f"needs the right to mount: {made.stderr.decode()}")
+    try:
+        with Node([root, tmp_path / "two"], outside=False) as node:
+            refresh(node)
+            only(node)
+    finally:
+        subprocess.run(["umount", str(tmp_path / "two")], check=True)
+
+
+def test_a_root_that_is_a_link_is_followed_to_where_it_leads_now(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        Root(tmp_path / name).container(name)
+    (tmp_path / "current").symlink_to("a")
+    with Node(tmp_path / "current", outside=False) as node:
+        refresh(node)
+        assert names(node) == ["a"]
+        (tmp_path / "current").unlink()
+        (tmp_path / "current").symlink_to("b")
+        refresh(node)
+        assert names(node) == ["b"]
+
+
+# ---- what may go wrong ----
+
+
+def test_a_given_root_that_is_missing_is_an_error_and_found_when_it_comes(tmp_path: Path) -> None:
+    path = tmp_path / "containers"
+    with Node(path, outside=False) as node:
+        refresh(node)
+        assert isinstance(node.root_errors[str(path)], FileNotFoundError)
+        assert (node.scanned_roots, node.directories) == ((), ())
+        Root(path).container()
+        refresh(node)
+        assert node.root_errors == {}
+        assert only(node).name == "train"
+        path.rename(tmp_path / "moved")
+        refresh(node)
+        assert node.containers == ()
+        assert list(node.root_errors) == [str(path)]
+
+
+def test_one_bad_root_does_not_stop_the_others(tmp_path: Path) -> None:
+    Root(tmp_path / "good").container()
+    (tmp_path / "file").touch()
+    with Node([tmp_path / "none", tmp_path / "file", tmp_path / "good"], outside=False) as node:
+        refresh(node)
+        only(node)
+        assert {each.errno for each in node.root_errors.values()} == {errno.ENOENT, errno.ENOTDIR}
+        assert node.scanned_roots == (str(tmp_path / "good"),)
+
+
+def test_a_root_with_too_many_entries_says_that_it_was_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roots, "_ENTRIES_LIMIT", 10)
+    root = Root(tmp_path / "containers")
+    for number in range(10):
+        root.container(f"c{number}")
+    with Node(root, outside=False) as node:
+        refresh(node)
+        assert node.root_errors == {}
+        root.container("one-more")
+        refresh(node)
+        assert len(node.containers) == 10
+        assert "the others are left out" in str(node.root_errors[str(root.path)])
+
+
+def test_thousands_of_entries_are_found_and_looked_into_once(tmp_path: Path) -> None:
+    root = Root(tmp_path / "containers")
+    for _ in range(1500):
+        (root.path / f"{pod_uid()}_c").mkdir()
+        (root.path / f"{pod_uid()}_c.limits").touch()
+    with Node(root, outside=False) as node:
+        settle(root.path)
+        assert len(refresh(node).added) == 1500
+        before = node.containers
+        assert not refresh(node)
+        assert node.containers is before
+
+
+# ---- the default roots ----
+
+
+def test_without_a_root_those_of_hami_and_volcano_are_scanned(defaults: tuple[Path, ...]) -> None:
+    with Node(outside=False) as node:
+        refresh(node)
+        assert node.roots == tuple(map(str, defaults))
+        # Not every node has all of them.
+        assert node.root_errors == {}
+        for number, path in enumerate(defaults):
+            Root(path).container(f"c{number}")
+        refresh(node)
+        assert names(node) == ["c0", "c1"]
+        assert node.root_errors == {}
+
+
+def test_the_default_roots_are_the_documented_ones() -> None:
+    with Node(outside=False) as node:
+        assert node.roots == (
+            "/usr/local/vgpu/containers",
+            "/usr/local/vgpu/vgpu/containers",
+            "/tmp/vgpu/containers",
+        )
+
+
+def test_hook_path_takes_their_place_and_has_to_exist(
+    defaults: tuple[Path, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Root(defaults[0]).container("default")
+    monkeypatch.setenv("HOOK_PATH", str(tmp_path / "hook"))
+    with Node(outside=False) as node:
+        refresh(node)
+        assert node.roots == (str(tmp_path / "hook/containers"),)
+        assert list(node.root_errors) == list(node.roots)
+        Root(tmp_path / "hook/containers").container("hooked")
+        refresh(node)
+        assert names(node) == ["hooked"]
+
+
+@needs_root
+@pytest.mark.parametrize("given_away", ["tmp/vgpu", "tmp/vgpu/containers", "tmp"])
+def test_a_default_root_that_any_user_may_have_made_is_not_taken_unasked(
+    given_away: str, defaults: tuple[Path, ...], tmp_path: Path
+) -> None:
+    for number, path in enumerate(defaults):
+        Root(path).container(f"c{number}")
+    os.chown(tmp_path / given_away, NOBODY, NOBODY)
+    with Node(outside=False) as node:
+        refresh(node)
+        assert names(node) == ["c1"]
+        (path, error), *others = node.root_errors.items()
+        assert not others
+        assert path == str(defaults[0])
+        assert isinstance(error, PermissionError)
+        assert f"belongs to user {NOBODY}" in str(error)
+        assert node.scanned_roots == (str(defaults[1]),)
+    # Who names it wants it.
+    with Node(defaults[0], outside=False) as node:
+        refresh(node)
+        assert names(node) == ["c0"]
+        assert node.root_errors == {}
+
+
+@needs_root
+def test_a_default_root_reached_by_a_users_link_is_not_taken(
+    defaults: tuple[Path, ...], tmp_path: Path
+) -> None:
+    Root(tmp_path / "elsewhere/containers").container()
+    (tmp_path / "tmp/vgpu").symlink_to(tmp_path / "elsewhere")
+    os.chown(tmp_path / "tmp/vgpu", NOBODY, NOBODY, follow_symlinks=False)
+    with Node(outside=False) as node:
+        refresh(node)
+        assert node.containers == ()
+        assert list(node.root_errors) == [str(defaults[0])]
+
+
+@needs_root
+def test_a_default_root_that_is_given_away_later_is_dropped(defaults: tuple[Path, ...]) -> None:
+    Root(defaults[0]).container()
+    with Node(outside=False) as node:
+        refresh(node)
+        only(node)
+        os.chown(defaults[0], NOBODY, NOBODY)
+        refresh(node)
+        assert node.containers == ()
+        assert list(node.root_errors) == [str(defaults[0])]
+
+
+def test_what_lies_around_a_sticky_directory_does_not_matter(
+    defaults: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the file system's root belongs to a user that this namespace does not know."""
+    Root(defaults[0]).container()
+    looked_at = []
+    lstat = os.lstat
+
+    def watched(path: Path) -> os.stat_result:
+        looked_at.append(str(path))
+        return lstat(path)
+
+    monkeypatch.setattr(os, "lstat", watched)
+    roots._check_makers(str(defaults[0]))
+    assert looked_at == [str(each) for each in (defaults[0], *list(defaults[0].parents)[:2])]
