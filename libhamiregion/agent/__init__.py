@@ -10,21 +10,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-        ContainerDiff,
-        FixedPlan,
-        Override,
-        PlanDiff,
-        PlanFile,
-        PlanSource,
-        PlannedEdit,
-        PodAnnotations,
-        SeveralSources,
-        Skip,
-        SkipReason,
-        SourceReading,
-        diff_plan,
-    )
-    )
     from .background import Bounds
     from .collector import RegionCollector
     from .connections import ServerLimits
@@ -34,59 +19,103 @@ if TYPE_CHECKING:
     from .exporter import NodeExporter
     from .exporter_status import ExporterStatus, StageStatus
     from .feedback import Feedback
+    from .history import Allocation, History, HistoryFacts, Look, State
     from .labels import Labels
     from .landing import LandingFacts
     from .listening import ListenError
     from .metrics import CATALOGUE, MetricFamily, Unit
     from .monitor_watch import OtherWriter, OtherWriterRuns, WriterWatch
+    from .periods import parse_moment, parse_period
     from .plan import LimitField, LimitPlan, Rule, Setting, load_plan, parse_plan, plan_text
     from .plan_annotations import AnnotatedPod, AnnotationPlan, plan_of_pods
     from .plan_apply import ChangeStatus, ContainerOutcome, PlanApplier, PlanResult
     from .plan_diff import (
+        ContainerDiff,
+        Override,
+        PlanDiff,
+        PlannedEdit,
+        Skip,
+        SkipReason,
+        diff_plan,
+    )
     from .plan_document import Place, PlanError, PlanProblem
     from .plan_journal import Recovered, RecoveryOutcome
     from .plan_pods import PodApiError, PodWatch
     from .plan_schema import PLAN_SCHEMA
     from .plan_sources import (
+        FixedPlan,
+        PlanFile,
+        PlanSource,
+        PodAnnotations,
+        SeveralSources,
+        SourceReading,
+    )
     from .plan_state import PlanState, StateBusy, default_state_directory
     from .plan_undo import export_plan, undo_plan
     from .plan_watch import PlanWatcher
     from .priority_rule import LaunchState, Verdict, believed, decide
+    from .prometheus_api import Credentials, PrometheusApi, PrometheusError
+    from .prometheus_history import PrometheusHistory
     from .reconcile import RepairLoop
     from .recorder import Recorder
+    from .recording import (
+        NotARecording,
+        Reading,
+        RecordedContainer,
+        RecordingDamaged,
+        RecordingError,
+        RecordingInUse,
+        RecordingUnavailable,
+        Written,
+    )
+    from .recording_reader import Recording
+    from .recording_writer import RecordingWriter
     from .rendering import CONTENT_TYPE, OPENMETRICS_CONTENT_TYPE, Series
+    from .report import make_report
+    from .report_models import Coverage, Gap, Report, Suggestion, SuggestionPolicy, Timeline, Usage
+    from .report_page import CHART_POINTS, report_html
+    from .report_tables import report_csv, report_json
     from .serving import MetricsServer
     from .tasks import Task, TaskRunner
     from .web_config import WebConfigError
 
 __all__ = [
+    "CATALOGUE",
+    "CHART_POINTS",
+    "CONTENT_TYPE",
+    "OPENMETRICS_CONTENT_TYPE",
+    "PLAN_SCHEMA",
+    "Allocation",
     "AnnotatedPod",
     "AnnotationPlan",
     "Bounds",
-    "CATALOGUE",
-    "CONTENT_TYPE",
     "ChangeStatus",
     "ContainerDiff",
     "ContainerOutcome",
+    "Coverage",
+    "Credentials",
     "DriverFigures",
     "Event",
     "ExporterStatus",
     "Feedback",
     "FixedPlan",
+    "Gap",
+    "History",
+    "HistoryFacts",
     "Labels",
     "LandingFacts",
     "LaunchState",
     "LimitField",
     "LimitPlan",
     "ListenError",
+    "Look",
     "MetricFamily",
     "MetricsServer",
     "NodeExporter",
-    "OPENMETRICS_CONTENT_TYPE",
+    "NotARecording",
     "OtherWriter",
     "OtherWriterRuns",
     "Override",
-    "PLAN_SCHEMA",
     "Place",
     "PlanApplier",
     "PlanDiff",
@@ -101,11 +130,23 @@ __all__ = [
     "PodAnnotations",
     "PodApiError",
     "PodWatch",
+    "PrometheusApi",
+    "PrometheusError",
+    "PrometheusHistory",
+    "Reading",
+    "RecordedContainer",
     "Recorder",
+    "Recording",
+    "RecordingDamaged",
+    "RecordingError",
+    "RecordingInUse",
+    "RecordingUnavailable",
+    "RecordingWriter",
     "Recovered",
     "RecoveryOutcome",
     "RegionCollector",
     "RepairLoop",
+    "Report",
     "Rule",
     "Series",
     "ServerLimits",
@@ -115,50 +156,71 @@ __all__ = [
     "SkipReason",
     "SourceReading",
     "StageStatus",
+    "State",
     "StateBusy",
+    "Suggestion",
+    "SuggestionPolicy",
     "Task",
     "TaskRunner",
+    "Timeline",
     "Unit",
+    "Usage",
     "Verdict",
     "WebConfigError",
     "WriterWatch",
+    "Written",
     "believed",
     "decide",
     "default_state_directory",
     "diff_plan",
     "export_plan",
     "load_plan",
+    "make_report",
     "parse_duration",
+    "parse_moment",
+    "parse_period",
     "parse_plan",
     "plan_of_pods",
     "plan_text",
+    "report_csv",
+    "report_html",
+    "report_json",
     "undo_plan",
 ]
 
 # Public name to the module that has it.
 _MODULES = {
+    "Allocation": "history",
     "AnnotatedPod": "plan_annotations",
     "AnnotationPlan": "plan_annotations",
     "Bounds": "background",
     "CATALOGUE": "metrics",
+    "CHART_POINTS": "report_page",
     "CONTENT_TYPE": "rendering",
     "ChangeStatus": "plan_apply",
     "ContainerDiff": "plan_diff",
     "ContainerOutcome": "plan_apply",
+    "Coverage": "report_models",
+    "Credentials": "prometheus_api",
     "DriverFigures": "driver_figures",
     "Event": "events",
     "ExporterStatus": "exporter_status",
     "Feedback": "feedback",
     "FixedPlan": "plan_sources",
+    "Gap": "report_models",
+    "History": "history",
+    "HistoryFacts": "history",
     "Labels": "labels",
     "LandingFacts": "landing",
     "LaunchState": "priority_rule",
     "LimitField": "plan",
     "LimitPlan": "plan",
     "ListenError": "listening",
+    "Look": "history",
     "MetricFamily": "metrics",
     "MetricsServer": "serving",
     "NodeExporter": "exporter",
+    "NotARecording": "recording",
     "OPENMETRICS_CONTENT_TYPE": "rendering",
     "OtherWriter": "monitor_watch",
     "OtherWriterRuns": "monitor_watch",
@@ -178,11 +240,23 @@ _MODULES = {
     "PodAnnotations": "plan_sources",
     "PodApiError": "plan_pods",
     "PodWatch": "plan_pods",
+    "PrometheusApi": "prometheus_api",
+    "PrometheusError": "prometheus_api",
+    "PrometheusHistory": "prometheus_history",
+    "Reading": "recording",
+    "RecordedContainer": "recording",
     "Recorder": "recorder",
+    "Recording": "recording_reader",
+    "RecordingDamaged": "recording",
+    "RecordingError": "recording",
+    "RecordingInUse": "recording",
+    "RecordingUnavailable": "recording",
+    "RecordingWriter": "recording_writer",
     "Recovered": "plan_journal",
     "RecoveryOutcome": "plan_journal",
     "RegionCollector": "collector",
     "RepairLoop": "reconcile",
+    "Report": "report_models",
     "Rule": "plan",
     "Series": "rendering",
     "ServerLimits": "connections",
@@ -192,23 +266,35 @@ _MODULES = {
     "SkipReason": "plan_diff",
     "SourceReading": "plan_sources",
     "StageStatus": "exporter_status",
+    "State": "history",
     "StateBusy": "plan_state",
+    "Suggestion": "report_models",
+    "SuggestionPolicy": "report_models",
     "Task": "tasks",
     "TaskRunner": "tasks",
+    "Timeline": "report_models",
     "Unit": "metrics",
+    "Usage": "report_models",
     "Verdict": "priority_rule",
     "WebConfigError": "web_config",
     "WriterWatch": "monitor_watch",
+    "Written": "recording",
     "believed": "priority_rule",
     "decide": "priority_rule",
     "default_state_directory": "plan_state",
     "diff_plan": "plan_diff",
     "export_plan": "plan_undo",
     "load_plan": "plan",
+    "make_report": "report",
     "parse_duration": "durations",
+    "parse_moment": "periods",
+    "parse_period": "periods",
     "parse_plan": "plan",
     "plan_of_pods": "plan_annotations",
     "plan_text": "plan",
+    "report_csv": "report_tables",
+    "report_html": "report_page",
+    "report_json": "report_tables",
     "undo_plan": "plan_undo",
 }
 

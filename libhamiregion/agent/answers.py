@@ -11,6 +11,7 @@ import attrs
 
 from libhamiregion.text import printable
 
+from .bodies import Body
 from .landing import CONTENT_SECURITY_POLICY, LandingFacts, landing_page
 from .negotiation import (
     OPENMETRICS_CONTENT_TYPE,
@@ -33,6 +34,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
+_NO_BODY: Final = Body.of(b"")
 _PLAIN: Final = "text/plain; charset=utf-8"
 # A probe that takes longer is one that failed.
 _PROBE_TIMEOUT_S: Final = 5.0
@@ -45,14 +47,15 @@ class Answer:
     """A status, a body, and the headers that go with it."""
 
     status: int
-    body: bytes
+    body: Body
     content_type: str = _PLAIN
     headers: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def text(cls, status: int, text: str, *headers: tuple[str, str]) -> Answer:
         """One line of text."""
-        return cls(status, f"{text}\n".encode("utf-8", "backslashreplace"), headers=headers)
+        line = f"{text}\n".encode("utf-8", "backslashreplace")
+        return cls(status, Body.of(line), headers=headers)
 
 
 @attrs.frozen
@@ -142,9 +145,9 @@ class Answers:
         headers.update({k.lower(): v for k, v in self._web.config.headers.items()})
         if request.method == "HEAD":
             # To know how long it would be, a scrape would have to be made.
-            answer = attrs.evolve(answer, body=b"")
+            answer = attrs.evolve(answer, body=_NO_BODY)
         else:
-            headers["content-length"] = str(len(answer.body))
+            headers["content-length"] = str(answer.body.size)
         if request.has_body:
             # What follows is not read, so nothing after it can be.
             headers["connection"] = "close"
@@ -197,7 +200,7 @@ class Answers:
         if gzip:
             headers.append(("content-encoding", "gzip"))
         if request.method == "HEAD":
-            return Answer(200, b"", content_type, tuple(headers))
+            return Answer(200, _NO_BODY, content_type, tuple(headers))
         try:
             body = await self._scrapes.get(openmetrics=openmetrics, gzip=gzip)
         except ScrapeTimeout as timeout:
@@ -251,7 +254,7 @@ class Answers:
                 facts = LandingFacts(rows=(("State", "the node does not answer"),))
         return Answer(
             200,
-            landing_page(facts).encode(),
+            Body.of(landing_page(facts).encode()),
             "text/html; charset=utf-8",
             (
                 ("content-security-policy", CONTENT_SECURITY_POLICY),

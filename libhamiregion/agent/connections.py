@@ -28,6 +28,7 @@ from .tls import has_allowed_name
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from .bodies import Body
     from .web_reload import LiveWebConfig
 
     #: An ASGI application that is also told on which connection it is asked.
@@ -121,7 +122,7 @@ class Connection(H11Protocol):
         self.since = connections.loop.time()
         self.began: float | None = None
         self.moved = 0.0
-        self.answer: bytes | None = None
+        self.answer: Body | None = None
 
     def enter(self, phase: Phase) -> None:
         """Be in another phase from now on."""
@@ -142,25 +143,22 @@ class Connection(H11Protocol):
                 # A part of the next request may be here already.
                 self.enter(Phase.ASKING if self.conn.trailing_data[0] else Phase.IDLE)
 
-    async def send_body(self, send: Any, body: bytes) -> None:
+    async def send_body(self, send: Any, body: Body) -> None:
         """Send the body of an answer, no faster than the client takes it."""
         loop = self._connections.loop
         self.answer = body
         self.began = loop.time()
-        for start in range(0, max(len(body), 1), _CHUNK_BYTES):
-            end = start + _CHUNK_BYTES
+        left = body.size
+        for chunk in body.chunks(_CHUNK_BYTES):
             self.moved = loop.time()
-            await send(
-                {
-                    "type": "http.response.body",
-                    "body": body[start:end],
-                    "more_body": end < len(body),
-                }
-            )
+            left -= len(chunk)
+            await send({"type": "http.response.body", "body": chunk, "more_body": left > 0})
             if self.transport.is_closing():
                 # uvicorn learns of it a little later, and would miss the rest of the answer.
                 self.cycle.disconnected = True
-                break
+                return
+        if not body.size:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     # ---- what the event loop calls ---------------------------------------------------------------
 
@@ -363,9 +361,9 @@ class Connections:
     # ---- what they may hold ----------------------------------------------------------------------
 
     def held_bytes(self) -> int:
-        """The size of all answers that are being sent, each counted once."""
-        answers = {id(each.answer): len(each.answer) for each in self._open if each.answer}
-        return sum(answers.values())
+        """The size of all answers that are being sent; what they share is counted once."""
+        answers = [each.answer for each in self._open if each.answer is not None]
+        return sum({id(part): len(part) for answer in answers for part in answer.parts}.values())
 
     async def room_for_answer(self) -> None:
         """Wait until answers under way take less than they may; the slowest make way for that."""
@@ -380,7 +378,9 @@ class Connections:
                 await asyncio.wait_for(self._less_held.wait(), _STALLED_S / 4)
 
     def _cut_slowest(self, now: float, *, patient: bool) -> None:
-        sending = [each for each in self._open if each.answer and each.phase is Phase.ANSWERING]
+        sending = [
+            each for each in self._open if each.answer is not None and each.phase is Phase.ANSWERING
+        ]
         stalled = [each for each in sending if now - each.moved > _STALLED_S]
         if stalled:
             for each in stalled:

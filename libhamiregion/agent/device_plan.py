@@ -244,8 +244,10 @@ def _missing_ones(
             reasons.append((container, _reason(why)))
         elif container in hidden:
             reasons.append((container, hidden[container]))
-    for container in snapshot.missing:
-        reasons.append((container, hidden.get(container, _reason(container.missing))))
+    reasons += [
+        (container, hidden.get(container, _reason(container.missing)))
+        for container in snapshot.missing
+    ]
     return steady(
         metrics.CONTAINER_MISSING,
         [(_missing(*identities[container].labels, reason), 1) for container, reason in reasons],

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
-from .negotiation import compress
+from .bodies import Body, Gzip
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from .working import Worker
+
+
+class Render(Protocol):
+    """What makes the text of a scrape, such as ``NodeExporter.render_parts``."""
+
+    def __call__(self, *, openmetrics: bool) -> bytes | Iterable[bytes]:
+        """The text, as a whole or in parts; of OpenMetrics, or of Prometheus's own format."""
 
 
 class ScrapeTimeout(Exception):
@@ -24,7 +31,7 @@ class _Batch:
     """A scrape that has not begun, and what those who wait for it want of it."""
 
     encodings: set[bool] = attrs.field(factory=set)
-    task: asyncio.Task[dict[bool, bytes]] | None = None
+    task: asyncio.Task[dict[bool, Body]] | None = None
 
 
 class Scrapes:
@@ -37,7 +44,7 @@ class Scrapes:
     To be used on one event loop.
 
     Args:
-        render: Makes the text, of OpenMetrics if True.
+        render: Makes the text.
         worker: Where it runs.
         room: Waits until there is memory for one more answer.
         timeout_s: How long to wait for an answer.
@@ -45,7 +52,7 @@ class Scrapes:
 
     def __init__(
         self,
-        render: Callable[[bool], bytes],
+        render: Render,
         worker: Worker,
         room: Callable[[], Awaitable[None]],
         timeout_s: float,
@@ -54,6 +61,7 @@ class Scrapes:
         self._worker = worker
         self._room = room
         self._timeout_s = timeout_s
+        self._gzip = Gzip()
         self._waiting: dict[bool, _Batch] = {}
         self._turn = asyncio.Lock()
         self._running_since: float | None = None
@@ -65,7 +73,7 @@ class Scrapes:
             return 0.0
         return asyncio.get_running_loop().time() - self._running_since
 
-    async def get(self, *, openmetrics: bool, gzip: bool) -> bytes:
+    async def get(self, *, openmetrics: bool, gzip: bool) -> Body:
         """A scrape that begins now or later.
 
         Raises:
@@ -89,7 +97,7 @@ class Scrapes:
             raise self._timed_out() from None
         return made[gzip]
 
-    async def _make(self, batch: _Batch, openmetrics: bool) -> dict[bool, bytes]:
+    async def _make(self, batch: _Batch, openmetrics: bool) -> dict[bool, Body]:
         async with self._turn:
             await self._room()
             # From here on it is too late to join.
@@ -101,15 +109,15 @@ class Scrapes:
             finally:
                 self._running_since = None
 
-    def _encoded(self, openmetrics: bool, encodings: frozenset[bool]) -> dict[bool, bytes]:
-        body = self._render(openmetrics)
-        return {gzip: compress(body) if gzip else body for gzip in encodings}
+    def _encoded(self, openmetrics: bool, encodings: frozenset[bool]) -> dict[bool, Body]:
+        body = Body.of(self._render(openmetrics=openmetrics))
+        return {gzip: self._gzip.compress(body) if gzip else body for gzip in encodings}
 
     def _timed_out(self) -> ScrapeTimeout:
         return ScrapeTimeout(f"a scrape has been under way for {self.running_s:.0f} s")
 
 
-def _retrieved(task: asyncio.Task[dict[bool, bytes]]) -> None:
+def _retrieved(task: asyncio.Task[dict[bool, Body]]) -> None:
     # Where all who waited have gone, nobody else looks at the error, and asyncio complains.
     if not task.cancelled():
         task.exception()

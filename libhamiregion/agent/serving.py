@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from libhamiregion.errors import PathLike
 
+    from .scrapes import Render
+
 __all__ = [
     "LandingFacts",
     "ListenError",
@@ -45,10 +47,10 @@ DEFAULT_LISTEN: Final = "127.0.0.1:9394"
 class MetricsServer:
     """Serves metrics over HTTP: ``/metrics``, ``/healthz``, ``/readyz`` and a page at ``/``.
 
-        with MetricsServer(exporter.render, ":9394"):
+        with MetricsServer(exporter.render_parts, ":9394"):
             ...
 
-    or, as a program of its own, ``MetricsServer(exporter.render, ":9394").run()``.
+    or, as a program of its own, ``MetricsServer(exporter.render_parts, ":9394").run()``.
 
     Scrapes are made one at a time in a thread; those who ask meanwhile share the next one, which
     begins after they asked. Text or OpenMetrics, compressed or not, as the client accepts. Whatever
@@ -57,7 +59,8 @@ class MetricsServer:
     Threads: `stop` may be called from any; everything else from the one that made it.
 
     Args:
-        render: Called with True for OpenMetrics; returns the text. Never called twice at a time.
+        render: Called with ``openmetrics=True`` or ``False``; returns the text as bytes, or in
+            parts. Never called twice at a time.
         listen: ``HOST:PORT``, or ``:PORT`` for all addresses; one or several. Port 0 lets the
             system choose.
         web_config: The file that says how TLS and passwords are wanted; None is plain HTTP for
@@ -78,7 +81,7 @@ class MetricsServer:
 
     def __init__(
         self,
-        render: Callable[[bool], bytes],
+        render: Render,
         listen: str | Iterable[str] = DEFAULT_LISTEN,
         *,
         web_config: PathLike | None = None,

@@ -161,6 +161,9 @@ def agent(
 
     At least one of --feedback, --repair, --plan and --from-annotations says what to do.
 
+    Without --root, regions outside HAMi's directories are included, such as those of containers
+    that plain Docker has started: found through the processes that map them.
+
     --feedback takes the place of HAMi's monitor: where that runs, or another agent does, it does
     not start; when one appears, it stops writing and says so, and goes on when it has gone (see
     --resume-after).  It needs to see all processes of the node: run it on the host, or in a pod
@@ -188,7 +191,8 @@ def agent(
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(stop_signals())
         log = EventLog(stop.ask, as_json=as_json)
-        node = stack.enter_context(node_options.open_node(roots, proc, pod_logs))
+        # Who names a directory means that one, and no region that some process has elsewhere.
+        node = stack.enter_context(node_options.open_node(roots, proc, pod_logs, outside=not roots))
         tasks: list[Task] = []
         if feedback:
             tasks.append(

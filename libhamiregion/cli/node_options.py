@@ -57,7 +57,14 @@ def selector(
     return Selector(namespace=namespace, pod=pod, container=container, device=device)
 
 
-def open_node(roots: tuple[str, ...], proc: str, pod_logs: str) -> Node:
-    """Make the node that --root, --proc and --pod-logs choose; the caller closes it."""
+def open_node(roots: tuple[str, ...], proc: str, pod_logs: str, *, outside: bool = True) -> Node:
+    """Make the node that --root, --proc and --pod-logs choose; the caller closes it.
+
+    Args:
+        roots: As typed.
+        proc: As typed.
+        pod_logs: As typed.
+        outside: Whether to look for regions outside the roots as well.
+    """
     names = ChainedNames([PodLogNames(pod_logs), DockerNames()])
-    return Node(roots or None, proc=proc, names=names)
+    return Node(roots or None, proc=proc, names=names, outside=outside)

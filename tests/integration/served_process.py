@@ -19,7 +19,7 @@ def main(size: int, options: list[str]) -> None:
     count = size // len(line % 0)
     rendered = 0
 
-    def render(openmetrics: bool) -> bytes:
+    def render(*, openmetrics: bool) -> bytes:
         nonlocal rendered
         rendered += 1
         lines = b"".join([line % number for number in range(count)])

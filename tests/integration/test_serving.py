@@ -35,7 +35,7 @@ class Renderer:
         self.go_on.set()
         self.error: Exception | None = None
 
-    def __call__(self, openmetrics: bool) -> bytes:
+    def __call__(self, *, openmetrics: bool) -> bytes:
         self.calls.append(openmetrics)
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)

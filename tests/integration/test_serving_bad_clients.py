@@ -204,7 +204,7 @@ def test_clients_that_never_ask_do_not_lock_others_out(serve: Callable[..., Serv
 def test_when_all_are_busy_one_more_is_refused_and_nothing_else_happens() -> None:
     go_on = threading.Event()
 
-    def render(_: bool) -> bytes:
+    def render(*, openmetrics: bool) -> bytes:  # noqa: ARG001
         assert go_on.wait(20)
         return b"done 1\n"
 

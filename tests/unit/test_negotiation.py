@@ -1,11 +1,9 @@
 """What clients accept, and what they get."""
 
-import gzip
-
 import pytest
 from prometheus_client.exposition import choose_encoder
 
-from libhamiregion.agent.negotiation import accepts_gzip, compress, wants_openmetrics
+from libhamiregion.agent.negotiation import accepts_gzip, wants_openmetrics
 
 PROMETHEUS_2 = (
     "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
@@ -86,10 +84,3 @@ def test_the_preferred_format_wins(accept: str, openmetrics: bool) -> None:
 )
 def test_only_who_accepts_gzip_gets_it(header: str, accepted: bool) -> None:
     assert accepts_gzip(header) is accepted
-
-
-def test_what_is_compressed_is_the_same_again_when_uncompressed() -> None:
-    body = b'hami_vgpu_memory_used_bytes{pod="a"} 1\n' * 1000
-    assert gzip.decompress(compress(body)) == body
-    assert compress(body) == compress(body)
-    assert len(compress(body)) < len(body) / 20

@@ -1,17 +1,19 @@
 """Whatever containers do, a node that followed them knows what a new one finds."""
 
+import itertools
 import os
 import random
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from node_root import Root, refresh, remove, touch
+from node_root import Root, refresh, touch
 from poke import RegionFile
 
 from libhamiregion import Layout, create_region
 from libhamiregion.host import Container, Node
 
+_numbers = itertools.count()
 FILES = ("a.cache", "b.cache", "c.cache", "libvgpu.so")
 
 
@@ -75,7 +77,8 @@ def fill(path: Path) -> None:
 def clear(path: Path) -> None:
     if os.path.lexists(path):
         # Kept, so that no later file has its inode number and is taken for it.
-        path.rename(path.parents[-5] / f"gone-{next(_number)}")
+        (root,) = (each for each in path.parents if each.name == "containers")
+        path.rename(root.with_name(f"gone-{next(_numbers)}"))
 
 
 IN_A_DIRECTORY: tuple[Callable[[Path], None], ...] = (
@@ -117,16 +120,19 @@ def replace_by_link(directory: Path) -> None:
 OF_A_DIRECTORY = (drop_directory, make_directory_again, replace_by_file, replace_by_link)
 
 
-def step(chance: random.Random, directories: list[Path]) -> None:
+def step(chance: random.Random, directories: list[Path]) -> bool:
+    """Do something; whether more may be done before somebody looks."""
     directory = chance.choice(directories)
     if chance.random() < 0.15 or not directory.is_dir() or directory.is_symlink():
         chance.choice(OF_A_DIRECTORY)(directory)
-        return
+        return True
     path = directory / chance.choice(FILES)
-    chance.choice(IN_A_DIRECTORY)(path)
+    what = chance.choice(IN_A_DIRECTORY)
+    what(path)
     # What was touched last is the newest, as with real time; two may share a tick of the clock.
     if os.path.lexists(path):
         touch(path)
+    return what is not truncate
 
 
 def described(container: Container) -> tuple[object, ...]:
@@ -147,7 +153,8 @@ def follow(seed: int, root: Root, steps: int) -> None:
     with Node(root, outside=False) as node:
         for _ in range(steps):
             for _ in range(chance.choice((1, 1, 1, 3))):
-                step(chance, directories)
+                if not step(chance, directories):
+                    break
             refresh(node)
             with Node(root, outside=False) as fresh:
                 fresh.refresh(processes=False)
