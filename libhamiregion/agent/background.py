@@ -147,9 +147,13 @@ def shown_processes(
     for container, rows in by_container.items():
         alone: dict[int, tuple[object, ...]] = {}
         folded: set[int] = set()
+        repeated = False
         room = min(bounds.rows_per_container, left)
         for row in rows:
-            if row.state != "alive" or row.pid is None or row.pid in alone:
+            if row.state != "alive" or row.pid is None:
+                continue
+            if row.pid in alone:
+                repeated = True
                 continue
             places = tuple(
                 (device.index, device.uuid)
@@ -169,7 +173,7 @@ def shown_processes(
         container_id = container_ids.get(container, "")
         devices = tuple(
             (device.index, device.uuid)
-            for device in (rows[0].devices if folded else ())
+            for device in (rows[0].devices if folded or repeated else ())
             if device.index is not None and device.uuid is not None
         )
         key = (identity, container_id, tuple(alone.items()), frozenset(folded), devices)

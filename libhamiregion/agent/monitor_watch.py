@@ -31,6 +31,8 @@ MONITOR_NAMES = frozenset({"vGPUmonitor", "volcano-vgpu-monitor"})
 _ENVIRONMENT_LIMIT = 1 << 16
 _WALK = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MANY = 2
+# Where there are no containers' directories, as with plain Docker, agents meet here.
+_WITHOUT_ROOTS = "/run"
 
 Evidence: TypeAlias = Literal["name", "mapping", "lock", "sight"]
 
@@ -123,7 +125,8 @@ class WriterWatch:
         """
         others = {other.pid: other for other in (*self._mapping(), *self._named())}
         found = [*others.values(), *self._blind()]
-        for holder in self._locks.take(self._node.directories) if lock else ():
+        directories = self._node.directories or (_WITHOUT_ROOTS,)
+        for holder in self._locks.take(directories) if lock else ():
             who = "a process that cannot be seen" if holder.pid is None else f"process {holder.pid}"
             found.append(
                 OtherWriter(

@@ -30,6 +30,8 @@ _TIME_STEPS_MS: Final = (
 # Stripes narrower than this share of a chart cannot be seen.
 _NARROW: Final = 0.0005
 _GAPS_DRAWN: Final = 200
+# Of the width: less than half of a label.
+_EDGE: Final = 0.03
 
 _Values: TypeAlias = "Sequence[float | None]"
 
@@ -166,8 +168,7 @@ def _framed(
         for share, label in ticks
     )
     labels = "".join(
-        f'<span class="{"" if number % 2 == 0 else "odd"}" style="left:{100 * share:.2f}%">'
-        f"{label}</span>"
+        f'<span class="{_place(number, share)}" style="left:{100 * share:.2f}%">{label}</span>'
         for number, (share, label) in enumerate(_time_ticks(timeline.start_ms, until_ms, times))
     )
     return (
@@ -175,6 +176,12 @@ def _framed(
         f'<div class="area">{lines}{_gap_stripes(gaps, timeline)}{_svg(paths, steps)}</div>'
         f'<div class="times">{labels}</div></div>'
     )
+
+
+def _place(number: int, share: float) -> str:
+    """Labels at the ends stay inside, and narrow pages show every second one."""
+    side = "first" if share < _EDGE else "last" if share > 1 - _EDGE else ""
+    return f"{side} {'odd' if number % 2 else ''}".strip()
 
 
 def _gap_stripes(coverage: Coverage, timeline: Timeline) -> str:

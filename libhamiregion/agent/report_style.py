@@ -9,7 +9,7 @@ STYLE = """
 --used:#0072b2;--peak:#9fcbe6;--limit:#d55e00;--busy:#009e73;--warn:#8f5a00;--warn-bg:#fff4dc;
 --bar:#e6eaee;--gap:#c3cad3}
 @media screen and (prefers-color-scheme:dark){:root{--page:#101418;--panel:#181d23;--ink:#e8ebef;
---soft:#9ba6b3;--rule:#2c343d;--grid:#252c34;--used:#56b4e9;--peak:#255a7c;--limit:#f08a3c;
+--soft:#9ba6b3;--rule:#2c343d;--grid:#252c34;--used:#4aa0d8;--peak:#255a7c;--limit:#f08a3c;
 --busy:#2fbf93;--warn:#f2c14e;--warn-bg:#2d2613;--bar:#2a323b;--gap:#47525e}}
 *{box-sizing:border-box}
 html{-webkit-text-size-adjust:100%;color-scheme:light dark}
@@ -19,7 +19,7 @@ font-variant-numeric:tabular-nums}
 main{max-width:1180px;margin:0 auto;padding:28px 24px 56px}
 h1{font-size:27px;line-height:1.2;margin:0 0 4px;letter-spacing:-.01em;overflow-wrap:anywhere}
 h2{font-size:19px;margin:44px 0 4px;letter-spacing:-.005em}
-h3{font-size:15px;margin:0;overflow-wrap:anywhere}
+h3{font-size:15px;margin:0;overflow-wrap:anywhere}.apart{margin:22px 0 8px}
 p{margin:4px 0 12px}a{color:inherit}
 .soft{color:var(--soft)}.small-text{font-size:13px}
 .note{max-width:76ch;color:var(--soft);margin:0 0 14px}
@@ -28,19 +28,20 @@ nav{display:flex;flex-wrap:wrap;gap:4px 18px;margin:14px 0 0;font-size:14px}
 .warnings{background:var(--warn-bg);border:1px solid var(--warn);border-radius:10px;
 padding:10px 18px;margin:16px 0 0}
 .warnings ul{margin:4px 0;padding-left:20px}.warnings li{overflow-wrap:anywhere}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(205px,1fr));gap:12px;
-margin:20px 0 12px}
-.tile b{display:block;font-size:29px;line-height:1.15;font-weight:650;letter-spacing:-.02em;
-margin:3px 0 4px}
+.tiles{display:grid;grid-template-columns:repeat(6,1fr);gap:10px;margin:20px 0 12px}
+.tile{padding:13px 14px}.tile b{display:block;font-size:25px;line-height:1.15;white-space:nowrap;
+font-weight:650;letter-spacing:-.02em;margin:3px 0 4px}
 .tile span{display:block;font-size:13px;color:var(--soft)}.tile .what{color:var(--ink)}
 .strip{position:relative;height:7px;border-radius:4px;background:var(--busy);overflow:hidden;
 margin:12px 0 5px;print-color-adjust:exact;-webkit-print-color-adjust:exact}
-.strip .gap{background-color:var(--panel)}
+.strip .gap{position:absolute;top:0;bottom:0;background-color:var(--page)}
 .legend{display:flex;flex-wrap:wrap;gap:2px 18px;font-size:13px;color:var(--soft);margin:2px 0 10px}
 .legend i{display:inline-block;width:16px;height:9px;margin-right:6px;border-radius:2px;
 print-color-adjust:exact;-webkit-print-color-adjust:exact}
+.legend .m{width:3px;height:13px;border-radius:0;vertical-align:-2px}.legend.below{margin-top:22px}
 .legend .l{height:0;border-top:2.5px solid;border-radius:0;vertical-align:3px}
 .k-used{background:var(--used)}.k-peak{background:var(--peak)}.k-busy{background:var(--busy)}
+.k-bar{background:var(--bar)}.k-mark{background:var(--ink)}.k-advice{background:var(--limit)}
 .k-limit{color:var(--limit)}.k-allocated{color:var(--soft)}
 .gap,.k-gap{background-image:
 repeating-linear-gradient(135deg,var(--gap) 0 1.5px,transparent 1.5px 5px);
@@ -58,11 +59,12 @@ print-color-adjust:exact;-webkit-print-color-adjust:exact}
 font-size:12px;color:var(--soft);white-space:nowrap}
 .times{position:relative;height:20px;font-size:12px;color:var(--soft)}
 .times span{position:absolute;top:4px;transform:translateX(-50%);white-space:nowrap}
+.times .first{transform:none}.times .last{transform:translateX(-100%)}
 path{vector-effect:non-scaling-stroke;stroke:none;fill:none}
 path.used{fill:var(--used)}path.peak{fill:var(--peak)}path.busy{fill:var(--busy)}
 path.limit{stroke:var(--limit);stroke-width:2}
 path.allocated{stroke:var(--soft);stroke-width:1.6;stroke-dasharray:5 3}
-.scroll{overflow-x:auto;margin:0 -4px;padding:0 4px}
+.scroll{overflow-x:auto}
 table{border-collapse:collapse;width:100%;font-size:13.5px}
 th{font-weight:600;text-align:right;color:var(--soft);font-size:12.5px;padding:6px 10px 6px 0;
 border-bottom:1px solid var(--rule);vertical-align:bottom;line-height:1.3}
@@ -88,7 +90,7 @@ print-color-adjust:exact;-webkit-print-color-adjust:exact}
 .card{padding:12px 14px;min-width:0}
 .card h3{font-size:13.5px;line-height:1.35}
 .card p{font-size:12.5px;line-height:1.4;color:var(--soft);margin:7px 0 0}
-.card .where{margin:0 0 9px;overflow-wrap:anywhere}
+.card .where{margin:0 0 9px;overflow-wrap:anywhere}.whole{white-space:nowrap}
 section.group{margin:14px 0 0}
 .head{display:flex;flex-wrap:wrap;justify-content:space-between;gap:2px 18px;margin-bottom:6px}
 .head span{color:var(--soft);font-size:13px}
@@ -100,6 +102,7 @@ dt{font-weight:600}dd{margin:0;color:var(--soft)}
 code{font:12.5px ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace;overflow-wrap:anywhere}
 footer{margin-top:40px;padding-top:12px;border-top:1px solid var(--rule);font-size:13px;
 color:var(--soft)}
+@media (max-width:1080px){.tiles{grid-template-columns:repeat(3,1fr)}}
 @media (max-width:640px){main{padding:18px 14px 40px}h1{font-size:22px}h2{margin-top:34px}
 .panel{padding:12px}.chart{padding-left:54px}.chart .area{height:160px}.times .odd{display:none}
 .tiles{grid-template-columns:1fr 1fr;gap:8px}.tile b{font-size:22px}dl{grid-template-columns:1fr;
@@ -112,6 +115,9 @@ thead{display:table-header-group}.scroll{overflow:visible}table{font-size:10px}
 th,td.t small{font-size:9px}td,th{padding:3px 7px 3px 0}th.t,td.t{min-width:80px}
 .bullet{min-width:90px}.bar{min-width:45px}.tiles{grid-template-columns:repeat(3,1fr);gap:7px}
 .tile b{font-size:20px}.tile span,.legend{font-size:10.5px}
-.grid{grid-template-columns:repeat(3,1fr);gap:7px}.chart .area{height:150px}
+.grid{grid-template-columns:repeat(4,1fr);gap:6px}.chart .area{height:140px}
+h1{font-size:21px}h2{font-size:15px}h3{font-size:12px}.small-text{font-size:10.5px}.note{max-width:none}
+.card h3{font-size:10.5px}.card p{font-size:9.5px;margin-top:4px}.card .where{margin-bottom:5px}
+.tick span,.times{font-size:9.5px}.chart{padding-left:52px}code{font-size:10px}dl{gap:4px 14px}
 .area.small{height:54px}@page{size:A4;margin:13mm}}
 """

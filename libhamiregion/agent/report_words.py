@@ -69,7 +69,7 @@ def share(part: float | None, whole: float | None) -> str:
     """
     if part is None or not whole:
         return NOTHING
-    percent = 100 * part / whole
+    percent = round(100 * part / whole, 6)
     if 0 < percent < 1:
         return "<1 %"
     if 99 < percent < 100:

@@ -38,6 +38,7 @@ class LiveWebConfig:
 
     Raises:
         WebConfigError: The configuration cannot be used.
+        ModuleNotFoundError: It wants passwords, and bcrypt is not installed.
     """
 
     def __init__(self, path: PathLike | None, clock: Callable[[], float]) -> None:
@@ -61,7 +62,7 @@ class LiveWebConfig:
             return
         try:
             self._load(self.config.path)
-        except WebConfigError as error:
+        except (WebConfigError, ImportError) as error:
             _log.error("the web configuration stays as it was: %s", error)
         else:
             _log.info("the web configuration has changed and was read again")
@@ -75,6 +76,9 @@ class LiveWebConfig:
             self._watched = config.files
             self._stamps = self._now_stamps()
         context = None if config.tls is None else server_context(config.tls)
+        if config.users:
+            # Missing, it is missed when the program starts and not when somebody logs in.
+            import bcrypt  # noqa: F401
         if self.context is not None and context is None:
             raise WebConfigError(f"{path}: no TLS any more; restart to serve without")
         if self.config.users and not config.users:

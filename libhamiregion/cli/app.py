@@ -7,13 +7,14 @@ from typing import NoReturn
 EXTRAS = {
     "bcrypt": "exporter",
     "click": "cli",
+    "h11": "exporter",
     "jsonschema": "plan",
     "kubernetes": "kubernetes",
     "matplotlib": "report",
     "prometheus_client": "exporter",
     "rich": "cli",
     "uvicorn": "exporter",
-    "yaml": "plan",
+    "yaml": "exporter,plan",
 }
 
 

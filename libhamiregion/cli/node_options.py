@@ -34,7 +34,9 @@ library_option = click.option(
     help="The driver's libnvidia-ml.so.1, where the loader does not find it.",
 )
 _pod_option = click.option("--pod", metavar="PATTERN", help="Only pods of this name or UID.")
-_namespace_option = click.option("--namespace", metavar="PATTERN", help="Only pods of these.")
+_namespace_option = click.option(
+    "--namespace", metavar="PATTERN", help="Only pods of such namespaces."
+)
 _container_option = click.option(
     "--container", metavar="PATTERN", help="Only containers of this name or id."
 )

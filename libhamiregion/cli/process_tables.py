@@ -93,7 +93,7 @@ def is_busy(row: ProcessDeviceRow) -> bool:
         or row.driver_enc_percent
         or row.driver_dec_percent
     )
-    return bool(counted or driven) or (row.memory_used_bytes is None and row.index is None)
+    return bool(counted or driven) or row.memory_used_bytes is None
 
 
 def named_processes(

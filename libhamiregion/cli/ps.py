@@ -73,7 +73,7 @@ def ps(
     dead       has a slot whose process is gone; its memory still counts (hamiregion reap)
     unknown    /proc does not show enough to tell
     unlisted   maps a region and has no slot; a forked child is one until it uses CUDA
-    escaped    uses a GPU in a container with a region, counted by nobody
+    escaped    uses a GPU in a container with a region, not counted there
     unmanaged  uses a GPU outside all containers with a region
 
     DEVICE is the container's own index, GPU the one of nvidia-smi.  PATTERNs are those of the

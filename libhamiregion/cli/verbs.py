@@ -19,6 +19,7 @@ VERBS = (
     "create",
     "demo",
     "doctor",
+    "exporter",
     "limits",
     "lock",
     "ps",

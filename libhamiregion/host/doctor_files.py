@@ -189,7 +189,7 @@ def _lost(lost: _Lost, container: Container) -> Finding:
     pids = pid_words([process.pid for process in users])
     who = (
         f"{pids} of the host{command_of(users[0])} {'map' if several else 'maps'}"
-        f" {shown(lost.mapped.path_in_namespace)}"
+        f" {shown(lost.mapped.path_in_namespace, _MESSAGE_LIMIT)}"
     )
     inside = None if several else users[0].ns_pids[-1]
     count = count_words(len(users), "process")

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from .doctor_scene import Scene, Used
     from .findings import Finding
 
-# Before a lock is called stuck: a holder that takes it again and again is free at one of these.
-_LAST_LOOKS = 5
-_LAST_LOOK_S = 0.001
+# Before a lock is called stuck it is looked at without a pause: somebody who takes it again and
+# again, and holds it nearly all of the time, is caught between two turns.
+_LAST_LOOK_S = 0.02
 
 
 def locks(scene: Scene, used: Used) -> Iterator[Finding]:
@@ -130,10 +130,10 @@ def _has_moved(region: Region, owner: int | None, proc: str) -> bool:
 
 
 def _moves_at_last(has_moved: Callable[[], bool]) -> bool:
-    for _ in range(_LAST_LOOKS):
+    deadline = time.monotonic() + _LAST_LOOK_S
+    while time.monotonic() < deadline:
         if has_moved():
             return True
-        time.sleep(_LAST_LOOK_S)
     return False
 
 

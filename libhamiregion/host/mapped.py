@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 _REGION_SUFFIX = ".cache"
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _MAPPED_LENGTHS = frozenset(-(-layout.size_bytes // _PAGE) * _PAGE for layout in LAYOUTS)
+_NO_WAY = (errno.ENOENT, errno.ESRCH, errno.ENOTDIR, errno.ELOOP)
 _WALK = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -98,22 +100,26 @@ def path_now(proc: str, process: HostProcess, mapping: Mapping) -> tuple[str, bo
 
 
 def is_plain(root: str, path: str) -> bool:
-    """Whether every directory on the way is one, not a link that leads elsewhere."""
+    """Whether every directory on the way is one, not a link that leads elsewhere.
+
+    Raises:
+        OSError: Not for want of such a way, but of a right or a descriptor.
+    """
     *directories, name = path.split("/")[1:]
     if name in {"", ".", ".."} or ".." in directories:
         return False
+    at = None
     try:
         # The link itself is the kernel's, and leads into the container.
         at = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
         for directory in directories:
-            inner = os.open(directory, _WALK, dir_fd=at)
-            os.close(at)
-            at = inner
-    except OSError:
-        return False
+            outer, at = at, os.open(directory, _WALK, dir_fd=at)
+            os.close(outer)
+    except OSError as error:
+        if error.errno in _NO_WAY:
+            return False
+        raise
     finally:
-        os.close(at)
+        if at is not None:
+            os.close(at)
     return True

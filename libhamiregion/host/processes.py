@@ -384,17 +384,26 @@ class ProcessTable:
             RegionStale: The name is gone, or is another file's now.
             RegionError, OSError: As `open_region`.
         """
+        refusal: OSError | None = None
         for pid in mapped.pids:
             path = f"{self.proc}/{pid}/root{mapped.path_in_namespace}"
-            if mapped.deleted or not is_plain(f"{self.proc}/{pid}/root", mapped.path_in_namespace):
-                continue
             try:
+                if mapped.deleted or not is_plain(
+                    f"{self.proc}/{pid}/root", mapped.path_in_namespace
+                ):
+                    continue
                 region = open_region(path, writable=writable)
             except FileNotFoundError:
+                continue
+            except OSError as error:
+                # Another process may be looked into; and if not, this is why.
+                refusal = refusal or error
                 continue
             if self.identity(region) == (mapped.device, mapped.inode):
                 return region
             region.close()
+        if refusal is not None:
+            raise refusal
         name = repr(mapped.path_in_namespace)
         raise RegionStale(
             f"{name} of process {mapped.pids[0]} is mapped, but its name leads to it no more; "

@@ -70,7 +70,8 @@ class NodeProcess:
         state: ``"alive"``, ``"dead"`` and ``"unknown"`` as `SlotMatch` has them, of a process with
             a slot. Without one: ``"unlisted"`` maps the region as its users do, and does not use a
             GPU; ``"escaped"`` uses a GPU in a container that has a region, uncounted and
-            unlimited; ``"unmanaged"`` uses a GPU outside all containers that have one;
+            unlimited, or with a slot in another region only, which the container has made itself
+            outside the roots; ``"unmanaged"`` uses a GPU outside all containers that have one;
             ``"unknown"`` uses a GPU, and nothing proves which of these it is.
         process: The process in /proc; None if it is dead, unknown or not shown there.
         status: Of the slot; a `ProcessStatus`, or whatever number stands there.
@@ -277,11 +278,13 @@ class _Join:
     def _add_slots(self, place: _Place) -> None:
         if place.snapshot is None or place.matched is None:
             return
+        beside = self._stands_beside(place)
         uuids = [device.uuid for device in place.snapshot.devices]
         has_utilization = place.snapshot.layout.has_utilization
         container, fallback = place.container, place.container_id
         for usage, slot in zip(place.snapshot.processes, place.matched.slots, strict=True):
             process = slot.process
+            state: ProcessState = slot.state
             driven = None
             host_pid = None
             container_id = fallback
@@ -291,18 +294,32 @@ class _Join:
                 if host_pid not in self._told:
                     self._told.add(host_pid)
                     driven = process
+                    if beside and self._driver.entries(process):
+                        state = "escaped"
             place.rows.append(
                 NodeProcess(
                     container,
                     container_id,
                     slot.pid,
                     host_pid,
-                    slot.state,
+                    state,
                     process,
                     usage.status,
                     self._counted(usage, uuids, driven, has_utilization=has_utilization),
                 )
             )
+
+    def _stands_beside(self, place: _Place) -> bool:
+        """Whether a region outside the roots is of a container that has one inside.
+
+        A container can make any number of these; being counted there limits nothing.
+        """
+        container_id = place.container_id
+        if place.container.directory is not None or container_id is None:
+            return False
+        known = self._by_id[container_id.id]
+        inside = [known] if known.container.directory is not None else self._unnamed(container_id)
+        return any(each.snapshot is not None for each in inside)
 
     def _counted(
         self,
@@ -397,6 +414,10 @@ class _Join:
         place = self._by_id.get(container_id.id)
         if place is not None:
             return [place]
+        return self._unnamed(container_id)
+
+    def _unnamed(self, container_id: ContainerId) -> list[_Place]:
+        """The containers of a pod that a container id may mean."""
         if container_id.pod_uid is None:
             return []
         # Whose id is known is another container of the pod.

@@ -2,9 +2,12 @@
 
 import mmap
 import os
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
+import container_process
 from container_process import Container, serve
 
 
@@ -43,10 +46,24 @@ class OddContainer(Container):
         self.kept.pop().__exit__(None, None, None)
         return os.getpid()
 
+    def lock_again_and_again(self) -> int:
+        """Take the lock and give it back, half of the time each, until killed."""
+
+        def work() -> None:
+            while True:
+                with self.regions[-1].lock(10):
+                    time.sleep(0.001)
+                time.sleep(0.001)
+
+        threading.Thread(target=work, daemon=True).start()
+        return os.getpid()
+
     def charge_on(self, device: str, nbytes: str, kind: str = "data") -> int:
         self.slots[-1].charge(int(device), int(nbytes), kind)  # type: ignore[arg-type]
         return int(nbytes)
 
 
 if __name__ == "__main__":
+    # Its children are of this kind too.
+    container_process.Container = OddContainer  # type: ignore[misc]
     serve(OddContainer())

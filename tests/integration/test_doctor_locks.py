@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +10,9 @@ from containers import needs_namespaces
 from doctor_scenes import Hospital
 from lock_bytes import NOBODY, hold, is_free, let_go, set_value, value_of
 from namespaces import needs_first_namespace
+from patience import eventually
 
-from libhamiregion import Layout, open_region
+from libhamiregion import Layout
 from libhamiregion.host import FindingKind, diagnose, repair
 
 pytestmark = [needs_namespaces, needs_first_namespace]
@@ -90,24 +90,17 @@ def test_a_lock_that_a_live_process_does_not_give_back_is_left_alone(hospital: H
 def test_a_lock_that_is_taken_and_given_back_is_no_finding(hospital: Hospital) -> None:
     """However often it is held when somebody looks."""
     place = hospital.place()
-    place.start()
-    over = threading.Event()
+    place.start().tell("lock_again_and_again")
+    seen_held = 0
 
-    def work() -> None:
-        with open_region(place.path, writable=True) as region:
-            while not over.is_set():
-                with region.lock():
-                    over.wait(0.002)
+    def has_been_seen_held() -> bool:
+        nonlocal seen_held
+        assert hospital.findings(settle_s=0.02) == ()
+        assert hospital.findings(settle_s=0) == ()
+        seen_held += value_of(place.file) == 0
+        return seen_held > 3
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        for _ in range(5):
-            assert hospital.findings(settle_s=0.1) == ()
-            assert hospital.findings(settle_s=0) == ()
-    finally:
-        over.set()
-        thread.join()
+    eventually(has_been_seen_held)
 
 
 def test_without_waiting_a_held_lock_is_compared_with_earlier_diagnoses(

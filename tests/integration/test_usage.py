@@ -11,6 +11,7 @@ from containers import needs_namespaces
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, MIG, MIG_B, OTHER, SECOND
 from gpu_node import GpuNode, container_id, gpu_nodes, needs_cgroups
+from poke import RegionFileFactory
 
 from libhamiregion import Layout, ProcessStatus
 from libhamiregion.host import (
@@ -270,6 +271,37 @@ def test_a_process_that_does_not_even_map_the_region_has_escaped_by_its_cgroup(
         assert row.container_id.id == pod.id
         assert row.owner is row.container
         assert [device.index for device in row.devices] == [0]
+
+
+@needs_cgroups
+def test_a_region_of_ones_own_making_does_not_hide_an_escape(
+    node: GpuNode,
+    fake_driver: FakeDriver,
+    nvml_sampler: NvmlSampler,
+    region_file: RegionFileFactory,
+) -> None:
+    """A slot in a second region, outside the roots, limits nothing."""
+    pod = node.add("a", uuids=[GPU])
+    _, inside = pod.attach()
+    node.move(inside, pod)
+    own = region_file(uuids=[GPU])
+    pid, host_pid = pod.inside.child("spawn")
+    pod.inside.tell(f"@{pid}", "attach", own.path)
+    node.move(host_pid, pod)
+    fake_driver.play(CARD, f"process 0 compute {host_pid} {MIB}")
+    rows = node.processes(nvml_sampler, outside=True)
+    row = by_host_pid(tuple(row for row in rows if row.host_pid in {inside, host_pid}))[host_pid]
+    assert (row.state, row.pid) == ("escaped", pid)
+    assert row.container is not None
+    assert row.container.directory is None
+    # Before the container has anybody in its own region, its pod tells.
+    pod.inside.tell("kill", 2)
+    rows = node.processes(nvml_sampler, outside=True)
+    assert [row.state for row in rows if row.host_pid == host_pid] == ["escaped"]
+    # Without one inside the roots, it is its region.
+    pod.region.path.unlink()
+    rows = node.processes(nvml_sampler, outside=True)
+    assert [row.state for row in rows if row.host_pid == host_pid] == ["alive"]
 
 
 @needs_cgroups

@@ -120,6 +120,13 @@ def replace_by_link(directory: Path) -> None:
 OF_A_DIRECTORY = (drop_directory, make_directory_again, replace_by_file, replace_by_link)
 
 
+def described_file(path: Path) -> object:
+    if not os.path.lexists(path):
+        return None
+    status = path.lstat()
+    return status.st_ino, status.st_ctime_ns, status.st_size
+
+
 def step(chance: random.Random, directories: list[Path]) -> bool:
     """Do something; whether more may be done before somebody looks."""
     directory = chance.choice(directories)
@@ -128,9 +135,10 @@ def step(chance: random.Random, directories: list[Path]) -> bool:
         return True
     path = directory / chance.choice(FILES)
     what = chance.choice(IN_A_DIRECTORY)
+    before = described_file(path)
     what(path)
-    # What was touched last is the newest, as with real time; two may share a tick of the clock.
-    if os.path.lexists(path):
+    # What was changed last is the newest, as with real time; two may share a tick of the clock.
+    if os.path.lexists(path) and described_file(path) != before:
         touch(path)
     return what is not truncate
 

@@ -165,7 +165,7 @@ def test_real_regions_of_every_generation_are_compared(
     golden = unpack(name, directory)
     diff = compare("{select: {device: 0}, set: {memory_limit: 999GiB, sm_limit: 7}}")
     (found,) = diff.containers
-    limit, percent = golden.expected["limit"][0], golden.expected["sm_limit"][0]
+    limit, percent = golden.expected["memory_limit"][0], golden.expected["sm_limit"][0]
     assert edits(found) == [
         (MEMORY, 0, limit or None, 999 * GIB),
         (SM, 0, percent if 0 < percent < 100 else None, 7),
@@ -251,8 +251,8 @@ def test_a_container_without_a_region_is_skipped_with_its_reason(
 
 
 def test_a_file_that_two_layouts_fit_is_skipped(scene: PlanScene, compare: Compare) -> None:
-    region = scene.container(layout=Layout.V1_1, uuids=())
-    region.resize(Layout.V1_1_POSTINIT.size_bytes)
+    region = scene.container(layout=Layout.V1_1, memory_limits=(), sm_limits=(), uuids=())
+    region.resize(Layout.V1_1_POSTINIT.size_bytes + 1)
     diff = compare("{select: {}, set: {sm_limit: 1}}")
     (skip,) = diff.skipped
     assert skip.missing is MissingReason.UNKNOWN_LAYOUT

@@ -1,0 +1,171 @@
+"""`hamiregion exporter`: the node's metrics, for Prometheus."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from libhamiregion import __version__
+from libhamiregion.agent.exporter import NodeExporter
+from libhamiregion.host.nvml import NvmlSampler
+
+from . import exporter_options, node_options, options
+from .failures import Failure
+from .service_log import LEVELS, log_to_stderr
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_log = logging.getLogger("libhamiregion.exporter")
+
+
+def _interval(name: str, seconds: float, what: str) -> Callable[[Any], Any]:
+    return click.option(
+        f"--{name}-interval",
+        f"{name}_interval_s",
+        type=options.Seconds(min=0.1, max=86_400),
+        default=seconds,
+        show_default=True,
+        metavar="SECONDS",
+        help=what,
+    )
+
+
+@click.command()
+@exporter_options.listen_option("127.0.0.1:9394")
+@exporter_options.web_config_option
+@exporter_options.legacy_metrics_option
+@exporter_options.node_name_option
+@node_options.root_option
+@options.proc_option
+@node_options.pod_logs_option
+@exporter_options.nvml_option
+@node_options.library_option
+@click.option(
+    "--doctor/--no-doctor",
+    default=True,
+    help="Whether to look for what is wrong with the regions.  [default: doctor]",
+)
+@_interval("scan", 5.0, "Between two looks for containers.")
+@_interval("process", 10.0, "Between two looks at /proc and the driver.")
+@_interval("doctor", 30.0, "Between two looks for what is wrong.")
+@exporter_options.resync_interval_option
+@click.option("--once", is_flag=True, help="Print the metrics and end, without listening.")
+@click.option(
+    "--log-level",
+    type=click.Choice(LEVELS),
+    default="info",
+    show_default=True,
+    help="What to say on stderr.",
+)
+@options.json_option
+@options.no_color_option
+def exporter(
+    listen: tuple[str, ...],
+    web_config: str | None,
+    legacy_metrics: bool,
+    node_name: str | None,
+    roots: tuple[str, ...],
+    proc: str,
+    pod_logs: str,
+    nvml: bool,
+    library: str | None,
+    doctor: bool,
+    scan_interval_s: float,
+    process_interval_s: float,
+    doctor_interval_s: float,
+    gone_after_s: float | None,
+    once: bool,
+    log_level: str,
+    as_json: bool,
+) -> None:
+    """Export the metrics of this node's GPU containers, in place of HAMi's monitor.
+
+    /metrics has every metric of that monitor under its name, and more; /healthz and /readyz are
+    for probes, / is a page for people.  It reads, and changes nothing: no region, no file.
+
+    It answers on 127.0.0.1 unless told otherwise.  Whoever can connect can read the metrics; use
+    --web-config for TLS and passwords.
+
+    \b
+    hamiregion exporter --listen :9394
+    hamiregion exporter --once > hamiregion.prom
+
+    Environment: HOOK_PATH, NODE_NAME and HAMI_RESYNC_INTERVAL, as for HAMi's monitor.
+
+    Told to end (SIGTERM, Ctrl-C), it finishes the scrapes under way.  Exit codes: 0 ended in
+    order, 1 failed (with --once: no directory could be read), 2 wrong usage.
+
+    JSON: the messages on stderr as objects with the keys time_s (Unix seconds), level and message.
+    With --once, one object on stdout: metrics, a list of objects with the keys name, type, help
+    and samples, which have name, labels and value.
+    """  # noqa: D301 (click looks for the character itself)
+    log_to_stderr(log_level, as_json=as_json)
+    # Neither is closed: who waits for a driver that does not answer would never end.
+    node = node_options.open_node(roots, proc, pod_logs)
+    sampler = NvmlSampler(library, sensors=True) if nvml else None
+    exported = NodeExporter(
+        node,
+        sampler=sampler,
+        node_name=node_name,
+        legacy=legacy_metrics,
+        doctor=doctor,
+        scan_interval_s=scan_interval_s,
+        process_interval_s=process_interval_s,
+        doctor_interval_s=doctor_interval_s,
+        gone_after_s=gone_after_s,
+    )
+    if once:
+        _print(exported, as_json=as_json)
+    else:
+        _serve(exported, listen, web_config)
+
+
+def _print(exported: NodeExporter, *, as_json: bool) -> None:
+    exported.refresh()
+    if as_json:
+        from libhamiregion.agent.collector import RegionCollector
+
+        from .output import write_json
+
+        write_json({"metrics": [_plain(metric) for metric in RegionCollector(exported).collect()]})
+    else:
+        sys.stdout.buffer.write(exported.render())
+        sys.stdout.buffer.flush()
+    reason = exported.not_ready()
+    if reason is not None:
+        raise Failure(reason)
+
+
+def _plain(metric: Any) -> dict[str, Any]:
+    return {
+        "name": metric.name,
+        "type": metric.type,
+        "help": metric.documentation,
+        "samples": [
+            {"name": sample.name, "labels": sample.labels, "value": sample.value}
+            for sample in metric.samples
+        ],
+    }
+
+
+def _serve(exported: NodeExporter, listen: tuple[str, ...], web_config: str | None) -> None:
+    from libhamiregion.agent.exporter_server import exporter_server
+    from libhamiregion.agent.listening import ListenError
+    from libhamiregion.agent.web_config import WebConfigError
+
+    try:
+        server = exporter_server(exported, listen, web_config=web_config)
+    except (ListenError, WebConfigError) as error:
+        raise Failure(str(error)) from None
+    _log.info("hamiregion %s, process %d", __version__, os.getpid())
+    for url in server.urls:
+        _log.info("listening on %s", url)
+    exported.start()
+    server.run()
+    exported.stop()
+    _log.info("ended in order")

@@ -1,0 +1,102 @@
+"""Options of the verbs that export metrics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from libhamiregion.agent.durations import parse_duration
+from libhamiregion.agent.listening import parse_listen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    AddressType = click.ParamType[str]
+    DurationType = click.ParamType[float | None]
+else:
+    # Generic for type checkers; at run time only since click 8.2.
+    AddressType = DurationType = click.ParamType
+
+NEVER = "never"
+
+
+class Address(AddressType):
+    """127.0.0.1:9394, :9394 for all addresses, [::1]:9394."""
+
+    name = "address"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Read one value; see click."""
+        try:
+            parse_listen(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return str(value)
+
+
+class Duration(DurationType):
+    """A length of time in Go's notation, such as 5m, in seconds; `never` is None."""
+
+    name = "duration"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float | None:
+        """Read one value; see click."""
+        if not isinstance(value, str) or value == NEVER:
+            return None if value == NEVER else value
+        try:
+            return parse_duration(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def listen_option(default: str | None) -> Callable[[Any], Any]:
+    """--listen; None as the default means not to listen."""
+    return click.option(
+        "--listen",
+        "listen",
+        multiple=True,
+        type=Address(),
+        default=() if default is None else (default,),
+        show_default=default or False,
+        metavar="ADDRESS",
+        help="Where to answer HTTP: HOST:PORT, or :PORT on all addresses; may be given again.",
+    )
+
+
+web_config_option = click.option(
+    "--web-config",
+    "--web.config.file",
+    "web_config",
+    type=click.Path(path_type=str),
+    metavar="FILE",
+    help="How TLS and passwords are wanted: the web configuration file of Prometheus' exporters.",
+)
+legacy_metrics_option = click.option(
+    "--legacy-metrics",
+    is_flag=True,
+    help="Also export the names that HAMi's monitor had before.",
+)
+node_name_option = click.option(
+    "--node-name",
+    envvar="NODE_NAME",
+    metavar="NAME",
+    help="The node's name in the metrics of its GPUs.  [default: $NODE_NAME, else the host's name]",
+)
+resync_interval_option = click.option(
+    "--resync-interval",
+    "gone_after_s",
+    envvar="HAMI_RESYNC_INTERVAL",
+    type=Duration(),
+    default="5m",
+    metavar="DURATION",
+    help="Leave out directories of pods that have been gone for so long, or `never`; nothing is"
+    " deleted.  [default: $HAMI_RESYNC_INTERVAL, else 5m]",
+)
+nvml_option = click.option(
+    "--nvml/--no-nvml",
+    default=True,
+    help="Whether to ask the GPUs' driver.  [default: nvml]",
+)

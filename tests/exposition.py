@@ -1,0 +1,110 @@
+"""What an exporter says, taken apart by prometheus-client's own parsers."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from golden_regions import GoldenRegion, unpack
+from prometheus_client import parser
+from prometheus_client.openmetrics import parser as openmetrics_parser
+
+from libhamiregion import create_region
+from libhamiregion.host import ChainedNames, Node, PodLogNames
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+Key = tuple[str, frozenset[tuple[str, str]]]
+
+
+@attrs.frozen
+class Exposition:
+    """All samples of a text, by name and labels; a text with a series twice is refused."""
+
+    samples: Mapping[Key, float]
+    types: Mapping[str, str]
+    helps: Mapping[str, str]
+
+    def series(self, name: str, **labels: str) -> dict[frozenset[tuple[str, str]], float]:
+        """The series of a name that have these labels, by all their labels."""
+        wanted = set(labels.items())
+        return {
+            found: value
+            for (each, found), value in self.samples.items()
+            if each == name and wanted <= found
+        }
+
+    def value(self, name: str, **labels: str) -> float:
+        """The one series of a name that has these labels, and perhaps others."""
+        (value,) = self.series(name, **labels).values()
+        return value
+
+    def labels(self, name: str, **labels: str) -> dict[str, str]:
+        """All labels of that one series."""
+        (found,) = self.series(name, **labels)
+        return dict(found)
+
+    @property
+    def names(self) -> set[str]:
+        return {name for name, _ in self.samples}
+
+
+def parsed(text: bytes, *, openmetrics: bool = False) -> Exposition:
+    module = openmetrics_parser if openmetrics else parser
+    samples: dict[Key, float] = {}
+    types, helps = {}, {}
+    for family in module.text_string_to_metric_families(text.decode()):
+        types[family.name], helps[family.name] = family.type, family.documentation
+        for sample in family.samples:
+            key = (sample.name, frozenset(sample.labels.items()))
+            assert key not in samples, f"twice: {key}"
+            samples[key] = sample.value
+    return Exposition(samples, types, helps)
+
+
+class NodeFiles:
+    """A node's directories, with names for pods and files in them; no processes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.root = directory / "containers"
+        self.logs = directory / "logs"
+        self.root.mkdir()
+        self.logs.mkdir()
+
+    def container(
+        self,
+        name: str = "main",
+        *,
+        pod: str | None = "train-0",
+        namespace: str = "team-a",
+        pod_uid: str | None = None,
+    ) -> Path:
+        """A container's directory, empty."""
+        uid = pod_uid or str(uuid.uuid4())
+        if pod is not None:
+            (self.logs / f"{namespace}_{pod}_{uid}" / name).mkdir(parents=True, exist_ok=True)
+        directory = self.root / f"{uid}_{name}"
+        directory.mkdir()
+        return directory
+
+    def region(self, name: str = "main", *, pod: str | None = "train-0", **spec: Any) -> Path:
+        """A container with a region; the path of its file."""
+        path = self.container(name, pod=pod) / "usage.cache"
+        create_region(path, **spec)
+        return path
+
+    def golden(self, name: str) -> GoldenRegion:
+        """A container of a pod called as a golden region, with that region."""
+        return unpack(name, self.container(pod=pod_of(name)))
+
+    def open(self, **options: Any) -> Node:
+        names = ChainedNames([PodLogNames(self.logs)], retry_s=0.0)
+        return Node(self.root, names=names, **{"outside": False, **options})
+
+
+def pod_of(golden: str) -> str:
+    """A pod's name made of a golden region's."""
+    return golden.replace(".", "-")

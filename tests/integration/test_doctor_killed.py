@@ -1,0 +1,83 @@
+"""A doctor that is killed in the middle of a repair leaves what the next one mends."""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from containers import needs_namespaces
+from doctor_scenes import GIB, Hospital, Place
+from lock_bytes import NOBODY, hold, is_free
+from namespaces import needs_first_namespace
+
+from libhamiregion import Layout
+from libhamiregion.host import FindingKind
+
+pytestmark = [needs_namespaces, needs_first_namespace]
+
+REPAIR = """
+import sys
+from libhamiregion.host import Node, diagnose, repair
+with Node(sys.argv[1], outside=False) as node:
+    while True:
+        found = diagnose(node, settle_s=0)
+        print(flush=True)
+        repair(node, found)
+"""
+
+
+@pytest.fixture
+def hospital(tmp_path: Path) -> Iterator[Hospital]:
+    made = Hospital(tmp_path / "containers")
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def make_ill(place: Place) -> None:
+    """A lock of the dead, a dead process in the middle and one at the end, a host pid gone."""
+    place.file.put("slot_hostpid", 0)
+    for number in range(2):
+        place.file.add_process(NOBODY + 1 + number, {0: GIB})
+    hold(place.file, NOBODY)
+
+
+def killed_repairs(hospital: Hospital, layout: Layout, times: int) -> None:
+    dice = random.Random(layout.value)
+    place = hospital.place(layout)
+    inside = place.start()
+    pid, _ = place.spawn(inside)
+    for _ in range(times):
+        make_ill(place)
+        with subprocess.Popen(
+            [sys.executable, "-c", REPAIR, str(hospital.root)], stdout=subprocess.PIPE
+        ) as doctor:
+            assert doctor.stdout is not None
+            # Diagnosed: from here on it is at work.
+            doctor.stdout.readline()
+            time.sleep(dice.uniform(0, 0.02))
+            doctor.send_signal(signal.SIGKILL)
+        assert FindingKind.USAGE_ABOVE_LIMIT not in hospital.kinds(settle_s=0)
+        done = hospital.repair()
+        assert all(each.done for each in done), done
+        assert hospital.findings() == ()
+        assert is_free(place.file)
+        assert place.used() == 2 * GIB
+    inside.tell(f"@{pid}", "charge", GIB)
+    assert place.used() == 3 * GIB
+    assert set(place.host_pids()) >= {1, pid}
+
+
+@pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2], ids=lambda layout: layout.value)
+def test_a_killed_repair_is_finished_by_the_next(hospital: Hospital, layout: Layout) -> None:
+    killed_repairs(hospital, layout, 3)
+
+
+@pytest.mark.stress
+def test_many_killed_repairs_are_finished_by_the_next(hospital: Hospital, layout: Layout) -> None:
+    killed_repairs(hospital, layout, 100)

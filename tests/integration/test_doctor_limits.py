@@ -1,0 +1,308 @@
+"""Limits that do not hold, and figures that do not agree with the driver's."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from containers import needs_namespaces
+from doctor_scenes import GIB, GPU, Hospital, OddContainer, Place
+from fake_nvml.driver import FakeDriver
+from namespaces import needs_first_namespace
+
+from libhamiregion import Layout, open_region
+from libhamiregion.host import FindingKind, NvmlSampler, Severity, repair
+
+pytestmark = [needs_namespaces, needs_first_namespace]
+
+MIB = 1 << 20
+CARD = f"device 0 {GPU} {81920 * MIB} {5000 * MIB} 37 12 NVIDIA H100 80GB HBM3"
+ALL_LIMITS = {"CUDA_DEVICE_MEMORY_LIMIT": "8g", "CUDA_DEVICE_SM_LIMIT": "50"}
+
+
+@pytest.fixture
+def hospital(tmp_path: Path) -> Iterator[Hospital]:
+    made = Hospital(tmp_path / "containers")
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+# ---- Memory -------------------------------------------------------------------------------------
+
+
+def test_usage_above_the_limit(hospital: Hospital) -> None:
+    place = hospital.place()
+    place.start(used=6 * GIB)
+    with open_region(place.path, writable=True) as region:
+        region.set_memory_limit("4GiB", force=True)
+    (found,) = hospital.findings()
+    assert (found.kind, found.device) == (FindingKind.USAGE_ABOVE_LIMIT, 0)
+    assert found.summary == "6 GiB in use on device 0, limit 4 GiB"
+    assert not found.repairable
+
+
+def test_a_counter_that_went_below_zero(hospital: Hospital) -> None:
+    place = hospital.place()
+    place.start()
+    place.file.put("slot_used.total", (1 << 64) - 4096)
+    (found,) = hospital.findings()
+    assert (found.kind, found.pid) == (FindingKind.USAGE_IMPOSSIBLE, 1)
+    assert "-4096 as a signed number" in found.evidence
+
+
+def test_a_region_in_use_that_names_no_device(hospital: Hospital) -> None:
+    place = hospital.place(uuids=[])
+    place.start(used=0)
+    assert hospital.findings() == (), "it has not used any yet"
+    place.running[0].tell("charge", GIB)
+    (found,) = hospital.findings()
+    assert found.kind is FindingKind.DEVICE_COUNT_ZERO
+    assert "1 GiB" in found.evidence
+
+
+# ---- The driver ---------------------------------------------------------------------------------
+
+
+def test_driver_figures_that_agree_are_no_finding(
+    hospital: Hospital, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    """Within a tenth, or what contexts and modules usually take."""
+    place = hospital.place()
+    inside = place.start()
+    pid, second = place.spawn(inside, used=3 * GIB)
+    inside.tell(f"@{pid}", "charge_on", 0, 300 * MIB, "context")
+    place.file.put("slot_util.sm", 40)
+    fake_driver.play(
+        CARD,
+        f"process 0 compute {inside.host_pid} {GIB + 500 * MIB}",
+        f"process 0 compute {second} {3 * GIB + 500 * MIB}",
+        f"sample 0 {inside.host_pid} 100 60 0 0 0",
+        "process 0 compute 4194303 100",
+    )
+    assert hospital.findings(sampler=nvml_sampler) == ()
+    assert hospital.findings(sample=nvml_sampler.sample(), settle_s=0) == ()
+
+
+@pytest.mark.parametrize("more", [True, False])
+def test_driver_memory_far_from_what_is_accounted(
+    more: bool, hospital: Hospital, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    place = hospital.place()
+    inside = place.start(used=4 * GIB)
+    driver = 4 * GIB + (1 if more else -1) * 600 * MIB
+    fake_driver.play(CARD, f"process 0 compute {inside.host_pid} {driver}")
+    (found,) = hospital.findings(sampler=nvml_sampler)
+    assert (found.kind, found.device) == (FindingKind.DRIVER_MEMORY_DIFFERS, 0)
+    assert found.cause == ("driver_more" if more else "driver_less")
+    assert f"600 MiB {'more' if more else 'less'} than accounted" in found.evidence
+    assert "up to 512 MiB is usual" in found.evidence
+
+
+def test_a_process_that_escapes_its_region(
+    hospital: Hospital, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    place = hospital.place()
+    inside = place.start()
+    pid, escaped = inside.child("fork")
+    fake_driver.play(CARD, f"process 0 compute {escaped} {2 * GIB}")
+    assert hospital.kinds(sampler=nvml_sampler) == [
+        FindingKind.DRIVER_MEMORY_DIFFERS,
+        FindingKind.PROCESS_ESCAPES,
+    ]
+    fake_driver.add(f"process 0 compute {inside.host_pid} {GIB}")
+    (found,) = hospital.findings(sampler=nvml_sampler)
+    assert (found.kind, found.pid, found.device) == (FindingKind.PROCESS_ESCAPES, pid, 0)
+    assert found.cause == "no_library"
+    assert found.container is not None
+    assert found.container.pod_uid == place.pod_uid
+    assert "2 GiB" in found.summary
+
+
+def test_utilisation_that_the_region_does_not_record(
+    hospital: Hospital, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    place = hospital.place()
+    inside = place.start()
+    fake_driver.play(
+        CARD,
+        f"process 0 compute {inside.host_pid} {GIB}",
+        f"sample 0 {inside.host_pid} 100 87 0 0 0",
+    )
+    (found,) = hospital.findings(sampler=nvml_sampler)
+    assert (found.kind, found.pid) == (FindingKind.UTILIZATION_NOT_RECORDED, 1)
+    assert "87 %" in found.summary
+    # Where the host pid is wrong, that is the reason.
+    place.set_host_pid(1, 0)
+    assert hospital.kinds(sampler=nvml_sampler) == [FindingKind.HOST_PID_MISSING]
+
+
+# ---- SM limits ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [layout for layout in Layout if layout.has_utilization],
+    ids=lambda layout: layout.value,
+)
+def test_an_sm_limit_that_holds_is_no_finding(hospital: Hospital, layout: Layout) -> None:
+    hospital.place(layout, sm_limits=[50]).start(environment=ALL_LIMITS)
+    assert hospital.findings() == ()
+
+
+def test_a_layout_without_utilisation_cannot_show_whether_it_holds(hospital: Hospital) -> None:
+    hospital.place(Layout.UNVERSIONED_NO_UTIL, sm_limits=[50]).start()
+    (found,) = hospital.findings()
+    assert (found.kind, found.cause) == (FindingKind.SM_LIMIT_OFF, "no_utilization")
+    assert found.severity is Severity.INFO
+
+
+def test_the_switch_is_off_and_nobody_competes(hospital: Hospital) -> None:
+    """What HAMi's monitor does on its own: a note and no warning."""
+    place = hospital.place(sm_limits=[50])
+    place.start()
+    place.file.put("utilization_switch", 0)
+    (found,) = hospital.findings()
+    assert (found.kind, found.cause) == (FindingKind.SM_LIMIT_OFF, "switch")
+    assert found.severity is Severity.INFO
+    assert not found.repairable
+    assert "50 % on device 0" in found.evidence
+
+
+def test_the_switch_is_off_and_two_compete(hospital: Hospital) -> None:
+    places = [hospital.place(sm_limits=[50]), hospital.place()]
+    for place in places:
+        place.start()
+        place.file.put("recent_kernel", 2)
+    places[0].file.put("utilization_switch", 0)
+    (found,) = hospital.findings()
+    assert (found.kind, found.cause) == (FindingKind.SM_LIMIT_OFF, "switch")
+    assert found.severity is Severity.WARNING
+    places[1].file.put("priority", 0)
+    assert [each.severity for each in hospital.findings()] == [Severity.INFO]
+
+
+@pytest.mark.parametrize("word", ["force", "FORCE"])
+def test_a_forced_process_does_not_care_about_the_switch(hospital: Hospital, word: str) -> None:
+    place = hospital.place(sm_limits=[50])
+    place.start(environment={"GPU_CORE_UTILIZATION_POLICY": word})
+    place.file.put("utilization_switch", 0)
+    assert hospital.findings() == ()
+
+
+def test_the_environment_switches_the_limit_off(hospital: Hospital) -> None:
+    place = hospital.place(sm_limits=[50])
+    place.start(environment={"GPU_CORE_UTILIZATION_POLICY": "disable"})
+    (found,) = hospital.findings()
+    assert (found.kind, found.cause) == (FindingKind.SM_LIMIT_OFF, "policy")
+    assert "GPU_CORE_UTILIZATION_POLICY" in found.summary
+
+
+def test_a_missing_host_pid_switches_the_limit_off_and_storing_it_on(hospital: Hospital) -> None:
+    place = hospital.place(sm_limits=[50])
+    inside = place.start(host_pid=False)
+    found = hospital.findings()
+    assert {each.kind for each in found} == {FindingKind.HOST_PID_MISSING, FindingKind.SM_LIMIT_OFF}
+    assert len(found) == 2
+    off = next(each for each in found if each.kind is FindingKind.SM_LIMIT_OFF)
+    assert (off.cause, off.pid, off.repairable) == ("host_pid", 1, True)
+    (done,) = repair(hospital.node, [off])
+    assert done.done
+    assert place.host_pids() == {1: inside.host_pid}
+    assert hospital.findings() == ()
+
+
+@pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2], ids=lambda layout: layout.value)
+def test_a_limit_on_device_1_alone_is_off_before_2_8_2(hospital: Hospital, layout: Layout) -> None:
+    other = GPU.replace("0000", "1111")
+    place = hospital.place(layout, uuids=[GPU, other], sm_limits=[None, 50])
+    place.start()
+    if layout is Layout.V1_2:
+        assert hospital.findings() == ()
+    else:
+        (found,) = hospital.findings()
+        assert (found.kind, found.cause) == (FindingKind.SM_LIMIT_OFF, "device_0")
+        assert found.device == 1
+
+
+# ---- The environment ----------------------------------------------------------------------------
+
+
+def test_limits_that_were_edited_are_a_note(hospital: Hospital) -> None:
+    place = hospital.place(sm_limits=[50])
+    inside = place.start(environment=ALL_LIMITS)
+    place.spawn(inside)
+    with open_region(place.path, writable=True) as region:
+        region.set_memory_limit("6GiB")
+        region.set_sm_limit(30)
+    found = hospital.findings()
+    assert [each.kind for each in found] == [FindingKind.LIMIT_DIFFERS_FROM_ENVIRONMENT] * 2
+    assert {each.severity for each in found} == {Severity.INFO}
+    assert [each.cause for each in found] == ["memory", "sm"]
+    assert found[0].summary == "memory limit of device 0 is 6 GiB, in the environment 8 GiB"
+    assert "pids 1 and 2" in found[0].evidence
+    assert found[1].summary == "SM limit of device 0 is 30 %, in the environment 50 %"
+
+
+def test_a_process_that_is_told_of_no_limits_says_nothing_about_them(hospital: Hospital) -> None:
+    place = hospital.place(sm_limits=[50])
+    place.start(environment={"PATH": os.environ["PATH"]})
+    assert hospital.findings() == ()
+
+
+def test_an_sm_limit_that_was_set_later_may_not_be_known_to_running_processes(
+    hospital: Hospital,
+) -> None:
+    place = hospital.place()
+    place.start(environment={"CUDA_DEVICE_MEMORY_LIMIT_0": "8192m"})
+    assert hospital.findings() == ()
+    with open_region(place.path, writable=True) as region:
+        region.set_sm_limit(50, device=0)
+    found = hospital.findings()
+    assert {(each.kind, each.cause) for each in found} == {
+        (FindingKind.LIMIT_DIFFERS_FROM_ENVIRONMENT, "sm"),
+        (FindingKind.SM_LIMIT_OFF, "cached"),
+    }
+    assert {each.severity for each in found} == {Severity.INFO}
+
+
+# ---- Blocked launches ---------------------------------------------------------------------------
+
+
+def blocked(hospital: Hospital) -> Place:
+    place = hospital.place(sm_limits=[50])
+    place.start()
+    place.file.put("recent_kernel", -1)
+    return place
+
+
+def test_blocked_launches_that_nobody_will_unblock(hospital: Hospital) -> None:
+    blocked(hospital)
+    (found,) = hospital.findings()
+    assert (found.kind, found.severity) == (FindingKind.LAUNCHES_BLOCKED, Severity.ERROR)
+    assert not found.repairable
+
+
+def test_where_a_monitor_maps_the_regions_they_will_be_unblocked(hospital: Hospital) -> None:
+    place = blocked(hospital)
+    monitor = OddContainer(0)
+    try:
+        monitor.tell("map", place.path)
+        assert hospital.findings() == ()
+    finally:
+        monitor.end()
+
+
+def test_where_an_agent_has_the_directories_locked_they_will_be_unblocked(
+    hospital: Hospital,
+) -> None:
+    blocked(hospital)
+    descriptor = os.open(hospital.root, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        assert hospital.findings() == ()
+    finally:
+        os.close(descriptor)
+    assert hospital.kinds() == [FindingKind.LAUNCHES_BLOCKED]

@@ -1,0 +1,191 @@
+"""RegionCollector in a registry of prometheus-client gives what the exporter renders itself."""
+
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from exposition import Exposition, NodeFiles, parsed
+from fake_nvml.driver import FakeDriver
+from fake_nvml.scenes import CARD, MIB, MIG
+from golden_regions import NAMES
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.openmetrics import exposition as openmetrics
+
+from libhamiregion import RegionClosed
+from libhamiregion.agent import (
+    CATALOGUE,
+    CONTENT_TYPE,
+    OPENMETRICS_CONTENT_TYPE,
+    NodeExporter,
+    RegionCollector,
+)
+from libhamiregion.host import NvmlSampler
+
+# One of each layout, and one whose lock a dead process holds.
+SHOWN = [name for name in NAMES if "many" in name] + ["1.2-owner-killed-holding-lock"]
+
+# These tell of the scrapes themselves, or count seconds: no two scrapes agree on them.
+MOVING = {
+    "hamiregion_scrapes_total",
+    "hamiregion_scrape_seconds_total",
+    "hamiregion_scrape_duration_seconds",
+    "hami_container_last_kernel_elapsed_seconds",
+    "Device_last_kernel_of_container",
+    # Of the region whose lock is held.
+    "hamiregion_lock_held_seconds",
+    "hamiregion_unsettled_reads_total",
+}
+
+
+@pytest.fixture
+def exporter(tmp_path: Path, fake_driver: FakeDriver) -> NodeExporter:
+    """A node with all that can be shown without processes: goldens, a gap, GPUs, MIG, an agent."""
+    files = NodeFiles(tmp_path)
+    for name in SHOWN:
+        files.golden(name)
+    files.container("waiting")
+    files.region("mig", uuids=["MIG-aaaaaaaa-0000-0000-0000-000000000000"])
+    fake_driver.play(
+        CARD,
+        "sensors 0 41 187500 3 1",
+        *MIG,
+        f"process 0 compute 999999999 {300 * MIB}",
+        "sample 0 999999999 100 61 22 3 4",
+    )
+    sampler = NvmlSampler(fake_driver.library, host_namespace=True, sensors=True)
+    return NodeExporter(
+        files.open(),
+        sampler=sampler,
+        node_name='node"\\1',
+        legacy=True,
+        process_interval_s=3600,
+        scan_interval_s=3600,
+        doctor_interval_s=3600,
+        counters=lambda: {"feedback_writes": 3, "feedback_paused": 1},
+    )
+
+
+def settled(exposition: Exposition) -> dict[object, float | None]:
+    """All samples; of those that move only that they are there."""
+    return {key: None if key[0] in MOVING else value for key, value in exposition.samples.items()}
+
+
+def test_both_give_the_same_samples_in_prometheus_own_format(exporter: NodeExporter) -> None:
+    registry = CollectorRegistry()
+    registry.register(RegionCollector(exporter))
+    ours, theirs = parsed(exporter.render()), parsed(generate_latest(registry))
+    assert settled(ours) == settled(theirs)
+    assert ours.types == theirs.types
+    assert ours.helps == theirs.helps
+    assert len(ours.samples) > 300
+
+
+def test_both_give_the_same_samples_in_openmetrics(exporter: NodeExporter) -> None:
+    registry = CollectorRegistry()
+    registry.register(RegionCollector(exporter))
+    ours = parsed(exporter.render(openmetrics=True), openmetrics=True)
+    theirs = parsed(openmetrics.generate_latest(registry), openmetrics=True)
+    assert settled(ours) == settled(theirs)
+    assert ours.types == theirs.types
+    assert ours.helps == theirs.helps
+
+
+def test_the_two_formats_differ_in_the_names_of_counters_alone(exporter: NodeExporter) -> None:
+    plain = parsed(exporter.render())
+    other = parsed(exporter.render(openmetrics=True), openmetrics=True)
+    assert settled(plain) == settled(other)
+    assert plain.types["hamiregion_errors"] == other.types["hamiregion_errors"] == "counter"
+
+
+def test_nearly_every_family_of_the_catalogue_is_in_that_comparison(
+    exporter: NodeExporter,
+) -> None:
+    """So that what it proves is proved of all; the rest needs processes and has its own tests."""
+    absent = {family.name for family in CATALOGUE} - parsed(exporter.render()).names
+    assert {name for name in absent if not name.startswith("hamiregion_process_")} == {
+        "hamiregion_container_processes_folded"
+    }
+
+
+def test_a_collector_sits_beside_others_and_is_described_without_being_asked(
+    exporter: NodeExporter,
+) -> None:
+    registry = CollectorRegistry()
+    registry.register(RegionCollector(exporter))
+    assert exporter.status().scrapes == 0
+    described = {
+        metric.name + ("_total" if metric.type == "counter" else "")
+        for metric in RegionCollector(exporter).describe()
+    }
+    assert described == {family.name for family in CATALOGUE}
+    own = Gauge("jobs_waiting", "Of another exporter.", registry=registry)
+    own.set(4)
+    found = parsed(generate_latest(registry))
+    assert found.value("jobs_waiting") == 4
+    assert found.value("hamiregion_containers", region="present") == len(SHOWN) + 1
+    with pytest.raises(ValueError, match="Duplicated"):
+        registry.register(RegionCollector(exporter))
+
+
+def test_a_collector_describes_former_names_only_where_they_are_exported(tmp_path: Path) -> None:
+    with NodeFiles(tmp_path).open() as node:
+        names = {metric.name for metric in RegionCollector(NodeExporter(node)).describe()}
+    assert "MigInfo" not in names
+    assert "hami_mig_device_info" in names
+
+
+def test_only_what_is_asked_for_is_rendered(exporter: NodeExporter) -> None:
+    names = {"hami_vgpu_memory_used_bytes", "hamiregion_errors_total"}
+    assert parsed(exporter.render(names=names)).names == names
+    assert {series.family.name for series in exporter.gather(names)} == names
+    assert len(parsed(exporter.render()).names) > 30
+    parts = exporter.render_parts(names=names)
+    assert len(parts) == 4
+    assert b"".join(parts) == exporter.render(names=names)
+
+
+def test_the_content_types_are_those_of_the_formats() -> None:
+    assert CONTENT_TYPE == CONTENT_TYPE_PLAIN_0_0_4
+    assert OPENMETRICS_CONTENT_TYPE == openmetrics.CONTENT_TYPE_LATEST
+
+
+def test_counters_only_grow_from_scrape_to_scrape(exporter: NodeExporter) -> None:
+    scrapes = [parsed(exporter.render()) for _ in range(5)]
+    counters = {name for name, kind in scrapes[0].types.items() if kind == "counter"}
+    assert len(counters) >= 4
+    for before, after in pairwise(scrapes):
+        for key, value in before.samples.items():
+            if key[0].removesuffix("_total") in counters:
+                assert after.samples[key] >= value
+        assert (
+            after.value("hamiregion_scrapes_total") == before.value("hamiregion_scrapes_total") + 1
+        )
+
+
+def test_a_scrape_after_the_nodes_end_says_so_and_is_counted(exporter: NodeExporter) -> None:
+    exporter.render()
+    exporter.node.close()
+    with pytest.raises(RegionClosed):
+        exporter.render()
+    with pytest.raises(RegionClosed):
+        exporter.gather()
+    (scrape,) = (each for each in exporter.status().stages if each.name == "scrape")
+    assert scrape.errors == 2
+    assert scrape.last_error is not None
+    assert scrape.last_error.startswith("RegionClosed: ")
+
+
+def test_the_times_of_the_exporter_itself_are_told(exporter: NodeExporter) -> None:
+    before_s = time.time()
+    exporter.refresh()
+    exporter.render()
+    found = parsed(exporter.render())
+    for stage in ("containers", "processes", "doctor"):
+        told_s = found.value("hamiregion_refresh_timestamp_seconds", stage=stage)
+        assert before_s <= told_s <= time.time()
+        assert found.value("hamiregion_errors_total", stage=stage) == 0
+    assert found.value("hamiregion_refresh_duration_seconds", stage="processes") > 0
+    assert found.value("hamiregion_scrape_duration_seconds") > 0
+    assert found.value("hamiregion_scrape_seconds_total") > 0

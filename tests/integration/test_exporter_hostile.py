@@ -1,0 +1,224 @@
+"""Whatever a container writes, does or is called: bounded, distinct series, and others unharmed."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+import pytest
+from actors import Actor
+from exposition import NodeFiles, parsed
+from poke import DEVICES, SLOTS, RegionFile
+
+from libhamiregion import Layout
+from libhamiregion.agent import Bounds, NodeExporter
+from libhamiregion.host import ChainedNames, Node, PodName
+
+UUID = "GPU-00000000-0000-0000-0000-000000000000"
+DEVICE_FAMILIES = 20
+CONTAINER_FAMILIES = 20
+
+
+def exporter_of(node: Node, **options: object) -> NodeExporter:
+    return NodeExporter(node, **{"doctor": False, **options})  # type: ignore[arg-type]
+
+
+def test_1024_invented_processes_get_no_series_of_their_own(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path)
+    path = files.region(uuids=[f"GPU-{index}" for index in range(DEVICES)])
+    file = RegionFile(path, Layout.V1_2)
+    for slot in range(SLOTS):
+        file.put("slot_pid", slot + 1, slot=slot)
+        file.put("slot_hostpid", slot + 1, slot=slot)
+        file.put("slot_status", 1, slot=slot)
+        file.put("slot_used.total", 1 << 20, slot=slot)
+        file.put("slot_util.enc", 50, slot=slot)
+    file.put("proc_num", SLOTS)
+    with files.open() as node:
+        found = parsed(exporter_of(node).render())
+    assert not [name for name in found.names if name.startswith("hamiregion_process_")]
+    of_container = [key for key in found.samples if ("pod", "train-0") in key[1]]
+    assert len(of_container) <= DEVICES * DEVICE_FAMILIES + CONTAINER_FAMILIES
+    assert found.value("hami_vgpu_memory_used_bytes", vdevice_index="0") == SLOTS << 20
+    counted = found.series("hamiregion_container_processes", pod="train-0")
+    assert sum(counted.values()) >= SLOTS
+
+
+def test_more_real_processes_than_allowed_are_summed_up_and_nothing_is_lost(
+    tmp_path: Path, actor: Callable[..., Actor]
+) -> None:
+    files = NodeFiles(tmp_path)
+    path = files.region(uuids=["GPU-a", "GPU-b"])
+    actors = [actor(path) for _ in range(5)]
+    for number, each in enumerate(actors):
+        each("attach")
+        each("slot.charge", 0, (number + 1) << 20)
+        each("slot.charge", 1, (number + 1) << 10)
+        each("region.set_utilization", each.pid, 0, sm=10 * (number + 1), enc=number)
+    with files.open() as node:
+        bounds = Bounds(processes_per_container=3)
+        found = parsed(exporter_of(node, bounds=bounds).render())
+        for name, expected in (
+            ("hamiregion_process_memory_used_bytes", {"0": 15 << 20, "1": 15 << 10}),
+            ("hamiregion_process_sm_utilization_ratio", {"0": 1.5, "1": 0}),
+            ("hamiregion_process_enc_utilization_ratio", {"0": 0.1, "1": 0}),
+        ):
+            for device, total in expected.items():
+                series = found.series(name, vdevice_index=device)
+                assert len(series) == 4
+                assert sum(series.values()) == pytest.approx(total)
+        other = found.value("hamiregion_process_memory_used_bytes", pid="other", vdevice_index="0")
+        assert other == 9 << 20
+        assert found.value("hamiregion_container_processes_folded") == 2
+        by_rows = parsed(exporter_of(node, bounds=Bounds(rows_per_container=4)).render())
+        assert len(by_rows.series("hamiregion_process_memory_used_bytes")) == 4 + 2
+        by_node = parsed(exporter_of(node, bounds=Bounds(rows_per_node=2)).render())
+        assert len(by_node.series("hamiregion_process_memory_used_bytes")) == 2 + 2
+        assert (
+            "hamiregion_container_processes_folded" not in parsed(exporter_of(node).render()).names
+        )
+
+
+def test_a_process_that_stands_in_several_slots_is_one_series_and_the_rest_is_summed(
+    tmp_path: Path, actor: Callable[..., Actor]
+) -> None:
+    files = NodeFiles(tmp_path)
+    path = files.region(uuids=["GPU-a"])
+    file = RegionFile(path, Layout.V1_2)
+    one = actor(path)
+    one("attach")
+    one("slot.charge", 0, 1 << 20)
+    file.add_process(one.pid, {0: 5 << 20})
+    with files.open() as node:
+        found = parsed(exporter_of(node).render())
+    name = "hamiregion_process_memory_used_bytes"
+    assert found.value(name, pid=str(one.pid)) == 1 << 20
+    assert found.value(name, pid="other") == 5 << 20
+    assert found.value("hami_vgpu_memory_used_bytes") == 6 << 20
+
+
+def test_one_uuid_on_all_devices_makes_no_series_twice(
+    tmp_path: Path, actor: Callable[..., Actor]
+) -> None:
+    files = NodeFiles(tmp_path)
+    path = files.region(uuids=[UUID] * DEVICES, memory_limits=["1GiB"] * DEVICES)
+    actor(path)("attach")
+    with files.open() as node:
+        found = parsed(exporter_of(node, legacy=True).render())
+    for name in (
+        "hami_vgpu_memory_used_bytes",
+        "vGPU_device_memory_usage_in_bytes",
+        "hamiregion_device_memory_counted_bytes",
+        "hamiregion_process_memory_used_bytes",
+    ):
+        assert len(found.series(name)) == DEVICES
+
+
+@pytest.mark.parametrize(
+    "text", [b'GPU-"} 1\\', b"GPU-\\n\\\\", b"GPU-%d%s{}", b"GPU-" + b"x" * 91]
+)
+def test_a_hostile_uuid_is_escaped(tmp_path: Path, text: bytes) -> None:
+    files = NodeFiles(tmp_path)
+    file = RegionFile(files.region(uuids=[UUID]), Layout.V1_2)
+    file.put("uuids", text)
+    with files.open() as node:
+        for openmetrics in (False, True):
+            text_now = exporter_of(node).render(openmetrics=openmetrics)
+            found = parsed(text_now, openmetrics=openmetrics)
+            assert found.labels("hami_vgpu_memory_used_bytes")["device_uuid"] == text.decode()
+
+
+def test_a_uuid_that_is_no_text_makes_the_region_missing_and_no_other(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path)
+    file = RegionFile(files.region(pod="hostile", uuids=[UUID]), Layout.V1_2)
+    files.region(pod="good", uuids=[UUID])
+    with files.open() as node:
+        exporter = exporter_of(node)
+        assert len(parsed(exporter.render()).series("hami_vgpu_memory_used_bytes")) == 2
+        file.put("uuids", b"GPU-\n\xff")
+        found = parsed(exporter.render())
+    assert found.labels("hami_vgpu_memory_used_bytes")["pod"] == "good"
+    missing = found.labels("hamiregion_container_missing_info")
+    assert (missing["pod"], missing["reason"]) == ("hostile", "unknown_layout")
+
+
+@pytest.mark.parametrize(
+    "name", ['a"b', "a\nb", "back\\slash", "x" * 200, "sm\u00f6rg\u00e5s", "\udcff\udcfe"]
+)
+def test_a_hostile_directory_name_is_one_printable_line(tmp_path: Path, name: str) -> None:
+    files = NodeFiles(tmp_path)
+    uid = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"
+    os.mkdir(f"{files.root}/{uid}_{name}")  # noqa: PTH102 (a name may be no UTF-8)
+    with files.open() as node:
+        exporter = exporter_of(node)
+        for openmetrics in (False, True):
+            found = parsed(exporter.render(openmetrics=openmetrics), openmetrics=openmetrics)
+            shown = found.labels("hamiregion_container_missing_info", pod_uid=uid)["container"]
+            assert shown.isprintable()
+            assert shown == name or not name.isprintable()
+
+
+@attrs.frozen
+class Liar:
+    """A resolver whose answers nobody has checked."""
+
+    name: PodName
+
+    def resolve(
+        self,
+        pod_uid: str | None,  # noqa: ARG002
+        container_name: str | None = None,  # noqa: ARG002
+        container_id: str | None = None,  # noqa: ARG002
+    ) -> PodName | None:
+        return self.name
+
+
+def test_names_of_4_kib_from_a_resolver_are_cut_and_still_told_apart(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path)
+    files.region("one", uuids=[UUID])
+    files.region("two", uuids=[UUID])
+    liar = Liar(PodName("n" * 4096, 'p"\n\\' * 1024, None))
+    with Node(files.root, names=ChainedNames([liar]), outside=False) as node:
+        found = parsed(exporter_of(node).render())
+    series = found.series("hami_vgpu_memory_used_bytes")
+    assert len(series) == 2
+    for labels in map(dict, series):
+        assert len(labels["namespace"]) == len(labels["pod"]) == 253
+
+
+def test_values_of_all_ones_are_numbers_like_any_other(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path)
+    file = RegionFile(files.region(uuids=[UUID]), Layout.V1_2)
+    most = 2**64 - 1
+    file.add_process(os.getpid())
+    for field in ("slot_used.total", "slot_used.context", "slot_used.module", "slot_used.data"):
+        file.put(field, most)
+    for part in ("sm", "enc", "dec"):
+        file.put(f"slot_util.{part}", most)
+    for field in ("limit", "sm_limit", "last_kernel_time"):
+        file.put(field, most)
+    with files.open() as node:
+        exporter = exporter_of(node, legacy=True)
+        found = parsed(exporter.render())
+        assert found.value("hami_vgpu_memory_used_bytes") == float(most)
+        assert found.value("hami_container_last_kernel_elapsed_seconds") == 0
+        parsed(exporter.render(openmetrics=True), openmetrics=True)
+        file.put("slot_status", 0)
+        assert parsed(exporter.render()).value("hami_vgpu_memory_used_bytes") == 0
+
+
+def test_a_fifo_or_a_link_in_a_regions_place_holds_nobody_up(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path)
+    os.mkfifo(files.container(pod="fifo") / "usage.cache")
+    (files.container(pod="link") / "usage.cache").symlink_to("/dev/zero")
+    files.region(pod="good", uuids=[UUID])
+    started_s = time.monotonic()
+    with files.open() as node:
+        found = parsed(exporter_of(node).render())
+    assert time.monotonic() - started_s < 20
+    for pod in ("fifo", "link"):
+        assert found.labels("hamiregion_container_missing_info", pod=pod)["reason"] == (
+            "not_a_region"
+        )
+    assert found.labels("hami_vgpu_memory_used_bytes")["pod"] == "good"

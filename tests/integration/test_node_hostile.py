@@ -1,0 +1,287 @@
+"""A container that makes of its directory and its region what it likes, and what comes of it."""
+
+import collections
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from actors import Actor
+from containers import Starter, containers, needs_namespaces
+from namespaces import needs_first_namespace
+from node_root import Root, only, refresh, remove
+from patience import eventually
+from poke import SLOTS, RegionFile, locate
+
+from libhamiregion import Layout, create_region
+from libhamiregion.host import Node, directories, procfs
+
+RACER = Path(__file__).with_name("racing_container.py")
+MakeActor = Callable[..., Actor]
+
+
+@pytest.fixture
+def container() -> Iterator[Starter]:
+    with containers() as start:
+        yield start
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    return Root(tmp_path / "containers")
+
+
+@pytest.fixture
+def node(root: Root) -> Iterator[Node]:
+    with Node(root, outside=False) as node:
+        yield node
+
+
+class Racer:
+    """A process that changes a container's directory without end."""
+
+    def __init__(self, directory: Path, victim: Path, seed: int) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(RACER), str(directory), str(victim), str(seed)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "begun\n"
+
+    def is_at_it(self) -> bool:
+        return self._process.poll() is None
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+def race(node: Node, root: Root, victim: Path, rounds: int, seed: int) -> None:
+    stat = victim.stat()
+    content = victim.read_bytes()
+    directory = root.container("hostile")
+    peaceful = root.region("peaceful", memory_limits=("1GiB",))
+    racer = Racer(directory, victim, seed)
+    seen: collections.Counter[str] = collections.Counter()
+    try:
+        for _ in range(rounds):
+            # It reports exactly what it does, whatever happens meanwhile.
+            refresh(node)
+            snapshot = node.snapshot()
+            for row, each in enumerate(snapshot.containers):
+                assert each.region is not None
+                # Nothing of others is opened in its name.
+                assert each.region.file_id != (stat.st_dev, stat.st_ino)
+                assert str(each.region_path).startswith(f"{each.directory}/")
+                if each.name == "peaceful":
+                    assert snapshot.table.error(row) is None
+                    assert each.region_path == str(peaceful)
+                    assert each.region.memory_limit(0) == 1 << 30
+            seen.update(
+                "a region" if each.missing is None else each.missing.reason.value
+                for each in node.containers
+                if each.name == "hostile"
+            )
+        assert racer.is_at_it()
+    finally:
+        racer.end()
+    assert victim.read_bytes() == content
+    print(seen)
+    assert {"a region", "not_a_region"} <= seen.keys()
+    refresh(node)
+    with Node(root, outside=False) as fresh:
+        refresh(fresh)
+        pairs = zip(node.containers, fresh.containers, strict=True)
+        assert all(
+            one.name == other.name and (one.region is None) == (other.region is None)
+            for one, other in pairs
+        )
+
+
+def test_a_directory_that_changes_while_it_is_scanned(
+    node: Node, root: Root, tmp_path: Path
+) -> None:
+    create_region(tmp_path / "victim.cache", memory_limits=(7,))
+    race(node, root, tmp_path / "victim.cache", 300, seed=1)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("seed", range(10))
+def test_a_directory_that_changes_while_it_is_scanned_for_long(
+    seed: int, node: Node, root: Root, tmp_path: Path
+) -> None:
+    create_region(tmp_path / "victim.cache", memory_limits=(7,))
+    race(node, root, tmp_path / "victim.cache", 5000, seed)
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch, module: Any, *names: str) -> list[str]:
+    calls: list[str] = []
+
+    def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            calls.append(name)
+            return function(*args, **kwargs)
+
+        return call
+
+    for name in names:
+        monkeypatch.setattr(module, name, counted(name, getattr(module, name)))
+    return calls
+
+
+def test_a_thousand_files_cost_a_bounded_number_of_looks(
+    node: Node, root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = root.container()
+    for number in range(1000):
+        (directory / f"{number}.cache").symlink_to("/etc/passwd")
+    calls = count_calls(monkeypatch, directories, "open_region", "identify")
+    for _ in range(3):
+        refresh(node)
+        assert len(calls) <= 8
+        calls.clear()
+
+
+# ---- invented processes ----
+
+
+def invent(path: Path, pids: list[int], host_pids: list[int]) -> None:
+    """Fill the whole slot table."""
+    file = RegionFile(path, Layout.V1_2)
+    first, _ = locate(Layout.V1_2, "slot_pid")
+    stride = Layout.V1_2.offsets["slot_stride"]
+    assert stride is not None
+    table = bytearray(stride * SLOTS)
+    for slot in range(SLOTS):
+        for field, value in (
+            ("slot_pid", pids[slot % len(pids)]),
+            ("slot_hostpid", host_pids[slot % len(host_pids)]),
+            ("slot_status", 1),
+            ("slot_used.total", 1 << 30),
+        ):
+            offset, form = locate(Layout.V1_2, field, slot=slot)
+            struct.pack_into(form, table, offset - first, value)
+    file.put_bytes(first, bytes(table))
+    file.put("proc_num", SLOTS)
+
+
+def everybody() -> list[int]:
+    return [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()]
+
+
+@needs_first_namespace
+def test_a_thousand_invented_processes_are_nobody_and_nobody_is_touched(
+    node: Node, root: Root, actor: MakeActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = root.region("honest")
+    member = actor(honest)
+    member("attach")
+    victims = [actor() for _ in range(3)]
+    hostile = root.region("hostile")
+    others = everybody()
+    # The pids of everybody on the host, the honest container's process and init among them.
+    invent(hostile, others, others)
+    node.view()
+    looked = count_calls(monkeypatch, procfs, "open_process", "read_mappings")
+    views = {view.container.name: view for view in node.view()}
+    # What /proc is asked does not grow with what a region claims.
+    assert looked.count("open_process") <= 2 * len(everybody())
+
+    found = views["hostile"].processes
+    assert found is not None
+    assert len(found.slots) == SLOTS
+    assert {slot.state for slot in found.slots} <= {"dead", "unknown"}
+    assert found.host_pids == {}
+    assert found.unlisted == ()
+    assert [each.pid for each in found.onlookers] == [os.getpid()]
+    honest_processes = views["honest"].processes
+    assert honest_processes is not None
+    assert honest_processes.host_pids == {member.pid: member.pid_here}
+    for victim in victims:
+        assert victim("evaluate", "answer = 1") == 1
+
+
+@needs_namespaces
+def test_who_names_the_pids_of_another_container_gets_none_of_its_processes(
+    container: Starter, node: Node, root: Root
+) -> None:
+    honest, hostile = root.region("honest"), root.region("hostile")
+    inside, attacker = container(), container()
+    inside.tell("attach", honest)
+    attacker.tell("attach", hostile)
+    # Both are pid 1 in their namespaces; and the attacker claims the other's host pid.
+    RegionFile(hostile, Layout.V1_2).put("slot_hostpid", inside.host_pid)
+    views = {view.container.name: view.processes for view in node.view()}
+    assert views["honest"] is not None
+    assert views["hostile"] is not None
+    assert views["honest"].host_pids == {1: inside.host_pid}
+    assert views["hostile"].host_pids == {1: attacker.host_pid}
+    # And with slots for all pids there can be, its own one process is all it has.
+    invent(hostile, list(range(1, SLOTS + 1)), [inside.host_pid])
+    views = {view.container.name: view.processes for view in node.view()}
+    assert views["hostile"] is not None
+    assert views["hostile"].host_pids == {1: attacker.host_pid}
+    assert views["honest"] is not None
+    assert views["honest"].host_pids == {1: inside.host_pid}
+
+
+# ---- restarts ----
+
+
+@needs_namespaces
+def test_a_container_that_restarts_is_the_same_directory_with_other_processes(
+    container: Starter, node: Node, root: Root
+) -> None:
+    path = root.region("train")
+    first = container()
+    first.tell("attach", path)
+    (view,) = node.view()
+    assert view.processes is not None
+    assert view.processes.host_pids == {1: first.host_pid}
+    first_region = only(node).region
+    first.end()
+    # The new one finds the file, with what the old one left in it.
+    second = container()
+    second.tell("attach", path)
+    (view,) = node.view()
+    assert view.container.region is first_region
+    assert view.processes is not None
+    assert view.processes.host_pids == {1: second.host_pid}
+    second.end()
+    # The next one makes a file of its own.
+    remove(path)
+    create_region(path, priority=0)
+    third = container()
+    third.tell("attach", path)
+    changes = node.refresh()
+    assert len(changes.replaced) == 1
+    (view,) = node.view()
+    assert view.processes is not None
+    assert view.processes.host_pids == {1: third.host_pid}
+    assert view.snapshot is not None
+    assert view.snapshot.priority == 0
+    third.end()
+    eventually(lambda: not node.view()[0].processes.host_pids)  # type: ignore[union-attr]
+
+
+def test_nothing_is_written_by_looking(node: Node, root: Root, actor: MakeActor) -> None:
+    paths = [root.region(f"c{number}") for number in range(3)]
+    RegionFile(paths[0], Layout.V1_2).add_process(2**21, {0: 5})
+    members = [actor(path) for path in paths]
+    for member in members:
+        member("attach")
+    before = [path.read_bytes() for path in paths]
+    times = [os.stat(path.parent).st_ctime_ns for path in paths]  # noqa: PTH116
+    for _ in range(3):
+        node.refresh()
+        node.snapshot()
+        node.view()
+    assert [path.read_bytes() for path in paths] == before
+    assert [os.stat(path.parent).st_ctime_ns for path in paths] == times  # noqa: PTH116

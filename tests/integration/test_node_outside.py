@@ -1,0 +1,437 @@
+"""Regions that lie in no root: a node finds them through the processes that map them."""
+
+import contextlib
+import os
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from actors import Actor
+from containers import Container as Processes
+from containers import Starter, containers, needs_namespaces
+from node_root import Root
+from node_scene import cgroup_of_pod
+from patience import eventually
+from poke import RegionFile, RegionFileFactory
+
+from libhamiregion import Layout, Region, RegionClosed, RegionStale, create_region, open_region
+from libhamiregion.host import Container, MissingReason, Node, NodeChanges
+
+GIB = 1 << 30
+POD, ID = "6d2b8f5e-3c1a-4b7d-9e0f-1a2b3c4d5e6f", "c0ffee42" * 8
+MakeActor = Callable[..., Actor]
+
+
+@pytest.fixture
+def container() -> Iterator[Starter]:
+    with containers() as start:
+        yield start
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    return Root(tmp_path / "containers")
+
+
+@pytest.fixture
+def node(root: Root) -> Iterator[Node]:
+    with Node(root) as node:
+        yield node
+
+
+@pytest.fixture
+def region(region_file: RegionFileFactory) -> RegionFile:
+    return region_file(memory_limits=("8GiB",))
+
+
+def mapped_by(found: tuple[Container, ...], *pids: int) -> list[Container]:
+    """Of the containers outside the roots, those of a process: the machine has others."""
+    return [each for each in found if each.directory is None and set(each.pids) & set(pids)]
+
+
+def refreshed(node: Node, *pids: int) -> Container:
+    node.refresh()
+    (found,) = mapped_by(node.containers, *pids)
+    return found
+
+
+def region_of(container: Container) -> Region:
+    assert container.region is not None
+    return container.region
+
+
+def private(start: Starter, directory: Path) -> Processes:
+    """A container with a file system of its own at that place."""
+    directory.mkdir()
+    script = f'mount -t tmpfs none {directory} && exec "$@"'
+    inside = start(1, ("unshare", "--mount", "sh", "-c", script, "sh"))
+    create_region(
+        Path(f"/proc/{inside.host_pid}/root{directory}/cudevshr.cache"), memory_limits=(GIB,)
+    )
+    return inside
+
+
+@needs_namespaces
+def test_a_private_region_is_one_of_the_nodes(
+    container: Starter, node: Node, tmp_path: Path
+) -> None:
+    inside = private(container, tmp_path / "private")
+    inside.tell("attach", tmp_path / "private/cudevshr.cache")
+    inside.tell("charge", 1000)
+    with cgroup_of_pod(POD, ID) as cgroup:
+        (cgroup / "cgroup.procs").write_text(str(inside.host_pid))
+        found = refreshed(node, inside.host_pid)
+        assert (found.pod_uid, found.name, found.directory) == (POD, None, None)
+        assert found.container_id is not None
+        assert found.container_id.id == ID
+        assert found.missing is None
+        assert found.pids == (inside.host_pid,)
+        snapshot = node.snapshot()
+        row = snapshot.containers.index(found)
+        assert snapshot.table.paths[row] == found.region_path
+        assert snapshot.table.regions.process_count[row] == 1
+        (view,) = (each for each in node.view() if each.container is found)
+        assert view.processes is not None
+        assert view.processes.host_pids == {1: inside.host_pid}
+        with node.open(found) as opened:
+            opened.set_memory_limit(2 * GIB)
+        assert region_of(found).memory_limit(0) == 2 * GIB
+        inside.end()
+        eventually(lambda: not (cgroup / "cgroup.procs").read_text())
+    changes = node.refresh()
+    assert found in changes.removed
+    assert region_of(found).closed
+
+
+@needs_namespaces
+def test_a_view_finds_it_at_once_and_proves_what_is_dead(
+    container: Starter, node: Node, tmp_path: Path
+) -> None:
+    inside = private(container, tmp_path / "private")
+    path = tmp_path / "private/cudevshr.cache"
+    inside.tell("attach", path)
+    dead, _ = inside.child("spawn")
+    inside.tell(f"@{dead}", "attach", path)
+    inside.tell("kill", dead)
+    (view,) = (each for each in node.view() if inside.host_pid in each.container.pids)
+    assert view.processes is not None
+    assert {slot.pid: slot.state for slot in view.processes.slots} == {1: "alive", dead: "dead"}
+    # A view has left nothing to report.
+    assert not mapped_by(node.refresh().added, inside.host_pid)
+
+
+@needs_namespaces
+def test_a_node_that_shall_not_look_outside_does_not(
+    container: Starter, root: Root, tmp_path: Path
+) -> None:
+    inside = private(container, tmp_path / "private")
+    inside.tell("attach", tmp_path / "private/cudevshr.cache")
+    with Node(root, outside=False) as node:
+        node.refresh()
+        assert node.containers == ()
+        assert node.view() == ()
+
+
+# ---- how long ----
+
+
+def test_it_stays_while_anybody_maps_it_and_goes_with_the_last(
+    actor: MakeActor, node: Node, region: RegionFile
+) -> None:
+    first, second = actor(region), actor(region)
+    second("attach")
+    found = refreshed(node, first.pid_here)
+    assert set(found.pids) == {first.pid_here, second.pid_here}
+    before = region_of(found)
+    for survivor in (first, second):
+        if survivor.pid_here != found.pids[0]:
+            break
+    dead = first if survivor is second else second
+    dead.kill()
+    # The path by which it was found leads nowhere now.
+    assert refreshed(node, survivor.pid_here) is found
+    assert before.is_stale()
+    before.snapshot()
+    with node.open(found) as opened:
+        assert opened.path.startswith(f"/proc/{survivor.pid_here}/root/")
+    survivor.kill()
+    changes = node.refresh()
+    assert found in changes.removed
+    with pytest.raises(RegionClosed):
+        before.snapshot()
+    with pytest.raises(RegionClosed):
+        node.open(found)
+
+
+def test_who_only_reads_neither_makes_nor_keeps_one(
+    actor: MakeActor, node: Node, region: RegionFile
+) -> None:
+    """Or two monitors would keep what they watch alive for each other."""
+    reader = actor(region, writable=False)
+    node.refresh()
+    assert not mapped_by(node.containers, reader.pid_here)
+    writer = actor(region)
+    found = refreshed(node, writer.pid_here)
+    assert found.pids == (writer.pid_here,)
+    writer.kill()
+    assert found in node.refresh().removed
+
+
+def test_what_this_process_maps_itself_does_not_count(node: Node, region: RegionFile) -> None:
+    with open_region(region, writable=True):
+        node.refresh()
+        assert not mapped_by(node.containers, os.getpid())
+
+
+def test_a_scan_without_processes_leaves_it_as_it_is(
+    actor: MakeActor, node: Node, region: RegionFile
+) -> None:
+    user = actor(region)
+    found = refreshed(node, user.pid_here)
+    user.kill()
+    assert node.refresh(processes=False) == NodeChanges()
+    assert found in node.containers
+    assert found in node.refresh().removed
+
+
+# ---- what becomes of its file ----
+
+
+def test_a_file_that_was_unlinked_is_read_on_where_it_was_open(
+    actor: MakeActor, node: Node, root: Root, region: RegionFile
+) -> None:
+    user = actor(region)
+    user("attach")
+    found = refreshed(node, user.pid_here)
+    region.path.unlink()
+    assert refreshed(node, user.pid_here) is found
+    user("slot.charge", 0, 123)
+    assert region_of(found).memory_used(0) == 123
+    with pytest.raises(RegionStale, match="deleted or replaced"):
+        node.open(found)
+    # Who comes later has no name to open it by.
+    with Node(root) as late:
+        missing = refreshed(late, user.pid_here).missing
+        assert missing is not None
+        assert missing.reason is MissingReason.STALE
+        assert not late.refresh().replaced
+
+
+def test_a_file_that_took_its_name_is_another_region(
+    actor: MakeActor, node: Node, region: RegionFile
+) -> None:
+    old = actor(region)
+    first = refreshed(node, old.pid_here)
+    region.path.unlink()
+    create_region(region.path, priority=0)
+    new = actor(region)
+    second = refreshed(node, new.pid_here)
+    assert second is not first
+    assert refreshed(node, old.pid_here) is first
+    assert region_of(second).priority == 0
+    assert region_of(first).priority == 1
+    with node.open(second) as opened:
+        assert opened.file_id == region_of(second).file_id
+
+
+def test_one_that_is_damaged_while_it_is_open_says_so_and_comes_back(
+    actor: MakeActor, node: Node, region: RegionFile
+) -> None:
+    user = actor(region)
+    found = refreshed(node, user.pid_here)
+    content = region.content()
+    region.resize(0)
+    broken = refreshed(node, user.pid_here)
+    assert broken is not found
+    assert (broken.region, found.region and found.region.closed) == (None, True)
+    assert broken.missing is not None
+    assert broken.missing.reason is MissingReason.NOT_READY
+    # As long as it stays so nothing is reported.
+    assert not mapped_by(node.refresh().replaced, user.pid_here)
+    region.put_bytes(0, content)
+    again = refreshed(node, user.pid_here)
+    region_of(again).snapshot()
+
+
+# ---- what is inside, and what is not ----
+
+
+def test_a_region_of_the_roots_is_not_found_a_second_time(
+    actor: MakeActor, node: Node, root: Root
+) -> None:
+    """The older of two, and one that cannot be read, are the roots' as well."""
+    path = root.region("two")
+    older = path.with_name("older.cache")
+    create_region(older)
+    os.utime(older, (1, 1))
+    damaged = root.region("damaged")
+    users = [actor(each) for each in (path, older, damaged)]
+    RegionFile(damaged, Layout.V1_2).put("proc_num", -1)
+    node.refresh()
+    assert not mapped_by(node.containers, *(each.pid_here for each in users))
+    assert sorted(str(each.name) for each in node.containers if each.directory) == [
+        "damaged",
+        "two",
+    ]
+    assert not node.refresh()
+
+
+def test_a_directory_that_appears_while_processes_are_read_is_still_inside(
+    actor: MakeActor, root: Root
+) -> None:
+    """A view reads the directories before the processes."""
+    with Node(root) as node:
+        node.refresh()
+        user = actor()
+        read = node.processes.refresh
+
+        def appear_then_read() -> None:
+            if not any(root.path.iterdir()):
+                user("open", str(root.region()), writable=True)
+            read()
+
+        node.processes.refresh = appear_then_read  # type: ignore[method-assign]
+        views = node.view()
+        (view,) = (each for each in views if each.container.directory is not None)
+        assert view.snapshot is not None
+        assert not mapped_by(node.containers, user.pid_here)
+
+
+def test_what_a_monitor_still_maps_of_a_container_that_went_is_nobodys(
+    actor: MakeActor, node: Node, root: Root
+) -> None:
+    paths = [root.region(f"c{number}") for number in range(3)]
+    monitor = actor()
+    for path in paths:
+        monitor("evaluate", OPEN_ONE_MORE, path=str(path))
+    user = actor(paths[0])
+    for path in paths[:2]:
+        path.unlink()
+    node.refresh()
+    # The one with a process left is worth a line, the other is not.
+    (left,) = mapped_by(node.containers, monitor.pid_here, user.pid_here)
+    assert left.pids == (user.pid_here, monitor.pid_here)
+    assert left.missing is not None
+    assert left.missing.reason is MissingReason.STALE
+
+
+OPEN_ONE_MORE = """
+import libhamiregion
+scene.more = getattr(scene, "more", []) + [libhamiregion.open_region(path, writable=True)]
+"""
+
+
+@needs_namespaces
+def test_the_container_is_the_users_not_a_monitors(
+    container: Starter, actor: MakeActor, node: Node, region_file: RegionFileFactory
+) -> None:
+    files = [region_file(), region_file()]
+    monitor = actor()
+    for file in files:
+        monitor("evaluate", OPEN_ONE_MORE, path=str(file.path))
+    inside = container()
+    inside.tell("attach", files[0].path)
+    with cgroup_of_pod(POD, ID) as cgroup, cgroup_of_pod(POD, "beef" * 16) as other:
+        (cgroup / "cgroup.procs").write_text(str(inside.host_pid))
+        (other / "cgroup.procs").write_text(str(monitor.pid_here))
+        found = refreshed(node, inside.host_pid)
+        assert set(found.pids) == {inside.host_pid, monitor.pid_here}
+        assert found.container_id is not None
+        assert found.container_id.id == ID
+        inside.end()
+        monitor.kill()
+        eventually(lambda: not (cgroup / "cgroup.procs").read_text())
+        eventually(lambda: not (other / "cgroup.procs").read_text())
+
+
+def test_a_file_of_another_name_is_told_by_its_length(
+    actor: MakeActor, node: Node, region_file: RegionFileFactory, layout: Layout
+) -> None:
+    """$CUDA_DEVICE_MEMORY_SHARED_CACHE can call it anything."""
+    user = actor(region_file(layout, name="my-own-name"))
+    assert region_of(refreshed(node, user.pid_here)).layout is layout
+
+
+# ---- hostile ----
+
+MAP_MANY = """
+import mmap, os
+scene.maps = []
+for number in range(count):
+    with open(f"{directory}/{number}.cache", "w+b") as file:
+        file.truncate(1 << 20)
+        scene.maps.append(mmap.mmap(file.fileno(), 1 << 20))
+"""
+
+
+def test_a_process_that_maps_a_thousand_files_hides_no_others_and_costs_a_bounded_number_of_tries(
+    actor: MakeActor,
+    node: Node,
+    region: RegionFile,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hostile, honest = actor(), actor(region)
+    (tmp_path / "many").mkdir()
+    hostile("evaluate", MAP_MANY, directory=str(tmp_path / "many"), count=1000)
+    tried: list[int] = []
+    look_at = node.processes.open_mapped
+
+    def counted(mapped: object, **options: object) -> Region:
+        tried.append(mapped.pids[0])  # type: ignore[attr-defined]
+        return look_at(mapped, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(node.processes, "open_mapped", counted)
+    for _ in range(3):
+        node.refresh()
+        assert region_of(mapped_by(node.containers, honest.pid_here)[0]).snapshot()
+        found = mapped_by(node.containers, hostile.pid_here)
+        assert len(found) == 16
+        assert all(each.missing is not None for each in found)
+        assert tried.count(hostile.pid_here) <= 16
+        tried.clear()
+
+
+def test_a_name_that_leads_elsewhere_by_a_link_is_not_followed(
+    actor: MakeActor, node: Node, region_file: RegionFileFactory, tmp_path: Path
+) -> None:
+    (tmp_path / "inside").mkdir()
+    file = region_file(name="inside/region.cache")
+    victim = region_file(name="victim.cache", priority=0)
+    user = actor(file)
+    file.path.rename(tmp_path / "moved.cache")
+    file.path.symlink_to(victim.path)
+    found = refreshed(node, user.pid_here)
+    # Renamed is not gone: the kernel tells what it is called now.
+    assert region_of(found).priority == 1
+    with node.open(found) as opened:
+        assert opened.priority == 1
+
+
+def test_descriptors_that_run_out_are_told_and_it_is_opened_later(
+    actor: MakeActor, node: Node, region: RegionFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = actor(region)
+    node.processes.refresh()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(each.name) for each in Path("/proc/self/fd").iterdir())
+    taken = []
+    with monkeypatch.context() as patch:
+        patch.setattr(node.processes, "refresh", lambda: None)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 10, hard))
+            with contextlib.suppress(OSError):
+                while True:
+                    taken.append(os.dup(0))
+            # Enough to list directories, not to open a file.
+            os.close(taken.pop())
+            failed = refreshed(node, user.pid_here)
+        finally:
+            for descriptor in taken:
+                os.close(descriptor)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert failed.missing is not None
+    assert failed.missing.reason is MissingReason.FAILED
+    assert "Too many open files" in failed.missing.message
+    region_of(refreshed(node, user.pid_here)).snapshot()

@@ -1,0 +1,380 @@
+"""A plan put into effect, and taken back."""
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from plan_scene import GIB, PlanScene, plan
+
+from libhamiregion import Layout, open_region
+from libhamiregion.agent import (
+    ChangeStatus,
+    ContainerOutcome,
+    LimitField,
+    LimitPlan,
+    PlanApplier,
+    PlanResult,
+    PlanState,
+    Setting,
+    StateBusy,
+    default_state_directory,
+    diff_plan,
+    export_plan,
+    load_plan,
+    parse_plan,
+    plan_text,
+    undo_plan,
+)
+from libhamiregion.agent.plan_state import write_whole
+from libhamiregion.host import Node, Selector
+
+SIX = "{select: {}, set: {memory_limit: 6GiB, sm_limit: 20, priority: 0}}"
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> PlanScene:
+    return PlanScene(tmp_path)
+
+
+@pytest.fixture
+def node(scene: PlanScene) -> Iterator[Node]:
+    """The scene's node, to be refreshed."""
+    with scene.node() as node:
+        yield node
+
+
+def apply(scene: PlanScene, node: Node, wanted: LimitPlan, **options: Any) -> PlanResult:
+    node.refresh(processes=False)
+    with PlanApplier(node, scene.state, **options) as applier:
+        return applier.apply(diff_plan(node, wanted, force=options.get("force", False)))
+
+
+def statuses(result: PlanResult) -> dict[str, ChangeStatus]:
+    return {each.diff.container.name or "": each.status for each in result.outcomes}
+
+
+def test_a_plan_is_applied_to_every_container_in_every_layout(scene: PlanScene, node: Node) -> None:
+    regions = [scene.container(layout=layout) for layout in Layout]
+    result = apply(scene, node, plan(SIX))
+    assert result.all_applied
+    assert len(result.outcomes) == len(regions)
+    for region in regions:
+        found = region.limits()
+        assert found["memory"][:3] == [6 * GIB, 6 * GIB, 0]
+        assert found["sm"][:3] == [20, 20, 100]
+        assert found["priority"] == 0
+    again = apply(scene, node, plan(SIX))
+    assert again == PlanResult(())
+    assert again.all_applied
+
+
+def test_the_undo_plan_restores_the_file_byte_for_byte(
+    scene: PlanScene, node: Node, layout: Layout
+) -> None:
+    region = scene.container(layout=layout)
+    before = region.content()
+    result = apply(scene, node, plan(SIX))
+    assert region.content() != before
+    assert result.undo_path is not None
+    apply(scene, node, load_plan(result.undo_path))
+    assert region.content() == before
+
+
+LIMITS = st.one_of(st.none(), st.integers(1, 2**63 - 1))
+PERCENTS = st.one_of(st.none(), st.integers(1, 99))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@given(
+    memory=st.lists(LIMITS, max_size=16),
+    sm=st.lists(PERCENTS, max_size=16),
+    told=st.booleans(),
+    device=st.none() | st.integers(0, 15),
+    limit=LIMITS,
+    percent=PERCENTS,
+)
+def test_whatever_stood_there_is_restored(
+    tmp_path_factory: pytest.TempPathFactory,
+    memory: list[int | None],
+    sm: list[int | None],
+    told: bool,
+    device: int | None,
+    limit: int | None,
+    percent: int | None,
+) -> None:
+    scene = PlanScene(tmp_path_factory.mktemp("node"))
+    spec = {} if told else {"uuids": ()}
+    region = scene.container(memory_limits=memory, sm_limits=sm, **spec)
+    select = "" if device is None else f"device: {device}"
+    shown = "unlimited" if limit is None else limit
+    wanted = f"{{select: {{{select}}}, set: {{memory_limit: {shown}, sm_limit: {percent or 100}}}}}"
+    before = region.limits()
+    with scene.node() as node:
+        result = apply(scene, node, plan(wanted))
+        assert result.all_applied
+        if result.undo_path is not None:
+            assert apply(scene, node, load_plan(result.undo_path)).all_applied
+    assert region.limits() == before
+
+
+def test_the_undo_plan_names_one_container_of_one_pod(scene: PlanScene, node: Node) -> None:
+    """Also where a name looks like a pattern."""
+    odd, other = scene.container("a[bc]*"), scene.container("ab", pod_uid="u")
+    node.refresh(processes=False)
+    chosen = diff_plan(node, plan('{select: {container: "a[[]*"}, set: {sm_limit: 7}}')).changes
+    undo = parse_plan(plan_text(undo_plan(chosen)))
+    assert {rule.select.pod_uid for rule in undo.rules} == {odd.pod_uid}
+    assert [rule.select.device for rule in undo.rules] == ["0", "1"]
+    assert {each.container.name for each in diff_plan(node, undo).containers} == {"a[bc]*"}
+    assert other.limits()["sm"][0] == 50
+
+
+def test_an_undo_plan_can_be_written_of_a_name_that_is_no_unicode(
+    scene: PlanScene, node: Node
+) -> None:
+    region = scene.container(os.fsdecode(b"tr\xffin"), namespace=None)
+    result = apply(scene, node, plan(SIX))
+    assert region.limits()["priority"] == 0
+    assert result.undo_path is not None
+    assert apply(scene, node, load_plan(result.undo_path)).all_applied
+    assert region.limits()["priority"] == 1
+
+
+def test_what_only_a_damaged_region_holds_is_changed_and_left_out_of_the_undo_plan(
+    scene: PlanScene, node: Node
+) -> None:
+    """A container cannot escape a plan by a limit that nobody could set."""
+    region = scene.container()
+    region.put("limit", 2**64 - 1)
+    region.put("priority", -5)
+    result = apply(scene, node, plan(SIX))
+    assert statuses(result) == {"train": ChangeStatus.APPLIED}
+    assert region.limits()["memory"][0] == 6 * GIB
+    assert result.undo_path is not None
+    undo = load_plan(result.undo_path)
+    assert {setting for rule in undo.rules for setting in rule.settings} == {
+        Setting(LimitField.MEMORY_LIMIT, 4 * GIB),
+        Setting(LimitField.SM_LIMIT, 50),
+        Setting(LimitField.SM_LIMIT, None),
+    }
+
+
+def test_undo_plans_are_written_before_the_first_change_and_the_newest_are_kept(
+    scene: PlanScene, node: Node, tmp_path: Path
+) -> None:
+    scene.container()
+    node.refresh(processes=False)
+    seen = []
+
+    def told(outcome: ContainerOutcome) -> None:
+        seen.append((outcome.status, (tmp_path / "undo.yaml").exists()))
+
+    with PlanApplier(node, scene.state) as applier:
+        diff = diff_plan(node, plan(SIX))
+        result = applier.apply(diff, undo=tmp_path / "undo.yaml", told=told)
+        assert seen == [(ChangeStatus.APPLIED, True)]
+        assert result.undo_path == str(tmp_path / "undo.yaml")
+        assert len(load_plan(tmp_path / "undo.yaml").rules) == 3
+    for number in range(25):
+        apply(scene, node, plan(f"{{select: {{}}, set: {{priority: {number + 1}}}}}"))
+    assert len(list(Path(scene.state.directory).glob("undo-*.yaml"))) == 20
+
+
+def test_nothing_is_changed_where_the_undo_plan_cannot_be_written(
+    scene: PlanScene, node: Node, tmp_path: Path
+) -> None:
+    region = scene.container()
+    before = region.content()
+    node.refresh(processes=False)
+    with PlanApplier(node, scene.state) as applier, pytest.raises(FileNotFoundError):
+        applier.apply(diff_plan(node, plan(SIX)), undo=tmp_path / "none" / "undo.yaml")
+    assert region.content() == before
+
+
+# ---- each container wholly, or not at all ---------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("limit", 7 * GIB), ("sm_limit", 77), ("priority", 3)]
+)
+def test_a_container_that_somebody_else_has_changed_is_left_as_it_is(
+    scene: PlanScene, node: Node, field: str, value: int
+) -> None:
+    contested, free = scene.container("contested"), scene.container("free")
+    node.refresh(processes=False)
+    with PlanApplier(node, scene.state) as applier:
+        diff = diff_plan(node, plan(SIX))
+        contested.put(field, value, **({} if field == "priority" else {"device": 1}))
+        before = contested.content()
+        result = applier.apply(diff)
+    assert statuses(result) == {
+        "contested": ChangeStatus.CONFLICT,
+        "free": ChangeStatus.APPLIED,
+    }
+    assert not result.all_applied
+    (message,) = (each.message for each in result.outcomes if each.message)
+    assert "as expected; nothing was changed" in message
+    assert contested.content() == before
+    assert free.limits()["priority"] == 0
+
+
+def test_a_container_that_uses_more_by_now_is_left_as_it_is(scene: PlanScene, node: Node) -> None:
+    region = scene.container()
+    node.refresh(processes=False)
+    with PlanApplier(node, scene.state) as applier:
+        diff = diff_plan(node, plan(SIX))
+        region.add_process(1, {0: 7 * GIB})
+        before = region.content()
+        result = applier.apply(diff)
+    assert statuses(result) == {"train": ChangeStatus.REFUSED}
+    assert region.content() == before
+    forced = apply(scene, node, plan(SIX), force=True)
+    assert forced.all_applied
+    assert region.limits()["memory"][0] == 6 * GIB
+
+
+def test_a_container_that_refuses_in_the_diff_is_left_as_it_is(
+    scene: PlanScene, node: Node
+) -> None:
+    region = scene.container()
+    region.add_process(1, {0: 7 * GIB})
+    before = region.content()
+    assert apply(scene, node, plan(SIX)).outcomes == ()
+    assert region.content() == before
+
+
+def test_a_container_whose_region_has_been_replaced_is_left_as_it_is(
+    scene: PlanScene, node: Node
+) -> None:
+    region = scene.container()
+    node.refresh(processes=False)
+    with PlanApplier(node, scene.state) as applier:
+        diff = diff_plan(node, plan(SIX))
+        copy = region.path.with_suffix(".new")
+        copy.write_bytes(region.content())
+        copy.replace(region.path)
+        before = region.content()
+        result = applier.apply(diff)
+    assert statuses(result) == {"train": ChangeStatus.FAILED}
+    assert "has been replaced" in (result.outcomes[0].message or "")
+    assert region.content() == before
+
+
+# ---- one at a time ----------------------------------------------------------------------
+
+
+def test_two_do_not_apply_at_once_and_one_keeps_the_node_on_a_plan(scene: PlanScene) -> None:
+    other = PlanState(scene.state.directory)
+    with scene.state.applying(), pytest.raises(StateBusy, match="applying a plan"):
+        other.applying(0.05).__enter__()
+    with other.applying(0.05):
+        assert scene.state.watcher_pid() is None
+    with scene.state.watching():
+        assert other.watcher_pid() == os.getpid()
+        with pytest.raises(StateBusy, match="keeps this node on a plan"):
+            other.watching().__enter__()
+    assert other.watcher_pid() is None
+
+
+def test_what_plans_remember_is_for_their_owner_only(scene: PlanScene, node: Node) -> None:
+    scene.container()
+    result = apply(scene, node, plan(SIX))
+    assert stat.S_IMODE(Path(scene.state.directory).stat().st_mode) == 0o700
+    assert result.undo_path is not None
+    assert stat.S_IMODE(Path(result.undo_path).stat().st_mode) == 0o600
+
+
+def test_a_directory_that_others_can_write_is_not_used(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    with pytest.raises(PermissionError, match="others can write"):
+        PlanState(shared).applying().__enter__()
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="link"):
+        PlanState(tmp_path / "link").applying().__enter__()
+
+
+def test_where_plans_remember_things(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HAMIREGION_STATE", "/x/y")
+    assert default_state_directory() == "/x/y"
+    assert PlanState().directory == "/x/y"
+    monkeypatch.delenv("HAMIREGION_STATE")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert default_state_directory() == "/var/lib/hamiregion"
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("XDG_STATE_HOME", "/home/x/state")
+    assert default_state_directory() == "/home/x/state/hamiregion"
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", "/home/x")
+    assert default_state_directory() == "/home/x/.local/state/hamiregion"
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    target = tmp_path / "undo.yaml"
+    target.write_text("before")
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(target, "\ud800")
+    assert [path.name for path in tmp_path.iterdir()] == ["undo.yaml"]
+    assert target.read_text() == "before"
+    write_whole(target, "after")
+    assert target.read_text() == "after"
+
+
+# ---- export -----------------------------------------------------------------------------
+
+
+def test_an_exported_plan_says_what_is_there(scene: PlanScene, node: Node) -> None:
+    regions = [scene.container(layout=layout) for layout in Layout]
+    (scene.root / "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f_empty").mkdir()
+    node.refresh(processes=False)
+    exported = parse_plan(plan_text(export_plan(node)))
+    diff = diff_plan(node, exported)
+    assert not diff.changes
+    assert not diff.off_plan
+    assert not diff.unused
+    before = [region.limits() for region in regions]
+    apply(scene, node, plan(SIX))
+    assert apply(scene, node, exported).all_applied
+    assert [region.limits() for region in regions] == before
+
+
+def test_an_export_can_be_of_some_containers_and_devices(scene: PlanScene, node: Node) -> None:
+    scene.container("train", pod="bert-0")
+    scene.container("serve", pod="bert-1")
+    node.refresh(processes=False)
+    (rule,) = export_plan(node, Selector(pod="bert-1", device="1")).rules
+    assert (rule.select.container, rule.select.device) == ("serve", "1")
+    assert rule.settings == (
+        Setting(LimitField.MEMORY_LIMIT, 4 * GIB),
+        Setting(LimitField.SM_LIMIT, None),
+    )
+
+
+def test_a_container_that_has_told_nothing_is_exported_as_one_rule(
+    scene: PlanScene, node: Node
+) -> None:
+    scene.container(memory_limits=("8GiB",) * 16, sm_limits=(30,) * 16, uuids=())
+    node.refresh(processes=False)
+    (rule,) = export_plan(node).rules
+    assert rule.select.device is None
+    assert [setting.value for setting in rule.settings] == [1, 8 * GIB, 30]
+
+
+def test_a_container_that_tells_of_its_devices_later_is_restored_all_the_same(
+    scene: PlanScene, node: Node
+) -> None:
+    region = scene.container(memory_limits=("8GiB",) * 16, uuids=())
+    result = apply(scene, node, plan(SIX))
+    with open_region(region, writable=True):
+        region.put("device_num", 1)
+        region.put("uuids", b"GPU-9f1c2a60-0d5e-4c3b-8a77-1b2f6e5d4c30".ljust(96, b"\0"))
+    assert result.undo_path is not None
+    assert apply(scene, node, load_plan(result.undo_path)).all_applied
+    assert region.limits()["memory"][0] == 8 * GIB
+    assert region.limits()["priority"] == 1
