@@ -32,6 +32,7 @@ ORDER = [
     "test_open",
     "test_edit",
     "test_lock_and_slots",
+    "test_node",
     "test_memory",
     "test_import",
     "test_writer",

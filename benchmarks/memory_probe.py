@@ -96,4 +96,5 @@ def main(paths: list[str]) -> None:
     )
 
 
-main(sys.argv[1:])
+if __name__ == "__main__":
+    main(sys.argv[1:])

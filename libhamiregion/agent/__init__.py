@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .listening import ListenError
     from .metrics import CATALOGUE, MetricFamily, Unit
     from .monitor_watch import OtherWriter, OtherWriterRuns, WriterWatch
+    from .node_reader import NodeReader
     from .periods import parse_moment, parse_period
     from .plan import LimitField, LimitPlan, Rule, Setting, load_plan, parse_plan, plan_text
     from .plan_annotations import AnnotatedPod, AnnotationPlan, plan_of_pods
@@ -112,6 +113,7 @@ __all__ = [
     "MetricFamily",
     "MetricsServer",
     "NodeExporter",
+    "NodeReader",
     "NotARecording",
     "OtherWriter",
     "OtherWriterRuns",
@@ -220,6 +222,7 @@ _MODULES = {
     "MetricFamily": "metrics",
     "MetricsServer": "serving",
     "NodeExporter": "exporter",
+    "NodeReader": "node_reader",
     "NotARecording": "recording",
     "OPENMETRICS_CONTENT_TYPE": "rendering",
     "OtherWriter": "monitor_watch",

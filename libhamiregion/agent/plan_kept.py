@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
+from libhamiregion.errors import RegionError
+from libhamiregion.host.containers import MissingReason
+
 from .plan import LimitField, LimitPlan
+from .plan_journal import value_now
 from .plan_undo import exact_rules
 
 if TYPE_CHECKING:
@@ -16,6 +20,7 @@ if TYPE_CHECKING:
 
     from libhamiregion.host.containers import Container
     from libhamiregion.host.node import Node
+    from libhamiregion.region import Region
 
     from .plan_diff import ContainerDiff
     from .plan_state import PlanState
@@ -45,6 +50,8 @@ class KeptValues:
         self._state = state
         self._containers = _read(state)
         self._changed = False
+        # The open regions of the last refresh: while one is open, its file keeps its number.
+        self._regions: dict[str, Region] = {}
 
     @property
     def by_directory(self) -> Mapping[str, Mapping[ValueKey, tuple[int | None, int | None]]]:
@@ -99,10 +106,10 @@ class KeptValues:
                 # A root that cannot be listed just now says nothing about its containers.
                 gone = os.path.dirname(directory) in node.scanned_roots  # noqa: PTH120
             else:
-                region = container.region
-                gone = region is not None and region.file_id != kept.file_id
+                gone = self._has_another_region(container, kept)
             if gone:
                 del self._containers[directory]
+                self._regions.pop(directory, None)
                 self._changed = True
                 continue
             diff = diffs.get(directory)
@@ -110,6 +117,24 @@ class KeptValues:
                 self._drop_foreign(kept, diff)
                 if not kept.values:
                     del self._containers[directory]
+
+    def _has_another_region(self, container: Container, kept: _Kept) -> bool:
+        region = container.region
+        if region is None:
+            missing = container.missing
+            return missing is not None and missing.reason is MissingReason.NO_FILE
+        try:
+            if region.file_id != kept.file_id:
+                return True
+            before = self._regions.setdefault(container.directory or "", region)
+            if before is region:
+                return False
+            # The same file again, or a new one that has got its number.
+            self._regions[container.directory or ""] = region
+            return any(value_now(region, *key) != ours for key, (_, ours) in kept.values.items())
+        except RegionError:
+            # Another thread has refreshed the node, or the file has just gone: next time.
+            return False
 
     def _drop_foreign(self, kept: _Kept, diff: ContainerDiff) -> None:
         going_back = {edit.key for edit in diff.edits if edit.rule is None}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import time
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
@@ -22,10 +21,10 @@ from .plan_state import PlanState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-    from threading import Event as Flag
 
     from libhamiregion.host.containers import Container
     from libhamiregion.host.node import Node
+    from libhamiregion.region import Region
 
     from .events import Emit
     from .plan import LimitPlan
@@ -48,10 +47,10 @@ class PlanWatcher:
     A plan that cannot be read is said, and the last good one stays in force. A container that
     refuses or fails is left alone for one pass, then for two, four and so on up to 64.
 
-    Events (task ``plan``): ``plan_loaded``, ``problem``, ``solved``, ``changed`` (one for each
-    value, alike devices together, with its cause: ``plan``, ``container``, ``drift`` or
-    ``restore``), ``conflict``, ``refused``, ``failed``, ``skipped``, ``recovered``, ``more``. What
-    lasts is said once, and of one thing at most 50 lines in a pass.
+    Events (task ``plan``): ``plan_loaded``, ``problem``, ``solved``, ``changed`` (a container, with
+    the cause: ``plan``, ``container``, ``drift`` or ``restore``, and the new values), ``conflict``,
+    ``refused``, ``failed``, ``skipped``, ``recovered``, ``more``. What lasts is said once, and of
+    one thing at most 50 lines in a pass.
 
     Threads: `run` and `stop` are for one at a time; `counters` may be called from others.
 
@@ -95,8 +94,8 @@ class PlanWatcher:
         self._kept: KeptValues | None = None
         self._backoff = Backoff()
         self._problems: Mapping[str, str] = {}
-        # Containers that the last pass left on this plan, with their region's file.
-        self._on_plan: dict[str, tuple[int, int]] = {}
+        # Containers that the last pass left on this plan, with their regions.
+        self._on_plan: dict[str, Region | None] = {}
         self._skips: set[tuple[str, SkipReason, tuple[int, ...], int | None]] = set()
         self._drifts: dict[str, int] = defaultdict(int)
         self._counts: dict[str, int] = dict.fromkeys(
@@ -115,29 +114,6 @@ class PlanWatcher:
         self._source.close()
         self._held.close()
         self._kept = None
-
-    def watch(self, stopping: Flag) -> None:
-        """Do one pass after the other until told to stop, then `stop`.
-
-        A first pass that fails raises; later ones are said.
-
-        Raises:
-            StateBusy: Another process keeps this node on a plan.
-            OSError: The state's directory cannot be used.
-        """
-        try:
-            self.run()
-            due = time.monotonic() + self.interval_s
-            while not stopping.wait(max(0.0, due - time.monotonic())):
-                due = max(due + self.interval_s, time.monotonic())
-                try:
-                    self.run()
-                except OSError as error:
-                    self._voice.failed("a pass failed", error)
-                else:
-                    self._voice.well()
-        finally:
-            self.stop()
 
     def run(self) -> None:
         """Do one pass.
@@ -165,7 +141,7 @@ class PlanWatcher:
         changes = [each for each in diff.changes if not self._backoff.waits(_key(each.container))]
         done = self._change(changes, reading, kept, cause) if changes else []
         done += [each for each in diff.containers if not each.edits]
-        self._on_plan = {_key(each.container): each.file_id for each in done}
+        self._on_plan = {_key(each.container): each.container.region for each in done}
         self._forget()
         self.diff = diff
 
@@ -232,7 +208,7 @@ class PlanWatcher:
     ) -> dict[PlannedEdit, str]:
         """Why each value is not as the plan says."""
         causes = {}
-        known = self._on_plan.get(_key(change.container)) == change.file_id
+        known = self._on_plan.get(_key(change.container)) is change.container.region
         for edit in change.edits:
             causes[edit] = cause
             if edit.rule is None:
@@ -261,8 +237,9 @@ class PlanWatcher:
             self._counts["plan_drifts"] += drifted
             if drifted:
                 self._drifts[_key(container)] += 1
-            for edits in alike(outcome.diff.edits):
-                self._say_changed(container, edits, causes[edits[0]], lines)
+            for cause in sorted(set(causes.values())):
+                edits = [edit for edit in outcome.diff.edits if causes[edit] == cause]
+                self._say_changed(outcome.diff, edits, cause, lines)
             return
         self._backoff.failed(_key(container))
         if outcome.status is ChangeStatus.CONFLICT:
@@ -316,28 +293,23 @@ class PlanWatcher:
         self._skips = now
 
     def _say_changed(
-        self, container: Container, edits: tuple[PlannedEdit, ...], cause: str, lines: _Lines
+        self, change: ContainerDiff, edits: list[PlannedEdit], cause: str, lines: _Lines
     ) -> None:
-        times = self._drifts[_key(container)]
+        times = self._drifts[_key(change.container)]
         if cause == "drift" and times & (times - 1):
             # Somebody sets it again and again: said for the 1st, 2nd, 4th, 8th ... time.
             return
-        first = edits[0]
-        words = change_words(edits)
-        if cause == "drift" and times > 1:
-            words += f" (set by somebody else for the {times}th time)"
-        lines.say(
-            "changed",
-            words,
-            container,
-            cause=cause,
-            field=first.field.value,
-            devices=device_words(edits),
-            before=first.before,
-            after=first.after,
-            effect=first.effect.value,
-            rule=first.rule,
-        )
+        words = "; ".join(change_words(each) for each in alike(edits))
+        if cause == "drift":
+            words += " (somebody else had set it" + (f", {times} times now)" if times > 1 else ")")
+        values: dict[str, int | None] = {
+            edit.field.value if edit.device is None else f"{edit.field}.{edit.device}": edit.after
+            for edit in edits
+        }
+        pod = {}
+        if change.name is not None and change.name.pod is not None:
+            pod = {"pod": f"{change.name.namespace}/{change.name.pod}"}
+        lines.say("changed", words, change.container, cause=cause, **pod, **values)
 
 
 class _Lines:

@@ -19,6 +19,10 @@ FEEDBACK_INTERVAL_S = 5.0
 BLOCKED = -1
 
 
+def _frozen(uuids: Iterable[str]) -> frozenset[str]:
+    return frozenset(uuids)
+
+
 @attrs.frozen
 class LaunchState:
     """What the rule looks at in a region.
@@ -33,7 +37,7 @@ class LaunchState:
     recent_kernel: int
     utilization_switch: int
     priority: int
-    uuids: frozenset[str] = attrs.field(converter=frozenset)
+    uuids: frozenset[str] = attrs.field(converter=_frozen)
 
 
 @attrs.frozen

@@ -5,117 +5,42 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from libhamiregion.host.usage import node_processes
-from libhamiregion.layouts import LAYOUTS
-
-from .recording import Reading, RecordedContainer, RecordingUnavailable
+from .node_reader import NodeReader
+from .recording import RecordingUnavailable
 
 if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
-    from libhamiregion.host.containers import Container
-    from libhamiregion.host.node import ContainerView, Node
+    from libhamiregion.host.node import Node
     from libhamiregion.host.nvml import NvmlSampler
 
     from .recording import Written
     from .recording_writer import RecordingWriter
 
-# A pod's directories of logs can come after its region.
-_ASK_AGAIN_S = 60.0
-_HAS_UTILIZATION = tuple(layout.has_utilization for layout in LAYOUTS)
+_DRIVER_PATIENCE_S = 5.0
 
 
 class Recorder:
     """Looks at a node every so many seconds and writes down what it sees.
 
         with Node() as node, RecordingWriter("node.db") as writer:
-            Recorder(node, writer).run(stop)
-
-    A look costs one native read of all regions, and /proc for who is alive; about 25 ms of CPU for
-    256 containers with two devices and four processes each.
+            Recorder(node, writer).run(stop.wait)
 
     Threads: one at a time.
 
     Args:
         node: What to look at; refreshed with every look.
         writer: Where to; not closed.
-        sampler: Asks the driver as well; None records no figures of the driver.
+        sampler: Asks the driver as well; None records no figures of the driver. One that does not
+            answer costs a look a part of its interval, and its figures.
     """
 
     def __init__(
-        self,
-        node: Node,
-        writer: RecordingWriter,
-        *,
-        sampler: NvmlSampler | None = None,
+        self, node: Node, writer: RecordingWriter, *, sampler: NvmlSampler | None = None
     ) -> None:
-        self._node = node
+        patience_s = min(_DRIVER_PATIENCE_S, writer.interval_s / 4)
+        self._reader = NodeReader(node, sampler=sampler, patience_s=patience_s)
         self._writer = writer
-        self._sampler = sampler
-        self._named: dict[Container, tuple[RecordedContainer, float | None]] = {}
-
-    def readings(self) -> list[Reading]:
-        """Look at the node.
-
-        Returns:
-            One reading per container and device with a region that can be read.
-
-        Raises:
-            OSError: /proc cannot be listed.
-            RegionClosed: The node has been closed.
-        """
-        sample = None if self._sampler is None else self._sampler.sample()
-        views = self._node.view()
-        processes = _alive(views)
-        driver: dict[tuple[Container, int], tuple[int | None, int | None]] = {}
-        if sample is not None:
-            for process in node_processes(views, self._node.processes, sample):
-                if process.container is not None:
-                    for used in process.devices:
-                        if used.index is not None:
-                            key = (process.container, used.index)
-                            driver[key] = _added(
-                                driver.get(key, (None, None)),
-                                (used.memory_driver_bytes, used.driver_sm_percent),
-                            )
-        snapshot = self._node.snapshot()
-        regions, devices = snapshot.table.regions, snapshot.table.devices
-        has_utilization = [
-            0 <= layout < len(_HAS_UTILIZATION) and _HAS_UTILIZATION[layout]
-            for layout in regions.layout.tolist()
-        ]
-        named = [self._name(container) for container in snapshot.containers]
-        self._forget(snapshot.containers)
-        found = []
-        for row, (region, index, memory, limit, sm_limit, sm) in enumerate(
-            zip(
-                devices.region.tolist(),
-                devices.index.tolist(),
-                devices.memory_used_bytes.tolist(),
-                devices.memory_limit_bytes.tolist(),
-                devices.sm_limit_percent.tolist(),
-                devices.sm_util_percent.tolist(),
-                strict=True,
-            )
-        ):
-            container = snapshot.containers[region]
-            driver_memory, driver_sm = driver.get((container, index), (None, None))
-            found.append(
-                Reading(
-                    named[region],
-                    index,
-                    devices.uuid(row),
-                    memory,
-                    limit or None,
-                    sm_limit if 0 < sm_limit < 100 else None,
-                    sm if has_utilization[region] else None,
-                    processes.get(container),
-                    driver_memory,
-                    driver_sm,
-                )
-            )
-        return found
 
     def look(self) -> Written:
         """Look at the node and write it down.
@@ -125,7 +50,7 @@ class Recorder:
             RecordingError: The file cannot be written to as it is.
             OSError: /proc cannot be listed.
         """
-        readings = self.readings()
+        readings = self._reader.readings()
         return self._writer.write(
             readings,
             at_ms=time.time_ns() // 1_000_000,
@@ -135,12 +60,12 @@ class Recorder:
 
     def run(
         self,
-        stop: threading.Event,
+        wait: Callable[[float], object],
         *,
         looked: Callable[[Written], None] = lambda _: None,
         failed: Callable[[RecordingUnavailable | OSError], None] = lambda _: None,
     ) -> None:
-        """Look once in each of the writer's intervals until `stop` is set.
+        """Look once in each of the writer's intervals until told to stop.
 
         A look that took longer than the interval makes the next one late; none is caught up on.
 
@@ -148,7 +73,8 @@ class Recorder:
         what could not be recorded meanwhile is a gap.
 
         Args:
-            stop: Ends it, at once or after the look that is being taken.
+            wait: Called with the seconds until the next look; what it returns is true if there is
+                to be none. ``threading.Event().wait`` is one.
             looked: Called after each look.
             failed: Called for each look that could not be taken or written.
 
@@ -164,66 +90,5 @@ class Recorder:
             else:
                 looked(written)
             due = max(due + self._writer.interval_s, time.monotonic())
-            if stop.wait(max(0.0, due - time.monotonic())):
+            if wait(max(0.0, due - time.monotonic())):
                 return
-
-    # ---- names -----------------------------------------------------------------------------------
-
-    def _name(self, container: Container) -> RecordedContainer:
-        known = self._named.get(container)
-        now = time.monotonic()
-        if known is not None and (known[1] is None or now < known[1]):
-            return known[0]
-        name = self._node.pod_name(container)
-        place = None
-        id_ = None if container.container_id is None else container.container_id.id
-        if container.directory is None:
-            place = _place(container.region_path, self._node.proc)
-        recorded = RecordedContainer(
-            container.pod_uid,
-            container.name or (None if name is None else name.container),
-            id_,
-            place,
-            None if name is None else name.namespace,
-            None if name is None else name.pod,
-        )
-        if known is not None and known[0] == recorded:
-            recorded = known[0]
-        again = now + _ASK_AGAIN_S if recorded.pod is None else None
-        self._named[container] = (recorded, again)
-        return recorded
-
-    def _forget(self, present: Iterable[Container]) -> None:
-        for gone in self._named.keys() - set(present):
-            del self._named[gone]
-
-
-def _alive(views: Iterable[ContainerView]) -> dict[Container, int]:
-    return {
-        view.container: sum(slot.state != "dead" for slot in view.processes.slots)
-        for view in views
-        if view.processes is not None
-    }
-
-
-def _added(
-    sums: tuple[int | None, int | None], more: tuple[int | None, int | None]
-) -> tuple[int | None, int | None]:
-    """Sums in which what is not known counts nothing, unless nothing is."""
-    memory, sm = (
-        each if other is None else other if each is None else each + other
-        for each, other in zip(sums, more, strict=True)
-    )
-    return memory, sm
-
-
-def _place(region_path: str | None, proc: str) -> str | None:
-    """The region's path as its container sees it: the way there goes through a process of it."""
-    if region_path is None:
-        return None
-    prefix = f"{proc}/"
-    if region_path.startswith(prefix):
-        _, separator, inside = region_path[len(prefix) :].partition("/root/")
-        if separator:
-            return f"/{inside}"
-    return region_path

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import attrs
 import click
 
 from libhamiregion.agent import (
@@ -18,12 +19,14 @@ from libhamiregion.agent import (
 )
 from libhamiregion.host import NvmlSampler
 
-from . import node_options, options
+from . import exporter_options, node_options, options
 from .agent_log import EventLog
 from .failures import FAILED, Failure
 from .stopping import stop_signals
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from libhamiregion.agent import Task
     from libhamiregion.host import Node
 
@@ -36,7 +39,56 @@ class OtherWriterFailure(Failure):
     exit_code = OTHER_WRITER
 
 
-def _interval(name: str, seconds: float, what: str) -> object:
+@attrs.frozen
+class Wanted:
+    """What the command line says; the fields are the options' names."""
+
+    feedback: bool
+    repair: bool
+    plan_path: str | None
+    from_annotations: bool
+    node_name: str | None
+    kubeconfig: str | None
+    state_directory: str | None
+    listen: tuple[str, ...]
+    web_config: str | None
+    legacy_metrics: bool
+    gone_after_s: float | None
+    roots: tuple[str, ...]
+    feedback_interval_s: float
+    repair_interval_s: float
+    figures_interval_s: float
+    plan_interval_s: float
+    figures: bool
+    resume_after: int
+    assume_alone: bool
+    once: bool
+    timeout_s: float
+    dry_run: bool
+    library: str | None
+    proc: str
+    pod_logs: str
+    as_json: bool
+
+    @property
+    def plan(self) -> bool:
+        """Whether there is a plan."""
+        return self.plan_path is not None or self.from_annotations
+
+    def check(self) -> None:
+        """Refuse what does not go together."""
+        if not (self.feedback or self.repair or self.plan):
+            raise click.UsageError(
+                "name what to do: --feedback, --repair, --plan FILE or --from-annotations"
+                + (" (`hamiregion exporter` only exports)" if self.listen else "")
+            )
+        if self.plan and self.dry_run:
+            raise click.UsageError("what a plan would change, `hamiregion limits diff` shows")
+        if self.listen and (self.once or self.dry_run):
+            raise click.UsageError("--listen goes with neither --once nor --dry-run")
+
+
+def _interval(name: str, seconds: float, what: str) -> Callable[[Any], Any]:
     return click.option(
         f"--{name}-interval",
         f"{name}_interval_s",
@@ -70,14 +122,19 @@ def _interval(name: str, seconds: float, what: str) -> object:
 @click.option(
     "--from-annotations",
     is_flag=True,
-    help="Take hamiregion.io/... annotations of this node's pods as a plan, after FILE's rules.",
+    help="Take hamiregion.io/... annotations of this node's pods as rules, after FILE's.",
 )
+@exporter_options.listen_option(None)
+@exporter_options.web_config_option
+@exporter_options.legacy_metrics_option
+@exporter_options.resync_interval_option
 @click.option(
+    "--node-name",
     "--node",
     "node_name",
     envvar="NODE_NAME",
     metavar="NAME",
-    help="For --from-annotations: this node's name.  [default: $NODE_NAME]",
+    help="This node's name, for annotations and metrics.  [default: $NODE_NAME]",
 )
 @click.option(
     "--kubeconfig",
@@ -90,13 +147,13 @@ def _interval(name: str, seconds: float, what: str) -> object:
     "state_directory",
     type=click.Path(path_type=str),
     metavar="DIR",
-    help="Where the plan's journal and undo plans are.  [default: as `limits apply`]",
+    help="Where a plan's journal and undo plans are.  [default: as `limits apply`]",
 )
 @node_options.root_option
 @_interval("feedback", 5.0, "Between two passes of the feedback; HAMi's is 5.")
 @_interval("repair", 10.0, "Between two passes of the repair.")
 @_interval("figures", 5.0, "Between two looks at the driver's figures.")
-@_interval("plan", 5.0, "Between two looks at the plan and what it says about.")
+@_interval("plan", 5.0, "Between two looks at the plan and what it is about.")
 @click.option(
     "--figures/--no-figures",
     default=True,
@@ -133,33 +190,12 @@ def _interval(name: str, seconds: float, what: str) -> object:
 @node_options.pod_logs_option
 @options.json_option
 @options.no_color_option
-def agent(
-    feedback: bool,
-    repair: bool,
-    plan_path: str | None,
-    from_annotations: bool,
-    node_name: str | None,
-    kubeconfig: str | None,
-    state_directory: str | None,
-    roots: tuple[str, ...],
-    feedback_interval_s: float,
-    repair_interval_s: float,
-    figures_interval_s: float,
-    plan_interval_s: float,
-    figures: bool,
-    resume_after: int,
-    assume_alone: bool,
-    once: bool,
-    timeout_s: float,
-    dry_run: bool,
-    library: str | None,
-    proc: str,
-    pod_logs: str,
-    as_json: bool,
-) -> None:
+def agent(**given: Any) -> None:
     """Steer and repair the regions of this node for as long as it runs.
 
-    At least one of --feedback, --repair, --plan and --from-annotations says what to do.
+    At least one of --feedback, --repair, --plan and --from-annotations says what to do.  With
+    --listen the same process exports the node's metrics, as `hamiregion exporter` does, and the
+    agent's own.
 
     Without --root, regions outside HAMi's directories are included, such as those of containers
     that plain Docker has started: found through the processes that map them.
@@ -174,7 +210,7 @@ def agent(
     right.
 
     \b
-    hamiregion agent --feedback --repair
+    hamiregion agent --feedback --repair --listen :9394
     hamiregion agent --repair --once --dry-run
 
     One line per event on stdout.  Exit codes: 0 ended in order, 1 failed (with --once: a pass
@@ -183,103 +219,83 @@ def agent(
     JSON: one object per event, with the keys time_s (Unix seconds), task, event, message,
     container (null if it is about none) and detail, an object of figures by name.
     """  # noqa: D301 (click looks for the character itself)
-    planned = plan_path is not None or from_annotations
-    if not (feedback or repair or planned):
-        raise click.UsageError("name what to do: --feedback, --repair, --plan FILE")
-    if planned and dry_run:
-        raise click.UsageError("what a plan would change is shown by `hamiregion limits diff`")
-    with contextlib.ExitStack() as stack:
-        stop = stack.enter_context(stop_signals())
-        log = EventLog(stop.ask, as_json=as_json)
+    wanted = Wanted(**given)
+    wanted.check()
+    with stop_signals() as stop:
+        log = EventLog(stop.ask, as_json=wanted.as_json)
         # Who names a directory means that one, and no region that some process has elsewhere.
-        node = stack.enter_context(node_options.open_node(roots, proc, pod_logs, outside=not roots))
-        tasks: list[Task] = []
-        if feedback:
-            tasks.append(
-                _feedback(
-                    node,
-                    log,
-                    interval_s=feedback_interval_s,
-                    dry_run=dry_run,
-                    resume_after=resume_after or None,
-                    assume_alone=assume_alone,
-                )
-            )
-        if repair:
-            tasks.append(
-                RepairLoop(
-                    node,
-                    interval_s=repair_interval_s,
-                    dry_run=dry_run,
-                    timeout_s=timeout_s,
-                    emit=log,
-                )
-            )
-            if figures:
-                tasks.append(
-                    DriverFigures(
-                        node,
-                        stack.enter_context(NvmlSampler(library)),
-                        interval_s=figures_interval_s,
-                        dry_run=dry_run,
-                        timeout_s=timeout_s,
-                        emit=log,
-                    )
-                )
-        if planned:
-            from libhamiregion.agent.plan_state import PlanState
-            from libhamiregion.agent.plan_watch import PlanWatcher
-
-            from .limits_plan import Origin, watched_sources
-
-            origin = Origin(plan_path, from_annotations, node_name, kubeconfig)
-            tasks.append(
-                PlanWatcher(
-                    node,
-                    watched_sources(origin),
-                    PlanState(state_directory),
-                    interval_s=plan_interval_s,
-                    emit=log,
-                )
-            )
-        runner = TaskRunner(tasks, emit=log)
-        names = ", ".join(task.name for task in tasks)
-        log.say(
-            "started",
-            f"{names}{' (dry run: nothing is written)' if dry_run else ''}",
-            pid=os.getpid(),
+        # Neither this nor the sampler is closed: a driver that does not answer keeps nobody.
+        node = node_options.open_node(
+            wanted.roots, wanted.proc, wanted.pod_logs, outside=not wanted.roots
         )
-        if once:
-            failed = runner.run_once()
-        else:
-            runner.start()
-            try:
-                stop.wait()
-            finally:
-                runner.stop()
+        sampler = NvmlSampler(wanted.library, sensors=bool(wanted.listen))
+        tasks = list(_tasks(wanted, node, sampler, log))
+        runner = TaskRunner(tasks, emit=log)
+        with _exporting(wanted, node, sampler, runner, log):
+            names = ", ".join(task.name for task in tasks)
+            dry = " (dry run: nothing is written)" if wanted.dry_run else ""
+            log.say("started", f"{names}{dry}", pid=os.getpid())
             failed = 0
+            if wanted.once:
+                failed = runner.run_once()
+            else:
+                runner.start()
+                try:
+                    stop.wait()
+                finally:
+                    runner.stop()
         log.say("stopped", "ended in order", **runner.counters())
-        if log.is_lost:
-            raise SystemExit(FAILED)
+    if log.is_lost:
+        raise SystemExit(FAILED)
     if failed:
         raise Failure(f"{failed} of {len(tasks)} passes failed; the events say why")
 
 
-def _feedback(
-    node: Node,
-    log: EventLog,
-    *,
-    interval_s: float,
-    dry_run: bool,
-    resume_after: int | None,
-    assume_alone: bool,
-) -> Feedback:
+def _tasks(wanted: Wanted, node: Node, sampler: NvmlSampler, log: EventLog) -> Iterator[Task]:
+    if wanted.feedback:
+        yield _feedback(wanted, node, log)
+    if wanted.repair:
+        yield RepairLoop(
+            node,
+            interval_s=wanted.repair_interval_s,
+            dry_run=wanted.dry_run,
+            timeout_s=wanted.timeout_s,
+            emit=log,
+        )
+        if wanted.figures:
+            yield DriverFigures(
+                node,
+                sampler,
+                interval_s=wanted.figures_interval_s,
+                dry_run=wanted.dry_run,
+                timeout_s=wanted.timeout_s,
+                emit=log,
+            )
+    if wanted.plan:
+        from libhamiregion.agent.plan_state import PlanState
+        from libhamiregion.agent.plan_watch import PlanWatcher
+
+        from .limits_plan import Origin, watched_sources
+
+        origin = Origin(
+            wanted.plan_path, wanted.from_annotations, wanted.node_name, wanted.kubeconfig
+        )
+        yield PlanWatcher(
+            node,
+            watched_sources(origin),
+            PlanState(wanted.state_directory),
+            interval_s=wanted.plan_interval_s,
+            emit=log,
+        )
+
+
+def _feedback(wanted: Wanted, node: Node, log: EventLog) -> Feedback:
     task = Feedback(
         node,
-        interval_s=interval_s,
-        dry_run=dry_run,
-        watch=WriterWatch(node, assume_alone=assume_alone),
-        resume_after=resume_after,
+        interval_s=wanted.feedback_interval_s,
+        dry_run=wanted.dry_run,
+        watch=WriterWatch(node, assume_alone=wanted.assume_alone),
+        resume_after=wanted.resume_after or None,
         emit=log,
     )
     try:
@@ -287,3 +303,37 @@ def _feedback(
     except OtherWriterRuns as others:
         raise OtherWriterFailure(f"the feedback does not start: {others}") from None
     return task
+
+
+@contextlib.contextmanager
+def _exporting(
+    wanted: Wanted, node: Node, sampler: NvmlSampler, runner: TaskRunner, log: EventLog
+) -> Iterator[None]:
+    """Serve the metrics meanwhile, if that is wanted."""
+    if not wanted.listen:
+        yield
+        return
+    from libhamiregion.agent.exporter import NodeExporter
+    from libhamiregion.agent.exporter_server import exporter_server
+    from libhamiregion.agent.listening import ListenError
+    from libhamiregion.agent.web_config import WebConfigError
+
+    from .service_log import log_to_stderr
+
+    log_to_stderr("warning", as_json=wanted.as_json)
+    exporter = NodeExporter(
+        node,
+        sampler=sampler,
+        node_name=wanted.node_name,
+        legacy=wanted.legacy_metrics,
+        gone_after_s=wanted.gone_after_s,
+        counters=runner.counters,
+    )
+    try:
+        server = exporter_server(exporter, wanted.listen, web_config=wanted.web_config)
+    except (ListenError, WebConfigError) as error:
+        raise Failure(str(error)) from None
+    with exporter, server:
+        for url in server.urls:
+            log.say("listening", f"metrics at {url}/metrics", url=url)
+        yield

@@ -44,7 +44,7 @@ class EventLog:
             except OSError:
                 self.is_lost = True
                 # Flushing at the end would fail as well, with a message of its own.
-                sys.stdout = None  # type: ignore[assignment]
+                sys.stdout = None
                 self._lost()
 
     def say(self, event: str, message: str, **detail: Any) -> None:

@@ -43,8 +43,9 @@ def containers(
     """Show the containers of this node: usage, limits, processes, or why there is no region.
 
     One line per container and device, then the containers that have a directory and no region,
-    each with the reason.  Regions outside the DIRs, such as /tmp/cudevshr.cache in a container
-    without the device plugin, are found through the processes that map them.
+    each with the reason.  Without --root, regions elsewhere count too, such as
+    /tmp/cudevshr.cache in a container without the device plugin; they are found through the
+    processes that map them.
 
     SM is the sum over the processes, so it can pass 100.  ALIVE, DEAD and UNKNOWN count slots, as
     /proc proves it; a dead process's memory still counts (hamiregion reap).  LOCK is free,

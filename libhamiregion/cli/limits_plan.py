@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -18,20 +16,20 @@ from libhamiregion.agent.plan_sources import FixedPlan, PlanFile, PodAnnotations
 from libhamiregion.agent.plan_state import PlanState
 from libhamiregion.agent.plan_undo import export_plan
 from libhamiregion.agent.plan_watch import PlanWatcher
+from libhamiregion.agent.tasks import TaskRunner
 from libhamiregion.text import printable
 
 from . import node_options, options
-from .failures import Failure
+from .agent_log import EventLog
+from .failures import FAILED, Failure
 from .limits_plan_tables import diff_object, outcome_objects, say_diff, say_outcomes
 from .node_words import root_failure, root_warnings
 from .output import as_plain, write, write_json
+from .stopping import stop_signals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from libhamiregion.agent.events import Event
     from libhamiregion.agent.plan_diff import PlanDiff
-    from libhamiregion.agent.plan_sources import SourceReading
+    from libhamiregion.agent.plan_sources import PlanSource, SourceReading
     from libhamiregion.host.node import Node
 
 OFF_PLAN = 3
@@ -207,7 +205,8 @@ def apply(
 
     JSON: the keys of `diff`, and dry_run, undo (a path), recovered, and outcomes, a list with
     pod_uid, namespace, pod, container, region_path, status (applied, conflict, refused or failed)
-    and message.  With --watch one event per line: time_s, event, container, message and detail.
+    and message.  With --watch one event per line, as `hamiregion agent` has them: time_s, task,
+    event, message, container and detail.
     """  # noqa: D301 (click looks for the character itself)
     if watch and (dry_run or undo is not None):
         raise click.UsageError("--watch goes with neither --dry-run nor --undo.")
@@ -297,7 +296,7 @@ def _read(origin: Origin) -> SourceReading:
         InvalidPlan: It cannot be used.
         Failure: The Kubernetes API cannot be asked.
     """
-    sources: list[Any] = []
+    sources: list[PlanSource] = []
     if origin.path is not None:
         try:
             sources.append(FixedPlan(load_plan(origin.path)))
@@ -372,6 +371,28 @@ def _dry_run(
     return OFF_PLAN if found.off_plan or reading.problems else 0
 
 
+def watched_sources(origin: Origin) -> SeveralSources:
+    """The plan as it is now and will be; the watch of pods has begun.
+
+    Raises:
+        InvalidPlan: The file cannot be used now.
+        click.UsageError: No node was named for the annotations.
+    """
+    sources: list[PlanSource] = []
+    if origin.path is not None:
+        file = PlanFile(origin.path)
+        first = file.read()
+        if first.plan is None:
+            # Whoever has just typed this is there to correct it.
+            raise InvalidPlan("\n".join(["the plan cannot be used", *first.problems.values()]))
+        sources.append(file)
+    if origin.from_annotations:
+        pods = origin.pods()
+        pods.start()
+        sources.append(PodAnnotations(pods))
+    return SeveralSources(sources)
+
+
 def _watch(
     origin: Origin,
     state: PlanState,
@@ -383,48 +404,24 @@ def _watch(
     keep: bool,
     as_json: bool,
 ) -> None:
-    sources: list[Any] = []
-    if origin.path is not None:
-        file = PlanFile(origin.path)
-        first = file.read()
-        if first.plan is None:
-            # Whoever has just typed this is there to correct it.
-            raise InvalidPlan("the plan cannot be used\n" + "\n".join(first.problems.values()))
-        sources.append(file)
-    if origin.from_annotations:
-        pods = origin.pods()
-        pods.start()
-        sources.append(PodAnnotations(pods))
-    with node_options.open_node(roots, "/proc", pod_logs) as node:
-        _look(node, roots)
+    with stop_signals() as stop, node_options.open_node(roots, "/proc", pod_logs) as node:
+        log = EventLog(stop.ask, as_json=as_json)
         watcher = PlanWatcher(
             node,
-            SeveralSources(sources),
+            watched_sources(origin),
             state,
             interval_s=interval_s,
             force=force,
             restore=not keep,
-            emit=_say_event(as_json=as_json),
+            emit=log,
         )
-        stopping = threading.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: stopping.set())
-        watcher.watch(stopping)
-
-
-def _say_event(*, as_json: bool) -> Callable[[Event], None]:
-    def say(event: Event) -> None:
-        if as_json:
-            write_json(
-                {
-                    "time_s": event.time_s,
-                    "event": event.event,
-                    "container": event.container,
-                    "message": event.message,
-                    "detail": dict(event.detail),
-                }
-            )
-        else:
-            write(f"{event.event}: {event.message}\n")
-
-    return say
+        runner = TaskRunner([watcher], emit=log)
+        try:
+            # Here, so that what cannot work at all is a failure of the command.
+            watcher.run()
+            runner.start()
+            stop.wait()
+        finally:
+            runner.stop()
+        if log.is_lost:
+            raise SystemExit(FAILED)

@@ -16,8 +16,9 @@ root_option = click.option(
     multiple=True,
     type=click.Path(path_type=str),
     metavar="DIR",
-    help="Where the <podUID>_<container> directories are; may be given again, and be a pattern."
-    "  [default: $HOOK_PATH/containers, else HAMi's and volcano's]",
+    help="Only the <podUID>_<container> directories below DIR, which may be a pattern; may be given"
+    " again.  [default: $HOOK_PATH/containers, else HAMi's and volcano's, and regions that"
+    " processes map elsewhere]",
 )
 pod_logs_option = click.option(
     "--pod-logs",
@@ -62,11 +63,13 @@ def selector(
 def open_node(roots: tuple[str, ...], proc: str, pod_logs: str, *, outside: bool = True) -> Node:
     """Make the node that --root, --proc and --pod-logs choose; the caller closes it.
 
+    Who names directories means those: regions elsewhere count only if none are named.
+
     Args:
         roots: As typed.
         proc: As typed.
         pod_logs: As typed.
-        outside: Whether to look for regions outside the roots as well.
+        outside: Whether to look for regions elsewhere if no roots are given.
     """
     names = ChainedNames([PodLogNames(pod_logs), DockerNames()])
-    return Node(roots or None, proc=proc, names=names, outside=outside)
+    return Node(roots or None, proc=proc, names=names, outside=outside and not roots)

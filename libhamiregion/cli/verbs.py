@@ -24,6 +24,8 @@ VERBS = (
     "lock",
     "ps",
     "reap",
+    "record",
+    "report",
     "resume",
     "show",
     "suspend",

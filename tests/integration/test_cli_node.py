@@ -486,15 +486,24 @@ def test_a_held_lock_is_told_with_who_has_signed_for_it(tmp_path: Path) -> None:
             assert row["LOCK"] == word
 
 
-def test_a_region_outside_the_directories_is_found(scene: Scene, tmp_path: Path) -> None:
+def test_a_region_elsewhere_is_found_unless_directories_are_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As in a container without the device plugin."""
-    with gpu_nodes(tmp_path) as node:
-        pod = node.add(pod_uid="outside", uuids=[GPU])
+    (tmp_path / "containers").mkdir()
+    monkeypatch.setenv("HOOK_PATH", str(tmp_path))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    with gpu_nodes(elsewhere) as node:
+        pod = node.add(uuids=[GPU])
         pod.attach()
-        found = scene.json("containers")["containers"]
-    (each,) = [each for each in found if str(pod.region.path) in str(each["region_path"])]
-    assert each["directory"] is None
-    assert each["processes"]["alive"] == 1
+        found = json.loads(call("containers", "--json").stdout)["containers"]
+        (each,) = [each for each in found if str(pod.region.path) in str(each["region_path"])]
+        assert each["directory"] is None
+        assert each["processes"]["alive"] == 1
+        given = ("--root", str(tmp_path / "containers"))
+        for verb, key in (("containers", "containers"), ("ps", "processes")):
+            assert json.loads(call(verb, "--json", *given).stdout)[key] == []
 
 
 # ---- On a terminal ------------------------------------------------------------------------------

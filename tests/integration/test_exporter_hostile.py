@@ -196,7 +196,7 @@ def test_values_of_all_ones_are_numbers_like_any_other(tmp_path: Path) -> None:
         file.put(field, most)
     for part in ("sm", "enc", "dec"):
         file.put(f"slot_util.{part}", most)
-    for field in ("limit", "sm_limit", "last_kernel_time"):
+    for field in ("limit", "last_kernel_time"):
         file.put(field, most)
     with files.open() as node:
         exporter = exporter_of(node, legacy=True)

@@ -1,0 +1,165 @@
+"""A node, found and followed: its containers, its processes, all of its regions.
+
+256 containers with four real processes each, and how it grows to 1,024. A short run leaves out the
+4,096 processes of those, and what is about them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from node_scene import NodeScene, node_scene
+from scene import working_directory_root
+
+from libhamiregion.host import Node, PodLogNames
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ledger import Ledger
+
+PROBE = Path(__file__).parent / "node_probe.py"
+SIZES = (256, 1024)
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def containers(request: pytest.FixtureRequest) -> int:
+    count: int = request.param
+    return count
+
+
+@pytest.fixture(scope="module")
+def with_processes(containers: int, quick: bool) -> bool:
+    return not (quick and containers > SIZES[0])
+
+
+@pytest.fixture
+def processes(with_processes: bool) -> None:
+    """What is measured with the processes there."""
+    if not with_processes:
+        pytest.skip("a short run")
+
+
+@pytest.fixture(scope="module")
+def scene(containers: int, with_processes: bool) -> Iterator[NodeScene]:
+    directory = Path(tempfile.mkdtemp(prefix="hamiregion-node-", dir=working_directory_root()))
+    try:
+        with node_scene(directory, containers, processes=with_processes) as scene:
+            # Directories count as settled when they have not changed for a moment.
+            time.sleep(0.2)
+            yield scene
+    finally:
+        shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="module")
+def node(scene: NodeScene) -> Iterator[Node]:
+    with Node(scene.root, names=PodLogNames(scene.logs), outside=False) as node:
+        node.refresh(processes=False)
+        yield node
+
+
+def named(work: str, containers: int) -> str:
+    return f"node of {containers:,} x 4 processes: {work}"
+
+
+def test_a_full_scan(scene: NodeScene, containers: int, timed: Callable[..., Any]) -> None:
+    def scan() -> int:
+        with Node(scene.root, outside=False) as node:
+            node.refresh(processes=False)
+            return len(node.containers)
+
+    assert timed(scan, work=named("a new Node, all regions opened", containers)) == containers
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_first_look_at_all_processes(
+    scene: NodeScene, containers: int, benchmark: Any, ledger: Ledger
+) -> None:
+    def look() -> None:
+        with Node(scene.root, outside=False) as node:
+            node.processes.refresh()
+
+    benchmark.pedantic(look, rounds=2, iterations=1)
+    if benchmark.stats is not None:
+        stats = benchmark.stats.stats
+        work = named("a first look at all processes", containers)
+        ledger.add(work, "us", None, stats.median * 1e6, stats.min * 1e6)
+
+
+def test_a_refresh_with_nothing_changed(
+    node: Node, containers: int, timed: Callable[..., Any]
+) -> None:
+    work = named("refresh, nothing changed, without /proc", containers)
+    assert not timed(lambda: node.refresh(processes=False), work=work)
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_refresh_with_the_processes(
+    node: Node, containers: int, timed: Callable[..., Any]
+) -> None:
+    assert not timed(node.refresh, work=named("refresh, nothing changed, with /proc", containers))
+
+
+def test_a_refresh_with_one_change(
+    scene: NodeScene, node: Node, containers: int, benchmark: Any, ledger: Ledger
+) -> None:
+    number = 0
+
+    def change() -> None:
+        nonlocal number
+        number += 1
+        (scene.root / f"one-more-{number}_x").mkdir()
+
+    def refresh() -> None:
+        assert len(node.refresh(processes=False).added) == 1
+
+    benchmark.pedantic(refresh, setup=change, rounds=20, iterations=1)
+    if benchmark.stats is not None:
+        stats = benchmark.stats.stats
+        work = named("refresh, one container new, without /proc", containers)
+        ledger.add(work, "us", None, stats.median * 1e6, stats.min * 1e6)
+    for directory in scene.root.glob("one-more-*"):
+        directory.rmdir()
+    node.refresh(processes=False)
+
+
+def test_all_regions_read(node: Node, containers: int, timed: Callable[..., Any]) -> None:
+    snapshot = timed(node.snapshot, work=named("snapshot()", containers))
+    assert len(snapshot.table.processes) == 4 * containers
+
+
+@pytest.mark.usefixtures("processes")
+def test_everything_looked_at(node: Node, containers: int, timed: Callable[..., Any]) -> None:
+    views = timed(node.view, work=named("view(): snapshots, processes, slots matched", containers))
+    assert len(views) == containers
+    assert all(len(view.processes.host_pids) == 4 for view in views)
+
+
+@pytest.mark.usefixtures("processes")
+def test_memory(scene: NodeScene, containers: int, benchmark: Any, ledger: Ledger) -> None:
+    def probe() -> dict[str, float]:
+        answer = subprocess.run(
+            [sys.executable, str(PROBE), str(scene.root)],
+            env={**os.environ, "PYTHONMALLOC": "malloc"},
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        found: dict[str, float] = json.loads(answer.stdout)
+        return found
+
+    found = benchmark.pedantic(probe)
+    benchmark.extra_info.update(found)
+    for what, key in (("per container", "container"), ("per process", "process")):
+        work = named(f"memory {what}", containers)
+        ledger.add(work, "bytes", None, found[key])

@@ -1,0 +1,447 @@
+"""Containers that come, go, break and are replaced between scrapes; what is kept, and what is not."""
+
+import gc
+import os
+import shutil
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from actors import Actor
+from exposition import NodeFiles, parsed
+from patience import eventually
+from poke import RegionFile
+
+from libhamiregion import Layout, create_region, open_region
+from libhamiregion.agent import NodeExporter, StageStatus
+from libhamiregion.host import Node
+
+UUID = "GPU-00000000-0000-0000-0000-000000000000"
+USED = "hami_vgpu_memory_used_bytes"
+LIMIT = "hami_vgpu_memory_limit_bytes"
+MISSING = "hamiregion_container_missing_info"
+
+
+def exporter_of(node: Node, **options: object) -> NodeExporter:
+    """Refreshed by hand only, unless told otherwise."""
+    still = {"scan_interval_s": 3600.0, "process_interval_s": 3600.0, "doctor": False}
+    return NodeExporter(node, **{**still, **options})  # type: ignore[arg-type]
+
+
+def pods(exporter: NodeExporter, name: str = LIMIT) -> set[str]:
+    return {dict(labels)["pod"] for labels in parsed(exporter.render()).series(name)}
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda path: os.truncate(path, 100), "stale"),
+        (lambda path: os.truncate(path, 0), "stale"),
+        (lambda path: RegionFile(path, Layout.V1_2).put("proc_num", 5000), "unknown_layout"),
+    ],
+)
+def test_a_region_that_breaks_between_refresh_and_scrape_is_absent_with_a_reason(
+    tmp_path: Path, damage: Callable[[Path], None], reason: str
+) -> None:
+    files = NodeFiles(tmp_path)
+    bad = files.region(pod="bad", uuids=[UUID], memory_limits=["1GiB"])
+    files.region(pod="good", uuids=[UUID], memory_limits=["2GiB"])
+    with files.open() as node:
+        exporter = exporter_of(node)
+        assert pods(exporter) == {"bad", "good"}
+        before = parsed(exporter.render())
+        damage(bad)
+        found = parsed(exporter.render())
+        assert not [key for key in found.samples if ("pod", "bad") in key[1] and key[0] == LIMIT]
+        assert found.labels(MISSING) == {
+            **before.labels("hamiregion_lock_held_seconds", pod="bad"),
+            "reason": reason,
+        }
+        assert found.value(LIMIT, pod="good") == 2 << 30
+        assert found.value("hamiregion_containers", region="missing") == 1
+        status = exporter.status()
+        assert (status.with_region, status.missing) == (1, {reason: 1})
+        exporter.refresh()
+        assert pods(exporter) == {"good"}
+
+
+def test_a_container_without_a_file_has_its_reason_and_then_its_figures(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path)
+    directory = files.container(pod="late")
+    with files.open() as node:
+        exporter = exporter_of(node)
+        assert parsed(exporter.render()).labels(MISSING)["reason"] == "no_file"
+        create_region(directory / "usage.cache", uuids=[UUID])
+        exporter.refresh()
+        found = parsed(exporter.render())
+        assert found.series(MISSING) == {}
+        assert found.labels(USED)["pod"] == "late"
+
+
+def test_a_container_that_is_replaced_under_the_same_names_has_the_new_ones_figures(
+    tmp_path: Path, actor: Callable[..., Actor]
+) -> None:
+    """A pod of a stateful set that was made again: new directory, same names."""
+    files = NodeFiles(tmp_path)
+    old = files.region(uuids=[UUID], memory_limits=["1GiB"])
+    with files.open() as node:
+        exporter = exporter_of(node)
+        first = actor(old)
+        first("attach")
+        first("slot.charge", 0, 1 << 20)
+        exporter.refresh()
+        before = parsed(exporter.render())
+        assert before.value(USED) == 1 << 20
+        assert before.value("hamiregion_process_memory_used_bytes") == 1 << 20
+        first.kill()
+        shutil.rmtree(old.parent)
+        new = files.region(uuids=[UUID], memory_limits=["2GiB"])
+        second = actor(new)
+        second("attach")
+        second("slot.charge", 0, 3 << 20)
+        exporter.refresh()
+        found = parsed(exporter.render())
+        assert found.value(LIMIT) == 2 << 30
+        assert found.value(USED) == 3 << 20
+        process = "hamiregion_process_memory_used_bytes"
+        assert found.labels(process)["host_pid"] == str(second.pid_here)
+        assert found.value(process) == 3 << 20
+
+
+def test_a_container_that_restarts_in_its_directory_has_the_new_files_figures(
+    tmp_path: Path,
+) -> None:
+    files = NodeFiles(tmp_path)
+    path = files.region(uuids=[UUID], memory_limits=["1GiB"])
+    with files.open() as node:
+        exporter = exporter_of(node)
+        assert parsed(exporter.render()).value(LIMIT) == 1 << 30
+        path.unlink()
+        create_region(path, uuids=["GPU-other"], memory_limits=["2GiB"], layout=Layout.V1_1)
+        exporter.refresh()
+        found = parsed(exporter.render())
+        assert found.labels(LIMIT)["device_uuid"] == "GPU-other"
+        assert found.value(LIMIT) == 2 << 30
+        assert found.labels("hamiregion_container_info")["layout"] == "1.1"
+
+
+def test_of_two_containers_with_the_same_names_the_newer_is_shown(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path)
+    old = files.region(uuids=[UUID], memory_limits=["1GiB"])
+    new = files.region(uuids=[UUID], memory_limits=["2GiB"])
+    os.utime(old.parent, (1_700_000_000, 1_700_000_000))
+    with files.open() as node:
+        exporter = exporter_of(node)
+        found = parsed(exporter.render())
+        assert found.value(LIMIT) == 2 << 30
+        missing = found.labels(MISSING)
+        assert missing["reason"] == "same_names"
+        assert missing["pod_uid"] == old.parent.name.partition("_")[0]
+        shutil.rmtree(new.parent)
+        exporter.refresh()
+        assert parsed(exporter.render()).value(LIMIT) == 1 << 30
+
+
+def test_names_that_are_learned_later_take_the_place_of_the_uid(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path)
+    path = files.region(pod=None, uuids=[UUID])
+    uid = path.parent.name.partition("_")[0]
+    with files.open() as node:
+        exporter = exporter_of(node)
+        labels = parsed(exporter.render()).labels(USED)
+        assert (labels["namespace"], labels["pod"], labels["container"]) == ("", uid, "main")
+        (files.logs / f"team-b_late-0_{uid}" / "main").mkdir(parents=True)
+        exporter.refresh()
+        labels = parsed(exporter.render()).labels(USED)
+        assert (labels["namespace"], labels["pod"]) == ("team-b", "late-0")
+
+
+def test_nothing_is_kept_of_containers_that_are_gone(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path)
+    path = files.region(uuids=[UUID])
+    files.region(pod="stays", uuids=[UUID])
+    with files.open() as node:
+        exporter = exporter_of(node, legacy=True)
+        exporter.render()
+        (container,) = (each for each in node.containers if each.directory == str(path.parent))
+        kept = weakref.ref(container)
+        del container
+        shutil.rmtree(path.parent)
+        exporter.refresh()
+        exporter.render()
+        gc.collect()
+        assert kept() is None
+
+
+def test_a_process_that_leaves_takes_its_series_with_it_at_once(
+    tmp_path: Path, actor: Callable[..., Actor]
+) -> None:
+    files = NodeFiles(tmp_path)
+    path = files.region(uuids=[UUID])
+    stays, leaves = actor(path), actor(path)
+    for each, size in ((stays, 1), (leaves, 2)):
+        each("attach")
+        each("slot.charge", 0, size << 20)
+    name = "hamiregion_process_memory_used_bytes"
+    with files.open() as node:
+        exporter = exporter_of(node)
+        assert sorted(parsed(exporter.render()).series(name).values()) == [1 << 20, 2 << 20]
+        stays("slot.charge", 0, 4 << 20)
+        assert parsed(exporter.render()).value(name, pid=str(stays.pid)) == 5 << 20
+        leaves("slot.detach")
+        assert list(parsed(exporter.render()).series(name).values()) == [5 << 20]
+        late = actor(path)
+        late("attach")
+        assert len(parsed(exporter.render()).series(name)) == 1, "nothing has proved it yet"
+        exporter.refresh()
+        assert len(parsed(exporter.render()).series(name)) == 2
+
+
+def test_the_dead_are_told_by_what_they_still_count(
+    tmp_path: Path, actor: Callable[..., Actor]
+) -> None:
+    files = NodeFiles(tmp_path)
+    path = files.region(uuids=[UUID])
+    victim = actor(path)
+    victim("attach")
+    victim("slot.charge", 0, 7 << 20)
+    with files.open() as node:
+        exporter = exporter_of(node)
+        found = parsed(exporter.render())
+        assert found.value("hamiregion_device_memory_dead_bytes") == 0
+        assert found.value("hamiregion_container_processes", state="alive") == 1
+        victim.kill()
+        exporter.refresh()
+        found = parsed(exporter.render())
+        if found.value("hamiregion_proc_complete") == 0:
+            pytest.skip("/proc does not show everything here")
+        assert found.value("hamiregion_device_memory_dead_bytes") == 7 << 20
+        assert found.value("hamiregion_container_processes", state="dead") == 1
+        assert found.value("hamiregion_container_processes", state="alive") == 0
+        assert "hamiregion_process_memory_used_bytes" not in found.names
+        with open_region(path, writable=True) as region:
+            region.reap()
+        exporter.refresh()
+        assert parsed(exporter.render()).value("hamiregion_device_memory_dead_bytes") == 0
+
+
+def test_a_lock_that_stays_held_is_told_with_its_age_and_each_read_counts_as_unsettled(
+    tmp_path: Path, actor: Callable[..., Actor]
+) -> None:
+    files = NodeFiles(tmp_path)
+    path = files.region(pod="held", uuids=[UUID])
+    files.region(pod="free", uuids=[UUID])
+    held, unsettled = "hamiregion_lock_held_seconds", "hamiregion_unsettled_reads_total"
+    holder = actor(path)
+    with files.open() as node:
+        exporter = exporter_of(node)
+        assert parsed(exporter.render()).value(held, pod="held") == 0
+        holder("lock")
+        assert parsed(exporter.render()).value(held, pod="held") == 0, "it may be a short one"
+        exporter.refresh()
+        ages = [parsed(exporter.render()).value(held, pod="held") for _ in range(3)]
+        assert 0 < ages[0] < ages[1] < ages[2]
+        exporter.refresh()
+        found = parsed(exporter.render())
+        assert found.value(held, pod="held") > ages[2], "it is the same hold as before"
+        assert found.value(held, pod="free") == 0
+        counted = found.value(unsettled, pod="held")
+        assert counted >= 4
+        assert found.value(unsettled, pod="free") == 0
+        holder("unlock")
+        found = parsed(exporter.render())
+        assert found.value(held, pod="held") == 0
+        assert found.value(unsettled, pod="held") == counted
+        exporter.refresh()
+        os.truncate(path, 0)
+        exporter.refresh()
+        exporter.render()
+        path.unlink()
+        create_region(path, uuids=[UUID])
+        exporter.refresh()
+        assert parsed(exporter.render()).value(unsettled, pod="held") == 0
+
+
+def test_a_left_over_of_a_deleted_pod_has_no_figures(
+    tmp_path: Path, actor: Callable[..., Actor]
+) -> None:
+    files = NodeFiles(tmp_path)
+    gone = files.region(pod="gone", uuids=[UUID])
+    idle = files.region(pod="idle", uuids=[UUID])
+    used = files.region(pod="used", uuids=[UUID])
+    young = files.region(pod="young", uuids=[UUID])
+    actor(used)("attach")
+    for path in (gone, idle, used):
+        os.utime(path.parent, (1_700_000_000, 1_700_000_000))
+    with files.open() as node:
+        exporter = exporter_of(node)
+        assert pods(exporter) == {"gone", "idle", "used", "young"}
+        if parsed(exporter.render()).value("hamiregion_proc_complete") == 0:
+            pytest.skip("/proc does not show everything here")
+        for path, pod in ((gone, "gone"), (used, "used"), (young, "young")):
+            uid = path.parent.name.partition("_")[0]
+            shutil.rmtree(files.logs / f"team-a_{pod}_{uid}")
+    with files.open() as node:
+        exporter = exporter_of(node)
+        found = parsed(exporter.render())
+        shown = {
+            labels["pod_uid"] for labels in map(dict, found.series("hamiregion_container_info"))
+        }
+        assert shown == {path.parent.name.partition("_")[0] for path in (idle, used, young)}
+        assert found.labels(MISSING)["reason"] == "pod_gone"
+        assert len(pods(exporter_of(node, gone_after_s=None))) == 4
+
+
+def test_without_any_known_name_nothing_is_taken_for_gone(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path)
+    for _ in range(2):
+        path = files.region(pod=None, uuids=[UUID])
+        os.utime(path.parent, (1_700_000_000, 1_700_000_000))
+    with files.open() as node:
+        assert len(pods(exporter_of(node))) == 2
+
+
+# ---- the thread ----------------------------------------------------------------------------------
+
+
+def stage(exporter: NodeExporter, name: str) -> StageStatus:
+    (found,) = (each for each in exporter.status().stages if each.name == name)
+    return found
+
+
+def test_a_started_exporter_finds_new_containers_by_itself(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path)
+    with (
+        files.open() as node,
+        exporter_of(node, scan_interval_s=0.05, process_interval_s=0.2) as exporter,
+    ):
+        assert pods(exporter) == set(), "a scrape before the first refresh waits for it"
+        assert exporter.not_ready() is None
+        files.region(pod="new", uuids=[UUID])
+        eventually(lambda: pods(exporter) == {"new"})
+        exporter.start()
+        threads = [each.name for each in threading.enumerate()]
+        assert threads.count("hamiregion-refresh") == 1
+        exporter.stop()
+        exporter.stop()
+        assert "hamiregion-refresh" not in [each.name for each in threading.enumerate()]
+
+
+def test_readiness_comes_with_the_first_look_and_goes_with_the_roots(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path)
+    with files.open() as node:
+        exporter = exporter_of(node)
+        assert exporter.not_ready() == "the node has not been looked at yet"
+        assert not exporter.status().ready
+        exporter.refresh()
+        assert exporter.not_ready() is None
+        shutil.rmtree(files.root)
+        exporter.refresh()
+        reason = exporter.not_ready()
+        assert reason is not None
+        assert str(files.root) in reason
+        found = parsed(exporter.render())
+        assert found.value("hamiregion_root_readable", root=str(files.root)) == 0
+        (error,) = exporter.status().root_errors
+        assert error[0] == str(files.root)
+
+
+def test_a_stage_that_fails_is_counted_told_and_tried_again(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path)
+    proc = tmp_path / "proc"
+    files.region(uuids=[UUID])
+    with Node(files.root, proc=proc, outside=False) as node:
+        exporter = exporter_of(node)
+        exporter.refresh()
+        failed = stage(exporter, "processes")
+        assert failed.errors == 1
+        assert failed.last_error is not None
+        assert failed.last_error.startswith("FileNotFoundError: ")
+        assert exporter.not_ready() is not None
+        assert parsed(exporter.render()).value("hamiregion_errors_total", stage="processes") == 1
+        proc.symlink_to("/proc")
+        exporter.refresh()
+        assert stage(exporter, "processes").refreshed_at_s is not None
+        assert stage(exporter, "processes").errors == 1
+        assert exporter.not_ready() is None
+
+
+def test_the_page_has_what_is_watched_and_what_failed(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path)
+    files.region(uuids=[UUID])
+    files.container("waiting")
+    with files.open() as node:
+        exporter = exporter_of(node, node_name="node-7", legacy=True)
+        exporter.render()
+        facts = exporter.landing()
+        assert facts == exporter.status().landing()
+    rows = dict(facts.rows)
+    assert facts.node_name == "node-7"
+    assert rows["Directories watched"] == str(files.root)
+    assert rows["Containers with a region"] == "1"
+    assert rows["Containers without: no_file"] == "1"
+    assert rows["Scrapes"] == "1"
+
+
+def test_what_an_agent_counts_is_exported_beside_it(tmp_path: Path) -> None:
+    counted = {"feedback_writes": 3, "feedback_paused": 1, 'a"b\n': 1}
+    with NodeFiles(tmp_path).open() as node:
+        exporter = exporter_of(node, counters=lambda: counted)
+        found = parsed(exporter.render())
+        assert found.value("hamiregion_agent_events_total", event="feedback_writes") == 3
+        assert found.value("hamiregion_agent_paused", task="feedback") == 1
+        assert found.value("hamiregion_agent_events_total", event='a"b\\n') == 1
+        counted["feedback_writes"] = 5
+        now = parsed(exporter.render())
+        assert now.value("hamiregion_agent_events_total", event="feedback_writes") == 5
+
+
+def test_the_node_has_the_name_of_the_environment_or_the_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with NodeFiles(tmp_path).open() as node:
+        monkeypatch.delenv("NODE_NAME", raising=False)
+        assert NodeExporter(node).node_name == os.uname().nodename
+        monkeypatch.setenv("NODE_NAME", "worker-3")
+        assert NodeExporter(node).node_name == "worker-3"
+        assert NodeExporter(node, node_name="mine").node_name == "mine"
+        with pytest.raises(ValueError, match="an interval is longer than 0 s, not 0"):
+            NodeExporter(node, process_interval_s=0)
+
+
+def test_scrapes_from_many_threads_while_containers_come_and_go_are_all_whole(
+    tmp_path: Path,
+) -> None:
+    files = NodeFiles(tmp_path)
+    files.region(pod="stays", uuids=[UUID], memory_limits=["1GiB"])
+    failures: list[BaseException] = []
+    done = threading.Event()
+
+    def scrape(exporter: NodeExporter) -> None:
+        try:
+            while not done.is_set():
+                assert parsed(exporter.render()).value(LIMIT, pod="stays") == 1 << 30
+        except BaseException as failure:  # noqa: BLE001
+            failures.append(failure)
+
+    with (
+        files.open() as node,
+        exporter_of(node, scan_interval_s=0.01, process_interval_s=0.1) as exporter,
+    ):
+        threads = [threading.Thread(target=scrape, args=(exporter,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        deadline_s = time.monotonic() + 1.0
+        number = 0
+        while time.monotonic() < deadline_s:
+            number += 1
+            path = files.region(pod=f"pod-{number}", uuids=[UUID])
+            os.truncate(path, 1000)
+            shutil.rmtree(path.parent)
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert failures == []

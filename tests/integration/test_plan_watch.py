@@ -1,0 +1,451 @@
+"""A node kept on a plan: real files, real regions, one pass after the other."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from node_scene import Events
+from patience import eventually
+from plan_scene import GIB, PlannedRegion, PlanScene, plan_yaml
+
+from libhamiregion import create_region, open_region
+from libhamiregion.agent import (
+    FixedPlan,
+    LimitPlan,
+    PlanApplier,
+    PlanFile,
+    PlanSource,
+    PlanWatcher,
+    SeveralSources,
+    SourceReading,
+    StateBusy,
+    TaskRunner,
+    diff_plan,
+    load_plan,
+    parse_plan,
+)
+from libhamiregion.host import Node
+
+SIX = "{select: {}, set: {memory_limit: 6GiB}}"
+FIVE = "{select: {}, set: {memory_limit: 5GiB}}"
+
+Watch = Callable[..., PlanWatcher]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> PlanScene:
+    return PlanScene(tmp_path)
+
+
+@pytest.fixture
+def node(scene: PlanScene) -> Iterator[Node]:
+    with scene.node() as node:
+        yield node
+
+
+@pytest.fixture
+def events() -> Events:
+    return Events()
+
+
+@pytest.fixture
+def watch(scene: PlanScene, node: Node, events: Events) -> Iterator[Watch]:
+    """Makes watchers that keep the scene on a plan, and stops them."""
+    made: list[PlanWatcher] = []
+
+    def watch(source: PlanSource | None = None, **options: Any) -> PlanWatcher:
+        chosen = PlanFile(scene.directory / "plan.yaml") if source is None else source
+        made.append(PlanWatcher(node, chosen, scene.state, emit=events.append, **options))
+        return made[-1]
+
+    yield watch
+    for each in made:
+        each.stop()
+
+
+def aged(path: Path, text: str) -> None:
+    """Write a file as if it had been written a while ago: it is complete."""
+    path.write_text(text)
+    os.utime(path, (time.time() - 10,) * 2)
+
+
+def memory(region: PlannedRegion) -> list[int]:
+    found: list[int] = region.limits()["memory"][:2]
+    return found
+
+
+# ---- what a pass does -----------------------------------------------------------------
+
+
+def test_the_first_pass_sets_what_the_plan_says_and_the_next_has_nothing_to_do(
+    scene: PlanScene, watch: Watch, events: Events
+) -> None:
+    region = scene.container()
+    scene.plan_file(SIX)
+    watcher = watch()
+    watcher.run()
+    assert memory(region) == [6 * GIB, 6 * GIB]
+    assert events.kinds() == ["plan_loaded", "changed"]
+    changed = events.of("changed")[0]
+    assert changed.message.endswith(
+        "/train: device 0: memory limit 8 GiB -> 6 GiB; device 1: memory limit 4 GiB -> 6 GiB"
+    )
+    assert changed.detail == {
+        "cause": "plan",
+        "pod": "research/bert-0",
+        "memory_limit.0": 6 * GIB,
+        "memory_limit.1": 6 * GIB,
+    }
+    watcher.run()
+    assert len(events) == 2
+    assert watcher.counters()["plan_passes"] == 2
+    assert watcher.counters()["plan_edits"] == 2
+    assert watcher.diff is not None
+    assert not watcher.diff.changes
+
+
+def test_an_edit_of_somebody_else_is_undone_and_said_less_and_less_often(
+    scene: PlanScene, watch: Watch, events: Events
+) -> None:
+    region = scene.container()
+    scene.plan_file(SIX)
+    watcher = watch()
+    watcher.run()
+    for _ in range(20):
+        region.put("limit", 7 * GIB, device=1)
+        watcher.run()
+        assert memory(region) == [6 * GIB, 6 * GIB]
+    drifts = [each for each in events.of("changed") if each.detail["cause"] == "drift"]
+    assert len(drifts) == 5  # the 1st, 2nd, 4th, 8th and 16th
+    assert "device 1: memory limit 7 GiB -> 6 GiB (somebody else had set it)" in drifts[0].message
+    assert drifts[-1].message.endswith("(somebody else had set it, 16 times now)")
+    assert watcher.counters()["plan_drifts"] == 20
+
+
+def test_containers_that_come_are_set_and_those_that_go_are_forgotten(
+    scene: PlanScene, watch: Watch, events: Events, node: Node
+) -> None:
+    scene.plan_file(SIX)
+    watcher = watch()
+    watcher.run()
+    region = scene.container()
+    watcher.run()
+    assert memory(region) == [6 * GIB, 6 * GIB]
+    assert events.of("changed")[0].detail["cause"] == "container"
+    region.path.unlink()
+    region.path.parent.rmdir()
+    watcher.run()
+    assert node.containers == ()
+    kept = json.loads(Path(scene.state.path("kept.json")).read_text())
+    assert kept["containers"] == []
+
+
+def test_a_container_that_restarts_with_a_new_region_is_set_again(
+    scene: PlanScene, watch: Watch, events: Events
+) -> None:
+    region = scene.container()
+    scene.plan_file(SIX)
+    watcher = watch()
+    watcher.run()
+    region.path.unlink()
+    watcher.run()
+    assert events.of("skipped")[0].detail["reason"] == "no_region"
+    create_region(region.path, memory_limits=("3GiB",))
+    watcher.run()
+    assert memory(region) == [6 * GIB, 0]
+    assert events.of("changed")[1].detail["cause"] == "container"
+    # And what was there before is what the new region had.
+    aged(scene.directory / "plan.yaml", plan_yaml())
+    watcher.run()
+    assert memory(region) == [3 * GIB, 0]
+
+
+def test_what_the_plan_names_no_longer_goes_back_to_what_it_was(
+    scene: PlanScene, watch: Watch, events: Events
+) -> None:
+    region = scene.container()
+    before = region.content()
+    scene.plan_file(SIX, "{select: {}, set: {sm_limit: 20, priority: 0}}")
+    watcher = watch()
+    watcher.run()
+    aged(scene.directory / "plan.yaml", plan_yaml(FIVE))
+    watcher.run()
+    assert memory(region) == [5 * GIB, 5 * GIB]
+    assert region.limits()["sm"][:2] == [50, 100]
+    assert region.limits()["priority"] == 1
+    assert {each.detail["cause"] for each in events.of("changed")[1:]} == {"plan", "restore"}
+    aged(scene.directory / "plan.yaml", plan_yaml())
+    watcher.run()
+    assert region.content() == before
+
+
+def test_it_goes_back_also_where_the_watcher_has_been_another_process_meanwhile(
+    scene: PlanScene, watch: Watch, node: Node
+) -> None:
+    region = scene.container()
+    before = region.content()
+    scene.plan_file(SIX)
+    first = watch()
+    first.run()
+    first.stop()
+    aged(scene.directory / "plan.yaml", plan_yaml())
+    watch().run()
+    assert region.content() == before
+    assert diff_plan(node, LimitPlan()).changes == ()
+
+
+def test_what_somebody_else_has_set_since_is_not_taken_back(scene: PlanScene, watch: Watch) -> None:
+    region = scene.container()
+    scene.plan_file(SIX)
+    watcher = watch()
+    watcher.run()
+    region.put("limit", 7 * GIB, device=1)
+    aged(scene.directory / "plan.yaml", plan_yaml())
+    watcher.run()
+    assert memory(region) == [8 * GIB, 7 * GIB]
+
+
+def test_a_watcher_can_be_told_to_leave_it_as_it_is(scene: PlanScene, watch: Watch) -> None:
+    region = scene.container()
+    scene.plan_file(SIX)
+    watcher = watch(restore=False)
+    watcher.run()
+    aged(scene.directory / "plan.yaml", plan_yaml())
+    watcher.run()
+    assert memory(region) == [6 * GIB, 6 * GIB]
+
+
+def test_the_undo_plan_of_a_watch_restores_everything(
+    scene: PlanScene, watch: Watch, node: Node
+) -> None:
+    regions = [scene.container(pod=f"bert-{number}") for number in range(3)]
+    before = [region.content() for region in regions]
+    scene.plan_file(SIX, "{select: {pod: bert-1}, set: {sm_limit: 3, priority: 7}}")
+    watcher = watch()
+    watcher.run()
+    aged(scene.directory / "plan.yaml", plan_yaml(FIVE))
+    watcher.run()
+    watcher.stop()
+    undo = load_plan(scene.state.path("undo-watch.yaml"))
+    with PlanApplier(node, scene.state) as applier:
+        assert applier.apply(diff_plan(node, undo)).all_applied
+    assert [region.content() for region in regions] == before
+
+
+# ---- refusals and failures ------------------------------------------------------------
+
+
+def test_a_refusal_is_said_once_and_ends_when_its_reason_does(
+    scene: PlanScene, watch: Watch, events: Events
+) -> None:
+    region = scene.container()
+    slot = region.add_process(1, {0: 7 * GIB})
+    scene.plan_file(SIX)
+    watcher = watch()
+    for used in (7, 7.1, 7.2, 7.3):
+        region.put("slot_used.total", int(used * GIB), slot=slot)
+        watcher.run()
+    assert memory(region) == [8 * GIB, 4 * GIB]
+    (refused,) = events.of("refused")
+    assert "device 0 uses 7 GiB, more than the 6 GiB that the plan says" in refused.message
+    assert watcher.counters()["plan_refusals"] == 1
+    region.put("slot_used.total", GIB, slot=slot)
+    watcher.run()
+    assert memory(region) == [6 * GIB, 6 * GIB]
+    assert events.of("changed")[0].detail["cause"] == "container"
+
+
+def test_a_container_that_fails_is_tried_less_and_less_often(
+    scene: PlanScene, watch: Watch, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    region = scene.container("bad")
+    good = scene.container("good")
+    tried = []
+    opened = Node.open
+
+    def refuse(self: Node, container: Any) -> Any:
+        if container.name == "bad":
+            tried.append(container)
+            raise PermissionError(1, "not you")
+        return opened(self, container)
+
+    monkeypatch.setattr(Node, "open", refuse)
+    scene.plan_file(SIX)
+    watcher = watch()
+    for _ in range(40):
+        watcher.run()
+    assert memory(good) == [6 * GIB, 6 * GIB]
+    assert memory(region) == [8 * GIB, 4 * GIB]
+    assert len(tried) <= 6
+    assert len(events.of("failed")) == len(tried)
+    monkeypatch.undo()
+    aged(scene.directory / "plan.yaml", plan_yaml(FIVE))
+    watcher.run()  # a new plan is worth a new try
+    assert memory(region) == [5 * GIB, 5 * GIB]
+
+
+def test_a_change_of_many_containers_is_said_in_few_lines(
+    scene: PlanScene, watch: Watch, events: Events
+) -> None:
+    for number in range(60):
+        scene.container(pod=f"p-{number}")
+    scene.plan_file(SIX)
+    watch().run()
+    assert len(events.of("changed")) == 50
+    assert events.of("more")[0].message == "and 10 more changes"
+
+
+def test_two_watchers_do_not_fight_over_a_node(scene: PlanScene, watch: Watch) -> None:
+    scene.container()
+    scene.plan_file(SIX)
+    watch().run()
+    with pytest.raises(StateBusy, match="keeps this node on a plan"):
+        watch(FixedPlan(LimitPlan())).run()
+
+
+def test_a_half_done_apply_is_ended_by_the_first_pass(
+    scene: PlanScene, watch: Watch, events: Events
+) -> None:
+    region = scene.container()
+    with open_region(region) as opened:
+        entry = {
+            "path": os.fsencode(region.path).hex(),
+            "file_id": list(opened.file_id),
+            "layout": region.layout.value,
+            "changes": [
+                ["memory_limit", 0, 16 * GIB, 8 * GIB],
+                ["memory_limit", 1, 4 * GIB, 2 * GIB],
+            ],
+        }
+    scene.state.write("journal.jsonl", json.dumps({"version": 1, "entries": [entry]}) + "\n")
+    scene.plan_file("{select: {}, set: {priority: 1}}")
+    watch().run()
+    assert memory(region) == [8 * GIB, 2 * GIB]
+    assert events.kinds()[0] == "recovered"
+
+
+# ---- the plan changes -----------------------------------------------------------------
+
+
+def test_a_plan_that_becomes_wrong_is_said_and_the_last_good_one_stays(
+    scene: PlanScene, watch: Watch, events: Events
+) -> None:
+    region = scene.container()
+    path = scene.plan_file(SIX)
+    watcher = watch()
+    watcher.run()
+    aged(path, "kind: [")
+    for _ in range(3):
+        watcher.run()
+    (problem,) = events.of("problem")
+    assert problem.detail["about"] == str(path)
+    assert "plan.yaml:2:1: no YAML and no JSON" in problem.message
+    region.put("limit", GIB)
+    watcher.run()
+    assert memory(region) == [6 * GIB, 6 * GIB]
+    path.unlink()
+    watcher.run()
+    assert "No such file" in events.of("problem")[1].message
+    aged(path, plan_yaml(FIVE))
+    watcher.run()
+    assert len(events.of("solved")) == 1
+    assert memory(region) == [5 * GIB, 5 * GIB]
+
+
+def test_the_swap_of_a_config_map_is_a_new_plan(scene: PlanScene, watch: Watch) -> None:
+    """As kubelet does it: a link to a link to a directory, and the middle one is renamed over."""
+    region = scene.container()
+    volume = scene.directory / "volume"
+
+    def publish(name: str, text: str) -> None:
+        (volume / name).mkdir(parents=True)
+        aged(volume / name / "plan.yaml", text)
+        (volume / "..data_tmp").symlink_to(name)
+        (volume / "..data_tmp").replace(volume / "..data")
+
+    publish("..2026_1", plan_yaml(SIX))
+    (volume / "plan.yaml").symlink_to("..data/plan.yaml")
+    watcher = watch(PlanFile(volume / "plan.yaml"))
+    watcher.run()
+    assert memory(region) == [6 * GIB, 6 * GIB]
+    publish("..2026_2", plan_yaml(FIVE))
+    watcher.run()
+    assert memory(region) == [5 * GIB, 5 * GIB]
+
+
+def test_a_file_that_is_being_written_is_not_taken_for_a_plan(tmp_path: Path) -> None:
+    """A plan cut off after its first rule is a plan as well, and nobody's."""
+    path = tmp_path / "plan.yaml"
+    aged(path, plan_yaml(SIX, FIVE))
+    source = PlanFile(path)
+    whole = source.read().plan
+    path.write_text(plan_yaml(FIVE))
+    assert source.read().plan is whole
+    os.utime(path, (time.time() - 10,) * 2)
+    assert source.read().plan == parse_plan(plan_yaml(FIVE))
+    again = source.read()
+    assert again.plan is source.read().plan
+
+
+def test_several_sources_are_one_plan_in_their_order(scene: PlanScene, watch: Watch) -> None:
+    region = scene.container()
+    waiting = Changing(None)
+    both = SeveralSources([FixedPlan(parse_plan(plan_yaml(SIX))), waiting])
+    watcher = watch(both)
+    watcher.run()
+    assert memory(region) == [8 * GIB, 4 * GIB], "nothing is known of one of them yet"
+    waiting.reading = SourceReading(
+        parse_plan(plan_yaml("{select: {device: 1}, set: {memory_limit: 1GiB}}"))
+    )
+    watcher.run()
+    assert memory(region) == [6 * GIB, GIB]
+    assert both.read().plan is both.read().plan
+
+
+class Changing:
+    """A source that says what it is told."""
+
+    def __init__(self, plan: LimitPlan | None) -> None:
+        self.reading = SourceReading(plan)
+        self.closed = False
+
+    def read(self) -> SourceReading:
+        return self.reading
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_held_pod_is_neither_set_nor_given_back(scene: PlanScene, watch: Watch) -> None:
+    region = scene.container()
+    source = Changing(parse_plan(plan_yaml(SIX)))
+    watcher = watch(source)
+    watcher.run()
+    region.put("limit", 7 * GIB)
+    source.reading = SourceReading(LimitPlan(), held=frozenset({region.pod_uid}))
+    watcher.run()
+    assert memory(region) == [7 * GIB, 6 * GIB]
+    source.reading = SourceReading(LimitPlan())
+    watcher.run()
+    assert memory(region) == [7 * GIB, 4 * GIB]
+    watcher.stop()
+    assert source.closed
+
+
+def test_it_runs_as_a_task_of_an_agent(scene: PlanScene, watch: Watch) -> None:
+    region = scene.container()
+    path = scene.plan_file(SIX)
+    runner = TaskRunner([watch(interval_s=0.01)])
+    runner.start()
+    try:
+        eventually(lambda: memory(region) == [6 * GIB, 6 * GIB])
+        aged(path, plan_yaml(FIVE))
+        eventually(lambda: memory(region) == [5 * GIB, 5 * GIB])
+        assert runner.counters()["plan_failures"] == 0
+    finally:
+        runner.stop()
+    assert scene.state.watcher_pid() is None

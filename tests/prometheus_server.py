@@ -1,0 +1,90 @@
+"""A real Prometheus of the test's own, on a free port of the loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import socket
+import subprocess
+import urllib.parse
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from patience import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+needs_prometheus = pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs Prometheus")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Prometheus:
+    """One server; its API as plain Python values."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def get(self, path: str, **parameters: str) -> Any:
+        """The key ``data`` of an answer that is a success."""
+        query = f"?{urllib.parse.urlencode(parameters)}" if parameters else ""
+        try:
+            with urllib.request.urlopen(f"{self.url}{path}{query}", timeout=10) as answer:
+                document = json.load(answer)
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{path} {parameters}: {error.read().decode()}") from None
+        assert document["status"] == "success", document
+        return document["data"]
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """The vector that an expression gives now."""
+        result: list[dict[str, Any]] = self.get("/api/v1/query", query=expression)["result"]
+        return result
+
+    def is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=1) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+
+@contextlib.contextmanager
+def prometheus_server(
+    directory: Path, config: str, *, rules: Path | None = None
+) -> Iterator[Prometheus]:
+    """Start Prometheus with a configuration and a data directory below `directory`."""
+    file = directory / "prometheus.yml"
+    if rules is not None:
+        config += f"rule_files: [{json.dumps(str(rules))}]\n"
+    file.write_text(config)
+    port = free_port()
+    log = directory / "prometheus.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [
+                "prometheus",
+                f"--config.file={file}",
+                f"--storage.tsdb.path={directory / 'tsdb'}",
+                f"--web.listen-address=127.0.0.1:{port}",
+            ],
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        server = Prometheus(f"http://127.0.0.1:{port}")
+        eventually(lambda: server.is_ready() or process.poll() is not None)
+        assert process.poll() is None, log.read_text()
+        yield server
+    finally:
+        process.terminate()
+        process.wait(30)

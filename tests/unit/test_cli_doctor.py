@@ -1,0 +1,253 @@
+"""`hamiregion doctor` as people run it: what it says, what it exits with, what it changes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cli_process import COLOUR, Terminal, interrupt, run, start
+from namespaces import needs_first_namespace
+from poke import RegionFile
+
+import libhamiregion as hami
+from libhamiregion.host import FindingKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = needs_first_namespace
+
+GIB = 2**30
+GPU = "GPU-00000000-0000-0000-0000-000000000000"
+POD = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"
+DEAD = 4_194_305
+HOSTILE = "evil\x1b[2J\u202ename"
+
+ATTACH = """
+import os, sys, libhamiregion as hami
+with hami.open_region(sys.argv[1], writable=True) as region, region.attach() as slot:
+    slot.charge(0, 2**30)
+    region.set_host_pid(os.getpid(), os.getpid())
+    print("charged", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def region(tmp_path: Path) -> Iterator[RegionFile]:
+    """The region of a healthy container with one process."""
+    directory = tmp_path / "containers" / f"{POD}_train"
+    directory.mkdir(parents=True)
+    path = directory / "usage.cache"
+    hami.create_region(path, memory_limits=(8 * GIB,), uuids=[GPU])
+    with subprocess.Popen(
+        [sys.executable, "-c", ATTACH, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"charged\n"
+        yield RegionFile(path, hami.Layout.V1_2)
+        process.communicate()
+
+
+def arguments(region: RegionFile, *more: str) -> tuple[str, ...]:
+    root = str(region.path.parent.parent)
+    settle = () if "--settle" in more else ("--settle", "0.01")
+    # Regions of other tests, outside the root, are none of ours.
+    return ("doctor", "--root", root, "--container", "train", "--no-driver", *settle, *more)
+
+
+def make_ill(region: RegionFile) -> None:
+    region.put("slot_hostpid", 0)
+    region.add_process(DEAD, {0: 2 * GIB})
+
+
+def as_json(region: RegionFile, *more: str) -> tuple[int, dict[str, Any]]:
+    answer = run(*arguments(region, "--json", *more))
+    return answer.returncode, json.loads(answer.stdout)
+
+
+def test_a_healthy_node_exits_with_0(region: RegionFile) -> None:
+    answer = run(*arguments(region))
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert answer.stdout.startswith("nothing found in ")
+    code, told = as_json(region)
+    assert code == 0
+    assert (told["findings"], told["repairs"], told["left"]) == ([], None, 0)
+
+
+def test_findings_exit_with_3_and_are_a_table_and_paragraphs(region: RegionFile) -> None:
+    make_ill(region)
+    answer = run(*arguments(region))
+    assert answer.returncode == 3
+    table, first, second, total = answer.stdout.split("\n\n")
+    heading, *rows = [line.split() for line in table.splitlines()]
+    assert heading == ["NO", "SEVERITY", "KIND", "POD", "CONTAINER", "DEVICE", "PID", "REPAIR"]
+    assert [row[1:] for row in rows] == [
+        ["warning", "dead_process_counted", POD, "train", "0", str(DEAD), "yes"],
+        ["warning", "host_pid_missing", POD, "train", "-", rows[1][6], "yes"],
+    ]
+    assert first.startswith("1. 2 GiB of 1 dead process still count. Evidence: pid ")
+    for part in ("Evidence:", "Consequence:", "What to do:"):
+        assert part in first
+        assert part in second
+    assert total == "2 warnings; --repair mends 2 of them\n"
+    assert "\x1b" not in answer.stdout
+
+
+def test_json_has_the_same(region: RegionFile) -> None:
+    make_ill(region)
+    code, told = as_json(region, "--only", "dead_process_counted")
+    assert code == 3
+    assert set(told) == {
+        "taken_at_ns",
+        "complete",
+        "driver",
+        "warnings",
+        "dry_run",
+        "repairs",
+        "findings",
+        "left",
+    }
+    (found,) = told["findings"]
+    assert {name: found.pop(name) for name in ("evidence", "consequence", "advice")}
+    assert found == {
+        "kind": "dead_process_counted",
+        "severity": "warning",
+        "namespace": None,
+        "pod": None,
+        "pod_uid": POD,
+        "container": "train",
+        "container_id": None,
+        "region_path": str(region.path),
+        "device": 0,
+        "pid": DEAD,
+        "cause": None,
+        "summary": "2 GiB of 1 dead process still count",
+        "repairable": True,
+    }
+    assert told["driver"] is None
+
+
+def test_a_dry_run_says_what_a_repair_does_and_writes_nothing(region: RegionFile) -> None:
+    make_ill(region)
+    before = region.content()
+    dry = run(*arguments(region, "--repair", "--dry-run"))
+    assert dry.returncode == 3
+    assert f"would free the slot of dead process {DEAD}, 2 GiB" in dry.stdout
+    assert dry.stdout.endswith("2 warnings; dry run: nothing was written\n")
+    assert region.content() == before
+
+    code, told = as_json(region, "--repair")
+    assert code == 0
+    assert (told["findings"], told["left"], told["dry_run"]) == ([], 0, False)
+    done = {each["kind"]: each for each in told["repairs"]}
+    assert all(each["done"] and each["error"] is None for each in done.values())
+    (host_pid,) = done["host_pid_missing"]["actions"]
+    pid = done["host_pid_missing"]["pid"]
+    assert host_pid == f"host pid of process {pid}: none -> {pid}"
+    assert run(*arguments(region)).returncode == 0
+
+
+def test_what_cannot_be_repaired_is_left_and_said(region: RegionFile) -> None:
+    make_ill(region)
+    region.path.chmod(0o600)
+    answer = run(*arguments(region, "--repair"))
+    assert answer.returncode == 3
+    assert answer.stdout.count("repaired ") == 2
+    assert "permissions" in answer.stdout
+    assert answer.stdout.endswith("1 warning left\n")
+
+
+def test_notes_do_not_count_for_the_exit_code(region: RegionFile) -> None:
+    hami.create_region(region.path.with_name("old.cache"))
+    newer = region.path.stat().st_mtime_ns + 10**9
+
+    os.utime(region.path, ns=(newer, newer))
+    answer = run(*arguments(region))
+    assert answer.returncode == 0
+    assert "info" in answer.stdout
+    assert answer.stdout.endswith("1 note\n")
+
+
+def test_filters_choose_what_is_shown_and_repaired(region: RegionFile) -> None:
+    make_ill(region)
+    assert as_json(region, "--pod", "another")[1]["findings"] == []
+    kinds = [each["kind"] for each in as_json(region, "--device", "1")[1]["findings"]]
+    assert kinds == ["host_pid_missing"], "what is of no device is of every one"
+    assert as_json(region, "--device", "GPU-0*")[1]["left"] == 2
+    code, told = as_json(region, "--repair", "--only", "host_pid_missing")
+    assert code == 0
+    assert [each["kind"] for each in told["repairs"]] == ["host_pid_missing"]
+    assert region.get("slot_used.total", slot=1) == 2 * GIB
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--dry-run",),
+        ("--repair", "--watch", "1"),
+        ("--only", "everything"),
+        ("--settle", "-1"),
+        ("--settle", "nan"),
+    ],
+)
+def test_wrong_usage_exits_with_2(region: RegionFile, wrong: tuple[str, ...]) -> None:
+    answer = run(*arguments(region, *wrong))
+    assert answer.returncode == 2
+    assert answer.stdout == ""
+
+
+def test_a_root_that_is_not_there_is_a_failure(tmp_path: Path) -> None:
+    answer = run("doctor", "--no-driver", "--root", str(tmp_path / "nowhere"), "--settle", "0")
+    assert answer.returncode == 1
+    assert "none of the directories given could be listed" in answer.stderr
+
+
+def test_on_a_terminal_there_are_colours_and_nothing_raw(region: RegionFile) -> None:
+    make_ill(region)
+    evil = region.path.parent.with_name(f"{POD}_{HOSTILE}")
+    evil.mkdir()
+    (evil / f"{HOSTILE}.cache").symlink_to("/etc/passwd")
+    root = str(region.path.parent.parent)
+    with Terminal("doctor", "--root", root, "--no-driver", "--settle", "0.01") as terminal:
+        assert terminal.wait() == 3
+        assert COLOUR.search(terminal.screen)
+        assert "\x1b[2J" not in terminal.screen
+        assert "\u202e" not in terminal.screen
+        assert r"evil\x1b[2J\u202ename" in terminal.text
+        for part in ("dead_process_counted", "Consequence:", "not_a_region"):
+            assert part in terminal.text
+    with Terminal(*arguments(region, "--no-color"), columns=60) as plain:
+        assert plain.wait() == 3
+        assert not COLOUR.search(plain.screen)
+
+
+def test_a_watch_gives_one_object_per_line_until_ctrl_c(region: RegionFile) -> None:
+    process = start(*arguments(region, "--json", "--watch", "0.05"))
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["left"] == 0
+    make_ill(region)
+    while json.loads(process.stdout.readline())["left"] != 2:
+        pass
+    interrupt(process)
+    process.communicate()
+    assert process.returncode == 0
+
+
+def test_where_the_driver_cannot_be_asked_a_note_says_so(region: RegionFile) -> None:
+    words = [each for each in arguments(region) if each != "--no-driver"]
+    answer = run(*words, "--library", "/nowhere/libnvidia-ml.so.1")
+    assert answer.returncode == 0
+    assert "nothing was compared with the driver's figures" in answer.stderr
+
+
+def test_the_help_names_the_exit_codes() -> None:
+    told = run("doctor", "--help").stdout
+    assert "3 findings left" in told
+    assert "--repair" in told
+    assert FindingKind.HOST_PID_MISSING.value in told
