@@ -16,11 +16,13 @@ import subprocess
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 PATIENCE_S = 60.0
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -132,7 +134,7 @@ class Browser:
         theirs_in, self._to = os.pipe()
         self._from, theirs_out = os.pipe()
         # The protocol's descriptors are 3 and 4, by number.
-        command = f"exec \"$@\" 3<&{theirs_in} 4>&{theirs_out}"
+        command = f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}'
         flags = (*FLAGS, f"--user-data-dir={directory / 'profile'}", "--remote-debugging-pipe")
         self._log = directory / "chromium.log"
         with self._log.open("wb") as log:
@@ -220,7 +222,9 @@ class Browser:
 @contextlib.contextmanager
 def chromium() -> Iterator[Browser]:
     """A browser; starting one takes a second or two, so share it among tests."""
-    with tempfile.TemporaryDirectory(prefix="hamiregion-chromium-", ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(
+        prefix="hamiregion-chromium-", ignore_cleanup_errors=True
+    ) as name:
         browser = Browser(Path(name))
         try:
             yield browser

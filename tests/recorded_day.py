@@ -8,11 +8,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 
 from libhamiregion.agent import Reading, RecordedContainer, RecordingWriter
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -22,7 +25,9 @@ DAY_S = 24 * HOUR_S
 MIDNIGHT_S = 1_790_812_800
 # The recorder was down.
 GAP_S = (3 * HOUR_S + 600, 3 * HOUR_S + 3_000)
-GPUS = tuple(f"GPU-{number}a7c4e1{number}-5d21-4b6e-9f03-8c1d2e3f4a5{number}" for number in range(8))
+GPUS = tuple(
+    f"GPU-{number}a7c4e1{number}-5d21-4b6e-9f03-8c1d2e3f4a5{number}" for number in range(8)
+)
 
 
 @attrs.frozen
@@ -119,30 +124,82 @@ def tenants() -> list[Tenant]:
         Tenant("research", "vision-ablation", "train", 2, 32 * GIB, 50, unused),
         Tenant("research", "graph-nets-2", "train", 3, 24 * GIB, 30, leaking),
         Tenant("research", "tabular-rnn", "fit", 3, 16 * GIB, 30, growing),
-        Tenant("inference", "chat-6c8b5f7d9-x2v4k", "vllm", 4, 64 * GIB, 80,
-               serving(46 * GIB, 14 * GIB, 75)),
-        Tenant("inference", "embed-55d7c9f4b-q8t2m", "server", 5, 16 * GIB, 40,
-               serving(3 * GIB, 2 * GIB, 30)),
-        Tenant("inference", "rerank-7f5d8c6b9-m4n7p", "server", 5, 16 * GIB, 20,
-               serving(2 * GIB, GIB, 12)),
-        Tenant("inference", "asr-5b9d7c4f8-k2j6h", "triton", 5, 24 * GIB, 40,
-               serving(7 * GIB, 9 * GIB, 38)),
+        Tenant(
+            "inference",
+            "chat-6c8b5f7d9-x2v4k",
+            "vllm",
+            4,
+            64 * GIB,
+            80,
+            serving(46 * GIB, 14 * GIB, 75),
+        ),
+        Tenant(
+            "inference",
+            "embed-55d7c9f4b-q8t2m",
+            "server",
+            5,
+            16 * GIB,
+            40,
+            serving(3 * GIB, 2 * GIB, 30),
+        ),
+        Tenant(
+            "inference",
+            "rerank-7f5d8c6b9-m4n7p",
+            "server",
+            5,
+            16 * GIB,
+            20,
+            serving(2 * GIB, GIB, 12),
+        ),
+        Tenant(
+            "inference",
+            "asr-5b9d7c4f8-k2j6h",
+            "triton",
+            5,
+            24 * GIB,
+            40,
+            serving(7 * GIB, 9 * GIB, 38),
+        ),
         Tenant("inference", "canary-84c7d9f5b-z3x8w", "vllm", 6, 40 * GIB, 50, unused),
     ]
     for number, (person, hours) in enumerate(
-        [("ada", (9, 12)), ("grace", (10, 18)), ("kurt", (13, 14)), ("emmy", ()), ("alan", (20, 23)),
-         ("sofia", ()), ("hedy", (8, 11)), ("claude", (15, 17))]
+        [
+            ("ada", (9, 12)),
+            ("grace", (10, 18)),
+            ("kurt", (13, 14)),
+            ("emmy", ()),
+            ("alan", (20, 23)),
+            ("sofia", ()),
+            ("hedy", (8, 11)),
+            ("claude", (15, 17)),
+        ]
     ):
         sessions = ((hours[0] * HOUR_S, hours[1] * HOUR_S),) if hours else ()
         found.append(
-            Tenant("notebooks", f"jupyter-{person}", "notebook", 6 + number % 2, 8 * GIB, 25,
-                   notebook((2 + number % 4) * GIB + 300 * MIB, sessions))
+            Tenant(
+                "notebooks",
+                f"jupyter-{person}",
+                "notebook",
+                6 + number % 2,
+                8 * GIB,
+                25,
+                notebook((2 + number % 4) * GIB + 300 * MIB, sessions),
+            )
         )
     for number in range(9):
         start = (2 * number + 1) * HOUR_S + 137 * number
         found.append(
-            Tenant("batch", f"render-{number:02}", "job", 7, 20 * GIB, 50,
-                   training((9 + number) * GIB, 48), start, start + 5_400 + 300 * number)
+            Tenant(
+                "batch",
+                f"render-{number:02}",
+                "job",
+                7,
+                20 * GIB,
+                50,
+                training((9 + number) * GIB, 48),
+                start,
+                start + 5_400 + 300 * number,
+            )
         )
     found.append(Tenant("batch", "legacy-etl", "job", 3, None, None, serving(GIB, 3 * GIB, 20)))
     return found
@@ -181,6 +238,4 @@ def record(
     """Write the day into a recording."""
     with RecordingWriter(path, interval_s=interval_s, node="gpu-node-07") as writer:
         for second, readings in looks(which, interval_s=interval_s, until_s=until_s):
-            writer.write(
-                readings, at_ms=(MIDNIGHT_S + second) * 1000, running_ms=second * 1000
-            )
+            writer.write(readings, at_ms=(MIDNIGHT_S + second) * 1000, running_ms=second * 1000)

@@ -92,12 +92,11 @@ class KeptValues:
             if edit.rule is None and kept.values.pop(edit.key, None) is not None:
                 self._changed = True
 
-    def refresh(self, node: Node, diffs: Mapping[str, ContainerDiff]) -> None:
-        """Forget containers that are gone or have another region, and values of somebody else's.
+    def refresh(self, node: Node) -> None:
+        """Forget containers that are gone or have another region.
 
         Args:
             node: As it was at its last refresh.
-            diffs: What a plan would change, by directory.
         """
         there = {each.directory: each for each in node.containers}
         for directory, kept in list(self._containers.items()):
@@ -111,12 +110,6 @@ class KeptValues:
                 del self._containers[directory]
                 self._regions.pop(directory, None)
                 self._changed = True
-                continue
-            diff = diffs.get(directory)
-            if diff is not None:
-                self._drop_foreign(kept, diff)
-                if not kept.values:
-                    del self._containers[directory]
 
     def _has_another_region(self, container: Container, kept: _Kept) -> bool:
         region = container.region
@@ -136,12 +129,23 @@ class KeptValues:
             # Another thread has refreshed the node, or the file has just gone: next time.
             return False
 
-    def _drop_foreign(self, kept: _Kept, diff: ContainerDiff) -> None:
-        going_back = {edit.key for edit in diff.edits if edit.rule is None}
-        for key in kept.values.keys() - diff.governed - going_back:
-            # No rule sets it, and it does not stand as it was set: somebody else has it now.
-            del kept.values[key]
-            self._changed = True
+    def compared(self, diffs: Iterable[ContainerDiff]) -> None:
+        """Forget values that no rule sets and that are somebody else's by now.
+
+        Args:
+            diffs: What a plan would change, what goes back included.
+        """
+        for diff in diffs:
+            directory = diff.container.directory or ""
+            kept = self._containers.get(directory)
+            if kept is None:
+                continue
+            going_back = {edit.key for edit in diff.edits if edit.rule is None}
+            for key in kept.values.keys() - diff.governed - going_back:
+                del kept.values[key]
+                self._changed = True
+            if not kept.values:
+                del self._containers[directory]
 
     def save(self) -> None:
         """Write down what has changed.

@@ -133,9 +133,9 @@ class PlanWatcher:
             cause = "plan"
             self._take(reading.plan)
         self._node.refresh(processes=False)
+        kept.refresh(self._node)
         diff = self._compare(reading, kept)
-        by_directory = {each.container.directory or "": each for each in diff.containers}
-        kept.refresh(self._node, by_directory)
+        kept.compared(diff.containers)
         kept.save()
         self._say_skips(diff.off_plan)
         changes = [each for each in diff.changes if not self._backoff.waits(_key(each.container))]

@@ -223,11 +223,8 @@ def agent(**given: Any) -> None:
     wanted.check()
     with stop_signals() as stop:
         log = EventLog(stop.ask, as_json=wanted.as_json)
-        # Who names a directory means that one, and no region that some process has elsewhere.
-        # Neither this nor the sampler is closed: a driver that does not answer keeps nobody.
-        node = node_options.open_node(
-            wanted.roots, wanted.proc, wanted.pod_logs, outside=not wanted.roots
-        )
+        # Neither is closed: who waits for a driver that does not answer would never end.
+        node = node_options.open_node(wanted.roots, wanted.proc, wanted.pod_logs)
         sampler = NvmlSampler(wanted.library, sensors=bool(wanted.listen))
         tasks = list(_tasks(wanted, node, sampler, log))
         runner = TaskRunner(tasks, emit=log)

@@ -11,6 +11,7 @@ import click
 
 from libhamiregion import __version__
 from libhamiregion.agent.exporter import NodeExporter
+from libhamiregion.agent.small_memory import stay_small
 from libhamiregion.host.nvml import NvmlSampler
 
 from . import exporter_options, node_options, options
@@ -104,6 +105,7 @@ def exporter(
     With --once, one object on stdout: metrics, a list of objects with the keys name, type, help
     and samples, which have name, labels and value.
     """  # noqa: D301 (click looks for the character itself)
+    stay_small()
     log_to_stderr(log_level, as_json=as_json)
     # Neither is closed: who waits for a driver that does not answer would never end.
     node = node_options.open_node(roots, proc, pod_logs)

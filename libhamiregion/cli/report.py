@@ -37,7 +37,7 @@ from .output import on_terminal, terminal, write, write_json
 from .report_text import report_lines, report_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from libhamiregion.agent import History, Report
 
@@ -107,7 +107,7 @@ def _size(_: click.Context, __: click.Parameter, typed: str) -> int:
     return nbytes
 
 
-def _file_option(name: str, what: str) -> Any:
+def _file_option(name: str, what: str) -> Callable[[Any], Any]:
     return click.option(name, type=click.Path(path_type=str), metavar="FILE", help=what)
 
 

@@ -29,7 +29,7 @@ class MissingReason(enum.Enum):
     #: The directory holds no ``.cache`` file: nothing in the container has used CUDA yet, or it
     #: has a whole GPU or a MIG device, for which HAMi makes none.
     NO_FILE = "no_file"
-    #: The file is being created: empty, short, or without its magic.
+    #: The file is being created; it is empty, short, or without its magic.
     NOT_READY = "not_ready"
     #: A link, FIFO, socket, directory or foreign file stands in its place.
     NOT_A_REGION = "not_a_region"

@@ -233,7 +233,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         Severity.WARNING,
         "A live process's slot has a host pid that no process has.",
         "/proc of the host has no such pid; which process it really is was proved there.",
-        f"{_NO_UTILIZATION}. Once the number is used again, a stranger's figures count here.",
+        f"{_NO_UTILIZATION}, and once the number is used again, a stranger's figures count here.",
         _HOST_PID_ADVICE,
         _SET_HOST_PID,
         passes=True,

@@ -189,7 +189,7 @@ class Node:
 
     @property
     def directories(self) -> tuple[str, ...]:
-        """The roots that exist now: patterns expanded, links resolved, each directory once."""
+        """The roots that exist now, patterns expanded, links resolved, each directory once."""
         with self._lock:
             return self._roots.directories()
 

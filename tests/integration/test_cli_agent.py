@@ -4,8 +4,10 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,7 +49,9 @@ class Agent:
 
     def wait_for(self, event: str) -> dict[str, Any]:
         eventually(lambda: event in self.kinds() or self.process.poll() is not None)
-        return next(each for each in self.events() if each["event"] == event)
+        found = [each for each in self.events() if each["event"] == event]
+        assert found, f"it ended with {self.wait()}: {self.said}"
+        return found[0]
 
     def end(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
@@ -235,3 +239,57 @@ def test_names_of_containers_do_not_steer_the_terminal(scene: NodeScene) -> None
         assert len(answer.stdout.splitlines()) == answer.stdout.count("\n")
         if words:
             assert all(json.loads(line) for line in answer.stdout.splitlines())
+
+
+def test_it_exports_what_it_does_in_the_same_process(scene: NodeScene, agents: Any) -> None:
+    pytest.importorskip("uvicorn")
+    busy_and_waiting(scene)
+    agent = agents("--feedback", "--feedback-interval", "0.02", "--listen", "127.0.0.1:0")
+    url = agent.wait_for("listening")["detail"]["url"]
+    agent.wait_for("blocked")
+    with urllib.request.urlopen(f"{url}/metrics", timeout=PATIENCE_S) as answer:
+        text = answer.read().decode()
+    assert 'hamiregion_agent_events_total{event="feedback_blocks"} 1' in text
+    assert 'hamiregion_agent_paused{task="feedback"} 0' in text
+    assert "hami_vgpu_memory_limit_bytes" in text
+    with OtherWriter("vGPUmonitor"):
+        agent.wait_for("paused")
+        with urllib.request.urlopen(f"{url}/metrics", timeout=PATIENCE_S) as answer:
+            assert b'hamiregion_agent_paused{task="feedback"} 1' in answer.read()
+    assert agent.end() == 0
+    assert agent.kinds()[-1] == "stopped"
+
+
+def test_a_port_that_is_taken_is_a_failure_and_leaves_no_lock(scene: NodeScene) -> None:
+    pytest.importorskip("uvicorn")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        answer = run(scene, "--feedback", "--listen", address)
+    assert answer.returncode == 1
+    assert address in answer.stderr
+    assert run(scene, "--feedback", "--once").returncode == 0
+
+
+def test_it_keeps_limits_on_a_plan_and_priorities_with_them(
+    scene: NodeScene, agents: Any, tmp_path: Path
+) -> None:
+    """A container that makes itself urgent is put back, and waits."""
+    pytest.importorskip("jsonschema")
+    urgent, liar = busy_and_waiting(scene)
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(
+        "apiVersion: hamiregion.io/v1\nkind: LimitPlan\nrules:\n"
+        "- {select: {container: low}, set: {priority: 1}}\n"
+    )
+    state = str(tmp_path / "state")
+    fast = ("--feedback-interval", "0.02", "--plan-interval", "0.02")
+    agent = agents("--feedback", "--plan", str(plan), "--state", state, *fast)
+    agent.wait_for("blocked")
+    liar.put("priority", 0)
+    changed = agent.wait_for("changed")
+    assert (changed["task"], changed["detail"]["cause"]) == ("plan", "drift")
+    eventually(lambda: liar.get("priority") == 1 and liar.get("recent_kernel") == -1)
+    assert urgent.get("recent_kernel") > 0
+    assert agent.end() == 0
+    assert run(scene, "--plan", str(plan), "--dry-run").returncode == 2
+    assert run(scene, "--plan", str(tmp_path / "none.yaml"), "--once").returncode == 2

@@ -268,6 +268,11 @@ def test_a_root_that_cannot_be_listed(tmp_path: Path) -> None:
 # ---- Healthy ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "layout",
+    [Layout.UNVERSIONED_NO_UTIL, Layout.V1_1_POSTINIT, Layout.V1_2],
+    ids=lambda layout: layout.value,
+)
 def test_a_healthy_node_has_no_finding(hospital: Hospital, layout: Layout) -> None:
     """Several containers, nested and not, forks, a monitor, a reader, and an empty directory."""
     first, second = hospital.place(layout), hospital.place(layout, name="serve")

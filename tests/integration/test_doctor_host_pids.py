@@ -33,16 +33,7 @@ def heals(hospital: Hospital, place: Place, expected: dict[int, int]) -> None:
     assert hospital.findings() == ()
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_right_host_pids_are_no_finding(depth: int, hospital: Hospital, layout: Layout) -> None:
-    place = hospital.place(layout)
-    inside = place.start(depth)
-    place.spawn(inside)
-    inside.tell("fork")
-    assert hospital.findings() == ()
-
-
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(("depth", "layout"), [(1, Layout.UNVERSIONED_NO_UTIL), (2, Layout.V1_2)])
 def test_a_missing_host_pid(depth: int, hospital: Hospital, layout: Layout) -> None:
     place = hospital.place(layout)
     inside = place.start(depth)
@@ -153,6 +144,7 @@ def test_the_namespaces_own_proc_tells_no_host_pids(hospital: Hospital) -> None:
 # ---- Pids that are used again -------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2], ids=lambda layout: layout.value)
 def test_a_pid_that_is_used_again_is_not_mistaken(hospital: Hospital, layout: Layout) -> None:
     place = hospital.place(layout)
     inside = place.enter()

@@ -75,7 +75,7 @@ def killed_repairs(hospital: Hospital, layout: Layout, times: int) -> None:
 
 @pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2], ids=lambda layout: layout.value)
 def test_a_killed_repair_is_finished_by_the_next(hospital: Hospital, layout: Layout) -> None:
-    killed_repairs(hospital, layout, 3)
+    killed_repairs(hospital, layout, 2)
 
 
 @pytest.mark.stress

@@ -27,6 +27,7 @@ def hospital(tmp_path: Path) -> Iterator[Hospital]:
         made.close()
 
 
+@pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2], ids=lambda layout: layout.value)
 def test_a_lock_whose_owner_was_killed(hospital: Hospital, layout: Layout) -> None:
     place = hospital.place(layout)
     place.start()

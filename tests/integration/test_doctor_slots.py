@@ -11,7 +11,7 @@ from doctor_scenes import GIB, Hospital, Place
 from lock_bytes import NOBODY
 from namespaces import needs_first_namespace
 from poke import SLOTS
-from slot_bytes import WITH_SEQLOCK, WITHOUT_SEQLOCK, move_last_into
+from slot_bytes import WITH_SEQLOCK, move_last_into
 
 from libhamiregion import Layout
 from libhamiregion.host import FindingKind, Severity, diagnose
@@ -19,6 +19,10 @@ from libhamiregion.host import FindingKind, Severity, diagnose
 pytestmark = [needs_namespaces, needs_first_namespace]
 
 DEAD = NOBODY
+# One of the generations that lock for everything, one of those that do not.
+BOTH = pytest.mark.parametrize(
+    "layout", [Layout.V1_1, Layout.V1_2], ids=lambda layout: layout.value
+)
 
 
 @pytest.fixture
@@ -50,7 +54,7 @@ def account(place: Place, slot: int, nbytes: int) -> None:
 # ---- The dead -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2], ids=lambda layout: layout.value)
+@BOTH
 def test_killed_processes_that_count_are_one_finding(hospital: Hospital, layout: Layout) -> None:
     place = hospital.place(layout)
     inside = place.start(2)
@@ -92,8 +96,11 @@ def test_dead_processes_that_hold_nothing_are_no_finding(hospital: Hospital) -> 
 # ---- Slots that were moved ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", WITH_SEQLOCK, ids=lambda layout: layout.value)
-@pytest.mark.parametrize("host_pid", [True, False], ids=["known", "missing"])
+@pytest.mark.parametrize(
+    ("layout", "host_pid"),
+    [(Layout.V1_1_POSTINIT, True), (Layout.V1_2, False)],
+    ids=["known", "missing"],
+)
 def test_an_orphaned_slot(hospital: Hospital, layout: Layout, host_pid: bool) -> None:
     place = hospital.place(layout)
     file = place.file
@@ -134,9 +141,8 @@ def test_what_earlier_processes_left_behind_the_last_slot_is_no_finding(
     assert hospital.findings() == ()
 
 
-@pytest.mark.parametrize("layout", WITHOUT_SEQLOCK, ids=lambda layout: layout.value)
-def test_a_process_that_stands_twice(hospital: Hospital, layout: Layout) -> None:
-    place = hospital.place(layout)
+def test_a_process_that_stands_twice(hospital: Hospital) -> None:
+    place = hospital.place(Layout.V1_1)
     place.file.add_process(DEAD, {0: GIB})
     inside = place.start()
     move_last_into(place.file, 0)
@@ -153,6 +159,7 @@ def test_a_process_that_stands_twice(hospital: Hospital, layout: Layout) -> None
 # ---- Pid 0 --------------------------------------------------------------------------------------
 
 
+@BOTH
 def test_a_slot_without_a_pid(hospital: Hospital, layout: Layout) -> None:
     place = hospital.place(layout)
     place.file.add_process(0, {0: GIB})
@@ -164,7 +171,7 @@ def test_a_slot_without_a_pid(hospital: Hospital, layout: Layout) -> None:
     assert place.used() == GIB
 
 
-@pytest.mark.parametrize("layout", Layout, ids=lambda layout: layout.value)
+@BOTH
 def test_an_empty_slot_without_a_pid_wedges_early_generations_only(
     hospital: Hospital, layout: Layout
 ) -> None:

@@ -1,4 +1,4 @@
-"""Containers that come, go, break and are replaced between scrapes; what is kept, and what is not."""
+"""Containers that come, go, break and are replaced between scrapes."""
 
 import gc
 import os

@@ -18,7 +18,7 @@ from patience import eventually
 from poke import RegionFile
 
 from libhamiregion import Layout, open_region
-from libhamiregion.agent import RepairLoop, TaskRunner
+from libhamiregion.agent import Feedback, RepairLoop, TaskRunner
 from libhamiregion.agent.reconcile import SAFE_KINDS
 from libhamiregion.host import Node
 from libhamiregion.host.findings import FindingKind
@@ -232,7 +232,9 @@ def mends_while_others_come_and_go(
     process = start()
     process.tell("attach", steady.path)
     loop = RepairLoop(node, interval_s=0.02, settle_s=SETTLE_S, emit=events.append)
-    runner = TaskRunner([loop], emit=events.append)
+    # Beside it, on the same node: none of these processes is to be taken for another writer.
+    feedback = Feedback(node, interval_s=0.02, emit=events.append)
+    runner = TaskRunner([loop, feedback], emit=events.append)
     failure: list[BaseException] = []
 
     def disturb() -> None:
@@ -259,6 +261,9 @@ def mends_while_others_come_and_go(
         runner.stop()
     assert not failure
     assert mended >= 3
+    counters = runner.counters()
+    assert counters["feedback_runs"] > 10
+    assert counters["feedback_pauses"] == counters["feedback_failures"] == 0
 
 
 def test_it_mends_while_containers_come_and_go(

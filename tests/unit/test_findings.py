@@ -17,6 +17,7 @@ from libhamiregion.host.findings import CATALOGUE, finding
 
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 BEGIN = "<!-- The rest is made from the catalogue: python tests/unit/test_findings.py -->\n"
+_TWICE = "; it may pass by itself, so it is a finding only if it is seen twice"
 GROUPS = {
     "Host pids": FindingKind.HOST_PID_MISSING,
     "Slots": FindingKind.DEAD_PROCESS_COUNTED,
@@ -30,7 +31,7 @@ def explained(kind: FindingKind) -> str:
     """One kind as a section."""
     told = kind.explanation
     rows = [
-        ("Usually", f"{told.severity.value}{', seen at two looks' if told.passes else ''}"),
+        ("Severity", f"Usually {told.severity.value}{_TWICE if told.passes else ''}"),
         ("Evidence", told.evidence),
         ("Consequence", _capital(told.consequence)),
         ("What to do", _capital(told.advice)),

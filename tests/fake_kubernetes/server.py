@@ -1,0 +1,277 @@
+"""A small API server: pods, by the protocol of the real one.
+
+It lists (field selector, pages), watches from a version on (a stream of chunks, bookmarks, a time
+after which it ends), knows only the latest changes (410), wants a token, and fails as it is told.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlsplit
+
+import yaml
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TOKEN = "a-token-of-a-service-account"
+PATIENCE_S = 20.0
+
+
+class FakeApi:
+    """The server; a context manager. What is asked of it stands in `requests`."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.version = 100
+        #: Changes before this version are forgotten.
+        self.oldest = 100
+        self.pods: dict[str, dict[str, Any]] = {}
+        self.events: list[tuple[int, str, dict[str, Any]]] = []
+        self.requests: list[dict[str, str]] = []
+        self.refusals: list[int] = []
+        #: How a version that is too old is told: as a status, or as an event of the watch.
+        self.gone_as_event = True
+        self.generation = 0
+        self.ending = False
+        self.open_watches: set[socket.socket] = set()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server.daemon_threads = True
+        self._server.block_on_close = False
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.01}
+        )
+
+    def __enter__(self) -> FakeApi:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ending = True
+        self.drop_watches()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def kubeconfig(self, directory: Path, token: str = TOKEN) -> Path:
+        path = directory / "kubeconfig"
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "fake",
+            "clusters": [{"name": "fake", "cluster": {"server": self.url}}],
+            "users": [{"name": "fake", "user": {"token": token}}],
+            "contexts": [{"name": "fake", "context": {"cluster": "fake", "user": "fake"}}],
+        }
+        path.write_text(yaml.safe_dump(config))
+        return path
+
+    # ---- what happens in the cluster ----
+
+    def put(
+        self,
+        name: str,
+        uid: str,
+        annotations: dict[str, str],
+        *,
+        namespace: str = "research",
+        node: str = "node-1",
+        containers: tuple[str, ...] = ("train",),
+    ) -> None:
+        """Make a pod, or change it."""
+        pod = {
+            "metadata": {
+                "name": name,
+                "namespace": namespace,
+                "uid": uid,
+                "annotations": annotations,
+            },
+            "spec": {"nodeName": node, "containers": [{"name": each} for each in containers]},
+            "status": {"phase": "Running"},
+        }
+        self._change("MODIFIED" if uid in self.pods else "ADDED", pod)
+
+    def delete(self, uid: str) -> None:
+        self._change("DELETED", self.pods[uid])
+
+    def bookmark(self) -> None:
+        """Let time pass: a new version, and nothing that concerns these pods."""
+        self._change("BOOKMARK", {"metadata": {"annotations": {}}, "spec": {}})
+
+    def forget(self) -> None:
+        """As a real one does after some minutes: changes up to now are not known any more."""
+        with self.changed:
+            self.version += 1
+            self.oldest = self.version
+            self.events.clear()
+
+    def drop_watches(self) -> None:
+        """Cut the connection in the middle of each stream."""
+        with self.changed:
+            for connection in self.open_watches:
+                connection.shutdown(socket.SHUT_RDWR)
+            self.generation += 1
+            self.changed.notify_all()
+
+    def _change(self, kind: str, pod: dict[str, Any]) -> None:
+        with self.changed:
+            self.version += 1
+            stored = json.loads(json.dumps(pod))
+            stored["metadata"]["resourceVersion"] = str(self.version)
+            uid = stored["metadata"].get("uid")
+            if kind == "DELETED":
+                del self.pods[uid]
+            elif uid is not None:
+                self.pods[uid] = stored
+            self.events.append((self.version, kind, stored))
+            self.changed.notify_all()
+
+    # ---- what was asked ----
+
+    @property
+    def watches(self) -> list[dict[str, str]]:
+        return [each for each in self.requests if each.get("watch") == "true"]
+
+    @property
+    def lists(self) -> list[dict[str, str]]:
+        return [each for each in self.requests if each.get("watch") != "true"]
+
+
+def _on_node(pod: dict[str, Any], selector: str | None) -> bool:
+    if selector is None:
+        return True
+    key, _, value = selector.partition("=")
+    assert key == "spec.nodeName", selector
+    return pod["spec"].get("nodeName") == value
+
+
+def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            url = urlsplit(self.path)
+            query = dict(parse_qsl(url.query))
+            api.requests.append(query)
+            if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+                self.status(401, "Unauthorized")
+            elif api.refusals:
+                code = api.refusals.pop(0)
+                self.status(code, "told to fail")
+            elif url.path != "/api/v1/pods":
+                self.status(404, "the server could not find the requested resource")
+            elif query.get("watch") == "true":
+                self.watch(query)
+            else:
+                self.list(query)
+
+        def answer(self, code: int, document: dict[str, Any]) -> None:
+            raw = json.dumps(document).encode()
+            self.send_response(code)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(raw)))
+            self.end_headers()
+            self.wfile.write(raw)
+
+        def status(self, code: int, message: str) -> None:
+            self.answer(
+                code,
+                {"kind": "Status", "apiVersion": "v1", "code": code, "message": message},
+            )
+
+        def list(self, query: dict[str, str]) -> None:
+            with api.changed:
+                version = api.version
+                pods = [
+                    pod
+                    for _, pod in sorted(api.pods.items())
+                    if _on_node(pod, query.get("fieldSelector"))
+                ]
+            begin = int(query.get("continue", "0"))
+            end = begin + int(query.get("limit", "0") or len(pods))
+            metadata = {"resourceVersion": str(version)}
+            if end < len(pods):
+                metadata["continue"] = str(end)
+            self.answer(
+                200,
+                {
+                    "kind": "PodList",
+                    "apiVersion": "v1",
+                    "metadata": metadata,
+                    "items": pods[begin:end],
+                },
+            )
+
+        def watch(self, query: dict[str, str]) -> None:
+            reached = int(query.get("resourceVersion", "0"))
+            gone = f"too old resource version: {reached} ({api.oldest})"
+            if reached < api.oldest and not api.gone_as_event:
+                self.status(410, gone)
+                return
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            if reached < api.oldest:
+                self.event("ERROR", {"kind": "Status", "code": 410, "message": gone})
+                self.chunk(b"")
+                return
+            with api.changed:
+                generation = api.generation
+                api.open_watches.add(self.connection)
+            try:
+                self.follow(query, reached, generation)
+            except OSError:
+                self.close_connection = True
+            finally:
+                with api.changed:
+                    api.open_watches.discard(self.connection)
+
+        def follow(self, query: dict[str, str], reached: int, generation: int) -> None:
+            limit_s = float(query.get("timeoutSeconds", "1800"))
+            while True:
+                with api.changed:
+                    news = api.changed.wait_for(
+                        lambda: (
+                            api.generation != generation
+                            or [each for each in api.events if each[0] > reached]
+                        ),
+                        limit_s,
+                    )
+                    events = [each for each in api.events if each[0] > reached]
+                if api.generation != generation:
+                    self.close_connection = True
+                    return
+                if not news:
+                    self.chunk(b"")
+                    return
+                for version, kind, pod in events:
+                    reached = version
+                    if kind == "BOOKMARK":
+                        if query.get("allowWatchBookmarks") == "true":
+                            self.event(kind, {"kind": "Pod", "metadata": pod["metadata"]})
+                    elif _on_node(pod, query.get("fieldSelector")):
+                        self.event(kind, pod)
+
+        def event(self, kind: str, item: dict[str, Any]) -> None:
+            line = json.dumps({"type": kind, "object": item}).encode() + b"\n"
+            # In two chunks, as it comes over a real network.
+            self.chunk(line[:30])
+            self.chunk(line[30:])
+
+        def chunk(self, data: bytes) -> None:
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+            self.wfile.flush()
+
+    return Handler

@@ -1,0 +1,314 @@
+"""What the driver says: GPUs, MIG devices, and processes, with a region and without."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from containers import needs_namespaces
+from exposition import Exposition, NodeFiles, parsed
+from fake_nvml.driver import FakeDriver
+from fake_nvml.scenes import CARD, GPU, MIB, MIG, MIG_B, OTHER, SECOND
+from gpu_node import GpuNode, container_id, gpu_nodes, needs_cgroups
+
+from libhamiregion.agent import Bounds, NodeExporter
+from libhamiregion.host import Node, NvmlSampler
+
+HOST = {
+    "node": "worker-1",
+    "device_index": "0",
+    "device_uuid": GPU,
+    "device_type": "NVIDIA-NVIDIA H100 80GB HBM3",
+    "zone": "vGPU",
+}
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[GpuNode]:
+    with gpu_nodes(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def bystander() -> Iterator[int]:
+    """A process of the host that has to do with no container."""
+    process = subprocess.Popen(["sleep", "600"])
+    yield process.pid
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def sampler(fake_driver: FakeDriver) -> Iterator[NvmlSampler]:
+    with NvmlSampler(fake_driver.library, host_namespace=True, sensors=True) as opened:
+        yield opened
+
+
+def exported(node: Node, sampler: NvmlSampler, **options: object) -> Exposition:
+    exporter = NodeExporter(
+        node,
+        sampler=sampler,
+        node_name="worker-1",
+        **{"doctor": False, **options},  # type: ignore[arg-type]
+    )
+    return parsed(exporter.render())
+
+
+def test_the_gpus_have_the_monitors_labels_and_the_drivers_figures(
+    tmp_path: Path, fake_driver: FakeDriver, sampler: NvmlSampler
+) -> None:
+    fake_driver.play(CARD, SECOND, "sensors 0 41 187500 3 1")
+    with NodeFiles(tmp_path).open() as node:
+        found = exported(node, sampler, legacy=True)
+    legacy = {
+        "nodeid": "worker-1",
+        "deviceidx": "0",
+        "deviceuuid": GPU,
+        "devicetype": HOST["device_type"],
+        "zone": "vGPU",
+    }
+    without_node = {key: value for key, value in HOST.items() if key != "node"}
+    for name, labels, value in (
+        ("hami_host_gpu_memory_used_bytes", HOST, 5000 * MIB),
+        ("hami_host_gpu_utilization_ratio", HOST, 37),
+        ("hami_host_gpu_memory_controller_utilization_ratio", without_node, 12),
+        ("hami_host_gpu_temperature_celsius", HOST, 41),
+        ("hami_host_gpu_power_usage_watts", HOST, 187.5),
+        ("hami_host_gpu_ecc_errors_total", {**HOST, "error_type": "corrected"}, 3),
+        ("hami_host_gpu_ecc_errors_total", {**HOST, "error_type": "uncorrected"}, 1),
+        ("HostGPUMemoryUsage", legacy, 5000 * MIB),
+        ("HostCoreUtilization", legacy, 37),
+    ):
+        assert found.series(name, **labels) == {frozenset(labels.items()): value}
+    second = {"device_uuid": OTHER}
+    assert found.value("hami_host_gpu_memory_used_bytes", **second) == 3000 * MIB
+    assert found.value("hami_host_gpu_utilization_ratio", **second) == 5
+    for name in (
+        "hami_host_gpu_temperature_celsius",
+        "hami_host_gpu_power_usage_watts",
+        "hami_host_gpu_ecc_errors_total",
+    ):
+        assert found.series(name, **second) == {}, "it has no sensors"
+    assert found.value("hamiregion_nvml_up") == 1
+    assert found.labels("hamiregion_nvml_info") == {"state": "ok", "driver": "570.0-fake"}
+
+
+def test_a_figure_that_a_gpu_does_not_have_is_absent(
+    tmp_path: Path, fake_driver: FakeDriver, sampler: NvmlSampler
+) -> None:
+    fake_driver.play(
+        CARD, "error nvmlDeviceGetMemoryInfo 3", "error nvmlDeviceGetUtilizationRates 3"
+    )
+    with NodeFiles(tmp_path).open() as node:
+        found = exported(node, sampler, legacy=True)
+    assert not [name for name in found.names if name.startswith(("hami_host", "Host"))]
+
+
+def test_a_driver_that_goes_takes_its_series_with_it_and_nothing_else(
+    tmp_path: Path, fake_driver: FakeDriver, sampler: NvmlSampler
+) -> None:
+    fake_driver.play(CARD)
+    files = NodeFiles(tmp_path)
+    files.region(uuids=[GPU])
+    with files.open() as node:
+        exporter = NodeExporter(node, sampler=sampler, doctor=False)
+        assert "hami_host_gpu_memory_used_bytes" in parsed(exporter.render()).names
+        fake_driver.unload()
+        exporter.refresh()
+        found = parsed(exporter.render())
+        assert exporter.status().nvml == "driver_not_loaded"
+        assert dict(exporter.landing().rows)["NVIDIA driver"].startswith("driver_not_loaded")
+    assert "hami_host_gpu_memory_used_bytes" not in found.names
+    assert found.value("hamiregion_nvml_up") == 0
+    assert found.labels("hamiregion_nvml_info")["state"] == "driver_not_loaded"
+    assert found.value("hami_vgpu_memory_used_bytes") == 0
+
+
+def test_without_a_sampler_nothing_is_said_of_the_driver(tmp_path: Path) -> None:
+    with NodeFiles(tmp_path).open() as node:
+        exporter = NodeExporter(node, doctor=False)
+        assert "hamiregion_nvml_up" not in parsed(exporter.render()).names
+        assert exporter.status().nvml is None
+
+
+def test_a_region_on_a_mig_device_is_told_with_its_instances(
+    tmp_path: Path, fake_driver: FakeDriver, sampler: NvmlSampler
+) -> None:
+    fake_driver.play(CARD, *MIG)
+    files = NodeFiles(tmp_path)
+    files.region(uuids=[GPU, MIG_B])
+    with files.open() as node:
+        found = exported(node, sampler, legacy=True)
+    expected = {
+        "namespace": "team-a",
+        "pod": "train-0",
+        "container": "main",
+        "vdevice_index": "1",
+        "device_uuid": OTHER,
+        "mig_uuid": MIG_B,
+        "profile": "1c.3g.20gb",
+        "gpu_instance_id": "3",
+        "compute_instance_id": "1",
+        "zone": "vGPU",
+    }
+    assert found.series("hami_mig_device_info") == {frozenset(expected.items()): 1}
+    legacy = {
+        "podnamespace": "team-a",
+        "podname": "train-0",
+        "ctrname": "main",
+        "vdeviceid": "1",
+        "deviceuuid": OTHER,
+        "instanceid": "3",
+        "zone": "vGPU",
+    }
+    assert found.series("MigInfo") == {frozenset(legacy.items()): 1}
+
+
+@needs_namespaces
+def test_the_drivers_memory_stands_beside_what_is_accounted(
+    node: GpuNode, fake_driver: FakeDriver, sampler: NvmlSampler
+) -> None:
+    pod = node.add(pod="bert-0", uuids=[GPU, OTHER])
+    pid, host_pid = pod.attach()
+    other_pid, other_host_pid = pod.attach()
+    pod.charge(pid, 100 * MIB)
+    fake_driver.play(
+        CARD,
+        SECOND,
+        f"process 0 compute {host_pid} {140 * MIB}",
+        f"process 0 compute {other_host_pid} {60 * MIB}",
+        f"sample 0 {host_pid} 100 61 22 3 4",
+    )
+    with node.open() as opened:
+        found = exported(opened, sampler)
+    at = {"vdevice_index": "0", "device_uuid": GPU, "pod": "bert-0"}
+    own = {**at, "pid": str(pid), "host_pid": str(host_pid)}
+    assert found.value("hamiregion_process_memory_used_bytes", **own) == 100 * MIB
+    assert found.value("hamiregion_process_memory_driver_bytes", **own) == 140 * MIB
+    assert found.labels("hamiregion_process_memory_driver_bytes", **own) == found.labels(
+        "hamiregion_process_memory_used_bytes", **own
+    ), "so that the two can be divided"
+    assert found.value("hamiregion_process_driver_sm_utilization_ratio", **own) == 0.61
+    assert found.value("hamiregion_process_driver_enc_utilization_ratio", **own) == 0.03
+    assert found.value("hamiregion_process_driver_dec_utilization_ratio", **own) == 0.04
+    other = {**at, "pid": str(other_pid)}
+    assert found.value("hamiregion_process_memory_driver_bytes", **other) == 60 * MIB
+    assert found.value("hamiregion_device_memory_driver_bytes", **at) == 200 * MIB
+    assert found.value("hami_vgpu_memory_used_bytes", **at) == 100 * MIB
+    second = {"vdevice_index": "1", "device_uuid": OTHER}
+    assert found.value("hamiregion_device_memory_driver_bytes", **second) == 0
+    assert "hamiregion_unaccounted_process_memory_driver_bytes" not in found.names
+
+
+@needs_namespaces
+def test_what_the_driver_does_not_tell_of_one_process_leaves_the_sum_out(
+    node: GpuNode, fake_driver: FakeDriver, sampler: NvmlSampler
+) -> None:
+    pod = node.add(uuids=[GPU])
+    (_, known), (_, unknown) = pod.attach(), pod.attach()
+    fake_driver.play(
+        CARD, f"process 0 compute {known} {MIB}", f"process 0 compute {unknown} unavailable"
+    )
+    with node.open() as opened:
+        found = exported(opened, sampler)
+    assert len(found.series("hamiregion_process_memory_driver_bytes")) == 1
+    assert "hamiregion_device_memory_driver_bytes" not in found.names
+
+
+@needs_namespaces
+@needs_cgroups
+def test_processes_that_no_region_accounts_for_are_told_with_their_container(
+    node: GpuNode, fake_driver: FakeDriver, sampler: NvmlSampler, bystander: int
+) -> None:
+    """An escapee of a managed container, one of a container of its own, and one of the host."""
+    pod = node.add(pod="bert-0", uuids=[GPU])
+    _, inside = pod.attach()
+    _, escapee = pod.inside.child("spawn")
+    stranger = node.add(pod="plain-0", namespace="other", file=False)
+    _, alone = stranger.inside.child("spawn")
+    for pid in (inside, escapee):
+        node.move(pid, pod)
+    node.move(alone, stranger)
+    fake_driver.play(
+        CARD,
+        SECOND,
+        f"process 0 compute {inside} {10 * MIB}",
+        f"process 0 compute {escapee} {20 * MIB}",
+        f"process 1 compute {alone} {30 * MIB}",
+        f"process 1 graphics {bystander} {40 * MIB}",
+        f"sample 1 {alone} 100 50 0 0 0",
+    )
+    with node.open() as opened:
+        found = exported(opened, sampler)
+    name = "hamiregion_unaccounted_process_memory_driver_bytes"
+    assert len(found.series(name)) == 3
+    expected = {
+        "namespace": "research",
+        "pod": "bert-0",
+        "container": "main",
+        "container_id": pod.id,
+        "device_index": "0",
+        "device_uuid": GPU,
+        "host_pid": str(escapee),
+        "state": "escaped",
+    }
+    assert expected.items() <= found.labels(name, state="escaped").items()
+    assert found.labels(name, state="escaped")["process"].startswith("python")
+    assert found.value(name, state="escaped") == 20 * MIB
+    assert found.value("hamiregion_container_processes", pod="bert-0", state="escaped") == 1
+    other = found.labels(name, host_pid=str(alone))
+    assert (other["container_id"], other["state"]) == (stranger.id, "unmanaged")
+    assert (other["namespace"], other["pod"], other["container"]) == ("other", "plain-0", "main")
+    sm = "hamiregion_unaccounted_process_driver_sm_utilization_ratio"
+    assert found.value(sm, host_pid=str(alone)) == 0.5
+    host = found.labels(name, host_pid=str(bystander))
+    assert (host["container_id"], host["process"], host["state"]) == ("", "sleep", "unmanaged")
+    assert found.value(name, host_pid=str(bystander)) == 40 * MIB
+    assert found.labels("hamiregion_container_info", pod="bert-0")["container_id"] == pod.id
+
+
+@needs_namespaces
+@needs_cgroups
+def test_too_many_of_them_are_summed_up_per_gpu(
+    node: GpuNode, fake_driver: FakeDriver, sampler: NvmlSampler, bystander: int
+) -> None:
+    stranger = node.add(file=False)
+    children = [stranger.inside.child("spawn")[1] for _ in range(4)]
+    for pid in children:
+        node.move(pid, stranger)
+    lines = [f"process 0 compute {pid} {MIB}" for pid in (*children, bystander)]
+    fake_driver.play(CARD, *lines)
+    name = "hamiregion_unaccounted_process_memory_driver_bytes"
+    with node.open() as opened:
+        found = exported(opened, sampler, bounds=Bounds(unaccounted_per_container=2))
+        assert len(found.series(name)) == 2 + 1 + 1
+        assert found.value(name, host_pid="other") == 2 * MIB
+        assert found.labels(name, host_pid="other")["device_uuid"] == GPU
+        assert found.value(name, host_pid=str(bystander)) == MIB
+        found = exported(opened, sampler, bounds=Bounds(unaccounted=1))
+        assert len(found.series(name)) == 1 + 1
+        assert sum(found.series(name).values()) == 5 * MIB
+
+
+@needs_namespaces
+@needs_cgroups
+def test_a_process_with_a_slot_on_another_gpu_than_its_regions_is_told(
+    node: GpuNode, fake_driver: FakeDriver, sampler: NvmlSampler
+) -> None:
+    pod = node.add(pod="bert-0", uuids=[GPU])
+    pid, host_pid = pod.attach()
+    node.move(host_pid, pod, id_=container_id())
+    fake_driver.play(
+        CARD,
+        SECOND,
+        f"process 0 compute {host_pid} {MIB}",
+        f"process 1 compute {host_pid} {2 * MIB}",
+    )
+    with node.open() as opened:
+        found = exported(opened, sampler)
+    name = "hamiregion_unaccounted_process_memory_driver_bytes"
+    labels = found.labels(name)
+    assert (labels["state"], labels["pod"]) == ("other_device", "bert-0")
+    assert (labels["device_uuid"], labels["device_index"]) == (OTHER, "1")
+    assert found.value(name) == 2 * MIB
+    assert found.value("hamiregion_process_memory_driver_bytes", pid=str(pid)) == MIB

@@ -1,0 +1,91 @@
+"""What the doctor finds, as series: by kind, by container, and what orphaned slots hold."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from actors import Actor
+from exposition import NodeFiles, parsed
+from lock_bytes import NOBODY
+from poke import RegionFile
+from slot_bytes import move_last_into
+
+from libhamiregion import Layout
+from libhamiregion.agent import NodeExporter
+from libhamiregion.host.findings import FindingKind
+
+UUIDS = ["GPU-00000000-0000-0000-0000-000000000000", "GPU-11111111-1111-1111-1111-111111111111"]
+
+
+def test_every_kind_has_a_series_on_a_healthy_node_and_no_container_has_one(
+    tmp_path: Path,
+) -> None:
+    files = NodeFiles(tmp_path)
+    files.region(uuids=UUIDS, sm_limits=[50, 50])
+    with files.open() as node:
+        found = parsed(NodeExporter(node).render())
+    kinds = {dict(labels)["kind"]: n for labels, n in found.series("hamiregion_findings").items()}
+    assert kinds.keys() == {kind.value for kind in FindingKind}
+    assert found.value("hamiregion_device_memory_orphaned_bytes", vdevice_index="0") == 0
+    # Whether /proc shows everybody is a matter of the machine that runs this.
+    kinds.pop(FindingKind.PROCESSES_UNKNOWN.value)
+    assert set(kinds.values()) == {0}
+
+
+def test_a_dead_process_that_counts_is_a_finding_of_its_container(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path)
+    RegionFile(files.region(pod="ill", uuids=UUIDS), Layout.V1_2).add_process(NOBODY, {0: 1 << 20})
+    files.region(pod="well", uuids=UUIDS)
+    with files.open() as node:
+        exporter = NodeExporter(node)
+        found = parsed(exporter.render())
+        if found.value("hamiregion_proc_complete") == 0:
+            pytest.skip("/proc does not show everything here")
+        kind = FindingKind.DEAD_PROCESS_COUNTED
+        assert found.value("hamiregion_findings", kind=kind.value) == 1
+        assert found.value("hamiregion_container_findings", kind=kind.value) == 1
+        labels = found.labels("hamiregion_container_findings", kind=kind.value)
+    assert labels["pod"] == "ill"
+    assert labels["severity"] == kind.explanation.severity.value
+
+
+def test_what_can_pass_is_believed_when_it_is_seen_twice(
+    tmp_path: Path, actor: Callable[..., Actor]
+) -> None:
+    files = NodeFiles(tmp_path)
+    path = files.region(uuids=UUIDS)
+    kind = FindingKind.HOST_PID_MISSING
+    assert kind.explanation.passes
+    process = actor(path)
+    process("attach")
+    RegionFile(path, Layout.V1_2).put("slot_hostpid", 0)
+    with files.open() as node:
+        exporter = NodeExporter(node, doctor_interval_s=3600)
+        found = parsed(exporter.render())
+        assert found.value("hamiregion_findings", kind=kind.value) == 0
+        exporter.refresh()
+        assert parsed(exporter.render()).value("hamiregion_findings", kind=kind.value) == 1
+
+
+def test_an_orphaned_slot_is_told_with_what_it_froze(
+    tmp_path: Path, actor: Callable[..., Actor]
+) -> None:
+    files = NodeFiles(tmp_path)
+    path = files.region(uuids=UUIDS)
+    file = RegionFile(path, Layout.V1_2)
+    orphan = actor(path)
+    file.add_process(NOBODY, {0: 10_000})
+    file.add_process(NOBODY + 1, {0: 20_000})
+    file.add_process(orphan.pid, {0: 100, 1: 7}, host_pid=orphan.pid_here)
+    # Two dead ones removed at once: the second move takes what the first has left at the end.
+    move_last_into(file, 0)
+    file.put("proc_num", 1)
+    with files.open() as node:
+        exporter = NodeExporter(node)
+        exporter.refresh()
+        exporter.refresh()
+        found = parsed(exporter.render())
+    name = "hamiregion_device_memory_orphaned_bytes"
+    assert found.value("hamiregion_findings", kind="orphaned_slot") == 1
+    assert found.value(name, vdevice_index="0") == 100
+    assert found.value(name, vdevice_index="1") == 7

@@ -1,0 +1,252 @@
+"""The pods of a node, by the real client, from a server that speaks the real protocol."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_kubernetes.server import FakeApi
+from patience import eventually
+from plan_scene import GIB, PlanScene, plan_yaml
+
+from libhamiregion.agent import (
+    FixedPlan,
+    PlanWatcher,
+    PodAnnotations,
+    PodApiError,
+    PodWatch,
+    SeveralSources,
+    parse_plan,
+)
+
+pytest.importorskip("kubernetes", reason="needs the extra kubernetes")
+
+UID = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b%02x"
+SIX = {"hamiregion.io/memory-limit": "6GiB"}
+
+
+@pytest.fixture
+def api() -> Iterator[FakeApi]:
+    with FakeApi() as api:
+        yield api
+
+
+Watch = Callable[..., PodWatch]
+
+
+@pytest.fixture
+def watch(api: FakeApi, tmp_path: Path) -> Iterator[Watch]:
+    """Makes watches of node-1's pods by the client and a kubeconfig file, and closes them."""
+    made: list[PodWatch] = []
+
+    def watch(token: str | None = None, **options: Any) -> PodWatch:
+        config = api.kubeconfig(tmp_path, **({} if token is None else {"token": token}))
+        options = {"first_pause_s": 0.01, **options}
+        made.append(PodWatch("node-1", kubeconfig=config, **options))
+        return made[-1]
+
+    yield watch
+    for each in made:
+        each.close()
+
+
+def names(pods: PodWatch) -> set[str] | None:
+    found = pods.pods()
+    return None if found is None else {pod.name for pod in found}
+
+
+def test_the_pods_of_this_node_are_listed_once(api: FakeApi, watch: Watch) -> None:
+    for number in range(3):
+        api.put(f"bert-{number}", UID % number, SIX)
+    api.put("elsewhere", UID % 8, SIX, node="node-2")
+    api.put("silent", UID % 9, {"other/annotation": "x"})
+    pods = watch()
+    assert pods.pods() is None
+    pods.load()
+    assert names(pods) == {"bert-0", "bert-1", "bert-2"}
+    assert api.lists[0]["fieldSelector"] == "spec.nodeName=node-1"
+    assert api.watches == []
+
+
+def test_a_long_list_comes_in_pages(
+    api: FakeApi, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("libhamiregion.agent.plan_pods._PAGE", 2)
+    for number in range(5):
+        api.put(f"bert-{number}", UID % number, SIX)
+    pods = watch()
+    pods.load()
+    assert len(names(pods) or ()) == 5
+    assert len(api.lists) == 3
+
+
+def test_changes_arrive_as_they_happen(api: FakeApi, watch: Watch) -> None:
+    api.put("bert-0", UID % 0, SIX)
+    pods = watch()
+    pods.start()
+    eventually(lambda: names(pods) == {"bert-0"})
+    api.put("bert-1", UID % 1, SIX)
+    eventually(lambda: names(pods) == {"bert-0", "bert-1"})
+    api.put("bert-0", UID % 0, {"hamiregion.io/sm-limit": "5"})
+    eventually(lambda: {"sm-limit": "5"} in [each.annotations for each in pods.pods() or ()])
+    api.put("bert-0", UID % 0, {})
+    eventually(lambda: names(pods) == {"bert-1"})
+    api.delete(UID % 1)
+    eventually(lambda: names(pods) == set())
+    assert pods.lists == 1
+    assert pods.error is None
+    (asked,) = api.watches
+    assert asked["allowWatchBookmarks"] == "true"
+    assert asked["resourceVersion"] == "101"
+
+
+def test_a_watch_that_ends_is_resumed_where_it_was(api: FakeApi, watch: Watch) -> None:
+    """The server ends it after its time, and tells by a bookmark how far it was."""
+    api.put("bert-0", UID % 0, SIX)
+    pods = watch(watch_s=1)
+    pods.start()
+    eventually(lambda: len(api.watches) == 1)
+    api.bookmark()
+    reached = str(api.version)
+    eventually(lambda: len(api.watches) >= 2)
+    assert api.watches[0]["timeoutSeconds"] == "1"
+    assert api.watches[1]["resourceVersion"] == reached
+    assert pods.lists == 1
+
+
+def test_a_connection_that_breaks_is_resumed_where_it_was(api: FakeApi, watch: Watch) -> None:
+    pods = watch()
+    pods.start()
+    eventually(lambda: len(api.open_watches) == 1)
+    for number in range(3):
+        api.put(f"bert-{number}", UID % number, SIX)
+        eventually(lambda: len(names(pods) or ()) == number + 1)  # noqa: B023
+        reached, seen = str(api.version), len(api.watches)
+        api.drop_watches()
+        eventually(lambda: len(api.watches) > seen and api.open_watches)  # noqa: B023
+        assert api.watches[-1]["resourceVersion"] == reached
+    assert len(api.lists) == pods.lists == 1
+    eventually(lambda: pods.error is None)
+
+
+@pytest.mark.parametrize("as_event", [True, False])
+def test_a_version_that_is_forgotten_begins_with_a_new_list(
+    api: FakeApi, watch: Watch, as_event: bool
+) -> None:
+    api.gone_as_event = as_event
+    api.put("gone", UID % 0, SIX)
+    pods = watch()
+    pods.start()
+    eventually(lambda: len(api.open_watches) == 1)
+    with api.changed:
+        # What happens while nobody watches, and is forgotten before anybody does.
+        api.drop_watches()
+        del api.pods[UID % 0]
+        api.put("new", UID % 1, SIX)
+        api.forget()
+    eventually(lambda: names(pods) == {"new"})
+    assert pods.lists == 2
+    eventually(lambda: len(api.open_watches) == 1)
+    assert pods.error is None
+    assert api.watches[-1]["resourceVersion"] == str(api.version)
+
+
+def test_a_server_that_fails_is_asked_again_and_what_was_known_stays(
+    api: FakeApi, watch: Watch
+) -> None:
+    api.put("bert-0", UID % 0, SIX)
+    pods = watch()
+    pods.start()
+    eventually(lambda: len(api.open_watches) == 1)
+    with api.changed:
+        api.refusals += [500, 503, 429, 403]
+        api.drop_watches()
+    eventually(lambda: pods.error == "the API answered 403: told to fail")
+    assert names(pods) == {"bert-0"}
+    eventually(lambda: not api.refusals and len(api.open_watches) == 1)
+    eventually(lambda: pods.error is None)
+    assert pods.lists == 1
+
+
+def test_a_server_that_comes_later_is_waited_for(api: FakeApi, watch: Watch) -> None:
+    api.put("bert-0", UID % 0, SIX)
+    with api.changed:
+        api.refusals += [503] * 3
+    pods = watch()
+    pods.start()
+    eventually(lambda: names(pods) == {"bert-0"})
+    assert len(api.lists) >= 4
+
+
+def test_a_wrong_token_is_an_error_that_says_so(api: FakeApi, watch: Watch) -> None:
+    pods = watch(token="another")
+    with pytest.raises(PodApiError, match="the API answered 401: Unauthorized") as caught:
+        pods.load()
+    assert caught.value.status == 401
+    pods.start()
+    eventually(lambda: pods.error == "the API answered 401: Unauthorized")
+    assert pods.pods() is None
+
+
+def test_a_server_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with FakeApi() as api:
+        config = api.kubeconfig(tmp_path)
+    pods = PodWatch("node-1", kubeconfig=config)
+    with pytest.raises(PodApiError, match="refused"):
+        pods.load()
+    with pytest.raises(PodApiError, match="kube"):
+        PodWatch("node-1", kubeconfig=tmp_path / "none").load()
+
+
+def test_a_watch_is_closed_while_it_waits(api: FakeApi, watch: Watch) -> None:
+    pods = watch()
+    pods.start()
+    eventually(lambda: len(api.open_watches) == 1)
+    pods.close()
+    pods.close()
+    eventually(lambda: not api.open_watches)
+
+
+# ---- as the source of a plan --------------------------------------------------------------
+
+
+def test_limits_follow_the_annotations_of_pods(api: FakeApi, watch: Watch, tmp_path: Path) -> None:
+    """Set, changed, wrong, right again, removed: and the plan of a file beneath them."""
+    (tmp_path / "node").mkdir()
+    scene = PlanScene(tmp_path / "node")
+    first = scene.container(pod_uid=UID % 1)
+    second = scene.container(pod_uid=UID % 2, pod="bert-1")
+    before = second.limits()
+
+    def memory() -> list[int]:
+        return [region.get("limit") for region in (first, second)]
+
+    pods = watch()
+    file = FixedPlan(parse_plan(plan_yaml("{select: {pod: bert-0}, set: {memory_limit: 7GiB}}")))
+    source = PodAnnotations(pods)
+    with scene.node() as node:
+        watcher = PlanWatcher(node, SeveralSources([file, source]), scene.state)
+
+        def until(limits: list[int]) -> None:
+            eventually(lambda: watcher.run() or memory() == limits)  # type: ignore[func-returns-value]
+
+        watcher.run()
+        assert memory() == [8 * GIB, 8 * GIB], "nothing is known of the pods yet"
+        api.put("bert-1", UID % 2, {**SIX, "hamiregion.io/train.sm-limit.1": "9"})
+        pods.start()
+        until([7 * GIB, 6 * GIB])
+        assert second.limits()["sm"][:2] == [50, 9]
+        api.put("bert-1", UID % 2, {"hamiregion.io/memory-limit": "5GiB"})
+        until([7 * GIB, 5 * GIB])
+        assert second.limits()["sm"] == before["sm"]
+        api.put("bert-1", UID % 2, {"hamiregion.io/memory-limit": "much"})
+        api.put("bert-0", UID % 1, {"hamiregion.io/memory-limit": "1GiB"})
+        until([GIB, 5 * GIB])
+        assert list(source.read().problems) == ["research/bert-1"]
+        api.put("bert-0", UID % 1, {})
+        api.delete(UID % 2)
+        until([7 * GIB, 8 * GIB])
+        assert second.limits() == before
+        assert source.read().problems == {}
+        watcher.stop()
+    eventually(lambda: not api.open_watches)

@@ -1,0 +1,170 @@
+"""Annotations of pods as rules of a plan."""
+
+from typing import Any
+
+import pytest
+
+from libhamiregion.agent import (
+    AnnotatedPod,
+    AnnotationPlan,
+    LimitField,
+    Setting,
+    parse_plan,
+    plan_of_pods,
+    plan_text,
+)
+from libhamiregion.agent.plan_annotations import annotated_pod
+
+GIB = 1 << 30
+UID = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"
+
+
+def pod(annotations: dict[str, str], *containers: str, **metadata: Any) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "namespace": "research",
+            "name": "bert-0",
+            "uid": UID,
+            "annotations": {f"hamiregion.io/{key}": text for key, text in annotations.items()},
+            **metadata,
+        },
+        "spec": {"containers": [{"name": name} for name in containers or ("train",)]},
+    }
+
+
+def plan_of(*items: dict[str, Any]) -> AnnotationPlan:
+    return plan_of_pods(found for found in map(annotated_pod, items) if found)
+
+
+def rules(found: AnnotationPlan) -> list[tuple[str | None, str | None, Setting]]:
+    return [
+        (rule.select.container, rule.select.device, rule.settings[0]) for rule in found.plan.rules
+    ]
+
+
+def test_what_says_more_exactly_what_it_means_overrides_what_does_not() -> None:
+    found = plan_of(
+        pod(
+            {
+                "train.memory-limit.1": "1GiB",
+                "memory-limit.1": "3GiB",
+                "train.memory-limit": "2GiB",
+                "memory-limit": "4GiB",
+                "sm-limit": "50%",
+                "priority": "0",
+            },
+            "train",
+            "side",
+        )
+    )
+    memory, sm, priority = LimitField.MEMORY_LIMIT, LimitField.SM_LIMIT, LimitField.PRIORITY
+    assert rules(found) == [
+        (None, None, Setting(memory, 4 * GIB)),
+        (None, None, Setting(priority, 0)),
+        (None, None, Setting(sm, 50)),
+        (None, "1", Setting(memory, 3 * GIB)),
+        ("train", None, Setting(memory, 2 * GIB)),
+        ("train", "1", Setting(memory, GIB)),
+    ]
+    assert {rule.select.pod_uid for rule in found.plan.rules} == {UID}
+    assert {rule.name for rule in found.plan.rules} == {"annotations of research/bert-0"}
+    assert (found.errors, found.held) == ({}, frozenset())
+    assert parse_plan(plan_text(found.plan)) == found.plan
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "said"),
+    [
+        ("memory-limt", "6GiB", "unknown; did you mean memory-limit?"),
+        (
+            "train.sm_limit",
+            "6",
+            "unknown; known are [CONTAINER.]{memory-limit,sm-limit,priority}[.DEVICE]",
+        ),
+        (
+            "colour",
+            "blue",
+            "unknown; known are [CONTAINER.]{memory-limit,sm-limit,priority}[.DEVICE]",
+        ),
+        ("", "x", "unknown; known are [CONTAINER.]{memory-limit,sm-limit,priority}[.DEVICE]"),
+        ("memory-limit", "6GB", '"6GB" may mean powers of 1000'),
+        ("memory-limit", "", '"" is not a size'),
+        ("memory-limit", "0", "0 is how a region spells no limit; write `unlimited`"),
+        ("sm-limit", "0", "an SM limit is 1 to 100 (percent), or `unlimited`"),
+        ("sm-limit", "half", "an SM limit is 1 to 100 (percent), or `unlimited`"),
+        ("priority", "-1", "a priority is a number from 0 (high) to 2147483647"),
+        ("priority", "9" * 100, "a priority is a number from 0 (high) to 2147483647"),
+        ("priority.0", "1", "a priority is of the whole container; leave out the device"),
+        ("memory-limit.16", "6GiB", "a device is 0 to 15, not 16"),
+        ("memory-limit.01", "6GiB", "a device is 0 to 15, not 01"),
+        ("other.memory-limit", "6GiB", "the pod has no container other (it has train, side)"),
+        ("memory-limit.memory-limit", "6GiB", "the pod has no container memory-limit"),
+    ],
+)
+def test_a_bad_annotation_concerns_its_pod_only(key: str, text: str, said: str) -> None:
+    bad = pod({key: text, "sm-limit.1": "5"}, "train", "side")
+    good = pod({"sm-limit": "7"}, uid="8" * 32, name="good")
+    found = plan_of(bad, good)
+    ((about, message),) = found.errors.items()
+    assert about == "research/bert-0"
+    assert message.startswith(f"hamiregion.io/{key}: {said}")
+    assert found.held == {UID}
+    assert [rule.select.pod_uid for rule in found.plan.rules] == ["8" * 32]
+
+
+def test_all_that_is_wrong_with_a_pod_is_told() -> None:
+    (message,) = plan_of(pod({"sm-limit": "0", "priority": "x"})).errors.values()
+    assert message.count("hamiregion.io/") == 2
+
+
+def test_containers_of_all_kinds_can_be_named() -> None:
+    item = pod({"first.sm-limit": "1", "late.sm-limit": "2"})
+    item["spec"]["initContainers"] = [{"name": "first"}]
+    item["spec"]["ephemeralContainers"] = [{"name": "late"}]
+    assert [container for container, _, _ in rules(plan_of(item))] == ["first", "late"]
+
+
+def test_a_static_pod_is_known_by_the_uid_that_kubelet_uses() -> None:
+    item = pod({"sm-limit": "5"})
+    item["metadata"]["annotations"]["kubernetes.io/config.mirror"] = "9" * 32
+    found = annotated_pod(item)
+    assert found == AnnotatedPod(
+        "research", "bert-0", (UID, "9" * 32), ("train",), {"sm-limit": "5"}
+    )
+    assert [rule.select.pod_uid for rule in plan_of(item).plan.rules] == [UID, "9" * 32]
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        None,
+        [],
+        {},
+        {"metadata": None},
+        {"metadata": {"namespace": "a", "name": "b", "uid": UID}},
+        {"metadata": {"namespace": "a", "name": "b", "uid": UID, "annotations": {"other/x": "1"}}},
+        {"metadata": {"namespace": 1, "name": "b", "annotations": {"hamiregion.io/x": "1"}}},
+        {
+            "metadata": {
+                "namespace": "a",
+                "name": "b",
+                "uid": "../../etc",
+                "annotations": {"hamiregion.io/sm-limit": "1"},
+            }
+        },
+    ],
+)
+def test_what_is_no_pod_or_asks_for_nothing_is_passed_over(item: Any) -> None:
+    assert annotated_pod(item) is None
+
+
+def test_what_an_annotation_holds_cannot_steer_a_terminal() -> None:
+    found = plan_of(
+        pod(
+            {"\x1b[2J": "1", "memory-limit": "\x1b[2J" * 100, "\x1b.sm-limit": "\u202e"}, "\x1b[31m"
+        )
+    )
+    for about, message in found.errors.items():
+        assert about.isprintable()
+        assert message.isprintable()
+        assert len(message) < 1000
