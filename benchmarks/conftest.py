@@ -29,6 +29,7 @@ MOST_ROUNDS = 2000
 ORDER = [
     "test_read",
     "test_many",
+    "test_exporter",
     "test_open",
     "test_edit",
     "test_lock_and_slots",

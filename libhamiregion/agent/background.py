@@ -17,7 +17,7 @@ from libhamiregion.host.usage import driver_gap
 from . import metrics
 from .figures import is_held
 from .labels import LabelMaker
-from .rendering import steady
+from .rendering import steady, written
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -99,8 +99,8 @@ class Background:
     series: Mapping[str, tuple[Series, ...]] = attrs.Factory(dict)
 
     def with_series(self, stage: str, series: Sequence[Series]) -> Background:
-        """The same with other series of one stage."""
-        return attrs.evolve(self, series={**self.series, stage: tuple(series)})
+        """The same with other series of one stage, their text written."""
+        return attrs.evolve(self, series={**self.series, stage: tuple(map(written, series))})
 
 
 @attrs.frozen

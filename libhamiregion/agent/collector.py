@@ -26,8 +26,9 @@ class RegionCollector(Collector):
 
         REGISTRY.register(RegionCollector(exporter))
 
-    It gives what `NodeExporter.render` gives, sample by sample, and costs some ten times as much:
-    prometheus-client wants an object per sample. Needs the extra ``exporter``.
+    It gives what `NodeExporter.render` gives, sample by sample. prometheus-client wants an object
+    per sample and writes each line anew: some 20 us per sample, where `render` needs 0.1 us. Needs
+    the extra ``exporter``.
 
     Threads: as the exporter.
 

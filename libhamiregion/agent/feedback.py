@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 
-from libhamiregion.errors import LimitConflict, RegionError
+from libhamiregion.errors import LimitConflict, RegionClosed, RegionError
 
 from .events import Emit, Voice, silent
 from .monitor_watch import OtherWriterRuns, WriterWatch
@@ -158,7 +158,7 @@ class Feedback:
             if container.region is not None
         )
         self._voice.keep(present)
-        self._written = {key: of for key, of in self._written.items() if key[0] in present}
+        self._forget_what_is_gone(snapshot)
         believed_states = [self._believe(container, state) for container, state in states]
         for (container, state), verdict in zip(states, decide(believed_states), strict=True):
             changed = (
@@ -169,16 +169,36 @@ class Feedback:
                 self._tell(container, state, verdict)
                 continue
             try:
-                if verdict.blocked and container.region is not None:
-                    # Also where it was found blocked: from now on this process keeps it so.
-                    self._of(container.region).blocked = True
+                news = self._is_blocked_now(container, verdict)
                 if changed:
-                    self._apply(container, state, verdict)
+                    self._apply(container, state, verdict, news=news)
             except (RegionError, OSError) as error:
                 self._count("errors")
                 self._voice.failed("the feedback could not be written", error, container)
             else:
                 self._voice.well(container)
+
+    def _forget_what_is_gone(self, snapshot: NodeSnapshot) -> None:
+        """Keep nothing of regions that are no more; a container can make a new one each second."""
+        if self._written:
+            here = {_key(each.region) for each in snapshot.containers if each.region is not None}
+            for key in self._written.keys() - here:
+                del self._written[key]
+
+    def _is_blocked_now(self, container: Container, verdict: Verdict) -> bool:
+        """Note whether a region is blocked; True if that is news.
+
+        Also where it was found blocked: from now on this process keeps it so.
+        """
+        if container.region is None:
+            return False
+        written = self._written.get(_key(container.region))
+        if written is None and verdict.blocked:
+            written = self._of(container.region)
+        if written is None or written.blocked == verdict.blocked:
+            return False
+        written.blocked = verdict.blocked
+        return True
 
     def _note(self, others: tuple[OtherWriter, ...]) -> None:
         """Pause, or go on."""
@@ -226,10 +246,12 @@ class Feedback:
 
     # ---- writing ---------------------------------------------------------------------------------
 
-    def _apply(self, container: Container, state: LaunchState, verdict: Verdict) -> None:
+    def _apply(
+        self, container: Container, state: LaunchState, verdict: Verdict, *, news: bool
+    ) -> None:
         with self._node.open(container) as region:
             if verdict.recent_kernel != state.recent_kernel:
-                self._set_launch_mark(container, region, state, verdict)
+                self._set_launch_mark(container, region, state, verdict, news=news)
             if verdict.utilization_switch != state.utilization_switch:
                 written = self._of(region)
                 region.set_utilization_switch(bool(verdict.utilization_switch))
@@ -241,17 +263,25 @@ class Feedback:
                 self._voice.say(f"limiting_{on}", f"SM limiting is {on}", container)
 
     def _of(self, region: Region) -> _Written:
-        return self._written.setdefault((region.path, region.file_id), _Written())
+        return self._written.setdefault(_key(region), _Written())
 
     def _set_launch_mark(
-        self, container: Container, region: Region, state: LaunchState, verdict: Verdict
+        self,
+        container: Container,
+        region: Region,
+        state: LaunchState,
+        verdict: Verdict,
+        *,
+        news: bool,
     ) -> None:
         to = verdict.recent_kernel
         if to == BLOCKED:
             # A launch since it was read does not change that it has to wait from now on.
             region.set_recent_kernel(to)
             self._count("blocks")
-            self._voice.say("blocked", "launches wait for a more urgent container", container)
+            if news:
+                # Not where a container writes its own mark, against the block, again and again.
+                self._voice.say("blocked", "launches wait for a more urgent container", container)
         else:
             try:
                 region.set_recent_kernel(to, expected=state.recent_kernel)
@@ -260,7 +290,6 @@ class Feedback:
                 self._count("launches_kept")
                 return
             if state.recent_kernel < 0:
-                self._of(region).blocked = False
                 self._count("unblocks")
                 self._voice.say("unblocked", "launches go on", container)
         self._count("writes")
@@ -295,7 +324,7 @@ class Feedback:
             if container.region is None:
                 continue
             try:
-                written = self._written.get((container.region.path, container.region.file_id))
+                written = self._written.get(_key(container.region))
                 if written is None:
                     continue
                 with self._node.open(container) as region:
@@ -321,3 +350,11 @@ class Feedback:
             region.set_utilization_switch(bool(found))
             on = "on" if found else "off"
             self._voice.say(f"limiting_{on}", f"SM limiting is {on}, as it was found", container)
+
+
+def _key(region: Region) -> tuple[str, tuple[int, int]]:
+    """What a region is known by: its path, and the very file; a closed one is in no set."""
+    try:
+        return region.path, region.file_id
+    except RegionClosed:
+        return region.path, (-1, -1)

@@ -53,9 +53,9 @@ class Trimmer:
             deleted |= self._drop_to(limit - limit // 4)
         free = self._pragma("freelist_count")
         if free * _FREE_SHARE > self._pragma("page_count") and (new_segment or look % 16 == 0):
-            # Each row of the answer is a page: not fetched, not moved.
+            # Each step of the statement moves one page, and `execute` makes one step only.
             assert self._connection is not None  # noqa: S101 (attached first)
-            self._connection.execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
+            self._connection.executescript(f"PRAGMA incremental_vacuum({_VACUUM_PAGES});")
         return deleted
 
     def _segments(self) -> list[tuple[int, int]]:

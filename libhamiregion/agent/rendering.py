@@ -33,6 +33,7 @@ class Series:
         values: One per series, in the family's unit.
         steady: The same values come again, for as long as it is the same sequence of values.
         label_figures: For a family with figures as the values of its last labels: a column each.
+        body: The samples as text, where somebody has written it already; see `written`.
     """
 
     family: MetricFamily
@@ -40,12 +41,20 @@ class Series:
     values: Sequence[int | float]
     steady: bool = False
     label_figures: tuple[Sequence[int], ...] = ()
+    body: bytes | None = attrs.field(default=None, repr=False)
 
 
 def steady(family: MetricFamily, rows: Sequence[tuple[Labels, int | float]]) -> Series:
     """Series that stay as they are until others take their place; none of them twice."""
     kept = distinct(rows)
     return Series(family, [labels for labels, _ in kept], [value for _, value in kept], steady=True)
+
+
+def written(series: Series) -> Series:
+    """The same with its text, so that no scrape has to write it."""
+    if not series.labels:
+        return series
+    return attrs.evolve(series, body=_template(series) % _arguments(series))
 
 
 @attrs.define(eq=False)
@@ -100,7 +109,9 @@ class Sheet:
             if not series.labels:
                 self._kept.pop(family, None)
                 continue
-            body, self._kept[family] = self._body(series, self._kept.get(family))
+            body = series.body
+            if body is None:
+                body, self._kept[family] = self._body(series, self._kept.get(family))
             parts.append(self._head(family, openmetrics))
             parts.append(body)
         if openmetrics:

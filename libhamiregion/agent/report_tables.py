@@ -56,8 +56,9 @@ def report_json(report: Report) -> dict[str, Any]:
     `Report.allocations`, `.namespaces` and `.devices` are left out: make a report with another `by`
     for those. Times are Unix milliseconds; None is unknown, or unlimited where a limit is meant.
     """
-    left_out = {"allocations", "namespaces", "devices"}
-    plain = attrs.asdict(report, filter=lambda field, _: field.name not in left_out)
+    plain = attrs.asdict(attrs.evolve(report, allocations=(), namespaces=(), devices=()))
+    for left_out in ("allocations", "namespaces", "devices"):
+        del plain[left_out]
     return {"schema": JSON_SCHEMA, **plain}
 
 

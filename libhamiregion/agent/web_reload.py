@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 # How often the files are looked at, at most.
-_LOOK_INTERVAL_S: Final = 1.0
+_LOOK_INTERVAL_S: Final = 0.2
 
 
 class LiveWebConfig:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from .processes import HostProcess
 
 _PAGE = resource.getpagesize()
+# What maps shows for a layout that is mapped as a whole.
+_WHOLE = {layout: -(-layout.size_bytes // _PAGE) * _PAGE for layout in LAYOUTS}
 _MESSAGE_LIMIT = 400
 _MISSING_KINDS = {
     MissingReason.NOT_READY: FindingKind.REGION_NOT_READY,
@@ -335,12 +337,11 @@ def mixed_layouts(scene: Scene, used: Used) -> Iterator[Finding]:
     """Regions that several generations of libvgpu work on."""
     layout = used.snapshot.layout
     users = {process.pid: process for process in used.users}
-    whole = _pages(layout.size_bytes)
-    others = {_pages(each.size_bytes): each for each in LAYOUTS if _pages(each.size_bytes) != whole}
+    whole = _WHOLE[layout]
     for mapping in scene.node.processes.mappings(used.region):
         if mapping.process.pid not in users or not mapping.length_bytes % whole:
             continue
-        other = others.get(mapping.length_bytes)
+        other = next((each for each in LAYOUTS if _WHOLE[each] == mapping.length_bytes), None)
         if other is not None:
             yield finding(
                 FindingKind.LAYOUT_MIXED,
@@ -399,7 +400,3 @@ def _file_size(used: Used) -> int:
         return os.lstat(used.region.path).st_size
     except OSError:
         return 0
-
-
-def _pages(nbytes: int) -> int:
-    return -(-nbytes // _PAGE) * _PAGE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
@@ -17,6 +17,7 @@ from .process_facts import ProcessFacts
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
 
+    from libhamiregion.layouts import Layout
     from libhamiregion.models import ProcessUsage, RegionSnapshot
     from libhamiregion.region import Region
 
@@ -38,6 +39,11 @@ _MONITOR_NAMES = {"vGPUmonitor", "volcano-vgpu-monitor"}
 _LOW_HALF = 0xFFFFFFFF
 
 
+@cache
+def _has_seqlock(layout: Layout) -> bool:
+    return layout.has_seqlock
+
+
 def place_of(container: Container | None) -> Place:
     """What a container goes by."""
     if container is None:
@@ -55,6 +61,11 @@ class Used:
     processes: RegionProcesses
 
     @cached_property
+    def has_seqlock(self) -> bool:
+        """Whether processes of the region remember where their slots are (HAMi 2.8.1 and later)."""
+        return _has_seqlock(self.snapshot.layout)
+
+    @cached_property
     def slots(self) -> tuple[tuple[int, ProcessUsage, SlotMatch], ...]:
         """Number of the slot, what stands in it, and whose it is."""
         pairs = zip(self.snapshot.processes, self.processes.slots, strict=True)
@@ -67,9 +78,7 @@ class Used:
         for _, usage, match in self.slots:
             # Of two slots with one pid libvgpu takes the first up to 2.8.0, later versions the
             # last: the other one is a copy that was left behind.
-            if match.process is not None and (
-                usage.pid not in found or self.snapshot.layout.has_seqlock
-            ):
+            if match.process is not None and (usage.pid not in found or self.has_seqlock):
                 found[usage.pid] = (usage, match.process)
         return tuple(found.values())
 

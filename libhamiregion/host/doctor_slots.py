@@ -60,7 +60,7 @@ def dead_processes(scene: Scene, used: Used) -> Iterator[Finding]:  # noqa: ARG0
 def slots_without_pid(scene: Scene, used: Used) -> Iterator[Finding]:  # noqa: ARG001
     """Slots of pid 0 among those that count."""
     empty = [(slot, usage) for slot, usage, _ in used.slots if usage.pid == 0]
-    if used.snapshot.layout.has_seqlock:
+    if used.has_seqlock:
         # These generations take it for a dead one; only what it holds does harm.
         empty = [(slot, usage) for slot, usage in empty if memory_bytes(usage)]
     if not empty:
@@ -73,10 +73,10 @@ def slots_without_pid(scene: Scene, used: Used) -> Iterator[Finding]:  # noqa: A
         f"{count_words(len(empty), 'slot')} in use with pid 0",
         f"of {count_words(len(used.slots), 'slot')}, number {numbers} has pid 0 and counts"
         f" {_size(nbytes)}; layout {used.snapshot.layout.value}",
-        severity=Severity.WARNING if used.snapshot.layout.has_seqlock else Severity.ERROR,
+        severity=Severity.WARNING if used.has_seqlock else Severity.ERROR,
         consequence=(
             "what it holds counts against the limit and belongs to nobody"
-            if used.snapshot.layout.has_seqlock
+            if used.has_seqlock
             else None
         ),
     )
@@ -86,7 +86,7 @@ def doubled_slots(scene: Scene, used: Used) -> Iterator[Finding]:  # noqa: ARG00
     """Processes that stand twice, up to HAMi 2.8.0."""
     # Later generations keep emptied slots with their pids; while somebody holds the lock, a
     # removal may be under way.
-    if used.snapshot.layout.has_seqlock or not used.snapshot.settled:
+    if used.has_seqlock or not used.snapshot.settled:
         return
     seen: set[int] = set()
     twice: dict[int, None] = {}
@@ -109,7 +109,7 @@ def orphaned_slots(scene: Scene, used: Used) -> Iterator[Finding]:
     """Live processes that write behind the last slot that counts, since HAMi 2.8.1."""
     region = used.region
     living = {process.ns_pids[-1]: process for process in used.users}
-    if not (used.snapshot.layout.has_seqlock and living):
+    if not (used.has_seqlock and living):
         return
     with RawSlots(region) as raw:
         behind = raw.pids_from(len(used.slots))
@@ -134,7 +134,7 @@ def orphaned_slots(scene: Scene, used: Used) -> Iterator[Finding]:
 def stuck_seqlocks(scene: Scene, used: Used) -> Iterator[Finding]:
     """Seqlocks that stay odd."""
     doubtful = [(slot, usage, match) for slot, usage, match in used.slots if not usage.settled]
-    if not (doubtful and used.snapshot.layout.has_seqlock):
+    if not (doubtful and used.has_seqlock):
         return
     dead: list[tuple[int, int]] = []
     with RawSlots(used.region) as raw:

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from .usage import NodeProcess
 
 _MIB = 1 << 20
-# What the driver needs for a process beside what it allocates: CUDA's context and its modules take
-# 150 to 300 MiB on most GPUs; not every libvgpu counts a context, which takes up to 500 MiB more.
+# What is usual per process beside what is accounted: modules and the driver's own; and a context,
+# some 300 to 650 MiB by the size of the GPU, where libvgpu has not counted one.
 _UNCOUNTED_BYTES = 256 * _MIB
-_UNCOUNTED_CONTEXT_BYTES = 512 * _MIB
+_UNCOUNTED_CONTEXT_BYTES = 768 * _MIB
 _FAR_RATIO = 0.10
 # Below this a sample may well be of a moment that libvgpu's own measurement has not seen.
 _BUSY_PERCENT = 10

@@ -420,8 +420,8 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         Severity.WARNING,
         "The driver's figure for the container's memory is far from what is accounted. libvgpu does"
         " not see every kind of allocation, and not every version counts contexts.",
-        "They differ by more than a tenth, and by more than 256 MiB per process, or 512 MiB where"
-        " no context is accounted: what contexts and modules usually take.",
+        "They differ by more than a tenth, and by more than 256 MiB per process, or 768 MiB where"
+        " no context is accounted: what modules, and contexts on large GPUs, usually take.",
         "the limit holds for the accounted figure only.",
         "if the driver's is the larger one, leave that much between the limits and the GPU's"
         " memory; if it is the smaller one, restart the process, whose books are wrong",

@@ -279,7 +279,8 @@ class Node:
     def _scan_roots(self, changes: _Changes) -> None:
         directories = self._roots.scan()
         looked_into = self._watch.changed()
-        if directories is not self._directories:
+        # One that was not there when it was looked into may be back.
+        if directories is not self._directories or len(self._watched) != len(directories):
             gone = self._watched.keys() - directories.keys()
             for directory in gone:
                 self._store(directory, None, changes)

@@ -90,7 +90,7 @@ class NvmlFault:
 
     @property
     def message(self) -> str:
-        """One sentence, what failed, how, and what to do."""
+        """What failed, how, and what to do, as one sentence."""
         number = f" ({self.code})" if self.state is NvmlState.UNDOCUMENTED else ""
         return f"{self.call}: {self.state.explanation}{number}"
 

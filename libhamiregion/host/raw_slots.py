@@ -5,16 +5,19 @@ from __future__ import annotations
 import errno
 import os
 import struct
+from functools import cache
 from typing import TYPE_CHECKING
 
 from libhamiregion.errors import RegionStale
 from libhamiregion.layouts import SLOT_CAPACITY
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
 
     from typing_extensions import Self
 
+    from libhamiregion.layouts import Layout
     from libhamiregion.region import Region
 
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -22,6 +25,11 @@ _PID = struct.Struct("<i")
 _SEQLOCK = struct.Struct("<Q")
 # A file system that does not know its holes gives one piece of 2 MB.
 _PIECE_BYTES = 1 << 21
+
+
+@cache
+def _offsets(layout: Layout) -> Mapping[str, int | None]:
+    return layout.offsets
 
 
 class RawSlots:
@@ -44,7 +52,7 @@ class RawSlots:
     def __init__(self, region: Region) -> None:
         self._path = region.path
         known = region.file_id
-        self._offsets = region.layout.offsets
+        self._offsets = _offsets(region.layout)
         self._descriptor = os.open(region.path, _FLAGS)
         status = os.fstat(self._descriptor)
         if (status.st_dev, status.st_ino) != known:

@@ -1,5 +1,6 @@
 /* Files that are shortened, emptied or replaced under a handle: errors, never a dead process. */
 #include <pthread.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -31,6 +32,13 @@ static void count_code(struct storm *storm, int code)
         atomic_fetch_add(&storm->good, 1);
 }
 
+static bool has_changed(const struct hr_place *place)
+{
+    unsigned char changed = 2;
+    CHECK_EQ(hr_find_changed(place, 1, &changed), changed);
+    return changed != 0;
+}
+
 static void *read_in_a_storm(void *argument)
 {
     struct storm *storm = argument;
@@ -57,6 +65,8 @@ static void *read_in_a_storm(void *argument)
             }
             const int stale = hr_is_stale(fresh);
             CHECK(stale == 0 || stale == 1);
+            const struct hr_place place = {.region = fresh};
+            has_changed(&place);
             close_and_free(fresh);
         } else {
             CHECK(code == HR_ENOTREADY || code == HR_ESTALE || code == HR_ECORRUPT);
@@ -111,6 +121,61 @@ static void test_truncation_under_readers(void)
     close_and_free(storm.shared);
     free(storm.content);
     region_file_remove(&storm.file);
+}
+
+static struct hr_place place_of(const struct region_file *file, hr_region *region)
+{
+    struct stat status;
+    NEED(lstat(file->directory, &status) == 0);
+    return (struct hr_place){
+        .directory = file->directory,
+        .device_id = status.st_dev,
+        .inode = status.st_ino,
+        .changed_ns = (int64_t)status.st_ctim.tv_sec * 1000000000 + status.st_ctim.tv_nsec,
+        .region = region,
+    };
+}
+
+/* A place that is watched tells of each cut, and of what makes the region unreadable. */
+static void test_watched_places(void)
+{
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        struct region_file file;
+        region_file_make(&file, id);
+        hr_region *region = open_or_fail(file.path, HR_READ);
+        const struct hr_place whole = place_of(&file, region), alone = {.region = region};
+        const struct hr_place directory = place_of(&file, NULL);
+        CHECK(!has_changed(&whole) && !has_changed(&alone) && !has_changed(&directory));
+
+        const size_t last_uuid = file.layout->uuids + 15 * HR_UUID_BYTES;
+        const struct {
+            size_t offset;
+            uint32_t bad;
+        } damages[] = {
+            {0, 0},
+            {file.layout->proc_num, HR_SLOTS + 1},
+            {file.layout->proc_num, UINT32_MAX},
+            {file.layout->device_num, HR_DEVICES + 1},
+            {last_uuid, 0x2d555048},
+        };
+        for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {
+            const uint32_t good = peek32(&file, damages[i].offset);
+            poke32(&file, damages[i].offset, damages[i].bad);
+            CHECK(has_changed(&whole) && has_changed(&alone) && !has_changed(&directory));
+            poke32(&file, damages[i].offset, good);
+            CHECK(!has_changed(&whole) && !has_changed(&alone));
+        }
+        for (off_t size = 0; size < (off_t)file.layout->size; size += 99999) {
+            NEED(ftruncate(file.fd, size) == 0);
+            CHECK(has_changed(&whole) && !has_changed(&directory));
+        }
+        NEED(unlink(file.path) == 0);
+        CHECK(has_changed(&whole) && has_changed(&directory));
+        hr_close(region);
+        CHECK(has_changed(&alone));
+        hr_free(region);
+        region_file_remove(&file);
+    }
 }
 
 /* Each call on a file that is gone gives an error, from every layout and each cut. */
@@ -184,6 +249,7 @@ static void test_replacement(void)
 int main(void)
 {
     RUN(test_every_call_on_a_truncated_file);
+    RUN(test_watched_places);
     RUN(test_replacement);
     RUN(test_truncation_under_readers);
     return check_report("test_truncation");

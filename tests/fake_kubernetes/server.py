@@ -7,8 +7,10 @@ after which it ends), knows only the latest changes (410), wants a token, and fa
 from __future__ import annotations
 
 import json
+import select
 import socket
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
@@ -18,8 +20,10 @@ import yaml
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from typing_extensions import Self
+
 TOKEN = "a-token-of-a-service-account"
-PATIENCE_S = 20.0
+TICK_S = 0.05
 
 
 class FakeApi:
@@ -46,7 +50,7 @@ class FakeApi:
             target=self._server.serve_forever, kwargs={"poll_interval": 0.01}
         )
 
-    def __enter__(self) -> FakeApi:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -133,6 +137,10 @@ class FakeApi:
                 self.pods[uid] = stored
             self.events.append((self.version, kind, stored))
             self.changed.notify_all()
+
+    def is_news(self, reached: int, generation: int) -> bool:
+        """Whether a watch that has come so far has something to do."""
+        return self.generation != generation or any(each[0] > reached for each in self.events)
 
     # ---- what was asked ----
 
@@ -239,22 +247,13 @@ def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
                     api.open_watches.discard(self.connection)
 
         def follow(self, query: dict[str, str], reached: int, generation: int) -> None:
-            limit_s = float(query.get("timeoutSeconds", "1800"))
+            deadline = time.monotonic() + float(query.get("timeoutSeconds", "1800"))
             while True:
                 with api.changed:
-                    news = api.changed.wait_for(
-                        lambda: (
-                            api.generation != generation
-                            or [each for each in api.events if each[0] > reached]
-                        ),
-                        limit_s,
-                    )
+                    api.changed.wait_for(lambda: api.is_news(reached, generation), TICK_S)  # noqa: B023
                     events = [each for each in api.events if each[0] > reached]
-                if api.generation != generation:
+                if api.generation != generation or self.has_left():
                     self.close_connection = True
-                    return
-                if not news:
-                    self.chunk(b"")
                     return
                 for version, kind, pod in events:
                     reached = version
@@ -263,6 +262,14 @@ def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
                             self.event(kind, {"kind": "Pod", "metadata": pod["metadata"]})
                     elif _on_node(pod, query.get("fieldSelector")):
                         self.event(kind, pod)
+                if time.monotonic() >= deadline:
+                    self.chunk(b"")
+                    return
+
+        def has_left(self) -> bool:
+            """Whether the client has closed the connection; it sends nothing while it watches."""
+            readable, _, _ = select.select([self.connection], [], [], 0)
+            return bool(readable)
 
         def event(self, kind: str, item: dict[str, Any]) -> None:
             line = json.dumps({"type": kind, "object": item}).encode() + b"\n"

@@ -28,8 +28,8 @@
 
 #define DEVICES 16
 #define MIG_SLOTS 8
-#define PROCESSES 4096
-#define SAMPLES 4096
+#define PROCESSES 16384
+#define SAMPLES 16384
 #define NAMES 256
 #define RULES 64
 #define TEXT 256

@@ -15,7 +15,7 @@ from poke import RegionFile
 from typing_extensions import Self
 
 from libhamiregion import Layout, create_region
-from libhamiregion.agent import Event
+from libhamiregion.agent import Event, Task
 
 PATIENCE_S = 30
 WRITER = Path(__file__).with_name("other_writer.py")
@@ -41,6 +41,25 @@ class NodeScene:
         path = directory / "usage.cache"
         create_region(path, layout=layout, **{"uuids": [GPU], **spec})
         return RegionFile(path, layout)
+
+
+def launch(file: RegionFile) -> None:
+    """What libvgpu stores at a launch."""
+    file.put("recent_kernel", 2)
+
+
+def values(file: RegionFile) -> tuple[int, int]:
+    """The two fields that the feedback writes."""
+    return file.get("recent_kernel"), file.get("utilization_switch")
+
+
+@contextlib.contextmanager
+def stopping(task: Task) -> Iterator[None]:
+    """Stop a task at the end, whatever happens."""
+    try:
+        yield
+    finally:
+        task.stop()
 
 
 class Events(list[Event]):

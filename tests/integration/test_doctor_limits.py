@@ -92,13 +92,13 @@ def test_driver_memory_far_from_what_is_accounted(
 ) -> None:
     place = hospital.place()
     inside = place.start(used=4 * GIB)
-    driver = 4 * GIB + (1 if more else -1) * 600 * MIB
+    driver = 4 * GIB + (1 if more else -1) * 900 * MIB
     fake_driver.play(CARD, f"process 0 compute {inside.host_pid} {driver}")
     (found,) = hospital.findings(sampler=nvml_sampler)
     assert (found.kind, found.device) == (FindingKind.DRIVER_MEMORY_DIFFERS, 0)
     assert found.cause == ("driver_more" if more else "driver_less")
-    assert f"600 MiB {'more' if more else 'less'} than accounted" in found.evidence
-    assert "up to 512 MiB is usual" in found.evidence
+    assert f"900 MiB {'more' if more else 'less'} than accounted" in found.evidence
+    assert "up to 768 MiB is usual" in found.evidence
 
 
 def test_a_process_that_escapes_its_region(

@@ -1,9 +1,7 @@
 """The feedback on a node with real regions, real processes and other writers beside it."""
 
-import contextlib
 import os
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ from typing import Any
 import pytest
 from containers import containers, needs_namespaces
 from namespaces import needs_first_namespace
-from node_scene import GPU, OTHER_GPU, Events, NodeScene, OtherWriter, cgroup_of_pod
+from node_scene import GPU, OTHER_GPU, Events, NodeScene, launch, stopping, values
 from patience import eventually
 from poke import RegionFile
 
@@ -19,9 +17,7 @@ from libhamiregion import Layout
 from libhamiregion.agent import (
     Feedback,
     LaunchState,
-    OtherWriterRuns,
     TaskRunner,
-    WriterWatch,
     believed,
 )
 from libhamiregion.host import Container, Node
@@ -50,14 +46,6 @@ def feedback(node: Node, events: Events) -> Iterator[Feedback]:
     task = Feedback(node, emit=events.append)
     yield task
     task.stop()
-
-
-def launch(file: RegionFile) -> None:
-    file.put("recent_kernel", 2)
-
-
-def values(file: RegionFile) -> tuple[int, int]:
-    return file.get("recent_kernel"), file.get("utilization_switch")
 
 
 # ---- The rule, written --------------------------------------------------------------------------
@@ -112,7 +100,7 @@ def test_a_launch_between_reading_and_writing_is_not_lost(
 
     file.put("recent_kernel", 1)
     task = Feedback(node, believe=launches_now, emit=events.append)
-    with contextlib.closing(_Stopping(task)):
+    with stopping(task):
         task.run()
         assert file.get("recent_kernel") == 2, "it would be 0 without compare-and-set"
         assert task.counters()["feedback_launches_kept"] == 1
@@ -127,7 +115,7 @@ def test_a_launch_just_before_it_is_blocked_does_not_save_it(scene: NodeScene, n
         return state
 
     task = Feedback(node, believe=launches_now)
-    with contextlib.closing(_Stopping(task)):
+    with stopping(task):
         task.run()
         assert low.get("recent_kernel") == -1
 
@@ -161,7 +149,7 @@ def test_other_priorities_can_be_believed_than_those_in_the_regions(
     launch(liar)
     launch(honest)
     task = Feedback(node, believe=known_priority)
-    with contextlib.closing(_Stopping(task)):
+    with stopping(task):
         task.run()
         assert (values(liar), values(honest)) == ((-1, 1), (1, 0))
 
@@ -269,6 +257,34 @@ def test_the_first_pass_unblocks_what_a_killed_agent_has_left(
     assert low.get("recent_kernel") == 0
 
 
+def test_a_container_that_writes_against_its_block_is_blocked_again_and_said_once(
+    scene: NodeScene, feedback: Feedback, events: Events
+) -> None:
+    urgent, low = scene.container("urgent", priority=0), scene.container("low")
+    for _ in range(4):
+        launch(urgent)
+        launch(low)
+        feedback.run()
+        assert low.get("recent_kernel") == -1
+    assert events.kinds("low") == ["blocked"]
+    assert feedback.counters()["feedback_blocks"] == 4
+
+
+def test_a_container_that_makes_its_region_anew_again_and_again_leaves_nothing_behind(
+    scene: NodeScene, feedback: Feedback
+) -> None:
+    urgent, low = scene.container("urgent", priority=0), scene.container("low")
+    for _ in range(5):
+        launch(urgent)
+        content = low.content()
+        low.path.unlink()
+        low.path.write_bytes(content)
+        launch(low)
+        feedback.run()
+        assert low.get("recent_kernel") == -1
+        assert len(feedback._written) <= 2
+
+
 # ---- Containers that come, go and misbehave -----------------------------------------------------
 
 
@@ -313,7 +329,7 @@ def test_one_bad_container_does_not_keep_the_others_from_their_turn(
         return state
 
     task = Feedback(node, believe=harms)
-    with contextlib.closing(_Stopping(task)):
+    with stopping(task):
         node.refresh()
         if when == "before":
             harm(bad)
@@ -335,7 +351,7 @@ def test_a_failure_that_lasts_is_said_once(
     def refused(_: Container) -> Any:
         raise PermissionError(1, "Operation not permitted", str(file.path))
 
-    with contextlib.closing(_Stopping(task)):
+    with stopping(task):
         monkeypatch.setattr(node, "open", refused)
         for _ in range(3):
             launch(file)
@@ -370,224 +386,3 @@ def test_a_dry_run_says_all_and_writes_nothing(
     assert ("recent_kernel", 2, 1) in said
     assert ("recent_kernel", 0, -1) in said
     assert {each.event for each in events} == {"would_write"}
-
-
-# ---- Other writers ------------------------------------------------------------------------------
-
-
-def test_where_hamis_monitor_runs_it_does_not_start(feedback: Feedback) -> None:
-    for name in ("vGPUmonitor", "/usr/bin/vGPUmonitor", "volcano-vgpu-monitor"):
-        with OtherWriter(name) as monitor:
-            with pytest.raises(
-                OtherWriterRuns, match=f"process {monitor.pid} is {Path(name).name}"
-            ) as told:
-                feedback.start()
-            (other,) = told.value.others
-            assert (other.evidence, other.pid) == ("name", monitor.pid)
-    feedback.start()
-
-
-def test_who_holds_two_regions_open_for_writing_is_taken_for_a_monitor(
-    scene: NodeScene, feedback: Feedback
-) -> None:
-    files = [scene.container("a"), scene.container("b")]
-    with OtherWriter("python3", files) as other:
-        with pytest.raises(
-            OtherWriterRuns, match="holds regions of 2 pods open for writing"
-        ) as told:
-            feedback.start()
-        assert [(each.evidence, each.pid) for each in told.value.others] == [("mapping", other.pid)]
-
-
-@needs_namespaces
-def test_one_region_open_for_writing_is_an_edit_unless_it_stays(
-    scene: NodeScene, node: Node
-) -> None:
-    file = scene.container("a")
-    watch = WriterWatch(node)
-    with (
-        contextlib.closing(watch),
-        containers() as start,
-        OtherWriter("python3", [file]) as other,
-    ):
-        start().tell("attach", file.path)
-        node.refresh()
-        assert watch.look() == ()
-        node.refresh()
-        (found,) = watch.look()
-        assert (found.evidence, found.pid) == ("mapping", other.pid)
-
-
-@needs_namespaces
-def test_processes_of_the_containers_are_no_writers(scene: NodeScene, node: Node) -> None:
-    files = [scene.container("a"), scene.container("b")]
-    watch = WriterWatch(node)
-    with contextlib.closing(watch), containers() as start:
-        for file in files:
-            inside = start()
-            inside.tell("attach", file.path)
-            pid, _ = inside.child("spawn")
-            inside.tell(f"@{pid}", "map", file.path)
-        for _ in range(3):
-            node.refresh()
-            assert watch.look() == ()
-
-
-def test_writing_stops_when_a_monitor_appears_and_goes_on_when_it_has_gone(
-    scene: NodeScene, node: Node, events: Events
-) -> None:
-    urgent, low = scene.container("urgent", priority=0), scene.container("low")
-    task = Feedback(node, resume_after=2, emit=events.append)
-    with contextlib.closing(_Stopping(task)):
-        launch(urgent)
-        task.run()
-        assert low.get("recent_kernel") == -1
-        with OtherWriter("vGPUmonitor", [urgent, low]) as monitor:
-            before = urgent.content(), low.content()
-            for _ in range(3):
-                task.run()
-            assert (urgent.content(), low.content()) == before
-            assert {each.pid for each in task.paused} == {monitor.pid}
-            assert task.counters()["feedback_paused"] == 1
-            (paused,) = events.of("paused")
-            assert "nothing is written any more" in paused.message
-        task.run()
-        assert (urgent.content(), low.content()) == before, "it has been gone for one pass only"
-        task.run()
-        assert task.paused == ()
-        assert events.of("resumed")
-        assert values(urgent) == (0, 0)
-        assert task.counters()["feedback_pauses"] == 1
-
-
-def test_it_can_be_told_not_to_go_on(scene: NodeScene, node: Node) -> None:
-    file = scene.container("a")
-    task = Feedback(node, resume_after=None)
-    with contextlib.closing(_Stopping(task)):
-        with OtherWriter("vGPUmonitor"):
-            task.run()
-        for _ in range(5):
-            launch(file)
-            task.run()
-        assert file.get("recent_kernel") == 2
-        assert task.paused
-
-
-def test_at_the_end_a_monitor_keeps_what_it_finds(scene: NodeScene, node: Node) -> None:
-    urgent, low = scene.container("urgent", priority=0), scene.container("low")
-    launch(urgent)
-    task = Feedback(node)
-    task.run()
-    with OtherWriter("vGPUmonitor"):
-        node.refresh()
-        task.stop()
-        assert low.get("recent_kernel") == -1
-
-
-def test_a_monitor_of_that_name_elsewhere_does_not_count(
-    scene: NodeScene, feedback: Feedback, tmp_path: Path
-) -> None:
-    """A pod that calls its program so does not have the node's containers in its file system."""
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    with OtherWriter("vGPUmonitor", chroot=empty):
-        feedback.start()
-    link = empty / scene.root.relative_to("/")
-    link.parent.mkdir(parents=True)
-    link.symlink_to(scene.root)
-    with OtherWriter("vGPUmonitor", chroot=empty):
-        feedback.start()
-
-
-def test_a_pod_that_holds_a_region_cannot_pass_for_a_monitor(
-    scene: NodeScene,
-) -> None:
-    """Neither by a name nor by what it maps: it would switch the feedback off for all others."""
-    tenant, other = str(uuid.uuid4()), str(uuid.uuid4())
-    files = [scene.container("a", pod_uid=tenant), scene.container("b")]
-    with OtherWriter("vGPUmonitor", files) as impostor:
-        for pod_uid, counts in ((tenant, False), (other, True)):
-            with cgroup_of_pod(pod_uid, "ab" * 32) as cgroup:
-                (cgroup / "cgroup.procs").write_text(str(impostor.pid))
-                expected = pytest.raises(OtherWriterRuns) if counts else contextlib.nullcontext()
-                with expected, Node(scene.root, outside=False) as fresh:
-                    task = Feedback(fresh)
-                    try:
-                        task.start()
-                    finally:
-                        task.stop()
-                (cgroup.parents[2] / "cgroup.procs").write_text(str(impostor.pid))
-
-
-def test_hook_path_tells_where_a_monitor_looks(
-    scene: NodeScene, feedback: Feedback, tmp_path: Path
-) -> None:
-    """In its container the directory can have another path."""
-    there = tmp_path / "root"
-    (there / "vgpu/containers").mkdir(parents=True)
-    script = f'mount --bind {scene.root} {there}/vgpu/containers && exec "$@"'
-    inside = ("unshare", "--mount", "sh", "-c", script, "sh")
-    if os.geteuid() != 0:
-        pytest.skip("needs root to mount")
-    with (
-        OtherWriter("vGPUmonitor", inside=inside, chroot=there, env={"HOOK_PATH": "/vgpu"}),
-        pytest.raises(OtherWriterRuns, match="is vGPUmonitor"),
-    ):
-        feedback.start()
-    with OtherWriter("vGPUmonitor", inside=inside, chroot=there, env={"HOOK_PATH": "/other"}):
-        feedback.start()
-
-
-def test_two_agents_exclude_each_other(scene: NodeScene, node: Node, feedback: Feedback) -> None:
-    file = scene.container("a")
-    feedback.start()
-    second = Feedback(node)
-    with pytest.raises(
-        OtherWriterRuns, match=f"another agent runs: process {os.getpid()} has locked"
-    ):
-        second.start()
-    launch(file)
-    second.run()
-    assert file.get("recent_kernel") == 2
-    feedback.stop()
-    second.start()
-    second.stop()
-
-
-def test_the_lock_is_on_the_directory_whatever_its_name(
-    scene: NodeScene, feedback: Feedback, tmp_path: Path
-) -> None:
-    link = tmp_path / "another-way"
-    link.symlink_to(scene.root)
-    feedback.start()
-    with Node(link, outside=False) as same, pytest.raises(OtherWriterRuns):
-        Feedback(same).start()
-    elsewhere = NodeScene(tmp_path / "other-containers")
-    with Node(elsewhere.root, outside=False) as other:
-        task = Feedback(other)
-        task.start()
-        task.stop()
-
-
-def test_where_processes_are_hidden_it_starts_only_if_told_that_it_is_alone(
-    scene: NodeScene, tmp_path: Path
-) -> None:
-    proc = tmp_path / "proc"
-    proc.mkdir()
-    with Node(scene.root, proc=proc, outside=False) as node:
-        with pytest.raises(OtherWriterRuns, match="does not show all processes") as told:
-            Feedback(node).start()
-        assert told.value.others[0].evidence == "sight"
-        task = Feedback(node, watch=WriterWatch(node, assume_alone=True))
-        task.start()
-        task.stop()
-
-
-class _Stopping:
-    """Stops a task when it is closed."""
-
-    def __init__(self, task: Feedback) -> None:
-        self._task = task
-
-    def close(self) -> None:
-        self._task.stop()

@@ -172,6 +172,38 @@ def test_inside_one_signs_with_the_pid_that_it_has_there(
     assert is_free(file)
 
 
+def test_beside_processes_of_both_sides_one_outside_signs_with_no_pid_inside(
+    layout: Layout, region_file: RegionFileFactory, outside: MakeActor, inside: MakeActor
+) -> None:
+    """One with its pid here is seen, and one whose pid stands for another process here as well."""
+    file = region_file(layout)
+    first = attached(outside, file)
+    alone = outside(file)
+    alone("lock")
+    assert file.get("owner_pid") == alone.pid
+    alone("unlock")
+    attached(inside, file)
+    late = outside(file)
+    late("lock")
+    assert file.get("owner_pid") == FOREIGN_OWNER + late.pid
+    late("unlock")
+    first.kill()
+
+
+def test_a_pid_in_a_slot_proves_nothing_while_its_process_here_is_another_one(
+    layout: Layout, region_file: RegionFileFactory, outside: MakeActor
+) -> None:
+    """Of all processes of the machine, none that has a slot's number maps the file."""
+    file = region_file(layout)
+    for pid in range(1, 200):
+        file.add_process(pid)
+    file.add_process(os.getpid())
+    stranger = outside(file)
+    stranger("lock")
+    assert file.get("owner_pid") == FOREIGN_OWNER + stranger.pid
+    stranger("unlock")
+
+
 # ---- deaths ----
 
 

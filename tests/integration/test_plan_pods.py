@@ -178,7 +178,7 @@ def test_a_server_that_comes_later_is_waited_for(api: FakeApi, watch: Watch) -> 
     assert len(api.lists) >= 4
 
 
-def test_a_wrong_token_is_an_error_that_says_so(api: FakeApi, watch: Watch) -> None:
+def test_a_wrong_token_is_an_error_that_says_so(watch: Watch) -> None:
     pods = watch(token="another")
     with pytest.raises(PodApiError, match="the API answered 401: Unauthorized") as caught:
         pods.load()

@@ -55,9 +55,9 @@ class Served:
         return self.process.pid
 
 
-@pytest.fixture
-def serve() -> Iterator[Callable[..., Served]]:
-    """Start a server with an answer of so many bytes; it must end well."""
+@contextlib.contextmanager
+def servers() -> Iterator[Callable[..., Served]]:
+    """Starts servers with an answer of so many bytes; they must end well."""
     running = []
 
     def start(size: int = ANSWER, **options: Any) -> Served:
@@ -82,6 +82,20 @@ def serve() -> Iterator[Callable[..., Served]]:
         assert (process.returncode, errors) == (0, "")
 
 
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Served]]:
+    """Start a server for this test."""
+    with servers() as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def impatient() -> Iterator[Served]:
+    """One server for many tests, with a small answer and little patience."""
+    with servers() as start:
+        yield start(200_000, **SHORT)
+
+
 SHORT = {"header_timeout_s": 2.0, "stall_timeout_s": 2.0, "idle_timeout_s": 4.0}
 
 
@@ -95,14 +109,11 @@ def scrape_among(url: str, rounds: int) -> None:
 
 
 @pytest.mark.parametrize("client", BAD, ids=lambda client: client.__name__)
-def test_no_bad_client_keeps_a_good_one_from_its_answer(
-    serve: Callable[..., Served], client: Any
-) -> None:
-    served = serve(200_000, **SHORT)
-    before = descriptors(served.pid)
-    with Crowd(served.url, [client], each=5):
-        scrape_among(served.url, 20)
-    eventually(lambda: descriptors(served.pid) <= before + 1)
+def test_no_bad_client_keeps_a_good_one_from_its_answer(impatient: Served, client: Any) -> None:
+    before = descriptors(impatient.pid)
+    with Crowd(impatient.url, [client], each=5):
+        scrape_among(impatient.url, 20)
+    eventually(lambda: descriptors(impatient.pid) <= before + 1)
 
 
 def test_fifty_scrapers_among_all_of_them_miss_nothing_and_memory_stays_bounded(
@@ -251,13 +262,12 @@ def test_an_idle_server_with_bad_clients_uses_hardly_any_processor_time(
         assert cpu_s(served.pid) - before < 0.5
 
 
-def test_bodies_and_pipelines_without_end_take_no_memory(serve: Callable[..., Served]) -> None:
-    served = serve(100_000, **SHORT)
-    scrape_among(served.url, 3)
-    before = resident_bytes(served.pid)
-    with Crowd(served.url, [sends_a_body, asks_without_reading, reads_nothing], each=5):
-        scrape_among(served.url, 50)
-        assert resident_bytes(served.pid) - before < 20 * MIB
+def test_bodies_and_pipelines_without_end_take_no_memory(impatient: Served) -> None:
+    scrape_among(impatient.url, 3)
+    before = resident_bytes(impatient.pid)
+    with Crowd(impatient.url, [sends_a_body, asks_without_reading, reads_nothing], each=5):
+        scrape_among(impatient.url, 50)
+        assert resident_bytes(impatient.pid) - before < 20 * MIB
 
 
 def test_an_answer_is_not_mixed_up_with_another(serve: Callable[..., Served]) -> None:

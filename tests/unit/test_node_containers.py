@@ -14,6 +14,7 @@ from poke import RegionFile
 
 from libhamiregion import Layout, RegionClosed, create_region, open_region
 from libhamiregion.host import Container, MissingReason, MissingRegion, Node, directories
+from libhamiregion.host import node as node_module
 
 STATIC_POD = "5f2c1b1a9f6d4c0e8a7b6c5d4e3f2a1b"
 
@@ -464,6 +465,28 @@ def test_a_directory_that_becomes_a_link_is_not_followed(root: Root, node: Node)
     path.parent.symlink_to(root.path.parent / "elsewhere")
     refresh(node)
     assert node.containers == ()
+
+
+def test_a_directory_that_is_away_for_a_moment_is_found_again(
+    root: Root, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = root.region()
+    settle(path.parent, root.path)
+    refresh(node)
+    (path.parent / "sign").touch()
+
+    def look_while_away(*arguments: Any) -> Any:
+        path.parent.rename(root.path.parent / "away")
+        found = directories.look_into(*arguments)
+        (root.path.parent / "away").rename(path.parent)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node_module, "look_into", look_while_away)
+        refresh(node)
+    assert node.containers == ()
+    refresh(node)
+    opened(node)
 
 
 def test_a_region_that_somebody_else_has_closed_is_opened_again(root: Root, node: Node) -> None:

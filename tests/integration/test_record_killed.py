@@ -1,0 +1,150 @@
+"""A recorder that is killed at any moment loses no look that was done, and damages nothing."""
+
+import mmap
+import os
+import random
+import sqlite3
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from actors import Actor
+from patience import eventually
+
+from libhamiregion.agent import Reading, RecordedContainer, Recording, RecordingWriter
+
+T0 = 1_790_812_800_000
+SERIES = 40
+GIB = 1 << 30
+
+# What the victim does: look after look, each one's number noted in shared memory when it is done.
+# Segments are short and the file small, so that it is trimmed and shrunk all the time.
+VICTIM = f"""
+import mmap, struct
+from test_record_killed import readings_of, start_writer
+with open(progress, "r+b") as file:
+    shared = mmap.mmap(file.fileno(), 16)
+writer = start_writer(path)
+number = first
+while True:
+    writer.write(readings_of(number), at_ms={T0} + number * 15_000, running_ms=number * 15_000)
+    number += 1
+    shared[:8] = struct.pack("<Q", number)
+"""
+
+
+def start_writer(path: str) -> RecordingWriter:
+    writer = RecordingWriter(path, interval_s=15, retention_s=36_000, max_size_bytes=4 << 20)
+    writer._segment_rows = 400
+    return writer
+
+
+def readings_of(number: int) -> list[Reading]:
+    """What look `number` says; everything changes with every look."""
+    return [
+        Reading(
+            RecordedContainer(f"{series:04}", "train"), 0, None, number * 1000 + series, GIB,
+            sm_util_percent=(number + series) % 100,
+        )
+        for series in range(SERIES)
+    ]  # fmt: skip
+
+
+class Progress:
+    """How many looks the victim has done: memory that outlives it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.write_bytes(bytes(16))
+        with path.open("r+b") as file:
+            self._shared = mmap.mmap(file.fileno(), 16)
+
+    @property
+    def looks(self) -> int:
+        number: int = struct.unpack("<Q", self._shared[:8])[0]
+        return number
+
+
+def check(path: Path, done: int) -> int:
+    """The file is whole and has every look that was done; returns the number of the next one."""
+    connection = sqlite3.connect(path)
+    try:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    finally:
+        connection.close()
+    with Recording(path) as recording:
+        span = recording.span_ms()
+        assert span is not None
+        current: dict[int, int] = {}
+        last = -1
+        for look in recording.looks(*span):
+            for series, state in look.states.items():
+                assert state is not None
+                current[series] = state.memory_used_bytes
+            last = (look.start_ms - T0) // 15_000
+            # All of a look is there, or nothing of it.
+            assert sorted(current.values()) == [last * 1000 + series for series in range(SERIES)]
+    assert last + 1 >= done
+    # One look can be in the file and not noted yet.
+    assert last <= done
+    return last + 1
+
+
+def kill_and_check(
+    actor: Callable[..., Actor], path: Path, progress: Progress, dice: random.Random, rounds: int
+) -> int:
+    following = 0
+    for _ in range(rounds):
+        victim = actor()
+        victim.start(
+            "evaluate", VICTIM, path=str(path), progress=str(progress.path), first=following
+        )
+        wanted = progress.looks + dice.randrange(1, 120)
+        eventually(
+            lambda victim=victim, wanted=wanted: victim.is_done() or progress.looks >= wanted
+        )  # type: ignore[misc]
+        assert not victim.is_done(), victim.outcome()
+        # At any moment of a look, not just at its end.
+        for _ in range(dice.randrange(400)):
+            os.getppid()
+        victim.kill()
+        following = check(path, progress.looks)
+    return following
+
+
+def test_what_was_done_is_there_after_kills_at_random_moments(
+    actor: Callable[..., Actor], tmp_path: Path
+) -> None:
+    path, progress = tmp_path / "node.db", Progress(tmp_path / "progress")
+    assert kill_and_check(actor, path, progress, random.Random(7), rounds=12) > 100
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(1200)
+def test_what_was_done_is_there_after_many_kills(
+    actor: Callable[..., Actor], tmp_path: Path
+) -> None:
+    path, progress = tmp_path / "node.db", Progress(tmp_path / "progress")
+    kill_and_check(actor, path, progress, random.Random(), rounds=300)
+
+
+def test_a_writer_killed_while_it_makes_the_file_leaves_one_that_can_be_gone_on_with(
+    actor: Callable[..., Actor], tmp_path: Path
+) -> None:
+    dice = random.Random(3)
+    source = "from test_record_killed import start_writer\nstart_writer(path)"
+    for number in range(12):
+        path = tmp_path / f"{number}.db"
+        victim = actor()
+        victim.start("evaluate", source, path=str(path))
+        eventually(lambda path=path, victim=victim: path.exists() or victim.is_done())  # type: ignore[misc]
+        for _ in range(dice.randrange(4_000)):
+            os.getppid()
+        victim.kill()
+        with start_writer(str(path)) as writer:
+            writer.write(readings_of(0), at_ms=T0, running_ms=0)
+        assert check(path, 0) == 1
+        connection = sqlite3.connect(path)
+        assert connection.execute("PRAGMA auto_vacuum").fetchone() == (2,)
+        connection.close()

@@ -1,0 +1,417 @@
+"""`hamiregion limits diff`, `apply` and `export`: plans on a node, as people run them."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_process import COMMAND, environment, on_terminal, run, start
+from fake_kubernetes.server import FakeApi
+from plan_scene import GIB, GPUS, PlanScene, plan_yaml
+
+from libhamiregion import open_region
+from libhamiregion.agent.plan_journal import unfinished
+
+SIX = "{select: {namespace: research}, set: {memory_limit: 6GiB}}"
+UID = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"
+DIFF = f"""\
+POD              CONTAINER  DEVICE  LIMIT         BEFORE     AFTER  EFFECT         RULE
+research/bert-0  train      0       memory_limit  8GiB       6GiB   immediate      rules[0]
+research/bert-0  train      1       memory_limit  4GiB       6GiB   immediate      rules[0]
+research/bert-0  train      1       sm_limit      unlimited  50%    new_processes  rules[1]
+research/bert-0  train      -       priority      1          0      immediate      rules[1]
+left as it is: {UID} empty: no .cache file: nothing in the container has used CUDA yet, or it \
+has a whole GPU or a MIG device (rules[1])
+some rules choose no container of this node (rules[2])
+"""
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> PlanScene:
+    return PlanScene(tmp_path)
+
+
+@pytest.fixture
+def full_scene(scene: PlanScene) -> PlanScene:
+    """A container with a region and one without; a plan with a rule that chooses neither."""
+    scene.container()
+    (scene.root / f"{UID}_empty").mkdir()
+    scene.plan_file(
+        SIX,
+        "{select: {}, set: {sm_limit: 50, priority: 0}}",
+        "{select: {container: nobody}, set: {sm_limit: 1}}",
+    )
+    (scene.logs / f"sales_gpt_{UID}").mkdir()
+    return scene
+
+
+def limits(verb: str, scene: PlanScene, *arguments: str, **options: Any) -> Any:
+    plan = () if verb == "export" else (str(scene.directory / "plan.yaml"),)
+    node = scene.options[:4] if verb == "export" else scene.options
+    return run("limits", verb, *plan, *node, *arguments, **options)
+
+
+# ---- diff -------------------------------------------------------------------------------
+
+
+def test_diff_shows_what_would_change_and_what_would_not_and_changes_nothing(
+    full_scene: PlanScene,
+) -> None:
+    before = {path: path.read_bytes() for path in full_scene.root.rglob("*.cache")}
+    answer = limits("diff", full_scene)
+    assert answer.returncode == 3, answer.stderr
+    assert answer.stdout == DIFF.replace(UID, "sales/gpt")
+    assert {path: path.read_bytes() for path in before} == before
+    assert not Path(full_scene.state.directory).exists()
+
+
+def test_diff_as_json(full_scene: PlanScene) -> None:
+    answer = json.loads(limits("diff", full_scene, "--json").stdout)
+    (change,) = answer["changes"]
+    assert change["pod"] == "bert-0"
+    assert change["namespace"] == "research"
+    assert change["container"] == "train"
+    assert change["refused"] is False
+    assert change["edits"][2] == {
+        "field": "sm_limit",
+        "device": 1,
+        "before": None,
+        "after": 50,
+        "effect": "new_processes",
+        "rule": 1,
+    }
+    (skip,) = answer["skipped"]
+    assert (skip["reason"], skip["missing"], skip["rules"]) == ("no_region", "no_file", [1])
+    assert answer["kept"] == 1
+    assert answer["unused_rules"] == [2]
+    assert answer["overrides"] == []
+    assert answer["problems"] == {}
+
+
+def test_diff_on_a_terminal(full_scene: PlanScene) -> None:
+    text = " ".join(
+        on_terminal_failing("limits", "diff", str(full_scene.directory / "plan.yaml"), full_scene)
+    )
+    assert "research/bert-0" in text
+    assert "8GiB" in text
+
+
+def on_terminal_failing(*words: Any) -> list[str]:
+    """The words on the screen; a diff that differs ends with 3."""
+    from cli_process import Terminal
+
+    *arguments, scene = words
+    with Terminal(*arguments, *scene.options, columns=140) as terminal:
+        assert terminal.wait() == 3
+        return terminal.text.split()
+
+
+def test_diff_of_a_node_that_is_on_the_plan(scene: PlanScene) -> None:
+    scene.container()
+    scene.plan_file("{select: {}, set: {priority: 1}}")
+    answer = limits("diff", scene)
+    assert (answer.returncode, answer.stdout) == (0, "nothing is to be changed\n")
+    screen = on_terminal("limits", "diff", str(scene.directory / "plan.yaml"), *scene.options)
+    assert screen.text.split() == ["nothing", "is", "to", "be", "changed"]
+
+
+def test_rules_that_contradict_each_other_are_told(scene: PlanScene) -> None:
+    scene.container()
+    scene.plan_file(SIX, "{select: {}, set: {memory_limit: 5GiB}}")
+    assert (
+        "rules[1] sets the memory_limit of 1 containers differently from rules[0]; the later rule"
+        " counts\n"
+    ) in limits("diff", scene).stdout
+
+
+def test_devices_that_are_alike_share_a_line(scene: PlanScene) -> None:
+    scene.container(memory_limits=("8GiB",) * 16, uuids=())
+    scene.plan_file(SIX)
+    lines = limits("diff", scene).stdout.splitlines()
+    assert lines[1].split()[2:6] == ["0-15", "memory_limit", "8GiB", "6GiB"]
+    assert len(lines) == 2
+
+
+def test_a_plan_can_come_from_a_pipe(scene: PlanScene) -> None:
+    scene.container()
+    answer = subprocess.run(
+        [*COMMAND, "limits", "diff", "-", *scene.options],
+        input=plan_yaml(SIX),
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=False,
+    )
+    assert answer.returncode == 3, answer.stderr
+    assert "6GiB" in answer.stdout
+
+
+# ---- what is wrong --------------------------------------------------------------------------
+
+
+def test_a_wrong_plan_is_wrong_usage_with_a_line_for_each_problem(scene: PlanScene) -> None:
+    region = scene.container()
+    before = region.content()
+    path = scene.plan_file("{select: {pod: no}, set: {memory_limit: 6GB, sm_limit: 0}}")
+    for verb in (("diff",), ("apply",), ("apply", "--dry-run"), ("apply", "--watch")):
+        answer = limits(verb[0], scene, *verb[1:])
+        assert answer.returncode == 2, answer.stdout
+        assert answer.stderr.splitlines() == [
+            "Error: the plan cannot be used",
+            f"{path}:4:20: rules[0].select.pod: YAML reads no as a boolean, and text is wanted:"
+            ' write "no" in quotes',
+            f"{path}:4:60: rules[0].set.sm_limit: `0` is out of range: 1 at least; write 1 to 100,"
+            ' "50%", or unlimited',
+        ]
+    assert region.content() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("apply",), 2, "Say which plan: a FILE, --from-annotations, or both."),
+        (("apply", "--from-annotations"), 2, "name it with --node or NODE_NAME"),
+        (("diff", "/nowhere/plan.yaml"), 1, "/nowhere/plan.yaml: No such file or directory"),
+        (("apply", "/dev", "--watch"), 2, "/dev: a plan is a regular file"),
+        (("apply", "PLAN", "--watch", "--dry-run"), 2, "--watch goes with neither"),
+        (("apply", "PLAN", "--watch", "--undo", "x"), 2, "--watch goes with neither"),
+        (("apply", "PLAN", "--root", "/nowhere"), 1, "none of the directories given could be"),
+        (("diff", "PLAN", "--root", "/nowhere"), 1, "--root says where"),
+        (("export", "--root", "/nowhere"), 1, "--root says where"),
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    scene: PlanScene, arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    path = scene.plan_file(SIX)
+    words = [str(path) if word == "PLAN" else word for word in arguments]
+    if "--root" not in words:
+        words += scene.options
+    answer = run("limits", *words, env={"HAMIREGION_STATE": scene.state.directory})
+    assert answer.returncode == code, answer.stdout + answer.stderr
+    assert said in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_the_extra_that_is_missing_is_named(scene: PlanScene, tmp_path: Path) -> None:
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "yaml.py").write_text("raise ModuleNotFoundError(name='yaml')")
+    scene.plan_file(SIX)
+    answer = limits("diff", scene, env={"PYTHONPATH": str(tmp_path / "broken")})
+    assert answer.returncode == 1
+    assert answer.stderr == (
+        "hamiregion needs yaml, which is not installed: pip install 'libhamiregion[plan]'\n"
+    )
+
+
+# ---- apply ----------------------------------------------------------------------------------
+
+
+def test_apply_shows_the_diff_makes_it_true_and_says_how_to_undo_it(
+    full_scene: PlanScene, tmp_path: Path
+) -> None:
+    (path,) = full_scene.root.rglob("*.cache")
+    before = path.read_bytes()
+    undo = tmp_path / "undo.yaml"
+    answer = limits("apply", full_scene, "--undo", str(undo))
+    assert answer.returncode == 3, "one container has no region"
+    assert answer.stdout == (
+        DIFF.replace(UID, "sales/gpt") + f"changed 1 of 1 containers\nundo plan: {undo}\n"
+    )
+    assert limits("diff", full_scene).stdout.startswith("nothing is to be changed\n")
+    assert path.read_bytes() != before
+    undone = run("limits", "apply", str(undo), *full_scene.options)
+    assert undone.returncode == 0, undone.stdout
+    assert path.read_bytes() == before
+
+
+def test_apply_as_json(full_scene: PlanScene) -> None:
+    answer = json.loads(limits("apply", full_scene, "--json").stdout)
+    (outcome,) = answer["outcomes"]
+    assert (outcome["pod"], outcome["status"], outcome["message"]) == ("bert-0", "applied", None)
+    assert Path(answer["undo"]).parent == Path(full_scene.state.directory)
+    assert answer["dry_run"] is False
+    assert answer["recovered"] == []
+    assert len(answer["changes"]) == 1
+
+
+def test_a_dry_run_writes_nothing_anywhere(full_scene: PlanScene) -> None:
+    before = {path: path.read_bytes() for path in full_scene.root.rglob("*.cache")}
+    answer = limits("apply", full_scene, "--dry-run")
+    assert answer.returncode == 3
+    assert answer.stdout == DIFF.replace(UID, "sales/gpt") + "dry run: nothing was written\n"
+    assert json.loads(limits("apply", full_scene, "--dry-run", "--json").stdout)["dry_run"] is True
+    assert {path: path.read_bytes() for path in before} == before
+    assert not Path(full_scene.state.directory).exists()
+    full_scene.plan_file(SIX)
+    assert limits("apply", full_scene, "--dry-run").returncode == 0
+
+
+def test_a_limit_below_use_is_refused_unless_forced(scene: PlanScene) -> None:
+    region = scene.container()
+    region.add_process(1, {0: 7 * GIB})
+    scene.plan_file(SIX)
+    answer = limits("apply", scene)
+    assert answer.returncode == 3
+    assert (
+        "left as it is: research/bert-0 train: device 0 uses 7 GiB, more than the 6 GiB that the"
+        " plan says (rules[0])\n"
+    ) in answer.stdout
+    assert region.limits()["memory"][:2] == [8 * GIB, 4 * GIB]
+    assert limits("apply", scene, "--force").returncode == 0
+    assert region.limits()["memory"][:2] == [6 * GIB, 6 * GIB]
+
+
+def test_what_a_killed_apply_left_is_told_by_diff_and_ended_by_apply(scene: PlanScene) -> None:
+    region = scene.container()
+    with open_region(region) as opened:
+        entry = {
+            "path": os.fsencode(region.path).hex(),
+            "file_id": list(opened.file_id),
+            "layout": region.layout.value,
+            "changes": [
+                ["memory_limit", 0, 16 * GIB, 8 * GIB],
+                ["memory_limit", 1, 4 * GIB, 2 * GIB],
+            ],
+        }
+    scene.state.write("journal.jsonl", json.dumps({"version": 1, "entries": [entry]}) + "\n")
+    scene.plan_file("{select: {}, set: {priority: 1}}")
+    told = limits("diff", scene)
+    assert "an apply has not come to its end in 1 containers" in told.stderr
+    assert len(unfinished(scene.state)) == 1
+    ended = limits("apply", scene)
+    assert ended.returncode == 0
+    assert "an earlier apply was killed: " in ended.stdout
+    assert "half of it had been changed, and now all of it" in ended.stdout
+    assert region.limits()["memory"][:2] == [8 * GIB, 2 * GIB]
+
+
+def test_names_from_a_node_cannot_steer_a_terminal(scene: PlanScene) -> None:
+    region = scene.container("tr\x1b[2Jin \u202e", namespace=None)
+    (scene.root / f"{UID}_\x1b]0;x\x07").mkdir()
+    scene.plan_file("{name: '', select: {}, set: {memory_limit: 6GiB}}")
+    for words in (("diff",), ("apply", "--dry-run"), ("export",), ("apply",)):
+        answer = limits(words[0], scene, *words[1:])
+        for line in (answer.stdout + answer.stderr).splitlines():
+            assert line.isprintable(), (words, line)
+    assert region.limits()["memory"][0] == 6 * GIB
+    header, row = limits("diff", scene).stdout, limits("apply", scene, "--json").stdout
+    assert row.isascii()
+    assert header.startswith("nothing is to be changed")
+
+
+# ---- export ---------------------------------------------------------------------------------
+
+
+def test_an_export_is_a_plan_that_the_node_is_on(scene: PlanScene) -> None:
+    scene.container()
+    scene.container("serve", pod="gpt", memory_limits=(), uuids=GPUS[:1])
+    exported = limits("export", scene)
+    assert exported.returncode == 0, exported.stderr
+    (scene.directory / "plan.yaml").write_text(exported.stdout)
+    assert limits("diff", scene).returncode == 0
+    (scene.directory / "plan.yaml").write_text(limits("export", scene, "--json").stdout)
+    assert limits("diff", scene).returncode == 0
+
+
+def test_an_export_can_be_of_some_containers(scene: PlanScene) -> None:
+    scene.container()
+    scene.container("serve", pod="gpt")
+    plan = json.loads(limits("export", scene, "--pod", "g*", "--device", "1", "--json").stdout)
+    (rule,) = plan["rules"]
+    assert rule["select"]["container"] == "serve"
+    assert rule["set"] == {"memory_limit": "4GiB", "sm_limit": "unlimited"}
+
+
+# ---- watch, and annotations -------------------------------------------------------------
+
+
+def events(process: subprocess.Popen[str], until: str) -> list[dict[str, Any]]:
+    assert process.stdout is not None
+    seen: list[dict[str, Any]] = []
+    while not seen or seen[-1]["event"] != until:
+        line = process.stdout.readline()
+        assert line, process.stderr.read() if process.stderr else ""
+        seen.append(json.loads(line))
+    return seen
+
+
+def test_watch_keeps_a_node_on_a_plan_until_it_is_told_to_end(scene: PlanScene) -> None:
+    region = scene.container()
+    path = scene.plan_file(SIX)
+    process = start(
+        *("limits", "apply", str(path), *scene.options, "--watch", "--interval", "0.05", "--json")
+    )
+    try:
+        changed = events(process, "changed")[-1]
+        assert changed["task"] == "plan"
+        assert changed["detail"]["memory_limit.0"] == 6 * GIB
+        assert scene.state.watcher_pid() == process.pid
+        said = limits("diff", scene)
+        assert f"process {process.pid} keeps this node on a plan" in said.stderr
+        second = limits("apply", scene, "--watch")
+        assert second.returncode == 1
+        assert "another process keeps this node on a plan" in second.stderr
+        path.write_text("rules: none")
+        os.utime(path, (time.time() - 10,) * 2)
+        assert events(process, "problem")[-1]["detail"]["about"] == str(path)
+        region.put("limit", 7 * GIB)
+        assert events(process, "changed")[-1]["detail"]["cause"] == "drift"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.communicate()
+    assert region.limits()["memory"][:2] == [6 * GIB, 6 * GIB]
+
+
+@pytest.fixture
+def api() -> Iterator[FakeApi]:
+    pytest.importorskip("kubernetes", reason="needs the extra kubernetes")
+    with FakeApi() as api:
+        yield api
+
+
+def test_annotations_of_pods_are_a_plan(scene: PlanScene, api: FakeApi, tmp_path: Path) -> None:
+    region = scene.container(pod_uid=UID)
+    api.put("bert-0", UID, {"hamiregion.io/memory-limit": "6GiB"})
+    api.put("bert-1", "8" * 32, {"hamiregion.io/sm-limit": "none"})
+    asked = (*scene.options, "--from-annotations", "--node", "node-1")
+    config = ("--kubeconfig", str(api.kubeconfig(tmp_path)))
+    answer = run("limits", "apply", *asked, *config)
+    assert answer.returncode == 3, "one pod has a bad annotation"
+    assert (
+        "Warning: research/bert-1: hamiregion.io/sm-limit: an SM limit is 1 to 100 (percent), or"
+        " `unlimited`\n"
+    ) in answer.stderr
+    assert region.limits()["memory"][:2] == [6 * GIB, 6 * GIB]
+    api.refusals.append(403)
+    refused = run("limits", "diff", *asked, *config)
+    assert refused.returncode == 1
+    assert "the pods of this node cannot be listed: the API answered 403" in refused.stderr
+
+
+def test_watch_follows_annotations(scene: PlanScene, api: FakeApi, tmp_path: Path) -> None:
+    region = scene.container(pod_uid=UID)
+    config = str(api.kubeconfig(tmp_path))
+    words = ("--from-annotations", "--kubeconfig", config, "--watch", "--interval", "0.05")
+    process = start(
+        *("limits", "apply", *scene.options, *words, "--json"), env={"NODE_NAME": "node-1"}
+    )
+    try:
+        api.put("bert-0", UID, {"hamiregion.io/memory-limit": "6GiB"})
+        events(process, "changed")
+        assert region.limits()["memory"][:2] == [6 * GIB, 6 * GIB]
+        api.delete(UID)
+        assert events(process, "changed")[-1]["detail"]["cause"] == "restore"
+        assert region.limits()["memory"][:2] == [8 * GIB, 4 * GIB]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.communicate()
