@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -13,14 +14,15 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from node_scene import NodeScene, node_scene
-from scene import working_directory_root
+from exporter_scene import busy_node
+from scene import copies, working_directory_root
 
-from libhamiregion.host import Node, PodLogNames
+from libhamiregion.host import Node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,21 +51,32 @@ def processes(with_processes: bool) -> None:
         pytest.skip("a short run")
 
 
+def empty_containers(directory: Path, containers: int) -> Path:
+    """Directories and regions alone."""
+    for number, made in enumerate(copies(directory, containers)):
+        path = directory / "containers" / f"{uuid.UUID(int=number)}_main" / "usage.cache"
+        path.parent.mkdir(parents=True)
+        made.rename(path)
+    return directory / "containers"
+
+
 @pytest.fixture(scope="module")
-def scene(containers: int, with_processes: bool) -> Iterator[NodeScene]:
+def root(containers: int, with_processes: bool) -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="hamiregion-node-", dir=working_directory_root()))
-    try:
-        with node_scene(directory, containers, processes=with_processes) as scene:
-            # Directories count as settled when they have not changed for a moment.
-            time.sleep(0.2)
-            yield scene
-    finally:
-        shutil.rmtree(directory)
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, directory)
+        if with_processes:
+            root = stack.enter_context(busy_node(directory, containers)).root
+        else:
+            root = empty_containers(directory, containers)
+        # Directories count as settled when they have not changed for a moment.
+        time.sleep(0.2)
+        yield root
 
 
 @pytest.fixture(scope="module")
-def node(scene: NodeScene) -> Iterator[Node]:
-    with Node(scene.root, names=PodLogNames(scene.logs), outside=False) as node:
+def node(root: Path) -> Iterator[Node]:
+    with Node(root, outside=False) as node:
         node.refresh(processes=False)
         yield node
 
@@ -72,9 +85,9 @@ def named(work: str, containers: int) -> str:
     return f"node of {containers:,} x 4 processes: {work}"
 
 
-def test_a_full_scan(scene: NodeScene, containers: int, timed: Callable[..., Any]) -> None:
+def test_a_full_scan(root: Path, containers: int, timed: Callable[..., Any]) -> None:
     def scan() -> int:
-        with Node(scene.root, outside=False) as node:
+        with Node(root, outside=False) as node:
             node.refresh(processes=False)
             return len(node.containers)
 
@@ -83,10 +96,10 @@ def test_a_full_scan(scene: NodeScene, containers: int, timed: Callable[..., Any
 
 @pytest.mark.usefixtures("processes")
 def test_a_first_look_at_all_processes(
-    scene: NodeScene, containers: int, benchmark: Any, ledger: Ledger
+    root: Path, containers: int, benchmark: Any, ledger: Ledger
 ) -> None:
     def look() -> None:
-        with Node(scene.root, outside=False) as node:
+        with Node(root, outside=False) as node:
             node.processes.refresh()
 
     benchmark.pedantic(look, rounds=2, iterations=1)
@@ -111,14 +124,14 @@ def test_a_refresh_with_the_processes(
 
 
 def test_a_refresh_with_one_change(
-    scene: NodeScene, node: Node, containers: int, benchmark: Any, ledger: Ledger
+    root: Path, node: Node, containers: int, benchmark: Any, ledger: Ledger
 ) -> None:
     number = 0
 
     def change() -> None:
         nonlocal number
         number += 1
-        (scene.root / f"one-more-{number}_x").mkdir()
+        (root / f"one-more-{number}_x").mkdir()
 
     def refresh() -> None:
         assert len(node.refresh(processes=False).added) == 1
@@ -128,7 +141,7 @@ def test_a_refresh_with_one_change(
         stats = benchmark.stats.stats
         work = named("refresh, one container new, without /proc", containers)
         ledger.add(work, "us", None, stats.median * 1e6, stats.min * 1e6)
-    for directory in scene.root.glob("one-more-*"):
+    for directory in root.glob("one-more-*"):
         directory.rmdir()
     node.refresh(processes=False)
 
@@ -146,10 +159,10 @@ def test_everything_looked_at(node: Node, containers: int, timed: Callable[..., 
 
 
 @pytest.mark.usefixtures("processes")
-def test_memory(scene: NodeScene, containers: int, benchmark: Any, ledger: Ledger) -> None:
+def test_memory(root: Path, containers: int, benchmark: Any, ledger: Ledger) -> None:
     def probe() -> dict[str, float]:
         answer = subprocess.run(
-            [sys.executable, str(PROBE), str(scene.root)],
+            [sys.executable, str(PROBE), str(root)],
             env={**os.environ, "PYTHONMALLOC": "malloc"},
             check=True,
             capture_output=True,

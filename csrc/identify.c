@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -84,7 +85,23 @@ static int open_error(int error)
     }
 }
 
-static int open_file(const char *path, uint32_t flags, int *fd, struct stat *status)
+/* Open what is held by an O_PATH descriptor, whatever the name leads to by now. */
+static int open_held(int held, int directory, const char *name, int access)
+{
+    const int flags = access | O_NONBLOCK | O_CLOEXEC | O_NOCTTY;
+    char link[40];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", held);
+    int fd = open(link, flags);
+    /* No /proc here. */
+    return fd < 0 && errno == ENOENT ? openat(directory, name, flags | O_NOFOLLOW) : fd;
+}
+
+/*
+ * Opening a device node can already have an effect, and a container can make one and
+ * exchange it for its file between a look and an opening.  So the file is taken hold
+ * of, looked at, and opened by that hold.
+ */
+int hr_open_file(const char *path, uint32_t flags, int *fd, struct stat *status)
 {
     const char *name;
     int directory = hr_open_directory(path, &name);
@@ -93,19 +110,22 @@ static int open_file(const char *path, uint32_t flags, int *fd, struct stat *sta
 
     int code = HR_OK;
     *fd = -1;
-    /* Look first: opening a device node can already have an effect. */
-    if (fstatat(directory, name, status, AT_SYMLINK_NOFOLLOW) != 0)
+    int held = openat(directory, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    if (held < 0)
         code = open_error(errno);
-    if (code == HR_OK)
+    else if (fstat(held, status) != 0)
+        code = hr_fail_errno(HR_ESYSTEM, errno);
+    else
         code = check_type(status);
     if (code == HR_OK) {
-        int access = (flags & HR_WRITE) != 0 ? O_RDWR : O_RDONLY;
-        *fd = openat(directory, name, access | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
+        *fd = open_held(held, directory, name, (flags & HR_WRITE) != 0 ? O_RDWR : O_RDONLY);
         if (*fd < 0)
             code = open_error(errno);
     }
+    if (held >= 0)
+        close(held);
     close(directory);
-    /* Look again: the name may have changed hands in between. */
+    /* Look again, for where it had to be opened by its name. */
     if (code == HR_OK && fstat(*fd, status) != 0)
         code = hr_fail_errno(HR_ESYSTEM, errno);
     if (code == HR_OK)
@@ -392,7 +412,7 @@ int hr_open_identified(const char *path, uint32_t flags, uint32_t layout, int *f
 {
     if (layout > HR_LAYOUTS || (flags & ~(uint32_t)HR_WRITE) != 0)
         return hr_fail_code(HR_EINVAL);
-    int code = open_file(path, flags, fd, status);
+    int code = hr_open_file(path, flags, fd, status);
     if (code != HR_OK)
         return code;
     int found = identify_file(*fd, status, layout);

@@ -20,6 +20,12 @@ int hr_open_identified(const char *path, uint32_t flags, uint32_t layout, int *f
  */
 int hr_open_directory(const char *path, const char **name);
 
+/*
+ * Open a regular file and nothing else, not even for a moment.  On success `*fd` is
+ * open, close-on-exec, and `*status` describes it.
+ */
+int hr_open_file(const char *path, uint32_t flags, int *fd, struct stat *status);
+
 /* A uuid of a region: empty, or printable ASCII from "GPU-" or "MIG-", NUL-padded. */
 int hr_uuid_is_plausible(const unsigned char *uuid);
 

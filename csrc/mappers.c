@@ -52,11 +52,13 @@ static int scan(DIR *directory, hr_region *region, const struct hr_identity *ide
     out->initial = sees_everybody(at);
     int code = HR_OK;
     struct dirent *entry;
-    while (code == HR_OK && (entry = readdir(directory)) != NULL) {
+    while (code == HR_OK && (errno = 0, entry = readdir(directory)) != NULL) {
         bool is_process = entry->d_name[0] >= '0' && entry->d_name[0] <= '9';
         if (is_process && (with_self || strcmp(entry->d_name, self) != 0))
             code = hr_look_at_process(at, entry->d_name, identity, out);
     }
+    if (code == HR_OK && errno != 0)
+        code = hr_fail_errno(HR_ESYSTEM, errno);
     if (code != HR_OK)
         return code;
     struct hr_namespace_view view = {.region = region, .mappers = out};

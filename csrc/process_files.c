@@ -53,17 +53,20 @@ void hr_own_identity(const hr_region *region, struct hr_identity *out)
     out->inode = region->inode;
 }
 
-static bool is_refusal(int error)
+/* Only these say that the process has ended.  All else, a lack of descriptors or of memory as much
+ * as a refusal, says nothing about it. */
+static enum hr_seen after_failure(int error)
 {
-    return error == EACCES || error == EPERM;
+    return error == ENOENT || error == ESRCH ? HR_GONE : HR_REFUSED;
 }
 
-/* HR_MAPS_NOTHING: an empty list, as kernel threads, zombies and dying processes have. */
+/* HR_MAPS_NOTHING: an empty list, as kernel threads, zombies and dying processes have.  Linux 6.16
+ * refuses to open it instead, as if they had ended. */
 static enum hr_seen read_maps(int directory, const char *name, const struct hr_identity *identity)
 {
     FILE *maps = open_at(directory, name);
     if (maps == NULL)
-        return is_refusal(errno) ? HR_REFUSED : HR_GONE;
+        return errno == ESRCH ? HR_MAPS_NOTHING : after_failure(errno);
     char *line = NULL;
     size_t room = 0;
     enum hr_seen seen = HR_MAPS_NOTHING;
@@ -79,8 +82,8 @@ static enum hr_seen read_maps(int directory, const char *name, const struct hr_i
         /* Who only reads is an exporter somewhere: no process of the region, and no holder. */
         seen = same && permissions[1] == 'w' ? HR_MAPS : HR_MAPS_NOT;
     }
-    if (seen == HR_MAPS_NOTHING && is_refusal(errno))
-        seen = HR_REFUSED;
+    if (seen != HR_MAPS && !feof(maps))
+        seen = after_failure(errno);
     free(line);
     fclose(maps);
     return seen;
@@ -92,19 +95,27 @@ static enum hr_seen read_maps_of_threads(int process, const struct hr_identity *
     int fd = openat(process, "task", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *tasks = fd < 0 ? NULL : fdopendir(fd);
     if (tasks == NULL) {
-        enum hr_seen seen = is_refusal(errno) ? HR_REFUSED : HR_GONE;
+        enum hr_seen seen = after_failure(errno);
         if (fd >= 0)
             close(fd);
         return seen;
     }
     enum hr_seen seen = HR_MAPS_NOTHING;
+    bool thread_ended = false;
     struct dirent *entry;
-    while (seen == HR_MAPS_NOTHING && (entry = readdir(tasks)) != NULL) {
+    while (seen == HR_MAPS_NOTHING && (errno = 0, entry = readdir(tasks)) != NULL) {
         char name[sizeof entry->d_name + 8];
         snprintf(name, sizeof name, "%s/maps", entry->d_name);
         if (entry->d_name[0] != '.')
             seen = read_maps(fd, name, identity);
+        if (seen == HR_GONE) {
+            seen = HR_MAPS_NOTHING;
+            thread_ended = true;
+        }
     }
+    /* Who has ended may have left a successor behind that was not listed. */
+    if (seen == HR_MAPS_NOTHING && (thread_ended || errno != 0))
+        seen = HR_REFUSED;
     closedir(tasks);
     return seen;
 }
@@ -124,7 +135,7 @@ enum hr_seen hr_read_status(int process, struct hr_status *out)
     memset(out, 0, sizeof *out);
     FILE *status = open_at(process, "status");
     if (status == NULL)
-        return is_refusal(errno) ? HR_REFUSED : HR_GONE;
+        return after_failure(errno);
     char *line = NULL;
     size_t room = 0;
     errno = 0;
@@ -134,7 +145,9 @@ enum hr_seen hr_read_status(int process, struct hr_status *out)
         if (strncmp(line, "NSpid:", 6) == 0)
             parse_pids(line + 6, &out->mapper);
     }
-    enum hr_seen seen = out->mapper.levels > 0 ? HR_MAPS : is_refusal(errno) ? HR_REFUSED : HR_GONE;
+    enum hr_seen seen = HR_MAPS;
+    if (out->mapper.levels == 0)
+        seen = feof(status) ? HR_REFUSED : after_failure(errno);
     free(line);
     fclose(status);
     return seen;
@@ -157,8 +170,11 @@ int hr_look_at_process(int proc, const char *name, const struct hr_identity *ide
                        struct hr_mappers *out)
 {
     int process = openat(proc, name, O_PATH | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-    if (process < 0)
-        return HR_OK; /* gone */
+    if (process < 0) {
+        bool is_file = errno == ENOTDIR || errno == ELOOP;
+        out->blind = out->blind || (!is_file && after_failure(errno) == HR_REFUSED);
+        return HR_OK;
+    }
     struct hr_status status;
     enum hr_seen known = HR_MAPS_NOT;
     enum hr_seen seen = read_maps(process, "maps", identity);

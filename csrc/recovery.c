@@ -5,6 +5,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "identify.h"
 #include "lock_word.h"
 #include "mappers.h"
 #include "testpoint.h"
@@ -48,11 +49,9 @@ static enum hr_life life_of_foreign(const hr_region *region)
     if (region->locked)
         return HR_ALIVE;
     int fd = region->fd;
-    if (fd < 0)
-        fd = open(region->path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
-    if (fd < 0)
-        return HR_LIFE_UNKNOWN;
     struct stat status;
+    if (fd < 0 && hr_open_file(region->path, 0, &fd, &status) != HR_OK)
+        return HR_LIFE_UNKNOWN;
     struct flock range = {
         .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = HR_HOST_LOCK_BYTE, .l_len = 1};
     enum hr_life life = HR_LIFE_UNKNOWN;

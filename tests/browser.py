@@ -13,6 +13,7 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import zlib
@@ -43,6 +44,14 @@ FLAGS = (
     "--hide-scrollbars",
     # Nobody but this machine, whatever a page asks for.
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost",
+)
+
+
+# The protocol's descriptors are 3 and 4, by number; either may be in use for the other one.
+LAUNCH = (
+    "import fcntl, os, sys;"
+    " ends = [fcntl.fcntl(int(each), fcntl.F_DUPFD, 10) for each in sys.argv[1:3]];"
+    " os.dup2(ends[0], 3); os.dup2(ends[1], 4); os.execv(sys.argv[3], sys.argv[3:])"
 )
 
 
@@ -133,13 +142,14 @@ class Browser:
         assert CHROMIUM is not None
         theirs_in, self._to = os.pipe()
         self._from, theirs_out = os.pipe()
-        # The protocol's descriptors are 3 and 4, by number.
-        command = f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}'
         flags = (*FLAGS, f"--user-data-dir={directory / 'profile'}", "--remote-debugging-pipe")
         self._log = directory / "chromium.log"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                ["sh", "-c", command, "sh", CHROMIUM, *flags, "about:blank"],
+                [
+                    *(sys.executable, "-c", LAUNCH, str(theirs_in), str(theirs_out)),
+                    *(CHROMIUM, *flags, "about:blank"),
+                ],
                 pass_fds=(theirs_in, theirs_out),
                 stdin=subprocess.DEVNULL,
                 stdout=log,

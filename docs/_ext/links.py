@@ -27,7 +27,7 @@ MODULES = (PACKAGE, f"{PACKAGE}.host", f"{PACKAGE}.agent")
 # Names in signatures that lead out of this documentation.
 ELSEWHERE = ("PathLike", "collections.abc.", "enum.", "os.", "types.", "typing.")
 # Aliases of types, which say what they are at their own place.
-ALIASES = {"Believe", "Emit", "ProcessState", "State", "TypeAliasForwardRef"}
+ALIASES = {"Believe", "Emit", "Metric", "ProcessState", "State", "TypeAliasForwardRef"}
 
 
 class LinkOrCode(XRefRole):
@@ -67,14 +67,13 @@ def resolve(
         target = target.rpartition(".")[2]
     for module in dict.fromkeys((node.get("py:module") or PACKAGE, *MODULES)):
         found = domain.find_obj(env, module, node.get("py:class"), target, None, 1)
-        # `close` is a method of several classes: outside of one it means none of them in particular.
+        # `close` is a method of several classes: outside of one it means none in particular.
         if len(found) == 1:
             name, entry = found[0]
             return make_refnode(
                 app.builder, node["refdoc"], entry.docname, entry.node_id, content, name
             )
     return content if soft or target in ALIASES or target.startswith(ELSEWHERE) else None
-
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from .durations import parse_duration
     from .events import Event
     from .exporter import NodeExporter
+    from .exporter_server import exporter_server
     from .exporter_status import ExporterStatus, StageStatus
     from .feedback import Feedback
-    from .history import Allocation, History, HistoryFacts, Look, State
-    from .labels import Labels
+    from .gone_remover import GoneRemover
+    from .history import Allocation, AllocationState, History, HistoryFacts, Look
     from .landing import LandingFacts
     from .listening import ListenError
     from .metrics import CATALOGUE, MetricFamily, Unit
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from .plan_state import PlanState, StateBusy, default_state_directory
     from .plan_undo import export_plan, undo_plan
     from .plan_watch import PlanWatcher
+    from .pod_presence import ApiPods, KubeletPods, PodSource, PodsUnknown
     from .priority_rule import LaunchState, Verdict, believed, decide
     from .prometheus_api import Credentials, PrometheusApi, PrometheusError
     from .prometheus_history import PrometheusHistory
@@ -87,8 +89,10 @@ __all__ = [
     "OPENMETRICS_CONTENT_TYPE",
     "PLAN_SCHEMA",
     "Allocation",
+    "AllocationState",
     "AnnotatedPod",
     "AnnotationPlan",
+    "ApiPods",
     "Bounds",
     "ChangeStatus",
     "ContainerDiff",
@@ -101,9 +105,10 @@ __all__ = [
     "Feedback",
     "FixedPlan",
     "Gap",
+    "GoneRemover",
     "History",
     "HistoryFacts",
-    "Labels",
+    "KubeletPods",
     "LandingFacts",
     "LaunchState",
     "LimitField",
@@ -131,7 +136,9 @@ __all__ = [
     "PlannedEdit",
     "PodAnnotations",
     "PodApiError",
+    "PodSource",
     "PodWatch",
+    "PodsUnknown",
     "PrometheusApi",
     "PrometheusError",
     "PrometheusHistory",
@@ -158,7 +165,6 @@ __all__ = [
     "SkipReason",
     "SourceReading",
     "StageStatus",
-    "State",
     "StateBusy",
     "Suggestion",
     "SuggestionPolicy",
@@ -176,6 +182,7 @@ __all__ = [
     "default_state_directory",
     "diff_plan",
     "export_plan",
+    "exporter_server",
     "load_plan",
     "make_report",
     "parse_duration",
@@ -193,8 +200,10 @@ __all__ = [
 # Public name to the module that has it.
 _MODULES = {
     "Allocation": "history",
+    "AllocationState": "history",
     "AnnotatedPod": "plan_annotations",
     "AnnotationPlan": "plan_annotations",
+    "ApiPods": "pod_presence",
     "Bounds": "background",
     "CATALOGUE": "metrics",
     "CHART_POINTS": "report_page",
@@ -210,9 +219,10 @@ _MODULES = {
     "Feedback": "feedback",
     "FixedPlan": "plan_sources",
     "Gap": "report_models",
+    "GoneRemover": "gone_remover",
     "History": "history",
     "HistoryFacts": "history",
-    "Labels": "labels",
+    "KubeletPods": "pod_presence",
     "LandingFacts": "landing",
     "LaunchState": "priority_rule",
     "LimitField": "plan",
@@ -242,7 +252,9 @@ _MODULES = {
     "PlannedEdit": "plan_diff",
     "PodAnnotations": "plan_sources",
     "PodApiError": "plan_pods",
+    "PodSource": "pod_presence",
     "PodWatch": "plan_pods",
+    "PodsUnknown": "pod_presence",
     "PrometheusApi": "prometheus_api",
     "PrometheusError": "prometheus_api",
     "PrometheusHistory": "prometheus_history",
@@ -269,7 +281,6 @@ _MODULES = {
     "SkipReason": "plan_diff",
     "SourceReading": "plan_sources",
     "StageStatus": "exporter_status",
-    "State": "history",
     "StateBusy": "plan_state",
     "Suggestion": "report_models",
     "SuggestionPolicy": "report_models",
@@ -286,6 +297,7 @@ _MODULES = {
     "decide": "priority_rule",
     "default_state_directory": "plan_state",
     "diff_plan": "plan_diff",
+    "exporter_server": "exporter_server",
     "export_plan": "plan_undo",
     "load_plan": "plan",
     "make_report": "report",

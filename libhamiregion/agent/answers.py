@@ -6,6 +6,7 @@ import asyncio
 import logging
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from urllib.parse import parse_qs
 
 import attrs
 
@@ -20,7 +21,7 @@ from .negotiation import (
     wants_openmetrics,
 )
 from .passwords import Passwords, TooManyChecks, credentials
-from .scrapes import Scrapes, ScrapeTimeout
+from .scrapes import Scrapes, ScrapeTimeout, Wanted
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -38,6 +39,8 @@ _NO_BODY: Final = Body.of(b"")
 _PLAIN: Final = "text/plain; charset=utf-8"
 # A probe that takes longer is one that failed.
 _PROBE_TIMEOUT_S: Final = 5.0
+# In a query; there are not many more metrics.
+_MOST_NAMES: Final = 100
 # In a row, failed scrapes are logged when they begin, and then this seldom.
 _LOG_INTERVAL_S: Final = 60.0
 
@@ -64,6 +67,7 @@ class _Request:
 
     method: str
     path: str
+    query: str
     headers: Mapping[bytes, bytes]
 
     @classmethod
@@ -71,7 +75,8 @@ class _Request:
         headers: dict[bytes, bytes] = {}
         for name, value in scope["headers"]:
             headers[name] = b"%b,%b" % (headers[name], value) if name in headers else value
-        return cls(scope["method"], scope["path"], headers)
+        query = scope["query_string"].decode("latin-1")
+        return cls(scope["method"], scope["path"], query, headers)
 
     @property
     def has_body(self) -> bool:
@@ -194,6 +199,11 @@ class Answers:
 
     async def _metrics(self, request: _Request) -> Answer:
         openmetrics = wants_openmetrics(request.text(b"accept"))
+        try:
+            names = parse_qs(request.query, max_num_fields=_MOST_NAMES).get("name[]")
+        except ValueError:
+            return Answer.text(400, "400: too many names")
+        wanted = Wanted(openmetrics, None if names is None else frozenset(names))
         gzip = accepts_gzip(request.text(b"accept-encoding"))
         content_type = OPENMETRICS_CONTENT_TYPE if openmetrics else TEXT_CONTENT_TYPE
         headers = [("vary", "Accept, Accept-Encoding")]
@@ -202,7 +212,7 @@ class Answers:
         if request.method == "HEAD":
             return Answer(200, _NO_BODY, content_type, tuple(headers))
         try:
-            body = await self._scrapes.get(openmetrics=openmetrics, gzip=gzip)
+            body = await self._scrapes.get(wanted, gzip=gzip)
         except ScrapeTimeout as timeout:
             self._failed(str(timeout), None)
             return Answer.text(503, f"503: {timeout}")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 import attrs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Hashable, Iterable, Iterator
 
 # On text like this level 1 takes a third of the time of level 6, for some 15 % more bytes.
 _LEVEL: Final = 1
@@ -22,6 +23,8 @@ _END: Final = b"\x03\x00"
 # What is compressed at a time, and found again if it has not changed: smaller ones are found again
 # more often, larger ones compress better.
 _BLOCK_BYTES: Final = 16 * 1024
+# Whose blocks are kept: two formats, and some who ask for a part.
+_KINDS: Final = 4
 # The heads of metrics; each is compressed together with what follows.
 _SMALL_BYTES: Final = 1024
 
@@ -75,11 +78,17 @@ class Gzip:
 
     def __init__(self) -> None:
         self._deflate = zlib.compressobj(_LEVEL, zlib.DEFLATED, _RAW)
-        self._last: dict[tuple[int, int], bytes] = {}
+        #: What was asked for to the blocks of its last answer.
+        self._last: OrderedDict[Hashable, dict[tuple[int, int], bytes]] = OrderedDict()
 
-    def compress(self, body: Body) -> Body:
-        """The same text as a gzip file."""
-        deflate, before = self._deflate, self._last
+    def compress(self, body: Body, kind: Hashable = None) -> Body:
+        """The same text as a gzip file.
+
+        Args:
+            body: The text.
+            kind: What was asked for: only answers to the same have blocks in common.
+        """
+        deflate, before = self._deflate, self._last.pop(kind, {})
         now: dict[tuple[int, int], bytes] = {}
         compressed = [_HEADER]
         crc = 0
@@ -92,7 +101,9 @@ class Gzip:
                 piece = deflate.compress(block) + deflate.flush(zlib.Z_FULL_FLUSH)
             now[key] = piece
             compressed.append(piece)
-        self._last = now
+        self._last[kind] = now
+        if len(self._last) > _KINDS:
+            self._last.popitem(last=False)
         compressed += [_END, struct.pack("<II", crc, body.size & 0xFFFF_FFFF)]
         return Body.of(b"".join(compressed))
 

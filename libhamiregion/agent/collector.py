@@ -12,13 +12,12 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from .metrics import CATALOGUE, MetricFamily, Unit
+from .metrics import CATALOGUE, MetricFamily
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from .exporter import NodeExporter
-    from .rendering import Series
 
 
 class RegionCollector(Collector):
@@ -48,7 +47,8 @@ class RegionCollector(Collector):
         for series in self._exporter.gather():
             if series.labels:
                 metric = _family(series.family)
-                metric.samples = _samples(series)
+                name = series.family.name
+                metric.samples = [Sample(name, *sample) for sample in series.samples()]
                 yield metric
 
     def describe(self) -> Iterator[Metric]:
@@ -62,16 +62,3 @@ def _family(family: MetricFamily) -> Metric:
     if family.kind == "counter":
         return CounterMetricFamily(family.base_name, family.help)
     return GaugeMetricFamily(family.name, family.help)
-
-
-def _samples(series: Series) -> list[Sample]:
-    family = series.family
-    constant = dict(family.constant)
-    scale = 100 if family.unit is Unit.PERCENT_AS_RATIO else 1
-    columns = series.label_figures
-    samples = []
-    for row, (labels, value) in enumerate(zip(series.labels, series.values, strict=True)):
-        values = (*labels.values, *(str(column[row]) for column in columns))
-        named = {**dict(zip(family.labels, values, strict=True)), **constant}
-        samples.append(Sample(family.name, named, value / scale))
-    return samples

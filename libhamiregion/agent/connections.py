@@ -42,7 +42,7 @@ _uvicorn_log.setLevel(logging.ERROR)
 # What one client may have waiting in this process, beside the answer that all share.
 _CHUNK_BYTES: Final = 128 * 1024
 _HIGH_WATER_BYTES: Final = 64 * 1024
-_SWEEP_INTERVAL_S: Final = 1.0
+_SWEEP_INTERVAL_S: Final = 0.5
 # An end of a connection that the other side does not acknowledge.
 _CLOSE_TIMEOUT_S: Final = 5.0
 # Who takes nothing for so long makes way when memory for answers runs out.

@@ -184,7 +184,7 @@ class DevicePlanner:
             # What is not there any more is forgotten.
             known.devices.clear()
             known.devices.update(kept)
-        missing = _missing_ones(snapshot, identities, hidden)
+        reasons = _reasons(snapshot, hidden)
         return DevicePlan(
             sources=(),
             key=(),
@@ -199,8 +199,8 @@ class DevicePlanner:
             shown=shown,
             pick_regions=picker([row for row, _, _ in shown]),
             containers=[known.labels for _, _, known in shown],
-            series=[_infos(shown, background), missing],
-            reasons=Counter(labels.values[-1] for labels in missing.labels),
+            series=[_infos(shown, background), _missing_ones(reasons, identities)],
+            reasons=Counter(reason for _, reason in reasons),
             no_lock_held=[0.0] * len(shown),
         )
 
@@ -229,25 +229,29 @@ def _infos(shown: Sequence[tuple[int, Container, Known]], background: Background
     return steady(metrics.CONTAINER_INFO, rows)
 
 
-def _missing_ones(
-    snapshot: NodeSnapshot,
-    identities: Mapping[Container, Identity],
-    hidden: Mapping[Container, str],
-) -> Series:
+def _reasons(
+    snapshot: NodeSnapshot, hidden: Mapping[Container, str]
+) -> list[tuple[Container, str]]:
+    """Why the other containers are not shown."""
     reasons: list[tuple[Container, str]] = []
     codes = snapshot.table.regions.code
     for row, container in enumerate(snapshot.containers):
         if codes[row] != 0:
             # Broken since the last refresh, which will look closer.
             error = snapshot.table.error(row)
-            why = None if error is None else missing_for(error)
-            reasons.append((container, _reason(why)))
+            reasons.append((container, _reason(None if error is None else missing_for(error))))
         elif container in hidden:
             reasons.append((container, hidden[container]))
     reasons += [
         (container, hidden.get(container, _reason(container.missing)))
         for container in snapshot.missing
     ]
+    return reasons
+
+
+def _missing_ones(
+    reasons: Sequence[tuple[Container, str]], identities: Mapping[Container, Identity]
+) -> Series:
     return steady(
         metrics.CONTAINER_MISSING,
         [(_missing(*identities[container].labels, reason), 1) for container, reason in reasons],

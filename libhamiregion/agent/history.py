@@ -32,7 +32,7 @@ class Allocation:
 
 
 @attrs.frozen
-class State:
+class AllocationState:
     """What changes now and then.
 
     Attributes:
@@ -75,7 +75,7 @@ class Look:
     start_ms: int
     end_ms: int
     full: bool
-    states: Mapping[int, State | None]
+    states: Mapping[int, AllocationState | None]
     activity: Mapping[int, Activity]
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
-
-import attrs
+import re
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from libhamiregion.text import printable
 
@@ -31,17 +30,28 @@ def safe_value(text: str) -> str:
     return printable(text, _VALUE_LIMIT)
 
 
-@attrs.frozen(eq=False)
-class Labels:
-    """The labels of one series. Compares by identity: who keeps it, keeps the series.
+#: The labels of one series as a sample line has them, braces included; `FIGURE` stands where a
+#: value is a figure. Nothing else is kept of them: there are thousands.
+Labels: TypeAlias = bytes
 
-    Attributes:
-        values: One for each of the family's labels that are not figures themselves.
-        text: The same as a sample line has it, braces included; `FIGURE` where a value is a figure.
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_ESCAPE = re.compile(r"\\(.)")
+
+
+def read_labels(labels: Labels) -> dict[str, str]:
+    r"""The names and values in such a text.
+
+    >>> read_labels(b'{pod="a\\"b",zone="vGPU"}')
+    {'pod': 'a"b', 'zone': 'vGPU'}
     """
+    return {
+        name: _ESCAPE.sub(_unescaped, value) if "\\" in value else value
+        for name, value in _LABEL.findall(labels.decode())
+    }
 
-    values: tuple[str, ...]
-    text: bytes
+
+def _unescaped(match: re.Match[str]) -> str:
+    return "\n" if match[1] == "n" else match[1]
 
 
 class LabelMaker:
@@ -68,7 +78,7 @@ class LabelMaker:
         text = "".join(
             piece + _escaped(value) for piece, value in zip(self._pieces, values, strict=True)
         )
-        return Labels(values, (text + self._end).encode())
+        return (text + self._end).encode()
 
 
 def _escaped(value: str) -> str:
@@ -82,7 +92,7 @@ def distinct(rows: Sequence[tuple[Labels, T]]) -> list[tuple[Labels, T]]:
     seen: set[bytes] = set()
     kept = []
     for row in rows:
-        if row[0].text not in seen:
-            seen.add(row[0].text)
+        if row[0] not in seen:
+            seen.add(row[0])
             kept.append(row)
     return kept

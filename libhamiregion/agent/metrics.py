@@ -22,7 +22,7 @@ class Unit(enum.Enum):
 
     #: A whole number, written as it is.
     WHOLE = "whole"
-    #: Kept in percent and exported as a ratio: 37 becomes 0.37.
+    #: Kept in percent and exported as a ratio, 37 as 0.37.
     PERCENT_AS_RATIO = "percent_as_ratio"
     #: A float, such as seconds.
     REAL = "real"
@@ -52,7 +52,7 @@ class MetricFamily:
 
     @property
     def base_name(self) -> str:
-        """What OpenMetrics calls the family: a counter's name without ``_total``."""
+        """The family's name in OpenMetrics, where a counter's is without ``_total``."""
         return self.name.removesuffix("_total") if self.kind == "counter" else self.name
 
 

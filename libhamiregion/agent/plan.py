@@ -48,7 +48,7 @@ class LimitField(str, enum.Enum):
     MEMORY_LIMIT = "memory_limit"
     #: Of a device, in percent.
     SM_LIMIT = "sm_limit"
-    #: Of a container: 0 is high, 1 is low.
+    #: Of a container; 0 is high, 1 is low.
     PRIORITY = "priority"
 
     def __str__(self) -> str:

@@ -11,6 +11,7 @@ import attrs
 
 from libhamiregion.errors import LimitBelowUsage, LimitConflict, RegionError
 from libhamiregion.text import printable
+from libhamiregion.units import format_size
 
 from .plan import plan_text
 from .plan_diff import PlanDiff
@@ -43,9 +44,9 @@ class ChangeStatus(str, enum.Enum):
 
     #: All of them hold.
     APPLIED = "applied"
-    #: None of them: somebody else changed one of the values meanwhile.
+    #: None of them, as somebody else changed one of the values meanwhile.
     CONFLICT = "conflict"
-    #: None of them: a memory limit would be less than what is in use.
+    #: None of them, as a memory limit would be less than what is in use.
     REFUSED = "refused"
     #: None of them, for the reason that the message tells.
     FAILED = "failed"
@@ -222,7 +223,11 @@ class PlanApplier:
         except LimitConflict as error:
             status, message = ChangeStatus.CONFLICT, str(error)
         except LimitBelowUsage as error:
-            status, message = ChangeStatus.REFUSED, str(error)
+            used, wanted = format_size(error.used_bytes), format_size(error.requested_bytes)
+            status = ChangeStatus.REFUSED
+            message = (
+                f"device {error.device} uses {used} by now, more than the {wanted} of the plan"
+            )
         except (RegionError, OSError, ValueError) as error:
             status, message = ChangeStatus.FAILED, str(error)
         else:

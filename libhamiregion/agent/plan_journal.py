@@ -93,7 +93,7 @@ class RecoveryOutcome(str, enum.Enum):
     NEW = "new"
     #: Some of it had; the rest has been stored now.
     FINISHED = "finished"
-    #: Some of it had, and has been taken back: the rest was refused, or somebody else had
+    #: Some of it had, and has been taken back, as the rest was refused or somebody else had
     #: changed it.
     TAKEN_BACK = "taken_back"
     #: The region is gone, or its file is another one.
@@ -335,8 +335,11 @@ def _wait_and_recover(reading: int, state: PlanState) -> NoReturn:
     try:
         # Out of the terminal's reach, and with nothing open whose end somebody waits for.
         os.setsid()
-        os.closerange(0, reading)
-        os.closerange(reading + 1, os.sysconf("SC_OPEN_MAX"))
+        # One by one: the limit of descriptors can be a thousand million.
+        for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
+            if descriptor != reading:
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
         # Nothing to read, and the pipe at its end: the parent is dead.
         if not os.read(reading, 1):
             with state.applying():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import attrs
 
-from .history import Activity, Allocation, HistoryFacts, Look, State
+from .history import Activity, Allocation, AllocationState, HistoryFacts, Look
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -150,7 +150,7 @@ class PrometheusHistory:
         """
         step_ms = self._step_ms = self._given_step_ms or _step_for(until_ms - since_ms)
         steps = -(-(until_ms - since_ms) // step_ms)
-        states: dict[_Key, State] = {}
+        states: dict[_Key, AllocationState] = {}
         activity: dict[_Key, Activity] = {}
         gap = True
         for first in range(0, steps, _CHUNK_STEPS):
@@ -163,7 +163,7 @@ class PrometheusHistory:
                     states, activity = {}, {}
                     continue
                 start_ms = since_ms + (first + at) * step_ms
-                changed: dict[int, State | None] = {
+                changed: dict[int, AllocationState | None] = {
                     self._number(key): state
                     for key, state in now.items()
                     if states.get(key) != state
@@ -191,9 +191,9 @@ class PrometheusHistory:
         return number
 
     def _at(
-        self, chunk: _Chunk, at: int, before: dict[_Key, State]
-    ) -> tuple[dict[_Key, State], dict[_Key, Activity]]:
-        states: dict[_Key, State] = {}
+        self, chunk: _Chunk, at: int, before: dict[_Key, AllocationState]
+    ) -> tuple[dict[_Key, AllocationState], dict[_Key, Activity]]:
+        states: dict[_Key, AllocationState] = {}
         activity: dict[_Key, Activity] = {}
         for key, peaks in chunk.peak.items():
             peak = peaks[at]
@@ -204,7 +204,7 @@ class PrometheusHistory:
             if limit is None and key in before:
                 limit = before[key].memory_limit_bytes
             sm_limit = _value(chunk.sm_limit, key, at)
-            states[key] = State(
+            states[key] = AllocationState(
                 round(peak if used is None else used),
                 round(peak),
                 round(limit) if limit else None,

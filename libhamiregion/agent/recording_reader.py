@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import attrs
 
-from .history import Activity, Allocation, HistoryFacts, Look, State
+from .history import Activity, Allocation, AllocationState, HistoryFacts, Look
 from .recording import CLOCK, NotARecording, RecordingUnavailable, check_kind, recording_error
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ class Recording:
         )
         upcoming = next(times, None)
         full = True
-        changed: dict[int, State | None] = {}
+        changed: dict[int, AllocationState | None] = {}
         active: dict[int, Activity] = {}
         while upcoming is not None:
             look, at_ms = upcoming
@@ -276,9 +276,9 @@ class _Rows:
         return found
 
 
-def _state(row: _Row) -> State | None:
+def _state(row: _Row) -> AllocationState | None:
     _, _, used, limit, sm_limit, processes, driver = row
-    return None if used is None else State(used, used, limit, sm_limit, processes, driver)
+    return None if used is None else AllocationState(used, used, limit, sm_limit, processes, driver)
 
 
 def _short_id(container_id: str | None) -> str | None:

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from .labels import FIGURE, distinct
+from .labels import FIGURE, distinct, read_labels
 from .metrics import Unit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from .labels import Labels
     from .metrics import MetricFamily
 
+#: The content type of `NodeExporter.render`.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+#: The same of ``render(openmetrics=True)``.
 OPENMETRICS_CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
@@ -29,7 +31,8 @@ class Series:
 
     Attributes:
         family: The family.
-        labels: One per series. The same list as last time means the same series.
+        labels: One text per series, such as ``{pod="a"}``. The same list as last time means the
+            same series.
         values: One per series, in the family's unit.
         steady: The same values come again, for as long as it is the same sequence of values.
         label_figures: For a family with figures as the values of its last labels: a column each.
@@ -42,6 +45,16 @@ class Series:
     steady: bool = False
     label_figures: tuple[Sequence[int], ...] = ()
     body: bytes | None = attrs.field(default=None, repr=False)
+
+    def samples(self) -> Iterator[tuple[dict[str, str], float]]:
+        """Labels and value of each sample; ratios are 0 to 1 here."""
+        scale = 100 if self.family.unit is Unit.PERCENT_AS_RATIO else 1
+        figures = self.family.labels[-len(self.label_figures) :] if self.label_figures else ()
+        for row, (labels, value) in enumerate(zip(self.labels, self.values, strict=True)):
+            named = read_labels(labels)
+            for name, column in zip(figures, self.label_figures, strict=True):
+                named[name] = str(column[row])
+            yield named, value / scale
 
 
 def steady(family: MetricFamily, rows: Sequence[tuple[Labels, int | float]]) -> Series:
@@ -146,7 +159,7 @@ def _template(series: Series) -> bytes:
     """All lines of a family with a place for each figure."""
     name = series.family.name.encode()
     end = b" " + FIGURE + b"\n"
-    lines = name + (end + name).join([labels.text for labels in series.labels]) + end
+    lines = name + (end + name).join(series.labels) + end
     place = b"%d" if series.family.unit is Unit.WHOLE else b"%b"
     return lines.replace(b"%", b"%%").replace(FIGURE, place)
 

@@ -10,6 +10,7 @@ import attrs
 
 from .report_models import (
     LEVELS,
+    Advice,
     Coverage,
     Gap,
     Level,
@@ -18,7 +19,6 @@ from .report_models import (
     SuggestionPolicy,
     Timeline,
     Usage,
-    Verdict,
 )
 from .report_tally import AllocationTally, Bins, GroupTally, percentile
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from libhamiregion.host.selecting import Selector
 
-    from .history import Allocation, History, HistoryFacts, Look, State
+    from .history import Allocation, AllocationState, History, HistoryFacts, Look
 
 # More than any GPU has: a container that writes such figures into its region must not decide what
 # everybody's sums and charts look like.
@@ -138,7 +138,7 @@ class _Adding:
     def _add(self, look: Look) -> None:
         now_ms = self._now_ms = look.start_ms
         # One allocation can stand under two numbers, that before its uuid was known and that after.
-        changed: dict[AllocationTally, State | None] = {}
+        changed: dict[AllocationTally, AllocationState | None] = {}
         for number, state in look.states.items():
             tally = self._tally(number)
             if tally is None:
@@ -160,7 +160,7 @@ class _Adding:
             if tally is not None and tally.state is not None:
                 tally.act(now_ms, activity)
 
-    def _believed(self, tally: AllocationTally, state: State) -> State | None:
+    def _believed(self, tally: AllocationTally, state: AllocationState) -> AllocationState | None:
         if max(state.memory_peak_bytes, state.memory_limit_bytes or 0) < _BELIEVABLE_BYTES:
             return state
         self._unbelievable.add(tally.allocation)
@@ -397,7 +397,7 @@ def _suggestion(tally: AllocationTally, p99: int, policy: SuggestionPolicy) -> S
     limit = tally.last_limit
     if limit is None:
         return Suggestion("limit", wanted)
-    verdict: Verdict = "keep" if wanted == limit else "lower" if wanted < limit else "raise"
+    verdict: Advice = "keep" if wanted == limit else "lower" if wanted < limit else "raise"
     return Suggestion(verdict, wanted, wanted - limit)
 
 

@@ -74,7 +74,7 @@ class SuggestionPolicy:
         return -(-wanted // self.round_to_bytes) * self.round_to_bytes
 
 
-Verdict: TypeAlias = Literal["lower", "raise", "keep", "limit", "unused", "too_little_seen"]
+Advice: TypeAlias = Literal["lower", "raise", "keep", "limit", "unused", "too_little_seen"]
 
 
 @attrs.frozen
@@ -89,7 +89,7 @@ class Suggestion:
         change_bytes: What it differs from the limit; None with ``"limit"`` and the last two.
     """
 
-    verdict: Verdict
+    verdict: Advice
     limit_bytes: int | None = None
     change_bytes: int | None = None
 

@@ -6,7 +6,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .history import Activity, Allocation, State
+    from .history import Activity, Allocation, AllocationState
 
 # Values are rounded up to so many binary digits before they are counted: 0.4 % at most, and a
 # bounded number of them however long the report is.
@@ -196,7 +196,7 @@ class AllocationTally:
         self.allocation = allocation
         self.groups: tuple[GroupTally, ...] = ()
         self.bins = bins
-        self.state: State | None = None
+        self.state: AllocationState | None = None
         self.sm: float | None = None
         self.driver_sm: float | None = None
         self._state_since_ms = self._activity_since_ms = 0
@@ -218,7 +218,7 @@ class AllocationTally:
         self.driver_peak: int | None = None
         self.processes_peak: int | None = None
 
-    def change(self, now_ms: int, state: State | None) -> None:
+    def change(self, now_ms: int, state: AllocationState | None) -> None:
         """Another state from now on; None if there is nothing to be read any more."""
         before = self.state
         self._advance(now_ms)
@@ -259,7 +259,9 @@ class AllocationTally:
         if self.state is not None:
             self.unused_since_ms = self._stretch_since_ms
 
-    def _change_groups(self, now_ms: int, before: State | None, after: State | None) -> None:
+    def _change_groups(
+        self, now_ms: int, before: AllocationState | None, after: AllocationState | None
+    ) -> None:
         change = [new - old for new, old in zip(_weights(after), _weights(before), strict=True)]
         for group in self.groups:
             group.advance(now_ms)
@@ -322,7 +324,7 @@ class AllocationTally:
             self.driver_busy += min(self.driver_sm, 100) * passed_ms
 
 
-def _weights(state: State | None) -> tuple[int, int, int, int, int]:
+def _weights(state: AllocationState | None) -> tuple[int, int, int, int, int]:
     if state is None:
         return 0, 0, 0, 0, 0
     return (

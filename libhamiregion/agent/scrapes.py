@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol
+import inspect
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -15,11 +16,17 @@ if TYPE_CHECKING:
     from .working import Worker
 
 
-class Render(Protocol):
-    """What makes the text of a scrape, such as ``NodeExporter.render_parts``."""
+@attrs.frozen
+class Wanted:
+    """What a scrape is to have.
 
-    def __call__(self, *, openmetrics: bool) -> bytes | Iterable[bytes]:
-        """The text, as a whole or in parts; of OpenMetrics, or of Prometheus's own format."""
+    Attributes:
+        openmetrics: The format: OpenMetrics, or else Prometheus's own.
+        names: Of metrics, none else; None is all.
+    """
+
+    openmetrics: bool = False
+    names: frozenset[str] | None = None
 
 
 class ScrapeTimeout(Exception):
@@ -38,13 +45,13 @@ class Scrapes:
     """Has scrapes made in a thread, one at a time.
 
     Whoever asks while one is being made gets the next one, with all others who asked for the same
-    format meanwhile: nobody gets figures from before the question, and there is never more than one
-    scrape under way and one of each format waiting, however many ask.
+    meanwhile: nobody gets figures from before the question, and there is never more than one
+    scrape under way and one of each kind waiting, however many ask.
 
     To be used on one event loop.
 
     Args:
-        render: Makes the text.
+        render: Makes the text, given ``openmetrics``; and ``names``, if it has that parameter.
         worker: Where it runs.
         room: Waits until there is memory for one more answer.
         timeout_s: How long to wait for an answer.
@@ -52,17 +59,18 @@ class Scrapes:
 
     def __init__(
         self,
-        render: Render,
+        render: Callable[..., bytes | Iterable[bytes]],
         worker: Worker,
         room: Callable[[], Awaitable[None]],
         timeout_s: float,
     ) -> None:
         self._render = render
+        self._takes_names = _takes_names(render)
         self._worker = worker
         self._room = room
         self._timeout_s = timeout_s
         self._gzip = Gzip()
-        self._waiting: dict[bool, _Batch] = {}
+        self._waiting: dict[Wanted, _Batch] = {}
         self._turn = asyncio.Lock()
         self._running_since: float | None = None
 
@@ -73,7 +81,7 @@ class Scrapes:
             return 0.0
         return asyncio.get_running_loop().time() - self._running_since
 
-    async def get(self, *, openmetrics: bool, gzip: bool) -> Body:
+    async def get(self, wanted: Wanted, *, gzip: bool) -> Body:
         """A scrape that begins now or later.
 
         Raises:
@@ -83,10 +91,12 @@ class Scrapes:
         # Nobody waits behind what is known to hang: each who waits has a connection.
         if self.running_s > self._timeout_s:
             raise self._timed_out()
-        batch = self._waiting.get(openmetrics)
+        if not self._takes_names:
+            wanted = Wanted(wanted.openmetrics)
+        batch = self._waiting.get(wanted)
         if batch is None:
-            batch = self._waiting[openmetrics] = _Batch()
-            batch.task = asyncio.create_task(self._make(batch, openmetrics))
+            batch = self._waiting[wanted] = _Batch()
+            batch.task = asyncio.create_task(self._make(batch, wanted))
             batch.task.add_done_callback(_retrieved)
         batch.encodings.add(gzip)
         assert batch.task is not None  # noqa: S101 (made above, in the same step)
@@ -97,24 +107,30 @@ class Scrapes:
             raise self._timed_out() from None
         return made[gzip]
 
-    async def _make(self, batch: _Batch, openmetrics: bool) -> dict[bool, Body]:
+    async def _make(self, batch: _Batch, wanted: Wanted) -> dict[bool, Body]:
         async with self._turn:
             await self._room()
             # From here on it is too late to join.
-            del self._waiting[openmetrics]
+            del self._waiting[wanted]
             encodings = frozenset(batch.encodings)
             self._running_since = asyncio.get_running_loop().time()
             try:
-                return await self._worker.run(lambda: self._encoded(openmetrics, encodings))
+                return await self._worker.run(lambda: self._encoded(wanted, encodings))
             finally:
                 self._running_since = None
 
-    def _encoded(self, openmetrics: bool, encodings: frozenset[bool]) -> dict[bool, Body]:
-        body = Body.of(self._render(openmetrics=openmetrics))
-        return {gzip: self._gzip.compress(body) if gzip else body for gzip in encodings}
+    def _encoded(self, wanted: Wanted, encodings: frozenset[bool]) -> dict[bool, Body]:
+        only = {} if wanted.names is None else {"names": wanted.names}
+        body = Body.of(self._render(openmetrics=wanted.openmetrics, **only))
+        return {gzip: self._gzip.compress(body, wanted) if gzip else body for gzip in encodings}
 
     def _timed_out(self) -> ScrapeTimeout:
         return ScrapeTimeout(f"a scrape has been under way for {self.running_s:.0f} s")
+
+
+def _takes_names(render: Callable[..., object]) -> bool:
+    parameters = inspect.signature(render).parameters.values()
+    return any(each.name == "names" or each.kind is each.VAR_KEYWORD for each in parameters)
 
 
 def _retrieved(task: asyncio.Task[dict[bool, Body]]) -> None:

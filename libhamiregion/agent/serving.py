@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from libhamiregion.errors import PathLike
 
-    from .scrapes import Render
-
 __all__ = [
     "LandingFacts",
     "ListenError",
@@ -41,6 +39,8 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
+# Some turns of the event loop.
+_LAST_CALL_S: Final = 0.05
 DEFAULT_LISTEN: Final = "127.0.0.1:9394"
 
 
@@ -60,7 +60,8 @@ class MetricsServer:
 
     Args:
         render: Called with ``openmetrics=True`` or ``False``; returns the text as bytes, or in
-            parts. Never called twice at a time.
+            parts. Never called twice at a time. If it takes ``names`` too, ``/metrics?name[]=NAME``
+            asks for these metrics only.
         listen: ``HOST:PORT``, or ``:PORT`` for all addresses; one or several. Port 0 lets the
             system choose.
         web_config: The file that says how TLS and passwords are wanted; None is plain HTTP for
@@ -81,7 +82,7 @@ class MetricsServer:
 
     def __init__(
         self,
-        render: Render,
+        render: Callable[..., bytes | Iterable[bytes]],
         listen: str | Iterable[str] = DEFAULT_LISTEN,
         *,
         web_config: PathLike | None = None,
@@ -187,6 +188,8 @@ class MetricsServer:
             accepting = [loop.create_task(connections.accept(each)) for each in self._sockets]
             self._begun.set()
             await stopping.wait()
+            # What had arrived by then is taken in, and answered.
+            await asyncio.sleep(_LAST_CALL_S)
             for task in accepting:
                 task.cancel()
             self._close_sockets()

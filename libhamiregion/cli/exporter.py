@@ -136,8 +136,8 @@ def _print(exported: NodeExporter, *, as_json: bool) -> None:
 
         write_json({"metrics": [_plain(metric) for metric in RegionCollector(exported).collect()]})
     else:
-        sys.stdout.buffer.write(exported.render())
-        sys.stdout.buffer.flush()
+        sys.stdout.write(exported.render().decode())
+        sys.stdout.flush()
     reason = exported.not_ready()
     if reason is not None:
         raise Failure(reason)

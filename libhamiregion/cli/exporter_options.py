@@ -60,9 +60,9 @@ def listen_option(default: str | None) -> Callable[[Any], Any]:
         multiple=True,
         type=Address(),
         default=() if default is None else (default,),
-        show_default=default or False,
         metavar="ADDRESS",
-        help="Where to answer HTTP: HOST:PORT, or :PORT on all addresses; may be given again.",
+        help="Where to answer HTTP: HOST:PORT, or :PORT on all addresses; may be given again."
+        + (f"  [default: {default}]" if default else ""),
     )
 
 
@@ -90,10 +90,12 @@ resync_interval_option = click.option(
     "gone_after_s",
     envvar="HAMI_RESYNC_INTERVAL",
     type=Duration(),
+    show_envvar=True,
     default="5m",
+    show_default=True,
     metavar="DURATION",
     help="Leave out directories of pods that have been gone for so long, or `never`; nothing is"
-    " deleted.  [default: $HAMI_RESYNC_INTERVAL, else 5m]",
+    " deleted.",
 )
 nvml_option = click.option(
     "--nvml/--no-nvml",

@@ -124,8 +124,8 @@ def diff(
     Exit codes: 0 all is as the plan says, 1 failed, 2 the plan or the command is wrong, 3
     something would be changed, or is left as it is although the plan says otherwise.
 
-    JSON: rules, kept (values that stand as the plan says), changes, skipped, unused_rules and
-    overrides.  A change has the keys pod_uid, namespace, pod, container, region_path, refused,
+    JSON: kept (values that stand as the plan says), changes, skipped, unused_rules, overrides and
+    problems (of annotations).  A change has the keys pod_uid, namespace, pod, container, region_path, refused,
     and edits, a list with field, device, before, after (bytes, percent or priority; null is
     unlimited), effect and rule (its index in the plan).
     """

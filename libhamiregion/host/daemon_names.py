@@ -95,6 +95,22 @@ class DockerApiNames:
         return raw
 
 
+def kubernetes_client(kubernetes: Any, kubeconfig: Any = None, context: str | None = None) -> Any:
+    """A client of the API: a pod's own where we run in one and nothing else is named.
+
+    Args:
+        kubernetes: The package.
+        kubeconfig: Path of a configuration; None means where kubectl looks for it.
+        context: Of that configuration; None means its current one.
+    """
+    config = kubernetes.config
+    if kubeconfig is None and context is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+        settings = kubernetes.client.Configuration()
+        config.load_incluster_config(client_configuration=settings)
+        return kubernetes.client.ApiClient(settings)
+    return config.new_client_from_config(config_file=kubeconfig, context=context)
+
+
 class KubernetesNames:
     """Names from the Kubernetes API: the pods of one node, listed at most every `max_age_s`.
 
@@ -217,7 +233,7 @@ class KubernetesNames:
 
     def _fetch(self) -> list[Any]:
         if self._client is None:
-            self._client = self._new_client()
+            self._client = kubernetes_client(self._kubernetes, *self._config)
         api = self._kubernetes.client.CoreV1Api(self._client)
         items: list[Any] = []
         total = 0
@@ -238,15 +254,6 @@ class KubernetesNames:
             token = _dict(page.get("metadata")).get("continue")
             if not token:
                 return items
-
-    def _new_client(self) -> Any:
-        config = self._kubernetes.config
-        kubeconfig, context = self._config
-        if kubeconfig is None and context is None and "KUBERNETES_SERVICE_HOST" in os.environ:
-            settings = self._kubernetes.client.Configuration()
-            config.load_incluster_config(client_configuration=settings)
-            return self._kubernetes.client.ApiClient(settings)
-        return config.new_client_from_config(config_file=kubeconfig, context=context)
 
     def _add(self, item: Any) -> None:
         metadata = _dict(_dict(item).get("metadata"))

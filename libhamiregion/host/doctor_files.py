@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import stat
@@ -97,7 +98,10 @@ class _Lost:
 
 def _lost_mappings(scene: Scene) -> list[_Lost]:
     processes = scene.node.processes
-    known = {processes.identity(used.region) for used in scene.used}
+    known = set()
+    for used in scene.used:
+        with contextlib.suppress(RegionClosed):
+            known.add(processes.identity(used.region))
     short = _short_files(scene)
     lost = []
     for file in processes.mapped_files(without=known):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from libhamiregion.layouts import Layout
 
-from .doctor_scene import command_of, place_of
+from .doctor_scene import command_of, count_words, place_of
 from .findings import FindingKind, finding
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _held(scene: Scene, used: Used, state: LockState) -> Iterator[Finding]:
             used.container,
             f"the lock is held by {_owner_words(state)}, which is dead",
             "the semaphore stands at 0 and its signature is of no process that maps this region;"
-            f" {state.waiters} are counted as waiting",
+            f" {_waiters_words(state)}",
             pid=None if state.by_library else owner,
         )
         return
@@ -108,9 +108,15 @@ def _too_long(scene: Scene, used: Used, state: LockState, stood_s: float) -> Fin
         FindingKind.LOCK_HELD_TOO_LONG,
         used.container,
         f"the lock has been held by {_owner_words(state)} for {stood_s:.1f} s at least",
-        f"the same signature at every look; {life}; {state.waiters} are counted as waiting",
+        f"the same signature at every look; {life}; {_waiters_words(state)}",
         pid=None if state.by_library else state.owner_pid,
         cause=state.owner_life,
+    )
+
+
+def _waiters_words(state: LockState) -> str:
+    return (
+        f"{count_words(state.waiters, 'waiter')} asleep" if state.waiters else "nobody sleeps on it"
     )
 
 

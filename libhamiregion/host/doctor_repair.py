@@ -103,7 +103,7 @@ def repair(
         timeout_s: How long to wait for a region's lock, each time.
         lock_watch_s: How long to watch a lock that nobody has signed for while processes use the
             region; less than 10 s proves nothing then.
-        kinds: Only findings of these kinds.
+        kinds: Only findings of these kinds; None means all.
 
     Returns:
         One entry per finding, in the order in which they were tried.
@@ -118,7 +118,7 @@ def repair(
     wanted = [
         finding
         for finding in findings
-        if finding.repairable and (not kinds or finding.kind in kinds)
+        if finding.repairable and (kinds is None or finding.kind in kinds)
     ]
     done: list[Repair] = []
     with memory_of(node).turn:
@@ -221,6 +221,8 @@ class _Work:
             )
             # If it ended meanwhile, its slot may be its successor's, which has another host pid.
             if self._facts.is_running(process):
+                if change.before == change.after:
+                    return _ALREADY
                 before = change.before or "none"
                 return (f"host pid of process {pid}: {before} -> {change.after}",)
             del self._seen[id(container)]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .processes import ProcessTable
 
 # A process can map any number of files that look like regions.
-_LIMIT = 1_024
+_LIMIT = 4_096
 _LIMIT_PER_CONTAINER = 16
 
 #: A file as maps prints it: device and inode.
@@ -99,7 +99,10 @@ class OutsideRegions:
             each = table.resolve(file)
             # Monitors map for a while what its container has left behind.
             left_over = each.deleted and not each.exclusive
-            if before is None and (left_over or self._is_inside(each, files)):
+            is_read = before is not None and before.region is not None
+            if not is_read and (left_over or self._is_inside(each, files)):
+                if before is not None:
+                    yield self._found.pop(identity).container, None
                 continue
             container = self._look_at(each)
             if before is not None and before.region is None and before.missing == container.missing:

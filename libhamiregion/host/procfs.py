@@ -158,7 +158,12 @@ def read_status(process: int) -> Status:
 
 def read_mappings(process: int, *, leader_gone: bool, smallest: int) -> tuple[Mapping, ...]:
     """The files that a process maps shared, with at least `smallest` bytes each."""
-    raw = _read_all(process, "maps", _MAPS_LIMIT)
+    try:
+        raw = _read_all(process, "maps", _MAPS_LIMIT)
+    except Gone:
+        # Linux 6.16 says so of zombies, whose maps are empty elsewhere; of one that has ended, the
+        # next file says it too.
+        raw = b""
     if not raw and leader_gone:
         raw = _maps_of_threads(process)
     files: dict[tuple[bytes, bytes, bytes], _Sum] = {}
@@ -237,23 +242,23 @@ def read_link(directory: int, name: str) -> str | None:
 
 
 def _maps_of_threads(process: int) -> bytes:
+    tasks = _open(process, "task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    thread_ended = False
     try:
-        tasks = os.open("task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=process)
-    except PermissionError as error:
-        raise Refused from error
-    except OSError as error:
+        for name in os.listdir(tasks):  # noqa: PTH208 (a descriptor)
+            try:
+                raw = _read_all(tasks, f"{name}/maps", _MAPS_LIMIT)
+            except Gone:
+                thread_ended = True
+                continue
+            if raw:
+                return raw
+    except FileNotFoundError as error:
         raise Gone from error
-    try:
-        with os.scandir(tasks) as listing:
-            for task in listing:
-                try:
-                    raw = _read_all(tasks, f"{task.name}/maps", _MAPS_LIMIT)
-                except Gone:
-                    continue
-                if raw:
-                    return raw
     finally:
         os.close(tasks)
+    if thread_ended:
+        raise Refused  # who has ended may have left a successor behind that was not listed
     return b""
 
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from libhamiregion.layouts import Layout
     from libhamiregion.region import Region
 
-_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_HOLD = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _PID = struct.Struct("<i")
 _SEQLOCK = struct.Struct("<Q")
 # A file system that does not know its holes gives one piece of 2 MB.
@@ -53,11 +54,17 @@ class RawSlots:
         self._path = region.path
         known = region.file_id
         self._offsets = _offsets(region.layout)
-        self._descriptor = os.open(region.path, _FLAGS)
-        status = os.fstat(self._descriptor)
-        if (status.st_dev, status.st_ino) != known:
-            self.close()
-            raise RegionStale(f"{region.path!r} has been replaced; open it again", path=region.path)
+        held = os.open(region.path, _HOLD)
+        try:
+            status = os.fstat(held)
+            if (status.st_dev, status.st_ino) != known:
+                raise RegionStale(
+                    f"{region.path!r} has been replaced; open it again", path=region.path
+                )
+            # By that hold: what replaces it now is not opened, which of a device can do harm.
+            self._descriptor = os.open(f"/proc/self/fd/{held}", _READ)
+        finally:
+            os.close(held)
 
     def __enter__(self) -> Self:
         return self

@@ -17,13 +17,14 @@ def main(size: int, options: list[str]) -> None:
     limits = ServerLimits(**{name: float(value) for name, value in given.items()})
     line = b'served{line="%08d"} 1\n'
     count = size // len(line % 0)
+    lines = b"".join([line % number for number in range(count)])
     rendered = 0
 
     def render(*, openmetrics: bool) -> bytes:
         nonlocal rendered
         rendered += 1
-        lines = b"".join([line % number for number in range(count)])
-        return lines + b"rendered %d\n" % rendered + b"# EOF\n" * openmetrics
+        # A copy of its own for each, as what changes has.
+        return bytes(bytearray(lines)) + b"rendered %d\n" % rendered + b"# EOF\n" * openmetrics
 
     server = MetricsServer(render, "127.0.0.1:0", web_config=web_config, limits=limits)
     print(*server.urls, flush=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from containers import needs_namespaces
 from doctor_scenes import Hospital
-from lock_bytes import NOBODY, hold, is_free, let_go, set_value, value_of
+from lock_bytes import NOBODY, hold, is_free, set_value, value_of
 from namespaces import needs_first_namespace
 from patience import eventually
 
@@ -58,7 +58,9 @@ def test_a_lock_that_nobody_has_signed_for(hospital: Hospital) -> None:
     (found,) = hospital.findings()
     assert found.kind is FindingKind.LOCK_OWNERLESS
     assert "no process maps the file" in found.evidence
-    let_go(place.file)
+    (done,) = hospital.repair()
+    assert done.actions == ("the lock that nobody had signed for was given back",)
+    assert hospital.findings() == ()
     place.start()
     hold(place.file, 0)
     found = hospital.findings()[0]
@@ -69,6 +71,17 @@ def test_a_lock_that_nobody_has_signed_for(hospital: Hospital) -> None:
     assert not done.done
     assert done.error is not None
     assert value_of(place.file) == 0
+
+
+@pytest.mark.stress
+def test_a_lock_that_nobody_has_signed_for_is_given_back_after_10_s(hospital: Hospital) -> None:
+    place = hospital.place()
+    place.start()
+    hold(place.file, 0)
+    (done,) = hospital.repair()
+    assert done.done
+    assert is_free(place.file)
+    assert hospital.findings() == ()
 
 
 def test_a_lock_that_a_live_process_does_not_give_back_is_left_alone(hospital: Hospital) -> None:
@@ -209,5 +222,5 @@ def test_only_the_kinds_that_are_asked_for_are_repaired(hospital: Hospital) -> N
     found = hospital.findings()
     done = repair(hospital.node, found, kinds={FindingKind.HOST_PID_MISSING})
     assert [each.finding.kind for each in done] == [FindingKind.HOST_PID_MISSING]
-    assert repair(hospital.node, found, kinds=()) != ()
-    assert hospital.findings() == ()
+    assert repair(hospital.node, found, kinds=()) == ()
+    assert hospital.kinds() == [FindingKind.DEAD_PROCESS_COUNTED]

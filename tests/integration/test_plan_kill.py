@@ -300,8 +300,9 @@ def rounds(
     return found
 
 
-def slow(_: int) -> None:
-    time.sleep(0.002)
+def slow(pause_s: float) -> Callable[..., Any]:
+    """The stores of a container with pauses between them: moments that are easily hit."""
+    return one_by_one(lambda _: time.sleep(pause_s))
 
 
 def test_killed_at_random_moments_the_limits_are_the_old_or_the_new_ones(
@@ -314,14 +315,14 @@ def test_killed_at_random_moments_the_limits_are_the_old_or_the_new_ones(
 def test_killed_in_the_middle_of_slowed_down_stores_they_are_so_after_the_recovery(
     scene: PlanScene, victim: Victim
 ) -> None:
-    found = rounds(scene, victim, scene.container(), 12, one_by_one(slow))
+    found = rounds(scene, victim, scene.container(), 12, slow(0.01))
     assert found["mixed"] > 0, "the moments were not chosen well"
 
 
 def test_with_a_guard_they_are_so_without_anybody_calling_again(
     scene: PlanScene, victim: Victim
 ) -> None:
-    found = rounds(scene, victim, scene.container(), 8, one_by_one(slow), guard=True)
+    found = rounds(scene, victim, scene.container(), 8, slow(0.01), guard=True)
     assert found["mixed"] == 0
 
 
@@ -329,7 +330,7 @@ def test_with_a_guard_they_are_so_without_anybody_calling_again(
 def test_thousands_of_kills(scene: PlanScene, victim: Victim) -> None:
     region = scene.container()
     print("as it is:", rounds(scene, victim, region, 2_000))
-    print("slowed down:", rounds(scene, victim, region, 500, one_by_one(slow)))
-    guarded = rounds(scene, victim, region, 500, one_by_one(slow), guard=True)
+    print("slowed down:", rounds(scene, victim, region, 500, slow(0.002)))
+    guarded = rounds(scene, victim, region, 500, slow(0.002), guard=True)
     print("slowed down, with a guard:", guarded)
     assert guarded["mixed"] == 0

@@ -140,8 +140,7 @@ def test_containers_that_come_are_set_and_those_that_go_are_forgotten(
     region.path.parent.rmdir()
     watcher.run()
     assert node.containers == ()
-    kept = json.loads(Path(scene.state.path("kept.json")).read_text())
-    assert kept["containers"] == []
+    assert scene.state.read_json("kept.json")["containers"] == []
 
 
 def test_a_container_that_restarts_with_a_new_region_is_set_again(

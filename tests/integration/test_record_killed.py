@@ -11,18 +11,15 @@ from pathlib import Path
 import pytest
 from actors import Actor
 from patience import eventually
+from recording_victim import SERIES, T0, readings_of, start_writer
 
-from libhamiregion.agent import Reading, RecordedContainer, Recording, RecordingWriter
-
-T0 = 1_790_812_800_000
-SERIES = 40
-GIB = 1 << 30
+from libhamiregion.agent import Recording
 
 # What the victim does: look after look, each one's number noted in shared memory when it is done.
 # Segments are short and the file small, so that it is trimmed and shrunk all the time.
 VICTIM = f"""
 import mmap, struct
-from test_record_killed import readings_of, start_writer
+from recording_victim import readings_of, start_writer
 with open(progress, "r+b") as file:
     shared = mmap.mmap(file.fileno(), 16)
 writer = start_writer(path)
@@ -32,23 +29,6 @@ while True:
     number += 1
     shared[:8] = struct.pack("<Q", number)
 """
-
-
-def start_writer(path: str) -> RecordingWriter:
-    writer = RecordingWriter(path, interval_s=15, retention_s=36_000, max_size_bytes=4 << 20)
-    writer._segment_rows = 400
-    return writer
-
-
-def readings_of(number: int) -> list[Reading]:
-    """What look `number` says; everything changes with every look."""
-    return [
-        Reading(
-            RecordedContainer(f"{series:04}", "train"), 0, None, number * 1000 + series, GIB,
-            sm_util_percent=(number + series) % 100,
-        )
-        for series in range(SERIES)
-    ]  # fmt: skip
 
 
 class Progress:
@@ -133,7 +113,7 @@ def test_a_writer_killed_while_it_makes_the_file_leaves_one_that_can_be_gone_on_
     actor: Callable[..., Actor], tmp_path: Path
 ) -> None:
     dice = random.Random(3)
-    source = "from test_record_killed import start_writer\nstart_writer(path)"
+    source = "from recording_victim import start_writer\nstart_writer(path)"
     for number in range(12):
         path = tmp_path / f"{number}.db"
         victim = actor()
@@ -141,6 +121,8 @@ def test_a_writer_killed_while_it_makes_the_file_leaves_one_that_can_be_gone_on_
         eventually(lambda path=path, victim=victim: path.exists() or victim.is_done())  # type: ignore[misc]
         for _ in range(dice.randrange(4_000)):
             os.getppid()
+        if victim.is_done():
+            victim.outcome()
         victim.kill()
         with start_writer(str(path)) as writer:
             writer.write(readings_of(0), at_ms=T0, running_ms=0)

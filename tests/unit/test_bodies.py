@@ -39,22 +39,32 @@ def test_what_has_changed_is_compressed_anew_and_the_rest_is_not() -> None:
     figures = [random.getrandbits(30) for _ in range(20_000)]
     compressor = Gzip()
     first = compressor.compress(Body.of([metric("a", figures), metric("b", figures)]))
-    pieces = dict(compressor._last)
+    pieces = dict(compressor._last[None])
     again = compressor.compress(Body.of([metric("a", figures), metric("b", figures)]))
     assert text(first) == text(again)
     changed = [*figures[:10_000], 7, *figures[10_001:]]
     parts = [metric("a", changed), metric("b", figures)]
     assert gzip.decompress(text(compressor.compress(Body.of(parts)))) == b"".join(parts)
-    new = compressor._last.keys() - pieces.keys()
+    new = compressor._last[None].keys() - pieces.keys()
     # Figures of another length move what stands behind them in the same metric, and no other.
     assert 0 < len(new) <= len(pieces) / 2
     # What is not used any more is not kept.
-    assert len(compressor._last) <= len(pieces) + 1
+    assert len(compressor._last[None]) <= len(pieces) + 1
 
 
 def test_it_compresses_nearly_as_well_as_in_one_piece() -> None:
     body = Body.of([metric(f"m{number}", list(range(5000))) for number in range(10)])
     assert Gzip().compress(body).size < 1.3 * len(gzip.compress(text(body), 1))
+
+
+def test_what_is_asked_for_seldom_does_not_push_out_what_is_asked_for_often() -> None:
+    body = Body.of([metric("a", list(range(5000)))])
+    compressor = Gzip()
+    for number in range(100):
+        compressor.compress(body)
+        compressor.compress(body, frozenset({f"m{number}"}))
+    assert None in compressor._last
+    assert len(compressor._last) < 10
 
 
 def test_equal_texts_give_equal_bytes() -> None:

@@ -13,7 +13,8 @@ import pytest
 from libhamiregion.host import Explanation, Finding, FindingKind, Severity
 from libhamiregion.host.doctor_repair import _STAGES
 from libhamiregion.host.doctor_scene import count_words, pid_words
-from libhamiregion.host.findings import CATALOGUE, finding
+from libhamiregion.host.finding_catalogue import CATALOGUE
+from libhamiregion.host.findings import finding
 
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 BEGIN = "<!-- The rest is made from the catalogue: python tests/unit/test_findings.py -->\n"

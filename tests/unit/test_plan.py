@@ -15,6 +15,7 @@ from libhamiregion.agent import (
     PLAN_SCHEMA,
     LimitField,
     LimitPlan,
+    Place,
     PlanError,
     PlanProblem,
     Rule,
@@ -156,6 +157,24 @@ def test_the_schema_is_a_schema_and_takes_what_is_written() -> None:
     jsonschema.Draft202012Validator.check_schema(PLAN_SCHEMA)
     written = plan("{select: {device: 3}, set: {memory_limit: unlimited, sm_limit: 5}}")
     jsonschema.validate(plan_document(written), PLAN_SCHEMA)
+
+
+ROOT = Path(__file__).parents[2]
+BLOCKS = re.findall(
+    r"^```yaml\n(apiVersion: hamiregion.*?)^```$",
+    (ROOT / "docs" / "limits-by-plan.md").read_text(),
+    re.DOTALL | re.MULTILINE,
+)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples" / "plans").iterdir()), ids=str)
+def test_the_examples_are_plans(path: Path) -> None:
+    assert load_plan(path).name == path.stem
+
+
+def test_the_plan_in_the_documentation_is_a_plan() -> None:
+    (block,) = BLOCKS
+    assert len(parse_plan(block).rules) == 2
 
 
 # ---- what is wrong with it ------------------------------------------------------------
@@ -419,7 +438,7 @@ def test_a_problem_can_be_asked_for_its_parts_and_an_error_can_be_sent() -> None
     assert (error.source, len(error.problems)) == ("night.yaml", 1)
     (problem,) = error.problems
     assert isinstance(problem, PlanProblem)
-    assert (problem.place.line, problem.place.column) == (5, 21)
+    assert problem.place == Place(5, 21)
     assert problem.path == "rules[0].set.sm_limit"
     assert str(problem) in str(error)
 

@@ -180,9 +180,10 @@ def test_undo_plans_are_written_before_the_first_change_and_the_newest_are_kept(
         assert seen == [(ChangeStatus.APPLIED, True)]
         assert result.undo_path == str(tmp_path / "undo.yaml")
         assert len(load_plan(tmp_path / "undo.yaml").rules) == 3
-    for number in range(25):
-        apply(scene, node, plan(f"{{select: {{}}, set: {{priority: {number + 1}}}}}"))
-    assert len(list(Path(scene.state.directory).glob("undo-*.yaml"))) == 20
+    written = [scene.state.write_undo(str(number)) for number in range(25)]
+    kept = sorted(Path(scene.state.directory).glob("undo-*.yaml"))
+    assert {path.read_text() for path in kept} == {str(number) for number in range(5, 25)}
+    assert {str(path) for path in kept} < set(written)
 
 
 def test_nothing_is_changed_where_the_undo_plan_cannot_be_written(

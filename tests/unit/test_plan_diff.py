@@ -14,6 +14,7 @@ from libhamiregion.agent import (
     Override,
     PlanDiff,
     PlannedEdit,
+    Skip,
     SkipReason,
     diff_plan,
 )
@@ -242,7 +243,7 @@ def test_a_container_without_a_region_is_skipped_with_its_reason(
         directory.mkdir()
     (foreign / "x.cache").write_bytes(b"nothing of the kind" * 100_000)
     diff = compare("{select: {}, set: {sm_limit: 1}}")
-    found = {skip.container.name: skip for skip in diff.skipped}
+    found: dict[str | None, Skip] = {skip.container.name: skip for skip in diff.skipped}
     assert {skip.reason for skip in diff.skipped} == {SkipReason.NO_REGION}
     assert found["empty"].missing is MissingReason.NO_FILE
     assert found["foreign"].missing is MissingReason.NOT_A_REGION

@@ -17,6 +17,7 @@ from recorded_day import DAY_S, GIB, MIDNIGHT_S, record, tenants
 from libhamiregion.agent import (
     CHART_POINTS,
     Allocation,
+    AllocationState,
     HistoryFacts,
     Look,
     Reading,
@@ -24,7 +25,6 @@ from libhamiregion.agent import (
     Recording,
     RecordingWriter,
     Report,
-    State,
     Usage,
     make_report,
     parse_moment,
@@ -266,7 +266,7 @@ class Averaged:
     """A history without a node, without SM limits, and with warnings."""
 
     def looks(self, since_ms: int, until_ms: int) -> Iterator[Look]:
-        state = State(GIB, 2 * GIB, 4 * GIB)
+        state = AllocationState(GIB, 2 * GIB, 4 * GIB)
         yield Look(since_ms, until_ms, True, {0: state}, {0: (12.5, None)})
 
     def allocation(self, number: int) -> Allocation:

@@ -13,6 +13,7 @@ import pytest
 
 from libhamiregion.agent import (
     Allocation,
+    AllocationState,
     Look,
     NotARecording,
     Reading,
@@ -23,7 +24,6 @@ from libhamiregion.agent import (
     RecordingInUse,
     RecordingUnavailable,
     RecordingWriter,
-    State,
     Written,
 )
 
@@ -113,8 +113,8 @@ def test_what_was_written_is_read_back(path: Path, pen: Pen) -> None:
             "research", "bert-0", "train", "0b5c", 0, "GPU-a"
         )
         assert recording.allocation(serve) == Allocation("prod", "chat-1", "serve", "1c6d", 3, None)
-        assert look.states[train] == State(GIB, GIB, 8 * GIB, 50, 2, GIB + 5)
-        assert look.states[serve] == State(0, 0, None)
+        assert look.states[train] == AllocationState(GIB, GIB, 8 * GIB, 50, 2, GIB + 5)
+        assert look.states[serve] == AllocationState(0, 0, None)
         assert look.activity == {train: (37, 40), serve: (None, None)}
         assert recording.span_ms() == (T0, T0 + STEP_MS)
         assert recording.facts().resolution_s == 15
@@ -207,7 +207,7 @@ def test_where_the_clock_was_set_back_what_was_recorded_later_counts(path: Path,
     found = looks(path)
     assert seconds(found)[-4:] == [(100, 115), (115, 130), (130, 145), (145, 160)]
     assert seconds(found)[-5] == (90, 100)
-    assert list(found[-4].states.values()) == [State(2, 2, None)]
+    assert list(found[-4].states.values()) == [AllocationState(2, 2, None)]
 
 
 def test_part_of_a_recording_begins_with_what_held_then(path: Path, pen: Pen) -> None:
@@ -217,7 +217,7 @@ def test_part_of_a_recording_begins_with_what_held_then(path: Path, pen: Pen) ->
     found = looks(path, (T0 + 50_000, T0 + 70_000))
     assert seconds(found) == [(50, 60), (60, 70)]
     assert found[0].full
-    assert list(found[0].states.values()) == [State(2 * GIB, 2 * GIB, None), None]
+    assert list(found[0].states.values()) == [AllocationState(2 * GIB, 2 * GIB, None), None]
     assert looks(path, (T0 - 100, T0)) == []
     assert looks(path, (T0 + 10 * HOUR_MS, T0 + 11 * HOUR_MS)) == []
 
@@ -267,7 +267,12 @@ def test_the_file_stays_within_its_size(path: Path) -> None:
     sizes = []
     tenants = [attrs.evolve(TRAIN, pod_uid=f"{number:04}") for number in range(250)]
     for number in range(500):
-        written = pen.look(*(reading(each, number * 1000 + at, sm_util_percent=number) for at, each in enumerate(tenants)))
+        written = pen.look(
+            *(
+                reading(each, number * 1000 + at, sm_util_percent=number)
+                for at, each in enumerate(tenants)
+            )
+        )
         sizes.append(written.size_bytes)
     assert max(sizes) <= limit
     pen.writer.close()

@@ -1,0 +1,417 @@
+"""What every kind of finding means; the documentation's page on the doctor is made of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .findings import Explanation, FindingKind, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_NO_UTILIZATION = (
+    "libvgpu looks its own processes up by this number in the driver's lists: the process's"
+    " utilisation stays 0 in every metric, the driver's figure of its memory is missing"
+)
+_SET_HOST_PID = (
+    "stores the pid that /proc proves, after looking once more that it is still that process"
+)
+_HOST_PID_ADVICE = (
+    "`hamiregion doctor --repair` stores the right one, and libvgpu takes it up within 120 ms;"
+    " `hamiregion agent` keeps it right"
+)
+_LOCK_CONSEQUENCE = (
+    "nobody can take the lock: processes cannot start or leave, up to HAMi 2.8.0 not even allocate,"
+    " and from 2.8.1 on those that wait exit after 5 minutes"
+)
+
+CATALOGUE: Mapping[FindingKind, Explanation] = {
+    # ---- host pids ---------------------------------------------------------------------------
+    FindingKind.HOST_PID_MISSING: Explanation(
+        Severity.WARNING,
+        "A live process has no host pid in its slot: libvgpu did not find itself in the driver's"
+        " list of processes when it made its context.",
+        "The slot's hostpid is 0; which process it is was proved through /proc.",
+        f"{_NO_UTILIZATION}, and its SM limit is off.",
+        _HOST_PID_ADVICE,
+        _SET_HOST_PID,
+        passes=True,
+    ),
+    FindingKind.HOST_PID_IS_CONTAINER_PID: Explanation(
+        Severity.WARNING,
+        "A live process has its pid of the container where its host pid should be: newer drivers"
+        " answer libvgpu with pids of the container's own namespace.",
+        "The slot's hostpid equals its pid, and /proc shows another pid on the host.",
+        f"{_NO_UTILIZATION}, and the SM limit is steered by a utilisation of 0, so it hardly holds"
+        " anything back. On the host the number may be another process's, whose figures then count"
+        " here.",
+        _HOST_PID_ADVICE,
+        _SET_HOST_PID,
+        passes=True,
+    ),
+    FindingKind.HOST_PID_SWAPPED: Explanation(
+        Severity.ERROR,
+        "A slot has the host pid of a process that has another slot: libvgpu compares the driver's"
+        " list before and after it makes a context, and two processes that start together can take"
+        " each other's pid.",
+        "Both processes are proved through /proc by the files that they map and their pids.",
+        "utilisation and driver memory of the one are booked on the other: metrics blame the wrong"
+        " container, and the SM limit of one throttles, or frees, the other.",
+        _HOST_PID_ADVICE,
+        _SET_HOST_PID,
+        passes=True,
+    ),
+    FindingKind.HOST_PID_DEAD: Explanation(
+        Severity.WARNING,
+        "A live process's slot has a host pid that no process has.",
+        "/proc of the host has no such pid; which process it really is was proved there.",
+        f"{_NO_UTILIZATION}, and once the number is used again, a stranger's figures count here.",
+        _HOST_PID_ADVICE,
+        _SET_HOST_PID,
+        passes=True,
+    ),
+    FindingKind.HOST_PID_FOREIGN: Explanation(
+        Severity.ERROR,
+        "A live process's slot has the host pid of a process that has nothing to do with the"
+        " region.",
+        "/proc has a process of that number, and it has no slot in any region.",
+        f"{_NO_UTILIZATION}, and what the other process does on a GPU counts as this container's.",
+        _HOST_PID_ADVICE,
+        _SET_HOST_PID,
+        passes=True,
+    ),
+    # ---- slots -------------------------------------------------------------------------------
+    FindingKind.DEAD_PROCESS_COUNTED: Explanation(
+        Severity.WARNING,
+        "Processes that were killed still count: SIGKILL leaves them no time to give up their"
+        " slot.",
+        "No process that maps the region has their pid; /proc shows all processes.",
+        "the container can allocate that much less, until libvgpu cleans up when an allocation is"
+        " refused or a process starts; metrics show it as used.",
+        "`hamiregion doctor --repair` frees them, as does `hamiregion reap`",
+        "frees the slots of those that are proved dead, again under the region's lock",
+    ),
+    FindingKind.ORPHANED_SLOT: Explanation(
+        Severity.ERROR,
+        "A live process writes to a slot that counts no more: libvgpu 2.8.1 and later moved it when"
+        " it removed dead ones, without the process's knowledge.",
+        "The process's pid stands in a slot behind the last one that counts; its copy among those"
+        " that count stands still.",
+        "what it allocates from now on is counted by nobody, so the container can pass its limit.",
+        "`hamiregion doctor --repair` takes the real slot in and empties the copy",
+        "takes the real slot in and empties the frozen copy, under the region's lock",
+    ),
+    FindingKind.DOUBLED_SLOT: Explanation(
+        Severity.WARNING,
+        "A process stands twice in the table (up to HAMi 2.8.0): the process that was removing a"
+        " slot was killed half way.",
+        "Two slots below the number of slots have the same pid.",
+        "its memory counts twice: once as it is, once as it was.",
+        "`hamiregion doctor --repair` removes the second one",
+        "removes the slot that the process does not use, under the region's lock",
+        passes=True,
+    ),
+    FindingKind.SLOT_WITHOUT_PID: Explanation(
+        Severity.ERROR,
+        "A slot that counts has pid 0, which no process has.",
+        "It stands below the number of slots, and its pid is 0.",
+        "up to HAMi 2.8.0 the next process to start loops for ever with the lock held, and hangs"
+        " the container; what the slot holds counts against the limit.",
+        "`hamiregion doctor --repair` removes it; do that before another process starts",
+        "removes or empties it, and the slots of dead processes with it, under the region's lock",
+        passes=True,
+    ),
+    FindingKind.SEQLOCK_STUCK: Explanation(
+        Severity.ERROR,
+        "A slot's seqlock is odd and stays so: a writer went inside and has not come out. It was"
+        " killed there, or is stopped.",
+        "The same odd number at several looks; the process is dead, or alive and does not move.",
+        "the figures of the slot may belong to two moments, and libvgpu's own readers spin on it"
+        " for ever: processes hang at their next allocation.",
+        "`hamiregion doctor --repair` mends it where the writer is dead; a live one that is stopped"
+        " has to go on (`kill -CONT`) or be ended",
+        "frees the slot if its process is proved dead, which makes the seqlock even; a live"
+        " process's is left alone",
+    ),
+    FindingKind.SLOT_TABLE_FULL: Explanation(
+        Severity.ERROR,
+        "All process slots of the region are taken.",
+        "The number of slots stands at the most that a region has.",
+        "the next process to start in the container finds no slot and fails.",
+        "free the slots of dead processes with `hamiregion reap`; if all of them live, the"
+        " container runs more GPU processes than a region can hold",
+    ),
+    FindingKind.SLOT_TABLE_NEARLY_FULL: Explanation(
+        Severity.WARNING,
+        "Nine in ten process slots of the region are taken.",
+        "The number of slots.",
+        "once all are, the next process to start in the container fails.",
+        "find out why so many processes use CUDA, or die without giving up their slots;"
+        " `hamiregion reap` frees those of dead ones",
+    ),
+    FindingKind.USAGE_SUMS_DIFFER: Explanation(
+        Severity.WARNING,
+        "Memory stands in slots of status 0 (exited) that are not proved dead.",
+        "The sum over all slots, which libvgpu enforces, differs from the sum over those whose"
+        " status is not 0, which HAMi's monitor shows.",
+        "the container is refused memory that its metrics show as free.",
+        "see whether the process has really ended; if it lives, `hamiregion resume` gives it its"
+        " status back",
+        passes=True,
+    ),
+    FindingKind.PROCESSES_UNKNOWN: Explanation(
+        Severity.WARNING,
+        "It cannot be told for some slots which process they belong to, or whether it lives.",
+        "/proc does not show enough, or several processes could be meant.",
+        "nothing is said about these slots and nothing is repaired: no news is no good news here.",
+        "run as root on the host; or in a pod with hostPID: true, the host's /proc and the"
+        " capability SYS_PTRACE, without which maps cannot be read",
+        passes=True,
+    ),
+    # ---- the lock ----------------------------------------------------------------------------
+    FindingKind.LOCK_HELD_BY_DEAD: Explanation(
+        Severity.ERROR,
+        "The region's lock is held by a process that is dead: it was killed inside.",
+        "The lock is taken and signed with a pid that no process which maps the region has.",
+        f"{_LOCK_CONSEQUENCE}. libvgpu repairs it itself after 10 s, unless another process has"
+        " that pid by then.",
+        "`hamiregion doctor --repair` gives it back, as does `hamiregion lock recover`",
+        "gives the lock back and finishes what its holder was doing, with the same proof",
+    ),
+    FindingKind.LOCK_OWNERLESS: Explanation(
+        Severity.ERROR,
+        "The region's lock is taken and nobody has signed for it: its holder was killed in the few"
+        " instructions between taking and signing, or between clearing and giving back.",
+        "The semaphore stands at 0, owner_pid is 0, and neither moves.",
+        f"{_LOCK_CONSEQUENCE}. libvgpu up to 2.8.0 forces it after 5 minutes.",
+        "`hamiregion doctor --repair` gives it back, after watching it for 10 s if processes use"
+        " the region",
+        "gives the lock back if nobody else maps the region, or nothing has moved for 10 s",
+    ),
+    FindingKind.LOCK_HELD_TOO_LONG: Explanation(
+        Severity.ERROR,
+        "One live process has held the region's lock without a pause, far longer than the"
+        " milliseconds that anybody needs.",
+        "The same signature at every one of many looks.",
+        f"{_LOCK_CONSEQUENCE}.",
+        "see what the process does: if it is stopped, `kill -CONT` lets it go on; if it hangs in"
+        " the driver, end it, and then run `hamiregion doctor --repair`. A live owner's lock is"
+        " never broken",
+    ),
+    FindingKind.SEMAPHORE_IMPOSSIBLE: Explanation(
+        Severity.ERROR,
+        "The semaphore of the region's lock, or of libvgpu's start-up, stands above 1: it was given"
+        " back twice.",
+        "Its value.",
+        "the lock excludes nobody: several processes are inside at once and spoil each other's"
+        " accounting.",
+        "`hamiregion doctor --repair` sets it right",
+        "sets the semaphore to what it must be",
+    ),
+    FindingKind.STARTUP_LOCK_HELD: Explanation(
+        Severity.ERROR,
+        "The second semaphore of layout 1.1-postinit, which libvgpu takes at start-up, is taken"
+        " though no process uses the region.",
+        "sem_postinit stands at 0 and nobody maps the file.",
+        "the next process to start in the container waits for it.",
+        "`hamiregion doctor --repair` gives it back",
+        "gives it back while nobody maps the region",
+        passes=True,
+    ),
+    # ---- memory, devices, limits -------------------------------------------------------------
+    FindingKind.USAGE_ABOVE_LIMIT: Explanation(
+        Severity.ERROR,
+        "More memory is in use than the limit allows: the limit was lowered, or several processes"
+        " allocated at the same moment.",
+        "The sum over all slots, and the limit in the region.",
+        "libvgpu refuses every allocation, and shows programs an enormous amount of free memory,"
+        " because it subtracts without a sign.",
+        "raise the limit above what is used (`hamiregion limits set`), or end processes",
+        passes=True,
+    ),
+    FindingKind.USAGE_IMPOSSIBLE: Explanation(
+        Severity.ERROR,
+        "A slot counts more memory than any GPU has: more was given back than had been taken, and"
+        " the number went below zero.",
+        "A total of a petabyte or more.",
+        "sums wrap around or are enormous: every allocation is refused, or none.",
+        "restart the process that it belongs to; a dead one's slot is freed by `hamiregion reap`",
+        passes=True,
+    ),
+    FindingKind.PROCESS_ESCAPES: Explanation(
+        Severity.ERROR,
+        "A process in the container uses a GPU and has no slot in its region: it runs without"
+        " libvgpu, as after a login over SSH that lost LD_PRELOAD, or with it switched off.",
+        "The driver lists it; its cgroup, or the region that it maps, says whose it is.",
+        "neither limit holds for it, nobody counts its memory, and the others on that GPU run out"
+        " before their own limits.",
+        "start it so that libvgpu is preloaded (LD_PRELOAD or /etc/ld.so.preload), without"
+        " CUDA_DISABLE_CONTROL; end it if it does not belong there",
+        passes=True,
+    ),
+    FindingKind.DRIVER_MEMORY_DIFFERS: Explanation(
+        Severity.WARNING,
+        "The driver's figure for the container's memory is far from what is accounted. libvgpu does"
+        " not see every kind of allocation, and not every version counts contexts.",
+        "They differ by more than a tenth, and by more than 256 MiB per process, or 768 MiB where"
+        " no context is accounted: what modules, and contexts on large GPUs, usually take.",
+        "the limit holds for the accounted figure only.",
+        "if the driver's is the larger one, leave that much between the limits and the GPU's"
+        " memory; if it is the smaller one, restart the process, whose books are wrong",
+        passes=True,
+    ),
+    FindingKind.UTILIZATION_NOT_RECORDED: Explanation(
+        Severity.WARNING,
+        "The driver sees a process at work on the SMs and the region says 0, though the host pid is"
+        " right: some versions of libvgpu measure only while an SM limit is on.",
+        "The driver's sample of the last second, and the slot.",
+        "every metric that comes from the region shows a utilisation of 0.",
+        "run `hamiregion agent`, which keeps the figures current; or take the driver's"
+        " (`hamiregion ps --nvml`)",
+        passes=True,
+    ),
+    FindingKind.DEVICE_COUNT_ZERO: Explanation(
+        Severity.WARNING,
+        "Processes use memory and the region names no device: nothing in the container has"
+        " initialised NVML through libvgpu.",
+        "device_num is 0, and slots count memory.",
+        "what goes by uuid, HAMi's monitor above all, shows nothing for this container, and the"
+        " driver's figures cannot be matched.",
+        "run nvidia-smi once inside the container, with libvgpu loaded: it fills the devices in",
+        passes=True,
+    ),
+    FindingKind.SM_LIMIT_OFF: Explanation(
+        Severity.WARNING,
+        "An SM limit is set and does not work, or may not.",
+        "What switches it off: the switch in the region, GPU_CORE_UTILIZATION_POLICY in a process's"
+        " environment, a missing host pid, device 0 without a limit, a limit that was set after the"
+        " process started, or a layout that records no utilisation.",
+        "launches are not held back.",
+        "see the cause",
+        "stores the missing host pid, where that is the cause; the switch belongs to HAMi's monitor"
+        " or to `hamiregion agent`",
+        passes=True,
+    ),
+    FindingKind.LIMIT_DIFFERS_FROM_ENVIRONMENT: Explanation(
+        Severity.INFO,
+        "The limit in the region is not the one in the environment of its processes. Somebody"
+        " edited it, which is fine, or the region was made by a process with another environment.",
+        "CUDA_DEVICE_MEMORY_LIMIT and CUDA_DEVICE_SM_LIMIT in /proc/<pid>/environ, read as libvgpu"
+        " reads them.",
+        "the region's limit counts; a later process whose environment differs only logs it.",
+        "nothing, if it was edited on purpose; else `hamiregion limits set` puts it right",
+    ),
+    FindingKind.LAUNCHES_BLOCKED: Explanation(
+        Severity.ERROR,
+        "Launches are blocked in favour of a more urgent container, and nobody runs who would ever"
+        " unblock them: the monitor that blocked them has gone.",
+        "recent_kernel is below 0; no HAMi monitor and no `hamiregion agent` runs on the node.",
+        "SM-limited processes of the container wait for ever at their next launch.",
+        "start HAMi's monitor or `hamiregion agent`, which lift it in their first round",
+        passes=True,
+    ),
+    # ---- files -------------------------------------------------------------------------------
+    FindingKind.LAYOUT_MIXED: Explanation(
+        Severity.ERROR,
+        "Processes of one region run different generations of libvgpu: it was upgraded under"
+        " running containers.",
+        "They map different lengths of the file, or different files libvgpu.so; or the file is"
+        " longer than its layout makes it.",
+        "each generation has its fields at other places, so they read and overwrite each other's"
+        " limits, locks and figures.",
+        "restart the container, and let no process of the old generation live on",
+    ),
+    FindingKind.PERMISSIONS: Explanation(
+        Severity.WARNING,
+        "The region's file or directory has permissions that keep processes of the container out.",
+        "The mode and owner, and the users that the container's processes run as.",
+        "libvgpu in a process of another user cannot open the region; that process crashes or runs"
+        " without limits.",
+        "chmod 0666 the file and 0777 the directory, as HAMi makes them",
+        passes=True,
+    ),
+    FindingKind.REGION_TRUNCATED: Explanation(
+        Severity.ERROR,
+        "The region's file was cut short while processes have it mapped, as `shrreg-tool"
+        " --create_new` does.",
+        "The file's size, and the processes that map it.",
+        "each of these processes dies of SIGBUS when it next touches its region.",
+        "restart the container's processes; what was in the region is lost",
+        passes=True,
+    ),
+    FindingKind.REGION_UNLINKED: Explanation(
+        Severity.ERROR,
+        "Processes use a region whose file was deleted or replaced.",
+        "/proc shows the mapping as deleted.",
+        "they share limits and accounting with nobody: processes that start from now on use another"
+        " region, and monitors see none of it. Both together can pass the limit.",
+        "restart the processes that are named",
+        passes=True,
+    ),
+    FindingKind.SEVERAL_CACHE_FILES: Explanation(
+        Severity.INFO,
+        "The container's directory holds several .cache files. The newest that is a region counts.",
+        "The directory's listing.",
+        "usually a leftover of an earlier start. If processes use another one of them, its usage is"
+        " not seen.",
+        "delete the files that no process uses",
+    ),
+    FindingKind.REGION_NOT_READY: Explanation(
+        Severity.INFO,
+        "The region's file is there and is no region yet.",
+        "It is empty, short, or without its magic number.",
+        "the container has no figures; normal for the moment in which the file is made.",
+        "if it stays so, the process that was making it has died: delete the file",
+        passes=True,
+    ),
+    FindingKind.NOT_A_REGION: Explanation(
+        Severity.INFO,
+        "Something that is no region stands in its place: a link, a FIFO, another file. Nothing was"
+        " followed.",
+        "What the system says of it.",
+        "the container has no figures, and libvgpu in it may have no limits.",
+        "see who made it: the container can write this directory",
+        passes=True,
+    ),
+    FindingKind.UNKNOWN_LAYOUT: Explanation(
+        Severity.INFO,
+        "The region's file fits no layout that this version knows, or several; or it is damaged.",
+        "Version, size and the fields that are out of range.",
+        "the container has no figures.",
+        "a newer libhamiregion may know it; a damaged one is made anew when it is deleted and the"
+        " container restarts",
+        passes=True,
+    ),
+    FindingKind.REGION_NO_PERMISSION: Explanation(
+        Severity.INFO,
+        "The system refuses to open the region, or its directory.",
+        "What the system says.",
+        "the container has no figures here.",
+        "run as root, or as a user who may read it",
+        passes=True,
+    ),
+    FindingKind.REGION_STALE: Explanation(
+        Severity.INFO,
+        "The region was removed, replaced or truncated since it was opened.",
+        "What the system says.",
+        "the container has no figures until it is opened again.",
+        "nothing: it passes when the container has started again",
+        passes=True,
+    ),
+    FindingKind.REGION_FAILED: Explanation(
+        Severity.INFO,
+        "The region could not be opened for a reason of the system's.",
+        "What the system says.",
+        "the container has no figures.",
+        "see the message; descriptors that have run out are a matter of `ulimit -n`",
+        passes=True,
+    ),
+    FindingKind.ROOT_UNREADABLE: Explanation(
+        Severity.WARNING,
+        "A directory in which containers are looked for cannot be listed.",
+        "What the system says.",
+        "its containers are missing from everything.",
+        "name the right directory with --root, or mount it",
+        passes=True,
+    ),
+}

@@ -1,0 +1,109 @@
+"""`hamiregion exporter` as a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from typing import IO, TYPE_CHECKING
+
+from patience import eventually
+from scrapers import ask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+COMMAND = (sys.executable, "-m", "libhamiregion", "exporter")
+# What the machine that runs the tests may have set.
+_ENVIRONMENT = ("HOOK_PATH", "NODE_NAME", "HAMI_RESYNC_INTERVAL")
+
+
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in _ENVIRONMENT}
+    return {**kept, **(extra or {})}
+
+
+def run(
+    *arguments: object, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run it to its end."""
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        env=environment(env),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+class ExporterProcess:
+    """A running exporter.
+
+    Attributes:
+        urls: Where it listens.
+        process: The process.
+    """
+
+    def __init__(self, *arguments: object, env: Mapping[str, str] | None = None) -> None:
+        self._log: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed by `close`)
+        self.process = subprocess.Popen(
+            [*COMMAND, *map(str, arguments)],
+            env=environment(env),
+            stdout=subprocess.DEVNULL,
+            stderr=self._log,
+        )
+        eventually(lambda: self.process.poll() is not None or self.urls)
+        assert self.process.poll() is None, self.log
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def log(self) -> str:
+        """What it has said so far."""
+        self._log.seek(0)
+        return self._log.read()
+
+    @property
+    def urls(self) -> list[str]:
+        return re.findall(r"listening on ([^\s\"]+)", self.log)
+
+    @property
+    def url(self) -> str:
+        return self.urls[0]
+
+    def wait_until_ready(self) -> None:
+        eventually(self._is_ready)
+
+    def _is_ready(self) -> bool:
+        assert self.process.poll() is None, self.log
+        return ask(self.url, "/readyz").status == 200
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Tell it to end; its exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(60)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self._log.close()
+
+
+@contextlib.contextmanager
+def exporter_process(
+    *arguments: object, env: Mapping[str, str] | None = None
+) -> Iterator[ExporterProcess]:
+    """Start an exporter on a port of the system's choice; it is ended in any case."""
+    process = ExporterProcess("--listen", "127.0.0.1:0", *arguments, env=env)
+    try:
+        yield process
+    finally:
+        process.close()

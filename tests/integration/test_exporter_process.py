@@ -1,0 +1,236 @@
+"""`hamiregion exporter` as people run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from called import call
+from exporter_process import ExporterProcess, environment, exporter_process, run
+from exposition import NodeFiles, parsed
+from patience import eventually
+from scrapers import GOOD_REQUEST, Scraper, ask, connect, read_to_end
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+UUID = "GPU-00000000-0000-0000-0000-000000000000"
+LIMIT = "hami_vgpu_memory_limit_bytes"
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> NodeFiles:
+    """A node with one container."""
+    made = NodeFiles(tmp_path_factory.mktemp("node"))
+    made.region(pod="train-0", uuids=[UUID], memory_limits=["2GiB"])
+    return made
+
+
+def arguments(files: NodeFiles) -> tuple[object, ...]:
+    return ("--root", files.root, "--pod-logs", files.logs, "--no-nvml")
+
+
+@pytest.fixture(scope="module")
+def exporter(files: NodeFiles) -> Iterator[ExporterProcess]:
+    """An exporter of that node, for tests that only ask it."""
+    with exporter_process(*arguments(files), "--node-name", "gpu-7") as process:
+        process.wait_until_ready()
+        yield process
+
+
+def test_it_exports_what_the_node_has(exporter: ExporterProcess) -> None:
+    with Scraper(exporter.url) as scraper:
+        reply = scraper.scrape()
+        assert reply.headers["content-encoding"] == "gzip"
+        found = parsed(reply.body, openmetrics=True)
+        assert found.value(LIMIT, pod="train-0", namespace="team-a") == 2 * GIB
+        assert parsed(scraper.ask().body).value(LIMIT, pod="train-0") == 2 * GIB
+        only = parsed(scraper.ask(f"/metrics?name[]={LIMIT}").body)
+        assert only.names == {LIMIT}
+
+
+def test_its_page_tells_the_node_and_what_is_watched(
+    exporter: ExporterProcess, files: NodeFiles
+) -> None:
+    page = ask(exporter.url, "/").text
+    assert "gpu-7" in page
+    assert str(files.root) in page
+
+
+def test_nobody_but_this_machine_can_connect_unless_told_otherwise(
+    exporter: ExporterProcess,
+) -> None:
+    assert exporter.url.startswith("http://127.0.0.1:")
+    help_text = call("exporter", "--help").stdout
+    assert "[default: 127.0.0.1:9394]" in " ".join(help_text.split())
+
+
+def test_it_does_not_load_what_it_does_not_need(exporter: ExporterProcess) -> None:
+    maps = Path(f"/proc/{exporter.pid}/maps").read_text()
+    assert "_bcrypt" not in maps
+    assert "_sqlite3" not in maps
+    assert "pydantic" not in maps
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_told_to_end_it_finishes_the_answer_under_way_and_exits_with_0(
+    files: NodeFiles, number: signal.Signals
+) -> None:
+    with exporter_process(*arguments(files)) as process:
+        process.wait_until_ready()
+        with connect(process.url) as idle, connect(process.url) as asking:
+            asking.sendall(GOOD_REQUEST)
+            process.process.send_signal(number)
+            answer = read_to_end(asking)
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            head, _, body = answer.partition(b"\r\n\r\n")
+            assert b"content-length: %d\r\n" % len(body) in head + b"\r\n"
+            assert idle.recv(1) == b""
+        assert process.process.wait(30) == 0
+        assert process.log.endswith("info    ended in order\n")
+        assert "Traceback" not in process.log
+
+
+def test_a_new_container_shows_without_a_restart(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path)
+    quickly = ("--scan-interval", "0.1", "--process-interval", "0.2", "--no-doctor")
+    with exporter_process(*arguments(files), *quickly) as process:
+        process.wait_until_ready()
+        assert not parsed(ask(process.url).body).series(LIMIT)
+        files.region(pod="new", uuids=[UUID], memory_limits=["1GiB"])
+        eventually(lambda: parsed(ask(process.url).body).series(LIMIT, pod="new"))
+
+
+def test_before_the_root_is_there_it_is_not_ready_and_then_it_is(tmp_path: Path) -> None:
+    (tmp_path / "later").mkdir()
+    files = NodeFiles(tmp_path / "later")
+    files.root.rename(tmp_path / "away")
+    with exporter_process(*arguments(files), "--scan-interval", "0.1") as process:
+        eventually(lambda: "No such file" in ask(process.url, "/readyz").text)
+        assert ask(process.url, "/healthz").status == 200
+        assert ask(process.url).status == 200
+        (tmp_path / "away").rename(files.root)
+        process.wait_until_ready()
+
+
+def test_the_environment_of_hami_s_monitor_is_understood(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path)
+    files.region(pod="train-0", uuids=[UUID], memory_limits=["2GiB"])
+    env = {"HOOK_PATH": str(tmp_path), "NODE_NAME": "node-9", "HAMI_RESYNC_INTERVAL": "10m"}
+    done = run("--once", "--pod-logs", files.logs, "--no-nvml", env=env)
+    assert done.returncode == 0, done.stderr
+    assert parsed(done.stdout.encode()).value(LIMIT, pod="train-0") == 2 * GIB
+    bad = run("--once", env={**env, "HAMI_RESYNC_INTERVAL": "10"})
+    assert bad.returncode == 2
+    assert "HAMI_RESYNC_INTERVAL" in bad.stderr
+    assert "it has no unit" in bad.stderr
+
+
+def test_once_prints_the_metrics_as_text_or_json(files: NodeFiles) -> None:
+    text = run("--once", "--legacy-metrics", *arguments(files))
+    assert (text.returncode, text.stderr) == (0, "")
+    found = parsed(text.stdout.encode())
+    assert found.value(LIMIT, pod="train-0") == 2 * GIB
+    legacy = "vGPU_device_memory_limit_in_bytes"
+    assert found.value(legacy, podname="train-0") == 2 * GIB
+    done = run("--once", "--json", *arguments(files))
+    assert (done.returncode, done.stderr) == (0, "")
+    (metric,) = (each for each in json.loads(done.stdout)["metrics"] if each["name"] == LIMIT)
+    (sample,) = metric["samples"]
+    assert sample["value"] == 2 * GIB
+    assert sample["labels"]["pod"] == "train-0"
+    assert metric["type"] == "gauge"
+    # Former names come only when asked for.
+    assert legacy not in done.stdout
+
+
+def test_once_without_a_directory_to_read_fails_and_says_so(tmp_path: Path) -> None:
+    done = run("--once", "--root", tmp_path / "none", "--no-nvml")
+    assert done.returncode == 1
+    assert "No such file or directory" in done.stderr
+    assert "hamiregion_build_info" in done.stdout
+
+
+def test_what_cannot_be_is_one_clear_line(files: NodeFiles, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run("--listen", f"127.0.0.1:{port}", *arguments(files))
+    assert done.returncode == 1
+    assert done.stderr == f"Error: cannot listen on 127.0.0.1:{port}: the port is in use\n"
+    (tmp_path / "web.yml").write_text("tls_server_config: {cert_fil: x}")
+    done = run("--web-config", tmp_path / "web.yml", *arguments(files))
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"Error: {tmp_path}/web.yml:1: tls_server_config.cert_fil: no ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (("--listen", "9394"), "is no address such as 127.0.0.1:9394"),
+        (("--process-interval", "0"), "is not in the range"),
+        (("--resync-interval", "soon"), "is no length of time"),
+        (("--log-level", "loud"), "is not one of"),
+    ],
+)
+def test_wrong_usage_exits_with_2(wrong: tuple[str, str], message: str) -> None:
+    done = call("exporter", *wrong)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize("module", ["uvicorn", "prometheus_client", "bcrypt", "yaml"])
+def test_a_missing_extra_is_one_clear_line(files: NodeFiles, tmp_path: Path, module: str) -> None:
+    hashed = "$2b$04$" + "a" * 53
+    (tmp_path / "web.yml").write_text(f"basic_auth_users: {{alice: '{hashed}'}}")
+    more = ["--once", "--json"] if module == "prometheus_client" else []
+    words = ["exporter", "--listen", "127.0.0.1:0", "--web-config", str(tmp_path / "web.yml")]
+    program = (
+        f"import sys; sys.modules[{module!r}] = None; sys.argv[0] = 'hamiregion';"
+        " from libhamiregion.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words, *map(str, arguments(files)), *more],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert f"hamiregion needs {module}, which is not installed: pip install" in done.stderr
+
+
+def test_its_log_can_be_json(files: NodeFiles) -> None:
+    with exporter_process(*arguments(files), "--json") as process:
+        process.wait_until_ready()
+        assert process.stop() == 0
+        lines = [json.loads(line) for line in process.log.splitlines()]
+    assert [set(line) for line in lines] == [{"time_s", "level", "message"}] * len(lines)
+    assert lines[-1]["message"] == "ended in order"
+    assert abs(lines[0]["time_s"] - time.time()) < 600
+
+
+def test_it_writes_nothing_into_the_node(files: NodeFiles) -> None:
+    def state() -> list[tuple[str, int, bytes]]:
+        found = []
+        for directory, _, names in os.walk(files.root):
+            for name in names:
+                path = f"{directory}/{name}"
+                with open(path, "rb") as file:  # noqa: PTH123
+                    found.append((path, os.stat(path).st_mtime_ns, file.read()))  # noqa: PTH116
+        return found
+
+    before = state()
+    assert run("--once", *arguments(files)).returncode == 0
+    assert state() == before

@@ -1,0 +1,250 @@
+"""An exporter over a long time: containers that come, go and break; a day's worth of scrapes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from exporter_process import ExporterProcess, exporter_process
+from exposition import NodeFiles, parsed
+from patience import eventually
+from poke import RegionFile
+from scrapers import Crowd, Scraper, ask, descriptors, in_threads, resident_bytes
+
+from libhamiregion import Layout, create_region
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+UUID = "GPU-00000000-0000-0000-0000-000000000000"
+LIMIT = "hami_vgpu_memory_limit_bytes"
+USED = "hami_vgpu_memory_used_bytes"
+MISSING = "hamiregion_container_missing_info"
+GIB = 1 << 30
+MIB = 1 << 20
+QUICKLY = (
+    "--no-nvml",
+    "--scan-interval",
+    "0.2",
+    "--process-interval",
+    "1",
+    "--doctor-interval",
+    "2",
+    "--resync-interval",
+    "never",
+)
+STABLE = 6
+VICTIMS = 6
+
+
+@contextlib.contextmanager
+def exporting(files: NodeFiles) -> Iterator[ExporterProcess]:
+    """An exporter of these files that looks again soon, and must end well."""
+    with exporter_process("--root", files.root, "--pod-logs", files.logs, *QUICKLY) as process:
+        process.wait_until_ready()
+        yield process
+        assert process.stop() == 0
+        assert "Traceback" not in process.log
+
+
+class Trouble:
+    """Containers that come, go, restart, and truncate and corrupt their files, at random."""
+
+    def __init__(self, files: NodeFiles, seed: int) -> None:
+        self.files = files
+        self.random = random.Random(seed)
+        self.paths = [self._made(number) for number in range(VICTIMS)]
+        self.deeds = 0
+
+    def _made(self, number: int) -> Path:
+        return self.files.region(pod=f"victim-{number}", uuids=[UUID], memory_limits=["1GiB"])
+
+    def do(self) -> None:
+        """One deed; whatever stands there already may make it impossible."""
+        self.deeds += 1
+        number = self.random.randrange(VICTIMS)
+        deed = self.random.choice(
+            (self._truncate, self._corrupt, self._restart, self._go, self._obstruct, self._empty)
+        )
+        with contextlib.suppress(OSError, ValueError):
+            deed(number)
+
+    def _truncate(self, number: int) -> None:
+        size = self.paths[number].stat().st_size
+        os.truncate(self.paths[number], self.random.randrange(size + 10_000))
+
+    def _corrupt(self, number: int) -> None:
+        with self.paths[number].open("r+b") as file:
+            for _ in range(self.random.randrange(1, 50)):
+                # Most of what decides anything is at the beginning.
+                file.seek(self.random.randrange(self.random.choice((64, 4096, 1 << 20))))
+                file.write(self.random.randbytes(self.random.randrange(1, 64)))
+
+    def _restart(self, number: int) -> None:
+        path = self.paths[number]
+        self._remove(path)
+        create_region(path, uuids=[UUID], memory_limits=["1GiB"])
+
+    def _go(self, number: int) -> None:
+        shutil.rmtree(self.paths[number].parent)
+        self.paths[number] = self._made(number)
+
+    def _obstruct(self, number: int) -> None:
+        path = self.paths[number]
+        self._remove(path)
+        kind = self.random.randrange(3)
+        if kind == 0:
+            path.mkdir()
+        elif kind == 1:
+            path.symlink_to("/etc/passwd")
+        else:
+            os.mkfifo(path)
+
+    def _empty(self, number: int) -> None:
+        self._remove(self.paths[number])
+
+    @staticmethod
+    def _remove(path: Path) -> None:
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()
+        else:
+            path.unlink(missing_ok=True)
+
+
+def check_stable(scraper: Scraper) -> None:
+    reply = scraper.scrape()
+    assert reply.status == 200
+    found = parsed(reply.body, openmetrics=True)
+    limits = {
+        dict(labels)["pod"]: value
+        for labels, value in found.series(LIMIT).items()
+        if dict(labels)["pod"].startswith("stable-")
+    }
+    assert limits == {f"stable-{number}": (number + 1) * GIB for number in range(STABLE)}
+
+
+def trouble_for(tmp_path: Path, seconds: float, pause_s: float) -> None:
+    files = NodeFiles(tmp_path)
+    for number in range(STABLE):
+        files.region(pod=f"stable-{number}", uuids=[UUID], memory_limits=[(number + 1) * GIB])
+    trouble = Trouble(files, seed=7)
+    with exporting(files) as process, Scraper(process.url) as scraper:
+        check_stable(scraper)
+        before = descriptors(process.pid)
+        stop = threading.Event()
+
+        def make_trouble(_: int) -> None:
+            while not stop.wait(pause_s):
+                trouble.do()
+
+        with in_threads(1, make_trouble) as failures:
+            try:
+                ends = time.monotonic() + seconds
+                while time.monotonic() < ends:
+                    check_stable(scraper)
+            finally:
+                stop.set()
+        assert failures == []
+        assert trouble.deeds > 5
+        for number in range(VICTIMS):
+            trouble._restart(number)
+        broken = trouble.paths[0]
+        os.truncate(broken, 1000)
+
+        def settled() -> bool:
+            found = parsed(ask(process.url).body)
+            shown = {dict(labels)["pod"] for labels in found.series(LIMIT)}
+            reasons = {dict(labels)["pod"] for labels in found.series(MISSING)}
+            healthy = {f"victim-{number}" for number in range(1, VICTIMS)}
+            return healthy <= shown and "victim-0" in reasons and "victim-0" not in shown
+
+        eventually(settled)
+        eventually(lambda: descriptors(process.pid) <= before + 2)
+
+
+def test_trouble_in_some_containers_does_not_show_in_others(tmp_path: Path) -> None:
+    trouble_for(tmp_path, 1.5, 0.005)
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(900)
+def test_minutes_of_trouble_do_not_show_either(tmp_path: Path) -> None:
+    trouble_for(tmp_path, 180.0, 0.02)
+
+
+def scrape_for_long(tmp_path: Path, containers: int, scrapes: int, warm_up: int) -> tuple[int, int]:
+    """Scrape as Prometheus does, with figures that change; growth of memory and descriptors."""
+    files = NodeFiles(tmp_path)
+    regions = []
+    for number in range(containers):
+        path = files.region(pod=f"train-{number}", uuids=[UUID] * 2, memory_limits=["8GiB"] * 2)
+        region = RegionFile(path, Layout.V1_2)
+        region.add_process(1_000_000 + number, {0: GIB, 1: GIB})
+        regions.append(region)
+    with exporting(files) as process:
+        kept = Scraper(process.url)
+        for number in range(warm_up + scrapes):
+            if number == warm_up:
+                before = resident_bytes(process.pid), descriptors(process.pid)
+            changed = regions[number % containers]
+            changed.put("slot_used.total", number * MIB, slot=0, device=number % 2)
+            reply = kept.scrape()
+            assert reply.status == 200
+            if number % 97 == 0:
+                pod = f"train-{number % containers}"
+                found = parsed(reply.body, openmetrics=True)
+                assert found.value(USED, pod=pod, vdevice_index=str(number % 2)) == number * MIB
+                # Other clients come and go, and one restarts now and then.
+                assert ask(process.url, accept_encoding="gzip").status == 200
+                assert ask(process.url, "/").status == 200
+                kept.close()
+        kept.close()
+        after = resident_bytes(process.pid), descriptors(process.pid)
+        return after[0] - before[0], after[1] - before[1]
+
+
+def test_hundreds_of_scrapes_leave_nothing_behind(tmp_path: Path) -> None:
+    memory, files = scrape_for_long(tmp_path, 8, 300, 100)
+    assert memory < 3 * MIB
+    assert files <= 1
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(1200)
+def test_a_day_s_worth_of_scrapes_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Every 15 s, that is 5,760 a day; here as fast as they come."""
+    memory, files = scrape_for_long(tmp_path, 128, 5_760, 300)
+    assert memory < 4 * MIB
+    assert files <= 1
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(900)
+def test_minutes_of_bad_clients_leave_nothing_behind(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path)
+    for number in range(64):
+        files.region(pod=f"train-{number}", uuids=[UUID] * 4, memory_limits=["8GiB"] * 4)
+    with exporting(files) as process:
+        with Scraper(process.url) as scraper:
+            for _ in range(50):
+                assert scraper.scrape().status == 200
+        before = resident_bytes(process.pid), descriptors(process.pid)
+        ends = time.monotonic() + 120
+
+        def scrape(_: int) -> None:
+            with Scraper(process.url) as scraper:
+                while time.monotonic() < ends:
+                    assert scraper.scrape().status == 200
+
+        with Crowd(process.url, each=3), in_threads(10, scrape) as failures:
+            pass
+        assert failures == []
+        eventually(lambda: descriptors(process.pid) <= before[1] + 1, 120)
+        assert resident_bytes(process.pid) - before[0] < 16 * MIB

@@ -1,0 +1,413 @@
+"""What a container has left in its directory: links, trees, mounts, millions of entries, races."""
+
+import ctypes
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gone_scene import GoneScene, gone, running_pod, until
+from gpu_node import needs_cgroups
+from namespaces import needs_first_namespace
+
+from libhamiregion.agent.directory_removal import (
+    RemovalRefused,
+    Work,
+    claim,
+    look_at,
+    opened_root,
+    remove_claimed,
+)
+
+POD = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+@pytest.fixture(scope="module")
+def alive() -> Iterator[str]:
+    with running_pod() as uid:
+        yield uid
+
+
+@pytest.fixture
+def scene(tmp_path: Path, alive: str) -> Iterator[GoneScene]:
+    scene = GoneScene(tmp_path, alive)
+    yield scene
+    scene.close()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A container's directory of which no pod has to be gone."""
+    made = tmp_path / "root" / f"{POD}_train"
+    made.mkdir(parents=True)
+    return made
+
+
+@pytest.fixture
+def treasure(tmp_path: Path) -> Path:
+    """A directory outside, which nobody may touch."""
+    outside = tmp_path / "outside"
+    (outside / "inner").mkdir(parents=True)
+    (outside / "file").write_text("precious")
+    (outside / "inner" / "file").write_text("precious too")
+    return outside
+
+
+def is_whole(treasure: Path) -> bool:
+    files = sorted(each for each in treasure.rglob("*") if each.is_file())
+    return [each.read_text() for each in files] == ["precious", "precious too"]
+
+
+def remove(directory: Path, work: int = 1_000_000) -> Work:
+    """Claim and remove a directory, in one go."""
+    done = Work(work)
+    with opened_root(str(directory.parent)) as root:
+        name = claim(root, directory.name, POD, look_at(root, directory.name))
+        assert remove_claimed(root, name, done)
+    return done
+
+
+def test_everything_that_a_container_can_make_is_removed_and_nothing_followed(
+    directory: Path, treasure: Path
+) -> None:
+    (directory / "to-file").symlink_to(treasure / "file")
+    (directory / "to-directory").symlink_to(treasure)
+    (directory / "to-nothing").symlink_to("/no/such/place")
+    os.link(treasure / "file", directory / "hard-link")
+    os.mkfifo(directory / "fifo")
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(directory / "socket"))
+    if os.geteuid() == 0:
+        os.mknod(directory / "device", 0o20666, os.makedev(1, 3))
+    (directory / "two\nlines \udcff\x1b[2J").touch()
+    (directory / ("n" * 255)).touch()
+    closed = directory / "closed" / "deeper"
+    closed.mkdir(parents=True)
+    (closed / "to-outside").symlink_to(treasure / "inner")
+    (closed / "file").write_bytes(bytes(8192))
+    closed.chmod(0)
+    done = remove(directory)
+    assert os.listdir(directory.parent) == []
+    assert is_whole(treasure)
+    assert done.size_bytes == 8192, "a hard link frees nothing"
+
+
+def test_a_tree_of_any_depth_takes_three_descriptors(directory: Path) -> None:
+    depth = 3_000
+    at = os.open(directory, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("a" * 100, dir_fd=at)
+        below = os.open("a" * 100, os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(os.open("file", os.O_CREAT, dir_fd=at))
+    os.close(at)
+    spare = max(map(int, os.listdir("/proc/self/fd"))) + 8
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (spare, before[1]))
+    try:
+        done = remove(directory)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert done.entries == depth + 2
+    assert os.listdir(directory.parent) == []
+
+
+def test_a_wide_tree_is_removed_in_as_many_calls_as_it_takes(directory: Path) -> None:
+    for number in range(30):
+        inner = directory / f"d{number}" / "e"
+        inner.mkdir(parents=True)
+        for file in range(30):
+            (inner / f"f{file}").touch()
+    calls = 0
+    with opened_root(str(directory.parent)) as root:
+        name = claim(root, directory.name, POD, look_at(root, directory.name))
+        removed = 0
+        while True:
+            work = Work(100)
+            done = remove_claimed(root, name, work)
+            assert work.left >= 0
+            removed += work.entries
+            calls += 1
+            if done:
+                break
+            assert work.left == 0, "it stops only when it has done what it may"
+    assert removed == 30 * 30 + 60 + 1
+    assert calls >= removed / 100
+
+
+def test_one_huge_directory_does_not_keep_the_others_waiting(scene: GoneScene) -> None:
+    huge = scene.container(region=False)
+    for number in range(3_000):
+        (huge / str(number)).touch()
+    small = [scene.container(region=False) for _ in range(5)]
+    remover = scene.remover(entries_per_pass=400)
+    until(remover, gone(*small))
+    assert scene.claimed(), "the huge one takes more passes"
+    before = remover.counters()["removal_entries"]
+    remover.run()
+    assert 0 < remover.counters()["removal_entries"] - before <= 100
+    until(remover, lambda: not scene.claimed())
+    assert max(int(each.detail["entries"] or 0) for each in scene.events) == 3_001
+
+
+def test_who_goes_on_filling_it_costs_no_more_than_the_share_of_a_directory(
+    directory: Path,
+) -> None:
+    stop = threading.Event()
+
+    def fill(at: int) -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            os.close(os.open(str(number), os.O_CREAT, dir_fd=at))
+
+    at = os.open(directory, os.O_RDONLY)
+    filler = threading.Thread(target=fill, args=(at,))
+    filler.start()
+    try:
+        with opened_root(str(directory.parent)) as root:
+            name = claim(root, directory.name, POD, look_at(root, directory.name))
+            work = Work(300)
+            try:
+                remove_claimed(root, name, work)
+            except OSError as error:
+                # It had come to the end of it, and there was a new one.
+                assert error.errno == 39  # noqa: PT017
+    finally:
+        stop.set()
+        filler.join()
+        os.close(at)
+    assert work.left >= 0
+    assert work.entries <= 300
+
+
+# ---- races ---------------------------------------------------------------------------------------
+
+SWAPPER = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None)
+one, other = (os.fsencode(each) for each in sys.argv[1:3])
+print("ready", flush=True)
+while True:
+    libc.renameat2(-100, one, -100, other, 2)
+"""
+
+
+class Swapper:
+    """Another process that exchanges two names as fast as it can."""
+
+    def __init__(self, one: Path, other: Path) -> None:
+        words = [sys.executable, "-c", SWAPPER, str(one), str(other)]
+        self.process = subprocess.Popen(words, stdout=subprocess.PIPE)
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == b"ready\n"
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def needs_exchange(directory: Path) -> None:
+    one, other = directory / "one", directory / "other"
+    one.mkdir()
+    other.symlink_to("nowhere")
+    names = (os.fsencode(one), os.fsencode(other))
+    done = libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE)
+    if done != 0:
+        pytest.skip("needs a file system that can exchange two names")
+    one.unlink()
+    other.rmdir()
+
+
+def test_a_directory_that_becomes_a_link_meanwhile_leads_nowhere(
+    directory: Path, treasure: Path, tmp_path: Path
+) -> None:
+    needs_exchange(tmp_path)
+    lure = directory.parent / f"{POD}_lure"
+    lure.symlink_to(treasure)
+    for _ in range(30):
+        (directory / "sub").mkdir(exist_ok=True)
+        (directory / "sub" / "file").touch()
+        with Swapper(directory, lure), opened_root(str(directory.parent)) as root:
+            for _ in range(20):
+                try:
+                    name = claim(root, directory.name, POD, look_at(root, directory.name))
+                    remove_claimed(root, name, Work(100))
+                except (OSError, RemovalRefused):
+                    continue
+                break
+        assert is_whole(treasure)
+        for each in directory.parent.iterdir():
+            if each.is_symlink():
+                each.unlink()
+            else:
+                shutil.rmtree(each)
+        directory.mkdir()
+        lure.symlink_to(treasure)
+
+
+def test_a_subdirectory_that_becomes_a_link_meanwhile_leads_nowhere(
+    directory: Path, treasure: Path, tmp_path: Path
+) -> None:
+    needs_exchange(tmp_path)
+    for _ in range(30):
+        inner, lure = directory / "inner", directory / "lure"
+        for number in range(10):
+            (inner / f"d{number}" / "e").mkdir(parents=True)
+        lure.symlink_to(treasure)
+        with opened_root(str(directory.parent)) as root:
+            name = claim(root, directory.name, POD, look_at(root, directory.name))
+            claimed = directory.parent / name
+            with Swapper(claimed / "inner", claimed / "lure"):
+                for _ in range(20):
+                    try:
+                        if remove_claimed(root, name, Work(1_000)):
+                            break
+                    except OSError:
+                        continue
+        assert is_whole(treasure)
+        shutil.rmtree(directory.parent)
+        directory.mkdir(parents=True)
+
+
+def test_another_directory_in_its_place_keeps_its_name(directory: Path) -> None:
+    with opened_root(str(directory.parent)) as root:
+        look = look_at(root, directory.name)
+        directory.rename(directory.parent / "aside")
+        directory.mkdir()
+        (directory / "new").touch()
+        with pytest.raises(RemovalRefused, match="another one has come in its place"):
+            claim(root, directory.name, POD, look)
+    assert sorted(os.listdir(directory.parent)) == [directory.name, "aside"]
+    assert (directory / "new").exists()
+
+
+# ---- mounts --------------------------------------------------------------------------------------
+
+MOUNTED = """
+import os, subprocess, sys
+from pathlib import Path
+from libhamiregion.agent import GoneRemover, KubeletPods
+from libhamiregion.agent.directory_removal import *
+from libhamiregion.host import Node
+
+POD, what, outside, directory = sys.argv[1], sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4])
+source = outside / "file" if what == "file" else outside
+target = directory if what == "itself" else directory / "deep" / "mounted"
+if what == "file":
+    target.parent.mkdir()
+    target.touch()
+else:
+    target.mkdir(parents=True, exist_ok=True)
+subprocess.run(["mount", "--bind", source, target], check=True)
+
+events = []
+with Node(directory.parent, outside=False) as node:
+    source = KubeletPods(*sys.argv[5:7])
+    remover = GoneRemover(node, source, gone_after_s=0, emit=events.append)
+    for _ in range(3):
+        remover.run()
+print(*(each.message for each in events), sep="\\n")
+
+# What the mounts' list does not show, the descriptors do.
+with opened_root(str(directory.parent)) as root:
+    try:
+        name = claim(root, directory.name, POD, look_at(root, directory.name))
+        for _ in range(5):
+            remove_claimed(root, name, Work(1000))
+        print("REMOVED")
+    except (OSError, RemovalRefused) as error:
+        print(error)
+"""
+
+
+@needs_first_namespace
+@needs_cgroups
+@pytest.mark.parametrize("what", ["itself", "directory", "file"])
+def test_what_is_mounted_inside_survives(scene: GoneScene, treasure: Path, what: str) -> None:
+    if subprocess.run(["unshare", "--mount", "true"], check=False).returncode != 0:
+        pytest.skip("needs the right to make mount namespaces")
+    directory = scene.container(POD, region=False)
+    words = [sys.executable, "-c", MOUNTED, POD, what, treasure, directory, scene.logs, scene.pods]
+    done = subprocess.run(
+        ["unshare", "--mount", "--propagation", "private", *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert is_whole(treasure)
+    said, *rest = done.stdout.splitlines()
+    assert said == f"{POD}/train: not removed: " + (
+        "it is a mount point" if what == "itself" else "something is mounted in it"
+    )
+    expected = {
+        "itself": ["it is a mount point"],
+        "directory": ["[Errno 16] Device or resource busy: 'mounted'"],
+        "file": ["[Errno 16] Device or resource busy: 'mounted'"],
+    }
+    assert [each.partition(" -> ")[0] for each in rest] == expected[what]
+
+
+# ---- rights --------------------------------------------------------------------------------------
+
+
+@needs_first_namespace
+@needs_cgroups
+def test_a_file_that_may_not_be_removed_is_said_once_and_holds_up_nothing_else(
+    scene: GoneScene,
+) -> None:
+    stubborn, other = scene.container(), scene.container()
+    file = stubborn / "usage.cache"
+    for number in range(5):
+        (stubborn / str(number)).touch()
+    if shutil.which("chattr") is None or subprocess.run(["chattr", "+i", file]).returncode != 0:
+        pytest.skip("needs chattr, and a file system that has immutable files")
+    try:
+        remover = scene.remover()
+        until(remover, gone(stubborn, other))
+        for _ in range(3):
+            remover.run()
+        (begun,) = scene.claimed()
+        assert os.listdir(begun) == ["usage.cache"]
+    finally:
+        for each in scene.root.glob("*/usage.cache"):
+            subprocess.run(["chattr", "-i", each], check=True)
+    (failure,) = scene.events.of("failed")
+    assert "not removed: [Errno 1] Operation not permitted: 'usage.cache'" in failure.message
+    until(remover, lambda: not scene.claimed())
+    assert scene.events.kinds("train").count("removed") == 2
+
+
+@needs_first_namespace
+@needs_cgroups
+def test_a_root_that_somebody_else_can_have_made_is_left_alone(scene: GoneScene) -> None:
+    directory = scene.container()
+    os.chown(scene.root.parent, 12345, -1)
+    remover = scene.remover(gone_after_s=0)
+    for _ in range(4):
+        remover.run()
+    os.chown(scene.root.parent, os.geteuid(), -1)
+    assert directory.is_dir()
+    (event,) = scene.events
+    assert "on the way belongs to user 12345" in event.message
+
+
+def test_a_link_on_the_way_to_the_root_is_not_followed(directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(directory.parent)
+    with pytest.raises(OSError, match="Not a directory"), opened_root(str(tmp_path / "link")):
+        pass

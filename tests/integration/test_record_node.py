@@ -1,0 +1,368 @@
+"""`hamiregion record` on nodes with real regions, processes, signals and disks that are full."""
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from called import call
+from containers import needs_namespaces
+from fake_nvml.driver import FakeDriver
+from fake_nvml.scenes import CARD, GPU, MIB
+from gpu_node import GpuNode, gpu_nodes
+from node_scene import NodeScene
+from patience import eventually
+from poke import RegionFile
+from typing_extensions import Self
+from unit.cli_process import start
+
+from libhamiregion import Layout
+from libhamiregion.agent import NodeReader, Reading, Recorder, Recording, RecordingWriter
+from libhamiregion.host import Container, Node, NvmlSampler, PodLogNames
+
+GIB = 1 << 30
+SPAN = (0, 2**60)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> NodeScene:
+    return NodeScene(tmp_path / "containers")
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[GpuNode]:
+    with gpu_nodes(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "node.db"
+
+
+def read(scene: NodeScene) -> list[Reading]:
+    with Node(scene.root, outside=False) as opened:
+        return NodeReader(opened).readings()
+
+
+# ---- what a look sees ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", list(Layout), ids=lambda each: each.value)
+def test_a_reading_has_what_the_region_says(scene: NodeScene, layout: Layout) -> None:
+    file = scene.container(
+        "train",
+        layout=layout,
+        pod_uid="0b5c",
+        memory_limits=[8 * GIB, None],
+        sm_limits=[50, None],
+        uuids=[GPU, "GPU-b"],
+    )
+    slot = file.add_process(4_000_000, {0: GIB, 1: 2 * GIB})
+    if layout.has_utilization:
+        file.put("slot_util.sm", 37, slot=slot, device=0)
+    first, second = read(scene)
+    assert (first.container.pod_uid, first.container.name) == ("0b5c", "train")
+    assert (first.device_index, first.device_uuid) == (0, GPU)
+    assert (first.memory_used_bytes, first.memory_limit_bytes) == (GIB, 8 * GIB)
+    assert (second.memory_used_bytes, second.memory_limit_bytes) == (2 * GIB, None)
+    assert (first.sm_limit_percent, second.sm_limit_percent) == (50, None)
+    assert first.sm_util_percent == (37 if layout.has_utilization else None)
+    assert first.driver_memory_bytes is None
+
+
+@needs_namespaces
+def test_processes_are_those_that_live_and_the_drivers_figures_are_theirs(
+    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    pod = node.add("train", pod="bert-0", memory_limits=[8 * GIB], uuids=[GPU])
+    pid, host_pid = pod.attach()
+    pod.charge(pid, GIB)
+    dead, _ = pod.attach()
+    pod.charge(dead, 512 * MIB)
+    pod.inside.tell("kill", dead)
+    fake_driver.play(
+        CARD, f"process 0 compute {host_pid} {1300 * MIB}", f"sample 0 {host_pid} 1000 44 3 0 0"
+    )
+    with node.open() as opened:
+        (reading,) = NodeReader(opened, sampler=nvml_sampler).readings()
+    assert reading.processes == 1
+    assert reading.memory_used_bytes == GIB + 512 * MIB
+    assert reading.driver_memory_bytes == 1300 * MIB
+    assert reading.driver_sm_percent == 44
+    assert (reading.container.namespace, reading.container.pod) == ("research", "bert-0")
+
+
+def test_a_driver_that_hangs_does_not_keep_the_recorder(
+    scene: NodeScene, fake_driver: FakeDriver
+) -> None:
+    scene.container("train", memory_limits=[8 * GIB])
+    os.mkfifo(fake_driver.state)
+    sampler = NvmlSampler(fake_driver.library, host_namespace=True)
+    with Node(scene.root, outside=False) as opened:
+        reader = NodeReader(opened, sampler=sampler, patience_s=0.05)
+        for _ in range(2):
+            (reading,) = reader.readings()
+            assert reading.driver_memory_bytes is None
+        # It answers at last: an empty scene, then its end.
+        with fake_driver.state.open("w"):
+            fake_driver.play(CARD)
+        eventually(lambda: reader._driver is not None and reader._driver.sample() is not None)
+
+
+def test_a_pod_is_named_as_soon_as_its_logs_are_there(
+    node: GpuNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("libhamiregion.agent.node_reader._ASK_AGAIN_S", 0.0)
+    pod = node.add("train", process=False, memory_limits=[GIB], uuids=[GPU])
+    with Node(node.root, names=PodLogNames(node.logs), outside=False) as opened:
+        reader = NodeReader(opened)
+        assert reader.readings()[0].container.pod is None
+        (node.logs / f"research_bert-0_{pod.pod_uid}" / "train").mkdir(parents=True)
+        eventually(lambda: reader.readings()[0].container.pod == "bert-0")
+
+
+def test_a_region_that_cannot_be_read_costs_nobody_else(scene: NodeScene, path: Path) -> None:
+    good = scene.container("good", memory_limits=[GIB])
+    bad = scene.container("bad", memory_limits=[GIB])
+    with (
+        Node(scene.root, outside=False) as opened,
+        RecordingWriter(path, interval_s=15) as writer,
+    ):
+        recorder = Recorder(opened, writer)
+        assert recorder.look().series == 2
+        bad.resize(100)
+        assert recorder.look().series == 1
+        assert not good.path.samefile(bad.path)
+        assert isinstance(opened.containers[0], Container)
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+class Recorded:
+    """`hamiregion record` in a process, and the objects that it writes."""
+
+    def __init__(self, scene: NodeScene, path: Path, *more: str) -> None:
+        words = ("record", "--to", str(path), "--root", str(scene.root), "--no-driver")
+        self.process: subprocess.Popen[str] = start(*words, "--interval", "0.05", "--json", *more)
+        self.seen: list[dict[str, Any]] = []
+
+    def next(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.errors
+        self.seen.append(json.loads(line))
+        return self.seen[-1]
+
+    def until(self, key: str) -> dict[str, Any]:
+        while key not in self.next():
+            pass
+        return self.seen[-1]
+
+    @property
+    def errors(self) -> str:
+        assert self.process.stderr is not None
+        return self.process.stderr.read()
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(30)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdout, self.process.stderr):
+            assert stream is not None
+            stream.close()
+
+
+def used_over_time(path: Path) -> list[int]:
+    """What was used, one value after the other; a busy machine makes gaps, which repeat them."""
+    with Recording(path) as recording:
+        values = [
+            state.memory_used_bytes
+            for look in recording.looks(*SPAN)
+            for state in look.states.values()
+            if state is not None
+        ]
+    return [value for value, _ in itertools.groupby(values)]
+
+
+def changing(scene: NodeScene) -> RegionFile:
+    file = scene.container("train", memory_limits=[8 * GIB])
+    file.add_process(4_000_000, {0: GIB})
+    return file
+
+
+def set_used(file: RegionFile, nbytes: int) -> None:
+    file.put("slot_used.data", nbytes)
+    file.put("slot_used.total", nbytes)
+
+
+def test_what_happens_on_the_node_is_in_the_report(scene: NodeScene, path: Path) -> None:
+    file = changing(scene)
+    with Recorded(scene, path) as recording:
+        recording.next()
+        set_used(file, 3 * GIB)
+        for _ in range(4):
+            recording.next()
+        set_used(file, 2 * GIB)
+        for _ in range(4):
+            recording.next()
+        assert recording.end() == 0
+        assert [each["series"] for each in recording.seen] == [1] * 9
+    # Ended in order, all of it is in the one file.
+    assert not Path(f"{path}-wal").exists()
+    assert used_over_time(path) == [GIB, 3 * GIB, 2 * GIB]
+    answer = call("report", "--from", str(path), "--since", "1h", "--json")
+    (row,) = json.loads(answer.stdout)["rows"]
+    assert row["memory_peak_bytes"] == 3 * GIB
+    assert row["memory_limit_bytes"] == 8 * GIB
+
+
+def test_a_killed_recorder_leaves_what_it_wrote_and_the_next_goes_on(
+    scene: NodeScene, path: Path
+) -> None:
+    file = changing(scene)
+    with Recorded(scene, path) as recording:
+        for number in range(1, 6):
+            set_used(file, number * GIB)
+            while recording.next()["rows"] == 0:
+                pass
+        recording.end(signal.SIGKILL)
+    assert used_over_time(path) == [number * GIB for number in range(1, 6)]
+    with Recorded(scene, path) as recording:
+        assert recording.next()["began"] == "start"
+        assert recording.end(signal.SIGINT) == 0
+    assert used_over_time(path)[-1] == 5 * GIB
+
+
+def test_a_second_recorder_is_refused(scene: NodeScene, path: Path) -> None:
+    scene.container("train")
+    with Recorded(scene, path) as recording:
+        recording.next()
+        answer = call("record", "--to", str(path), "--root", str(scene.root), "--once")
+        assert answer.returncode == 1
+        assert f"process {recording.process.pid} records to" in answer.stderr
+
+
+def test_one_look_and_a_dry_run(scene: NodeScene, path: Path) -> None:
+    scene.container("train", memory_limits=[GIB])
+    words = ("record", "--to", str(path), "--root", str(scene.root), "--no-driver")
+    answer = call(*words, "--dry-run")
+    assert answer.returncode == 0
+    assert answer.stdout.startswith("would record 1 device of containers to")
+    assert "nothing was written" in answer.stdout
+    (reading,) = json.loads(call(*words, "--dry-run", "--json").stdout)["readings"]
+    assert reading["memory_limit_bytes"] == GIB
+    assert not path.exists()
+    answer = call(*words, "--once")
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert answer.stdout == f"recording 1 device of containers once to {path}\n"
+    assert used_over_time(path) == [0]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--interval", "0"), "0.05"),
+        (("--retention", "yesterday"), "no length of time"),
+        (("--retention", "1s"), "retention"),
+        (("--max-size", "1MiB"), "4 MiB"),
+        (("--max-size", "much"), "not a size"),
+    ],
+)
+def test_bounds_that_make_no_sense_are_wrong_usage(
+    scene: NodeScene, path: Path, words: tuple[str, ...], said: str
+) -> None:
+    answer = call("record", "--to", str(path), "--root", str(scene.root), "--once", *words)
+    assert answer.returncode == 2
+    assert said in answer.stderr
+    assert not path.exists()
+
+
+def test_a_root_that_is_not_there_fails_and_a_file_of_others_is_left_alone(
+    scene: NodeScene, tmp_path: Path
+) -> None:
+    nowhere = str(tmp_path / "nowhere")
+    answer = call("record", "--to", str(tmp_path / "a.db"), "--root", nowhere, "--once")
+    assert answer.returncode == 1
+    assert "could be listed" in answer.stderr
+    text = tmp_path / "notes.txt"
+    text.write_text("mine\n" * 1000)
+    for more in ((), ("--dry-run",)):
+        words = ("--root", str(scene.root), "--once", *more)
+        answer = call("record", "--to", str(text), *words)
+        assert answer.returncode == 1
+        assert "not a recording" in answer.stderr
+    assert text.read_text() == "mine\n" * 1000
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    directory = tmp_path / "small"
+    directory.mkdir()
+    if shutil.which("mount") is None:
+        pytest.skip("needs mount")
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(directory)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip(f"needs the right to mount: {done.stderr.strip()}")
+    yield directory
+    subprocess.run(["umount", "--lazy", str(directory)], check=True)
+
+
+def test_a_full_disk_is_told_once_and_recorded_again_when_there_is_room(
+    scene: NodeScene, small_disk: Path
+) -> None:
+    file = changing(scene)
+    path = small_disk / "node.db"
+    with Recorded(scene, path) as recording:
+        recording.next()
+        filler = small_disk / "filler"
+        with filler.open("wb", buffering=0) as stream, contextlib.suppress(OSError):
+            while True:
+                stream.write(bytes(4096))
+        assert shutil.disk_usage(small_disk).free == 0
+        used = GIB
+        while "error" not in recording.next():
+            used += MIB
+            set_used(file, used)
+        assert recording.seen[-1]["error"] == "RecordingUnavailable"
+        assert "full" in recording.seen[-1]["message"]
+        for _ in range(3):
+            assert "error" in recording.next()
+        filler.unlink()
+        assert recording.until("rows")["began"] in {"gap", "continued"}
+        set_used(file, 5 * GIB)
+        while recording.next()["rows"] == 0:
+            pass
+        assert recording.end() == 0
+        told = recording.errors.splitlines()
+        assert len(told) == 2
+        assert "trying again at every look" in told[0]
+        assert told[1].endswith("recording again")
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    connection.close()
+    assert used_over_time(path)[-1] == 5 * GIB
+
+
+def test_a_directory_that_is_not_there_is_named(scene: NodeScene, tmp_path: Path) -> None:
+    missing = tmp_path / "missing" / "node.db"
+    answer = call("record", "--to", str(missing), "--root", str(scene.root), "--once")
+    assert answer.returncode == 1
+    assert "No such file or directory" in answer.stderr

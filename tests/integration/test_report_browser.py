@@ -1,0 +1,162 @@
+"""The report's page in a real browser: on a wide and a narrow window, in the dark, and on paper."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import Browser, Page, chromium, is_blank, needs_chromium
+from recorded_day import DAY_S, GIB, MIDNIGHT_S, record, tenants
+
+from libhamiregion.agent import (
+    CHART_POINTS,
+    Reading,
+    RecordedContainer,
+    Recording,
+    RecordingWriter,
+    make_report,
+    report_html,
+)
+
+pytestmark = needs_chromium
+
+SPAN = (MIDNIGHT_S * 1000, (MIDNIGHT_S + DAY_S) * 1000)
+HOSTILE = "<img src=http://127.0.0.1:9/x onerror=console.log(1)>"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as started:
+        yield started
+
+
+def page_of(directory: Path, path: Path) -> Path:
+    with Recording(path) as recording:
+        report = make_report(recording, *SPAN, by="namespace", points=CHART_POINTS)
+    page = directory / "report.html"
+    page.write_text(report_html(report), encoding="utf-8")
+    return page
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[Page]:
+    directory = tmp_path_factory.mktemp("page")
+    record(directory / "node.db", tenants(), interval_s=300)
+    with browser.open(page_of(directory, directory / "node.db").as_uri()) as opened:
+        yield opened
+
+
+def test_nothing_is_wrong_and_nothing_is_loaded(page: Page) -> None:
+    assert page.messages == []
+    assert page.failures == []
+    assert len(page.requests) == 1
+    assert page.requests[0].startswith("file://")
+    assert page.evaluate("document.title") == "GPU report: gpu-node-07"
+    assert page.evaluate("document.scripts.length") == 0
+
+
+@pytest.mark.parametrize("width", [1280, 820, 360])
+def test_a_page_fits_any_window(page: Page, width: int) -> None:
+    """Only tables may be wider, and they scroll on their own."""
+    page.appear(width=width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    outside = page.evaluate(
+        "[...document.querySelectorAll('.tile, .chart, .card, h2, p')]"
+        ".filter(each => each.getBoundingClientRect().right > innerWidth + 1).length"
+    )
+    assert outside == 0
+
+
+def test_charts_are_drawn_where_the_figures_are(page: Page) -> None:
+    """The blue area ends at the share of the axis that the memory has of its top."""
+    page.appear()
+    ratio = page.evaluate(
+        "(() => { const area = document.querySelector('.chart.memory .area');"
+        " const used = area.querySelector('path.peak').getBoundingClientRect();"
+        " return used.height / area.getBoundingClientRect().height; })()"
+    )
+    text = page.evaluate("document.querySelector('#summary').innerText")
+    peak = re.search(r"([0-9.]+)\s*GiB\s*1 Oct", text)
+    ticks = page.evaluate(
+        "[...document.querySelector('.chart.memory').querySelectorAll('.tick')]"
+        ".map(each => each.innerText)"
+    )
+    assert peak is not None, text
+    highest = max(float(tick.split()[0]) for tick in ticks if tick.endswith("GiB"))
+    assert ratio == pytest.approx(float(peak[1]) / highest, abs=0.01)
+
+
+def test_dark_and_light_are_two_pages_and_neither_is_blank(page: Page) -> None:
+    colours = {}
+    for dark in (False, True):
+        page.appear(dark=dark)
+        assert not is_blank(page.screenshot(whole=False))
+        colours[dark] = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert colours[False] != colours[True]
+
+
+def test_texts_can_be_read_on_their_background(page: Page) -> None:
+    """Contrast of 4.5 to 1 and more, as the accessibility guidelines ask for."""
+    for dark in (False, True):
+        page.appear(dark=dark)
+        found = page.evaluate(
+            "['--ink', '--soft'].flatMap(ink => ['--page', '--panel'].map(page => ["
+            "getComputedStyle(document.documentElement).getPropertyValue(ink),"
+            "getComputedStyle(document.documentElement).getPropertyValue(page)]))"
+        )
+        assert len(found) == 4
+        for ink, paper in found:
+            assert contrast(ink.strip(), paper.strip()) >= 4.5
+
+
+def contrast(one: str, other: str) -> float:
+    def luminance(colour: str) -> float:
+        digits = colour.lstrip("#")
+        if len(digits) == 3:
+            digits = "".join(each * 2 for each in digits)
+        parts = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+        linear = [
+            part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+        ]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_a_page_prints_on_a_few_sheets(page: Page) -> None:
+    printed = page.pdf()
+    assert printed.startswith(b"%PDF-")
+    sheets = len(re.findall(rb"/Type\s*/Page\b", printed))
+    assert 3 <= sheets <= 14
+
+
+def test_names_of_containers_do_nothing(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "node.db"
+    container = RecordedContainer(HOSTILE, HOSTILE, None, None, HOSTILE, HOSTILE)
+    with RecordingWriter(path, interval_s=60, node=HOSTILE) as writer:
+        for minute in range(90):
+            writer.write(
+                [Reading(container, 0, HOSTILE, GIB, 2 * GIB)],
+                at_ms=SPAN[0] + minute * 60_000,
+                running_ms=minute * 60_000,
+            )
+    with browser.open(page_of(tmp_path, path).as_uri()) as opened:
+        assert opened.messages == []
+        assert len(opened.requests) == 1
+        assert opened.evaluate("document.images.length") == 0
+        assert HOSTILE in opened.evaluate("document.body.innerText")
+
+
+def test_the_browser_would_tell(browser: Browser, tmp_path: Path) -> None:
+    """A page that does what a report must not is caught at it, or the tests above prove nothing."""
+    page = tmp_path / "bad.html"
+    page.write_text("<script>console.error('no')</script><img src='http://127.0.0.1:9/x.png'>")
+    with browser.open(page.as_uri()) as opened:
+        assert "error: no" in opened.messages
+        assert "http://127.0.0.1:9/x.png" in opened.requests
+        assert opened.failures
+    blank = tmp_path / "blank.html"
+    blank.write_text("<!DOCTYPE html><title>blank</title>")
+    with browser.open(blank.as_uri()) as opened:
+        assert is_blank(opened.screenshot())

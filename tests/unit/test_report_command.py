@@ -1,0 +1,166 @@
+"""`hamiregion report` as people run it."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cli_process import on_terminal, run
+from integration.called import call
+from recorded_day import DAY_S, MIDNIGHT_S, record, tenants
+
+SPAN = ("--since", "2026-10-01T00:00:00Z", "--until", "2026-10-02T00:00:00Z")
+
+
+@pytest.fixture(scope="module")
+def day(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("day") / "node.db"
+    record(path, tenants(), interval_s=900)
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def report(source: str, *more: str) -> str:
+    answer = call("report", "--from", source, *SPAN, *more)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    return answer.stdout
+
+
+def test_plain_text_is_a_table_of_words(day: str) -> None:
+    head, blank, names, *lines = report(day, "--namespace", "research").splitlines()
+    assert head == "1 Oct 2026, 00:00 to 2 Oct 2026, 00:00 (UTC), 97 % recorded"
+    assert blank == ""
+    assert names.split()[:4] == ["NAMESPACE", "POD", "CONTAINER", "DEVICE"]
+    assert len(lines) == 6
+    assert all(len(line.split()) == len(names.split()) for line in lines)
+    by_namespace = report(day, "--by", "namespace").splitlines()
+    assert [line.split()[0] for line in by_namespace[3:]] == [
+        "batch", "inference", "notebooks", "research"
+    ]  # fmt: skip
+
+
+def test_a_terminal_gets_bars(day: str) -> None:
+    terminal = on_terminal("report", "--from", day, *SPAN, "--by", "namespace", env={"TZ": "UTC"})
+    assert "━" in terminal.text
+    assert "research" in terminal.text
+
+
+def test_the_ending_of_the_file_is_its_format(day: str, tmp_path: Path) -> None:
+    for name, begins in (
+        ("a.html", "<!DOCTYPE html>"),
+        ("a.csv", "namespace,pod,container"),
+        ("a.json", '{"schema": "hamiregion-report/1"'),
+        ("a.txt", "1 Oct 2026"),
+    ):
+        path = tmp_path / name
+        assert report(day, "--to", str(path)) == ""
+        assert path.read_text(encoding="utf-8").startswith(begins)
+    # Nothing half done is left beside them.
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_csv_on_stdout_has_its_line_ends(day: str) -> None:
+    answer = run("report", "--from", day, *SPAN, "--format", "csv")
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert answer.stdout.count("\n") == 30
+    assert json.loads(report(day, "--json"))["total"]["allocations"] == 29
+
+
+def test_a_length_of_time_counts_from_the_end(day: str) -> None:
+    answer = call(
+        "report", "--from", day, "--since", "6h", "--until", "2026-10-01T12:00Z", "--json"
+    )
+    document = json.loads(answer.stdout)
+    assert document["since_ms"] == (MIDNIGHT_S + DAY_S // 4) * 1000
+    assert document["coverage"]["ratio"] == 1
+
+
+def test_what_is_suggested_can_be_steered(day: str) -> None:
+    (row,) = json.loads(report(day, "--pod", "bert-*", "--headroom", "50", "--json"))["rows"]
+    assert row["suggestion"]["limit_bytes"] == int(16.5 * 2**30)
+    words = ("--round-to", "10GiB", "--observed", "12h", "--json")
+    (row,) = json.loads(report(day, "--pod", "bert-*", *words))["rows"]
+    assert row["suggestion"]["limit_bytes"] == 20 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ((), 1, "nothing was recorded in that time"),
+        (("--since", "2026-10-02", "--until", "2026-10-01"), 2, "--since is not before --until"),
+        (("--since", "yesterday"), 2, "neither a length of time"),
+        (("--format", "csv", "--json"), 2, "contradict"),
+        (("--round-to", "0"), 2, "rounded to 0"),
+        (("--observed", "soon"), 2, "no length of time"),
+        ((*SPAN, "--pod", "nobody"), 1, "nothing of what was chosen"),
+        ((*SPAN, "--to", "/nowhere/a.html"), 1, "No such file or directory"),
+    ],
+)
+def test_what_goes_wrong_is_said(day: str, words: tuple[str, ...], code: int, said: str) -> None:
+    answer = call("report", "--from", day, *words)
+    assert answer.returncode == code
+    assert said in answer.stderr
+    assert answer.stdout == ""
+
+
+def test_sources_that_are_none_are_named(tmp_path: Path) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("mine\n" * 100)
+    for source, said in (
+        (str(text), "is not a recording"),
+        (str(tmp_path / "none.db"), "No such file or directory"),
+        ("http://user:secret@host", "must not hold a password"),
+        ("http://127.0.0.1:9", "cannot be reached"),
+    ):
+        answer = call("report", "--from", source)
+        assert answer.returncode in {1, 2}
+        assert said in answer.stderr
+        assert "secret@" not in answer.stderr
+
+
+def test_a_file_that_is_written_keeps_its_name_whole_or_as_it_was(day: str, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text("before")
+    answer = call("report", "--from", day, "--to", str(path))
+    assert answer.returncode == 1
+    assert path.read_text() == "before"
+    report(day, "--to", str(path))
+    assert path.stat().st_mode & 0o777 == 0o666 & ~current_umask()
+
+
+def current_umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_nothing_that_draws_or_serves_is_loaded_for_it(day: str) -> None:
+    """A report of a large node must fit beside the workloads."""
+    import subprocess
+    import sys
+
+    source = (
+        "import sys; sys.argv = ['hamiregion', 'report', '--from', sys.argv[1], *sys.argv[2:]];"
+        " from libhamiregion.cli.verbs import hamiregion\n"
+        "try:\n    hamiregion.run()\nexcept SystemExit:\n    pass\n"
+        "loaded = {name.partition('.')[0] for name in sys.modules};"
+        " sys.stderr.write(' '.join(loaded & {'matplotlib', 'numpy', 'uvicorn', 'kubernetes',"
+        " 'prometheus_client', 'yaml', 'pynvml'}))"
+    )
+    words = (*SPAN, "--format", "html", "--to", "/dev/null")
+    done = subprocess.run(
+        [sys.executable, "-c", source, day, *words],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("", "")
+    assert time.time() > MIDNIGHT_S
