@@ -1,6 +1,6 @@
 """Take the picture of a report in docs/record-and-report.md: docs/images/report.png.
 
-    python docs/capture_report.py
+    PYTHONPATH=tests python docs/capture_report.py
 
 The report is that of the tests' synthetic day, in the Chromium that the tests use.
 """
@@ -8,12 +8,8 @@ The report is that of the tests' synthetic day, in the Chromium that the tests u
 from __future__ import annotations
 
 import datetime as dt
-import sys
 import tempfile
 from pathlib import Path
-
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
 
 from browser import chromium
 from recorded_day import DAY_S, MIDNIGHT_S, record, tenants

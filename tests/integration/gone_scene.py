@@ -112,3 +112,8 @@ def until(remover: GoneRemover, condition: Callable[[], object]) -> None:
 def gone(*paths: Path) -> Callable[[], bool]:
     """Whether none of these is there any more."""
     return lambda: not any(os.path.lexists(each) for each in paths)
+
+
+def names(directory: Path) -> list[str]:
+    """What is in a directory, sorted."""
+    return sorted(each.name for each in directory.iterdir())

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from actors import Nursery
 from fake_kubernetes.server import FakeApi
-from gone_scene import GoneScene, gone, process_in, running_pod, until
+from gone_scene import GoneScene, gone, names, process_in, running_pod, until
 from gpu_node import needs_cgroups
 from namespaces import NEW_NAMESPACE, needs_first_namespace
 from node_scene import cgroup_of_pod
@@ -52,13 +52,13 @@ def test_the_directory_of_a_pod_that_is_gone_is_removed_and_nothing_else(
     ]
     (scene.root / f"{uuid.uuid4()}_train.limits").write_text("{}")
     (scene.root / f"{uuid.uuid4()}_link").symlink_to(elsewhere)
-    before = sorted(os.listdir(scene.root))
+    before = names(scene.root)
     uid = str(uuid.uuid4())
     directories = [scene.container(uid), scene.container(uid, "init"), scene.container("ab" * 16)]
     (directories[0] / "libvgpu.so").write_bytes(b"\x7fELF")
     remover = scene.remover()
     until(remover, gone(*directories))
-    assert sorted(os.listdir(scene.root)) == before
+    assert names(scene.root) == before
     assert all(each.is_dir() for each in kept)
     events = scene.events.of("removed")
     assert {each.container for each in events} == {
@@ -114,7 +114,7 @@ def test_a_pod_that_is_there_again_begins_anew(scene: GoneScene) -> None:
 
 
 def test_a_directory_that_the_device_plugin_has_just_touched_stays(scene: GoneScene) -> None:
-    """It sets the mode again whenever it gives a pod its devices; times that are set do not help."""
+    """It sets the mode again whenever it gives a pod its devices; no time that is set hides it."""
     directory = scene.container()
     remover = scene.remover(gone_after_s=1.0)
     remover.run()
@@ -131,10 +131,9 @@ def test_a_directory_that_the_device_plugin_has_just_touched_stays(scene: GoneSc
 # ---- sources -------------------------------------------------------------------------------------
 
 
-def break_source(scene: GoneScene, how: str) -> str:
+def break_source(directory: Path, how: str, alive: str) -> str:
     """Make one of kubelet's directories useless; what is to be said about it."""
-    directory = {"logs": scene.logs, "pods": scene.pods}[how.split()[0]]
-    match how.split()[1]:
+    match how:
         case "missing":
             shutil.rmtree(directory)
             return f"{str(directory)!r} cannot be listed: No such file or directory"
@@ -146,7 +145,7 @@ def break_source(scene: GoneScene, how: str) -> str:
             shutil.rmtree(directory)
             directory.mkdir()
             return f"{str(directory)!r} has no pod at all; is it mounted?"
-    next(directory.glob(f"*{scene.alive}")).rmdir()
+    next(directory.glob(f"*{alive}")).rmdir()
     (directory / str(uuid.uuid4())).mkdir()
     return f"{str(directory)!r} knows none of the pods whose processes run on this node"
 
@@ -159,7 +158,8 @@ def test_a_source_that_does_not_know_this_node_stops_everything(
     directory = scene.container()
     remover = scene.remover(gone_after_s=0)
     remover.run()
-    why = break_source(scene, f"{where} {what}")
+    source = {"logs": scene.logs, "pods": scene.pods}[where]
+    why = break_source(source, what, scene.alive)
     for _ in range(3):
         remover.run()
     assert directory.is_dir()
@@ -316,7 +316,11 @@ class _LateSource:
     def __init__(self, scene: GoneScene) -> None:
         self._scene = scene
 
-    def present(self, asked: Iterable[str], running: frozenset[str]) -> frozenset[str]:
+    def present(
+        self,
+        asked: Iterable[str],
+        running: frozenset[str],  # noqa: ARG002
+    ) -> frozenset[str]:
         back = set(asked) if self._scene.claimed() else {self._scene.alive}
         return frozenset(back.intersection(asked))
 

@@ -4,7 +4,7 @@ import ctypes
 import os
 import resource
 import shutil
-import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gone_scene import GoneScene, gone, running_pod, until
+from gone_scene import GoneScene, gone, names, running_pod, until
 from gpu_node import needs_cgroups
 from namespaces import needs_first_namespace
 
@@ -83,10 +83,9 @@ def test_everything_that_a_container_can_make_is_removed_and_nothing_followed(
     (directory / "to-nothing").symlink_to("/no/such/place")
     os.link(treasure / "file", directory / "hard-link")
     os.mkfifo(directory / "fifo")
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(str(directory / "socket"))
+    os.mknod(directory / "socket", 0o666 | stat.S_IFSOCK)
     if os.geteuid() == 0:
-        os.mknod(directory / "device", 0o20666, os.makedev(1, 3))
+        os.mknod(directory / "device", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
     (directory / "two\nlines \udcff\x1b[2J").touch()
     (directory / ("n" * 255)).touch()
     closed = directory / "closed" / "deeper"
@@ -95,7 +94,7 @@ def test_everything_that_a_container_can_make_is_removed_and_nothing_followed(
     (closed / "file").write_bytes(bytes(8192))
     closed.chmod(0)
     done = remove(directory)
-    assert os.listdir(directory.parent) == []
+    assert names(directory.parent) == []
     assert is_whole(treasure)
     assert done.size_bytes == 8192, "a hard link frees nothing"
 
@@ -110,7 +109,7 @@ def test_a_tree_of_any_depth_takes_three_descriptors(directory: Path) -> None:
         at = below
     os.close(os.open("file", os.O_CREAT, dir_fd=at))
     os.close(at)
-    spare = max(map(int, os.listdir("/proc/self/fd"))) + 8
+    spare = max(int(each) for each in names(Path("/proc/self/fd"))) + 8
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (spare, before[1]))
     try:
@@ -118,7 +117,7 @@ def test_a_tree_of_any_depth_takes_three_descriptors(directory: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert done.entries == depth + 2
-    assert os.listdir(directory.parent) == []
+    assert names(directory.parent) == []
 
 
 def test_a_wide_tree_is_removed_in_as_many_calls_as_it_takes(directory: Path) -> None:
@@ -292,7 +291,7 @@ def test_another_directory_in_its_place_keeps_its_name(directory: Path) -> None:
         (directory / "new").touch()
         with pytest.raises(RemovalRefused, match="another one has come in its place"):
             claim(root, directory.name, POD, look)
-    assert sorted(os.listdir(directory.parent)) == [directory.name, "aside"]
+    assert names(directory.parent) == [directory.name, "aside"]
     assert (directory / "new").exists()
 
 
@@ -366,6 +365,12 @@ def test_what_is_mounted_inside_survives(scene: GoneScene, treasure: Path, what:
 # ---- rights --------------------------------------------------------------------------------------
 
 
+def chattr(how: str, file: Path) -> bool:
+    """Whether it could be done."""
+    words = ["chattr", how, str(file)]
+    return subprocess.run(words, check=False, capture_output=True).returncode == 0
+
+
 @needs_first_namespace
 @needs_cgroups
 def test_a_file_that_may_not_be_removed_is_said_once_and_holds_up_nothing_else(
@@ -375,7 +380,7 @@ def test_a_file_that_may_not_be_removed_is_said_once_and_holds_up_nothing_else(
     file = stubborn / "usage.cache"
     for number in range(5):
         (stubborn / str(number)).touch()
-    if shutil.which("chattr") is None or subprocess.run(["chattr", "+i", file]).returncode != 0:
+    if shutil.which("chattr") is None or not chattr("+i", file):
         pytest.skip("needs chattr, and a file system that has immutable files")
     try:
         remover = scene.remover()
@@ -383,10 +388,10 @@ def test_a_file_that_may_not_be_removed_is_said_once_and_holds_up_nothing_else(
         for _ in range(3):
             remover.run()
         (begun,) = scene.claimed()
-        assert os.listdir(begun) == ["usage.cache"]
+        assert names(begun) == ["usage.cache"]
     finally:
         for each in scene.root.glob("*/usage.cache"):
-            subprocess.run(["chattr", "-i", each], check=True)
+            assert chattr("-i", each)
     (failure,) = scene.events.of("failed")
     assert "not removed: [Errno 1] Operation not permitted: 'usage.cache'" in failure.message
     until(remover, lambda: not scene.claimed())
