@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from .plan_watch import PlanWatcher
     from .pod_presence import ApiPods, KubeletPods, PodSource, PodsUnknown
     from .priority_rule import LaunchState, Verdict, believed, decide
-    from .prometheus_api import Credentials, PrometheusApi, PrometheusError
+    from .prometheus_api import Credentials, PrometheusAnswer, PrometheusApi, PrometheusError
     from .prometheus_history import PrometheusHistory
     from .reconcile import RepairLoop
     from .recorder import Recorder
@@ -139,6 +139,7 @@ __all__ = [
     "PodSource",
     "PodWatch",
     "PodsUnknown",
+    "PrometheusAnswer",
     "PrometheusApi",
     "PrometheusError",
     "PrometheusHistory",
@@ -255,6 +256,7 @@ _MODULES = {
     "PodSource": "pod_presence",
     "PodWatch": "plan_pods",
     "PodsUnknown": "pod_presence",
+    "PrometheusAnswer": "prometheus_api",
     "PrometheusApi": "prometheus_api",
     "PrometheusError": "prometheus_api",
     "PrometheusHistory": "prometheus_history",

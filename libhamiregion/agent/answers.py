@@ -13,7 +13,7 @@ import attrs
 from libhamiregion.text import printable
 
 from .bodies import Body
-from .landing import CONTENT_SECURITY_POLICY, LandingFacts, landing_page
+from .landing import CONTENT_SECURITY_POLICY, ICON, LandingFacts, landing_page
 from .negotiation import (
     OPENMETRICS_CONTENT_TYPE,
     TEXT_CONTENT_TYPE,
@@ -123,6 +123,7 @@ class Answers:
             "/metrics": self._metrics,
             "/healthz": self._health,
             "/readyz": self._readiness,
+            "/favicon.ico": self._icon,
         }
 
     async def __call__(
@@ -272,6 +273,9 @@ class Answers:
                 ("cache-control", "no-store"),
             ),
         )
+
+    async def _icon(self, _: _Request) -> Answer:
+        return Answer(200, Body.of(ICON.encode()), "image/svg+xml")
 
 
 class _Shared(Generic[T]):

@@ -220,6 +220,10 @@ def remove_claimed(root: int, claimed: str, work: Work) -> bool:
         os.rmdir(claimed, dir_fd=root)
     except FileNotFoundError:
         return True
+    except OSError as error:
+        if error.errno in _NOT_EMPTY:
+            return False  # somebody goes on filling it
+        raise
     work.entries += 1
     return True
 
@@ -248,12 +252,8 @@ class _Emptying:
                 moved = self._remove(name) or moved
             if not found:
                 return True
-            if not moved:
-                if self._work.left <= 0:
-                    return False
-                if self._errors:
-                    raise self._errors[0]
-                raise OSError(errno.ENOTEMPTY, "something stays in it")
+            if self._errors and not moved:
+                raise self._errors[0]
 
     def _remove(self, name: str) -> bool:
         """Remove an entry of the top, or part of what is in it; whether something happened."""

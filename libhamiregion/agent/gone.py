@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from libhamiregion.host import ChainedNames
@@ -19,15 +20,16 @@ if TYPE_CHECKING:
 
 # A resolver may have to ask a server; those that are alive need no answer.
 _ASK_AGAIN_S = 60.0
+_OTHERS_ASKED = 8
 
 
 class GoneContainers:
     """Tells which containers are left-overs. Not thread-safe.
 
-    All of this must hold: no process maps the region for writing, as far as /proc shows all of
-    them; the directory's time is `after_s` back; no resolver knows the pod any more, and some
-    resolver knows another pod, so that silence means something. An idle container of a pod that is
-    there has its name, and stays.
+    All of this must hold: no process maps the region for writing, and /proc shows all of them; the
+    directory's time is `after_s` back; no resolver knows the pod any more, and at the same time one
+    knows another pod, so that silence means something. An idle container of a pod that is there has
+    its name, and stays.
 
     Args:
         node: The node.
@@ -51,18 +53,21 @@ class GoneContainers:
         if self._after_s is None or not self._node.processes.is_complete:
             return set()
         unused = [view.container for view in views if self._is_unused(view)]
-        others = named.difference(unused)
         gone = set()
         now = time.monotonic()
         for container in unused:
             asked_s, is_gone = asked.get(container, (-_ASK_AGAIN_S, False))
             if now - asked_s >= _ASK_AGAIN_S:
-                asked_s, is_gone = now, not _is_known_now(self._node, container)
+                known = _is_known_now(self._node, container)
+                asked_s, is_gone = now, not known and self._can_tell(named - {container})
             self._asked[container] = (asked_s, is_gone)
             if is_gone:
                 gone.add(container)
-        # Where nothing at all is known, the resolvers are blind.
-        return gone if others or len(gone) < len(unused) else set()
+        return gone
+
+    def _can_tell(self, named: frozenset[Container]) -> bool:
+        """Whether the resolvers know any other pod at this moment: they may not be reached."""
+        return any(_is_known_now(self._node, each) for each in islice(named, _OTHERS_ASKED))
 
     def _is_unused(self, view: ContainerView) -> bool:
         container, processes = view.container, view.processes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -49,6 +50,8 @@ _ENTRIES_PER_PASS = 20_000
 _ENTRIES_PER_DIRECTORY = 5_000
 _DIRECTORIES_PER_PASS = 100
 
+# What Kubernetes lets a container be called.
+_CONTAINER = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?\Z")
 _COUNTERS = ("runs", "directories", "entries", "bytes", "errors")
 
 
@@ -204,6 +207,8 @@ class GoneRemover:
             and os.path.dirname(each.directory) in roots  # noqa: PTH120
             and each.pod_uid is not None
             and is_pod_uid(each.pod_uid)
+            # With a second underscore it would be a directory of kubelet's logs.
+            and _CONTAINER.match(each.name or "")
         }
         for root in sorted(roots):
             try:

@@ -29,20 +29,18 @@ table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; vertical-align: top; padding: .4rem .8rem .4rem 0;
   border-top: 1px solid var(--line); overflow-wrap: anywhere; }
 th { font-weight: 400; color: var(--dim); width: 15rem; overflow-wrap: normal; }
-ul { padding: 0; list-style: none; margin: 0; }
-li { padding: .4rem 0; border-top: 1px solid var(--line); }
-li a { display: inline-block; width: 15rem; font-family: ui-monospace, monospace; }
-@media (max-width: 34rem) { th, li a { width: 9rem; } }
+th a { font-family: ui-monospace, monospace; }
+@media (max-width: 34rem) { th { width: 8rem; } }
 """
-# Drawn by hand: two devices, each filled to some part. Without an icon browsers ask for one.
-_ICON: Final = (
+#: Drawn by hand: two devices, each filled to some part. Browsers ask for one wherever they are.
+ICON: Final = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16">'
     '<rect x="1" y="2" width="14" height="5" rx="1" fill="#0b5cad" fill-opacity=".3"/>'
     '<rect x="1" y="2" width="9" height="5" rx="1" fill="#0b5cad"/>'
     '<rect x="1" y="9" width="14" height="5" rx="1" fill="#0b5cad" fill-opacity=".3"/>'
     '<rect x="1" y="9" width="5" height="5" rx="1" fill="#0b5cad"/></svg>'
 )
-_ICON_URL: Final = "data:image/svg+xml;base64," + base64.b64encode(_ICON.encode()).decode()
+_ICON_URL: Final = "data:image/svg+xml;base64," + base64.b64encode(ICON.encode()).decode()
 _STYLE_HASH: Final = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 
 #: Nothing is loaded from anywhere, nothing runs, and nobody frames the page.
@@ -88,7 +86,10 @@ def landing_page(facts: LandingFacts) -> str:
     if hidden > 0:
         rows.append(f"<tr><th scope='row'>and more</th><td>{hidden} rows</td></tr>\n")
     table = f"<h2>Watched</h2>\n<table>\n{''.join(rows)}</table>\n" if rows else ""
-    links = "".join(f"<li><a href='{path}'>{path}</a> {what}</li>\n" for path, what in _LINKS)
+    links = "".join(
+        f"<tr><th scope='row'><a href='{path}'>{path}</a></th><td>{what}</td></tr>\n"
+        for path, what in _LINKS
+    )
     return (
         "<!DOCTYPE html>\n"
         "<html lang='en'>\n<head>\n<meta charset='utf-8'>\n"
@@ -99,7 +100,7 @@ def landing_page(facts: LandingFacts) -> str:
         f"<h1>{_text(title)}</h1>\n"
         "<p class='dim'>GPU containers and their shared regions."
         f" Version {_text(__version__)}</p>\n"
-        f"<h2>Answers</h2>\n<ul>\n{links}</ul>\n"
+        f"<h2>Answers</h2>\n<table>\n{links}</table>\n"
         f"{table}</body>\n</html>\n"
     )
 

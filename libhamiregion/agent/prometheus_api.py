@@ -48,7 +48,7 @@ def _rebuilt(message: str, url: str) -> PrometheusError:
 
 
 @attrs.frozen
-class Answer:
+class PrometheusAnswer:
     """What a query came to.
 
     Attributes:
@@ -132,7 +132,7 @@ class PrometheusApi:
         ):
             self._opener.add_handler(handler)
 
-    def query_range(self, query: str, start_ms: int, end_ms: int, step_ms: int) -> Answer:
+    def query_range(self, query: str, start_ms: int, end_ms: int, step_ms: int) -> PrometheusAnswer:
         """Ask for the values at start, start + step, ... up to the end, at most 11,000.
 
         Raises:
@@ -163,7 +163,7 @@ class PrometheusApi:
             raise self._error("answers with series that make no sense") from None
         warnings = document.get("warnings")
         said = warnings if isinstance(warnings, list) else []
-        return Answer(series, tuple(printable(str(each), _SHOWN) for each in said[:10]))
+        return PrometheusAnswer(series, tuple(printable(str(each), _SHOWN) for each in said[:10]))
 
     def _error(self, message: str) -> PrometheusError:
         return PrometheusError(f"{printable(self.url, _SHOWN)} {message}", url=self.url)

@@ -62,7 +62,7 @@ def make_report(
         ValueError: No time at all, or an unknown `by`.
         RecordingError, PrometheusError: The source cannot be read.
 
-    Cost: about 2 us for each thing that changed; a day of 256 containers with two devices at 15 s,
+    Cost: 2 to 4 us for each thing that changed; a day of 256 containers with two devices at 15 s,
     half of them busy, takes 3 s. Memory is bounded by the number of allocations, not by the time.
     """
     if until_ms <= since_ms:

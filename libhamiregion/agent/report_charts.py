@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
+import math
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from .report_words import size, text
@@ -32,17 +33,21 @@ _NARROW: Final = 0.0005
 _GAPS_DRAWN: Final = 200
 # Of the width: less than half of a label.
 _EDGE: Final = 0.03
+# Of the axis of memory, at most; powers of two apart.
+_TICKS: Final = 5
 
 _Values: TypeAlias = "Sequence[float | None]"
 
 
 def memory_chart(timeline: Timeline, name: str, *, gaps: Coverage, times: Times) -> str:
     """Memory used, its peaks, and the limit, with both axes."""
-    top = _top_of_memory(timeline)
-    ticks = [
-        (share, size(round(share * top)) if share else "0")
-        for share in (each / 4 for each in range(5))
-    ]
+    highest = _highest(timeline) * 1.02 or _GIB
+    step = 1 << 20
+    while highest > _TICKS * step:
+        step *= 2
+    count = math.ceil(highest / step)
+    top = count * step
+    ticks = [(each / count, size(each * step) if each else "0") for each in range(count + 1)]
     paths = _memory_paths(timeline, top)
     return _framed("memory", name, ticks, paths, timeline, gaps, times)
 
@@ -61,7 +66,8 @@ def gpu_chart(timeline: Timeline, name: str, *, gaps: Coverage, times: Times) ->
 
 def small_memory_chart(timeline: Timeline, name: str, *, gaps: Coverage) -> str:
     """Memory used against the limit, without axes, for one of many."""
-    paths = _memory_paths(timeline, _top_of_memory(timeline, exact=True))
+    # Room for the line of the limit.
+    paths = _memory_paths(timeline, _highest(timeline) * 1.04 or 1)
     inner = _gap_stripes(gaps, timeline) + _svg(paths, len(timeline.memory_peak_bytes))
     return f'<div class="area small" role="img" aria-label="{text(name)}">{inner}</div>'
 
@@ -223,8 +229,8 @@ def _time_ticks(since_ms: int, until_ms: int, times: Times) -> Iterator[tuple[fl
         at_ms += step_ms
 
 
-def _top_of_memory(timeline: Timeline, *, exact: bool = False) -> float:
-    highest = max(
+def _highest(timeline: Timeline) -> int:
+    return max(
         (
             value or 0
             for values in (timeline.memory_peak_bytes, timeline.memory_limit_bytes)
@@ -232,18 +238,13 @@ def _top_of_memory(timeline: Timeline, *, exact: bool = False) -> float:
         ),
         default=0,
     )
-    if not highest:
-        return float(_GIB)
-    # Room for the line of the limit.
-    return highest * 1.04 if exact else _GIB * _nice(highest * 1.02 / _GIB)
 
 
 def _nice(value: float) -> float:
-    """The next number up whose quarters are round."""
+    """The next number up with a round half: 8, 10, 12, 14 or 16 times a power of two."""
     scale = 1.0
     while value > 16 * scale:
         scale *= 2
     while value <= 8 * scale and scale > 1 / 1024:
         scale /= 2
-    # Between 8 and 16 times the scale, in even steps: 8, 10, 12, 14, 16.
     return next((step * scale for step in (8, 10, 12, 14) if value <= step * scale), 16 * scale)

@@ -110,5 +110,5 @@ def _gaps(page: Page) -> str:
     cut = f'<p class="soft small-text">and {counted(more, "shorter gap")}</p>' if more > 0 else ""
     return (
         '<h3 class="apart">Not recorded</h3>'
-        f'<div class="panel">{table(["From", "To", "Length"], lines, "ttr")}{cut}</div>'
+        f'<div class="panel">{table(["From", "To", "Length"], lines, "trr")}{cut}</div>'
     )

@@ -43,6 +43,7 @@ print-color-adjust:exact;-webkit-print-color-adjust:exact}
 .k-used{background:var(--used)}.k-peak{background:var(--peak)}.k-busy{background:var(--busy)}
 .k-bar{background:var(--bar)}.k-mark{background:var(--ink)}.k-advice{background:var(--limit)}
 .k-limit{color:var(--limit)}.k-allocated{color:var(--soft)}
+.legend .k-allocated{border-top-style:dashed}
 .gap,.k-gap{background-image:
 repeating-linear-gradient(135deg,var(--gap) 0 1.5px,transparent 1.5px 5px);
 print-color-adjust:exact;-webkit-print-color-adjust:exact}
@@ -106,7 +107,7 @@ color:var(--soft)}
 @media (max-width:640px){main{padding:18px 14px 40px}h1{font-size:22px}h2{margin-top:34px}
 .panel{padding:12px}.chart{padding-left:54px}.chart .area{height:160px}.times .odd{display:none}
 .tiles{grid-template-columns:1fr 1fr;gap:8px}.tile b{font-size:22px}dl{grid-template-columns:1fr;
-gap:2px}dd{margin-bottom:8px}}
+gap:2px}dd{margin-bottom:8px}td.t+td.t,th.t+th.t{display:none}th.t,td.t{min-width:105px}}
 @media print{:root{--page:#fff}html{font-size:12px}body{font-size:11.5px}
 main{max-width:none;padding:0}nav{display:none}h2{margin-top:22px;break-after:avoid}
 .panel{border-color:#ccc;padding:9px 11px;break-inside:avoid}section.group.panel{break-inside:auto}

@@ -27,10 +27,14 @@ from .stopping import stop_signals
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from libhamiregion.agent import Task
+    from libhamiregion.agent import PodSource, Task
     from libhamiregion.host import Node
 
 OTHER_WRITER = 3
+# Between a device plugin's making a directory and kubelet's making its own.
+SHORTEST_GONE_AFTER_S = 1.0
+# How old the API's answer may be when a pod is missing from it.
+API_MAX_AGE_S = 10.0
 
 
 class OtherWriterFailure(Failure):
@@ -47,6 +51,10 @@ class Wanted:
     repair: bool
     plan_path: str | None
     from_annotations: bool
+    remove_gone: bool
+    remove_after_s: float | None
+    gone_by: str
+    kubelet_pods: str
     node_name: str | None
     kubeconfig: str | None
     state_directory: str | None
@@ -77,15 +85,28 @@ class Wanted:
 
     def check(self) -> None:
         """Refuse what does not go together."""
-        if not (self.feedback or self.repair or self.plan):
+        if not (self.feedback or self.repair or self.plan or self.remove_gone):
             raise click.UsageError(
-                "name what to do: --feedback, --repair, --plan FILE or --from-annotations"
+                "name what to do: --feedback, --repair, --remove-gone, --plan FILE or"
+                " --from-annotations"
                 + (" (`hamiregion exporter` only exports)" if self.listen else "")
             )
         if self.plan and self.dry_run:
             raise click.UsageError("what a plan would change, `hamiregion limits diff` shows")
         if self.listen and (self.once or self.dry_run):
             raise click.UsageError("--listen goes with neither --once nor --dry-run")
+        if self.remove_gone:
+            self._check_removal()
+
+    def _check_removal(self) -> None:
+        if self.once and not self.dry_run:
+            raise click.UsageError("one look proves no pod gone: --remove-gone without --once")
+        if self.remove_after_s is None or self.remove_after_s < SHORTEST_GONE_AFTER_S:
+            raise click.UsageError(
+                f"--gone-after (or HAMI_RESYNC_INTERVAL) is {SHORTEST_GONE_AFTER_S:g}s or more"
+            )
+        if self.gone_by == "api" and not self.node_name:
+            raise click.UsageError("--gone-by api needs --node-name")
 
 
 def _interval(name: str, seconds: float, what: str) -> Callable[[Any], Any]:
@@ -124,6 +145,37 @@ def _interval(name: str, seconds: float, what: str) -> Callable[[Any], Any]:
     is_flag=True,
     help="Take hamiregion.io/... annotations of this node's pods as rules, after FILE's.",
 )
+@click.option(
+    "--remove-gone",
+    is_flag=True,
+    help="Remove the directories of pods that are gone, as HAMi's monitor does.",
+)
+@click.option(
+    "--gone-after",
+    "remove_after_s",
+    envvar="HAMI_RESYNC_INTERVAL",
+    type=exporter_options.Duration(),
+    default="5m",
+    metavar="DURATION",
+    help="For how long a pod has to be gone before.  [default: $HAMI_RESYNC_INTERVAL, else 5m]",
+)
+@click.option(
+    "--gone-by",
+    type=click.Choice(["kubelet", "api"]),
+    default="kubelet",
+    show_default=True,
+    help="Who tells which pods there are: kubelet's directories (--pod-logs and --kubelet-pods), or"
+    " the Kubernetes API.",
+)
+@click.option(
+    "--kubelet-pods",
+    type=click.Path(path_type=str),
+    default="/var/lib/kubelet/pods",
+    show_default=True,
+    metavar="DIR",
+    help="Where kubelet keeps the pods' volumes; in a pod with hostPID without a mount:"
+    " /proc/1/root/var/lib/kubelet/pods.",
+)
 @exporter_options.listen_option(None)
 @exporter_options.web_config_option
 @exporter_options.legacy_metrics_option
@@ -140,7 +192,8 @@ def _interval(name: str, seconds: float, what: str) -> Callable[[Any], Any]:
     "--kubeconfig",
     type=click.Path(path_type=str),
     metavar="FILE",
-    help="For --from-annotations.  [default: the pod's service account, else kubectl's]",
+    help="For --from-annotations and --gone-by api.  [default: the pod's service account, else"
+    " kubectl's]",
 )
 @click.option(
     "--state",
@@ -193,7 +246,8 @@ def _interval(name: str, seconds: float, what: str) -> Callable[[Any], Any]:
 def agent(**given: Any) -> None:
     """Steer and repair the regions of this node for as long as it runs.
 
-    At least one of --feedback, --repair, --plan and --from-annotations says what to do.  With
+    At least one of --feedback, --repair, --remove-gone, --plan and --from-annotations says what to
+    do.  With
     --listen the same process exports the node's metrics, as `hamiregion exporter` does, and the
     agent's own.
 
@@ -204,6 +258,10 @@ def agent(**given: Any) -> None:
     not start; when one appears, it stops writing and says so, and goes on when it has gone (see
     --resume-after).  It needs to see all processes of the node: run it on the host, or in a pod
     with hostPID: true.
+
+    --remove-gone deletes files: the directories of pods that have been gone for --gone-after by all
+    that can be seen, and of which no process is left.  Where that cannot be told, for want of a
+    right or a mount, nothing is removed and an event says why; try it with --dry-run.
 
     Told to end (SIGTERM, Ctrl-C), it takes back what must not outlast it: blocked launches go on,
     and SM switches are as they were found.  Killed, it leaves them; the next start puts them
@@ -268,6 +326,8 @@ def _tasks(wanted: Wanted, node: Node, sampler: NvmlSampler, log: EventLog) -> I
                 timeout_s=wanted.timeout_s,
                 emit=log,
             )
+    if wanted.remove_gone:
+        yield _removal(wanted, node, log)
     if wanted.plan:
         from libhamiregion.agent.plan_state import PlanState
         from libhamiregion.agent.plan_watch import PlanWatcher
@@ -300,6 +360,25 @@ def _feedback(wanted: Wanted, node: Node, log: EventLog) -> Feedback:
     except OtherWriterRuns as others:
         raise OtherWriterFailure(f"the feedback does not start: {others}") from None
     return task
+
+
+def _removal(wanted: Wanted, node: Node, log: EventLog) -> Task:
+    from libhamiregion.agent import ApiPods, GoneRemover, KubeletPods
+    from libhamiregion.host import KubernetesNames
+
+    source: PodSource = KubeletPods(wanted.pod_logs, wanted.kubelet_pods)
+    if wanted.gone_by == "api":
+        try:
+            names = KubernetesNames(
+                wanted.node_name, kubeconfig=wanted.kubeconfig, max_age_s=API_MAX_AGE_S
+            )
+        except (ImportError, ValueError) as error:
+            raise Failure(str(error)) from None
+        source = ApiPods(names)
+    assert wanted.remove_after_s is not None  # noqa: S101 (see `Wanted.check`)
+    return GoneRemover(
+        node, source, gone_after_s=wanted.remove_after_s, dry_run=wanted.dry_run, emit=log
+    )
 
 
 @contextlib.contextmanager

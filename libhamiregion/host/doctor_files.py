@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import stat
+from collections import Counter
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,8 @@ _MISSING_KINDS = {
     MissingReason.FAILED: FindingKind.REGION_FAILED,
 }
 _CUT_SHORT = "it was cut short"
+# A process can map any number of files that look like regions.
+_LOST_PER_CONTAINER = 16
 
 
 # ---- Containers whose region cannot be read -----------------------------------------------------
@@ -103,23 +106,24 @@ def _lost_mappings(scene: Scene) -> list[_Lost]:
         with contextlib.suppress(RegionClosed):
             known.add(processes.identity(used.region))
     short = _short_files(scene)
+    # A monitor goes on mapping the region of a container that has gone.
+    bystanders = {process.pid for used in scene.used for process in used.processes.onlookers}
     lost = []
+    tried: Counter[str] = Counter()
     for file in processes.mapped_files(without=known):
+        tried[file.payer] += 1
+        if tried[file.payer] > _LOST_PER_CONTAINER:
+            continue
         mapped = processes.resolve(file)
         container, size = short.get(_file_of(mapped), (None, None))
         if mapped.deleted or container is not None or _is_short_outside(scene, mapped):
-            lost.append(_Lost(mapped, _users_of_lost(scene, mapped), container, size))
+            users = tuple(
+                process
+                for process in processes.mappers(*file.identity, writable=True)
+                if process.pid not in bystanders and not is_monitor(process)
+            )
+            lost.append(_Lost(mapped, users, container, size))
     return lost
-
-
-def _users_of_lost(scene: Scene, mapped: MappedRegion) -> tuple[HostProcess, ...]:
-    # A monitor goes on mapping the region of a container that has gone.
-    bystanders = {process for used in scene.used for process in used.processes.onlookers}
-    return tuple(
-        process
-        for process in scene.node.processes.mappers(mapped.device, mapped.inode, writable=True)
-        if process not in bystanders and not is_monitor(process)
-    )
 
 
 def _file_of(mapped: MappedRegion) -> tuple[int, str]:
@@ -273,11 +277,15 @@ def _users_of(scene: Scene, path: str) -> tuple[HostProcess, ...]:
 def permissions(scene: Scene) -> Iterator[Finding]:
     """Files and directories that keep processes of their own container out."""
     users = {id(used.container): used.users for used in scene.used}
+    by_container: dict[str, dict[int, str]] = {}
+    for process in scene.node.processes:
+        if process.container is not None:
+            by_container.setdefault(process.container.id, {})[process.uid] = process.user
     for view in scene.views:
         container = view.container
         if container.directory is None:
             continue
-        inside = _users_inside(scene, users.get(id(container), ()))
+        inside = _users_inside(users.get(id(container), ()), by_container)
         wanted_of_directory = stat.S_IXOTH
         if container.region is not None and container.region_path is not None:
             yield from _mode(
@@ -322,15 +330,13 @@ def _mode(
     )
 
 
-def _users_inside(scene: Scene, processes: tuple[HostProcess, ...]) -> dict[int, str]:
+def _users_inside(
+    processes: tuple[HostProcess, ...], by_container: dict[str, dict[int, str]]
+) -> dict[int, str]:
     """The users as whom a region's processes, and others of their container, run: uid -> name."""
-    ids = {process.container.id for process in processes if process.container is not None}
     found = {process.uid: process.user for process in processes}
-    if not ids:
-        return found
-    for process in scene.node.processes:
-        if process.container is not None and process.container.id in ids:
-            found[process.uid] = process.user
+    for id_ in {process.container.id for process in processes if process.container is not None}:
+        found.update(by_container.get(id_, {}))
     return found
 
 

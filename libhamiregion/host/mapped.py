@@ -63,6 +63,12 @@ class MappedFile:
     process: HostProcess
     mapping: Mapping
 
+    @property
+    def payer(self) -> str:
+        """In whose share of any limit it counts: its container, else its process."""
+        container = self.process.container
+        return f"process {self.process.pid}" if container is None else container.id
+
 
 def looks_like_a_region(mapping: Mapping) -> bool:
     """Whether a process maps it as a region is mapped."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
@@ -260,10 +261,14 @@ class Node:
             if processes:
                 self.processes.refresh()
             changes = _Changes()
-            self._scan_roots(changes)
-            if processes and self._look_outside:
-                self._scan_outside(changes)
-            return self._note(changes)
+            try:
+                self._scan_roots(changes)
+                if processes and self._look_outside:
+                    self._scan_outside(changes)
+            finally:
+                # Also where it was interrupted: what has been opened and closed so far counts.
+                found = self._note(changes)
+            return found
 
     def _note(self, changes: _Changes) -> NodeChanges:
         found = changes.frozen()
@@ -327,7 +332,9 @@ class Node:
         for directory, watched in self._watched.items():
             region = watched.container.region
             if region is not None and directory not in self._inside:
-                self._inside[directory] = self.processes.identity(region)
+                # Closed by somebody else: the next refresh sees to it.
+                with contextlib.suppress(RegionClosed):
+                    self._inside[directory] = self.processes.identity(region)
         return set(self._inside.values())
 
     def _scan_outside(self, changes: _Changes) -> None:
@@ -369,15 +376,18 @@ class Node:
         with self._lock:
             self._check_open()
             changes = _Changes()
-            self._scan_roots(changes)
-            self._note(changes)
-            looked = {each: _look_at(each) for each in self._containers}
-            self.processes.refresh()
-            if self._look_outside and self._outside.has_news(self._identities()):
-                # What is mapped by now may have got its directory in between.
+            looked: dict[Container, tuple[RegionSnapshot | None, RegionError | None]] = {}
+            try:
                 self._scan_roots(changes)
-            if self._look_outside:
-                self._scan_outside(changes)
+                self._note(changes)
+                looked.update((each, _look_at(each)) for each in self._containers)
+                self.processes.refresh()
+                if self._look_outside:
+                    if self._outside.has_news(self._identities()):
+                        # What is mapped by now may have got its directory in between.
+                        self._scan_roots(changes)
+                    self._scan_outside(changes)
+            finally:
                 self._note(changes)
             new = [each for each in self._containers if each not in looked]
             if new:

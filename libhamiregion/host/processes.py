@@ -130,7 +130,9 @@ class ProcessTable:
     What that misses: a process that maps a file, unmaps as many bytes elsewhere and touches no new
     page at all, until it does; a change of user or cgroup alone, until the process touches one.
 
-    Memory: about 1 KiB per process. No descriptor is kept open.
+    Memory: about 1 KiB per process, and 0.5 KiB per file that it maps in a region's size; who maps
+    more than 4,096 of those, or has more than 32 MiB of maps, counts as unreadable. No descriptor
+    is kept open.
 
     Threads: may be shared. Refreshes exclude each other; all other methods work on the last
     complete one.
@@ -272,7 +274,7 @@ class ProcessTable:
 
     @property
     def unreadable(self) -> tuple[int, ...]:
-        """Pids whose maps may not be read, sorted; the host's own init does not count."""
+        """Pids whose maps may not be read, or are too long; sorted, without the host's own init."""
         return self._view.unreadable
 
     # ---- the files that they map -----------------------------------------------------------------

@@ -26,6 +26,8 @@ _CHUNK = 1 << 16
 _STATUS_LIMIT = 1 << 20
 # 260,000 lines of maps; a process with more counts as unreadable.
 _MAPS_LIMIT = 32 << 20
+# A monitor maps one per container; a process with more counts as unreadable.
+_FILES_LIMIT = 4_096
 _CGROUP_LIMIT = 1 << 16
 
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD
@@ -157,7 +159,12 @@ def read_status(process: int) -> Status:
 
 
 def read_mappings(process: int, *, leader_gone: bool, smallest: int) -> tuple[Mapping, ...]:
-    """The files that a process maps shared, with at least `smallest` bytes each."""
+    """The files that a process maps shared, with at least `smallest` bytes each.
+
+    Raises:
+        Gone: The process has ended.
+        Refused: This process may not look, or there is more than can be kept in mind.
+    """
     try:
         raw = _read_all(process, "maps", _MAPS_LIMIT)
     except Gone:
@@ -174,6 +181,8 @@ def read_mappings(process: int, *, leader_gone: bool, smallest: int) -> tuple[Ma
             seen = files[major, minor, inode] = _Sum(start, end, path)
         seen.length += end - start
         seen.writable = seen.writable or writable
+    if sum(seen.length >= smallest for seen in files.values()) > _FILES_LIMIT:
+        raise Refused
     return tuple(
         Mapping(
             os.makedev(int(major, 16), int(minor, 16)),

@@ -293,7 +293,7 @@ def cpu_s(pid: int) -> float:
 
 
 @contextlib.contextmanager
-def in_threads(count: int, work: Any) -> Iterator[list[BaseException]]:
+def in_threads(count: int, work: Any, within_s: float = 120.0) -> Iterator[list[BaseException]]:
     """Run `work(number)` in so many threads; what they raise is in the list at the end."""
     failures: list[BaseException] = []
 
@@ -308,5 +308,5 @@ def in_threads(count: int, work: Any) -> Iterator[list[BaseException]]:
         thread.start()
     yield failures
     for thread in threads:
-        thread.join(120)
+        thread.join(within_s)
         assert not thread.is_alive()

@@ -80,4 +80,4 @@ def test_a_killed_repair_is_finished_by_the_next(hospital: Hospital, layout: Lay
 
 @pytest.mark.stress
 def test_many_killed_repairs_are_finished_by_the_next(hospital: Hospital, layout: Layout) -> None:
-    killed_repairs(hospital, layout, 100)
+    killed_repairs(hospital, layout, 30)

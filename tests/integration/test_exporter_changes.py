@@ -16,7 +16,7 @@ from patience import eventually
 from poke import RegionFile
 
 from libhamiregion import Layout, create_region, open_region
-from libhamiregion.agent import NodeExporter, StageStatus
+from libhamiregion.agent import ExporterStatus, NodeExporter, StageStatus
 from libhamiregion.host import Node
 
 UUID = "GPU-00000000-0000-0000-0000-000000000000"
@@ -63,6 +63,7 @@ def test_a_region_that_breaks_between_refresh_and_scrape_is_absent_with_a_reason
         assert found.value(LIMIT, pod="good") == 2 << 30
         assert found.value("hamiregion_containers", region="missing") == 1
         status = exporter.status()
+        assert isinstance(status, ExporterStatus)
         assert (status.with_region, status.missing) == (1, {reason: 1})
         exporter.refresh()
         assert pods(exporter) == {"good"}
@@ -295,6 +296,20 @@ def test_a_left_over_of_a_deleted_pod_has_no_figures(
         assert len(pods(exporter_of(node, gone_after_s=None))) == 4
 
 
+def test_nothing_is_taken_for_gone_while_no_name_at_all_is_known_any_more(tmp_path: Path) -> None:
+    """As when the source of names cannot be reached."""
+    files = NodeFiles(tmp_path)
+    for pod in ("one", "two"):
+        path = files.region(pod=pod, uuids=[UUID])
+        os.utime(path.parent, (1_700_000_000, 1_700_000_000))
+    with files.open() as node:
+        exporter = exporter_of(node)
+        node.refresh(processes=False)
+        assert all(node.pod_name(each) is not None for each in node.containers)
+        shutil.rmtree(files.logs)
+        assert pods(exporter) == {"one", "two"}
+
+
 def test_without_any_known_name_nothing_is_taken_for_gone(tmp_path: Path) -> None:
     files = NodeFiles(tmp_path)
     for _ in range(2):
@@ -412,8 +427,28 @@ def test_the_node_has_the_name_of_the_environment_or_the_hosts(
             NodeExporter(node, process_interval_s=0)
 
 
+def disturb(files: NodeFiles, number: int) -> None:
+    """A container comes, and its file is emptied, cut, replaced or scribbled over; then it goes."""
+    path = files.region(pod=f"pod-{number}", uuids=[UUID])
+    what = number % 5
+    if what == 0:
+        os.truncate(path, 0)
+    elif what == 1:
+        os.truncate(path, 1000)
+    elif what == 2:
+        path.unlink()
+        create_region(path, uuids=[UUID], layout=Layout.UNVERSIONED)
+    elif what == 3:
+        RegionFile(path, Layout.V1_2).put("proc_num", 1 << 20)
+    time.sleep(0.002 * (number % 7))
+    shutil.rmtree(path.parent)
+
+
+@pytest.mark.parametrize(
+    "for_s", [1.0, pytest.param(120.0, marks=pytest.mark.stress)], ids=["short", "minutes"]
+)
 def test_scrapes_from_many_threads_while_containers_come_and_go_are_all_whole(
-    tmp_path: Path,
+    tmp_path: Path, for_s: float
 ) -> None:
     files = NodeFiles(tmp_path)
     files.region(pod="stays", uuids=[UUID], memory_limits=["1GiB"])
@@ -429,19 +464,19 @@ def test_scrapes_from_many_threads_while_containers_come_and_go_are_all_whole(
 
     with (
         files.open() as node,
-        exporter_of(node, scan_interval_s=0.01, process_interval_s=0.1) as exporter,
+        exporter_of(node, scan_interval_s=0.01, process_interval_s=0.1, doctor=True) as exporter,
     ):
         threads = [threading.Thread(target=scrape, args=(exporter,)) for _ in range(4)]
         for thread in threads:
             thread.start()
-        deadline_s = time.monotonic() + 1.0
+        deadline_s = time.monotonic() + for_s
         number = 0
-        while time.monotonic() < deadline_s:
+        while time.monotonic() < deadline_s and not failures:
             number += 1
-            path = files.region(pod=f"pod-{number}", uuids=[UUID])
-            os.truncate(path, 1000)
-            shutil.rmtree(path.parent)
+            disturb(files, number)
         done.set()
         for thread in threads:
             thread.join()
+        errors = {each.name: each.last_error for each in exporter.status().stages if each.errors}
     assert failures == []
+    assert errors == {}

@@ -1,6 +1,7 @@
 """Whatever a container writes, does or is called: bounded, distinct series, and others unharmed."""
 
 import os
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -227,3 +228,30 @@ def test_a_fifo_or_a_link_in_a_regions_place_holds_nobody_up(tmp_path: Path) -> 
             "not_a_region"
         )
     assert found.labels("hami_vgpu_memory_used_bytes")["pod"] == "good"
+
+
+def test_random_bytes_in_a_region_break_no_scrape_and_touch_no_other(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path)
+    bad = files.golden("1.2-many-processes")
+    files.region("good", pod="good", uuids=[UUID], memory_limits=["3GiB"])
+    file = RegionFile(bad.path, bad.layout)
+    whole = file.content()
+    dice = random.Random(20260)
+    header = bad.layout.offsets["procs"] + 4 * bad.layout.offsets["slot_stride"]
+    shown = 0
+    with files.open() as node:
+        exporter = exporter_of(node, legacy=True)
+        for number in range(150):
+            at = dice.randrange(8, header)
+            file.put_bytes(at, dice.randbytes(dice.choice([1, 4, 8, 64])))
+            found = parsed(
+                exporter.render(openmetrics=number % 2 == 1), openmetrics=number % 2 == 1
+            )
+            assert found.value("hami_vgpu_memory_limit_bytes", pod="good") == 3 << 30
+            told = len(found.series("hamiregion_container_info", pod="1-2-many-processes"))
+            why = len(found.series("hamiregion_container_missing_info"))
+            assert told + why == 1
+            shown += told
+            if number % 5 == 4:
+                file.put_bytes(0, whole[:header])
+    assert 0 < shown < 150, "some of it damages the region, and some does not"

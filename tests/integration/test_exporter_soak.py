@@ -243,7 +243,7 @@ def test_minutes_of_bad_clients_leave_nothing_behind(tmp_path: Path) -> None:
                 while time.monotonic() < ends:
                     assert scraper.scrape().status == 200
 
-        with Crowd(process.url, each=3), in_threads(10, scrape) as failures:
+        with Crowd(process.url, each=3), in_threads(10, scrape, 300.0) as failures:
             pass
         assert failures == []
         eventually(lambda: descriptors(process.pid) <= before[1] + 1, 120)

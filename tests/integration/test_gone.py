@@ -48,6 +48,7 @@ def test_the_directory_of_a_pod_that_is_gone_is_removed_and_nothing_else(
         scene.container(with_volumes, region=False),
         scene.container("not-a-uid"),
         scene.container(str(uuid.uuid4()).upper()),
+        scene.container(name=f"bert-0_{uuid.uuid4()}"),
         elsewhere,
     ]
     (scene.root / f"{uuid.uuid4()}_train.limits").write_text("{}")

@@ -8,8 +8,8 @@ import pytest
 from containers import Starter, containers, look, needs_namespaces, pids
 from poke import RegionFile, RegionFileFactory
 
-from libhamiregion import RegionStale, create_region, open_region
-from libhamiregion.host import MappedRegion, ProcessTable
+from libhamiregion import RegionClosed, RegionStale, create_region, open_region
+from libhamiregion.host import MappedFile, MappedRegion, ProcessTable
 from libhamiregion.text import printable
 
 GIB = 1 << 30
@@ -150,3 +150,46 @@ def test_hostile_file_names_stay_one_mapping_each(container: Starter, tmp_path: 
     for each in found:
         assert printable(each.path_in_namespace).isprintable()
         table.open_mapped(each).close()
+
+
+@needs_namespaces
+def test_who_maps_a_region_and_how(
+    container: Starter, region_file: RegionFileFactory, region: RegionFile
+) -> None:
+    user, monitor, reader = (container() for _ in range(3))
+    user.tell("map", region.path)
+    user.tell("map", region.path)
+    for file in (region, region_file()):
+        monitor.tell("map", file.path)
+    reader.tell("map", region.path, "r")
+    table = ProcessTable()
+    with open_region(region) as opened:
+        table.refresh()
+        length = {each.process.pid: each.length_bytes for each in table.mappings(opened)}
+        may_write = {each.process.pid: each.writable for each in table.mappings(opened)}
+        identity = table.identity(opened)
+    once = length[reader.host_pid]
+    assert once >= opened.layout.size_bytes
+    assert length == {
+        user.host_pid: 2 * once,
+        monitor.host_pid: once,
+        reader.host_pid: once,
+        os.getpid(): once,
+    }
+    writers = {user.host_pid, monitor.host_pid}
+    assert {pid for pid, writes in may_write.items() if writes} == writers
+    assert set(pids(table.mappers(*identity))) == set(length)
+    assert set(pids(table.mappers(*identity, writable=True))) == writers
+
+    (found,) = (each for each in table.mapped_files() if each.identity == identity)
+    assert isinstance(found, MappedFile)
+    # Who maps the fewest regions comes first, whatever its pid.
+    assert (found.pids, found.exclusive) == ((user.host_pid, monitor.host_pid), True)
+    assert table.resolve(found) in mapped(table, user.host_pid)
+    assert found.identity not in {each.identity for each in table.mapped_files(without={identity})}
+    user.end()
+    table.refresh()
+    (left,) = (each for each in table.mapped_files() if each.identity == identity)
+    assert (left.pids, left.exclusive) == ((monitor.host_pid,), False)
+    with pytest.raises(RegionClosed):
+        table.mappings(opened)

@@ -54,6 +54,7 @@ def test_from_inside_the_container_its_own_processes_are_told(
     found = look(region, table)
     assert states(found) == {1: "alive", 4321: "dead"}
     assert not table.is_complete, "the host's processes are not in there"
+    assert (table.sees_host, table.sees_everybody) == (False, False)
 
 
 @needs_namespaces
@@ -94,15 +95,21 @@ def test_a_process_that_may_not_be_looked_at_is_unknown(
     RegionFile(path, open_region(path).layout).add_process(3_999_999)
     host_pid = inside.host_pid
 
-    def work() -> tuple[dict[int, str], bool, bool]:
+    def work() -> tuple[dict[int, str], bool, bool, bool]:
         table = ProcessTable()
         found = look(path, table)
-        return states(found), table.is_complete, host_pid in table.unreadable
+        return (
+            states(found),
+            table.is_complete,
+            host_pid in table.unreadable,
+            table.sees_everybody == table.sees_host and host_pid in {each.pid for each in table},
+        )
 
-    seen, complete, unreadable = unprivileged(work)
+    seen, complete, unreadable, listed = unprivileged(work)
     assert seen == {pid: "unknown", 3_999_999: "dead"}
     assert not complete
     assert unreadable
+    assert listed, "its maps are refused, its pid and command line are not"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount /proc")
@@ -120,7 +127,8 @@ def test_where_processes_are_hidden_no_slot_is_called_dead(
 
         def work() -> tuple[dict[int, str], bool]:
             table = ProcessTable(proc)
-            return states(look(path, table)), table.is_complete
+            found = states(look(path, table))
+            return found, table.is_complete or table.sees_everybody
 
         assert unprivileged(work) == ({pid: "unknown", 3_999_999: "unknown"}, False)
 
@@ -212,6 +220,8 @@ def test_the_host_as_root_is_complete_or_says_what_it_lacks() -> None:
     if os.geteuid() == 0 and str(Path("/proc/self/ns/pid").readlink()) == "pid:[4026531836]":
         assert table.is_complete
         assert table.unreadable == ()
+        assert (table.sees_host, table.sees_everybody) == (True, True)
+        assert table.own_pid == os.getpid()
 
 
 def test_a_refresh_leaves_no_descriptor_open() -> None:

@@ -212,6 +212,13 @@ def test_only_samples_of_the_last_second_count_and_the_newest_wins(
         (104, 11),
     ]
     assert sample.process(GPU, 104) is None, "it came or went in this moment"
+    # Both views of one sample, whatever the driver says by then.
+    fake_driver.play(CARD)
+    assert nvml_sampler.sample_view(sample=sample) == sample.utilization
+    assert [row.pid for row in nvml_sampler.process_view(sample=sample)] == [
+        row.pid for row in sample.processes
+    ]
+    assert nvml_sampler.process_view() == ()
 
 
 def test_outside_the_host_namespace_silence_proves_nothing(fake_driver: FakeDriver) -> None:

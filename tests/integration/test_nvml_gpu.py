@@ -75,3 +75,39 @@ def test_a_real_card_tells_of_itself_and_of_a_process_on_it(tmp_path: Path) -> N
         assert used is None or used >= 256 << 20
     if told["mine"] and told["mine"][0][2] is not None:
         assert ["monitor_used_bytes", told["mine"][0][2]] in told["changes"]
+
+
+SENSORS = """
+import json
+from libhamiregion.host.nvml import NvmlSampler
+
+with NvmlSampler(sensors=True) as sampler:
+    print(json.dumps({
+        "state": sampler.sample().state.value,
+        "devices": [
+            [d.temperature_celsius, d.power_usage_watts, d.ecc_corrected_errors,
+             d.ecc_uncorrected_errors, [[f.figure, f.state.value] for f in d.faults]]
+            for d in sampler.devices()
+        ],
+    }))
+"""
+
+
+@pytest.mark.gpu
+def test_a_real_card_has_sensors_or_says_why_not() -> None:
+    env = {name: value for name, value in os.environ.items() if name != STATE}
+    command = [sys.executable, "-c", SENSORS]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    if not told["devices"]:
+        pytest.skip(f"no NVIDIA GPU: {told['state']}")
+    for temperature, power, corrected, uncorrected, faults in told["devices"]:
+        why = {figure for figure, _ in faults}
+        assert temperature is None or 5 < temperature < 120
+        assert power is None or 1 < power < 2000
+        assert corrected is None or corrected >= 0
+        assert uncorrected is None or uncorrected >= 0
+        assert (temperature is None) == ("temperature_celsius" in why)
+        assert (power is None) == ("power_usage_watts" in why)
+        assert (corrected is None) == ("ecc_corrected_errors" in why)

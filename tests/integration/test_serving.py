@@ -132,7 +132,6 @@ def test_other_paths_and_methods_are_refused_in_a_few_words(serve: Callable[...,
             "/metrics/x",
             "//metrics",
             "/%6detrics/..",
-            "/favicon.ico",
         ):
             reply = scraper.ask(path)
             assert (reply.status, reply.text) == (

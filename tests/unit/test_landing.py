@@ -61,7 +61,7 @@ def test_names_from_outside_stay_text() -> None:
 
 
 def test_without_facts_it_is_a_page_all_the_same() -> None:
-    assert "table" not in Page(landing_page(LandingFacts())).names()
+    assert "Watched" not in Page(landing_page(LandingFacts())).texts
 
 
 def test_long_values_and_many_rows_are_cut() -> None:

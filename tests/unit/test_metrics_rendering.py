@@ -64,6 +64,9 @@ def test_figures_can_be_the_values_of_labels() -> None:
     series = Series(metrics.LEGACY_MEMORY_PARTS, labels, (6, 17), label_figures=columns)
     found = parsed(text(series))
     at = {"context": "5", "module": "6", "data": "7", "offset": str(2**64 - 1)}
+    last = list(series.samples())[-1]
+    assert last[1] == 17
+    assert {**at, "podname": "b", "zone": "vGPU"}.items() <= last[0].items()
     assert found.value("Device_memory_desc_of_container", podname="b", **at) == 17
 
 

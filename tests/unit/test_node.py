@@ -1,6 +1,7 @@
 """A node as an object: its snapshot, its regions to write, its life."""
 
 import copy
+import itertools
 import os
 import pickle
 import resource
@@ -8,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from forked import in_child
@@ -15,7 +17,15 @@ from node_root import Root, only, refresh, remove, settle
 from poke import RegionFile
 
 from libhamiregion import Layout, RegionClosed, RegionStale, create_region
-from libhamiregion.host import ContainerView, MissingReason, Node, NodeChanges, PodName
+from libhamiregion.host import (
+    ContainerView,
+    MissingReason,
+    Node,
+    NodeChanges,
+    PodName,
+    directories,
+)
+from libhamiregion.host import node as node_module
 
 
 @pytest.fixture
@@ -256,6 +266,31 @@ def test_a_container_and_a_node_stay_in_their_process(root: Root, node: Node) ->
             pickle.dumps(each)
         with pytest.raises(TypeError):
             copy.deepcopy(each)
+
+
+def test_an_interrupted_refresh_leaves_a_node_that_can_be_used(
+    root: Root, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        root.region(f"c{number}")
+    looks = itertools.count()
+
+    def interrupted(*arguments: Any) -> Any:
+        if next(looks) == 2:
+            raise KeyboardInterrupt
+        return directories.look_into(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node_module, "look_into", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            node.refresh(processes=False)
+        assert len(node.containers) == len(node.snapshot().containers) == 2
+        looks = itertools.count(2)
+        with pytest.raises(KeyboardInterrupt):
+            node.view()
+    assert len(node.snapshot().containers) == 2
+    refresh(node)
+    assert len(node.containers) == len(node.view()) == 3
 
 
 # ---- descriptors ----
