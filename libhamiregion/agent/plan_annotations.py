@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from libhamiregion.host.cgroups import is_pod_uid
+from libhamiregion.host.daemon_names import pod_uids
 from libhamiregion.host.selecting import Selector
 from libhamiregion.layouts import DEVICE_CAPACITY
 from libhamiregion.text import printable
@@ -40,8 +40,6 @@ _KEY: Final = re.compile(
     r"(?P<field>memory-limit|sm-limit|priority)"
     r"(?:\.(?P<device>[0-9]{1,2}))?\Z"
 )
-# Under these a static pod's mirror carries the UID that kubelet itself uses.
-_STATIC_UIDS: Final = ("kubernetes.io/config.mirror", "kubernetes.io/config.hash")
 _CONTAINER_KINDS: Final = ("initContainers", "containers", "ephemeralContainers")
 _SHOWN: Final = 80
 
@@ -97,13 +95,7 @@ def annotated_pod(item: Any) -> AnnotatedPod | None:
         for key, text in annotations.items()
         if key.startswith(ANNOTATION_PREFIX) and isinstance(text, str)
     }
-    uids = tuple(
-        dict.fromkeys(
-            uid
-            for uid in (metadata.get("uid"), *(annotations.get(key) for key in _STATIC_UIDS))
-            if isinstance(uid, str) and is_pod_uid(uid)
-        )
-    )
+    uids = pod_uids(metadata)
     if not ours or not uids:
         return None
     spec = _dict(_dict(item).get("spec"))

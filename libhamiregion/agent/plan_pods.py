@@ -9,6 +9,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from libhamiregion.host.daemon_names import kubernetes_client
+
 from .plan_annotations import annotated_pod
 
 if TYPE_CHECKING:
@@ -150,10 +152,15 @@ class PodWatch:
                 if version is None:
                     version = self._list()
                 begun = time.monotonic()
-                for reached in self._watch(version):
-                    version, failures, self.error = reached, 0, None
-                # The server ends a watch after its time. One that is ended at once is no watch.
-                if time.monotonic() - begun >= self._first_pause_s:
+                try:
+                    for reached in self._watch(version):
+                        version, self.error = reached, None
+                finally:
+                    # One that is accepted and ends at once, again and again, is no watch.
+                    lasted = time.monotonic() - begun >= self._first_pause_s
+                    failures = 0 if lasted else failures
+                # The server ends a watch after its time.
+                if lasted:
                     continue
             except self._errors as error:
                 if self._stopping.is_set():
@@ -254,7 +261,7 @@ class PodWatch:
 
     def _ask(self, **query: Any) -> Any:
         if self._client is None:
-            self._client = self._new_client()
+            self._client = kubernetes_client(self._kubernetes, *self._config)
         api = self._kubernetes.client.CoreV1Api(self._client)
         query.setdefault("_request_timeout", (_CONNECT_TIMEOUT_S, 60.0))
         # Raw: the client's models refuse what a newer server may send.
@@ -266,15 +273,6 @@ class PodWatch:
             response.release_conn()
             raise PodApiError(_reason(response.status, raw), response.status)
         return response
-
-    def _new_client(self) -> Any:
-        config = self._kubernetes.config
-        kubeconfig, context = self._config
-        if kubeconfig is None and context is None and "KUBERNETES_SERVICE_HOST" in os.environ:
-            settings = self._kubernetes.client.Configuration()
-            config.load_incluster_config(client_configuration=settings)
-            return self._kubernetes.client.ApiClient(settings)
-        return config.new_client_from_config(config_file=kubeconfig, context=context)
 
     def _said(self, error: Exception) -> str:
         if isinstance(error, self._kubernetes.client.ApiException):

@@ -23,8 +23,8 @@ _LIST_LIMIT = 256 << 20
 _PAGE = 500
 _CHUNK = 1 << 16
 _NODE_NAME = re.compile(r"[a-z0-9](?:[-.a-z0-9]{0,251}[a-z0-9])?\Z")
-# Under these a static pod's mirror carries the UID that kubelet itself uses.
-_STATIC_UIDS = ("kubernetes.io/config.mirror", "kubernetes.io/config.hash")
+# Under both a static pod's mirror carries the UID that kubelet itself uses.
+_MIRROR, _HASH = "kubernetes.io/config.mirror", "kubernetes.io/config.hash"
 
 
 class DockerApiNames:
@@ -109,6 +109,24 @@ def kubernetes_client(kubernetes: Any, kubeconfig: Any = None, context: str | No
         config.load_incluster_config(client_configuration=settings)
         return kubernetes.client.ApiClient(settings)
     return config.new_client_from_config(config_file=kubeconfig, context=context)
+
+
+def pod_uids(metadata: Any) -> tuple[str, ...]:
+    """The UIDs under which a pod's node knows it: its own, and a static pod's mirror the pod's.
+
+    Whoever may create pods writes their annotations. A UID in one of them counts only if it is a
+    hash, as static pods have it and no pod from the API: nobody can pass for another's pod.
+
+    Args:
+        metadata: A pod's ``metadata``, from JSON.
+    """
+    found = [_dict(metadata).get("uid")]
+    annotations = _dict(_dict(metadata).get("annotations"))
+    mirrored = annotations.get(_MIRROR)
+    if isinstance(mirrored, str) and "-" not in mirrored:
+        # Kubelet writes the same under both.
+        found.append(mirrored if annotations.get(_HASH, mirrored) == mirrored else None)
+    return tuple(dict.fromkeys(uid for uid in found if isinstance(uid, str) and is_pod_uid(uid)))
 
 
 class KubernetesNames:
@@ -260,10 +278,8 @@ class KubernetesNames:
         namespace, name = metadata.get("namespace"), metadata.get("name")
         if not (isinstance(namespace, str) and isinstance(name, str)):
             return
-        annotations = _dict(metadata.get("annotations"))
-        for uid in (metadata.get("uid"), *(annotations.get(key) for key in _STATIC_UIDS)):
-            if isinstance(uid, str) and is_pod_uid(uid):
-                self._pods[uid] = (namespace, name)
+        for uid in pod_uids(metadata):
+            self._pods[uid] = (namespace, name)
         status = _dict(_dict(item).get("status"))
         for kind in ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses"):
             for container in _list(status.get(kind)):

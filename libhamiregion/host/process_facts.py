@@ -21,6 +21,9 @@ Policy: TypeAlias = Literal["default", "force", "disable"]
 
 # The kernel lets a process have megabytes of it; whoever does is not asked about limits.
 _ENVIRONMENT_LIMIT = 1 << 20
+# No limit takes as many characters; what is kept of each of a thousand processes must be little.
+_VALUE_LIMIT = 256
+_LIBRARIES_LIMIT = 16
 _MAPS_LIMIT = 8 << 20
 _CHUNK = 1 << 16
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -47,7 +50,7 @@ class ProcessEnvironment:
     """The variables of a process that libvgpu looks at.
 
     Attributes:
-        variables: Those that are set, raw text.
+        variables: Those that are set, raw text, of each the first 256 characters.
     """
 
     variables: dict[str, str]
@@ -88,17 +91,21 @@ class ProcessFacts:
 
     def environment(self, process: HostProcess) -> ProcessEnvironment | None:
         """The environment that the process was started with; None if it cannot be read."""
-        if process not in self._environments:
+        try:
+            return self._environments[process]
+        except KeyError:
             raw = self._read(process, "environ", _ENVIRONMENT_LIMIT)
-            self._environments[process] = None if raw is None else _environment(raw)
-        return self._environments[process]
+            return self._environments.setdefault(
+                process, None if raw is None else _environment(raw)
+            )
 
     def libraries(self, process: HostProcess) -> tuple[str, ...] | None:
-        """Which files of the name libvgpu.so it maps, ``device:inode`` each; None if unknown."""
-        if process not in self._libraries:
+        """The files libvgpu.so that it maps, ``device:inode`` each, 16 at most; None if unknown."""
+        try:
+            return self._libraries[process]
+        except KeyError:
             raw = self._read(process, "maps", _MAPS_LIMIT)
-            self._libraries[process] = None if raw is None else _libraries(raw)
-        return self._libraries[process]
+            return self._libraries.setdefault(process, None if raw is None else _libraries(raw))
 
     def keep_only(self, processes: Iterable[HostProcess]) -> None:
         """Forget all other processes."""
@@ -163,10 +170,10 @@ def _environment(raw: bytes) -> ProcessEnvironment:
         name, equals, value = os.fsdecode(entry).partition("=")
         # Of two that are called the same, getenv() sees the first.
         if equals and name not in variables and _WANTED.match(name):
-            variables[name] = value
+            variables[name] = value[:_VALUE_LIMIT]
     return ProcessEnvironment(variables)
 
 
 def _libraries(raw: bytes) -> tuple[str, ...]:
     found = {f"{device.decode()}:{inode.decode()}" for device, inode in _LIBRARY.findall(raw)}
-    return tuple(sorted(found))
+    return tuple(sorted(found)[:_LIBRARIES_LIMIT])

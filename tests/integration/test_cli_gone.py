@@ -1,6 +1,7 @@
 """`hamiregion agent --remove-gone` as a process."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -58,20 +59,41 @@ def start(command: list[str]) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def test_with_the_rights_of_the_agent_s_pod_it_removes_what_is_gone(scene: GoneScene) -> None:
-    """Root with CAP_SYS_PTRACE alone, and kubelet's directory through the host's first process."""
+def leave_what_root_may_not_touch(directory: Path) -> None:
+    """As a container's own user does: closed, and so that only an owner may unlink."""
+    for name, mode in (("closed", 0), ("sticky", 0o1777)):
+        inner = directory / name / "inner"
+        inner.mkdir(parents=True)
+        (inner / "file").touch()
+        for each in (inner / "file", inner, directory / name):
+            os.chown(each, 1234, 1234)
+            each.chmod(mode)
+
+
+@pytest.mark.parametrize("rights", ["+sys_ptrace", "+sys_ptrace,+dac_override,+fowner"])
+def test_with_the_rights_of_the_agent_s_pod_it_removes_what_is_gone(
+    scene: GoneScene, rights: str
+) -> None:
+    """Root with few capabilities; kubelet's directory through the root of another process."""
     if shutil.which("setpriv") is None:
         pytest.skip("needs setpriv of util-linux")
     directory = scene.container()
     (directory / "libvgpu.so").touch()
-    drop = ("setpriv", "--bounding-set=-all,+sys_ptrace", "--inh-caps=-all")
-    pods = f"/proc/1/root{scene.pods}"
+    hostile = "fowner" in rights
+    if hostile:
+        leave_what_root_may_not_touch(directory)
+    drop = ("setpriv", f"--bounding-set=-all,{rights}", "--inh-caps=-all")
+    # As through that of the first process, which a test may not always look at.
+    pods = f"/proc/{os.getpid()}/root{scene.pods}"
     process = start([*drop, *words(scene, "--gone-after", "1s", "--kubelet-pods", pods)])
-    eventually(lambda: not directory.exists() and not scene.claimed())
-    (event,) = (each for each in end(process) if each["event"] == "removed")
+    try:
+        eventually(lambda: not directory.exists() and not scene.claimed())
+    finally:
+        events = end(process)
+    (event,) = (each for each in events if each["event"] == "removed")
     assert event["task"] == "removal"
     assert event["container"] == directory.name.replace("_", "/")
-    assert event["detail"]["entries"] == 3
+    assert event["detail"]["entries"] == (9 if hostile else 3)
     assert event["detail"]["bytes"] > 0
     assert (scene.root / f"{scene.alive}_train" / "usage.cache").exists()
 
@@ -122,3 +144,31 @@ def test_what_makes_no_sense_is_wrong_usage(scene: GoneScene, options: list[str]
     done = run(*words(scene, *options), PATH="/usr/bin:/bin")
     assert done.returncode == 2, done.stderr
     assert why in done.stderr.replace("\n", " ")
+
+
+def test_the_component_of_the_manifests_asks_for_it(tmp_path: Path) -> None:
+    import test_deploy as deploy
+
+    if shutil.which("kubectl") is None:
+        pytest.skip("needs kubectl")
+    tree = tmp_path / "kustomize"
+    shutil.copytree(deploy.KUSTOMIZE, tree)
+    own = tree / "overlays" / "own"
+    own.mkdir()
+    own.joinpath("kustomization.yaml").write_text(
+        "resources: [../hami-steered]\ncomponents: [../../components/remove-gone]\n"
+    )
+    done = run("kubectl", "kustomize", str(own))
+    assert done.returncode == 0, done.stderr
+    documents = [each for each in deploy.yaml.safe_load_all(done.stdout) if each]
+    deploy.check_schemas(documents)
+    agent = next(
+        each
+        for spec in deploy.pod_specs(documents)
+        for each in spec["containers"]
+        if each["name"] == "agent"
+    )
+    deploy.check_command_line(agent["args"])
+    assert "--remove-gone" in agent["args"]
+    added = agent["securityContext"]["capabilities"]["add"]
+    assert added == ["SYS_PTRACE", "DAC_OVERRIDE", "FOWNER"]

@@ -1,5 +1,6 @@
 """The pods of a node, by the real client, from a server that speaks the real protocol."""
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,20 @@ def test_a_version_that_is_forgotten_begins_with_a_new_list(
     eventually(lambda: len(api.open_watches) == 1)
     assert pods.error is None
     assert api.watches[-1]["resourceVersion"] == str(api.version)
+
+
+@pytest.mark.parametrize("as_event", [True, False])
+def test_a_server_that_forgets_every_version_at_once_is_asked_more_and_more_seldom(
+    api: FakeApi, watch: Watch, as_event: bool
+) -> None:
+    api.gone_as_event = as_event
+    api.oldest = 1 << 40
+    pods = watch(first_pause_s=0.02)
+    began = time.monotonic()
+    pods.start()
+    eventually(lambda: pods.lists == 8)
+    # Seven pauses that each are twice as long, and half of that by chance.
+    assert time.monotonic() - began >= 0.02 * (2**7 - 1) / 2
 
 
 def test_a_server_that_fails_is_asked_again_and_what_was_known_stays(

@@ -25,7 +25,15 @@ from typing_extensions import Self
 from unit.cli_process import start
 
 from libhamiregion import Layout
-from libhamiregion.agent import NodeReader, Reading, Recorder, Recording, RecordingWriter
+from libhamiregion.agent import (
+    NodeReader,
+    Reading,
+    Recorder,
+    Recording,
+    RecordingUnavailable,
+    RecordingWriter,
+    Written,
+)
 from libhamiregion.host import Container, Node, NvmlSampler, PodLogNames
 
 GIB = 1 << 30
@@ -143,6 +151,33 @@ def test_a_region_that_cannot_be_read_costs_nobody_else(scene: NodeScene, path: 
         assert recorder.look().series == 1
         assert not good.path.samefile(bad.path)
         assert isinstance(opened.containers[0], Container)
+
+
+def test_a_recorder_looks_until_it_is_told_to_stop(scene: NodeScene, path: Path) -> None:
+    """What can pass is told and tried again; looks are due at the writer's interval."""
+    scene.container("train", memory_limits=[GIB])
+    waits: list[float] = []
+    seen: list[Written] = []
+    failures: list[Exception] = []
+
+    def wait(seconds: float) -> bool:
+        waits.append(seconds)
+        if len(waits) == 1:
+            path.unlink()
+            path.mkdir()
+        elif len(waits) == 2:
+            path.rmdir()
+        return len(waits) == 3
+
+    with (
+        Node(scene.root, outside=False) as opened,
+        RecordingWriter(path, interval_s=15) as writer,
+    ):
+        Recorder(opened, writer).run(wait, looked=seen.append, failed=failures.append)
+    assert [each.series for each in seen] == [1, 1]
+    assert [type(each) for each in failures] == [RecordingUnavailable]
+    # Nobody waited, so each look came that much earlier than it was due.
+    assert [round(seconds / 15) for seconds in waits] == [1, 2, 3]
 
 
 # ---- the command ---------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from recorded_day import GAP_S, GPUS, looks, tenants
 
 from libhamiregion.agent import (
     Credentials,
+    PrometheusAnswer,
     PrometheusApi,
     PrometheusError,
     PrometheusHistory,
@@ -328,6 +329,29 @@ def test_credentials_go_where_they_belong(tmp_path: Path, monkeypatch: pytest.Mo
     assert seen[0] == "Bearer t0ken"
     assert set(seen[1:]) == {f"Basic {basic}", "Bearer fr0m-environment"}
     assert "t0ken" not in repr(Credentials(token="t0ken"))
+
+
+def test_an_answer_has_its_series_and_what_the_server_said_about_it() -> None:
+    document = {
+        "status": "success",
+        "warnings": ["slow \x1b[2J"],
+        "data": {
+            "resultType": "matrix",
+            "result": [{"metric": {"pod": "a"}, "values": [[1.5, "2"], [2.5, "NaN"]]}],
+        },
+    }
+    with server(says(200, json.dumps(document))) as url:
+        answer = PrometheusApi(url).query_range("up", 0, 1000, 1000)
+    assert answer == PrometheusAnswer(
+        ((({"pod": "a"}), [(1.5, "2"), (2.5, "NaN")]),), (r"slow \x1b[2J",)
+    )
+
+
+def test_a_header_holds_what_a_header_can() -> None:
+    assert Credentials().header() is None
+    assert Credentials(token="t").header() == "Bearer t"
+    with pytest.raises(ValueError, match="no header can hold"):
+        PrometheusApi("http://host", credentials=Credentials(token="a\r\nX-Evil: 1"))
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,22 @@ import inspect
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import libhamiregion
+import libhamiregion.agent
+import libhamiregion.host
 
 TESTS = Path(__file__).parents[1]
-PUBLIC = [name for name in libhamiregion.__all__ if name != "__version__"]
+PACKAGES = (libhamiregion, libhamiregion.host, libhamiregion.agent)
+PUBLIC = {
+    name: getattr(package, name)
+    for package in PACKAGES
+    for name in package.__all__
+    if name != "__version__"
+}
 
 
 def public_members(cls: type) -> Iterator[tuple[str, object]]:
@@ -25,9 +34,9 @@ def public_members(cls: type) -> Iterator[tuple[str, object]]:
 
 MEMBERS = [
     pytest.param(name, member, id=f"{name}.{member}")
-    for name in PUBLIC
-    if inspect.isclass(getattr(libhamiregion, name))
-    for member, _ in public_members(getattr(libhamiregion, name))
+    for name, value in PUBLIC.items()
+    if inspect.isclass(value)
+    for member, _ in public_members(value)
 ]
 
 
@@ -44,22 +53,24 @@ def names_used(path: Path) -> set[str]:
 
 @pytest.fixture(scope="module")
 def used_in_tests() -> set[str]:
-    files = [path for path in TESTS.rglob("test_*.py") if path != Path(__file__)]
+    files = [path for path in TESTS.rglob("*.py") if path != Path(__file__)]
     return set().union(*map(names_used, files))
 
 
-def test_public_names_are_sorted_unique_and_there() -> None:
-    assert sorted(set(libhamiregion.__all__)) == list(libhamiregion.__all__)
-    for name in libhamiregion.__all__:
-        assert hasattr(libhamiregion, name)
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
+def test_public_names_are_unique_and_there(package: ModuleType) -> None:
+    assert len(set(package.__all__)) == len(package.__all__)
+    for name in package.__all__:
+        assert hasattr(package, name)
 
 
-def test_everything_that_looks_public_is_declared_so() -> None:
+@pytest.mark.parametrize("package", [libhamiregion, libhamiregion.host], ids=["core", "host"])
+def test_everything_that_looks_public_is_declared_so(package: ModuleType) -> None:
     undeclared = {
         name
-        for name, value in vars(libhamiregion).items()
+        for name, value in vars(package).items()
         if not name.startswith("_") and not inspect.ismodule(value)
-    } - set(libhamiregion.__all__)
+    } - set(package.__all__)
     assert undeclared == set()
 
 
@@ -77,7 +88,7 @@ def test_each_method_and_property_is_used_by_a_test(
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_each_public_name_has_a_docstring_of_its_own(name: str) -> None:
-    value = getattr(libhamiregion, name)
+    value = PUBLIC[name]
     # Not inspect.getdoc(), which takes the base class's.
     assert (value.__doc__ or "").strip()
     if inspect.isclass(value):
@@ -86,7 +97,7 @@ def test_each_public_name_has_a_docstring_of_its_own(name: str) -> None:
 
 @pytest.mark.parametrize(("owner", "member"), MEMBERS)
 def test_each_method_and_property_has_a_docstring(owner: str, member: str) -> None:
-    value = vars(getattr(libhamiregion, owner))[member]
+    value = vars(PUBLIC[owner])[member]
     assert (value.__doc__ or "").strip(), f"{owner}.{member}"
 
 

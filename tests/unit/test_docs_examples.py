@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import libhamiregion
+from libhamiregion import agent, host
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -94,7 +95,10 @@ def test_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
                 exec(program, {})
 
 
-@pytest.mark.parametrize("name", sorted({*libhamiregion.__all__} - {"__version__"}))
+PUBLIC = {*libhamiregion.__all__, *host.__all__, *agent.__all__}
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC - {"__version__"}))
 def test_reference_has_every_public_name(name: str) -> None:
     reference = (ROOT / "docs" / "api.md").read_text()
     assert re.search(rf"^\.\. auto\w+:: {name}(\(\))?$", reference, re.MULTILINE)

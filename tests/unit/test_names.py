@@ -473,6 +473,15 @@ def test_a_static_pod_is_found_by_the_uid_that_kubelet_uses(api: Server, kubecon
     assert names.resolve(STATIC, "etcd") == PodName("kube-system", "etcd", "etcd")
 
 
+def test_no_pod_takes_the_name_of_another_by_calling_itself_its_mirror(
+    api: Server, kubeconfig: Path
+) -> None:
+    mirror = {"kubernetes.io/config.mirror": UID, "kubernetes.io/config.hash": UID}
+    api.answers_json(listing(pod(), pod(OTHER_UID, "evil", "thief", annotations=mirror)))
+    names = KubernetesNames(kubeconfig=kubeconfig)
+    assert names.resolve(UID, "train") == PodName("research", "bert-0", "train")
+
+
 @pytest.mark.parametrize(
     "document",
     [[], {}, {"items": {}}, {"items": "x"}, "x", None],

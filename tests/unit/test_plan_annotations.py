@@ -134,6 +134,25 @@ def test_a_static_pod_is_known_by_the_uid_that_kubelet_uses() -> None:
     assert [rule.select.pod_uid for rule in plan_of(item).plan.rules] == [UID, "9" * 32]
 
 
+@pytest.mark.parametrize("key", ["kubernetes.io/config.mirror", "kubernetes.io/config.hash"])
+@pytest.mark.parametrize("uid", ["7f3a0f6e-9c8b-4a53-93c5-2f1f2c3d4e5f", "9" * 31 + "-", "../x"])
+def test_no_pod_steers_another_by_calling_itself_its_mirror(key: str, uid: str) -> None:
+    item = pod({"memory-limit": "1MiB"})
+    item["metadata"]["annotations"][key] = uid
+    assert [rule.select.pod_uid for rule in plan_of(item).plan.rules] == [UID]
+
+
+def test_a_static_pod_says_its_uid_twice() -> None:
+    item = pod({"sm-limit": "5"})
+    item["metadata"]["annotations"] |= {
+        "kubernetes.io/config.mirror": "9" * 32,
+        "kubernetes.io/config.hash": "8" * 32,
+    }
+    found = annotated_pod(item)
+    assert found is not None
+    assert found.uids == (UID,)
+
+
 @pytest.mark.parametrize(
     "item",
     [

@@ -18,6 +18,7 @@ from libhamiregion.agent import (
     CHART_POINTS,
     Allocation,
     AllocationState,
+    History,
     HistoryFacts,
     Look,
     Reading,
@@ -279,7 +280,8 @@ class Averaged:
 
 def test_other_sources_are_described_as_what_they_are() -> None:
     """Any history will do for a report."""
-    report = make_report(Averaged(), SINCE_MS, SINCE_MS + 7_200_000, points=24)
+    history: History = Averaged()
+    report = make_report(history, SINCE_MS, SINCE_MS + 7_200_000, points=24)
     (row,) = report.rows
     assert row.memory_average_bytes == GIB
     assert row.memory_peak_bytes == 2 * GIB

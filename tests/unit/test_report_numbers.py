@@ -310,6 +310,7 @@ def test_no_suggestion_is_below_the_peak_unless_it_may(tmp_path: Path) -> None:
     assert row.memory_p99_bytes == 2 * GIB
     assert row.suggestion == Suggestion("lower", 7 * GIB, -GIB)
     policy = SuggestionPolicy(below_peak=True, headroom=0.5, round_to_bytes=GIB)
+    assert policy.limit_bytes(p99_bytes=2 * GIB, peak_bytes=7 * GIB) == 3 * GIB
     (row,) = of_day(path, policy=policy).rows
     assert row.suggestion == Suggestion("lower", 3 * GIB, -5 * GIB)
 

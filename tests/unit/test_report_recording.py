@@ -150,6 +150,7 @@ def test_a_name_that_becomes_known_is_that_of_the_same_container(path: Path, pen
     pen.look(reading(TRAIN))
     pen.look(reading(nameless))
     assert query(path, "SELECT namespace, pod FROM containers") == [("research", "bert-0")]
+    assert nameless.identity == TRAIN.identity
 
 
 def test_the_file_can_be_read_with_sqlite_alone(path: Path, pen: Pen) -> None:
