@@ -27,7 +27,17 @@ MODULES = (PACKAGE, f"{PACKAGE}.host", f"{PACKAGE}.agent")
 # Names in signatures that lead out of this documentation.
 ELSEWHERE = ("PathLike", "collections.abc.", "enum.", "os.", "types.", "typing.")
 # Aliases of types, which say what they are at their own place.
-ALIASES = {"Believe", "Emit", "Metric", "ProcessState", "State", "TypeAliasForwardRef"}
+ALIASES = {
+    "Activity",
+    "Advice",
+    "Believe",
+    "Emit",
+    "Level",
+    "Metric",
+    "ProcessState",
+    "State",
+    "TypeAliasForwardRef",
+}
 
 
 class LinkOrCode(XRefRole):

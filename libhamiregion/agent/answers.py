@@ -162,13 +162,13 @@ class Answers:
         await connection.send_body(send, answer.body)
 
     async def _answer(self, request: _Request) -> Answer:
-        if not self._bucket.take(self._web.config.rate_limit):
-            return Answer.text(429, "429: too many requests", ("retry-after", "1"))
         if request.has_body:
             return Answer.text(413, "413: no request here has a body")
         page = self._pages.get(request.path)
-        # Probes have no password; what they learn is one word.
+        # Probes have no password and are never too many; what they learn is one word.
         if request.path not in ("/healthz", "/readyz"):
+            if not self._bucket.take(self._web.config.rate_limit):
+                return Answer.text(429, "429: too many requests", ("retry-after", "1"))
             refused = await self._refused(request)
             if refused is not None:
                 return refused

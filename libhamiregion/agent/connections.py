@@ -49,12 +49,14 @@ _CLOSE_TIMEOUT_S: Final = 5.0
 _STALLED_S: Final = 1.0
 # Who does not ask for so long makes way when there are too many.
 _CHANCE_S: Final = 1.0
+# Of the event loop, from bytes that are there to a request that is being answered.
+_TURNS: Final = 4
 # Our own clock is this one; uvicorn's timer for idle connections does not see half a request.
 _NEVER_S: Final = 1_000_000
 # The C struct that says: on close, wait for nothing.
 _LINGER_NOT: Final = struct.pack("ii", 1, 0)
-# What accept() says when this process, or the machine, has no more room. It passes.
-_NO_ROOM: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+# What accept() says of a client that went before it was accepted.
+_ENDED_ALREADY: Final = (errno.ECONNABORTED, errno.ECONNRESET, errno.EPROTO, errno.EPERM)
 
 
 @attrs.frozen
@@ -263,17 +265,24 @@ class Connections:
             try:
                 accepted, _ = await self.loop.sock_accept(listener)
             except OSError as error:
-                # Anything else is about a connection that ended before it was accepted.
-                if error.errno in _NO_ROOM:
+                if error.errno not in _ENDED_ALREADY:
+                    # Such as no room for one more file, which passes.
                     _log.warning("no new connections for a moment: %s", error.strerror)
                     await asyncio.sleep(1.0)
                 continue
-            if len(self) >= self._limits.connections and not self._make_room():
+            if len(self) >= self._limits.connections and not await self._make_room():
                 accepted.close()
-                continue
-            task = self.loop.create_task(self._greet(accepted))
-            self._greeted[task] = self.loop.time()
-            task.add_done_callback(self._greeted.pop)
+            else:
+                task = self.loop.create_task(self._greet(accepted))
+                self._greeted[task] = self.loop.time()
+                task.add_done_callback(functools.partial(self._end_greeting, accepted))
+            # However many wait to be accepted, those who are in go on.
+            await asyncio.sleep(0)
+
+    def _end_greeting(self, accepted: socket.socket, task: asyncio.Task[None]) -> None:
+        self._greeted.pop(task, None)
+        if task.cancelled():
+            accepted.close()
 
     async def _greet(self, accepted: socket.socket) -> None:
         self._web.refresh()
@@ -308,13 +317,19 @@ class Connections:
         if not self._open:
             self._all_gone.set()
 
-    def _make_room(self) -> bool:
+    async def _make_room(self) -> bool:
         """End one that nobody needs; False if all are busy."""
+        # After a time without the processor: what has arrived meanwhile is read before anybody is
+        # found to have asked nothing.
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
         # Who has just come gets a chance to ask.
         long_ago = self.loop.time() - _CHANCE_S
-        for task, since in self._greeted.items():
-            if since < long_ago:
-                return task.cancel()
+        slow = next((task for task, since in self._greeted.items() if since < long_ago), None)
+        if slow is not None:
+            del self._greeted[slow]
+            slow.cancel()
+            return True
         for phase in (Phase.NEW, Phase.ASKING, Phase.IDLE):
             waiting = [each for each in self._open if each.phase is phase]
             longest = min(waiting, key=lambda each: each.since, default=None)

@@ -27,8 +27,9 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_
 # A real directory holds three or four; what a container hides behind more, it hides from itself.
 _LOOK_LIMIT = 4_096
 _ROOT_LIMIT = 20_000
-# No underscore: no program takes it for a container's directory.
-_CLAIMED = re.compile(r"\.gone-([0-9a-f-]{32,36})-[0-9a-f]{16}\Z")
+# No underscore, and the UID in capitals: neither this library nor HAMi's monitor, which looks for
+# the UIDs of pods in names, takes it for a container's directory.
+_CLAIMED = re.compile(r"\.gone-([0-9A-F-]{32,36})-[0-9a-f]{16}\Z")
 _MOUNT = re.compile(rb"^mnt_id:\s*([0-9]+)$", re.MULTILINE)
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
 _BLOCK_BYTES = 512
@@ -162,7 +163,8 @@ def claimed_in(root: int) -> list[tuple[str, str]]:
 def claimed_uid(name: str) -> str | None:
     """The pod UID in the name of a claimed directory; None if it is none."""
     match = _CLAIMED.match(name)
-    return match[1] if match is not None and is_pod_uid(match[1]) else None
+    uid = None if match is None else match[1].lower()
+    return uid if uid is not None and is_pod_uid(uid) else None
 
 
 # ---- what is done ------------------------------------------------------------------------------
@@ -178,7 +180,7 @@ def claim(root: int, name: str, uid: str, look: DirectoryLook) -> str:
         RemovalRefused: Another directory had come in its place; it has its name again.
         OSError: It is gone, or may not be renamed.
     """
-    claimed = f".gone-{uid}-{secrets.token_hex(8)}"
+    claimed = f".gone-{uid.upper()}-{secrets.token_hex(8)}"
     os.rename(name, claimed, src_dir_fd=root, dst_dir_fd=root)
     status = os.stat(claimed, dir_fd=root, follow_symlinks=False)
     if (status.st_dev, status.st_ino) != look.identity or not stat.S_ISDIR(status.st_mode):

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from .naming import Identity
     from .rendering import Series
 
+#: The state of a driver that hangs, beside the values of `NvmlState`.
+NO_ANSWER = "no_answer"
+
 # A process calls itself what it likes.
 _PROCESS_NAME_LIMIT = 64
 
@@ -70,15 +73,19 @@ def host_series(sample: NvmlSample, node_name: str, *, legacy: bool) -> list[Ser
     return [steady(family, found) for family, found in rows.items()]
 
 
-def nvml_series(sample: NvmlSample | None) -> list[Series]:
-    """Whether the driver answers; nothing where it is not asked."""
-    if sample is None:
-        return []
-    up = int(sample.state is NvmlState.OK)
-    version = safe_value(sample.driver_version or "")
+def nvml_series(sample: NvmlSample | None, version_before: str | None) -> list[Series]:
+    """Whether the driver answers.
+
+    Args:
+        sample: What it said; None if it was asked and did not answer.
+        version_before: Its version, as it said before.
+    """
+    state = NO_ANSWER if sample is None else sample.state.value
+    version = version_before if sample is None else sample.driver_version
+    up = int(sample is not None and sample.state is NvmlState.OK)
     return [
         steady(metrics.NVML_UP, [(_nothing(), up)]),
-        steady(metrics.NVML_INFO, [(_nvml_info(sample.state.value, version), 1)]),
+        steady(metrics.NVML_INFO, [(_nvml_info(state, safe_value(version or "")), 1)]),
     ]
 
 

@@ -162,6 +162,10 @@ class NodeExporter:
         never = [each for each in self._refresher.stages[:2] if each.refreshed_at_s is None]
         if never:
             return f"{never[0].name}: {never[0].last_error}"
+        for stage in self._refresher.stages[:2] if self._refresher.is_running else ():
+            overdue_s = stage.overdue_s()
+            if overdue_s is not None:
+                return f"{stage.name}: not looked at for {overdue_s:.0f} s; {stage.last_error}"
         errors = dict(self.node.root_errors)
         if errors and not self.node.scanned_roots:
             root, error = next(iter(errors.items()))
@@ -217,8 +221,10 @@ class NodeExporter:
             return self._gather(names)
 
     def _refresh_if_nobody_does(self) -> None:
-        if not self._refresher.is_running or not self._refresher.done_once:
+        if not self._refresher.is_running:
             self._refresher.refresh(everything=False)
+        elif not self._refresher.done_once:
+            self._refresher.wait_for_first()
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
@@ -230,7 +236,7 @@ class NodeExporter:
             scrape.failed(error)
             raise
         else:
-            scrape.refreshed_at_s = time.time()
+            scrape.succeeded()
         finally:
             scrape.duration_s = time.perf_counter() - started_s
             self._scrapes += 1

@@ -44,7 +44,8 @@ class ExporterStatus:
         root_errors: Those that cannot be listed, with the reason.
         with_region: Containers whose figures the last scrape had.
         missing: Reason to number of the containers whose figures it had not.
-        nvml: The driver's last answer, a `NvmlState`'s value; None where it is not asked.
+        nvml: The driver's last answer, a `NvmlState`'s value, or ``no_answer`` while it hangs; None
+            where it is not asked.
         driver_version: The driver's version, None where it is not known.
         legacy: Whether the monitor's former names are exported too.
         scrapes: How many there have been.

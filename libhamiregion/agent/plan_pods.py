@@ -148,23 +148,25 @@ class PodWatch:
         version: str | None = None
         failures = 0
         while not self._stopping.is_set():
+            begun_s = time.monotonic()
             try:
                 if version is None:
                     version = self._list()
-                begun = time.monotonic()
-                try:
-                    for reached in self._watch(version):
-                        version, self.error = reached, None
-                finally:
-                    # One that is accepted and ends at once, again and again, is no watch.
-                    lasted = time.monotonic() - begun >= self._first_pause_s
-                    failures = 0 if lasted else failures
-                # The server ends a watch after its time.
-                if lasted:
+                begun_s = time.monotonic()
+                accepted = False
+                for reached in self._watch(version):
+                    # That it was accepted may be all that comes of it, again and again.
+                    failures = 0 if accepted else failures
+                    version, accepted, self.error = reached, True, None
+                # The server ends a watch after its time. One that is ended at once is no watch.
+                if time.monotonic() - begun_s >= self._first_pause_s:
+                    failures = 0
                     continue
             except self._errors as error:
                 if self._stopping.is_set():
                     return
+                if time.monotonic() - begun_s >= _LONGEST_PAUSE_S:
+                    failures = 0
                 if getattr(error, "status", None) == _GONE:
                     # The server has forgotten what came after that version.
                     version = None

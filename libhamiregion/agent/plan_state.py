@@ -206,10 +206,13 @@ class PlanState:
             number += 1
             name = f"undo-{stamp}-{number}.yaml"
         path = self.write(name, content)
-        found = sorted(
-            Path(self.directory).glob("undo-*.yaml"), key=lambda each: each.lstat().st_mtime_ns
-        )
-        for old in found[:-_UNDO_PLANS_KEPT]:
+        # Of those that are written here: the watch has an undo plan of its own. The new one stays
+        # whatever a clock that was set back says of its age.
+        others = [
+            each for each in Path(self.directory).glob("undo-[0-9]*.yaml") if str(each) != path
+        ]
+        others.sort(key=lambda each: each.lstat().st_mtime_ns)
+        for old in others[: 1 - _UNDO_PLANS_KEPT]:
             old.unlink(missing_ok=True)
         return path
 
@@ -222,7 +225,10 @@ def write_whole(path: PathLike, content: str) -> None:
     """
     target = os.fspath(path)
     temporary = f"{target}.{os.getpid()}.part"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    # One that is there is a killed process's, or a trap: in /tmp anybody can make it.
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)  # noqa: PTH108
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(temporary, flags, 0o600)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:

@@ -23,10 +23,17 @@ from .background import (
     process_series,
     shown_processes,
 )
-from .driver_series import host_series, mig_series, nvml_series, unaccounted_series
+from .driver_series import (
+    NO_ANSWER,
+    host_series,
+    mig_series,
+    nvml_series,
+    unaccounted_series,
+)
 from .exporter_status import StageStatus
 from .gone import GoneContainers
 from .naming import identities_of, shadowed
+from .patient_driver import PatientDriver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +46,11 @@ if TYPE_CHECKING:
 
 _MESSAGE_LIMIT = 500
 _STOP_PATIENCE_S = 10.0
+_DRIVER_PATIENCE_S = 5.0
+_FIRST_LOOK_PATIENCE_S = 8.0
+# What has not succeeded for so many of its intervals, and so many seconds, has stopped.
+_OVERDUE_INTERVALS = 10
+_OVERDUE_S = 60.0
 # The thread's shortest nap, also where intervals are shorter than the work.
 _NAP_S = 0.05
 
@@ -54,6 +66,20 @@ class Stage:
     duration_s: float | None = None
     errors: int = 0
     last_error: str | None = None
+    #: Monotonic time of the last success.
+    succeeded_s: float | None = None
+
+    def succeeded(self) -> None:
+        """Note that it went well, just now."""
+        self.refreshed_at_s = time.time()
+        self.succeeded_s = time.monotonic()
+
+    def overdue_s(self) -> float | None:
+        """For how long it has not succeeded, if that is too long."""
+        if self.succeeded_s is None:
+            return None
+        since_s = time.monotonic() - self.succeeded_s
+        return since_s if since_s > max(_OVERDUE_INTERVALS * self.interval_s, _OVERDUE_S) else None
 
     def failed(self, error: Exception) -> None:
         """Count a failure and keep what it said."""
@@ -114,7 +140,7 @@ class Refresher:
             if not interval_s > 0:
                 raise ValueError(f"an interval is longer than 0 s, not {interval_s!r}")
         self._node = node
-        self._sampler = sampler
+        self._driver = None if sampler is None else PatientDriver(sampler, _DRIVER_PATIENCE_S)
         self._node_name = node_name
         self._legacy = legacy
         self._bounds = bounds
@@ -144,6 +170,10 @@ class Refresher:
         """Whether the thread is at it."""
         return self._thread is not None
 
+    def wait_for_first(self) -> None:
+        """Wait until the thread has looked at everything once, for some seconds at most."""
+        self._done.wait(_FIRST_LOOK_PATIENCE_S)
+
     def start(self) -> None:
         """Refresh in a thread from now on; nothing happens if one is at it."""
         if self._thread is not None:
@@ -172,13 +202,14 @@ class Refresher:
         with self._turn:
             now = time.monotonic()
             due = [stage for stage in self.stages if everything or stage.due_s <= now]
+            look = None
             if self._look in due or self._doctor in due:
                 look = self._run(self._look, self._look_at_processes)
-                if look is not None and self._doctor in due:
-                    seen = look
-                    self._run(self._doctor, lambda: self._diagnose(seen))
-            elif self._scan in due:
+            if look is None and self._scan in due:
                 self._run(self._scan, self._find_containers)
+            if look is not None and self._doctor in due:
+                seen = look
+                self._run(self._doctor, lambda: self._diagnose(seen))
             if due:
                 self._done.set()
 
@@ -190,7 +221,7 @@ class Refresher:
         except Exception as error:  # noqa: BLE001 (whatever it is, scrapes go on with what is known)
             stage.failed(error)
         else:
-            stage.refreshed_at_s = time.time()
+            stage.succeeded()
         ended_s = time.monotonic()
         stage.duration_s = ended_s - started_s
         stage.due_s = ended_s + stage.interval_s
@@ -212,9 +243,9 @@ class Refresher:
     def _look_at_processes(self) -> _Look:
         node = self._node
         # The driver first: what uses a GPU has its slot by the time the regions are read.
-        sample = None if self._sampler is None else self._sampler.sample()
+        sample = None if self._driver is None else self._driver.sample()
         views = node.view()
-        self._scan.refreshed_at_s = time.time()
+        self._scan.succeeded()
         self._scan.due_s = time.monotonic() + self._scan.interval_s
         rows = node_processes(views, node.processes, sample)
         identities = self._name([view.container for view in views])
@@ -237,7 +268,7 @@ class Refresher:
         told = [view for view in views if view.container not in hidden]
         driver_known = driver_is_known(node, sample)
         series = [
-            *nvml_series(sample),
+            *([] if self._driver is None else nvml_series(sample, self.nvml[1])),
             *container_series(told, by_container, identities, shown, driver_known=driver_known),
             *process_series(by_container, shown),
             *unaccounted_series(node, rows, identities, self._bounds),
@@ -246,6 +277,8 @@ class Refresher:
             series += host_series(sample, self._node_name, legacy=self._legacy)
             series += mig_series(sample, told, identities, legacy=self._legacy)
             self.nvml = (sample.state.value, sample.driver_version)
+        elif self._driver is not None:
+            self.nvml = (NO_ANSWER, self.nvml[1])
         background = attrs.evolve(
             before,
             container_ids=before.container_ids if _same(ids, before.container_ids) else ids,

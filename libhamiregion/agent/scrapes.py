@@ -109,9 +109,11 @@ class Scrapes:
 
     async def _make(self, batch: _Batch, wanted: Wanted) -> dict[bool, Body]:
         async with self._turn:
-            await self._room()
-            # From here on it is too late to join.
-            del self._waiting[wanted]
+            try:
+                await self._room()
+            finally:
+                # From here on it is too late to join.
+                del self._waiting[wanted]
             encodings = frozenset(batch.encodings)
             self._running_since = asyncio.get_running_loop().time()
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import threading
 import time
@@ -16,12 +17,15 @@ from .output import write, write_json
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
 
 class EventLog:
     """Writes events as they come, from any thread.
 
     A log that nobody reads any more is no reason to leave regions as they are: `lost` is called,
-    once, and the events go nowhere from then on.
+    once, and the events go nowhere from then on. A disk that is full is no reason to end: what it
+    does not take is left out.
     """
 
     def __init__(self, lost: Callable[[], None], *, as_json: bool) -> None:
@@ -41,11 +45,25 @@ class EventLog:
                     write_json(as_object(event))
                 else:
                     write(as_line(event))
-            except OSError:
-                self.is_lost = True
-                # Flushing at the end would fail as well, with a message of its own.
-                sys.stdout = None
-                self._lost()
+            except OSError as error:
+                if error.errno not in _FULL:
+                    self._lose()
+                    self._lost()
+
+    def end(self) -> bool:
+        """Whether the log is whole up to its end."""
+        with self._lock:
+            if not self.is_lost:
+                try:
+                    sys.stdout.flush()
+                except OSError:
+                    self._lose()
+            return not self.is_lost
+
+    def _lose(self) -> None:
+        self.is_lost = True
+        # Flushing at the end would fail as well, with a message of its own.
+        sys.stdout = None
 
     def say(self, event: str, message: str, **detail: Any) -> None:
         """Write an event of the agent itself."""

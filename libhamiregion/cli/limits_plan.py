@@ -423,5 +423,5 @@ def _watch(
             stop.wait()
         finally:
             runner.stop()
-        if log.is_lost:
+        if not log.end():
             raise SystemExit(FAILED)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from libhamiregion.region import Region
 
     from .containers import Container
+    from .doctor_scene import Place
     from .findings import Finding
     from .node import Node
     from .processes import HostProcess
@@ -54,6 +55,8 @@ _STAGES = (_LOCK, _SLOTS, _HOST_PIDS, _DEAD)
 # Nothing was wrong any more: mended, and nothing was done.
 _ALREADY: tuple[str, ...] = ()
 _TRIES = 3
+# Each costs a descriptor.
+_OPEN_LIMIT = 64
 
 
 @attrs.frozen
@@ -155,21 +158,22 @@ class _Work:
         self._timeout_s = timeout_s
         self._lock_watch_s = lock_watch_s
         self._facts = memory_of(node).facts
-        self._open: dict[int, Region] = {}
-        self._freed: dict[int, dict[int, str]] = {}
-        self._put_right: dict[int, tuple[int, ...]] = {}
-        self._seen: dict[int, Used] = {}
+        self._open: dict[Container, Region] = {}
+        self._freed: dict[Container, dict[int, str]] = {}
+        self._put_right: dict[Container, tuple[int, ...]] = {}
+        self._seen: dict[Container, Used] = {}
+        self._known: tuple[Container, ...] = ()
+        self._by_place: dict[Place, Container] = {}
 
     def begin(self, findings: Iterable[Finding]) -> None:
         """Look at what these findings are about; /proc is read once for all of them."""
         self._seen.clear()
         if any(finding.kind in _HOST_PIDS for finding in findings):
-            containers = {}
+            containers: dict[Container, None] = {}
             for finding in findings:
                 with contextlib.suppress(_Left):
-                    container = self._container(finding)
-                    containers[id(container)] = container
-            self._look(containers.values())
+                    containers[self._container(finding)] = None
+            self._look(containers)
 
     def close(self) -> None:
         for region in self._open.values():
@@ -189,13 +193,12 @@ class _Work:
 
     def put_slots_right(self, finding: Finding) -> tuple[str, ...]:
         container = self._container(finding)
-        key = id(container)
-        if key not in self._put_right:
+        if container not in self._put_right:
             region = self._read_only(container) if self._dry_run else self._region(container)
-            self._put_right[key] = region.repair_slots(
+            self._put_right[container] = region.repair_slots(
                 proc=self._node.proc, dry_run=self._dry_run, timeout_s=self._timeout_s
             )
-        pids = self._put_right[key]
+        pids = self._put_right[container]
         if not pids:
             return _ALREADY
         if finding.pid is not None and finding.pid not in pids:
@@ -225,17 +228,16 @@ class _Work:
                     return _ALREADY
                 before = change.before or "none"
                 return (f"host pid of process {pid}: {before} -> {change.after}",)
-            del self._seen[id(container)]
+            del self._seen[container]
         raise _Left(f"process {pid} comes and goes too fast")
 
     def free_dead(self, finding: Finding) -> tuple[str, ...]:
         container = self._container(finding)
-        key = id(container)
         if self._dry_run:
             return self._would_free(container)
-        if key not in self._freed:
-            self._freed[key] = self._free(container)
-        freed = self._freed[key]
+        if container not in self._freed:
+            self._freed[container] = self._free(container)
+        freed = self._freed[container]
         if finding.pid is not None and finding.pid in freed:
             return (freed[finding.pid],)
         if finding.pid is not None or not freed:
@@ -248,10 +250,10 @@ class _Work:
     def _proved(self, container: Container, pid: int) -> tuple[ProcessUsage, HostProcess]:
         """What stands in a live process's slot, and the process, which runs at this moment."""
         for _ in range(_TRIES):
-            used = self._seen.pop(id(container), None) or self._look([container])[0]
+            used = self._seen.pop(container, None) or self._look([container])[0]
             for usage, process in used.alive:
                 if usage.pid == pid and self._facts.is_running(process):
-                    self._seen[id(container)] = used
+                    self._seen[container] = used
                     return usage, process
         raise _Left(f"process {pid} cannot be proved alive any more")
 
@@ -267,7 +269,7 @@ class _Work:
             Used(container, region, snapshot, self._node.match(container, snapshot))
             for container, region, snapshot in looked
         ]
-        self._seen.update((id(each.container), each) for each in used)
+        self._seen.update((each.container, each) for each in used)
         return used
 
     def _free(self, container: Container) -> dict[int, str]:
@@ -297,13 +299,13 @@ class _Work:
 
     def _container(self, finding: Finding) -> Container:
         """The container as the node has it now."""
-        known = finding.container
-        place = place_of(known)
-        for container in self._node.containers:
-            if container is known or (place == place_of(container) and known is not None):
-                if container.region is None or container.region.closed:
-                    break
-                return container
+        containers = self._node.containers
+        if containers is not self._known:
+            self._known = containers
+            self._by_place = {place_of(each): each for each in containers}
+        container = self._by_place.get(place_of(finding.container))
+        if container is not None and container.region is not None and not container.region.closed:
+            return container
         raise _Left("the container, or its region, is not there any more; diagnose again")
 
     def _read_only(self, container: Container) -> Region:
@@ -311,10 +313,11 @@ class _Work:
         return container.region
 
     def _region(self, container: Container) -> Region:
-        key = id(container)
-        if key not in self._open:
-            self._open[key] = self._node.open(container)
-        return self._open[key]
+        if container not in self._open:
+            if len(self._open) >= _OPEN_LIMIT:
+                self._open.pop(next(iter(self._open))).close()
+            self._open[container] = self._node.open(container)
+        return self._open[container]
 
 
 def _recovery_words(done: LockRecovery) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
@@ -124,6 +125,16 @@ class Memory:
 
 _remembering = threading.Lock()
 _memories: weakref.WeakKeyDictionary[Node, Memory] = weakref.WeakKeyDictionary()
+
+
+def _forget_in_child() -> None:
+    # Another thread of the parent may have been inside, and does not exist in the child.
+    global _remembering, _memories  # noqa: PLW0603
+    _remembering = threading.Lock()
+    _memories = weakref.WeakKeyDictionary()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def memory_of(node: Node) -> Memory:

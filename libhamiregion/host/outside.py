@@ -88,12 +88,11 @@ class OutsideRegions:
             outside.payer for identity, outside in self._found.items() if identity not in mapped
         )
         for identity, file in mapped.items():
-            payer = _payer(file)
-            tried[payer] += 1
+            tried[file.payer] += 1
             known = self._found.get(identity)
             before = None if known is None else known.container
             if before is None and (
-                tried[payer] > _LIMIT_PER_CONTAINER or len(self._found) >= _LIMIT
+                tried[file.payer] > _LIMIT_PER_CONTAINER or len(self._found) >= _LIMIT
             ):
                 continue
             each = table.resolve(file)
@@ -107,7 +106,7 @@ class OutsideRegions:
             container = self._look_at(each)
             if before is not None and before.region is None and before.missing == container.missing:
                 container = before
-            self._found[identity] = _Outside(each, container, payer)
+            self._found[identity] = _Outside(each, container, file.payer)
             if container is not before:
                 yield before, container
 
@@ -183,8 +182,3 @@ class OutsideRegions:
                 return owners.most_common(1)[0][0]
         process = table.get(mapped.pids[0])
         return None if process is None else process.container
-
-
-def _payer(file: MappedFile) -> str:
-    container = file.process.container
-    return f"process {file.process.pid}" if container is None else container.id

@@ -205,6 +205,28 @@ def test_a_log_that_nobody_reads_ends_it_in_order(scene: NodeScene) -> None:
     assert low.get("recent_kernel") == 0
 
 
+def test_a_disk_that_is_full_ends_nothing(scene: NodeScene) -> None:
+    urgent, low = busy_and_waiting(scene)
+    with (
+        open("/dev/full", "wb") as full,  # noqa: PTH123
+        subprocess.Popen(
+            [*COMMAND, "--root", str(scene.root), "--feedback", "--feedback-interval", "0.02"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+        ) as process,
+    ):
+        eventually(lambda: low.get("recent_kernel") == -1)
+        urgent.put("recent_kernel", 0)
+        eventually(lambda: low.get("recent_kernel") == 0)
+        urgent.put("recent_kernel", 2**30)
+        eventually(lambda: low.get("recent_kernel") == -1)
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 1
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+    assert low.get("recent_kernel") == 0
+
+
 def test_inside_another_pid_namespace_it_does_not_start_unless_told(scene: NodeScene) -> None:
     if why_no_new_namespace():
         pytest.skip(why_no_new_namespace())

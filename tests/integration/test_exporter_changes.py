@@ -364,6 +364,30 @@ def test_readiness_comes_with_the_first_look_and_goes_with_the_roots(tmp_path: P
         assert error[0] == str(files.root)
 
 
+def test_readiness_goes_when_a_stage_has_not_succeeded_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("libhamiregion.agent.refreshing._OVERDUE_S", 0.3)
+    files = NodeFiles(tmp_path)
+    proc = tmp_path / "proc"
+    proc.symlink_to("/proc")
+    intervals = {"scan_interval_s": 0.05, "process_interval_s": 0.05}
+    with (
+        Node(files.root, proc=proc, outside=False) as node,
+        exporter_of(node, **intervals) as exporter,
+    ):
+        exporter.render()
+        assert exporter.not_ready() is None
+        proc.unlink()
+        eventually(lambda: exporter.not_ready() is not None)
+        reason = exporter.not_ready()
+        assert reason is not None
+        assert reason.startswith("processes: not looked at for ")
+        assert "FileNotFoundError" in reason
+        proc.symlink_to("/proc")
+        eventually(lambda: exporter.not_ready() is None)
+
+
 def test_a_stage_that_fails_is_counted_told_and_tried_again(tmp_path: Path) -> None:
     files = NodeFiles(tmp_path)
     proc = tmp_path / "proc"

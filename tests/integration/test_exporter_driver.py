@@ -1,6 +1,7 @@
 """What the driver says: GPUs, MIG devices, and processes, with a region and without."""
 
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +11,11 @@ from exposition import Exposition, NodeFiles, parsed
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, MIG, MIG_B, OTHER, SECOND
 from gpu_node import GpuNode, container_id, gpu_nodes, needs_cgroups
+from patience import eventually
 
 from libhamiregion.agent import Bounds, NodeExporter
-from libhamiregion.host import Node, NvmlSampler
+from libhamiregion.agent.patient_driver import PatientDriver
+from libhamiregion.host import Node, NvmlSample, NvmlSampler
 
 HOST = {
     "node": "worker-1",
@@ -122,6 +125,58 @@ def test_a_driver_that_goes_takes_its_series_with_it_and_nothing_else(
     assert found.value("hamiregion_nvml_up") == 0
     assert found.labels("hamiregion_nvml_info")["state"] == "driver_not_loaded"
     assert found.value("hami_vgpu_memory_used_bytes") == 0
+
+
+class HangingSampler(NvmlSampler):
+    """A driver's call that does not return is nothing that the fake library can play."""
+
+    def __init__(self, library: Path) -> None:
+        super().__init__(library, host_namespace=True)
+        self.answers = threading.Event()
+        self.asked = 0
+
+    def sample(self) -> NvmlSample:
+        self.asked += 1
+        assert self.answers.wait(60)
+        return super().sample()
+
+
+def test_a_driver_that_hangs_holds_nothing_up_but_its_own_figures(
+    tmp_path: Path, fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("libhamiregion.agent.refreshing._DRIVER_PATIENCE_S", 0.1)
+    fake_driver.play(CARD)
+    files = NodeFiles(tmp_path)
+    files.region(pod="first", uuids=[GPU])
+    sampler = HangingSampler(fake_driver.library)
+    intervals = {"scan_interval_s": 0.05, "process_interval_s": 0.1}
+    with (
+        sampler,
+        files.open() as node,
+        NodeExporter(node, sampler=sampler, doctor=False, **intervals) as exporter,
+    ):
+        found = parsed(exporter.render())
+        assert found.value("hamiregion_nvml_up") == 0
+        assert found.labels("hamiregion_nvml_info")["state"] == "no_answer"
+        assert exporter.status().nvml == "no_answer"
+        assert exporter.not_ready() is None, "the regions can be read"
+        files.region(pod="late", uuids=[GPU])
+        eventually(lambda: b'"late"' in exporter.render(names={"hami_vgpu_memory_used_bytes"}))
+        assert sampler.asked == 1, "nobody asks again while one question is open"
+        sampler.answers.set()
+        eventually(lambda: parsed(exporter.render()).value("hamiregion_nvml_up") == 1)
+        assert parsed(exporter.render()).value("hami_host_gpu_utilization_ratio") == 37
+
+
+def test_what_the_sampler_raises_comes_to_who_asks(fake_driver: FakeDriver) -> None:
+    class Failing(NvmlSampler):
+        def sample(self) -> NvmlSample:
+            raise MemoryError("no memory")
+
+    driver = PatientDriver(Failing(fake_driver.library))
+    with pytest.raises(MemoryError, match="no memory"):
+        driver.sample()
+    assert not driver.hangs
 
 
 def test_without_a_sampler_nothing_is_said_of_the_driver(tmp_path: Path) -> None:

@@ -16,7 +16,14 @@ from namespaces import NEW_NAMESPACE, needs_first_namespace
 from node_scene import cgroup_of_pod
 from patience import eventually
 
-from libhamiregion.agent import ApiPods, GoneRemover, KubeletPods, PodsUnknown, TaskRunner
+from libhamiregion.agent import (
+    ApiPods,
+    GoneRemover,
+    KubeletPods,
+    PodSource,
+    PodsUnknown,
+    TaskRunner,
+)
 from libhamiregion.host import KubernetesNames, Node
 
 pytestmark = [needs_first_namespace, needs_cgroups]
@@ -153,27 +160,29 @@ def break_source(directory: Path, how: str, alive: str) -> str:
 
 @pytest.mark.parametrize("what", ["missing", "file", "empty", "foreign"])
 @pytest.mark.parametrize("where", ["logs", "pods"])
-def test_a_source_that_does_not_know_this_node_stops_everything(
+def test_a_source_that_does_not_know_this_node_says_so(
     scene: GoneScene, where: str, what: str
 ) -> None:
+    why = break_source({"logs": scene.logs, "pods": scene.pods}[where], what, scene.alive)
+    with pytest.raises(PodsUnknown) as told:
+        KubeletPods(scene.logs, scene.pods).present({scene.alive}, frozenset({scene.alive}))
+    assert str(told.value) == why
+
+
+def test_a_source_that_does_not_know_this_node_stops_everything(scene: GoneScene) -> None:
     directory = scene.container()
     remover = scene.remover(gone_after_s=0)
     remover.run()
-    source = {"logs": scene.logs, "pods": scene.pods}[where]
-    why = break_source(source, what, scene.alive)
-    for _ in range(3):
+    why = break_source(scene.pods, "foreign", scene.alive)
+    for _ in range(2):
         remover.run()
     assert directory.is_dir()
     assert [each.message for each in scene.events] == [f"nothing is removed: {why}"]
     assert remover.paused == why
     assert remover.counters()["removal_paused"] == 1
-    shutil.rmtree(scene.logs, ignore_errors=True)
-    shutil.rmtree(scene.pods, ignore_errors=True)
-    for each in (scene.logs, scene.pods):
-        each.unlink(missing_ok=True)
-        each.mkdir()
-    scene.add_pod(scene.alive)
-    until(remover, gone(directory))
+    (scene.pods / scene.alive).mkdir()
+    remover.run()
+    assert not directory.exists()
     assert scene.events.kinds() == ["paused", "resumed", "removed"]
 
 
@@ -331,7 +340,8 @@ def test_a_pod_that_comes_back_at_the_last_moment_gets_its_directory_back(
 ) -> None:
     directory = scene.container()
     before = (directory / "usage.cache").read_bytes()
-    remover = scene.remover(source=_LateSource(scene))
+    source: PodSource = _LateSource(scene)
+    remover = scene.remover(source=source)
     until(remover, scene.saw("failed"))
     assert scene.claimed() == []
     assert (directory / "usage.cache").read_bytes() == before
@@ -376,11 +386,11 @@ def test_what_a_killed_agent_has_begun_another_ends(scene: GoneScene) -> None:
 
 
 def test_two_agents_and_a_monitor_do_each_other_no_harm(scene: GoneScene) -> None:
-    directories = [scene.container(region=False) for _ in range(40)]
+    directories = [scene.container(region=False) for _ in range(16)]
     for directory in directories:
         for number in range(20):
             (directory / str(number)).touch()
-    removers = [scene.remover(entries_per_pass=500) for _ in range(2)]
+    removers = [scene.remover(entries_per_pass=400) for _ in range(2)]
     runners = [TaskRunner([each], emit=scene.events.append) for each in removers]
     for runner in runners:
         runner.start()

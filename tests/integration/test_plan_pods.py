@@ -158,12 +158,13 @@ def test_a_server_that_forgets_every_version_at_once_is_asked_more_and_more_seld
 ) -> None:
     api.gone_as_event = as_event
     api.oldest = 1 << 40
-    pods = watch(first_pause_s=0.02)
-    began = time.monotonic()
+    pods = watch(first_pause_s=0.04)
     pods.start()
-    eventually(lambda: pods.lists == 8)
-    # Seven pauses that each are twice as long, and half of that by chance.
-    assert time.monotonic() - began >= 0.02 * (2**7 - 1) / 2
+    eventually(lambda: pods.lists == 6)
+    began = time.monotonic()
+    eventually(lambda: pods.lists == 7)
+    # The sixth pause is 32 times the first, or half of that by chance.
+    assert time.monotonic() - began >= 0.04 * 32 / 2 - 0.1
 
 
 def test_a_server_that_fails_is_asked_again_and_what_was_known_stays(

@@ -477,3 +477,5 @@ def test_headers_and_rate_limit_of_the_file_are_applied(
     assert headers["x-frame-options"] == "deny"
     assert headers["content-security-policy"] == "default-src 'self'"
     assert [ask(url).status for _ in range(3)] == [200, 200, 429]
+    # A probe that fails because others ask too much would end the exporter.
+    assert ask(url, "/healthz").status == 200

@@ -186,6 +186,17 @@ def test_undo_plans_are_written_before_the_first_change_and_the_newest_are_kept(
     assert {str(path) for path in kept} < set(written)
 
 
+def test_neither_the_new_undo_plan_nor_the_watchs_makes_way_for_others(scene: PlanScene) -> None:
+    watch = Path(scene.state.write("undo-watch.yaml", "watch"))
+    os.utime(watch, (1, 1))
+    # As after a clock that was far ahead: what is there looks newer than what comes.
+    for number in range(25):
+        os.utime(scene.state.write_undo(str(number)), (1 << 33, 1 << 33))
+    assert Path(scene.state.write_undo("new")).read_text() == "new"
+    assert watch.read_text() == "watch"
+    assert len(list(Path(scene.state.directory).glob("undo-[0-9]*.yaml"))) == 20
+
+
 def test_nothing_is_changed_where_the_undo_plan_cannot_be_written(
     scene: PlanScene, node: Node, tmp_path: Path
 ) -> None:
@@ -325,6 +336,15 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert target.read_text() == "before"
     write_whole(target, "after")
     assert target.read_text() == "after"
+
+
+def test_a_file_of_somebody_elses_in_the_way_is_not_written_into(tmp_path: Path) -> None:
+    trap, link = tmp_path / "trap", tmp_path / f"undo.yaml.{os.getpid()}.part"
+    trap.write_text("mine")
+    link.hardlink_to(trap)
+    write_whole(tmp_path / "undo.yaml", "limits")
+    assert trap.read_text() == "mine"
+    assert (tmp_path / "undo.yaml").read_text() == "limits"
 
 
 # ---- export -----------------------------------------------------------------------------
