@@ -300,7 +300,7 @@ def agent(**given: Any) -> None:
                 finally:
                     runner.stop()
         log.say("stopped", "ended in order", **runner.counters())
-    if not log.end():
+    if log.is_lost:
         raise SystemExit(FAILED)
     if failed:
         raise Failure(f"{failed} of {len(tasks)} passes failed; the events say why")

@@ -47,23 +47,10 @@ class EventLog:
                     write(as_line(event))
             except OSError as error:
                 if error.errno not in _FULL:
-                    self._lose()
+                    self.is_lost = True
+                    # Flushing at the end would fail as well, with a message of its own.
+                    sys.stdout = None
                     self._lost()
-
-    def end(self) -> bool:
-        """Whether the log is whole up to its end."""
-        with self._lock:
-            if not self.is_lost:
-                try:
-                    sys.stdout.flush()
-                except OSError:
-                    self._lose()
-            return not self.is_lost
-
-    def _lose(self) -> None:
-        self.is_lost = True
-        # Flushing at the end would fail as well, with a message of its own.
-        sys.stdout = None
 
     def say(self, event: str, message: str, **detail: Any) -> None:
         """Write an event of the agent itself."""

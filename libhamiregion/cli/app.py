@@ -10,7 +10,6 @@ EXTRAS = {
     "h11": "exporter",
     "jsonschema": "plan",
     "kubernetes": "kubernetes",
-    "matplotlib": "report",
     "prometheus_client": "exporter",
     "rich": "cli",
     "uvicorn": "exporter",

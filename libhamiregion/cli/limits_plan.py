@@ -423,5 +423,5 @@ def _watch(
             stop.wait()
         finally:
             runner.stop()
-        if not log.end():
+        if log.is_lost:
             raise SystemExit(FAILED)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from libhamiregion.region import Region
 
     from .cgroups import ContainerId
-    from .mapped import MappedFile, MappedRegion
+    from .mapped import MappedRegion
     from .processes import ProcessTable
 
 # A process can map any number of files that look like regions.

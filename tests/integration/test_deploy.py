@@ -190,7 +190,7 @@ def test_the_image_has_what_the_manifests_run() -> None:
 
 
 @needs_kubectl
-@pytest.mark.parametrize("component", ["mig", "nvidia-runtime"])
+@pytest.mark.parametrize("component", ["mig", "nvidia-runtime", "recorder"])
 def test_a_component_of_no_overlay_fits_them_too(component: str, tmp_path: Path) -> None:
     tree = tmp_path / "kustomize"
     shutil.copytree(KUSTOMIZE, tree)
@@ -206,8 +206,12 @@ def test_a_component_of_no_overlay_fits_them_too(component: str, tmp_path: Path)
     documents = list(yaml.safe_load_all(done.stdout))
     check_schemas(documents)
     (spec,) = pod_specs(documents)
-    (container,) = spec["containers"]
-    if component == "mig":
+    containers = {each["name"]: each for each in spec["containers"]}
+    container = containers["exporter"]
+    if component == "recorder":
+        check_pod(spec)
+        assert set(containers) == {"exporter", "recorder"}
+    elif component == "mig":
         assert container["securityContext"]["capabilities"]["add"] == ["SYS_PTRACE", "SYS_ADMIN"]
     else:
         assert spec["runtimeClassName"] == "nvidia"

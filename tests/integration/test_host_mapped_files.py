@@ -9,7 +9,7 @@ from containers import Starter, containers, look, needs_namespaces, pids
 from poke import RegionFile, RegionFileFactory
 
 from libhamiregion import RegionClosed, RegionStale, create_region, open_region
-from libhamiregion.host import MappedFile, MappedRegion, ProcessTable
+from libhamiregion.host import MappedFile, MappedRegion, ProcessTable, RegionMapping
 from libhamiregion.text import printable
 
 GIB = 1 << 30
@@ -166,6 +166,7 @@ def test_who_maps_a_region_and_how(
     with open_region(region) as opened:
         table.refresh()
         length = {each.process.pid: each.length_bytes for each in table.mappings(opened)}
+        assert all(isinstance(each, RegionMapping) for each in table.mappings(opened))
         may_write = {each.process.pid: each.writable for each in table.mappings(opened)}
         identity = table.identity(opened)
     once = length[reader.host_pid]
@@ -185,6 +186,7 @@ def test_who_maps_a_region_and_how(
     assert isinstance(found, MappedFile)
     # Who maps the fewest regions comes first, whatever its pid.
     assert (found.pids, found.exclusive) == ((user.host_pid, monitor.host_pid), True)
+    assert found.payer == f"process {user.host_pid}", "it is in no container's cgroup"
     assert table.resolve(found) in mapped(table, user.host_pid)
     assert found.identity not in {each.identity for each in table.mapped_files(without={identity})}
     user.end()

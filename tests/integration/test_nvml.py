@@ -22,7 +22,7 @@ from fake_nvml.scenes import (
     utils,
 )
 
-from libhamiregion.host.nvml import NvmlSampler, NvmlState
+from libhamiregion.host.nvml import NvmlMigDevice, NvmlSampler, NvmlState
 
 
 def test_devices_and_processes_are_what_the_driver_says(
@@ -276,6 +276,7 @@ def test_mig_devices_have_their_instances_their_profile_and_their_processes(
     card = sample.devices[1]
     assert card.mig_enabled is True
     first, second = card.mig_devices
+    assert isinstance(first, NvmlMigDevice)
     assert (first.slot, first.uuid, first.profile) == (0, MIG_A, "1g.5gb")
     assert (first.gpu_instance_id, first.compute_instance_id) == (7, 0)
     assert (first.memory_total_bytes, first.memory_used_bytes) == (4864 * MIB, 1000 * MIB)

@@ -22,6 +22,7 @@ from libhamiregion.host import (
     MissingReason,
     Node,
     NodeChanges,
+    NodeSnapshot,
     PodName,
     directories,
 )
@@ -45,6 +46,7 @@ def test_a_snapshot_has_a_row_per_container_with_a_region(root: Root, node: Node
     root.container("empty")
     refresh(node)
     snapshot = node.snapshot()
+    assert isinstance(snapshot, NodeSnapshot)
     assert len(snapshot.containers) == len(snapshot.table.regions) == 3
     for row, container in enumerate(snapshot.containers):
         assert snapshot.table.paths[row] == container.region_path
