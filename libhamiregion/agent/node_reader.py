@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import TYPE_CHECKING
 
 from libhamiregion.host.usage import node_processes
 from libhamiregion.layouts import LAYOUTS
 
+from .patient_driver import PatientDriver
 from .recording import Reading, RecordedContainer
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from libhamiregion.host.containers import Container
     from libhamiregion.host.node import ContainerView, Node
-    from libhamiregion.host.nvml import NvmlSample, NvmlSampler
+    from libhamiregion.host.nvml import NvmlSampler
 
 # A pod's directories of logs can come after its region.
 _ASK_AGAIN_S = 60.0
@@ -42,7 +42,7 @@ class NodeReader:
         self, node: Node, *, sampler: NvmlSampler | None = None, patience_s: float = 5.0
     ) -> None:
         self._node = node
-        self._driver = None if sampler is None else _Driver(sampler, patience_s)
+        self._driver = None if sampler is None else PatientDriver(sampler, patience_s)
         self._named: dict[Container, tuple[RecordedContainer, float | None]] = {}
 
     def readings(self) -> list[Reading]:
@@ -136,32 +136,6 @@ class NodeReader:
     def _forget(self, present: Iterable[Container]) -> None:
         for gone in self._named.keys() - set(present):
             del self._named[gone]
-
-
-class _Driver:
-    """Asks the driver in a thread of its own: one that hangs must not keep the recorder."""
-
-    def __init__(self, sampler: NvmlSampler, patience_s: float) -> None:
-        self._sampler = sampler
-        self._patience_s = patience_s
-        self._asking: threading.Thread | None = None
-        self._answer: NvmlSample | None = None
-
-    def sample(self) -> NvmlSample | None:
-        """What the driver says now; None if it does not answer."""
-        if self._asking is None:
-            self._answer = None
-            self._asking = threading.Thread(target=self._ask, name="driver", daemon=True)
-            self._asking.start()
-        # One that is late answers for a moment that is gone: only then is it asked again.
-        self._asking.join(self._patience_s)
-        if self._asking.is_alive():
-            return None
-        self._asking = None
-        return self._answer
-
-    def _ask(self) -> None:
-        self._answer = self._sampler.sample()
 
 
 def _alive(views: Iterable[ContainerView]) -> dict[Container, int]:

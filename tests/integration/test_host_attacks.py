@@ -1,0 +1,383 @@
+"""Attacks on those who look at a node, and accidents of theirs, that once succeeded."""
+
+import contextlib
+import os
+import resource
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from actors import Actor
+from containers import Starter, containers, look, needs_namespaces, states, wait_for
+from doctor_scenes import Hospital, kinds
+from forked import in_a_child
+from node_root import Root
+from poke import RegionFile, RegionFileFactory
+
+from libhamiregion import NotARegion, RegionClosed, RegionError, RegionStale, open_region
+from libhamiregion.host import (
+    ContainerView,
+    FindingKind,
+    Node,
+    NodeProcess,
+    ProcessTable,
+    diagnose,
+    directories,
+    doctor_repair,
+    procfs,
+    repair,
+)
+from libhamiregion.host.doctor_scene import memory_of
+from libhamiregion.host.mapped import MappedFile, MappedRegion
+from libhamiregion.host.process_facts import ProcessFacts
+from libhamiregion.host.raw_slots import RawSlots
+
+MakeActor = Callable[..., Actor]
+
+
+@pytest.fixture
+def container() -> Iterator[Starter]:
+    with containers() as start:
+        yield start
+
+
+@pytest.fixture
+def region(region_file: RegionFileFactory) -> RegionFile:
+    return region_file(memory_limits=("1GiB",))
+
+
+@pytest.fixture
+def hospital(tmp_path: Path) -> Iterator[Hospital]:
+    made = Hospital(tmp_path / "containers")
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@contextlib.contextmanager
+def descriptors_left(count: int) -> Iterator[None]:
+    """Leave this process so many descriptors and no more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(each.name) for each in Path("/proc/self/fd").iterdir())
+    taken = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 20, hard))
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        for _ in range(count):
+            os.close(taken.pop())
+        yield
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+# ---- Who lives must not be called dead ----------------------------------------------------------
+
+
+def without_first_thread(inside: int) -> bool:
+    try:
+        return not Path(f"/proc/{inside}/maps").read_text()
+    except ProcessLookupError:
+        return True
+
+
+@needs_namespaces
+def test_a_lack_of_descriptors_proves_nobody_dead(container: Starter, region: RegionFile) -> None:
+    """A process whose first thread has ended takes one descriptor more to look at than others."""
+    inside = container()
+    pid = inside.tell("attach", region.path)
+    inside.tell("charge", 1000)
+    inside.tell("leave_first_thread")
+    wait_for(lambda: without_first_thread(inside.host_pid))
+    table = ProcessTable()
+    with open_region(region, writable=True) as opened:
+        for count in range(8):
+            with descriptors_left(count), contextlib.suppress(OSError):
+                assert opened.reap() == ()
+            snapshot = opened.snapshot()
+            with descriptors_left(count), contextlib.suppress(OSError):
+                table.refresh()
+                assert [slot.state for slot in table.match(opened, snapshot).slots] == ["alive"]
+        assert opened.memory_used(0) == 1000
+    assert states(look(region)) == {pid: "alive"}
+
+
+@needs_namespaces
+def test_where_a_zombies_maps_cannot_be_opened_the_other_threads_tell(
+    container: Starter, region: RegionFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux 6.16 answers ESRCH, others give an empty list."""
+    inside = container()
+    pid = inside.tell("attach", region.path)
+    inside.tell("leave_first_thread")
+    wait_for(lambda: without_first_thread(inside.host_pid))
+    original = procfs._open
+
+    def as_linux_6_16(directory: int | None, name: str, flags: int) -> int:
+        descriptor = original(directory, name, flags)
+        if name.endswith("maps") and not os.pread(descriptor, 1, 0):
+            os.close(descriptor)
+            raise procfs.Gone
+        return descriptor
+
+    monkeypatch.setattr(procfs, "_open", as_linux_6_16)
+    assert states(look(region)) == {pid: "alive"}
+
+
+# ---- What is not a region must not even be opened -----------------------------------------------
+
+TAKE_TURNS = """
+import os
+while True:
+    for name in (region_name, pipe_name):
+        os.link(name, path + ".new")
+        os.rename(path + ".new", path)
+"""
+
+
+class Tripwire:
+    """A FIFO that tells whether anybody has opened it for reading."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        os.mkfifo(path)
+        # Opening it for writing waits for the first reader.
+        self._writer = threading.Thread(target=lambda: os.close(os.open(path, os.O_WRONLY)))
+        self._writer.start()
+
+    @property
+    def was_opened(self) -> bool:
+        self._writer.join(0.05)
+        return not self._writer.is_alive()
+
+    def end(self) -> None:
+        os.close(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK))
+        self._writer.join()
+
+
+@pytest.fixture
+def tripwire(tmp_path: Path) -> Iterator[Tripwire]:
+    made = Tripwire(tmp_path / "pipe")
+    yield made
+    made.end()
+
+
+def test_what_takes_turns_with_a_region_is_never_opened(
+    actor: MakeActor, region: RegionFile, tripwire: Tripwire, tmp_path: Path
+) -> None:
+    """A container can make device nodes, which do something when they are opened."""
+    path = tmp_path / "turns.cache"
+    os.link(region, path)
+    actor().start(
+        "evaluate",
+        TAKE_TURNS,
+        path=str(path),
+        region_name=str(region.path),
+        pipe_name=str(tripwire.path),
+    )
+    seen: set[str] = set()
+    for _ in range(5_000):
+        try:
+            open_region(path).close()
+        except NotARegion:
+            seen.add("pipe")
+        else:
+            seen.add("region")
+    assert seen == {"pipe", "region"}
+    assert not tripwire.was_opened
+
+
+def test_what_has_replaced_an_open_region_is_not_opened_to_read_its_slots(
+    region: RegionFile, tripwire: Tripwire
+) -> None:
+    with open_region(region) as opened:
+        tripwire.path.rename(region.path)
+        tripwire.path = region.path
+        with pytest.raises(RegionStale):
+            RawSlots(opened)
+        opened.lock_state()
+    assert not tripwire.was_opened
+
+
+# ---- What a container can make many of ----------------------------------------------------------
+
+MAP_DELETED = """
+import mmap, os
+scene.maps = []
+for number in range(count):
+    with open(f"{directory}/{number}.cache", "w+b") as file:
+        file.truncate(1 << 21)
+        scene.maps.append(mmap.mmap(file.fileno(), 1 << 21))
+    os.unlink(file.name)
+"""
+
+
+def test_deleted_files_cost_the_doctor_a_bounded_number_of_looks(
+    actor: MakeActor, hospital: Hospital, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hospital.place()
+    hostile = actor()
+    hostile("evaluate", MAP_DELETED, directory=str(tmp_path), count=200)
+    looked: list[int] = []
+    resolve = ProcessTable.resolve
+
+    def counted(table: ProcessTable, file: MappedFile) -> MappedRegion:
+        looked.append(file.process.pid)
+        return resolve(table, file)
+
+    monkeypatch.setattr(ProcessTable, "resolve", counted)
+    assert hospital.findings(settle_s=0) == ()
+    assert 0 < looked.count(hostile.pid_here) <= 16
+
+
+def test_who_maps_more_files_than_can_be_kept_in_mind_counts_as_unreadable(
+    actor: MakeActor, region: RegionFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(procfs, "_FILES_LIMIT", 50)
+    hostile, honest = actor(region), actor(region)
+    hostile("attach")
+    honest("attach")
+    hostile("evaluate", MAP_DELETED, directory=str(tmp_path), count=60)
+    table = ProcessTable()
+    found = look(region, table)
+    assert states(found) == {hostile.pid: "unknown", honest.pid: "alive"}
+    assert hostile.pid_here in table.unreadable
+    assert not table.is_complete
+
+
+def test_of_an_environment_only_what_a_limit_can_be_is_kept(actor: MakeActor) -> None:
+    """A process can have megabytes of it, and there can be thousands of processes."""
+    user = actor()
+    user(
+        "evaluate",
+        "import os, subprocess\n"
+        "scene.child = subprocess.Popen(['sleep', '1000'], env={"
+        "'CUDA_DEVICE_MEMORY_LIMIT': '7' * 100_000, 'CUDA_DEVICE_SM_LIMIT': '30'})\n",
+    )
+    pid = user("evaluate", "answer = scene.child.pid")
+    try:
+        table = ProcessTable()
+        table.refresh()
+        process = table.get(pid)
+        assert process is not None
+        environment = ProcessFacts("/proc").environment(process)
+        assert environment is not None
+        assert environment.variables == {
+            "CUDA_DEVICE_MEMORY_LIMIT": "7" * 256,
+            "CUDA_DEVICE_SM_LIMIT": "30",
+        }
+    finally:
+        user("evaluate", "scene.child.kill(); scene.child.wait()")
+
+
+@needs_namespaces
+def test_a_repair_of_many_regions_holds_few_of_them_open(
+    hospital: Hospital, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor_repair, "_OPEN_LIMIT", 2)
+    first = hospital.place()
+    inside = first.start(host_pid=False)
+    others = [hospital.place() for _ in range(4)]
+    for place in others:
+        inside.tell("attach", place.path)
+    held: list[int] = []
+    original = Node.open
+
+    def counted(node: Node, each: object) -> object:
+        region = original(node, each)  # type: ignore[arg-type]
+        links = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.exists()]
+        held.append(sum(link.endswith(".cache") for link in links))
+        return region
+
+    monkeypatch.setattr(Node, "open", counted)
+    done = hospital.repair()
+    assert len(done) == 5
+    assert all(each.done for each in done), done
+    assert len(held) == 5
+    assert max(held) <= 2
+    assert all(place.host_pids() == {1: inside.host_pid} for place in hospital.places)
+
+
+# ---- Forks --------------------------------------------------------------------------------------
+
+
+def test_a_child_forked_during_a_diagnosis_is_told_that_the_node_is_not_its_own(
+    tmp_path: Path,
+) -> None:
+    inside, done = threading.Event(), threading.Event()
+    with Node(Root(tmp_path / "containers"), outside=False) as node:
+
+        def diagnosing() -> None:
+            with memory_of(node).turn:
+                inside.set()
+                done.wait()
+
+        thread = threading.Thread(target=diagnosing)
+        thread.start()
+        inside.wait()
+        try:
+            assert in_a_child(lambda: told(node)) == "belongs to another"
+        finally:
+            done.set()
+            thread.join()
+
+
+def told(node: Node) -> str:
+    try:
+        diagnose(node)
+    except RegionClosed:
+        return "belongs to another"
+    return "nothing"
+
+
+# ---- Findings that no scene of the other files has ----------------------------------------------
+
+
+def test_a_directory_flooded_with_other_files_is_a_finding(
+    hospital: Hospital, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directories, "_ENTRIES_LIMIT", 10)
+    place = hospital.place()
+    place.path.unlink()
+    for number in range(11):
+        (place.directory / str(number)).touch()
+    (found,) = hospital.findings()
+    assert found.kind is FindingKind.REGION_FAILED
+    assert "more than 10 files" in found.evidence
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user for a while")
+def test_a_region_that_the_doctor_may_not_open_is_a_finding(public_directory: Path) -> None:
+    hospital = Hospital(public_directory / "containers")
+    try:
+        place = hospital.place()
+        place.path.chmod(0)
+        hospital.root.chmod(0o755)
+        os.seteuid(65534)
+        try:
+            found = hospital.findings()
+        finally:
+            os.seteuid(0)
+        assert kinds(found) == [FindingKind.REGION_NO_PERMISSION]
+        assert "Permission denied" in found[0].evidence
+    finally:
+        hospital.close()
+
+
+def test_a_region_that_went_while_it_was_looked_at_is_a_finding(hospital: Hospital) -> None:
+    hospital.place()
+    (view,) = hospital.node.view()
+    error: RegionError = RegionStale("'usage.cache' was truncated", path=view.container.region_path)
+    rows: tuple[NodeProcess, ...] = ()
+    (found,) = diagnose(
+        hospital.node, views=[ContainerView(view.container, error=error)], rows=rows, settle_s=0
+    )
+    assert (found.kind, found.repairable) == (FindingKind.REGION_STALE, False)
+    assert repair(hospital.node, [found]) == ()
+    # It passes: the next look has it again.
+    assert hospital.findings() == ()
