@@ -110,7 +110,7 @@ class Connection(H11Protocol):
         answer: What is being sent to it; shared by those who asked together.
     """
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: Connections, greeting: asyncio.Task[None]) -> None:
         super().__init__(
             config=connections.config,
             server_state=connections.state,
@@ -118,6 +118,7 @@ class Connection(H11Protocol):
             _loop=connections.loop,
         )
         self._connections = connections
+        self._greeting = greeting
         self.logger = _uvicorn_log
         self.app = self._answer
         self.phase = Phase.NEW
@@ -168,7 +169,7 @@ class Connection(H11Protocol):
         """Begin."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
-        self._connections.add(self)
+        self._connections.add(self, self._greeting)
 
     def data_received(self, data: bytes) -> None:
         """Take a part of a request."""
@@ -287,9 +288,11 @@ class Connections:
     async def _greet(self, accepted: socket.socket) -> None:
         self._web.refresh()
         context = self._web.context
+        greeting = asyncio.current_task()
+        assert greeting is not None  # noqa: S101 (this coroutine runs in one)
         try:
             await self.loop.connect_accepted_socket(
-                functools.partial(Connection, self),
+                functools.partial(Connection, self, greeting),
                 accepted,
                 ssl=context,
                 ssl_handshake_timeout=None if context is None else self._limits.header_timeout_s,
@@ -298,8 +301,9 @@ class Connections:
             _log.debug("a client did not get through its handshake: %s", error)
             accepted.close()
 
-    def add(self, connection: Connection) -> None:
-        """Count a connection that has been made."""
+    def add(self, connection: Connection, greeting: asyncio.Task[None]) -> None:
+        """Count a connection that has been made; it is not to be made any more."""
+        self._greeted.pop(greeting, None)
         self._open.add(connection)
         self._all_gone.clear()
         if self._sweep_timer is None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING
 
 import attrs
@@ -101,6 +102,7 @@ _nodes: weakref.WeakSet[Node] = weakref.WeakSet()
 def _leave_in_child() -> None:
     # Another thread of the parent may have been inside, and does not exist in the child.
     for node in _nodes:
+        node._refreshing = threading.RLock()
         node._lock = threading.RLock()
         node._closed = "belongs to the process that made it"
 
@@ -119,8 +121,9 @@ class Node:
     call into the core; only what has changed is listed and opened. No process is signalled, no file
     written, no link followed.
 
-    Threads: may be shared. Refreshes exclude each other and readers. Fork: as `Region`; make a new
-    one in the child.
+    Threads: may be shared. Refreshes and views take turns; `snapshot` does not wait for them, but
+    for the moment in which what they have found is taken over. Fork: as `Region`; make a new one in
+    the child.
 
     Args:
         root: The directory that holds the ``<podUID>_<container>`` directories; several of them;
@@ -163,8 +166,13 @@ class Node:
         self.processes = ProcessTable(proc)
         self._look_outside = outside
         self._outside = OutsideRegions(self.processes)
+        # Held while directories and /proc are read.
+        self._refreshing = threading.RLock()
+        # Held for moments only, inside the other one: guards the set, the containers and the rows.
         self._lock = threading.RLock()
         self._set = RegionSet()
+        # What a refresh has found, for `_note` to take over: to close, to adopt.
+        self._exchanged: deque[tuple[Region | None, Region | None]] = deque()
         self._watch = PlaceWatch()
         self._watched: dict[str, Watched] = {}
         # Of the regions in the roots, as maps prints them.
@@ -191,7 +199,7 @@ class Node:
     @property
     def directories(self) -> tuple[str, ...]:
         """The roots that exist now, patterns expanded, links resolved, each directory once."""
-        with self._lock:
+        with self._refreshing:
             return self._roots.directories()
 
     @property
@@ -216,7 +224,7 @@ class Node:
 
     def close(self) -> None:
         """Close all regions; may be called again."""
-        with self._lock:
+        with self._refreshing, self._lock:
             self._closed = self._closed or "has been closed"
             self._set.close()
             self._watch.clear()
@@ -255,7 +263,7 @@ class Node:
             RegionClosed: After `close`, or in a forked child.
             OSError: /proc cannot be listed; then nothing has changed.
         """
-        with self._lock:
+        with self._refreshing:
             self._check_open()
             # Before the directories: what is mapped by now has its directory by then.
             if processes:
@@ -272,13 +280,20 @@ class Node:
 
     def _note(self, changes: _Changes) -> NodeChanges:
         found = changes.frozen()
-        if found:
-            self._rows = None
-            watched = self._watched
-            self._containers = (
-                *(watched[each].container for each in self._directories if each in watched),
-                *self._outside.containers,
-            )
+        with self._lock:
+            while self._exchanged:
+                known, region = self._exchanged.popleft()
+                if known is not None:
+                    self._set.discard(known)
+                if region is not None:
+                    self._set.adopt(region)
+            if found:
+                self._rows = None
+                watched = self._watched
+                self._containers = (
+                    *(watched[each].container for each in self._directories if each in watched),
+                    *self._outside.containers,
+                )
         return found
 
     def _scan_roots(self, changes: _Changes) -> None:
@@ -321,12 +336,8 @@ class Node:
         changes.add(before, after)
         region = None if after is None else after.region
         known = None if before is None else before.region
-        if known is region:
-            return
-        if known is not None:
-            self._set.discard(known)
-        if region is not None:
-            self._set.adopt(region)
+        if known is not region:
+            self._exchanged.append((known, region))
 
     def _identities(self) -> set[tuple[int, int]]:
         for directory, watched in self._watched.items():
@@ -373,7 +384,7 @@ class Node:
             RegionClosed: After `close`, or in a forked child.
             OSError: /proc cannot be listed.
         """
-        with self._lock:
+        with self._refreshing:
             self._check_open()
             changes = _Changes()
             looked: dict[Container, tuple[RegionSnapshot | None, RegionError | None]] = {}
@@ -436,7 +447,7 @@ class Node:
         file_id = known.file_id
         region = None
         if container.directory is None:
-            with self._lock:
+            with self._refreshing:
                 region = self._outside.open(container)
         if region is None:
             region = open_region(known.path, writable=True, layout=known.layout)

@@ -24,6 +24,7 @@ from libhamiregion.host import (
     NodeChanges,
     NodeSnapshot,
     PodName,
+    ProcessTable,
     directories,
 )
 from libhamiregion.host import node as node_module
@@ -381,3 +382,30 @@ def test_running_out_of_descriptors_is_told_and_passes(root: Root) -> None:
         {"new": True, "old": True},
         True,
     ]
+
+
+def test_a_snapshot_does_not_wait_while_proc_is_read(tmp_path: Path) -> None:
+    root = Root(tmp_path / "containers")
+    root.region("train")
+    with Node(root, outside=False) as node:
+        node.refresh(processes=False)
+        reading, go_on = threading.Event(), threading.Event()
+
+        class SlowTable(ProcessTable):
+            def refresh(self) -> None:
+                reading.set()
+                assert go_on.wait(30)
+                super().refresh()
+
+        node.processes = SlowTable()
+        root.region("late")
+        seen: list[int] = []
+        other = threading.Thread(target=lambda: seen.append(len(node.view())))
+        other.start()
+        assert reading.wait(30)
+        # What the view has found in the directories is there already; nothing is half there.
+        snapshot = node.snapshot()
+        assert len(snapshot.containers) == len(snapshot.table) == 2
+        go_on.set()
+        other.join(30)
+        assert seen == [2]
