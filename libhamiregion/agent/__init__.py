@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from .durations import parse_duration
     from .events import Event
     from .exporter import NodeExporter
-    from .exporter_server import exporter_server
     from .exporter_status import ExporterStatus, StageStatus
     from .feedback import Feedback
     from .gone_remover import GoneRemover
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from .metrics import CATALOGUE, MetricFamily, Unit
     from .monitor_watch import OtherWriter, OtherWriterRuns, WriterWatch
     from .node_reader import NodeReader
+    from .node_server import exporter_server
     from .periods import parse_moment, parse_period
     from .plan import LimitField, LimitPlan, Rule, Setting, load_plan, parse_plan, plan_text
     from .plan_annotations import AnnotatedPod, AnnotationPlan, plan_of_pods
@@ -299,7 +299,7 @@ _MODULES = {
     "decide": "priority_rule",
     "default_state_directory": "plan_state",
     "diff_plan": "plan_diff",
-    "exporter_server": "exporter_server",
+    "exporter_server": "node_server",
     "export_plan": "plan_undo",
     "load_plan": "plan",
     "make_report": "report",

@@ -28,6 +28,10 @@ class Backoff:
             self._skip[key] = left - 1
         return left > 0
 
+    def failures(self, key: Hashable) -> int:
+        """How often in a row it has failed."""
+        return self._failures.get(key, 0)
+
     def failed(self, key: Hashable) -> None:
         """Skip more passes than the last time."""
         failures = self._failures.get(key, 0)

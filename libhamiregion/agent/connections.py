@@ -16,6 +16,7 @@ import logging
 import socket
 import ssl
 import struct
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -48,7 +49,9 @@ _CLOSE_TIMEOUT_S: Final = 5.0
 # Who takes nothing for so long makes way when memory for answers runs out.
 _STALLED_S: Final = 1.0
 # Who does not ask for so long makes way when there are too many.
-_CHANCE_S: Final = 1.0
+_CHANCE_S: Final = 0.5
+# Who reads for so long makes way when there are too many, the first first.
+_READING_S: Final = 0.25
 # Of the event loop, from bytes that are there to a request that is being answered.
 _TURNS: Final = 4
 # Our own clock is this one; uvicorn's timer for idle connections does not see half a request.
@@ -64,7 +67,8 @@ class ServerLimits:
     """What one server spends on its clients at most.
 
     Attributes:
-        connections: Open at once. One more takes the place of an idle one, or is refused.
+        connections: Open at once. One more takes the place of one that asks nothing, or of the one
+            that has read its answer for longest, of those first who have most; or is refused.
         header_bytes: Of a request's head.
         header_timeout_s: From connecting, or a request's first byte, to the end of its head; for
             the handshake of TLS too.
@@ -126,6 +130,11 @@ class Connection(H11Protocol):
         self.began: float | None = None
         self.moved = 0.0
         self.answer: Body | None = None
+
+    @property
+    def host(self) -> str | None:
+        """Where it comes from."""
+        return self.client[0] if self.client else None
 
     def enter(self, phase: Phase) -> None:
         """Be in another phase from now on."""
@@ -271,7 +280,7 @@ class Connections:
                     _log.warning("no new connections for a moment: %s", error.strerror)
                     await asyncio.sleep(1.0)
                 continue
-            if len(self) >= self._limits.connections and not await self._make_room():
+            if len(self) >= self._limits.connections and not await self._make_room(accepted):
                 accepted.close()
             else:
                 task = self.loop.create_task(self._greet(accepted))
@@ -321,26 +330,51 @@ class Connections:
         if not self._open:
             self._all_gone.set()
 
-    async def _make_room(self) -> bool:
-        """End one that nobody needs; False if all are busy."""
+    async def _make_room(self, newcomer: socket.socket) -> bool:
+        """End one for another; False if there is none to be ended."""
         # After a time without the processor: what has arrived meanwhile is read before anybody is
         # found to have asked nothing.
         for _ in range(_TURNS):
             await asyncio.sleep(0)
-        # Who has just come gets a chance to ask.
         long_ago = self.loop.time() - _CHANCE_S
         slow = next((task for task, since in self._greeted.items() if since < long_ago), None)
         if slow is not None:
             del self._greeted[slow]
             slow.cancel()
             return True
+        # Who has many connections loses one first: others from there cannot lock everybody out.
+        hosts = Counter(each.host for each in self._open)
+        most = max(hosts.values(), default=0)
+        crowd = [each for each in self._open if hosts[each.host] == most]
+        victim = self._least_needed(crowd)
+        if victim is None and hosts[_host(newcomer)] < most:
+            victim = self._least_needed(list(self._open))
+        if victim is None:
+            return False
+        victim.abort("its place is needed")
+        return True
+
+    def _least_needed(self, among: list[Connection]) -> Connection | None:
+        """Who asks nothing, for longest; failing that, who has read for longest."""
+        now = self.loop.time()
         for phase in (Phase.NEW, Phase.ASKING, Phase.IDLE):
-            waiting = [each for each in self._open if each.phase is phase]
-            longest = min(waiting, key=lambda each: each.since, default=None)
-            if longest is not None and (phase is Phase.IDLE or longest.since < long_ago):
-                longest.abort("its place is needed")
-                return True
-        return False
+            # Who has just come gets a chance to ask.
+            patience_s = 0.0 if phase is Phase.IDLE else _CHANCE_S
+            waiting = [
+                each for each in among if each.phase is phase and now - each.since >= patience_s
+            ]
+            if waiting:
+                return min(waiting, key=lambda each: each.since)
+        # Whoever scrapes takes an answer in a fraction of a second; who reads slowly on purpose
+        # would keep the place for as long as it is let.
+        reading = [
+            (each.began, each)
+            for each in among
+            if each.phase is Phase.ANSWERING
+            and each.began is not None
+            and now - each.began > _READING_S
+        ]
+        return min(reading, key=lambda entry: entry[0])[1] if reading else None
 
     # ---- how long they may take ------------------------------------------------------------------
 
@@ -432,6 +466,13 @@ class Connections:
             connection.abort("the server stops")
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
+
+
+def _host(accepted: socket.socket) -> str | None:
+    try:
+        return str(accepted.getpeername()[0])
+    except OSError:
+        return None
 
 
 async def _nothing_here(connection: Connection, scope: Any, receive: Any, send: Any) -> None:

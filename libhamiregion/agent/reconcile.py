@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from .events import Emit, Voice, container_place, silent
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from libhamiregion.host.containers import Container
     from libhamiregion.host.findings import Finding
     from libhamiregion.host.node import Node
 
@@ -39,8 +41,10 @@ SAFE_KINDS = frozenset(
         FindingKind.STARTUP_LOCK_HELD,
     }
 )
-# Proof takes 10 s of watching: whatever can be done at once is done first.
+# Proof takes 10 s of watching, in which nothing else is looked at: whatever can be done at once is
+# done first, and after one that took so long the others wait for the next pass.
 _SLOW_KINDS = frozenset({FindingKind.LOCK_OWNERLESS})
+_LONG_S = 1.0
 
 
 class RepairLoop:
@@ -48,7 +52,8 @@ class RepairLoop:
 
     Every repair proves what it rests on once more, under the region's lock; nothing is broken that
     a live process holds, and two loops on one node do no harm. A container where a repair fails is
-    left alone for more and more passes, up to 64.
+    left alone for more and more passes, up to 64. So is one, for what takes 10 s of watching, also
+    where that succeeds: who spoils its own lock again and again does not keep the others waiting.
 
     Args:
         node: The node.
@@ -83,6 +88,7 @@ class RepairLoop:
         self._kinds = frozenset(kinds) & SAFE_KINDS
         self._voice = Voice(self.name, emit)
         self._backoff = Backoff()
+        self._slow_backoff = Backoff()
         self._counts = {
             "repair_runs": 0,
             "repair_errors": 0,
@@ -111,22 +117,38 @@ class RepairLoop:
             if each.repairable and each.kind in self._kinds
         ]
         self._count("runs")
-        for slow in (False, True):
-            by_container: dict[str, list[Finding]] = defaultdict(list)
-            for each in found:
-                if (each.kind in _SLOW_KINDS) == slow:
-                    by_container[container_place(each.container)].append(each)
-            for place, findings in by_container.items():
-                if not self._backoff.waits((place, slow)):
-                    self._repair((place, slow), findings)
-        places = frozenset(container_place(container) for container in self._node.containers)
-        self._backoff.keep(frozenset((place, slow) for place in places for slow in (False, True)))
+        quick: defaultdict[str, list[Finding]] = defaultdict(list)
+        slow: dict[str, list[Finding]] = {}
+        for each in found:
+            if each.kind in _SLOW_KINDS:
+                slow.setdefault(_owner(each.container), [each])
+            else:
+                quick[container_place(each.container)].append(each)
+        for place, findings in quick.items():
+            if not self._backoff.waits(place):
+                if self._repair(findings):
+                    self._backoff.well(place)
+                else:
+                    self._backoff.failed(place)
+        due = [owner for owner in slow if not self._slow_backoff.waits(owner)]
+        began_s = time.monotonic()
+        # Who has had the fewest turns comes first.
+        for owner in sorted(due, key=self._slow_backoff.failures):
+            self._repair(slow[owner])
+            self._slow_backoff.failed(owner)
+            if time.monotonic() - began_s >= _LONG_S:
+                break
+        containers = self._node.containers
+        places = frozenset(map(container_place, containers))
+        self._backoff.keep(frozenset(places))
+        self._slow_backoff.keep(frozenset(map(_owner, containers)))
         self._voice.keep(places)
 
     def stop(self) -> None:
         """Nothing has to be taken back."""
 
-    def _repair(self, key: tuple[str, bool], findings: list[Finding]) -> None:
+    def _repair(self, findings: list[Finding]) -> bool:
+        """Repair what one container needs; whether all of it was."""
         container = findings[0].container
         failed = False
         try:
@@ -139,9 +161,8 @@ class RepairLoop:
             )
         except (OSError, RuntimeError, ValueError) as error:
             self._count("errors")
-            self._backoff.failed(key)
             self._voice.failed("nothing could be repaired", error, container)
-            return
+            return False
         for each in repairs:
             kind = each.finding.kind.value
             if each.error is not None:
@@ -158,8 +179,14 @@ class RepairLoop:
                     kind=kind,
                     pid=each.finding.pid,
                 )
-        if failed:
-            self._backoff.failed(key)
-        else:
-            self._backoff.well(key)
+        if not failed:
             self._voice.well(container)
+        return not failed
+
+
+def _owner(container: Container | None) -> str:
+    """Whose region it is: a container can have many, at any path."""
+    if container is None:
+        return ""
+    own_id = container.container_id
+    return container.pod_uid or (container_place(container) if own_id is None else own_id.id)

@@ -390,7 +390,7 @@ def _exporting(
         yield
         return
     from libhamiregion.agent.exporter import NodeExporter
-    from libhamiregion.agent.exporter_server import exporter_server
+    from libhamiregion.agent.node_server import exporter_server
     from libhamiregion.agent.listening import ListenError
     from libhamiregion.agent.web_config import WebConfigError
 

@@ -156,8 +156,8 @@ def _plain(metric: Any) -> dict[str, Any]:
 
 
 def _serve(exported: NodeExporter, listen: tuple[str, ...], web_config: str | None) -> None:
-    from libhamiregion.agent.exporter_server import exporter_server
     from libhamiregion.agent.listening import ListenError
+    from libhamiregion.agent.node_server import exporter_server
     from libhamiregion.agent.web_config import WebConfigError
 
     try:

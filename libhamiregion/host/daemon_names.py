@@ -241,8 +241,11 @@ class KubernetesNames:
             return
         self.last_error = None
         self._pods, self._containers = {}, {}
+        claimed: dict[str, tuple[str, str]] = {}
         for item in items:
-            self._add(item)
+            self._add(item, claimed)
+        # What a pod says of itself never stands before another pod.
+        self._pods = {**claimed, **self._pods}
 
     def _transport_errors(self) -> tuple[type[Exception], ...]:
         import urllib3.exceptions
@@ -273,13 +276,18 @@ class KubernetesNames:
             if not token:
                 return items
 
-    def _add(self, item: Any) -> None:
+    def _add(self, item: Any, claimed: dict[str, tuple[str, str]]) -> None:
         metadata = _dict(_dict(item).get("metadata"))
         namespace, name = metadata.get("namespace"), metadata.get("name")
         if not (isinstance(namespace, str) and isinstance(name, str)):
             return
         for uid in pod_uids(metadata):
             self._pods[uid] = (namespace, name)
+        annotations = _dict(metadata.get("annotations"))
+        for uid in (annotations.get(key) for key in (_MIRROR, _HASH)):
+            # A static pod whose file gives it a UID has it here, and it looks like any other.
+            if isinstance(uid, str) and is_pod_uid(uid):
+                claimed.setdefault(uid, (namespace, name))
         status = _dict(_dict(item).get("status"))
         for kind in ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses"):
             for container in _list(status.get(kind)):

@@ -35,6 +35,15 @@ if TYPE_CHECKING:
 # The inode number that the kernel gives to the first pid namespace, always.
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 _SMALLEST_REGION = min(layout.size_bytes for layout in LAYOUTS)
+# A monitor maps one file per container. What is kept of all processes together is bounded too: who
+# maps many is refused where thousands of processes do.
+_FILES_LIMIT = 4_096
+_FILES_LIMIT_IF_MANY = 64
+_MANY_FILES = 100_000
+# A process can have so many mappings that looking at it takes half a second, and stay busy, so that
+# it has to be looked at each time. Looks at such ones share this time, in each refresh.
+_DEAR_LOOK_S = 0.02
+_DEAR_LOOKS_S = 0.25
 
 
 @attrs.frozen
@@ -86,6 +95,11 @@ class _Entry:
     mappings: tuple[Mapping, ...] = ()
     namespace: str | None = None
     readable: bool = True
+    # CPU time that the look at it has cost, and when that was (monotonic clock).
+    look_s: float = 0.0
+    looked_at_s: float = 0.0
+    # Something may have changed since then.
+    old: bool = False
 
 
 @attrs.frozen
@@ -125,14 +139,16 @@ class ProcessTable:
     what they were: then its maps, status, cgroup and command line, about 0.1 ms and 2 us per
     mapping, nearly all of it in the kernel. Kernel threads cost ``stat`` only. So 1,000 processes
     cost 15 ms while they are idle, and 0.3 s, with 100 mappings each, where all of them are new or
-    busy.
+    busy. A look at a process with tens of thousands of mappings takes up to 0.5 s; once they are
+    known, those share 0.25 s in each refresh. Who has to wait stays in the table as it was, and a
+    slot with its pid and no process is ``"unknown"`` and not dead.
 
     What that misses: a process that maps a file, unmaps as many bytes elsewhere and touches no new
     page at all, until it does; a change of user or cgroup alone, until the process touches one.
 
-    Memory: about 1 KiB per process, and 0.5 KiB per file that it maps in a region's size; who maps
-    more than 4,096 of those, or has more than 32 MiB of maps, counts as unreadable. No descriptor
-    is kept open.
+    Memory: about 1 KiB per process, and 0.5 KiB per file that it maps in a region's size. Who maps
+    more than 4,096 of those (64 where all together map more than 100,000), or has more than 32 MiB
+    of maps, counts as unreadable. No descriptor is kept open.
 
     Threads: may be shared. Refreshes exclude each other; all other methods work on the last
     complete one.
@@ -152,6 +168,7 @@ class ProcessTable:
         _tables.add(self)
         self._view = _View()
         self._users = UserNames(user_file)
+        self._files_kept = 0
         # Address -> how maps calls what is mapped there, and what stat called it.
         self._own_mappings: dict[int, tuple[int, int]] = {}
         self._checked: dict[int, tuple[int, int]] = {}
@@ -177,24 +194,52 @@ class ProcessTable:
         before = self._view.entries
         entries: dict[int, _Entry] = {}
         refused: list[int] = []
+        dear: list[tuple[int, _Entry]] = []
+        self._files_kept = sum(len(entry.mappings) for entry in before.values())
         for name in os.listdir(directory):
             if not name.isdigit():
                 continue
             pid = int(name)
             try:
-                line = procfs.stat_line(directory, f"{name}/stat")
+                activity = procfs.activity(procfs.stat_line(directory, f"{name}/stat"))
                 known = before.get(pid)
-                if known is not None and known.activity == procfs.activity(line):
+                if known is not None and known.activity == activity:
                     entries[pid] = known
+                elif known is not None and _may_wait(known, activity):
+                    dear.append((pid, known))
                 else:
                     entries[pid] = self._look_at(directory, name)
             except Gone:
                 continue
             except Refused:
                 refused.append(pid)
+        self._look_at_dear(directory, dear, entries, refused)
         return _view(directory, started_ns, entries, refused)
 
+    def _look_at_dear(
+        self,
+        directory: int,
+        dear: list[tuple[int, _Entry]],
+        entries: dict[int, _Entry],
+        refused: list[int],
+    ) -> None:
+        """Look at one, and at more as long as there is time; the rest stays as it was."""
+        left_s = _DEAR_LOOKS_S
+        for pid, known in sorted(dear, key=lambda each: each[1].looked_at_s):
+            if left_s <= 0:
+                entries[pid] = known if known.old else attrs.evolve(known, old=True)
+                continue
+            try:
+                entries[pid] = self._look_at(directory, str(pid))
+            except Gone:
+                continue
+            except Refused:
+                refused.append(pid)
+                continue
+            left_s -= entries[pid].look_s
+
     def _look_at(self, directory: int, name: str) -> _Entry:
+        begun_s = time.thread_time()
         descriptor = procfs.open_process(directory, name)
         try:
             # stat comes first: what the process maps later differs from this and is seen next time.
@@ -207,8 +252,12 @@ class ProcessTable:
             readable = True
             try:
                 mappings = procfs.read_mappings(
-                    descriptor, leader_gone=stat.leader_gone, smallest=_SMALLEST_REGION
+                    descriptor,
+                    leader_gone=stat.leader_gone,
+                    smallest=_SMALLEST_REGION,
+                    most=_FILES_LIMIT if self._files_kept < _MANY_FILES else _FILES_LIMIT_IF_MANY,
                 )
+                self._files_kept += len(mappings)
             except Refused:
                 readable = False
             with contextlib.suppress(Refused):
@@ -225,7 +274,10 @@ class ProcessTable:
                 container=parse_cgroup(cgroup),
             )
             namespace = procfs.pid_namespace(descriptor) if mappings else None
-            return _Entry(stat.activity, process, mappings, namespace, readable)
+            look_s = time.thread_time() - begun_s
+            return _Entry(
+                stat.activity, process, mappings, namespace, readable, look_s, time.monotonic()
+            )
         finally:
             os.close(descriptor)
 
@@ -462,6 +514,11 @@ class ProcessTable:
         return False
 
 
+def _may_wait(known: _Entry, activity: tuple[bytes, ...]) -> bool:
+    """Whether it is still the same process, and a look at it is dear."""
+    return known.look_s > _DEAR_LOOK_S and procfs.is_same_process(known.activity, activity)
+
+
 def _view(directory: int, started_ns: int, entries: dict[int, _Entry], refused: list[int]) -> _View:
     everybody = _INITIAL_PID_NAMESPACE in (
         procfs.read_link(directory, "self/ns/pid"),
@@ -478,6 +535,8 @@ def _view(directory: int, started_ns: int, entries: dict[int, _Entry], refused: 
             by_file[mapping.device, mapping.inode].append((entry, mapping))
         if entry.mappings:
             region_counts[pid] = sum(map(looks_like_a_region, entry.mappings))
+        if entry.process is not None and entry.old:
+            unreadable_pids.add(entry.process.ns_pids[-1])
         if entry.readable or entry.process is None:
             continue
         # The init of the host itself is no process of a container, also where it may not be

@@ -26,8 +26,6 @@ _CHUNK = 1 << 16
 _STATUS_LIMIT = 1 << 20
 # 260,000 lines of maps; a process with more counts as unreadable.
 _MAPS_LIMIT = 32 << 20
-# A monitor maps one per container; a process with more counts as unreadable.
-_FILES_LIMIT = 4_096
 _CGROUP_LIMIT = 1 << 16
 
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD
@@ -136,6 +134,11 @@ def activity(line: bytes) -> tuple[bytes, ...]:
     return fields[7], fields[9], fields[19], fields[20]
 
 
+def is_same_process(one: tuple[bytes, ...], other: tuple[bytes, ...]) -> bool:
+    """Whether two `activity` of one pid are of one process: both started at the same time."""
+    return one[2] == other[2]
+
+
 def parse_stat(line: bytes) -> Stat:
     """Take a line of ``stat`` apart."""
     end = line.rindex(b")")
@@ -158,12 +161,14 @@ def read_status(process: int) -> Status:
     return Status(int(uid[1]), tuple(map(int, ns_pids[1].split())))
 
 
-def read_mappings(process: int, *, leader_gone: bool, smallest: int) -> tuple[Mapping, ...]:
+def read_mappings(
+    process: int, *, leader_gone: bool, smallest: int, most: int
+) -> tuple[Mapping, ...]:
     """The files that a process maps shared, with at least `smallest` bytes each.
 
     Raises:
         Gone: The process has ended.
-        Refused: This process may not look, or there is more than can be kept in mind.
+        Refused: This process may not look, or there are more than `most`.
     """
     try:
         raw = _read_all(process, "maps", _MAPS_LIMIT)
@@ -181,7 +186,7 @@ def read_mappings(process: int, *, leader_gone: bool, smallest: int) -> tuple[Ma
             seen = files[major, minor, inode] = _Sum(start, end, path)
         seen.length += end - start
         seen.writable = seen.writable or writable
-    if sum(seen.length >= smallest for seen in files.values()) > _FILES_LIMIT:
+    if sum(seen.length >= smallest for seen in files.values()) > most:
         raise Refused
     return tuple(
         Mapping(

@@ -211,7 +211,7 @@ def scrape_for_long(tmp_path: Path, containers: int, scrapes: int, warm_up: int)
 
 
 def test_hundreds_of_scrapes_leave_nothing_behind(tmp_path: Path) -> None:
-    memory, files = scrape_for_long(tmp_path, 8, 300, 100)
+    memory, files = scrape_for_long(tmp_path, 8, 200, 100)
     assert memory < 3 * MIB
     assert files <= 1
 

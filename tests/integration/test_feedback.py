@@ -234,6 +234,21 @@ def test_what_was_written_is_taken_back_at_the_end(
     task.stop()
 
 
+def test_a_launch_mark_below_0_that_is_not_from_here_stays_at_the_end(
+    scene: NodeScene, node: Node
+) -> None:
+    first, second = scene.container("first"), scene.container("second")
+    for file in (first, second):
+        file.put("utilization_switch", 0)
+        launch(file)
+    task = Feedback(node)
+    task.run()
+    assert (values(first), values(second)) == ((1, 1), (1, 1))
+    first.put("recent_kernel", -1)
+    task.stop()
+    assert (values(first), values(second)) == ((-1, 0), (1, 0))
+
+
 def test_a_region_found_blocked_and_kept_blocked_is_unblocked_at_the_end(
     scene: NodeScene, node: Node
 ) -> None:

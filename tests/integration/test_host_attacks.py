@@ -2,12 +2,14 @@
 
 import collections
 import contextlib
+import ctypes
 import os
 import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from actors import Actor
@@ -28,6 +30,7 @@ from libhamiregion.host import (
     diagnose,
     directories,
     doctor_repair,
+    processes,
     procfs,
     repair,
 )
@@ -144,28 +147,32 @@ while True:
 
 
 class Tripwire:
-    """A FIFO that tells whether anybody has opened it for reading."""
+    """A FIFO that tells whether anybody has opened it, by whatever name."""
+
+    _OPENED = 0x20
 
     def __init__(self, path: Path) -> None:
         self.path = path
         os.mkfifo(path)
-        # Opening it for writing waits for the first reader.
-        self._writer = threading.Thread(target=lambda: os.close(os.open(path, os.O_WRONLY)))
-        self._writer.start()
+        libc = ctypes.CDLL(None)
+        self._events = libc.inotify_init1(os.O_NONBLOCK)
+        assert libc.inotify_add_watch(self._events, os.fsencode(path), self._OPENED) > 0
 
     @property
     def was_opened(self) -> bool:
-        self._writer.join(0.05)
-        return not self._writer.is_alive()
+        with contextlib.suppress(BlockingIOError):
+            return bool(os.read(self._events, 4096))
+        return False
 
     def end(self) -> None:
-        os.close(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK))
-        self._writer.join()
+        os.close(self._events)
 
 
 @pytest.fixture
 def tripwire(tmp_path: Path) -> Iterator[Tripwire]:
     made = Tripwire(tmp_path / "pipe")
+    os.close(os.open(made.path, os.O_RDONLY | os.O_NONBLOCK))
+    assert made.was_opened
     yield made
     made.end()
 
@@ -200,8 +207,9 @@ def test_what_has_replaced_an_open_region_is_not_opened_to_read_its_slots(
     region: RegionFile, tripwire: Tripwire
 ) -> None:
     with open_region(region) as opened:
-        tripwire.path.rename(region.path)
-        tripwire.path = region.path
+        replacement = region.path.with_name("new")
+        replacement.hardlink_to(tripwire.path)
+        replacement.rename(region.path)
         with pytest.raises(RegionStale):
             RawSlots(opened)
         opened.lock_state()
@@ -239,10 +247,19 @@ def test_deleted_files_cost_the_doctor_a_bounded_number_of_looks(
     assert 0 < looked.count(hostile.pid_here) <= 16
 
 
+@pytest.mark.parametrize("limit", ["of each", "of all"])
 def test_who_maps_more_files_than_can_be_kept_in_mind_counts_as_unreadable(
-    actor: MakeActor, region: RegionFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    limit: str,
+    actor: MakeActor,
+    region: RegionFile,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(procfs, "_FILES_LIMIT", 50)
+    if limit == "of each":
+        monkeypatch.setattr(processes, "_FILES_LIMIT", 50)
+    else:
+        monkeypatch.setattr(processes, "_FILES_LIMIT_IF_MANY", 50)
+        monkeypatch.setattr(processes, "_MANY_FILES", 0)
     hostile, honest = actor(region), actor(region)
     hostile("attach")
     honest("attach")
@@ -252,6 +269,40 @@ def test_who_maps_more_files_than_can_be_kept_in_mind_counts_as_unreadable(
     assert states(found) == {hostile.pid: "unknown", honest.pid: "alive"}
     assert hostile.pid_here in table.unreadable
     assert not table.is_complete
+
+
+def test_looks_at_processes_of_many_mappings_are_rationed_and_who_waits_is_unknown(
+    actor: MakeActor, region: RegionFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if every look took long, and there were time for one in each refresh."""
+    monkeypatch.setattr(processes, "_DEAR_LOOK_S", 0.0)
+    monkeypatch.setattr(processes, "_DEAR_LOOKS_S", 1e-9)
+    users = [actor() for _ in range(3)]
+    table = ProcessTable()
+    table.refresh()
+    looked: list[str] = []
+    look_at = table._look_at
+
+    def counted(directory: int, name: str) -> Any:
+        looked.append(name)
+        return look_at(directory, name)
+
+    monkeypatch.setattr(table, "_look_at", counted)
+    # From now on they are others than the table has in mind.
+    for user in users:
+        user("open", str(region.path), writable=True)
+        user("attach")
+    names = {str(user.pid_here) for user in users}
+    first = look(region, table)
+    assert sum(name in names for name in looked) <= 1
+    assert set(states(first).values()) <= {"alive", "unknown"}
+    assert "unknown" in states(first).values()
+    alive = {user.pid: "alive" for user in users}
+    deadline = time.monotonic() + PATIENCE_S
+    while states(look(region, table)) != alive:
+        assert time.monotonic() < deadline
+    users[0].kill()
+    assert states(look(region, table)) == {**alive, users[0].pid: "dead"}
 
 
 def test_of_an_environment_only_what_a_limit_can_be_is_kept(actor: MakeActor) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from node_scene import Events
 from patience import eventually
-from plan_scene import GIB, PlannedRegion, PlanScene, plan_yaml
+from plan_scene import GIB, GPUS, PlannedRegion, PlanScene, plan_yaml
 
 from libhamiregion import create_region, open_region
 from libhamiregion.agent import (
@@ -161,6 +161,22 @@ def test_a_container_that_restarts_with_a_new_region_is_set_again(
     aged(scene.directory / "plan.yaml", plan_yaml())
     watcher.run()
     assert memory(region) == [3 * GIB, 0]
+
+
+def test_a_new_region_that_has_the_plans_values_by_itself_keeps_them(
+    scene: PlanScene, watch: Watch
+) -> None:
+    region = scene.container()
+    scene.plan_file("{select: {}, set: {memory_limit: 6GiB}}")
+    watcher = watch()
+    watcher.run()
+    # In one step, so that no pass sees the container without a region.
+    create_region(region.path.with_suffix(".new"), memory_limits=("6GiB", "6GiB"), uuids=GPUS)
+    region.path.with_suffix(".new").replace(region.path)
+    watcher.run()
+    aged(scene.directory / "plan.yaml", plan_yaml())
+    watcher.run()
+    assert memory(region) == [6 * GIB, 6 * GIB]
 
 
 def test_what_the_plan_names_no_longer_goes_back_to_what_it_was(

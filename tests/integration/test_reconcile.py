@@ -149,6 +149,42 @@ def test_what_a_live_process_holds_is_left_alone_and_the_others_get_their_turn(
     assert host_pids(stuck) == {1: processes[0].host_pid}
 
 
+def test_who_spoils_its_lock_again_and_again_is_mended_more_and_more_seldom(
+    scene: NodeScene, loop: RepairLoop
+) -> None:
+    files = [scene.container(f"c-{number}") for number in range(3)]
+    for file in files:
+        hold(file, 0)
+    # Nobody is there: it is proved at once.
+    loop.run()
+    assert all(map(is_free, files))
+    mended = []
+    for _ in range(8):
+        hold(files[0], 0)
+        loop.run()
+        mended.append(is_free(files[0]))
+    assert mended == [False, True, False, False, True, False, False, False]
+    # The others do not wait for it.
+    hold(files[1], 0)
+    loop.run()
+    loop.run()
+    assert is_free(files[1])
+
+
+@pytest.mark.stress
+def test_of_what_takes_long_there_is_one_in_a_pass(
+    scene: NodeScene, loop: RepairLoop, start: Starter
+) -> None:
+    files = [scene.container(f"c-{number}") for number in range(2)]
+    for file in files:
+        child(start(), file)
+        hold(file, 0)
+    loop.run()
+    assert sum(map(is_free, files)) == 1
+    loop.run()
+    assert all(map(is_free, files))
+
+
 def test_a_dry_run_says_what_it_would_do_and_does_nothing(
     scene: NodeScene, node: Node, start: Starter, events: Events
 ) -> None:

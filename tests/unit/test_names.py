@@ -473,6 +473,13 @@ def test_a_static_pod_is_found_by_the_uid_that_kubelet_uses(api: Server, kubecon
     assert names.resolve(STATIC, "etcd") == PodName("kube-system", "etcd", "etcd")
 
 
+def test_a_static_pod_whose_file_gives_it_a_uid_is_found(api: Server, kubeconfig: Path) -> None:
+    mirror = {"kubernetes.io/config.mirror": OTHER_UID, "kubernetes.io/config.hash": OTHER_UID}
+    api.answers_json(listing(pod(UID, "kube-system", "etcd", annotations=mirror)))
+    names = KubernetesNames(kubeconfig=kubeconfig)
+    assert names.resolve(OTHER_UID, "etcd") == PodName("kube-system", "etcd", "etcd")
+
+
 def test_no_pod_takes_the_name_of_another_by_calling_itself_its_mirror(
     api: Server, kubeconfig: Path
 ) -> None:
