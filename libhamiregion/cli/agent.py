@@ -17,11 +17,13 @@ from libhamiregion.agent import (
     TaskRunner,
     WriterWatch,
 )
+from libhamiregion.agent.root_watch import RootWatch
 from libhamiregion.host import NvmlSampler
 
 from . import exporter_options, node_options, options
 from .agent_log import EventLog
 from .failures import FAILED, Failure
+from .node_words import root_failure
 from .stopping import stop_signals
 
 if TYPE_CHECKING:
@@ -272,7 +274,7 @@ def agent(**given: Any) -> None:
     hamiregion agent --repair --once --dry-run
 
     One line per event on stdout.  Exit codes: 0 ended in order, 1 failed (with --once: a pass
-    did), 2 wrong usage, 3 somebody else writes the feedback on this node.
+    did, or no directory given could be listed), 2 wrong usage, 3 somebody else writes the feedback on this node.
 
     JSON: one object per event, with the keys time_s (Unix seconds), task, event, message,
     container (null if it is about none) and detail, an object of figures by name.
@@ -285,7 +287,7 @@ def agent(**given: Any) -> None:
         node = node_options.open_node(wanted.roots, wanted.proc, wanted.pod_logs)
         sampler = NvmlSampler(wanted.library, sensors=bool(wanted.listen))
         tasks = list(_tasks(wanted, node, sampler, log))
-        runner = TaskRunner(tasks, emit=log)
+        runner = TaskRunner([RootWatch(node, emit=log), *tasks], emit=log)
         with _exporting(wanted, node, sampler, runner, log):
             names = ", ".join(task.name for task in tasks)
             dry = " (dry run: nothing is written)" if wanted.dry_run else ""
@@ -304,6 +306,9 @@ def agent(**given: Any) -> None:
         raise SystemExit(FAILED)
     if failed:
         raise Failure(f"{failed} of {len(tasks)} passes failed; the events say why")
+    blind = root_failure(node, wanted.roots) if wanted.once else None
+    if blind is not None:
+        raise Failure(blind)
 
 
 def _tasks(wanted: Wanted, node: Node, sampler: NvmlSampler, log: EventLog) -> Iterator[Task]:

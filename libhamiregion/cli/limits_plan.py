@@ -16,6 +16,7 @@ from libhamiregion.agent.plan_sources import FixedPlan, PlanFile, PodAnnotations
 from libhamiregion.agent.plan_state import PlanState
 from libhamiregion.agent.plan_undo import export_plan
 from libhamiregion.agent.plan_watch import PlanWatcher
+from libhamiregion.agent.root_watch import RootWatch
 from libhamiregion.agent.tasks import TaskRunner
 from libhamiregion.text import printable
 
@@ -415,7 +416,7 @@ def _watch(
             restore=not keep,
             emit=log,
         )
-        runner = TaskRunner([watcher], emit=log)
+        runner = TaskRunner([RootWatch(node, emit=log), watcher], emit=log)
         try:
             # Here, so that what cannot work at all is a failure of the command.
             watcher.run()

@@ -284,10 +284,10 @@ class KubernetesNames:
         for uid in pod_uids(metadata):
             self._pods[uid] = (namespace, name)
         annotations = _dict(metadata.get("annotations"))
-        for uid in (annotations.get(key) for key in (_MIRROR, _HASH)):
+        for claim in (annotations.get(_MIRROR), annotations.get(_HASH)):
             # A static pod whose file gives it a UID has it here, and it looks like any other.
-            if isinstance(uid, str) and is_pod_uid(uid):
-                claimed.setdefault(uid, (namespace, name))
+            if isinstance(claim, str) and is_pod_uid(claim):
+                claimed.setdefault(claim, (namespace, name))
         status = _dict(_dict(item).get("status"))
         for kind in ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses"):
             for container in _list(status.get(kind)):

@@ -250,7 +250,11 @@ class _Work:
     def _proved(self, container: Container, pid: int) -> tuple[ProcessUsage, HostProcess]:
         """What stands in a live process's slot, and the process, which runs at this moment."""
         for _ in range(_TRIES):
-            used = self._seen.pop(container, None) or self._look([container])[0]
+            known = self._seen.pop(container, None)
+            looked = self._look([container]) if known is None else [known]
+            if not looked:
+                raise _Left("the region cannot be read any more; diagnose again")
+            (used,) = looked
             for usage, process in used.alive:
                 if usage.pid == pid and self._facts.is_running(process):
                     self._seen[container] = used

@@ -243,6 +243,24 @@ def test_inside_another_pid_namespace_it_does_not_start_unless_told(scene: NodeS
     assert file.get("recent_kernel") == 1
 
 
+def test_a_directory_that_cannot_be_listed_is_said_and_so_is_its_return(
+    scene: NodeScene, agents: Any
+) -> None:
+    scene.root.rename(scene.root.with_name("away"))
+    agent = agents("--feedback", "--feedback-interval", "0.02")
+    assert str(scene.root) in agent.wait_for("unreadable")["message"]
+    assert agent.end() == 0
+    once = subprocess.run(
+        [*COMMAND, "--root", str(scene.root), "--feedback", "--once"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert once.returncode == 1
+    assert "none of the directories given could be listed" in once.stderr
+
+
 def test_wrong_usage_is_code_2(scene: NodeScene) -> None:
     for words in ((), ("--once",), ("--feedback", "--feedback-interval", "nan")):
         answer = run(scene, *words)

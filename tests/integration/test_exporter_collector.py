@@ -1,6 +1,7 @@
 """RegionCollector in a registry of prometheus-client gives what the exporter renders itself."""
 
 import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -40,7 +41,7 @@ MOVING = {
 
 
 @pytest.fixture
-def exporter(tmp_path: Path, fake_driver: FakeDriver) -> NodeExporter:
+def exporter(tmp_path: Path, fake_driver: FakeDriver) -> Iterator[NodeExporter]:
     """A node with all that can be shown without processes: goldens, a gap, GPUs, MIG, an agent."""
     files = NodeFiles(tmp_path)
     for name in SHOWN:
@@ -54,17 +55,20 @@ def exporter(tmp_path: Path, fake_driver: FakeDriver) -> NodeExporter:
         f"process 0 compute 999999999 {300 * MIB}",
         "sample 0 999999999 100 61 22 3 4",
     )
-    sampler = NvmlSampler(fake_driver.library, host_namespace=True, sensors=True)
-    return NodeExporter(
-        files.open(),
-        sampler=sampler,
-        node_name='node"\\1',
-        legacy=True,
-        process_interval_s=3600,
-        scan_interval_s=3600,
-        doctor_interval_s=3600,
-        counters=lambda: {"feedback_writes": 3, "feedback_paused": 1},
-    )
+    with (
+        files.open() as node,
+        NvmlSampler(fake_driver.library, host_namespace=True, sensors=True) as sampler,
+    ):
+        yield NodeExporter(
+            node,
+            sampler=sampler,
+            node_name='node"\\1',
+            legacy=True,
+            process_interval_s=3600,
+            scan_interval_s=3600,
+            doctor_interval_s=3600,
+            counters=lambda: {"feedback_writes": 3, "feedback_paused": 1},
+        )
 
 
 def settled(exposition: Exposition) -> dict[object, float | None]:

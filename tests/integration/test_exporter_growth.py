@@ -20,7 +20,10 @@ def objects() -> int:
     """What the exporter's own modules have made and not given back."""
     gc.collect()
     return sum(
-        type(each).__module__.startswith(("libhamiregion.agent", "libhamiregion.host.containers"))
+        # Some types have a descriptor there instead of a name.
+        str(type(each).__module__).startswith(
+            ("libhamiregion.agent", "libhamiregion.host.containers")
+        )
         for each in gc.get_objects()
     )
 

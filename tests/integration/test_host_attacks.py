@@ -358,6 +358,41 @@ def test_a_repair_of_many_regions_holds_few_of_them_open(
     assert all(place.host_pids() == {1: inside.host_pid} for place in hospital.places)
 
 
+def test_a_view_reads_proc_once_and_an_idle_process_only_once(
+    actor: MakeActor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Root(tmp_path / "containers")
+    idle = actor(root.region())
+    idle("attach")
+    with Node(root, outside=False) as node:
+        passes: list[int] = []
+        looked: list[str] = []
+        read, look_at = node.processes._read, node.processes._look_at
+
+        def counted_read(directory: int, started_ns: int) -> Any:
+            passes.append(started_ns)
+            return read(directory, started_ns)
+
+        def counted_look(directory: int, name: str) -> Any:
+            looked.append(name)
+            return look_at(directory, name)
+
+        monkeypatch.setattr(node.processes, "_read", counted_read)
+        monkeypatch.setattr(node.processes, "_look_at", counted_look)
+        for number in range(1, 6):
+            (view,) = node.view()
+            assert view.processes is not None
+            assert view.processes.host_pids == {idle.pid: idle.pid_here}
+            assert len(passes) == number
+        # A second time if it was still on its way to sleep at the first.
+        assert 1 <= looked.count(str(idle.pid_here)) <= 2
+        # It touches memory, and is looked at again.
+        looked.clear()
+        idle("evaluate", "scene.kept = bytearray(1 << 20)")
+        node.view()
+        assert looked.count(str(idle.pid_here)) == 1
+
+
 # ---- Forks --------------------------------------------------------------------------------------
 
 

@@ -124,6 +124,7 @@ def test_a_driver_that_hangs_does_not_keep_the_recorder(
         with fake_driver.state.open("w"):
             fake_driver.play(CARD)
         eventually(lambda: reader._driver is not None and reader._driver.sample() is not None)
+    sampler.close()
 
 
 def test_a_pod_is_named_as_soon_as_its_logs_are_there(
