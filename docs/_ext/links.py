@@ -25,18 +25,20 @@ PACKAGE = "libhamiregion"
 MODULES = (PACKAGE, f"{PACKAGE}.host", f"{PACKAGE}.agent")
 
 # Names in signatures that lead out of this documentation.
-ELSEWHERE = ("PathLike", "collections.abc.", "enum.", "os.", "types.", "typing.")
+ELSEWHERE = ("PathLike", "collections.abc.", "datetime.", "dt.", "enum.", "os.", "types.", "typing.")
 # Aliases of types, which say what they are at their own place.
 ALIASES = {
     "Activity",
     "Advice",
     "Believe",
     "Emit",
+    "Labels",
     "Level",
     "Metric",
     "ProcessState",
     "State",
     "TypeAliasForwardRef",
+    "ValueKey",
 }
 
 

@@ -158,6 +158,9 @@ class Connection(H11Protocol):
     async def send_body(self, send: Any, body: Body) -> None:
         """Send the body of an answer, no faster than the client takes it."""
         loop = self._connections.loop
+        if not body.size:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            return
         self.answer = body
         self.began = loop.time()
         left = body.size
@@ -169,8 +172,6 @@ class Connection(H11Protocol):
                 # uvicorn learns of it a little later, and would miss the rest of the answer.
                 self.cycle.disconnected = True
                 return
-        if not body.size:
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     # ---- what the event loop calls ---------------------------------------------------------------
 

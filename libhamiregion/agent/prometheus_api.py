@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import math
 import ssl
 import time
 import urllib.error
@@ -155,11 +156,11 @@ class PrometheusApi:
             series = tuple(
                 (
                     {str(name): str(value) for name, value in each["metric"].items()},
-                    [(float(at), str(value)) for at, value in each["values"]],
+                    [(_time(at), str(value)) for at, value in each["values"]],
                 )
                 for each in result
             )
-        except (AttributeError, KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
             raise self._error("answers with series that make no sense") from None
         warnings = document.get("warnings")
         said = warnings if isinstance(warnings, list) else []
@@ -235,6 +236,13 @@ class PrometheusApi:
                 return self._error("has no /api/v1 (HTTP 404); is the address right?")
             said = error.reason
         return self._error(f"refuses (HTTP {error.code}): {printable(str(said), _SHOWN)}")
+
+
+def _time(at: Any) -> float:
+    seconds = float(at)
+    if not math.isfinite(seconds):
+        raise ValueError("no moment")
+    return seconds
 
 
 def _base(url: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import attrs
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
 _CHUNK_STEPS = 480
 _POINTS_WANTED = 1_500
 _STEPS_S: Final = (60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 14_400, 43_200, 86_400)
+# More than any metric of HAMi's can say; what comes from elsewhere under their names can.
+_MOST = 2.0**64
 # Two exporters hand over within a step or two; more are two that export the same.
 _OVERLAP_ALLOWED = 2
 
@@ -208,7 +209,8 @@ class PrometheusHistory:
                 round(peak if used is None else used),
                 round(peak),
                 round(limit) if limit else None,
-                round(sm_limit * 100) if sm_limit else None,
+                # Whatever is no share of a GPU says nothing about one.
+                round(sm_limit * 100) if sm_limit and sm_limit < 1 else None,
             )
             activity[key] = (_value(chunk.sm, key, at), None)
         return states, activity
@@ -282,7 +284,8 @@ def _number(text: str) -> float | None:
         value = float(text)
     except ValueError:
         return None
-    return value if math.isfinite(value) and value >= 0 else None
+    # Also false for what is no number.
+    return value if 0 <= value <= _MOST else None
 
 
 def _key(series: Series, names: _Names) -> _Key:

@@ -274,7 +274,8 @@ def agent(**given: Any) -> None:
     hamiregion agent --repair --once --dry-run
 
     One line per event on stdout.  Exit codes: 0 ended in order, 1 failed (with --once: a pass
-    did, or no directory given could be listed), 2 wrong usage, 3 somebody else writes the feedback on this node.
+    did, or no directory given could be listed), 2 wrong usage, 3 somebody else writes the feedback
+    on this node.
 
     JSON: one object per event, with the keys time_s (Unix seconds), task, event, message,
     container (null if it is about none) and detail, an object of figures by name.
@@ -395,8 +396,8 @@ def _exporting(
         yield
         return
     from libhamiregion.agent.exporter import NodeExporter
-    from libhamiregion.agent.node_server import exporter_server
     from libhamiregion.agent.listening import ListenError
+    from libhamiregion.agent.node_server import exporter_server
     from libhamiregion.agent.web_config import WebConfigError
 
     from .service_log import log_to_stderr

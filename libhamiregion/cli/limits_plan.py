@@ -126,9 +126,9 @@ def diff(
     something would be changed, or is left as it is although the plan says otherwise.
 
     JSON: kept (values that stand as the plan says), changes, skipped, unused_rules, overrides and
-    problems (of annotations).  A change has the keys pod_uid, namespace, pod, container, region_path, refused,
-    and edits, a list with field, device, before, after (bytes, percent or priority; null is
-    unlimited), effect and rule (its index in the plan).
+    problems (of annotations).  A change has the keys pod_uid, namespace, pod, container,
+    region_path, refused, and edits, a list with field, device, before, after (bytes, percent or
+    priority; null is unlimited), effect and rule (its index in the plan).
     """
     origin = _origin(path, from_annotations, node_name, kubeconfig)
     reading = _read(origin)

@@ -65,7 +65,7 @@ class MappedFile:
 
     @property
     def payer(self) -> str:
-        """In whose share of any limit it counts: its container, else its process."""
+        """Whose share of a limit it takes: its container's, else its process's."""
         container = self.process.container
         return f"process {self.process.pid}" if container is None else container.id
 

@@ -4,6 +4,7 @@ import collections
 import contextlib
 import ctypes
 import os
+import random
 import resource
 import threading
 import time
@@ -16,11 +17,12 @@ from actors import Actor
 from containers import Starter, containers, look, needs_namespaces, states, wait_for
 from doctor_scenes import Hospital
 from forked import in_child, unprivileged
+from namespaces import needs_first_namespace
 from node_root import Root
-from patience import PATIENCE_S
-from poke import RegionFile, RegionFileFactory
+from patience import PATIENCE_S, eventually
+from poke import RegionFile, RegionFileFactory, locate
 
-from libhamiregion import NotARegion, RegionClosed, RegionError, RegionStale, open_region
+from libhamiregion import Layout, NotARegion, RegionClosed, RegionError, RegionStale, open_region
 from libhamiregion.host import (
     ContainerView,
     FindingKind,
@@ -391,6 +393,171 @@ def test_a_view_reads_proc_once_and_an_idle_process_only_once(
         idle("evaluate", "scene.kept = bytearray(1 << 20)")
         node.view()
         assert looked.count(str(idle.pid_here)) == 1
+
+
+# ---- What changes while it is diagnosed and repaired --------------------------------------------
+
+
+@needs_namespaces
+def test_a_region_cut_short_since_it_was_diagnosed_does_not_stop_the_repair_of_others(
+    hospital: Hospital,
+) -> None:
+    hostile, honest = hospital.place(), hospital.place()
+    for place in (hostile, honest):
+        place.start(host_pid=False)
+    found = hospital.findings()
+    assert len(found) == 2
+    hostile.file.resize(0)
+    done = {each.finding.container: each for each in repair(hospital.node, found)}
+    by_uid = {each.pod_uid: done[each] for each in done if each is not None}
+    assert by_uid[honest.pod_uid].done
+    assert not by_uid[hostile.pod_uid].done
+    assert "cannot be read any more" in (by_uid[hostile.pod_uid].error or "")
+
+
+SCRIBBLE = """
+import os, random, struct
+chance = random.Random(seed)
+descriptor = os.open(path, os.O_RDWR)
+content = os.pread(descriptor, size, 0)
+while True:
+    for _ in range(chance.randint(1, 6)):
+        at = chance.choice(offsets) if chance.random() < 0.9 else chance.randrange(size - 8)
+        random_bytes = chance.randbytes(8)
+        value = struct.pack("<q", chance.choice((0, 1, -1, 17, 1024, 1 << 31, -1 << 31, -1 << 63)))
+        os.pwrite(descriptor, chance.choice((value, random_bytes)), at)
+    if chance.random() < 0.4:
+        os.pwrite(descriptor, content, 0)
+    if chance.random() < 0.02:
+        os.truncate(path, chance.choice((0, 100, size // 2, size + 4096)))
+        os.pwrite(descriptor, content, 0)
+"""
+
+
+def scribbled_at(layout: Layout, rounds: int, seed: int, hospital: Hospital, actor: Actor) -> None:
+    hostile, honest = hospital.place(layout), hospital.place(layout)
+    inside = honest.start(host_pid=False)
+    hostile.start()
+    fields = [
+        locate(layout, field, slot=slot)[0]
+        for field, at in layout.offsets.items()
+        if at is not None and field.startswith(("slot_pid", "slot_hostpid", "slot_status"))
+        for slot in range(4)
+    ]
+    fields += [
+        at
+        for field, at in layout.offsets.items()
+        if at is not None and not field.startswith(("slot_", "procs"))
+    ]
+    actor.start(
+        "evaluate",
+        SCRIBBLE,
+        path=str(hostile.path),
+        offsets=[0, 4, 8, *fields],
+        size=layout.size_bytes,
+        seed=seed,
+    )
+    seen: set[FindingKind] = set()
+    for _ in range(rounds):
+        found = hospital.findings(settle_s=0)
+        seen.update(each.kind for each in found)
+        assert all(each.paragraph.isprintable() for each in found)
+        done = repair(hospital.node, found, timeout_s=0.05, lock_watch_s=0)
+        assert all(each.error is None or each.error.isprintable() for each in done)
+    assert not actor.is_done()
+    assert len(seen) > 1
+    assert honest.host_pids() == {1: inside.host_pid}
+
+
+@needs_namespaces
+def test_a_container_that_scribbles_on_its_region_stops_no_diagnosis_and_no_repair(
+    hospital: Hospital, actor: MakeActor
+) -> None:
+    scribbled_at(Layout.V1_2, 60, 1, hospital, actor())
+
+
+@needs_namespaces
+@pytest.mark.stress
+@pytest.mark.parametrize("seed", range(3))
+def test_a_container_that_scribbles_for_long_stops_no_diagnosis_and_no_repair(
+    seed: int, layout: Layout, hospital: Hospital, actor: MakeActor
+) -> None:
+    scribbled_at(layout, 1_000, seed, hospital, actor())
+
+
+def lives_and_deaths(layout: Layout, rounds: int, seed: int, hospital: Hospital) -> None:
+    """Processes come and go under the same few pids, while somebody repairs without end."""
+    chance = random.Random(seed)
+    places = [hospital.place(layout) for _ in range(2)]
+    insides = [place.enter(depth) for place, depth in zip(places, (1, 2), strict=True)]
+    # By container: pid inside -> pid on the host and what it uses.
+    alive: list[dict[int, tuple[int, int]]] = [{}, {}]
+    failures: list[BaseException] = []
+    stop = threading.Event()
+
+    def repairing() -> None:
+        try:
+            while not stop.is_set():
+                found = hospital.findings(settle_s=0)
+                repair(hospital.node, found, lock_watch_s=0)
+        except BaseException as error:  # noqa: BLE001
+            failures.append(error)
+
+    def holds(number: int) -> bool:
+        with open_region(places[number].path) as region:
+            used = {each.pid: each.devices[0] for each in region.snapshot().processes}
+        return all(
+            pid in used and used[pid].memory_used_bytes == nbytes
+            for pid, (_, nbytes) in alive[number].items()
+        )
+
+    thread = threading.Thread(target=repairing)
+    thread.start()
+    try:
+        for _ in range(rounds):
+            number = chance.randrange(2)
+            if len(alive[number]) < 4 and chance.random() < 0.6:
+                nbytes = chance.randint(1, 1000)
+                pid, host_pid = places[number].spawn(
+                    insides[number],
+                    used=nbytes,
+                    last_pid=str(chance.randint(100, 102)),
+                    host_pid=False,
+                )
+                alive[number][pid] = host_pid, nbytes
+            elif alive[number]:
+                pid = chance.choice(list(alive[number]))
+                insides[number].tell("kill", pid)
+                del alive[number][pid]
+            assert failures == []
+            eventually(lambda number=number: holds(number))
+    finally:
+        stop.set()
+        thread.join()
+    assert failures == []
+    hospital.repair(lock_watch_s=0)
+    assert hospital.findings() == ()
+    for place, processes_there in zip(places, alive, strict=True):
+        expected = {pid: host_pid for pid, (host_pid, _) in processes_there.items()}
+        found = {pid: each for pid, each in place.host_pids().items() if pid in expected}
+        assert found == expected
+        assert place.used() == sum(nbytes for _, nbytes in processes_there.values())
+
+
+@needs_namespaces
+@needs_first_namespace
+def test_pids_that_are_used_again_during_repairs_are_not_mistaken(hospital: Hospital) -> None:
+    lives_and_deaths(Layout.V1_2, 60, 1, hospital)
+
+
+@needs_namespaces
+@needs_first_namespace
+@pytest.mark.stress
+@pytest.mark.parametrize("seed", range(3))
+def test_pids_that_are_used_again_for_long_during_repairs_are_not_mistaken(
+    seed: int, layout: Layout, hospital: Hospital
+) -> None:
+    lives_and_deaths(layout, 2_000, seed, hospital)
 
 
 # ---- Forks --------------------------------------------------------------------------------------

@@ -1,10 +1,16 @@
 """Directories of containers that come and go, as an agent says it."""
 
-from pathlib import Path
+from __future__ import annotations
 
-from libhamiregion.agent import Event
+from typing import TYPE_CHECKING
+
 from libhamiregion.agent.root_watch import RootWatch
 from libhamiregion.host import Node
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from libhamiregion.agent import Event
 
 
 def test_what_cannot_be_listed_is_said_once_and_its_return_too(tmp_path: Path) -> None:
