@@ -65,7 +65,7 @@ class MappedFile:
 
     @property
     def payer(self) -> str:
-        """Whose share of a limit it takes: its container's, else its process's."""
+        """The container, or else the process, whose share of a limit it takes."""
         container = self.process.container
         return f"process {self.process.pid}" if container is None else container.id
 
