@@ -42,8 +42,20 @@ static bool sees_first_process(int proc)
     return seen == HR_MAPS;
 }
 
+/* In doubt it may: then the look at its maps says what is in the way. */
+static bool may_have_slot(int proc, const char *name, const struct hr_slot_pids *slots)
+{
+    struct hr_status status;
+    int process = openat(proc, name, O_PATH | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    if (process < 0)
+        return true;
+    enum hr_seen seen = hr_read_status(process, &status);
+    close(process);
+    return seen != HR_MAPS || hr_names_slot(slots, status.mapper.pids[status.mapper.levels - 1]);
+}
+
 static int scan(DIR *directory, hr_region *region, const struct hr_identity *identity,
-                enum hr_own_handle own, struct hr_mappers *out)
+                enum hr_own_handle own, const struct hr_slot_pids *only, struct hr_mappers *out)
 {
     int at = dirfd(directory);
     char self[24];
@@ -54,7 +66,8 @@ static int scan(DIR *directory, hr_region *region, const struct hr_identity *ide
     struct dirent *entry;
     while (code == HR_OK && (errno = 0, entry = readdir(directory)) != NULL) {
         bool is_process = entry->d_name[0] >= '0' && entry->d_name[0] <= '9';
-        if (is_process && (with_self || strcmp(entry->d_name, self) != 0))
+        if (is_process && (with_self || strcmp(entry->d_name, self) != 0) &&
+            (only == NULL || may_have_slot(at, entry->d_name, only)))
             code = hr_look_at_process(at, entry->d_name, identity, out);
     }
     if (code == HR_OK && errno != 0)
@@ -72,7 +85,7 @@ static int scan(DIR *directory, hr_region *region, const struct hr_identity *ide
 }
 
 int hr_find_mappers(hr_region *region, const char *proc, enum hr_own_handle own,
-                    struct hr_mappers *out)
+                    const struct hr_slot_pids *only, struct hr_mappers *out)
 {
     memset(out, 0, sizeof *out);
     struct hr_identity identity;
@@ -80,7 +93,7 @@ int hr_find_mappers(hr_region *region, const char *proc, enum hr_own_handle own,
     DIR *directory = opendir(proc == NULL ? "/proc" : proc);
     if (directory == NULL)
         return hr_fail_errno(HR_ESYSTEM, errno);
-    int code = scan(directory, region, &identity, own, out);
+    int code = scan(directory, region, &identity, own, only, out);
     closedir(directory);
     if (code != HR_OK)
         hr_free_mappers(out);

@@ -42,11 +42,14 @@ struct hr_mappers {
 
 /*
  * Scan `proc` (NULL = "/proc") for processes that map the region.  Who has the
- * gate and not the lock asks without its own handle: that uses nothing then.
+ * gate and not the lock asks without its own handle: that uses nothing then.  With
+ * `only`, those are enough of which the pid in their own namespace is among them:
+ * maps are dear, and a container can make its processes' as long as it likes.
  */
 enum hr_own_handle { HR_WITH_OWN_HANDLE, HR_WITHOUT_OWN_HANDLE };
+struct hr_slot_pids;
 int hr_find_mappers(hr_region *region, const char *proc, enum hr_own_handle own,
-                    struct hr_mappers *out);
+                    const struct hr_slot_pids *only, struct hr_mappers *out);
 void hr_free_mappers(struct hr_mappers *mappers);
 
 /*

@@ -23,7 +23,7 @@ static void judge_slot(struct hr_namespace_view *view, int32_t pid)
     }
 }
 
-static bool names_slot(const struct hr_slot_pids *slots, int32_t pid)
+bool hr_names_slot(const struct hr_slot_pids *slots, int32_t pid)
 {
     for (int32_t i = 0; i < slots->count; i++) {
         if (slots->pids[i] == pid)
@@ -106,7 +106,7 @@ static bool may_be_inner(const struct namespace_search *search, const char *name
     hr_read_link(process, "ns/pid", namespace, sizeof namespace);
     bool known = namespace[0] != '\0' && strcmp(namespace, search->namespace) == 0;
     bool may = !known && hr_read_status(process, &status) == HR_MAPS && status.mapper.levels > 1 &&
-               names_slot(search->slots, status.mapper.pids[status.mapper.levels - 1]);
+               hr_names_slot(search->slots, status.mapper.pids[status.mapper.levels - 1]);
     close(process);
     return may;
 }

@@ -14,6 +14,7 @@ struct hr_slot_pids {
 };
 
 int hr_read_slot_pids(const hr_region *region, struct hr_slot_pids *out);
+bool hr_names_slot(const struct hr_slot_pids *slots, int32_t pid);
 
 struct hr_namespace_view {
     const hr_region *region;

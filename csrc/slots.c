@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include <unistd.h>
 
+#include "namespaces.h"
 #include "slot_table.h"
 
 /* ---- Writing for others ----------------------------------------------------------- */
@@ -94,6 +95,7 @@ int hr_edit_slot(hr_region *region, int32_t pid, struct hr_slot_edit *edits, uin
 struct reap_call {
     hr_region *region;
     const struct hr_mappers *mappers;
+    const struct hr_slot_pids *looked_for; /* by the mappers */
     const int32_t *pids;
     uint32_t pid_count;
     uint32_t dry_run;
@@ -124,6 +126,8 @@ static void reap_slot(struct reap_call *call, int32_t index, int32_t *count)
         return;
     /* No process has pid 0: such a slot stalls older generations, and belongs to nobody. */
     enum hr_life life = pid == 0 ? HR_DEAD : hr_life_of_slot(call->mappers, pid);
+    if (pid != 0 && !hr_names_slot(call->looked_for, pid))
+        life = HR_LIFE_UNKNOWN; /* stored by who does not care about the lock */
     if (life != HR_DEAD) {
         if (call->pid_count > 0)
             report(call, pid, life == HR_ALIVE ? HR_REAP_ALIVE : HR_REAP_UNKNOWN, 0);
@@ -182,9 +186,17 @@ static int has_dead_work(void *argument)
     return 0;
 }
 
+static int look_for_slots(hr_region *region, const char *proc, enum hr_own_handle own,
+                          struct hr_slot_pids *slots, struct hr_mappers *mappers)
+{
+    int code = hr_read_slot_pids(region, slots);
+    return code == HR_OK ? hr_find_mappers(region, proc, own, slots, mappers) : code;
+}
+
 /*
  * The scan that judges is made under the lock: who has a slot by then has mapped the
- * file before, so nobody who comes at the same moment is taken for dead.
+ * file before, so nobody who comes at the same moment is taken for dead.  Only those
+ * whose pids stand in slots are looked at in full, so that it does not take long.
  */
 static int reap_under_lock(struct reap_call *call, const char *proc, uint64_t timeout_ns)
 {
@@ -196,9 +208,11 @@ static int reap_under_lock(struct reap_call *call, const char *proc, uint64_t ti
     /* Having the lock in order to reap makes this process no process of the region. */
     enum hr_own_handle own =
         region->attachment != NULL ? HR_WITH_OWN_HANDLE : HR_WITHOUT_OWN_HANDLE;
-    code = hr_find_mappers(region, proc, own, &mappers);
+    struct hr_slot_pids slots;
+    code = look_for_slots(region, proc, own, &slots, &mappers);
     if (code == HR_OK) {
         call->mappers = &mappers;
+        call->looked_for = &slots;
         code = hr_guard_run(region->base, region->mapped_bytes, reap_work, call);
         hr_free_mappers(&mappers);
     }
@@ -212,7 +226,12 @@ int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t p
     if (!region->writable)
         return hr_fail_code(HR_EREADONLY);
     struct hr_mappers mappers;
-    int code = hr_look_for_mappers(region, proc, &mappers);
+    struct hr_slot_pids slots;
+    int code = hr_enter(region);
+    if (code != HR_OK)
+        return code;
+    code = look_for_slots(region, proc, HR_WITH_OWN_HANDLE, &slots, &mappers);
+    hr_leave(region);
     if (code != HR_OK)
         return code;
     struct reap_call call = {.region = region,

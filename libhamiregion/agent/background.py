@@ -16,6 +16,7 @@ from libhamiregion.host.usage import driver_gap
 
 from . import metrics
 from .figures import is_held
+from .label_ledger import OTHER
 from .labels import LabelMaker
 from .rendering import steady, written
 
@@ -24,14 +25,12 @@ if TYPE_CHECKING:
 
     from libhamiregion.host import Container, ContainerView, Node, NvmlSample
     from libhamiregion.host.findings import Finding
-    from libhamiregion.host.usage import NodeProcess
+    from libhamiregion.host.usage import NodeProcess, ProcessDeviceRow
 
+    from .label_ledger import LabelLedger
     from .labels import Labels
     from .naming import Identity
     from .rendering import Series
-
-#: Whose figures are summed up, because their container has too many.
-OTHER = "other"
 
 #: Of the processes of a container with a region.
 STATES = ("alive", "dead", "unknown", "unlisted", "escaped")
@@ -140,11 +139,13 @@ def shown_processes(
     container_ids: Mapping[Container, str],
     before: Mapping[Container, ShownProcesses],
     bounds: Bounds,
+    ledger: LabelLedger,
 ) -> dict[Container, ShownProcesses]:
     """Which proved processes get series of their own, and which are summed up."""
     found = {}
     left = bounds.rows_per_node
     for container, rows in by_container.items():
+        identity = identities[container]
         alone: dict[int, tuple[object, ...]] = {}
         folded: set[int] = set()
         repeated = False
@@ -155,11 +156,7 @@ def shown_processes(
             if row.pid in alone:
                 repeated = True
                 continue
-            places = tuple(
-                (device.index, device.uuid)
-                for device in row.devices
-                if device.index is not None and device.uuid is not None
-            )
+            places = _places(row.devices, identity, ledger)
             if len(alone) >= bounds.processes_per_container or len(places) > room:
                 folded.add(row.pid)
                 continue
@@ -169,13 +166,8 @@ def shown_processes(
             alone[row.pid] = (row.host_pid, own_id, places)
         if not alone and not folded:
             continue
-        identity = identities[container]
         container_id = container_ids.get(container, "")
-        devices = tuple(
-            (device.index, device.uuid)
-            for device in (rows[0].devices if folded or repeated else ())
-            if device.index is not None and device.uuid is not None
-        )
+        devices = _places(rows[0].devices if folded or repeated else (), identity, ledger)
         key = (identity, container_id, tuple(alone.items()), frozenset(folded), devices)
         known = before.get(container)
         if known is not None and known.key == key:
@@ -183,6 +175,17 @@ def shown_processes(
         else:
             found[container] = _show(key, identity, container_id, alone, folded, devices)
     return found
+
+
+def _places(
+    devices: Iterable[ProcessDeviceRow], identity: Identity, ledger: LabelLedger
+) -> tuple[tuple[int, str], ...]:
+    """Index and uuid, as labels, of the devices that have both."""
+    return tuple(
+        (device.index, ledger.uuid(identity, device.index, device.uuid))
+        for device in devices
+        if device.index is not None and device.uuid is not None
+    )
 
 
 def _show(
@@ -257,6 +260,7 @@ def container_series(
     by_container: Mapping[Container, Sequence[NodeProcess]],
     identities: Mapping[Container, Identity],
     shown: Mapping[Container, ShownProcesses],
+    ledger: LabelLedger,
     *,
     driver_known: bool,
 ) -> list[Series]:
@@ -280,7 +284,8 @@ def container_series(
         for usage in view.snapshot.devices:
             if usage.uuid is None:
                 continue
-            labels = _device(*identity.shown, str(usage.index), usage.uuid)
+            uuid = ledger.uuid(identity, usage.index, usage.uuid)
+            labels = _device(*identity.shown, str(usage.index), uuid)
             dead.append((labels, of_dead[usage.index]))
             if driver_known and used[usage.index] is not None:
                 driver.append((labels, used[usage.index] or 0))
@@ -354,6 +359,7 @@ def finding_series(
     findings: Sequence[Finding],
     views: Iterable[ContainerView],
     identities: Mapping[Container, Identity],
+    ledger: LabelLedger,
 ) -> list[Series]:
     """How many findings there are, by kind; by container; and what orphaned slots hold."""
     from libhamiregion.host.findings import FindingKind
@@ -380,7 +386,7 @@ def finding_series(
                 for (container, kind, severity), count in of_container.items()
             ],
         ),
-        steady(metrics.MEMORY_ORPHANED, _orphaned(views, identities, orphans)),
+        steady(metrics.MEMORY_ORPHANED, _orphaned(views, identities, orphans, ledger)),
     ]
 
 
@@ -388,6 +394,7 @@ def _orphaned(
     views: Iterable[ContainerView],
     identities: Mapping[Container, Identity],
     orphans: Mapping[Container, set[int]],
+    ledger: LabelLedger,
 ) -> list[tuple[Labels, int]]:
     rows = []
     for view in views:
@@ -397,7 +404,9 @@ def _orphaned(
         pids = orphans.get(container, set())
         for place, usage in enumerate(snapshot.devices):
             if usage.uuid is not None:
-                labels = _device(*identities[container].shown, str(usage.index), usage.uuid)
+                identity = identities[container]
+                uuid = ledger.uuid(identity, usage.index, usage.uuid)
+                labels = _device(*identity.shown, str(usage.index), uuid)
                 frozen = sum(
                     process.devices[place].memory_used_bytes
                     for process in (snapshot.processes if pids else ())

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from libhamiregion.host import Container, MissingRegion, Node, NodeSnapshot
 
     from .background import Background
+    from .label_ledger import LabelLedger
 
     Picker: TypeAlias = Callable[[Sequence[int]], tuple[int, ...]]
 
@@ -114,10 +115,12 @@ class DevicePlanner:
     Args:
         node: Names containers that no refresh has named yet.
         legacy: Whether to make the labels of the former names as well.
+        ledger: Bounds the uuids.
     """
 
-    def __init__(self, node: Node, *, legacy: bool) -> None:
+    def __init__(self, node: Node, *, legacy: bool, ledger: LabelLedger) -> None:
         self._node = node
+        self._ledger = ledger
         self._legacy = legacy
         self._known: dict[Container, Known] = {}
         #: The plan of the last scrape.
@@ -176,7 +179,8 @@ class DevicePlanner:
                 uuid = table.devices.uuid(device_row)
                 if uuid is None:
                     continue
-                place = (indexes[device_row], uuid)
+                index = indexes[device_row]
+                place = (index, self._ledger.uuid(known.identity, index, uuid))
                 kept[place] = known.devices.get(place) or self._label(known.identity, *place)
                 devices.append(kept[place])
                 rows.append(device_row)

@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from libhamiregion.host import NvmlState
-from libhamiregion.text import printable
 
 from . import metrics
-from .background import OTHER
+from .label_ledger import OTHER
 from .labels import LabelMaker, safe_value
 from .naming import outsider_names
 from .rendering import steady
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
-    from libhamiregion.host import Container, ContainerView, HostProcess, Node, NvmlSample
+    from libhamiregion.host import Container, ContainerView, Node, NvmlSample
     from libhamiregion.host.usage import NodeProcess
 
     from .background import Bounds
+    from .label_ledger import LabelLedger
     from .labels import Labels
     from .naming import Identity
     from .rendering import Series
 
 #: The state of a driver that hangs, beside the values of `NvmlState`.
 NO_ANSWER = "no_answer"
-
-# A process calls itself what it likes.
-_PROCESS_NAME_LIMIT = 64
 
 _host = LabelMaker(metrics.HOST_MEMORY_USED)
 _host_nodeless = LabelMaker(metrics.HOST_MEMORY_UTILIZATION)
@@ -130,6 +126,7 @@ def unaccounted_series(
     rows: Iterable[NodeProcess],
     identities: Mapping[Container, Identity],
     bounds: Bounds,
+    ledger: LabelLedger,
 ) -> list[Series]:
     """Processes that use a GPU and stand in no region: what nvidia-smi shows, with their container.
 
@@ -170,7 +167,7 @@ def unaccounted_series(
                     index,
                     uuid,
                     str(row.host_pid),
-                    program(row.process),
+                    ledger.program(row.process),
                     # A slot of another device does not account for this one.
                     "other_device" if in_slot else row.state,
                 )
@@ -194,12 +191,3 @@ _FIGURES = (
     (metrics.UNACCOUNTED_ENC, "driver_enc_percent"),
     (metrics.UNACCOUNTED_DEC, "driver_dec_percent"),
 )
-
-
-def program(process: HostProcess | None) -> str:
-    """The program of a process: of its command line the first word's last part.
-
-    Arguments can hold secrets, and change with every job.
-    """
-    words: Sequence[str] = () if process is None else process.command.split(maxsplit=1)
-    return printable(PurePath(words[0]).name, _PROCESS_NAME_LIMIT) if words else ""

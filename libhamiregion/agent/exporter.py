@@ -16,6 +16,7 @@ from . import metrics
 from .background import Bounds
 from .exporter_status import ExporterStatus
 from .figures import Figures
+from .label_ledger import LabelLedger
 from .labels import LabelMaker, safe_value
 from .refreshing import Refresher, Stage
 from .rendering import Series, Sheet, steady
@@ -101,8 +102,10 @@ class NodeExporter:
         self.node_name = node_name or os.environ.get("NODE_NAME") or os.uname().nodename
         self.legacy = legacy
         self._counters = counters
+        ledger = LabelLedger()
         self._refresher = Refresher(
             node,
+            ledger=ledger,
             sampler=sampler,
             node_name=self.node_name,
             legacy=legacy,
@@ -114,7 +117,7 @@ class NodeExporter:
         self._scrape = Stage("scrape", 0.0)
         # Held while a scrape is made.
         self._turn = threading.Lock()
-        self._figures = Figures(node, legacy=legacy)
+        self._figures = Figures(node, legacy=legacy, ledger=ledger)
         self._sheet = Sheet()
         self._scrapes = 0
         self._scrape_seconds = 0.0

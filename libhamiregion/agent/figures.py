@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from .background import Background
     from .device_plan import DevicePlan, Picker
+    from .label_ledger import LabelLedger
     from .process_plan import ProcessPlan
 
 _WRAP = (1 << 64) - 1
@@ -39,11 +40,12 @@ class Figures:
     Args:
         node: Names containers that no refresh has named yet.
         legacy: Whether to make the series under their former names as well.
+        ledger: Bounds what containers may write into labels.
     """
 
-    def __init__(self, node: Node, *, legacy: bool) -> None:
+    def __init__(self, node: Node, *, legacy: bool, ledger: LabelLedger) -> None:
         self._legacy = legacy
-        self._devices = DevicePlanner(node, legacy=legacy)
+        self._devices = DevicePlanner(node, legacy=legacy, ledger=ledger)
         self._processes = ProcessPlanner()
         self._unsettled: dict[tuple[str, str, str, str], int] = {}
         self._counted: DevicePlan | None = None

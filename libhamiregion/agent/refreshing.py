@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from libhamiregion.host.findings import Finding
     from libhamiregion.host.usage import NodeProcess
 
+    from .label_ledger import LabelLedger
     from .naming import Identity
 
 _MESSAGE_LIMIT = 500
@@ -117,6 +118,7 @@ class Refresher:
         intervals_s: Between scans for containers, looks at processes, and diagnoses.
         gone_after_s: As `GoneContainers` has it.
         bounds: How many series there may be.
+        ledger: Bounds what containers may write into labels.
 
     Attributes:
         background: What the last refresh found; replaced as a whole.
@@ -135,6 +137,7 @@ class Refresher:
         intervals_s: tuple[float, float, float],
         gone_after_s: float | None,
         bounds: Bounds,
+        ledger: LabelLedger,
     ) -> None:
         for interval_s in intervals_s:
             if not interval_s > 0:
@@ -144,6 +147,7 @@ class Refresher:
         self._node_name = node_name
         self._legacy = legacy
         self._bounds = bounds
+        self._ledger = ledger
         self._gone = GoneContainers(node, gone_after_s)
         self._scan, self._look, self._doctor = (
             Stage(name, interval_s)
@@ -264,14 +268,17 @@ class Refresher:
             ids,
             before.processes,
             self._bounds,
+            self._ledger,
         )
         told = [view for view in views if view.container not in hidden]
         driver_known = driver_is_known(node, sample)
         series = [
             *([] if self._driver is None else nvml_series(sample, self.nvml[1])),
-            *container_series(told, by_container, identities, shown, driver_known=driver_known),
+            *container_series(
+                told, by_container, identities, shown, self._ledger, driver_known=driver_known
+            ),
             *process_series(by_container, shown),
-            *unaccounted_series(node, rows, identities, self._bounds),
+            *unaccounted_series(node, rows, identities, self._bounds, self._ledger),
         ]
         if sample is not None:
             series += host_series(sample, self._node_name, legacy=self._legacy)
@@ -279,6 +286,9 @@ class Refresher:
             self.nvml = (sample.state.value, sample.driver_version)
         elif self._driver is not None:
             self.nvml = (NO_ANSWER, self.nvml[1])
+        self._ledger.keep(
+            identities.values(), (row.process for row in rows if row.process is not None)
+        )
         background = attrs.evolve(
             before,
             container_ids=before.container_ids if _same(ids, before.container_ids) else ids,
@@ -300,6 +310,7 @@ class Refresher:
             self._believed(findings),
             [view for view in look.views if view.container not in hidden],
             look.identities,
+            self._ledger,
         )
         self.background = self.background.with_series("doctor", series)
 

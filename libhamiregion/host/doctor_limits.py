@@ -267,7 +267,19 @@ def blocked_launches(scene: Scene, used: Used) -> Iterator[Finding]:
 def _writer_may_run(scene: Scene) -> bool:
     """Whether somebody on the node may be writing launch marks; in doubt, yes."""
     processes = scene.node.processes
-    if not processes.is_complete or any(map(is_monitor, processes)):
+    # Who is in a container that has a region can be called anything.
+    inside = {
+        user.container.id
+        for used in scene.used
+        for user in used.users
+        if user.container is not None
+    }
+    monitors = (
+        each
+        for each in processes
+        if is_monitor(each) and (each.container is None or each.container.id not in inside)
+    )
+    if not processes.is_complete or any(monitors):
         return True
     for used in scene.used:
         users = {process.pid for process in used.users}

@@ -409,7 +409,10 @@ class Node:
     def _view_of(
         self, container: Container, snapshot: RegionSnapshot | None, error: RegionError | None
     ) -> ContainerView:
-        processes = None if snapshot is None else self.match(container, snapshot)
+        try:
+            processes = None if snapshot is None else self.match(container, snapshot)
+        except RegionClosed as closed:  # by somebody else: the next refresh sees to it
+            return ContainerView(container, error=closed)
         return ContainerView(container, snapshot, processes, error)
 
     def match(self, container: Container, snapshot: RegionSnapshot) -> RegionProcesses:

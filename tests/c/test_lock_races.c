@@ -85,14 +85,18 @@ static void find_mapping(const struct region_file *file, struct fake_proc *proc)
     NEED(found);
 }
 
-/* As it would look with this pid in one namespace and a mapping, or none (""). */
+/* As it would look with this pid and a mapping, or none (""); NULL: the watched one. */
 static void add_process(const struct fake_proc *proc, int32_t pid, const char *maps)
 {
     char path[400], text[64];
     snprintf(path, sizeof path, "%s/%d", proc->path, pid);
     NEED(mkdir(path, 0755) == 0);
     snprintf(path, sizeof path, "%s/%d/status", proc->path, pid);
-    snprintf(text, sizeof text, "State:\tS (sleeping)\nNSpid:\t%d\n", pid);
+    /* By its pid the watched one could be the dead one, so that its maps are asked for. */
+    char inner[16] = "";
+    if (maps == NULL)
+        snprintf(inner, sizeof inner, "\t%d", DEAD);
+    snprintf(text, sizeof text, "State:\tS (sleeping)\nNSpid:\t%d%s\n", pid, inner);
     write_file(path, text);
     snprintf(path, sizeof path, "%s/%d/maps", proc->path, pid);
     if (maps != NULL)

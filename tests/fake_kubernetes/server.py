@@ -41,6 +41,8 @@ class FakeApi:
         #: How a version that is too old is told: as a status, or as an event of the watch.
         self.gone_as_event = True
         self.generation = 0
+        #: Whether watches neither end nor say anything, as behind a firewall that forgets them.
+        self.silent = False
         self.ending = False
         self.open_watches: set[socket.socket] = set()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
@@ -262,7 +264,7 @@ def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
                             self.event(kind, {"kind": "Pod", "metadata": pod["metadata"]})
                     elif _on_node(pod, query.get("fieldSelector")):
                         self.event(kind, pod)
-                if time.monotonic() >= deadline:
+                if time.monotonic() >= deadline and not api.silent:
                     self.chunk(b"")
                     return
 

@@ -23,6 +23,7 @@ class FakeDriver:
         self.library = library
         self.state = state
         self.lines: tuple[str, ...] = ()
+        self.was_unloaded = False
 
     def play(self, *lines: str) -> None:
         """Make these lines the scene, in one step."""
@@ -38,6 +39,7 @@ class FakeDriver:
 
     def unload(self) -> None:
         """Take the driver away."""
+        self.was_unloaded = True
         self.state.unlink(missing_ok=True)
 
     def environment(self) -> dict[str, str]:

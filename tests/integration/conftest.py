@@ -3,8 +3,10 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import pynvml
 import pytest
 from fake_nvml.driver import STATE, FakeDriver, build
+from fake_nvml.scenes import initialisations
 
 from libhamiregion.host.nvml import NvmlSampler
 
@@ -16,11 +18,19 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def fake_driver(nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
+def fake_driver(
+    nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FakeDriver]:
     """A driver of the test's own, for this process and its children; plays nothing yet."""
     state = tmp_path / "nvml-scene"
     monkeypatch.setenv(STATE, str(state))
-    return FakeDriver(nvml_library, state)
+    driver = FakeDriver(nvml_library, state)
+    yield driver
+    if driver.was_unloaded and pynvml.nvmlLib is not None:
+        # It went without its initialisations being given back.
+        driver.play()
+        while initialisations():
+            pynvml.nvmlShutdown()
 
 
 @pytest.fixture

@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 from actors import Actor
 from exposition import NodeFiles, parsed
+from lock_bytes import hold
 from patience import eventually
 from poke import RegionFile
 
 from libhamiregion import Layout, create_region, open_region
 from libhamiregion.agent import ExporterStatus, NodeExporter, StageStatus
-from libhamiregion.host import Node
+from libhamiregion.agent.background import held_locks
+from libhamiregion.host import Node, NodeSnapshot
 
 UUID = "GPU-00000000-0000-0000-0000-000000000000"
 USED = "hami_vgpu_memory_used_bytes"
@@ -144,6 +146,62 @@ def test_of_two_containers_with_the_same_names_the_newer_is_shown(tmp_path: Path
         shutil.rmtree(new.parent)
         exporter.refresh()
         assert parsed(exporter.render()).value(LIMIT) == 1 << 30
+
+
+def test_a_newer_directory_without_a_region_stands_before_no_figures(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path)
+    old = files.region(uuids=[UUID], memory_limits=["1GiB"])
+    os.utime(old.parent, (1_700_000_000, 1_700_000_000))
+    files.container()
+    with files.open() as node:
+        found = parsed(exporter_of(node).render())
+    assert found.value(LIMIT) == 1 << 30
+
+
+@pytest.mark.parametrize(("mark", "blocked"), [(-(2**31), 1), (-1, 1), (0, 0), (2, 0)])
+def test_a_container_is_blocked_where_its_launch_mark_is_below_0(
+    tmp_path: Path, mark: int, blocked: int
+) -> None:
+    files = NodeFiles(tmp_path)
+    RegionFile(files.region(uuids=[UUID]), Layout.V1_2).put("recent_kernel", mark)
+    with files.open() as node:
+        found = parsed(exporter_of(node).render())
+    assert found.value("hamiregion_container_blocked") == blocked
+
+
+def test_each_figure_of_a_process_stands_in_its_own_metric(
+    tmp_path: Path, actor: Callable[..., Actor]
+) -> None:
+    files = NodeFiles(tmp_path)
+    path = files.region(uuids=[UUID])
+    one = actor(path)
+    one("attach")
+    with open_region(path, writable=True) as region:
+        region.set_utilization(one.pid, 0, sm=37, enc=11, dec=7)
+    with files.open() as node:
+        found = parsed(exporter_of(node).render())
+    for figure, value in (("sm", 0.37), ("enc", 0.11), ("dec", 0.07)):
+        assert found.value(f"hamiregion_process_{figure}_utilization_ratio") == value
+
+
+def test_a_lock_that_goes_from_hand_to_hand_is_not_held(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path)
+    file = RegionFile(files.region(uuids=[UUID]), Layout.V1_2)
+    hold(file, 1)
+
+    class Watched(Node):
+        """Between two looks the lock is another's."""
+
+        def snapshot(self) -> NodeSnapshot:
+            file.put("owner_pid", file.get("owner_pid") + moves)
+            return super().snapshot()
+
+    with Watched(files.root, outside=False) as node:
+        node.refresh()
+        moves = 1
+        assert held_locks(node, {}) == {}
+        moves = 0
+        assert len(held_locks(node, {})) == 1
 
 
 def test_names_that_are_learned_later_take_the_place_of_the_uid(tmp_path: Path) -> None:

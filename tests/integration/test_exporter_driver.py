@@ -107,6 +107,17 @@ def test_a_figure_that_a_gpu_does_not_have_is_absent(
     assert not [name for name in found.names if name.startswith(("hami_host", "Host"))]
 
 
+def test_a_gpu_without_a_name_is_left_out_and_nothing_fails(
+    tmp_path: Path, fake_driver: FakeDriver, sampler: NvmlSampler
+) -> None:
+    fake_driver.play(CARD, "error nvmlDeviceGetName 3")
+    with NodeFiles(tmp_path).open() as node:
+        found = exported(node, sampler, legacy=True)
+    assert not [name for name in found.names if name.startswith(("hami_host", "Host"))]
+    assert found.value("hamiregion_nvml_up") == 1
+    assert found.value("hamiregion_errors_total", stage="processes") == 0
+
+
 def test_a_driver_that_goes_takes_its_series_with_it_and_nothing_else(
     tmp_path: Path, fake_driver: FakeDriver, sampler: NvmlSampler
 ) -> None:
@@ -291,7 +302,7 @@ def test_processes_that_no_region_accounts_for_are_told_with_their_container(
         f"process 0 compute {escapee} {20 * MIB}",
         f"process 1 compute {alone} {30 * MIB}",
         f"process 1 graphics {bystander} {40 * MIB}",
-        f"sample 1 {alone} 100 50 0 0 0",
+        f"sample 1 {alone} 100 50 0 11 7",
     )
     with node.open() as opened:
         found = exported(opened, sampler)
@@ -316,6 +327,9 @@ def test_processes_that_no_region_accounts_for_are_told_with_their_container(
     assert (other["namespace"], other["pod"], other["container"]) == ("other", "plain-0", "main")
     sm = "hamiregion_unaccounted_process_driver_sm_utilization_ratio"
     assert found.value(sm, host_pid=str(alone)) == 0.5
+    for figure, value in (("enc", 0.11), ("dec", 0.07)):
+        of_video = f"hamiregion_unaccounted_process_driver_{figure}_utilization_ratio"
+        assert found.value(of_video, host_pid=str(alone)) == value
     host = found.labels(name, host_pid=str(bystander))
     assert (host["container_id"], host["process"], host["state"]) == ("", "sleep", "unmanaged")
     assert found.value(name, host_pid=str(bystander)) == 40 * MIB

@@ -133,6 +133,33 @@ def test_hostile_uuids_are_escaped(tmp_path: Path) -> None:
             }
 
 
+def test_a_container_that_shows_another_uuid_at_every_scrape_makes_a_bounded_number_of_series(
+    tmp_path: Path,
+) -> None:
+    files = NodeFiles(tmp_path)
+    hostile = RegionFile(files.region(pod="hostile", uuids=["GPU-0", "GPU-b"]), Layout.V1_2)
+    files.region(pod="good", uuids=["GPU-a"])
+    seen: set[tuple[str, str]] = set()
+    with files.open() as node:
+        exporter = exporter_of(node, legacy=True)
+        for number in range(200):
+            hostile.put("uuids", b"GPU-%d" % number)
+            if number % 20 == 0:
+                exporter.refresh()
+            found = parsed(exporter.render())
+            for name, labels in found.samples:
+                named = dict(labels)
+                seen.add((name, named.get("device_uuid", named.get("deviceuuid", ""))))
+            assert found.value("hami_vgpu_memory_used_bytes", pod="good", device_uuid="GPU-a") == 0
+            at = {"pod": "hostile", "vdevice_index": "0"}
+            assert len(found.series("hami_vgpu_memory_used_bytes", **at)) == 1
+    of_one = {uuid for name, uuid in seen if name == "hami_vgpu_memory_used_bytes"}
+    # 64 of the container's, what stands for the rest, and the other container's.
+    assert len(of_one) == 64 + 1 + 1
+    assert {uuid for _, uuid in seen} == of_one | {""}
+    assert found.labels("hami_vgpu_memory_used_bytes", **at)["device_uuid"] == "other"
+
+
 def test_a_uuid_that_is_no_text_makes_the_region_missing_and_no_other(tmp_path: Path) -> None:
     files = NodeFiles(tmp_path)
     file = RegionFile(files.region(pod="hostile", uuids=[UUID]), Layout.V1_2)

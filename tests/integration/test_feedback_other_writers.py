@@ -129,6 +129,22 @@ def test_writing_stops_when_a_monitor_appears_and_goes_on_when_it_has_gone(
         assert task.counters()["feedback_pauses"] == 1
 
 
+def test_what_a_monitor_has_left_behind_is_not_taken_back(scene: NodeScene, node: Node) -> None:
+    urgent, low = scene.container("urgent", priority=0), scene.container("low")
+    launch(urgent)
+    task = Feedback(node, resume_after=100)
+    with stopping(task):
+        task.run()
+        with OtherWriter("vGPUmonitor", [urgent, low]):
+            task.run()
+            assert task.paused
+        before = low.content()
+        assert low.get("recent_kernel") == -1
+        # It has gone, and there has been no pass since; others refresh the node as well.
+        node.refresh()
+    assert low.content() == before
+
+
 def test_it_can_be_told_not_to_go_on(scene: NodeScene, node: Node) -> None:
     file = scene.container("a")
     task = Feedback(node, resume_after=None)

@@ -3,6 +3,7 @@
 import os
 import shutil
 import threading
+import time
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -105,6 +106,26 @@ def test_one_look_is_no_proof_and_two_within_the_time_are_none(scene: GoneScene)
     assert directory.is_dir()
     at_once.run()
     assert not directory.exists()
+
+
+def test_an_old_directory_is_not_enough_its_pod_has_to_be_gone_for_that_long(
+    scene: GoneScene,
+) -> None:
+    directory = scene.container()
+    remover = scene.remover(gone_after_s=1.0)
+    eventually(lambda: time.time() - directory.stat().st_ctime > 1.2)
+    began = time.monotonic()
+    remover.run()
+    remover.run()
+    if time.monotonic() - began < 1.0:
+        assert directory.is_dir()
+
+    def removed() -> bool:
+        remover.run()
+        return not directory.exists()
+
+    eventually(removed)
+    assert time.monotonic() - began >= 1.0
 
 
 def test_a_pod_that_is_there_again_begins_anew(scene: GoneScene) -> None:

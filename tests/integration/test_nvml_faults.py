@@ -167,10 +167,6 @@ def test_a_driver_that_comes_later_is_found_and_one_that_goes_is_missed(
         assert sampler.state is NvmlState.DRIVER_NOT_LOADED
         fake_driver.play(SECOND.replace("device 1", "device 0"))
         assert [device.uuid for device in sampler.devices()] == [OTHER]
-    fake_driver.play(CARD)
-    # The fake driver went without its initialisation being given back.
-    while initialisations():
-        pynvml.nvmlShutdown()
 
 
 def test_a_gpu_lost_in_mid_run_keeps_its_name_and_does_not_touch_the_others(

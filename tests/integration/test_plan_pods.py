@@ -184,6 +184,16 @@ def test_a_server_that_fails_is_asked_again_and_what_was_known_stays(
     assert pods.lists == 1
 
 
+@pytest.mark.stress
+def test_a_server_that_has_gone_without_a_word_is_noticed(api: FakeApi, watch: Watch) -> None:
+    api.silent = True
+    pods = watch(watch_s=1.0)
+    pods.start()
+    eventually(lambda: pods.watches == 1)
+    eventually(lambda: pods.watches == 2)
+    assert pods.lists == 1
+
+
 def test_a_server_that_comes_later_is_waited_for(api: FakeApi, watch: Watch) -> None:
     api.put("bert-0", UID % 0, SIX)
     with api.changed:

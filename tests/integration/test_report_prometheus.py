@@ -245,6 +245,13 @@ def says(status: int, body: str, **headers: str) -> Answering:
     return answer
 
 
+def matrix(*values: str) -> str:
+    """One series, its values as they stand in the text."""
+    listed = ",".join(f'[{each},"1"]' for each in values)
+    series = f'{{"metric":{{"pod":"a"}},"values":[{listed}]}}'
+    return f'{{"status":"success","data":{{"resultType":"matrix","result":[{series}]}}}}'
+
+
 EMPTY = json.dumps({"status": "success", "data": {"resultType": "matrix", "result": []}})
 
 
@@ -268,6 +275,10 @@ EMPTY = json.dumps({"status": "success", "data": {"resultType": "matrix", "resul
             ),
             "make no sense",
         ),
+        (200, matrix("1e999"), "make no sense"),
+        (200, matrix("NaN"), "make no sense"),
+        (200, matrix("9" * 400), "make no sense"),
+        (200, matrix("[]"), "make no sense"),
     ],
 )  # fmt: skip
 def test_what_a_server_answers_is_said_precisely(status: int, body: str, said: str) -> None:
@@ -345,6 +356,35 @@ def test_an_answer_has_its_series_and_what_the_server_said_about_it() -> None:
     assert answer == PrometheusAnswer(
         ((({"pod": "a"}), [(1.5, "2"), (2.5, "NaN")]),), (r"slow \x1b[2J",)
     )
+
+
+def report_of(*values: str) -> Report:
+    """A minute of one device that several export, with these values of every metric."""
+    labels = {"namespace": "a", "pod": "b", "container": "c", "device_uuid": "GPU-a"}
+    result = [
+        {"metric": {**labels, "vdevice_index": "0", "job": str(job)}, "values": [[59.999, value]]}
+        for job, value in enumerate(values)
+    ]
+    document = {"status": "success", "data": {"resultType": "matrix", "result": result}}
+    with server(says(200, json.dumps(document))) as url:
+        return make_report(PrometheusHistory(PrometheusApi(url), step_s=60), 0, 60_000)
+
+
+@pytest.mark.parametrize("values", [("200", "100"), ("100", "200")])
+def test_of_two_that_export_one_device_the_higher_value_counts(values: tuple[str, ...]) -> None:
+    (row,) = report_of(*values).rows
+    assert row.memory_peak_bytes == 200
+
+
+@pytest.mark.parametrize("value", ["1e308", "-1", "Inf", "NaN", "1e20", "nonsense", "0x10"])
+def test_a_figure_that_cannot_be_is_none(value: str) -> None:
+    assert report_of(value).rows == ()
+
+
+def test_a_share_above_a_whole_gpu_is_no_share() -> None:
+    (row,) = report_of("1024").rows
+    assert row.allocated_gpu_hours == pytest.approx(1 / 60)
+    assert row.sm_limit_percent is None
 
 
 def test_a_header_holds_what_a_header_can() -> None:

@@ -117,6 +117,11 @@ def test_head_has_the_headers_of_get_and_costs_no_scrape(
         assert (headed.status, headed.body) == (200, b"")
         assert headed.headers["content-type"] == got.headers["content-type"]
     assert len(renderer.calls) == 1
+    with Scraper(url) as scraper:
+        for path in ("/metrics", "/healthz", "/", "/metrics"):
+            assert scraper.ask(path, "HEAD").status == 200
+            # The connection goes on, and what follows is no part of the answer before.
+            assert scraper.ask("/healthz").text == "ok\n"
     assert (
         ask(url, "/metrics", "HEAD", accept=PROMETHEUS_ACCEPT)
         .headers["content-type"]

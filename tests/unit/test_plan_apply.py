@@ -186,6 +186,20 @@ def test_undo_plans_are_written_before_the_first_change_and_the_newest_are_kept(
     assert {str(path) for path in kept} < set(written)
 
 
+def test_what_is_refused_is_not_applied_either_if_it_is_handed_over(
+    scene: PlanScene, node: Node
+) -> None:
+    region = scene.container()
+    region.add_process(1, {1: 7 * GIB})
+    node.refresh(processes=False)
+    before = region.content()
+    refused = diff_plan(node, plan(SIX)).containers
+    assert refused[0].edits
+    with PlanApplier(node, scene.state) as applier:
+        assert applier.apply(refused) == PlanResult(())
+    assert region.content() == before
+
+
 def test_neither_the_new_undo_plan_nor_the_watchs_makes_way_for_others(scene: PlanScene) -> None:
     watch = Path(scene.state.write("undo-watch.yaml", "watch"))
     os.utime(watch, (1, 1))

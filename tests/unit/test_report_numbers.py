@@ -381,6 +381,37 @@ def test_what_a_layout_does_not_tell_is_not_zero(tmp_path: Path) -> None:
     assert row.loaded_idle_hours == 0
 
 
+def test_memory_with_nobody_known_there_is_no_left_over(tmp_path: Path) -> None:
+    container = RecordedContainer("0b5c", "train")
+    unknown, used, left = (
+        Reading(container, 0, None, GIB, processes=number) for number in (None, 1, 0)
+    )
+    write_minutes(tmp_path / "known.db", [[unknown]] * 30 + [[used]] * 30)
+    (row,) = of_day(tmp_path / "known.db").rows
+    assert row.leftover_hours == 0
+    write_minutes(tmp_path / "left.db", [[unknown]] * 30 + [[used]] * 30 + [[left]] * 60)
+    (row,) = of_day(tmp_path / "left.db").rows
+    assert row.leftover_hours == pytest.approx(1)
+
+
+def test_no_percentile_is_above_the_peak(tmp_path: Path) -> None:
+    """Percentiles are of values that are rounded up."""
+    path = tmp_path / "node.db"
+    write_minutes(path, [[Reading(RecordedContainer("0b5c", "train"), 0, None, GIB + 1)]] * 60)
+    report = of_day(path)
+    assert report.total is not None
+    for row in (*report.rows, report.total):
+        assert (row.memory_p95_bytes, row.memory_p99_bytes) == (GIB + 1, GIB + 1)
+
+
+def test_what_the_driver_says_above_a_whole_gpu_counts_as_one(tmp_path: Path) -> None:
+    path = tmp_path / "node.db"
+    told = Reading(RecordedContainer("0b5c", "train"), 0, None, MIB, driver_sm_percent=250)
+    write_minutes(path, [[told]] * 60)
+    (row,) = of_day(path).rows
+    assert row.driver_busy_gpu_hours == pytest.approx(1)
+
+
 def test_the_drivers_figures_are_kept_apart(tmp_path: Path) -> None:
     path = tmp_path / "node.db"
     container = RecordedContainer("0b5c", "train")

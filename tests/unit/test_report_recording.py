@@ -200,6 +200,16 @@ def test_a_clock_set_forward_leaves_a_gap(path: Path, pen: Pen) -> None:
     assert seconds(looks(path)) == [(0, 15), (3615, 3630)]
 
 
+def test_a_clock_that_goes_back_a_little_is_a_clock_that_was_set(path: Path) -> None:
+    """Two looks never stand for the same moment, however short the interval."""
+    pen = Pen(path, interval_s=0.5)
+    pen.look(reading(used=1), after_ms=500, jump_ms=-600)
+    assert pen.look(reading(used=2), after_ms=500).began == "clock"
+    pen.look(reading(used=2), after_ms=500)
+    found = looks(path)
+    assert [look.start_ms for look in found] == sorted({look.start_ms for look in found})
+
+
 def test_where_the_clock_was_set_back_what_was_recorded_later_counts(path: Path, pen: Pen) -> None:
     pen.look(reading(used=1), times=20)
     pen.at_ms -= 200_000

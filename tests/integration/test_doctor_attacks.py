@@ -1,0 +1,377 @@
+"""What once made the doctor slow, or stopped it, and what might have misled it."""
+
+import random
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from actors import Actor
+from containers import needs_namespaces
+from doctor_scenes import Hospital
+from forked import in_child, unprivileged
+from namespaces import needs_first_namespace
+from node_root import Root
+from node_scene import cgroup_of_pod
+from patience import eventually
+from poke import locate
+
+from libhamiregion import Layout, RegionClosed, RegionError, RegionStale, open_region
+from libhamiregion.host import (
+    ContainerView,
+    FindingKind,
+    Node,
+    NodeProcess,
+    ProcessTable,
+    diagnose,
+    directories,
+    doctor_repair,
+    repair,
+)
+from libhamiregion.host.doctor_scene import memory_of
+from libhamiregion.host.mapped import MappedFile, MappedRegion
+
+MakeActor = Callable[..., Actor]
+
+
+@pytest.fixture
+def hospital(tmp_path: Path) -> Iterator[Hospital]:
+    made = Hospital(tmp_path / "containers")
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+# ---- What a container can make many of ----------------------------------------------------------
+
+MAP_DELETED = """
+import mmap, os
+scene.maps = []
+for number in range(count):
+    with open(f"{directory}/{number}.cache", "w+b") as file:
+        file.truncate(1 << 21)
+        scene.maps.append(mmap.mmap(file.fileno(), 1 << 21))
+    os.unlink(file.name)
+"""
+
+
+def test_deleted_files_cost_the_doctor_a_bounded_number_of_looks(
+    actor: MakeActor, hospital: Hospital, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hospital.place()
+    hostile = actor()
+    hostile("evaluate", MAP_DELETED, directory=str(tmp_path), count=200)
+    looked: list[int] = []
+    resolve = ProcessTable.resolve
+
+    def counted(table: ProcessTable, file: MappedFile) -> MappedRegion:
+        looked.append(file.process.pid)
+        return resolve(table, file)
+
+    monkeypatch.setattr(ProcessTable, "resolve", counted)
+    assert hospital.findings(settle_s=0) == ()
+    assert 0 < looked.count(hostile.pid_here) <= 16
+
+
+@needs_namespaces
+def test_a_repair_of_many_regions_holds_few_of_them_open(
+    hospital: Hospital, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor_repair, "_OPEN_LIMIT", 2)
+    first = hospital.place()
+    inside = first.start(host_pid=False)
+    others = [hospital.place() for _ in range(4)]
+    for place in others:
+        inside.tell("attach", place.path)
+    held: list[int] = []
+    original = Node.open
+
+    def counted(node: Node, each: object) -> object:
+        region = original(node, each)  # type: ignore[arg-type]
+        links = [link.readlink() for link in Path("/proc/self/fd").iterdir() if link.exists()]
+        held.append(sum(link.suffix == ".cache" for link in links))
+        return region
+
+    monkeypatch.setattr(Node, "open", counted)
+    done = hospital.repair()
+    assert len(done) == 5
+    assert all(each.done for each in done), done
+    assert len(held) == 5
+    assert max(held) <= 2
+    assert all(place.host_pids() == {1: inside.host_pid} for place in hospital.places)
+
+
+# ---- What changes while it is diagnosed and repaired --------------------------------------------
+
+
+@needs_namespaces
+def test_a_region_cut_short_since_it_was_diagnosed_does_not_stop_the_repair_of_others(
+    hospital: Hospital,
+) -> None:
+    hostile, honest = hospital.place(), hospital.place()
+    for place in (hostile, honest):
+        place.start(host_pid=False)
+    found = hospital.findings()
+    assert len(found) == 2
+    hostile.file.resize(0)
+    done = {each.finding.container: each for each in repair(hospital.node, found)}
+    by_uid = {each.pod_uid: done[each] for each in done if each is not None}
+    assert by_uid[honest.pod_uid].done
+    assert not by_uid[hostile.pod_uid].done
+    assert "cannot be read any more" in (by_uid[hostile.pod_uid].error or "")
+
+
+SCRIBBLE = """
+import os, random, struct
+chance = random.Random(seed)
+descriptor = os.open(path, os.O_RDWR)
+content = os.pread(descriptor, size, 0)
+while True:
+    for _ in range(chance.randint(1, 6)):
+        at = chance.choice(offsets) if chance.random() < 0.9 else chance.randrange(size - 8)
+        random_bytes = chance.randbytes(8)
+        value = struct.pack("<q", chance.choice((0, 1, -1, 17, 1024, 1 << 31, -1 << 31, -1 << 63)))
+        os.pwrite(descriptor, chance.choice((value, random_bytes)), at)
+    if chance.random() < 0.4:
+        os.pwrite(descriptor, content, 0)
+    if chance.random() < 0.02:
+        os.truncate(path, chance.choice((0, 100, size // 2, size + 4096)))
+        os.pwrite(descriptor, content, 0)
+"""
+
+
+def scribbled_at(layout: Layout, rounds: int, seed: int, hospital: Hospital, actor: Actor) -> None:
+    hostile, honest = hospital.place(layout), hospital.place(layout)
+    inside = honest.start(host_pid=False)
+    hostile.start()
+    fields = [
+        locate(layout, field, slot=slot)[0]
+        for field, at in layout.offsets.items()
+        if at is not None and field.startswith(("slot_pid", "slot_hostpid", "slot_status"))
+        for slot in range(4)
+    ]
+    fields += [
+        at
+        for field, at in layout.offsets.items()
+        if at is not None and not field.startswith(("slot_", "procs"))
+    ]
+    actor.start(
+        "evaluate",
+        SCRIBBLE,
+        path=str(hostile.path),
+        offsets=[0, 4, 8, *fields],
+        size=layout.size_bytes,
+        seed=seed,
+    )
+    seen: set[FindingKind] = set()
+    for _ in range(rounds):
+        found = hospital.findings(settle_s=0)
+        seen.update(each.kind for each in found)
+        assert all(each.paragraph.isprintable() for each in found)
+        done = repair(hospital.node, found, timeout_s=0.05, lock_watch_s=0)
+        assert all(each.error is None or each.error.isprintable() for each in done)
+    assert not actor.is_done()
+    assert len(seen) > 1
+    assert honest.host_pids() == {1: inside.host_pid}
+
+
+@needs_namespaces
+def test_a_container_that_scribbles_on_its_region_stops_no_diagnosis_and_no_repair(
+    hospital: Hospital, actor: MakeActor
+) -> None:
+    scribbled_at(Layout.V1_2, 60, 1, hospital, actor())
+
+
+@needs_namespaces
+@pytest.mark.stress
+@pytest.mark.parametrize("seed", range(3))
+def test_a_container_that_scribbles_for_long_stops_no_diagnosis_and_no_repair(
+    seed: int, layout: Layout, hospital: Hospital, actor: MakeActor
+) -> None:
+    scribbled_at(layout, 1_000, seed, hospital, actor())
+
+
+def lives_and_deaths(layout: Layout, rounds: int, seed: int, hospital: Hospital) -> None:
+    """Processes come and go under the same few pids, while somebody repairs without end."""
+    chance = random.Random(seed)
+    places = [hospital.place(layout) for _ in range(2)]
+    insides = [place.enter(depth) for place, depth in zip(places, (1, 2), strict=True)]
+    # By container: pid inside -> pid on the host and what it uses.
+    alive: list[dict[int, tuple[int, int]]] = [{}, {}]
+    failures: list[BaseException] = []
+    stop = threading.Event()
+
+    def repairing() -> None:
+        try:
+            while not stop.is_set():
+                found = hospital.findings(settle_s=0)
+                repair(hospital.node, found, lock_watch_s=0)
+        except BaseException as error:  # noqa: BLE001
+            failures.append(error)
+
+    def holds(number: int) -> bool:
+        with open_region(places[number].path) as region:
+            used = {each.pid: each.devices[0] for each in region.snapshot().processes}
+        return all(
+            pid in used and used[pid].memory_used_bytes == nbytes
+            for pid, (_, nbytes) in alive[number].items()
+        )
+
+    thread = threading.Thread(target=repairing)
+    thread.start()
+    try:
+        for _ in range(rounds):
+            number = chance.randrange(2)
+            if len(alive[number]) < 4 and chance.random() < 0.6:
+                nbytes = chance.randint(1, 1000)
+                pid, host_pid = places[number].spawn(
+                    insides[number],
+                    used=nbytes,
+                    last_pid=str(chance.randint(100, 102)),
+                    host_pid=False,
+                )
+                alive[number][pid] = host_pid, nbytes
+            elif alive[number]:
+                pid = chance.choice(list(alive[number]))
+                insides[number].tell("kill", pid)
+                del alive[number][pid]
+            assert failures == []
+            eventually(lambda number=number: holds(number))
+    finally:
+        stop.set()
+        thread.join()
+    assert failures == []
+    hospital.repair(lock_watch_s=0)
+    assert hospital.findings() == ()
+    for place, processes_there in zip(places, alive, strict=True):
+        expected = {pid: host_pid for pid, (host_pid, _) in processes_there.items()}
+        found = {pid: each for pid, each in place.host_pids().items() if pid in expected}
+        assert found == expected
+        assert place.used() == sum(nbytes for _, nbytes in processes_there.values())
+
+
+@needs_namespaces
+@needs_first_namespace
+def test_pids_that_are_used_again_during_repairs_are_not_mistaken(hospital: Hospital) -> None:
+    lives_and_deaths(Layout.V1_2, 60, 1, hospital)
+
+
+@needs_namespaces
+@needs_first_namespace
+@pytest.mark.stress
+@pytest.mark.parametrize("seed", range(3))
+def test_pids_that_are_used_again_for_long_during_repairs_are_not_mistaken(
+    seed: int, layout: Layout, hospital: Hospital
+) -> None:
+    lives_and_deaths(layout, 2_000, seed, hospital)
+
+
+# ---- Forks --------------------------------------------------------------------------------------
+
+
+def test_a_child_forked_during_a_diagnosis_is_told_that_the_node_is_not_its_own(
+    tmp_path: Path,
+) -> None:
+    inside, done = threading.Event(), threading.Event()
+    with Node(Root(tmp_path / "containers"), outside=False) as node:
+
+        def diagnosing() -> None:
+            with memory_of(node).turn:
+                inside.set()
+                done.wait()
+
+        thread = threading.Thread(target=diagnosing)
+        thread.start()
+        inside.wait()
+        try:
+            assert in_child(lambda: told(node)) == "belongs to another"
+        finally:
+            done.set()
+            thread.join()
+
+
+def told(node: Node) -> str:
+    try:
+        diagnose(node)
+    except RegionClosed:
+        return "belongs to another"
+    return "nothing"
+
+
+# ---- Findings that no scene of the other files has ----------------------------------------------
+
+
+def test_a_directory_flooded_with_other_files_is_a_finding(
+    hospital: Hospital, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directories, "_ENTRIES_LIMIT", 10)
+    place = hospital.place()
+    place.path.unlink()
+    for number in range(11):
+        (place.directory / str(number)).touch()
+    (found,) = hospital.findings()
+    assert found.kind is FindingKind.REGION_FAILED
+    assert "files, and no .cache file" in found.evidence
+
+
+def test_a_region_that_the_doctor_may_not_open_is_a_finding(public_directory: Path) -> None:
+    root = public_directory / "containers"
+    hospital = Hospital(root)
+    hospital.place().path.chmod(0)
+    hospital.close()
+
+    def told() -> list[tuple[FindingKind, str]]:
+        with Node(root, outside=False) as node:
+            return [(each.kind, each.evidence) for each in diagnose(node, settle_s=0)]
+
+    ((kind, evidence),) = unprivileged(told)
+    assert kind is FindingKind.REGION_NO_PERMISSION
+    assert "Permission denied" in evidence
+
+
+def test_a_region_that_went_while_it_was_looked_at_is_a_finding(hospital: Hospital) -> None:
+    hospital.place()
+    (view,) = hospital.node.view()
+    error: RegionError = RegionStale("'usage.cache' was truncated", path=view.container.region_path)
+    rows: tuple[NodeProcess, ...] = ()
+    (found,) = diagnose(
+        hospital.node, views=[ContainerView(view.container, error=error)], rows=rows, settle_s=0
+    )
+    assert (found.kind, found.repairable) == (FindingKind.REGION_STALE, False)
+    assert repair(hospital.node, [found]) == ()
+    # It passes: the next look has it again.
+    assert hospital.findings() == ()
+
+
+@needs_namespaces
+@needs_first_namespace
+def test_a_process_that_calls_itself_a_monitor_hides_no_blocked_launches(
+    hospital: Hospital,
+) -> None:
+    place = hospital.place(sm_limits=[50])
+    inside = place.start()
+    place.file.put("recent_kernel", -1)
+    named = subprocess.Popen(["vGPUmonitor", "1000"], executable=shutil.which("sleep"))
+
+    def found() -> list[FindingKind]:
+        # A process that is moved touches no memory, which a table would notice: take a new one.
+        with Node(hospital.root, outside=False) as node:
+            return [each.kind for each in diagnose(node, settle_s=0)]
+
+    try:
+        with cgroup_of_pod(place.pod_uid, "c" * 64) as cgroup:
+            (cgroup / "cgroup.procs").write_text(str(inside.host_pid))
+            # Outside all containers it may be the real one.
+            assert found() == []
+            (cgroup / "cgroup.procs").write_text(str(named.pid))
+            assert found() == [FindingKind.LAUNCHES_BLOCKED]
+            named.kill()
+            named.wait()
+            place.end()
+            eventually(lambda: not (cgroup / "cgroup.procs").read_text())
+    finally:
+        named.kill()
+        named.wait()
