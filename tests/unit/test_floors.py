@@ -1,0 +1,46 @@
+"""A floor of the package imports only from those under it."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import libhamiregion
+
+PACKAGE = Path(libhamiregion.__file__).parent
+FLOORS = ("libhamiregion", "libhamiregion.host", "libhamiregion.agent", "libhamiregion.cli")
+MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
+
+
+def floor_of(module: str) -> int:
+    """The highest floor whose name it bears."""
+    return max(
+        number
+        for number, name in enumerate(FLOORS)
+        if module == name or module.startswith(f"{name}.")
+    )
+
+
+def imported(path: Path, module: str) -> set[str]:
+    """All modules that it imports, also only for type checkers, and inside functions."""
+    package = module.split(".")[: None if path.name == "__init__.py" else -1]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            source = ".".join([*base, *([node.module] if node.module else [])])
+            found.update((source, *(f"{source}.{name.name}" for name in node.names)))
+    return {name for name in found if name.split(".")[0] == "libhamiregion"}
+
+
+@pytest.mark.parametrize("file", MODULES)
+def test_a_module_imports_from_its_own_floor_and_those_under_it(file: str) -> None:
+    path = PACKAGE / file
+    parts = ("libhamiregion", *Path(file).with_suffix("").parts)
+    module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    if module == "libhamiregion.__main__":
+        return
+    upstairs = {name for name in imported(path, module) if floor_of(name) > floor_of(module)}
+    assert upstairs == set()
