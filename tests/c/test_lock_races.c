@@ -6,8 +6,10 @@
  * that whoever scans stops there until the test lets go.
  */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -152,7 +154,9 @@ static void *run_scan(void *argument)
 static void let_scan_pass(int fifo)
 {
     static const char other[] = "00400000-00401000 r--p 00000000 00:00 1 /other\n";
-    NEED(write(fifo, other, sizeof other - 1) == sizeof other - 1);
+    ssize_t written = write(fifo, other, sizeof other - 1);
+    /* The scan that was here when the FIFO was opened may have read its end by now. */
+    NEED(written == sizeof other - 1 || (written < 0 && errno == EPIPE));
     close(fifo);
 }
 
@@ -445,6 +449,7 @@ static void test_waiters_do_not_keep_recovery_out(void)
 
 int main(void)
 {
+    signal(SIGPIPE, SIG_IGN);
     RUN(test_a_scan_that_nothing_disturbs_finds_the_dead);
     RUN(test_a_process_that_attaches_during_a_scan_is_not_reaped);
     RUN(test_a_lock_that_changes_hands_during_a_scan_is_not_broken);
