@@ -20,7 +20,8 @@ from exporter_scene import BusyNode, busy_node
 from prometheus_client import CollectorRegistry, generate_latest
 from scene import DEVICES, PROCESSES
 
-from libhamiregion.agent import NodeExporter, RegionCollector, metrics
+from libhamiregion.agent import NodeExporter, RegionCollector
+from libhamiregion.agent.export import metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -199,6 +199,11 @@ class Slot:
 _slots: weakref.WeakSet[Slot] = weakref.WeakSet()
 
 
+def attached_regions() -> list[SlotTable]:
+    """The regions in which this process has a slot now."""
+    return [slot._region for slot in list(_slots) if slot._attached]
+
+
 @atexit.register
 def _detach_all() -> None:
     for slot in list(_slots):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from poke import RegionFile
 
 from libhamiregion import Layout, create_region
-from libhamiregion.agent.plan import LimitPlan, parse_plan
-from libhamiregion.agent.plan_state import PlanState
+from libhamiregion.agent.plan.limit_plan import LimitPlan, parse_plan
+from libhamiregion.agent.plan.state import PlanState
 from libhamiregion.host import Node, PodLogNames
 
 if TYPE_CHECKING:

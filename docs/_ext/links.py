@@ -25,7 +25,17 @@ PACKAGE = "libhamiregion"
 MODULES = (PACKAGE, f"{PACKAGE}.host", f"{PACKAGE}.agent")
 
 # Names in signatures that lead out of this documentation.
-ELSEWHERE = ("PathLike", "collections.abc.", "datetime.", "dt.", "enum.", "os.", "types.", "typing.")
+ELSEWHERE = (
+    "PathLike",
+    "RegionHandle",
+    "collections.abc.",
+    "datetime.",
+    "dt.",
+    "enum.",
+    "os.",
+    "types.",
+    "typing.",
+)
 # Aliases of types, which say what they are at their own place.
 ALIASES = {
     "Activity",

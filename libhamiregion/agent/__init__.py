@@ -10,28 +10,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .background import Bounds
-    from .collector import RegionCollector
-    from .connections import ServerLimits
-    from .driver_figures import DriverFigures
     from .durations import parse_duration
     from .events import Event
-    from .exporter import NodeExporter
-    from .exporter_status import ExporterStatus, StageStatus
-    from .feedback import Feedback
-    from .gone_remover import GoneRemover
-    from .history import Allocation, AllocationState, History, HistoryFacts, Look
-    from .landing import LandingFacts
-    from .listening import ListenError
-    from .metrics import CATALOGUE, MetricFamily, Unit
-    from .monitor_watch import OtherWriter, OtherWriterRuns, WriterWatch
-    from .node_reader import NodeReader
-    from .node_server import exporter_server
-    from .periods import parse_moment, parse_period
-    from .plan import LimitField, LimitPlan, Rule, Setting, load_plan, parse_plan, plan_text
-    from .plan_annotations import AnnotatedPod, AnnotationPlan, plan_of_pods
-    from .plan_apply import ChangeStatus, ContainerOutcome, PlanApplier, PlanResult
-    from .plan_diff import (
+    from .export.background import Bounds
+    from .export.collector import RegionCollector
+    from .export.metrics import CATALOGUE, MetricFamily, Unit
+    from .export.node_exporter import NodeExporter
+    from .export.rendering import CONTENT_TYPE, OPENMETRICS_CONTENT_TYPE, Series
+    from .export.status import ExporterStatus, StageStatus
+    from .plan.annotations import AnnotatedPod, AnnotationPlan, plan_of_pods
+    from .plan.apply import ChangeStatus, ContainerOutcome, PlanApplier, PlanResult
+    from .plan.diff import (
         ContainerDiff,
         Override,
         PlanDiff,
@@ -40,11 +29,20 @@ if TYPE_CHECKING:
         SkipReason,
         diff_plan,
     )
-    from .plan_document import Place, PlanError, PlanProblem
-    from .plan_journal import Recovered, RecoveryOutcome
-    from .plan_pods import PodApiError, PodWatch
-    from .plan_schema import PLAN_SCHEMA
-    from .plan_sources import (
+    from .plan.document import Place, PlanError, PlanProblem
+    from .plan.journal import Recovered, RecoveryOutcome
+    from .plan.limit_plan import (
+        LimitField,
+        LimitPlan,
+        Rule,
+        Setting,
+        load_plan,
+        parse_plan,
+        plan_text,
+    )
+    from .plan.pods import PodApiError, PodWatch
+    from .plan.schema import PLAN_SCHEMA
+    from .plan.sources import (
         FixedPlan,
         PlanFile,
         PlanSource,
@@ -52,16 +50,13 @@ if TYPE_CHECKING:
         SeveralSources,
         SourceReading,
     )
-    from .plan_state import PlanState, StateBusy, default_state_directory
-    from .plan_undo import export_plan, undo_plan
-    from .plan_watch import PlanWatcher
-    from .pod_presence import ApiPods, KubeletPods, PodSource, PodsUnknown
-    from .priority_rule import LaunchState, Verdict, believed, decide
-    from .prometheus_api import Credentials, PrometheusAnswer, PrometheusApi, PrometheusError
-    from .prometheus_history import PrometheusHistory
-    from .reconcile import RepairLoop
-    from .recorder import Recorder
-    from .recording import (
+    from .plan.state import PlanState, StateBusy, default_state_directory
+    from .plan.undo import export_plan, undo_plan
+    from .plan.watch import PlanWatcher
+    from .record.node_reader import NodeReader
+    from .record.reader import Recording
+    from .record.recorder import Recorder
+    from .record.recording import (
         NotARecording,
         Reading,
         RecordedContainer,
@@ -71,16 +66,29 @@ if TYPE_CHECKING:
         RecordingUnavailable,
         Written,
     )
-    from .recording_reader import Recording
-    from .recording_writer import RecordingWriter
-    from .rendering import CONTENT_TYPE, OPENMETRICS_CONTENT_TYPE, Series
-    from .report import make_report
-    from .report_models import Coverage, Gap, Report, Suggestion, SuggestionPolicy, Timeline, Usage
-    from .report_page import CHART_POINTS, report_html
-    from .report_tables import report_csv, report_json
-    from .serving import MetricsServer
+    from .record.writer import RecordingWriter
+    from .report.history import Allocation, AllocationState, History, HistoryFacts, Look
+    from .report.making import make_report
+    from .report.models import Coverage, Gap, Report, Suggestion, SuggestionPolicy, Timeline, Usage
+    from .report.page import CHART_POINTS, report_html
+    from .report.periods import parse_moment, parse_period
+    from .report.prometheus_api import Credentials, PrometheusAnswer, PrometheusApi, PrometheusError
+    from .report.prometheus_history import PrometheusHistory
+    from .report.tables import report_csv, report_json
+    from .serving.connections import ServerLimits
+    from .serving.landing import LandingFacts
+    from .serving.listening import ListenError
+    from .serving.node_server import exporter_server
+    from .serving.server import MetricsServer
+    from .serving.web_config import WebConfigError
+    from .steering.driver_figures import DriverFigures
+    from .steering.feedback import Feedback
+    from .steering.gone_remover import GoneRemover
+    from .steering.monitor_watch import OtherWriter, OtherWriterRuns, WriterWatch
+    from .steering.pod_presence import ApiPods, KubeletPods, PodSource, PodsUnknown
+    from .steering.priority_rule import LaunchState, Verdict, believed, decide
+    from .steering.reconcile import RepairLoop
     from .tasks import Task, TaskRunner
-    from .web_config import WebConfigError
 
 __all__ = [
     "CATALOGUE",
@@ -200,119 +208,119 @@ __all__ = [
 
 # Public name to the module that has it.
 _MODULES = {
-    "Allocation": "history",
-    "AllocationState": "history",
-    "AnnotatedPod": "plan_annotations",
-    "AnnotationPlan": "plan_annotations",
-    "ApiPods": "pod_presence",
-    "Bounds": "background",
-    "CATALOGUE": "metrics",
-    "CHART_POINTS": "report_page",
-    "CONTENT_TYPE": "rendering",
-    "ChangeStatus": "plan_apply",
-    "ContainerDiff": "plan_diff",
-    "ContainerOutcome": "plan_apply",
-    "Coverage": "report_models",
-    "Credentials": "prometheus_api",
-    "DriverFigures": "driver_figures",
+    "Allocation": "report.history",
+    "AllocationState": "report.history",
+    "AnnotatedPod": "plan.annotations",
+    "AnnotationPlan": "plan.annotations",
+    "ApiPods": "steering.pod_presence",
+    "Bounds": "export.background",
+    "CATALOGUE": "export.metrics",
+    "CHART_POINTS": "report.page",
+    "CONTENT_TYPE": "export.rendering",
+    "ChangeStatus": "plan.apply",
+    "ContainerDiff": "plan.diff",
+    "ContainerOutcome": "plan.apply",
+    "Coverage": "report.models",
+    "Credentials": "report.prometheus_api",
+    "DriverFigures": "steering.driver_figures",
     "Event": "events",
-    "ExporterStatus": "exporter_status",
-    "Feedback": "feedback",
-    "FixedPlan": "plan_sources",
-    "Gap": "report_models",
-    "GoneRemover": "gone_remover",
-    "History": "history",
-    "HistoryFacts": "history",
-    "KubeletPods": "pod_presence",
-    "LandingFacts": "landing",
-    "LaunchState": "priority_rule",
-    "LimitField": "plan",
-    "LimitPlan": "plan",
-    "ListenError": "listening",
-    "Look": "history",
-    "MetricFamily": "metrics",
-    "MetricsServer": "serving",
-    "NodeExporter": "exporter",
-    "NodeReader": "node_reader",
-    "NotARecording": "recording",
-    "OPENMETRICS_CONTENT_TYPE": "rendering",
-    "OtherWriter": "monitor_watch",
-    "OtherWriterRuns": "monitor_watch",
-    "Override": "plan_diff",
-    "PLAN_SCHEMA": "plan_schema",
-    "Place": "plan_document",
-    "PlanApplier": "plan_apply",
-    "PlanDiff": "plan_diff",
-    "PlanError": "plan_document",
-    "PlanFile": "plan_sources",
-    "PlanProblem": "plan_document",
-    "PlanResult": "plan_apply",
-    "PlanSource": "plan_sources",
-    "PlanState": "plan_state",
-    "PlanWatcher": "plan_watch",
-    "PlannedEdit": "plan_diff",
-    "PodAnnotations": "plan_sources",
-    "PodApiError": "plan_pods",
-    "PodSource": "pod_presence",
-    "PodWatch": "plan_pods",
-    "PodsUnknown": "pod_presence",
-    "PrometheusAnswer": "prometheus_api",
-    "PrometheusApi": "prometheus_api",
-    "PrometheusError": "prometheus_api",
-    "PrometheusHistory": "prometheus_history",
-    "Reading": "recording",
-    "RecordedContainer": "recording",
-    "Recorder": "recorder",
-    "Recording": "recording_reader",
-    "RecordingDamaged": "recording",
-    "RecordingError": "recording",
-    "RecordingInUse": "recording",
-    "RecordingUnavailable": "recording",
-    "RecordingWriter": "recording_writer",
-    "Recovered": "plan_journal",
-    "RecoveryOutcome": "plan_journal",
-    "RegionCollector": "collector",
-    "RepairLoop": "reconcile",
-    "Report": "report_models",
-    "Rule": "plan",
-    "Series": "rendering",
-    "ServerLimits": "connections",
-    "Setting": "plan",
-    "SeveralSources": "plan_sources",
-    "Skip": "plan_diff",
-    "SkipReason": "plan_diff",
-    "SourceReading": "plan_sources",
-    "StageStatus": "exporter_status",
-    "StateBusy": "plan_state",
-    "Suggestion": "report_models",
-    "SuggestionPolicy": "report_models",
+    "ExporterStatus": "export.status",
+    "Feedback": "steering.feedback",
+    "FixedPlan": "plan.sources",
+    "Gap": "report.models",
+    "GoneRemover": "steering.gone_remover",
+    "History": "report.history",
+    "HistoryFacts": "report.history",
+    "KubeletPods": "steering.pod_presence",
+    "LandingFacts": "serving.landing",
+    "LaunchState": "steering.priority_rule",
+    "LimitField": "plan.limit_plan",
+    "LimitPlan": "plan.limit_plan",
+    "ListenError": "serving.listening",
+    "Look": "report.history",
+    "MetricFamily": "export.metrics",
+    "MetricsServer": "serving.server",
+    "NodeExporter": "export.node_exporter",
+    "NodeReader": "record.node_reader",
+    "NotARecording": "record.recording",
+    "OPENMETRICS_CONTENT_TYPE": "export.rendering",
+    "OtherWriter": "steering.monitor_watch",
+    "OtherWriterRuns": "steering.monitor_watch",
+    "Override": "plan.diff",
+    "PLAN_SCHEMA": "plan.schema",
+    "Place": "plan.document",
+    "PlanApplier": "plan.apply",
+    "PlanDiff": "plan.diff",
+    "PlanError": "plan.document",
+    "PlanFile": "plan.sources",
+    "PlanProblem": "plan.document",
+    "PlanResult": "plan.apply",
+    "PlanSource": "plan.sources",
+    "PlanState": "plan.state",
+    "PlanWatcher": "plan.watch",
+    "PlannedEdit": "plan.diff",
+    "PodAnnotations": "plan.sources",
+    "PodApiError": "plan.pods",
+    "PodSource": "steering.pod_presence",
+    "PodWatch": "plan.pods",
+    "PodsUnknown": "steering.pod_presence",
+    "PrometheusAnswer": "report.prometheus_api",
+    "PrometheusApi": "report.prometheus_api",
+    "PrometheusError": "report.prometheus_api",
+    "PrometheusHistory": "report.prometheus_history",
+    "Reading": "record.recording",
+    "RecordedContainer": "record.recording",
+    "Recorder": "record.recorder",
+    "Recording": "record.reader",
+    "RecordingDamaged": "record.recording",
+    "RecordingError": "record.recording",
+    "RecordingInUse": "record.recording",
+    "RecordingUnavailable": "record.recording",
+    "RecordingWriter": "record.writer",
+    "Recovered": "plan.journal",
+    "RecoveryOutcome": "plan.journal",
+    "RegionCollector": "export.collector",
+    "RepairLoop": "steering.reconcile",
+    "Report": "report.models",
+    "Rule": "plan.limit_plan",
+    "Series": "export.rendering",
+    "ServerLimits": "serving.connections",
+    "Setting": "plan.limit_plan",
+    "SeveralSources": "plan.sources",
+    "Skip": "plan.diff",
+    "SkipReason": "plan.diff",
+    "SourceReading": "plan.sources",
+    "StageStatus": "export.status",
+    "StateBusy": "plan.state",
+    "Suggestion": "report.models",
+    "SuggestionPolicy": "report.models",
     "Task": "tasks",
     "TaskRunner": "tasks",
-    "Timeline": "report_models",
-    "Unit": "metrics",
-    "Usage": "report_models",
-    "Verdict": "priority_rule",
-    "WebConfigError": "web_config",
-    "WriterWatch": "monitor_watch",
-    "Written": "recording",
-    "believed": "priority_rule",
-    "decide": "priority_rule",
-    "default_state_directory": "plan_state",
-    "diff_plan": "plan_diff",
-    "exporter_server": "node_server",
-    "export_plan": "plan_undo",
-    "load_plan": "plan",
-    "make_report": "report",
+    "Timeline": "report.models",
+    "Unit": "export.metrics",
+    "Usage": "report.models",
+    "Verdict": "steering.priority_rule",
+    "WebConfigError": "serving.web_config",
+    "WriterWatch": "steering.monitor_watch",
+    "Written": "record.recording",
+    "believed": "steering.priority_rule",
+    "decide": "steering.priority_rule",
+    "default_state_directory": "plan.state",
+    "diff_plan": "plan.diff",
+    "exporter_server": "serving.node_server",
+    "export_plan": "plan.undo",
+    "load_plan": "plan.limit_plan",
+    "make_report": "report.making",
     "parse_duration": "durations",
-    "parse_moment": "periods",
-    "parse_period": "periods",
-    "parse_plan": "plan",
-    "plan_of_pods": "plan_annotations",
-    "plan_text": "plan",
-    "report_csv": "report_tables",
-    "report_html": "report_page",
-    "report_json": "report_tables",
-    "undo_plan": "plan_undo",
+    "parse_moment": "report.periods",
+    "parse_period": "report.periods",
+    "parse_plan": "plan.limit_plan",
+    "plan_of_pods": "plan.annotations",
+    "plan_text": "plan.limit_plan",
+    "report_csv": "report.tables",
+    "report_html": "report.page",
+    "report_json": "report.tables",
+    "undo_plan": "plan.undo",
 }
 
 

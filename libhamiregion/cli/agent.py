@@ -17,7 +17,7 @@ from libhamiregion.agent import (
     TaskRunner,
     WriterWatch,
 )
-from libhamiregion.agent.root_watch import RootWatch
+from libhamiregion.agent.steering.root_watch import RootWatch
 from libhamiregion.host import NvmlSampler
 
 from . import exporter_options, node_options, options
@@ -335,8 +335,8 @@ def _tasks(wanted: Wanted, node: Node, sampler: NvmlSampler, log: EventLog) -> I
     if wanted.remove_gone:
         yield _removal(wanted, node, log)
     if wanted.plan:
-        from libhamiregion.agent.plan_state import PlanState
-        from libhamiregion.agent.plan_watch import PlanWatcher
+        from libhamiregion.agent.plan.state import PlanState
+        from libhamiregion.agent.plan.watch import PlanWatcher
 
         from .limits_plan import Origin, watched_sources
 
@@ -395,10 +395,10 @@ def _exporting(
     if not wanted.listen:
         yield
         return
-    from libhamiregion.agent.exporter import NodeExporter
-    from libhamiregion.agent.listening import ListenError
-    from libhamiregion.agent.node_server import exporter_server
-    from libhamiregion.agent.web_config import WebConfigError
+    from libhamiregion.agent.export.node_exporter import NodeExporter
+    from libhamiregion.agent.serving.listening import ListenError
+    from libhamiregion.agent.serving.node_server import exporter_server
+    from libhamiregion.agent.serving.web_config import WebConfigError
 
     from .service_log import log_to_stderr
 

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from libhamiregion.errors import RegionError
-from libhamiregion.host.findings import Severity
+from libhamiregion.host.doctor.findings import Severity
 
 from .node_words import Names, names_of, word
 from .plain import aligned

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from libhamiregion import __version__
-from libhamiregion.agent.exporter import NodeExporter
-from libhamiregion.agent.small_memory import stay_small
-from libhamiregion.host.nvml import NvmlSampler
+from libhamiregion.agent.export.node_exporter import NodeExporter
+from libhamiregion.agent.serving.small_memory import stay_small
+from libhamiregion.host.nvml.sampler import NvmlSampler
 
 from . import exporter_options, node_options, options
 from .failures import Failure
@@ -130,7 +130,7 @@ def exporter(
 def _print(exported: NodeExporter, *, as_json: bool) -> None:
     exported.refresh()
     if as_json:
-        from libhamiregion.agent.collector import RegionCollector
+        from libhamiregion.agent.export.collector import RegionCollector
 
         from .output import write_json
 
@@ -156,9 +156,9 @@ def _plain(metric: Any) -> dict[str, Any]:
 
 
 def _serve(exported: NodeExporter, listen: tuple[str, ...], web_config: str | None) -> None:
-    from libhamiregion.agent.listening import ListenError
-    from libhamiregion.agent.node_server import exporter_server
-    from libhamiregion.agent.web_config import WebConfigError
+    from libhamiregion.agent.serving.listening import ListenError
+    from libhamiregion.agent.serving.node_server import exporter_server
+    from libhamiregion.agent.serving.web_config import WebConfigError
 
     try:
         server = exporter_server(exported, listen, web_config=web_config)

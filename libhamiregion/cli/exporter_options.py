@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from libhamiregion.agent.durations import parse_duration
-from libhamiregion.agent.listening import parse_listen
+from libhamiregion.agent.serving.listening import parse_listen
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from libhamiregion.agent.plan import PlanError, load_plan, plan_document, plan_text
-from libhamiregion.agent.plan_apply import PlanApplier
-from libhamiregion.agent.plan_diff import diff_plan
-from libhamiregion.agent.plan_journal import RecoveryOutcome, unfinished
-from libhamiregion.agent.plan_pods import PodApiError, PodWatch
-from libhamiregion.agent.plan_sources import FixedPlan, PlanFile, PodAnnotations, SeveralSources
-from libhamiregion.agent.plan_state import PlanState
-from libhamiregion.agent.plan_undo import export_plan
-from libhamiregion.agent.plan_watch import PlanWatcher
-from libhamiregion.agent.root_watch import RootWatch
+from libhamiregion.agent.plan.apply import PlanApplier
+from libhamiregion.agent.plan.diff import diff_plan
+from libhamiregion.agent.plan.journal import RecoveryOutcome, unfinished
+from libhamiregion.agent.plan.limit_plan import PlanError, load_plan, plan_document, plan_text
+from libhamiregion.agent.plan.pods import PodApiError, PodWatch
+from libhamiregion.agent.plan.sources import FixedPlan, PlanFile, PodAnnotations, SeveralSources
+from libhamiregion.agent.plan.state import PlanState
+from libhamiregion.agent.plan.undo import export_plan
+from libhamiregion.agent.plan.watch import PlanWatcher
+from libhamiregion.agent.steering.root_watch import RootWatch
 from libhamiregion.agent.tasks import TaskRunner
 from libhamiregion.text import printable
 
@@ -29,8 +29,8 @@ from .output import as_plain, write, write_json
 from .stopping import stop_signals
 
 if TYPE_CHECKING:
-    from libhamiregion.agent.plan_diff import PlanDiff
-    from libhamiregion.agent.plan_sources import PlanSource, SourceReading
+    from libhamiregion.agent.plan.diff import PlanDiff
+    from libhamiregion.agent.plan.sources import PlanSource, SourceReading
     from libhamiregion.host.node import Node
 
 OFF_PLAN = 3

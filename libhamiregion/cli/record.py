@@ -21,12 +21,12 @@ from libhamiregion.agent import (
     RecordingWriter,
     parse_period,
 )
-from libhamiregion.agent.recording_writer import (
+from libhamiregion.agent.record.writer import (
     DEFAULT_INTERVAL_S,
     DEFAULT_MAX_SIZE_BYTES,
     DEFAULT_RETENTION_S,
 )
-from libhamiregion.host.nvml import NvmlSampler
+from libhamiregion.host.nvml.sampler import NvmlSampler
 from libhamiregion.text import printable
 
 from . import node_options, options

@@ -28,7 +28,7 @@ from libhamiregion.agent import (
     report_csv,
     report_json,
 )
-from libhamiregion.agent.report_models import LEVELS
+from libhamiregion.agent.report.models import LEVELS
 from libhamiregion.text import printable
 
 from . import node_options, options

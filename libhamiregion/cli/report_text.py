@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
-from libhamiregion.agent.report_words import NOTHING as DASH
-from libhamiregion.agent.report_words import Times, hours, number, share
+from libhamiregion.agent.report.words import NOTHING as DASH
+from libhamiregion.agent.report.words import Times, hours, number, share
 
 from .node_words import shortened, word
 from .plain import aligned, size_word

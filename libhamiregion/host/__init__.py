@@ -3,14 +3,14 @@
 from .cgroups import ContainerId, parse_cgroup
 from .containers import Container, MissingReason, MissingRegion
 from .daemon_names import DockerApiNames, KubernetesNames
-from .doctor import diagnose, repair
-from .doctor_repair import Repair
-from .findings import Explanation, Finding, FindingKind, Severity
+from .doctor.diagnosis import diagnose, repair
+from .doctor.findings import Explanation, Finding, FindingKind, Severity
+from .doctor.repairs import Repair
 from .mapped import MappedFile, MappedRegion
 from .matching import RegionProcesses, SlotMatch
 from .names import ChainedNames, DockerNames, NameResolver, PodLogNames, PodName
 from .node import ContainerView, Node, NodeChanges, NodeSnapshot
-from .nvml import (
+from .nvml.sampler import (
     NvmlDevice,
     NvmlFault,
     NvmlMigDevice,

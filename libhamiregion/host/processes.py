@@ -16,7 +16,7 @@ import attrs
 from libhamiregion.errors import RegionClosed, RegionStale
 from libhamiregion.layouts import LAYOUTS
 from libhamiregion.region import open_region
-from libhamiregion.slot import _slots
+from libhamiregion.slot import attached_regions
 
 from . import procfs
 from .cgroups import ContainerId, parse_cgroup
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterator
 
     from libhamiregion.errors import PathLike
+    from libhamiregion.handle import RegionHandle
     from libhamiregion.models import RegionSnapshot
     from libhamiregion.region import Region
 
@@ -331,7 +332,7 @@ class ProcessTable:
 
     # ---- the files that they map -----------------------------------------------------------------
 
-    def identity(self, region: Region) -> tuple[int, int]:
+    def identity(self, region: RegionHandle) -> tuple[int, int]:
         """A region's device and inode as maps prints them, for `mappers` and `mapped_regions`.
 
         `os.stat` gives another device number on some file systems (btrfs, overlay).
@@ -507,9 +508,9 @@ class ProcessTable:
 
     def _is_attached(self, identity: tuple[int, int]) -> bool:
         """Whether this process has a slot in that region."""
-        for slot in list(_slots):
+        for region in attached_regions():
             with contextlib.suppress(RegionClosed, RegionStale):
-                if slot._attached and self.identity(slot._region) == identity:  # type: ignore[arg-type]
+                if self.identity(region) == identity:
                     return True
         return False
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import attrs
 
 from .containers import Container, MissingReason
-from .nvml_states import NvmlState
+from .nvml.states import NvmlState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .cgroups import ContainerId
     from .matching import RegionProcesses, SlotMatch
     from .node import ContainerView
-    from .nvml_models import NvmlDevice, NvmlMigDevice, NvmlProcess, NvmlSample
+    from .nvml.models import NvmlDevice, NvmlMigDevice, NvmlProcess, NvmlSample
     from .processes import HostProcess, ProcessTable
 
 ProcessState: TypeAlias = Literal["alive", "dead", "unknown", "unlisted", "escaped", "unmanaged"]

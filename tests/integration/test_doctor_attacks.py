@@ -27,10 +27,10 @@ from libhamiregion.host import (
     ProcessTable,
     diagnose,
     directories,
-    doctor_repair,
     repair,
 )
-from libhamiregion.host.doctor_scene import memory_of
+from libhamiregion.host.doctor import repairs as doctor_repair
+from libhamiregion.host.doctor.scene import memory_of
 from libhamiregion.host.mapped import MappedFile, MappedRegion
 
 MakeActor = Callable[..., Actor]

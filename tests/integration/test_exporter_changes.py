@@ -18,7 +18,7 @@ from poke import RegionFile
 
 from libhamiregion import Layout, create_region, open_region
 from libhamiregion.agent import ExporterStatus, NodeExporter, StageStatus
-from libhamiregion.agent.background import held_locks
+from libhamiregion.agent.export.background import held_locks
 from libhamiregion.host import Node, NodeSnapshot
 
 UUID = "GPU-00000000-0000-0000-0000-000000000000"
@@ -425,7 +425,7 @@ def test_readiness_comes_with_the_first_look_and_goes_with_the_roots(tmp_path: P
 def test_readiness_goes_when_a_stage_has_not_succeeded_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("libhamiregion.agent.refreshing._OVERDUE_S", 0.3)
+    monkeypatch.setattr("libhamiregion.agent.export.refreshing._OVERDUE_S", 0.3)
     files = NodeFiles(tmp_path)
     proc = tmp_path / "proc"
     proc.symlink_to("/proc")

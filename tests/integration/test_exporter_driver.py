@@ -155,7 +155,7 @@ class HangingSampler(NvmlSampler):
 def test_a_driver_that_hangs_holds_nothing_up_but_its_own_figures(
     tmp_path: Path, fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("libhamiregion.agent.refreshing._DRIVER_PATIENCE_S", 0.1)
+    monkeypatch.setattr("libhamiregion.agent.export.refreshing._DRIVER_PATIENCE_S", 0.1)
     fake_driver.play(CARD)
     files = NodeFiles(tmp_path)
     files.region(pod="first", uuids=[GPU])

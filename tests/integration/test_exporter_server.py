@@ -9,7 +9,7 @@ from patience import eventually
 from scrapers import Scraper, ask
 
 from libhamiregion.agent import NodeExporter, exporter_server
-from libhamiregion.agent.small_memory import stay_small
+from libhamiregion.agent.serving.small_memory import stay_small
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,7 +16,7 @@ from gone_scene import GoneScene, gone, names, running_pod, until
 from gpu_node import needs_cgroups
 from namespaces import needs_first_namespace
 
-from libhamiregion.agent.directory_removal import (
+from libhamiregion.agent.steering.directory_removal import (
     RemovalRefused,
     Work,
     claim,
@@ -300,7 +300,7 @@ MOUNTED = """
 import os, subprocess, sys
 from pathlib import Path
 from libhamiregion.agent import GoneRemover, KubeletPods
-from libhamiregion.agent.directory_removal import *
+from libhamiregion.agent.steering.directory_removal import *
 from libhamiregion.host import Node
 
 POD, what, outside, directory = sys.argv[1], sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4])

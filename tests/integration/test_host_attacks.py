@@ -24,8 +24,8 @@ from libhamiregion.host import (
     processes,
     procfs,
 )
-from libhamiregion.host.process_facts import ProcessFacts
-from libhamiregion.host.raw_slots import RawSlots
+from libhamiregion.host.doctor.process_facts import ProcessFacts
+from libhamiregion.host.doctor.raw_slots import RawSlots
 
 MakeActor = Callable[..., Actor]
 

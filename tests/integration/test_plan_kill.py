@@ -21,7 +21,7 @@ from libhamiregion.agent import (
     diff_plan,
     load_plan,
 )
-from libhamiregion.agent.plan_journal import recover, unfinished
+from libhamiregion.agent.plan.journal import recover, unfinished
 
 OLD = plan(
     "{select: {}, set: {memory_limit: 8GiB, sm_limit: 50, priority: 1}}",

@@ -72,7 +72,7 @@ def test_the_pods_of_this_node_are_listed_once(api: FakeApi, watch: Watch) -> No
 def test_a_long_list_comes_in_pages(
     api: FakeApi, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("libhamiregion.agent.plan_pods._PAGE", 2)
+    monkeypatch.setattr("libhamiregion.agent.plan.pods._PAGE", 2)
     for number in range(5):
         api.put(f"bert-{number}", UID % number, SIX)
     pods = watch()

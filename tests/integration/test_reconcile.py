@@ -19,9 +19,9 @@ from poke import RegionFile
 
 from libhamiregion import Layout, open_region
 from libhamiregion.agent import Feedback, RepairLoop, TaskRunner
-from libhamiregion.agent.reconcile import SAFE_KINDS
+from libhamiregion.agent.steering.reconcile import SAFE_KINDS
 from libhamiregion.host import Node
-from libhamiregion.host.findings import FindingKind
+from libhamiregion.host.doctor.findings import FindingKind
 
 pytestmark = [needs_first_namespace, needs_namespaces]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libhamiregion.agent.bodies import Body, Gzip
+from libhamiregion.agent.serving.bodies import Body, Gzip
 
 SCRAPES = st.lists(st.lists(st.binary(max_size=300) | st.just(b"x" * 40_000)), max_size=5)
 

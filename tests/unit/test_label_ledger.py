@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import attrs
 
-from libhamiregion.agent.label_ledger import OTHER, LabelLedger
-from libhamiregion.agent.naming import Identity
+from libhamiregion.agent.export.label_ledger import OTHER, LabelLedger
+from libhamiregion.agent.export.naming import Identity
 from libhamiregion.host import HostProcess
 
 ONE, TWO = (

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 
 from libhamiregion import __version__
 from libhamiregion.agent import LandingFacts
-from libhamiregion.agent.landing import CONTENT_SECURITY_POLICY, landing_page
+from libhamiregion.agent.serving.landing import CONTENT_SECURITY_POLICY, landing_page
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 

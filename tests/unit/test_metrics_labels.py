@@ -5,9 +5,10 @@ from exposition import parsed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libhamiregion.agent import Series, metrics
-from libhamiregion.agent.labels import LabelMaker, distinct, read_labels, safe_value
-from libhamiregion.agent.rendering import Sheet
+from libhamiregion.agent import Series
+from libhamiregion.agent.export import metrics
+from libhamiregion.agent.export.labels import LabelMaker, distinct, read_labels, safe_value
+from libhamiregion.agent.export.rendering import Sheet
 
 make = LabelMaker(metrics.MEMORY_USED)
 

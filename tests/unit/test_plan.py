@@ -24,8 +24,8 @@ from libhamiregion.agent import (
     parse_plan,
     plan_text,
 )
-from libhamiregion.agent.plan import parse_value, plan_document, plan_value
-from libhamiregion.agent.plan_document import MAX_BYTES, MAX_DEPTH, MAX_VALUES
+from libhamiregion.agent.plan.document import MAX_BYTES, MAX_DEPTH, MAX_VALUES
+from libhamiregion.agent.plan.limit_plan import parse_value, plan_document, plan_value
 from libhamiregion.host import Selector
 
 MEMORY, SM, PRIORITY = LimitField.MEMORY_LIMIT, LimitField.SM_LIMIT, LimitField.PRIORITY

@@ -30,7 +30,7 @@ from libhamiregion.agent import (
     plan_text,
     undo_plan,
 )
-from libhamiregion.agent.plan_state import write_whole
+from libhamiregion.agent.plan.state import write_whole
 from libhamiregion.host import Node, Selector
 
 SIX = "{select: {}, set: {memory_limit: 6GiB, sm_limit: 20, priority: 0}}"

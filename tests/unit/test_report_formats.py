@@ -34,8 +34,8 @@ from libhamiregion.agent import (
     report_html,
     report_json,
 )
-from libhamiregion.agent.report_tables import JSON_SCHEMA
-from libhamiregion.agent.report_words import Times
+from libhamiregion.agent.report.tables import JSON_SCHEMA
+from libhamiregion.agent.report.words import Times
 
 SINCE_MS = MIDNIGHT_S * 1000
 HOSTILE = (

@@ -21,7 +21,7 @@ from libhamiregion.agent import (
     Usage,
     make_report,
 )
-from libhamiregion.agent.report_models import LEVELS
+from libhamiregion.agent.report.models import LEVELS
 from libhamiregion.host import Selector
 
 INTERVAL_S = 60

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from libhamiregion.agent.root_watch import RootWatch
+from libhamiregion.agent.steering.root_watch import RootWatch
 from libhamiregion.host import Node
 
 if TYPE_CHECKING:

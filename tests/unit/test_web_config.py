@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 
 from libhamiregion.agent import WebConfigError
-from libhamiregion.agent.web_config import RateLimit, TlsSettings, WebConfig, load_web_config
+from libhamiregion.agent.serving.web_config import (
+    RateLimit,
+    TlsSettings,
+    WebConfig,
+    load_web_config,
+)
 
 Loader = Callable[[str], WebConfig]
 

@@ -1,0 +1,1 @@
+"""The exporter: what is exported, from which figures, as which text."""

@@ -1,0 +1,1 @@
+"""Limits by plan: reading, comparing, applying, watching."""

@@ -1,0 +1,1 @@
+"""Recording what a node uses into a file."""

@@ -1,0 +1,1 @@
+"""Reports about what was used, from a recording or from Prometheus."""

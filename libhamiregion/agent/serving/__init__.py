@@ -1,0 +1,1 @@
+"""Serving metrics over HTTP: listening, TLS and passwords, slow clients, the landing page."""

@@ -1,0 +1,191 @@
+"""The repair loop: what crashes and mistaken host pids leave behind is put right as it appears."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from libhamiregion.agent.backoff import Backoff
+from libhamiregion.agent.events import Emit, Voice, container_place, silent
+from libhamiregion.host.doctor.diagnosis import diagnose, repair
+from libhamiregion.host.doctor.findings import FindingKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from libhamiregion.host.containers import Container
+    from libhamiregion.host.doctor.findings import Finding
+    from libhamiregion.host.node import Node
+
+REPAIR_INTERVAL_S = 10.0
+
+#: What is repaired without anybody being asked: each with proof, and nothing that may be meant.
+SAFE_KINDS = frozenset(
+    {
+        FindingKind.HOST_PID_MISSING,
+        FindingKind.HOST_PID_IS_CONTAINER_PID,
+        FindingKind.HOST_PID_SWAPPED,
+        FindingKind.HOST_PID_DEAD,
+        FindingKind.HOST_PID_FOREIGN,
+        FindingKind.DEAD_PROCESS_COUNTED,
+        FindingKind.ORPHANED_SLOT,
+        FindingKind.DOUBLED_SLOT,
+        FindingKind.SLOT_WITHOUT_PID,
+        FindingKind.SEQLOCK_STUCK,
+        FindingKind.LOCK_HELD_BY_DEAD,
+        FindingKind.LOCK_OWNERLESS,
+        FindingKind.SEMAPHORE_IMPOSSIBLE,
+        FindingKind.STARTUP_LOCK_HELD,
+    }
+)
+# Proof takes 10 s of watching, in which nothing else is looked at: whatever can be done at once is
+# done first, and after one that took so long the others wait for the next pass.
+_SLOW_KINDS = frozenset({FindingKind.LOCK_OWNERLESS})
+_LONG_S = 1.0
+
+
+class RepairLoop:
+    """Repairs what the doctor finds and can prove, again and again; a `Task`.
+
+    Every repair proves what it rests on once more, under the region's lock; nothing is broken that
+    a live process holds, and two loops on one node do no harm. A container where a repair fails is
+    left alone for more and more passes, up to 64. So is one, for what takes 10 s of watching, also
+    where that succeeds: who spoils its own lock again and again does not keep the others waiting.
+
+    Args:
+        node: The node.
+        interval_s: Seconds between two passes.
+        dry_run: Change nothing, and say what would be done.
+        timeout_s: How long to wait for a region's lock.
+        settle_s: How long to wait before what may pass by itself is looked at again.
+        kinds: What to repair, of `SAFE_KINDS`.
+        emit: Gets the events.
+
+    Threads: `counters` may be read from any; the rest one at a time.
+    """
+
+    name = "repair"
+
+    def __init__(
+        self,
+        node: Node,
+        *,
+        interval_s: float = REPAIR_INTERVAL_S,
+        dry_run: bool = False,
+        timeout_s: float = 0.2,
+        settle_s: float = 1.5,
+        kinds: Iterable[FindingKind] = SAFE_KINDS,
+        emit: Emit = silent,
+    ) -> None:
+        self.interval_s = interval_s
+        self._node = node
+        self._dry_run = dry_run
+        self._timeout_s = timeout_s
+        self._settle_s = settle_s
+        self._kinds = frozenset(kinds) & SAFE_KINDS
+        self._voice = Voice(self.name, emit)
+        self._backoff = Backoff()
+        self._slow_backoff = Backoff()
+        self._counts = {
+            "repair_runs": 0,
+            "repair_errors": 0,
+            **{f"repair_{kind.value}": 0 for kind in sorted(self._kinds, key=lambda k: k.value)},
+        }
+        self._counting = threading.Lock()
+
+    def counters(self) -> Mapping[str, int]:
+        """How often what has happened; ``repair_<kind>`` are repairs done."""
+        with self._counting:
+            return dict(self._counts)
+
+    def _count(self, what: str) -> None:
+        with self._counting:
+            self._counts[f"repair_{what}"] += 1
+
+    def run(self) -> None:
+        """Diagnose once, and repair.
+
+        Raises:
+            OSError: /proc cannot be listed.
+        """
+        found = [
+            each
+            for each in diagnose(self._node, settle_s=self._settle_s)
+            if each.repairable and each.kind in self._kinds
+        ]
+        self._count("runs")
+        quick: defaultdict[str, list[Finding]] = defaultdict(list)
+        slow: dict[str, list[Finding]] = {}
+        for each in found:
+            if each.kind in _SLOW_KINDS:
+                slow.setdefault(_owner(each.container), [each])
+            else:
+                quick[container_place(each.container)].append(each)
+        for place, findings in quick.items():
+            if not self._backoff.waits(place):
+                if self._repair(findings):
+                    self._backoff.well(place)
+                else:
+                    self._backoff.failed(place)
+        due = [owner for owner in slow if not self._slow_backoff.waits(owner)]
+        began_s = time.monotonic()
+        # Who has had the fewest turns comes first.
+        for owner in sorted(due, key=self._slow_backoff.failures):
+            self._repair(slow[owner])
+            self._slow_backoff.failed(owner)
+            if time.monotonic() - began_s >= _LONG_S:
+                break
+        containers = self._node.containers
+        places = frozenset(map(container_place, containers))
+        self._backoff.keep(frozenset(places))
+        self._slow_backoff.keep(frozenset(map(_owner, containers)))
+        self._voice.keep(places)
+
+    def stop(self) -> None:
+        """Nothing has to be taken back."""
+
+    def _repair(self, findings: list[Finding]) -> bool:
+        """Repair what one container needs; whether all of it was."""
+        container = findings[0].container
+        failed = False
+        try:
+            repairs = repair(
+                self._node,
+                findings,
+                dry_run=self._dry_run,
+                timeout_s=self._timeout_s,
+                kinds=self._kinds,
+            )
+        except (OSError, RuntimeError, ValueError) as error:
+            self._count("errors")
+            self._voice.failed("nothing could be repaired", error, container)
+            return False
+        for each in repairs:
+            kind = each.finding.kind.value
+            if each.error is not None:
+                failed = True
+                self._count("errors")
+                self._voice.failed_because(f"{kind} was not repaired: {each.error}", container)
+            elif each.actions:
+                if not self._dry_run:
+                    self._count(kind)
+                self._voice.say(
+                    "would_repair" if self._dry_run else "repaired",
+                    f"{kind}: {'; '.join(each.actions)}",
+                    container,
+                    kind=kind,
+                    pid=each.finding.pid,
+                )
+        if not failed:
+            self._voice.well(container)
+        return not failed
+
+
+def _owner(container: Container | None) -> str:
+    """Whose region it is: a container can have many, at any path."""
+    if container is None:
+        return ""
+    own_id = container.container_id
+    return container.pod_uid or (container_place(container) if own_id is None else own_id.id)

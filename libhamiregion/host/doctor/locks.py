@@ -1,0 +1,151 @@
+"""Checks: the lock of a region."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from libhamiregion.layouts import Layout
+
+from .findings import FindingKind, finding
+from .scene import command_of, count_words, place_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from libhamiregion.lock import LockState
+    from libhamiregion.region import Region
+
+    from .findings import Finding
+    from .scene import Scene, Used
+
+# Before a lock is called stuck it is looked at without a pause: somebody who takes it again and
+# again, and holds it nearly all of the time, is caught between two turns.
+_LAST_LOOK_S = 0.02
+
+
+def locks(scene: Scene, used: Used) -> Iterator[Finding]:
+    """Everything about one region's lock."""
+    has_startup_lock = used.snapshot.layout is Layout.V1_1_POSTINIT
+    if scene.semaphores.get(id(used.container), 1) == 1 and not has_startup_lock:
+        return
+    state = used.region.lock_state(proc=scene.node.proc)
+    if state.semaphore_value > 1:
+        yield _impossible(used, "the lock's semaphore", state.semaphore_value, "lock")
+    elif state.held:
+        yield from _held(scene, used, state)
+    if state.postinit_value is None or state.postinit_value == 1:
+        return
+    if state.postinit_value > 1:
+        yield _impossible(used, "the start-up semaphore", state.postinit_value, "startup")
+    elif _is_alone(scene, used):
+        yield finding(
+            FindingKind.STARTUP_LOCK_HELD,
+            used.container,
+            "the start-up semaphore is taken and nobody uses the region",
+            "sem_postinit stands at 0, and /proc shows no process that maps the file for writing",
+        )
+
+
+def _impossible(used: Used, which: str, value: int, cause: str) -> Finding:
+    return finding(
+        FindingKind.SEMAPHORE_IMPOSSIBLE,
+        used.container,
+        f"{which} stands at {value}",
+        "it may be 0 (taken) or 1 (free)",
+        cause=cause,
+    )
+
+
+def _held(scene: Scene, used: Used, state: LockState) -> Iterator[Finding]:
+    owner = state.owner_pid
+    if state.owner_life == "dead":
+        yield finding(
+            FindingKind.LOCK_HELD_BY_DEAD,
+            used.container,
+            f"the lock is held by {_owner_words(state)}, which is dead",
+            "the semaphore stands at 0 and its signature is of no process that maps this region;"
+            f" {_waiters_words(state)}",
+            pid=None if state.by_library else owner,
+        )
+        return
+    if owner is None and _is_alone(scene, used):
+        yield _ownerless(used, "no process maps the file for writing")
+        return
+    what = ("lock", place_of(used.container))
+    stood_s = scene.stands_for_s(what, owner)
+    has_moved = partial(_has_moved, used.region, owner, scene.node.proc)
+    if stood_s < scene.lock_s or stood_s == 0:
+        scene.suspects[what] = has_moved
+    elif _moves_at_last(has_moved):
+        scene.memory.forget(what)
+    elif owner is None:
+        yield _ownerless(used, f"nothing has moved for {stood_s:.1f} s")
+    else:
+        yield _too_long(scene, used, state, stood_s)
+
+
+def _ownerless(used: Used, evidence: str) -> Finding:
+    return finding(
+        FindingKind.LOCK_OWNERLESS,
+        used.container,
+        "the lock is taken and nobody has signed for it",
+        f"the semaphore stands at 0 and owner_pid is 0; {evidence}",
+    )
+
+
+def _too_long(scene: Scene, used: Used, state: LockState, stood_s: float) -> Finding:
+    process = (
+        None if state.owner_host_pid is None else scene.node.processes.get(state.owner_host_pid)
+    )
+    life = (
+        f"it is alive{command_of(process)}"
+        if state.owner_life == "alive"
+        else "whether it lives cannot be told from here"
+    )
+    return finding(
+        FindingKind.LOCK_HELD_TOO_LONG,
+        used.container,
+        f"the lock has been held by {_owner_words(state)} for {stood_s:.1f} s at least",
+        f"the same signature at every look; {life}; {_waiters_words(state)}",
+        pid=None if state.by_library else state.owner_pid,
+        cause=state.owner_life,
+    )
+
+
+def _waiters_words(state: LockState) -> str:
+    return (
+        f"{count_words(state.waiters, 'waiter')} asleep" if state.waiters else "nobody sleeps on it"
+    )
+
+
+def _owner_words(state: LockState) -> str:
+    if state.by_library:
+        return f"a tool with libhamiregion (pid {state.owner_host_pid} in its own namespace)"
+    here = "" if state.owner_host_pid is None else f" ({state.owner_host_pid} on the host)"
+    return f"process {state.owner_pid}{here}"
+
+
+def _has_moved(region: Region, owner: int | None, proc: str) -> bool:
+    if owner is not None:
+        # Cheap, where telling who the owner is would be a scan of /proc.
+        return region.snapshot().owner_pid != owner
+    state = region.lock_state(proc=proc)
+    return not state.held or state.owner_pid is not None
+
+
+def _moves_at_last(has_moved: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + _LAST_LOOK_S
+    while time.monotonic() < deadline:
+        if has_moved():
+            return True
+    return False
+
+
+def _is_alone(scene: Scene, used: Used) -> bool:
+    """Whether it is certain that nobody uses the region."""
+    processes = scene.node.processes
+    return processes.is_complete and not any(
+        mapping.writable for mapping in processes.mappings(used.region)
+    )

@@ -1,0 +1,19 @@
+"""What the driver says: devices, who uses them, and why something is not known.
+
+nvidia-ml-py is imported when the driver is first asked.
+"""
+
+from .models import NvmlDevice, NvmlMigDevice, NvmlProcess, NvmlSample, NvmlUtilization
+from .sampler import NvmlSampler
+from .states import NvmlFault, NvmlState
+
+__all__ = [
+    "NvmlDevice",
+    "NvmlFault",
+    "NvmlMigDevice",
+    "NvmlProcess",
+    "NvmlSample",
+    "NvmlSampler",
+    "NvmlState",
+    "NvmlUtilization",
+]

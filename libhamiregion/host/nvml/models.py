@@ -1,0 +1,236 @@
+"""What the driver said: frozen attrs classes, units in their names, None where it said nothing."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import attrs
+
+from .states import NvmlFault, NvmlState
+
+
+def _find(faults: tuple[NvmlFault, ...], *figures: str) -> NvmlFault | None:
+    return next((fault for fault in faults if fault.figure in figures), None)
+
+
+@attrs.frozen
+class NvmlMigDevice:
+    """One MIG device: a compute instance of a GPU instance.
+
+    Attributes:
+        slot: Its number among the GPU's MIG devices, as ``nvidia-smi -L`` counts them.
+        uuid: ``MIG-…``; None where the driver does not tell.
+        name: The driver's name of it.
+        profile: Such as ``1g.5gb`` or ``1c.3g.20gb``.
+        gpu_instance_id: Number of its GPU instance.
+        compute_instance_id: Number of its compute instance.
+        state: ``OK``, or why nothing can be read of it.
+        memory_total_bytes: Its memory.
+        memory_used_bytes: What of it is in use.
+        processes_state: ``OK`` if its list of processes is complete.
+        utilization_state: The state of its processes' utilisation; ``NOT_SUPPORTED`` with every
+            driver so far.
+        faults: Why the figures that are None are None.
+    """
+
+    slot: int
+    uuid: str | None
+    name: str | None
+    profile: str | None
+    gpu_instance_id: int | None
+    compute_instance_id: int | None
+    state: NvmlState
+    memory_total_bytes: int | None
+    memory_used_bytes: int | None
+    processes_state: NvmlState
+    utilization_state: NvmlState
+    faults: tuple[NvmlFault, ...] = ()
+
+    def reason(self, figure: str) -> NvmlFault | None:
+        """Why that field is None; None if nothing failed."""
+        return _find(self.faults, figure, "device")
+
+
+@attrs.frozen
+class NvmlDevice:
+    """One GPU.
+
+    Attributes:
+        index: Its NVML index, the one of ``nvidia-smi``.
+        uuid: ``GPU-…``; None where the driver does not tell. That of a lost GPU is remembered.
+        name: The driver's name of it.
+        state: ``OK``, or why nothing more can be read of it, such as ``GPU_IS_LOST``.
+        memory_total_bytes: Its memory.
+        memory_used_bytes: What of it is in use, with what the driver keeps for itself.
+        gpu_util_percent: Share of the last sample period in which a kernel ran.
+        memory_util_percent: Share in which its memory was read or written.
+        mig_enabled: Whether MIG is on; False where the GPU has none.
+        mig_devices: Its MIG devices.
+        processes_state: ``OK`` if its list of processes is complete.
+        utilization_state: ``OK`` if its processes' utilisation could be read.
+        faults: Why the figures that are None are None.
+        temperature_celsius: Of its core. This and what follows is None, without a fault, where the
+            sampler was not told to ask (``sensors=True``).
+        power_usage_watts: What it draws.
+        ecc_corrected_errors: Memory errors of its lifetime that ECC has corrected.
+        ecc_uncorrected_errors: Those that it could not.
+    """
+
+    index: int
+    uuid: str | None
+    name: str | None
+    state: NvmlState
+    memory_total_bytes: int | None
+    memory_used_bytes: int | None
+    gpu_util_percent: int | None
+    memory_util_percent: int | None
+    mig_enabled: bool | None
+    mig_devices: tuple[NvmlMigDevice, ...]
+    processes_state: NvmlState
+    utilization_state: NvmlState
+    faults: tuple[NvmlFault, ...] = ()
+    temperature_celsius: int | None = None
+    power_usage_watts: float | None = None
+    ecc_corrected_errors: int | None = None
+    ecc_uncorrected_errors: int | None = None
+
+    def reason(self, figure: str) -> NvmlFault | None:
+        """Why that field is None; None if nothing failed."""
+        return _find(self.faults, figure, "device")
+
+
+@attrs.frozen
+class NvmlProcess:
+    """What one process uses of one GPU or MIG device.
+
+    Attributes:
+        pid: Its pid as the driver tells it: the host's, if asked in the host's pid namespace.
+        device_index: NVML index of the GPU.
+        device_uuid: Uuid of the GPU, or of the MIG device; None where the driver does not tell.
+        kinds: In which of the driver's lists it stands: ``compute``, ``graphics``, ``mps``.
+        memory_used_bytes: What it uses of the device's memory, in all.
+        sm_util_percent: Share of the last second's sample in which its kernels ran.
+        memory_util_percent: Share in which it read or wrote device memory.
+        enc_util_percent: Of the video encoder.
+        dec_util_percent: Of the video decoder.
+        sampled_at_us: The time of its newest sample, Unix microseconds; None if it has none.
+        name: The program, as the driver tells it: raw text. Only `NvmlSampler.process_view` asks.
+        faults: Why the figures that are None are None.
+    """
+
+    pid: int
+    device_index: int
+    device_uuid: str | None
+    kinds: tuple[str, ...]
+    memory_used_bytes: int | None
+    sm_util_percent: int | None
+    memory_util_percent: int | None
+    enc_util_percent: int | None
+    dec_util_percent: int | None
+    sampled_at_us: int | None = None
+    name: str | None = None
+    faults: tuple[NvmlFault, ...] = ()
+
+    def reason(self, figure: str) -> NvmlFault | None:
+        """Why that field is None; None if nothing failed."""
+        whole = "utilization" if figure.endswith("_util_percent") else "processes"
+        return _find(self.faults, figure, whole)
+
+
+@attrs.frozen
+class NvmlUtilization:
+    """One sample of one process, as the driver gives it.
+
+    The pid may be one of another pid namespace than those of the process lists: inside a container,
+    some drivers translate the one and not the other.
+
+    Attributes:
+        pid: The process.
+        device_index: NVML index of the GPU.
+        device_uuid: Its uuid, or that of the MIG device.
+        sampled_at_us: When, Unix microseconds.
+        sm_util_percent: 0 to 100; None where the driver's number is above.
+        memory_util_percent: As above.
+        enc_util_percent: As above.
+        dec_util_percent: As above.
+    """
+
+    pid: int
+    device_index: int
+    device_uuid: str | None
+    sampled_at_us: int
+    sm_util_percent: int | None
+    memory_util_percent: int | None
+    enc_util_percent: int | None
+    dec_util_percent: int | None
+
+
+@attrs.frozen(slots=False)
+class NvmlSample:
+    """All that the driver said at one time. A value: it compares, pickles and may be shared.
+
+    Attributes:
+        taken_at_ns: When, Unix nanoseconds.
+        state: ``OK``, or why there is nothing.
+        fault: The call that failed, for `state` or for `driver_version`; None if none did.
+        driver_version: Such as ``570.124.06``; None where the driver does not tell.
+        devices: The GPUs, by index.
+        processes: The processes on them, by GPU and pid. A process on several devices stands here
+            once for each of them; on a GPU with MIG, under the MIG device alone.
+        utilization: The samples of the last second, one and more per process.
+        sees_all_processes: Whether the pids are those of the host's namespace and the lists hold
+            every process, so that who is not listed uses nothing.
+    """
+
+    taken_at_ns: int
+    state: NvmlState
+    fault: NvmlFault | None
+    driver_version: str | None
+    devices: tuple[NvmlDevice, ...]
+    processes: tuple[NvmlProcess, ...]
+    utilization: tuple[NvmlUtilization, ...]
+    sees_all_processes: bool
+
+    @cached_property
+    def _listed(self) -> dict[tuple[str | None, int], NvmlProcess]:
+        return {(process.device_uuid, process.pid): process for process in self.processes}
+
+    @cached_property
+    def _sampled(self) -> frozenset[tuple[str | None, int]]:
+        return frozenset((row.device_uuid, row.pid) for row in self.utilization)
+
+    @cached_property
+    def _places(self) -> dict[str, tuple[NvmlDevice, NvmlDevice | NvmlMigDevice]]:
+        places: dict[str, tuple[NvmlDevice, NvmlDevice | NvmlMigDevice]] = {}
+        for device in self.devices:
+            own: tuple[NvmlDevice | NvmlMigDevice, ...] = (device, *device.mig_devices)
+            places.update((place.uuid, (device, place)) for place in own if place.uuid is not None)
+        return places
+
+    def process(self, device_uuid: str, pid: int) -> NvmlProcess | None:
+        """What a process uses of a GPU or MIG device.
+
+        A process that is not listed uses nothing, where the driver's lists are complete: its
+        figures are 0 then. Where they are not, nothing is known.
+
+        Args:
+            device_uuid: ``GPU-…`` or ``MIG-…``.
+            pid: Pid in the host's namespace.
+
+        Returns:
+            The figures; None if nothing is known.
+        """
+        listed = self._listed.get((device_uuid, pid))
+        if listed is not None:
+            return listed
+        found = self._places.get(device_uuid)
+        if found is None or not self.sees_all_processes:
+            return None
+        device, place = found
+        # With MIG on, the GPU's own entry holds only what no MIG device accounts for.
+        if place.processes_state is not NvmlState.OK or (place is device and device.mig_devices):
+            return None
+        if (device_uuid, pid) in self._sampled:
+            return None  # it came or went while the driver was asked
+        util = 0 if place.utilization_state is NvmlState.OK else None
+        return NvmlProcess(pid, device.index, device_uuid, (), 0, util, util, util, util)

@@ -1,0 +1,381 @@
+"""The driver's view: devices, who uses them, and its figures brought into regions.
+
+What NVML does not tell is None and has a reason; no call of this module raises for it, and nothing
+becomes a 0 that is not one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from libhamiregion.errors import ProcessNotInRegion
+
+from .devices import DeviceReader
+from .driver import Driver
+from .models import NvmlDevice, NvmlMigDevice, NvmlProcess, NvmlSample, NvmlUtilization
+from .states import NvmlFault, NvmlState, Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from libhamiregion.errors import PathLike
+    from libhamiregion.models import ProcessDeviceUsage
+    from libhamiregion.region import Region
+    from libhamiregion.slot import SlotChange
+
+__all__ = [
+    "NvmlDevice",
+    "NvmlFault",
+    "NvmlMigDevice",
+    "NvmlProcess",
+    "NvmlSample",
+    "NvmlSampler",
+    "NvmlState",
+    "NvmlUtilization",
+]
+
+# The inode number that the kernel gives to the first pid namespace, always.
+_INITIAL_PID_NAMESPACE = "pid:[4026531836]"
+
+# A count out of range must not become a long loop.
+_MAX_DEVICES = 256
+
+
+class NvmlSampler:
+    """Asks NVML, through nvidia-ml-py, which is imported on first use only.
+
+    A context manager; the first question opens it too. Opening never raises: where there is no
+    driver, every sample has the reason as its state, and the next one tries again.
+
+        with NvmlSampler() as sampler:
+            for device in sampler.devices():
+                print(device.uuid, device.memory_used_bytes)
+
+    Threads: may be shared; one question is asked at a time, and `close` waits for it. NVML counts
+    its initialisations, so several samplers and other users of NVML in one program do not disturb
+    each other. Fork: make a new sampler in the child.
+
+    Args:
+        library: Path of the driver's library, where it is not on the loader's path, for example
+            under the root of a driver container. The library that a program loads first stays.
+        host_namespace: Whether the driver tells this program the host's pids and all processes;
+            None means to find out. In another pid namespace drivers hide processes, and translate
+            the pids of some lists and not of others: who is not listed is unknown there, not idle.
+        window_s: How old a sample of utilisation may be.
+        sensors: Whether samples have each GPU's temperature, power and memory errors as well. That
+            is four more questions, of which some GPUs answer one or the other only after
+            milliseconds.
+    """
+
+    def __init__(
+        self,
+        library: PathLike | None = None,
+        *,
+        host_namespace: bool | None = None,
+        window_s: float = 1.0,
+        sensors: bool = False,
+    ) -> None:
+        if not window_s > 0:
+            raise ValueError(f"a window is longer than 0 s, not {window_s}")
+        if host_namespace is None:
+            host_namespace = _in_host_namespace()
+        self._sees_all = host_namespace
+        self._driver = Driver(None if library is None else str(library))
+        self._reader = DeviceReader(
+            self._driver,
+            window_us=int(window_s * 1e6),
+            sees_all=host_namespace,
+            sensors=sensors,
+        )
+        self._lock = threading.RLock()
+        self._users = 0
+        self._state = NvmlState.CLOSED
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<NvmlSampler {self._state.value}>"
+
+    @property
+    def state(self) -> NvmlState:
+        """``OK``, ``CLOSED``, or why NVML could not be asked last time."""
+        return self._state
+
+    def open(self) -> NvmlState:
+        """Initialise NVML. Opened twice, it must be closed twice.
+
+        Returns:
+            The state; never raises for what NVML or the loader says.
+
+        Calls ``nvmlInitWithFlags``.
+        """
+        with self._lock:
+            self._users += 1
+            try:
+                self._start()
+            except Refusal as refusal:
+                self._state = refusal.state
+            return self._state
+
+    def close(self) -> None:
+        """Give NVML back once all who opened this have closed it; may be called again.
+
+        Calls ``nvmlShutdown``.
+        """
+        with self._lock:
+            self._users = max(0, self._users - 1)
+            if self._users == 0:
+                self._driver.close()
+                self._state = NvmlState.CLOSED
+
+    def _start(self) -> None:
+        if not self._driver.is_open:
+            self._reader.forget()
+            self._driver.open()
+        self._state = NvmlState.OK
+
+    def _count(self) -> int:
+        name = "nvmlDeviceGetCount"
+        try:
+            count: int = self._driver.call(name)
+        except Refusal as refusal:
+            if refusal.state is not NvmlState.UNINITIALIZED:
+                raise
+            # Somebody else in this program gave back more than was theirs.
+            self._driver.close()
+            self._start()
+            count = self._driver.call(name)
+        if not 0 <= count <= _MAX_DEVICES:
+            raise Refusal(name, NvmlState.OUT_OF_RANGE)
+        return count
+
+    # ---- questions ------------------------------------------------------------------------------
+
+    def sample(self) -> NvmlSample:
+        """Ask for everything at once: devices, processes, utilisation.
+
+        Returns:
+            What the driver said; its `state` tells if there was nothing to ask.
+
+        Calls ``nvmlDeviceGetCount_v2``, ``nvmlSystemGetDriverVersion``, and for each device
+        ``nvmlDeviceGetHandleByIndex_v2``, ``nvmlDeviceGetUUID``, ``nvmlDeviceGetName``,
+        ``nvmlDeviceGetMemoryInfo``, ``nvmlDeviceGetUtilizationRates``, ``nvmlDeviceGetMigMode``,
+        ``nvmlDeviceGetMaxMigDeviceCount``, ``nvmlDeviceGetMigDeviceHandleByIndex``,
+        ``nvmlDeviceGetGpuInstanceId``, ``nvmlDeviceGetComputeInstanceId``,
+        ``nvmlDeviceGetComputeRunningProcesses_v3`` (``_v2`` with drivers that do not have it, or
+        have it wrong), the same of graphics and MPS processes, ``nvmlDeviceGetProcessUtilization``.
+        With `sensors` also ``nvmlDeviceGetTemperature``, ``nvmlDeviceGetPowerUsage`` and
+        ``nvmlDeviceGetTotalEccErrors``.
+
+        Shell: ``nvidia-smi -q``.
+        """
+        with self._lock:
+            taken_at_ns = time.time_ns()
+            try:
+                self._start()
+                count = self._count()
+            except Refusal as refusal:
+                # A driver that was unloaded, or replaced, wants a new initialisation.
+                self._driver.close()
+                self._state = refusal.state
+                return NvmlSample(
+                    taken_at_ns, refusal.state, refusal.fault("nvml"), None, (), (), (), False
+                )
+            version, fault = self._driver_version()
+            self._reader.driver_version = version
+            readings = [self._reader.read(index) for index in range(count)]
+            return NvmlSample(
+                taken_at_ns,
+                NvmlState.OK,
+                fault,
+                version,
+                tuple(reading.device for reading in readings),
+                tuple(process for reading in readings for process in reading.processes),
+                tuple(row for reading in readings for row in reading.utilization),
+                self._sees_all,
+            )
+
+    def _driver_version(self) -> tuple[str | None, NvmlFault | None]:
+        try:
+            return self._driver.call("nvmlSystemGetDriverVersion"), None
+        except Refusal as refusal:
+            return None, refusal.fault("driver_version")
+
+    def devices(self) -> tuple[NvmlDevice, ...]:
+        """The GPUs with their MIG devices, by index; empty where NVML cannot be asked.
+
+        Memory in bytes, utilisation in percent. `state` tells why it is empty.
+
+        Calls: as `sample`. Shell: ``nvidia-smi -L``; ``nvidia-smi --query-gpu=uuid,memory.used
+        --format=csv``.
+        """
+        return self.sample().devices
+
+    def processes(self) -> tuple[NvmlProcess, ...]:
+        """The processes on the GPUs, with memory and the last second's utilisation.
+
+        One entry per process and device, by device and pid; empty where NVML cannot be asked.
+
+        Calls: as `sample`. Shell: ``nvidia-smi --query-compute-apps=gpu_uuid,pid,used_memory
+        --format=csv`` and ``nvidia-smi pmon -c 1``.
+        """
+        return self.sample().processes
+
+    def process_view(self, *, sample: NvmlSample | None = None) -> tuple[NvmlProcess, ...]:
+        """`processes` with the programs' names: pid, name, memory, utilisation.
+
+        Names are raw text of the processes' own choice; escape them before printing.
+
+        Args:
+            sample: Whose processes, to ask the driver for their names only; None takes a new one.
+
+        Calls: as `sample`, and ``nvmlSystemGetProcessName``. Shell: ``nvidia-smi
+        --query-compute-apps=pid,name,used_memory --format=csv``.
+        """
+        with self._lock:
+            processes = (self.sample() if sample is None else sample).processes
+            names = {pid: self._name(pid) for pid in {process.pid for process in processes}}
+            named = []
+            for process in processes:
+                name, fault = names[process.pid]
+                faults = process.faults if fault is None else (*process.faults, fault)
+                named.append(attrs.evolve(process, name=name, faults=faults))
+            return tuple(named)
+
+    def _name(self, pid: int) -> tuple[str | None, NvmlFault | None]:
+        try:
+            return self._driver.call("nvmlSystemGetProcessName", pid) or None, None
+        except Refusal as refusal:
+            return None, refusal.fault("name")
+
+    def sample_view(self, *, sample: NvmlSample | None = None) -> tuple[NvmlUtilization, ...]:
+        """The driver's samples of the last second, as it gives them, by device.
+
+        Inside a container the pids may be the host's; `processes` pairs only what is certain.
+
+        Args:
+            sample: Where to take them from; None takes a new one.
+
+        Calls: as `sample`. Shell: ``nvidia-smi pmon -c 1 -s u``.
+        """
+        return (self.sample() if sample is None else sample).utilization
+
+    # ---- regions --------------------------------------------------------------------------------
+
+    def write(
+        self,
+        region: Region,
+        host_pids: Mapping[int, int],
+        *,
+        sample: NvmlSample | None = None,
+        dry_run: bool = False,
+        timeout_s: float = 1.0,
+    ) -> tuple[SlotChange, ...]:
+        """Bring the driver's memory and utilisation figures into a region's slots.
+
+        Devices are matched by uuid, GPU's or MIG device's, and figures stored at the index where
+        the region has that uuid; processes by `host_pids` and nothing else. What is unknown stays
+        as it is. A process that the driver does not list gets zeros, where that is certain. In the
+        layout without utilisation only memory is written.
+
+        Args:
+            region: Opened with ``writable=True``.
+            host_pids: For each pid of a slot, the pid of the same process in the host's namespace,
+                proved by `ProcessTable.match`; slots without an entry are left alone.
+            sample: What to write, to ask the driver once for many regions; None takes a new one.
+            dry_run: Only tell what would change.
+            timeout_s: How long to wait for the region's lock, each time.
+
+        Returns:
+            What was changed; values that stood there already are not written again.
+
+        Raises:
+            LockTimeout, RegionReadOnly, RegionStale, RegionCorrupt, RegionClosed: As
+                `Region.set_monitor_used`. What was written before stays.
+
+        Threads: as the sampler and the region. Calls: as `sample`. Source: docs,
+        The protocol (Which process is which).
+        """
+        figures = self.sample() if sample is None else sample
+        snapshot = region.snapshot()
+        uuids = {device.index: device.uuid for device in snapshot.devices}
+        has_utilization = region.layout.has_utilization
+        written: list[SlotChange] = []
+        for process in snapshot.processes:
+            host_pid = host_pids.get(process.pid)
+            if not host_pid:
+                continue
+            for usage in process.devices:
+                uuid = uuids[usage.index]
+                driver = figures.process(uuid, host_pid) if uuid is not None else None
+                if driver is None:
+                    continue
+                try:
+                    written += _write_memory(region, process.pid, usage, driver, dry_run, timeout_s)
+                    if has_utilization:
+                        written += _write_utilization(
+                            region, process.pid, usage, driver, dry_run, timeout_s
+                        )
+                except ProcessNotInRegion:
+                    break  # it has left since the snapshot
+        return tuple(written)
+
+
+def _write_memory(
+    region: Region,
+    pid: int,
+    usage: ProcessDeviceUsage,
+    driver: NvmlProcess,
+    dry_run: bool,
+    timeout_s: float,
+) -> list[SlotChange]:
+    used = driver.memory_used_bytes
+    if used is None or used == usage.memory_monitor_bytes:
+        return []
+    return [region.set_monitor_used(pid, usage.index, used, dry_run=dry_run, timeout_s=timeout_s)]
+
+
+def _write_utilization(
+    region: Region,
+    pid: int,
+    usage: ProcessDeviceUsage,
+    driver: NvmlProcess,
+    dry_run: bool,
+    timeout_s: float,
+) -> list[SlotChange]:
+    wanted = {
+        "sm": (driver.sm_util_percent, usage.sm_util_percent),
+        "enc": (driver.enc_util_percent, usage.enc_util_percent),
+        "dec": (driver.dec_util_percent, usage.dec_util_percent),
+    }
+    new = {name: to for name, (to, before) in wanted.items() if to is not None and to != before}
+    if not new:
+        return []
+    return list(
+        region.set_utilization(pid, usage.index, **new, dry_run=dry_run, timeout_s=timeout_s)
+    )
+
+
+def _in_host_namespace() -> bool:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink()) == _INITIAL_PID_NAMESPACE
+    except OSError:
+        return False
