@@ -4,6 +4,8 @@ import gzip
 import random
 import shutil
 import subprocess
+import sys
+from importlib.util import find_spec
 
 import pytest
 from hypothesis import given
@@ -95,3 +97,20 @@ def test_chunks_are_the_text_in_order_and_no_larger_than_wanted(
 
 def test_many_small_parts_are_few_chunks() -> None:
     assert len(list(Body.of([b"x" * 100] * 1000).chunks(100_000))) == 1
+
+
+@pytest.mark.parametrize("missing", ["", "isal"])
+def test_the_faster_library_is_used_where_it_is_and_not_needed(missing: str) -> None:
+    code = (
+        f"import gzip, sys; sys.modules.update({{{missing!r}: None}} if {missing!r} else {{}});"
+        "from libhamiregion.agent.serving import bodies;"
+        "text = b'metric{label=\"value\"} 1234\\n' * 5000;"
+        "squeezed = b''.join(bodies.Gzip().compress(bodies.Body.of(text)).parts);"
+        "assert gzip.decompress(squeezed) == text;"
+        "print(bodies.zlib.__name__, len(squeezed) * 20 < len(text))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    module = "zlib" if missing or find_spec("isal") is None else "isal.isal_zlib"
+    assert answer.stdout.split() == [module, "True"]
