@@ -273,11 +273,13 @@ def rounds(
     old, new = both(scene, region)
     found = {"old": 0, "new": 0, "mixed": 0}
     chance = random.Random(9394)
+    begun = scene.directory / "begun"
 
     def work() -> None:
         if edit_limits is not None:
             Region.edit_limits = edit_limits
         with scene.node() as node:
+            begun.touch()
             while True:
                 for wanted in (NEW, OLD):
                     node.refresh(processes=False)
@@ -285,10 +287,9 @@ def rounds(
                         applier.apply(diff_plan(node, wanted), keep_undo=False)
 
     for _ in range(kills):
-        begun = scene.state.path("lock")
-        Path(begun).unlink(missing_ok=True)
+        begun.unlink(missing_ok=True)
         pid = victim(work)
-        eventually(lambda: os.path.exists(begun))  # noqa: B023, PTH110
+        eventually(begun.exists)
         time.sleep(chance.random() * 0.03)  # a moment that nobody has chosen
         kill(pid)
         if guard:
