@@ -46,11 +46,15 @@ def reading(container: RecordedContainer = TRAIN, used: int = GIB, **more: objec
     return Reading(container, memory_used_bytes=used, **fields)  # type: ignore[arg-type]
 
 
+made: list[Pen] = []
+
+
 class Pen:
     """A writer with clocks that a test moves."""
 
     def __init__(self, path: Path, **options: object) -> None:
         self.writer = RecordingWriter(path, **{"interval_s": 15, **options})  # type: ignore[arg-type]
+        made.append(self)
         self.at_ms = T0
         self.running_ms = 5_000
 
@@ -69,11 +73,17 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "node.db"
 
 
+@pytest.fixture(autouse=True)
+def closing() -> Iterator[None]:
+    """Whatever a test has opened is closed after it."""
+    yield
+    while made:
+        made.pop().writer.close()
+
+
 @pytest.fixture
-def pen(path: Path) -> Iterator[Pen]:
-    made = Pen(path)
-    yield made
-    made.writer.close()
+def pen(path: Path) -> Pen:
+    return Pen(path)
 
 
 def looks(path: Path, span: tuple[int, int] = ALWAYS) -> list[Look]:

@@ -90,13 +90,11 @@ class Recording:
             connection = sqlite3.connect(address, uri=True, isolation_level=None, timeout=5)
             if not check_kind(connection, self.path):
                 raise NotARecording(f"{self.path!r} is empty, not a recording", path=self.path)
-        except sqlite3.Error as error:
+        except BaseException as error:
             if connection is not None:
                 connection.close()
-            raise recording_error(error, self.path) from error
-        except NotARecording:
-            if connection is not None:
-                connection.close()
+            if isinstance(error, sqlite3.Error):
+                raise recording_error(error, self.path) from error
             raise
         return connection
 
