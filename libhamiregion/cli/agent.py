@@ -27,7 +27,7 @@ from .node_words import root_failure
 from .stopping import stop_signals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from libhamiregion.agent import PodSource, Task
     from libhamiregion.host import Node
@@ -109,18 +109,6 @@ class Wanted:
             )
         if self.gone_by == "api" and not self.node_name:
             raise click.UsageError("--gone-by api needs --node-name")
-
-
-def _interval(name: str, seconds: float, what: str) -> Callable[[Any], Any]:
-    return click.option(
-        f"--{name}-interval",
-        f"{name}_interval_s",
-        type=options.Seconds(min=0.01, max=86_400),
-        default=seconds,
-        show_default=True,
-        metavar="SECONDS",
-        help=what,
-    )
 
 
 @click.command()
@@ -205,10 +193,10 @@ def _interval(name: str, seconds: float, what: str) -> Callable[[Any], Any]:
     help="Where a plan's journal and undo plans are.  [default: as `limits apply`]",
 )
 @node_options.root_option
-@_interval("feedback", 5.0, "Between two passes of the feedback; HAMi's is 5.")
-@_interval("repair", 10.0, "Between two passes of the repair.")
-@_interval("figures", 5.0, "Between two looks at the driver's figures.")
-@_interval("plan", 5.0, "Between two looks at the plan and what it is about.")
+@options.interval_option("feedback", 5.0, "Between two passes of the feedback; HAMi's is 5.")
+@options.interval_option("repair", 10.0, "Between two passes of the repair.")
+@options.interval_option("figures", 5.0, "Between two looks at the driver's figures.")
+@options.interval_option("plan", 5.0, "Between two looks at the plan and what it is about.")
 @click.option(
     "--figures/--no-figures",
     default=True,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from libhamiregion.host import NvmlSampler, driver_gap
-from libhamiregion.host.doctor.diagnosis import FindingKind, diagnose, repair
+from libhamiregion.host.doctor import FindingKind, diagnose, repair
 
 from . import node_options, options
 from .doctor_pictures import DoctorPicture, is_left, named_finding, selected

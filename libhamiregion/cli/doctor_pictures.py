@@ -10,8 +10,9 @@ from rich.padding import Padding
 from rich.text import Text
 
 from libhamiregion.errors import RegionError
-from libhamiregion.host.doctor.findings import Severity
+from libhamiregion.host.doctor import Severity
 
+from .driver_tables import driver_object
 from .node_words import Names, names_of, word
 from .plain import aligned
 from .render import GOOD, NEAR, OVER, QUIET
@@ -135,13 +136,6 @@ class DoctorPicture:
 
     def as_object(self) -> dict[str, Any]:
         """The picture for programs; see the help of `hamiregion doctor`."""
-        driver = None
-        if self.sample is not None:
-            driver = {
-                "state": self.sample.state.value,
-                "message": self.driver_gap,
-                "version": self.sample.driver_version,
-            }
         repairs = None
         if self.repairs is not None:
             repairs = [
@@ -156,7 +150,7 @@ class DoctorPicture:
         return {
             "taken_at_ns": self.taken_at_ns,
             "complete": self.complete,
-            "driver": driver,
+            "driver": driver_object(self.sample, self.driver_gap),
             "warnings": list(self.warnings),
             "dry_run": self.dry_run,
             "repairs": repairs,

@@ -162,6 +162,13 @@ class DriverPicture:
         return max(0.0, self.sample.taken_at_ns / 1e9 - sample.sampled_at_us / 1e6)
 
 
+def driver_object(sample: NvmlSample | None, gap: str | None) -> dict[str, Any] | None:
+    """Whether the driver answered, for programs; None where it was not asked."""
+    if sample is None:
+        return None
+    return {"state": sample.state.value, "message": gap, "version": sample.driver_version}
+
+
 def driver_picture(sampler: NvmlSampler, device: str | None) -> DriverPicture:
     """Ask the driver; only about the devices of that index or uuid, if given."""
     sample = sampler.sample()

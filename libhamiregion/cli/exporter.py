@@ -5,35 +5,20 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from libhamiregion import __version__
 from libhamiregion.agent.export.node_exporter import NodeExporter
 from libhamiregion.agent.serving.small_memory import stay_small
-from libhamiregion.host.nvml.sampler import NvmlSampler
+from libhamiregion.host.nvml import NvmlSampler
 
 from . import exporter_options, node_options, options
 from .failures import Failure
 from .service_log import LEVELS, log_to_stderr
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 _log = logging.getLogger("libhamiregion.exporter")
-
-
-def _interval(name: str, seconds: float, what: str) -> Callable[[Any], Any]:
-    return click.option(
-        f"--{name}-interval",
-        f"{name}_interval_s",
-        type=options.Seconds(min=0.1, max=86_400),
-        default=seconds,
-        show_default=True,
-        metavar="SECONDS",
-        help=what,
-    )
 
 
 @click.command()
@@ -51,9 +36,9 @@ def _interval(name: str, seconds: float, what: str) -> Callable[[Any], Any]:
     default=True,
     help="Whether to look for what is wrong with the regions.  [default: doctor]",
 )
-@_interval("scan", 5.0, "Between two looks for containers.")
-@_interval("process", 10.0, "Between two looks at /proc and the driver.")
-@_interval("doctor", 30.0, "Between two looks for what is wrong.")
+@options.interval_option("scan", 5.0, "Between two looks for containers.", least_s=0.1)
+@options.interval_option("process", 10.0, "Between two looks at /proc and the driver.", least_s=0.1)
+@options.interval_option("doctor", 30.0, "Between two looks for what is wrong.", least_s=0.1)
 @exporter_options.resync_interval_option
 @click.option("--once", is_flag=True, help="Print the metrics and end, without listening.")
 @click.option(

@@ -155,6 +155,23 @@ device_option = click.option(
     metavar="N",
     help="Only this device (CUDA ordinal); without it, every device of the region.",
 )
+
+
+def interval_option(
+    name: str, seconds: float, what: str, *, least_s: float = 0.01
+) -> Callable[[Command], Command]:
+    """An option ``--<name>-interval`` of a verb that does several things again and again."""
+    return click.option(
+        f"--{name}-interval",
+        f"{name}_interval_s",
+        type=Seconds(min=least_s, max=86_400),
+        default=seconds,
+        show_default=True,
+        metavar="SECONDS",
+        help=what,
+    )
+
+
 watch_option = click.option(
     "--watch",
     "-i",

@@ -12,6 +12,7 @@ from rich.text import Text
 from libhamiregion import ProcessStatus, format_size
 from libhamiregion.text import printable
 
+from .driver_tables import driver_object
 from .node_words import ROOMY, Names, name_cells, name_columns, names_of, shortened, word
 from .output import as_plain
 from .plain import aligned, percent_word, size_word
@@ -151,17 +152,10 @@ class ProcessPicture:
 
     def as_object(self) -> dict[str, Any]:
         """The picture for programs; see the help of `hamiregion ps`."""
-        driver = None
-        if self.sample is not None:
-            driver = {
-                "state": self.sample.state.value,
-                "message": self.driver_gap,
-                "version": self.sample.driver_version,
-            }
         return {
             "taken_at_ns": self.taken_at_ns,
             "complete": self.complete,
-            "driver": driver,
+            "driver": driver_object(self.sample, self.driver_gap),
             "warnings": list(self.warnings),
             "processes": [_as_object(each) for each in self.processes],
         }

@@ -26,7 +26,7 @@ from libhamiregion.agent.record.writer import (
     DEFAULT_MAX_SIZE_BYTES,
     DEFAULT_RETENTION_S,
 )
-from libhamiregion.host.nvml.sampler import NvmlSampler
+from libhamiregion.host.nvml import NvmlSampler
 from libhamiregion.text import printable
 
 from . import node_options, options

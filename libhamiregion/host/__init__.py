@@ -3,14 +3,13 @@
 from .cgroups import ContainerId, parse_cgroup
 from .containers import Container, MissingReason, MissingRegion
 from .daemon_names import DockerApiNames, KubernetesNames
-from .doctor.diagnosis import diagnose, repair
-from .doctor.findings import Explanation, Finding, FindingKind, Severity
-from .doctor.repairs import Repair
+from .doctor import Explanation, Finding, FindingKind, Repair, Severity, diagnose, repair
+from .host_process import HostProcess, RegionMapping
 from .mapped import MappedFile, MappedRegion
 from .matching import RegionProcesses, SlotMatch
 from .names import ChainedNames, DockerNames, NameResolver, PodLogNames, PodName
 from .node import ContainerView, Node, NodeChanges, NodeSnapshot
-from .nvml.sampler import (
+from .nvml import (
     NvmlDevice,
     NvmlFault,
     NvmlMigDevice,
@@ -20,7 +19,7 @@ from .nvml.sampler import (
     NvmlState,
     NvmlUtilization,
 )
-from .processes import HostProcess, ProcessTable, RegionMapping
+from .processes import ProcessTable
 from .selecting import Selector
 from .usage import NodeProcess, ProcessDeviceRow, driver_gap, node_processes
 

@@ -14,7 +14,7 @@ from . import procfs
 from .procfs import Gone, Mapping, Refused
 
 if TYPE_CHECKING:
-    from .processes import HostProcess
+    from .host_process import HostProcess
 
 _REGION_SUFFIX = ".cache"
 _PAGE = os.sysconf("SC_PAGE_SIZE")

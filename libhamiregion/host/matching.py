@@ -10,7 +10,7 @@ import attrs
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from .processes import HostProcess
+    from .host_process import HostProcess
 
 State: TypeAlias = Literal["alive", "dead", "unknown"]
 

@@ -7,7 +7,6 @@ import os
 import threading
 import time
 import weakref
-from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,9 +18,11 @@ from libhamiregion.region import open_region
 from libhamiregion.slot import attached_regions
 
 from . import procfs
-from .cgroups import ContainerId, parse_cgroup
+from .cgroups import parse_cgroup
+from .host_process import HostProcess, RegionMapping
 from .mapped import MappedFile, MappedRegion, is_plain, looks_like_a_region, path_now
 from .matching import Mapper, RegionProcesses, Sight, match_slots
+from .process_view import Entry, View, view_of
 from .procfs import Gone, Mapping, Refused
 from .users import UserNames
 
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from libhamiregion.models import RegionSnapshot
     from libhamiregion.region import Region
 
-# The inode number that the kernel gives to the first pid namespace, always.
-_INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 _SMALLEST_REGION = min(layout.size_bytes for layout in LAYOUTS)
 # A monitor maps one file per container. What is kept of all processes together is bounded too: who
 # maps many is refused where thousands of processes do.
@@ -45,78 +44,6 @@ _MANY_FILES = 100_000
 # it has to be looked at each time. Looks at such ones share this time, in each refresh.
 _DEAR_LOOK_S = 0.02
 _DEAR_LOOKS_S = 0.25
-
-
-@attrs.frozen
-class HostProcess:
-    """A process as /proc shows it. Together, `pid` and `start_time_ticks` are its identity.
-
-    Attributes:
-        pid: Its pid in the namespace of the /proc that was read; the host's, on the host.
-        start_time_ticks: When it started, clock ticks after boot (field 22 of ``stat``).
-        ns_pids: Its pids from that namespace to its own, the innermost one; the last is what
-            stands in its slot.
-        uid: Its effective user.
-        user: That user's name in the passwd file, else the number.
-        command: Command line, raw and hostile, 4,096 characters at most; ``[name]`` where there is
-            none. Use `libhamiregion.text.printable` before showing it.
-        container: The container that its cgroup names, if any.
-    """
-
-    pid: int
-    start_time_ticks: int
-    ns_pids: tuple[int, ...]
-    uid: int
-    user: str
-    command: str
-    container: ContainerId | None
-
-
-@attrs.frozen
-class RegionMapping:
-    """A process's mapping of a region, all its mappings of the file taken together.
-
-    Attributes:
-        process: The process.
-        length_bytes: How much of the file it maps; more than the file where it maps it twice.
-        writable: Whether it may write; who may not is none of the region's users.
-    """
-
-    process: HostProcess
-    length_bytes: int
-    writable: bool
-
-
-@attrs.frozen
-class _Entry:
-    """What is kept of a process between refreshes; `process` is None for kernel threads."""
-
-    activity: tuple[bytes, ...]
-    process: HostProcess | None = None
-    mappings: tuple[Mapping, ...] = ()
-    namespace: str | None = None
-    readable: bool = True
-    # CPU time that the look at it has cost, and when that was (monotonic clock).
-    look_s: float = 0.0
-    looked_at_s: float = 0.0
-    # Something may have changed since then.
-    old: bool = False
-
-
-@attrs.frozen
-class _View:
-    """One state of the table, replaced as a whole."""
-
-    started_ns: int = 0
-    entries: dict[int, _Entry] = attrs.field(factory=dict)
-    by_file: dict[tuple[int, int], tuple[tuple[_Entry, Mapping], ...]] = attrs.field(factory=dict)
-    # Pid to how many files it maps that look like regions.
-    region_counts: dict[int, int] = attrs.field(factory=dict)
-    unreadable: tuple[int, ...] = ()
-    unreadable_pids: frozenset[int] = frozenset()
-    everybody: bool = False
-    hidden: bool = True
-    own_pid: int = 0
 
 
 _tables: weakref.WeakSet[ProcessTable] = weakref.WeakSet()
@@ -167,7 +94,7 @@ class ProcessTable:
         self._refreshing = threading.Lock()
         self._identifying = threading.Lock()
         _tables.add(self)
-        self._view = _View()
+        self._view = View()
         self._users = UserNames(user_file)
         self._files_kept = 0
         # Address -> how maps calls what is mapped there, and what stat called it.
@@ -191,11 +118,11 @@ class ProcessTable:
             finally:
                 os.close(directory)
 
-    def _read(self, directory: int, started_ns: int) -> _View:
+    def _read(self, directory: int, started_ns: int) -> View:
         before = self._view.entries
-        entries: dict[int, _Entry] = {}
+        entries: dict[int, Entry] = {}
         refused: list[int] = []
-        dear: list[tuple[int, _Entry]] = []
+        dear: list[tuple[int, Entry]] = []
         self._files_kept = sum(len(entry.mappings) for entry in before.values())
         for name in os.listdir(directory):
             if not name.isdigit():
@@ -215,13 +142,13 @@ class ProcessTable:
             except Refused:
                 refused.append(pid)
         self._look_at_dear(directory, dear, entries, refused)
-        return _view(directory, started_ns, entries, refused)
+        return view_of(directory, started_ns, entries, refused)
 
     def _look_at_dear(
         self,
         directory: int,
-        dear: list[tuple[int, _Entry]],
-        entries: dict[int, _Entry],
+        dear: list[tuple[int, Entry]],
+        entries: dict[int, Entry],
         refused: list[int],
     ) -> None:
         """Look at one, and at more as long as there is time; the rest stays as it was."""
@@ -239,14 +166,14 @@ class ProcessTable:
                 continue
             left_s -= entries[pid].look_s
 
-    def _look_at(self, directory: int, name: str) -> _Entry:
+    def _look_at(self, directory: int, name: str) -> Entry:
         begun_s = time.thread_time()
         descriptor = procfs.open_process(directory, name)
         try:
             # stat comes first: what the process maps later differs from this and is seen next time.
             stat = procfs.parse_stat(procfs.stat_line(descriptor))
             if stat.kernel_thread:
-                return _Entry(stat.activity)
+                return Entry(stat.activity)
             status = procfs.read_status(descriptor)
             command = cgroup = ""
             mappings: tuple[Mapping, ...] = ()
@@ -276,7 +203,7 @@ class ProcessTable:
             )
             namespace = procfs.pid_namespace(descriptor) if mappings else None
             look_s = time.thread_time() - begun_s
-            return _Entry(
+            return Entry(
                 stat.activity, process, mappings, namespace, readable, look_s, time.monotonic()
             )
         finally:
@@ -515,45 +442,6 @@ class ProcessTable:
         return False
 
 
-def _may_wait(known: _Entry, activity: tuple[bytes, ...]) -> bool:
+def _may_wait(known: Entry, activity: tuple[bytes, ...]) -> bool:
     """Whether it is still the same process, and a look at it is dear."""
     return known.look_s > _DEAR_LOOK_S and procfs.is_same_process(known.activity, activity)
-
-
-def _view(directory: int, started_ns: int, entries: dict[int, _Entry], refused: list[int]) -> _View:
-    everybody = _INITIAL_PID_NAMESPACE in (
-        procfs.read_link(directory, "self/ns/pid"),
-        procfs.read_link(directory, "1/ns/pid"),
-    )
-    own = procfs.read_link(directory, "self") or ""
-    by_file: dict[tuple[int, int], list[tuple[_Entry, Mapping]]] = defaultdict(list)
-    region_counts: dict[int, int] = {}
-    unreadable = list(refused)
-    unreadable_pids = set()
-    for pid in sorted(entries):
-        entry = entries[pid]
-        for mapping in entry.mappings:
-            by_file[mapping.device, mapping.inode].append((entry, mapping))
-        if entry.mappings:
-            region_counts[pid] = sum(map(looks_like_a_region, entry.mappings))
-        if entry.process is not None and entry.old:
-            unreadable_pids.add(entry.process.ns_pids[-1])
-        if entry.readable or entry.process is None:
-            continue
-        # The init of the host itself is no process of a container, also where it may not be
-        # looked at.
-        if not (everybody and entry.process.ns_pids == (1,)):
-            unreadable.append(pid)
-            unreadable_pids.add(entry.process.ns_pids[-1])
-    return _View(
-        started_ns=started_ns,
-        entries=entries,
-        by_file={key: tuple(users) for key, users in by_file.items()},
-        region_counts=region_counts,
-        unreadable=tuple(sorted(unreadable)),
-        unreadable_pids=frozenset(unreadable_pids),
-        everybody=everybody,
-        # hidepid leaves out other users' processes, and the first of all is one of them.
-        hidden=bool(refused) or 1 not in entries,
-        own_pid=int(own) if own.isdigit() else 0,
-    )

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from libhamiregion.models import ProcessUsage, RegionSnapshot
 
     from .cgroups import ContainerId
+    from .host_process import HostProcess
     from .matching import RegionProcesses, SlotMatch
     from .node import ContainerView
     from .nvml.models import NvmlDevice, NvmlMigDevice, NvmlProcess, NvmlSample
-    from .processes import HostProcess, ProcessTable
+    from .processes import ProcessTable
 
 ProcessState: TypeAlias = Literal["alive", "dead", "unknown", "unlisted", "escaped", "unmanaged"]
 

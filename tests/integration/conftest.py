@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pynvml
 import pytest
+from containers import Starter, containers
 from fake_nvml.driver import STATE, FakeDriver, build
 from fake_nvml.scenes import initialisations
+from node_scene import Events, NodeScene
 
-from libhamiregion.host.nvml import NvmlSampler
+from libhamiregion.agent import Feedback
+from libhamiregion.host import Node, NvmlSampler
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +41,37 @@ def nvml_sampler(fake_driver: FakeDriver) -> Iterator[NvmlSampler]:
     """A sampler that sees the host's pids; open, with no scene yet."""
     with NvmlSampler(fake_driver.library, host_namespace=True) as opened:
         yield opened
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> NodeScene:
+    """The directories of a node of the test's own; no process yet."""
+    return NodeScene(tmp_path / "containers")
+
+
+@pytest.fixture
+def node(scene: NodeScene) -> Iterator[Node]:
+    """What stands in the scene, and nothing else of this machine."""
+    with Node(scene.root, outside=False) as opened:
+        yield opened
+
+
+@pytest.fixture
+def start() -> Iterator[Starter]:
+    """Starts processes in pid namespaces of their own."""
+    with containers() as starter:
+        yield starter
+
+
+@pytest.fixture
+def events() -> Events:
+    """What a task says."""
+    return Events()
+
+
+@pytest.fixture
+def feedback(node: Node, events: Events) -> Iterator[Feedback]:
+    """The feedback of that node, not started."""
+    task = Feedback(node, emit=events.append)
+    yield task
+    task.stop()

@@ -14,11 +14,14 @@ import pytest
 from poke import RegionFile
 from typing_extensions import Self
 
+import libhamiregion
 from libhamiregion import Layout, create_region
 from libhamiregion.agent import Event, Task
 
 PATIENCE_S = 30
 WRITER = Path(__file__).with_name("other_writer.py")
+# Last: an editable installation is not on the path, and a wheel's is already there.
+PACKAGES = str(Path(libhamiregion.__file__).parents[1])
 GPU, OTHER_GPU = (
     "GPU-00000000-0000-0000-0000-000000000000",
     "GPU-11111111-1111-1111-1111-111111111111",
@@ -116,7 +119,7 @@ class OtherWriter:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # Python finds its packages by argv[0], which says something else here.
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(env or {})},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, PACKAGES]), **(env or {})},
         )
         assert self.process.stdout is not None
         ready, _, _ = select.select([self.process.stdout], [], [], PATIENCE_S)

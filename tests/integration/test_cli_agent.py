@@ -23,11 +23,6 @@ COMMAND = (sys.executable, "-m", "libhamiregion", "agent")
 pytestmark = needs_first_namespace
 
 
-@pytest.fixture
-def scene(tmp_path: Path) -> NodeScene:
-    return NodeScene(tmp_path / "containers")
-
-
 class Agent:
     """A running agent; its events are read when they are asked for."""
 
@@ -47,11 +42,16 @@ class Agent:
     def kinds(self) -> list[str]:
         return [each["event"] for each in self.events()]
 
-    def wait_for(self, event: str) -> dict[str, Any]:
-        eventually(lambda: event in self.kinds() or self.process.poll() is not None)
-        found = [each for each in self.events() if each["event"] == event]
-        assert found, f"it ended with {self.wait()}: {self.said}"
-        return found[0]
+    def wait_for(self, event: str, **detail: object) -> dict[str, Any]:
+        """The first such event with that detail."""
+
+        def found() -> list[dict[str, Any]]:
+            named = [each for each in self.events() if each["event"] == event]
+            return [each for each in named if detail.items() <= each["detail"].items()]
+
+        eventually(lambda: bool(found()) or self.process.poll() is not None)
+        assert found(), f"it ended with {self.wait()}: {self.said}"
+        return found()[0]
 
     def end(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
@@ -319,15 +319,17 @@ def test_it_keeps_limits_on_a_plan_and_priorities_with_them(
     plan = tmp_path / "plan.yaml"
     plan.write_text(
         "apiVersion: hamiregion.io/v1\nkind: LimitPlan\nrules:\n"
-        "- {select: {container: low}, set: {priority: 1}}\n"
+        "- {select: {container: low}, set: {priority: 1, memory_limit: 3GiB}}\n"
     )
     state = str(tmp_path / "state")
     fast = ("--feedback-interval", "0.02", "--plan-interval", "0.02")
     agent = agents("--feedback", "--plan", str(plan), "--state", state, *fast)
     agent.wait_for("blocked")
+    # Before that the plan knows no priority of its own, and a wrong one would be no drift.
+    agent.wait_for("changed", cause="plan")
     liar.put("priority", 0)
-    changed = agent.wait_for("changed")
-    assert (changed["task"], changed["detail"]["cause"]) == ("plan", "drift")
+    changed = agent.wait_for("changed", cause="drift")
+    assert (changed["task"], changed["detail"]["priority"]) == ("plan", 1)
     eventually(lambda: liar.get("priority") == 1 and liar.get("recent_kernel") == -1)
     assert urgent.get("recent_kernel") > 0
     assert agent.end() == 0

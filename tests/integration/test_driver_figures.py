@@ -1,11 +1,9 @@
 """The driver's figures, written where libvgpu's own watcher does not write them."""
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from containers import Container, Starter, containers, needs_namespaces
+from containers import Container, Starter, needs_namespaces
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB
 from namespaces import needs_first_namespace
@@ -17,28 +15,6 @@ from libhamiregion.agent import DriverFigures
 from libhamiregion.host import Node, NvmlSampler
 
 pytestmark = [needs_first_namespace, needs_namespaces]
-
-
-@pytest.fixture
-def scene(tmp_path: Path) -> NodeScene:
-    return NodeScene(tmp_path / "containers")
-
-
-@pytest.fixture
-def node(scene: NodeScene) -> Iterator[Node]:
-    with Node(scene.root, outside=False) as node:
-        yield node
-
-
-@pytest.fixture
-def start() -> Iterator[Starter]:
-    with containers() as start:
-        yield start
-
-
-@pytest.fixture
-def events() -> Events:
-    return Events()
 
 
 @pytest.fixture

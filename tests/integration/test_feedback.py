@@ -2,8 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,29 +22,6 @@ from libhamiregion.agent import (
 from libhamiregion.host import Container, Node
 
 pytestmark = needs_first_namespace
-
-
-@pytest.fixture
-def scene(tmp_path: Path) -> NodeScene:
-    return NodeScene(tmp_path / "containers")
-
-
-@pytest.fixture
-def node(scene: NodeScene) -> Iterator[Node]:
-    with Node(scene.root, outside=False) as node:
-        yield node
-
-
-@pytest.fixture
-def events() -> Events:
-    return Events()
-
-
-@pytest.fixture
-def feedback(node: Node, events: Events) -> Iterator[Feedback]:
-    task = Feedback(node, emit=events.append)
-    yield task
-    task.stop()
 
 
 # ---- The rule, written --------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,29 +18,6 @@ from libhamiregion.agent import (
 from libhamiregion.host import Node
 
 pytestmark = needs_first_namespace
-
-
-@pytest.fixture
-def scene(tmp_path: Path) -> NodeScene:
-    return NodeScene(tmp_path / "containers")
-
-
-@pytest.fixture
-def node(scene: NodeScene) -> Iterator[Node]:
-    with Node(scene.root, outside=False) as node:
-        yield node
-
-
-@pytest.fixture
-def events() -> Events:
-    return Events()
-
-
-@pytest.fixture
-def feedback(node: Node, events: Events) -> Iterator[Feedback]:
-    task = Feedback(node, emit=events.append)
-    yield task
-    task.stop()
 
 
 def test_where_hamis_monitor_runs_it_does_not_start(feedback: Feedback) -> None:

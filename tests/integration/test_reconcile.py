@@ -6,11 +6,10 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from containers import Container, Starter, containers, needs_namespaces
+from containers import Container, Starter, needs_namespaces
 from lock_bytes import hold, is_free
 from namespaces import needs_first_namespace
 from node_scene import Events, NodeScene
@@ -23,32 +22,13 @@ from libhamiregion.agent.steering.reconcile import SAFE_KINDS
 from libhamiregion.host import Node
 from libhamiregion.host.doctor.findings import FindingKind
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 pytestmark = [needs_first_namespace, needs_namespaces]
 
 MIB = 1 << 20
 SETTLE_S = 0.05
-
-
-@pytest.fixture
-def scene(tmp_path: Path) -> NodeScene:
-    return NodeScene(tmp_path / "containers")
-
-
-@pytest.fixture
-def node(scene: NodeScene) -> Iterator[Node]:
-    with Node(scene.root, outside=False) as node:
-        yield node
-
-
-@pytest.fixture
-def start() -> Iterator[Starter]:
-    with containers() as start:
-        yield start
-
-
-@pytest.fixture
-def events() -> Events:
-    return Events()
 
 
 @pytest.fixture

@@ -41,11 +41,6 @@ SPAN = (0, 2**60)
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> NodeScene:
-    return NodeScene(tmp_path / "containers")
-
-
-@pytest.fixture
 def node(tmp_path: Path) -> Iterator[GpuNode]:
     with gpu_nodes(tmp_path) as made:
         yield made

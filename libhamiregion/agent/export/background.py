@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from libhamiregion.host import FindingKind
 from libhamiregion.host.usage import driver_gap
 
 from . import metrics
@@ -23,8 +24,7 @@ from .rendering import steady, written
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from libhamiregion.host import Container, ContainerView, Node, NvmlSample
-    from libhamiregion.host.doctor.findings import Finding
+    from libhamiregion.host import Container, ContainerView, Finding, Node, NvmlSample
     from libhamiregion.host.usage import NodeProcess, ProcessDeviceRow
 
     from .label_ledger import LabelLedger
@@ -362,8 +362,6 @@ def finding_series(
     ledger: LabelLedger,
 ) -> list[Series]:
     """How many findings there are, by kind; by container; and what orphaned slots hold."""
-    from libhamiregion.host.doctor.findings import FindingKind
-
     totals = dict.fromkeys(FindingKind, 0)
     of_container: defaultdict[tuple[Container, str, str], int] = defaultdict(int)
     orphans: defaultdict[Container, set[int]] = defaultdict(set)

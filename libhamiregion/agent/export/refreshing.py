@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from libhamiregion.agent.patient_driver import PatientDriver
+from libhamiregion.host import diagnose
 from libhamiregion.host.usage import node_processes
 from libhamiregion.text import printable
 
@@ -38,8 +39,14 @@ from .status import StageStatus
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from libhamiregion.host import Container, ContainerView, Node, NvmlSample, NvmlSampler
-    from libhamiregion.host.doctor.findings import Finding
+    from libhamiregion.host import (
+        Container,
+        ContainerView,
+        Finding,
+        Node,
+        NvmlSample,
+        NvmlSampler,
+    )
     from libhamiregion.host.usage import NodeProcess
 
     from .label_ledger import LabelLedger
@@ -300,8 +307,6 @@ class Refresher:
         return _Look(views, sample, rows, identities)
 
     def _diagnose(self, look: _Look) -> None:
-        from libhamiregion.host.doctor.diagnosis import diagnose
-
         findings = diagnose(
             self._node, sample=look.sample, views=look.views, rows=look.rows, settle_s=0
         )

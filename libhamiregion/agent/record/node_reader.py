@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from libhamiregion.host.containers import Container
     from libhamiregion.host.node import ContainerView, Node
-    from libhamiregion.host.nvml.sampler import NvmlSampler
+    from libhamiregion.host.nvml import NvmlSampler
 
 # A pod's directories of logs can come after its region.
 _ASK_AGAIN_S = 60.0

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from libhamiregion.host.node import Node
-    from libhamiregion.host.nvml.sampler import NvmlSampler
+    from libhamiregion.host.nvml import NvmlSampler
 
     from .recording import Written
     from .writer import RecordingWriter

@@ -144,7 +144,9 @@ class Connection(H11Protocol):
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         self.enter(Phase.ANSWERING)
         try:
-            await self._connections.app(self, scope, receive, send)
+            app = self._connections.app
+            assert app is not None  # noqa: S101 (set before anything is accepted)
+            await app(self, scope, receive, send)
         except asyncio.CancelledError:
             # The server stops and waits no longer; uvicorn would take it for an error of ours.
             self.cycle.disconnected = True
@@ -236,7 +238,7 @@ class Connections:
     """
 
     def __init__(self, web: LiveWebConfig, limits: ServerLimits) -> None:
-        self.app: App = _nothing_here
+        self.app: App | None = None
         self.loop = asyncio.get_running_loop()
         self.state = ServerState()
         self.config = Config(
@@ -476,10 +478,6 @@ def _host(accepted: socket.socket) -> str | None:
         return None
 
 
-async def _nothing_here(connection: Connection, scope: Any, receive: Any, send: Any) -> None:
-    raise NotImplementedError
-
-
-async def _not_asked(scope: Any, receive: Any, send: Any) -> None:
-    """What uvicorn wants to be given; each connection has an application of its own."""
-    raise NotImplementedError
+async def _not_asked(_scope: Any, _receive: Any, _send: Any) -> None:
+    """What uvicorn's configuration wants; without these parameters it calls it for another."""
+    raise RuntimeError("each connection has an application of its own")

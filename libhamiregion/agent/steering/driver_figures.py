@@ -13,10 +13,9 @@ from libhamiregion.host.usage import driver_gap
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from libhamiregion.host.host_process import HostProcess
     from libhamiregion.host.node import ContainerView, Node
-    from libhamiregion.host.nvml.models import NvmlProcess
-    from libhamiregion.host.nvml.sampler import NvmlSample, NvmlSampler
-    from libhamiregion.host.processes import HostProcess
+    from libhamiregion.host.nvml import NvmlProcess, NvmlSample, NvmlSampler
     from libhamiregion.models import ProcessDeviceUsage
 
 FIGURES_INTERVAL_S = 5.0

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from libhamiregion.host.containers import Container
+    from libhamiregion.host.host_process import HostProcess
     from libhamiregion.host.node import Node
-    from libhamiregion.host.processes import HostProcess
 
 #: The programs of HAMi and of volcano-vgpu that write these fields.
 MONITOR_NAMES = frozenset({"vGPUmonitor", "volcano-vgpu-monitor"})

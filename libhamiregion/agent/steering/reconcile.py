@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 
 from libhamiregion.agent.backoff import Backoff
 from libhamiregion.agent.events import Emit, Voice, container_place, silent
-from libhamiregion.host.doctor.diagnosis import diagnose, repair
-from libhamiregion.host.doctor.findings import FindingKind
+from libhamiregion.host.doctor import FindingKind, diagnose, repair
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from libhamiregion.host.containers import Container
-    from libhamiregion.host.doctor.findings import Finding
+    from libhamiregion.host.doctor import Finding
     from libhamiregion.host.node import Node
 
 REPAIR_INTERVAL_S = 10.0

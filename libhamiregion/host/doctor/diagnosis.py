@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator
 
     from libhamiregion.host.node import ContainerView, Node
-    from libhamiregion.host.nvml.models import NvmlSample
-    from libhamiregion.host.nvml.sampler import NvmlSampler
+    from libhamiregion.host.nvml import NvmlSample, NvmlSampler
     from libhamiregion.host.usage import NodeProcess
 
     from .scene import Used

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from libhamiregion.host.containers import Container, MissingRegion
+    from libhamiregion.host.host_process import HostProcess
     from libhamiregion.host.mapped import MappedRegion
     from libhamiregion.host.node import ContainerView
-    from libhamiregion.host.processes import HostProcess
 
     from .findings import Finding
     from .scene import Scene, Used

@@ -11,7 +11,7 @@ from .scene import command_of, container_words
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from libhamiregion.host.processes import HostProcess
+    from libhamiregion.host.host_process import HostProcess
     from libhamiregion.models import ProcessUsage
 
     from .findings import Finding

@@ -15,7 +15,7 @@ from .scene import is_monitor, pid_words
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from libhamiregion.host.processes import HostProcess
+    from libhamiregion.host.host_process import HostProcess
 
     from .findings import Finding
     from .process_facts import ProcessEnvironment

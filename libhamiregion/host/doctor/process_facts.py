@@ -15,7 +15,7 @@ from libhamiregion.host.procfs import Gone, Refused
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from libhamiregion.host.processes import HostProcess
+    from libhamiregion.host.host_process import HostProcess
 
 Policy: TypeAlias = Literal["default", "force", "disable"]
 

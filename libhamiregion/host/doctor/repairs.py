@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Container as Collection
 
     from libhamiregion.host.containers import Container
+    from libhamiregion.host.host_process import HostProcess
     from libhamiregion.host.node import Node
-    from libhamiregion.host.processes import HostProcess
     from libhamiregion.lock import LockRecovery
     from libhamiregion.models import ProcessUsage
     from libhamiregion.region import Region

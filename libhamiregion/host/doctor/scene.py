@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from libhamiregion.host.containers import Container
+    from libhamiregion.host.host_process import HostProcess
     from libhamiregion.host.matching import RegionProcesses, SlotMatch
     from libhamiregion.host.node import ContainerView, Node
-    from libhamiregion.host.nvml.models import NvmlSample
-    from libhamiregion.host.processes import HostProcess
+    from libhamiregion.host.nvml import NvmlSample
     from libhamiregion.host.usage import NodeProcess
     from libhamiregion.layouts import Layout
     from libhamiregion.models import ProcessUsage, RegionSnapshot

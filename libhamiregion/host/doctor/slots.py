@@ -16,7 +16,7 @@ from .scene import command_of, count_words, pid_words, place_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from libhamiregion.host.processes import HostProcess
+    from libhamiregion.host.host_process import HostProcess
     from libhamiregion.models import ProcessUsage
 
     from .findings import Finding

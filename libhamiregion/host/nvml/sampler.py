@@ -17,7 +17,7 @@ from libhamiregion.errors import ProcessNotInRegion
 
 from .devices import DeviceReader
 from .driver import Driver
-from .models import NvmlDevice, NvmlMigDevice, NvmlProcess, NvmlSample, NvmlUtilization
+from .models import NvmlDevice, NvmlProcess, NvmlSample, NvmlUtilization
 from .states import NvmlFault, NvmlState, Refusal
 
 if TYPE_CHECKING:
@@ -30,17 +30,6 @@ if TYPE_CHECKING:
     from libhamiregion.models import ProcessDeviceUsage
     from libhamiregion.region import Region
     from libhamiregion.slot import SlotChange
-
-__all__ = [
-    "NvmlDevice",
-    "NvmlFault",
-    "NvmlMigDevice",
-    "NvmlProcess",
-    "NvmlSample",
-    "NvmlSampler",
-    "NvmlState",
-    "NvmlUtilization",
-]
 
 # The inode number that the kernel gives to the first pid namespace, always.
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"
