@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from exporter_scene import BusyNode, busy_node
 from ledger import OURS, Ledger
 from scene import copies, working_directory_root
 
@@ -88,6 +89,17 @@ def many(directory: Path) -> list[Path]:
     """256 regions in as many files."""
     (directory / "many").mkdir()
     return list(copies(directory / "many", 256))
+
+
+@pytest.fixture(scope="module", params=[256, 512, 1024])
+def busy(request: pytest.FixtureRequest, directory: Path, quick: bool) -> Iterator[BusyNode]:
+    """A node of so many containers with real processes."""
+    if quick and request.param > 256:
+        pytest.skip("a short run was asked for")
+    own = Path(tempfile.mkdtemp(dir=directory))
+    with busy_node(own, request.param) as node:
+        yield node
+    shutil.rmtree(own)
 
 
 @pytest.fixture

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
-from scene import DEVICES, PROCESSES, copies
+from scene import DEVICES, PROCESSES, compiler, copies
 
 from libhamiregion import Layout
 from libhamiregion.host import ChainedNames, Node, NvmlSampler, PodLogNames
@@ -52,9 +51,8 @@ class BusyNode:
 
 def mapping_program(directory: Path) -> Path:
     program = directory / "mapping_processes"
-    compiler = shlex.split(os.environ.get("CC", "cc"))
     source = str(HERE / "mapping_processes.c")
-    subprocess.run([*compiler, "-O1", "-o", str(program), source], check=True)
+    subprocess.run([*compiler(), "-O1", "-o", str(program), source], check=True)
     return program
 
 

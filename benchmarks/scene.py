@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import gzip
 import os
+import shlex
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,6 +24,14 @@ _BLOCK = 4096
 
 def golden_bytes() -> bytes:
     return gzip.decompress(GOLDEN.read_bytes())
+
+
+def compiler() -> list[str]:
+    """The C compiler's command; without one the benchmark is left out."""
+    command = shlex.split(os.environ.get("CC", "cc"))
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"no C compiler: {command[0]}")
+    return command
 
 
 def copies(directory: Path, count: int) -> Iterator[Path]:

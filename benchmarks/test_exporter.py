@@ -1,22 +1,16 @@
 """What a scrape costs, and what is done behind it.
 
-Rendering alone; test_serving.py has the same over HTTP. Each scrape writes every figure anew, so it
+Rendering alone; test_scrape.py has the same over HTTP. Each scrape writes every figure anew, so it
 makes no difference that the regions here do not change. What the refresh found is written once.
 """
 
 from __future__ import annotations
 
-import os
-import shlex
-import shutil
-import tempfile
 import time
 from itertools import cycle
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from exporter_scene import BusyNode, busy_node
 from prometheus_client import CollectorRegistry, generate_latest
 from scene import DEVICES, PROCESSES
 
@@ -26,6 +20,7 @@ from libhamiregion.agent.export import metrics
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from exporter_scene import BusyNode
     from ledger import Ledger
 
 EIGHT = frozenset(
@@ -46,19 +41,6 @@ pytestmark = pytest.mark.benchmark(timer=time.process_time)
 SHAPE = f"x {DEVICES} devices x {PROCESSES} processes"
 # Nothing is refreshed but by hand.
 NEVER_S = 1e9
-
-
-@pytest.fixture(scope="module", params=[256, 512, 1024])
-def busy(request: pytest.FixtureRequest, directory: Path, quick: bool) -> Iterator[BusyNode]:
-    if quick and request.param > 256:
-        pytest.skip("a short run was asked for")
-    compiler = shlex.split(os.environ.get("CC", "cc"))
-    if shutil.which(compiler[0]) is None:
-        pytest.skip(f"no C compiler: {compiler[0]}")
-    own = Path(tempfile.mkdtemp(dir=directory))
-    with busy_node(own, request.param) as node:
-        yield node
-    shutil.rmtree(own)
 
 
 @pytest.fixture(scope="module")

@@ -10,21 +10,17 @@ from __future__ import annotations
 import contextlib
 import gzip
 import http.client
-import os
 import re
-import shlex
-import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
-from exporter_scene import BusyNode, RegionFile, busy_node
+from exporter_scene import RegionFile
 from scene import DEVICES, PROCESSES
 
 from libhamiregion import Layout
@@ -32,6 +28,7 @@ from libhamiregion import Layout
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from exporter_scene import BusyNode
     from ledger import Ledger
 
 MIB = 1 << 20
@@ -146,17 +143,10 @@ def _wait_until_ready(connection: http.client.HTTPConnection) -> None:
     raise AssertionError("the exporter does not become ready")
 
 
-@pytest.fixture(scope="module", params=[256, 512, 1024])
-def served(request: pytest.FixtureRequest, directory: Path, quick: bool) -> Iterator[Served]:
-    if quick and request.param > 256:
-        pytest.skip("a short run was asked for")
-    compiler = shlex.split(os.environ.get("CC", "cc"))
-    if shutil.which(compiler[0]) is None:
-        pytest.skip(f"no C compiler: {compiler[0]}")
-    own = Path(tempfile.mkdtemp(dir=directory))
-    with busy_node(own, request.param) as node, serving(node) as found:
+@pytest.fixture(scope="module")
+def served(busy: BusyNode) -> Iterator[Served]:
+    with serving(busy) as found:
         yield found
-    shutil.rmtree(own)
 
 
 @pytest.mark.parametrize("at_work", [True, False], ids=["at-work", "idle"])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
-import shutil
 import statistics
 import subprocess
 import sys
@@ -12,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from scene import copies
+from scene import compiler, copies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,13 +47,10 @@ class Conversation:
 
 @pytest.fixture
 def writer_program(directory: Path) -> Path:
-    compiler = shlex.split(os.environ.get("CC", "cc"))
-    if shutil.which(compiler[0]) is None:
-        pytest.skip(f"no C compiler: {compiler[0]}")
     program = directory / "charging_writer"
     sources = [str(HERE / "charging_writer.c"), str(CORE / "layout.c")]
     subprocess.run(
-        [*compiler, "-std=gnu11", "-O2", f"-I{CORE}", "-o", str(program), *sources], check=True
+        [*compiler(), "-std=gnu11", "-O2", f"-I{CORE}", "-o", str(program), *sources], check=True
     )
     return program
 
