@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PATIENCE_S = 30.0
+from patience import PATIENCE_S, eventually
 
 
 class Actor:
@@ -58,6 +58,15 @@ class Actor:
     def wait_for_death(self) -> None:
         ended, _, _ = select.select([self._pidfd], [], [], PATIENCE_S)
         assert ended, f"process {self.pid_here} does not end"
+        # A moment later its number is free as well: the nursery ignores SIGCHLD.
+        eventually(self._is_gone)
+
+    def _is_gone(self) -> bool:
+        try:
+            signal.pidfd_send_signal(self._pidfd, 0)
+        except ProcessLookupError:
+            return True
+        return False
 
     def kill(self) -> None:
         """SIGKILL it; on return the kernel has taken everything away from it."""
