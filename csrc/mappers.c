@@ -55,7 +55,8 @@ static bool may_have_slot(int proc, const char *name, const struct hr_slot_pids 
 }
 
 static int scan(DIR *directory, hr_region *region, const struct hr_identity *identity,
-                enum hr_own_handle own, const struct hr_slot_pids *only, struct hr_mappers *out)
+                enum hr_own_handle own, const struct hr_slot_pids *only, uint64_t deadline_ns,
+                struct hr_mappers *out)
 {
     int at = dirfd(directory);
     char self[24];
@@ -68,7 +69,7 @@ static int scan(DIR *directory, hr_region *region, const struct hr_identity *ide
         bool is_process = entry->d_name[0] >= '0' && entry->d_name[0] <= '9';
         if (is_process && (with_self || strcmp(entry->d_name, self) != 0) &&
             (only == NULL || may_have_slot(at, entry->d_name, only)))
-            code = hr_look_at_process(at, entry->d_name, identity, out);
+            code = hr_look_at_process(at, entry->d_name, identity, deadline_ns, out);
     }
     if (code == HR_OK && errno != 0)
         code = hr_fail_errno(HR_ESYSTEM, errno);
@@ -85,7 +86,7 @@ static int scan(DIR *directory, hr_region *region, const struct hr_identity *ide
 }
 
 int hr_find_mappers(hr_region *region, const char *proc, enum hr_own_handle own,
-                    const struct hr_slot_pids *only, struct hr_mappers *out)
+                    const struct hr_slot_pids *only, uint64_t deadline_ns, struct hr_mappers *out)
 {
     memset(out, 0, sizeof *out);
     struct hr_identity identity;
@@ -93,7 +94,7 @@ int hr_find_mappers(hr_region *region, const char *proc, enum hr_own_handle own,
     DIR *directory = opendir(proc == NULL ? "/proc" : proc);
     if (directory == NULL)
         return hr_fail_errno(HR_ESYSTEM, errno);
-    int code = scan(directory, region, &identity, own, only, out);
+    int code = scan(directory, region, &identity, own, only, deadline_ns, out);
     closedir(directory);
     if (code != HR_OK)
         hr_free_mappers(out);
@@ -150,4 +151,18 @@ enum hr_life hr_life_of_slot(const struct hr_mappers *mappers, int32_t pid)
     if (has_innermost(mappers->unreadable, mappers->unreadable_count, pid))
         return HR_LIFE_UNKNOWN;
     return mappers->complete ? HR_DEAD : HR_LIFE_UNKNOWN;
+}
+
+int32_t hr_host_pid_of_slot(const struct hr_mappers *mappers, int32_t pid)
+{
+    int32_t found = 0;
+    for (uint32_t i = 0; mappers->initial && i < mappers->count; i++) {
+        const struct hr_mapper *mapper = &mappers->list[i];
+        if (mapper->pids[mapper->levels - 1] != pid)
+            continue;
+        if (found != 0)
+            return 0;
+        found = mapper->pids[0];
+    }
+    return found;
 }

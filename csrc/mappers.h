@@ -27,7 +27,7 @@ struct hr_mappers {
     struct hr_mapper *list;
     uint32_t count;
     /* Processes whose maps were refused: with this many, absence proves nothing about them. */
-    struct hr_mapper *unreadable;
+    struct hr_mapper *unreadable; /* or too long */
     uint32_t unreadable_count;
     bool initial; /* the /proc of the first pid namespace, which has everybody */
     bool blind;   /* some processes are hidden from us (hidepid, or no privilege) */
@@ -44,12 +44,14 @@ struct hr_mappers {
  * Scan `proc` (NULL = "/proc") for processes that map the region.  Who has the
  * gate and not the lock asks without its own handle: that uses nothing then.  With
  * `only`, those are enough of which the pid in their own namespace is among them:
- * maps are dear, and a container can make its processes' as long as it likes.
+ * maps are dear, and a container can make its processes' as long as it likes.  From the
+ * deadline on no more maps are read, and whose are left counts as unreadable.
  */
 enum hr_own_handle { HR_WITH_OWN_HANDLE, HR_WITHOUT_OWN_HANDLE };
+#define HR_NO_DEADLINE UINT64_MAX
 struct hr_slot_pids;
 int hr_find_mappers(hr_region *region, const char *proc, enum hr_own_handle own,
-                    const struct hr_slot_pids *only, struct hr_mappers *out);
+                    const struct hr_slot_pids *only, uint64_t deadline_ns, struct hr_mappers *out);
 void hr_free_mappers(struct hr_mappers *mappers);
 
 /*
@@ -58,6 +60,10 @@ void hr_free_mappers(struct hr_mappers *mappers);
  */
 enum hr_life hr_life_of_owner(const struct hr_mappers *mappers, int32_t pid, int32_t *here);
 enum hr_life hr_life_of_slot(const struct hr_mappers *mappers, int32_t pid);
+
+/* The host pid of the process that has `pid` in its own namespace; 0 where several have, or it is
+ * not known. */
+int32_t hr_host_pid_of_slot(const struct hr_mappers *mappers, int32_t pid);
 
 /*
  * Whether this process has its pids in the namespace of the region's processes:

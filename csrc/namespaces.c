@@ -89,7 +89,8 @@ static int look_for_own(struct namespace_search *search, struct hr_namespace_vie
         int32_t pid = search->slots->pids[i];
         snprintf(name, sizeof name, "%" PRId32, pid);
         if (pid > 0 && (search->with_self || strcmp(name, search->self) != 0))
-            code = hr_look_at_process(search->proc, name, search->identity, &search->found);
+            code = hr_look_at_process(search->proc, name, search->identity, HR_NO_DEADLINE,
+                                      &search->found);
         judge_slot(view, pid);
     }
     return code;
@@ -121,7 +122,8 @@ static int look_for_inner(struct namespace_search *search, DIR *directory,
         if (name[0] < '0' || name[0] > '9' ||
             (!search->with_self && strcmp(name, search->self) == 0) || !may_be_inner(search, name))
             continue;
-        code = hr_look_at_process(search->proc, name, search->identity, &search->found);
+        code = hr_look_at_process(search->proc, name, search->identity, HR_NO_DEADLINE,
+                                  &search->found);
         hr_judge_slots(view, search->slots);
     }
     return code;

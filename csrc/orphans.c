@@ -54,6 +54,12 @@ static bool moves(const struct repair_call *call, int32_t index)
     return seqlock_of(call->region, index) != call->watch->seqlocks[index];
 }
 
+static int32_t host_pid_of(const hr_region *region, int32_t index)
+{
+    return hr_load_i32(hr_slot(region, (uint32_t)index) + region->layout->slot_hostpid,
+                       memory_order_relaxed);
+}
+
 static bool hold_the_same(const hr_region *region, int32_t one, int32_t other)
 {
     uint64_t changed = 0;
@@ -72,15 +78,13 @@ static bool hold_the_same(const hr_region *region, int32_t one, int32_t other)
 static bool is_frozen_copy(const struct repair_call *call, int32_t copy, int32_t index)
 {
     const hr_region *region = call->region;
-    uint32_t hostpid = region->layout->slot_hostpid;
     if (moves(call, copy))
         return false;
     if (moves(call, index))
         return true;
     uint64_t frozen = seqlock_of(region, copy), going_on = seqlock_of(region, index);
-    int32_t host_pid = hr_load_i32(hr_slot(region, (uint32_t)copy) + hostpid, memory_order_relaxed);
-    bool same_host_pid =
-        hr_load_i32(hr_slot(region, (uint32_t)index) + hostpid, memory_order_relaxed) == host_pid;
+    int32_t host_pid = host_pid_of(region, copy);
+    bool same_host_pid = host_pid_of(region, index) == host_pid;
     if (hold_the_same(region, copy, index))
         return true;
     /* 0 says nothing: most processes have found no host pid. */
@@ -89,6 +93,28 @@ static bool is_frozen_copy(const struct repair_call *call, int32_t copy, int32_t
     /* Emptied already by a repair that was killed: a slot in use has a status. */
     bool emptied = hr_slot_is_empty(region, hr_slot(region, (uint32_t)copy)) && going_on >= frozen;
     return emptied || going_on > frozen;
+}
+
+/*
+ * Whether a process that has no slot below has its own at `index`.  It may as well have
+ * none at all: a worker that was forked, while an earlier life of the container left
+ * this pid in the tail.  So it has to be seen writing, or named by its host pid.  One
+ * that holds nothing is not missed: libvgpu clears what a process used when it ends.
+ */
+static bool is_only_slot(const struct repair_call *call, int32_t index, int32_t pid)
+{
+    unsigned char *slot = hr_slot(call->region, (uint32_t)index);
+    int32_t named = host_pid_of(call->region, index);
+    return hr_slot_bytes(call->region, slot) != 0 &&
+           (moves(call, index) || (named != 0 && named == hr_host_pid_of_slot(call->mappers, pid)));
+}
+
+/* Whether the slot is certainly of an earlier process with that pid. */
+static bool is_anothers(const struct repair_call *call, int32_t index, int32_t pid)
+{
+    int32_t named = host_pid_of(call->region, index);
+    int32_t now = hr_host_pid_of_slot(call->mappers, pid);
+    return named != 0 && now != 0 && named != now && !moves(call, index);
 }
 
 /* Whether a live process writes at `index`, at or above `count`; `copy` is its slot below, or -1.
@@ -103,7 +129,7 @@ static bool is_orphan(const struct repair_call *call, int32_t index, int32_t cou
     *copy = hr_find_slot(region, pid, count);
     if (*copy >= 0)
         return is_frozen_copy(call, *copy, index);
-    return true;
+    return is_only_slot(call, index, pid);
 }
 
 /*
@@ -183,7 +209,7 @@ int hr_repair_slots(hr_region *region, const char *proc, uint32_t dry_run, uint6
  * A live process may be writing where the newcomer would go.  Where that is certain
  * its frozen copy is emptied.  Where it is in doubt nothing is: the slot counts
  * beside the other one, too much rather than too little.  Only a slot whose process
- * is at work in another one is free to take.
+ * is at work in another one, or that names another process, is free to take.
  */
 int hr_step_over_orphans(hr_region *region, const struct hr_mappers *mappers,
                          const struct hr_seqlock_watch *watch)
@@ -199,7 +225,7 @@ int hr_step_over_orphans(hr_region *region, const struct hr_mappers *mappers,
         if (pid <= 0 || pid == getpid() || hr_life_of_slot(mappers, pid) != HR_ALIVE)
             break;
         int32_t copy = hr_find_slot(region, pid, count);
-        if (copy >= 0 && moves(&call, copy))
+        if (copy >= 0 ? moves(&call, copy) : is_anothers(&call, index, pid))
             break;
         if (copy >= 0 && is_frozen_copy(&call, copy, index))
             hr_empty_slot(region, hr_slot(region, (uint32_t)copy));

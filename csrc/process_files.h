@@ -36,9 +36,12 @@ struct hr_status {
  */
 enum hr_seen hr_read_status(int process, struct hr_status *out);
 
-/* Put the process into one of the lists if it belongs there.  HR_OK or HR_ESYSTEM. */
+/*
+ * Put the process into one of the lists if it belongs there.  Maps that are too long, or
+ * not read by the deadline (HR_NO_DEADLINE: whenever), count as refused.  HR_OK or HR_ESYSTEM.
+ */
 int hr_look_at_process(int proc, const char *name, const struct hr_identity *identity,
-                       struct hr_mappers *out);
+                       uint64_t deadline_ns, struct hr_mappers *out);
 
 /* The text of a link, cut to `room`; empty where it cannot be read. */
 void hr_read_link(int directory, const char *name, char *out, size_t room);

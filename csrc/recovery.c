@@ -77,7 +77,7 @@ static int judge_owner(hr_region *region, const char *proc, struct hr_lock_state
         return HR_OK;
     }
     struct hr_mappers mappers;
-    int code = hr_find_mappers(region, proc, HR_WITH_OWN_HANDLE, NULL, &mappers);
+    int code = hr_find_mappers(region, proc, HR_WITH_OWN_HANDLE, NULL, HR_NO_DEADLINE, &mappers);
     if (code != HR_OK)
         return code;
     out->owner_life = hr_life_of_owner(&mappers, (int32_t)out->owner_pid, &out->owner_pid_here);
@@ -318,7 +318,7 @@ static int recover_held(hr_region *region, const char *proc, uint64_t watch_ns)
     if (code != HR_OK || !needs_recovery(&state))
         return code;
     struct hr_mappers mappers;
-    code = hr_find_mappers(region, proc, HR_WITHOUT_OWN_HANDLE, NULL, &mappers);
+    code = hr_find_mappers(region, proc, HR_WITHOUT_OWN_HANDLE, NULL, HR_NO_DEADLINE, &mappers);
     if (code != HR_OK)
         return code;
     struct recovery recovery = {.region = region,

@@ -153,7 +153,7 @@ int hr_look_for_mappers(hr_region *region, const char *proc, struct hr_mappers *
     int code = hr_enter(region);
     if (code != HR_OK)
         return code;
-    code = hr_find_mappers(region, proc, HR_WITH_OWN_HANDLE, NULL, out);
+    code = hr_find_mappers(region, proc, HR_WITH_OWN_HANDLE, NULL, HR_NO_DEADLINE, out);
     hr_leave(region);
     return code;
 }

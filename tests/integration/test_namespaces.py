@@ -335,7 +335,7 @@ def test_an_orphan_inside_is_repaired_from_outside(
 ) -> None:
     file = region_file(Layout.V1_2)
     orphan = inside(file)
-    slot = file.add_process(orphan.pid, {0: 70})
+    slot = file.add_process(orphan.pid, {0: 70}, host_pid=orphan.pid_here)
     file.put("proc_num", slot)
     assert used(file) == 0
     assert outside(file)("region.repair_slots") == (orphan.pid,)

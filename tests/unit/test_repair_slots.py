@@ -102,6 +102,57 @@ def test_a_live_process_with_a_slot_only_above_the_table_is_taken_in(
 
 
 @with_seqlock
+def test_one_of_no_known_host_pid_is_taken_in_when_it_is_seen_writing(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    file = region_file(layout)
+    process = actor(file)
+    slot = start(file, process, 100)
+    file.put("proc_num", slot)
+    file.put("slot_hostpid", 0, slot=slot)
+    assert repair(file) == ()
+    process.start("evaluate", AT_WORK, path=str(file.path), index=slot)
+    eventually(lambda: repair(file) == (process.pid,))
+    assert pids(file) == [process.pid]
+
+
+@with_seqlock
+@pytest.mark.parametrize("left", ["another's host pid", "no host pid", "nothing used"])
+def test_what_an_earlier_life_left_under_a_pid_is_no_process_without_a_slot(
+    left: str, layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    """A worker that was forked and uses no GPU, or a process that libvgpu has just seen off."""
+    file = region_file(layout)
+    file.add_process(DEAD, {0: 10})
+    worker = actor(file)
+    slot = start(file, worker, 0 if left == "nothing used" else 6000)
+    file.put("proc_num", slot)
+    if left == "another's host pid":
+        file.put("slot_hostpid", worker.pid_here + 1, slot=slot)
+    elif left == "no host pid":
+        file.put("slot_hostpid", 0, slot=slot)
+    before = file.content()
+    assert repair(file) == ()
+    assert file.content() == before
+
+
+@with_seqlock
+def test_who_attaches_takes_a_place_that_names_another_process(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    """Or 6,000 bytes of an earlier life would count for as long as a worker with its pid lives."""
+    file = region_file(layout)
+    worker, newcomer = actor(file), actor(file)
+    slot = start(file, worker, 6000)
+    file.put("proc_num", slot)
+    file.put("slot_hostpid", worker.pid_here + 1, slot=slot)
+    newcomer("attach")
+    newcomer("slot.charge", 0, 1)
+    assert used(file) == 1
+    assert pids(file) == [newcomer.pid]
+
+
+@with_seqlock
 def test_several_orphans_and_the_stale_slots_between_them(
     layout: Layout, region_file: RegionFileFactory, actor: MakeActor
 ) -> None:

@@ -1,0 +1,162 @@
+"""The search through /proc that judges dead slots: others wait for the lock meanwhile.
+
+It is made three times: before the lock, on trial, and under the lock. Here in a /proc of the test's
+own, where one process has the number of a dead one and decides how long its maps take to read.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TextIO
+
+import pytest
+from actors import Actor
+from lock_bytes import NOBODY, hold, is_free
+from patience import eventually
+from poke import RegionFile, RegionFileFactory
+from slot_bytes import pids
+
+from libhamiregion import Layout, LockTimeout, ReapedSlot, Region, open_region
+
+MakeActor = Callable[..., Actor]
+
+DEAD = 5
+LINE = "7f0000000000-7f0000001000 rw-s 00000000 00:01 1 /somewhere/else\n"
+BEFORE, ON_TRIAL, UNDER_THE_LOCK = range(3)
+
+
+@pytest.fixture(params=[Layout.V1_1, Layout.V1_2], ids=lambda layout: layout.value)
+def region(request: pytest.FixtureRequest, region_file: RegionFileFactory) -> RegionFile:
+    file = region_file(request.param)
+    file.add_process(DEAD, {0: 640})
+    return file
+
+
+class Neighbour:
+    """What its maps do each time they are read; by default they are short and of another file."""
+
+    def __init__(self, proc: Path) -> None:
+        self.proc = proc
+        self.searches = 0
+        self.at: dict[int, Callable[[TextIO], object]] = {}
+        self._maps = proc / "123" / "maps"
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._answer)
+        self._thread.start()
+
+    def _answer(self) -> None:
+        while not self._over.is_set():
+            with suppress(BrokenPipeError), self._maps.open("w", encoding="ascii") as stream:
+                if self._over.is_set():
+                    return
+                number, self.searches = self.searches, self.searches + 1
+                self.at.get(number, lambda _: None)(stream)
+                stream.write(LINE)
+            # Not the same reader again.
+            time.sleep(0.05)
+
+    def end(self) -> None:
+        self._over.set()
+        eventually(self._has_ended)
+
+    def _has_ended(self) -> bool:
+        # It waits for somebody who reads.
+        reader = os.open(self._maps, os.O_RDONLY | os.O_NONBLOCK)
+        self._thread.join(0.1)
+        os.close(reader)
+        return not self._thread.is_alive()
+
+
+@pytest.fixture
+def neighbour(tmp_path: Path) -> Iterator[Neighbour]:
+    proc = tmp_path / "proc"
+    for name, namespace_pids in (("1", "1"), ("123", f"123\t{DEAD}")):
+        (proc / name).mkdir(parents=True)
+        (proc / name / "status").write_text(f"Name:\tx\nState:\tS\nNSpid:\t{namespace_pids}\n")
+    # The first namespace, where everybody can be seen.
+    (proc / "1" / "ns").mkdir()
+    (proc / "1" / "ns" / "pid").symlink_to("pid:[4026531836]")
+    (proc / "1" / "maps").write_text(LINE)
+    os.mkfifo(proc / "123" / "maps")
+    found = Neighbour(proc)
+    yield found
+    found.end()
+
+
+@pytest.fixture
+def opened(region: RegionFile) -> Iterator[Region]:
+    with open_region(region, writable=True) as found:
+        yield found
+
+
+def test_a_dead_one_is_reaped_where_the_search_is_short(
+    opened: Region, region: RegionFile, neighbour: Neighbour
+) -> None:
+    assert opened.reap(proc=neighbour.proc) == (ReapedSlot(DEAD, 640, removed=True),)
+    assert neighbour.searches == 3
+    assert pids(region) == []
+
+
+def test_where_it_takes_long_on_trial_the_lock_is_not_even_asked_for(
+    opened: Region, region: RegionFile, neighbour: Neighbour
+) -> None:
+    neighbour.at[ON_TRIAL] = lambda _: time.sleep(0.4)
+    before = region.content()
+    hold(region, NOBODY)
+    # Somebody has the lock all the time, and nobody waits for it.
+    assert opened.reap(proc=neighbour.proc, timeout_s=0) == ()
+    assert neighbour.searches == 2
+    assert pids(region) == [DEAD]
+    hold(region, 0)
+    region.put("sem", 1)
+    assert region.content() == before
+
+
+def test_where_it_takes_long_under_the_lock_after_all_it_ends_and_nothing_is_done(
+    opened: Region, region: RegionFile, neighbour: Neighbour
+) -> None:
+    neighbour.at[UNDER_THE_LOCK] = lambda _: time.sleep(0.7)
+    assert opened.reap(proc=neighbour.proc) == ()
+    assert neighbour.searches == 3
+    assert is_free(region)
+    assert opened.memory_used(0) == 640
+
+
+def test_who_was_asked_for_and_could_not_be_judged_is_unknown(
+    opened: Region, neighbour: Neighbour
+) -> None:
+    neighbour.at[ON_TRIAL] = lambda _: time.sleep(0.4)
+    with pytest.raises(ValueError, match="cannot be told"):
+        opened.reap([DEAD], proc=neighbour.proc)
+    assert opened.memory_used(0) == 640
+
+
+def test_a_lock_that_was_taken_away_meanwhile_is_not_written_under(
+    opened: Region, region: RegionFile, neighbour: Neighbour
+) -> None:
+    """As happens to a process that is stopped for longer than others wait."""
+    neighbour.at[UNDER_THE_LOCK] = lambda _: region.put("owner_pid", NOBODY)
+    with pytest.raises(LockTimeout, match="taken away"):
+        opened.reap(proc=neighbour.proc)
+    assert (region.get("owner_pid"), pids(region)) == (NOBODY, [DEAD])
+    assert opened.memory_used(0) == 640
+
+
+def test_of_maps_without_end_a_part_is_read(
+    opened: Region, region: RegionFile, neighbour: Neighbour
+) -> None:
+    """More than 32 MiB prove nothing about a process, and it is not dead by that."""
+    written = 0
+
+    def write_on(stream: TextIO) -> None:
+        nonlocal written
+        for _ in range(1000):
+            written += stream.write(LINE * 1000)
+
+    neighbour.at[BEFORE] = write_on
+    assert opened.reap(proc=neighbour.proc) == ()
+    assert 31 << 20 < written < 34 << 20
+    assert pids(region) == [DEAD]
