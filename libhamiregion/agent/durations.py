@@ -18,7 +18,7 @@ _UNITS_NS: Final = {
 # What a Go program can hold: a signed 64-bit count of nanoseconds, 292 years.
 _MAX_NS: Final = 2**63 - 1
 _PART: Final = re.compile(
-    r"([0-9]{1,20})(?:\.([0-9]{0,20}))?(ns|us|\u00b5s|\u03bcs|ms|s|m|h)", re.ASCII
+    r"(?=\.?[0-9])([0-9]{0,20})(?:\.([0-9]{0,20}))?(ns|us|\u00b5s|\u03bcs|ms|s|m|h)", re.ASCII
 )
 
 
@@ -27,7 +27,8 @@ def parse_duration(text: str) -> float:
 
     The notation is that of Go's ``time.ParseDuration``, which HAMi's settings and the web
     configuration of exporters use: one or more numbers, each with its unit (``h``, ``m``, ``s``,
-    ``ms``, ``us``, ``ns``). A number without a unit means nothing, except ``0``.
+    ``ms``, ``us``, ``ns``), with a plus sign before them or without. A number without a unit means
+    nothing, except ``0``.
 
     Args:
         text: The length of time; never negative here.
@@ -46,10 +47,11 @@ def parse_duration(text: str) -> float:
     ValueError: '5' is no length of time such as 30s, 5m or 1h30m: it has no unit
     """
     shown = ascii(text if len(text) <= 40 else text[:40] + "...")
-    if text == "0":
-        return 0.0
     if text.startswith("-"):
         raise ValueError(f"{shown} is negative; a length of time is not")
+    text = text.removeprefix("+")
+    if text == "0":
+        return 0.0
     total_ns = 0
     position = 0
     while position < len(text):
@@ -57,7 +59,7 @@ def parse_duration(text: str) -> float:
         if match is None:
             break
         whole, fraction, unit = match.groups()
-        total_ns += int(whole) * _UNITS_NS[unit]
+        total_ns += int(whole or 0) * _UNITS_NS[unit]
         if fraction:
             total_ns += int(fraction) * _UNITS_NS[unit] // 10 ** len(fraction)
         position = match.end()

@@ -17,6 +17,7 @@ from libhamiregion.agent import (
     TaskRunner,
     WriterWatch,
 )
+from libhamiregion.agent.durations import parse_duration
 from libhamiregion.agent.steering.root_watch import RootWatch
 from libhamiregion.host import NvmlSampler
 
@@ -54,7 +55,7 @@ class Wanted:
     plan_path: str | None
     from_annotations: bool
     remove_gone: bool
-    remove_after_s: float | None
+    remove_after: str | None
     gone_by: str
     kubelet_pods: str
     node_name: str | None
@@ -97,13 +98,32 @@ class Wanted:
             raise click.UsageError("what a plan would change, `hamiregion limits diff` shows")
         if self.listen and (self.once or self.dry_run):
             raise click.UsageError("--listen goes with neither --once nor --dry-run")
+        if self.legacy_metrics and not self.listen:
+            raise click.UsageError("--legacy-metrics goes with --listen")
         if self.remove_gone:
             self._check_removal()
+        elif self.remove_after is not None:
+            raise click.UsageError("--gone-after goes with --remove-gone")
+
+    @property
+    def remove_after_s(self) -> float:
+        """For how long a pod has to be gone before its directory goes.
+
+        What cannot be read is refused also where it comes from the environment: this deletes.
+        """
+        name, text = "--gone-after", self.remove_after
+        if text is None:
+            name = "HAMI_RESYNC_INTERVAL"
+            text = os.environ.get(name) or exporter_options.RESYNC_INTERVAL
+        try:
+            return parse_duration(text)
+        except ValueError as error:
+            raise click.UsageError(f"{name}: {error}") from None
 
     def _check_removal(self) -> None:
         if self.once and not self.dry_run:
             raise click.UsageError("one look proves no pod gone: --remove-gone without --once")
-        if self.remove_after_s is None or self.remove_after_s < SHORTEST_GONE_AFTER_S:
+        if self.remove_after_s < SHORTEST_GONE_AFTER_S:
             raise click.UsageError(
                 f"--gone-after (or HAMI_RESYNC_INTERVAL) is {SHORTEST_GONE_AFTER_S:g}s or more"
             )
@@ -142,10 +162,7 @@ class Wanted:
 )
 @click.option(
     "--gone-after",
-    "remove_after_s",
-    envvar="HAMI_RESYNC_INTERVAL",
-    type=exporter_options.Duration(),
-    default="5m",
+    "remove_after",
     metavar="DURATION",
     help="For how long a pod has to be gone before.  [default: $HAMI_RESYNC_INTERVAL, else 5m]",
 )
@@ -369,7 +386,6 @@ def _removal(wanted: Wanted, node: Node, log: EventLog) -> Task:
         except (ImportError, ValueError) as error:
             raise Failure(str(error)) from None
         source = ApiPods(names)
-    assert wanted.remove_after_s is not None  # noqa: S101 (see `Wanted.check`)
     return GoneRemover(
         node, source, gone_after_s=wanted.remove_after_s, dry_run=wanted.dry_run, emit=log
     )

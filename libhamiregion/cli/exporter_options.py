@@ -19,6 +19,8 @@ else:
     AddressType = DurationType = click.ParamType
 
 NEVER = "never"
+#: What HAMi's monitor takes where nothing usable is given.
+RESYNC_INTERVAL = "5m"
 
 
 class Address(AddressType):
@@ -50,6 +52,27 @@ class Duration(DurationType):
             return parse_duration(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+
+class ResyncInterval(Duration):
+    """The same; what stands in the environment and is none counts as the monitor counts it."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float | None:
+        """Read one value; see click."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            name = None if param is None else param.name
+            source = None if ctx is None or name is None else ctx.get_parameter_source(name)
+            if source is not click.core.ParameterSource.ENVIRONMENT:
+                raise
+            click.echo(
+                f"Note: HAMI_RESYNC_INTERVAL: {error.message}; it counts as {RESYNC_INTERVAL}",
+                err=True,
+            )
+            return parse_duration(RESYNC_INTERVAL)
 
 
 def listen_option(default: str | None) -> Callable[[Any], Any]:
@@ -89,9 +112,9 @@ resync_interval_option = click.option(
     "--resync-interval",
     "gone_after_s",
     envvar="HAMI_RESYNC_INTERVAL",
-    type=Duration(),
+    type=ResyncInterval(),
     show_envvar=True,
-    default="5m",
+    default=RESYNC_INTERVAL,
     show_default=True,
     metavar="DURATION",
     help="Leave out directories of pods that have been gone for so long, or `never`; nothing is"

@@ -132,7 +132,7 @@ def test_the_api_can_be_asked_instead(scene: GoneScene, tmp_path: Path) -> None:
     [
         (["--once"], "one look proves no pod gone"),
         (["--gone-after", "999ms"], "--gone-after (or HAMI_RESYNC_INTERVAL) is 1s or more"),
-        (["--gone-after", "never"], "--gone-after (or HAMI_RESYNC_INTERVAL) is 1s or more"),
+        (["--gone-after", "never"], "--gone-after: 'never' is no length of time"),
         (["--gone-after", "5"], "it has no unit"),
         (["--gone-by", "api"], "--gone-by api needs --node-name"),
     ],
@@ -144,6 +144,33 @@ def test_what_makes_no_sense_is_wrong_usage(
     done = CliRunner().invoke(agent, words(scene, *options)[len(COMMAND) - 2 :])
     assert done.exit_code == 2, done.output
     assert why in done.output.replace("\n", " ")
+
+
+def test_what_deletes_takes_no_interval_for_another(
+    scene: GoneScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exporter takes 5 minutes where the environment's cannot be read; and alone it goes on."""
+    monkeypatch.setenv("HAMI_RESYNC_INTERVAL", "bogus")
+    own = words(scene)[len(COMMAND) - 2 :]
+    done = CliRunner().invoke(agent, own)
+    assert done.exit_code == 2, done.output
+    assert "HAMI_RESYNC_INTERVAL: 'bogus' is no length of time" in done.output.replace("\n", " ")
+    without = [each for each in own if each != "--remove-gone"]
+    done = CliRunner().invoke(agent, [*without, "--repair", "--once"])
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--gone-after", "5m"], "--gone-after goes with --remove-gone"),
+        (["--legacy-metrics"], "--legacy-metrics goes with --listen"),
+    ],
+)
+def test_options_that_would_do_nothing_are_wrong_usage(options: list[str], why: str) -> None:
+    done = CliRunner().invoke(agent, ["--repair", "--once", *options])
+    assert done.exit_code == 2, done.output
+    assert why in done.output
 
 
 def test_the_component_of_the_manifests_asks_for_it(tmp_path: Path) -> None:

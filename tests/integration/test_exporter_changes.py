@@ -422,6 +422,46 @@ def test_readiness_comes_with_the_first_look_and_goes_with_the_roots(tmp_path: P
         assert error[0] == str(files.root)
 
 
+def test_it_is_not_ready_where_none_of_the_usual_directories_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them may be missing, all of them may not: nothing is mounted, perhaps."""
+    monkeypatch.setattr("libhamiregion.host.roots._DEFAULT_ROOTS", (str(tmp_path / "none"),))
+    monkeypatch.delenv("HOOK_PATH", raising=False)
+    with Node(outside=False) as node:
+        exporter = exporter_of(node)
+        exporter.refresh()
+        assert node.root_errors == {}
+        reason = exporter.not_ready()
+        assert reason is not None
+        assert str(tmp_path / "none") in reason
+        found = parsed(exporter.render())
+        assert found.value("hamiregion_root_readable", root=str(tmp_path / "none")) == 0
+
+
+def test_what_fails_is_logged_once_and_when_it_is_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = NodeFiles(tmp_path)
+    proc = tmp_path / "proc"
+    with caplog.at_level("INFO"), Node(files.root, proc=proc, outside=False) as node:
+        exporter = exporter_of(node)
+        for _ in range(2):
+            exporter.refresh()
+        proc.symlink_to("/proc")
+        shutil.rmtree(files.root)
+        for _ in range(2):
+            exporter.refresh()
+        files.root.mkdir()
+        exporter.refresh()
+    said = [(each.levelname, each.getMessage()) for each in caplog.records]
+    assert [level for level, _ in said] == ["WARNING", "INFO", "WARNING", "INFO"]
+    assert said[0][1].startswith("processes: FileNotFoundError")
+    assert said[1][1] == "processes: all is well again"
+    assert str(files.root) in said[2][1]
+    assert said[3][1] == f"containers: {files.root} can be listed again"
+
+
 def test_readiness_goes_when_a_stage_has_not_succeeded_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ from patience import eventually
 
 from libhamiregion.agent import Bounds, NodeExporter
 from libhamiregion.agent.patient_driver import PatientDriver
-from libhamiregion.host import Node, NvmlSample, NvmlSampler
+from libhamiregion.host import Node, NvmlSample, NvmlSampler, ProcessTable
 
 HOST = {
     "node": "worker-1",
@@ -136,6 +136,47 @@ def test_a_driver_that_goes_takes_its_series_with_it_and_nothing_else(
     assert found.value("hamiregion_nvml_up") == 0
     assert found.labels("hamiregion_nvml_info")["state"] == "driver_not_loaded"
     assert found.value("hami_vgpu_memory_used_bytes") == 0
+
+
+def test_what_the_driver_says_does_not_hang_on_the_rest_and_nothing_holds_for_ever(
+    tmp_path: Path,
+    fake_driver: FakeDriver,
+    sampler: NvmlSampler,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("libhamiregion.agent.export.refreshing._OVERDUE_S", 0.5)
+    fake_driver.play(CARD)
+    files = NodeFiles(tmp_path)
+    files.region(uuids=[GPU])
+    proc = tmp_path / "proc"
+    proc.symlink_to("/proc")
+    looked = {"hamiregion_container_processes", "hamiregion_device_memory_dead_bytes"}
+
+    def names() -> set[str]:
+        return parsed(exporter.render()).names
+
+    with (
+        files.open(proc=proc) as node,
+        NodeExporter(
+            node,
+            sampler=sampler,
+            doctor=False,
+            scan_interval_s=0.05,
+            process_interval_s=0.05,
+        ) as exporter,
+    ):
+        assert {"hami_host_gpu_memory_used_bytes", *looked} <= names()
+        proc.unlink()
+        eventually(lambda: looked.isdisjoint(names()))
+        assert "hami_host_gpu_memory_used_bytes" in names()
+        fake_driver.unload()
+        eventually(lambda: "hami_host_gpu_memory_used_bytes" not in names())
+        found = parsed(exporter.render())
+        assert found.value("hamiregion_nvml_up") == 0
+        assert found.value("hami_vgpu_memory_used_bytes") == 0, "regions are read all the same"
+        fake_driver.play(CARD)
+        proc.symlink_to("/proc")
+        eventually(lambda: {"hami_host_gpu_memory_used_bytes", *looked} <= names())
 
 
 class HangingSampler(NvmlSampler):
@@ -279,6 +320,38 @@ def test_what_the_driver_does_not_tell_of_one_process_leaves_the_sum_out(
         found = exported(opened, sampler)
     assert len(found.series("hamiregion_process_memory_driver_bytes")) == 1
     assert "hamiregion_device_memory_driver_bytes" not in found.names
+
+
+@needs_namespaces
+@needs_cgroups
+def test_a_process_that_may_be_of_either_container_of_a_pod_leaves_both_sums_out(
+    node: GpuNode, fake_driver: FakeDriver, sampler: NvmlSampler, bystander: int
+) -> None:
+    one = node.add("one", pod="two-0", uuids=[GPU, OTHER], process=False)
+    node.add("other", pod="two-0", pod_uid=one.pod_uid, uuids=[GPU, OTHER], process=False)
+    node.add(pod="bert-0", uuids=[GPU, OTHER], process=False)
+    node.move(bystander, one)
+    fake_driver.play(CARD, SECOND, f"process 0 compute {bystander} {700 * MIB}")
+    with node.open() as opened:
+        found = exported(opened, sampler)
+    name = "hamiregion_device_memory_driver_bytes"
+    assert found.series(name, pod="two-0", device_uuid=GPU) == {}
+    assert found.value(name, pod="bert-0", device_uuid=GPU) == 0
+    assert list(found.series(name, pod="two-0", device_uuid=OTHER).values()) == [0, 0]
+
+
+def test_one_that_proc_does_not_show_is_of_nobody_only_where_everybody_is_shown(
+    tmp_path: Path, fake_driver: FakeDriver, sampler: NvmlSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has ended since the driver was asked; or it is hidden, and may be of any container."""
+    fake_driver.play(CARD, f"process 0 compute {2**22} {700 * MIB}")
+    files = NodeFiles(tmp_path)
+    files.region(uuids=[GPU])
+    name = "hamiregion_device_memory_driver_bytes"
+    with files.open() as node:
+        assert exported(node, sampler).value(name) == 0
+        monkeypatch.setattr(ProcessTable, "is_complete", False)
+        assert name not in exported(node, sampler).names
 
 
 @needs_namespaces

@@ -129,10 +129,19 @@ def test_the_environment_of_hami_s_monitor_is_understood(tmp_path: Path) -> None
     done = run("--once", "--pod-logs", files.logs, "--no-nvml", env=env)
     assert done.returncode == 0, done.stderr
     assert parsed(done.stdout.encode()).value(LIMIT, pod="train-0") == 2 * GIB
-    bad = run("--once", env={**env, "HAMI_RESYNC_INTERVAL": "10"})
+
+
+@pytest.mark.parametrize("value", ["10", "bogus", "-5m", "5m "])
+def test_an_interval_that_the_monitor_puts_up_with_does_not_stop_it(
+    files: NodeFiles, value: str
+) -> None:
+    done = run("--once", *arguments(files), env={"HAMI_RESYNC_INTERVAL": value})
+    assert done.returncode == 0, done.stderr
+    assert "HAMI_RESYNC_INTERVAL" in done.stderr
+    assert "counts as 5m" in done.stderr
+    bad = run("--once", *arguments(files), "--resync-interval", value)
     assert bad.returncode == 2
-    assert "HAMI_RESYNC_INTERVAL" in bad.stderr
-    assert "it has no unit" in bad.stderr
+    assert "--resync-interval" in bad.stderr
 
 
 def test_once_prints_the_metrics_as_text_or_json(files: NodeFiles) -> None:

@@ -77,19 +77,30 @@ def test_every_metric_of_a_container_equals_the_golden_reading(
     for metric, part in (("context", "context"), ("module", "module"), ("buffer", "data")):
         name = f"hami_vgpu_memory_{metric}_bytes"
         same(served, name, labels, counted(region, device, part))
-    sm = counted(region, device, "sm_util") if region.layout.has_utilization else 0
-    same(served, "hami_container_device_utilization_ratio", labels, sm)
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_utilization_is_told_where_the_layout_has_it(
+    served: Served, region: GoldenRegion, device: int
+) -> None:
+    """The first layout has no such field, and 0 would say that the device is idle."""
+    for name, labels in (
+        ("hami_container_device_utilization_ratio", where(region, device)),
+        ("Device_utilization_desc_of_container", where(region, device, FORMER)),
+    ):
+        if region.layout.has_utilization:
+            same(served, name, labels, counted(region, device, "sm_util"))
+        else:
+            assert served.exposition.series(name, **labels) == {}
 
 
 @pytest.mark.parametrize("device", [0, 1])
 def test_the_former_names_say_the_same(served: Served, region: GoldenRegion, device: int) -> None:
     labels = where(region, device, FORMER)
     used = counted(region, device, "total")
-    sm = counted(region, device, "sm_util") if region.layout.has_utilization else 0
     same(served, "vGPU_device_memory_usage_in_bytes", labels, used)
     limit = region.expected["memory_limit"][device]
     same(served, "vGPU_device_memory_limit_in_bytes", labels, limit)
-    same(served, "Device_utilization_desc_of_container", labels, sm)
     parts = {part: counted(region, device, part) for part in ("context", "module", "data")}
     sizes = {part: str(size) for part, size in parts.items()}
     offset = str(used - sum(parts.values()))
@@ -129,7 +140,6 @@ def test_there_is_one_series_per_device_with_a_uuid_and_no_other(served: Served)
         "hami_vgpu_memory_context_bytes",
         "hami_vgpu_memory_module_bytes",
         "hami_vgpu_memory_buffer_bytes",
-        "hami_container_device_utilization_ratio",
         "vGPU_device_memory_usage_in_bytes",
         "Device_memory_desc_of_container",
     ):

@@ -3,20 +3,22 @@
 import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from containers import containers, needs_namespaces
 from namespaces import needs_first_namespace
-from node_scene import GPU, OTHER_GPU, Events, NodeScene, launch, stopping, values
+from node_scene import GPU, OTHER_GPU, Events, NodeScene, OtherWriter, launch, stopping, values
 from patience import eventually
 from poke import RegionFile
 
-from libhamiregion import Layout
+from libhamiregion import Layout, create_region
 from libhamiregion.agent import (
     Feedback,
     LaunchState,
     TaskRunner,
+    WriterWatch,
     believed,
 )
 from libhamiregion.host import Container, Node
@@ -105,6 +107,20 @@ def test_a_negative_priority_does_not_stop_priority_0(scene: NodeScene, feedback
         launch(urgent)
         feedback.run()
         assert (values(hostile), values(urgent)) == ((1, 1), (1, 1))
+
+
+def test_who_has_no_directory_there_blocks_nobody(scene: NodeScene, tmp_path: Path) -> None:
+    """Anybody can make a file that looks like a region, and map it."""
+    low = scene.container("low")
+    low.put("recent_kernel", 2)
+    evil = RegionFile(tmp_path / "evil.cache", Layout.V1_2)
+    create_region(evil.path, uuids=[GPU], priority=0)
+    evil.put("recent_kernel", 100_000)
+    with OtherWriter("evil", [evil]), Node(scene.root) as node:
+        node.refresh()
+        assert any((each.region_path or "").endswith(str(evil.path)) for each in node.containers)
+        Feedback(node, watch=WriterWatch(node, assume_alone=True)).run()
+    assert (low.get("recent_kernel"), evil.get("recent_kernel")) == (1, 100_000)
 
 
 def test_other_priorities_can_be_believed_than_those_in_the_regions(

@@ -87,7 +87,8 @@ class Background:
         processes: Those that are proved, of containers that have any.
         gone: Those whose pod is gone.
         held: Locks that have been held for a while.
-        series: All series that stay as they are until the next refresh, by who makes them.
+        series: All series that stay as they are until the next refresh, by who makes them; with
+            the monotonic time at which they were made.
     """
 
     identities: Mapping[Container, Identity] = attrs.Factory(dict)
@@ -95,11 +96,12 @@ class Background:
     processes: Mapping[Container, ShownProcesses] = attrs.Factory(dict)
     gone: frozenset[Container] = frozenset()
     held: Mapping[Container, HeldLock] = attrs.Factory(dict)
-    series: Mapping[str, tuple[Series, ...]] = attrs.Factory(dict)
+    series: Mapping[str, tuple[float, tuple[Series, ...]]] = attrs.Factory(dict)
 
     def with_series(self, stage: str, series: Sequence[Series]) -> Background:
         """The same with other series of one stage, their text written."""
-        return attrs.evolve(self, series={**self.series, stage: tuple(map(written, series))})
+        made = time.monotonic(), tuple(map(written, series))
+        return attrs.evolve(self, series={**self.series, stage: made})
 
 
 @attrs.frozen
@@ -261,10 +263,12 @@ def container_series(
     identities: Mapping[Container, Identity],
     shown: Mapping[Container, ShownProcesses],
     ledger: LabelLedger,
-    *,
-    driver_known: bool,
+    unplaced: Unplaced | None,
 ) -> list[Series]:
-    """Processes by state; memory of the dead, and of all as the driver says."""
+    """Processes by state; memory of the dead, and of all as the driver says.
+
+    `unplaced` is None where the driver's figures cannot be brought together with processes.
+    """
     states, folded = [], []
     driver, dead = [], []
     for view in views:
@@ -287,8 +291,11 @@ def container_series(
             uuid = ledger.uuid(identity, usage.index, usage.uuid)
             labels = _device(*identity.shown, str(usage.index), uuid)
             dead.append((labels, of_dead[usage.index]))
-            if driver_known and used[usage.index] is not None:
-                driver.append((labels, used[usage.index] or 0))
+            known = used[usage.index]
+            if unplaced is None or unplaced.may_be_of(container, usage.uuid):
+                known = None
+            if known is not None:
+                driver.append((labels, known))
     return [
         steady(metrics.CONTAINER_PROCESSES, states),
         steady(metrics.PROCESSES_FOLDED, folded),
@@ -414,6 +421,40 @@ def _orphaned(
     return rows
 
 
-def driver_is_known(node: Node, sample: NvmlSample | None) -> bool:
-    """Whether the driver's figures can be brought together with processes."""
-    return sample is not None and driver_gap(node.processes, sample) is None
+@attrs.frozen
+class Unplaced:
+    """Processes on GPUs that may be of one container or of another.
+
+    Attributes:
+        places: Pod UID and the device's uuid; None as the pod means that any container may be it.
+    """
+
+    places: frozenset[tuple[str | None, str]]
+
+    def may_be_of(self, container: Container, uuid: str) -> bool:
+        """Whether one of them may be a container's, on that device."""
+        return not self.places.isdisjoint({(None, uuid), (container.pod_uid, uuid)})
+
+
+def unplaced_processes(
+    node: Node, rows: Iterable[NodeProcess], sample: NvmlSample | None
+) -> Unplaced | None:
+    """Who uses a GPU in a container, nobody knows in which.
+
+    None where the driver's figures cannot be brought together with processes at all.
+    """
+    if sample is None or driver_gap(node.processes, sample) is not None:
+        return None
+    everybody = node.processes.is_complete
+    return Unplaced(
+        frozenset(
+            (None if row.container_id is None else row.container_id.pod_uid, device.uuid)
+            for row in rows
+            if row.container is None
+            and row.state != "unmanaged"
+            # Whom a complete /proc does not show has ended since the driver was asked.
+            and not (row.process is None and everybody)
+            for device in row.devices
+            if device.uuid is not None
+        )
+    )

@@ -105,6 +105,8 @@ class DevicePlan:
     #: Why the other containers are not shown: reason to number.
     reasons: Counter[str]
     no_lock_held: list[float]
+    #: Those whose layout has utilisation; of them the key says only whether they are all.
+    util: Rows
     kernel: Rows = attrs.Factory(Rows)
     sm_limit: Rows = attrs.Factory(Rows)
 
@@ -156,7 +158,7 @@ class DevicePlanner:
         table = snapshot.table
         everybody = (*snapshot.containers, *snapshot.missing)
         identities = {
-            each: background.identities.get(each) or identity_of(self._node, each)
+            each: background.identities.get(each) or identity_of(self._node, each, self._ledger)
             for each in everybody
         }
         hidden = dict.fromkeys(shadowed(identities), SAME_NAMES)
@@ -169,6 +171,7 @@ class DevicePlanner:
         devices: list[_Device] = []
         rows: list[int] = []
         region_rows: list[int] = []
+        measured: list[int] = []
         for row, container in enumerate(snapshot.containers):
             if codes[row] != 0 or container in hidden:
                 continue
@@ -182,6 +185,8 @@ class DevicePlanner:
                 index = indexes[device_row]
                 place = (index, self._ledger.uuid(known.identity, index, uuid))
                 kept[place] = known.devices.get(place) or self._label(known.identity, *place)
+                if container.region is not None and container.region.layout.has_utilization:
+                    measured.append(len(devices))
                 devices.append(kept[place])
                 rows.append(device_row)
                 region_rows.append(row)
@@ -189,13 +194,15 @@ class DevicePlanner:
             known.devices.clear()
             known.devices.update(kept)
         reasons = _reasons(snapshot, hidden)
+        hami = [device.hami for device in devices]
+        legacy = [device.legacy for device in devices if device.legacy is not None]
         return DevicePlan(
             sources=(),
             key=(),
             pick=picker(rows),
-            hami=[device.hami for device in devices],
+            hami=hami,
             own=[device.own for device in devices],
-            legacy=[device.legacy for device in devices if device.legacy is not None],
+            legacy=legacy,
             legacy_parts=[
                 device.legacy_parts for device in devices if device.legacy_parts is not None
             ],
@@ -206,6 +213,7 @@ class DevicePlanner:
             series=[_infos(shown, background), _missing_ones(reasons, identities)],
             reasons=Counter(reason for _, reason in reasons),
             no_lock_held=[0.0] * len(shown),
+            util=_chosen(measured, hami, legacy),
         )
 
     def _keep(self, container: Container, identity: Identity, before: Known | None) -> Known:
@@ -222,6 +230,13 @@ class DevicePlanner:
             _legacy_device(*values) if self._legacy else None,
             _legacy_parts(*values) if self._legacy else None,
         )
+
+
+def _chosen(rows: Sequence[int], hami: list[Labels], legacy: list[Labels]) -> Rows:
+    if len(rows) == len(hami):
+        return Rows(True, hami, legacy)
+    chosen = [hami[row] for row in rows]
+    return Rows(False, chosen, [legacy[row] for row in rows] if legacy else [], picker(rows))
 
 
 def _infos(shown: Sequence[tuple[int, Container, Known]], background: Background) -> Series:

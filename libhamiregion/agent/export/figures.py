@@ -110,6 +110,9 @@ class Figures:
         module = column("memory_module_bytes")
         data = column("memory_data_bytes")
         sm = column("sm_util_percent")
+        if not plan.util.key:
+            # The others' layout has none, and 0 would say that they are idle.
+            sm = plan.util.pick(sm)
         elapsed = self._elapsed(plan, table, now_s)
         hami = plan.hami
         series = [
@@ -119,7 +122,7 @@ class Figures:
             Series(metrics.MEMORY_CONTEXT, hami, context),
             Series(metrics.MEMORY_MODULE, hami, module),
             Series(metrics.MEMORY_BUFFER, hami, data),
-            Series(metrics.UTILIZATION, hami, sm),
+            Series(metrics.UTILIZATION, plan.util.labels, sm),
             Series(metrics.LAST_KERNEL, plan.kernel.labels, elapsed),
             Series(metrics.MEMORY_COUNTED, plan.own, counted),
             self._sm_limits(plan, pick(devices.sm_limit_percent.tolist())),
@@ -141,7 +144,7 @@ class Figures:
                     used,
                     label_figures=(context, module, data, rest),
                 ),
-                Series(metrics.LEGACY_UTILIZATION, legacy, sm),
+                Series(metrics.LEGACY_UTILIZATION, plan.util.legacy, sm),
                 Series(metrics.LEGACY_LAST_KERNEL, plan.kernel.legacy, elapsed),
             ]
         return series

@@ -7,6 +7,7 @@ each series that it has ever seen for weeks, so the number of different values i
 from __future__ import annotations
 
 import threading
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from libhamiregion.text import printable
@@ -23,6 +24,11 @@ OTHER = "other"
 
 # A container has 16 devices at most, and real ones keep their uuids.
 _UUIDS_PER_CONTAINER = 64
+# A container that goes and comes again has not got others: a region outside the roots comes and
+# goes as its owner maps it.
+_GONE_CONTAINERS = 1024
+# Regions that only their path tells apart are of no container at all: anybody can make some.
+_PATHS = 256
 # A process calls itself what it likes.
 _PROGRAM_LIMIT = 64
 
@@ -35,7 +41,9 @@ class LabelLedger:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        # The longest gone come first, those that are there last.
         self._uuids: dict[tuple[str, ...], set[tuple[int, str]]] = {}
+        self._paths: set[str] = set()
         self._programs: dict[tuple[int, int], str] = {}
 
     def uuid(self, identity: Identity, index: int, uuid: str) -> str:
@@ -53,6 +61,15 @@ class LabelLedger:
                     return OTHER
                 known.add((index, uuid))
             return uuid
+
+    def path(self, path: str) -> str:
+        """The path of a region as a label, where nothing else tells its container: or `OTHER`."""
+        with self._lock:
+            if path not in self._paths:
+                if len(self._paths) >= _PATHS:
+                    return OTHER
+                self._paths.add(path)
+            return path
 
     def program(self, process: HostProcess | None) -> str:
         """The program of a process: of its command line the first word's last part.
@@ -72,11 +89,15 @@ class LabelLedger:
             return known
 
     def keep(self, identities: Iterable[Identity], processes: Iterable[HostProcess]) -> None:
-        """Forget all other containers and processes."""
-        containers = {identity.labels for identity in identities}
+        """Forget other processes, and other containers once too many have gone after them."""
+        containers: set[tuple[str, ...]] = {identity.labels for identity in identities}
         pids = {(process.pid, process.start_time_ticks) for process in processes}
         with self._lock:
-            for gone in self._uuids.keys() - containers:
-                del self._uuids[gone]
+            here = containers & self._uuids.keys()
+            for labels in here:
+                self._uuids[labels] = self._uuids.pop(labels)
+            gone = len(self._uuids) - len(here)
+            for longest_gone in list(islice(self._uuids, max(0, gone - _GONE_CONTAINERS))):
+                del self._uuids[longest_gone]
             for ended in self._programs.keys() - pids:
                 del self._programs[ended]

@@ -18,7 +18,9 @@ from .labels import safe_value
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from libhamiregion.host import Container, ContainerId, Node, PodName
+    from libhamiregion.host import Container, ContainerId, Node
+
+    from .label_ledger import LabelLedger
 
 
 @attrs.frozen
@@ -52,13 +54,9 @@ class Identity:
         return self.namespace, self.pod, self.container, self.pod_uid
 
 
-def identity_of(node: Node, container: Container) -> Identity:
+def identity_of(node: Node, container: Container, ledger: LabelLedger) -> Identity:
     """Name a container; asks the node's resolvers, which keep what they know."""
-    return make_identity(container, node.pod_name(container))
-
-
-def make_identity(container: Container, name: PodName | None) -> Identity:
-    """Name a container whose pod is called `name`."""
+    name = node.pod_name(container)
     directory = container.directory
     path = directory or container.region_path or ""
     changed_ns = 0
@@ -70,11 +68,12 @@ def make_identity(container: Container, name: PodName | None) -> Identity:
     if name is not None:
         namespace, pod = name.namespace or "", name.pod or ""
         own = own or name.container
-    container_id = container.container_id
+    if not own and container.container_id is not None:
+        own = container.container_id.id
     return Identity(
         namespace=safe_value(namespace),
         pod=safe_value(pod or container.pod_uid or ""),
-        container=safe_value(own or (container_id.id if container_id is not None else path)),
+        container=safe_value(own or (path if directory is not None else ledger.path(path))),
         pod_uid=safe_value(container.pod_uid or ""),
         is_named=name is not None,
         age=(changed_ns, path),
@@ -134,12 +133,15 @@ def _rank(container: Container, identity: Identity) -> tuple[bool, tuple[int, st
 
 
 def identities_of(
-    node: Node, containers: Iterable[Container], known: Mapping[Container, Identity]
+    node: Node,
+    containers: Iterable[Container],
+    known: Mapping[Container, Identity],
+    ledger: LabelLedger,
 ) -> dict[Container, Identity]:
     """Identities of these containers; those known keep theirs while their names stay the same."""
     found = {}
     for container in containers:
         before = known.get(container)
-        now = identity_of(node, container)
+        now = identity_of(node, container, ledger)
         found[container] = before if before is not None and before == now else now
     return found

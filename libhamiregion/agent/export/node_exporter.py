@@ -168,11 +168,13 @@ class NodeExporter:
             overdue_s = stage.overdue_s()
             if overdue_s is not None:
                 return f"{stage.name}: not looked at for {overdue_s:.0f} s; {stage.last_error}"
-        errors = dict(self.node.root_errors)
-        if errors and not self.node.scanned_roots:
-            root, error = next(iter(errors.items()))
+        if self.node.scanned_roots:
+            return None
+        for root, error in self.node.root_errors.items():
             return f"no directory of containers can be listed; {_short(root)}: {_short(error)}"
-        return None
+        if self.node.containers:
+            return None
+        return f"there is none of {_short(', '.join(self.node.roots))}, and no region elsewhere"
 
     # ---- a scrape --------------------------------------------------------------------------------
 
@@ -245,11 +247,11 @@ class NodeExporter:
             self._scrape_seconds += scrape.duration_s
 
     def _gather(self, names: Collection[str] | None) -> list[Series]:
-        background = self._refresher.background
+        background = self._refresher.current()
         snapshot = self.node.snapshot()
         wanted = [family for family in metrics.CATALOGUE if names is None or family.name in names]
         fresh = self._figures.series(snapshot, background, int(time.time()), set(wanted))
-        behind = [each for stage in background.series.values() for each in stage]
+        behind = [each for _, stage in background.series.values() for each in stage]
         found = {
             series.family: series
             for series in (*self._builds, *behind, *fresh, *self._of_node(), *self._of_agent())
@@ -258,7 +260,8 @@ class NodeExporter:
 
     def _of_node(self) -> list[Series]:
         node = self.node
-        roots = dict.fromkeys(node.scanned_roots, 1)
+        # Of the usual ones one is enough.
+        roots = dict.fromkeys(node.scanned_roots, 1) or dict.fromkeys(node.roots, 0)
         roots.update(dict.fromkeys(dict(node.root_errors), 0))
         stages = self._refresher.stages
         return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import defaultdict
@@ -19,11 +20,11 @@ from .background import (
     Bounds,
     container_ids_of,
     container_series,
-    driver_is_known,
     finding_series,
     held_locks,
     process_series,
     shown_processes,
+    unplaced_processes,
 )
 from .driver_series import (
     NO_ANSWER,
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
     from .label_ledger import LabelLedger
     from .naming import Identity
 
+_log = logging.getLogger(__name__)
+
 _MESSAGE_LIMIT = 500
 _STOP_PATIENCE_S = 10.0
 _DRIVER_PATIENCE_S = 5.0
@@ -59,6 +62,8 @@ _FIRST_LOOK_PATIENCE_S = 8.0
 # What has not succeeded for so many of its intervals, and so many seconds, has stopped.
 _OVERDUE_INTERVALS = 10
 _OVERDUE_S = 60.0
+# Whose series they are, beside those of the stages.
+_DRIVER = "driver"
 # The thread's shortest nap, also where intervals are shorter than the work.
 _NAP_S = 0.05
 
@@ -74,6 +79,7 @@ class Stage:
     duration_s: float | None = None
     errors: int = 0
     last_error: str | None = None
+    failing: bool = False
     #: Monotonic time of the last success.
     succeeded_s: float | None = None
 
@@ -81,18 +87,30 @@ class Stage:
         """Note that it went well, just now."""
         self.refreshed_at_s = time.time()
         self.succeeded_s = time.monotonic()
+        if self.failing:
+            self.failing = False
+            _log.info("%s: all is well again", self.name)
 
     def overdue_s(self) -> float | None:
         """For how long it has not succeeded, if that is too long."""
         if self.succeeded_s is None:
             return None
         since_s = time.monotonic() - self.succeeded_s
-        return since_s if since_s > max(_OVERDUE_INTERVALS * self.interval_s, _OVERDUE_S) else None
+        return since_s if since_s > self.patience_s else None
+
+    @property
+    def patience_s(self) -> float:
+        """How old its results may be."""
+        return max(_OVERDUE_INTERVALS * self.interval_s, _OVERDUE_S)
 
     def failed(self, error: Exception) -> None:
         """Count a failure and keep what it said."""
         self.errors += 1
+        before = self.last_error if self.failing else None
+        self.failing = True
         self.last_error = printable(f"{type(error).__name__}: {error}", _MESSAGE_LIMIT)
+        if self.last_error != before:
+            _log.warning("%s: %s", self.name, self.last_error)
 
     def status(self) -> StageStatus:
         """The same as a value."""
@@ -164,12 +182,39 @@ class Refresher:
         )
         self.stages = [self._scan, self._look, *([self._doctor] if doctor else [])]
         self.background = Background()
+        self._stopped: tuple[Background, Background] = (self.background, self.background)
         self.nvml: tuple[str | None, str | None] = (None, None)
         self._passing: set[tuple[object, ...]] = set()
+        self._unreadable: dict[str, str] = {}
         self._turn = threading.Lock()
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
+
+    def current(self) -> Background:
+        """`background`, without what has not been looked at for too long: nothing holds for ever.
+
+        Names and container ids stay.
+        """
+        background = self.background
+        now_s = time.monotonic()
+        patience_s = {each.name: each.patience_s for each in self.stages}
+        patience_s[_DRIVER] = self._look.patience_s
+        series = {
+            stage: (made_s, made)
+            for stage, (made_s, made) in background.series.items()
+            if now_s - made_s <= patience_s[stage]
+        }
+        if len(series) == len(background.series):
+            return background
+        if self._look.name in series:
+            return attrs.evolve(background, series=series)
+        before, stopped = self._stopped
+        if before is not background or stopped.series.keys() != series.keys():
+            # Pids may be others' by now. Made once: scrapes keep what has not changed.
+            stopped = attrs.evolve(background, series=series, processes={}, held={})
+            self._stopped = background, stopped
+        return stopped
 
     @property
     def done_once(self) -> bool:
@@ -222,6 +267,7 @@ class Refresher:
                 seen = look
                 self._run(self._doctor, lambda: self._diagnose(seen))
             if due:
+                self._say_roots()
                 self._done.set()
 
     def _run(self, stage: Stage, work: Callable[[], _Look | None]) -> _Look | None:
@@ -238,6 +284,19 @@ class Refresher:
         stage.due_s = ended_s + stage.interval_s
         return result
 
+    def _say_roots(self) -> None:
+        """Log which directories of containers cannot be listed, when that has changed."""
+        unreadable = {
+            root: printable(str(error), _MESSAGE_LIMIT)
+            for root, error in self._node.root_errors.items()
+        }
+        for root, error in unreadable.items():
+            if self._unreadable.get(root) != error:
+                _log.warning("containers: %s; those there are not seen", error)
+        for root in self._unreadable.keys() - unreadable.keys():
+            _log.info("containers: %s can be listed again", printable(root, _MESSAGE_LIMIT))
+        self._unreadable = unreadable
+
     # ---- the stages ------------------------------------------------------------------------------
 
     def _find_containers(self) -> None:
@@ -246,7 +305,7 @@ class Refresher:
 
     def _name(self, containers: Sequence[Container]) -> dict[Container, Identity]:
         before = self.background.identities
-        identities = identities_of(self._node, containers, before)
+        identities = identities_of(self._node, containers, before, self._ledger)
         if not _same(identities, before):
             self.background = attrs.evolve(self.background, identities=identities)
         return identities
@@ -255,6 +314,7 @@ class Refresher:
         node = self._node
         # The driver first: what uses a GPU has its slot by the time the regions are read.
         sample = None if self._driver is None else self._driver.sample()
+        self._tell_of_driver(sample)
         views = node.view()
         self._scan.succeeded()
         self._scan.due_s = time.monotonic() + self._scan.interval_s
@@ -278,21 +338,14 @@ class Refresher:
             self._ledger,
         )
         told = [view for view in views if view.container not in hidden]
-        driver_known = driver_is_known(node, sample)
+        unplaced = unplaced_processes(node, rows, sample)
         series = [
-            *([] if self._driver is None else nvml_series(sample, self.nvml[1])),
-            *container_series(
-                told, by_container, identities, shown, self._ledger, driver_known=driver_known
-            ),
+            *container_series(told, by_container, identities, shown, self._ledger, unplaced),
             *process_series(by_container, shown),
             *unaccounted_series(node, rows, identities, self._bounds, self._ledger),
         ]
         if sample is not None:
-            series += host_series(sample, self._node_name, legacy=self._legacy)
             series += mig_series(sample, told, identities, legacy=self._legacy)
-            self.nvml = (sample.state.value, sample.driver_version)
-        elif self._driver is not None:
-            self.nvml = (NO_ANSWER, self.nvml[1])
         self._ledger.keep(
             identities.values(), (row.process for row in rows if row.process is not None)
         )
@@ -305,6 +358,18 @@ class Refresher:
         )
         self.background = background.with_series("processes", series)
         return _Look(views, sample, rows, identities)
+
+    def _tell_of_driver(self, sample: NvmlSample | None) -> None:
+        """What the driver says holds whatever comes after it."""
+        if self._driver is None:
+            return
+        series = nvml_series(sample, self.nvml[1])
+        if sample is not None:
+            series += host_series(sample, self._node_name, legacy=self._legacy)
+            self.nvml = (sample.state.value, sample.driver_version)
+        else:
+            self.nvml = (NO_ANSWER, self.nvml[1])
+        self.background = self.background.with_series(_DRIVER, series)
 
     def _diagnose(self, look: _Look) -> None:
         findings = diagnose(

@@ -56,7 +56,10 @@ class _Written:
 
 
 class Feedback:
-    """Follows the priority rule on all regions of a node; a `Task`.
+    """Follows the priority rule on all regions under a node's roots; a `Task`.
+
+    Regions outside the roots take no part, as they take none in HAMi's: a pod that HAMi has given
+    no GPU could otherwise block those that have one, by a file that it has made itself.
 
     It writes only where something has to change. A launch mark is counted down by compare-and-set,
     so that a launch between reading and writing is not lost. While somebody else writes these
@@ -137,7 +140,7 @@ class Feedback:
             raise OtherWriterRuns(others)
 
     def run(self) -> None:
-        """Apply the rule once to every region of the node.
+        """Apply the rule once to every region under the node's roots.
 
         A container whose region fails is counted and said, and does not keep the others from their
         turn.
@@ -239,7 +242,8 @@ class Feedback:
         for container, named, code, recent_kernel, switch, priority in zip(
             snapshot.containers, uuids, *(column.tolist() for column in columns), strict=True
         ):
-            if code == 0:
+            # Anybody can map a file of their own outside the roots; nobody waits for such a one.
+            if code == 0 and container.directory is not None:
                 state = LaunchState(recent_kernel, switch, priority, uuids_of(named))
                 states.append((container, state))
         return states
