@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from libhamiregion.cli.verbs import hamiregion  # noqa: E402
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 KUSTOMIZE = DEPLOY / "kustomize"
+PAGE = DEPLOY.parent / "docs" / "in-a-cluster.md"
 OVERLAYS = sorted(path.name for path in (KUSTOMIZE / "overlays").iterdir())
+IMAGE = f"registry.example/hamiregion:{__version__}"
 # The operator's own kinds have no schema in Kubernetes.
 OPERATOR_KINDS = {"PrometheusRule", "ServiceMonitor"}
 
@@ -29,19 +32,70 @@ needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="need
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool")
 
 
-def built(overlay: str) -> list[dict[str, Any]]:
-    done = subprocess.run(
-        ["kubectl", "kustomize", str(KUSTOMIZE / "overlays" / overlay)],
-        capture_output=True,
-        text=True,
-        check=False,
+def kustomize(directory: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["kubectl", "kustomize", str(directory)], capture_output=True, text=True, check=False
     )
+
+
+def documents_of(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
     assert done.returncode == 0, done.stderr
     return [document for document in yaml.safe_load_all(done.stdout) if document]
 
 
-def jobs() -> list[dict[str, Any]]:
-    files = sorted((DEPLOY / "jobs").glob("*.yaml"))
+def built(overlay: str) -> list[dict[str, Any]]:
+    return documents_of(kustomize(KUSTOMIZE / "overlays" / overlay))
+
+
+def combined(tmp_path: Path, kustomization: str) -> subprocess.CompletedProcess[str]:
+    """What a kustomization of somebody's own makes, beside our overlays."""
+    tree = tmp_path / "kustomize"
+    shutil.copytree(KUSTOMIZE, tree, dirs_exist_ok=True)
+    own = tree / "overlays" / "own"
+    own.mkdir(exist_ok=True)
+    own.joinpath("kustomization.yaml").write_text(kustomization)
+    return kustomize(own)
+
+
+def with_components(
+    tmp_path: Path, overlay: str, components: list[str]
+) -> subprocess.CompletedProcess[str]:
+    paths = [f"../../components/{component}" for component in components]
+    return combined(tmp_path, json.dumps({"resources": [f"../{overlay}"], "components": paths}))
+
+
+def daemon_set(documents: list[dict[str, Any]], component: str) -> dict[str, Any]:
+    """The pod's specification of hamiregion-<component>."""
+    (found,) = (
+        document["spec"]["template"]["spec"]
+        for document in documents
+        if document["kind"] == "DaemonSet"
+        and document["metadata"]["name"] == f"hamiregion-{component}"
+    )
+    return dict(found)
+
+
+def containers_of(spec: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {container["name"]: container for container in spec["containers"]}
+
+
+def mounts_of(container: dict[str, Any]) -> dict[str, str]:
+    """Path to volume."""
+    return {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+
+
+def environment_of(container: dict[str, Any]) -> dict[str, str | None]:
+    return {each["name"]: each.get("value") for each in container.get("env", ())}
+
+
+def host_paths_of(spec: dict[str, Any]) -> dict[str, str]:
+    return {
+        each["name"]: each["hostPath"]["path"] for each in spec["volumes"] if "hostPath" in each
+    }
+
+
+def job_files() -> list[dict[str, Any]]:
+    files = sorted(set((DEPLOY / "jobs").glob("*.yaml")) - {DEPLOY / "jobs/kustomization.yaml"})
     assert files
     return [each for file in files for each in yaml.safe_load_all(file.read_text())]
 
@@ -63,7 +117,7 @@ def check_schemas(documents: list[dict[str, Any]]) -> None:
 def check_pod(spec: dict[str, Any]) -> None:
     volumes = {volume["name"] for volume in spec["volumes"]}
     for container in spec["containers"]:
-        assert container["image"] == f"hamiregion:{__version__}"
+        assert container["image"] == IMAGE
         assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
         security = container["securityContext"]
         assert security["readOnlyRootFilesystem"]
@@ -122,17 +176,22 @@ def test_the_service_and_its_monitor_find_the_exporter() -> None:
     assert endpoint["port"] == service["spec"]["ports"][0]["name"]
 
 
+@needs_kubectl
 def test_the_jobs_are_what_kubernetes_and_the_command_line_accept() -> None:
-    check_schemas(jobs())
-    for spec in pod_specs(jobs()):
+    documents = documents_of(kustomize(DEPLOY / "jobs"))
+    check_schemas(documents)
+    specs = pod_specs(documents)
+    assert len(documents) == len(job_files())
+    assert specs
+    for spec in specs:
         check_pod(spec)
 
 
 def test_the_plans_in_config_maps_are_plans() -> None:
     from libhamiregion.agent.plan.limit_plan import load_plan, parse_plan
 
-    load_plan(KUSTOMIZE / "components" / "steering" / "plan.yaml")
-    plans = [each["data"]["plan.yaml"] for each in jobs() if each["kind"] == "ConfigMap"]
+    load_plan(KUSTOMIZE / "agent" / "plan.yaml")
+    plans = [each["data"]["plan.yaml"] for each in job_files() if each["kind"] == "ConfigMap"]
     assert [len(parse_plan(text).rules) for text in plans] == [1]
 
 
@@ -189,29 +248,207 @@ def test_the_image_has_what_the_manifests_run() -> None:
     assert user != "0"
 
 
+def test_the_image_that_the_page_builds_is_pushed_and_run() -> None:
+    commands = re.findall(r"^    (docker .*)$", PAGE.read_text(), re.MULTILINE)
+    assert commands == [
+        f"docker build --tag {IMAGE} --file deploy/Dockerfile .",
+        f"docker push {IMAGE}",
+    ]
+
+
 @needs_kubectl
-@pytest.mark.parametrize("component", ["mig", "nvidia-runtime", "recorder"])
-def test_a_component_of_no_overlay_fits_them_too(component: str, tmp_path: Path) -> None:
-    tree = tmp_path / "kustomize"
-    shutil.copytree(KUSTOMIZE, tree)
-    own = tree / "overlays" / "own"
+def test_one_file_names_the_image_of_every_container(tmp_path: Path) -> None:
+    tree = tmp_path / "deploy"
+    shutil.copytree(DEPLOY, tree)
+    named = tree / "kustomize" / "components" / "image" / "kustomization.yaml"
+    text = named.read_text()
+    name, tag = IMAGE.rsplit(":", 1)
+    assert text.count(name) == text.count(tag) == 1
+    named.write_text(text.replace(name, "ghcr.io/we/ours").replace(tag, "1.2.3"))
+    own = tree / "kustomize" / "overlays" / "own"
     own.mkdir()
     own.joinpath("kustomization.yaml").write_text(
-        f"resources: [../hami]\ncomponents: [../../components/{component}]\n"
+        "resources: [../hami-steered]\ncomponents: [../../components/recorder]\n"
     )
-    done = subprocess.run(
-        ["kubectl", "kustomize", str(own)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    documents = list(yaml.safe_load_all(done.stdout))
+    for directory, containers in ((own, 4), (tree / "jobs", 1)):
+        specs = pod_specs(documents_of(kustomize(directory)))
+        images = [each["image"] for spec in specs for each in spec["containers"]]
+        assert images == ["ghcr.io/we/ours:1.2.3"] * containers
+
+
+@needs_kubectl
+@pytest.mark.parametrize("component", ["mig", "nvidia-runtime", "recorder"])
+@pytest.mark.parametrize("overlay", ["hami", "volcano"])
+def test_a_component_of_no_overlay_fits_them_too(
+    overlay: str, component: str, tmp_path: Path
+) -> None:
+    documents = documents_of(with_components(tmp_path, overlay, [component]))
     check_schemas(documents)
     (spec,) = pod_specs(documents)
-    containers = {each["name"]: each for each in spec["containers"]}
+    containers = containers_of(spec)
     container = containers["exporter"]
     if component == "recorder":
         check_pod(spec)
         assert set(containers) == {"exporter", "recorder"}
+        assert mounts_of(containers["recorder"])["/usr/local/vgpu"] == "regions"
     elif component == "mig":
         assert container["securityContext"]["capabilities"]["add"] == ["SYS_PTRACE", "SYS_ADMIN"]
+        assert environment_of(container)["NVIDIA_MIG_MONITOR_DEVICES"] == "all"
     else:
         assert spec["runtimeClassName"] == "nvidia"
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", ["hami-repaired", "hami-steered"])
+def test_both_daemon_sets_look_where_hami_puts_its_regions(overlay: str) -> None:
+    documents = built(overlay)
+    for component in ("exporter", "agent"):
+        spec = daemon_set(documents, component)
+        assert spec["nodeSelector"] == {"gpu": "on"}
+        assert host_paths_of(spec)["regions"] == "/usr/local/vgpu"
+        for container in spec["containers"]:
+            assert environment_of(container)["HOOK_PATH"] == "/usr/local/vgpu"
+            assert mounts_of(container)["/usr/local/vgpu"] == "regions"
+
+
+@needs_kubectl
+def test_both_daemon_sets_look_where_volcano_puts_its_regions() -> None:
+    """No root is named: of those of 1.12 and of before, a node has one."""
+    documents = built("volcano-repaired")
+    for component in ("exporter", "agent"):
+        spec = daemon_set(documents, component)
+        paths = host_paths_of(spec)
+        assert (paths["regions"], paths["earlier-regions"]) == ("/usr/local/vgpu", "/tmp/vgpu")
+        for container in spec["containers"]:
+            assert "HOOK_PATH" not in environment_of(container)
+            assert not any(word.startswith("--root") for word in container["args"])
+            mounts = mounts_of(container)
+            assert mounts["/usr/local/vgpu"] == "regions"
+            assert mounts["/tmp/vgpu"] == "earlier-regions"
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", ["hami-repaired", "volcano-repaired"])
+def test_an_agent_beside_the_monitor_writes_nothing_that_the_monitor_writes(overlay: str) -> None:
+    spec = daemon_set(built(overlay), "agent")
+    assert containers_of(spec)["agent"]["args"] == ["agent", "--repair"]
+    assert not spec["automountServiceAccountToken"]
+    for container in spec["containers"]:
+        regions = [
+            mount for mount in container["volumeMounts"] if mount["name"].endswith("regions")
+        ]
+        assert not any(mount.get("readOnly") for mount in regions)
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", ["hami-repaired", "volcano-repaired"])
+@pytest.mark.parametrize("turned", [False, True], ids=["listed", "reversed"])
+def test_components_do_the_same_in_any_order(overlay: str, turned: bool, tmp_path: Path) -> None:
+    components = ["nvidia-runtime", "feedback", "mig", "remove-gone", "recorder", "annotations"]
+    if turned:
+        components.reverse()
+    documents = documents_of(with_components(tmp_path, overlay, components))
+    check_schemas(documents)
+    agent, exporter = daemon_set(documents, "agent"), daemon_set(documents, "exporter")
+    assert agent["runtimeClassName"] == exporter["runtimeClassName"] == "nvidia"
+    assert agent["automountServiceAccountToken"]
+    assert not exporter["automountServiceAccountToken"]
+    steering, limits = containers_of(agent)["agent"], containers_of(agent)["limits"]
+    assert steering["args"][:2] == ["agent", "--repair"]
+    assert set(steering["args"][2:]) == {
+        "--feedback",
+        "--remove-gone",
+        "--kubelet-pods=/proc/1/root/var/lib/kubelet/pods",
+    }
+    assert steering["securityContext"]["capabilities"] == {
+        "drop": ["ALL"],
+        "add": ["SYS_PTRACE", "DAC_OVERRIDE", "FOWNER"],
+    }
+    assert limits["args"][-1] == "--from-annotations"
+    assert "NODE_NAME" in environment_of(limits)
+    assert "add" not in limits["securityContext"]["capabilities"]
+    containers = containers_of(exporter)
+    assert set(containers) == {"exporter", "recorder"}
+    assert "SYS_ADMIN" in containers["exporter"]["securityContext"]["capabilities"]["add"]
+    assert "SYS_ADMIN" not in containers["recorder"]["securityContext"]["capabilities"]["add"]
+    for container in (*agent["containers"], *exporter["containers"]):
+        check_command_line(container["args"])
+        assert container["image"] == IMAGE
+        assert mounts_of(container)["/usr/local/vgpu"] == "regions"
+
+
+@needs_kubectl
+@pytest.mark.parametrize("component", ["feedback", "annotations", "remove-gone"])
+@pytest.mark.parametrize("overlay", ["hami", "volcano"])
+def test_a_component_for_the_agent_is_refused_without_one(
+    overlay: str, component: str, tmp_path: Path
+) -> None:
+    done = with_components(tmp_path, overlay, [component])
+    assert done.returncode != 0
+    refusal = "no matches for Id DaemonSet.v1.apps/hamiregion-agent"
+    assert refusal in done.stderr
+    assert refusal in PAGE.read_text()
+
+
+@needs_kubectl
+@pytest.mark.parametrize("component", ["feedback", "annotations"])
+def test_a_component_is_refused_where_containers_stand_in_another_order(
+    component: str, tmp_path: Path
+) -> None:
+    turned = """
+      - {op: move, from: /spec/template/spec/containers/0, path: /spec/template/spec/containers/1}
+    """
+    patch = {"target": {"kind": "DaemonSet", "name": "hamiregion-agent"}, "patch": turned}
+    combined(tmp_path, json.dumps({"resources": ["../hami-repaired"], "patches": [patch]}))
+    tree = tmp_path / "kustomize" / "overlays"
+    tree.joinpath("own").rename(tree / "turned")
+    done = with_components(tmp_path, "turned", [component])
+    assert done.returncode != 0
+    assert "test failed" in done.stderr
+
+
+@needs_kubectl
+def test_every_kustomization_on_the_page_renders(tmp_path: Path) -> None:
+    blocks = re.findall(
+        r"^```yaml\n(resources:.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE
+    )
+    rendered = [documents_of(combined(tmp_path, block)) for block in blocks]
+    for documents in rendered:
+        check_schemas(documents)
+    steered_volcano, elsewhere, removing = rendered
+    agent = daemon_set(steered_volcano, "agent")
+    assert "--feedback" in containers_of(agent)["agent"]["args"]
+    assert agent["runtimeClassName"] == "nvidia"
+    assert not OPERATOR_KINDS & {document["kind"] for document in elsewhere}
+    for component in ("exporter", "agent"):
+        spec = daemon_set(elsewhere, component)
+        assert spec["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
+        assert host_paths_of(spec)["regions"] == "/opt/vgpu"
+    arguments = containers_of(daemon_set(removing, "agent"))["agent"]["args"]
+    assert {"--feedback", "--remove-gone"} <= set(arguments)
+
+
+def test_the_page_has_a_row_for_every_overlay_and_component() -> None:
+    page = PAGE.read_text()
+    components = {path.name for path in (KUSTOMIZE / "components").iterdir()}
+    rows = set(re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE))
+    in_every_overlay = {"servicemonitor", "prometheus-rules"}
+    assert rows == set(OVERLAYS) | components - in_every_overlay - {"image"}
+    for path in re.findall(r"\bdeploy/[a-zA-Z/_.-]*[a-zA-Z]", page):
+        assert DEPLOY.parent.joinpath(path).exists() or path.split("/")[-2] == "own", path
+
+
+@needs_kubectl
+def test_the_steering_agent_says_what_the_page_says(tmp_path: Path) -> None:
+    words = containers_of(daemon_set(built("hami-steered"), "agent"))["agent"]["args"]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "libhamiregion", *words),
+            *("--once", "--assume-alone", "--root", str(tmp_path)),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    (started,) = re.findall(r"^\S+ (agent +started .*)$", done.stdout, re.MULTILINE)
+    assert f"`{' '.join(started.split())}`" in PAGE.read_text()
