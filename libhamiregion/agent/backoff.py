@@ -7,8 +7,27 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
+    from libhamiregion.host.containers import Container
+
 # A container that holds its lock for ever costs one timeout in that many passes.
 _MOST_PASSES = 64
+
+
+def owner_of(container: Container | None) -> str:
+    """Whose failures count together: something that the container itself cannot change.
+
+    Its directory under a root; outside the roots its id, whatever files it maps, and one name for
+    all processes that are in no container.
+
+    >>> from libhamiregion.host import Container
+    >>> owner_of(Container("0b5c", "train", "/vgpu/0b5c_train", "/vgpu/0b5c_train/a.cache"))
+    '/vgpu/0b5c_train'
+    """
+    if container is None:
+        return ""
+    if container.directory is not None:
+        return container.directory
+    return "" if container.container_id is None else container.container_id.id
 
 
 class Backoff:

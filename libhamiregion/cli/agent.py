@@ -146,7 +146,7 @@ class Wanted:
 @click.option(
     "--plan",
     "plan_path",
-    type=click.Path(path_type=str),
+    type=options.PATH,
     metavar="FILE",
     help="Keep the limits of this node on a plan, as `hamiregion limits apply --watch` does.",
 )
@@ -176,7 +176,7 @@ class Wanted:
 )
 @click.option(
     "--kubelet-pods",
-    type=click.Path(path_type=str),
+    type=options.PATH,
     default="/var/lib/kubelet/pods",
     show_default=True,
     metavar="DIR",
@@ -197,7 +197,7 @@ class Wanted:
 )
 @click.option(
     "--kubeconfig",
-    type=click.Path(path_type=str),
+    type=options.PATH,
     metavar="FILE",
     help="For --from-annotations and --gone-by api.  [default: the pod's service account, else"
     " kubectl's]",
@@ -205,7 +205,7 @@ class Wanted:
 @click.option(
     "--state",
     "state_directory",
-    type=click.Path(path_type=str),
+    type=options.PATH,
     metavar="DIR",
     help="Where a plan's journal and undo plans are.  [default: as `limits apply`]",
 )

@@ -1,5 +1,6 @@
 """The entry point. It imports no optional dependency, so that it can say which one is missing."""
 
+import os
 import sys
 from typing import NoReturn
 
@@ -17,8 +18,28 @@ EXTRAS = {
 }
 
 
+def _open_standard_streams() -> None:
+    """Have what was closed at the start, as by ``>&-``, lead nowhere.
+
+    Else the next file to be opened would take its number, and what is meant for a person would go
+    into a region.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # It gets the lowest free number: this one. What is started from here has it too.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    # Python has None for a stream that was closed.
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
+
+
 def main() -> NoReturn:
-    """Run the command line and exit: 0 fine, 1 failed, 2 wrong usage."""
+    """Run the command line and exit: 0 fine, 1 failed, 2 wrong usage, 3 as the verb says."""
+    _open_standard_streams()
     # A path that the terminal's encoding lacks is shown escaped; it is no reason to fail.
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)

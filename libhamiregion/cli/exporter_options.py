@@ -9,6 +9,8 @@ import click
 from libhamiregion.agent.durations import parse_duration
 from libhamiregion.agent.serving.listening import parse_listen
 
+from . import options
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -93,7 +95,7 @@ web_config_option = click.option(
     "--web-config",
     "--web.config.file",
     "web_config",
-    type=click.Path(path_type=str),
+    type=options.PATH,
     metavar="FILE",
     help="How TLS and passwords are wanted: the web configuration file of Prometheus' exporters.",
 )

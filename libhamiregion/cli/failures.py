@@ -20,6 +20,15 @@ FAILED = 1
 INTERRUPTED = 130
 
 
+# What a message of the library has programs call, and what people type instead.
+_TYPED = {
+    "snapshot().processes lists them": "`hamiregion show FILE` lists them",
+    "lock_state() tells more, and recover_lock() frees it": (
+        "`hamiregion lock status FILE` tells more, and `hamiregion lock recover FILE` frees it"
+    ),
+}
+
+
 class Failure(click.ClickException):
     """The command failed: one paragraph on stderr, exit code 1."""
 
@@ -40,7 +49,10 @@ def sentence(error: RegionError | OSError) -> str:
         choices = " or ".join(f"--layout {layout.value}" for layout in error.candidates)
         return f"{error.path} can be read as layout {names}; name the right one: {choices}"
     if isinstance(error, RegionError) or error.strerror is None:
-        return str(error)
+        words = str(error)
+        for called, typed in _TYPED.items():
+            words = words.replace(called, typed)
+        return words
     if error.filename is None:
         return error.strerror
     return f"{os.fsdecode(error.filename)}: {error.strerror}"

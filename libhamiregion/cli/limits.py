@@ -159,6 +159,14 @@ def set_(
             if not dry_run:
                 changes = [(kind, edit(dry_run=False)) for kind, edit in edits]
         path, name = region.path, region.layout.value
+        told = region.device_count
+    if device is not None and 0 < told <= device:
+        # No mistake for certain: a container may come to tell of more.
+        click.echo(
+            f"Note: the region tells of {told} device{'' if told == 1 else 's'} only, and {device}"
+            " is none of them (the first is 0).",
+            err=True,
+        )
     rows = [(kind, change) for kind, changed in changes for change in changed]
     if as_json:
         listed = [{"limit": kind, **as_plain(change)} for kind, change in rows]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -29,6 +31,8 @@ from .output import as_plain, write, write_json
 from .stopping import stop_signals
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from libhamiregion.agent.plan.diff import PlanDiff
     from libhamiregion.agent.plan.sources import PlanSource, SourceReading
     from libhamiregion.host.node import Node
@@ -72,7 +76,7 @@ def plan_options(command: Any) -> Any:
         click.option(
             "--state",
             "state_directory",
-            type=click.Path(path_type=str),
+            type=options.PATH,
             metavar="DIR",
             help="Where the journal and undo plans are."
             "  [default: $HAMIREGION_STATE, /var/lib/hamiregion for root, else"
@@ -85,7 +89,7 @@ def plan_options(command: Any) -> Any:
         ),
         click.option(
             "--kubeconfig",
-            type=click.Path(path_type=str),
+            type=options.PATH,
             metavar="FILE",
             help="For --from-annotations.  [default: the pod's service account, else kubectl's]",
         ),
@@ -101,7 +105,7 @@ def plan_options(command: Any) -> Any:
             is_flag=True,
             help="Take hamiregion.io/... annotations of this node's pods as rules, after PLAN's.",
         ),
-        click.argument("path", metavar="[PLAN]", required=False, type=click.Path(path_type=str)),
+        click.argument("path", metavar="[PLAN]", required=False, type=options.PATH),
     ):
         command = option(command)
     return command
@@ -152,9 +156,9 @@ def diff(
 @options.dry_run_option
 @click.option(
     "--undo",
-    type=click.Path(path_type=str),
+    type=options.PATH,
     metavar="FILE",
-    help="Where to write the plan that restores what was there.  [default: in --state]",
+    help="Where to write the plan that restores what was there; a new file.  [default: in --state]",
 )
 @click.option("--watch", is_flag=True, help="Stay, and keep this node on the plan.")
 @click.option(
@@ -211,6 +215,10 @@ def apply(
     """  # noqa: D301 (click looks for the character itself)
     if watch and (dry_run or undo is not None):
         raise click.UsageError("--watch goes with neither --dry-run nor --undo.")
+    if keep and not watch:
+        raise click.UsageError("--keep goes with --watch: without it nothing is put back.")
+    if undo is not None:
+        _check_new(undo, path)
     origin = _origin(path, from_annotations, node_name, kubeconfig)
     state = PlanState(state_directory)
     if watch:
@@ -290,6 +298,25 @@ def _origin(
     return Origin("/dev/stdin" if path == "-" else path, from_annotations, node_name, kubeconfig)
 
 
+def _check_new(undo: str, plan: str | None) -> None:
+    """Refuse to write an undo plan over anything.
+
+    An earlier undo plan is the only way back to what was there before, and a second one knows only
+    what has changed since.
+
+    Raises:
+        click.UsageError: Something is there.
+    """
+    if not os.path.lexists(undo):
+        return
+    with contextlib.suppress(OSError):
+        if plan is not None and os.path.samefile(undo, plan):  # noqa: PTH121
+            raise click.UsageError(f"--undo {undo} is the plan itself; name a new file.")
+    raise click.UsageError(
+        f"--undo {undo} is there already, and may be what undoes an earlier plan; name a new file."
+    )
+
+
 def _read(origin: Origin) -> SourceReading:
     """Read the plan, once.
 
@@ -299,10 +326,8 @@ def _read(origin: Origin) -> SourceReading:
     """
     sources: list[PlanSource] = []
     if origin.path is not None:
-        try:
+        with _usable():
             sources.append(FixedPlan(load_plan(origin.path)))
-        except PlanError as error:
-            raise InvalidPlan(f"the plan cannot be used\n{error}") from None
     if origin.from_annotations:
         pods = origin.pods()
         try:
@@ -311,6 +336,14 @@ def _read(origin: Origin) -> SourceReading:
             raise Failure(f"the pods of this node cannot be listed: {error}") from None
         sources.append(PodAnnotations(pods))
     return SeveralSources(sources).read()
+
+
+@contextlib.contextmanager
+def _usable() -> Iterator[None]:
+    try:
+        yield
+    except PlanError as error:
+        raise InvalidPlan(f"the plan cannot be used\n{error}") from None
 
 
 def _look(node: Node, roots: tuple[str, ...]) -> None:
@@ -377,15 +410,14 @@ def watched_sources(origin: Origin) -> SeveralSources:
 
     Raises:
         InvalidPlan: The file cannot be used now.
+        OSError: The file cannot be read now.
         click.UsageError: No node was named for the annotations.
     """
     sources: list[PlanSource] = []
     if origin.path is not None:
         file = PlanFile(origin.path)
-        first = file.read()
-        if first.plan is None:
-            # Whoever has just typed this is there to correct it.
-            raise InvalidPlan("\n".join(["the plan cannot be used", *first.problems.values()]))
+        with _usable():
+            file.load()
         sources.append(file)
     if origin.from_annotations:
         pods = origin.pods()

@@ -10,11 +10,13 @@ from libhamiregion.host.names import ChainedNames, DockerNames, PodLogNames
 from libhamiregion.host.node import Node
 from libhamiregion.host.selecting import Selector
 
+from . import options
+
 root_option = click.option(
     "--root",
     "roots",
     multiple=True,
-    type=click.Path(path_type=str),
+    type=options.PATH,
     metavar="DIR",
     help="Only the <podUID>_<container> directories below DIR, which may be a pattern; may be given"
     " again.  [default: $HOOK_PATH/containers, else HAMi's and volcano's, and regions that"
@@ -22,7 +24,7 @@ root_option = click.option(
 )
 pod_logs_option = click.option(
     "--pod-logs",
-    type=click.Path(path_type=str),
+    type=options.PATH,
     default="/var/log/pods",
     show_default=True,
     metavar="DIR",
@@ -30,7 +32,7 @@ pod_logs_option = click.option(
 )
 library_option = click.option(
     "--library",
-    type=click.Path(path_type=str),
+    type=options.PATH,
     metavar="FILE",
     help="The driver's libnvidia-ml.so.1, where the loader does not find it.",
 )

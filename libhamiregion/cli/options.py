@@ -19,6 +19,11 @@ Command = TypeVar("Command", bound="Callable[..., Any]")
 UNLIMITED = "unlimited"
 LAST_DEVICE = 15
 
+# Whoever opens the file says what the system refuses: a failure, where click's own look at it would
+# call the command wrong.
+PATH = click.Path(path_type=str, readable=False)
+NO_DIRECTORY = click.Path(path_type=str, readable=False, dir_okay=False)
+
 
 @attrs.frozen
 class Limit:
@@ -136,7 +141,7 @@ def _remember_no_color(ctx: click.Context, _: click.Parameter, value: bool) -> N
 
 NO_COLOR = "libhamiregion.no_color"
 
-file_argument = click.argument("path", metavar="FILE", type=click.Path(path_type=str))
+file_argument = click.argument("path", metavar="FILE", type=PATH)
 pid_argument = click.argument("pid", metavar="PID", type=click.IntRange(1, 2**31 - 1))
 pids_argument = click.argument(
     "pids", metavar="[PID]...", type=click.IntRange(1, 2**31 - 1), nargs=-1
@@ -191,7 +196,7 @@ timeout_option = click.option(
 )
 proc_option = click.option(
     "--proc",
-    type=click.Path(path_type=str),
+    type=PATH,
     default="/proc",
     show_default=True,
     metavar="DIR",

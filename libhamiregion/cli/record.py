@@ -86,7 +86,7 @@ class Wanted:
 @click.option(
     "--to",
     "path",
-    type=click.Path(path_type=str, dir_okay=False),
+    type=options.NO_DIRECTORY,
     required=True,
     metavar="FILE",
     help="The recording; made if it is not there, else gone on with.",
@@ -142,7 +142,7 @@ def record(**given: Any) -> None:
 
     \b
     hamiregion record --to /var/lib/hamiregion/node.db
-    hamiregion report --from /var/lib/hamiregion/node.db --since 24h > report.html
+    hamiregion report --from /var/lib/hamiregion/node.db --since 24h --to report.html
 
     One recorder per FILE.  A disk that is full, or may not be written to, does not end it: it says
     so once, tries again at every look, and what it missed is a gap.  Readers need not be kept out.

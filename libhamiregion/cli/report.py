@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
+from click.core import ParameterSource
 
 from libhamiregion import format_size, parse_size
 from libhamiregion.agent import (
@@ -45,6 +46,9 @@ FORMATS = ("text", "html", "csv", "json")
 _POLICY = SuggestionPolicy()
 _CHART_POINTS = 240
 _SECRET_LIMIT = 64 << 10
+_FOR_PROMETHEUS = frozenset(
+    {"step_s", "matchers", "token_file", "user", "password_file", "ca_file", "timeout_s"}
+)
 
 
 @attrs.frozen
@@ -108,7 +112,7 @@ def _size(_: click.Context, __: click.Parameter, typed: str) -> int:
 
 
 def _file_option(name: str, what: str) -> Callable[[Any], Any]:
-    return click.option(name, type=click.Path(path_type=str), metavar="FILE", help=what)
+    return click.option(name, type=options.PATH, metavar="FILE", help=what)
 
 
 @click.command()
@@ -136,7 +140,7 @@ def _file_option(name: str, what: str) -> Callable[[Any], Any]:
 @click.option(
     "--to",
     "path",
-    type=click.Path(path_type=str, dir_okay=False),
+    type=options.NO_DIRECTORY,
     metavar="FILE",
     help="Write it there, all of it or nothing.  [default: stdout]",
 )
@@ -291,6 +295,7 @@ def _span(wanted: Wanted) -> tuple[int, int]:
 @contextlib.contextmanager
 def _history(wanted: Wanted) -> Iterator[History]:
     if not wanted.source.startswith(("http://", "https://")):
+        _refuse_api_options(wanted.source)
         with Recording(wanted.source) as recording:
             yield recording
         return
@@ -305,6 +310,15 @@ def _history(wanted: Wanted) -> Iterator[History]:
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     yield history
+
+
+def _refuse_api_options(source: str) -> None:
+    context = click.get_current_context()
+    for option in context.command.params:
+        # The environment may hold what is for other calls; what was typed is meant for this one.
+        typed = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+        if typed and option.name in _FOR_PROMETHEUS:
+            raise click.UsageError(f"{option.opts[0]} is for a Prometheus, and {source} is none.")
 
 
 def _credentials(wanted: Wanted) -> Credentials | None:
@@ -388,6 +402,14 @@ def _replace(path: str, content: bytes) -> None:
         # /dev/stdout, a pipe: what cannot be replaced is written to.
         Path(path).write_bytes(content)
         return
+    try:
+        _replace_whole(path, content)
+    except OSError as error:
+        # Not the temporary file, of which whoever typed this knows nothing.
+        raise OSError(error.errno, error.strerror, path) from error
+
+
+def _replace_whole(path: str, content: bytes) -> None:
     directory = os.path.dirname(os.path.abspath(path))  # noqa: PTH100, PTH120
     descriptor, name = tempfile.mkstemp(prefix=".hamiregion-report-", dir=directory)
     try:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# The `timeout` of coreutils signals its child and then the child's whole group, and a terminal that
+# is closed can do the same: one request, which comes more than once.
+_SAME_REQUEST_S = 1.0
 
 
 class Stop:
@@ -43,8 +47,13 @@ class Stop:
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[Stop]:
-    """Have SIGTERM, SIGINT and SIGHUP ask for the end; a second one ends the program as usual."""
+    """Have SIGTERM, SIGINT and SIGHUP ask for the end.
+
+    What follows within a second is the same request. One that comes later ends the program as
+    usual: the way out for people where the end takes too long.
+    """
     stop = Stop()
+    asked_s = 0.0
     before = {number: signal.getsignal(number) for number in _SIGNALS}
 
     def restore() -> None:
@@ -52,9 +61,14 @@ def stop_signals() -> Iterator[Stop]:
             signal.signal(number, handler)
 
     def on_signal(number: int, _: object) -> None:
-        stop.signal = number
-        restore()
-        stop.ask()
+        nonlocal asked_s
+        if stop.signal is None:
+            stop.signal = number
+            asked_s = time.monotonic()
+            stop.ask()
+        elif time.monotonic() - asked_s > _SAME_REQUEST_S:
+            restore()
+            signal.raise_signal(number)
 
     for number in _SIGNALS:
         # Whoever started it with nohup wants it to go on.
@@ -63,5 +77,7 @@ def stop_signals() -> Iterator[Stop]:
     try:
         yield stop
     finally:
-        restore()
+        # A repeat may come as late as in the program's last moments, and must not change its end.
+        if stop.signal is None:
+            restore()
         stop.close()

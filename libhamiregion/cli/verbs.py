@@ -50,7 +50,8 @@ class _Verbs(SpeakingGroup):
     "hamiregion",
     cls=_Verbs,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 fine, 1 failed, 2 wrong usage.",
+    epilog="Exit codes: 0 fine, 1 failed, 2 wrong usage, 3 not as it should be (doctor, limits diff"
+    " and apply, agent; their help says what), 130 broken off by Ctrl-C.",
 )
 @options.no_color_option
 @click.version_option(__version__, prog_name="hamiregion")

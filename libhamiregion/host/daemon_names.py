@@ -102,13 +102,24 @@ def kubernetes_client(kubernetes: Any, kubeconfig: Any = None, context: str | No
         kubernetes: The package.
         kubeconfig: Path of a configuration; None means where kubectl looks for it.
         context: Of that configuration; None means its current one.
+
+    Raises:
+        kubernetes.config.ConfigException: There is none that can be used; the message names the
+            file, if one was given.
     """
     config = kubernetes.config
     if kubeconfig is None and context is None and "KUBERNETES_SERVICE_HOST" in os.environ:
         settings = kubernetes.client.Configuration()
         config.load_incluster_config(client_configuration=settings)
         return kubernetes.client.ApiClient(settings)
-    return config.new_client_from_config(config_file=kubeconfig, context=context)
+    try:
+        return config.new_client_from_config(config_file=kubeconfig, context=context)
+    except Exception as error:
+        # The client lets through whatever its YAML reader, or a value of another kind, leads to.
+        words = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        said = " ".join(words.split())
+        about = "" if kubeconfig is None or str(kubeconfig) in said else f"{kubeconfig}: "
+        raise config.ConfigException(about + said) from error
 
 
 def pod_uids(metadata: Any) -> tuple[str, ...]:

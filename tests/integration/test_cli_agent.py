@@ -119,6 +119,21 @@ def test_told_to_end_it_leaves_no_region_blocked(
     assert {*last} == {"time_s", "task", "event", "message", "container", "detail"}
 
 
+def test_a_request_that_comes_twice_does_not_keep_it_from_taking_back(
+    scene: NodeScene, agents: Any
+) -> None:
+    """`timeout` of coreutils signals its child, then the child's whole group."""
+    files = [scene.container(f"low-{number}") for number in range(100)]
+    scene.container("urgent", priority=0).put("recent_kernel", 1_000_000)
+    agent = agents("--feedback", "--feedback-interval", "0.02")
+    eventually(lambda: agent.kinds().count("blocked") == len(files))
+    agent.process.send_signal(signal.SIGTERM)
+    eventually(lambda: any(file.get("recent_kernel") == 0 for file in files))
+    assert agent.end(signal.SIGHUP) == 0, agent.said
+    assert {file.get("recent_kernel") for file in files} == {0}
+    assert agent.kinds()[-1] == "stopped"
+
+
 def test_killed_it_leaves_a_block_that_the_next_start_lifts(scene: NodeScene, agents: Any) -> None:
     urgent, low = busy_and_waiting(scene)
     first = agents("--feedback", "--feedback-interval", "0.02")
@@ -334,4 +349,4 @@ def test_it_keeps_limits_on_a_plan_and_priorities_with_them(
     assert urgent.get("recent_kernel") > 0
     assert agent.end() == 0
     assert run(scene, "--plan", str(plan), "--dry-run").returncode == 2
-    assert run(scene, "--plan", str(tmp_path / "none.yaml"), "--once").returncode == 2
+    assert run(scene, "--plan", str(tmp_path / "none.yaml"), "--once").returncode == 1

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from actors import Actor
 from containers import needs_namespaces
-from doctor_scenes import Hospital
+from doctor_scenes import Hospital, OddContainer, Place
 from forked import in_child, unprivileged
 from namespaces import needs_first_namespace
 from node_root import Root
@@ -18,7 +18,15 @@ from node_scene import cgroup_of_pod
 from patience import eventually
 from poke import locate
 
-from libhamiregion import Layout, RegionClosed, RegionError, RegionStale, open_region
+from libhamiregion import (
+    Layout,
+    LockTimeout,
+    Region,
+    RegionClosed,
+    RegionError,
+    RegionStale,
+    open_region,
+)
 from libhamiregion.host import (
     ContainerView,
     FindingKind,
@@ -102,6 +110,71 @@ def test_a_repair_of_many_regions_holds_few_of_them_open(
     assert len(held) == 5
     assert max(held) <= 2
     assert all(place.host_pids() == {1: inside.host_pid} for place in hospital.places)
+
+
+def missing_host_pids(hospital: Hospital, count: int) -> tuple[Place, OddContainer]:
+    """A container with so many processes that have no host pid, and its first process."""
+    place = hospital.place()
+    inside = place.start(host_pid=False)
+    for _ in range(count - 1):
+        place.spawn(inside, host_pid=False)
+    return place, inside
+
+
+@needs_namespaces
+@needs_first_namespace
+def test_a_lock_that_is_not_given_costs_a_repair_one_timeout_per_region(
+    hospital: Hospital, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, inside = missing_host_pids(hospital, 4)
+    dead, _ = place.spawn(inside)
+    inside.tell("kill", dead)
+    honest, other = missing_host_pids(hospital, 1)
+    inside.tell("lock")
+    found = [each for each in hospital.findings() if each.repairable]
+    assert len(found) == 6
+    timeouts: list[str] = []
+
+    def counted(name: str) -> Callable[..., object]:
+        call = getattr(Region, name)
+
+        def called(region: Region, *args: object, **options: object) -> object:
+            try:
+                return call(region, *args, **options)
+            except LockTimeout:
+                timeouts.append(region.path)
+                raise
+
+        return called
+
+    for name in ("set_host_pid", "reap"):
+        monkeypatch.setattr(Region, name, counted(name))
+    done = repair(hospital.node, found, timeout_s=0.01)
+    assert timeouts == [str(place.path)]
+    assert honest.host_pids() == {1: other.host_pid}
+    errors = [each.error for each in done if each.error is not None]
+    assert len(errors) == 5
+    (error,) = set(errors)
+    assert "was not free in time (owner_pid 1)" in error
+    inside.tell("unlock")
+    assert all(each.done for each in hospital.repair())
+    assert hospital.findings() == ()
+
+
+@needs_namespaces
+@needs_first_namespace
+def test_a_lock_that_is_given_late_each_time_does_not_stall_a_repair_for_long(
+    hospital: Hospital, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left is the next repair's, and so on until nothing is."""
+    place, _ = missing_host_pids(hospital, 3)
+    monkeypatch.setattr(doctor_repair, "_TIMEOUTS_PER_REGION", 1e-9)
+    for left in (2, 1, 0):
+        done = hospital.repair()
+        assert [each.done for each in done] == [True] + [False] * left
+        assert all("host pids have taken more than" in str(each.error) for each in done[1:])
+    assert hospital.findings() == ()
+    assert None not in place.host_pids().values()
 
 
 # ---- What changes while it is diagnosed and repaired --------------------------------------------

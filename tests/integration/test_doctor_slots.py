@@ -14,7 +14,7 @@ from poke import SLOTS
 from slot_bytes import WITH_SEQLOCK, move_last_into
 
 from libhamiregion import Layout
-from libhamiregion.host import FindingKind, Severity, diagnose
+from libhamiregion.host import FindingKind, Severity, diagnose, repair
 
 pytestmark = [needs_namespaces, needs_first_namespace]
 
@@ -96,6 +96,22 @@ def test_dead_processes_that_hold_nothing_are_no_finding(hospital: Hospital) -> 
 # ---- Slots that were moved ----------------------------------------------------------------------
 
 
+def orphan(place: Place, *, host_pid: bool) -> int:
+    """A process of 3 GiB of which 1 GiB counts: libvgpu has moved its slot. Returns the slot."""
+    file = place.file
+    for number in range(2):
+        file.add_process(DEAD + number, {0: GIB})
+    place.spawn(place.enter(), used=0, host_pid=host_pid)
+    slot: int = file.get("proc_num") - 1
+    account(place, slot, GIB)
+    # Two dead ones at once: the second move takes what the first has left at the end.
+    move_last_into(file, 0)
+    file.put("proc_num", 1)
+    account(place, slot, 2 * GIB)
+    assert place.used() == GIB
+    return slot
+
+
 @pytest.mark.parametrize(
     ("layout", "host_pid"),
     [(Layout.V1_1_POSTINIT, True), (Layout.V1_2, False)],
@@ -103,20 +119,7 @@ def test_dead_processes_that_hold_nothing_are_no_finding(hospital: Hospital) -> 
 )
 def test_an_orphaned_slot(hospital: Hospital, layout: Layout, host_pid: bool) -> None:
     place = hospital.place(layout)
-    file = place.file
-    for number in range(2):
-        file.add_process(DEAD + number, {0: GIB})
-    inside = place.enter()
-    pid, outside = place.spawn(inside, used=0, host_pid=False)
-    if host_pid:
-        place.set_host_pid(pid, outside)
-    slot = file.get("proc_num") - 1
-    account(place, slot, GIB)
-    # Two dead ones at once: the second move takes what the first has left at the end.
-    move_last_into(file, 0)
-    file.put("proc_num", 1)
-    account(place, slot, 2 * GIB)
-    assert place.used() == GIB
+    slot = orphan(place, host_pid=host_pid)
     expected = [FindingKind.ORPHANED_SLOT]
     if not host_pid:
         expected.insert(0, FindingKind.HOST_PID_MISSING)
@@ -125,6 +128,47 @@ def test_an_orphaned_slot(hospital: Hospital, layout: Layout, host_pid: bool) ->
     assert place.used() == 3 * GIB
     account(place, slot, GIB)
     assert place.used() == 4 * GIB
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_host_pid_that_would_hide_an_orphaned_slot_is_not_stored(
+    hospital: Hospital, dry_run: bool
+) -> None:
+    place = hospital.place()
+    orphan(place, host_pid=False)
+    before = hospital.content()
+    (refused,) = hospital.repair(kinds={FindingKind.HOST_PID_MISSING}, dry_run=dry_run)
+    assert not refused.done
+    assert "repair its orphaned_slot first" in (refused.error or "")
+    assert hospital.content() == before
+    assert [each.done for each in hospital.repair(dry_run=True)] == [True, True]
+    heals(hospital)
+    assert place.used() == 3 * GIB
+
+
+def test_no_host_pid_is_stored_where_a_slot_could_not_be_put_right(hospital: Hospital) -> None:
+    place = hospital.place()
+    file = place.file
+    for number in range(2):
+        file.add_process(DEAD + number)
+    inside = place.enter()
+    (first, _), (second, _) = (place.spawn(inside, used=0, host_pid=False) for _ in range(2))
+    # Slots 2 and 3 are moved over the dead ones, and their processes go on there.
+    move_last_into(file, 0)
+    move_last_into(file, 1)
+    for slot in (2, 3):
+        account(place, slot, GIB)
+    found = [each for each in hospital.findings() if each.repairable]
+    assert len(found) == 4
+    # What proves one of them to be moved goes.
+    file.put("slot_pid", 0, slot=2)
+    done = {(each.finding.kind, each.finding.pid): each for each in repair(hospital.node, found)}
+    assert done[FindingKind.ORPHANED_SLOT, second].done
+    assert "cannot be proved" in (done[FindingKind.ORPHANED_SLOT, first].error or "")
+    for pid in (first, second):
+        error = done[FindingKind.HOST_PID_MISSING, pid].error
+        assert error == "the region's slots could not be put right, which comes first"
+    assert set(place.host_pids().values()) == {None}
 
 
 def test_what_earlier_processes_left_behind_the_last_slot_is_no_finding(

@@ -1,6 +1,7 @@
 """What a container has left in its directory: links, trees, mounts, millions of entries, races."""
 
 import ctypes
+import errno
 import os
 import resource
 import shutil
@@ -16,10 +17,12 @@ from gone_scene import GoneScene, gone, names, running_pod, until
 from gpu_node import needs_cgroups
 from namespaces import needs_first_namespace
 
+from libhamiregion.agent.steering import directory_removal
 from libhamiregion.agent.steering.directory_removal import (
     RemovalRefused,
     Work,
     claim,
+    give_back,
     look_at,
     opened_root,
     remove_claimed,
@@ -292,6 +295,51 @@ def test_another_directory_in_its_place_keeps_its_name(directory: Path) -> None:
             claim(root, directory.name, POD, look)
     assert names(directory.parent) == [directory.name, "aside"]
     assert (directory / "new").exists()
+
+
+def test_a_new_directory_made_at_the_last_moment_keeps_its_name(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a device plugin makes it: empty, so that a plain rename would replace it."""
+    made: list[int] = []
+    rename = directory_removal.rename_to_free_name
+
+    def renamed(root: int, name: str, free: str) -> None:
+        if free == directory.name:
+            directory.mkdir()
+            made.append(directory.stat().st_ino)
+        rename(root, name, free)
+
+    (directory / "old").touch()
+    with opened_root(str(directory.parent)) as root:
+        claimed = claim(root, directory.name, POD, look_at(root, directory.name))
+        monkeypatch.setattr(directory_removal, "rename_to_free_name", renamed)
+        assert not give_back(root, claimed, directory.name)
+    assert made == [directory.stat().st_ino]
+    assert names(directory.parent / claimed) == ["old"]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSYS, None])
+def test_what_could_not_have_its_name_back_is_not_touched(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, number: int | None
+) -> None:
+    """A file system, a kernel or a C library that cannot rename without replacing."""
+
+    class Library:
+        pass
+
+    def refuse(*_: object) -> int:
+        ctypes.set_errno(number or 0)
+        return -1
+
+    if number is not None:
+        Library.renameat2 = staticmethod(refuse)  # type: ignore[attr-defined]
+    monkeypatch.setattr(directory_removal, "_LIBC", Library)
+    with opened_root(str(directory.parent)) as root:
+        look = look_at(root, directory.name)
+        with pytest.raises(RemovalRefused, match="cannot rename it without replacing"):
+            claim(root, directory.name, POD, look)
+    assert names(directory.parent) == [directory.name]
 
 
 # ---- mounts --------------------------------------------------------------------------------------

@@ -14,8 +14,10 @@ from plan_scene import GIB, PlannedRegion, PlanScene, plan
 
 from libhamiregion import Layout, Region
 from libhamiregion.agent import (
+    FixedPlan,
     LimitPlan,
     PlanApplier,
+    PlanWatcher,
     Recovered,
     RecoveryOutcome,
     diff_plan,
@@ -257,6 +259,33 @@ def test_a_damaged_journal_is_no_journal(scene: PlanScene) -> None:
         with scene.state.applying():
             assert recover(scene.state) == ()
     assert region.content() == before
+
+
+@pytest.mark.parametrize("stores", [0, 1])
+def test_a_watcher_killed_beside_an_edit_gives_back_what_was_there_before_it(
+    scene: PlanScene, victim: Victim, stores: int
+) -> None:
+    """The edit is written down as one to give back, and may have been made or not."""
+    region = scene.container()
+
+    def watch(wanted: LimitPlan) -> None:
+        with scene.node() as node:
+            watcher = PlanWatcher(node, FixedPlan(wanted), scene.state)
+            watcher.run()
+            watcher.stop()
+
+    def die(*_: Any, **__: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def work() -> None:
+        Region.edit_limits = dying_after(1) if stores else die
+        watch(plan("{select: {device: 0}, set: {memory_limit: 5GiB}}"))
+
+    watch(plan("{select: {device: 0}, set: {memory_limit: 6GiB}}"))
+    assert ended_by(victim(work)) == signal.SIGKILL
+    assert region.limits()["memory"][0] == (5 * GIB if stores else 6 * GIB)
+    watch(LimitPlan())
+    assert region.limits()["memory"][0] == 8 * GIB
 
 
 def rounds(

@@ -1,5 +1,6 @@
 """A node kept on a plan: real files, real regions, one pass after the other."""
 
+import errno
 import json
 import os
 import time
@@ -301,6 +302,55 @@ def test_a_container_that_fails_is_tried_less_and_less_often(
     aged(scene.directory / "plan.yaml", plan_yaml(FIVE))
     watcher.run()  # a new plan is worth a new try
     assert memory(region) == [5 * GIB, 5 * GIB]
+
+
+@pytest.mark.parametrize("how", ["failed", "conflict"])
+def test_what_was_there_goes_back_also_after_an_edit_that_was_not_made(
+    scene: PlanScene, watch: Watch, events: Events, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    region = scene.container()
+    opened = Node.open
+
+    def spoilt(node: Node, container: Any) -> Any:
+        if how == "failed":
+            raise OSError(errno.EMFILE, "Too many open files")
+        region.put("sm_limit", 77)  # the container can do that at any moment
+        return opened(node, container)
+
+    scene.plan_file(SIX, "{select: {}, set: {sm_limit: 20}}")
+    watcher = watch()
+    watcher.run()
+    aged(scene.directory / "plan.yaml", plan_yaml(FIVE, "{select: {}, set: {sm_limit: 30}}"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Node, "open", spoilt)
+        watcher.run()
+    assert events.kinds()[-1] == how
+    assert memory(region) == [6 * GIB, 6 * GIB]
+    aged(scene.directory / "plan.yaml", plan_yaml())
+    watcher.run()
+    assert memory(region) == [8 * GIB, 4 * GIB]
+    # What somebody else has set meanwhile is theirs.
+    assert region.limits()["sm"][:2] == [50 if how == "failed" else 77, 100]
+
+
+def test_an_edit_that_is_tried_again_is_not_taken_for_somebody_elses_doing(
+    scene: PlanScene, watch: Watch, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    region = scene.container()
+
+    def refuse(_: Node, container: Any) -> Any:
+        raise PermissionError(errno.EPERM, f"not {container.name}")
+
+    scene.plan_file(SIX)
+    watcher = watch()
+    with monkeypatch.context() as patch:
+        patch.setattr(Node, "open", refuse)
+        watcher.run()
+    watcher.run()
+    watcher.run()
+    assert memory(region) == [6 * GIB, 6 * GIB]
+    assert [each.detail["cause"] for each in events.of("changed")] == ["container"]
+    assert watcher.counters()["plan_drifts"] == 0
 
 
 def test_a_change_of_many_containers_is_said_in_few_lines(

@@ -18,8 +18,9 @@ from poke import RegionFile
 
 from libhamiregion import Layout, open_region
 from libhamiregion.agent import Feedback, RepairLoop, TaskRunner
+from libhamiregion.agent.steering import reconcile
 from libhamiregion.agent.steering.reconcile import SAFE_KINDS
-from libhamiregion.host import Node
+from libhamiregion.host import Node, diagnose
 from libhamiregion.host.doctor.findings import FindingKind
 
 if TYPE_CHECKING:
@@ -127,6 +128,38 @@ def test_what_a_live_process_holds_is_left_alone_and_the_others_get_their_turn(
     for _ in range(9):
         loop.run()
     assert host_pids(stuck) == {1: processes[0].host_pid}
+
+
+def test_a_container_that_renames_its_region_is_not_tried_more_often(
+    scene: NodeScene, node: Node, start: Starter
+) -> None:
+    stuck = scene.container("stuck")
+    start().tell("attach", stuck.path)
+    loop = RepairLoop(node, settle_s=SETTLE_S, timeout_s=0.01)
+    with open_region(stuck, writable=True) as region, region.lock():
+        for number in range(6):
+            loop.run()
+            stuck.path = stuck.path.rename(stuck.path.with_name(f"{number}.cache"))
+    # Tried in passes 1, 3 and 6.
+    assert loop.counters()["repair_errors"] == 3
+
+
+def test_who_has_many_regions_and_keeps_the_loop_waiting_in_one_waits_with_the_others(
+    scene: NodeScene, node: Node, start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it can outside the roots, where a container maps what it likes."""
+    files = [scene.container(f"c-{number}") for number in range(3)]
+    for file in files:
+        start().tell("attach", file.path)
+    found = [[each] for each in diagnose(node, settle_s=SETTLE_S) if each.repairable]
+    assert len(found) == 3
+    loop = RepairLoop(node, timeout_s=0.01)
+    with open_region(files[1], writable=True) as region, region.lock():
+        found.sort(key=lambda each: str(each[0].container and each[0].container.name))
+        monkeypatch.setattr(reconcile, "_LONG_S", 0.01)
+        assert not loop._repair_regions(found)
+    assert [host_pids(file)[1] is not None for file in files] == [True, False, False]
+    assert loop._repair_regions(found[1:])
 
 
 def test_who_spoils_its_lock_again_and_again_is_mended_more_and_more_seldom(

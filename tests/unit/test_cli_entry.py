@@ -5,18 +5,23 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import click
 import pytest
-from cli_process import run
+from cli_process import COMMAND, PATIENCE_S, environment, run
 from click.testing import CliRunner
+from forked import unprivileged
+from integration.called import call
 
 import libhamiregion as hami
+from libhamiregion.agent import Reading, RecordedContainer, RecordingWriter
 from libhamiregion.cli.verbs import hamiregion
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 def commands(
@@ -62,6 +67,8 @@ def test_help_names_the_verbs_the_exit_codes_and_the_completion() -> None:
         assert answer.exit_code == 0
         for word in ("show", "limits", "create", "demo", "Exit codes", "_HAMIREGION_COMPLETE"):
             assert word in answer.output
+        for code in ("0 fine", "1 failed", "2 wrong usage", "3 not as it should be", "130 broken"):
+            assert code in " ".join(answer.output.split())
 
 
 def test_the_version_is_that_of_the_library() -> None:
@@ -73,6 +80,94 @@ def test_wrong_usage_is_exit_code_2(arguments: tuple[str, ...]) -> None:
     answer = run(*arguments)
     assert answer.returncode == 2
     assert "Error: " in answer.stderr
+
+
+def test_a_refusal_of_the_system_is_the_library_s_own_failure(public_directory: Path) -> None:
+    closed = {
+        name: public_directory / name for name in ("a.cache", "plan.yaml", "a.db", "token", "log")
+    }
+    hami.create_region(closed["a.cache"])
+    for file in closed.values():
+        file.touch()
+        file.chmod(0)
+    region, plan, recording, token, log = map(str, closed.values())
+    calls = (
+        (("show", region), f"Error: access to '{region}' was refused (Permission denied); run as"),
+        (("limits", "get", region), f"Error: access to '{region}' was refused"),
+        (("limits", "diff", plan), f"Error: {plan}: Permission denied"),
+        (("report", "--from", recording), f"Error: '{recording}': "),
+        (("report", "--from", "http://h", "--token-file", token), f"Error: {token}: Permission"),
+        (("record", "--to", log, "--once"), f"Error: '{log}.lock': Permission denied"),
+    )
+    for words, said in calls:
+        answer = unprivileged(lambda words=words: call(*words))
+        assert (answer.returncode, answer.stdout) == (1, ""), answer.stderr
+        assert answer.stderr.startswith(said), answer.stderr
+
+
+CLOSED = (
+    ("show", "REGION"),
+    ("show", "REGION", "--json"),
+    ("limits", "get", "REGION"),
+    ("limits", "set", "REGION", "--sm", "50"),
+    ("lock", "status", "REGION"),
+    ("reap", "REGION"),
+    ("create", "NEW"),
+    ("containers", "--root", "DIRECTORY"),
+    ("ps", "--root", "DIRECTORY", "--no-driver"),
+    ("doctor", "--root", "DIRECTORY", "--no-driver"),
+    ("limits", "export", "--root", "DIRECTORY"),
+    ("record", "--to", "NEW", "--root", "DIRECTORY", "--no-driver", "--once"),
+    ("exporter", "--root", "DIRECTORY", "--no-nvml", "--once"),
+    ("agent", "--repair", "--no-figures", "--root", "DIRECTORY", "--once"),
+    ("report", "--from", "RECORDING", "--format", "csv"),
+    ("--version",),
+    ("--help",),
+)
+
+
+@pytest.mark.parametrize("words", CLOSED, ids=" ".join)
+def test_an_answer_for_which_there_is_no_output_leads_nowhere(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    """What is closed at the start gets no file of the command's own in its place."""
+    region, directory = tmp_path / "a.cache", tmp_path / "containers"
+    hami.create_region(region)
+    directory.mkdir()
+    meant = {
+        "REGION": str(region),
+        "NEW": str(tmp_path / "new"),
+        "DIRECTORY": str(directory),
+        "RECORDING": str(tmp_path / "a.db"),
+    }
+    if "RECORDING" in words:
+        one_look(meant["RECORDING"])
+    given = [meant.get(word, word) for word in words]
+    answer = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&- >&-', "sh", *COMMAND, *given],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert (answer.returncode, answer.stderr) == (0, "")
+    with hami.open_region(region) as opened:
+        assert opened.snapshot().settled
+
+
+def test_a_failure_that_nobody_can_be_told_of_has_its_exit_code(tmp_path: Path) -> None:
+    for words, code in ((("show", str(tmp_path / "none")), 1), (("show",), 2)):
+        command = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *COMMAND, *words]
+        assert subprocess.run(command, env=environment(), check=False).returncode == code
+
+
+def one_look(path: str) -> None:
+    reading = Reading(
+        RecordedContainer("0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f", "train"), 0, None, 1
+    )
+    with RecordingWriter(path, interval_s=60) as writer:
+        writer.write([reading], at_ms=int(time.time() * 1000) - 60_000, running_ms=0)
 
 
 @pytest.mark.parametrize("missing", ["click", "rich"])

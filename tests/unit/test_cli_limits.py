@@ -242,6 +242,23 @@ def test_wrong_usage_is_exit_code_2_and_touches_nothing(
     assert (memory_limits(path), sm_limits(path)) == before
 
 
+@pytest.mark.parametrize("device", ["1", "2", "5"])
+def test_a_device_that_the_region_does_not_tell_of_is_noted(path: str, device: str) -> None:
+    """No error: a container may come to tell of more, and one that has told of none has any."""
+    answer = run("limits", "set", path, "--device", device, "--sm", "10", "--json")
+    assert answer.returncode == 0
+    assert json.loads(answer.stdout)["changes"][0]["after"] == 10
+    note = f"Note: the region tells of 2 devices only, and {device} is none of them"
+    assert answer.stderr.startswith(note) if device != "1" else answer.stderr == ""
+
+
+def test_a_region_that_has_told_of_no_devices_may_have_any(tmp_path: Path) -> None:
+    path = str(tmp_path / "usage.cache")
+    hami.create_region(path)
+    answer = run("limits", "set", path, "--device", "5", "--sm", "10")
+    assert (answer.returncode, answer.stderr) == (0, "")
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
 def test_a_region_that_may_only_be_read_is_not_written(path: str) -> None:
     Path(path).chmod(0o444)

@@ -153,6 +153,7 @@ def test_a_wrong_plan_is_wrong_usage_with_a_line_for_each_problem(scene: PlanSce
     before = region.content()
     is_boolean = "YAML reads no as a boolean, and text is wanted:"
     is_small = "`0` is out of range: 1 at least"
+    is_both = '"6GB" may mean powers of 1000 or of 1024: write "GiB" or "G" for 2**30 bytes'
     path = scene.plan_file("{select: {pod: no}, set: {memory_limit: 6GB, sm_limit: 0}}")
     for verb in (("diff",), ("apply",), ("apply", "--dry-run"), ("apply", "--watch")):
         answer = limits(verb[0], scene, *verb[1:])
@@ -160,6 +161,7 @@ def test_a_wrong_plan_is_wrong_usage_with_a_line_for_each_problem(scene: PlanSce
         assert answer.stderr.splitlines() == [
             "Error: the plan cannot be used",
             f'{path}:4:20: rules[0].select.pod: {is_boolean} write "no" in quotes',
+            f"{path}:4:45: rules[0].set.memory_limit: {is_both}",
             f'{path}:4:60: rules[0].set.sm_limit: {is_small}; write 1 to 100, "50%", or unlimited',
         ]
     assert region.content() == before
@@ -171,7 +173,9 @@ def test_a_wrong_plan_is_wrong_usage_with_a_line_for_each_problem(scene: PlanSce
         (("apply",), 2, "Say which plan: a FILE, --from-annotations, or both."),
         (("apply", "--from-annotations"), 2, "name it with --node or NODE_NAME"),
         (("diff", "/nowhere/plan.yaml"), 1, "/nowhere/plan.yaml: No such file or directory"),
-        (("apply", "/dev", "--watch"), 2, "/dev: a plan is a regular file"),
+        (("apply", "/nowhere/plan.yaml", "--watch"), 1, "plan.yaml: No such file or directory"),
+        (("apply", "/dev", "--watch"), 1, "/dev: a plan is a regular file"),
+        (("apply", "PLAN", "--keep"), 2, "--keep goes with --watch"),
         (("apply", "PLAN", "--watch", "--dry-run"), 2, "--watch goes with neither"),
         (("apply", "PLAN", "--watch", "--undo", "x"), 2, "--watch goes with neither"),
         (("apply", "PLAN", "--root", "/nowhere"), 1, "none of the directories given could be"),
@@ -228,6 +232,41 @@ def test_apply_shows_the_diff_makes_it_true_and_says_how_to_undo_it(
     undone = call("limits", "apply", str(undo), *full_scene.options)
     assert undone.returncode == 0, undone.stdout
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_an_undo_plan_is_written_over_nothing(scene: PlanScene, more: tuple[str, ...]) -> None:
+    """An earlier one is the only way back to what was there before."""
+    region = scene.container()
+    before = region.content()
+    plan = scene.plan_file(SIX)
+    earlier, link = scene.directory / "earlier.yaml", scene.directory / "link.yaml"
+    earlier.write_text("the way back")
+    link.symlink_to(scene.directory / "nowhere")
+    kept = plan.read_text()
+    for undo, said in (
+        (plan, "is the plan itself; name a new file."),
+        (earlier, "is there already, and may be what undoes an earlier plan; name a new file."),
+        (link, "is there already"),
+        (scene.directory, "is there already"),
+    ):
+        answer = limits("apply", scene, "--undo", str(undo), *more)
+        assert (answer.returncode, answer.stdout) == (2, "")
+        assert f"--undo {undo} {said}" in answer.stderr
+    assert (plan.read_text(), earlier.read_text()) == (kept, "the way back")
+    assert link.is_symlink()
+    assert region.content() == before
+    assert not Path(scene.state.directory).exists()
+
+
+def test_an_undo_plan_that_cannot_be_written_is_named_as_typed(scene: PlanScene) -> None:
+    region = scene.container()
+    before = region.content()
+    scene.plan_file(SIX)
+    answer = limits("apply", scene, "--undo", "/nowhere/undo.yaml")
+    assert answer.returncode == 1
+    assert answer.stderr == "Error: /nowhere/undo.yaml: No such file or directory\n"
+    assert region.content() == before
 
 
 def test_apply_as_json(full_scene: PlanScene) -> None:
@@ -394,6 +433,22 @@ def test_annotations_of_pods_are_a_plan(scene: PlanScene, api: FakeApi, tmp_path
     refused = call("limits", "diff", *asked, *config)
     assert refused.returncode == 1
     assert "the pods of this node cannot be listed: the API answered 403" in refused.stderr
+
+
+@pytest.mark.parametrize("content", [None, "a: [", "a: b", "clusters: 5"])
+def test_a_kubeconfig_that_cannot_be_used_is_named(
+    scene: PlanScene, tmp_path: Path, content: str | None
+) -> None:
+    pytest.importorskip("kubernetes", reason="needs the extra kubernetes")
+    config = tmp_path / "config"
+    if content is not None:
+        config.write_text(content)
+    words = ("--from-annotations", "--node", "node-1", "--kubeconfig", str(config))
+    answer = call("limits", "diff", *scene.options, *words)
+    assert answer.returncode == 1
+    assert answer.stderr.startswith("Error: the pods of this node cannot be listed: ")
+    assert str(config) in answer.stderr
+    assert answer.stderr.count("\n") == 1
 
 
 def test_watch_follows_annotations(scene: PlanScene, api: FakeApi, tmp_path: Path) -> None:

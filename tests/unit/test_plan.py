@@ -424,6 +424,22 @@ def test_what_is_no_yaml_has_a_place_too(text: str) -> None:
     assert re.match(r"p:([0-9]+:[0-9]+:)? no YAML and no JSON: ", said), said
 
 
+def test_what_the_schema_finds_hides_no_wrong_value_and_each_is_told_once() -> None:
+    rules = ("1", "{set: {sm_limit: half}}", "{select: {device: '99'}, set: {sm_limit: 0, x: 1}}")
+    said = problems(plan_yaml(*rules, "{select: [], set: {memory_limit: 6GB, priority: -1}}"))
+    assert [each.split(": ")[1] for each in said] == [
+        "rules[0]",
+        "rules[1]",
+        "rules[1].set.sm_limit",
+        "rules[2].select.device",
+        "rules[2].set.sm_limit",
+        "rules[2].set.x",
+        "rules[3].select",
+        "rules[3].set.memory_limit",
+        "rules[3].set.priority",
+    ]
+
+
 def test_all_problems_are_told_at_once_up_to_twenty() -> None:
     said = problems(plan_yaml(*["{select: {}, set: {sm_limit: 0}}"] * 50))
     assert len(said) == 20

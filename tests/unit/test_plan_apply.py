@@ -30,7 +30,7 @@ from libhamiregion.agent import (
     plan_text,
     undo_plan,
 )
-from libhamiregion.agent.plan.state import write_whole
+from libhamiregion.agent.plan.state import write_new, write_whole
 from libhamiregion.host import Node, Selector
 
 SIX = "{select: {}, set: {memory_limit: 6GiB, sm_limit: 20, priority: 0}}"
@@ -350,6 +350,29 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert target.read_text() == "before"
     write_whole(target, "after")
     assert target.read_text() == "after"
+
+
+def test_a_new_file_replaces_nothing_and_is_whole_or_not_there(tmp_path: Path) -> None:
+    target = tmp_path / "undo.yaml"
+    with pytest.raises(UnicodeEncodeError):
+        write_new(target, "\ud800")
+    assert list(tmp_path.iterdir()) == []
+    write_new(target, "first")
+    with pytest.raises(FileExistsError) as caught:
+        write_new(target, "second")
+    assert caught.value.filename == str(target)
+    assert target.read_text() == "first"
+
+
+def test_what_cannot_be_written_is_named_as_it_was_given(tmp_path: Path) -> None:
+    target = str(tmp_path / "nowhere" / "undo.yaml")
+    for write in (write_new, write_whole):
+        with pytest.raises(FileNotFoundError) as caught:
+            write(target, "limits")
+        assert caught.value.filename == target
+    with pytest.raises(IsADirectoryError) as refused:
+        write_whole(tmp_path, "limits")
+    assert refused.value.filename == str(tmp_path)
 
 
 def test_a_file_of_somebody_elses_in_the_way_is_not_written_into(tmp_path: Path) -> None:

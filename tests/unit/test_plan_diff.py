@@ -336,9 +336,10 @@ def test_what_an_earlier_plan_set_goes_back_where_no_rule_sets_it(scene: PlanSce
     directory = str(region.path.parent)
     kept = {
         directory: {
-            (MEMORY, 0): (16 * GIB, 8 * GIB),  # as we set it: goes back
-            (MEMORY, 1): (16 * GIB, 5 * GIB),  # somebody else's now
-            (SM, 0): (None, 50),  # a rule sets it
+            (MEMORY, 0): (16 * GIB, (6 * GIB, 8 * GIB)),  # as we may have set it: goes back
+            (MEMORY, 1): (16 * GIB, (5 * GIB,)),  # somebody else's now
+            (SM, 0): (None, (50,)),  # a rule sets it
+            (SM, 1): (None, (None, 50)),  # as it was
         }
     }
     with scene.node() as node:

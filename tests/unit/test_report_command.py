@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,6 +77,25 @@ def test_csv_on_stdout_has_its_line_ends(day: str) -> None:
     assert json.loads(report(day, "--json"))["total"]["allocations"] == 29
 
 
+def test_what_the_environment_holds_for_a_prometheus_disturbs_no_recording(
+    day: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HAMIREGION_PROMETHEUS_USER", "me")
+    assert "research" in report(day)
+
+
+def test_the_example_of_record_makes_the_report_that_it_names(
+    day: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = call("record", "--help").stdout
+    (example,) = re.findall(r"^ +hamiregion (report .*)$", told, re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    words = example.replace("/var/lib/hamiregion/node.db", day).replace("24h", "2026-10-01").split()
+    answer = call(*words, "--until", "2026-10-02")
+    assert (answer.returncode, answer.stdout) == (0, "")
+    assert (tmp_path / "report.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+
+
 def test_a_length_of_time_counts_from_the_end(day: str) -> None:
     answer = call(
         "report", "--from", day, "--since", "6h", "--until", "2026-10-01T12:00Z", "--json"
@@ -103,7 +123,10 @@ def test_what_is_suggested_can_be_steered(day: str) -> None:
         (("--round-to", "0"), 2, "rounded to 0"),
         (("--observed", "soon"), 2, "no length of time"),
         ((*SPAN, "--pod", "nobody"), 1, "nothing of what was chosen"),
-        ((*SPAN, "--to", "/nowhere/a.html"), 1, "No such file or directory"),
+        ((*SPAN, "--to", "/nowhere/a.html"), 1, "Error: /nowhere/a.html: No such file or direc"),
+        (("--match", 'job="hami"'), 2, "--match is for a Prometheus, and"),
+        (("--step", "5m"), 2, "--step is for a Prometheus, and"),
+        (("--timeout", "60"), 2, "--timeout is for a Prometheus, and"),
     ],
 )
 def test_what_goes_wrong_is_said(day: str, words: tuple[str, ...], code: int, said: str) -> None:
@@ -119,6 +142,7 @@ def test_sources_that_are_none_are_named(tmp_path: Path) -> None:
     for source, said in (
         (str(text), "is not a recording"),
         (str(tmp_path / "none.db"), "No such file or directory"),
+        (str(tmp_path), "is a directory, not a recording"),
         ("http://user:secret@host", "must not hold a password"),
         ("http://127.0.0.1:9", "cannot be reached"),
     ):

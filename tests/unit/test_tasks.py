@@ -7,9 +7,9 @@ import pytest
 from patience import eventually
 
 from libhamiregion.agent import Event, Task, TaskRunner
-from libhamiregion.agent.backoff import Backoff
+from libhamiregion.agent.backoff import Backoff, owner_of
 from libhamiregion.agent.events import Voice, container_label
-from libhamiregion.host import Container
+from libhamiregion.host import Container, ContainerId
 
 
 class Counting:
@@ -118,6 +118,19 @@ def test_what_fails_is_left_alone_for_more_and_more_passes() -> None:
     assert not backoff.waits("a")
     backoff.failed("a")
     assert [backoff.waits("a") for _ in range(2)] == [True, False]
+
+
+def test_whose_failures_count_together_is_nothing_that_a_container_can_change() -> None:
+    named = Container("uid", "name", "/roots/uid_name", "/roots/uid_name/1.cache")
+    renamed = Container("uid", "name", "/roots/uid_name", "/roots/uid_name/2.cache")
+    assert owner_of(named) == owner_of(renamed) == "/roots/uid_name"
+    docker = ContainerId("c" * 64, "docker", None, None)
+    outside = [
+        Container(None, None, None, f"/proc/7/root/{name}", container_id=docker) for name in "ab"
+    ]
+    assert {owner_of(each) for each in outside} == {"c" * 64}
+    loose = [Container(None, None, None, f"/proc/{pid}/root/a", pids=(pid,)) for pid in (7, 8)]
+    assert {owner_of(each) for each in loose} == {owner_of(None)}
 
 
 def test_a_container_that_is_gone_is_forgotten() -> None:

@@ -16,7 +16,7 @@ from libhamiregion.units import format_size
 from .diff import PlanDiff
 from .journal import Change, Journal, JournalEntry, core_edit, guarded, recover
 from .limit_plan import plan_text
-from .state import write_whole
+from .state import write_new
 from .undo import undo_plan
 
 if TYPE_CHECKING:
@@ -161,12 +161,14 @@ class PlanApplier:
 
         Args:
             diff: From `diff_plan`, or some of its containers; those that are refused are left out.
-            undo: Where to write the undo plan, before the first edit; None means a file of its own
-                in the state's directory.
+            undo: Where to write the undo plan, before the first edit: a file that is not there yet.
+                None means one of its own in the state's directory.
             keep_undo: False writes no undo plan.
             told: Called after each container.
 
         Raises:
+            FileExistsError: There is something at `undo`, which may be the way back from an earlier
+                plan; nothing has been changed.
             OSError: The journal or the undo plan cannot be written; nothing has been changed.
         """
         containers = diff.changes if isinstance(diff, PlanDiff) else diff
@@ -191,7 +193,7 @@ class PlanApplier:
         text = _UNDO_COMMENT.format(now=now) + plan_text(plan)
         if path is None:
             return self._state.write_undo(text)
-        write_whole(path, text)
+        write_new(path, text)
         return str(path)
 
     @contextlib.contextmanager

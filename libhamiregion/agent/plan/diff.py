@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from libhamiregion.models import RegionSnapshot
 
     from .limit_plan import LimitPlan, Rule
-    from .values import ValueKey
+    from .values import KeptValue, ValueKey
 
 
 class SkipReason(str, enum.Enum):
@@ -178,7 +178,7 @@ def diff_plan(
     plan: LimitPlan,
     *,
     force: bool = False,
-    kept: Mapping[str, Mapping[ValueKey, tuple[int | None, int | None]]] | None = None,
+    kept: Mapping[str, Mapping[ValueKey, KeptValue]] | None = None,
     held: frozenset[str] = frozenset(),
 ) -> PlanDiff:
     """Compare a node with a plan. Nothing is changed.
@@ -190,9 +190,9 @@ def diff_plan(
         node: As it was at its last refresh.
         plan: The plan.
         force: Whether a memory limit may be less than what is in use.
-        kept: What earlier plans changed: by a container's directory, each value as it was before
-            and as it was set. What the plan sets no longer, and still stands as it was set, goes
-            back.
+        kept: What earlier plans changed: by a container's directory, each value as it was before,
+            and the values that it may have been set to. What the plan sets no longer, and still
+            stands at one of these, goes back.
         held: UIDs of pods that are to be left alone.
 
     Raises:
@@ -207,7 +207,7 @@ class _Diff:
         node: Node,
         plan: LimitPlan,
         force: bool,
-        kept: Mapping[str, Mapping[ValueKey, tuple[int | None, int | None]]],
+        kept: Mapping[str, Mapping[ValueKey, KeptValue]],
         held: frozenset[str],
     ) -> None:
         self._node = node
@@ -248,7 +248,7 @@ class _Diff:
         )
 
     def _container(
-        self, container: Container, kept: Mapping[ValueKey, tuple[int | None, int | None]]
+        self, container: Container, kept: Mapping[ValueKey, KeptValue]
     ) -> ContainerDiff | None:
         candidates = self._general
         if container.pod_uid in self._by_uid:
@@ -325,7 +325,7 @@ class _Diff:
         name: PodName | None,
         rules: list[tuple[int, Rule]],
         values: RegionValues,
-        kept: Mapping[ValueKey, tuple[int | None, int | None]],
+        kept: Mapping[ValueKey, KeptValue],
     ) -> ContainerDiff:
         wanted = self._wanted(container, name, rules, values)
         edits = []
@@ -334,9 +334,10 @@ class _Diff:
             if before != after:
                 edits.append(PlannedEdit(*key, before, after, Effect.IMMEDIATE, rule))
         for key, (before_us, ours) in kept.items():
+            now = values[key]
             # What somebody else has set since is theirs.
-            if key not in wanted and values[key] == ours and ours != before_us:
-                edits.append(PlannedEdit(*key, ours, before_us, Effect.IMMEDIATE))
+            if key not in wanted and now in ours and now != before_us:
+                edits.append(PlannedEdit(*key, now, before_us, Effect.IMMEDIATE))
         ordered = _with_effects(values.snapshot, edits)
         return ContainerDiff(
             container,

@@ -92,13 +92,19 @@ class Problems:
     def __init__(self, source: str) -> None:
         self._source = source
         self._found: list[PlanProblem] = []
+        self._paths: set[Path] = set()
 
     def __bool__(self) -> bool:
         return bool(self._found)
 
     def add(self, place: Place | None, path: Path, message: str) -> None:
         """Note one."""
+        self._paths.add(path)
         self._found.append(PlanProblem(place, spell_path(path), message))
+
+    def concern(self, path: Path) -> bool:
+        """Whether something is wrong with this very value."""
+        return path in self._paths
 
     def error(self) -> PlanError:
         """The error for all of them."""

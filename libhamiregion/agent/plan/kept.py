@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from .diff import ContainerDiff
     from .state import PlanState
-    from .values import ValueKey
+    from .values import KeptValue, ValueKey
 
 _NAME: Final = "kept.json"
 _VERSION: Final = 1
@@ -33,8 +33,7 @@ _VERSION: Final = 1
 @attrs.define
 class _Kept:
     file_id: tuple[int, int]
-    #: Each value as it was before the first change, and as it was set by the last.
-    values: dict[ValueKey, tuple[int | None, int | None]]
+    values: dict[ValueKey, KeptValue]
 
 
 class KeptValues:
@@ -54,17 +53,14 @@ class KeptValues:
         self._regions: dict[str, Region] = {}
 
     @property
-    def by_directory(self) -> Mapping[str, Mapping[ValueKey, tuple[int | None, int | None]]]:
+    def by_directory(self) -> Mapping[str, Mapping[ValueKey, KeptValue]]:
         """The values of each container, as `diff_plan` takes them."""
         return {directory: kept.values for directory, kept in self._containers.items()}
 
-    def ours(self, container: Container, key: ValueKey) -> int | None:
-        """What a value was last set to.
-
-        Raises:
-            KeyError: It was not set.
-        """
-        return self._containers[container.directory or ""].values[key][1]
+    def was_set_to(self, container: Container, key: ValueKey, value: int | None) -> bool:
+        """Whether this is for certain what a value was last set to."""
+        kept = self._containers.get(container.directory or "")
+        return kept is not None and key in kept.values and kept.values[key][1] == (value,)
 
     def note(self, changes: Iterable[ContainerDiff]) -> None:
         """Remember what is going to be changed, before it is.
@@ -78,19 +74,32 @@ class KeptValues:
             for edit in change.edits:
                 if edit.rule is None:
                     continue
-                before, _ = kept.values.get(edit.key, (edit.before, None))
-                kept.values[edit.key] = (before, edit.after)
-                self._changed = True
+                before, ours = kept.values.get(edit.key, (edit.before, (edit.before,)))
+                # Until the new value is known to stand there, the one that is there now may stay:
+                # an edit can fail, be contested, or end with its process.
+                still = (edit.before,) if edit.before in ours else ()
+                self._remember(kept, edit.key, (before, (*still, edit.after)))
         self.save()
 
-    def given_back(self, change: ContainerDiff) -> None:
-        """Forget the values of a container that have gone back to what they were."""
+    def applied(self, change: ContainerDiff) -> None:
+        """Note that a container's edits hold; what has gone back to what it was is forgotten."""
         kept = self._containers.get(change.container.directory or "")
         if kept is None:
             return
         for edit in change.edits:
-            if edit.rule is None and kept.values.pop(edit.key, None) is not None:
+            known = kept.values.get(edit.key)
+            if known is None:
+                continue
+            if edit.rule is None:
+                del kept.values[edit.key]
                 self._changed = True
+            else:
+                self._remember(kept, edit.key, (known[0], (edit.after,)))
+
+    def _remember(self, kept: _Kept, key: ValueKey, value: KeptValue) -> None:
+        if kept.values.get(key) != value:
+            kept.values[key] = value
+            self._changed = True
 
     def refresh(self, node: Node) -> None:
         """Forget containers that are gone or have another region.
@@ -124,7 +133,9 @@ class KeptValues:
                 return False
             # The same file again, or a new one that has got its number.
             self._regions[container.directory or ""] = region
-            return any(value_now(region, *key) != ours for key, (_, ours) in kept.values.items())
+            return any(
+                value_now(region, *key) not in ours for key, (_, ours) in kept.values.items()
+            )
         except RegionError:
             # Another thread has refreshed the node, or the file has just gone: next time.
             return False
@@ -162,7 +173,7 @@ class KeptValues:
                     "directory": os.fsencode(directory).hex(),
                     "file_id": list(kept.file_id),
                     "values": [
-                        [field.value, device, before, ours]
+                        [field.value, device, before, *ours]
                         for (field, device), (before, ours) in kept.values.items()
                     ],
                 }
@@ -204,8 +215,8 @@ def _read(state: PlanState) -> dict[str, _Kept]:
             os.fsdecode(bytes.fromhex(each["directory"])): _Kept(
                 (int(each["file_id"][0]), int(each["file_id"][1])),
                 {
-                    (LimitField(field), device): (before, ours)
-                    for field, device, before, ours in each["values"]
+                    (LimitField(field), device): (before, tuple(ours))
+                    for field, device, before, *ours in each["values"]
                 },
             )
             for each in document["containers"]

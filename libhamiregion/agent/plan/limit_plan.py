@@ -20,7 +20,7 @@ import json
 import os
 import re
 import stat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from libhamiregion.errors import PathLike
 
     from .document import Document, Path
+
+_Kind = TypeVar("_Kind", dict[str, Any], list[Any])
 
 UNLIMITED = "unlimited"
 _PERCENT = re.compile(r"([0-9]{1,3})\s*%?\Z", re.ASCII)
@@ -162,33 +164,41 @@ def parse_plan(text: str | bytes, source: str = "plan") -> LimitPlan:
     document = read_document(raw, source)
     problems = Problems(source)
     check(document, problems)
+    settings = [
+        _settings(number, entry, document, problems)
+        for number, entry in enumerate(_inner(document.value, "rules", list))
+    ]
     if problems:
         raise problems.error()
     rules = tuple(
-        _rule(entry, ("rules", number), document, problems)
-        for number, entry in enumerate(document.value["rules"])
+        _rule(number, entry, chosen, document)
+        for number, (entry, chosen) in enumerate(
+            zip(document.value["rules"], settings, strict=True)
+        )
     )
-    if problems:
-        raise problems.error()
     metadata = document.value.get("metadata", {})
     return LimitPlan(rules, metadata.get("name"), metadata.get("description"))
 
 
-def _rule(entry: dict[str, Any], path: Path, document: Document, problems: Problems) -> Rule:
-    select = dict(entry["select"])
-    device = select.get("device")
-    if device is not None:
-        select["device"] = str(device)
-        if isinstance(device, float) or _is_no_index(select["device"]):
-            where = (*path, "select", "device")
-            problems.add(
-                document.places[where],
-                where,
-                "a device is an index from 0 to 15, or a pattern of its uuid",
-            )
+def _settings(
+    number: int, entry: Any, document: Document, problems: Problems
+) -> tuple[Setting, ...]:
+    """What a rule sets; notes what is wrong with values to which the schema had nothing to say."""
+    path: Path = ("rules", number)
+    device = _inner(entry, "select", dict).get("device")
+    where: Path = (*path, "select", "device")
+    named = device is not None and not problems.concern(where)
+    if named and (isinstance(device, float) or _is_no_index(str(device))):
+        problems.add(
+            document.places[where],
+            where,
+            "a device is an index from 0 to 15, or a pattern of its uuid",
+        )
     settings = []
-    for key, value in entry["set"].items():
+    for key, value in _inner(entry, "set", dict).items():
         where = (*path, "set", key)
+        if problems.concern(where):
+            continue
         field = LimitField(key)
         try:
             settings.append(Setting(field, parse_value(field, value)))
@@ -200,10 +210,25 @@ def _rule(entry: dict[str, Any], path: Path, document: Document, problems: Probl
                 where,
                 "a priority is of the whole container; set it in a rule without `device`",
             )
-    place = document.places.get(path)
+    return tuple(settings)
+
+
+def _inner(value: Any, key: str, kind: type[_Kind]) -> _Kind:
+    """What stands in a mapping; an empty one where the schema has found no such thing."""
+    inner = value.get(key) if isinstance(value, dict) else None
+    return inner if isinstance(inner, kind) else kind()
+
+
+def _rule(
+    number: int, entry: dict[str, Any], settings: tuple[Setting, ...], document: Document
+) -> Rule:
+    select = dict(entry["select"])
+    if "device" in select:
+        select["device"] = str(select["device"])
+    place = document.places.get(("rules", number))
     return Rule(
         Selector(**select),
-        tuple(settings),
+        settings,
         entry.get("name"),
         None if place is None else place.line,
     )

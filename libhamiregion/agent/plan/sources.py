@@ -83,6 +83,17 @@ class PlanFile:
         self._raw: bytes | None = None
         self._reading = SourceReading(None)
 
+    def load(self) -> None:
+        """Read it for the first time, while somebody is there to correct it.
+
+        Raises:
+            PlanError: It is no plan.
+            OSError: It cannot be read.
+        """
+        raw = read_plan_file(self.path)
+        self._reading = SourceReading(parse_plan(raw, self.path))
+        self._raw = raw
+
     def read(self) -> SourceReading:
         """The plan as it is, or as it was when it was last good."""
         try:

@@ -217,6 +217,19 @@ class PlanState:
         return path
 
 
+def write_new(path: PathLike, content: str) -> None:
+    """Write a file that is not there yet, so that it survives a crash.
+
+    Raises:
+        FileExistsError: Something is there, which is left as it is.
+        OSError: It cannot be written.
+    """
+    target = os.fspath(path)
+    with _about(target):
+        _write_exclusively(target, content)
+        _sync_directory(target)
+
+
 def write_whole(path: PathLike, content: str) -> None:
     """Write a file so that whoever opens it finds all of it, or what was there before.
 
@@ -225,21 +238,44 @@ def write_whole(path: PathLike, content: str) -> None:
     """
     target = os.fspath(path)
     temporary = f"{target}.{os.getpid()}.part"
-    # One that is there is a killed process's, or a trap: in /tmp anybody can make it.
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(temporary)  # noqa: PTH108
+    with _about(target):
+        # One that is there is a killed process's, or a trap: in /tmp anybody can make it.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)  # noqa: PTH108
+        _write_exclusively(temporary, content)
+        try:
+            os.replace(temporary, target)  # noqa: PTH105
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)  # noqa: PTH108
+            raise
+        _sync_directory(target)
+
+
+@contextlib.contextmanager
+def _about(target: str) -> Iterator[None]:
+    """Have errors name the file that was asked for, which a temporary one may stand for."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, target) from error
+
+
+def _write_exclusively(path: str, content: str) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(temporary, flags, 0o600)
+    descriptor = os.open(path, flags, 0o600)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, target)  # noqa: PTH105
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(temporary)  # noqa: PTH108
+            os.unlink(path)  # noqa: PTH108
         raise
+
+
+def _sync_directory(target: str) -> None:
     directory = os.open(os.path.dirname(target) or ".", os.O_RDONLY | os.O_CLOEXEC)  # noqa: PTH120
     try:
         os.fsync(directory)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 #: A value of a container: its field, and the device's index, None for one of the whole container.
 ValueKey = tuple[LimitField, "int | None"]
+#: A value that plans have changed: as it was before the first change, and what may stand there
+#: without anybody else having set it.
+KeptValue = tuple["int | None", "tuple[int | None, ...]"]
 
 # A writer of the container needs microseconds; 0.1 ms is what a snapshot itself waits.
 _UNSETTLED_TRIES = 5

@@ -191,8 +191,8 @@ class PlanWatcher:
                 again = self._compare(reading, kept).changes
                 changes = [each for each in again if _key(each.container) in chosen]
             causes = {_key(each.container): self._causes(each, kept, cause) for each in changes}
-            # Before the change: a kill in between leaves a memory of what was not done, which
-            # does no harm. The other way round, what was there would be lost.
+            # Before the change: the other way round, a kill in between would lose what was there.
+            # What is then remembered and was not done stands beside what was done last.
             kept.note(changes)
             self._state.write(_UNDO_NAME, plan_text(kept.undo_plan(self._node)))
             lines = _Lines(self._voice, "changes")
@@ -213,12 +213,8 @@ class PlanWatcher:
             causes[edit] = cause
             if edit.rule is None:
                 causes[edit] = "restore"
-            elif known:
+            elif known or kept.was_set_to(change.container, edit.key, edit.after):
                 causes[edit] = "drift"
-            else:
-                with contextlib.suppress(KeyError):
-                    if kept.ours(change.container, edit.key) == edit.after:
-                        causes[edit] = "drift"
         return causes
 
     def _count(
@@ -231,7 +227,7 @@ class PlanWatcher:
         container = outcome.diff.container
         if outcome.status is ChangeStatus.APPLIED:
             self._backoff.well(_key(container))
-            kept.given_back(outcome.diff)
+            kept.applied(outcome.diff)
             self._counts["plan_edits"] += len(outcome.diff.edits)
             drifted = sum(cause == "drift" for cause in causes.values())
             self._counts["plan_drifts"] += drifted

@@ -69,6 +69,8 @@ class Recording:
         self.path = str(Path(path).absolute())
         if not os.path.exists(self.path):  # noqa: PTH110
             raise FileNotFoundError(2, "No such file or directory", self.path)
+        if os.path.isdir(self.path):  # noqa: PTH112
+            raise NotARecording(f"{self.path!r} is a directory, not a recording", path=self.path)
         self._allocations: dict[int, Allocation] = {}
         self._resolution_ms = 0
         self._connection = self._connect()

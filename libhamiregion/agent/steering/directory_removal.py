@@ -8,6 +8,7 @@ step names an entry of a directory that is open, and unlinks or moves that entry
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import re
@@ -34,6 +35,8 @@ _MOUNT = re.compile(rb"^mnt_id:\s*([0-9]+)$", re.MULTILINE)
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
 _BLOCK_BYTES = 512
 _NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
+_RENAME_NOREPLACE = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class RemovalRefused(Exception):
@@ -177,11 +180,13 @@ def claim(root: int, name: str, uid: str, look: DirectoryLook) -> str:
         The name.
 
     Raises:
-        RemovalRefused: Another directory had come in its place; it has its name again.
+        RemovalRefused: Another directory had come in its place; it has its name again, unless yet
+            another one has that by now. Or the file system has no way to give a name back.
         OSError: It is gone, or may not be renamed.
     """
     claimed = f".gone-{uid.upper()}-{secrets.token_hex(8)}"
-    os.rename(name, claimed, src_dir_fd=root, dst_dir_fd=root)
+    # By the rename that can give it back: where there is none, nothing is taken.
+    rename_to_free_name(root, name, claimed)
     status = os.stat(claimed, dir_fd=root, follow_symlinks=False)
     if (status.st_dev, status.st_ino) != look.identity or not stat.S_ISDIR(status.st_mode):
         give_back(root, claimed, name)
@@ -194,13 +199,36 @@ def give_back(root: int, claimed: str, name: str) -> bool:
 
     Returns:
         Whether it has it.
+
+    Raises:
+        OSError: It is gone, or may not be renamed.
     """
     try:
-        os.stat(name, dir_fd=root, follow_symlinks=False)
-    except FileNotFoundError:
-        os.rename(claimed, name, src_dir_fd=root, dst_dir_fd=root)
-        return True
-    return False
+        rename_to_free_name(root, claimed, name)
+    except FileExistsError:
+        return False
+    return True
+
+
+def rename_to_free_name(root: int, name: str, free: str) -> None:
+    """Rename an entry of an open directory, and replace nothing.
+
+    `os.rename` replaces an empty directory, such as one that a device plugin has just made.
+
+    Raises:
+        RemovalRefused: The kernel or the file system has no such rename.
+        FileExistsError: There is something of that name.
+        OSError: It is gone, or may not be renamed.
+    """
+    number = errno.ENOSYS
+    with contextlib.suppress(AttributeError):  # a C library that does not have it
+        before, after = os.fsencode(name), os.fsencode(free)
+        if _LIBC.renameat2(root, before, root, after, ctypes.c_uint(_RENAME_NOREPLACE)) == 0:
+            return
+        number = ctypes.get_errno()
+    if number in {errno.ENOSYS, errno.EINVAL}:
+        raise RemovalRefused("its file system cannot rename it without replacing something")
+    raise OSError(number, os.strerror(number), name)
 
 
 def remove_claimed(root: int, claimed: str, work: Work) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, TypeAlias
 
-from libhamiregion.agent.backoff import Backoff
+from libhamiregion.agent.backoff import Backoff, owner_of
 from libhamiregion.agent.events import Emit, Voice, silent
 from libhamiregion.errors import RegionError
 from libhamiregion.host.usage import driver_gap
@@ -71,6 +71,8 @@ class DriverFigures:
         self._timeout_s = timeout_s
         self._voice = Voice(self.name, emit)
         self._backoff = Backoff()
+        # By owner: whether something may be written in this pass.
+        self._turns: dict[str, bool] = {}
         self._counts = dict.fromkeys(_COUNTERS, 0)
         self._counting = threading.Lock()
         self._seen: dict[_Key, _Seen] = {}
@@ -104,18 +106,21 @@ class DriverFigures:
             return
         self._count("runs")
         before, self._seen = self._seen, {}
-        paths = frozenset(view.container.region_path or "" for view in views)
-        self._voice.keep(paths)
-        self._backoff.keep(frozenset(paths))
+        self._voice.keep(frozenset(view.container.region_path or "" for view in views))
+        self._backoff.keep(frozenset(owner_of(view.container) for view in views))
+        self._turns.clear()
         for view in views:
             try:
                 self._look_at(view, sample, before)
             except (RegionError, OSError) as error:
                 self._count("errors")
-                self._backoff.failed(view.container.region_path)
+                self._end_turn(owner_of(view.container))
                 self._voice.failed(
                     "the driver's figures could not be written", error, view.container
                 )
+        for owner, has_turn in self._turns.items():
+            if has_turn:
+                self._backoff.well(owner)
 
     def stop(self) -> None:
         """Nothing has to be taken back: the figures were true when they were written."""
@@ -147,11 +152,21 @@ class DriverFigures:
                     if says is not None and says != stands == last.get((device.index, field)):
                         still[slot.pid] = process
         if still:
-            if self._backoff.waits(region.path):
+            if not self._has_turn(owner_of(view.container)):
                 return
             self._write(view, sample, still)
-        self._backoff.well(region.path)
         self._voice.well(view.container)
+
+    def _has_turn(self, owner: str) -> bool:
+        if owner not in self._turns:
+            self._turns[owner] = not self._backoff.waits(owner)
+        return self._turns[owner]
+
+    def _end_turn(self, owner: str) -> None:
+        """Write into none of an owner's regions any more: outside the roots one can have many."""
+        if self._turns.get(owner, True):
+            self._turns[owner] = False
+            self._backoff.failed(owner)
 
     def _write(
         self, view: ContainerView, sample: NvmlSample, still: Mapping[int, HostProcess]

@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from libhamiregion.agent.backoff import Backoff
+from libhamiregion.agent.backoff import Backoff, owner_of
 from libhamiregion.agent.events import Emit, Voice, container_place, silent
 from libhamiregion.host.doctor import FindingKind, diagnose, repair
 
@@ -42,6 +42,7 @@ SAFE_KINDS = frozenset(
 # Proof takes 10 s of watching, in which nothing else is looked at: whatever can be done at once is
 # done first, and after one that took so long the others wait for the next pass.
 _SLOW_KINDS = frozenset({FindingKind.LOCK_OWNERLESS})
+# Outside the roots a container can have many regions, and keep each repair waiting.
 _LONG_S = 1.0
 
 
@@ -115,38 +116,49 @@ class RepairLoop:
             if each.repairable and each.kind in self._kinds
         ]
         self._count("runs")
-        quick: defaultdict[str, list[Finding]] = defaultdict(list)
+        quick: defaultdict[str, defaultdict[str, list[Finding]]]
+        quick = defaultdict(lambda: defaultdict(list))
         slow: dict[str, list[Finding]] = {}
         for each in found:
             if each.kind in _SLOW_KINDS:
-                slow.setdefault(_owner(each.container), [each])
+                slow.setdefault(_pod_of(each.container), [each])
             else:
-                quick[container_place(each.container)].append(each)
-        for place, findings in quick.items():
-            if not self._backoff.waits(place):
-                if self._repair(findings):
-                    self._backoff.well(place)
+                regions = quick[owner_of(each.container)]
+                regions[container_place(each.container)].append(each)
+        for owner, regions in quick.items():
+            if not self._backoff.waits(owner):
+                if self._repair_regions(regions.values()):
+                    self._backoff.well(owner)
                 else:
-                    self._backoff.failed(place)
-        due = [owner for owner in slow if not self._slow_backoff.waits(owner)]
+                    self._backoff.failed(owner)
+        due = [pod for pod in slow if not self._slow_backoff.waits(pod)]
         began_s = time.monotonic()
         # Who has had the fewest turns comes first.
-        for owner in sorted(due, key=self._slow_backoff.failures):
-            self._repair(slow[owner])
-            self._slow_backoff.failed(owner)
+        for pod in sorted(due, key=self._slow_backoff.failures):
+            self._repair(slow[pod])
+            self._slow_backoff.failed(pod)
             if time.monotonic() - began_s >= _LONG_S:
                 break
         containers = self._node.containers
-        places = frozenset(map(container_place, containers))
-        self._backoff.keep(frozenset(places))
-        self._slow_backoff.keep(frozenset(map(_owner, containers)))
-        self._voice.keep(places)
+        self._backoff.keep(frozenset(map(owner_of, containers)))
+        self._slow_backoff.keep(frozenset(map(_pod_of, containers)))
+        self._voice.keep(frozenset(map(container_place, containers)))
 
     def stop(self) -> None:
         """Nothing has to be taken back."""
 
+    def _repair_regions(self, regions: Iterable[list[Finding]]) -> bool:
+        """Repair what one owner's regions need, until it takes long; whether all of it was."""
+        began_s = time.monotonic()
+        well = True
+        for findings in regions:
+            if not well and time.monotonic() - began_s >= _LONG_S:
+                break
+            well = self._repair(findings) and well
+        return well
+
     def _repair(self, findings: list[Finding]) -> bool:
-        """Repair what one container needs; whether all of it was."""
+        """Repair what one region needs; whether all of it was."""
         container = findings[0].container
         failed = False
         try:
@@ -182,9 +194,7 @@ class RepairLoop:
         return not failed
 
 
-def _owner(container: Container | None) -> str:
-    """Whose region it is: a container can have many, at any path."""
-    if container is None:
-        return ""
-    own_id = container.container_id
-    return container.pod_uid or (container_place(container) if own_id is None else own_id.id)
+def _pod_of(container: Container | None) -> str:
+    """The pod of a container, if it has one: its containers take one turn together."""
+    pod = None if container is None else container.pod_uid
+    return pod or owner_of(container)

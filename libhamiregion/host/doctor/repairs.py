@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import time
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import attrs
 
-from libhamiregion.errors import RegionError
+from libhamiregion.errors import LockTimeout, RegionError
 from libhamiregion.text import printable
 from libhamiregion.units import format_size
 
 from .findings import FindingKind
+from .raw_slots import RawSlots
 from .scene import Used, memory_of, pid_words, place_of
 from .slots import memory_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from collections.abc import Container as Collection
 
     from libhamiregion.host.containers import Container
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from libhamiregion.lock import LockRecovery
     from libhamiregion.models import ProcessUsage
     from libhamiregion.region import Region
+    from libhamiregion.slot import SlotChange
 
     from .findings import Finding
     from .scene import Place
@@ -57,6 +61,8 @@ _ALREADY: tuple[str, ...] = ()
 _TRIES = 3
 # Each costs a descriptor.
 _OPEN_LIMIT = 64
+# A container can have a thousand wrong host pids, and give its lock just before each timeout.
+_TIMEOUTS_PER_REGION = 10
 
 
 @attrs.frozen
@@ -99,11 +105,16 @@ def repair(
     What dead processes hold is freed for a whole region: all that are proved dead, also those that
     count nothing.
 
+    A region that does not give its lock in time costs one timeout: its other repairs that need it
+    fail at once. No host pid is stored where its process writes to a slot that does not count,
+    which it would hide: orphaned slots are put right first.
+
     Args:
         node: The node that was diagnosed.
         findings: What `diagnose` returned; those that are not repairable are left out.
         dry_run: Only tell what would be done; no lock is taken and nothing opened for writing.
-        timeout_s: How long to wait for a region's lock, each time.
+        timeout_s: How long to wait for a region's lock, each time; ten times that for all its host
+            pids together.
         lock_watch_s: How long to watch a lock that nobody has signed for while processes use the
             region; less than 10 s proves nothing then.
         kinds: Only findings of these kinds; None means all.
@@ -161,6 +172,10 @@ class _Work:
         self._open: dict[Container, Region] = {}
         self._freed: dict[Container, dict[int, str]] = {}
         self._put_right: dict[Container, tuple[int, ...]] = {}
+        self._not_put_right: set[Container] = set()
+        self._orphans: dict[Container, frozenset[int]] = {}
+        self._busy: dict[Container, str] = {}
+        self._stored_for_s: defaultdict[Container, float] = defaultdict(float)
         self._seen: dict[Container, Used] = {}
         self._known: tuple[Container, ...] = ()
         self._by_place: dict[Place, Container] = {}
@@ -193,16 +208,15 @@ class _Work:
 
     def put_slots_right(self, finding: Finding) -> tuple[str, ...]:
         container = self._container(finding)
-        if container not in self._put_right:
-            region = self._read_only(container) if self._dry_run else self._region(container)
-            self._put_right[container] = region.repair_slots(
-                proc=self._node.proc, dry_run=self._dry_run, timeout_s=self._timeout_s
-            )
-        pids = self._put_right[container]
+        try:
+            pids = self._moved(container)
+            if pids and finding.pid is not None and finding.pid not in pids:
+                raise _Left(f"that the slot of process {finding.pid} was moved cannot be proved")
+        except BaseException:
+            self._not_put_right.add(container)
+            raise
         if not pids:
             return _ALREADY
-        if finding.pid is not None and finding.pid not in pids:
-            raise _Left(f"that the slot of process {finding.pid} was moved cannot be proved")
         verb = "would put" if self._dry_run else "put"
         return (f"{verb} the slots of {pid_words(pids)} right",)
 
@@ -217,11 +231,11 @@ class _Work:
             usage, process = self._proved(container, pid)
             if usage.host_pid == process.pid:
                 return _ALREADY
+            self._check_lock(container)
+            self._check_no_orphan(container, pid)
             if self._dry_run:
                 return (f"would store host pid {process.pid} for process {pid}",)
-            change = self._region(container).set_host_pid(
-                pid, process.pid, timeout_s=self._timeout_s
-            )
+            change = self._store(container, pid, process.pid)
             # If it ended meanwhile, its slot may be its successor's, which has another host pid.
             if self._facts.is_running(process):
                 if change.before == change.after:
@@ -236,7 +250,8 @@ class _Work:
         if self._dry_run:
             return self._would_free(container)
         if container not in self._freed:
-            self._freed[container] = self._free(container)
+            with self._under_lock(container):
+                self._freed[container] = self._free(container)
         freed = self._freed[container]
         if finding.pid is not None and finding.pid in freed:
             return (freed[finding.pid],)
@@ -276,6 +291,53 @@ class _Work:
         self._seen.update((each.container, each) for each in used)
         return used
 
+    def _moved(self, container: Container) -> tuple[int, ...]:
+        """The processes of a region whose slots have been put right, or would be."""
+        if container not in self._put_right:
+            region = self._read_only(container) if self._dry_run else self._region(container)
+            with self._under_lock(container):
+                self._put_right[container] = region.repair_slots(
+                    proc=self._node.proc, dry_run=self._dry_run, timeout_s=self._timeout_s
+                )
+        return self._put_right[container]
+
+    def _store(self, container: Container, pid: int, host_pid: int) -> SlotChange:
+        most_s = self._timeout_s * _TIMEOUTS_PER_REGION
+        if 0 < most_s <= self._stored_for_s[container]:
+            raise _Left(f"the region's other host pids have taken more than {most_s:g} s")
+        began_s = time.monotonic()
+        with self._under_lock(container):
+            change = self._region(container).set_host_pid(pid, host_pid, timeout_s=self._timeout_s)
+        self._stored_for_s[container] += time.monotonic() - began_s
+        return change
+
+    def _check_no_orphan(self, container: Container, pid: int) -> None:
+        """Refuse a host pid that would take away what proves another slot to be its process's.
+
+        The finding about that slot may not have been asked for, or its repair may have failed.
+        """
+        if container in self._not_put_right:
+            raise _Left("the region's slots could not be put right, which comes first")
+        if container not in self._orphans:
+            self._orphans[container] = self._find_orphans(self._seen[container])
+        if pid in self._orphans[container]:
+            raise _Left(
+                f"process {pid} writes to a slot that does not count, which its host pid would"
+                " hide; repair its orphaned_slot first"
+            )
+
+    def _find_orphans(self, used: Used) -> frozenset[int]:
+        if not used.has_seqlock:
+            return frozenset()
+        with RawSlots(used.region) as raw:
+            behind = set(raw.pids_from(len(used.slots)).values())
+        # The proof takes milliseconds; in most regions there is nothing to prove.
+        if behind.isdisjoint(usage.pid for usage, _ in used.alive):
+            return frozenset()
+        found = used.region.repair_slots(proc=self._node.proc, dry_run=True)
+        would_be_right = self._put_right.get(used.container, ()) if self._dry_run else ()
+        return frozenset(found) - frozenset(would_be_right)
+
     def _free(self, container: Container) -> dict[int, str]:
         freed = self._region(container).reap(proc=self._node.proc, timeout_s=self._timeout_s)
         return {
@@ -300,6 +362,20 @@ class _Work:
                     raise _Left(f"process {usage.pid} cannot be proved dead; its slot was left")
 
     # ---- regions ---------------------------------------------------------------------------------
+
+    def _check_lock(self, container: Container) -> None:
+        if container in self._busy:
+            raise _Left(self._busy[container])
+
+    @contextlib.contextmanager
+    def _under_lock(self, container: Container) -> Iterator[None]:
+        """Around what takes a region's lock; where it was not given once, nothing waits again."""
+        self._check_lock(container)
+        try:
+            yield
+        except LockTimeout as error:
+            self._busy[container] = str(error)
+            raise
 
     def _container(self, finding: Finding) -> Container:
         """The container as the node has it now."""

@@ -53,8 +53,9 @@ class Driver:
             # which is what nvidia-ml-py asks for.
             try:
                 self._handle = ctypes.CDLL(os.fspath(self._library))
-            except OSError:
-                raise Refusal("dlopen", NvmlState.LIBRARY_NOT_FOUND) from None
+            except OSError as error:
+                state = NvmlState.LIBRARY_NOT_FOUND
+                raise Refusal("dlopen", state, said=str(error)) from None
         self.call("nvmlInitWithFlags", 0)
         self.is_open = True
 

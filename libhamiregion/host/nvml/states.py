@@ -81,32 +81,37 @@ class NvmlFault:
         call: The NVML function.
         state: Its answer.
         code: The number that it returned, None where the state comes from no return value.
+        said: What the loader said of the library that was asked for by its path; None for the rest.
     """
 
     figure: str
     call: str
     state: NvmlState
     code: int | None = None
+    said: str | None = None
 
     @property
     def message(self) -> str:
         """What failed, how, and what to do, as one sentence."""
         number = f" ({self.code})" if self.state is NvmlState.UNDOCUMENTED else ""
-        return f"{self.call}: {self.state.explanation}{number}"
+        return f"{self.call}: {self.said or self.state.explanation}{number}"
 
 
 class Refusal(Exception):
     """A call that failed; never leaves the modules about NVML."""
 
-    def __init__(self, call: str, state: NvmlState, code: int | None = None) -> None:
-        super().__init__(call, state, code)
+    def __init__(
+        self, call: str, state: NvmlState, code: int | None = None, said: str | None = None
+    ) -> None:
+        super().__init__(call, state, code, said)
         self.call = call
         self.state = state
         self.code = code
+        self.said = said
 
     def fault(self, figure: str) -> NvmlFault:
         """The same as a value."""
-        return NvmlFault(figure, self.call, self.state, self.code)
+        return NvmlFault(figure, self.call, self.state, self.code, self.said)
 
 
 # nvmlReturn_t: part of NVML's binary interface, the same in all of its versions.
