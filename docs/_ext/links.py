@@ -48,6 +48,7 @@ ALIASES = {
     "ProcessState",
     "State",
     "TypeAliasForwardRef",
+    "KeptValue",
     "ValueKey",
 }
 
