@@ -218,6 +218,22 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(
     assert loop.counters()["repair_host_pid_missing"] == 0
 
 
+def test_where_not_everybody_can_be_seen_that_is_said_once(
+    scene: NodeScene, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.container("one")
+    with Node(scene.root, outside=False) as node:
+        loop = RepairLoop(node, settle_s=SETTLE_S, emit=events.append)
+        loop.run()
+        assert events == []
+        with monkeypatch.context() as patch:
+            patch.setattr(type(node.processes), "is_complete", False)
+            for _ in range(2):
+                loop.run()
+        loop.run()
+    assert [each.event for each in events] == ["sight_lost", "sight_restored"]
+
+
 def test_only_the_kinds_that_were_asked_for(scene: NodeScene, node: Node, start: Starter) -> None:
     file = scene.container("a")
     process = start()

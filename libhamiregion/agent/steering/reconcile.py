@@ -54,6 +54,9 @@ class RepairLoop:
     left alone for more and more passes, up to 64. So is one, for what takes 10 s of watching, also
     where that succeeds: who spoils its own lock again and again does not keep the others waiting.
 
+    Events (task ``repair``): ``repaired`` or ``would_repair``, ``failed``, and ``sight_lost`` and
+    ``sight_restored`` when processes of the node cannot be looked into, and can be again.
+
     Args:
         node: The node.
         interval_s: Seconds between two passes.
@@ -88,6 +91,7 @@ class RepairLoop:
         self._voice = Voice(self.name, emit)
         self._backoff = Backoff()
         self._slow_backoff = Backoff()
+        self._sees_all = True
         self._counts = {
             "repair_runs": 0,
             "repair_errors": 0,
@@ -116,6 +120,7 @@ class RepairLoop:
             if each.repairable and each.kind in self._kinds
         ]
         self._count("runs")
+        self._say_sight()
         quick: defaultdict[str, defaultdict[str, list[Finding]]]
         quick = defaultdict(lambda: defaultdict(list))
         slow: dict[str, list[Finding]] = {}
@@ -143,6 +148,19 @@ class RepairLoop:
         self._backoff.keep(frozenset(map(owner_of, containers)))
         self._slow_backoff.keep(frozenset(map(_pod_of, containers)))
         self._voice.keep(frozenset(map(container_place, containers)))
+
+    def _say_sight(self) -> None:
+        sees_all = self._node.processes.is_complete
+        if sees_all is not self._sees_all:
+            self._sees_all = sees_all
+            if sees_all:
+                self._voice.say("sight_restored", "all of the node's processes can be seen again")
+            else:
+                self._voice.say(
+                    "sight_lost",
+                    "not all of the node's processes can be seen from here: what they may have to"
+                    " do with is left alone; run as root in the host's pid namespace",
+                )
 
     def stop(self) -> None:
         """Nothing has to be taken back."""
