@@ -84,8 +84,10 @@ def ended_by(pid: int) -> int:
 
 
 def put_into_effect(scene: PlanScene, wanted: LimitPlan, **options: Any) -> None:
+    undo = scene.directory / "undo.yaml"
+    undo.unlink(missing_ok=True)  # what an earlier one has left is not written over
     with scene.node() as node, PlanApplier(node, scene.state, **options) as applier:
-        applier.apply(diff_plan(node, wanted), undo=scene.directory / "undo.yaml")
+        applier.apply(diff_plan(node, wanted), undo=undo)
 
 
 def one_by_one(then: Callable[[int], None]) -> Callable[..., Any]:

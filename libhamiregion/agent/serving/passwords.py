@@ -65,8 +65,9 @@ class Passwords:
         if check is None:
             if len(self._checking) >= _WAITING_LIMIT:
                 raise TooManyChecks
-            # For a user that there is not, the time is that of a wrong password.
-            candidate = hashed or next(iter(users.values()))
+            # For a user that there is not, the time is that of a wrong password: of the dearest
+            # one, where they cost differently.
+            candidate = hashed or max(users.values(), key=_cost)
             check = self._worker.run(lambda: _matches(candidate, password) and hashed is not None)
             self._checking[key] = check
             check.add_done_callback(lambda done: self._remember(key, done))
@@ -109,6 +110,11 @@ def _hash_of(users: Mapping[str, str], user: bytes) -> str | None:
         return users.get(user.decode())
     except UnicodeDecodeError:
         return None
+
+
+def _cost(hashed: str) -> str:
+    """What stands for the cost in ``$2b$12$...``: two digits."""
+    return hashed[4:6]
 
 
 def _matches(hashed: str, password: bytes) -> bool:
