@@ -343,14 +343,26 @@ struct attach_call {
     int32_t pid;
 };
 
+/* Whether the slot that a newcomer would take still has a name: maybe of a process that writes
+ * there. */
+static int is_tail_named(const hr_region *region)
+{
+    int32_t count;
+    int code = hr_checked_proc_num(region, &count);
+    if (code != HR_OK || count == HR_SLOTS || !hr_has_seqlock(region))
+        return code;
+    int32_t pid = hr_slot_pid(region, hr_slot(region, (uint32_t)count));
+    return pid != 0 && pid != getpid();
+}
+
+/* Under the lock: without mappers, 1 where they are needed, and nothing is done. */
 static int attach_work(void *argument)
 {
     struct attach_call *call = argument;
     hr_region *region = call->region;
-    int code = HR_OK;
-    if (call->mappers != NULL)
-        code = hr_step_over_orphans(region, call->mappers, call->watch);
-    if (code < 0)
+    int code = call->mappers == NULL ? is_tail_named(region)
+                                     : hr_step_over_orphans(region, call->mappers, call->watch);
+    if (code != HR_OK)
         return code;
     code = take_slot(region, call->pid, &call->attachment->index);
     if (code == HR_OK) {
@@ -360,25 +372,13 @@ static int attach_work(void *argument)
     return code;
 }
 
-/* The slot that the newcomer would take still has a name: maybe of a process that writes there. */
-static int is_tail_named(void *argument)
-{
-    const hr_region *region = argument;
-    int32_t count;
-    int code = hr_checked_proc_num(region, &count);
-    if (code != HR_OK || count == HR_SLOTS || !hr_has_seqlock(region))
-        return code;
-    int32_t pid = hr_slot_pid(region, hr_slot(region, (uint32_t)count));
-    return pid != 0 && pid != getpid();
-}
-
 static int attach_beside_orphans(struct attach_call *call, uint64_t timeout_ns)
 {
     hr_region *region = call->region;
     struct hr_mappers mappers;
-    int code = hr_run(region, is_tail_named, region);
+    int code = hr_run_locked(region, attach_work, call, timeout_ns);
     if (code <= 0)
-        return code < 0 ? code : hr_run_locked(region, attach_work, call, timeout_ns);
+        return code;
     code = hr_look_for_mappers(region, NULL, &mappers);
     if (code != HR_OK)
         return code;

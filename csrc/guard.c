@@ -121,6 +121,16 @@ static void on_sigbus(int signal_number, siginfo_t *info, void *context)
     errno = saved_errno;
 }
 
+void hr_guard_before_fork(void)
+{
+    pthread_mutex_lock(&installing);
+}
+
+void hr_guard_after_fork(void)
+{
+    pthread_mutex_unlock(&installing);
+}
+
 int hr_guard_install(void)
 {
     struct sigaction ours, found;

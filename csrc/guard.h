@@ -22,6 +22,10 @@
 /* Install the handler, or put it back on top.  HR_OK or HR_ESYSTEM. */
 int hr_guard_install(void);
 
+/* For pthread_atfork(): a child must not find it half installed by another thread. */
+void hr_guard_before_fork(void);
+void hr_guard_after_fork(void);
+
 typedef int hr_guarded_work(void *argument);
 
 /*

@@ -117,7 +117,10 @@ int hr_finish_removal(const hr_region *region);
 
 /* handles.c: the writable handles of this process, for fork() and for the questions below. */
 int hr_watch_forks(void);
-void hr_link_writable(hr_region *region);
+/* No child is forked in between, which would keep a descriptor that it does not know of. */
+void hr_hold_forks(void);
+void hr_let_forks(void);
+void hr_link_writable(hr_region *region); /* with forks held */
 void hr_unlink_writable(hr_region *region);
 
 /* One attachment per process and region: false if another handle has it. */

@@ -13,14 +13,26 @@ uint32_t hr_fork_generation;
 static pthread_mutex_t writable_guard = PTHREAD_MUTEX_INITIALIZER;
 static hr_region *writable_handles;
 
-static void before_fork(void)
+void hr_hold_forks(void)
 {
     pthread_mutex_lock(&writable_guard);
 }
 
-static void after_fork_in_parent(void)
+void hr_let_forks(void)
 {
     pthread_mutex_unlock(&writable_guard);
+}
+
+static void before_fork(void)
+{
+    hr_hold_forks();
+    hr_guard_before_fork();
+}
+
+static void after_fork_in_parent(void)
+{
+    hr_guard_after_fork();
+    hr_let_forks();
 }
 
 static void after_fork_in_child(void)
@@ -31,7 +43,7 @@ static void after_fork_in_child(void)
             close(region->fd);
         region->fd = -1;
     }
-    pthread_mutex_unlock(&writable_guard);
+    after_fork_in_parent();
 }
 
 static pthread_once_t fork_watch = PTHREAD_ONCE_INIT;
@@ -44,12 +56,10 @@ static void watch_forks(void)
 
 void hr_link_writable(hr_region *region)
 {
-    pthread_mutex_lock(&writable_guard);
     region->next_writable = writable_handles;
     if (writable_handles != NULL)
         writable_handles->previous_writable = region;
     writable_handles = region;
-    pthread_mutex_unlock(&writable_guard);
 }
 
 void hr_unlink_writable(hr_region *region)

@@ -24,7 +24,7 @@ static bool is_initial(int proc, const char *namespace_link)
  * see it if we are in it: only its own /proc has a `self` for us then.  Or if its
  * /proc is mounted here, where we may need a privilege to look at process 1.
  */
-static bool sees_everybody(int proc)
+bool hr_sees_everybody(int proc)
 {
     return is_initial(proc, "self/ns/pid") || is_initial(proc, "1/ns/pid");
 }
@@ -33,11 +33,11 @@ static bool sees_everybody(int proc)
  * neither. */
 static bool sees_first_process(int proc)
 {
-    struct hr_status status;
+    struct hr_mapper mapper;
     int process = openat(proc, "1", O_PATH | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
     if (process < 0)
         return false;
-    enum hr_seen seen = hr_read_status(process, &status);
+    enum hr_seen seen = hr_read_status(process, &mapper);
     close(process);
     return seen == HR_MAPS;
 }
@@ -45,13 +45,13 @@ static bool sees_first_process(int proc)
 /* In doubt it may: then the look at its maps says what is in the way. */
 static bool may_have_slot(int proc, const char *name, const struct hr_slot_pids *slots)
 {
-    struct hr_status status;
+    struct hr_mapper mapper;
     int process = openat(proc, name, O_PATH | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
     if (process < 0)
         return true;
-    enum hr_seen seen = hr_read_status(process, &status);
+    enum hr_seen seen = hr_read_status(process, &mapper);
     close(process);
-    return seen != HR_MAPS || hr_names_slot(slots, status.mapper.pids[status.mapper.levels - 1]);
+    return seen != HR_MAPS || hr_names_slot(slots, mapper.pids[mapper.levels - 1]);
 }
 
 static int scan(DIR *directory, hr_region *region, const struct hr_identity *identity,
@@ -62,7 +62,7 @@ static int scan(DIR *directory, hr_region *region, const struct hr_identity *ide
     char self[24];
     hr_read_link(at, "self", self, sizeof self);
     bool with_self = hr_is_used_by_process(region, own == HR_WITHOUT_OWN_HANDLE);
-    out->initial = sees_everybody(at);
+    out->initial = hr_sees_everybody(at);
     int code = HR_OK;
     struct dirent *entry;
     while (code == HR_OK && (errno = 0, entry = readdir(directory)) != NULL) {
@@ -90,11 +90,13 @@ int hr_find_mappers(hr_region *region, const char *proc, enum hr_own_handle own,
 {
     memset(out, 0, sizeof *out);
     struct hr_identity identity;
-    hr_own_identity(region, &identity);
+    int code = hr_own_identity(region, &identity);
+    if (code != HR_OK)
+        return code;
     DIR *directory = opendir(proc == NULL ? "/proc" : proc);
     if (directory == NULL)
         return hr_fail_errno(HR_ESYSTEM, errno);
-    int code = scan(directory, region, &identity, own, only, deadline_ns, out);
+    code = scan(directory, region, &identity, own, only, deadline_ns, out);
     closedir(directory);
     if (code != HR_OK)
         hr_free_mappers(out);

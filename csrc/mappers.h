@@ -13,12 +13,13 @@
 
 #include "lock.h"
 
-/* Namespaces nest 32 deep at most. */
-#define HR_PID_LEVELS 32
+/* Namespaces nest 32 deep at most, below the first one. */
+#define HR_PID_LEVELS 33
 
 struct hr_mapper {
     int32_t pids[HR_PID_LEVELS]; /* from this /proc's namespace to the innermost */
     uint32_t levels;
+    bool has_libvgpu; /* looked for in a later namespace, of processes of its own */
 };
 
 struct hr_mappers {
@@ -53,6 +54,9 @@ struct hr_slot_pids;
 int hr_find_mappers(hr_region *region, const char *proc, enum hr_own_handle own,
                     const struct hr_slot_pids *only, uint64_t deadline_ns, struct hr_mappers *out);
 void hr_free_mappers(struct hr_mappers *mappers);
+
+/* Whether that /proc, a directory, is the one of the first namespace. */
+bool hr_sees_everybody(int proc);
 
 /*
  * Whether the process lives that has `pid` in one of its namespaces, or, for the

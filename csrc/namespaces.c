@@ -11,6 +11,11 @@
 #include "handle.h"
 #include "process_files.h"
 
+/*
+ * Pids are small numbers, and a program of another container that has the region open for
+ * writing, such as this library in a sidecar, may well have that of a slot.  So outside the first
+ * namespace it has to be a process of libvgpu too, or this very one with its slot.
+ */
 static void judge_slot(struct hr_namespace_view *view, int32_t pid)
 {
     /* Also where this process is left out of the list. */
@@ -18,8 +23,12 @@ static void judge_slot(struct hr_namespace_view *view, int32_t pid)
         view->own = true;
     for (uint32_t i = 0; i < view->mappers->count; i++) {
         const struct hr_mapper *mapper = &view->mappers->list[i];
-        if (mapper->pids[mapper->levels - 1] == pid)
-            *(mapper->levels == 1 ? &view->own : &view->inner) = true;
+        if (mapper->pids[mapper->levels - 1] != pid)
+            continue;
+        if (mapper->levels > 1)
+            view->inner = true;
+        else if (view->mappers->initial || mapper->has_libvgpu)
+            view->own = true;
     }
 }
 
@@ -103,11 +112,11 @@ static bool may_be_inner(const struct namespace_search *search, const char *name
     if (process < 0)
         return false;
     char namespace[64];
-    struct hr_status status;
+    struct hr_mapper mapper;
     hr_read_link(process, "ns/pid", namespace, sizeof namespace);
     bool known = namespace[0] != '\0' && strcmp(namespace, search->namespace) == 0;
-    bool may = !known && hr_read_status(process, &status) == HR_MAPS && status.mapper.levels > 1 &&
-               hr_names_slot(search->slots, status.mapper.pids[status.mapper.levels - 1]);
+    bool may = !known && hr_read_status(process, &mapper) == HR_MAPS && mapper.levels > 1 &&
+               hr_names_slot(search->slots, mapper.pids[mapper.levels - 1]);
     close(process);
     return may;
 }
@@ -132,12 +141,12 @@ static int look_for_inner(struct namespace_search *search, DIR *directory,
 /* The namespace of that /proc is known where this process is in it: then it has one pid there. */
 static void name_namespace(struct namespace_search *search)
 {
-    struct hr_status status;
+    struct hr_mapper mapper;
     int self = openat(search->proc, "self", O_PATH | O_DIRECTORY | O_CLOEXEC);
     search->namespace[0] = '\0';
     if (self < 0)
         return;
-    if (hr_read_status(self, &status) == HR_MAPS && status.mapper.levels == 1)
+    if (hr_read_status(self, &mapper) == HR_MAPS && mapper.levels == 1)
         hr_read_link(self, "ns/pid", search->namespace, sizeof search->namespace);
     close(self);
 }
@@ -145,12 +154,14 @@ static void name_namespace(struct namespace_search *search)
 static bool shares_namespace(hr_region *region, DIR *directory, const struct hr_slot_pids *slots)
 {
     struct hr_identity identity;
-    hr_own_identity(region, &identity);
+    if (hr_own_identity(region, &identity) != HR_OK)
+        return false;
     struct namespace_search search = {
         .proc = dirfd(directory),
         .identity = &identity,
         .slots = slots,
         .with_self = hr_is_used_by_process(region, false),
+        .found = {.initial = hr_sees_everybody(dirfd(directory))},
     };
     struct hr_namespace_view view = {.region = region, .mappers = &search.found};
     hr_read_link(search.proc, "self", search.self, sizeof search.self);

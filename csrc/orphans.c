@@ -8,7 +8,6 @@ struct repair_call {
     hr_region *region;
     const struct hr_mappers *mappers;
     uint32_t dry_run;
-    bool unasked; /* somebody attaches and did not ask for repairs: only where it is certain */
     int32_t *pids;
     int32_t found;
     const struct hr_seqlock_watch *watch;
@@ -71,25 +70,29 @@ static bool hold_the_same(const hr_region *region, int32_t one, int32_t other)
 
 /*
  * Whether the slot at `copy` was left behind when its process's slot at `index` was
- * moved there.  The tail also keeps slots of earlier processes, and pids are used
- * again: a true copy has the host pid and the seqlock of the moment of the move, at
- * which it stands still, while the seqlock above only goes on from there.
+ * moved there.  The tail also keeps slots of earlier processes, and a container that starts
+ * again gives its processes the same pids, often with the same figures.  So the process
+ * must be seen writing at `index`, or be named there by its host pid, which it has alone.
+ * Then the copy has that host pid, or none yet, and a seqlock that stands still, while the
+ * one above only goes on from there.
  */
-static bool is_frozen_copy(const struct repair_call *call, int32_t copy, int32_t index)
+static bool is_frozen_copy(const struct repair_call *call, int32_t copy, int32_t index, int32_t pid)
 {
     const hr_region *region = call->region;
     if (moves(call, copy))
         return false;
     if (moves(call, index))
         return true;
+    int32_t named = host_pid_of(region, index), below = host_pid_of(region, copy);
+    int32_t now = hr_host_pid_of_slot(call->mappers, pid);
+    /* Drivers that answer with the container's own pids name every life of it the same. */
+    if (named == 0 || (now != 0 ? named != now : named == pid))
+        return false;
+    if (below != named)
+        return below == 0 && named == now;
     uint64_t frozen = seqlock_of(region, copy), going_on = seqlock_of(region, index);
-    int32_t host_pid = host_pid_of(region, copy);
-    bool same_host_pid = host_pid_of(region, index) == host_pid;
     if (hold_the_same(region, copy, index))
         return true;
-    /* 0 says nothing: most processes have found no host pid. */
-    if (!same_host_pid || (call->unasked && host_pid == 0))
-        return false;
     /* Emptied already by a repair that was killed: a slot in use has a status. */
     bool emptied = hr_slot_is_empty(region, hr_slot(region, (uint32_t)copy)) && going_on >= frozen;
     return emptied || going_on > frozen;
@@ -128,8 +131,23 @@ static bool is_orphan(const struct repair_call *call, int32_t index, int32_t cou
         return false;
     *copy = hr_find_slot(region, pid, count);
     if (*copy >= 0)
-        return is_frozen_copy(call, *copy, index);
+        return is_frozen_copy(call, *copy, index, pid);
     return is_only_slot(call, index, pid);
+}
+
+/* Whether no live process can be writing at `index`, at or above `count`. */
+static bool is_of_nobody_alive(const struct repair_call *call, int32_t index, int32_t count)
+{
+    int32_t pid = hr_slot_pid(call->region, hr_slot(call->region, (uint32_t)index));
+    if (pid <= 0)
+        return true;
+    if (pid == call->region->attached_pid)
+        return false;
+    enum hr_life life = hr_life_of_slot(call->mappers, pid);
+    if (life != HR_ALIVE)
+        return life == HR_DEAD;
+    int32_t copy = hr_find_slot(call->region, pid, count);
+    return (copy >= 0 && moves(call, copy)) || is_anothers(call, index, pid);
 }
 
 /*
@@ -172,9 +190,10 @@ static int repair_work(void *argument)
         return call->found;
     /* Copies first: until proc_num is raised a kill leaves the process uncounted, not doubled. */
     for (int32_t index = count; index <= highest; index++) {
-        /* Stale slots between orphans would be taken in as well. */
+        /* Stale slots between orphans would be taken in as well.  Where one may be its
+         * process's own it counts: too much rather than too little. */
         if (!is_orphan(call, index, count, &copy))
-            copy = index;
+            copy = is_of_nobody_alive(call, index, count) ? index : -1;
         if (copy >= 0) {
             hr_empty_slot(region, hr_slot(region, (uint32_t)copy));
             HR_POINT(REPAIR_COPY_CLEARED);
@@ -214,8 +233,7 @@ int hr_repair_slots(hr_region *region, const char *proc, uint32_t dry_run, uint6
 int hr_step_over_orphans(hr_region *region, const struct hr_mappers *mappers,
                          const struct hr_seqlock_watch *watch)
 {
-    const struct repair_call call = {
-        .region = region, .mappers = mappers, .watch = watch, .unasked = true};
+    const struct repair_call call = {.region = region, .mappers = mappers, .watch = watch};
     int32_t count;
     int code = hr_checked_proc_num(region, &count);
     if (code != HR_OK)
@@ -225,9 +243,9 @@ int hr_step_over_orphans(hr_region *region, const struct hr_mappers *mappers,
         if (pid <= 0 || pid == getpid() || hr_life_of_slot(mappers, pid) != HR_ALIVE)
             break;
         int32_t copy = hr_find_slot(region, pid, count);
-        if (copy >= 0 ? moves(&call, copy) : is_anothers(&call, index, pid))
+        if (is_of_nobody_alive(&call, index, count))
             break;
-        if (copy >= 0 && is_frozen_copy(&call, copy, index))
+        if (copy >= 0 && is_frozen_copy(&call, copy, index, pid))
             hr_empty_slot(region, hr_slot(region, (uint32_t)copy));
         hr_set_proc_num(region, index + 1);
     }

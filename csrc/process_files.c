@@ -32,9 +32,16 @@ static bool parse_mapping(const char *line, uint64_t *start, char permissions[5]
                   &out->major_number, &out->minor_number, &out->inode) == 5;
 }
 
-void hr_own_identity(const hr_region *region, struct hr_identity *out)
+static bool is_for_want_of_room(int error)
+{
+    return error == EMFILE || error == ENFILE || error == ENOMEM;
+}
+
+int hr_own_identity(const hr_region *region, struct hr_identity *out)
 {
     FILE *maps = fopen("/proc/self/maps", "re");
+    if (maps == NULL && is_for_want_of_room(errno))
+        return hr_fail_errno(HR_ESYSTEM, errno);
     char *line = NULL;
     size_t room = 0;
     bool found = false;
@@ -48,10 +55,11 @@ void hr_own_identity(const hr_region *region, struct hr_identity *out)
     if (maps != NULL)
         fclose(maps);
     if (found)
-        return;
+        return HR_OK;
     out->major_number = major(region->device_id);
     out->minor_number = minor(region->device_id);
     out->inode = region->inode;
+    return HR_OK;
 }
 
 /* Only these say that the process has ended.  All else, a lack of descriptors or of memory as much
@@ -116,6 +124,26 @@ static enum hr_seen read_maps(int directory, const char *name, const struct hr_i
     return seen;
 }
 
+/* Every process of a container that HAMi has given a GPU has it loaded. */
+static bool has_libvgpu(int process, uint64_t deadline_ns)
+{
+    FILE *maps = open_at(process, "maps");
+    char *line = NULL;
+    size_t room = 0, bytes = 0;
+    bool found = false;
+    while (maps != NULL && !found && bytes <= MOST_MAPS_BYTES && !is_past(deadline_ns)) {
+        ssize_t length = getline(&line, &room, maps);
+        if (length <= 0)
+            break;
+        bytes += (size_t)length;
+        found = strstr(line, "/libvgpu.so") != NULL;
+    }
+    free(line);
+    if (maps != NULL)
+        fclose(maps);
+    return found;
+}
+
 /* A process whose first thread has ended shows its maps only under the other threads. */
 static enum hr_seen read_maps_of_threads(int process, const struct hr_identity *identity,
                                          uint64_t deadline_ns)
@@ -158,7 +186,7 @@ static void parse_pids(const char *at, struct hr_mapper *out)
     }
 }
 
-enum hr_seen hr_read_status(int process, struct hr_status *out)
+enum hr_seen hr_read_status(int process, struct hr_mapper *out)
 {
     memset(out, 0, sizeof *out);
     FILE *status = open_at(process, "status");
@@ -167,14 +195,12 @@ enum hr_seen hr_read_status(int process, struct hr_status *out)
     char *line = NULL;
     size_t room = 0;
     errno = 0;
-    while (out->mapper.levels == 0 && getline(&line, &room, status) > 0) {
-        if (strncmp(line, "State:", 6) == 0)
-            out->zombie = strchr(line, 'Z') != NULL;
+    while (out->levels == 0 && getline(&line, &room, status) > 0) {
         if (strncmp(line, "NSpid:", 6) == 0)
-            parse_pids(line + 6, &out->mapper);
+            parse_pids(line + 6, out);
     }
     enum hr_seen seen = HR_MAPS;
-    if (out->mapper.levels == 0)
+    if (out->levels == 0)
         seen = feof(status) ? HR_REFUSED : after_failure(errno);
     free(line);
     fclose(status);
@@ -203,13 +229,16 @@ int hr_look_at_process(int proc, const char *name, const struct hr_identity *ide
         out->blind = out->blind || (!is_file && after_failure(errno) == HR_REFUSED);
         return HR_OK;
     }
-    struct hr_status status;
+    struct hr_mapper mapper;
     enum hr_seen known = HR_MAPS_NOT;
     enum hr_seen seen = read_maps(process, "maps", identity, deadline_ns);
     if (seen != HR_MAPS_NOT && seen != HR_GONE)
-        known = hr_read_status(process, &status);
-    if (seen == HR_MAPS_NOTHING && known == HR_MAPS && status.zombie)
+        known = hr_read_status(process, &mapper);
+    /* A kernel thread, or one whose first thread has ended or is about to. */
+    if (seen == HR_MAPS_NOTHING && known == HR_MAPS)
         seen = read_maps_of_threads(process, identity, deadline_ns);
+    if (seen == HR_MAPS && known == HR_MAPS && mapper.levels == 1 && !out->initial)
+        mapper.has_libvgpu = has_libvgpu(process, deadline_ns);
     close(process);
 
     if (known == HR_REFUSED)
@@ -217,12 +246,12 @@ int hr_look_at_process(int proc, const char *name, const struct hr_identity *ide
     if (known != HR_MAPS)
         return HR_OK;
     if (seen == HR_MAPS)
-        return append(&out->list, &out->count, &status.mapper);
+        return append(&out->list, &out->count, &mapper);
     /* The init of the host itself is no process of a container, also where it may not be
      * looked at. */
-    bool host_init = out->initial && status.mapper.levels == 1 && status.mapper.pids[0] == 1;
+    bool host_init = out->initial && mapper.levels == 1 && mapper.pids[0] == 1;
     if (seen == HR_REFUSED && !host_init)
-        return append(&out->unreadable, &out->unreadable_count, &status.mapper);
+        return append(&out->unreadable, &out->unreadable_count, &mapper);
     return HR_OK;
 }
 

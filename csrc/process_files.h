@@ -18,23 +18,16 @@ struct hr_identity {
 
 /*
  * Our own mapping tells how the file is called in everybody's maps.  A process that
- * has dropped its privileges may not read its own; then stat's numbers have to do.
+ * has dropped its privileges may not read its own; then stat's numbers have to do.  HR_ESYSTEM
+ * where it cannot be read now, for want of a descriptor or of memory.
  */
-void hr_own_identity(const hr_region *region, struct hr_identity *out);
+int hr_own_identity(const hr_region *region, struct hr_identity *out);
 
 /* HR_MAPS_NOTHING: an empty list, as kernel threads, zombies and dying processes have. */
 enum hr_seen { HR_MAPS_NOT, HR_MAPS, HR_MAPS_NOTHING, HR_REFUSED, HR_GONE };
 
-struct hr_status {
-    struct hr_mapper mapper;
-    bool zombie;
-};
-
-/*
- * The lines State and NSpid of a process by its directory: HR_MAPS if they are there, else
- * why not.
- */
-enum hr_seen hr_read_status(int process, struct hr_status *out);
+/* The line NSpid of a process by its directory: HR_MAPS if it is there, else why not. */
+enum hr_seen hr_read_status(int process, struct hr_mapper *out);
 
 /*
  * Put the process into one of the lists if it belongs there.  Maps that are too long, or

@@ -122,8 +122,13 @@ int hr_open(const char *path, uint32_t flags, uint32_t layout, hr_region **out)
     void *base = mmap(NULL, region->mapped_bytes, protection, MAP_SHARED, fd, 0);
     code = base == MAP_FAILED ? hr_fail_errno(HR_ESYSTEM, errno) : HR_OK;
     if (code == HR_OK && region->writable) {
+        hr_hold_forks();
         region->fd = open_for_locks(fd);
         code = region->fd < 0 ? region->fd : HR_OK;
+        region->base = base;
+        if (code == HR_OK)
+            hr_link_writable(region);
+        hr_let_forks();
     }
     close(fd);
     if (code != HR_OK) {
@@ -134,8 +139,6 @@ int hr_open(const char *path, uint32_t flags, uint32_t layout, hr_region **out)
         return code;
     }
     region->base = base;
-    if (region->writable)
-        hr_link_writable(region);
     *out = region;
     return found;
 }

@@ -233,7 +233,8 @@ class SlotTable(RegionHandle):
         """Become a process of the region, as libvgpu does when a program starts to use CUDA.
 
         Meant for processes inside the container: libvgpu takes a slot whose pid does not exist in
-        the container's namespace for a dead one, and removes it.
+        the container's namespace for a dead one, and removes it. And a slot that has this process's
+        pid already is taken for a predecessor's; in another namespace it may be a live one's.
 
         Args:
             timeout_s: How long this and each call on the slot may wait for the region's lock.

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "pid_namespace.h"
 
 uint64_t next_random(uint64_t *state)
 {
@@ -135,6 +136,10 @@ bool prepare_orphan(struct scene *scene, bool guest_notices)
         return false;
     if (last + 1 != peek32(file, layout->proc_num))
         return scene_fail(scene, "the guest's slot is not the last one");
+    /* What proves an idle one: its host pid, which can be known in the first namespace only. */
+    int32_t pid = atomic_load(&guest->pid);
+    poke32(file, slot_at(file, last, layout->slot_hostpid),
+           (uint32_t)(is_first_pid_namespace() ? pid : pid + 1));
     memcpy(file->bytes + slot_at(file, hole, 0), file->bytes + slot_at(file, last, 0),
            layout->slot_stride);
     poke32(file, layout->proc_num, last);

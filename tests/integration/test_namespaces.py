@@ -317,6 +317,29 @@ def test_slots_are_named_by_the_pids_inside(
         editor("region.suspend", member.pid_here)
 
 
+def test_a_pid_of_a_sidecar_proves_nothing_about_the_container(
+    layout: Layout,
+    region_file: RegionFileFactory,
+    inside: MakeActor,
+    elsewhere: MakeActor,
+) -> None:
+    """Two programs of a sidecar have the region open; one has the number of a slot."""
+    file = region_file(layout)
+    namesake = with_pid(elsewhere, 600, file)
+    other = with_pid(elsewhere, 620, file)
+    for process in (namesake, other):
+        process("attach")
+        process("slot.charge", 0, 100)
+    with_pid(inside, 600, file)
+    sidecar = with_pid(inside, 640, file)
+    assert sidecar("region.reap") == ()
+    hold(file, other.pid)
+    with pytest.raises(LockNotRecoverable):
+        sidecar("region.recover_lock", watch_s=0.0)
+    let_go(file)
+    assert used(file) == 200
+
+
 def test_inside_the_library_judges_its_own_processes(
     layout: Layout, region_file: RegionFileFactory, inside: MakeActor
 ) -> None:

@@ -160,3 +160,48 @@ def test_of_maps_without_end_a_part_is_read(
     assert opened.reap(proc=neighbour.proc) == ()
     assert 31 << 20 < written < 34 << 20
     assert pids(region) == [DEAD]
+
+
+# ---- who maps the region, by other tellings of /proc ----
+
+
+def mapping_of(region: Region) -> str:
+    """The line of this process's maps that is the region's."""
+    path = f" {region.path}\n"
+    lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines(keepends=True)
+    return next(line for line in lines if line.endswith(path) and " rw-s " in line)
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    proc = tmp_path / "proc"
+    for name in ("1", "123"):
+        (proc / name).mkdir(parents=True)
+        (proc / name / "status").write_text(f"Name:\tx\nState:\tS\nNSpid:\t{name}\n")
+        (proc / name / "maps").write_text(LINE)
+    (proc / "1" / "ns").mkdir()
+    (proc / "1" / "ns" / "pid").symlink_to("pid:[4026531836]")
+    return proc
+
+
+def test_a_process_as_deep_as_namespaces_go_is_seen(opened: Region, proc: Path) -> None:
+    """The kernel makes 32 below the first one."""
+    levels = [123, *range(1000, 1031), DEAD]
+    assert len(levels) == 33
+    own = proc / "123"
+    (own / "status").write_text("State:\tS\nNSpid:\t" + "\t".join(map(str, levels)) + "\n")
+    (own / "maps").write_text(mapping_of(opened))
+    assert opened.reap(proc=proc) == ()
+    assert opened.memory_used(0) == 640
+
+
+def test_one_whose_first_thread_is_ending_is_seen_by_the_others(opened: Region, proc: Path) -> None:
+    """It has let go of its memory, and is no zombie yet."""
+    own = proc / "123"
+    (own / "status").write_text(f"State:\tR\nNSpid:\t123\t{DEAD}\n")
+    (own / "maps").write_text("")
+    (own / "task" / "124").mkdir(parents=True)
+    (own / "task" / "124" / "maps").write_text(mapping_of(opened))
+    assert opened.reap(proc=proc) == ()
+    (own / "task" / "124" / "maps").write_text("")
+    assert opened.reap(proc=proc) == (ReapedSlot(DEAD, 640, removed=True),)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 from actors import Actor
-from lock_bytes import NOBODY, hold, is_free
+from lock_bytes import NOBODY, hold, is_free, let_go
 from patience import eventually
 from poke import RegionFile, RegionFileFactory
 from slot_bytes import WITH_SEQLOCK, WITHOUT_SEQLOCK, move_last_into, pids, put_slot, slot_bytes
@@ -111,8 +111,8 @@ def test_one_of_no_known_host_pid_is_taken_in_when_it_is_seen_writing(
     file.put("proc_num", slot)
     file.put("slot_hostpid", 0, slot=slot)
     assert repair(file) == ()
-    process.start("evaluate", AT_WORK, path=str(file.path), index=slot)
-    eventually(lambda: repair(file) == (process.pid,))
+    at_work(file, process, slot)
+    assert repair(file) == (process.pid,)
     assert pids(file) == [process.pid]
 
 
@@ -150,6 +150,114 @@ def test_who_attaches_takes_a_place_that_names_another_process(
     newcomer("slot.charge", 0, 1)
     assert used(file) == 1
     assert pids(file) == [newcomer.pid]
+
+
+def at_work(file: RegionFile, process: Actor, slot: int) -> None:
+    """From now on it accounts there again and again."""
+    before = file.get("slot_seqlock", slot=slot)
+    process.start("evaluate", AT_WORK, path=str(file.path), index=slot)
+    eventually(lambda: file.get("slot_seqlock", slot=slot) > before)
+
+
+@with_seqlock
+@pytest.mark.parametrize("seqlock", [1000, 2], ids=["another's figures", "the same figures"])
+def test_what_the_life_before_left_under_the_same_pid_is_no_orphan_without_a_host_pid(
+    seqlock: int, layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    """A container that starts again does the same under the same pids."""
+    file = region_file(layout)
+    process = actor(file)
+    slot = start(file, process, 700)
+    file.put("slot_hostpid", 0, slot=slot)
+    put_slot(file, slot + 2, slot_bytes(file, slot))
+    file.put("slot_seqlock", seqlock, slot=slot + 2)
+    before = file.content()
+    assert repair(file) == ()
+    assert file.content() == before
+
+
+@with_seqlock
+def test_drivers_that_answer_with_the_containers_own_pids_prove_nothing(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    file = region_file(layout)
+    process = actor(file)
+    slot = start(file, process, 700)
+    file.put("slot_hostpid", process.pid_here + 1, slot=slot)
+    put_slot(file, slot + 2, slot_bytes(file, slot))
+    file.put("slot_seqlock", 1000, slot=slot + 2)
+    assert repair(file) == ()
+    assert used(file) == 700
+
+
+@with_seqlock
+def test_one_whose_host_pid_was_found_after_it_was_moved_is_taken_in(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    file = region_file(layout)
+    orphan = actor(file)
+    file.add_process(DEAD, {0: 10_000})
+    slot = start(file, orphan, 100)
+    file.put("slot_hostpid", 0, slot=slot)
+    move_last_into(file, 0)
+    account(file, slot, 50)
+    file.put("slot_hostpid", orphan.pid_here, slot=slot)
+    assert repair(file) == (orphan.pid,)
+    assert used(file) == 150
+
+
+@with_seqlock
+@pytest.mark.parametrize("between", ["idle", "our own", "dead"])
+def test_what_may_be_a_live_ones_own_slot_between_orphans_is_not_emptied(
+    between: str, layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    """It would go on from 0, and below it when it frees what it has."""
+    file = region_file(layout)
+    idle, busy = actor(file), actor(file)
+    for number in range(2):
+        file.add_process(DEAD + number, {0: 10})
+    if between == "our own":
+        idle("attach")
+        idle("slot.charge", 0, 5000)
+        slot = file.get("proc_num") - 1
+    else:
+        slot = start(file, idle, 5000)
+        file.put("slot_hostpid", 0, slot=slot)
+    last = start(file, busy, 2000)
+    for hole in range(2):
+        move_last_into(file, hole)
+    if between == "dead":
+        idle.kill()
+    at_work(file, busy, last)
+    if between == "our own":
+        assert idle("region.repair_slots") == (busy.pid,)
+    else:
+        assert repair(file) == (busy.pid,)
+    left = file.get("slot_used.total", slot=slot)
+    assert left == (0 if between == "dead" else 5000)
+    if between == "our own":
+        idle("slot.release", 0, 5000)
+        assert used(file) < 10_000
+
+
+@with_seqlock
+def test_a_slot_that_is_moved_while_a_newcomer_waits_for_the_lock_is_not_taken(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    """Before it waited there was nothing behind the last slot."""
+    file = region_file(layout)
+    moved, newcomer = actor(file), actor(file)
+    file.add_process(DEAD, {0: 10})
+    slot = start(file, moved, 4000)
+    hold(file, moved.pid)
+    newcomer.start("attach", timeout_s=20.0)
+    assert not newcomer.is_done(within_s=0.3)
+    move_last_into(file, 0)
+    let_go(file)
+    newcomer.outcome()
+    newcomer("slot.charge", 0, 1)
+    assert file.get("slot_pid", slot=slot) == moved.pid
+    assert file.get("slot_used.total", slot=slot) == 4000
 
 
 @with_seqlock
@@ -262,8 +370,7 @@ def test_a_stale_slot_of_an_earlier_process_with_the_same_pid_is_no_orphan(
         file.put("slot_seqlock", 2, slot=stale)
     else:
         # Its own slot goes on while one looks, and so is not frozen.
-        process.start("evaluate", AT_WORK, path=str(file.path), index=slot)
-        eventually(lambda: file.get("slot_seqlock", slot=slot) > 1000)
+        at_work(file, process, slot)
     assert repair(file) == ()
     assert pids(file) == [process.pid]
     if difference != "it is at work below":

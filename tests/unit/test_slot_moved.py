@@ -143,6 +143,8 @@ def test_nobody_sees_an_orphan_of_a_process_of_this_library_once_it_has_noticed(
         file.add_process(NOBODY + number, {0: 1000})
     moved("attach")
     moved("slot.charge", 0, 50)
+    # As an agent on the host has stored it: who is idle is proved by that.
+    file.put("slot_hostpid", moved.pid_here, slot=3)
     move_last_into(file, 1)
     if notice:
         moved("slot.charge", 0, 1)
