@@ -88,3 +88,17 @@ def prometheus_server(
     finally:
         process.terminate()
         process.wait(30)
+
+
+@contextlib.contextmanager
+def prometheus_with(directory: Path, samples: str) -> Iterator[Prometheus]:
+    """Start Prometheus with what it has scraped: OpenMetrics with time stamps, of the last days."""
+    text = directory / "samples.om"
+    text.write_text(samples)
+    command = ["promtool", "tsdb", "create-blocks-from", "openmetrics", "--quiet"]
+    try:
+        subprocess.run([*command, text, directory / "tsdb"], check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("needs promtool")
+    with prometheus_server(directory, "global: {}\n") as server:
+        yield server

@@ -104,6 +104,29 @@ def test_processes_are_those_that_live_and_the_drivers_figures_are_theirs(
     assert (reading.container.namespace, reading.container.pod) == ("research", "bert-0")
 
 
+@needs_namespaces
+def test_what_the_driver_does_not_tell_of_one_process_is_not_known_of_all(
+    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    """A dead one has nothing to be told of; a sum without a live one would be too low."""
+    pod = node.add("train", pod="bert-0", memory_limits=[8 * GIB], uuids=[GPU])
+    (_, first), (_, second) = pod.attach(), pod.attach()
+    dead, _ = pod.attach()
+    pod.inside.tell("kill", dead)
+    known = f"process 0 compute {first} {1300 * MIB}"
+    with node.open() as opened:
+        reader = NodeReader(opened, sampler=nvml_sampler)
+        fake_driver.play(CARD, known, f"process 0 compute {second} {200 * MIB}")
+        (reading,) = reader.readings()
+        assert reading.driver_memory_bytes == 1500 * MIB
+        fake_driver.play(CARD, known, f"process 0 compute {second} unavailable")
+        (reading,) = reader.readings()
+        assert reading.driver_memory_bytes is None
+        fake_driver.play(CARD, known)
+        (reading,) = reader.readings()
+        assert reading.driver_memory_bytes == 1300 * MIB
+
+
 def test_a_driver_that_hangs_does_not_keep_the_recorder(
     scene: NodeScene, fake_driver: FakeDriver
 ) -> None:

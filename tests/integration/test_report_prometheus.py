@@ -5,7 +5,6 @@ import contextlib
 import http.server
 import json
 import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from called import call
-from prometheus_server import Prometheus, needs_prometheus, prometheus_server
+from prometheus_server import Prometheus, needs_prometheus, prometheus_with
 from recorded_day import GAP_S, GPUS, looks, tenants
 
 from libhamiregion.agent import (
@@ -78,18 +77,17 @@ def exposition() -> str:
                 f'podnamespace="{namespace}",podname="{pod}",ctrname="{each.container.name}",'
                 f'vdeviceid="0",deviceuuid="{each.device_uuid}"'
             )
+            more = [f'{{job="plain",{labels}}}', f'{{job="exported",{exported}}}']
             for name in NAMES:
                 if values[name] is None:
                     continue
-                more = [f'{{job="plain",{labels}}}', f'{{job="exported",{exported}}}']
                 samples[METRICS[name]] += [
                     f"{METRICS[name]}{each_} {values[name]} {at}" for each_ in more
                 ]
                 if name in LEGACY:
                     line = f'{LEGACY[name]}{{job="old",{old}}} {values[name]} {at}'
                     samples[LEGACY[name]].append(line)
-            info = f'{INFO}{{job="plain",namespace="{namespace}",pod="{pod}"}} 1 {at}'
-            samples[INFO].append(info)
+            samples[INFO] += [f"{INFO}{each_} 1 {at}" for each_ in more]
     lines = []
     for name, found in samples.items():
         lines.append(f"# TYPE {name} gauge")
@@ -101,15 +99,7 @@ def exposition() -> str:
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    directory = tmp_path_factory.mktemp("prometheus")
-    text = directory / "day.om"
-    text.write_text(exposition())
-    command = ["promtool", "tsdb", "create-blocks-from", "openmetrics", "--quiet"]
-    try:
-        subprocess.run([*command, text, directory / "tsdb"], check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("needs promtool")
-    with prometheus_server(directory, "global: {}\n") as server:
+    with prometheus_with(tmp_path_factory.mktemp("prometheus"), exposition()) as server:
         yield server
 
 
@@ -229,9 +219,11 @@ def server(answer: Answering, context: ssl.SSLContext | None = None) -> Iterator
         thread = threading.Thread(target=running.serve_forever, args=(0.01,))
         thread.start()
         scheme = "http" if context is None else "https"
-        yield f"{scheme}://127.0.0.1:{running.server_address[1]}"
-        running.shutdown()
-        thread.join()
+        try:
+            yield f"{scheme}://127.0.0.1:{running.server_address[1]}"
+        finally:
+            running.shutdown()
+            thread.join()
 
 
 def says(status: int, body: str, **headers: str) -> Answering:
@@ -361,12 +353,16 @@ def test_an_answer_has_its_series_and_what_the_server_said_about_it() -> None:
 def report_of(*values: str) -> Report:
     """A minute of one device that several export, with these values of every metric."""
     labels = {"namespace": "a", "pod": "b", "container": "c", "device_uuid": "GPU-a"}
-    result = [
+    result: list[dict[str, object]] = [
         {"metric": {**labels, "vdevice_index": "0", "job": str(job)}, "values": [[59.999, value]]}
         for job, value in enumerate(values)
     ]
     document = {"status": "success", "data": {"resultType": "matrix", "result": result}}
-    with server(says(200, json.dumps(document))) as url:
+
+    def answer(request: http.server.BaseHTTPRequestHandler) -> None:
+        says(200, EMPTY if LEGACY["used"] in request.path else json.dumps(document))(request)
+
+    with server(answer) as url:
         return make_report(PrometheusHistory(PrometheusApi(url), step_s=60), 0, 60_000)
 
 

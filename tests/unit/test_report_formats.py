@@ -6,6 +6,7 @@ import html.parser
 import io
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,6 +110,28 @@ def test_no_text_in_csv_is_a_formula_or_steers_a_terminal(hostile: Report) -> No
     for line in lines:
         for name in ("namespace", "pod", "container", "pod_uid", "device_uuid"):
             assert not line[name].startswith(("=", "+", "-", "@", "\t", "\r"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "GPU-a;=cmd|'/c calc'!A0;",
+        "GPU-a,=1+1",
+        'GPU-a;"=1+1',
+        'GPU-a; "" +1',
+        "GPU-a;;@SUM(1)",
+        " =1+1",
+        '"=1+1',
+        "a;\uff1d1",
+    ],
+)
+def test_no_way_to_divide_a_line_of_csv_makes_a_formula(day: Report, name: str) -> None:
+    """Where commas are for decimals, spreadsheets divide at semicolons, and know no quotes then."""
+    text = report_csv(attrs.evolve(day, rows=(attrs.evolve(day.allocations[0], device_uuid=name),)))
+    cells = re.split(r"[,;\t\r\n]", text)
+    assert not [cell for cell in cells if re.match(r'[\s"]*[=+@\uff1d]', cell)]
+    (line,) = csv.DictReader(io.StringIO(text, newline=""))
+    assert line["device_uuid"].replace("'", "") == name.replace("'", "")
 
 
 # ---- JSON ----------------------------------------------------------------------------------------

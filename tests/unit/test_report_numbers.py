@@ -20,6 +20,7 @@ from libhamiregion.agent import (
     Timeline,
     Usage,
     make_report,
+    report_html,
 )
 from libhamiregion.agent.report.models import LEVELS
 from libhamiregion.host import Selector
@@ -338,6 +339,132 @@ def test_a_device_whose_uuid_becomes_known_is_one_row(tmp_path: Path) -> None:
     assert row.unused_longest_hours == pytest.approx(1)
     (device,) = report.rows
     assert device.memory_peak_bytes == GIB
+
+
+def test_a_device_has_what_was_used_of_it_before_its_uuid_was_known(tmp_path: Path) -> None:
+    """Its row says the same thing in all its figures."""
+    path = tmp_path / "node.db"
+    container = RecordedContainer("0b5c", "train")
+    before = Reading(container, 0, None, 8 * GIB, 16 * GIB)
+    after = Reading(container, 0, "GPU-a", GIB, 16 * GIB)
+    write_minutes(path, [[before]] * 60 + [[after]] * 60)
+    for report in (of_day(path, by="device"), of_day(path, until_ms=SINCE_MS + 3_600_000)):
+        (row,), (device,) = report.allocations, report.devices
+        assert device.device_uuid == row.device_uuid == "GPU-a"
+        for field in ("observed_s", "device_hours", "used_gib_hours", "memory_average_bytes"):
+            assert getattr(device, field) == getattr(row, field)
+        assert device.memory_peak_bytes == 8 * GIB
+    assert of_day(path).devices[0].observed_s == 7_200
+
+
+def test_a_device_that_is_unknown_for_a_while_is_the_one_that_is_told_next(tmp_path: Path) -> None:
+    path = tmp_path / "node.db"
+    container = RecordedContainer("0b5c", "train")
+    told = [
+        Reading(container, 0, uuid, used * GIB)
+        for used, uuid in enumerate(("GPU-a", None, "GPU-b"), start=1)
+    ]
+    write_minutes(path, [[each] for each in told for _ in range(60)])
+    report = of_day(path)
+    assert {row.device_uuid: row.memory_peak_bytes for row in report.rows} == {
+        "GPU-a": GIB,
+        "GPU-b": 3 * GIB,
+    }
+    assert [row.observed_s for row in report.rows] == [3_600, 7_200]
+
+
+def test_activity_belongs_to_what_is_there_wherever_a_report_begins(tmp_path: Path) -> None:
+    """The uuid is known, then not for a few looks, then known again."""
+    path = tmp_path / "node.db"
+    container = RecordedContainer("0b5c", "train")
+    known = Reading(container, 0, "GPU-a", GIB, None, None, 80)
+    unknown = Reading(container, 0, None, GIB, None, None, 0)
+    write_minutes(path, [[known]] * 5 + [[unknown]] * 3 + [[known]] * 42)
+    (whole,) = of_day(path).rows
+    assert whole.busy_gpu_hours == pytest.approx(47 / 60 * 0.8)
+    (part,) = of_day(path, SINCE_MS + 600_000).rows
+    assert part.busy_gpu_hours == pytest.approx(40 / 60 * 0.8)
+
+
+# ---- several regions of one container ------------------------------------------------------------
+
+OWN = RecordedContainer("0b5c", "train", None, None, "research", "bert-0")
+MADE = RecordedContainer("0b5c", "train", "c0ffee", "/tmp/own.cache", "research", "bert-0")
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_several_regions_that_of_the_directory_counts(tmp_path: Path, order: int) -> None:
+    """As the exporter shows it; a container cannot hide what it uses behind another region."""
+    path = tmp_path / "node.db"
+    own = Reading(OWN, 0, "GPU-a", 40 * GIB, 48 * GIB, 50, 90)
+    empty = Reading(MADE, 0, "GPU-a", 0, 48 * GIB, 50, 0)
+    grown = attrs.evolve(empty, memory_used_bytes=3 * GIB, sm_util_percent=7)
+    beside = Reading(MADE, 1, "GPU-b", 20 * GIB)
+    minutes = [[own]] * 10 + [[own, empty]] * 20 + [[own, grown, beside]] * 20 + [[own]] * 10
+    write_minutes(path, [readings[::order] for readings in minutes])
+    report = of_day(path)
+    (row,) = report.rows
+    assert row.memory_average_bytes == 40 * GIB
+    assert row.busy_gpu_hours == pytest.approx(0.9)
+    assert report.total is not None
+    assert report.total.memory_peak_bytes == 40 * GIB
+    assert report.total.limit_gib_hours == pytest.approx(48)
+    (warning,) = report.warnings
+    assert "'train' of pod 'bert-0'" in warning
+    assert "'/tmp/own.cache', with up to 20 GiB" in warning
+    assert of_day(path, select=Selector(container="other")).warnings == ()
+
+
+def test_without_one_in_its_directory_another_region_counts_and_steps_back(tmp_path: Path) -> None:
+    path = tmp_path / "node.db"
+    own = Reading(OWN, 0, "GPU-a", 5 * GIB, None, None, 50)
+    made = Reading(MADE, 0, "GPU-a", 2 * GIB, None, None, 10)
+    last = attrs.evolve(
+        made, container=attrs.evolve(MADE, place="/tmp/z.cache"), memory_used_bytes=GIB
+    )
+    write_minutes(
+        path, [[made]] * 15 + [[made, last]] * 15 + [[made, last, own]] * 15 + [[made]] * 15
+    )
+    report = of_day(path)
+    (row,) = report.rows
+    assert row.used_gib_hours == pytest.approx((2 + 1 + 5 + 2) / 4)
+    assert row.busy_gpu_hours == pytest.approx((10 + 10 + 50 + 10) / 400)
+    (warning,) = report.warnings
+    assert "'/tmp/own.cache' and 1 more, with up to 2 GiB" in warning
+
+
+# ---- limits that come and go, and containers that end --------------------------------------------
+
+
+def test_memory_counts_against_limits_while_there_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "node.db"
+    limited = Reading(OWN, 0, "GPU-a", GIB, 2 * GIB)
+    free = Reading(OWN, 0, "GPU-a", 60 * GIB)
+    write_minutes(path, [[limited]] * 60 + [[free]] * 60)
+    report = of_day(path)
+    for row in (*report.rows, *report.namespaces, report.total):
+        assert row is not None
+        assert row.limited_used_gib_hours == pytest.approx(1)
+        assert row.used_gib_hours == pytest.approx(61)
+    assert '<span class="what">Memory limits in use</span><b>50 %</b>' in report_html(report)
+
+
+def test_a_group_is_unused_since_all_that_is_there_is(tmp_path: Path) -> None:
+    path = tmp_path / "node.db"
+    idle, ended, busy = (
+        Reading(attrs.evolve(OWN, pod_uid=uid, pod=uid), 0, "GPU-a", used, GIB)
+        for uid, used in (("1", 0), ("2", GIB), ("3", GIB))
+    )
+    hour = 3_600_000
+    write_minutes(path, [[idle]] * 60 + [[idle, ended]] * 60 + [[idle]] * 60)
+    report = of_day(path)
+    assert [row.unused_since_ms for row in report.rows] == [SINCE_MS, None]
+    # Until it ended, the other one used memory.
+    assert [row.unused_since_ms for row in report.namespaces] == [SINCE_MS + 2 * hour]
+    write_minutes(tmp_path / "busy.db", [[idle, ended]] * 60 + [[idle, busy]] * 60)
+    assert of_day(tmp_path / "busy.db").namespaces[0].unused_since_ms is None
+    write_minutes(tmp_path / "over.db", [[ended, busy]] * 60 + [[busy]] * 60)
+    assert of_day(tmp_path / "over.db").namespaces[0].unused_since_ms is None
 
 
 def test_sizes_that_no_gpu_has_are_left_out_and_told(tmp_path: Path) -> None:

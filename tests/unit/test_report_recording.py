@@ -226,9 +226,31 @@ def test_where_the_clock_was_set_back_what_was_recorded_later_counts(path: Path,
     assert pen.look(reading(used=2)).began == "clock"
     pen.look(reading(used=2), times=3)
     found = looks(path)
-    assert seconds(found)[-4:] == [(100, 115), (115, 130), (130, 145), (145, 160)]
-    assert seconds(found)[-5] == (90, 100)
-    assert list(found[-4].states.values()) == [AllocationState(2, 2, None)]
+    again = seconds(found).index((100, 115))
+    assert seconds(found)[again - 1 :][:6] == [
+        (90, 100), (100, 115), (115, 130), (130, 145), (145, 160), (160, 165)
+    ]  # fmt: skip
+    assert list(found[again].states.values()) == [AllocationState(2, 2, None)]
+    # From there on the earlier record is the only one.
+    assert found[again + 4].full
+    assert list(found[again + 4].states.values()) == [AllocationState(1, 1, None)]
+    assert seconds(found)[-1] == (285, 300)
+
+
+def test_a_clock_that_was_wrong_for_a_look_hides_nothing(path: Path, pen: Pen) -> None:
+    """A look of 1970 is told of in 1970, and costs no other its time."""
+    pen.look(reading(used=1), times=10)
+    pen.at_ms -= T0
+    assert pen.look(reading(used=2)).began == "clock"
+    pen.at_ms += T0
+    pen.look(reading(used=3), times=10)
+    found = looks(path)
+    assert [look.start_ms for look in found] == sorted(look.start_ms for look in found)
+    assert (found[0].start_ms, found[0].end_ms) == (150_000, 165_000)
+    expected = [(15.0 * at, 15.0 * (at + 1)) for at in range(21) if at != 10]
+    assert seconds(found)[1:] == expected
+    with Recording(path) as recording:
+        assert recording.span_ms() == (150_000, T0 + 315_000)
 
 
 def test_part_of_a_recording_begins_with_what_held_then(path: Path, pen: Pen) -> None:
@@ -241,6 +263,19 @@ def test_part_of_a_recording_begins_with_what_held_then(path: Path, pen: Pen) ->
     assert list(found[0].states.values()) == [AllocationState(2 * GIB, 2 * GIB, None), None]
     assert looks(path, (T0 - 100, T0)) == []
     assert looks(path, (T0 + 10 * HOUR_MS, T0 + 11 * HOUR_MS)) == []
+
+
+def test_activity_of_what_is_not_there_any_more_is_forgotten(path: Path, pen: Pen) -> None:
+    """Also where a look begins in the middle, with all that has been before it."""
+    pen.look(reading(sm_util_percent=10))
+    pen.look(reading(device_uuid=None, sm_util_percent=0))
+    pen.look(reading(sm_util_percent=80), times=3)
+    (look, *_) = looks(path, (T0 + 40_000, T0 + 60_000))
+    with Recording(path) as recording:
+        list(recording.looks(*ALWAYS))
+        now = [number for number, state in look.states.items() if state is not None]
+        assert [recording.allocation(number).device_uuid for number in now] == ["GPU-a"]
+    assert look.activity == {now[0]: (80, None)}
 
 
 # ---- bounds --------------------------------------------------------------------------------------
@@ -279,7 +314,62 @@ def test_a_wrong_clock_does_not_empty_the_recording(path: Path) -> None:
     pen.look(reading(), times=3)
     pen.writer.close()
     with Recording(path) as recording:
-        assert recording.span_ms() == (T0, pen.at_ms)
+        found = list(recording.looks(T0, pen.at_ms))
+    assert found[0].start_ms == T0
+    assert all(a.end_ms == b.start_ms for a, b in itertools.pairwise(found[:480]))
+    assert found[-1].end_ms == pen.at_ms
+
+
+def test_a_container_that_came_back_within_an_hour_is_kept_with_what_it_used(path: Path) -> None:
+    """Its series was written anew in the middle of a segment, and not at the beginning of one."""
+    pen = Pen(path, retention_s=3 * 3600)
+    idle = attrs.evolve(TRAIN, pod_uid="9f00", name="idle")
+    back, late = SERVE, attrs.evolve(SERVE, pod_uid="2d7e", pod="late-1")
+    for number in range(6 * 240):
+        minute, hour = number % 240 // 4, number // 240
+        present = [reading(idle)]
+        if number == 0 or (hour < 3 and 20 <= minute < 40):
+            present.append(reading(back, 5 * GIB))
+        if number >= 5 * 240 + 120:
+            present.append(reading(late, 7 * GIB))
+        pen.look(*present)
+    pen.writer.close()
+    used: dict[str | None, set[int]] = {}
+    with Recording(path) as recording:
+        for look in recording.looks(*ALWAYS):
+            for number, state in look.states.items():
+                if state is not None:
+                    pod = recording.allocation(number).pod_uid
+                    used.setdefault(pod, set()).add(state.memory_used_bytes)
+    assert used == {"9f00": {GIB}, back.pod_uid: {5 * GIB}, "2d7e": {7 * GIB}}
+
+
+def test_no_number_is_used_again(path: Path) -> None:
+    pen = Pen(path, retention_s=2 * 3600)
+    pen.look(reading(), reading(SERVE))
+    hours(pen, 5)
+    assert query(path, "SELECT id FROM series") == [(1,)]
+    pen.look(reading(), reading(SERVE))
+    assert query(path, "SELECT id FROM series ORDER BY id") == [(1,), (3,)]
+    assert query(path, "SELECT id FROM containers ORDER BY id") == [(1,), (3,)]
+
+
+def test_series_that_nothing_names_go_and_all_others_stay(path: Path) -> None:
+    """Whatever `last_look` says, as in a file that another program has written."""
+    pen = Pen(path, retention_s=2 * 3600)
+    pen.look(reading(), reading(SERVE))
+    hours(pen, 2)
+    pen.writer.close()
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE series SET last_look = 0")
+    connection.commit()
+    connection.close()
+    again = Pen(path, retention_s=2 * 3600)
+    again.at_ms, again.running_ms = pen.at_ms, pen.running_ms
+    hours(again, 4)
+    assert query(path, "SELECT name FROM containers") == [("train",)]
+    found = looks(path)
+    assert all(state is not None for look in found for state in look.states.values())
 
 
 def test_the_file_stays_within_its_size(path: Path) -> None:
@@ -326,6 +416,15 @@ def test_a_container_that_shows_another_uuid_at_every_look_costs_a_bounded_numbe
     for number in range(300):
         pen.look(reading(device_uuid=f"GPU-{number}"))
     assert query(path, "SELECT count(*) FROM series") == [(64,)]
+
+
+def test_of_two_regions_that_are_called_the_same_the_one_with_more_counts(
+    path: Path, pen: Pen
+) -> None:
+    pen.look(reading(used=5 * GIB), reading(used=GIB))
+    pen.look(reading(used=GIB), reading(used=6 * GIB))
+    found = [state for look in looks(path) for state in look.states.values()]
+    assert found == [AllocationState(used, used, None) for used in (5 * GIB, 6 * GIB)]
 
 
 def test_sizes_that_sqlite_cannot_hold_are_the_largest_that_it_can(path: Path, pen: Pen) -> None:
@@ -400,6 +499,28 @@ def test_damage_is_said_to_be_damage(path: Path, pen: Pen) -> None:
         file.seek(4096)
         file.write(os.urandom(size - 8192))
     with pytest.raises(RecordingDamaged, match="is damaged"), Recording(path) as recording:
+        list(recording.looks(*ALWAYS))
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        ("DELETE FROM looks", "look 1, which begins a segment, is missing"),
+        ("DELETE FROM looks WHERE id = 1", "look 1, which begins a segment, is missing"),
+        ("DELETE FROM series", "series 1, which look 1 has, is missing"),
+        ("DELETE FROM containers", "series 1, which look 1 has, is missing"),
+        ("DELETE FROM states; DELETE FROM series", "series 1, which look 1 has, is missing"),
+        ("UPDATE looks SET at_ms = at_ms - 60000 WHERE id = 2", "look 2 is earlier than the one"),
+        ("UPDATE looks SET at_ms = 5 WHERE id = 3", "look 3 is earlier than look 1"),
+    ],
+)
+def test_rows_that_are_missing_are_damage(path: Path, pen: Pen, broken: str, said: str) -> None:
+    pen.look(reading(sm_util_percent=5), times=3)
+    pen.writer.close()
+    connection = sqlite3.connect(path)
+    connection.executescript(broken)
+    connection.close()
+    with pytest.raises(RecordingDamaged, match=said), Recording(path) as recording:
         list(recording.looks(*ALWAYS))
 
 

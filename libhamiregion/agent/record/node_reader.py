@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from libhamiregion.agent.patient_driver import PatientDriver
 from libhamiregion.host.usage import node_processes
@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     from libhamiregion.host.containers import Container
     from libhamiregion.host.node import ContainerView, Node
     from libhamiregion.host.nvml import NvmlSampler
+    from libhamiregion.host.usage import NodeProcess
 
 # A pod's directories of logs can come after its region.
 _ASK_AGAIN_S = 60.0
+# Memory in bytes and SM utilisation in percent, None where not known.
+_DriverFigures: TypeAlias = "tuple[int | None, int | None]"
 _HAS_UTILIZATION = tuple(layout.has_utilization for layout in LAYOUTS)
 
 
@@ -58,17 +61,9 @@ class NodeReader:
         sample = None if self._driver is None else self._driver.sample()
         views = self._node.view()
         processes = _alive(views)
-        driver: dict[tuple[Container, int], tuple[int | None, int | None]] = {}
+        driver: dict[tuple[Container, int], _DriverFigures] = {}
         if sample is not None:
-            for process in node_processes(views, self._node.processes, sample):
-                if process.container is not None:
-                    for used in process.devices:
-                        if used.index is not None:
-                            key = (process.container, used.index)
-                            driver[key] = _added(
-                                driver.get(key, (None, None)),
-                                (used.memory_driver_bytes, used.driver_sm_percent),
-                            )
+            driver = _driver_figures(node_processes(views, self._node.processes, sample))
         snapshot = self._node.snapshot()
         regions, devices = snapshot.table.regions, snapshot.table.devices
         has_utilization = [
@@ -146,15 +141,25 @@ def _alive(views: Iterable[ContainerView]) -> dict[Container, int]:
     }
 
 
-def _added(
-    sums: tuple[int | None, int | None], more: tuple[int | None, int | None]
-) -> tuple[int | None, int | None]:
-    """Sums in which what is not known counts nothing, unless nothing is."""
-    memory, sm = (
-        each if other is None else other if each is None else each + other
-        for each, other in zip(sums, more, strict=True)
-    )
-    return memory, sm
+def _driver_figures(rows: Iterable[NodeProcess]) -> dict[tuple[Container, int], _DriverFigures]:
+    """Sums over the processes of a container, None where one of them is not known."""
+    found: dict[tuple[Container, int], _DriverFigures] = {}
+    for row in rows:
+        if row.container is None or row.state == "dead":
+            continue
+        for used in row.devices:
+            if used.index is None:
+                continue
+            memory, sm = found.get((row.container, used.index), (0, 0))
+            found[row.container, used.index] = (
+                _added(memory, used.memory_driver_bytes),
+                _added(sm, used.driver_sm_percent),
+            )
+    return found
+
+
+def _added(total: int | None, more: int | None) -> int | None:
+    return None if total is None or more is None else total + more
 
 
 def _place(region_path: str | None, proc: str) -> str | None:

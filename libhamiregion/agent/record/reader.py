@@ -19,10 +19,17 @@ from libhamiregion.agent.report.history import (
     Look,
 )
 
-from .recording import CLOCK, NotARecording, RecordingUnavailable, check_kind, recording_error
+from .recording import (
+    CLOCK,
+    NotARecording,
+    RecordingUnavailable,
+    check_kind,
+    damaged,
+    recording_error,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
@@ -43,6 +50,15 @@ class _Segment:
     end_ms: int
     interval_ms: int
     cause: str
+
+
+@attrs.frozen
+class _Stretch:
+    """Time for which a segment counts."""
+
+    segment: _Segment
+    start_ms: int
+    end_ms: int
 
 
 class Recording:
@@ -123,8 +139,8 @@ class Recording:
         Raises:
             RecordingDamaged, RecordingUnavailable: It cannot be read.
         """
-        segments = self._segments()
-        return (segments[0].start_ms, segments[-1].end_ms) if segments else None
+        stretches = self._stretches()
+        return (stretches[0].start_ms, stretches[-1].end_ms) if stretches else None
 
     def facts(self) -> HistoryFacts:
         """What there is to say about the source.
@@ -163,66 +179,84 @@ class Recording:
             # One transaction: what retention deletes meanwhile stays readable here.
             self._connection.execute("BEGIN")
             try:
-                segments = [
-                    segment
-                    for segment in self._segments()
-                    if segment.start_ms < until_ms and segment.end_ms > since_ms
-                ]
+                stretches = self._stretches()
                 self._read_allocations()
-                end_ms = None
-                for segment in segments:
-                    self._resolution_ms = segment.interval_ms
-                    for look in self._of_segment(segment, since_ms, until_ms):
-                        assert end_ms is None or look.start_ms >= end_ms  # noqa: S101
-                        end_ms = look.end_ms
-                        yield look
+                for stretch in stretches:
+                    start_ms = max(stretch.start_ms, since_ms)
+                    end_ms = min(stretch.end_ms, until_ms)
+                    if start_ms < end_ms:
+                        self._resolution_ms = stretch.segment.interval_ms
+                        yield from self._of_segment(stretch.segment, start_ms, end_ms)
             finally:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
         except sqlite3.Error as error:
             raise recording_error(error, self.path) from error
 
+    def _stretches(self) -> list[_Stretch]:
+        """What counts when, in the order of time: where two tell of a moment, the later record."""
+        found: list[_Stretch] = []
+        taken: list[tuple[int, int]] = []
+        for segment in reversed(self._segments()):
+            at_ms = segment.start_ms
+            for start_ms, end_ms in (*taken, (segment.end_ms, segment.end_ms)):
+                if at_ms < min(start_ms, segment.end_ms):
+                    found.append(_Stretch(segment, at_ms, min(start_ms, segment.end_ms)))
+                at_ms = max(at_ms, end_ms)
+            taken = _joined([*taken, (segment.start_ms, segment.end_ms)])
+        return sorted(found, key=lambda stretch: stretch.start_ms)
+
     def _segments(self) -> list[_Segment]:
+        found = []
         try:
             rows = self._connection.execute(
                 "SELECT first_look, interval_ms, cause,"
                 " lead(first_look) OVER (ORDER BY first_look) FROM segments ORDER BY first_look"
             ).fetchall()
-            found = []
             for first, interval_ms, cause, following in rows:
-                start_ms, last, last_ms = self._connection.execute(
-                    "SELECT (SELECT at_ms FROM looks WHERE id = ?), id, at_ms FROM looks"
-                    " WHERE id < ? ORDER BY id DESC LIMIT 1",
-                    (first, following if following is not None else 2**62),
+                start = self._connection.execute(
+                    "SELECT at_ms FROM looks WHERE id = ?", (first,)
                 ).fetchone()
+                if start is None:
+                    raise damaged(f"look {first}, which begins a segment, is missing", self.path)
+                last, last_ms = self._connection.execute(
+                    "SELECT id, at_ms FROM looks WHERE id < ? ORDER BY id DESC LIMIT 1",
+                    (following if following is not None else 2**62,),
+                ).fetchone()
+                if last_ms < start[0]:
+                    raise damaged(f"look {last} is earlier than look {first}", self.path)
                 end_ms = last_ms + interval_ms
-                found.append(_Segment(first, last, start_ms, last_ms, end_ms, interval_ms, cause))
+                found.append(_Segment(first, last, start[0], last_ms, end_ms, interval_ms, cause))
         except sqlite3.Error as error:
             raise recording_error(error, self.path) from error
         for segment, following in itertools.pairwise(found):
             passed_ms = following.start_ms - segment.last_ms
             if following.cause != CLOCK and 0 < passed_ms <= 2 * segment.interval_ms:
                 segment.end_ms = following.start_ms
-        # From the last one on: what was recorded later counts where both tell of the same moment.
-        limit_ms = 2**62
-        for segment in reversed(found):
-            segment.end_ms = min(segment.end_ms, limit_ms)
-            limit_ms = min(limit_ms, segment.start_ms)
-        return [segment for segment in found if segment.end_ms > segment.start_ms]
+        return found
 
     def _read_allocations(self) -> None:
-        self._allocations = {
-            number: Allocation(
-                namespace, pod, name or _short_id(container_id) or place, pod_uid, index, uuid
+        rows = self._connection.execute(
+            "SELECT series.id, container, device_index, device_uuid, pod_uid, name, container_id,"
+            " place, namespace, pod FROM series JOIN containers ON containers.id = series.container"
+            " ORDER BY series.id"
+        ).fetchall()
+        uuids: dict[tuple[int, int], list[tuple[int, str]]] = {}
+        for number, container, index, uuid, *_ in rows:
+            if uuid is not None:
+                uuids.setdefault((container, index), []).append((number, uuid))
+        self._allocations = {}
+        for number, container, index, uuid, *names in rows:
+            pod_uid, name, container_id, place, namespace, pod = names
+            self._allocations[number] = Allocation(
+                namespace,
+                pod,
+                name or _short_id(container_id) or place,
+                pod_uid,
+                index,
+                uuid or _told_later(number, uuids.get((container, index), ())),
+                place,
             )
-            for number, index, uuid, pod_uid, name, container_id, place, namespace, pod in (
-                self._connection.execute(
-                    "SELECT series.id, device_index, device_uuid, pod_uid, name, container_id,"
-                    " place, namespace, pod FROM series JOIN containers"
-                    " ON containers.id = series.container"
-                )
-            )
-        }
 
     def _of_segment(self, segment: _Segment, since_ms: int, until_ms: int) -> Iterator[Look]:
         span = (segment.first_look, segment.last_look)
@@ -246,17 +280,24 @@ class Recording:
             )
         )
         upcoming = next(times, None)
+        before_ms = segment.start_ms
         full = True
         changed: dict[int, AllocationState | None] = {}
         active: dict[int, Activity] = {}
         while upcoming is not None:
             look, at_ms = upcoming
             upcoming = next(times, None)
-            end_ms = segment.end_ms if upcoming is None else min(upcoming[1], segment.end_ms)
+            if at_ms < before_ms:
+                raise damaged(f"look {look} is earlier than the one before", self.path)
+            before_ms = at_ms
+            end_ms = segment.end_ms if upcoming is None else upcoming[1]
             for row in states.of(look):
-                changed[row[1]] = _state(row)
+                series = self._known(row)
+                changed[series] = state = _state(row)
+                if state is None:
+                    active.pop(series, None)
             for active_row in activity.of(look):
-                active[active_row[1]] = (active_row[2], active_row[3])
+                active[self._known(active_row)] = (active_row[2], active_row[3])
             # What changed before the report begins is what it begins with.
             if end_ms <= max(at_ms, since_ms):
                 continue
@@ -264,6 +305,12 @@ class Recording:
                 return
             yield Look(max(at_ms, since_ms), min(end_ms, until_ms), full, changed, active)
             full, changed, active = False, {}, {}
+
+    def _known(self, row: _Row) -> int:
+        series: int = row[1]
+        if series not in self._allocations:
+            raise damaged(f"series {series}, which look {row[0]} has, is missing", self.path)
+        return series
 
 
 class _Rows:
@@ -286,6 +333,23 @@ class _Rows:
 def _state(row: _Row) -> AllocationState | None:
     _, _, used, limit, sm_limit, processes, driver = row
     return None if used is None else AllocationState(used, used, limit, sm_limit, processes, driver)
+
+
+def _told_later(number: int, uuids: Sequence[tuple[int, str]]) -> str | None:
+    """Which device it was before the container told: the next that it told of, or the last."""
+    following = [uuid for told, uuid in uuids if told > number]
+    return following[0] if following else uuids[-1][1] if uuids else None
+
+
+def _joined(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same time in as few intervals as can be, in order."""
+    found: list[tuple[int, int]] = []
+    for start_ms, end_ms in sorted(intervals):
+        if found and start_ms <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end_ms))
+        else:
+            found.append((start_ms, end_ms))
+    return found
 
 
 def _short_id(container_id: str | None) -> str | None:

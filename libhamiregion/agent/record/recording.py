@@ -26,15 +26,17 @@ START, GAP, CLOCK, CONTINUED = "start", "gap", "clock", "continued"
 
 # NULL is unlimited for a limit, and not known for a figure. A row of `states` in which used_bytes
 # is NULL says that there is nothing to be read from here on. `activity` is apart because it changes
-# at nearly every look of a busy container, and the rest hardly ever.
+# at nearly every look of a busy container, and the rest hardly ever. A series' `last_look` is the
+# last at which all of it was written: at the beginning of a segment, or when it came back. No id is
+# used again: what is left of a container must never become another one's.
 SCHEMA: Final = """
 CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE containers (
-    id INTEGER PRIMARY KEY,
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
     pod_uid TEXT, name TEXT, container_id TEXT, place TEXT, namespace TEXT, pod TEXT
 );
 CREATE TABLE series (
-    id INTEGER PRIMARY KEY,
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
     container INTEGER NOT NULL REFERENCES containers (id),
     device_index INTEGER NOT NULL, device_uuid TEXT,
     last_look INTEGER NOT NULL
@@ -164,7 +166,7 @@ class NotARecording(RecordingError, ValueError):
 
 
 class RecordingDamaged(RecordingError):
-    """SQLite finds the file's pages wrong: move it away and begin another."""
+    """Pages or rows of the file are wrong or missing: move it away and begin another."""
 
 
 class RecordingInUse(RecordingError):
@@ -187,12 +189,17 @@ def recording_error(error: sqlite3.Error, path: PathLike) -> RecordingError:
         return NotARecording(f"{shown} is not a recording: {said}", path=path)
     # sqlite3 has no class of its own for a damaged file; what can pass is an OperationalError.
     if isinstance(error, sqlite3.DatabaseError) and type(error) is sqlite3.DatabaseError:
-        return RecordingDamaged(
-            f"{shown} is damaged ({said}); move it away, and what sqlite3's .recover saves of it"
-            " can be read again",
-            path=path,
-        )
+        return damaged(said, path)
     return RecordingUnavailable(f"{shown}: {said}", path=path)
+
+
+def damaged(said: str, path: PathLike) -> RecordingDamaged:
+    """The error for a file of which so much is wrong."""
+    return RecordingDamaged(
+        f"{str(path)!r} is damaged ({said}); move it away, and what sqlite3's .recover saves of it"
+        " can be read again",
+        path=path,
+    )
 
 
 def check_kind(connection: sqlite3.Connection, path: PathLike) -> bool:

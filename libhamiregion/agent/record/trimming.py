@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import sqlite3
+    from collections.abc import Iterator
 
 _HOUR_MS = 3_600_000
 # Pages given back to the file system per look: some milliseconds of work.
@@ -51,6 +53,8 @@ class Trimmer:
         limit = self._max_size_bytes
         if limit is not None and self.size_bytes() > limit - limit // 16:
             deleted |= self._drop_to(limit - limit // 4)
+        if deleted:
+            self._drop_unused_series()
         free = self._pragma("freelist_count")
         if free * _FREE_SHARE > self._pragma("page_count") and (new_segment or look % 16 == 0):
             # Each step of the statement moves one page, and `execute` makes one step only.
@@ -91,24 +95,38 @@ class Trimmer:
         return deleted
 
     def _drop_before(self, look: int) -> bool:
-        connection = self._connection
-        assert connection is not None  # noqa: S101 (attached first)
-        connection.execute("BEGIN IMMEDIATE")
-        try:
+        with self._transaction() as connection:
             for table, column in (
                 ("states", "look"),
                 ("activity", "look"),
                 ("looks", "id"),
                 ("segments", "first_look"),
-                ("series", "last_look"),
             ):
                 connection.execute(f"DELETE FROM {table} WHERE {column} < ?", (look,))  # noqa: S608
+        return True
+
+    def _drop_unused_series(self) -> None:
+        with self._transaction() as connection:
+            # All rows are read for this where `last_look` lets one go. It does not decide alone:
+            # what a row names has to stay.
+            connection.execute(
+                "DELETE FROM series WHERE last_look < (SELECT min(first_look) FROM segments)"
+                " AND id NOT IN (SELECT series FROM states)"
+                " AND id NOT IN (SELECT series FROM activity)"
+            )
             connection.execute(
                 "DELETE FROM containers WHERE id NOT IN (SELECT container FROM series)"
             )
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        connection = self._connection
+        assert connection is not None  # noqa: S101 (attached first)
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield connection
             connection.execute("COMMIT")
         except BaseException:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
-        return True

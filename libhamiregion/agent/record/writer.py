@@ -264,7 +264,7 @@ class RecordingWriter:
 
         Args:
             readings: All that there is; what is missing is gone. Of several for the same device of
-                a container the last counts.
+                a container the one with most memory used counts.
             at_ms: When, Unix milliseconds.
             running_ms: The same moment by a clock that nobody sets, such as ``CLOCK_BOOTTIME``:
                 what tells a gap from a clock that was set.
@@ -352,10 +352,10 @@ class RecordingWriter:
                 connection.execute(
                     "INSERT INTO segments VALUES (?, ?, ?)", (look, self._interval_ms, began)
                 )
-                connection.executemany(
-                    "UPDATE series SET last_look = ? WHERE id = ?",
-                    [(look, series) for series in seen],
-                )
+            connection.executemany(
+                "UPDATE series SET last_look = ? WHERE id = ?",
+                [(look, came) for came in seen.keys() - states.keys()],
+            )
             connection.execute("COMMIT")
         except BaseException:
             # The cache may name rows that are not there: only a new connection is right.
@@ -393,6 +393,9 @@ class RecordingWriter:
                 _cell(each.processes),
                 _cell(each.driver_memory_bytes),
             )
+            # A container that makes a second region must not hide behind it what it uses.
+            if series in seen and (seen[series][0][0] or 0) > each.memory_used_bytes:
+                continue
             seen[series] = (state, (_cell(each.sm_util_percent), _cell(each.driver_sm_percent)))
         return seen
 

@@ -21,6 +21,8 @@ class Allocation:
         pod_uid: UID of the pod; None where the source has none.
         device_index: The device's index in its container.
         device_uuid: ``GPU-…`` or ``MIG-…``; None if it was never told.
+        place: Path of its region in the container, for one outside the node's directories, which
+            the container has made itself; else None.
     """
 
     namespace: str | None
@@ -29,6 +31,7 @@ class Allocation:
     pod_uid: str | None
     device_index: int
     device_uuid: str | None
+    place: str | None = None
 
 
 @attrs.frozen
@@ -39,9 +42,10 @@ class AllocationState:
         memory_used_bytes: Over what the look stands for: the value, or the average.
         memory_peak_bytes: The highest within it.
         memory_limit_bytes: None if unlimited.
-        sm_limit_percent: None if unlimited, or if the source does not know SM limits at all.
+        sm_limit_percent: None if unlimited, or if the source does not know it.
         processes: That live; None if not known.
         driver_memory_bytes: The driver's figure; None if not known.
+        sm_limit_known: Whether None for the SM limit means that there is none.
     """
 
     memory_used_bytes: int
@@ -50,6 +54,7 @@ class AllocationState:
     sm_limit_percent: int | None = None
     processes: int | None = None
     driver_memory_bytes: int | None = None
+    sm_limit_known: bool = True
 
 
 #: SM utilisation in percent, as accounted and as the driver says; None where not known.
@@ -89,7 +94,7 @@ class HistoryFacts:
         node: The node's name; None where it is not about one.
         resolution_s: How far apart looks are; the latest, if that changed.
         averaged: Whether a look stands for several samples, with an average and a peak.
-        knows_sm_limits: Whether the source has SM limits.
+        knows_sm_limits: Whether the source has SM limits, of some of the looks at least.
         warnings: What a reader of the report should know.
     """
 

@@ -20,6 +20,7 @@ from .models import (
     Timeline,
     Usage,
 )
+from .region_choice import RegionChoice
 from .tally import AllocationTally, Bins, GroupTally, percentile
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class _Adding:
         pods: bool,
     ) -> None:
         self._history = history
+        self._choice = RegionChoice(history.allocation)
         self._since_ms, self._until_ms = since_ms, until_ms
         self._select = select
         self._pods = pods
@@ -98,11 +100,11 @@ class _Adding:
         self._points = -(-(until_ms - since_ms) // self._step_ms) if points else 0
         #: Number in a look to its tally; None for what is not selected.
         self._numbers: dict[int, AllocationTally | None] = {}
-        self._tallies: dict[tuple[object, ...], list[AllocationTally]] = {}
+        self._tallies: dict[Allocation, AllocationTally] = {}
         self._total = GroupTally(self._bins())
         self._groups: dict[tuple[str, _Key], GroupTally] = {}
         self._gaps: list[Gap] = []
-        self._now_ms = since_ms
+        self._now_ms = self._end_ms = since_ms
         self._unbelievable: set[Allocation] = set()
 
     def _bins(self) -> Bins | None:
@@ -118,8 +120,9 @@ class _Adding:
             if look.start_ms > end_ms:
                 self._end_all(end_ms)
                 self._gaps.append(Gap(end_ms, look.start_ms))
-            self._add(look)
+            self._add(self._choice.chosen(look))
             end_ms = look.end_ms
+        self._end_ms = end_ms
         for tally in self._all():
             tally.finish(end_ms)
         for group in (self._total, *self._groups.values()):
@@ -128,7 +131,7 @@ class _Adding:
             self._gaps.append(Gap(end_ms, self._until_ms))
 
     def _all(self) -> Iterable[AllocationTally]:
-        return (tally for tallies in self._tallies.values() for tally in tallies)
+        return self._tallies.values()
 
     def _end_all(self, now_ms: int) -> None:
         for tally in self._all():
@@ -137,7 +140,8 @@ class _Adding:
 
     def _add(self, look: Look) -> None:
         now_ms = self._now_ms = look.start_ms
-        # One allocation can stand under two numbers, that before its uuid was known and that after.
+        # One allocation can stand under several numbers: before its uuid was known and after, or of
+        # the region that counted until now and that which counts from now on.
         changed: dict[AllocationTally, AllocationState | None] = {}
         for number, state in look.states.items():
             tally = self._tally(number)
@@ -177,21 +181,11 @@ class _Adding:
             return tally
 
     def _tally_of(self, allocation: Allocation) -> AllocationTally:
-        key = (*attrs.astuple(allocation)[:4], allocation.device_index)
-        same = self._tallies.setdefault(key, [])
-        for tally in same:
-            uuid = tally.allocation.device_uuid
-            if allocation.device_uuid is None or uuid == allocation.device_uuid:
-                return tally
-        for tally in same:
-            if tally.allocation.device_uuid is None:
-                # The container has told meanwhile which device it is.
-                tally.allocation = allocation
-                tally.join(self._groups_of(allocation), self._now_ms)
-                return tally
-        tally = AllocationTally(allocation, self._bins())
-        tally.join(self._groups_of(allocation), self._now_ms)
-        same.append(tally)
+        key = attrs.evolve(allocation, place=None)
+        tally = self._tallies.get(key)
+        if tally is None:
+            tally = self._tallies[key] = AllocationTally(key, self._bins())
+            tally.join(self._groups_of(key), self._now_ms)
         return tally
 
     def _groups_of(self, allocation: Allocation) -> tuple[GroupTally, ...]:
@@ -251,6 +245,9 @@ class _Adding:
                 f" {allocation.pod or allocation.pod_uid!r}: its region shows sizes above"
                 f" {_BELIEVABLE_BYTES >> 40} TiB, which no GPU has; those samples are left out"
             )
+        for left_out in self._choice.left_out.values():
+            if self._select is None or _is_selected(self._select, left_out.allocation):
+                yield left_out.words
 
     def _usage(
         self, tally: AllocationTally, facts: HistoryFacts, policy: SuggestionPolicy
@@ -258,14 +255,21 @@ class _Adding:
         allocation = tally.allocation
         p99 = min(percentile(tally.peak_time_ms, 0.99) or 0, tally.used_peak)
         return Usage(
-            **attrs.asdict(allocation),
+            namespace=allocation.namespace,
+            pod=allocation.pod,
+            container=allocation.container,
+            pod_uid=allocation.pod_uid,
+            device_index=allocation.device_index,
+            device_uuid=allocation.device_uuid,
             allocations=1,
             first_seen_ms=tally.first_ms or 0,
             last_seen_ms=tally.last_ms,
             observed_s=tally.observed_ms / 1000,
             device_hours=tally.observed_ms / _HOUR_MS,
             allocated_gpu_hours=(
-                tally.share_ms / 100 / _HOUR_MS if facts.knows_sm_limits else None
+                tally.share_ms / 100 / _HOUR_MS
+                if facts.knows_sm_limits and tally.share_known_ms
+                else None
             ),
             busy_gpu_hours=tally.busy / 100 / _HOUR_MS if tally.known_ms else None,
             driver_busy_gpu_hours=tally.driver_busy / 100 / _HOUR_MS if tally.driver_ms else None,
@@ -279,6 +283,7 @@ class _Adding:
             peak_at_ms=tally.peak_at_ms or 0,
             limit_gib_hours=tally.limit_ms / _GIB_HOUR,
             used_gib_hours=tally.used_ms / _GIB_HOUR,
+            limited_used_gib_hours=tally.limited_used_ms / _GIB_HOUR,
             unused_gib_hours=tally.unused_limit_ms / _GIB_HOUR,
             unused_hours=tally.unused_ms / _HOUR_MS,
             unused_longest_hours=tally.unused_longest_ms / _HOUR_MS,
@@ -305,7 +310,8 @@ class _Adding:
         )
 
     def _sum(self, group: GroupTally, rows: Sequence[Usage]) -> Usage:
-        ends = [row.unused_since_ms for row in rows]
+        present = [row.unused_since_ms for row in rows if row.last_seen_ms >= self._end_ms]
+        ended = [row.last_used_ms for row in rows if row.last_seen_ms < self._end_ms]
         used = [row.last_used_ms for row in rows if row.last_used_ms is not None]
         return Usage(
             namespace=_common(row.namespace for row in rows),
@@ -332,10 +338,11 @@ class _Adding:
             peak_at_ms=group.peak_at_ms or 0,
             limit_gib_hours=sum(row.limit_gib_hours for row in rows),
             used_gib_hours=sum(row.used_gib_hours for row in rows),
+            limited_used_gib_hours=sum(row.limited_used_gib_hours for row in rows),
             unused_gib_hours=sum(row.unused_gib_hours for row in rows),
             unused_hours=sum(row.unused_hours for row in rows),
             unused_longest_hours=max(row.unused_longest_hours for row in rows),
-            unused_since_ms=None if None in ends else max(end for end in ends if end is not None),
+            unused_since_ms=_unused_since(present, ended),
             last_used_ms=max(used, default=None),
             loaded_idle_hours=sum(row.loaded_idle_hours for row in rows),
             leftover_hours=_total(row.leftover_hours for row in rows),
@@ -381,6 +388,13 @@ def _matches(pattern: str | None, *names: str | None) -> bool:
 def _common(values: Iterable[str | None]) -> str | None:
     found = set(values)
     return found.pop() if len(found) == 1 else None
+
+
+def _unused_since(present: Sequence[int | None], last_used: Iterable[int | None]) -> int | None:
+    """Since when a group has used nothing, by what is there and by what has ended."""
+    if not present or None in present:
+        return None
+    return max(moment for moment in (*present, *last_used) if moment is not None)
 
 
 def _total(values: Iterable[float | None]) -> float | None:

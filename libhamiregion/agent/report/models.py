@@ -133,7 +133,8 @@ class Usage:
         last_seen_ms: The same.
         observed_s: For how long there are figures; of a group, of at least one of it.
         device_hours: For how long devices were held, whatever the share; summed.
-        allocated_gpu_hours: The same, each weighted with its SM limit; None if the source has none.
+        allocated_gpu_hours: The same, each weighted with its SM limit, for the time in which that
+            is known; None if it never is.
         busy_gpu_hours: SM utilisation over time, 100 % at most for each allocation; None if there
             was no figure at all.
         driver_busy_gpu_hours: The same with the driver's figures.
@@ -148,6 +149,7 @@ class Usage:
         peak_at_ms: When it was reached first.
         limit_gib_hours: Memory limits over time.
         used_gib_hours: Memory used over time.
+        limited_used_gib_hours: The same for the time in which there was a limit.
         unused_gib_hours: Limits over the time in which nothing at all was used.
         unused_hours: That time; summed.
         unused_longest_hours: The longest of it without a break or a gap; of a group, of any of it.
@@ -186,6 +188,7 @@ class Usage:
     peak_at_ms: int
     limit_gib_hours: float
     used_gib_hours: float
+    limited_used_gib_hours: float
     unused_gib_hours: float
     unused_hours: float
     unused_longest_hours: float

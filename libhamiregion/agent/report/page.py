@@ -125,7 +125,7 @@ def _tiles(page: Page, total: Usage) -> str:
     there = [row for row in rows if page.is_there(row)]
     unused = [row for row in there if row.unused_since_ms is not None]
     held = sum(row.memory_limit_bytes or 0 for row in unused)
-    used_of_limited = sum(row.used_gib_hours for row in rows if row.limit_gib_hours)
+    used_of_limited = total.limited_used_gib_hours
     containers = {(row.namespace, row.pod, row.pod_uid, row.container) for row in rows}
     pods = {container[:3] for container in containers}
     tiles = (

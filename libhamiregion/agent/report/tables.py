@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import datetime as dt
 import io
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
 #: Changes whenever a key of the JSON, or what it means, does.
 JSON_SCHEMA: Final = "hamiregion-report/1"
 
-# Spreadsheets take a cell that begins so for a formula; full-width forms are read as the same.
-_FORMULA_STARTS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+# Spreadsheets take a cell that begins so for a formula; full-width forms are read as the same. In
+# some countries they divide lines at semicolons, and see no quotes within what they divide.
+_FORMULA = re.compile(r"""(^|[,;\t])(?=[\s"]*[=+\-@\uff1d\uff0b\uff0d\uff20])""")
 _TEXTS = ("namespace", "pod", "container", "pod_uid", "device_uuid")
 _LEFT_OUT = ("suggestion", "timeline")
 _COLUMNS: Final = tuple(field.name for field in attrs.fields(Usage) if field.name not in _LEFT_OUT)
@@ -32,7 +34,8 @@ def report_csv(report: Report) -> str:
 
     One row per container and device, or whatever `Report.by` says. Columns are the fields of
     `Usage` but its timeline; times are UTC in ISO 8601 (``peak_at``, for ``peak_at_ms``), and what
-    is not known is empty. A text that a spreadsheet would take for a formula has a ``'`` before it.
+    is not known is empty. What a spreadsheet would take for a formula has a ``'`` before it, also
+    within a text, after each character at which it may divide the line.
     """
     lines = io.StringIO(newline="")
     writer = csv.writer(lines, lineterminator="\r\n")
@@ -66,8 +69,7 @@ def _cell(name: str, value: object) -> object:
     if value is None:
         return ""
     if name in _TEXTS:
-        text = printable(str(value))
-        return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
+        return _FORMULA.sub(r"\1'", printable(str(value)))
     if isinstance(value, float):
         return round(value, 6)
     if name.endswith("_ms") and isinstance(value, int):

@@ -176,10 +176,12 @@ class AllocationTally:
         "last_used_ms",
         "leftover_ms",
         "limit_ms",
+        "limited_used_ms",
         "observed_ms",
         "peak_at_ms",
         "peak_time_ms",
         "processes_peak",
+        "share_known_ms",
         "share_ms",
         "sm",
         "state",
@@ -208,7 +210,9 @@ class AllocationTally:
         self.last_used_ms: int | None = None
         #: Of the unused stretch at the very end.
         self.unused_since_ms: int | None = None
-        self.observed_ms = self.used_ms = self.limit_ms = self.unlimited_ms = self.share_ms = 0
+        self.observed_ms = self.used_ms = self.limit_ms = self.unlimited_ms = 0
+        self.limited_used_ms = 0
+        self.share_ms = self.share_known_ms = 0
         self.unused_ms = self.unused_limit_ms = self.unused_longest_ms = 0
         self.idle_ms = self.leftover_ms = self.known_ms = self.driver_ms = 0
         self.busy = self.driver_busy = 0.0
@@ -280,11 +284,14 @@ class AllocationTally:
         peak, limit = state.memory_peak_bytes, state.memory_limit_bytes
         self.observed_ms += passed_ms
         self.used_ms += state.memory_used_bytes * passed_ms
-        self.share_ms += (state.sm_limit_percent or 100) * passed_ms
+        self.share_ms += _share(state) * passed_ms
+        if state.sm_limit_known:
+            self.share_known_ms += passed_ms
         if limit is None:
             self.unlimited_ms += passed_ms
         else:
             self.limit_ms += limit * passed_ms
+            self.limited_used_ms += state.memory_used_bytes * passed_ms
         if peak > self.used_peak or self.peak_at_ms is None:
             self.used_peak, self.peak_at_ms = peak, since_ms
         value = rounded_up(peak)
@@ -331,6 +338,11 @@ def _weights(state: AllocationState | None) -> tuple[int, int, int, int, int]:
         state.memory_used_bytes,
         state.memory_peak_bytes,
         state.memory_limit_bytes or 0,
-        state.sm_limit_percent or 100,
+        _share(state),
         1,
     )
+
+
+def _share(state: AllocationState) -> int:
+    """The percentage of a GPU that is allocated; 0 where that is not known."""
+    return (state.sm_limit_percent or 100) if state.sm_limit_known else 0

@@ -69,7 +69,7 @@ class ServerLimits:
     Attributes:
         connections: Open at once. One more takes the place of one that asks nothing, or of the one
             that has read its answer for longest, of those first who have most; or is refused.
-        header_bytes: Of a request's head.
+        header_bytes: Of a request's head that is not whole yet.
         header_timeout_s: From connecting, or a request's first byte, to the end of its head; for
             the handshake of TLS too.
         idle_timeout_s: Between two requests. Scrapes come every 15 to 60 s, and a new connection
