@@ -106,7 +106,9 @@ int hr_detach(hr_region *region, uint64_t timeout_ns)
     int code = hr_enter(region);
     if (code != HR_OK)
         return code;
-    code = detach(region, hr_deadline_ns(timeout_ns));
+    /* Who has no slot does not wait for the lock to learn that. */
+    code = hr_claims_attachment(region) ? detach(region, hr_deadline_ns(timeout_ns))
+                                        : hr_fail_code(HR_EDETACHED);
     hr_leave(region);
     return code;
 }

@@ -126,6 +126,7 @@ void hr_unlink_writable(hr_region *region);
 /* One attachment per process and region: false if another handle has it. */
 bool hr_claim_attachment(hr_region *region);
 void hr_unclaim_attachment(hr_region *region);
+bool hr_claims_attachment(const hr_region *region);
 /* Whether this process is attached to the region or has its lock, by whatever handle, or
  * by whatever other handle. */
 bool hr_is_used_by_process(const hr_region *region, bool by_another);

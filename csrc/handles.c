@@ -110,6 +110,14 @@ bool hr_claim_attachment(hr_region *region)
     return is_free;
 }
 
+bool hr_claims_attachment(const hr_region *region)
+{
+    pthread_mutex_lock(&writable_guard);
+    bool claims = region->claims_attachment;
+    pthread_mutex_unlock(&writable_guard);
+    return claims;
+}
+
 void hr_unclaim_attachment(hr_region *region)
 {
     pthread_mutex_lock(&writable_guard);

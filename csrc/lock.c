@@ -321,3 +321,10 @@ int hr_unlock(hr_region *region)
     hr_leave(region);
     return code;
 }
+
+int hr_unlock_own(hr_region *region)
+{
+    if (atomic_load_explicit(&region->gate_thread, memory_order_relaxed) != hr_thread_id())
+        return hr_fail_code(HR_EBUSY);
+    return hr_unlock(region);
+}

@@ -65,6 +65,10 @@ int hr_lock(hr_region *region, uint64_t timeout_ns);
  */
 int hr_unlock(hr_region *region);
 
+/* The same, if this thread has it; HR_EBUSY otherwise.  For who does not know whether hr_lock()
+ * has succeeded. */
+int hr_unlock_own(hr_region *region);
+
 enum hr_life { HR_DEAD, HR_ALIVE, HR_LIFE_UNKNOWN };
 
 struct hr_lock_state {

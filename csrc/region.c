@@ -150,7 +150,8 @@ void hr_get_info(const hr_region *region, struct hr_info *out)
     out->inode = region->inode;
     out->device_id = region->device_id;
     out->mapped_bytes = region->mapped_bytes;
-    out->address = (uint64_t)(uintptr_t)region->base;
+    bool is_ours = region->fork_generation == hr_fork_generation;
+    out->address = is_ours ? (uint64_t)(uintptr_t)region->base : 0;
 }
 
 int hr_is_stale(hr_region *region)

@@ -236,6 +236,7 @@ int64_t hr_limiter_total(const hr_limiter *limiter);
 
 int hr_lock(hr_region *region, uint64_t timeout_ns);
 int hr_unlock(hr_region *region);
+int hr_unlock_own(hr_region *region);
 
 #define HR_DEAD ...
 #define HR_ALIVE ...

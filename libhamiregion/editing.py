@@ -18,13 +18,13 @@ from .layouts import DEVICE_CAPACITY
 from .limits import (
     UNLIMITED_SM_PERCENT,
     limit_below_usage,
+    limit_bytes,
     limit_conflict,
     memory_value,
     sm_or_none,
     sm_value,
     value_conflict,
 )
-from .units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -87,13 +87,13 @@ class Editable(RegionHandle):
 
         Shell: ``hamiregion limits set FILE --memory 6GiB``.
         """
-        compare = None if expected is None else parse_size(expected)
+        compare = None if expected is None else limit_bytes(expected)
         flags = (_FORCE if force else 0) | (_DRY_RUN if dry_run else 0)
-        edits = self._set_limits(_MEMORY, memory_value(limit), device, compare, flags)
+        edits, count = self._set_limits(_MEMORY, memory_value(limit), device, compare, flags)
         return tuple(
             [
                 limit_change(edit.device, edit.before or None, edit.after or None, _IMMEDIATE)
-                for edit in edits
+                for edit in edits[0:count]
             ]
         )
 
@@ -128,16 +128,22 @@ class Editable(RegionHandle):
         if expected is not None and not 0 <= expected <= UNLIMITED_SM_PERCENT:
             raise ValueError(f"an expected SM limit is 0 to 100 percent, not {expected}")
         flags = _DRY_RUN if dry_run else 0
-        edits = self._set_limits(_SM, sm_value(percent), device, expected, flags)
+        edits, count = self._set_limits(_SM, sm_value(percent), device, expected, flags)
         return sm_limit_effects(
             self.layout,
-            [(edit.device, sm_or_none(edit.before), sm_or_none(edit.after)) for edit in edits],
+            [
+                (edit.device, sm_or_none(edit.before), sm_or_none(edit.after))
+                for edit in edits[0:count]
+            ],
         )
 
     def _set_limits(
         self, kind: int, value: int, device: int | None, expected: int | None, flags: int
-    ) -> Any:
-        """Returns the ``struct hr_limit_edit`` of each device concerned."""
+    ) -> tuple[Any, int]:
+        """The ``struct hr_limit_edit`` of each device concerned, and how many there are.
+
+        To be kept while they are read: a part of them, or one, does not keep the whole alive.
+        """
         if device is None:
             edits = ffi.new("struct hr_limit_edit[]", DEVICE_CAPACITY)
             device = _ALL_DEVICES
@@ -152,7 +158,7 @@ class Editable(RegionHandle):
         code = _store_limits(self._handle, kind, device, value, expected, flags, edits)
         if code < 0:
             self._fail_limit(code, kind)
-        return edits if code == len(edits) else edits[0:code]
+        return edits, code
 
     def _fail_limit(self, code: int, kind: int) -> NoReturn:
         detail = last_detail()
@@ -319,8 +325,19 @@ def _raw_edit(edit: LimitEdit) -> dict[str, int]:
             raw["value"] = sm_value(edit.value)  # type: ignore[arg-type]
     if edit.expected is not None:
         raw["expect"] = 1
-        raw["expected"] = edit.expected & _UINT64_MAX
+        raw["expected"] = _expected(edit.kind, edit.expected) & _UINT64_MAX
     return raw
+
+
+def _expected(kind: str, value: int) -> int:
+    if kind == "priority":
+        return int32(value, "an expected priority")
+    if kind == "memory":
+        return limit_bytes(value)
+    # Whatever stands in a region can be expected; above 100 is unlimited too.
+    if not 0 <= value <= _UINT64_MAX:
+        raise ValueError(f"an expected SM limit is a percentage, not {value!r}")
+    return value
 
 
 def signed(value: int) -> int:

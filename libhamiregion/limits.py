@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .errors import LimitBelowUsage, LimitConflict
-from .units import MAX_SIZE_BYTES, format_size, parse_size
+from .units import format_size, parse_size
 
 if TYPE_CHECKING:
     from .errors import RegionError
@@ -14,13 +14,22 @@ if TYPE_CHECKING:
 UNLIMITED_SM_PERCENT = 100
 
 
+# What fits its field. libvgpu takes -1 from the environment for it.
+_MOST_BYTES = 2**64 - 1
+
+
+def limit_bytes(limit: int | str) -> int:
+    """A memory limit in bytes; what stands in a region may be larger than any size."""
+    if type(limit) is int and 0 < limit <= _MOST_BYTES:
+        return limit
+    return parse_size(limit)
+
+
 def memory_value(limit: int | str | None) -> int:
     """A memory limit in bytes as it is stored: 0 where it is None, unlimited."""
     if limit is None:
         return 0
-    if type(limit) is int and 0 < limit <= MAX_SIZE_BYTES:
-        return limit
-    value = parse_size(limit)
+    value = limit_bytes(limit)
     if value == 0:
         raise ValueError("a memory limit of 0 would mean unlimited; say None for that")
     return value

@@ -118,10 +118,15 @@ class RegionLock:
 
     def __enter__(self) -> None:
         handle = self._region._handle
-        code = _lock(handle, min(self._timeout_ns, SLICE_NS))
-        if code == _TIMEOUT and self._timeout_ns > SLICE_NS:
-            left_ns = self._timeout_ns - SLICE_NS
-            code = in_slices(lambda slice_ns: _lock(handle, slice_ns), left_ns)
+        try:
+            code = _lock(handle, min(self._timeout_ns, SLICE_NS))
+            if code == _TIMEOUT and self._timeout_ns > SLICE_NS:
+                left_ns = self._timeout_ns - SLICE_NS
+                code = in_slices(lambda slice_ns: _lock(handle, slice_ns), left_ns)
+        except BaseException:
+            # A signal's handler runs after the call that has taken the lock, if it was that one.
+            lib.hr_unlock_own(handle)
+            raise
         if code:
             busy = "this thread holds the lock already; it is not re-entrant"
             self._region._fail_busy(code, busy)

@@ -116,6 +116,9 @@ class Columns:
         return f"<Columns {self._rows} rows: {', '.join(self.columns)}>"
 
     def __getattr__(self, name: str) -> memoryview:
+        if name.startswith("_"):
+            # Of an object that is being copied: it has nothing yet.
+            raise AttributeError(name)
         try:
             number, cell_format = self._schema[name]
         except KeyError:
@@ -223,6 +226,8 @@ class RegionSet:
     )
 
     def __init__(self, paths: Iterable[PathLike] = ()) -> None:
+        if isinstance(paths, str | bytes | os.PathLike):
+            raise TypeError("several paths are wanted; put a single one into a list")
         self._guard = threading.Lock()
         _sets.add(self)
         # By path where the set has opened it, by itself where it was adopted.

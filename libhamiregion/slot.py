@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import weakref
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 import attrs
@@ -88,7 +87,7 @@ class Slot:
         pid: The pid that stands in the slot.
     """
 
-    __slots__ = ("__weakref__", "_attached", "_region", "_slice_ns", "_timeout_ns", "pid")
+    __slots__ = ("_attached", "_region", "_slice_ns", "_timeout_ns", "pid")
 
     def __init__(self, region: SlotTable, timeout_ns: int) -> None:
         self._region = region
@@ -96,6 +95,9 @@ class Slot:
         self._slice_ns = min(timeout_ns, SLICE_NS)
         self._attached = True
         self.pid = os.getpid()
+        for slot in list(_slots):
+            if slot._region.closed:
+                _slots.discard(slot)
         _slots.add(self)
 
     def __enter__(self) -> Self:
@@ -194,9 +196,11 @@ class Slot:
         if code and code != lib.HR_EDETACHED:
             self._region._fail_busy(code, _HOLDS_LOCK)
         self._attached = False
+        _slots.discard(self)
 
 
-_slots: weakref.WeakSet[Slot] = weakref.WeakSet()
+# Those that are attached, also where nobody else remembers them.
+_slots: set[Slot] = set()
 
 
 def attached_regions() -> list[SlotTable]:
@@ -252,12 +256,30 @@ class SlotTable(RegionHandle):
         Source: docs, The protocol (Attach).
         """
         timeout_ns = nanoseconds(timeout_s)
-        code = in_slices(lambda slice_ns: lib.hr_attach(self._handle, slice_ns), timeout_ns)
+        before = self._slot_here()
+        try:
+            code = in_slices(lambda slice_ns: lib.hr_attach(self._handle, slice_ns), timeout_ns)
+            slot = None if code else Slot(self, timeout_ns)
+        except BaseException:
+            # A signal's handler runs after the call that has attached, if it was that one.
+            made = self._slot_here()
+            if before is None and made is not None:
+                made.detach()
+            elif made is None:
+                lib.hr_detach(self._handle, timeout_ns)
+            raise
         if code == lib.HR_EATTACHED:
             raise RuntimeError("this process is attached to the region already")
-        if code:
+        if slot is None:
             self._fail_busy(code, _HOLDS_LOCK)
-        return Slot(self, timeout_ns)
+        return slot
+
+    def _slot_here(self) -> Slot | None:
+        own = os.getpid()
+        for slot in list(_slots):
+            if slot._region is self and slot._attached and slot.pid == own:
+                return slot
+        return None
 
     # ---- one process, by its pid in the container's namespace -----------------------------------
 

@@ -22,7 +22,7 @@ _ID_DIGITS = 64
 # inside a longer name nor reach across a slash.
 _CGROUPFS_POD = re.compile(rf"pod(?P<uid>{_DASHED}|{_HASH})\Z")
 _SYSTEMD_POD = re.compile(
-    rf"(?:[a-z0-9]+-)*kubepods(?:-(?P<qos>burstable|besteffort))?"
+    rf"(?:[A-Za-z0-9_]+-)*kubepods(?:-(?P<qos>burstable|besteffort))?"
     rf"-pod(?P<uid>{_UNDERSCORED}|{_HASH})\.slice\Z"
 )
 _CONTAINER = re.compile(

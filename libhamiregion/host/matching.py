@@ -62,11 +62,14 @@ class Mapper:
         process: The process.
         namespace: The name of its pid namespace, None if it may not be looked at.
         may_use: Whether it can be a user of the region at all.
+        may_be_meant: Whether a slot may mean it although it cannot: its cgroup names another pod
+            than the region's directory, and one of the two may be wrong.
     """
 
     process: HostProcess
     namespace: str | None
     may_use: bool
+    may_be_meant: bool = False
 
     @property
     def pid(self) -> int:
@@ -106,7 +109,7 @@ def match_slots(pids: Sequence[int], mappers: Iterable[Mapper], sight: Sight) ->
     bystanders = _Bystanders([each for each in users if each.pid in named], sight)
 
     candidates: dict[int, list[Mapper]] = defaultdict(list)
-    doubtful: set[int] = set()
+    doubtful = {each.pid for each in onlookers if each.may_be_meant}
     inside: list[Mapper] = []
     for mapper in users:
         if mapper in bystanders:

@@ -423,8 +423,12 @@ class ProcessTable:
                 container = process.container
                 pod = container.pod_uid if container is not None else None
                 stranger = pod_uid is not None and pod is not None and pod != pod_uid
-                may_use = mapping.writable and not stranger and process.pid != own
-                mappers.append(Mapper(process, entry.namespace, may_use))
+                writes = mapping.writable and process.pid != own
+                # A monitor has many regions, and is meant by no slot.
+                alone = stranger and view.region_counts.get(process.pid, 0) <= 1
+                mappers.append(
+                    Mapper(process, entry.namespace, writes and not stranger, writes and alone)
+                )
         sight = Sight(
             unreadable_pids=view.unreadable_pids,
             everybody=view.everybody,

@@ -58,7 +58,7 @@ class Selector:
 
     def matches_device(self, device: HasDevice) -> bool:
         """Whether a device is meant: a `DeviceUsage`, or anything with its index and uuid."""
-        if self.device is not None and self.device.isdigit():
+        if self.device is not None and self.device.isdecimal() and self.device.isascii():
             return device.index == int(self.device)
         return _matches(self.device, device.uuid)
 

@@ -10,12 +10,14 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from containers import Starter, containers, look, needs_namespaces, pids, states, wait_for
 from forked import unprivileged
+from node_scene import cgroup_of_pod
 from poke import RegionFile, RegionFileFactory
 
 from libhamiregion import RegionClosed, create_region, open_region
@@ -157,6 +159,21 @@ def test_a_process_that_only_reads_is_an_onlooker(container: Starter, region: Re
     assert states(found) == {1: "alive", pid: "dead"}
     assert host_pid in pids(found.onlookers)
     assert found.unlisted == ()
+
+
+@needs_namespaces
+def test_one_whose_cgroup_names_another_pod_is_not_called_dead(
+    region: RegionFile, container: Starter
+) -> None:
+    """One of the two is wrong about it; what maps the region under that pid lives."""
+    inside = container()
+    pid = inside.tell("attach", region.path)
+    with cgroup_of_pod(str(uuid.uuid4()), "ab" * 32) as cgroup:
+        (cgroup / "cgroup.procs").write_text(str(inside.host_pid))
+        found = look(region, pod_uid=str(uuid.uuid4()))
+        (cgroup.parents[2] / "cgroup.procs").write_text(str(inside.host_pid))
+    assert states(found) == {pid: "unknown"}
+    assert inside.host_pid in pids(found.onlookers)
 
 
 @needs_namespaces

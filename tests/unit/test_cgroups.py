@@ -45,6 +45,15 @@ SHAPES = {
         STATIC,
         "burstable",
     ),
+    "systemd, below a root of one's own": (
+        (
+            "/my_root.slice/my_root-kubepods.slice/my_root-kubepods-burstable.slice"
+            f"/my_root-kubepods-burstable-pod{UID_}.slice/cri-containerd-{ID}.scope"
+        ),
+        "containerd",
+        UID,
+        "burstable",
+    ),
     "cgroupfs": (f"/kubepods/burstable/pod{UID}/{ID}", None, UID, "burstable"),
     "cgroupfs, best effort": (f"/kubepods/besteffort/pod{UID}/{ID}", None, UID, "besteffort"),
     "cgroupfs, Guaranteed": (f"/kubepods/pod{UID}/{ID}", None, UID, "guaranteed"),

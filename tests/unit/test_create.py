@@ -250,7 +250,7 @@ def test_a_post_wakes_a_waiter_in_another_process(
         ({"memory_limits": [0]}, ValueError, "None"),
         ({"memory_limits": ["6GB"]}, ValueError, "6GB"),
         ({"memory_limits": [-1]}, ValueError, "negative"),
-        ({"memory_limits": [2**63]}, ValueError, "large"),
+        ({"memory_limits": [2**64]}, ValueError, "large"),
         ({"memory_limits": [1.5]}, TypeError, "float"),
         ({"sm_limits": [0]}, ValueError, "1 to 100"),
         ({"sm_limits": [101]}, ValueError, "1 to 100"),

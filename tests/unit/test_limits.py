@@ -1,6 +1,8 @@
 """Editing a live region: limits, switches, who sees an edit when, and what is refused."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +17,9 @@ from libhamiregion import (
     LimitBelowUsage,
     LimitChange,
     LimitConflict,
+    LimitEdit,
     Region,
+    RegionClosed,
     ValueChange,
     open_region,
 )
@@ -56,6 +60,7 @@ def changed_bytes(before: bytes, after: bytes) -> set[int]:
         ("3g", 3 * GIB),
         ("512MiB", 512 * 2**20),
         (2**63 - 1, 2**63 - 1),
+        (2**64 - 1, 2**64 - 1),
         (None, 0),
     ],
 )
@@ -110,7 +115,7 @@ def test_a_limit_of_0_is_refused_with_a_hint_to_none(
         assert region.memory_limit(0) == 5
 
 
-@pytest.mark.parametrize("limit", [-1, 2**63, "-1", "6GB", "", "lots", "1.3"])
+@pytest.mark.parametrize("limit", [-1, 2**64, "-1", "6GB", "", "lots", "1.3"])
 def test_what_is_no_size_is_a_value_error(limit: int | str, region_file: RegionFileFactory) -> None:
     file = region_file(memory_limits=(5,))
     with open_region(file, writable=True) as region:
@@ -619,3 +624,76 @@ def test_an_edit_of_one_field_leaves_the_others(
             assert changed_bytes(before, after) <= set(range(at, at + 4))
             assert changed_bytes(before, after)
             before = after
+
+
+def test_a_limit_that_is_no_size_can_be_expected_and_put_back(
+    region_file: RegionFileFactory,
+) -> None:
+    """libvgpu takes it from the environment, as -1."""
+    file = region_file(uuids=UUIDS)
+    file.put("limit", 2**64 - 1, device=0)
+    with open_region(file, writable=True) as region:
+        (change,) = region.set_memory_limit("4GiB", device=0, expected=region.memory_limit(0))
+        assert change.before == 2**64 - 1
+        region.set_memory_limit(change.before, device=0, expected="4GiB")
+        assert region.memory_limit(0) == 2**64 - 1
+        region.edit_limits([LimitEdit("memory", "5GiB", 0, 2**64 - 1)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "expected"),
+    [
+        ("memory", "4GiB", 2**64 + 8 * GIB),
+        ("memory", "4GiB", -1),
+        ("sm", 50, -5),
+        ("sm", 50, 2**64 + 100),
+        ("priority", 1, 2**32 + 1),
+    ],
+)
+def test_what_no_value_can_be_is_not_expected(
+    region_file: RegionFileFactory, kind: Any, value: Any, expected: int
+) -> None:
+    """Cut to 64 bits it might be there."""
+    file = region_file(memory_limits=["8GiB"], uuids=UUIDS)
+    before = file.content()
+    device = None if kind == "priority" else 0
+    with open_region(file, writable=True) as region, pytest.raises(ValueError):  # noqa: PT011
+        region.edit_limits([LimitEdit(kind, value, device, expected)])
+    assert file.content() == before
+
+
+# Freed memory is filled with something.
+CHANGES = """
+import sys
+from libhamiregion import open_region
+with open_region(sys.argv[1], writable=True) as region:
+    for _ in range(50):
+        for set_limit, value in ((region.set_memory_limit, "6GiB"), (region.set_sm_limit, 50)):
+            changes = set_limit(value)
+            assert [change.device for change in changes] == [0, 1], changes
+"""
+
+
+def test_the_changes_of_several_devices_are_read_while_they_are_there(
+    region_file: RegionFileFactory,
+) -> None:
+    file = region_file(uuids=UUIDS)
+    subprocess.run(
+        [sys.executable, "-c", CHANGES, str(file.path)],
+        env={**os.environ, "MALLOC_PERTURB_": "165"},
+        check=True,
+    )
+
+
+def test_a_child_of_fork_is_told_so_of_the_files_identity_too(
+    region_file: RegionFileFactory,
+) -> None:
+    with open_region(region_file()) as region:
+        assert region.file_id[1] > 0
+
+        def ask() -> str:
+            with pytest.raises(RegionClosed) as raised:
+                _ = region.file_id
+            return str(raised.value)
+
+        assert "closed" in in_child(ask)

@@ -6,7 +6,7 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -352,4 +352,100 @@ def test_a_writer_of_this_library_that_died_inside_is_replaced_at_once(
         assert value_of(file) == 0
         with region.lock(0.5):
             assert file.get("owner_pid") == signature(attached=False)
+        assert is_free(file)
+
+
+class Interrupted(Exception):
+    """What a signal's handler raises, as Python's own does at Ctrl-C."""
+
+
+@pytest.fixture
+def interrupted_soon() -> Iterator[Callable[[], None]]:
+    """Have the handler of a signal raise, 30 ms from then."""
+
+    def interrupt(_: int, __: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    yield lambda: signal.setitimer(signal.ITIMER_REAL, 0.03) and None
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def given_soon() -> Iterator[Callable[[RegionFile, int], None]]:
+    """Have the lock be somebody's, and free after 60 ms: in the same slice of waiting."""
+    timers: list[threading.Timer] = []
+
+    def give(file: RegionFile, holder: int) -> None:
+        hold(file, holder)
+        timers.append(threading.Timer(0.06, let_go, [file]))
+        timers[-1].start()
+
+    yield give
+    for timer in timers:
+        timer.join()
+
+
+def test_who_is_interrupted_as_it_gets_the_lock_does_not_keep_it(
+    layout: Layout,
+    region_file: RegionFileFactory,
+    actor: MakeActor,
+    interrupted_soon: Callable[[], None],
+    given_soon: Callable[[RegionFile, int], None],
+) -> None:
+    file = region_file(layout)
+    holder = actor(file)
+    with open_region(file, writable=True) as region:
+        given_soon(file, holder.pid)
+        interrupted_soon()
+        with pytest.raises(Interrupted), region.lock(5.0):
+            pytest.fail("it has the lock")
+        eventually(lambda: is_free(file))
+        with region.lock(1.0):
+            pass
+
+
+def test_who_is_interrupted_as_it_attaches_has_no_slot(
+    layout: Layout,
+    region_file: RegionFileFactory,
+    actor: MakeActor,
+    interrupted_soon: Callable[[], None],
+    given_soon: Callable[[RegionFile, int], None],
+) -> None:
+    file = region_file(layout)
+    holder = actor(file)
+    with open_region(file, writable=True) as region:
+        given_soon(file, holder.pid)
+        interrupted_soon()
+        with pytest.raises(Interrupted):
+            region.attach(timeout_s=5.0)
+        assert [each.pid for each in region.snapshot().processes if each.status] == []
+        with region.attach() as slot:
+            slot.charge(0, 1)
+    assert is_free(file)
+
+
+def test_the_lock_of_another_thread_is_not_given_back_by_one_that_is_interrupted(
+    region_file: RegionFileFactory, interrupted_soon: Callable[[], None]
+) -> None:
+    file = region_file()
+    over = threading.Event()
+    held = threading.Event()
+    with open_region(file, writable=True) as region:
+
+        def hold_it() -> None:
+            with region.lock():
+                held.set()
+                over.wait(PATIENCE_S)
+
+        thread = threading.Thread(target=hold_it)
+        thread.start()
+        assert held.wait(PATIENCE_S)
+        interrupted_soon()
+        with pytest.raises(Interrupted), region.lock(5.0):
+            pytest.fail("it has the lock")
+        assert not is_free(file)
+        over.set()
+        thread.join()
         assert is_free(file)

@@ -1,5 +1,6 @@
 """Many regions in one call: rows, columns, failures, and who may hold them for how long."""
 
+import copy
 import gc
 import pickle
 import threading
@@ -708,3 +709,16 @@ def test_a_child_forked_while_other_threads_read_is_refused_and_not_stuck(
             thread.join()
     assert all(code == 0 for code in region_set.read().regions.code)
     region_set.close()
+
+
+def test_a_single_path_is_not_taken_for_many(region_file: RegionFileFactory) -> None:
+    path = region_file().path
+    for wrong in (str(path), path, bytes(path)):
+        with pytest.raises(TypeError, match="several paths"):
+            RegionSet(wrong)  # type: ignore[arg-type]
+
+
+def test_columns_can_be_copied(region_file: RegionFileFactory) -> None:
+    with RegionSet([region_file(uuids=["GPU-0"]).path]) as regions:
+        devices = regions.read().devices
+        assert copy.copy(devices).memory_used_bytes.tolist() == [0]

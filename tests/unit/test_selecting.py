@@ -66,3 +66,9 @@ def test_a_device_is_chosen_by_its_index_or_uuid(pattern: str | None, chosen: li
     devices = [device(0, "GPU-ab"), device(1, "MIG-1"), device(11, None)]
     selector = Selector(device=pattern)
     assert [each.index for each in devices if selector.matches_device(each)] == chosen
+
+
+def test_only_digits_that_people_type_are_an_index() -> None:
+    """Others are digits too, by some definitions, and no pattern that any uuid matches."""
+    assert not Selector(device="\u00b2").matches_device(device(2, "GPU-a"))
+    assert not Selector(device="\u0662").matches_device(device(2, "GPU-a"))
