@@ -1,13 +1,15 @@
 """Files, directories and mappings that are not as they should be."""
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from containers import needs_namespaces
-from doctor_scenes import GIB, Hospital, Place
+from containers import needs_namespaces, wait_for
+from doctor_scenes import GIB, Hospital, OddContainer, Place
 from namespaces import needs_first_namespace
+from node_scene import cgroup_of_pod
 
 from libhamiregion import Layout, create_region
 from libhamiregion.host import Finding, FindingKind, Severity, diagnose, repair
@@ -153,6 +155,80 @@ def test_a_file_that_others_cannot_open(hospital: Hospital) -> None:
     assert [each.severity for each in hospital.findings()] == [Severity.WARNING]
     place.path.chmod(0o666)
     assert hospital.findings() == ()
+
+
+@contextlib.contextmanager
+def in_container(place: Place, id_: str, uid: int) -> Iterator[OddContainer]:
+    """A process of a user in a container of the place's pod, which maps no region."""
+    with cgroup_of_pod(place.pod_uid, id_) as cgroup:
+        inside = OddContainer()
+        try:
+            (cgroup / "cgroup.procs").write_text(str(inside.host_pid))
+            inside.tell("become", uid)
+            yield inside
+        finally:
+            process = Path(f"/proc/{inside.host_pid}")
+            inside.end()
+            # Until somebody has taken its status, /proc shows it.
+            wait_for(lambda: not process.exists())
+
+
+def test_who_is_kept_out_is_known_by_the_pod_of_its_cgroup(hospital: Hospital) -> None:
+    place = hospital.place()
+    place.path.chmod(0o600)
+    with in_container(place, "c" * 64, 1000):
+        (found,) = hospital.findings()
+        assert (found.kind, found.severity) == (FindingKind.PERMISSIONS, Severity.ERROR)
+        assert "keeps 1 user out" in found.summary
+        assert "processes of the container run as" in found.evidence
+        assert "(1000)" in found.evidence
+        # What the owner may not, its group's rights do not give it.
+        os.chown(place.path, 1000, 0)
+        place.path.chmod(0o060)
+        assert [each.severity for each in hospital.findings()] == [Severity.ERROR]
+    (found,) = hospital.findings()
+    assert found.severity is Severity.WARNING
+    assert "no process of the container is seen now" in found.evidence
+
+
+@pytest.mark.parametrize("second_directory", [False, True])
+def test_of_several_containers_of_a_pod_it_is_not_known_whose_it_is(
+    hospital: Hospital, second_directory: bool
+) -> None:
+    place = hospital.place()
+    place.path.chmod(0o600)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(in_container(place, "c" * 64, 1000))
+        if second_directory:
+            (hospital.root / f"{place.pod_uid}_other").mkdir()
+            (hospital.root / f"{place.pod_uid}_other").chmod(0o777)
+        else:
+            stack.enter_context(in_container(place, "d" * 64, 0))
+        (found,) = hospital.findings()
+        assert found.severity is Severity.WARNING
+        assert "may keep 1 user out" in found.summary
+        assert "processes of the pod run as" in found.evidence
+        assert "(1000)" in found.evidence
+
+
+def test_whether_the_group_lets_a_user_in_is_said_to_be_unknown(hospital: Hospital) -> None:
+    place = hospital.place()
+    place.path.chmod(0o660)
+    with in_container(place, "c" * 64, 1000):
+        (found,) = hospital.findings()
+    assert found.severity is Severity.WARNING
+    assert "may keep 1 user out" in found.summary
+    assert "(1000), and whether they are in its group" in found.evidence
+
+
+def test_a_directory_in_which_the_pods_user_cannot_create_a_region(hospital: Hospital) -> None:
+    place = hospital.place()
+    place.path.unlink()
+    place.directory.chmod(0o755)
+    with in_container(place, "c" * 64, 1000):
+        (found,) = hospital.findings()
+    assert (found.severity, found.cause) == (Severity.ERROR, "directory")
+    assert "(1000)" in found.evidence
 
 
 def test_a_directory_that_others_cannot_enter_or_create_a_region_in(hospital: Hospital) -> None:

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,12 +14,23 @@ from namespaces import needs_first_namespace
 
 from libhamiregion import Layout, open_region
 from libhamiregion.host import FindingKind, NvmlSampler, Severity, repair
+from libhamiregion.host.doctor import limits
 
 pytestmark = [needs_namespaces, needs_first_namespace]
 
 MIB = 1 << 20
 CARD = f"device 0 {GPU} {81920 * MIB} {5000 * MIB} 37 12 NVIDIA H100 80GB HBM3"
 ALL_LIMITS = {"CUDA_DEVICE_MEMORY_LIMIT": "8g", "CUDA_DEVICE_SM_LIMIT": "50"}
+
+
+@pytest.fixture
+def monitor() -> Iterator[OddContainer]:
+    """A process outside all containers, which can map regions as a monitor does."""
+    made = OddContainer(0)
+    try:
+        yield made
+    finally:
+        made.end()
 
 
 @pytest.fixture
@@ -171,17 +183,93 @@ def test_the_switch_is_off_and_nobody_competes(hospital: Hospital) -> None:
     assert "50 % on device 0" in found.evidence
 
 
-def test_the_switch_is_off_and_two_compete(hospital: Hospital) -> None:
-    places = [hospital.place(sm_limits=[50]), hospital.place()]
-    for place in places:
+def two_that_launch(
+    hospital: Hospital, layout: Layout = Layout.V1_2, *, priorities: tuple[int, int] = (1, 1)
+) -> tuple[Place, Place]:
+    """Two containers on one GPU that have just launched; the first has its switch off."""
+    first, second = hospital.place(layout, sm_limits=[50]), hospital.place(layout)
+    for place, priority in zip((first, second), priorities, strict=True):
         place.start()
+        place.file.put("priority", priority)
         place.file.put("recent_kernel", 2)
-    places[0].file.put("utilization_switch", 0)
+        if layout.offsets["last_kernel_time"] is not None:
+            place.file.put("last_kernel_time", int(time.time()))
+    first.file.put("utilization_switch", 0)
+    return first, second
+
+
+def test_the_switch_is_off_and_two_compete(hospital: Hospital, monitor: OddContainer) -> None:
+    first, _ = two_that_launch(hospital)
+    monitor.tell("map", first.path)
     (found,) = hospital.findings()
     assert (found.kind, found.cause) == (FindingKind.SM_LIMIT_OFF, "switch")
     assert found.severity is Severity.WARNING
-    places[1].file.put("priority", 0)
+    assert "more than one region of its priority has launched" in found.evidence
+
+
+def test_launches_of_processes_that_run_for_long_need_no_writer_as_proof(
+    hospital: Hospital, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "_STARTING_S", -1.0)
+    two_that_launch(hospital)
+    assert [each.severity for each in hospital.findings()] == [Severity.WARNING]
+
+
+def test_a_start_sets_the_mark_and_the_time_of_a_launch_too(hospital: Hospital) -> None:
+    two_that_launch(hospital)
+    (found,) = hospital.findings()
+    assert (found.severity, found.cause) == (Severity.INFO, "switch")
+    assert "several containers may compete" in found.summary
+    assert "not known" in found.evidence
+
+
+@pytest.mark.parametrize("stale", [0, 1])
+def test_a_launch_mark_that_nobody_counts_down_is_no_launch_of_now(
+    hospital: Hospital, stale: int
+) -> None:
+    places = two_that_launch(hospital)
+    places[stale].file.put("last_kernel_time", int(time.time()) - 86_400)
+    (found,) = hospital.findings()
+    assert found.severity is Severity.INFO
+    assert found.summary == "the SM limit is switched off"
+
+
+def test_without_the_time_of_launches_whether_two_compete_is_not_known(
+    hospital: Hospital, monitor: OddContainer
+) -> None:
+    first, _ = two_that_launch(hospital, Layout.UNVERSIONED)
+    monitor.tell("map", first.path)
+    (found,) = hospital.findings()
+    assert found.severity is Severity.INFO
+    assert "several containers may compete" in found.summary
+    assert "not known" in found.evidence
+
+
+def test_the_switch_is_off_and_a_more_urgent_one_competes(
+    hospital: Hospital, monitor: OddContainer
+) -> None:
+    low, high = two_that_launch(hospital, priorities=(1, 0))
+    monitor.tell("map", low.path)
+    (found,) = hospital.findings()
+    assert (found.severity, found.cause) == (Severity.WARNING, "switch")
+    assert "a more urgent container competes" in found.summary
+    assert "a more urgent region has launched" in found.evidence
+    assert "more urgent container's cost" in found.consequence
+    # It takes no launch of the one that is held back.
+    low.file.put("recent_kernel", 0)
+    assert [each.severity for each in hospital.findings()] == [Severity.WARNING]
+    high.file.put("last_kernel_time", int(time.time()) - 86_400)
     assert [each.severity for each in hospital.findings()] == [Severity.INFO]
+
+
+def test_the_switch_is_off_and_a_less_urgent_one_launches(
+    hospital: Hospital, monitor: OddContainer
+) -> None:
+    first, _ = two_that_launch(hospital, priorities=(0, 1))
+    monitor.tell("map", first.path)
+    (found,) = hospital.findings()
+    assert found.severity is Severity.INFO
+    assert found.summary == "the SM limit is switched off"
 
 
 @pytest.mark.parametrize("word", ["force", "FORCE"])
@@ -244,6 +332,26 @@ def test_limits_that_were_edited_are_a_note(hospital: Hospital) -> None:
     assert found[0].summary == "memory limit of device 0 is 6 GiB, in the environment 8 GiB"
     assert "pids 1 and 2" in found[0].evidence
     assert found[1].summary == "SM limit of device 0 is 30 %, in the environment 50 %"
+
+
+def test_devices_that_only_the_environment_names_are_compared_too(hospital: Hospital) -> None:
+    """A region that names no device yet ends, to look at, with its last memory limit."""
+    place = hospital.place(uuids=[], memory_limits=[2 * GIB])
+    place.start(
+        used=0,
+        environment={"CUDA_DEVICE_MEMORY_LIMIT_0": "2g", "CUDA_DEVICE_MEMORY_LIMIT_1": "3g"},
+    )
+    (found,) = hospital.findings()
+    assert (found.kind, found.device) == (FindingKind.LIMIT_DIFFERS_FROM_ENVIRONMENT, 1)
+    assert found.summary == "memory limit of device 1 is unlimited, in the environment 3 GiB"
+
+
+def test_an_sm_limit_without_a_memory_limit_is_compared_as_it_stands(hospital: Hospital) -> None:
+    place = hospital.place(uuids=[], memory_limits=[2 * GIB], sm_limits=[None, 30])
+    place.start(
+        used=0, environment={"CUDA_DEVICE_MEMORY_LIMIT_0": "2g", "CUDA_DEVICE_SM_LIMIT_1": "30"}
+    )
+    assert FindingKind.LIMIT_DIFFERS_FROM_ENVIRONMENT not in hospital.kinds()
 
 
 def test_a_process_that_is_told_of_no_limits_says_nothing_about_them(hospital: Hospital) -> None:

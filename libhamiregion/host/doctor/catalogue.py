@@ -324,7 +324,8 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
     FindingKind.PERMISSIONS: Explanation(
         Severity.WARNING,
         "The region's file or directory has permissions that keep processes of the container out.",
-        "The mode and owner, and the users that the container's processes run as.",
+        "The mode and owner, and the users that the container's processes run as; while none of"
+        " them uses the region, those that its pod's run as.",
         "libvgpu in a process of another user cannot open the region; that process crashes or runs"
         " without limits.",
         "chmod 0666 the file and 0777 the directory, as HAMi makes them",

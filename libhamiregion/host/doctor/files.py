@@ -46,6 +46,7 @@ _MISSING_KINDS = {
 _CUT_SHORT = "it was cut short"
 # A process can map any number of files that look like regions.
 _LOST_PER_CONTAINER = 16
+_USERS_LISTED = 8
 
 
 # ---- Containers whose region cannot be read -----------------------------------------------------
@@ -275,18 +276,42 @@ def _users_of(scene: Scene, path: str) -> tuple[HostProcess, ...]:
     return scene.node.processes.mappers(status.st_dev, status.st_ino, writable=True)
 
 
+@attrs.frozen
+class _Insiders:
+    """The users as whom processes run that a container's region is for.
+
+    Attributes:
+        users: uid -> name, of those that can be seen.
+        proved: Whether the processes are the container's; else they are its pod's.
+    """
+
+    users: dict[int, str]
+    proved: bool = True
+
+
+@attrs.frozen
+class _Census:
+    """Who runs where on the node."""
+
+    #: Container id -> uid -> name.
+    by_container: dict[str, dict[int, str]]
+    #: Pod UID -> ids of its containers, without its sandbox.
+    by_pod: dict[str, set[str]]
+    #: Pod UID -> how many directories it has.
+    directories: Counter[str | None]
+    #: Ids of the containers whose processes use some region.
+    placed: set[str]
+
+
 def permissions(scene: Scene) -> Iterator[Finding]:
     """Files and directories that keep processes of their own container out."""
     users = {id(used.container): used.users for used in scene.used}
-    by_container: dict[str, dict[int, str]] = {}
-    for process in scene.node.processes:
-        if process.container is not None:
-            by_container.setdefault(process.container.id, {})[process.uid] = process.user
+    census = _census(scene)
     for view in scene.views:
         container = view.container
         if container.directory is None:
             continue
-        inside = _users_inside(users.get(id(container), ()), by_container)
+        inside = _insiders(container, users.get(id(container), ()), census)
         wanted_of_directory = stat.S_IXOTH
         if container.region is not None and container.region_path is not None:
             yield from _mode(
@@ -297,8 +322,53 @@ def permissions(scene: Scene) -> Iterator[Finding]:
         yield from _mode(container, container.directory, wanted_of_directory, inside, "directory")
 
 
+def _census(scene: Scene) -> _Census:
+    by_container: dict[str, dict[int, str]] = {}
+    by_pod: dict[str, set[str]] = {}
+    for process in scene.node.processes:
+        if process.container is None:
+            continue
+        by_container.setdefault(process.container.id, {})[process.uid] = process.user
+        pod_uid = process.container.pod_uid
+        if pod_uid is not None and not _is_sandbox(process):
+            by_pod.setdefault(pod_uid, set()).add(process.container.id)
+    return _Census(
+        by_container,
+        by_pod,
+        Counter(
+            view.container.pod_uid for view in scene.views if view.container.directory is not None
+        ),
+        {
+            process.container.id
+            for used in scene.used
+            for process in used.users
+            if process.container is not None
+        },
+    )
+
+
+def _is_sandbox(process: HostProcess) -> bool:
+    """Whether a process is called as the one that keeps a pod's namespaces, as a user 65535."""
+    return process.command.partition(" ")[0].rpartition("/")[2] == "pause"
+
+
+def _insiders(
+    container: Container, processes: tuple[HostProcess, ...], census: _Census
+) -> _Insiders:
+    found = {process.uid: process.user for process in processes}
+    ids = {process.container.id for process in processes if process.container is not None}
+    proved = True
+    if not processes and container.pod_uid is not None:
+        # Who is kept out maps nothing: only its cgroup tells of it.
+        ids = census.by_pod.get(container.pod_uid, set()) - census.placed
+        proved = not ids or (census.directories[container.pod_uid] == 1 and len(ids) == 1)
+    for each in ids:
+        found.update(census.by_container.get(each, {}))
+    return _Insiders(found, proved)
+
+
 def _mode(
-    container: Container, path: str, wanted: int, users: dict[int, str], what: str
+    container: Container, path: str, wanted: int, inside: _Insiders, what: str
 ) -> Iterator[Finding]:
     try:
         status = os.lstat(path)
@@ -306,39 +376,56 @@ def _mode(
         return
     if status.st_mode & wanted == wanted:
         return
-    # Who is in the file's group is not known; who may everything is not kept out.
     by_group = status.st_mode & wanted << 3 == wanted << 3
     by_owner = status.st_mode & wanted << 6 == wanted << 6
-    kept_out = [
-        f"{printable(name, limit=32)} ({uid})"
-        for uid, name in users.items()
-        if uid != 0 and not by_group and not (uid == status.st_uid and by_owner)
-    ]
+    kept_out: list[str] = []
+    perhaps: list[str] = []
+    for uid, name in inside.users.items():
+        who = f"{printable(name, limit=32)} ({uid})"
+        # Who may everything is not kept out.
+        if uid == 0 or (uid == status.st_uid and by_owner):
+            continue
+        # Who is in the file's group is not known. The owner's own bits count for the owner.
+        (perhaps if by_group and uid != status.st_uid else kept_out).append(who)
+    certain = bool(kept_out) and inside.proved
+    concerned = count_words(len(kept_out) or len(perhaps), "user")
+    outcome = ""
+    if kept_out or perhaps:
+        outcome = f", which {'keeps' if certain else 'may keep'} {concerned} out"
     mode = f"{stat.S_IMODE(status.st_mode):04o}"
+    who_runs = _who_runs(inside, kept_out, perhaps)
     yield finding(
         FindingKind.PERMISSIONS,
         container,
-        f"the {what} has mode {mode} and belongs to user {status.st_uid}"
-        + (f", which keeps {count_words(len(kept_out), 'user')} out" if kept_out else ""),
-        f"{shown(PurePath(path).name)} has mode {mode}; "
-        + (
-            f"processes of the container run as {', '.join(kept_out[:8])}"
-            if kept_out
-            else "no process of the container that can be seen is another user's now"
-        ),
-        severity=Severity.ERROR if kept_out else Severity.WARNING,
+        f"the {what} has mode {mode} and belongs to user {status.st_uid}{outcome}",
+        f"{shown(PurePath(path).name)} has mode {mode}; {who_runs}",
+        severity=Severity.ERROR if certain else Severity.WARNING,
         cause=what,
     )
 
 
-def _users_inside(
-    processes: tuple[HostProcess, ...], by_container: dict[str, dict[int, str]]
-) -> dict[int, str]:
-    """The users as whom a region's processes, and others of their container, run: uid -> name."""
-    found = {process.uid: process.user for process in processes}
-    for id_ in {process.container.id for process in processes if process.container is not None}:
-        found.update(by_container.get(id_, {}))
-    return found
+def _who_runs(inside: _Insiders, kept_out: list[str], perhaps: list[str]) -> str:
+    whole = "container" if inside.proved else "pod"
+    if not inside.users:
+        return f"no process of the {whole} is seen now"
+    if not (kept_out or perhaps):
+        return f"no process of the {whole} that can be seen is another user's now"
+    parts = []
+    if kept_out:
+        parts.append(f"processes of the {whole} run as {_listed(kept_out)}")
+    if perhaps:
+        parts.append(
+            f"{'others' if kept_out else f'processes of the {whole}'} run as {_listed(perhaps)},"
+            " and whether they are in its group, which may use it, is not known"
+        )
+    if not inside.proved:
+        parts.append("which of the pod's containers this one is, is not known")
+    return "; ".join(parts)
+
+
+def _listed(users: list[str]) -> str:
+    rest = len(users) - _USERS_LISTED
+    return ", ".join(users[:_USERS_LISTED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 # ---- One region, two generations of libvgpu -----------------------------------------------------

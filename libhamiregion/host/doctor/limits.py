@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import enum
 import os
+import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from libhamiregion.layouts import Layout
+from libhamiregion.layouts import DEVICE_CAPACITY, Layout
 from libhamiregion.units import format_size, limits_from_environment
 
 from .findings import FindingKind, Severity, finding
 from .scene import is_monitor, pid_words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from libhamiregion.host.host_process import HostProcess
 
@@ -25,6 +27,19 @@ if TYPE_CHECKING:
 _LIMIT_PER_DEVICE = {Layout.V1_2}
 # These read the SM limit once, when a process starts.
 _LIMIT_CACHED = {Layout.V1_1_POSTINIT, Layout.V1_2}
+# A launch counts for two passes of HAMi's monitor.
+_LAUNCH_COUNTS_S = 10
+# A process's first CUDA call sets the time of the last launch too, and may come late.
+_STARTING_S = 60.0
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_INDEXED_LIMITS = ("CUDA_DEVICE_MEMORY_LIMIT_", "CUDA_DEVICE_SM_LIMIT_")
+
+
+class _Rivals(enum.Enum):
+    """For whom HAMi's monitor would switch a region's limit on."""
+
+    MORE_URGENT = "a more urgent container"
+    AS_URGENT = "several containers"
 
 
 def sm_limits_off(scene: Scene, used: Used) -> Iterator[Finding]:
@@ -118,27 +133,58 @@ def _off_in_processes(
 
 
 def _switched_off(scene: Scene, used: Used, limited: dict[int, int]) -> Finding:
-    if _is_contended(scene, used):
+    marked = [each for each in scene.used if _may_be_launching(each)]
+    rivals = _rivals(used, marked)
+    if rivals is None:
         return _off(
             used,
             limited,
             "switch",
-            "the SM limit is switched off, though several containers compete",
-            "utilization_switch is 0, and on one of its devices more than one region of its"
-            " priority has launched within the last seconds",
-            advice="see that HAMi's monitor, or `hamiregion agent`, runs: it switches the limit on."
-            " GPU_CORE_UTILIZATION_POLICY=force in the container does without it",
+            "the SM limit is switched off",
+            "utilization_switch is 0, and on none of its devices a more urgent region launches, nor"
+            " do several of its own priority",
+            severity=Severity.INFO,
+            consequence="launches are not held back; HAMi's monitor has it so while nobody"
+            " competes",
+            advice="nothing, if that is what you want; GPU_CORE_UTILIZATION_POLICY=force in the"
+            " container's environment makes the limit hold at all times",
+        )
+    proved = _rivals(used, _proved_to_launch(scene, marked))
+    rivals = proved or rivals
+    urgent = rivals is _Rivals.MORE_URGENT
+    who = "a more urgent region" if urgent else "more than one region of its priority"
+    consequence = (
+        "launches that are not blocked are not held back, at the more urgent container's cost"
+        if urgent
+        else "launches are not held back, at the others' cost"
+    )
+    advice = (
+        "see that HAMi's monitor, or `hamiregion agent`, runs: it switches the limit on."
+        " GPU_CORE_UTILIZATION_POLICY=force in the container does without it"
+    )
+    if proved is None:
+        return _off(
+            used,
+            limited,
+            "switch",
+            f"the SM limit is switched off, and {rivals.value} may compete",
+            f"utilization_switch is 0, and on one of its devices {who} has a launch mark; whether"
+            " the launch was just now is not known: only a monitor counts marks down, and no time"
+            " that a launch alone can have set goes with it",
+            severity=Severity.INFO,
+            consequence=f"if so, {consequence}",
+            advice=advice,
         )
     return _off(
         used,
         limited,
         "switch",
-        "the SM limit is switched off",
-        "utilization_switch is 0, and no other region of its priority launches on its devices",
-        severity=Severity.INFO,
-        consequence="launches are not held back; HAMi's monitor has it so while nobody competes",
-        advice="nothing, if that is what you want; GPU_CORE_UTILIZATION_POLICY=force in the"
-        " container's environment makes the limit hold at all times",
+        f"the SM limit is switched off, though {rivals.value}"
+        f" {'competes' if urgent else 'compete'}",
+        f"utilization_switch is 0, and on one of its devices {who} has launched within the last"
+        f" {_LAUNCH_COUNTS_S} s",
+        consequence=consequence,
+        advice=advice,
     )
 
 
@@ -180,16 +226,58 @@ def _starts_unlimited(environment: ProcessEnvironment, limited: dict[int, int]) 
     return any(given[index] is None for index in limited)
 
 
-def _is_contended(scene: Scene, used: Used) -> bool:
-    """Whether HAMi's monitor would have the switch on: the same rule."""
-    launching: Counter[tuple[str, int]] = Counter()
-    for each in scene.used:
-        if each.snapshot.recent_kernel > 0:
-            for uuid in {device.uuid for device in each.snapshot.devices if device.uuid}:
-                launching[uuid, each.snapshot.priority] += 1
+def _rivals(used: Used, launching: Iterable[Used]) -> _Rivals | None:
+    """The rule of HAMi's monitor: who of those that launch makes it switch the limit on."""
+    uuids = _uuids(used)
+    as_urgent: Counter[str] = Counter()
+    for each in launching:
+        shared = uuids & _uuids(each)
+        if shared and _priority(each) < _priority(used):
+            return _Rivals.MORE_URGENT
+        if _priority(each) == _priority(used):
+            as_urgent.update(shared)
+    return _Rivals.AS_URGENT if any(count > 1 for count in as_urgent.values()) else None
+
+
+def _uuids(used: Used) -> set[str]:
+    return {device.uuid for device in used.snapshot.devices if device.uuid}
+
+
+def _priority(used: Used) -> int:
+    # A container writes its own: none can make itself more urgent than HAMi's most urgent ones.
+    return max(used.snapshot.priority, 0)
+
+
+def _may_be_launching(used: Used) -> bool:
+    """Whether a region has a launch mark, and no time that shows it to be an old one."""
+    snapshot = used.snapshot
+    if snapshot.recent_kernel <= 0:
+        return False
+    launched_s = snapshot.last_kernel_time_s
+    # A clock that was set back makes it a moment of the future.
+    return launched_s is None or (
+        abs(snapshot.taken_at_ns // 10**9 - launched_s) <= _LAUNCH_COUNTS_S
+    )
+
+
+def _proved_to_launch(scene: Scene, marked: Iterable[Used]) -> Iterator[Used]:
+    """Those whose mark and time cannot be an old launch's and a new process's."""
+    writer_seen: bool | None = None
+    for each in marked:
+        if each.snapshot.last_kernel_time_s is None:
+            continue
+        if _has_starting(each):
+            if writer_seen is None:
+                writer_seen = _writer_seen(scene)
+            if not writer_seen:
+                continue
+        yield each
+
+
+def _has_starting(used: Used) -> bool:
+    now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     return any(
-        device.uuid is not None and launching[device.uuid, used.snapshot.priority] > 1
-        for device in used.snapshot.devices
+        now_s - process.start_time_ticks / _TICKS_PER_S <= _STARTING_S for process in used.users
     )
 
 
@@ -199,19 +287,27 @@ def _is_contended(scene: Scene, used: Used) -> bool:
 def limits_unlike_environment(scene: Scene, used: Used) -> Iterator[Finding]:
     """Devices whose limits in the region are not those in the environment of its processes."""
     differing: dict[tuple[int, str, int | None, int | None], list[int]] = {}
+    shown = {
+        device.index: (device.memory_limit_bytes, device.sm_limit_percent)
+        for device in used.snapshot.devices
+    }
     for process in used.users:
         environment = scene.memory.facts.environment(process)
         # Who is told of no limit at all, after a login over SSH for one, says nothing about them.
         if environment is None or not environment.has_limits:
             continue
         given = limits_from_environment(environment.variables)
-        for device in used.snapshot.devices:
+        indexes = set(shown)
+        if not used.snapshot.device_count:
+            indexes.update(_ordinals_named(environment.variables))
+        for index in indexes:
+            memory_limit, sm_limit = shown.get(index) or _limits_of(used, index)
             for what, in_file, in_environment in (
-                ("memory", device.memory_limit_bytes, given.memory_limits_bytes[device.index]),
-                ("sm", device.sm_limit_percent, given.sm_limits_percent[device.index]),
+                ("memory", memory_limit, given.memory_limits_bytes[index]),
+                ("sm", sm_limit, given.sm_limits_percent[index]),
             ):
                 if in_file != in_environment:
-                    key = (device.index, what, in_file, in_environment)
+                    key = (index, what, in_file, in_environment)
                     differing.setdefault(key, []).append(process.ns_pids[-1])
     for (index, what, in_file, in_environment), pids in sorted(
         differing.items(), key=lambda entry: entry[0][:2]
@@ -228,6 +324,17 @@ def limits_unlike_environment(scene: Scene, used: Used) -> Iterator[Finding]:
             pid=pids[0] if len(pids) == 1 else None,
             cause=what,
         )
+
+
+def _ordinals_named(variables: Mapping[str, str]) -> Iterator[int]:
+    for index in range(DEVICE_CAPACITY):
+        if any(f"{name}{index}" in variables for name in _INDEXED_LIMITS):
+            yield index
+
+
+def _limits_of(used: Used, index: int) -> tuple[int | None, int | None]:
+    # While a region names no device its snapshot ends with the last memory limit.
+    return used.region.memory_limit(index), used.region.sm_limit(index)
 
 
 def _memory_words(limit: int | None) -> str:
@@ -267,6 +374,11 @@ def blocked_launches(scene: Scene, used: Used) -> Iterator[Finding]:
 
 def _writer_may_run(scene: Scene) -> bool:
     """Whether somebody on the node may be writing launch marks; in doubt, yes."""
+    return not scene.node.processes.is_complete or _writer_seen(scene)
+
+
+def _writer_seen(scene: Scene) -> bool:
+    """Whether somebody is seen who can be the writer of launch marks."""
     processes = scene.node.processes
     # Who is in a container that has a region can be called anything.
     inside = {
@@ -280,7 +392,7 @@ def _writer_may_run(scene: Scene) -> bool:
         for each in processes
         if is_monitor(each) and (each.container is None or each.container.id not in inside)
     )
-    if not processes.is_complete or any(monitors):
+    if any(monitors):
         return True
     for used in scene.used:
         users = {process.pid for process in used.users}
