@@ -52,11 +52,12 @@ class Neighbour:
             with suppress(BrokenPipeError), self._maps.open("w", encoding="ascii") as stream:
                 if self._over.is_set():
                     return
+                # The next reader has another pipe: this one shall see the end of its own.
+                self._maps.unlink()
+                os.mkfifo(self._maps)
                 number, self.searches = self.searches, self.searches + 1
                 self.at.get(number, lambda _: None)(stream)
                 stream.write(LINE)
-            # Not the same reader again.
-            time.sleep(0.05)
 
     def end(self) -> None:
         self._over.set()
