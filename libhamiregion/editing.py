@@ -89,11 +89,11 @@ class Editable(RegionHandle):
         """
         compare = None if expected is None else limit_bytes(expected)
         flags = (_FORCE if force else 0) | (_DRY_RUN if dry_run else 0)
-        edits, count = self._set_limits(_MEMORY, memory_value(limit), device, compare, flags)
+        _whole, edits = self._set_limits(_MEMORY, memory_value(limit), device, compare, flags)
         return tuple(
             [
                 limit_change(edit.device, edit.before or None, edit.after or None, _IMMEDIATE)
-                for edit in edits[0:count]
+                for edit in edits
             ]
         )
 
@@ -128,21 +128,18 @@ class Editable(RegionHandle):
         if expected is not None and not 0 <= expected <= UNLIMITED_SM_PERCENT:
             raise ValueError(f"an expected SM limit is 0 to 100 percent, not {expected}")
         flags = _DRY_RUN if dry_run else 0
-        edits, count = self._set_limits(_SM, sm_value(percent), device, expected, flags)
+        _whole, edits = self._set_limits(_SM, sm_value(percent), device, expected, flags)
         return sm_limit_effects(
             self.layout,
-            [
-                (edit.device, sm_or_none(edit.before), sm_or_none(edit.after))
-                for edit in edits[0:count]
-            ],
+            [(edit.device, sm_or_none(edit.before), sm_or_none(edit.after)) for edit in edits],
         )
 
     def _set_limits(
         self, kind: int, value: int, device: int | None, expected: int | None, flags: int
-    ) -> tuple[Any, int]:
-        """The ``struct hr_limit_edit`` of each device concerned, and how many there are.
+    ) -> tuple[Any, Any]:
+        """The ``struct hr_limit_edit`` of each device concerned, and what they stand in.
 
-        To be kept while they are read: a part of them, or one, does not keep the whole alive.
+        That comes first and is to be kept meanwhile: they do not keep it alive.
         """
         if device is None:
             edits = ffi.new("struct hr_limit_edit[]", DEVICE_CAPACITY)
@@ -158,7 +155,7 @@ class Editable(RegionHandle):
         code = _store_limits(self._handle, kind, device, value, expected, flags, edits)
         if code < 0:
             self._fail_limit(code, kind)
-        return edits, code
+        return edits, edits if code == len(edits) else edits[0:code]
 
     def _fail_limit(self, code: int, kind: int) -> NoReturn:
         detail = last_detail()
