@@ -222,7 +222,8 @@ class Lockable(RegionHandle):
         Args:
             proc: The root of /proc, where it is mounted elsewhere.
             watch_s: How long to watch an unsigned lock while others map the file. 0 does not wait;
-                60 and more also judge the second semaphore.
+                60 and more also judge the second semaphore. A signal begins the watch anew, so that
+                a timer that fires every few seconds keeps it from its end.
 
         Returns:
             What was done; false if nothing was wrong.
