@@ -5,6 +5,7 @@ import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -76,8 +77,15 @@ class Container:
         return inside, outside
 
     def end(self) -> None:
+        inside = os.pidfd_open(self.host_pid) if self.process.poll() is None else -1
         self.process.kill()
         self.process.wait()
+        if inside >= 0:
+            # The kernel ends it for its parent's sake: a moment later, and not as another user.
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(inside, signal.SIGKILL)
+            assert select.select([inside], [], [], PATIENCE_S)[0]
+            os.close(inside)
         for stream in (self.process.stdin, self.process.stdout):
             assert stream is not None
             stream.close()
