@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from patience import eventually
@@ -50,13 +51,15 @@ class ExporterProcess:
     """
 
     def __init__(self, *arguments: object, env: Mapping[str, str] | None = None) -> None:
-        self._log: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed by `close`)
-        self.process = subprocess.Popen(
-            [*COMMAND, *map(str, arguments)],
-            env=environment(env),
-            stdout=subprocess.DEVNULL,
-            stderr=self._log,
-        )
+        self._log: IO[str] = tempfile.NamedTemporaryFile("r")  # noqa: SIM115 (closed by `close`)
+        # Opened anew: who reads must not move the place where the process writes.
+        with Path(self._log.name).open("ab") as log:
+            self.process = subprocess.Popen(
+                [*COMMAND, *map(str, arguments)],
+                env=environment(env),
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+            )
         eventually(lambda: self.process.poll() is not None or self.urls)
         assert self.process.poll() is None, self.log
 
