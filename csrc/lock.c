@@ -228,8 +228,7 @@ static int take_in_slices(hr_region *region, uint64_t deadline_ns)
         code = hr_guard_run(region->base, region->mapped_bytes, take_work, &call);
         if (code == HR_OK)
             return HR_OK;
-        /* Taken over from a dead writer, whose work could not be finished: not left to us either.
-         */
+        /* Taken over from a dead writer whose work cannot be finished: not kept either. */
         if (region->locked)
             hr_guard_run(region->base, region->mapped_bytes, hr_drop_semaphore_work, region);
         region->locked = false;
