@@ -3,7 +3,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "slot_table.h"
+#include "attach.h"
+#include "orphans.h"
 #include "testpoint.h"
 
 enum { KINDS = 3, RUNNING = 1 };

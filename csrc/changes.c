@@ -2,7 +2,7 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
-#include "handle.h"
+#include "fields.h"
 #include "identify.h"
 
 static bool is_directory_as_it_was(const struct hr_place *place)

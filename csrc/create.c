@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "handle.h"
+#include "base.h"
 #include "identify.h"
 
 /* <linux/fs.h> has it, but clashes with <fcntl.h> on some systems. */

@@ -1,4 +1,4 @@
-#include "handle.h"
+#include "fields.h"
 
 struct limits_call {
     const hr_region *region;
@@ -33,9 +33,9 @@ static int choose_devices(struct limits_call *call)
         chosen = (1u << HR_DEVICES) - 1;
     } else {
         uint32_t count = hr_counted_devices(region, device_num);
-        chosen = ((1u << count) - 1) | hr_far_uuids(region, count);
+        chosen = ((1u << count) - 1) | hr_undeclared_uuids(region, count);
         for (int32_t i = 0; i < proc_num; i++)
-            chosen |= hr_far_usage(region, hr_slot(region, (uint32_t)i), count);
+            chosen |= hr_undeclared_usage(region, hr_slot(region, (uint32_t)i), count);
     }
     call->count = 0;
     for (uint32_t device = 0; device < HR_DEVICES; device++) {

@@ -12,7 +12,7 @@
 #include <ucontext.h>
 #include <unistd.h>
 
-#include "handle.h"
+#include "base.h"
 
 struct frame {
     sigjmp_buf resume;

@@ -9,8 +9,8 @@
 #include <stdbool.h>
 
 #include "atomics.h"
+#include "base.h"
 #include "guard.h"
-#include "region.h"
 
 /* Set in `users` once hr_close() has begun. */
 #define HR_CLOSING 0x80000000u
@@ -68,12 +68,6 @@ extern uint32_t hr_fork_generation;
  */
 extern _Atomic uint32_t hr_uses;
 
-/* Record why this thread's call failed, and return the code. */
-int hr_fail(const struct hr_detail *detail);
-int hr_fail_code(int code);
-int hr_fail_errno(int code, int sys_errno);
-int hr_fail_why(int code, int why);
-
 static inline int hr_enter(hr_region *region)
 {
     /* Acquire pairs with hr_close(): who enters before the closing bit is waited for. */
@@ -94,33 +88,12 @@ static inline void hr_leave(hr_region *region)
     atomic_fetch_sub_explicit(&region->users, 1, memory_order_release);
 }
 
-/*
- * Gate, host lock and semaphore, for calls that have entered.  Between the two a
- * call may store what only a holder may.  `deadline_ns` is on the monotonic clock.
- */
-int hr_lock_take(hr_region *region, uint64_t deadline_ns);
-/*
- * The same without the host lock where the semaphore is free and the signature is a
- * pid that everybody in the container can judge: for accounting, which is frequent.
- */
-int hr_lock_take_quickly(hr_region *region, uint64_t deadline_ns);
-int hr_lock_drop(hr_region *region);
-/* The gate alone, against the handle's other threads. */
-int hr_gate_enter(hr_region *region, uint64_t deadline_ns);
-void hr_gate_leave(hr_region *region);
-/* For hr_close(): give back what this handle still holds, and its slot. */
-void hr_lock_abandon(hr_region *region);
-void hr_leave_region(hr_region *region, uint64_t deadline_ns);
-
-/* Finish a removal whose process died after the move and before the count.  Under the lock. */
-int hr_finish_removal(const hr_region *region);
-
 /* handles.c: the writable handles of this process, for fork() and for the questions below. */
 int hr_watch_forks(void);
-/* No child is forked in between, which would keep a descriptor that it does not know of. */
-void hr_hold_forks(void);
-void hr_let_forks(void);
-void hr_link_writable(hr_region *region); /* with forks held */
+/* Between the two no child is forked, which would keep a descriptor that it does not know of. */
+void hr_fork_lock(void);
+void hr_fork_unlock(void);
+void hr_link_writable(hr_region *region); /* under the fork lock */
 void hr_unlink_writable(hr_region *region);
 
 /* One attachment per process and region: false if another handle has it. */
@@ -131,59 +104,10 @@ bool hr_claims_attachment(const hr_region *region);
  * by whatever other handle. */
 bool hr_is_used_by_process(const hr_region *region, bool by_another);
 
-/* Unique while the thread lives. */
-uintptr_t hr_thread_id(void);
-
 static inline bool hr_is_closing(hr_region *region)
 {
     return (atomic_load_explicit(&region->users, memory_order_relaxed) & HR_CLOSING) != 0 &&
            !region->is_leaving;
-}
-
-/* Enter, run the work inside the fault guard, leave. */
-int hr_run(hr_region *region, hr_guarded_work *work, void *argument);
-
-/* The same for a call that stores: HR_EREADONLY through a read-only handle. */
-int hr_run_write(hr_region *region, hr_guarded_work *work, void *argument);
-
-/* HR_ESTALE if the file under the mapping has become another or is being remade. */
-int hr_check_header(const hr_region *region);
-
-/* proc_num and device_num, checked for their range: HR_OK or HR_ECORRUPT. */
-int hr_checked_proc_num(const hr_region *region, int32_t *out);
-int hr_checked_device_num(const hr_region *region, uint32_t *out);
-
-/* The devices that device_num or, while it is 0, the memory limits speak of. */
-uint32_t hr_counted_devices(const hr_region *region, uint32_t device_num);
-bool hr_limits_all_equal(const hr_region *region);
-
-/* Of the other devices, as bits, those with a uuid; those that a slot uses. */
-uint32_t hr_far_uuids(const hr_region *region, uint32_t count);
-uint32_t hr_far_usage(const hr_region *region, const unsigned char *slot, uint32_t count);
-
-/* The enforced sum of `total` over all slots below proc_num, saturating. */
-int hr_sum_used(const hr_region *region, uint32_t device, uint64_t *out);
-
-uint64_t hr_clock_ns(int clock);
-uint64_t hr_deadline_ns(uint64_t timeout_ns);
-/* Sleep a little longer each time, never past the deadline.  False once it has passed. */
-bool hr_nap(uint64_t deadline_ns, unsigned *naps);
-
-static inline unsigned char *hr_slot(const hr_region *region, uint32_t index)
-{
-    return region->base + region->layout->procs + (size_t)index * region->layout->slot_stride;
-}
-
-static inline const unsigned char *hr_used(const hr_region *region, const unsigned char *slot,
-                                           uint32_t device)
-{
-    return slot + region->layout->slot_used + (size_t)device * region->layout->slot_used_stride;
-}
-
-static inline uint64_t hr_add_saturating(uint64_t a, uint64_t b)
-{
-    uint64_t sum;
-    return __builtin_add_overflow(a, b, &sum) ? UINT64_MAX : sum;
 }
 
 #endif

@@ -13,26 +13,26 @@ uint32_t hr_fork_generation;
 static pthread_mutex_t writable_guard = PTHREAD_MUTEX_INITIALIZER;
 static hr_region *writable_handles;
 
-void hr_hold_forks(void)
+void hr_fork_lock(void)
 {
     pthread_mutex_lock(&writable_guard);
 }
 
-void hr_let_forks(void)
+void hr_fork_unlock(void)
 {
     pthread_mutex_unlock(&writable_guard);
 }
 
 static void before_fork(void)
 {
-    hr_hold_forks();
+    hr_fork_lock();
     hr_guard_before_fork();
 }
 
 static void after_fork_in_parent(void)
 {
     hr_guard_after_fork();
-    hr_let_forks();
+    hr_fork_unlock();
 }
 
 static void after_fork_in_child(void)

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "handle.h"
+#include "base.h"
 
 /* Covers every field up to procs in every layout. */
 #define HEADER_BYTES 2048

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "handle.h"
+#include "base.h"
 
 #define NS_PER_S 1000000000
 

@@ -9,7 +9,8 @@
 #include <unistd.h>
 
 #include "lock_word.h"
-#include "mappers.h"
+#include "namespaces.h"
+#include "slot_table.h"
 #include "testpoint.h"
 
 /* ---- The semaphore's bytes -------------------------------------------------- */
@@ -326,4 +327,30 @@ int hr_unlock_own(hr_region *region)
     if (atomic_load_explicit(&region->gate_thread, memory_order_relaxed) != hr_thread_id())
         return hr_fail_code(HR_EBUSY);
     return hr_unlock(region);
+}
+
+/* ---- Running work under the lock ------------------------------------------------- */
+
+int hr_run_under(hr_take_lock *take, hr_region *region, hr_guarded_work *work, void *argument,
+                 uint64_t timeout_ns)
+{
+    if (!region->writable)
+        return hr_fail_code(HR_EREADONLY);
+    int code = hr_enter(region);
+    if (code != HR_OK)
+        return code;
+    code = take(region, hr_deadline_ns(timeout_ns));
+    if (code == HR_OK) {
+        code = hr_guard_run(region->base, region->mapped_bytes, work, argument);
+        int dropped = hr_lock_drop(region);
+        if (code >= 0 && dropped != HR_OK)
+            code = dropped;
+    }
+    hr_leave(region);
+    return code;
+}
+
+int hr_run_locked(hr_region *region, hr_guarded_work *work, void *argument, uint64_t timeout_ns)
+{
+    return hr_run_under(hr_lock_take, region, work, argument, timeout_ns);
 }

@@ -7,7 +7,7 @@
 
 #include <sys/types.h>
 
-#include "handle.h"
+#include "fields.h"
 #include "lock.h"
 
 static inline unsigned char *hr_sem_at(const hr_region *region)
@@ -34,6 +34,33 @@ static inline bool hr_is_foreign(uint64_t owner)
 {
     return owner >= HR_FOREIGN_OWNER && owner <= INT32_MAX;
 }
+
+/*
+ * Gate, host lock and semaphore, for calls that have entered.  Between the two a
+ * call may store what only a holder may.  `deadline_ns` is on the monotonic clock.
+ */
+int hr_lock_take(hr_region *region, uint64_t deadline_ns);
+/*
+ * Take the lock without the host lock where the semaphore is free and the signature is a
+ * pid that everybody in the container can judge: for accounting, which is frequent.
+ */
+int hr_lock_take_quickly(hr_region *region, uint64_t deadline_ns);
+int hr_lock_drop(hr_region *region);
+/* For hr_close(): give back what this handle still holds. */
+void hr_lock_abandon(hr_region *region);
+
+/* Enter, take the lock, run the work inside the fault guard, give the lock back, leave. */
+typedef int hr_take_lock(hr_region *region, uint64_t deadline_ns);
+int hr_run_under(hr_take_lock *take, hr_region *region, hr_guarded_work *work, void *argument,
+                 uint64_t timeout_ns);
+int hr_run_locked(hr_region *region, hr_guarded_work *work, void *argument, uint64_t timeout_ns);
+
+/* The gate alone, against the handle's other threads. */
+int hr_gate_enter(hr_region *region, uint64_t deadline_ns);
+void hr_gate_leave(hr_region *region);
+
+/* Unique while the thread lives. */
+uintptr_t hr_thread_id(void);
 
 /* Always after a post: old glibc counts its waiters where new glibc has other bits. */
 void hr_sem_wake(unsigned char *sem);

@@ -8,9 +8,70 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "handle.h"
-#include "namespaces.h"
 #include "process_files.h"
+
+/*
+ * Pids are small numbers, and a program of another container that has the region open for
+ * writing, such as this library in a sidecar, may well have that of a slot.  So outside the first
+ * namespace it has to be a process of libvgpu too, or this very one with its slot.
+ */
+void hr_judge_slot(struct hr_namespace_view *view, int32_t pid)
+{
+    /* Also where this process is left out of the list. */
+    if (pid == view->region->attached_pid)
+        view->own = true;
+    for (uint32_t i = 0; i < view->mappers->count; i++) {
+        const struct hr_mapper *mapper = &view->mappers->list[i];
+        if (mapper->pids[mapper->levels - 1] != pid)
+            continue;
+        if (mapper->levels > 1)
+            view->inner = true;
+        else if (view->mappers->initial || mapper->has_libvgpu)
+            view->own = true;
+    }
+}
+
+bool hr_names_slot(const struct hr_slot_pids *slots, int32_t pid)
+{
+    for (int32_t i = 0; i < slots->count; i++) {
+        if (slots->pids[i] == pid)
+            return true;
+    }
+    return false;
+}
+
+struct copy_call {
+    const hr_region *region;
+    struct hr_slot_pids *out;
+};
+
+static int copy_slot_pids(void *argument)
+{
+    struct copy_call *call = argument;
+    const hr_region *region = call->region;
+    int32_t count;
+    int code = hr_checked_proc_num(region, &count);
+    for (int32_t i = 0; code == HR_OK && i < count; i++) {
+        const unsigned char *slot = hr_slot(region, (uint32_t)i);
+        int32_t pid = hr_load_i32(slot + region->layout->slot_pid, memory_order_relaxed);
+        if (pid != 0)
+            call->out->pids[call->out->count++] = pid;
+    }
+    return code;
+}
+
+int hr_read_slot_pids(const hr_region *region, struct hr_slot_pids *out)
+{
+    struct copy_call call = {.region = region, .out = out};
+    out->count = 0;
+    return hr_guard_run(region->base, region->mapped_bytes, copy_slot_pids, &call);
+}
+
+void hr_judge_slots(struct hr_namespace_view *view, const struct hr_slot_pids *slots)
+{
+    for (int32_t i = 0; i < slots->count; i++)
+        hr_judge_slot(view, slots->pids[i]);
+}
 
 static bool is_initial(int proc, const char *namespace_link)
 {
@@ -167,4 +228,14 @@ int32_t hr_host_pid_of_slot(const struct hr_mappers *mappers, int32_t pid)
         found = mapper->pids[0];
     }
     return found;
+}
+
+int hr_look_for_mappers(hr_region *region, const char *proc, struct hr_mappers *out)
+{
+    int code = hr_enter(region);
+    if (code != HR_OK)
+        return code;
+    code = hr_find_mappers(region, proc, HR_WITH_OWN_HANDLE, NULL, HR_NO_DEADLINE, out);
+    hr_leave(region);
+    return code;
 }

@@ -9,37 +9,17 @@
 #ifndef HR_MAPPERS_H
 #define HR_MAPPERS_H
 
-#include <stdbool.h>
-
 #include "lock.h"
+#include "process_files.h"
 
-/* Namespaces nest 32 deep at most, below the first one. */
-#define HR_PID_LEVELS 33
-
-struct hr_mapper {
-    int32_t pids[HR_PID_LEVELS]; /* from this /proc's namespace to the innermost */
-    uint32_t levels;
-    bool has_libvgpu; /* looked for in a later namespace, of processes of its own */
+/* The pids that stand in slots, each of another process. */
+struct hr_slot_pids {
+    int32_t pids[HR_SLOTS];
+    int32_t count;
 };
 
-struct hr_mappers {
-    /* Without this process, unless it uses the region itself: by another handle that has
-     * the lock, or as a process of the region.  Looking is no use. */
-    struct hr_mapper *list;
-    uint32_t count;
-    /* Processes whose maps were refused: with this many, absence proves nothing about them. */
-    struct hr_mapper *unreadable; /* or too long */
-    uint32_t unreadable_count;
-    bool initial; /* the /proc of the first pid namespace, which has everybody */
-    bool blind;   /* some processes are hidden from us (hidepid, or no privilege) */
-    /*
-     * Whether every process of the region can be seen: this is the first namespace,
-     * or that of processes with slots.  In the latter case a process that started in
-     * a namespace around it would be missed, as libvgpu misses it too; on the host
-     * nothing is.
-     */
-    bool complete;
-};
+int hr_read_slot_pids(const hr_region *region, struct hr_slot_pids *out);
+bool hr_names_slot(const struct hr_slot_pids *slots, int32_t pid);
 
 /*
  * Scan `proc` (NULL = "/proc") for processes that map the region.  Who has the
@@ -49,11 +29,24 @@ struct hr_mappers {
  * deadline on no more maps are read, and whose are left counts as unreadable.
  */
 enum hr_own_handle { HR_WITH_OWN_HANDLE, HR_WITHOUT_OWN_HANDLE };
-#define HR_NO_DEADLINE UINT64_MAX
-struct hr_slot_pids;
 int hr_find_mappers(hr_region *region, const char *proc, enum hr_own_handle own,
                     const struct hr_slot_pids *only, uint64_t deadline_ns, struct hr_mappers *out);
 void hr_free_mappers(struct hr_mappers *mappers);
+
+/* hr_find_mappers() of everybody and with this process's handles, for who has not entered. */
+int hr_look_for_mappers(hr_region *region, const char *proc, struct hr_mappers *out);
+
+/* Whose pids stand in the slots: those of this /proc's namespace, or of one below. */
+struct hr_namespace_view {
+    const hr_region *region;
+    const struct hr_mappers *mappers;
+    bool own;   /* some slot's process is seen here under the pid in its slot */
+    bool inner; /* some slot's process has that pid only in an inner namespace */
+};
+
+/* Fill in `own` and `inner`, by the mappers that are known. */
+void hr_judge_slots(struct hr_namespace_view *view, const struct hr_slot_pids *slots);
+void hr_judge_slot(struct hr_namespace_view *view, int32_t pid);
 
 /* Whether that /proc, a directory, is the one of the first namespace. */
 bool hr_sees_everybody(int proc);
@@ -68,11 +61,5 @@ enum hr_life hr_life_of_slot(const struct hr_mappers *mappers, int32_t pid);
 /* The host pid of the process that has `pid` in its own namespace; 0 where several have, or it is
  * not known. */
 int32_t hr_host_pid_of_slot(const struct hr_mappers *mappers, int32_t pid);
-
-/*
- * Whether this process has its pids in the namespace of the region's processes:
- * some with slots are seen here, and all of those under the pids in their slots.
- */
-bool hr_shares_namespace(hr_region *region);
 
 #endif

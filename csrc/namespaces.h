@@ -1,29 +1,15 @@
 /*
- * Whose pids stand in the slots: those of this /proc's namespace, or of one below.
- * Internal to the core; mappers.h has the questions.
+ * Whether this process shares a pid namespace with the region's.  Internal to the core.
  */
 #ifndef HR_NAMESPACES_H
 #define HR_NAMESPACES_H
 
 #include "mappers.h"
 
-/* The pids that stand in slots, each of another process. */
-struct hr_slot_pids {
-    int32_t pids[HR_SLOTS];
-    int32_t count;
-};
-
-int hr_read_slot_pids(const hr_region *region, struct hr_slot_pids *out);
-bool hr_names_slot(const struct hr_slot_pids *slots, int32_t pid);
-
-struct hr_namespace_view {
-    const hr_region *region;
-    const struct hr_mappers *mappers;
-    bool own;   /* some slot's process is seen here under the pid in its slot */
-    bool inner; /* some slot's process has that pid only in an inner namespace */
-};
-
-/* Fill in `own` and `inner`, by the mappers that are known. */
-void hr_judge_slots(struct hr_namespace_view *view, const struct hr_slot_pids *slots);
+/*
+ * Whether this process has its pids in the namespace of the region's processes:
+ * some with slots are seen here, and all of those under the pids in their slots.
+ */
+bool hr_shares_namespace(hr_region *region);
 
 #endif

@@ -1,7 +1,7 @@
 #define _GNU_SOURCE
 #include <unistd.h>
 
-#include "slot_table.h"
+#include "orphans.h"
 #include "testpoint.h"
 
 struct repair_call {

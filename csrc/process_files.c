@@ -12,8 +12,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "handle.h"
-
 static FILE *open_at(int directory, const char *name)
 {
     int fd = openat(directory, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);

@@ -5,7 +5,37 @@
 #ifndef HR_PROCESS_FILES_H
 #define HR_PROCESS_FILES_H
 
-#include "mappers.h"
+#include "fields.h"
+
+/* Namespaces nest 32 deep at most, below the first one. */
+#define HR_PID_LEVELS 33
+
+struct hr_mapper {
+    int32_t pids[HR_PID_LEVELS]; /* from this /proc's namespace to the innermost */
+    uint32_t levels;
+    bool has_libvgpu; /* looked for in a later namespace, of processes of its own */
+};
+
+struct hr_mappers {
+    /* Without this process, unless it uses the region itself: by another handle that has
+     * the lock, or as a process of the region.  Looking is no use. */
+    struct hr_mapper *list;
+    uint32_t count;
+    /* Processes whose maps were refused: with this many, absence proves nothing about them. */
+    struct hr_mapper *unreadable; /* or too long */
+    uint32_t unreadable_count;
+    bool initial; /* the /proc of the first pid namespace, which has everybody */
+    bool blind;   /* some processes are hidden from us (hidepid, or no privilege) */
+    /*
+     * Whether every process of the region can be seen: this is the first namespace,
+     * or that of processes with slots.  In the latter case a process that started in
+     * a namespace around it would be missed, as libvgpu misses it too; on the host
+     * nothing is.
+     */
+    bool complete;
+};
+
+#define HR_NO_DEADLINE UINT64_MAX
 
 /* The inode number that the kernel gives to the first pid namespace, always. */
 #define HR_INITIAL_PID_NAMESPACE "pid:[4026531836]"

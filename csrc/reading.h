@@ -6,7 +6,7 @@
 #ifndef HR_READING_H
 #define HR_READING_H
 
-#include "handle.h"
+#include "fields.h"
 
 /* The figures of struct hr_usage, in its order and in that of the usage columns. */
 #define HR_FIGURES 9

@@ -8,6 +8,7 @@
 #include "identify.h"
 #include "lock_word.h"
 #include "mappers.h"
+#include "slot_table.h"
 #include "testpoint.h"
 
 #ifdef HR_TESTPOINTS

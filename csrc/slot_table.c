@@ -147,39 +147,3 @@ uint32_t hr_free_slot(const hr_region *region, int32_t index, int32_t *count)
     hr_set_slot_pid(region, slot, 0);
     return HR_REAP_REMOVED;
 }
-
-int hr_look_for_mappers(hr_region *region, const char *proc, struct hr_mappers *out)
-{
-    int code = hr_enter(region);
-    if (code != HR_OK)
-        return code;
-    code = hr_find_mappers(region, proc, HR_WITH_OWN_HANDLE, NULL, HR_NO_DEADLINE, out);
-    hr_leave(region);
-    return code;
-}
-
-/* ---- Running work under the lock ------------------------------------------------- */
-
-int hr_run_under(hr_take_lock *take, hr_region *region, hr_guarded_work *work, void *argument,
-                 uint64_t timeout_ns)
-{
-    if (!region->writable)
-        return hr_fail_code(HR_EREADONLY);
-    int code = hr_enter(region);
-    if (code != HR_OK)
-        return code;
-    code = take(region, hr_deadline_ns(timeout_ns));
-    if (code == HR_OK) {
-        code = hr_guard_run(region->base, region->mapped_bytes, work, argument);
-        int dropped = hr_lock_drop(region);
-        if (code >= 0 && dropped != HR_OK)
-            code = dropped;
-    }
-    hr_leave(region);
-    return code;
-}
-
-int hr_run_locked(hr_region *region, hr_guarded_work *work, void *argument, uint64_t timeout_ns)
-{
-    return hr_run_under(hr_lock_take, region, work, argument, timeout_ns);
-}

@@ -6,8 +6,7 @@
 #ifndef HR_SLOT_TABLE_H
 #define HR_SLOT_TABLE_H
 
-#include "handle.h"
-#include "mappers.h"
+#include "fields.h"
 #include "slots.h"
 
 /* In a `used` record: three kinds from its start, the offset, then the total. */
@@ -44,25 +43,7 @@ void hr_move_last_into(const hr_region *region, int32_t hole, int32_t count);
 /* Remove the slot, or empty it where it is.  Returns enum hr_reaped. */
 uint32_t hr_free_slot(const hr_region *region, int32_t index, int32_t *count);
 
-/* hr_find_mappers() with this process's handles, for who has not entered. */
-int hr_look_for_mappers(hr_region *region, const char *proc, struct hr_mappers *out);
-
-/* Enter, take the lock, run the work inside the fault guard, give the lock back, leave. */
-typedef int hr_take_lock(hr_region *region, uint64_t deadline_ns);
-int hr_run_under(hr_take_lock *take, hr_region *region, hr_guarded_work *work, void *argument,
-                 uint64_t timeout_ns);
-int hr_run_locked(hr_region *region, hr_guarded_work *work, void *argument, uint64_t timeout_ns);
-
-/*
- * Whether a live process may be writing at proc_num, where a newcomer would go, is
- * judged over a short while: hr_watch_seqlocks() begins before the lock,
- * hr_step_over_orphans() ends under it.
- */
-struct hr_seqlock_watch {
-    uint64_t seqlocks[HR_SLOTS];
-};
-int hr_watch_seqlocks(hr_region *region, struct hr_seqlock_watch *watch);
-int hr_step_over_orphans(hr_region *region, const struct hr_mappers *mappers,
-                         const struct hr_seqlock_watch *watch);
+/* Finish a removal whose process died after the move and before the count.  Under the lock. */
+int hr_finish_removal(const hr_region *region);
 
 #endif

@@ -431,9 +431,9 @@ static int measure(struct hr_reading *reading)
         return code;
     uint32_t count = hr_counted_devices(region, device_num);
     if (reading->thorough || device_num == 0) {
-        reading->far |= hr_far_uuids(region, count);
+        reading->far |= hr_undeclared_uuids(region, count);
         for (int32_t i = 0; i < head->proc_num; i++)
-            reading->far |= hr_far_usage(region, hr_slot(region, (uint32_t)i), count);
+            reading->far |= hr_undeclared_usage(region, hr_slot(region, (uint32_t)i), count);
     }
     head->device_num = device_num;
     head->shown = ((1u << count) - 1) | reading->far;

@@ -1,0 +1,30 @@
+/*
+ * What every part of the core stands on: how a failure is recorded, the clock, and
+ * short sleeps.  Internal to the core.
+ */
+#ifndef HR_BASE_H
+#define HR_BASE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "region.h"
+
+/* Record why this thread's call failed, and return the code. */
+int hr_fail(const struct hr_detail *detail);
+int hr_fail_code(int code);
+int hr_fail_errno(int code, int sys_errno);
+int hr_fail_why(int code, int why);
+
+uint64_t hr_clock_ns(int clock);
+uint64_t hr_deadline_ns(uint64_t timeout_ns);
+/* Sleep a little longer each time, never past the deadline.  False once it has passed. */
+bool hr_nap(uint64_t deadline_ns, unsigned *naps);
+
+static inline uint64_t hr_add_saturating(uint64_t a, uint64_t b)
+{
+    uint64_t sum;
+    return __builtin_add_overflow(a, b, &sum) ? UINT64_MAX : sum;
+}
+
+#endif

@@ -1,0 +1,217 @@
+#include "fields.h"
+
+int hr_run(hr_region *region, hr_guarded_work *work, void *argument)
+{
+    int code = hr_enter(region);
+    if (code != HR_OK)
+        return code;
+    code = hr_guard_run(region->base, region->mapped_bytes, work, argument);
+    hr_leave(region);
+    return code;
+}
+
+int hr_run_write(hr_region *region, hr_guarded_work *work, void *argument)
+{
+    /* `writable` never changes after hr_open(). */
+    return region->writable ? hr_run(region, work, argument) : hr_fail_code(HR_EREADONLY);
+}
+
+int hr_check_header(const hr_region *region)
+{
+    const struct hr_layout *layout = region->layout;
+    /* Acquire: what a creator stored before the magic is visible after it. */
+    int32_t magic = hr_load_i32(region->base, memory_order_acquire);
+    bool same = magic == HR_MAGIC;
+    if (layout->major_version != 0) {
+        same =
+            same &&
+            hr_load_i32(region->base + 4, memory_order_relaxed) == (int32_t)layout->major_version &&
+            hr_load_i32(region->base + 8, memory_order_relaxed) == (int32_t)layout->minor_version;
+    }
+    return same ? HR_OK : hr_fail_why(HR_ESTALE, HR_WHY_REPLACED);
+}
+
+static int corrupt(const hr_region *region, int why, uint64_t found)
+{
+    struct hr_detail detail = {.code = HR_ECORRUPT,
+                               .why = why,
+                               .device = -1,
+                               .layout = region->layout->id,
+                               .file_size = region->layout->size,
+                               .found = found};
+    return hr_fail(&detail);
+}
+
+int hr_checked_proc_num(const hr_region *region, int32_t *out)
+{
+    /* Acquire pairs with the release of proc_num after a slot has been filled. */
+    *out = hr_load_i32(region->base + region->layout->proc_num, memory_order_acquire);
+    if (*out >= 0 && *out <= HR_SLOTS)
+        return HR_OK;
+    return corrupt(region, HR_WHY_PROC_NUM, (uint64_t)(int64_t)*out);
+}
+
+int hr_checked_device_num(const hr_region *region, uint32_t *out)
+{
+    uint64_t count = hr_load_u64(region->base + region->layout->device_num, memory_order_relaxed);
+    *out = (uint32_t)count;
+    return count <= HR_DEVICES ? HR_OK : corrupt(region, HR_WHY_DEVICE_NUM, count);
+}
+
+static uint64_t limit_of(const hr_region *region, uint32_t device)
+{
+    return hr_load_u64(region->base + region->layout->limit + device * 8, memory_order_relaxed);
+}
+
+bool hr_limits_all_equal(const hr_region *region)
+{
+    uint64_t first = limit_of(region, 0);
+    for (uint32_t device = 1; device < HR_DEVICES; device++) {
+        if (limit_of(region, device) != first)
+            return false;
+    }
+    return true;
+}
+
+uint32_t hr_counted_devices(const hr_region *region, uint32_t device_num)
+{
+    if (device_num != 0)
+        return device_num;
+    if (hr_limits_all_equal(region))
+        return 1;
+    uint32_t count = HR_DEVICES;
+    while (count > 1 && limit_of(region, count - 1) == 0)
+        count--;
+    return count;
+}
+
+uint32_t hr_undeclared_uuids(const hr_region *region, uint32_t count)
+{
+    uint32_t found = 0;
+    for (uint32_t device = count; device < HR_DEVICES; device++) {
+        const unsigned char *uuid = region->base + region->layout->uuids + device * HR_UUID_BYTES;
+        if (hr_load_u64(uuid, memory_order_relaxed) != 0)
+            found |= 1u << device;
+    }
+    return found;
+}
+
+uint32_t hr_undeclared_usage(const hr_region *region, const unsigned char *slot, uint32_t count)
+{
+    const unsigned char *used = hr_used(region, slot, count);
+    const uint32_t stride = region->layout->slot_used_stride;
+    /* Nearly always all zero: five independent sums first, devices apart only on demand. */
+    uint64_t context = 0, module = 0, data = 0, offset = 0, total = 0;
+    for (uint32_t device = count; device < HR_DEVICES; device++, used += stride) {
+        context |= hr_load_u64(used, memory_order_relaxed);
+        module |= hr_load_u64(used + 8, memory_order_relaxed);
+        data |= hr_load_u64(used + 16, memory_order_relaxed);
+        offset |= hr_load_u64(used + 24, memory_order_relaxed);
+        total |= hr_load_u64(used + 32, memory_order_relaxed);
+    }
+    if ((context | module | data | offset | total) == 0)
+        return 0;
+
+    uint32_t found = 0;
+    for (uint32_t device = count; device < HR_DEVICES; device++) {
+        used = hr_used(region, slot, device);
+        uint64_t any = 0;
+        for (uint32_t field = 0; field < 5; field++)
+            any |= hr_load_u64(used + field * 8, memory_order_relaxed);
+        if (any != 0)
+            found |= 1u << device;
+    }
+    return found;
+}
+
+int hr_sum_used(const hr_region *region, uint32_t device, uint64_t *out)
+{
+    int32_t count;
+    int code = hr_checked_proc_num(region, &count);
+    if (code != HR_OK)
+        return code;
+    uint64_t sum = 0;
+    for (int32_t i = 0; i < count; i++) {
+        const unsigned char *used = hr_used(region, hr_slot(region, (uint32_t)i), device);
+        sum = hr_add_saturating(sum, hr_load_u64(used + 32, memory_order_relaxed));
+    }
+    *out = sum;
+    return HR_OK;
+}
+
+/* ---- Live values ----------------------------------------------------------- */
+
+struct get_call {
+    const hr_region *region;
+    uint32_t value;
+    uint32_t device;
+    uint64_t result;
+};
+
+static uint64_t load_signed(const hr_region *region, uint32_t offset)
+{
+    return (uint64_t)(int64_t)hr_load_i32(region->base + offset, memory_order_relaxed);
+}
+
+static int get_work(void *argument)
+{
+    struct get_call *call = argument;
+    const hr_region *region = call->region;
+    const struct hr_layout *layout = region->layout;
+    uint32_t device_num;
+    int32_t proc_num;
+
+    int code = hr_check_header(region);
+    if (code != HR_OK)
+        return code;
+    switch (call->value) {
+    case HR_VALUE_MEMORY_LIMIT:
+        call->result = limit_of(region, call->device);
+        return HR_OK;
+    case HR_VALUE_SM_LIMIT:
+        call->result =
+            hr_load_u64(region->base + layout->sm_limit + call->device * 8, memory_order_relaxed);
+        return HR_OK;
+    case HR_VALUE_MEMORY_USED:
+        return hr_sum_used(region, call->device, &call->result);
+    case HR_VALUE_PRIORITY:
+        call->result = load_signed(region, layout->priority);
+        return HR_OK;
+    case HR_VALUE_UTILIZATION_SWITCH:
+        call->result = load_signed(region, layout->utilization_switch);
+        return HR_OK;
+    case HR_VALUE_RECENT_KERNEL:
+        call->result = load_signed(region, layout->recent_kernel);
+        return HR_OK;
+    case HR_VALUE_LAST_KERNEL_TIME:
+        if (layout->last_kernel_time == HR_ABSENT)
+            return hr_fail_code(HR_EINVAL);
+        call->result = hr_load_u64(region->base + layout->last_kernel_time, memory_order_relaxed);
+        return HR_OK;
+    case HR_VALUE_DEVICE_NUM:
+        code = hr_checked_device_num(region, &device_num);
+        call->result = device_num;
+        return code;
+    case HR_VALUE_PROC_NUM:
+        code = hr_checked_proc_num(region, &proc_num);
+        call->result = (uint64_t)proc_num;
+        return code;
+    default:
+        return hr_fail_code(HR_EINVAL);
+    }
+}
+
+uint64_t hr_get(hr_region *region, uint32_t value, uint32_t device)
+{
+    if (device >= HR_DEVICES) {
+        hr_fail_code(HR_EINVAL);
+        return HR_NO_VALUE;
+    }
+    struct get_call call = {.region = region, .value = value, .device = device};
+    int code = hr_run(region, get_work, &call);
+    if (code != HR_OK)
+        return HR_NO_VALUE;
+    if (call.result == HR_NO_VALUE)
+        hr_fail_code(HR_OK); /* the file really says so */
+    return call.result;
+}

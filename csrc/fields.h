@@ -1,0 +1,45 @@
+/*
+ * The fields of a mapped region, each checked where it is read; and how a call runs
+ * that touches the mapping.  Internal to the core.
+ */
+#ifndef HR_FIELDS_H
+#define HR_FIELDS_H
+
+#include "handle.h"
+
+/* Enter, run the work inside the fault guard, leave. */
+int hr_run(hr_region *region, hr_guarded_work *work, void *argument);
+
+/* Run a call that stores: HR_EREADONLY through a read-only handle. */
+int hr_run_write(hr_region *region, hr_guarded_work *work, void *argument);
+
+/* HR_ESTALE if the file under the mapping has become another or is being remade. */
+int hr_check_header(const hr_region *region);
+
+/* proc_num and device_num, checked for their range: HR_OK or HR_ECORRUPT. */
+int hr_checked_proc_num(const hr_region *region, int32_t *out);
+int hr_checked_device_num(const hr_region *region, uint32_t *out);
+
+/* The devices that device_num or, while it is 0, the memory limits speak of. */
+uint32_t hr_counted_devices(const hr_region *region, uint32_t device_num);
+bool hr_limits_all_equal(const hr_region *region);
+
+/* Of the devices from `count` on, as bits, those with a uuid; those that a slot uses. */
+uint32_t hr_undeclared_uuids(const hr_region *region, uint32_t count);
+uint32_t hr_undeclared_usage(const hr_region *region, const unsigned char *slot, uint32_t count);
+
+/* The enforced sum of `total` over all slots below proc_num, saturating. */
+int hr_sum_used(const hr_region *region, uint32_t device, uint64_t *out);
+
+static inline unsigned char *hr_slot(const hr_region *region, uint32_t index)
+{
+    return region->base + region->layout->procs + (size_t)index * region->layout->slot_stride;
+}
+
+static inline const unsigned char *hr_used(const hr_region *region, const unsigned char *slot,
+                                           uint32_t device)
+{
+    return slot + region->layout->slot_used + (size_t)device * region->layout->slot_used_stride;
+}
+
+#endif

@@ -1,0 +1,99 @@
+"""The C core's files in their order: each uses only those below it."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+CORE = Path(__file__).resolve().parents[2] / "csrc"
+
+# Lowest first. A file may include the headers, and call the functions, of those before it.
+ORDER = (
+    "testpoint",
+    "layout",
+    "base",
+    "guard",
+    "identify",
+    "handles",
+    "fields",
+    "process_files",
+    "mappers",
+    "namespaces",
+    "slot_table",
+    "lock",
+    "recovery",
+    "slot_edit",
+    "reap",
+    "orphans",
+    "accounting",
+    "region",
+    "changes",
+    "snapshot",
+    "read_set",
+    "edit",
+    "create",
+    "limiter",
+)
+RANK = {name: rank for rank, name in enumerate(ORDER)}
+
+# Headers of the public interface hold no order: what they declare is found by its symbol.
+PUBLIC_HEADERS = {"region.h", "lock.h", "slots.h", "limiter.h"}
+HEADER_OF = {
+    "atomics.h": "layout",
+    "handle.h": "handles",
+    "lock_word.h": "lock",
+    "attach.h": "accounting",
+    "reading.h": "snapshot",
+}
+
+pytestmark = pytest.mark.skipif(not CORE.is_dir(), reason="needs the C sources beside the tests")
+
+
+def floor_of(header: str) -> str:
+    return HEADER_OF.get(header, header.removesuffix(".h"))
+
+
+def test_every_file_has_its_place() -> None:
+    assert {path.stem for path in CORE.glob("*.c")} == set(ORDER)
+
+
+def test_no_file_includes_a_header_from_above() -> None:
+    upwards = [
+        f"{path.name} includes {header}"
+        for path in sorted(CORE.glob("*.[ch]"))
+        if path.name not in PUBLIC_HEADERS
+        for header in re.findall(r'^#include "(\w+\.h)"', path.read_text(), re.MULTILINE)
+        if header not in PUBLIC_HEADERS
+        and RANK[floor_of(header)] > RANK[floor_of(path.name.replace(".c", ".h"))]
+    ]
+    assert upwards == []
+
+
+def symbols(obj: Path, kind: str) -> set[str]:
+    listed = subprocess.run(
+        ["nm", kind, "--format=posix", str(obj)], check=True, capture_output=True, text=True
+    ).stdout
+    return {line.split()[0] for line in listed.splitlines() if line.startswith("hr_")}
+
+
+def test_no_file_calls_a_function_from_above(tmp_path: Path) -> None:
+    for tool in ("cc", "nm"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"needs {tool}")
+    sources = [str(CORE / f"{name}.c") for name in ORDER]
+    options = ["-std=gnu11", "-O0", '-DHR_VERSION="test"', "-DHR_TESTPOINTS", f"-I{CORE}"]
+    subprocess.run(["cc", *options, "-c", *sources], check=True, cwd=tmp_path)
+    home = {
+        symbol: name
+        for name in ORDER
+        for symbol in symbols(tmp_path / f"{name}.o", "--defined-only")
+    }
+    upwards = [
+        f"{name}.c uses {symbol} of {home[symbol]}.c"
+        for name in ORDER
+        for symbol in sorted(symbols(tmp_path / f"{name}.o", "--undefined-only"))
+        if RANK[home[symbol]] > RANK[name]
+    ]
+    assert upwards == []
