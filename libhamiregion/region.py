@@ -1,28 +1,56 @@
-"""One shared region: open, read and edit it."""
+"""One shared region: open it, read it, edit it, take its lock, be one of its processes."""
 
 from __future__ import annotations
 
+import errno
 import os
-from typing import TYPE_CHECKING, Any
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ._core import ffi, lib
-from .editing import Editable, int32, signed
-from .errors import RegionNotFound, last_detail, region_error
-from .handle import absolute_path
-from .layouts import DEVICE_CAPACITY, LAYOUTS, Layout
+from .effects import Effect, ValueChange, limit_change, sm_limit_effects, switch_effect
+from .errors import RegionClosed, RegionNotFound, last_detail, region_error
+from .layouts import DEVICE_CAPACITY, LAYOUTS, SLOT_CAPACITY, Layout
 from .limits import (
     UNLIMITED_SM_PERCENT,
+    limit_below_usage,
+    limit_bytes,
+    limit_conflict,
     memory_value,
+    sm_or_none,
     sm_value,
+    value_conflict,
 )
-from .lock import Lockable
-from .models import RegionSnapshot, lazy_snapshot
-from .slot import SlotTable
+from .lock import OWNER_LIVES, LockRecovery, LockState, RegionLock, in_slices, nanoseconds
+from .models import ProcessStatus, RegionSnapshot, lazy_snapshot
+from .slot import HOLDS_LOCK, MAX_BYTES, ReapedSlot, Slot, SlotChange, attached_slots
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+    from types import TracebackType
 
+    from typing_extensions import Self
+
+    from .effects import LimitChange, LimitEdit
     from .errors import PathLike
+
+# Enough for a dozen processes on two devices; grows to what a region needs.
+_BUFFER_BYTES = 1024
+_DEFAULT_ATTACH_TIMEOUT_S = 10.0
+_MAX_PID = (1 << 31) - 1
+_SIGNED_SLOT_FIELDS = {"host_pid", "status"}
+
+_INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
+_UINT64_MAX = (1 << 64) - 1
+
+_store_limits = lib.hr_set_limits
+_MEMORY, _SM = lib.HR_MEMORY, lib.HR_SM
+_KINDS = {"memory": lib.HR_MEMORY, "sm": lib.HR_SM, "priority": lib.HR_PRIORITY}
+_ALL_DEVICES = lib.HR_ALL_DEVICES
+_EXPECT, _FORCE, _DRY_RUN = lib.HR_EXPECT, lib.HR_FORCE, lib.HR_DRY_RUN
+# An Enum looks its members up through Python code.
+_IMMEDIATE = Effect.IMMEDIATE
 
 # Bound once: a live value is one call and little else.
 _get = lib.hr_get
@@ -131,7 +159,7 @@ def create_region(
     absolute = absolute_path(path)
     spec = ffi.new("struct hr_create_spec *")
     spec.layout = _layout_number(layout)
-    spec.priority = int32(priority, "priority")
+    spec.priority = _int32(priority, "priority")
     spec.sm_limit = [UNLIMITED_SM_PERCENT] * DEVICE_CAPACITY
     for device, percent in enumerate(_at_most_all("sm_limits", sm_limits)):
         spec.sm_limit[device] = sm_value(percent)
@@ -148,7 +176,37 @@ def create_region(
         raise region_error(code, absolute)
 
 
-class Region(Editable, Lockable, SlotTable):
+def absolute_path(path: PathLike) -> str:
+    """The path as every error and snapshot shows it.
+
+    Raises:
+        TypeError: Not str or os.PathLike[str].
+        ValueError: A NUL character.
+    """
+    text = os.fspath(path)
+    if not isinstance(text, str):
+        raise TypeError("a region's path must be str or os.PathLike[str]")
+    if "\0" in text:
+        raise ValueError("a path has no NUL character")
+    # Not resolved: that would follow a symbolic link, which the core refuses.
+    return text if text.startswith("/") else str(Path.cwd() / text)
+
+
+def _proc_root(proc: PathLike) -> bytes:
+    """The root of /proc as the core takes it.
+
+    Raises:
+        FileNotFoundError: There is no such directory.
+    """
+    root = Path(proc)
+    if not root.is_dir():
+        raise FileNotFoundError(
+            errno.ENOENT, "no such directory to look for processes in", str(root)
+        )
+    return os.fsencode(root)
+
+
+class Region:
     """A mapped region. Made by `open_region`.
 
     Threads: a region may be shared; `close` waits for calls in progress in other threads, and later
@@ -161,7 +219,90 @@ class Region(Editable, Lockable, SlotTable):
         writable: Whether it can be changed.
     """
 
-    __slots__ = ()
+    __slots__ = (
+        "__weakref__",
+        "_buffer_bytes",
+        "_closed",
+        "_handle",
+        "_identity",
+        "_lock_seen",
+        "writable",
+    )
+
+    def __init__(self, handle: Any, path: str, layout: Layout, *, writable: bool) -> None:
+        self._handle = handle
+        self._identity = (path, layout)
+        self._buffer_bytes = _BUFFER_BYTES
+        self._closed = False
+        self._lock_seen: tuple[tuple[int, int], float] | None = None
+        #: Whether the region can be changed.
+        self.writable = writable
+
+    @property
+    def path(self) -> str:
+        """The region's file, absolute."""
+        return self._identity[0]
+
+    @property
+    def layout(self) -> Layout:
+        """The layout that the file was found to have."""
+        return self._identity[1]
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` has been called."""
+        return self._closed
+
+    @property
+    def file_id(self) -> tuple[int, int]:
+        """The mapped file's device and inode as `os.stat` gives them: its identity while it lives.
+
+        Raises:
+            RegionClosed: After `close`, or in a forked child.
+        """
+        info = self._mapping()
+        return info.device_id, info.inode
+
+    def _mapping(self) -> Any:
+        info = ffi.new("struct hr_info *")
+        lib.hr_get_info(self._handle, info)
+        if not info.address:
+            raise RegionClosed(f"{self.path!r} has been closed; open it again", path=self.path)
+        return info
+
+    def close(self) -> None:
+        """Unmap the region. Waits for calls in progress in other threads; may be called again.
+
+        A slot of this process is detached first, and a lock that is held is given back.
+        """
+        self._closed = True
+        lib.hr_close(self._handle)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "writable" if self.writable else "read-only"
+        return f"<{type(self).__name__} {self.path!r} layout {self.layout.value}, {state}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Region cannot be pickled; send its path, or a snapshot")
+
+    def _fail(self, code: int) -> NoReturn:
+        raise region_error(code, self.path)
+
+    def _fail_busy(self, code: int, busy: str) -> NoReturn:
+        if code == lib.HR_EBUSY:
+            raise RuntimeError(busy)
+        self._fail(code)
 
     # ---- reading --------------------------------------------------------------------------------
 
@@ -259,7 +400,7 @@ class Region(Editable, Lockable, SlotTable):
     @property
     def priority(self) -> int:
         """0 is high, 1 is low; live."""
-        return signed(self._live(_PRIORITY))
+        return _signed(self._live(_PRIORITY))
 
     @property
     def utilization_switch(self) -> bool:
@@ -269,7 +410,7 @@ class Region(Editable, Lockable, SlotTable):
     @property
     def recent_kernel(self) -> int:
         """2 after a launch, counted down by HAMi's monitor; -1 blocks launches. Live."""
-        return signed(self._live(_RECENT_KERNEL))
+        return _signed(self._live(_RECENT_KERNEL))
 
     @property
     def last_kernel_time_s(self) -> int | None:
@@ -288,6 +429,645 @@ class Region(Editable, Lockable, SlotTable):
         """The uuids of the first `device_count` devices, in NVML order; live."""
         snapshot = self.snapshot()
         return tuple(device.uuid for device in snapshot.devices[: snapshot.device_count])
+
+    # ---- editing --------------------------------------------------------------------------------
+
+    def set_memory_limit(
+        self,
+        limit: int | str | None,
+        *,
+        device: int | None = None,
+        expected: int | str | None = None,
+        force: bool = False,
+        dry_run: bool = False,
+    ) -> tuple[LimitChange, ...]:
+        """Change a memory limit, in running processes too: libvgpu reads it at each allocation.
+
+        All or nothing: where one device refuses, none is changed.
+
+        Args:
+            limit: Bytes, or text as `parse_size` takes it; None is unlimited.
+            device: Index; None means every device of the region. While the container has told of
+                no devices and all 16 limits are equal, those are all 16.
+            expected: Change only where this is the limit now (compare-and-set); 0 stands for
+                unlimited, None for whatever it is.
+            force: Allow a limit under what is in use.
+            dry_run: Check everything, change nothing.
+
+        Returns:
+            One `LimitChange` per device, in bytes.
+
+        Raises:
+            LimitConflict: `expected` did not hold.
+            LimitBelowUsage: The limit is under what is in use, and `force` was not given.
+            RegionReadOnly: Opened without ``writable=True``.
+            ValueError: A limit of 0 (use None), a text that is no size, no such device.
+            RegionStale, RegionCorrupt, RegionClosed: As `snapshot`.
+
+        Source: docs, What a region is (What an edit changes, and when).
+
+        Shell: ``hamiregion limits set FILE --memory 6GiB``.
+        """
+        compare = None if expected is None else limit_bytes(expected)
+        flags = (_FORCE if force else 0) | (_DRY_RUN if dry_run else 0)
+        _whole, edits = self._set_limits(_MEMORY, memory_value(limit), device, compare, flags)
+        return tuple(
+            [
+                limit_change(edit.device, edit.before or None, edit.after or None, _IMMEDIATE)
+                for edit in edits
+            ]
+        )
+
+    def set_sm_limit(
+        self,
+        percent: int | None,
+        *,
+        device: int | None = None,
+        expected: int | None = None,
+        dry_run: bool = False,
+    ) -> tuple[LimitChange, ...]:
+        """Change an SM limit. `LimitChange.effect` tells whether running processes see it.
+
+        Args:
+            percent: 1 to 100; None and 100 are unlimited.
+            device: Index; None means every device of the region, as in `set_memory_limit`.
+            expected: Change only where this is the limit now; 0 and 100 stand for unlimited, None
+                for whatever it is.
+            dry_run: Check everything, change nothing.
+
+        Returns:
+            One `LimitChange` per device, in percent.
+
+        Raises:
+            LimitConflict, RegionReadOnly, ValueError, RegionStale, RegionCorrupt, RegionClosed: As
+                `set_memory_limit`.
+
+        Source: docs, What a region is (What an edit changes, and when).
+
+        Shell: ``hamiregion limits set FILE --sm 50``.
+        """
+        if expected is not None and not 0 <= expected <= UNLIMITED_SM_PERCENT:
+            raise ValueError(f"an expected SM limit is 0 to 100 percent, not {expected}")
+        flags = _DRY_RUN if dry_run else 0
+        _whole, edits = self._set_limits(_SM, sm_value(percent), device, expected, flags)
+        return sm_limit_effects(
+            self.layout,
+            [(edit.device, sm_or_none(edit.before), sm_or_none(edit.after)) for edit in edits],
+        )
+
+    def _set_limits(
+        self, kind: int, value: int, device: int | None, expected: int | None, flags: int
+    ) -> tuple[Any, Any]:
+        """The ``struct hr_limit_edit`` of each device concerned, and what they stand in.
+
+        That comes first and is to be kept meanwhile: they do not keep it alive.
+        """
+        if device is None:
+            edits = ffi.new("struct hr_limit_edit[]", DEVICE_CAPACITY)
+            device = _ALL_DEVICES
+        elif 0 <= device < DEVICE_CAPACITY:
+            edits = ffi.new("struct hr_limit_edit[1]")
+        else:
+            raise ValueError(f"a device is 0 to {DEVICE_CAPACITY - 1}, not {device}")
+        if expected is None:
+            expected = 0
+        else:
+            flags |= _EXPECT
+        code = _store_limits(self._handle, kind, device, value, expected, flags, edits)
+        if code < 0:
+            self._fail_limit(code, kind)
+        return edits, edits if code == len(edits) else edits[0:code]
+
+    def _fail_limit(self, code: int, kind: int) -> NoReturn:
+        detail = last_detail()
+        if code == lib.HR_ECONFLICT:
+            memory = kind == lib.HR_MEMORY
+            raise limit_conflict(self.path, detail, device=detail.device, in_bytes=memory)
+        if code == lib.HR_EBELOWUSE:
+            raise limit_below_usage(self.path, detail, device=detail.device)
+        self._fail(code)
+
+    def edit_limits(
+        self, edits: Iterable[LimitEdit], *, force: bool = False, dry_run: bool = False
+    ) -> tuple[LimitChange | ValueChange, ...]:
+        """Change several limits and the priority together: all or nothing.
+
+        One call into the core checks all of them, then stores them in order, each by
+        compare-and-swap; where one fails, those before it are put back. A reader may see the first
+        without the last for some 100 ns, and so it stays where this process is killed then.
+
+        Args:
+            edits: What to change, each device and kind once.
+            force: Allow memory limits under what is in use.
+            dry_run: Check everything, change nothing.
+
+        Returns:
+            One change per edit, in the same order.
+
+        Raises:
+            ValueError: A value out of range, no such device, or the same one twice.
+            LimitConflict, LimitBelowUsage, RegionReadOnly, RegionStale, RegionCorrupt,
+            RegionClosed: As `set_memory_limit`.
+
+        Source: docs, What a region is (What an edit changes, and when).
+        """
+        wanted = tuple(edits)
+        if len({(edit.kind, edit.device) for edit in wanted}) < len(wanted):
+            raise ValueError("the same limit of the same device stands twice among the edits")
+        raw = ffi.new("struct hr_edit[]", [_raw_edit(edit) for edit in wanted])
+        flags = (_FORCE if force else 0) | (_DRY_RUN if dry_run else 0)
+        code = lib.hr_edit_all(self._handle, raw, len(wanted), flags)
+        if code < 0:
+            self._fail_edits(code, wanted)
+        sm_changes = iter(
+            sm_limit_effects(
+                self.layout,
+                [
+                    (each.device, sm_or_none(each.before), sm_or_none(each.value))
+                    for each in raw
+                    if each.kind == _SM
+                ],
+            )
+        )
+        changes: list[LimitChange | ValueChange] = []
+        for each in raw:
+            if each.kind == _SM:
+                changes.append(next(sm_changes))
+            elif each.kind == _MEMORY:
+                before, after = each.before or None, each.value or None
+                changes.append(limit_change(each.device, before, after, _IMMEDIATE))
+            else:
+                changes.append(
+                    ValueChange("priority", _signed(each.before), each.value, _IMMEDIATE)
+                )
+        return tuple(changes)
+
+    def _fail_edits(self, code: int, edits: tuple[LimitEdit, ...]) -> NoReturn:
+        if code not in {lib.HR_ECONFLICT, lib.HR_EBELOWUSE}:
+            self._fail(code)
+        detail = last_detail()
+        edit = edits[detail.device]
+        if edit.device is None:
+            raise value_conflict(
+                self.path, edit.kind, _signed(detail.found), _signed(detail.wanted)
+            )
+        if code == lib.HR_EBELOWUSE:
+            raise limit_below_usage(self.path, detail, device=edit.device)
+        raise limit_conflict(self.path, detail, device=edit.device, in_bytes=edit.kind == "memory")
+
+    def set_utilization_switch(
+        self, on: bool, *, expected: bool | None = None, dry_run: bool = False
+    ) -> ValueChange:
+        """Switch SM limiting on or off.
+
+        The environment's ``GPU_CORE_UTILIZATION_POLICY`` (force, disable) overrides it in its
+        processes. Where HAMi's monitor runs, it sets this field every 5 s.
+
+        Args:
+            on: Whether SM limits hold.
+            expected: Change only where this is what stands there now (compare-and-set); None for
+                whatever it is.
+            dry_run: Check everything, change nothing.
+
+        Raises:
+            LimitConflict: `expected` did not hold; a damaged value is neither.
+            RegionReadOnly, RegionStale, RegionClosed: As `set_memory_limit`.
+        """
+        return self._set_value(
+            "utilization_switch",
+            _UTILIZATION_SWITCH,
+            int(bool(on)),
+            None if expected is None else int(bool(expected)),
+            dry_run,
+        )
+
+    def set_priority(
+        self, n: int, *, expected: int | None = None, dry_run: bool = False
+    ) -> ValueChange:
+        """Set the region's priority: 0 is high, 1 is low. Read by HAMi's monitor.
+
+        `expected` and `dry_run` as in `set_utilization_switch`.
+
+        Raises:
+            ValueError: Not a 32-bit number, or negative.
+            LimitConflict, RegionReadOnly, RegionStale, RegionClosed: As `set_utilization_switch`.
+        """
+        if n < 0:
+            raise ValueError(f"a priority is 0 (high) or above, not {n}")
+        return self._set_value("priority", _PRIORITY, n, expected, dry_run)
+
+    def set_recent_kernel(
+        self, n: int, *, expected: int | None = None, dry_run: bool = False
+    ) -> ValueChange:
+        """Set the launch mark: 2 as after a launch, -1 blocks launches of SM-limited processes.
+
+        Where HAMi's monitor runs, it sets this field every 5 s. Who counts it down says what is
+        `expected`: a launch in between is not lost then.
+
+        Raises:
+            ValueError: Not a 32-bit number, or below -1.
+            LimitConflict, RegionReadOnly, RegionStale, RegionClosed: As `set_utilization_switch`.
+        """
+        if n < -1:
+            raise ValueError(f"the launch mark is -1 (blocked) or above, not {n}")
+        return self._set_value("recent_kernel", _RECENT_KERNEL, n, expected, dry_run)
+
+    def _set_value(
+        self, field: str, value: int, to: int, expected: int | None, dry_run: bool
+    ) -> ValueChange:
+        found = ffi.new("int32_t *")
+        flags = (_DRY_RUN if dry_run else 0) | (0 if expected is None else _EXPECT)
+        wanted = 0 if expected is None else _int32(expected, f"an expected {field}")
+        code = lib.hr_set_value(self._handle, value, _int32(to, field), wanted, flags, found)
+        if code == lib.HR_ECONFLICT:
+            raise value_conflict(self.path, field, found[0], wanted)
+        if code < 0:
+            self._fail(code)
+        effect = _IMMEDIATE if value != _UTILIZATION_SWITCH else switch_effect(self.layout)
+        return ValueChange(field, found[0], to, effect)
+
+    # ---- the lock -------------------------------------------------------------------------------
+
+    def lock(self, timeout_s: float = 1.0) -> RegionLock:
+        """The region's semaphore as a context manager, taken by libvgpu's own protocol.
+
+        Hold it for milliseconds only: libvgpu's processes wait for it, and take it away after 10 s
+        from a holder that they cannot see. Not re-entrant. Reading never needs it.
+
+        A dead holder that was a writer of this library from another namespace is replaced at once;
+        any other one that does not leave needs `recover_lock`.
+
+        Args:
+            timeout_s: How long to wait; 0 tries once.
+
+        Raises:
+            LockTimeout: Not free in time; on leaving: it was taken away meanwhile.
+            RuntimeError: This thread holds it already.
+            RegionReadOnly, RegionStale, RegionClosed: As `set_memory_limit`.
+
+        Source: docs, The protocol (The lock).
+        """
+        return RegionLock(self, nanoseconds(timeout_s))
+
+    def lock_state(self, *, proc: PathLike = "/proc") -> LockState:
+        """Who holds the lock, and whether it lives. Changes nothing; works read-only.
+
+        Alive means: some process that maps this very file has the owner's number as its pid in one
+        of its namespaces. Where /proc does not show enough to tell, the answer is ``"unknown"``.
+
+        Args:
+            proc: The root of /proc, where it is mounted elsewhere.
+
+        Raises:
+            RegionStale, RegionClosed: As `snapshot`.
+
+        Shell: ``hamiregion lock status FILE``.
+        """
+        out = ffi.new("struct hr_lock_state *")
+        code = lib.hr_get_lock_state(self._handle, _proc_root(proc), out)
+        if code:
+            self._fail(code)
+        return LockState(
+            held=out.value == 0,
+            owner_pid=out.owner_pid or None,
+            owner_host_pid=out.owner_pid_here or None,
+            owner_life=OWNER_LIVES[out.owner_life] if out.owner_pid else None,
+            by_library=bool(out.is_ours),
+            semaphore_value=out.value,
+            waiters=out.waiters,
+            postinit_value=out.postinit if self._has_postinit() else None,
+            held_for_s=self._held_for_s(out.value, out.owner_pid),
+        )
+
+    def _has_postinit(self) -> bool:
+        return self.layout.offsets["sem_postinit"] is not None
+
+    def _held_for_s(self, value: int, owner_pid: int) -> float:
+        if value != 0:
+            self._lock_seen = None
+            return 0.0
+        now = time.monotonic()
+        seen = self._lock_seen
+        if seen is None or seen[0] != (value, owner_pid):
+            self._lock_seen = ((value, owner_pid), now)
+            return 0.0
+        return now - seen[1]
+
+    def recover_lock(self, *, proc: PathLike = "/proc", watch_s: float = 10.5) -> LockRecovery:
+        """Free a lock that nobody can hold any more. Never breaks one that a live process holds.
+
+        Proof is: the owner is dead; or nobody has signed and nobody else maps the file; or that
+        state stood unchanged for 10 s, longer than any holder can need; or the semaphore is above
+        1. For the second semaphore, which nobody signs, 60 s.
+
+        Args:
+            proc: The root of /proc, where it is mounted elsewhere.
+            watch_s: How long to watch an unsigned lock while others map the file. 0 does not wait;
+                60 and more also judge the second semaphore. A signal begins the watch anew, so that
+                a timer that fires every few seconds keeps it from its end.
+
+        Returns:
+            What was done; false if nothing was wrong.
+
+        Raises:
+            LockNotRecoverable: There is no proof; the message says what is missing.
+            RegionReadOnly, RegionStale, RegionClosed: As `set_memory_limit`.
+            RuntimeError: This thread holds the lock.
+
+        Source: docs, The protocol (Recovery). Shell: ``hamiregion lock recover FILE``.
+        """
+        root, watch_ns = _proc_root(proc), nanoseconds(watch_s)
+        # A signal ends the watch, so that its handler runs; what it has not ended begins anew.
+        code = lib.HR_EINTERRUPTED
+        while code == lib.HR_EINTERRUPTED:
+            code = lib.hr_recover_lock(self._handle, root, watch_ns)
+        if code < 0:
+            self._fail_busy(code, "this thread holds the lock; there is nothing to recover")
+        return LockRecovery(
+            dead_owner=bool(code & lib.HR_RECOVERED_OWNER),
+            ownerless=bool(code & lib.HR_RECOVERED_OWNERLESS),
+            impossible_value=bool(code & lib.HR_RECOVERED_VALUE),
+            postinit=bool(code & lib.HR_RECOVERED_POSTINIT),
+            finished_removal=bool(code & lib.HR_RECOVERED_MOVE),
+        )
+
+    # ---- processes ------------------------------------------------------------------------------
+
+    def attach(self, *, timeout_s: float = _DEFAULT_ATTACH_TIMEOUT_S) -> Slot:
+        """Become a process of the region, as libvgpu does when a program starts to use CUDA.
+
+        Meant for processes inside the container: libvgpu takes a slot whose pid does not exist in
+        the container's namespace for a dead one, and removes it. And a slot that has this process's
+        pid already is taken for a predecessor's; in another namespace it may be a live one's.
+
+        Args:
+            timeout_s: How long this and each call on the slot may wait for the region's lock.
+
+        Returns:
+            The slot; leave it by `Slot.detach` or as a context manager. A killed process's slot
+            keeps counting until it is reaped.
+
+        Raises:
+            SlotTableFull: All slots are taken.
+            RuntimeError: This process is attached to the region already.
+            LockTimeout: The lock was not free in time.
+            RegionReadOnly, RegionStale, RegionCorrupt, RegionClosed: As `set_memory_limit`.
+
+        Source: docs, The protocol (Attach).
+        """
+        timeout_ns = nanoseconds(timeout_s)
+        before = self._slot_here()
+        try:
+            code = in_slices(lambda slice_ns: lib.hr_attach(self._handle, slice_ns), timeout_ns)
+            slot = None if code else Slot(self, timeout_ns)
+        except BaseException:
+            # A signal's handler runs after the call that has attached, if it was that one.
+            made = self._slot_here()
+            if before is None and made is not None:
+                made.detach()
+            elif made is None:
+                lib.hr_detach(self._handle, timeout_ns)
+            raise
+        if code == lib.HR_EATTACHED:
+            raise RuntimeError("this process is attached to the region already")
+        if slot is None:
+            self._fail_busy(code, HOLDS_LOCK)
+        return slot
+
+    def _slot_here(self) -> Slot | None:
+        own = os.getpid()
+        for slot in attached_slots():
+            if slot.region is self and slot._attached and slot.pid == own:
+                return slot
+        return None
+
+    # ---- one process, by its pid in the container's namespace -----------------------------------
+
+    def set_host_pid(
+        self, pid: int, host_pid: int, *, dry_run: bool = False, timeout_s: float = 1.0
+    ) -> SlotChange:
+        """Tell libvgpu the host's pid of a process.
+
+        Where libvgpu found none, this makes its utilisation count, and switches SM limiting on,
+        within 120 ms.
+
+        Args:
+            pid: The process, in the container's namespace.
+            host_pid: Its pid in the host's namespace; 0 = unknown.
+            dry_run: Only look.
+            timeout_s: How long to wait for the lock.
+
+        Raises:
+            ProcessNotInRegion: No slot has that pid.
+            LockTimeout, RegionReadOnly, RegionStale, RegionClosed: As `lock`.
+        """
+        edits = [("host_pid", lib.HR_SLOT_HOST_PID, None, host_pid)]
+        return self._edit(pid, edits, dry_run=dry_run, timeout_s=timeout_s)[0]
+
+    def set_utilization(
+        self,
+        pid: int,
+        device: int,
+        *,
+        sm: int | None = None,
+        enc: int | None = None,
+        dec: int | None = None,
+        dry_run: bool = False,
+        timeout_s: float = 1.0,
+    ) -> tuple[SlotChange, ...]:
+        """Store a process's utilisation of a device, in percent; what is None stays as it is.
+
+        Raises:
+            ValueError: Not 0 to 100, or the layout has no such figures.
+            ProcessNotInRegion, LockTimeout, RegionReadOnly, RegionStale, RegionClosed: As
+                `set_host_pid`.
+        """
+        edits = [
+            (f"{name}_util_percent", number, device, percent)
+            for name, number, percent in (
+                ("sm", lib.HR_SLOT_SM, sm),
+                ("enc", lib.HR_SLOT_ENC, enc),
+                ("dec", lib.HR_SLOT_DEC, dec),
+            )
+            if percent is not None
+        ]
+        for _, _, _, percent in edits:
+            if not 0 <= percent <= 100:
+                raise ValueError(f"a utilisation is 0 to 100 percent, not {percent}")
+        return self._edit(pid, edits, dry_run=dry_run, timeout_s=timeout_s)
+
+    def set_monitor_used(
+        self,
+        pid: int,
+        device: int,
+        nbytes: int,
+        *,
+        dry_run: bool = False,
+        timeout_s: float = 1.0,
+    ) -> SlotChange:
+        """Store the driver's figure of a process's memory on a device.
+
+        Raises:
+            ValueError: No such device, or a negative number.
+            ProcessNotInRegion, LockTimeout, RegionReadOnly, RegionStale, RegionClosed: As
+                `set_host_pid`.
+        """
+        edits = [("monitor_used_bytes", lib.HR_SLOT_MONITOR_USED, device, nbytes)]
+        return self._edit(pid, edits, dry_run=dry_run, timeout_s=timeout_s)[0]
+
+    def suspend(self, pid: int, *, dry_run: bool = False, timeout_s: float = 1.0) -> SlotChange:
+        """Block a process's CUDA calls, within a second, until `resume`.
+
+        Raises:
+            ProcessNotInRegion, LockTimeout, RegionReadOnly, RegionStale, RegionClosed: As
+                `set_host_pid`.
+
+        Shell: ``hamiregion suspend FILE PID``.
+        """
+        return self._set_status(pid, ProcessStatus.SUSPENDED, dry_run, timeout_s)
+
+    def resume(self, pid: int, *, dry_run: bool = False, timeout_s: float = 1.0) -> SlotChange:
+        """Let a suspended process go on, within a second.
+
+        Raises:
+            ProcessNotInRegion, LockTimeout, RegionReadOnly, RegionStale, RegionClosed: As
+                `set_host_pid`.
+
+        Shell: ``hamiregion resume FILE PID``.
+        """
+        return self._set_status(pid, ProcessStatus.RUNNING, dry_run, timeout_s)
+
+    def _set_status(
+        self, pid: int, status: ProcessStatus, dry_run: bool, timeout_s: float
+    ) -> SlotChange:
+        edits = [("status", lib.HR_SLOT_STATUS, None, int(status))]
+        return self._edit(pid, edits, dry_run=dry_run, timeout_s=timeout_s)[0]
+
+    def _edit(
+        self,
+        pid: int,
+        edits: Sequence[tuple[str, int, int | None, int]],
+        *,
+        dry_run: bool,
+        timeout_s: float,
+    ) -> tuple[SlotChange, ...]:
+        raw = ffi.new("struct hr_slot_edit[]", max(1, len(edits)))
+        if not 0 < pid <= _MAX_PID:
+            raise ValueError(f"a pid is 1 to {_MAX_PID}, not {pid}")
+        for at, (field, number, device, to) in enumerate(edits):
+            if device is not None and not 0 <= device < DEVICE_CAPACITY:
+                raise ValueError(f"a device is 0 to {DEVICE_CAPACITY - 1}, not {device}")
+            if not 0 <= to <= MAX_BYTES:
+                raise ValueError(f"{field} cannot be {to}")
+            raw[at].value, raw[at].device, raw[at].to = number, device or 0, to
+        code = in_slices(
+            lambda slice_ns: lib.hr_edit_slot(
+                self._handle, pid, raw, len(edits), int(dry_run), slice_ns
+            ),
+            nanoseconds(timeout_s),
+        )
+        if code == lib.HR_EINVAL:
+            names = ", ".join(field for field, *_ in edits)
+            raise ValueError(f"{self.path!r}: its layout has no {names}, or the value is too large")
+        if code:
+            self._fail_busy(code, HOLDS_LOCK)
+        return tuple(
+            SlotChange(pid, field, device, _before(field, raw[at].before), to)
+            for at, (field, _, device, to) in enumerate(edits)
+        )
+
+    # ---- dead processes and torn slots ---------------------------------------------------------
+
+    def reap(
+        self,
+        pids: Iterable[int] | None = None,
+        *,
+        proc: PathLike = "/proc",
+        dry_run: bool = False,
+        timeout_s: float = 1.0,
+    ) -> tuple[ReapedSlot, ...]:
+        """Free the slots of dead processes, whose memory still counts against the limit.
+
+        Dead is proved through /proc: no process that maps this very file has that pid in any of
+        its namespaces. Nothing is moved under a live process: up to HAMi 2.8.0 the last slot goes
+        into the hole, which those versions expect; later ones get their dead slots cut off the end
+        of the table or emptied where they stand. Seqlocks that the dead left odd are mended.
+
+        Args:
+            pids: Pids of the container's namespace; None means all that are proved dead.
+            proc: The root of /proc, where it is mounted elsewhere.
+            dry_run: Only tell what would be done.
+            timeout_s: How long to wait for the lock.
+
+        Returns:
+            What was freed.
+
+        Raises:
+            ValueError: One of `pids` is no pid, is alive, or cannot be judged from here; the
+                others have been freed.
+            ProcessNotInRegion: One of `pids` has no slot; nothing was done.
+            LockTimeout, RegionReadOnly, RegionStale, RegionClosed: As `lock`.
+
+        Shell: ``hamiregion reap FILE``.
+        """
+        wanted = [] if pids is None else list(pids)
+        if pids is not None and not wanted:
+            return ()
+        for pid in wanted:
+            if not 0 < pid <= _MAX_PID:
+                raise ValueError(f"a pid is 1 to {_MAX_PID}, not {pid}")
+        out = ffi.new("struct hr_reap[]", SLOT_CAPACITY)
+        root = _proc_root(proc)
+        found = in_slices(
+            lambda slice_ns: lib.hr_reap(
+                self._handle, root, wanted, len(wanted), int(dry_run), slice_ns, out
+            ),
+            nanoseconds(timeout_s),
+        )
+        if found < 0:
+            self._fail_busy(found, HOLDS_LOCK)
+        entries = [out[at] for at in range(found)]
+        left = {entry.pid: entry.what for entry in entries if entry.what >= lib.HR_REAP_ALIVE}
+        if left:
+            raise ValueError(f"{self.path!r}: " + ", ".join(map(_why_left, left.items())))
+        return tuple(
+            ReapedSlot(entry.pid, entry.bytes, entry.what == lib.HR_REAP_REMOVED)
+            for entry in entries
+        )
+
+    def repair_slots(
+        self, *, proc: PathLike = "/proc", dry_run: bool = False, timeout_s: float = 1.0
+    ) -> tuple[int, ...]:
+        """Put right live processes whose slots were moved without their knowledge.
+
+        libvgpu 2.8.1 and later does that when it removes two dead slots at once: the process goes
+        on writing to its old slot, which counts no more. The table is extended to take that slot
+        in, and its frozen copy is emptied. Up to 2.8.0, a process that stands twice after an
+        unfinished removal gets its second slot removed.
+
+        Args:
+            proc: The root of /proc, where it is mounted elsewhere.
+            dry_run: Only tell which processes are concerned; a read-only region will do then, and
+                through such a one no lock is taken.
+            timeout_s: How long to wait for the lock.
+
+        Returns:
+            Pids of the processes concerned, in the container's namespace.
+
+        Raises:
+            LockTimeout, RegionReadOnly, RegionStale, RegionClosed: As `lock`.
+
+        Source: docs, The protocol (Orphaned slots).
+        """
+        out = ffi.new("int32_t[]", SLOT_CAPACITY)
+        root = _proc_root(proc)
+        found = in_slices(
+            lambda slice_ns: lib.hr_repair_slots(self._handle, root, int(dry_run), slice_ns, out),
+            nanoseconds(timeout_s),
+        )
+        if found < 0:
+            self._fail_busy(found, HOLDS_LOCK)
+        return tuple(out[at] for at in range(found))
 
 
 def _at_most_all(what: str, values: Iterable[Any]) -> tuple[Any, ...]:
@@ -310,3 +1090,64 @@ def _uuid_bytes(uuid: str) -> bytes:
             "printable ASCII characters"
         )
     return text
+
+
+def _raw_edit(edit: LimitEdit) -> dict[str, int]:
+    raw = {"kind": _KINDS.get(edit.kind, -1)}
+    if raw["kind"] < 0:
+        raise ValueError(f"an edit is of memory, sm or priority, not {edit.kind!r}")
+    if edit.kind == "priority":
+        if edit.device is not None:
+            raise ValueError("a priority is the whole region's; name no device")
+        if not isinstance(edit.value, int) or edit.value < 0:
+            raise ValueError(f"a priority is 0 (high) or above, not {edit.value!r}")
+        raw["value"] = _int32(edit.value, "a priority")
+    else:
+        if edit.device is None or not 0 <= edit.device < DEVICE_CAPACITY:
+            raise ValueError(f"a device is 0 to {DEVICE_CAPACITY - 1}, not {edit.device}")
+        raw["device"] = edit.device
+        if edit.kind == "memory":
+            raw["value"] = memory_value(edit.value)
+        else:
+            raw["value"] = sm_value(edit.value)  # type: ignore[arg-type]
+    if edit.expected is not None:
+        raw["expect"] = 1
+        raw["expected"] = _expected(edit.kind, edit.expected) & _UINT64_MAX
+    return raw
+
+
+def _expected(kind: str, value: int) -> int:
+    if kind == "priority":
+        return _int32(value, "an expected priority")
+    if kind == "memory":
+        return limit_bytes(value)
+    # Whatever stands in a region can be expected; above 100 is unlimited too.
+    if not 0 <= value <= _UINT64_MAX:
+        raise ValueError(f"an expected SM limit is a percentage, not {value!r}")
+    return value
+
+
+def _signed(value: int) -> int:
+    """What the core has widened without its sign."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _int32(value: int, what: str) -> int:
+    """The value, if it is a 32-bit number."""
+    if not isinstance(value, int):
+        raise TypeError(f"{what} must be an int, not {type(value).__name__}")
+    if not _INT32_MIN <= value <= _INT32_MAX:
+        raise ValueError(f"{what} {value} does not fit 32 bits")
+    return value
+
+
+def _before(field: str, raw: int) -> int:
+    # The core widens what is signed in the slot.
+    return raw - (1 << 64) if field in _SIGNED_SLOT_FIELDS and raw >= 1 << 63 else raw
+
+
+def _why_left(entry: tuple[int, int]) -> str:
+    pid, what = entry
+    if what == lib.HR_REAP_ALIVE:
+        return f"process {pid} is alive and keeps its slot"
+    return f"whether process {pid} lives cannot be told from here, so it keeps its slot"

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ._core import ffi, lib
 from .errors import RegionClosed, RegionError, error_from_detail, last_detail, no_detail
-from .handle import absolute_path
 from .models import uuid_text
-from .region import Region, open_region
+from .region import Region, absolute_path, open_region
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -27,7 +27,6 @@ MODULES = (PACKAGE, f"{PACKAGE}.host", f"{PACKAGE}.agent")
 # Names in signatures that lead out of this documentation.
 ELSEWHERE = (
     "PathLike",
-    "RegionHandle",
     "collections.abc.",
     "datetime.",
     "dt.",

@@ -15,7 +15,7 @@ import attrs
 from libhamiregion.errors import RegionClosed, RegionStale
 from libhamiregion.layouts import LAYOUTS
 from libhamiregion.region import open_region
-from libhamiregion.slot import attached_regions
+from libhamiregion.slot import attached_slots
 
 from . import procfs
 from .cgroups import parse_cgroup
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterator
 
     from libhamiregion.errors import PathLike
-    from libhamiregion.handle import RegionHandle
     from libhamiregion.models import RegionSnapshot
     from libhamiregion.region import Region
 
@@ -259,7 +258,7 @@ class ProcessTable:
 
     # ---- the files that they map -----------------------------------------------------------------
 
-    def identity(self, region: RegionHandle) -> tuple[int, int]:
+    def identity(self, region: Region) -> tuple[int, int]:
         """A region's device and inode as maps prints them, for `mappers` and `mapped_regions`.
 
         `os.stat` gives another device number on some file systems (btrfs, overlay).
@@ -439,9 +438,9 @@ class ProcessTable:
 
     def _is_attached(self, identity: tuple[int, int]) -> bool:
         """Whether this process has a slot in that region."""
-        for region in attached_regions():
+        for slot in attached_slots():
             with contextlib.suppress(RegionClosed, RegionStale):
-                if self.identity(region) == identity:
+                if self.identity(slot.region) == identity:
                     return True
         return False
 
