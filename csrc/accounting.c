@@ -395,6 +395,17 @@ static int attach_beside_orphans(struct attach_call *call, uint64_t timeout_ns)
     return code;
 }
 
+/* A process that has libvgpu loaded has a slot of libvgpu's, by the same pid. */
+static int check_no_foreign_mapping(const hr_region *region)
+{
+    struct hr_mapped_file file;
+    bool by_another;
+    int code = hr_own_mapping(region, &file, &by_another);
+    if (code == HR_OK && by_another)
+        code = hr_fail_why(HR_EATTACHED, HR_WHY_FOREIGN_MAPPING);
+    return code;
+}
+
 int hr_attach(hr_region *region, uint64_t timeout_ns)
 {
     if (!region->writable)
@@ -402,7 +413,10 @@ int hr_attach(hr_region *region, uint64_t timeout_ns)
     int entered = hr_enter(region);
     if (entered != HR_OK)
         return entered;
+    entered = check_no_foreign_mapping(region);
     hr_leave(region);
+    if (entered != HR_OK)
+        return entered;
     if (!hr_claim_attachment(region))
         return hr_fail_code(HR_EATTACHED);
     struct attach_call call = {.region = region, .pid = getpid()};

@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include "lock_word.h"
-#include "namespaces.h"
 #include "slot_table.h"
 #include "testpoint.h"
 
@@ -132,14 +131,8 @@ int hr_take_host_lock(hr_region *region, uint64_t deadline_ns)
 
 void hr_decide_signature(hr_region *region)
 {
-    /* A slot of our own may show what could not be told before it. */
-    bool may_have_changed = hr_is_foreign(region->signature) && region->attached_pid != 0 &&
-                            region->signature_for != region->attached_pid;
-    if (region->signature != 0 && !may_have_changed)
-        return;
-    uint64_t pid = (uint64_t)getpid();
-    region->signature_for = region->attached_pid;
-    region->signature = hr_shares_namespace(region) ? pid : HR_FOREIGN_OWNER + pid;
+    region->signature = region->attached_pid != 0 ? (uint64_t)region->attached_pid
+                                                  : HR_FOREIGN_OWNER + (uint64_t)getpid();
 }
 
 bool hr_is_signed_by_dead_writer(const hr_region *region, uint64_t owner)

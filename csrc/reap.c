@@ -200,7 +200,8 @@ int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t p
         return code;
     code = hr_read_slot_pids(region, &slots);
     if (code == HR_OK)
-        code = hr_find_mappers(region, proc, HR_WITH_OWN_HANDLE, &slots, HR_NO_DEADLINE, &before);
+        code = hr_find_mappers(region, proc, HR_WITH_OWN_HANDLE, &slots, hr_deadline_ns(SEARCH_NS),
+                               &before);
     if (code == HR_OK) {
         code = reap_beside(&call, proc, timeout_ns);
         hr_free_mappers(&before);

@@ -78,7 +78,10 @@ static int judge_owner(hr_region *region, const char *proc, struct hr_lock_state
         return HR_OK;
     }
     struct hr_mappers mappers;
-    int code = hr_find_mappers(region, proc, HR_WITH_OWN_HANDLE, NULL, HR_NO_DEADLINE, &mappers);
+    const struct hr_slot_pids owner = {
+        .pids = {(int32_t)out->owner_pid}, .count = 1, .any_level = true};
+    int code = hr_find_mappers(region, proc, HR_WITH_OWN_HANDLE, &owner,
+                               hr_deadline_ns(HR_SEARCH_NS), &mappers);
     if (code != HR_OK)
         return code;
     out->owner_life = hr_life_of_owner(&mappers, (int32_t)out->owner_pid, &out->owner_pid_here);
@@ -152,7 +155,8 @@ static int not_recoverable(int why, uint64_t owner, int32_t here)
 /* Nobody uses the file, for certain: this process neither, by another handle. */
 static bool is_alone(const struct hr_mappers *mappers)
 {
-    return mappers->complete && mappers->count == 0 && mappers->unreadable_count == 0;
+    return mappers->complete && !mappers->filtered && mappers->count == 0 &&
+           mappers->unsure_count == 0;
 }
 
 /* Whether value and owner stay as they are for `long_enough`; waiters may come and go. */
@@ -319,7 +323,12 @@ static int recover_held(hr_region *region, const char *proc, uint64_t watch_ns)
     if (code != HR_OK || !needs_recovery(&state))
         return code;
     struct hr_mappers mappers;
-    code = hr_find_mappers(region, proc, HR_WITHOUT_OWN_HANDLE, NULL, HR_NO_DEADLINE, &mappers);
+    /* Of a signed lock only the owner has to be found; an unsigned one may be anybody's. */
+    const struct hr_slot_pids owner = {
+        .pids = {(int32_t)state.owner_pid}, .count = 1, .any_level = true};
+    bool has_owner = state.postinit == 1 && state.owner_pid != 0 && state.owner_pid <= INT32_MAX;
+    code = hr_find_mappers(region, proc, HR_WITHOUT_OWN_HANDLE, has_owner ? &owner : NULL,
+                           hr_deadline_ns(HR_SEARCH_NS), &mappers);
     if (code != HR_OK)
         return code;
     struct recovery recovery = {.region = region,

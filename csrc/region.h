@@ -101,16 +101,18 @@ enum hr_why {
     HR_WHY_SHORT,
     HR_WHY_MAGIC_ZERO,
     HR_WHY_MAGIC,
-    HR_WHY_VERSION,    /* found = major << 32 | minor */
-    HR_WHY_DEVICE_NUM, /* found = the value */
-    HR_WHY_PROC_NUM,   /* found = the value, sign-extended */
-    HR_WHY_UUID,       /* device = which one */
-    HR_WHY_SM_LIMIT,   /* device, found */
-    HR_WHY_TRUNCATED,  /* SIGBUS, or the file is shorter than its layout */
-    HR_WHY_REPLACED,   /* magic or version changed under the mapping */
-    HR_WHY_ALIVE,      /* the lock's owner is alive */
-    HR_WHY_UNKNOWN,    /* /proc does not show enough to tell */
-    HR_WHY_BUSY        /* the lock changed hands while it was watched */
+    HR_WHY_VERSION,        /* found = major << 32 | minor */
+    HR_WHY_DEVICE_NUM,     /* found = the value */
+    HR_WHY_PROC_NUM,       /* found = the value, sign-extended */
+    HR_WHY_UUID,           /* device = which one */
+    HR_WHY_SM_LIMIT,       /* device, found */
+    HR_WHY_TRUNCATED,      /* SIGBUS, or the file is shorter than its layout */
+    HR_WHY_REPLACED,       /* magic or version changed under the mapping */
+    HR_WHY_ALIVE,          /* the lock's owner is alive */
+    HR_WHY_UNKNOWN,        /* /proc does not show enough to tell */
+    HR_WHY_BUSY,           /* the lock changed hands while it was watched */
+    HR_WHY_TWO_INODES,     /* the file may have another inode, whose locks are not seen here */
+    HR_WHY_FOREIGN_MAPPING /* HR_EATTACHED: another library in this process maps the file */
 };
 
 struct hr_detail {

@@ -37,7 +37,8 @@
 /*
  * Take a slot for this process, under the lock.  A slot that has its pid already
  * is a dead predecessor's; it is emptied and taken.  One attachment per handle,
- * and one handle per process and region: HR_EATTACHED.
+ * and one handle per process and region: HR_EATTACHED.  With detail.why
+ * HR_WHY_FOREIGN_MAPPING another library in this process, libvgpu, has the region mapped.
  *
  * HR_EFULL, HR_ETIMEOUT and the rest of hr_lock().
  */

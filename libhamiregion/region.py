@@ -809,7 +809,8 @@ class Region:
 
         Raises:
             SlotTableFull: All slots are taken.
-            RuntimeError: This process is attached to the region already.
+            RuntimeError: This process is attached to the region already, or has libvgpu loaded,
+                which has a slot of its own for it.
             LockTimeout: The lock was not free in time.
             RegionReadOnly, RegionStale, RegionCorrupt, RegionClosed: As `set_memory_limit`.
 
@@ -829,7 +830,7 @@ class Region:
                 lib.hr_detach(self._handle, timeout_ns)
             raise
         if code == lib.HR_EATTACHED:
-            raise RuntimeError("this process is attached to the region already")
+            raise RuntimeError(_why_attached(last_detail().why))
         if slot is None:
             self._fail_busy(code, HOLDS_LOCK)
         return slot
@@ -1139,6 +1140,15 @@ def _int32(value: int, what: str) -> int:
     if not _INT32_MIN <= value <= _INT32_MAX:
         raise ValueError(f"{what} {value} does not fit 32 bits")
     return value
+
+
+def _why_attached(why: int) -> str:
+    if why == lib.HR_WHY_FOREIGN_MAPPING:
+        return (
+            "another library in this process, such as libvgpu, has the region mapped and accounts "
+            "for the process; its slot is not taken away from it"
+        )
+    return "this process is attached to the region already"
 
 
 def _before(field: str, raw: int) -> int:
