@@ -1,11 +1,56 @@
+#define _GNU_SOURCE
 #include "fields.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+bool hr_is_whole(const hr_region *region, const struct stat *status)
+{
+    return status->st_ino == region->inode && status->st_dev == region->device_id &&
+           (uint64_t)status->st_size >= region->layout->size;
+}
+
+/* Free room that could not take the whole file: a file that was cut and made again is whole too. */
+static bool lacks_room(const hr_region *region)
+{
+    int fd = open(region->path, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    struct stat status;
+    struct statvfs room;
+    bool lacks = fstat(fd, &status) == 0 && hr_is_whole(region, &status) &&
+                 fstatvfs(fd, &room) == 0 &&
+                 room.f_bavail < region->mapped_bytes / room.f_frsize + 1;
+    close(fd);
+    return lacks;
+}
+
+int hr_explain_fault(const hr_region *region, int code)
+{
+    if (__builtin_expect(code != HR_ESTALE, 1))
+        return code;
+    struct hr_detail detail;
+    hr_last_detail(&detail);
+    if (detail.why == HR_WHY_TRUNCATED && lacks_room(region))
+        return hr_fail_errno(HR_ESYSTEM, ENOSPC);
+    return code;
+}
+
+int hr_run_entered(const hr_region *region, hr_guarded_work *work, void *argument)
+{
+    int code = hr_guard_run(region->base, region->mapped_bytes, work, argument);
+    return hr_explain_fault(region, code);
+}
 
 int hr_run(hr_region *region, hr_guarded_work *work, void *argument)
 {
     int code = hr_enter(region);
     if (code != HR_OK)
         return code;
-    code = hr_guard_run(region->base, region->mapped_bytes, work, argument);
+    code = hr_run_entered(region, work, argument);
     hr_leave(region);
     return code;
 }

@@ -5,10 +5,24 @@
 #ifndef HR_FIELDS_H
 #define HR_FIELDS_H
 
+#include <sys/stat.h>
+
 #include "handle.h"
 
 /* Enter, run the work inside the fault guard, leave. */
 int hr_run(hr_region *region, hr_guarded_work *work, void *argument);
+
+/* Run the work inside the fault guard, for a call that has entered. */
+int hr_run_entered(const hr_region *region, hr_guarded_work *work, void *argument);
+
+/*
+ * What the fault guard returned, or HR_ESYSTEM with ENOSPC: SIGBUS also comes where a
+ * page of a sparse file is touched for the first time and the file system is full.
+ */
+int hr_explain_fault(const hr_region *region, int code);
+
+/* Whether the file with this status is the region's, at its full length. */
+bool hr_is_whole(const hr_region *region, const struct stat *status);
 
 /* Run a call that stores: HR_EREADONLY through a read-only handle. */
 int hr_run_write(hr_region *region, hr_guarded_work *work, void *argument);

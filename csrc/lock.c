@@ -200,7 +200,7 @@ static int name_owner(hr_region *region, int code)
 {
     if (code != HR_ETIMEOUT)
         return code;
-    return hr_guard_run(region->base, region->mapped_bytes, name_owner_work, region);
+    return hr_run_entered(region, name_owner_work, region);
 }
 
 /*
@@ -219,12 +219,12 @@ static int take_in_slices(hr_region *region, uint64_t deadline_ns)
         uint64_t slice = hr_deadline_ns(HOST_LOCK_SLICE_NS);
         struct take_call call = {.region = region,
                                  .deadline_ns = slice < deadline_ns ? slice : deadline_ns};
-        code = hr_guard_run(region->base, region->mapped_bytes, take_work, &call);
+        code = hr_run_entered(region, take_work, &call);
         if (code == HR_OK)
             return HR_OK;
         /* Taken over from a dead writer whose work cannot be finished: not kept either. */
         if (region->locked)
-            hr_guard_run(region->base, region->mapped_bytes, hr_drop_semaphore_work, region);
+            hr_run_entered(region, hr_drop_semaphore_work, region);
         region->locked = false;
         hr_drop_host_lock(region);
         if (code != HR_ETIMEOUT || call.deadline_ns == deadline_ns || !hr_nap(deadline_ns, &naps))
@@ -258,7 +258,7 @@ int hr_lock_take_quickly(hr_region *region, uint64_t deadline_ns)
     hr_decide_signature(region);
     code = HR_EBUSY;
     if (!hr_is_foreign(region->signature))
-        code = hr_guard_run(region->base, region->mapped_bytes, take_quickly_work, region);
+        code = hr_run_entered(region, take_quickly_work, region);
     if (code == HR_OK)
         return HR_OK;
     region->locked = false;
@@ -280,7 +280,7 @@ int hr_drop_semaphore_work(void *argument)
 
 int hr_lock_drop(hr_region *region)
 {
-    int code = hr_guard_run(region->base, region->mapped_bytes, hr_drop_semaphore_work, region);
+    int code = hr_run_entered(region, hr_drop_semaphore_work, region);
     region->locked = false;
     hr_drop_host_lock(region);
     hr_gate_leave(region);
@@ -334,7 +334,7 @@ int hr_run_under(hr_take_lock *take, hr_region *region, hr_guarded_work *work, v
         return code;
     code = take(region, hr_deadline_ns(timeout_ns));
     if (code == HR_OK) {
-        code = hr_guard_run(region->base, region->mapped_bytes, work, argument);
+        code = hr_run_entered(region, work, argument);
         int dropped = hr_lock_drop(region);
         if (code >= 0 && dropped != HR_OK)
             code = dropped;

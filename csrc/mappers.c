@@ -57,7 +57,7 @@ int hr_read_slot_pids(const hr_region *region, struct hr_slot_pids *out)
     struct copy_call call = {.region = region, .out = out};
     out->count = 0;
     out->any_level = false;
-    return hr_guard_run(region->base, region->mapped_bytes, copy_slot_pids, &call);
+    return hr_run_entered(region, copy_slot_pids, &call);
 }
 
 /* ---- What this /proc shows ------------------------------------------------------- */

@@ -216,7 +216,7 @@ static int read_one_of_set(struct hr_reading *reading, hr_region *region)
     reading->thorough = reads % HR_THOROUGH_EVERY == 0;
     reading->far =
         reading->thorough ? 0 : atomic_load_explicit(&region->far_devices, memory_order_relaxed);
-    return hr_guard_run(region->base, region->mapped_bytes, hr_read_consistently, reading);
+    return hr_run_entered(region, hr_read_consistently, reading);
 }
 
 int hr_read_set(hr_region *const *regions, const struct hr_rows *capacity, uint64_t *arena,

@@ -163,7 +163,7 @@ static int reap_under_lock(struct reap_call *call, const char *proc, uint64_t ti
         code = hr_find_mappers(region, proc, own, only, hr_deadline_ns(SEARCH_NS), &mappers);
     if (code == HR_OK) {
         call->mappers = &mappers;
-        code = hr_guard_run(region->base, region->mapped_bytes, reap_work, call);
+        code = hr_run_entered(region, reap_work, call);
         hr_free_mappers(&mappers);
     }
     int dropped = hr_lock_drop(region);
@@ -172,7 +172,7 @@ static int reap_under_lock(struct reap_call *call, const char *proc, uint64_t ti
 
 static int reap_beside(struct reap_call *call, const char *proc, uint64_t timeout_ns)
 {
-    int code = hr_guard_run(call->region->base, call->region->mapped_bytes, list_suspects, call);
+    int code = hr_run_entered(call->region, list_suspects, call);
     if (code == HR_OK && call->before->initial && call->suspects->count > 0)
         code = drop_long_searches(call, proc);
     bool idle = call->suspects->count == 0 && !call->nameless && call->pid_count == 0;

@@ -100,11 +100,11 @@ static int judge_state(hr_region *region, const char *proc, struct hr_lock_state
         uint32_t uses = atomic_load_explicit(&hr_uses, memory_order_seq_cst);
         struct state_call before_call = {.region = region, .out = out};
         struct state_call after_call = {.region = region, .out = &after};
-        int code = hr_guard_run(region->base, region->mapped_bytes, state_work, &before_call);
+        int code = hr_run_entered(region, state_work, &before_call);
         if (code == HR_OK)
             code = judge_owner(region, proc, out);
         if (code == HR_OK)
-            code = hr_guard_run(region->base, region->mapped_bytes, state_work, &after_call);
+            code = hr_run_entered(region, state_work, &after_call);
         if (code != HR_OK)
             return code;
         bool is_own = out->owner_pid == (uint64_t)getpid();
@@ -319,7 +319,7 @@ static int recover_held(hr_region *region, const char *proc, uint64_t watch_ns)
     uint32_t uses = atomic_load_explicit(&hr_uses, memory_order_seq_cst);
     struct hr_lock_state state = {0};
     struct state_call look = {.region = region, .out = &state};
-    int code = hr_guard_run(region->base, region->mapped_bytes, state_work, &look);
+    int code = hr_run_entered(region, state_work, &look);
     if (code != HR_OK || !needs_recovery(&state))
         return code;
     struct hr_mappers mappers;
@@ -337,15 +337,14 @@ static int recover_held(hr_region *region, const char *proc, uint64_t watch_ns)
                                 .uses = uses,
                                 .watch_ns = watch_ns};
     if (state.value != 1)
-        code = hr_guard_run(region->base, region->mapped_bytes, recover_work, &recovery);
+        code = hr_run_entered(region, recover_work, &recovery);
     if (region->locked) {
-        int dropped =
-            hr_guard_run(region->base, region->mapped_bytes, hr_drop_semaphore_work, region);
+        int dropped = hr_run_entered(region, hr_drop_semaphore_work, region);
         region->locked = false;
         code = code == HR_OK ? dropped : code;
     }
     if (code == HR_OK && region->layout->sem_postinit != HR_ABSENT)
-        code = hr_guard_run(region->base, region->mapped_bytes, postinit_work, &recovery);
+        code = hr_run_entered(region, postinit_work, &recovery);
     hr_free_mappers(&mappers);
     return code == HR_OK ? recovery.done : code;
 }
@@ -374,7 +373,7 @@ static int held_meanwhile(hr_region *region, const char *proc)
 {
     struct hr_lock_state state = {0};
     struct state_call look = {.region = region, .out = &state};
-    int code = hr_guard_run(region->base, region->mapped_bytes, state_work, &look);
+    int code = hr_run_entered(region, state_work, &look);
     if (code == HR_OK)
         code = judge_owner(region, proc, &state);
     if (code != HR_OK)

@@ -122,8 +122,7 @@ int hr_is_stale(hr_region *region)
         return code;
     struct stat status;
     int stale = fstatat(AT_FDCWD, region->path, &status, AT_SYMLINK_NOFOLLOW) != 0 ||
-                status.st_ino != region->inode || status.st_dev != region->device_id ||
-                (uint64_t)status.st_size < region->layout->size;
+                !hr_is_whole(region, &status);
     hr_leave(region);
     return stale;
 }
