@@ -64,8 +64,6 @@ int hr_open(const char *path, uint32_t flags, uint32_t layout, hr_region **out)
 {
     *out = NULL;
     int code = hr_watch_forks();
-    if (code == HR_OK)
-        code = hr_guard_install();
     if (code != HR_OK)
         return code;
 
