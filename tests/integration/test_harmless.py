@@ -1,4 +1,4 @@
-"""`tests/harmless`, in which CI runs the suite: nothing outside the tests' own places is written."""
+"""CI runs the suite by `tests/harmless`: only the tests' own places can be written there."""
 
 import errno
 import json

@@ -50,7 +50,9 @@ def test_links_lead_to_files_of_the_tests_own_and_deeds_do_not_follow_them() -> 
 
 
 def test_such_a_link_and_such_a_deed_are_found() -> None:
-    harmful = 'path.symlink_to("/etc/passwd")\nos.link(f"/etc/{name}", path)\nos.truncate(path, 0)\n'
+    harmful = (
+        'path.symlink_to("/etc/passwd")\nos.link(f"/etc/{name}", path)\nos.truncate(path, 0)\n'
+    )
     assert links_to_the_system(harmful) == [1, 2]
     assert truncations_of_what_links_lead_to(harmful) == [3]
     assert links_to_the_system('proc.symlink_to("/proc")\npath.symlink_to(elsewhere)\n') == []
