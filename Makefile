@@ -61,7 +61,7 @@ sanitize: ## the C tests under the address, undefined-behaviour and thread sanit
 fuzz: ## coverage-guided fuzzing of the C core (FUZZ_SECONDS=60)
 	$(MAKE) -C tests/c fuzz FUZZ_SECONDS=$(FUZZ_SECONDS)
 
-bench: $(INSTALLED) ## the time budgets, and ratios to two baselines (BENCH_ARGS=...)
+bench: $(INSTALLED) ## the time budgets, and ratios to plain readers (BENCH_ARGS=...)
 	$(BIN)/python -m pytest benchmarks --benchmark-only $(BENCH_ARGS)
 
 docs: $(VENV)/.docs ## the documentation, as docs/_build/html

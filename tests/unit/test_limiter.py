@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from poke import truncate
 
 from libhamiregion import (
     CoreLimiter,
@@ -350,7 +351,7 @@ def test_a_region_that_closes_is_an_error_of_tick_and_the_last_limit_stays(regio
 def test_a_region_that_shrinks_is_an_error_of_tick_and_launches_go_on(region: Region) -> None:
     limiter = make_limiter(region=region)
     limiter.acquire(1)
-    os.truncate(region.path, 0)
+    truncate(region.path, 0)
     with pytest.raises(RegionStale):
         limiter.tick(0)
     limiter.acquire(1, timeout_s=0)
