@@ -94,6 +94,6 @@ def no_percentage(path: str, detail: Any) -> ValueError:
     """The error for a percentage of a limit that has none."""
     now = _limit_text(detail.found or None, in_bytes=True)
     return ValueError(
-        f"{path!r}: the memory limit of device {detail.device} is {now}, and {detail.wanted}% of that "
-        "is no limit; nothing was changed"
+        f"{path!r}: the memory limit of device {detail.device} is {now}, and {detail.wanted}% of "
+        "that is no limit; nothing was changed"
     )

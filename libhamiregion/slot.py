@@ -130,7 +130,7 @@ class Slot:
             RegionStale, RegionCorrupt, RegionClosed: As `Region.snapshot`.
         """
         if type(device) is not int or type(nbytes) is not int:
-            device, nbytes = integer("a device", device), integer("bytes", nbytes)
+            device, nbytes = integer("a device", device), integer("a number of bytes", nbytes)
         try:
             code = _charge(self.region._handle, device, _KINDS[kind], nbytes, self._slice_ns)
             if code == _TIMEOUT:
@@ -149,7 +149,7 @@ class Slot:
             LockTimeout, RegionStale, RegionCorrupt, RegionClosed: As `charge`.
         """
         if type(device) is not int or type(nbytes) is not int:
-            device, nbytes = integer("a device", device), integer("bytes", nbytes)
+            device, nbytes = integer("a device", device), integer("a number of bytes", nbytes)
         try:
             code = _release(self.region._handle, device, _KINDS[kind], nbytes, self._slice_ns)
             if code == _TIMEOUT:
@@ -223,7 +223,7 @@ def _check_account(device: int, nbytes: int, kind: str) -> None:
     if kind not in _KINDS:
         raise ValueError(f"a kind is context, module or data, not {kind!r}")
     integer("a device", device, 0, DEVICE_CAPACITY - 1)
-    integer("bytes", nbytes, 0, MAX_BYTES)
+    integer("a number of bytes", nbytes, 0, MAX_BYTES)
 
 
 def _limit_exceeded(path: str, detail: Any) -> MemoryLimitExceeded:

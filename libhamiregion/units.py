@@ -59,13 +59,12 @@ def integer(
         ValueError: Out of range.
     """
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be an integer, not {type(value).__name__}")
+        raise TypeError(f"{name} is an integer, not {type(value).__name__}")
     number = index(value)
     if (low is not None and number < low) or (high is not None and number > high):
         shown = number if abs(number) < 10**40 else "that number"
-        if high is None:
-            raise ValueError(f"{name} must be {low} or above, not {shown}")
-        raise ValueError(f"{name} must be within {low}..{high}, not {shown}")
+        allowed = f"{low} or above" if high is None else f"{low} to {high}"
+        raise ValueError(f"{name} is {allowed}, not {shown}")
     return number
 
 
@@ -163,7 +162,7 @@ def parse_size(size: str | SupportsIndex) -> int:
     """
     if isinstance(size, str):
         return _parse_text(size)
-    nbytes = integer("a size that is no text such as '6GiB'", size)
+    nbytes = integer('a size that is no text such as "6GiB"', size)
     if nbytes < 0:
         raise ValueError(f"a size cannot be negative: {nbytes}")
     return _within_bounds(nbytes, str(nbytes) if nbytes < 10**40 else "the number")

@@ -401,7 +401,7 @@ def test_after_fork_the_child_reports_the_region_and_keeps_the_limit(region: Reg
     ],
 )
 def test_a_number_out_of_range_is_a_value_error_that_names_it(name: str, value: int) -> None:
-    with pytest.raises(ValueError, match=rf"{name} must be within .*: {value}"):
+    with pytest.raises(ValueError, match=rf"{name} is .* to .*, not {value}"):
         make_limiter(**{name: value})
 
 
@@ -419,7 +419,7 @@ def test_what_is_no_region_is_a_type_error() -> None:
 
 @pytest.mark.parametrize("blocks", [-1, -(2**70), 2**63])
 def test_a_launch_out_of_range_is_a_value_error(blocks: int) -> None:
-    with pytest.raises(ValueError, match="blocks must be within"):
+    with pytest.raises(ValueError, match="blocks is 0 to"):
         make_limiter().acquire(blocks)
 
 
