@@ -41,7 +41,7 @@ def timeout(region: Region, owner: int) -> None:
 
 
 def timeout_after_slices(region: Region, owner: int) -> None:
-    with pytest.raises(LockTimeout, match=f"owner_pid {owner}0"), region.lock(0.15):
+    with pytest.raises(LockTimeout, match=f"owner_pid {owner}0"), region.lock(0.25):
         pass
 
 
