@@ -144,7 +144,8 @@ only tick() fills it
             TypeError: `util_percent` is not an integer.
         """
         util = integer("util_percent", util_percent)
-        code = lib.hr_limiter_tick(self._handle, util if 0 <= util <= 100 else -1)
+        # What says nothing says so in 32 bits, too.
+        code = lib.hr_limiter_tick(self._handle, max(-1, min(util, 101)))
         if code:
             raise self._error(code)
 

@@ -6,15 +6,17 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import eventually
 
 from libhamiregion import (
     CoreLimiter,
@@ -24,6 +26,7 @@ from libhamiregion import (
     create_region,
     open_region,
 )
+from libhamiregion._core import lib
 
 GOLDEN = json.loads(
     (Path(__file__).parent.parent / "golden" / "core-limiter.json").read_text(encoding="utf-8")
@@ -301,6 +304,40 @@ def test_lifting_the_limit_in_the_region_lets_waiting_launches_through(region: R
         region.set_sm_limit(None, device=0)
         limiter.tick(50)
         launch.result(DEADLINE_S)
+    assert limiter.tokens == -(2**50)
+
+
+def switches(thread: int) -> int:
+    """How often a thread has gone to sleep."""
+    status = Path(f"/proc/self/task/{thread}/status").read_text(encoding="ascii")
+    return int(status.partition("voluntary_ctxt_switches:")[2].split()[0])
+
+
+@pytest.mark.parametrize("lift", [Region.set_sm_limit, Region.set_utilization_switch])
+def test_a_launch_that_waits_already_goes_on_when_its_limit_is_lifted(
+    lift: Callable[..., object], region: Region
+) -> None:
+    """In one call of the core, which is longer than any that `acquire` makes."""
+    limiter = make_limiter(region=region)
+    limiter.acquire(2**50)
+    waiting: Queue[int] = Queue()
+
+    def launch() -> int:
+        waiting.put(threading.get_native_id())
+        code: int = lib.hr_limiter_acquire(limiter._handle, 1, 5 * 10**9)
+        return code
+
+    with ThreadPoolExecutor(1) as pool:
+        launched = pool.submit(launch)
+        thread = waiting.get(timeout=DEADLINE_S)
+        naps = switches(thread)
+        eventually(lambda: switches(thread) > naps + 4)
+        if lift is Region.set_sm_limit:
+            lift(region, None, device=0)
+        else:
+            lift(region, False)
+        limiter.tick(-1)
+        assert launched.result(DEADLINE_S) == lib.HR_OK
     assert limiter.tokens == -(2**50)
 
 
