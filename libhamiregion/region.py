@@ -49,10 +49,6 @@ if TYPE_CHECKING:
 
     from .effects import LimitChange, LimitEdit
     from .errors import PathLike
-
-    # An edit as it was made: device, before and after as stored, whether it stops launches.
-    _Edited = tuple[int, int, int, int]
-
 # Enough for a dozen processes on two devices; grows to what a region needs.
 _BUFFER_BYTES = 1024
 _DEFAULT_ATTACH_TIMEOUT_S = 10.0
@@ -74,7 +70,8 @@ _FIELDS = {
 _ALL_DEVICES = lib.HR_ALL_DEVICES
 _EXPECT, _PERCENT = lib.HR_EXPECT, lib.HR_PERCENT
 _FORCE, _DRY_RUN = lib.HR_FORCE, lib.HR_DRY_RUN
-_ONE_EDIT = ffi.typeof("struct hr_edit[1]")
+_new = ffi.new
+_ONE_EDIT = ffi.typeof("struct hr_edit *")
 _EDIT_PER_DEVICE = ffi.typeof(f"struct hr_edit[{DEVICE_CAPACITY}]")
 # An Enum looks its members up through Python code.
 _IMMEDIATE = Effect.IMMEDIATE
@@ -514,14 +511,24 @@ class Region:
         Shell: ``hamiregion limits set FILE --memory 6GiB``.
         """
         percent = memory_limit_percent(limit) if isinstance(limit, str) else None
-        value = memory_limit_value(limit) if percent is None else percent
-        compare = None if expected is ANYTHING else memory_limit_value(expected)
+        edit, edits, uuid = _new_edits(device)
+        edit.value = memory_limit_value(limit) if percent is None else percent
+        if percent is not None:
+            edit.flags = _PERCENT
+        if expected is not ANYTHING:
+            edit.flags |= _EXPECT
+            edit.expected = memory_limit_value(expected)
         flags = (_FORCE if force else 0) | (_DRY_RUN if dry_run else 0)
-        edits = self._edit_devices(_MEMORY, value, device, compare, flags, percent is not None)
+        code = _edit(self._handle, edits, 1, DEVICE_CAPACITY if device is None else 1, flags)
+        if code < 0:
+            self._fail_edit(code, [device])
+        del uuid
+        if code == 1:
+            return (limit_change(edit.device, edit.before or None, edit.after or None, _IMMEDIATE),)
         return tuple(
             [
-                limit_change(device, before or None, after or None, _IMMEDIATE)
-                for device, before, after, _ in edits
+                limit_change(each.device, each.before or None, each.after or None, _IMMEDIATE)
+                for each in edits[0:code]
             ]
         )
 
@@ -559,41 +566,23 @@ class Region:
 
         Shell: ``hamiregion limits set FILE --sm 50``.
         """
-        value = sm_limit_value(percent)
-        compare = None if expected is ANYTHING else sm_limit_value(expected)
+        edit, edits, uuid = _new_edits(device)
+        edit.kind, edit.value = _SM, sm_limit_value(percent)
+        if expected is not ANYTHING:
+            edit.flags, edit.expected = _EXPECT, sm_limit_value(expected)
         flags = (_FORCE if force else 0) | (_DRY_RUN if dry_run else 0)
-        edits = self._edit_devices(_SM, value, device, compare, flags)
-        return self._sm_changes(edits)
-
-    def _sm_changes(self, edits: Sequence[_Edited]) -> tuple[LimitChange, ...]:
-        return sm_limit_effects(
-            self.layout,
-            [(device, sm_or_none(before), sm_or_none(after)) for device, before, after, _ in edits],
-            stops_launches=any(stops for *_, stops in edits),
-        )
-
-    def _edit_devices(
-        self,
-        kind: int,
-        value: int,
-        device: SupportsIndex | str | None,
-        expected: int | None,
-        flags: int,
-        is_percent: bool = False,
-    ) -> list[_Edited]:
-        """Change one kind of limit of one device or all."""
-        edits = ffi.new(_ONE_EDIT if device is not None else _EDIT_PER_DEVICE)
-        edit = edits[0]
-        edit.kind, edit.value = kind, value
-        uuid = _name_device(edit, device)
-        if expected is not None or is_percent:
-            edit.flags = (0 if expected is None else _EXPECT) | (_PERCENT if is_percent else 0)
-            edit.expected = expected or 0
-        code = _edit(self._handle, edits, 1, len(edits), flags)
+        code = _edit(self._handle, edits, 1, DEVICE_CAPACITY if device is None else 1, flags)
         if code < 0:
             self._fail_edit(code, [device])
         del uuid
-        return _edited(edits, code)
+        return self._sm_changes((edit,) if code == 1 else edits[0:code])
+
+    def _sm_changes(self, made: Sequence[Any]) -> tuple[LimitChange, ...]:
+        return sm_limit_effects(
+            self.layout,
+            [(each.device, sm_or_none(each.before), sm_or_none(each.after)) for each in made],
+            stops_launches=any(each.stops_launches for each in made),
+        )
 
     def _fail_edit(self, code: int, devices: Sequence[SupportsIndex | str | None]) -> NoReturn:
         """Raise for a failed edit; `devices` are those named, one per edit."""
@@ -653,14 +642,15 @@ class Region:
         del kept
         if code < 0:
             self._fail_edit(code, [edit.device for edit in wanted])
-        made = list(zip(wanted, _edited(raw, code), strict=True))
-        sm_changes = iter(self._sm_changes([each for edit, each in made if edit.kind == "sm"]))
+        made = [raw[at] for at in range(code)]
+        sm_changes = iter(self._sm_changes([each for each in made if each.kind == _SM]))
         changes: list[LimitChange | ValueChange] = []
-        for edit, (device, before, after, _) in made:
-            if edit.kind == "sm":
+        for each in made:
+            before, after = each.before, each.after
+            if each.kind == _SM:
                 changes.append(next(sm_changes))
-            elif edit.kind == "memory":
-                changes.append(limit_change(device, before or None, after or None, _IMMEDIATE))
+            elif each.kind == _MEMORY:
+                changes.append(limit_change(each.device, before or None, after or None, _IMMEDIATE))
             else:
                 changes.append(ValueChange("priority", _signed(before), after, _IMMEDIATE))
         return tuple(changes)
@@ -730,12 +720,11 @@ class Region:
     def _set_value(
         self, kind: int, to: int, expected: int | None, effect: Effect, dry_run: bool
     ) -> ValueChange:
-        edits = ffi.new(_ONE_EDIT)
-        edit = edits[0]
+        edit = _new(_ONE_EDIT)
         edit.kind, edit.value = kind, to & _UINT64_MAX
         if expected is not None:
             edit.flags, edit.expected = _EXPECT, expected & _UINT64_MAX
-        code = _edit(self._handle, edits, 1, 1, _DRY_RUN if dry_run else 0)
+        code = _edit(self._handle, edit, 1, 1, _DRY_RUN if dry_run else 0)
         if code < 0:
             self._fail_edit(code, [None])
         return ValueChange(_FIELDS[kind], _signed(edit.before), to, effect)
@@ -1154,26 +1143,28 @@ def _uuid_bytes(uuid: str) -> bytes:
     return text
 
 
-def _edited(edits: Any, count: int) -> list[_Edited]:
-    return [
-        (edit.device, edit.before, edit.after, edit.stops_launches)
-        for edit in ([edits[0]] if count == 1 else edits[0:count])
-    ]
-
-
-def _name_device(raw: Any, device: SupportsIndex | str | None) -> Any:
-    """Put a device into an edit. Returns what has to live until the edit is made."""
+def _new_edits(device: SupportsIndex | str | None) -> tuple[Any, Any, Any]:
+    """An edit of a device or all, what it stands in, and what has to live until it is made."""
+    if device is None:
+        edits = _new(_EDIT_PER_DEVICE)
+        edit = edits[0]
+        edit.device = _ALL_DEVICES
+        return edit, edits, None
+    edit = _new(_ONE_EDIT)
     if type(device) is int and 0 <= device < DEVICE_CAPACITY:
-        raw.device = device
-    elif device is None:
-        raw.device = _ALL_DEVICES
-    elif isinstance(device, str):
+        edit.device = device
+        return edit, edit, None
+    return edit, edit, _name_device(edit, device)
+
+
+def _name_device(raw: Any, device: SupportsIndex | str) -> Any:
+    """Put a device into an edit. Returns what has to live until the edit is made."""
+    if isinstance(device, str):
         if "\0" in device:
             raise ValueError("a uuid has no NUL character")
         raw.uuid = uuid = ffi.new("char[]", device.encode("utf-8", "surrogateescape"))
         return uuid
-    else:
-        raw.device = integer("a device", device, 0, DEVICE_CAPACITY - 1)
+    raw.device = integer("a device", device, 0, DEVICE_CAPACITY - 1)
     return None
 
 

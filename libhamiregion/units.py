@@ -78,6 +78,8 @@ def memory_limit_value(limit: SupportsIndex | str | None) -> int:
         ValueError: No size, or 0, which would mean unlimited.
         TypeError: Neither text nor an integer.
     """
+    if type(limit) is int and 0 < limit <= _MOST_BYTES:
+        return limit
     if limit is None or _says_unlimited(limit):
         return 0
     if isinstance(limit, str):

@@ -386,7 +386,7 @@ def test_a_limit_is_refused_exactly_where_more_is_in_use(
     file = fresh(place, fields.layout)
     fields.store(file)
     with open_region(file, writable=True) as region:
-        for device in range(16):
+        for device in region.device_indices:
             used, before = region.memory_used(device), region.memory_limit(device)
             if used > limit:
                 with pytest.raises(LimitBelowUsage) as error:
