@@ -873,7 +873,7 @@ class Region:
                 lib.hr_detach(self._handle, timeout_ns)
             raise
         if code == lib.HR_EATTACHED:
-            raise RuntimeError(_why_attached(last_detail().why))
+            raise RuntimeError(_why_attached(last_detail(code).why))
         if slot is None:
             self._fail_busy(code, HOLDS_LOCK)
         return slot
