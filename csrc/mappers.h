@@ -58,8 +58,4 @@ bool hr_sees_everybody(int proc);
 enum hr_life hr_life_of_owner(const struct hr_mappers *mappers, int32_t pid, int32_t *here);
 enum hr_life hr_life_of_slot(const struct hr_mappers *mappers, int32_t pid);
 
-/* The host pid of the process that has `pid` in its own namespace; 0 where several have, or it is
- * not known. */
-int32_t hr_host_pid_of_slot(const struct hr_mappers *mappers, int32_t pid);
-
 #endif

@@ -26,13 +26,11 @@
     X(RELEASE_KIND_STORED)                                                                         \
     X(RELEASE_SEQLOCK_EVEN)                                                                        \
     X(REMOVE_USAGE_CLEARED)                                                                        \
-    X(REMOVE_USAGE_MOVED)                                                                          \
-    X(REMOVE_PID_MOVED)                                                                            \
     X(REMOVE_COUNT_STORED)                                                                         \
     X(RECOVER_OWNER_TAKEN)                                                                         \
     X(RECOVER_VALUE_STORED)                                                                        \
-    X(REPAIR_COPY_CLEARED)                                                                         \
-    X(REPAIR_COUNT_STORED)
+    X(REPAIR_COUNT_STORED)                                                                         \
+    X(REPAIR_COPY_CLEARED)
 
 enum hr_testpoint {
 #define HR_TESTPOINT_ENUM(name) HR_AT_##name,

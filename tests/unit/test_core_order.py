@@ -25,8 +25,10 @@ ORDER = (
     "lock",
     "recovery",
     "slot_edit",
+    "table_view",
     "reap",
     "orphans",
+    "attach",
     "accounting",
     "region",
     "changes",
@@ -44,7 +46,6 @@ HEADER_OF = {
     "atomics.h": "layout",
     "handle.h": "handles",
     "lock_word.h": "lock",
-    "attach.h": "accounting",
     "reading.h": "snapshot",
 }
 

@@ -406,6 +406,5 @@ def _recovery_words(done: LockRecovery) -> tuple[str, ...]:
         ("the lock that nobody had signed for was given back", done.ownerless),
         ("the semaphore was set right", done.impossible_value),
         ("the start-up semaphore was set right", done.postinit),
-        ("the removal of a slot that the dead owner had begun was finished", done.finished_removal),
     )
     return tuple(words for words, was_done in told if was_done)
