@@ -41,7 +41,7 @@ static void clear_copies_of(const hr_region *region, const struct hr_table_view 
                             int32_t count, int32_t end)
 {
     for (int32_t index = count; index < end; index++) {
-        if (hr_judge_use(region, view, index) == HR_USE_AT_WORK)
+        if (hr_judge_use(region, view, index, count) == HR_USE_AT_WORK)
             hr_clear_frozen_copies(region, view, index, count, false);
     }
 }

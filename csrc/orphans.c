@@ -36,10 +36,8 @@ static bool count_the_same(const hr_region *region, int32_t one, int32_t other)
     return changed == 0;
 }
 
-/*
- * Whether something would be wrong now if an undecided slot were its process's own.  A
- * copy never has a higher seqlock than its original.
- */
+/* Whether something would be wrong now if an undecided slot were its process's own: a copy of it
+ * that stands still counts something else. */
 static bool may_be_missed(const struct repair_call *call, int32_t index, int32_t count)
 {
     hr_region *region = call->region;
@@ -64,7 +62,7 @@ static int32_t find_end(struct repair_call *call, int32_t count)
     int32_t end = count;
     bool barred = false;
     for (int32_t index = count; index < HR_SLOTS; index++) {
-        enum hr_slot_use use = hr_judge_use(call->region, &call->view, index);
+        enum hr_slot_use use = hr_judge_use(call->region, &call->view, index, count);
         if (use == HR_USE_UNDECIDED) {
             barred = true;
             if (may_be_missed(call, index, count))
@@ -88,8 +86,8 @@ static void empty_between(const struct repair_call *call, int32_t count, int32_t
 {
     hr_region *region = call->region;
     for (int32_t index = count; index < end; index++) {
-        enum hr_slot_use use = hr_judge_use(region, &call->view, index);
-        if (use == HR_USE_AT_WORK)
+        enum hr_slot_use use = hr_judge_use(region, &call->view, index, count);
+        if (use == HR_USE_AT_WORK || use == HR_USE_BLANK)
             continue;
         unsigned char *slot = hr_slot(region, (uint32_t)index);
         hr_empty_slot(region, slot);

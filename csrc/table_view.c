@@ -142,8 +142,26 @@ static struct others look_at_others(const hr_region *region, const struct hr_tab
     return others;
 }
 
+/*
+ * Whether bytes alone show that the process does not work in a slot of `pid` behind the
+ * last one that counts.
+ */
+static bool is_stale_by_bytes(const hr_region *region, int32_t index, int32_t count, int32_t pid)
+{
+    uint64_t seqlock = hr_seqlock_of(region, index);
+    /* Written by a process up to 2.8.0, which looks for its slot each time, and only among those
+     * that count; a newer one counts in the seqlock whatever it stores. */
+    if (seqlock == 0 && hr_slot_bytes(region, hr_slot(region, (uint32_t)index)) != 0)
+        return true;
+    /* A copy never has a higher seqlock than what it was copied from.  With several of them
+     * one may be an earlier process's. */
+    int32_t below = hr_find_slot(region, pid, count);
+    return below >= 0 && hr_find_slot(region, pid, below) < 0 &&
+           hr_seqlock_of(region, below) > seqlock + 1;
+}
+
 enum hr_slot_use hr_judge_use(const hr_region *region, const struct hr_table_view *view,
-                              int32_t index)
+                              int32_t index, int32_t count)
 {
     int32_t pid = pid_of(region, index);
     enum hr_motion motion = hr_motion_of(region, view, index);
@@ -158,13 +176,10 @@ enum hr_slot_use hr_judge_use(const hr_region *region, const struct hr_table_vie
         return HR_USE_UNDECIDED;
     if (motion == HR_MOVES)
         return others.moving == 0 ? HR_USE_AT_WORK : HR_USE_UNDECIDED;
-    if (others.moving != 0)
+    if (others.moving != 0 || is_stale_by_bytes(region, index, count, pid))
         return HR_USE_STALE;
-    /* Written by a process up to 2.8.0, which looks for its slot each time, and only below
-     * proc_num; a newer one counts in the seqlock whatever it stores. */
-    unsigned char *slot = hr_slot(region, (uint32_t)index);
-    bool is_of_older = hr_seqlock_of(region, index) == 0 && hr_slot_bytes(region, slot) != 0;
-    return is_of_older ? HR_USE_STALE : HR_USE_UNDECIDED;
+    bool is_blank = hr_has_seqlock(region) && hr_seqlock_of(region, index) == 0;
+    return is_blank ? HR_USE_BLANK : HR_USE_UNDECIDED;
 }
 
 int32_t hr_clear_frozen_copies(const hr_region *region, const struct hr_table_view *view,
@@ -237,9 +252,9 @@ int32_t hr_find_emptied(const hr_region *region, const struct hr_table_view *vie
 
 /* Who cannot be seen at all is no process of this container; libvgpu takes it for dead as well. */
 static bool is_free_to_take(const hr_region *region, const struct hr_table_view *view,
-                            int32_t index)
+                            int32_t index, int32_t count)
 {
-    enum hr_slot_use use = hr_judge_use(region, view, index);
+    enum hr_slot_use use = hr_judge_use(region, view, index, count);
     if (use == HR_USE_NONE || use == HR_USE_STALE)
         return true;
     return hr_motion_of(region, view, index) == HR_STANDS_STILL &&
@@ -250,7 +265,7 @@ int32_t hr_find_place(const hr_region *region, const struct hr_table_view *view,
                       int32_t pid)
 {
     for (int32_t index = count; index < HR_SLOTS; index++) {
-        if (is_end_free(region, index, pid) || is_free_to_take(region, view, index))
+        if (is_end_free(region, index, pid) || is_free_to_take(region, view, index, count))
             return index;
     }
     return -1;

@@ -36,15 +36,16 @@ int hr_run_viewed(hr_region *region, const char *proc, struct hr_table_view *vie
 int hr_run_viewed_unlocked(hr_region *region, const char *proc, struct hr_table_view *view,
                            hr_guarded_work *work, void *argument);
 
-/* What a slot at or above proc_num is. */
+/* What a slot at or above proc_num, `count`, is. */
 enum hr_slot_use {
     HR_USE_NONE,     /* no live process has that pid, and nobody writes there */
     HR_USE_STALE,    /* its process lives and works in another slot */
+    HR_USE_BLANK,    /* its process lives, and has nothing there */
     HR_USE_AT_WORK,  /* its process lives and works there */
     HR_USE_UNDECIDED /* its process may live and may come back to it */
 };
 enum hr_slot_use hr_judge_use(const hr_region *region, const struct hr_table_view *view,
-                              int32_t index);
+                              int32_t index, int32_t count);
 
 enum hr_motion {
     HR_STANDS_STILL,

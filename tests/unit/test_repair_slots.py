@@ -6,11 +6,13 @@ store in their stead; what an actor does is to live and to map the file.
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from actors import Actor, Nursery
 from lock_bytes import NOBODY, hold, is_free, let_go
 from namespaces import NEW_NAMESPACE, needs_first_namespace, why_no_new_namespace
+from patience import eventually
 from poke import SLOTS, RegionFile, RegionFileFactory
 from slot_bytes import (
     NOBODYS,
@@ -204,6 +206,28 @@ def test_what_an_earlier_life_left_is_no_orphan_while_the_process_works_below(
     assert used(file) == 1000
 
 
+@with_seqlock
+def test_a_blank_slot_of_a_live_process_between_does_not_bar_the_way(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    """It holds nothing, whether its process comes back to it or not."""
+    file = region_file(layout)
+    moved, newcomer = actor(file), actor(file)
+    file.add_process(DEAD)
+    file.add_process(DEAD + 1)
+    blank = file.add_process(newcomer.pid)
+    slot = start(file, moved, 100)
+    for hole in range(2):
+        move_last_into(file, hole)
+    account(file, slot, 50)
+    with at_work(file, slot):
+        assert repair(file) == done(moved)
+    assert used(file) == 150
+    assert pids(file)[blank] == newcomer.pid
+    account(file, blank, 7)
+    assert used(file) == 157
+
+
 @with_newer
 def test_an_idle_process_between_keeps_all_and_what_lies_behind_it_is_left(
     layout: Layout, region_file: RegionFileFactory, actor: MakeActor
@@ -235,10 +259,10 @@ def test_an_idle_process_between_keeps_all_and_what_lies_behind_it_is_left(
 
 @with_newer
 def test_the_number_of_slots_that_libvgpu_lowers_meanwhile_is_not_written_over(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor, tmp_path: Path
 ) -> None:
     """When it refuses an allocation it removes the dead beside the lock."""
-    for _ in range(20):
+    for attempt in range(20):
         file = region_file(layout)
         bystander, busy, refused = actor(file), actor(file), actor(file)
         file.add_process(DEAD, {0: 10})
@@ -250,7 +274,11 @@ def test_the_number_of_slots_that_libvgpu_lowers_meanwhile_is_not_written_over(
         for slot in range(last + 1, SLOTS):
             file.put("slot_pid", bystander.pid, slot=slot)
         with at_work(file, last):
-            refused.start("evaluate", REMOVE_BESIDE_THE_LOCK, path=str(file.path), count=3, hole=1)
+            ready = tmp_path / f"ready-{attempt}"
+            refused.start(
+                "evaluate", REMOVE_BESIDE_THE_LOCK, path=str(file.path), ready=str(ready), hole=1
+            )
+            eventually(ready.exists)
             found = repair(file)
         if refused.outcome():
             break
@@ -270,7 +298,10 @@ owner, _ = locate(layout, "owner_pid")
 number, _ = locate(layout, "proc_num")
 first, _ = locate(layout, "slot_pid")
 stride = layout.offsets["slot_stride"]
-while memory[owner : owner + 8] == bytes(8):
+count = struct.unpack_from("<i", memory, number)[0]
+open(ready, "w").close()
+give_up = time.monotonic() + 5
+while memory[owner : owner + 8] == bytes(8) and time.monotonic() < give_up:
     pass
 until = time.perf_counter_ns() + 100_000
 while time.perf_counter_ns() < until:
@@ -472,7 +503,7 @@ def test_a_dry_run_names_the_orphans_and_changes_nothing(
     moved, idle = actor(file), actor(file)
     slot = orphan(file, moved, 100)
     file.put("proc_num", slot + 1)
-    other = start(file, idle, 7)
+    start(file, idle, 7)
     file.put("proc_num", slot)
     before = slot_bytes(file, 0), used(file), file.get("proc_num")
     expected = SlotRepair(repaired=(moved.pid,), left=(idle.pid,))
