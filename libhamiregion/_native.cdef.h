@@ -263,7 +263,6 @@ int hr_get_lock_state(hr_region *region, const char *proc, struct hr_lock_state 
 #define HR_RECOVERED_OWNERLESS ...
 #define HR_RECOVERED_VALUE ...
 #define HR_RECOVERED_POSTINIT ...
-#define HR_RECOVERED_MOVE ...
 
 int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns);
 
@@ -311,5 +310,14 @@ struct hr_reap {
 
 int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t count,
             uint32_t dry_run, uint64_t timeout_ns, struct hr_reap *out);
+
+#define HR_REPAIR_DONE ...
+#define HR_REPAIR_LEFT ...
+
+struct hr_slot_repair {
+    int32_t pid;
+    uint32_t what;
+};
+
 int hr_repair_slots(hr_region *region, const char *proc, uint32_t dry_run, uint64_t timeout_ns,
-                    int32_t *pids);
+                    struct hr_slot_repair *out);

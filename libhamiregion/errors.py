@@ -287,8 +287,8 @@ def _state_message(code: int, path: str, detail: Any) -> str:
         return f"{path} was opened for reading; open it with writable=True to change it"
     if code == lib.HR_EFULL:
         return (
-            f"all {SLOT_CAPACITY} process slots of {path} are taken; reap() frees those of dead "
-            "processes"
+            f"all {SLOT_CAPACITY} process slots of {path} are taken; reap() empties those of dead "
+            "processes, which are then taken again"
         )
     return f"{path}: the region refuses this ({code})"
 

@@ -14,7 +14,7 @@ from namespaces import FOREIGN_OWNER, needs_first_namespace
 from patience import eventually
 from poke import RegionFileFactory, locate
 from recovering import NOTHING, assert_usable, did, recover
-from slot_bytes import WITH_SEQLOCK, WITHOUT_SEQLOCK, pids, put_slot, slot_bytes
+from slot_bytes import WITH_SEQLOCK, WITHOUT_SEQLOCK
 
 from libhamiregion import Layout, LockNotRecoverable, RegionCorrupt, open_region
 
@@ -143,38 +143,6 @@ def test_who_slept_on_a_dead_ones_lock_is_woken(
     # It would sleep for 25 s if nobody woke it, and then fail.
     assert waiter.outcome() == 0
     assert file.get("sem") == 0
-
-
-@without_seqlock
-@pytest.mark.parametrize("foreign", [False, True], ids=["libvgpu", "this library"])
-def test_a_removal_that_the_dead_one_did_not_finish_is_finished(
-    foreign: bool, layout: Layout, region_file: RegionFileFactory
-) -> None:
-    """The last slot was copied into the hole, but still counts."""
-    file = region_file(layout)
-    for number in range(3):
-        file.add_process(NOBODY + number, {0: 10**number})
-    put_slot(file, 0, slot_bytes(file, 2))
-    hold(file, FOREIGN_OWNER + NOBODY if foreign else NOBODY)
-    assert recover(file) == did(dead_owner=True, finished_removal=True)
-    assert pids(file) == [NOBODY + 2, NOBODY + 1]
-    with open_region(file, writable=True) as region:
-        assert region.memory_used(0) == 110
-    assert_usable(file)
-
-
-@without_seqlock
-def test_who_replaces_a_dead_writer_finishes_its_removal(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
-    for number in range(3):
-        file.add_process(NOBODY + number, {0: 10**number})
-    put_slot(file, 0, slot_bytes(file, 2))
-    hold(file, FOREIGN_OWNER + NOBODY)
-    with open_region(file, writable=True) as region, region.lock(0.5):
-        assert pids(file) == [NOBODY + 2, NOBODY + 1]
-    assert_usable(file)
 
 
 # ---- nobody has signed ----

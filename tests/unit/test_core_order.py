@@ -24,8 +24,10 @@ ORDER = (
     "lock",
     "recovery",
     "slot_edit",
+    "table_view",
     "reap",
     "orphans",
+    "attach",
     "accounting",
     "region",
     "changes",
@@ -43,7 +45,6 @@ HEADER_OF = {
     "atomics.h": "layout",
     "handle.h": "handles",
     "lock_word.h": "lock",
-    "attach.h": "accounting",
     "reading.h": "snapshot",
 }
 
