@@ -20,7 +20,7 @@
 #define PID 3
 #define FOREIGN 4
 
-#define FRESH_REFERENCE 1 /* the watch compares with what stands at its start, not with the judged */
+#define FRESH_REFERENCE 1 /* the watch compares with what stands at its start, not the judged */
 #define ALONE_AT_ONCE 2   /* no watch where nobody mapped the file at the scan */
 #define NO_RANGE 3        /* a writer takes over without libvgpu's range */
 #define NO_HOST_LOCK 4    /* two steps, not kept apart from recovery */
@@ -38,10 +38,10 @@
 #endif
 #ifdef IN_TWO_STEPS
 #define looks_free (value > 0)
-#define lower_to_held() value = (got -> 0 : value)
+#define lower_value() value = (got -> 0 : value)
 #else
 #define looks_free (value > 0 && owner == 0)
-#define lower_to_held() skip
+#define lower_value() skip
 #endif
 
 #define needs_range (LAYOUT != 12 && FAULT != NO_RANGE)
@@ -187,16 +187,14 @@ inline begin_window()
 #define end_window() \
     unsigned_[me] = false; host_lock = (windows_under_host_lock && !recovering -> 0 : host_lock)
 
-/* drop_work(): lost where owner_pid is not ours any more; then nothing is posted. */
+/* give_back_work(): lost where owner_pid is not ours any more; then nothing is posted. */
 inline give_back()
 {
 #ifdef IN_TWO_STEPS
     begin_window();
     atomic { inside[me] = false; got = owner == mine; unsigned_[me] = got;
              owner = (got -> 0 : owner) }
-#if FAULT == SECOND_LOOK
     got = got && owner == 0;
-#endif
     atomic { value = (got && value == 0 -> 1 : value); got = false; end_window() }
 #else
     atomic { inside[me] = false; got = owner == mine;
@@ -204,7 +202,7 @@ inline give_back()
 #endif
 }
 
-/* try_take() and sign(); `got` says whether the lock is ours. */
+/* attempt_work(); `got` says whether the lock is ours. */
 inline take()
 {
 #ifdef IN_TWO_STEPS
@@ -216,13 +214,14 @@ inline take()
     atomic { owner = (!got && owner == mine -> 0 : owner) }
 #endif
     atomic { enter_if(got) }
+    lower_value()
 #else
     atomic { got = value > 0 && owner == 0; enter_if(got);
              owner = (got -> mine : owner); value = (got -> 0 : value) }
 #endif
 }
 
-/* Our signature in the place of `gone`, which must be nobody's or a dead one's. */
+/* hr_swap_lock() that takes over: our signature for `gone`, nobody's or a dead one's. */
 inline swap_owner(gone)
 {
     atomic {
@@ -238,7 +237,7 @@ inline swap_owner(gone)
     }
 }
 
-/* take_over_foreign(): who has the byte of a number knows that the signer is dead. */
+/* take_over(): who has the byte of a number knows that the signer is dead. */
 #define byte_of(o) byte_lock[number_of(o)]
 inline take_over_foreign()
 {
@@ -256,7 +255,7 @@ inline take_over_foreign()
     fi
 }
 
-/* hr_decide_signature(): a number is ours once its byte is, and nobody has signed with it. */
+/* draw_numbers(): a number is ours once its byte is, and nobody has signed with it. */
 inline draw()
 {
     if
@@ -291,7 +290,7 @@ inline recover_held()
 {
     was = value;
     seen = owner;
-    /* hr_find_mappers(): right about everybody who was there before it. */
+    /* judge_for_recovery(): right about everybody who was there before it. */
     atomic { gone = !signer_lives(seen); alone = !any(other_maps) }
     if
     :: seen == 0 && was == 0 ->
@@ -307,12 +306,12 @@ inline recover_held()
         if
         :: atomic { byte_of(seen) == 0 -> byte_of(seen) = me }
             swap_owner(seen);
-            lower_to_held();
+            lower_value();
             byte_of(seen) = 0
         :: atomic { byte_of(seen) != 0 -> skip }
             set_value(0) /* its holder lives and is inside */
         fi
-    :: seen != 0 && !is_foreign(seen) && gone -> swap_owner(seen); lower_to_held()
+    :: seen != 0 && !is_foreign(seen) && gone -> swap_owner(seen); lower_value()
     :: seen != 0 && !is_foreign(seen) && !gone -> set_value(0)
     :: else
     fi;
@@ -379,7 +378,8 @@ init {
         kind[1] = A1; kind[2] = A2; kind[3] = A3;
         for (i : 1 .. 3) {
             alive[i] = kind[i] != NONE;
-            if :: kind[i] == NEW -> run New() :: is_ours(kind[i]) -> run Ours() :: else -> run Old() fi
+            if :: kind[i] == NEW -> run New() :: is_ours(kind[i]) -> run Ours()
+            :: else -> run Old() fi
         }
     }
 end:
