@@ -111,8 +111,9 @@ def check(run: Run) -> Outcome:
                 steps = command(["spin", "-t", "-p", *defines, "model.pml"], directory)
                 last = [step for step in steps.splitlines() if "proc " in step][-STEPS_SHOWN:]
                 problem += "\n" + "\n".join(last)
-            states = int(float(re.search(r"([\d.e+]+) states, stored", report)[1]))
-        except (RuntimeError, TypeError) as error:
+            if stored := re.search(r"([\d.e+]+) states, stored", report):
+                states = int(float(stored[1]))
+        except RuntimeError as error:
             problem = str(error)
     return Outcome(run, problem, states, time.monotonic() - began)
 
