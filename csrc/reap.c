@@ -290,8 +290,8 @@ static int reap_beside(struct reap_call *call, const char *proc, uint64_t timeou
     if (code == HR_OK && call->before->initial && call->suspects->count > 0)
         code = drop_long_searches(call, proc);
     /* Emptied slots are suspects too, which go where nobody else lives. */
-    bool has_work = call->has_work || call->nameless_count > 0 || call->pid_count > 0 ||
-                    (call->suspects->count > 0 && !call->has_others);
+    bool has_work = call->nameless_count > 0 || call->pid_count > 0 ||
+                    (call->suspects->count > 0 && (call->has_work || !call->has_others));
     if (code != HR_OK || !has_work)
         return code;
     return reap_under_lock(call, proc, timeout_ns);

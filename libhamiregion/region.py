@@ -1051,9 +1051,9 @@ class Region:
         """Free the slots of dead processes, whose memory still counts against the limit.
 
         Dead is proved through /proc: no process that maps this very file has that pid in any of
-        its namespaces. Nothing is moved under a live process: up to HAMi 2.8.0 the last slot goes
-        into the hole, which those versions expect; later ones get their dead slots cut off the end
-        of the table or emptied where they stand. Seqlocks that the dead left odd are mended.
+        its namespaces. No slot is ever moved: a dead one is emptied where it stands. Where no other
+        process of the region lives, those at the end of the table are removed. Seqlocks that the
+        dead left odd are mended.
 
         Args:
             pids: Pids of the container's namespace; None means all that are proved dead.

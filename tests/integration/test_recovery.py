@@ -16,7 +16,7 @@ from poke import RegionFileFactory, locate
 from recovering import NOTHING, assert_usable, did, recover
 from slot_bytes import WITH_SEQLOCK, WITHOUT_SEQLOCK
 
-from libhamiregion import Layout, LockNotRecoverable, RegionCorrupt, open_region
+from libhamiregion import Layout, LockNotRecoverable, open_region
 
 MakeActor = Callable[..., Actor]
 pytestmark = needs_first_namespace
@@ -30,23 +30,6 @@ without_seqlock = pytest.mark.parametrize(
 
 
 # ---- a dead owner ----
-
-
-def test_who_cannot_finish_what_a_dead_writer_began_does_not_keep_its_lock(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
-    file = region_file(layout)
-    unlucky, other = actor(file), actor(file)
-    unlucky("attach")
-    count = file.get("proc_num")
-    hold(file, FOREIGN_OWNER + NOBODY)
-    file.put("proc_num", 5000)
-    with pytest.raises(RegionCorrupt):
-        unlucky("lock", timeout_s=1.0)
-    file.put("proc_num", count)
-    assert is_free(file)
-    other("lock", timeout_s=0.5)
-    other("unlock")
 
 
 def test_the_lock_of_a_killed_process_is_given_back_and_its_usage_counts_on(
