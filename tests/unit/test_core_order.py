@@ -31,6 +31,7 @@ ORDER = (
     "changes",
     "snapshot",
     "read_set",
+    "columns",
     "edit",
     "create",
     "limiter",
@@ -44,6 +45,7 @@ HEADER_OF = {
     "handle.h": "handles",
     "lock_word.h": "lock",
     "attach.h": "accounting",
+    "layout_rows.h": "layout",
     "reading.h": "snapshot",
 }
 
