@@ -130,6 +130,8 @@ struct hr_snapshot {
     int32_t priority;
     int32_t utilization_switch;
     int32_t recent_kernel;
+    int32_t code;
+    uint32_t layout;
 };
 
 struct hr_process {
@@ -174,18 +176,27 @@ int hr_snapshot(hr_region *region, void *buffer, size_t bytes);
 int hr_read_value(hr_region *region, uint32_t value, uint32_t device, uint64_t *out);
 uint64_t hr_get(hr_region *region, uint32_t value, uint32_t device);
 
-#define HR_REGION_COLUMNS ...
-#define HR_DEVICE_COLUMNS ...
-#define HR_DEVICE_UUID ...
-#define HR_PROCESS_COLUMNS ...
-#define HR_USAGE_COLUMNS ...
-
-struct hr_rows {
-    uint32_t regions, devices, processes, usages;
+struct hr_member {
+    uint64_t at;
+    uint32_t first_device, first_process, first_usage;
+    uint32_t devices;
 };
 
-int hr_read_set(hr_region *const *regions, const struct hr_rows *capacity, uint64_t *arena,
-                void *scratch, struct hr_rows *filled);
+struct hr_set_size {
+    uint64_t bytes;
+    uint32_t devices, processes, usages;
+};
+
+int hr_read_set(hr_region *const *regions, uint32_t count, void *buffer, size_t bytes,
+                struct hr_set_size *size);
+
+#define HR_TABLE_REGIONS ...
+#define HR_TABLE_DEVICES ...
+#define HR_TABLE_UUIDS ...
+#define HR_TABLE_PROCESSES ...
+#define HR_TABLE_USAGES ...
+
+void hr_columns(const void *set, uint32_t count, uint32_t which, void *cells, size_t step);
 
 #define HR_MEMORY ...
 #define HR_SM ...

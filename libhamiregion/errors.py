@@ -186,11 +186,6 @@ def last_detail(code: int) -> Any:
     return detail
 
 
-def no_detail() -> Any:
-    """A detail that tells nothing, for a failure whose own one is gone."""
-    return ffi.new("struct hr_detail *", {"device": -1, "layout": lib.HR_LAYOUTS})
-
-
 def region_error(code: int, path: str) -> Exception:
     """Make the exception for a negative code that a core function has just returned.
 

@@ -40,7 +40,7 @@ int main(int argc, char **argv)
         SEED(layout, FUZZ_OPEN, 1, 5, FUZZ_RESIZE, 1, 0, FUZZ_SNAPSHOT, 0xff, 0xff, 0,
              FUZZ_SET_VALUE, 3, 1, FUZZ_RESIZE, 6, 0, FUZZ_IS_STALE);
         SEED(layout, FUZZ_POKE, FUZZ_SLOT_SEQLOCK, 0, 0, 1, 1, FUZZ_OPEN, 0, 5, FUZZ_SNAPSHOT, 0xff,
-             0xff, 0, FUZZ_SNAPSHOT, 0xff, 0xff, 0, FUZZ_READ_SET, 2, 3, 6);
+             0xff, 0, FUZZ_SNAPSHOT, 0xff, 0xff, 0, FUZZ_READ_SET, 0xff, 3, 6);
         SEED(layout, FUZZ_POKE, FUZZ_SEM, 0, 0, 0, 0, FUZZ_OPEN, 0, 5, FUZZ_SNAPSHOT, 9, 0, 0,
              FUZZ_READ_SET, 16, 16, 64, FUZZ_CLOSE);
         SEED(layout, FUZZ_OPEN, 1, 5, FUZZ_SET_LIMITS, 0, 0, 1, 20, 21, FUZZ_SET_LIMITS, 1, 255, 4,
@@ -52,8 +52,8 @@ int main(int argc, char **argv)
              0, 0, 0, FUZZ_TEXT, 1, 0, 0, 0, 0, 0, FUZZ_IDENTIFY, 5, FUZZ_OPEN, 0, 2, FUZZ_OPEN, 0,
              3);
         SEED(layout, FUZZ_OPEN, 0, 5, FUZZ_POKE, FUZZ_SLOT_TOTAL, 9, 0, 2, 25, FUZZ_POKE,
-             FUZZ_SLOT_TOTAL, 9, 0, 1, 25, FUZZ_READ_SET, 3, 3, 9, FUZZ_GET, 2, 9, FUZZ_SNAPSHOT,
-             0xff, 0, 0);
+             FUZZ_SLOT_TOTAL, 9, 0, 1, 25, FUZZ_READ_SET, 0xff, 0xff, 9, FUZZ_GET, 2, 9,
+             FUZZ_SNAPSHOT, 0xff, 0, 0);
     }
     SEED(FUZZ_RAW);
     SEED(FUZZ_RAW, 0x4e, 0xf8, 0x2f, 0x01, 1, 0, 0, 0, 2, 0, 0, 0);

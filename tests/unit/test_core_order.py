@@ -33,6 +33,7 @@ ORDER = (
     "changes",
     "snapshot",
     "read_set",
+    "columns",
     "edit",
     "create",
     "limiter",
@@ -45,6 +46,7 @@ HEADER_OF = {
     "atomics.h": "layout",
     "handle.h": "handles",
     "lock_word.h": "lock",
+    "layout_rows.h": "layout",
     "reading.h": "snapshot",
 }
 
