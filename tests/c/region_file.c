@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "handle.h"
 
 void region_file_spec(struct hr_create_spec *spec, uint32_t layout)
 {
@@ -46,10 +47,19 @@ void region_file_make(struct region_file *file, uint32_t layout)
     file->size = (size_t)status.st_size;
     file->bytes = mmap(NULL, file->size, PROT_READ | PROT_WRITE, MAP_SHARED, file->fd, 0);
     NEED(file->bytes != MAP_FAILED);
+    file->disguise = calloc(1, sizeof *file->disguise);
+    NEED(file->disguise != NULL);
+    file->disguise->base = file->bytes;
+    file->disguise->fd = -1;
+    hr_fork_lock();
+    hr_link_writable(file->disguise);
+    hr_fork_unlock();
 }
 
 void region_file_remove(struct region_file *file)
 {
+    hr_unlink_writable(file->disguise);
+    free(file->disguise);
     munmap(file->bytes, file->size);
     close(file->fd);
     /* A test may have put something else there, or nothing. */

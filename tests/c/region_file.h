@@ -19,6 +19,9 @@ struct region_file {
     int fd;
     uint8_t *bytes; /* the test's own mapping, beside the one under test */
     size_t size;    /* as created: what the mapping covers */
+    /* The mapping passes for one of this library's, or it would be another library's in this
+     * process, which then counts as a process of the region. */
+    hr_region *disguise;
 };
 
 #define GIB (UINT64_C(1) << 30)
