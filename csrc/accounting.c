@@ -95,9 +95,20 @@ static int detach(hr_region *region, uint64_t deadline_ns)
     return code;
 }
 
-void hr_leave_region(hr_region *region, uint64_t deadline_ns)
+int hr_leave_region(hr_region *region, uint64_t deadline_ns)
 {
-    detach(region, deadline_ns);
+    uint64_t bytes = 0;
+    for (uint32_t device = 0; device < HR_DEVICES; device++) {
+        for (uint32_t kind = 0; kind < KINDS; kind++)
+            bytes += region->attachment->charged[device][kind];
+    }
+    int code = detach(region, deadline_ns);
+    if (code != HR_ETIMEOUT)
+        return HR_OK;
+    struct hr_detail detail;
+    hr_last_detail(&detail);
+    detail.wanted = bytes;
+    return hr_fail(&detail);
 }
 
 int hr_detach(hr_region *region, uint64_t timeout_ns)
@@ -286,7 +297,7 @@ static int account_locked_work(void *argument)
 
 static int account_locked(struct account_call *call, uint64_t timeout_ns)
 {
-    return hr_run_under(hr_lock_take_quickly, call->region, account_locked_work, call, timeout_ns);
+    return hr_run_locked(call->region, account_locked_work, call, timeout_ns);
 }
 
 static int account_beside_lock(struct account_call *call, uint64_t timeout_ns)
@@ -344,6 +355,7 @@ struct attach_call {
     const struct hr_seqlock_watch *watch;
     struct hr_attachment *attachment;
     int32_t pid;
+    uint64_t turn; /* of those in which this handle has been attached */
 };
 
 /* Whether the slot that a newcomer would take still has a name: maybe of a process that writes
@@ -371,6 +383,7 @@ static int attach_work(void *argument)
     if (code == HR_OK) {
         region->attachment = call->attachment;
         region->attached_pid = call->pid;
+        call->turn = ++region->attachments;
     }
     return code;
 }
@@ -395,7 +408,7 @@ static int attach_beside_orphans(struct attach_call *call, uint64_t timeout_ns)
     return code;
 }
 
-int hr_attach(hr_region *region, uint64_t timeout_ns)
+int hr_attach_by(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns)
 {
     if (!region->writable)
         return hr_fail_code(HR_EREADONLY);
@@ -409,12 +422,32 @@ int hr_attach(hr_region *region, uint64_t timeout_ns)
     call.attachment = calloc(1, sizeof *call.attachment);
     int code = call.attachment == NULL ? hr_fail_errno(HR_ESYSTEM, ENOMEM)
                                        : attach_beside_orphans(&call, timeout_ns);
-    if (code != HR_OK) {
-        if (region->attachment == NULL) {
-            free(call.attachment);
-            hr_unclaim_attachment(region);
-        }
-        return code;
+    /* Also where the lock was lost meanwhile: then there is a slot, and an error. */
+    if (call.turn != 0 && ticket != NULL) {
+        if (ticket->region == NULL)
+            hr_keep(region);
+        *ticket = (struct hr_ticket){.region = region, .turn = call.turn};
     }
-    return HR_OK;
+    if (call.turn == 0) {
+        free(call.attachment);
+        hr_unclaim_attachment(region);
+    }
+    return code;
+}
+
+int hr_attach(hr_region *region, uint64_t timeout_ns)
+{
+    return hr_attach_by(region, NULL, timeout_ns);
+}
+
+void hr_end_attachment(struct hr_ticket *ticket)
+{
+    const uint64_t patience_ns = 1000000000;
+    hr_region *region = ticket->region;
+    if (region == NULL)
+        return;
+    ticket->region = NULL;
+    if (region->attachments == ticket->turn)
+        hr_detach(region, patience_ns);
+    hr_let_go(region);
 }

@@ -88,7 +88,7 @@ static int reap_work(void *argument)
     /* From the end: what is moved into a hole has been looked at already. */
     for (int32_t index = count - 1; index >= 0; index--) {
         /* Who was stopped while it had the lock may have lost it. */
-        if (!call->dry_run && hr_owner_of(region) != region->signature)
+        if (!call->dry_run && !hr_lock_is_kept(region))
             return hr_fail_code(HR_ELOST);
         reap_slot(call, index, &count);
     }

@@ -8,9 +8,11 @@
 #define HR_TESTPOINT_H
 
 #define HR_TESTPOINT_NAMES(X)                                                                      \
+    X(LOCK_NUMBERS_DRAWN)                                                                          \
     X(LOCK_HOST_TAKEN)                                                                             \
     X(LOCK_SEM_TAKEN)                                                                              \
     X(LOCK_OWNER_STORED)                                                                           \
+    X(LOCK_TAKEN_OVER)                                                                             \
     X(UNLOCK_OWNER_CLEARED)                                                                        \
     X(UNLOCK_SEM_POSTED)                                                                           \
     X(UNLOCK_WOKEN)                                                                                \
@@ -29,6 +31,7 @@
     X(REMOVE_USAGE_MOVED)                                                                          \
     X(REMOVE_PID_MOVED)                                                                            \
     X(REMOVE_COUNT_STORED)                                                                         \
+    X(RECOVER_HOST_TAKEN)                                                                          \
     X(RECOVER_OWNER_TAKEN)                                                                         \
     X(RECOVER_VALUE_STORED)                                                                        \
     X(REPAIR_COPY_CLEARED)                                                                         \

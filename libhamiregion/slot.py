@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 import attrs
 
 from ._core import lib
-from .errors import MemoryLimitExceeded, RegionError, last_detail
+from .errors import MemoryLimitExceeded, last_detail
 from .layouts import DEVICE_CAPACITY
-from .lock import SLICE_NS, in_slices
+from .lock import SLICE_NS, in_slices, ticket
 from .units import format_size
 
 if TYPE_CHECKING:
@@ -85,18 +84,37 @@ class Slot:
         region: The region that it belongs to.
     """
 
-    __slots__ = ("_attached", "_slice_ns", "_timeout_ns", "pid", "region")
+    __slots__ = ("_attached", "_slice_ns", "_ticket", "_timeout_ns", "pid", "region")
 
     def __init__(self, region: Region, timeout_ns: int) -> None:
         self.region = region
         self._timeout_ns = timeout_ns
         self._slice_ns = min(timeout_ns, SLICE_NS)
-        self._attached = True
+        self._attached = False
+        self._ticket = ticket(lib.hr_end_attachment)
         self.pid = os.getpid()
+
+    def _attach(self) -> Self:
+        """Take a slot; it is this object's own until it is returned, and the process's then."""
         for slot in list(_slots):
             if slot.region.closed:
-                _slots.discard(slot)
-        _slots.add(self)
+                _slots.pop(slot, None)
+        handle = self.region._handle
+        try:
+            code = in_slices(
+                lambda slice_ns: lib.hr_attach_by(handle, self._ticket, slice_ns), self._timeout_ns
+            )
+            if code == lib.HR_EATTACHED:
+                raise RuntimeError("this process is attached to the region already")
+            if code:
+                self.region._fail_busy(code, HOLDS_LOCK)
+            self._attached = True
+            # Neither is a call, so that no signal's handler runs before the caller has the slot.
+            _slots[self] = None
+            return self
+        except BaseException:
+            lib.hr_end_attachment(self._ticket)
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -194,24 +212,14 @@ class Slot:
         if code and code != lib.HR_EDETACHED:
             self.region._fail_busy(code, HOLDS_LOCK)
         self._attached = False
-        _slots.discard(self)
+        _slots.pop(self, None)
 
 
 # Those that are attached, also where nobody else remembers them.
-_slots: set[Slot] = set()
+_slots: dict[Slot, None] = {}
 
-
-def attached_slots() -> list[Slot]:
-    """The slots that this process has now."""
-    return [slot for slot in list(_slots) if slot._attached]
-
-
-@atexit.register
-def _detach_all() -> None:
-    for slot in list(_slots):
-        # A child of fork() ends here too, and the slot is its parent's.
-        with contextlib.suppress(RegionError):
-            slot.detach()
+# In C: the main thread's locks are given back and all slots detached, whatever is interrupted.
+atexit.register(lib.hr_leave_all)
 
 
 def _limit_exceeded(path: str, detail: Any) -> MemoryLimitExceeded:
