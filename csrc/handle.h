@@ -39,7 +39,7 @@ struct hr_region {
     const struct hr_layout *layout;
     unsigned char *base; /* NULL once closed */
     size_t mapped_bytes;
-    _Atomic uint32_t users; /* calls in progress, and HR_CLOSING */
+    _Atomic uint32_t users;      /* calls in progress, and HR_CLOSING */
     _Atomic uint32_t references; /* hr_free()'s, and those of tickets */
     uint32_t fork_generation;
     bool writable;
@@ -63,13 +63,13 @@ struct hr_region {
     _Atomic uint32_t likely_slots;
     _Atomic uint32_t likely_devices;
     struct hr_lock_part lock;
-    int32_t attached_pid;  /* of this process's slot; 0 = not attached */
+    int32_t attached_pid;             /* of this process's slot; 0 = not attached */
     struct hr_attachment *attachment; /* NULL = not attached */
     /* All writable handles of the process, for fork() and for one attachment each region. */
     _Atomic bool claims_attachment;
     _Atomic uint64_t attachments; /* how often this handle has been attached */
-    bool is_leaving; /* hr_close() is alone and detaches; it may wait for the lock */
-    bool has_left; /* hr_leave_all() has been here */
+    bool is_leaving;              /* hr_close() is alone and detaches; it may wait for the lock */
+    bool has_left;                /* hr_leave_all() has been here */
     struct hr_region *next_writable, *previous_writable;
 };
 

@@ -109,8 +109,8 @@ uintptr_t hr_thread_id(void)
 int hr_gate_enter(hr_region *region, uint64_t deadline_ns)
 {
     uint32_t state = 0;
-    if (!atomic_compare_exchange_strong_explicit(&region->lock.gate, &state, 1, memory_order_acquire,
-                                                 memory_order_relaxed)) {
+    if (!atomic_compare_exchange_strong_explicit(&region->lock.gate, &state, 1,
+                                                 memory_order_acquire, memory_order_relaxed)) {
         if (atomic_load_explicit(&region->lock.gate_thread, memory_order_relaxed) == hr_thread_id())
             return hr_fail_code(HR_EBUSY);
         /* 2 from here on: whoever leaves has to wake somebody. */
@@ -362,7 +362,8 @@ static int take(hr_region *region, uint64_t deadline_ns)
     }
 }
 
-/* Another thread, or a container that has locked all numbers, was in the way: say who has signed. */
+/* Another thread, or a container that has locked all numbers, was in the way: say who has signed.
+ */
 static int name_owner_work(void *argument)
 {
     return timed_out(hr_owner_of(argument));

@@ -41,8 +41,8 @@
  * - A number is no live pid in the container.  A waiter of libvgpu that has waited
  *   for its ten seconds (to a whole second: 9 to 10, counted from when *it* began, not
  *   from when the lock was taken) takes the lock from whoever is signed with a number
- *   then; up to HAMi 2.8.0 it does so at any moment from then on.  Hold it for microseconds.  A lock that was lost is
- *   reported when it is given back (HR_ELOST).  A pid is never taken away.
+ *   then; up to HAMi 2.8.0 it does so at any moment from then on.  Hold it for microseconds.  A
+ * lock that was lost is reported when it is given back (HR_ELOST).  A pid is never taken away.
  * - Not re-entrant: a second hr_lock() by the thread that holds it is HR_EBUSY.
  * - Lock order: the handle's gate (threads), the host lock, the semaphore.
  */

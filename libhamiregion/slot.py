@@ -218,6 +218,12 @@ class Slot:
 # Those that are attached, also where nobody else remembers them.
 _slots: dict[Slot, None] = {}
 
+
+def attached_slots() -> list[Slot]:
+    """The slots that this process has now."""
+    return [slot for slot in list(_slots) if slot._attached]
+
+
 # In C: the main thread's locks are given back and all slots detached, whatever is interrupted.
 atexit.register(lib.hr_leave_all)
 

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "lock.h"
 
 void region_file_spec(struct hr_create_spec *spec, uint32_t layout)
 {
@@ -166,6 +167,16 @@ void close_and_free(hr_region *region)
 {
     hr_close(region);
     hr_free(region);
+}
+
+int recover_lock(hr_region *region, const char *proc, uint64_t watch_ns)
+{
+    struct hr_recovery recovery = {0};
+    int code;
+    do {
+        code = hr_recover_lock(region, proc, watch_ns, &recovery);
+    } while (code == HR_EINTERRUPTED);
+    return code == HR_OK ? (int)recovery.done : code;
 }
 
 struct hr_detail last_detail(void)

@@ -56,6 +56,9 @@ void poke_usage(const struct region_file *file, uint32_t slot, uint32_t device,
 hr_region *open_or_fail(const char *path, uint32_t flags);
 void close_and_free(hr_region *region);
 
+/* hr_recover_lock() without signals: the set of what was done, or a code. */
+int recover_lock(hr_region *region, const char *proc, uint64_t watch_ns);
+
 /* hr_last_detail(), for use inside a check. */
 struct hr_detail last_detail(void);
 

@@ -186,7 +186,7 @@ static int call_reap(struct scan *scan)
 
 static int call_recover(struct scan *scan)
 {
-    return hr_recover_lock(scan->region, scan->proc->path, 0);
+    return recover_lock(scan->region, scan->proc->path, 0);
 }
 
 /* A process starts, maps the file and takes a slot. */
@@ -431,7 +431,7 @@ static void test_waiters_do_not_keep_recovery_out(void)
         }
         usleep(200000); /* all of them wait, whichever wins below */
         NEED(hr_open(file.path, HR_WRITE, HR_LAYOUTS, &doctor) >= 0);
-        int code = hr_recover_lock(doctor, NULL, 0);
+        int code = recover_lock(doctor, NULL, 0);
         CHECK(code == HR_RECOVERED_OWNER || code == 0);
         if (code < 0) {
             poke64(&file, file.layout->owner_pid, 0);

@@ -172,22 +172,26 @@ def test_inside_one_signs_with_the_pid_that_it_has_there(
     assert is_free(file)
 
 
-def test_beside_processes_of_both_sides_one_outside_signs_with_no_pid_inside(
+def test_one_that_is_not_attached_signs_with_a_number_whoever_else_is_there(
     layout: Layout, region_file: RegionFileFactory, outside: MakeActor, inside: MakeActor
 ) -> None:
-    """One with its pid here is seen, and one whose pid stands for another process here as well."""
+    """Which namespace the processes with slots are in does not matter."""
     file = region_file(layout)
     first = attached(outside, file)
-    alone = outside(file)
-    alone("lock")
-    assert file.get("owner_pid") == alone.pid
-    alone("unlock")
-    attached(inside, file)
-    late = outside(file)
-    late("lock")
-    assert file.get("owner_pid") == FOREIGN_OWNER + late.pid
-    late("unlock")
-    first.kill()
+    member = attached(inside, file)
+    for make in (outside, inside):
+        late = make(file)
+        late("lock")
+        assert is_number(file.get("owner_pid"))
+        for judge in (first, member):
+            assert judge("region.lock_state").owner_life == "alive"
+        late.kill()
+        for judge in (first, member):
+            assert judge("region.lock_state").owner_life == "dead"
+        member("lock", 0.5)
+        assert file.get("owner_pid") == member.pid
+        member("unlock")
+        assert is_free(file)
 
 
 def test_a_pid_in_a_slot_proves_nothing_while_its_process_here_is_another_one(
@@ -546,19 +550,20 @@ def test_a_writer_killed_in_another_container_is_no_obstacle_whatever_its_number
 # ---- what this process itself is ----
 
 
-def test_a_host_process_that_attaches_signs_with_its_pid_only_where_nobody_is_inside(
+def test_one_that_attaches_signs_with_its_pid_and_can_be_judged_from_both_sides(
     layout: Layout, region_file: RegionFileFactory, outside: MakeActor, inside: MakeActor
 ) -> None:
+    """Attaching is for processes of the container; one of the host is found by its pid as well."""
     file = region_file(layout)
-    alone = attached(outside, file)
-    alone("lock")
-    assert file.get("owner_pid") == alone.pid
-    alone("unlock")
-    other_file = region_file(layout)
-    attached(inside, other_file)
-    guest = attached(outside, other_file)
-    guest("lock")
-    assert other_file.get("owner_pid") == FOREIGN_OWNER + guest.pid
-    guest("unlock")
+    member, guest = attached(inside, file), attached(outside, file)
+    for holder in (member, guest):
+        holder("lock")
+        assert file.get("owner_pid") == holder.pid
+        state = guest("region.lock_state")
+        assert (state.owner_life, state.owner_host_pid) == ("alive", holder.pid_here)
+        holder.kill()
+        assert outside(file)("region.recover_lock", watch_s=0).dead_owner
+        assert is_free(file)
+        member, guest = attached(inside, file), attached(outside, file)
     assert os.getpid() not in pids(file)
-    assert NOBODY not in pids(other_file)
+    assert NOBODY not in pids(file)
