@@ -63,6 +63,8 @@
 
 /* Longer than any holder can need between taking the semaphore and signing. */
 #define HR_OWNERLESS_NS 10000000000u
+/* How long a watch may be interrupted by a signal and still go on where it was. */
+#define HR_UNWATCHED_NS 100000000u
 /* For whom came after a scan of /proc and is about to sign. */
 #define HR_NEWCOMER_NS 20000000u
 
@@ -126,8 +128,9 @@ struct hr_recovery {
     uint32_t done;  /* set of enum hr_recovered */
     uint32_t value; /* the state that has been watched, */
     uint64_t owner_pid;
-    uint64_t watched_ns; /* and for how long */
+    uint64_t watched_ns; /* and for how long, */
     uint64_t postinit_watched_ns;
+    uint64_t interrupted_ns; /* and when a signal last came; on the monotonic clock */
 };
 
 /*

@@ -190,7 +190,11 @@ enum watched { CHANGED, STOOD, TOO_SHORT, INTERRUPTED };
 static enum watched watch(struct recovery *recovery, uint64_t *watched_ns, uint64_t long_enough,
                           bool (*is_same)(const struct recovery *))
 {
-    uint64_t start = hr_clock_ns(CLOCK_MONOTONIC), before = *watched_ns;
+    uint64_t start = hr_clock_ns(CLOCK_MONOTONIC);
+    /* Whoever was not looked at for that long may be another one. */
+    if (start - recovery->progress->interrupted_ns > HR_UNWATCHED_NS)
+        *watched_ns = 0;
+    uint64_t before = *watched_ns;
     const struct timespec nap = {.tv_nsec = 1000000};
     for (;;) {
         if (!is_same(recovery) || hr_is_closing(recovery->region)) {
@@ -204,8 +208,10 @@ static enum watched watch(struct recovery *recovery, uint64_t *watched_ns, uint6
         /* What passes in a signal's handler has not been watched. */
         bool interrupted = nanosleep(&nap, NULL) != 0;
         *watched_ns = before + (hr_clock_ns(CLOCK_MONOTONIC) - start);
-        if (interrupted)
+        if (interrupted) {
+            recovery->progress->interrupted_ns = hr_clock_ns(CLOCK_MONOTONIC);
             return INTERRUPTED;
+        }
     }
 }
 

@@ -274,6 +274,7 @@ struct hr_recovery {
     uint64_t owner_pid;
     uint64_t watched_ns;
     uint64_t postinit_watched_ns;
+    uint64_t interrupted_ns;
 };
 
 int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns,

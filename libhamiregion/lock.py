@@ -126,8 +126,8 @@ class RegionLock:
     can neither add nor remove processes, and up to HAMi 2.8.0 not account either.
 
     An exception that a signal's handler raises leaves the lock taken in one case only: at the very
-    first instruction of leaving, until its traceback is dropped. If this thread takes the lock
-    through the same Region before that, it is given back first.
+    first instruction of leaving, until its traceback is dropped, and this object with it. If this
+    thread takes the lock through the same Region before that, it is given back first.
     """
 
     __slots__ = ("_region", "_ticket", "_timeout_ns")

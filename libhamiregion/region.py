@@ -789,8 +789,8 @@ class Region:
         Args:
             proc: The root of /proc, where it is mounted elsewhere.
             watch_s: How long to watch an unsigned lock while others map the file. 0 does not wait;
-                60 and more also judge the second semaphore. What passes in a signal's handler
-                does not count.
+                60 and more also judge the second semaphore. A signal whose handler takes longer
+                than 0.1 s begins the watch anew.
 
         Returns:
             What was done; false if nothing was wrong.

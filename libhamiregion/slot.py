@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import weakref
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 import attrs
@@ -74,7 +75,8 @@ class ReapedSlot:
 class Slot:
     """This process's place in a region. Made by `Region.attach`; a context manager.
 
-    A slot that is still attached when the interpreter ends is detached then.
+    A slot that is still attached when the interpreter ends is detached then, and one that is left
+    by an exception no later than with the exception's traceback.
 
     Threads: may be shared. Fork: in the child every call raises `RegionClosed`; the parent's slot
     is not touched.
@@ -84,7 +86,15 @@ class Slot:
         region: The region that it belongs to.
     """
 
-    __slots__ = ("_attached", "_slice_ns", "_ticket", "_timeout_ns", "pid", "region")
+    __slots__ = (
+        "__weakref__",
+        "_attached",
+        "_slice_ns",
+        "_ticket",
+        "_timeout_ns",
+        "pid",
+        "region",
+    )
 
     def __init__(self, region: Region, timeout_ns: int) -> None:
         self.region = region
@@ -93,12 +103,16 @@ class Slot:
         self._attached = False
         self._ticket = ticket(lib.hr_end_attachment)
         self.pid = os.getpid()
+        for known in list(_slots):
+            if known() is None:
+                _slots.pop(known, None)
+        _slots[weakref.ref(self)] = None
 
     def _attach(self) -> Self:
         """Take a slot; it is this object's own until it is returned, and the process's then."""
-        for slot in list(_slots):
+        for slot in list(_kept):
             if slot.region.closed:
-                _slots.pop(slot, None)
+                _kept.pop(slot, None)
         handle = self.region._handle
         try:
             code = in_slices(
@@ -110,13 +124,15 @@ class Slot:
                 self.region._fail_busy(code, HOLDS_LOCK)
             self._attached = True
             # Neither is a call, so that no signal's handler runs before the caller has the slot.
-            _slots[self] = None
+            _kept[self] = None
             return self
         except BaseException:
             lib.hr_end_attachment(self._ticket)
             raise
 
     def __enter__(self) -> Self:
+        # From here on the caller's; what it drops, in whatever way, detaches.
+        _kept.pop(self, None)
         return self
 
     def __exit__(
@@ -212,16 +228,18 @@ class Slot:
         if code and code != lib.HR_EDETACHED:
             self.region._fail_busy(code, HOLDS_LOCK)
         self._attached = False
-        _slots.pop(self, None)
+        _kept.pop(self, None)
 
 
-# Those that are attached, also where nobody else remembers them.
-_slots: dict[Slot, None] = {}
+_slots: dict[weakref.ref[Slot], None] = {}
+# Those that stay attached though nobody else has them.
+_kept: dict[Slot, None] = {}
 
 
 def attached_slots() -> list[Slot]:
     """The slots that this process has now."""
-    return [slot for slot in list(_slots) if slot._attached]
+    slots = [known() for known in list(_slots)]
+    return [slot for slot in slots if slot is not None and slot._attached]
 
 
 # In C: the main thread's locks are given back and all slots detached, whatever is interrupted.

@@ -76,7 +76,16 @@ def test_nobody_is_harmed_whatever_the_order(crash: Path, seed: int) -> None:
 @pytest.mark.parametrize("point", ["LOCK_SEM_TAKEN", "UNLOCK_OWNER_CLEARED"])
 def test_a_lock_that_nobody_signed_is_free_after_ten_seconds(crash: Path, point: str) -> None:
     """The other tests shorten this rule; here it is what users have."""
-    arguments = ("--rounds", 1, "--layout", "unversioned", "--point", point, "--ownerless-ms", 10_000)
+    arguments = (
+        "--rounds",
+        1,
+        "--layout",
+        "unversioned",
+        "--point",
+        point,
+        "--ownerless-ms",
+        10_000,
+    )
     counted = c_tools.run(crash, *arguments)
     worst_ms = max(row["worst_ms"] for row in counted["points"])
     assert 10_000 <= worst_ms < 13_000
