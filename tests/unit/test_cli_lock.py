@@ -55,7 +55,7 @@ def test_a_free_lock_is_called_free(path: str) -> None:
 
 
 def test_a_held_lock_is_told_with_its_living_owner_and_not_broken(path: str) -> None:
-    with holder(path) as pid:
+    with holder(path):
         status = run("lock", "status", path)
         assert status.returncode == 0
         assert status.stdout == "held by a tool with libhamiregion, which is alive\n"

@@ -3,8 +3,6 @@
 What a call has opened, locked or attached is given back by then, or with the exception.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import random
