@@ -4,6 +4,8 @@ import contextlib
 import os
 import platform
 import random
+import signal
+import threading
 import time
 from collections.abc import Callable
 
@@ -470,6 +472,33 @@ def test_a_second_semaphore_that_stood_still_for_60_s_is_given_back(
 
 
 # ---- a recovery is interrupted, or there are several ----
+
+
+@with_seqlock
+def test_a_signal_in_the_second_watch_does_not_take_back_what_the_first_has_done(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    file = region_file(layout)
+    actor(file)
+    hold(file, NOBODY)
+    set_value(file, 0, "sem_postinit")
+    came: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: came.append(number))
+    main = threading.get_ident()
+    timers = [
+        threading.Timer(after_s, signal.pthread_kill, (main, signal.SIGUSR1))
+        for after_s in (0.3, 0.5, 0.7)
+    ]
+    try:
+        for timer in timers:
+            timer.start()
+        assert recover(file, watch_s=1.0) == did(dead_owner=True)
+    finally:
+        for timer in timers:
+            timer.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert came
+    assert value_of(file, "sem_postinit") == 0
 
 
 @pytest.mark.parametrize("turns", [12, pytest.param(400, marks=pytest.mark.stress)])
