@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 from actors import Actor
 from lock_bytes import NOBODY, hold, is_free, let_go, value_of
-from namespaces import FOREIGN_OWNER, is_number, needs_first_namespace
+from namespaces import FOREIGN_OWNER, is_number, needs_first_namespace, why_no_new_namespace
 from poke import RegionFileFactory
 from recovering import assert_usable, did, recover
 from slot_bytes import pids
@@ -340,3 +340,46 @@ def test_closing_without_the_lock_does_not_hide_another_exception(
     let_go(file)
     with pytest.raises(LockTimeout):
         leave_with(None)
+
+
+WITHOUT_PROC = """
+import os, sys
+from libhamiregion import open_region
+assert not os.path.exists("/proc/self")
+with open_region(sys.argv[1], writable=True) as region:
+    with region.lock():
+        assert region.lock_state().owner_life == "alive"
+    region.set_memory_limit("1GiB", device=0)
+    with region.attach() as slot:
+        slot.charge(0, 1)
+"""
+
+
+@pytest.mark.root
+def test_without_proc_a_region_is_opened_and_locked_like_any(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    if why_no_new_namespace():
+        pytest.skip(why_no_new_namespace())
+    file = region_file(layout)
+    hide = 'mount -t tmpfs none /proc && exec "$@"'
+    done = subprocess.run(
+        [
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            hide,
+            "-",
+            sys.executable,
+            "-c",
+            WITHOUT_PROC,
+            file.path,
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert is_free(file)
