@@ -163,7 +163,7 @@ def test_an_exception_at_any_instruction_leaves_nothing_behind(
 def test_an_exception_at_any_instruction_leaves_nothing_behind_in_a_minute(
     deed: str, layout: Layout, region_file: RegionFileFactory
 ) -> None:
-    assert interrupt_often(deed, region_file(layout), 12, seed=layout.value.__hash__()) > 100
+    assert interrupt_often(deed, region_file(layout), 12, seed=layout.number) > 100
 
 
 def interrupted_on_leaving(region: Region) -> Interrupted:
