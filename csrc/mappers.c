@@ -9,9 +9,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "identify.h"
 
 /* ---- The pids that matter -------------------------------------------------------- */
 
@@ -311,14 +314,18 @@ static bool is_in_upper_directory(const char *path)
     return found;
 }
 
-bool hr_may_have_two_inodes(int fd)
+bool hr_may_have_two_inodes(const hr_region *region)
 {
-    struct statfs status;
+    int fd;
+    struct stat status;
+    struct statfs system;
     char link[40], path[PATH_MAX];
-    if (fstatfs(fd, &status) != 0 || status.f_type == OVERLAYFS_SUPER_MAGIC)
+    if (hr_open_file(region->path, 0, &fd, &status) != HR_OK)
         return true;
+    bool may = fstatfs(fd, &system) != 0 || system.f_type == OVERLAYFS_SUPER_MAGIC;
     /* The descriptor's link: to resolve the name would walk where a container may mount. */
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     hr_read_link(AT_FDCWD, link, path, sizeof path);
-    return path[0] != '/' || is_in_upper_directory(path);
+    close(fd);
+    return may || path[0] != '/' || is_in_upper_directory(path);
 }

@@ -46,6 +46,10 @@
  */
 int hr_attach(hr_region *region, uint64_t timeout_ns);
 
+/* With a ticket (lock.h) that owns the attachment: it detaches when it ends, if that is the one. */
+int hr_attach_by(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns);
+void hr_end_attachment(struct hr_ticket *ticket);
+
 /* Empty the slot, and remove it if it is the last one.  HR_EDETACHED: not attached. */
 int hr_detach(hr_region *region, uint64_t timeout_ns);
 

@@ -70,6 +70,9 @@ int set_limits(hr_region *region, uint32_t kind, int32_t device, uint64_t value,
 int set_value(hr_region *region, uint32_t kind, int32_t to, int32_t expected, uint32_t flags,
               int32_t *before);
 
+/* hr_recover_lock() without signals: the set of what was done, or a code. */
+int recover_lock(hr_region *region, const char *proc, uint64_t watch_ns);
+
 /* hr_last_detail(), for use inside a check. */
 struct hr_detail last_detail(void);
 

@@ -18,6 +18,7 @@ ORDER = (
     "identify",
     "handles",
     "fields",
+    "byte_lock",
     "process_files",
     "mappers",
     "slot_table",
