@@ -25,6 +25,11 @@ struct hr_region {
     int fd; /* for locks only; -1 for a read-only handle */
     uint64_t device_id;
     uint64_t inode;
+    /* How maps calls the file, under the fork lock; inode 0 = not looked up yet. */
+    struct {
+        unsigned major_number, minor_number;
+        uint64_t inode;
+    } in_maps;
     char *path;
     /*
      * The semaphore word and the odd seqlock that the last snapshot waited for

@@ -107,6 +107,25 @@ int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t c
             uint32_t dry_run, uint64_t timeout_ns, struct hr_reap *out);
 
 /*
+ * Judge the slots of many regions by one look at /proc.  hr_reap() reads /proc for its region
+ * alone, and under its lock; this is for a node, and changes nothing.
+ *
+ * List the processes first, after all slots have been read: a process that came later than the list
+ * is not in it, and its slot would count as dead.  A list keeps a descriptor of that /proc, 160
+ * bytes for each process, and 1.5 KiB for each whose maps were read.  Calls with one list exclude
+ * each other.
+ *
+ * hr_list_processes(): what is not reached in time makes slots unknown.  HR_ESYSTEM.
+ * hr_judge_slots(): `lives` gets an enum hr_life for each of `count` pids, HR_SLOTS at most, by the
+ * rules by which hr_reap() frees slots.  HR_ESYSTEM, HR_ESTALE, HR_ECORRUPT, HR_EINVAL.
+ */
+struct hr_process_list;
+int hr_list_processes(const char *proc, uint64_t timeout_ns, struct hr_process_list **out);
+int hr_judge_slots(hr_region *region, struct hr_process_list *list, const int32_t *pids,
+                   uint32_t count, uint64_t timeout_ns, uint32_t *lives);
+void hr_free_process_list(struct hr_process_list *list);
+
+/*
  * Put right what moves have torn apart (layouts with a seqlock): a live process
  * that writes in a slot at or above proc_num.  proc_num is raised to take the slot
  * in, and the frozen copy below is emptied where it is.  `pids` takes HR_SLOTS

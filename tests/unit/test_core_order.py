@@ -19,6 +19,7 @@ ORDER = (
     "handles",
     "fields",
     "process_files",
+    "process_list",
     "mappers",
     "slot_table",
     "lock",
