@@ -22,6 +22,10 @@ _LOOKS_NS = 1_000_000_000
 _SHARE = 4
 
 
+def _free(owner: Any) -> None:
+    lib.hr_free_process_list(owner[0])
+
+
 class Liveness:
     """The core's judgment of slots that were read before this object was made.
 
@@ -38,7 +42,7 @@ class Liveness:
         self._proc = os.fsencode(proc)
         # A signal handler may ask while its thread is about to.
         self._guard = threading.RLock()
-        self._list: Any = None
+        self._list = ffi.gc(ffi.new("struct hr_process_list **"), _free)
         self._left_ns = _LOOKS_NS
 
     def dead(self, region: Region, pids: Iterable[int]) -> frozenset[int]:
@@ -62,15 +66,13 @@ class Liveness:
         return frozenset(pid for pid, life in zip(asked, lives, strict=True) if life == lib.HR_DEAD)
 
     def _judge(self, region: Region, pids: list[int], lives: Any) -> int:
-        if self._list is None:
-            out = ffi.new("struct hr_process_list **")
-            code: int = lib.hr_list_processes(self._proc, _LIST_NS, out)
+        if not self._list[0]:
+            code: int = lib.hr_list_processes(self._proc, _LIST_NS, self._list)
             if code != lib.HR_OK:
                 return code
-            self._list = ffi.gc(out[0], lib.hr_free_process_list)
         begun_ns = time.monotonic_ns()
         code = lib.hr_judge_slots(
-            region._handle, self._list, pids, len(pids), self._left_ns // _SHARE, lives
+            region._handle, self._list[0], pids, len(pids), self._left_ns // _SHARE, lives
         )
         self._left_ns = max(0, self._left_ns - (time.monotonic_ns() - begun_ns))
         return code
