@@ -126,7 +126,7 @@ static int attach(struct attach_call *call, uint64_t timeout_ns)
 }
 
 /* A process that has libvgpu loaded has a slot of libvgpu's, by the same pid. */
-static int check_no_foreign_mapping(const hr_region *region)
+static int check_no_foreign_mapping(hr_region *region)
 {
     struct hr_mapped_file file;
     bool by_another;

@@ -45,6 +45,11 @@ struct hr_region {
     bool writable;
     uint64_t device_id;
     uint64_t inode;
+    /* How maps calls the file, under the fork lock; inode 0 = not looked up yet. */
+    struct {
+        unsigned major_number, minor_number;
+        uint64_t inode;
+    } in_maps;
     char *path;
     /*
      * Which lock holder or odd seqlocks the last snapshot waited for in vain; 0: none.

@@ -348,6 +348,11 @@ struct hr_slot_repair {
     int32_t pid;
     uint32_t what;
 };
+struct hr_process_list;
+int hr_list_processes(const char *proc, uint64_t timeout_ns, struct hr_process_list **out);
+int hr_judge_slots(hr_region *region, struct hr_process_list *list, const int32_t *pids,
+                   uint32_t count, uint64_t timeout_ns, uint32_t *lives);
+void hr_free_process_list(struct hr_process_list *list);
 
 int hr_repair_slots(hr_region *region, const char *proc, uint32_t dry_run, uint64_t timeout_ns,
                     struct hr_slot_repair *out);

@@ -8,7 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from containers import SCRIPT, Starter, containers, look, mounted_proc, needs_namespaces, states
+from containers import (
+    SCRIPT,
+    Starter,
+    containers,
+    libvgpu,
+    look,
+    mounted_proc,
+    needs_namespaces,
+    states,
+)
 from forked import in_child, unprivileged
 from poke import RegionFile, RegionFileFactory
 
@@ -45,12 +54,15 @@ def test_a_mounted_proc_of_the_host_shows_the_same(
 
 @needs_namespaces
 def test_from_inside_the_container_its_own_processes_are_told(
-    container: Starter, region: RegionFile
+    container: Starter, region: RegionFile, tmp_path: Path
 ) -> None:
     inside = container()
     inside.tell("attach", region.path)
     region.add_process(4321)
     table = ProcessTable(f"/proc/{inside.host_pid}/root/proc")
+    found = look(region, table)
+    assert states(found) == {1: "alive", 4321: "unknown"}, "it may be a sidecar's namespace"
+    inside.tell("load", libvgpu(tmp_path))
     found = look(region, table)
     assert states(found) == {1: "alive", 4321: "dead"}
     assert not table.is_complete, "the host's processes are not in there"

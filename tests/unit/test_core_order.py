@@ -20,6 +20,7 @@ ORDER = (
     "fields",
     "byte_lock",
     "process_files",
+    "process_list",
     "mappers",
     "slot_table",
     "lock",
