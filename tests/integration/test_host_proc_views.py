@@ -150,13 +150,15 @@ def test_a_table_older_than_the_snapshot_calls_nobody_dead(
     container: Starter, region: RegionFile
 ) -> None:
     table = ProcessTable()
-    table.refresh()
+    region.add_process(3_999_999)
+    assert states(look(region, table)) == {3_999_999: "dead"}
     inside = container()
     inside.tell("attach", region.path)
     with open_region(region) as opened:
         snapshot = opened.snapshot()
-        assert states(table.match(opened, snapshot)) == {1: "unknown"}
+        assert states(table.match(opened, snapshot)) == {1: "unknown", 3_999_999: "unknown"}
         table.refresh()
+        assert states(table.match(opened, snapshot)) == {1: "alive", 3_999_999: "dead"}
         assert table.match(opened, snapshot).host_pids == {1: inside.host_pid}
 
 

@@ -3,6 +3,7 @@ and files that have two inodes.
 """
 
 import contextlib
+import itertools
 import os
 import subprocess
 import time
@@ -17,6 +18,7 @@ from poke import RegionFile, RegionFileFactory
 from slot_bytes import pids
 
 from libhamiregion import LockNotRecoverable, Region, RegionClosed, open_region
+from libhamiregion.host import liveness as liveness_module
 from libhamiregion.host.liveness import Liveness
 
 MakeActor = Callable[..., Actor]
@@ -176,11 +178,60 @@ def test_maps_with_more_shared_files_than_are_kept_are_read_for_each_region(
 def test_what_was_read_for_one_region_tells_of_others(
     region: Region, others: list[Region], fake_proc: FakeProc
 ) -> None:
-    maps = fake_proc.directory.parent / "two"
-    maps.write_text(LINE + line_of(others[0]) + line_of(others[1]).replace(" rw-s ", " r--s "))
+    maps = fake_proc.directory.parent / "three"
+    first, second, third = map(line_of, others)
+    maps.write_text(first + LINE + second + third.replace(" rw-s ", " r--s "))
+    fake_proc.add_long(100, 5, maps)
+    expected = {0: set[int](), 1: set[int](), 2: {5}, 3: {5}}
+    regions = [*others, region]
+    for order in itertools.permutations(expected):
+        liveness = Liveness(str(fake_proc.directory))
+        assert {each: liveness.dead(regions[each], [5]) for each in order} == expected
+
+
+def test_maps_that_were_not_read_to_their_end_tell_of_no_region(
+    others: list[Region], fake_proc: FakeProc
+) -> None:
+    maps = fake_proc.directory.parent / "endless"
+    maps.write_text(LINE * ((33 << 20) // len(LINE)))
     fake_proc.add_long(100, 5, maps)
     liveness = Liveness(str(fake_proc.directory))
-    assert [liveness.dead(each, [5]) for each in (region, *others)] == [{5}, set(), {5}, {5}]
+    assert [liveness.dead(each, [5]) for each in others] == [set()] * 3
+
+
+def test_the_longest_mapping_tells_whether_it_may_be_the_same_file_by_another_way(
+    region: Region, others: list[Region], fake_proc: FakeProc
+) -> None:
+    _, inode = region.file_id
+    maps = fake_proc.directory.parent / "elsewhere"
+    ends = ("7f0000001000", "7f0010000000", "7f0000001000")
+    maps.write_text(
+        "".join(f"7f0000000000-{end} rw-s 00000000 00:99 {inode} /upper/a.cache\n" for end in ends)
+    )
+    fake_proc.add_long(100, 5, maps)
+    liveness = Liveness(str(fake_proc.directory))
+    assert [liveness.dead(each, [5, 6]) for each in (others[0], region)] == [{5, 6}, {6}]
+
+
+def test_a_process_whose_pids_are_not_told_is_looked_at(
+    region: Region, fake_proc: FakeProc
+) -> None:
+    maps = fake_proc.directory.parent / "ours"
+    maps.write_text(line_of(region))
+    fake_proc.add_long(100, 5, maps)
+    (fake_proc.directory / "100" / "status").write_text("Name:\tx\n")
+    assert Liveness(str(fake_proc.directory)).dead(region, [5, 6]) == frozenset()
+
+
+def test_a_list_that_is_cut_short_proves_nobody_dead(
+    region: Region, fake_proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(liveness_module, "_LIST_NS", 0)
+    assert Liveness(str(fake_proc.directory)).dead(region, [5]) == frozenset()
+
+
+def test_nobody_has_pid_0_wherever_one_looks(region: Region, tmp_path: Path) -> None:
+    assert Liveness(str(tmp_path)).dead(region, [0, 5]) == {0}
 
 
 def test_a_private_copy_of_the_file_makes_nobody_a_process_of_the_region(
@@ -197,10 +248,10 @@ def test_hostile_maps_leave_time_for_the_regions_that_come_later(
 ) -> None:
     for pid in range(1000, 1100):
         fake_proc.add_long(pid, 5, long_maps)
+    fake_proc.add_long(2000, 6, fake_proc.directory / "1" / "maps")
     liveness = Liveness(str(fake_proc.directory))
     begun = time.monotonic()
-    # The hostile one maps many files, so that each region has to look at its processes.
-    assert [liveness.dead(each, [5, 6]) for each in others] == [set()] * 3
+    assert [liveness.dead(each, [5]) for each in others] == [set()] * 3
     assert liveness.dead(region, [6]) == {6}
     assert time.monotonic() - begun < 5
 
