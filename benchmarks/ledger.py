@@ -37,7 +37,7 @@ class Entry:
 @attrs.define
 class Ledger:
     entries: list[Entry] = attrs.field(factory=list)
-    #: work -> reader -> median in microseconds
+    #: work -> reader -> least time in microseconds
     readers: dict[str, dict[str, float]] = attrs.field(factory=dict)
 
     def add(
@@ -50,8 +50,8 @@ class Ledger:
     ) -> None:
         self.entries.append(Entry(work, unit, budget, median, least))
 
-    def compare(self, work: str, reader: str, median_us: float) -> None:
-        self.readers.setdefault(work, {})[reader] = median_us
+    def compare(self, work: str, reader: str, least_us: float) -> None:
+        self.readers.setdefault(work, {})[reader] = least_us
 
     def budget_lines(self) -> list[str]:
         title = ("work", "budget", "median", "least", "verdict")
@@ -84,7 +84,7 @@ def _figure(value: float | None, unit: str) -> str:
 
 
 def _ratio(value: float) -> str:
-    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2f}"
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> list[str]:

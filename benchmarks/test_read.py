@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
-from baselines import READERS
+from baselines import MappedReader
 from scene import DEVICES, PROCESSES
 
 import libhamiregion as hami
@@ -83,10 +84,14 @@ def test_live_priority(region: hami.Region, timed: Callable[..., Any]) -> None:
     timed(lambda: region.priority, work="one live value: priority", budget_us=0.35)
 
 
-@pytest.mark.parametrize("reader_class", READERS, ids=lambda cls: cls.name)
-def test_baseline_decodes_the_same(reader_class: Any, region_path: Path, benchmark: Any) -> None:
-    """The comparison is fair: the baselines find what the snapshot holds, field by field."""
-    reader = reader_class(region_path)
+@pytest.fixture
+def reader(region_path: Path) -> Iterator[MappedReader]:
+    with contextlib.closing(MappedReader(region_path)) as reader:
+        yield reader
+
+
+def test_baseline_decodes_the_same(reader: MappedReader, region_path: Path, benchmark: Any) -> None:
+    """The comparison is fair: the baseline finds what the snapshot holds, field by field."""
     found = benchmark.pedantic(reader.read)
     with hami.open_region(region_path) as region:
         expected = attrs.asdict(region.snapshot())
@@ -97,20 +102,11 @@ def test_baseline_decodes_the_same(reader_class: Any, region_path: Path, benchma
         del process["settled"]
     assert found == expected
     assert [reader.memory_used(device) for device in range(DEVICES)] == used
-    reader.close()
 
 
-@pytest.mark.parametrize("reader_class", READERS, ids=lambda cls: cls.name)
-def test_baseline_read(reader_class: Any, region_path: Path, timed: Callable[..., Any]) -> None:
-    reader = reader_class(region_path)
+def test_baseline_read(reader: MappedReader, timed: Callable[..., Any]) -> None:
     timed(reader.read, against=ONE, reader=reader.name)
-    reader.close()
 
 
-@pytest.mark.parametrize("reader_class", READERS, ids=lambda cls: cls.name)
-def test_baseline_memory_used(
-    reader_class: Any, region_path: Path, timed: Callable[..., Any]
-) -> None:
-    reader = reader_class(region_path)
+def test_baseline_memory_used(reader: MappedReader, timed: Callable[..., Any]) -> None:
     timed(reader.memory_used, 0, against=USED, reader=reader.name)
-    reader.close()

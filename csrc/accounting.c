@@ -136,7 +136,7 @@ static int account_beside_lock(struct account_call *call, uint64_t timeout_ns)
     /* One thread of ours at a time, or two would make the seqlock even between them. */
     code = hr_gate_enter(region, hr_deadline_ns(timeout_ns));
     if (code == HR_OK) {
-        code = hr_guard_run(region->base, region->mapped_bytes, account_work, call);
+        code = hr_run_entered(region, account_work, call);
         hr_gate_leave(region);
     }
     hr_leave(region);

@@ -123,6 +123,17 @@ static int attach(struct attach_call *call, uint64_t timeout_ns)
     return hr_run_viewed(region, NULL, &view, attach_work, call, timeout_ns);
 }
 
+/* A process that has libvgpu loaded has a slot of libvgpu's, by the same pid. */
+static int check_no_foreign_mapping(const hr_region *region)
+{
+    struct hr_mapped_file file;
+    bool by_another;
+    int code = hr_own_mapping(region, &file, &by_another);
+    if (code == HR_OK && by_another)
+        code = hr_fail_why(HR_EATTACHED, HR_WHY_FOREIGN_MAPPING);
+    return code;
+}
+
 int hr_attach(hr_region *region, uint64_t timeout_ns)
 {
     if (!region->writable)
@@ -130,7 +141,10 @@ int hr_attach(hr_region *region, uint64_t timeout_ns)
     int entered = hr_enter(region);
     if (entered != HR_OK)
         return entered;
+    entered = check_no_foreign_mapping(region);
     hr_leave(region);
+    if (entered != HR_OK)
+        return entered;
     if (!hr_claim_attachment(region))
         return hr_fail_code(HR_EATTACHED);
     struct attach_call call = {.region = region, .pid = getpid()};
@@ -257,7 +271,7 @@ static int detach(hr_region *region, uint64_t deadline_ns)
 {
     int code = hr_lock_take(region, deadline_ns);
     if (code == HR_OK) {
-        code = hr_guard_run(region->base, region->mapped_bytes, detach_work, region);
+        code = hr_run_entered(region, detach_work, region);
         if (code != HR_EDETACHED)
             forget_attachment(region);
         int dropped = hr_lock_drop(region);

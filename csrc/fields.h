@@ -5,10 +5,24 @@
 #ifndef HR_FIELDS_H
 #define HR_FIELDS_H
 
+#include <sys/stat.h>
+
 #include "handle.h"
 
 /* Enter, run the work inside the fault guard, leave. */
 int hr_run(hr_region *region, hr_guarded_work *work, void *argument);
+
+/* Run the work inside the fault guard, for a call that has entered. */
+int hr_run_entered(const hr_region *region, hr_guarded_work *work, void *argument);
+
+/*
+ * What the fault guard returned, or HR_ESYSTEM with ENOSPC: SIGBUS also comes where a
+ * page of a sparse file is touched for the first time and the file system is full.
+ */
+int hr_explain_fault(const hr_region *region, int code);
+
+/* Whether the file with this status is the region's, at its full length. */
+bool hr_is_whole(const hr_region *region, const struct stat *status);
 
 /* Run a call that stores: HR_EREADONLY through a read-only handle. */
 int hr_run_write(hr_region *region, hr_guarded_work *work, void *argument);
@@ -22,7 +36,14 @@ int hr_checked_device_num(const hr_region *region, uint32_t *out);
 
 /* The devices that device_num or, while it is 0, the memory limits speak of. */
 uint32_t hr_counted_devices(const hr_region *region, uint32_t device_num);
-bool hr_limits_all_equal(const hr_region *region);
+
+/* The devices that the region has, one bit each, as hr_edit() says. */
+int hr_region_devices(const hr_region *region, uint32_t *out);
+
+static inline bool hr_is_limited_sm(uint64_t percent)
+{
+    return percent > 0 && percent < 100;
+}
 
 /* Of the devices from `count` on, as bits, those with a uuid; those that a slot uses. */
 uint32_t hr_undeclared_uuids(const hr_region *region, uint32_t count);

@@ -5,22 +5,28 @@
  * that is gone raises SIGBUS.  Work on a mapping therefore runs inside
  * hr_guard_run().
  *
- * The handler is installed by the first hr_open() and put back on top by later
- * ones if somebody else has installed theirs meanwhile.  A SIGBUS that is not
- * at the mapping that the *current thread* is working on goes to the handler
- * that was there before, with that handler's own mask.
+ * Before the work it looks whether our handler is installed and whether SIGBUS
+ * is blocked in this thread, as a fault under a blocked signal kills the process.
+ * Whoever has installed a handler meanwhile, or put an older one back, finds ours
+ * on top again, and himself behind it; a blocked signal is let through during the
+ * work only, and one that was sent meanwhile is handed back blocked, as it was.
  *
- * A handler installed after ours and in front of it (faulthandler.enable())
- * sees our faults first.  faulthandler then restores ours and raises the signal
- * again; we take that second one as the fault that it stands for.
+ * A SIGBUS that is not at the mapping that the *current thread* is working on
+ * goes to the handler that ours covers, with that handler's own mask.
+ *
+ * Caveats
+ *  - Another thread may install a handler between the look and a fault.  If it
+ *    hands the signal down, by a call or by restoring ours and raising it again as
+ *    faulthandler does, we take it as the fault that it stands for.  One that
+ *    just returns, as Python's does, runs again and again until any thread
+ *    begins the next run; one that ends the process ends it.
+ *  - Whoever leaves the work by longjmp() leaves the signal unblocked.
  */
 #ifndef HR_GUARD_H
 #define HR_GUARD_H
 
+#include <stdbool.h>
 #include <stddef.h>
-
-/* Install the handler, or put it back on top.  HR_OK or HR_ESYSTEM. */
-int hr_guard_install(void);
 
 /* For pthread_atfork(): a child must not find it half installed by another thread. */
 void hr_guard_before_fork(void);
@@ -30,10 +36,19 @@ typedef int hr_guarded_work(void *argument);
 
 /*
  * Run `work(argument)` and return what it returns; HR_ESTALE if it touched a
- * page of [base, base + bytes) that the file no longer has.  What the work
- * stored through `argument` before the fault stays.  The work must not hold a
- * resource that only its own end would release.
+ * page of [base, base + bytes) that cannot be had, mostly because the file no longer
+ * has it.  What the work stored through `argument` before the fault stays.  The
+ * work must not hold a resource that only its own end would release.
  */
 int hr_guard_run(const void *base, size_t bytes, hr_guarded_work *work, void *argument);
+
+/*
+ * The same in parts, for many runs in a row: begin once, run each, end with what
+ * begin returned.  Between the two the thread may change neither its signal mask
+ * nor the handler.
+ */
+bool hr_guard_begin(void);
+int hr_guard_run_begun(const void *base, size_t bytes, hr_guarded_work *work, void *argument);
+void hr_guard_end(bool unblocked);
 
 #endif

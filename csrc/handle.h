@@ -46,11 +46,10 @@ struct hr_region {
     _Atomic uint32_t gate;         /* 0 free, 1 taken, 2 taken and waited for */
     _Atomic uintptr_t gate_thread; /* hr_thread_id() of who has it */
     /* Under the gate: */
-    _Atomic bool locked;   /* the semaphore is ours; also looked at by other handles */
-    bool host_locked;      /* and the host lock */
-    uint64_t signature;    /* what this handle signs with in owner_pid; 0 = not decided */
-    int32_t signature_for; /* attached_pid when it was decided */
-    int32_t attached_pid;  /* of this process's slot; 0 = not attached */
+    _Atomic bool locked;  /* the semaphore is ours; also looked at by other handles */
+    bool host_locked;     /* and the host lock */
+    uint64_t signature;   /* what this handle signs with in owner_pid; 0 = not decided */
+    int32_t attached_pid; /* of this process's slot; 0 = not attached */
     struct hr_attachment *attachment; /* NULL = not attached */
     /* All writable handles of the process, for fork() and for one attachment each region. */
     _Atomic bool claims_attachment;
@@ -95,6 +94,9 @@ void hr_fork_lock(void);
 void hr_fork_unlock(void);
 void hr_link_writable(hr_region *region); /* under the fork lock */
 void hr_unlink_writable(hr_region *region);
+/* Under the fork lock: whether a mapping that begins there is one of the handles', those of the
+ * parent's included that a forked child has inherited. */
+bool hr_is_mapped_by_handle(uint64_t start);
 
 /* One attachment per process and region: false if another handle has it. */
 bool hr_claim_attachment(hr_region *region);

@@ -74,6 +74,15 @@ void hr_unlink_writable(hr_region *region)
     pthread_mutex_unlock(&writable_guard);
 }
 
+bool hr_is_mapped_by_handle(uint64_t start)
+{
+    for (hr_region *region = writable_handles; region != NULL; region = region->next_writable) {
+        if (start == (uint64_t)(uintptr_t)region->base)
+            return true;
+    }
+    return false;
+}
+
 /* Handles from before a fork() are the parent's. */
 static bool is_same_region(const hr_region *one, const hr_region *other)
 {

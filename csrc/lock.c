@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include "lock_word.h"
-#include "namespaces.h"
 #include "testpoint.h"
 
 /* ---- The semaphore's bytes -------------------------------------------------- */
@@ -131,14 +130,8 @@ int hr_take_host_lock(hr_region *region, uint64_t deadline_ns)
 
 void hr_decide_signature(hr_region *region)
 {
-    /* A slot of our own may show what could not be told before it. */
-    bool may_have_changed = hr_is_foreign(region->signature) && region->attached_pid != 0 &&
-                            region->signature_for != region->attached_pid;
-    if (region->signature != 0 && !may_have_changed)
-        return;
-    uint64_t pid = (uint64_t)getpid();
-    region->signature_for = region->attached_pid;
-    region->signature = hr_shares_namespace(region) ? pid : HR_FOREIGN_OWNER + pid;
+    region->signature = region->attached_pid != 0 ? (uint64_t)region->attached_pid
+                                                  : HR_FOREIGN_OWNER + (uint64_t)getpid();
 }
 
 bool hr_is_signed_by_dead_writer(const hr_region *region, uint64_t owner)
@@ -205,7 +198,7 @@ static int name_owner(hr_region *region, int code)
 {
     if (code != HR_ETIMEOUT)
         return code;
-    return hr_guard_run(region->base, region->mapped_bytes, name_owner_work, region);
+    return hr_run_entered(region, name_owner_work, region);
 }
 
 /*
@@ -224,7 +217,7 @@ static int take_in_slices(hr_region *region, uint64_t deadline_ns)
         uint64_t slice = hr_deadline_ns(HOST_LOCK_SLICE_NS);
         struct take_call call = {.region = region,
                                  .deadline_ns = slice < deadline_ns ? slice : deadline_ns};
-        code = hr_guard_run(region->base, region->mapped_bytes, take_work, &call);
+        code = hr_run_entered(region, take_work, &call);
         if (code == HR_OK)
             return HR_OK;
         region->locked = false;
@@ -260,7 +253,7 @@ int hr_lock_take_quickly(hr_region *region, uint64_t deadline_ns)
     hr_decide_signature(region);
     code = HR_EBUSY;
     if (!hr_is_foreign(region->signature))
-        code = hr_guard_run(region->base, region->mapped_bytes, take_quickly_work, region);
+        code = hr_run_entered(region, take_quickly_work, region);
     if (code == HR_OK)
         return HR_OK;
     region->locked = false;
@@ -282,7 +275,7 @@ int hr_drop_semaphore_work(void *argument)
 
 int hr_lock_drop(hr_region *region)
 {
-    int code = hr_guard_run(region->base, region->mapped_bytes, hr_drop_semaphore_work, region);
+    int code = hr_run_entered(region, hr_drop_semaphore_work, region);
     region->locked = false;
     hr_drop_host_lock(region);
     hr_gate_leave(region);
@@ -336,7 +329,7 @@ int hr_run_under(hr_take_lock *take, hr_region *region, hr_guarded_work *work, v
         return code;
     code = take(region, hr_deadline_ns(timeout_ns));
     if (code == HR_OK) {
-        code = hr_guard_run(region->base, region->mapped_bytes, work, argument);
+        code = hr_run_entered(region, work, argument);
         int dropped = hr_lock_drop(region);
         /* Done is done, also where somebody has taken the lock away before the end of it. */
         if (code >= 0 && dropped != HR_OK && dropped != HR_ELOST)

@@ -5,6 +5,10 @@
  * again.  What counts as proof: /proc/<pid>/maps shows this very file mapped for
  * writing, and NSpid in /proc/<pid>/status has the number.  A process with the right number
  * that does not map the file is another one.
+ *
+ * Reading maps is expensive, and a container decides how long those of its processes are: so the
+ * pid is compared first, and each search has a deadline.  What a search has not reached by then
+ * is unknown.
  */
 #ifndef HR_MAPPERS_H
 #define HR_MAPPERS_H
@@ -12,44 +16,31 @@
 #include "lock.h"
 #include "process_files.h"
 
-/* The pids that stand in slots, each of another process. */
+/* How long a search of /proc may take where nobody waits for the region's lock meanwhile. */
+#define HR_SEARCH_NS 1000000000u
+
+/* Pids of a container's namespace, each of another process. */
 struct hr_slot_pids {
     int32_t pids[HR_SLOTS];
     int32_t count;
+    bool any_level; /* a process also matches by its pid in a namespace around its own */
 };
 
 int hr_read_slot_pids(const hr_region *region, struct hr_slot_pids *out);
 bool hr_names_slot(const struct hr_slot_pids *slots, int32_t pid);
 
 /*
- * Scan `proc` (NULL = "/proc") for processes that map the region.  Who has the
- * gate and not the lock asks without its own handle: that uses nothing then.  With
- * `only`, those are enough of which the pid in their own namespace is among them:
- * maps are dear, and a container can make its processes' as long as it likes.  From the
- * deadline on no more maps are read, and whose are left counts as unreadable.
+ * Search `proc` (NULL = "/proc") for processes that map the region; `only` names the pids that
+ * matter, NULL = all.  A caller that has the gate and not the lock searches without its own
+ * handle, which uses nothing then.  HR_OK or HR_ESYSTEM.
  */
 enum hr_own_handle { HR_WITH_OWN_HANDLE, HR_WITHOUT_OWN_HANDLE };
 int hr_find_mappers(hr_region *region, const char *proc, enum hr_own_handle own,
                     const struct hr_slot_pids *only, uint64_t deadline_ns, struct hr_mappers *out);
 void hr_free_mappers(struct hr_mappers *mappers);
 
-/* hr_find_mappers() of everybody and with this process's handles, for who has not entered. */
+/* Enter, search for all processes that map the region for HR_SEARCH_NS at most, leave. */
 int hr_look_for_mappers(hr_region *region, const char *proc, struct hr_mappers *out);
-
-/* Whose pids stand in the slots: those of this /proc's namespace, or of one below. */
-struct hr_namespace_view {
-    const hr_region *region;
-    const struct hr_mappers *mappers;
-    bool own;   /* some slot's process is seen here under the pid in its slot */
-    bool inner; /* some slot's process has that pid only in an inner namespace */
-};
-
-/* Fill in `own` and `inner`, by the mappers that are known. */
-void hr_judge_slots(struct hr_namespace_view *view, const struct hr_slot_pids *slots);
-void hr_judge_slot(struct hr_namespace_view *view, int32_t pid);
-
-/* Whether that /proc, a directory, is the one of the first namespace. */
-bool hr_sees_everybody(int proc);
 
 /*
  * Whether the process lives that has `pid` in one of its namespaces, or, for the
@@ -57,5 +48,12 @@ bool hr_sees_everybody(int proc);
  */
 enum hr_life hr_life_of_owner(const struct hr_mappers *mappers, int32_t pid, int32_t *here);
 enum hr_life hr_life_of_slot(const struct hr_mappers *mappers, int32_t pid);
+
+/*
+ * Whether the region's file may have a second inode, through which other processes map the same
+ * memory: it lies on an overlay, or in the upper directory of one.  Locks on bytes of the one do
+ * not exclude those on the other.  `fd` is an open file of the region.
+ */
+bool hr_may_have_two_inodes(int fd);
 
 #endif

@@ -23,11 +23,27 @@ static FILE *open_at(int directory, const char *name)
     return file;
 }
 
-static bool parse_mapping(const char *line, uint64_t *start, char permissions[5],
-                          struct hr_identity *out)
+struct mapping {
+    uint64_t start, end, inode;
+    unsigned major_number, minor_number;
+    char permissions[5];
+};
+
+static bool parse_mapping(const char *line, struct mapping *out)
 {
-    return sscanf(line, "%" SCNx64 "-%*x %4s %*x %x:%x %" SCNu64, start, permissions,
-                  &out->major_number, &out->minor_number, &out->inode) == 5;
+    return sscanf(line, "%" SCNx64 "-%" SCNx64 " %4s %*x %x:%x %" SCNu64, &out->start, &out->end,
+                  out->permissions, &out->major_number, &out->minor_number, &out->inode) == 6;
+}
+
+static bool is_writable(const struct mapping *mapping)
+{
+    return mapping->permissions[1] == 'w';
+}
+
+static bool is_same_file(const struct mapping *mapping, const struct hr_mapped_file *file)
+{
+    return mapping->inode == file->inode && mapping->major_number == file->major_number &&
+           mapping->minor_number == file->minor_number;
 }
 
 static bool is_for_want_of_room(int error)
@@ -35,28 +51,55 @@ static bool is_for_want_of_room(int error)
     return error == EMFILE || error == ENFILE || error == ENOMEM;
 }
 
-int hr_own_identity(const hr_region *region, struct hr_identity *out)
+static bool find_own(FILE *maps, const hr_region *region, struct hr_mapped_file *out)
 {
-    FILE *maps = fopen("/proc/self/maps", "re");
-    if (maps == NULL && is_for_want_of_room(errno))
-        return hr_fail_errno(HR_ESYSTEM, errno);
     char *line = NULL;
     size_t room = 0;
     bool found = false;
-    while (maps != NULL && !found && getline(&line, &room, maps) > 0) {
-        uint64_t start;
-        char permissions[5];
-        found = parse_mapping(line, &start, permissions, out) &&
-                start == (uint64_t)(uintptr_t)region->base;
+    struct mapping mapping;
+    while (!found && getline(&line, &room, maps) > 0) {
+        found = parse_mapping(line, &mapping) && mapping.start == (uint64_t)(uintptr_t)region->base;
+        if (found) {
+            out->major_number = mapping.major_number;
+            out->minor_number = mapping.minor_number;
+            out->inode = mapping.inode;
+        }
     }
     free(line);
-    if (maps != NULL)
-        fclose(maps);
-    if (found)
-        return HR_OK;
-    out->major_number = major(region->device_id);
-    out->minor_number = minor(region->device_id);
-    out->inode = region->inode;
+    return found;
+}
+
+/* Under the fork lock, so that no handle is opened or closed meanwhile. */
+static bool is_mapped_by_another(FILE *maps, const struct hr_mapped_file *file)
+{
+    char *line = NULL;
+    size_t room = 0;
+    bool found = false;
+    struct mapping mapping;
+    while (!found && getline(&line, &room, maps) > 0)
+        found = parse_mapping(line, &mapping) && is_writable(&mapping) &&
+                is_same_file(&mapping, file) && !hr_is_mapped_by_handle(mapping.start);
+    free(line);
+    return found;
+}
+
+int hr_own_mapping(const hr_region *region, struct hr_mapped_file *out, bool *by_another)
+{
+    *out = (struct hr_mapped_file){.major_number = major(region->device_id),
+                                   .minor_number = minor(region->device_id),
+                                   .inode = region->inode,
+                                   .bytes = region->mapped_bytes};
+    *by_another = false;
+    FILE *maps = fopen("/proc/self/maps", "re");
+    if (maps == NULL)
+        return is_for_want_of_room(errno) ? hr_fail_errno(HR_ESYSTEM, errno) : HR_OK;
+    hr_fork_lock();
+    if (find_own(maps, region, out)) {
+        rewind(maps);
+        *by_another = is_mapped_by_another(maps, out);
+    }
+    hr_fork_unlock();
+    fclose(maps);
     return HR_OK;
 }
 
@@ -67,15 +110,18 @@ static enum hr_seen after_failure(int error)
     return error == ENOENT || error == ESRCH ? HR_GONE : HR_REFUSED;
 }
 
-/* Who only reads is an exporter somewhere: no process of the region, and no holder. */
-static bool is_for_writing(const char *line, const struct hr_identity *identity)
+/*
+ * What a line of maps says of the file.  A process that maps it for reading only is an exporter
+ * somewhere: no process of the region, and no holder of its lock.
+ */
+static enum hr_seen judge_line(const char *line, const struct hr_mapped_file *file)
 {
-    uint64_t start;
-    char permissions[5];
-    struct hr_identity other;
-    return parse_mapping(line, &start, permissions, &other) && permissions[1] == 'w' &&
-           other.inode == identity->inode && other.major_number == identity->major_number &&
-           other.minor_number == identity->minor_number;
+    struct mapping mapping;
+    if (!parse_mapping(line, &mapping) || !is_writable(&mapping) || mapping.inode != file->inode)
+        return HR_MAPS_NOT;
+    if (is_same_file(&mapping, file))
+        return HR_MAPS;
+    return mapping.end - mapping.start >= file->bytes ? HR_MAPS_UNSURE : HR_MAPS_NOT;
 }
 
 /* A process can have 65,530 mappings with paths of 4 KiB: a quarter of a gigabyte to read. */
@@ -84,39 +130,41 @@ static bool is_for_writing(const char *line, const struct hr_identity *identity)
 
 static bool is_past(uint64_t deadline_ns)
 {
-    return deadline_ns != HR_NO_DEADLINE && hr_clock_ns(CLOCK_MONOTONIC) >= deadline_ns;
+    return hr_clock_ns(CLOCK_MONOTONIC) >= deadline_ns;
 }
 
-/* HR_MAPS_NOTHING: an empty list, as kernel threads, zombies and dying processes have.  Linux 6.16
- * refuses to open it instead, as if they had ended. */
-static enum hr_seen read_maps(int directory, const char *name, const struct hr_identity *identity,
+/* An empty list is HR_MAPS_NOTHING.  Linux 6.16 refuses to open it instead, as if the process
+ * had ended. */
+static enum hr_seen read_maps(int directory, const char *name, const struct hr_mapped_file *file,
                               uint64_t deadline_ns)
 {
     FILE *maps = open_at(directory, name);
     if (maps == NULL)
         return errno == ESRCH ? HR_MAPS_NOTHING : after_failure(errno);
     char inode[32];
-    snprintf(inode, sizeof inode, " %" PRIu64, identity->inode);
+    snprintf(inode, sizeof inode, " %" PRIu64, file->inode);
     char *line = NULL;
     size_t room = 0, bytes = 0;
     enum hr_seen seen = HR_MAPS_NOTHING;
-    bool too_long = is_past(deadline_ns);
+    bool unsure = false, cut_short = is_past(deadline_ns);
     errno = 0;
-    for (unsigned lines = 1; seen != HR_MAPS && !too_long; lines++) {
+    for (unsigned lines = 1; seen != HR_MAPS && !cut_short; lines++) {
         ssize_t length = getline(&line, &room, maps);
         if (length <= 0)
             break;
         /* A search tells nearly all lines apart, without parsing them. */
-        bool same = strstr(line, inode) != NULL && is_for_writing(line, identity);
-        seen = same ? HR_MAPS : HR_MAPS_NOT;
+        seen = strstr(line, inode) != NULL ? judge_line(line, file) : HR_MAPS_NOT;
+        unsure = unsure || seen == HR_MAPS_UNSURE;
         bytes += (size_t)length;
-        too_long = bytes > MOST_MAPS_BYTES ||
-                   (lines % LINES_BETWEEN_LOOKS_AT_THE_CLOCK == 0 && is_past(deadline_ns));
+        cut_short = bytes > MOST_MAPS_BYTES ||
+                    (lines % LINES_BETWEEN_LOOKS_AT_THE_CLOCK == 0 && is_past(deadline_ns));
     }
-    if (seen != HR_MAPS && (too_long || is_past(deadline_ns)))
+    if (seen != HR_MAPS && cut_short)
         seen = HR_REFUSED;
     else if (seen != HR_MAPS && !feof(maps))
         seen = after_failure(errno);
+    else if (seen != HR_MAPS && unsure)
+        seen = HR_MAPS_UNSURE;
     free(line);
     fclose(maps);
     return seen;
@@ -143,7 +191,7 @@ static bool has_libvgpu(int process, uint64_t deadline_ns)
 }
 
 /* A process whose first thread has ended shows its maps only under the other threads. */
-static enum hr_seen read_maps_of_threads(int process, const struct hr_identity *identity,
+static enum hr_seen read_maps_of_threads(int process, const struct hr_mapped_file *file,
                                          uint64_t deadline_ns)
 {
     int fd = openat(process, "task", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -161,13 +209,13 @@ static enum hr_seen read_maps_of_threads(int process, const struct hr_identity *
         char name[sizeof entry->d_name + 8];
         snprintf(name, sizeof name, "%s/maps", entry->d_name);
         if (entry->d_name[0] != '.')
-            seen = read_maps(fd, name, identity, deadline_ns);
+            seen = read_maps(fd, name, file, deadline_ns);
         if (seen == HR_GONE) {
             seen = HR_MAPS_NOTHING;
             thread_ended = true;
         }
     }
-    /* Who has ended may have left a successor behind that was not listed. */
+    /* A thread that has ended may have started another one that was not listed. */
     if (seen == HR_MAPS_NOTHING && (thread_ended || errno != 0))
         seen = HR_REFUSED;
     closedir(tasks);
@@ -184,25 +232,38 @@ static void parse_pids(const char *at, struct hr_mapper *out)
     }
 }
 
-enum hr_seen hr_read_status(int process, struct hr_mapper *out)
+/*
+ * Searched without stdio: this is done for every process of the node.  A process may have 65,536
+ * groups, whose line comes first: of what has been searched only as much stays as the line that
+ * is looked for may be long.
+ */
+#define NSPID_LINE_BYTES 512
+
+enum hr_seen hr_read_status(int directory, const char *name, struct hr_mapper *out)
 {
+    char text[4096];
+    size_t length = 0;
+    ssize_t got = 0;
+    const char *pids = NULL, *end = NULL;
     memset(out, 0, sizeof *out);
-    FILE *status = open_at(process, "status");
-    if (status == NULL)
+    int fd = openat(directory, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0)
         return after_failure(errno);
-    char *line = NULL;
-    size_t room = 0;
-    errno = 0;
-    while (out->levels == 0 && getline(&line, &room, status) > 0) {
-        if (strncmp(line, "NSpid:", 6) == 0)
-            parse_pids(line + 6, out);
+    while (end == NULL && (got = read(fd, text + length, sizeof text - 1 - length)) > 0) {
+        length += (size_t)got;
+        text[length] = '\0';
+        pids = strstr(text, "\nNSpid:");
+        end = pids == NULL ? NULL : strchr(pids + 1, '\n');
+        if (end == NULL && length > sizeof text / 2) {
+            memmove(text, text + length - NSPID_LINE_BYTES, NSPID_LINE_BYTES);
+            length = NSPID_LINE_BYTES;
+        }
     }
-    enum hr_seen seen = HR_MAPS;
-    if (out->levels == 0)
-        seen = feof(status) ? HR_REFUSED : after_failure(errno);
-    free(line);
-    fclose(status);
-    return seen;
+    enum hr_seen seen = got < 0 ? after_failure(errno) : HR_REFUSED;
+    close(fd);
+    if (end != NULL)
+        parse_pids(pids + strlen("\nNSpid:"), out);
+    return out->levels > 0 ? HR_MAPS : seen;
 }
 
 static int append(struct hr_mapper **list, uint32_t *count, const struct hr_mapper *mapper)
@@ -218,29 +279,29 @@ static int append(struct hr_mapper **list, uint32_t *count, const struct hr_mapp
     return HR_OK;
 }
 
-int hr_look_at_process(int proc, const char *name, const struct hr_identity *identity,
+int hr_look_at_process(int proc, const char *name, const struct hr_mapped_file *file,
                        uint64_t deadline_ns, struct hr_mappers *out)
 {
     int process = openat(proc, name, O_PATH | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
     if (process < 0) {
         bool is_file = errno == ENOTDIR || errno == ELOOP;
-        out->blind = out->blind || (!is_file && after_failure(errno) == HR_REFUSED);
+        out->incomplete = out->incomplete || (!is_file && after_failure(errno) == HR_REFUSED);
         return HR_OK;
     }
     struct hr_mapper mapper;
     enum hr_seen known = HR_MAPS_NOT;
-    enum hr_seen seen = read_maps(process, "maps", identity, deadline_ns);
+    enum hr_seen seen = read_maps(process, "maps", file, deadline_ns);
     if (seen != HR_MAPS_NOT && seen != HR_GONE)
-        known = hr_read_status(process, &mapper);
+        known = hr_read_status(process, "status", &mapper);
     /* A kernel thread, or one whose first thread has ended or is about to. */
     if (seen == HR_MAPS_NOTHING && known == HR_MAPS)
-        seen = read_maps_of_threads(process, identity, deadline_ns);
+        seen = read_maps_of_threads(process, file, deadline_ns);
     if (seen == HR_MAPS && known == HR_MAPS)
         mapper.has_libvgpu = has_libvgpu(process, deadline_ns);
     close(process);
 
     if (known == HR_REFUSED)
-        out->blind = true;
+        out->incomplete = true;
     if (known != HR_MAPS)
         return HR_OK;
     if (seen == HR_MAPS)
@@ -248,8 +309,8 @@ int hr_look_at_process(int proc, const char *name, const struct hr_identity *ide
     /* The init of the host itself is no process of a container, also where it may not be
      * looked at. */
     bool host_init = out->initial && mapper.levels == 1 && mapper.pids[0] == 1;
-    if (seen == HR_REFUSED && !host_init)
-        return append(&out->unreadable, &out->unreadable_count, &mapper);
+    if (seen == HR_MAPS_UNSURE || (seen == HR_REFUSED && !host_init))
+        return append(&out->unsure, &out->unsure_count, &mapper);
     return HR_OK;
 }
 

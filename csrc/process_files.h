@@ -17,15 +17,23 @@ struct hr_mapper {
 };
 
 struct hr_mappers {
-    /* Without this process, unless it uses the region itself: by another handle that has
-     * the lock, or as a process of the region.  Looking is no use. */
+    /*
+     * The processes that map the region for writing.  This process is among them if it
+     * uses the region itself: it has the lock by another handle, it is attached, or
+     * another library in it maps the file.  Merely reading the file does not count.
+     */
     struct hr_mapper *list;
     uint32_t count;
-    /* Processes whose maps were refused: with this many, absence proves nothing about them. */
-    struct hr_mapper *unreadable; /* or too long */
-    uint32_t unreadable_count;
-    bool initial; /* the /proc of the first pid namespace, which has everybody */
-    bool blind;   /* some processes are hidden from us (hidepid, or no privilege) */
+    /*
+     * Processes of which it is not known whether they map it: their maps were refused, too
+     * long, or not reached before the deadline, or show the file's inode number on another
+     * device.  Absence from `list` proves nothing about them.
+     */
+    struct hr_mapper *unsure;
+    uint32_t unsure_count;
+    bool filtered;   /* only processes with certain pids were looked for */
+    bool initial;    /* the /proc of the first pid namespace, which has everybody */
+    bool incomplete; /* some processes are hidden (hidepid, no privilege), or the deadline passed */
     /*
      * Whether every process of the region can be seen: this is the first namespace,
      * or that of processes with slots.  In the latter case a process that started in
@@ -35,35 +43,40 @@ struct hr_mappers {
     bool complete;
 };
 
-#define HR_NO_DEADLINE UINT64_MAX
-
 /* The inode number that the kernel gives to the first pid namespace, always. */
 #define HR_INITIAL_PID_NAMESPACE "pid:[4026531836]"
 
-/* "dev inode" as maps prints it: stat's device number differs on some file systems. */
-struct hr_identity {
+/* A region's file as maps shows it.  stat's device number differs on some file systems. */
+struct hr_mapped_file {
     unsigned major_number, minor_number;
     uint64_t inode;
+    uint64_t bytes; /* a process of the region maps at least so much of it */
 };
 
 /*
- * Our own mapping tells how the file is called in everybody's maps.  A process that
- * has dropped its privileges may not read its own; then stat's numbers have to do.  HR_ESYSTEM
- * where it cannot be read now, for want of a descriptor or of memory.
+ * How the region's file is called in everybody's maps: our own mapping tells.  A process that
+ * has dropped its privileges may not read its own maps; then stat's numbers have to do.
+ * `by_another` gets whether this process also maps the file for writing by something else than
+ * our handles: it has libvgpu loaded.  HR_ESYSTEM where maps cannot be read now, for want of a
+ * descriptor or of memory.
  */
-int hr_own_identity(const hr_region *region, struct hr_identity *out);
+int hr_own_mapping(const hr_region *region, struct hr_mapped_file *out, bool *by_another);
 
-/* HR_MAPS_NOTHING: an empty list, as kernel threads, zombies and dying processes have. */
-enum hr_seen { HR_MAPS_NOT, HR_MAPS, HR_MAPS_NOTHING, HR_REFUSED, HR_GONE };
+/*
+ * HR_MAPS_NOTHING: an empty list, as kernel threads, zombies and dying processes have.
+ * HR_MAPS_UNSURE: the inode number is there, on another device: maybe the same file through
+ * another file system (an overlay's upper directory).
+ */
+enum hr_seen { HR_MAPS_NOT, HR_MAPS, HR_MAPS_UNSURE, HR_MAPS_NOTHING, HR_REFUSED, HR_GONE };
 
-/* The line NSpid of a process by its directory: HR_MAPS if it is there, else why not. */
-enum hr_seen hr_read_status(int process, struct hr_mapper *out);
+/* The line NSpid of a process's status file: HR_MAPS if it is there, else why not. */
+enum hr_seen hr_read_status(int directory, const char *name, struct hr_mapper *out);
 
 /*
  * Put the process into one of the lists if it belongs there.  Maps that are too long, or
- * not read by the deadline (HR_NO_DEADLINE: whenever), count as refused.  HR_OK or HR_ESYSTEM.
+ * not read by the deadline, count as refused.  HR_OK or HR_ESYSTEM.
  */
-int hr_look_at_process(int proc, const char *name, const struct hr_identity *identity,
+int hr_look_at_process(int proc, const char *name, const struct hr_mapped_file *file,
                        uint64_t deadline_ns, struct hr_mappers *out);
 
 /* The text of a link, cut to `room`; empty where it cannot be read. */

@@ -216,7 +216,9 @@ static int read_one_of_set(struct hr_reading *reading, hr_region *region)
     reading->thorough = reads % HR_THOROUGH_EVERY == 0;
     reading->far =
         reading->thorough ? 0 : atomic_load_explicit(&region->far_devices, memory_order_relaxed);
-    return hr_guard_run(region->base, region->mapped_bytes, hr_read_consistently, reading);
+    int code =
+        hr_guard_run_begun(region->base, region->mapped_bytes, hr_read_consistently, reading);
+    return hr_explain_fault(region, code);
 }
 
 int hr_read_set(hr_region *const *regions, const struct hr_rows *capacity, uint64_t *arena,
@@ -242,6 +244,7 @@ int hr_read_set(hr_region *const *regions, const struct hr_rows *capacity, uint6
     set.reading.deadline_ns = 0;
     set.reading.taken_at_ns = hr_clock_ns(CLOCK_REALTIME);
     int failed = 0;
+    bool unblocked = hr_guard_begin();
     for (uint32_t row = 0; row < capacity->regions; row++) {
         hr_region *region = regions[row];
         if (row + 1 < capacity->regions)
@@ -259,6 +262,7 @@ int hr_read_set(hr_region *const *regions, const struct hr_rows *capacity, uint6
         remember(&set.reading);
         count_rows(&set);
     }
+    hr_guard_end(unblocked);
     tables->filled.regions = capacity->regions;
     *filled = tables->filled;
     return tables->fits ? failed : hr_no_space(0);

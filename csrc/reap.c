@@ -267,7 +267,7 @@ static int reap_under_lock(struct reap_call *call, const char *proc, uint64_t ti
         code = hr_find_mappers(region, proc, own, only, hr_deadline_ns(SEARCH_NS), &mappers);
     if (code == HR_OK) {
         call->mappers = &mappers;
-        code = hr_guard_run(region->base, region->mapped_bytes, reap_work, call);
+        code = hr_run_entered(region, reap_work, call);
         hr_free_mappers(&mappers);
     }
     int dropped = hr_lock_drop(region);
@@ -276,7 +276,7 @@ static int reap_under_lock(struct reap_call *call, const char *proc, uint64_t ti
 
 static int reap_beside(struct reap_call *call, const char *proc, uint64_t timeout_ns)
 {
-    int code = hr_guard_run(call->region->base, call->region->mapped_bytes, list_suspects, call);
+    int code = hr_run_entered(call->region, list_suspects, call);
     if (code == HR_OK && call->before->initial && call->suspects->count > 0)
         code = drop_long_searches(call, proc);
     /* Emptied slots are suspects too, which go where nobody else lives. */
@@ -304,11 +304,12 @@ int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t p
     int code = hr_enter(region);
     if (code != HR_OK)
         return code;
-    code = hr_guard_run(region->base, region->mapped_bytes, note_names, &call);
+    code = hr_run_entered(region, note_names, &call);
     /* Who has stored pid 0 has no name to be found by. */
     const struct hr_slot_pids *only = call.nameless_count == 0 ? &call.names : NULL;
     if (code == HR_OK)
-        code = hr_find_mappers(region, proc, HR_WITH_OWN_HANDLE, only, HR_NO_DEADLINE, &before);
+        code = hr_find_mappers(region, proc, HR_WITH_OWN_HANDLE, only, hr_deadline_ns(SEARCH_NS),
+                               &before);
     if (code == HR_OK) {
         code = reap_beside(&call, proc, timeout_ns);
         hr_free_mappers(&before);

@@ -77,7 +77,10 @@ static int judge_owner(hr_region *region, const char *proc, struct hr_lock_state
         return HR_OK;
     }
     struct hr_mappers mappers;
-    int code = hr_find_mappers(region, proc, HR_WITH_OWN_HANDLE, NULL, HR_NO_DEADLINE, &mappers);
+    const struct hr_slot_pids owner = {
+        .pids = {(int32_t)out->owner_pid}, .count = 1, .any_level = true};
+    int code = hr_find_mappers(region, proc, HR_WITH_OWN_HANDLE, &owner,
+                               hr_deadline_ns(HR_SEARCH_NS), &mappers);
     if (code != HR_OK)
         return code;
     out->owner_life = hr_life_of_owner(&mappers, (int32_t)out->owner_pid, &out->owner_pid_here);
@@ -96,11 +99,11 @@ static int judge_state(hr_region *region, const char *proc, struct hr_lock_state
         uint32_t uses = atomic_load_explicit(&hr_uses, memory_order_seq_cst);
         struct state_call before_call = {.region = region, .out = out};
         struct state_call after_call = {.region = region, .out = &after};
-        int code = hr_guard_run(region->base, region->mapped_bytes, state_work, &before_call);
+        int code = hr_run_entered(region, state_work, &before_call);
         if (code == HR_OK)
             code = judge_owner(region, proc, out);
         if (code == HR_OK)
-            code = hr_guard_run(region->base, region->mapped_bytes, state_work, &after_call);
+            code = hr_run_entered(region, state_work, &after_call);
         if (code != HR_OK)
             return code;
         bool is_own = out->owner_pid == (uint64_t)getpid();
@@ -151,7 +154,8 @@ static int not_recoverable(int why, uint64_t owner, int32_t here)
 /* Nobody uses the file, for certain: this process neither, by another handle. */
 static bool is_alone(const struct hr_mappers *mappers)
 {
-    return mappers->complete && mappers->count == 0 && mappers->unreadable_count == 0;
+    return mappers->complete && !mappers->filtered && mappers->count == 0 &&
+           mappers->unsure_count == 0;
 }
 
 /* Whether value and owner stay as they are for `long_enough`; waiters may come and go. */
@@ -307,11 +311,16 @@ static int recover_held(hr_region *region, const char *proc, uint64_t watch_ns)
     uint32_t uses = atomic_load_explicit(&hr_uses, memory_order_seq_cst);
     struct hr_lock_state state = {0};
     struct state_call look = {.region = region, .out = &state};
-    int code = hr_guard_run(region->base, region->mapped_bytes, state_work, &look);
+    int code = hr_run_entered(region, state_work, &look);
     if (code != HR_OK || !needs_recovery(&state))
         return code;
     struct hr_mappers mappers;
-    code = hr_find_mappers(region, proc, HR_WITHOUT_OWN_HANDLE, NULL, HR_NO_DEADLINE, &mappers);
+    /* Of a signed lock only the owner has to be found; an unsigned one may be anybody's. */
+    const struct hr_slot_pids owner = {
+        .pids = {(int32_t)state.owner_pid}, .count = 1, .any_level = true};
+    bool has_owner = state.postinit == 1 && state.owner_pid != 0 && state.owner_pid <= INT32_MAX;
+    code = hr_find_mappers(region, proc, HR_WITHOUT_OWN_HANDLE, has_owner ? &owner : NULL,
+                           hr_deadline_ns(HR_SEARCH_NS), &mappers);
     if (code != HR_OK)
         return code;
     struct recovery recovery = {.region = region,
@@ -320,15 +329,14 @@ static int recover_held(hr_region *region, const char *proc, uint64_t watch_ns)
                                 .uses = uses,
                                 .watch_ns = watch_ns};
     if (state.value != 1)
-        code = hr_guard_run(region->base, region->mapped_bytes, recover_work, &recovery);
+        code = hr_run_entered(region, recover_work, &recovery);
     if (region->locked) {
-        int dropped =
-            hr_guard_run(region->base, region->mapped_bytes, hr_drop_semaphore_work, region);
+        int dropped = hr_run_entered(region, hr_drop_semaphore_work, region);
         region->locked = false;
         code = code == HR_OK ? dropped : code;
     }
     if (code == HR_OK && region->layout->sem_postinit != HR_ABSENT)
-        code = hr_guard_run(region->base, region->mapped_bytes, postinit_work, &recovery);
+        code = hr_run_entered(region, postinit_work, &recovery);
     hr_free_mappers(&mappers);
     return code == HR_OK ? recovery.done : code;
 }
@@ -357,7 +365,7 @@ static int held_meanwhile(hr_region *region, const char *proc)
 {
     struct hr_lock_state state = {0};
     struct state_call look = {.region = region, .out = &state};
-    int code = hr_guard_run(region->base, region->mapped_bytes, state_work, &look);
+    int code = hr_run_entered(region, state_work, &look);
     if (code == HR_OK)
         code = judge_owner(region, proc, &state);
     if (code != HR_OK)

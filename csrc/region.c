@@ -64,8 +64,6 @@ int hr_open(const char *path, uint32_t flags, uint32_t layout, hr_region **out)
 {
     *out = NULL;
     int code = hr_watch_forks();
-    if (code == HR_OK)
-        code = hr_guard_install();
     if (code != HR_OK)
         return code;
 
@@ -122,8 +120,7 @@ int hr_is_stale(hr_region *region)
         return code;
     struct stat status;
     int stale = fstatat(AT_FDCWD, region->path, &status, AT_SYMLINK_NOFOLLOW) != 0 ||
-                status.st_ino != region->inode || status.st_dev != region->device_id ||
-                (uint64_t)status.st_size < region->layout->size;
+                !hr_is_whole(region, &status);
     hr_leave(region);
     return stale;
 }

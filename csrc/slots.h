@@ -39,7 +39,8 @@
  * is a dead predecessor's, or its own of before; it is emptied and taken.  Else an emptied one
  * is used again, where that is worth a look at /proc, or one at the end is taken, beyond all
  * in which a live process may be writing.  One attachment per handle, and one handle
- * per process and region: HR_EATTACHED.
+ * per process and region: HR_EATTACHED.  With detail.why
+ * HR_WHY_FOREIGN_MAPPING another library in this process, libvgpu, has the region mapped.
  *
  * HR_EFULL, HR_ETIMEOUT and the rest of hr_lock().
  */

@@ -108,14 +108,14 @@ bool hr_lives_once(const struct hr_table_view *view, int32_t pid)
 {
     const struct hr_mappers *mappers = &view->mappers;
     return count_named(mappers->list, mappers->count, pid) == 1 &&
-           count_named(mappers->unreadable, mappers->unreadable_count, pid) == 0;
+           count_named(mappers->unsure, mappers->unsure_count, pid) == 0;
 }
 
 static bool is_listed(const struct hr_table_view *view, int32_t pid)
 {
     const struct hr_mappers *mappers = &view->mappers;
     return count_named(mappers->list, mappers->count, pid) != 0 ||
-           count_named(mappers->unreadable, mappers->unreadable_count, pid) != 0;
+           count_named(mappers->unsure, mappers->unsure_count, pid) != 0;
 }
 
 /*
@@ -131,7 +131,7 @@ bool hr_may_be_ending(const hr_region *region, const struct hr_mappers *mappers)
             hr_find_slot(region, mapper->pids[mapper->levels - 1], HR_SLOTS) < 0)
             return true;
     }
-    return !mappers->complete || mappers->unreadable_count != 0;
+    return !mappers->complete || mappers->unsure_count != 0;
 }
 
 static bool is_nobodys(const hr_region *region, const struct hr_table_view *view, int32_t index)
@@ -260,7 +260,7 @@ bool hr_needs_view(const hr_region *region, int32_t count, int32_t pid)
 int32_t hr_find_emptied(const hr_region *region, const struct hr_table_view *view, int32_t count,
                         int32_t pid)
 {
-    for (int32_t index = 0; index < count && !view->mappers.blind; index++) {
+    for (int32_t index = 0; index < count && !view->mappers.incomplete; index++) {
         int32_t named = pid_of(region, index);
         /* Who has ended by itself stores 0 there and may still be giving memory back. */
         if (named > 0 && named != pid && is_emptied(region, index) && !is_listed(view, named) &&
@@ -277,7 +277,7 @@ static bool is_free_to_take(const hr_region *region, const struct hr_table_view 
     enum hr_slot_use use = hr_judge_use(region, view, index, count);
     if (use == HR_USE_NONE || use == HR_USE_STALE)
         return true;
-    return hr_motion_of(region, view, index) == HR_STANDS_STILL &&
+    return hr_motion_of(region, view, index) == HR_STANDS_STILL && !view->mappers.incomplete &&
            !is_listed(view, pid_of(region, index));
 }
 

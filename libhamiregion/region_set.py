@@ -173,7 +173,7 @@ class RegionTable:
         self,
         paths: tuple[str, ...],
         tables: tuple[Columns, DeviceColumns, Columns, Columns],
-        errors: dict[int, RegionError],
+        errors: dict[int, RegionError | OSError],
     ) -> None:
         self.paths = paths
         self.regions, self.devices, self.processes, self.usages = tables
@@ -182,7 +182,7 @@ class RegionTable:
     def __len__(self) -> int:
         return len(self.regions)
 
-    def error(self, row: int) -> RegionError | None:
+    def error(self, row: int) -> RegionError | OSError | None:
         """Why the region in that row could not be read; None if it was."""
         return self._errors.get(row)
 
@@ -393,15 +393,17 @@ class RegionSet:
         errors = self._errors_of(self._paths, tables[0].code) if code else {}
         return RegionTable(self._paths, tables, errors)
 
-    def _errors_of(self, paths: tuple[str, ...], codes: memoryview) -> dict[int, RegionError]:
+    def _errors_of(
+        self, paths: tuple[str, ...], codes: memoryview
+    ) -> dict[int, RegionError | OSError]:
         # The core keeps the details of one failure only, so those that failed are asked again.
-        errors: dict[int, RegionError] = {}
+        errors: dict[int, RegionError | OSError] = {}
         for row, code in enumerate(codes):
             if code == lib.HR_OK:
                 continue
             again = lib.hr_snapshot(self._handles[row], self._scratch, lib.HR_SNAPSHOT_MAX_BYTES)
-            detail = last_detail() if again == code else no_detail()
+            detail = last_detail(code) if again == code else no_detail()
             error = error_from_detail(code, paths[row], detail)
-            if isinstance(error, RegionError):
+            if isinstance(error, RegionError | OSError):
                 errors[row] = error
         return errors

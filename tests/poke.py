@@ -57,6 +57,36 @@ def locate(layout: Layout, field: str, *, device: int = 0, slot: int = 0) -> tup
     return offset, "<i" if name in _INT32 else "<I" if name in _UINT32 else "<Q"
 
 
+def truncate(path: os.PathLike[str] | str, size: int) -> None:
+    """Give a file another length; whoever has it mapped meets the new end at once.
+
+    A link in its place is refused (OSError), and so is a pipe: in a test where containers put
+    there what they like, `os.truncate` would cut what the link leads to.
+    """
+    fd = _open_itself(path)
+    try:
+        os.ftruncate(fd, size)
+    finally:
+        os.close(fd)
+
+
+def patch(path: os.PathLike[str] | str, offset: int, data: bytes) -> None:
+    """Store bytes into a file; whoever has it mapped sees them at once.
+
+    A link in its place is refused (OSError), and so is a pipe.
+    """
+    fd = _open_itself(path)
+    try:
+        assert os.pwrite(fd, data, offset) == len(data)
+    finally:
+        os.close(fd)
+
+
+def _open_itself(path: os.PathLike[str] | str) -> int:
+    # Not blocking: a pipe without a reader would keep the test waiting.
+    return os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
 class RegionFile:
     """A region file; a path like any other, with `put` and `get` for its fields."""
 
@@ -78,12 +108,7 @@ class RegionFile:
             return struct.unpack(form, stream.read(struct.calcsize(form)))[0]
 
     def put_bytes(self, offset: int, data: bytes) -> None:
-        # pwrite, not a new file: whoever has the file mapped sees it at once.
-        fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            assert os.pwrite(fd, data, offset) == len(data)
-        finally:
-            os.close(fd)
+        patch(self.path, offset, data)
 
     def add_process(
         self, pid: int, used: Mapping[int, int] | None = None, *, host_pid: int = 0, status: int = 1
@@ -100,7 +125,7 @@ class RegionFile:
         return slot
 
     def resize(self, size: int) -> None:
-        os.truncate(self.path, size)
+        truncate(self.path, size)
 
     def content(self) -> bytes:
         return self.path.read_bytes()

@@ -275,7 +275,7 @@ def agent(**given: Any) -> None:
     right.
 
     \b
-    hamiregion agent --feedback --repair --listen :9394
+    hamiregion agent --feedback --repair --root /usr/local/vgpu/containers
     hamiregion agent --repair --once --dry-run
 
     One line per event on stdout.  Exit codes: 0 ended in order, 1 failed (with --once: a pass

@@ -89,7 +89,7 @@ def doctor(
     \b
     hamiregion doctor
     hamiregion doctor --repair --dry-run
-    hamiregion doctor --repair --only dead_process_counted --pod 'bert-*'
+    hamiregion doctor --repair --root /usr/local/vgpu/containers --pod 'bert-*'
 
     JSON: taken_at_ns, complete (all processes could be seen), driver (state, message, version;
     null with --no-driver), warnings, dry_run, repairs (with --repair, else null), findings (with

@@ -193,9 +193,9 @@ def apply(
 
     \b
     hamiregion limits apply plan.yaml --dry-run
-    hamiregion limits apply plan.yaml --undo before.yaml
-    hamiregion limits apply plan.yaml --watch
-    hamiregion limits apply --from-annotations --watch
+    hamiregion limits apply plan.yaml --undo before.yaml --root DIR
+    hamiregion limits apply plan.yaml --watch --root /usr/local/vgpu/containers
+    hamiregion limits apply --from-annotations --watch --root DIR
 
     Each container is changed wholly or not at all, and only if it is as shown.  Before the first
     change a plan that restores what was there is written.  If the command is killed in the middle

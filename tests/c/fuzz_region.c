@@ -19,7 +19,7 @@ static void require_detail(int code)
     REQUIRE(detail.code == code);
     REQUIRE(detail.device >= -1 && detail.device < HR_DEVICES);
     REQUIRE(detail.layout <= HR_LAYOUTS);
-    REQUIRE(detail.candidates < 1u << HR_LAYOUTS);
+    REQUIRE(detail.candidates < 1u << (code == HR_ENODEVICE ? HR_DEVICES : HR_LAYOUTS));
 }
 
 static void require_one_of(int code, const int *codes)
@@ -268,7 +268,7 @@ static void get(uint32_t value, uint32_t device)
     const int code = found == HR_NO_VALUE ? detail.code : HR_OK;
     if (code != HR_OK)
         REQUIRE_ONE_OF(code, HR_ESTALE, HR_ECORRUPT, HR_EINVAL);
-    if (value > HR_VALUE_PROC_NUM || device >= HR_DEVICES) {
+    if (value > HR_VALUE_DEVICES || device >= HR_DEVICES) {
         REQUIRE(code == HR_EINVAL || code == HR_ESTALE);
         return;
     }
@@ -328,18 +328,23 @@ static void read_set(uint32_t devices, uint32_t processes, uint32_t usages)
 static void set_limits(uint32_t kind, int32_t device, uint32_t flags, uint64_t value,
                        uint64_t expected)
 {
-    struct hr_limit_edit edits[HR_DEVICES];
+    const uint32_t own = HR_EXPECT | HR_PERCENT;
+    struct hr_edit edits[HR_DEVICES] = {{.kind = kind,
+                                         .device = device,
+                                         .flags = flags & own,
+                                         .value = value,
+                                         .expected = expected}};
     uint8_t before[HOT_BYTES];
     const bool comparable = is_whole();
     const struct view view = as_opened();
     if (comparable)
         memcpy(before, view.bytes, HOT_BYTES);
-    const int code = hr_set_limits(run.region, kind, device, value, expected, flags, edits);
+    const int code = hr_edit(run.region, edits, 1, HR_DEVICES, flags & ~own);
     if (code < 0)
-        REQUIRE_ONE_OF(code, HR_ECONFLICT, HR_EBELOWUSE, HR_EREADONLY, HR_EINVAL, HR_ESTALE,
-                       HR_ECORRUPT);
+        REQUIRE_ONE_OF(code, HR_ECONFLICT, HR_EBELOWUSE, HR_EUNWATCHED, HR_ENODEVICE, HR_EREADONLY,
+                       HR_EINVAL, HR_ESTALE, HR_ECORRUPT);
     else
-        REQUIRE(code >= 1 && code <= HR_DEVICES && run.writable && kind <= HR_SM);
+        REQUIRE(code >= 1 && code <= HR_DEVICES && run.writable);
     if (!comparable)
         return;
     /* Undo in a copy what is said to have been done: then nothing may differ. */
@@ -347,29 +352,30 @@ static void set_limits(uint32_t kind, int32_t device, uint32_t flags, uint64_t v
     uint8_t after[HOT_BYTES];
     memcpy(after, view.bytes, HOT_BYTES);
     for (int i = 0; i < code && (flags & HR_DRY_RUN) == 0; i++) {
-        REQUIRE(edits[i].device < HR_DEVICES && edits[i].after == value);
+        const uint64_t stored = edits[i].after;
+        REQUIRE(edits[i].device < HR_DEVICES && (stored == value || (flags & HR_PERCENT) != 0));
         REQUIRE(i == 0 || edits[i].device > edits[i - 1].device);
-        REQUIRE(get64(&view, table + edits[i].device * 8) == value);
+        REQUIRE(get64(&view, table + (uint32_t)edits[i].device * 8) == stored);
         memcpy(after + table + edits[i].device * 8, &edits[i].before, 8);
     }
     REQUIRE(memcmp(before, after, HOT_BYTES) == 0);
 }
 
-static void set_value(uint32_t value, int32_t to)
+static void set_value(uint32_t kind, int32_t to)
 {
-    int32_t before = 0;
+    struct hr_edit edit = {.kind = kind, .value = (uint64_t)(int64_t)to};
     const bool comparable = is_whole();
     const struct view view = as_opened();
     const struct hr_layout *layout = view.layout;
-    const uint32_t offset = value == HR_VALUE_PRIORITY             ? layout->priority
-                            : value == HR_VALUE_UTILIZATION_SWITCH ? layout->utilization_switch
-                                                                   : layout->recent_kernel;
+    const uint32_t offset = kind == HR_PRIORITY ? layout->priority
+                            : kind == HR_SWITCH ? layout->utilization_switch
+                                                : layout->recent_kernel;
     const int32_t old = comparable ? get32(&view, offset) : 0;
-    const int code = hr_set_value(run.region, value, to, 0, 0, &before);
-    if (code != HR_OK)
-        REQUIRE_ONE_OF(code, HR_EREADONLY, HR_EINVAL, HR_ESTALE);
-    if (code == HR_OK && comparable)
-        REQUIRE(before == old && get32(&view, offset) == to);
+    const int code = hr_edit(run.region, &edit, 1, 1, 0);
+    if (code != 1)
+        REQUIRE_ONE_OF(code, HR_EREADONLY, HR_ESTALE);
+    if (code == 1 && comparable)
+        REQUIRE((int32_t)edit.before == old && get32(&view, offset) == to);
 }
 
 static void do_call(uint8_t step, struct input *input)
@@ -388,7 +394,7 @@ static void do_call(uint8_t step, struct input *input)
         break;
     }
     case FUZZ_GET: {
-        const uint32_t value = take8(input) % (HR_VALUE_PROC_NUM + 2);
+        const uint32_t value = take8(input) % (HR_VALUE_DEVICES + 2);
         get(value, take8(input) % (HR_DEVICES + 1));
         break;
     }
@@ -398,7 +404,7 @@ static void do_call(uint8_t step, struct input *input)
         break;
     }
     case FUZZ_SET_LIMITS: {
-        const uint32_t kind = take8(input) % 3;
+        const uint32_t kind = take8(input) % 2;
         const int32_t device = (int8_t)take8(input);
         const uint32_t flags = take8(input) % 16;
         const uint64_t value = take_value(input);
@@ -406,8 +412,8 @@ static void do_call(uint8_t step, struct input *input)
         break;
     }
     case FUZZ_SET_VALUE: {
-        const uint32_t value = take8(input) % (HR_VALUE_PROC_NUM + 2);
-        set_value(value, (int32_t)take_value(input));
+        const uint32_t kind = HR_PRIORITY + take8(input) % 3;
+        set_value(kind, (int32_t)take_value(input));
         break;
     }
     case FUZZ_IS_STALE:

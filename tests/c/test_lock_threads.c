@@ -15,7 +15,7 @@ enum { THREADS = 6, HANDLES = 3, KINDS = 3 };
 
 #define ONE_SECOND UINT64_C(1000000000)
 /* For how long each crowd goes on; sanitizers make it fewer turns, not more time. */
-#define CROWD_NS (ONE_SECOND / 5)
+#define CROWD_NS (ONE_SECOND / 5 / SHARE_OF_WORK)
 #define PATIENCE (60 * ONE_SECOND)
 
 static uint64_t now_ns(void)

@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -25,17 +26,58 @@ static volatile char *gone_page(void)
 
 static uint64_t buffer[(HR_SNAPSHOT_MAX_BYTES + 7) / 8];
 
-/* Our guard works, here and now. */
+/* The guard looks again at handler and mask when a few microseconds have passed. */
+static void let_a_burst_end(void)
+{
+    struct timespec begin, now;
+    clock_gettime(CLOCK_MONOTONIC, &begin);
+    do
+        clock_gettime(CLOCK_MONOTONIC, &now);
+    while ((now.tv_sec - begin.tv_sec) * 1000000000 + now.tv_nsec - begin.tv_nsec < 20000);
+}
+
+static void restore(const struct region_file *file)
+{
+    NEED(ftruncate(file->fd, (off_t)file->size) == 0);
+    poke32(file, 4, file->layout->major_version);
+    poke32(file, 8, file->layout->minor_version);
+    poke32(file, 0, HR_MAGIC);
+}
+
+/* Our guard works, here and now: for reads of each kind, and for a write. */
 static void check_guarded(const struct region_file *file, hr_region *region)
 {
+    let_a_burst_end();
     NEED(ftruncate(file->fd, 0) == 0);
     CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer), HR_ESTALE);
     CHECK_EQ(last_detail().why, HR_WHY_TRUNCATED);
+    let_a_burst_end();
+    CHECK_EQ(hr_get(region, HR_VALUE_MEMORY_LIMIT, 0), HR_NO_VALUE);
+    CHECK_EQ(last_detail().code, HR_ESTALE);
+    let_a_burst_end();
+    uint64_t arena[HR_REGION_COLUMNS];
+    const struct hr_rows capacity = {1, 0, 0, 0};
+    struct hr_rows filled;
+    CHECK_EQ(hr_read_set(&region, &capacity, arena, buffer, &filled), 1);
+    CHECK_EQ(arena[HR_REGION_CODE], HR_ESTALE);
+    let_a_burst_end();
+    int32_t before;
+    CHECK_EQ(hr_set_value(region, HR_VALUE_PRIORITY, 1, 0, 0, &before), HR_ESTALE);
 }
 
 /* ---- In children, because the first hr_open() of a process is what counts ---- */
 
 enum { CHILD_SURVIVED = 0, CHILD_FAILED = 1 };
+
+/* Shared with the child: all went well until the SIGBUS that is to end it. */
+static volatile bool *came_to_the_end;
+
+static void check_died_at_the_end(int status)
+{
+    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS);
+    CHECK(*came_to_the_end);
+    *came_to_the_end = false;
+}
 
 static int in_child(void (*body)(struct region_file *, hr_region *), void (*before)(void))
 {
@@ -51,7 +93,7 @@ static int in_child(void (*body)(struct region_file *, hr_region *), void (*befo
         alarm(20);
         if (before != NULL)
             before();
-        hr_region *region = open_or_fail(file.path, HR_READ);
+        hr_region *region = open_or_fail(file.path, HR_WRITE);
         body(&file, region);
         _exit(atomic_load(&check_failures) == 0 ? CHILD_SURVIVED : CHILD_FAILED);
     }
@@ -155,7 +197,8 @@ static void test_plain_handler_gets_its_own(void)
     CHECK_EQ(in_child(touch_and_return, set_plain), 0);
 }
 
-static hr_region *late_region;
+/* ---- Handlers that come and go after ours ------------------------------------- */
+
 static volatile sig_atomic_t late_calls;
 static struct sigaction late_before;
 
@@ -167,23 +210,135 @@ static void late_handler(int number)
     raise(number);
 }
 
-static void set_on_top(struct region_file *file, hr_region *region)
+static void enable_late(void)
 {
     struct sigaction late = {.sa_handler = late_handler, .sa_flags = SA_NODEFER | SA_ONSTACK};
     sigemptyset(&late.sa_mask);
     NEED(sigaction(SIGBUS, &late, &late_before) == 0);
-    late_region = region;
-    check_guarded(file, region);
-    CHECK_EQ(late_calls, 1);
-    /* It took itself off: the second one is ours alone. */
-    check_guarded(file, region);
-    CHECK_EQ(late_calls, 1);
 }
 
-/* A handler that came after ours and hands the signal down does not break the guard. */
-static void test_handler_on_top(void)
+static volatile sig_atomic_t counted;
+
+static void count(int number)
 {
-    CHECK_EQ(in_child(set_on_top, set_default), 0);
+    (void)number;
+    counted = counted + 1;
+}
+
+static volatile sig_atomic_t others_counted;
+
+static void count_as_another(int number)
+{
+    (void)number;
+    others_counted = others_counted + 1;
+}
+
+static void install(void (*handler)(int), int flags)
+{
+    struct sigaction action = {.sa_handler = handler, .sa_flags = flags};
+    sigemptyset(&action.sa_mask);
+    NEED(sigaction(SIGBUS, &action, NULL) == 0);
+}
+
+static void set_counting(void)
+{
+    install(count, 0);
+}
+
+/* Whoever takes the signal, and however often: we are on top, and he has what is not ours. */
+static void take_it_from_us(struct region_file *file, hr_region *region)
+{
+    check_guarded(file, region);
+    for (int i = 1; i <= 50; i++) {
+        install(count_as_another, i % 2 != 0 ? SA_RESTART : 0);
+        check_guarded(file, region);
+        raise(SIGBUS);
+        CHECK_EQ(others_counted, i);
+        install(SIG_IGN, 0);
+        check_guarded(file, region);
+        raise(SIGBUS);
+        CHECK_EQ(others_counted, i);
+        CHECK_EQ(counted, i - 1);
+        install(count, 0);
+        check_guarded(file, region);
+        raise(SIGBUS);
+        CHECK_EQ(counted, i);
+    }
+    install(SIG_DFL, 0);
+    check_guarded(file, region);
+    *came_to_the_end = atomic_load(&check_failures) == 0;
+    raise(SIGBUS);
+}
+
+static void test_handlers_that_replace_ours(void)
+{
+    check_died_at_the_end(in_child(take_it_from_us, set_default));
+}
+
+/* More of them than there are layers: the latest one gets its signals. */
+static void take_it_in_many_ways(struct region_file *file, hr_region *region)
+{
+    for (int i = 1; i <= 40; i++) {
+        struct sigaction action = {.sa_handler = count};
+        sigemptyset(&action.sa_mask);
+        sigaddset(&action.sa_mask, i + 20);
+        NEED(sigaction(SIGBUS, &action, NULL) == 0);
+        check_guarded(file, region);
+        raise(SIGBUS);
+        CHECK_EQ(counted, i);
+    }
+}
+
+static void test_more_handlers_than_layers(void)
+{
+    CHECK_EQ(in_child(take_it_in_many_ways, set_default), 0);
+}
+
+/* One that was over ours and is gone, by putting ours back, is not asked any more. */
+static void enable_and_disable(struct region_file *file, hr_region *region)
+{
+    check_guarded(file, region);
+    for (int i = 1; i <= 20; i++) {
+        enable_late();
+        check_guarded(file, region);
+        NEED(sigaction(SIGBUS, &late_before, NULL) == 0);
+        check_guarded(file, region);
+        raise(SIGBUS);
+        CHECK_EQ(counted, i);
+    }
+    CHECK_EQ(late_calls, 0);
+    /* While it is there it is asked first, and hands down to who was there before. */
+    enable_late();
+    check_guarded(file, region);
+    raise(SIGBUS);
+    CHECK_EQ(late_calls, 1);
+    CHECK_EQ(counted, 21);
+    check_guarded(file, region);
+}
+
+static void test_handler_that_comes_and_goes(void)
+{
+    CHECK_EQ(in_child(enable_and_disable, set_counting), 0);
+}
+
+/* signal() knows nothing of flags: what it puts back lacks those that ours needs. */
+static void put_back_by_signal(struct region_file *file, hr_region *region)
+{
+    check_guarded(file, region);
+    void (*before)(int) = signal(SIGBUS, count_as_another);
+    signal(SIGBUS, before);
+    check_guarded(file, region);
+    struct sigaction now;
+    NEED(sigaction(SIGBUS, NULL, &now) == 0);
+    CHECK((now.sa_flags & (SA_SIGINFO | SA_ONSTACK)) == (SA_SIGINFO | SA_ONSTACK));
+    raise(SIGBUS);
+    CHECK_EQ(counted, 1);
+    CHECK_EQ(others_counted, 0);
+}
+
+static void test_ours_put_back_without_its_flags(void)
+{
+    CHECK_EQ(in_child(put_back_by_signal, set_counting), 0);
 }
 
 static struct sigaction chained;
@@ -193,29 +348,331 @@ static volatile sig_atomic_t chain_calls;
 static void chaining_handler(int number, siginfo_t *info, void *context)
 {
     chain_calls = chain_calls + 1;
+    if (chain_calls > 100)
+        _exit(CHILD_FAILED);
     chained.sa_sigaction(number, info, context);
 }
 
-static void chain_on_top(struct region_file *file, hr_region *region)
+static void install_chaining(void)
 {
     struct sigaction front = {.sa_sigaction = chaining_handler, .sa_flags = SA_SIGINFO};
     sigfillset(&front.sa_mask);
     NEED(sigaction(SIGBUS, &front, &chained) == 0);
-    sigset_t before, after;
+}
+
+/* Over ours a second time, it hands the signal back to the layer that covers it. */
+static void chain_in_a_circle(struct region_file *file, hr_region *region)
+{
+    check_guarded(file, region);
+    install_chaining();
+    check_guarded(file, region);
+    install_chaining();
+    check_guarded(file, region);
+    CHECK_EQ(chain_calls, 0);
+    *came_to_the_end = atomic_load(&check_failures) == 0;
+    *gone_page() = 1;
+}
+
+static void test_chain_that_runs_in_a_circle_ends(void)
+{
+    check_died_at_the_end(in_child(chain_in_a_circle, set_default));
+}
+
+/* A handler that asked to be called once is. */
+static void handle_once(struct region_file *file, hr_region *region)
+{
+    install(count, (int)SA_RESETHAND);
+    check_guarded(file, region);
+    raise(SIGBUS);
+    CHECK_EQ(counted, 1);
+    check_guarded(file, region);
+    *came_to_the_end = atomic_load(&check_failures) == 0;
+    raise(SIGBUS);
+}
+
+static void test_one_shot_handler(void)
+{
+    check_died_at_the_end(in_child(handle_once, set_default));
+}
+
+/* ---- Handlers that another thread installs while the work runs -------------------- */
+
+static volatile char *intruded;
+
+static int intrude(void *argument)
+{
+    ((void (*)(void))argument)();
+    *intruded = 1;
+    return 7;
+}
+
+static int run_intruded(void (*installs)(void))
+{
+    return hr_guard_run((const void *)intruded, 4096, intrude, (void *)installs);
+}
+
+static void in_front_for_once(struct region_file *file, hr_region *region)
+{
+    intruded = gone_page();
+    for (int i = 1; i <= 3; i++) {
+        let_a_burst_end();
+        CHECK_EQ(run_intruded(enable_late), HR_ESTALE);
+        CHECK_EQ(late_calls, i);
+        check_guarded(file, region);
+    }
+    CHECK_EQ(late_calls, 3);
+}
+
+/* A handler in front of ours that hands the signal down does not break the guard. */
+static void test_handler_in_front(void)
+{
+    CHECK_EQ(in_child(in_front_for_once, set_default), 0);
+}
+
+static void check_same_mask(const sigset_t *before)
+{
+    sigset_t after;
+    pthread_sigmask(SIG_SETMASK, NULL, &after);
+    for (int number = 1; number < 32; number++)
+        CHECK_EQ(sigismember(&after, number), sigismember(before, number));
+}
+
+static void chain_in_front(struct region_file *file, hr_region *region)
+{
+    intruded = gone_page();
+    sigset_t before;
     pthread_sigmask(SIG_SETMASK, NULL, &before);
     for (int i = 1; i <= 3; i++) {
-        check_guarded(file, region);
+        let_a_burst_end();
+        CHECK_EQ(run_intruded(install_chaining), HR_ESTALE);
         CHECK_EQ(chain_calls, i);
         /* The mask of the handler in front must not outlive the jump out of it. */
-        pthread_sigmask(SIG_SETMASK, NULL, &after);
-        for (int number = 1; number < 32; number++)
-            CHECK_EQ(sigismember(&after, number), sigismember(&before, number));
+        check_same_mask(&before);
+        check_guarded(file, region);
+        NEED(sigaction(SIGBUS, &chained, NULL) == 0);
     }
 }
 
-static void test_chaining_handler_on_top(void)
+static void test_chaining_handler_in_front(void)
 {
-    CHECK_EQ(in_child(chain_on_top, set_default), 0);
+    CHECK_EQ(in_child(chain_in_front, set_default), 0);
+}
+
+static atomic_bool over;
+
+static void *run_another(void *argument)
+{
+    while (counted == 0)
+        let_a_burst_end();
+    while (!atomic_load(&over)) {
+        let_a_burst_end();
+        CHECK_EQ(hr_snapshot(argument, buffer, sizeof buffer), HR_OK);
+    }
+    return NULL;
+}
+
+static void in_front_and_returning(struct region_file *file, hr_region *region)
+{
+    (void)file;
+    intruded = gone_page();
+    pthread_t thread;
+    NEED(pthread_create(&thread, NULL, run_another, region) == 0);
+    CHECK_EQ(run_intruded(set_counting), HR_ESTALE);
+    CHECK(counted > 0);
+    atomic_store(&over, true);
+    NEED(pthread_join(thread, NULL) == 0);
+}
+
+/* One that just returns is called again and again, until another thread begins to read. */
+static void test_returning_handler_in_front(void)
+{
+    CHECK_EQ(in_child(in_front_and_returning, set_default), 0);
+}
+
+/* ---- Threads that block SIGBUS ---------------------------------------------------- */
+
+static void block(int how, bool all)
+{
+    sigset_t set;
+    sigfillset(&set);
+    if (!all) {
+        sigemptyset(&set);
+        sigaddset(&set, SIGBUS);
+    }
+    pthread_sigmask(how, &set, NULL);
+}
+
+struct threads_part {
+    struct region_file *file;
+    hr_region *region;
+};
+
+static void *blocked_in_a_thread(void *argument)
+{
+    const struct threads_part *part = argument;
+    for (int all = 0; all <= 1; all++) {
+        restore(part->file);
+        /* Found unblocked, in a burst, just before. */
+        for (int i = 0; i < 1000; i++)
+            CHECK_EQ(hr_snapshot(part->region, buffer, sizeof buffer), HR_OK);
+        block(SIG_BLOCK, all != 0);
+        sigset_t before;
+        pthread_sigmask(SIG_SETMASK, NULL, &before);
+        for (int i = 0; i < 3; i++) {
+            check_guarded(part->file, part->region);
+            check_same_mask(&before);
+        }
+        restore(part->file);
+        CHECK_EQ(hr_snapshot(part->region, buffer, sizeof buffer), HR_OK);
+        check_same_mask(&before);
+        block(SIG_UNBLOCK, true);
+        pthread_sigmask(SIG_SETMASK, NULL, &before);
+        check_guarded(part->file, part->region);
+        check_same_mask(&before);
+    }
+    return NULL;
+}
+
+static void blocked_everywhere(struct region_file *file, hr_region *region)
+{
+    struct threads_part part = {file, region};
+    blocked_in_a_thread(&part);
+    pthread_t thread;
+    NEED(pthread_create(&thread, NULL, blocked_in_a_thread, &part) == 0);
+    NEED(pthread_join(thread, NULL) == 0);
+    /* A child begins with the mask of the thread that made it. */
+    block(SIG_BLOCK, true);
+    check_guarded(file, region);
+    NEED(pthread_create(&thread, NULL, blocked_in_a_thread, &part) == 0);
+    NEED(pthread_join(thread, NULL) == 0);
+    check_guarded(file, region);
+}
+
+static void test_blocked_signal(void)
+{
+    CHECK_EQ(in_child(blocked_everywhere, set_default), 0);
+    CHECK_EQ(in_child(blocked_everywhere, set_counting), 0);
+}
+
+static int touch(void *argument)
+{
+    *(volatile char *)argument = 1;
+    return 7;
+}
+
+static int run_nested(void *argument)
+{
+    return hr_guard_run(argument, 4096, touch, argument);
+}
+
+/* What a guard inside found is no news for the next one: the outer one blocks it again. */
+static void nested_while_blocked(struct region_file *file, hr_region *region)
+{
+    (void)file;
+    (void)region;
+    block(SIG_BLOCK, false);
+    void *page = (void *)gone_page();
+    for (int i = 0; i < 100; i++) {
+        CHECK_EQ(hr_guard_run(page, 4096, run_nested, page), HR_ESTALE);
+        CHECK_EQ(hr_guard_run(page, 4096, touch, page), HR_ESTALE);
+    }
+}
+
+static void test_nested_while_blocked(void)
+{
+    CHECK_EQ(in_child(nested_while_blocked, set_default), 0);
+}
+
+static bool is_pending(void)
+{
+    sigset_t pending;
+    NEED(sigpending(&pending) == 0);
+    return sigismember(&pending, SIGBUS) == 1;
+}
+
+enum { BEFORE_THE_WORK, IN_THE_WORK };
+
+static void send_by_kill(void)
+{
+    NEED(kill(getpid(), SIGBUS) == 0);
+}
+
+static void send_with_a_value(void)
+{
+    NEED(sigqueue(getpid(), SIGBUS, (union sigval){.sival_int = 4711}) == 0);
+}
+
+static void send_to_the_thread(void)
+{
+    NEED(pthread_kill(pthread_self(), SIGBUS) == 0);
+}
+
+static int send_in_work(void *argument)
+{
+    ((void (*)(void))argument)();
+    return 7;
+}
+
+static int look_inside(void *argument)
+{
+    (void)argument;
+    return 7;
+}
+
+/* Sent while it is blocked, it stays for sigwaitinfo(), with all that its sender said. */
+static void *sent_while_blocked(void *argument)
+{
+    const struct threads_part *part = argument;
+    block(SIG_BLOCK, false);
+    sigset_t only;
+    sigemptyset(&only);
+    sigaddset(&only, SIGBUS);
+    const struct {
+        void (*send)(void);
+        int when, code;
+    } cases[] = {
+        {send_by_kill, BEFORE_THE_WORK, SI_USER},
+        {send_with_a_value, BEFORE_THE_WORK, SI_QUEUE},
+        {send_to_the_thread, BEFORE_THE_WORK, SI_USER},
+        {send_by_kill, IN_THE_WORK, SI_USER},
+        {send_with_a_value, IN_THE_WORK, SI_QUEUE},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        CHECK(!is_pending());
+        hr_guarded_work *work = cases[i].when == IN_THE_WORK ? send_in_work : look_inside;
+        if (cases[i].when == BEFORE_THE_WORK)
+            cases[i].send();
+        CHECK_EQ(hr_guard_run(part->file, 1, work, (void *)cases[i].send), 7);
+        CHECK(is_pending());
+        /* The next call leaves it where it is, and a fault of ours does not use it up. */
+        check_guarded(part->file, part->region);
+        CHECK(is_pending());
+        siginfo_t info;
+        const struct timespec soon = {.tv_sec = 10};
+        CHECK_EQ(sigtimedwait(&only, &info, &soon), SIGBUS);
+        CHECK_EQ(info.si_code, cases[i].code);
+        CHECK_EQ(info.si_pid, getpid());
+        if (info.si_code == SI_QUEUE)
+            CHECK_EQ(info.si_value.sival_int, 4711);
+    }
+    CHECK_EQ(counted, 0);
+    return NULL;
+}
+
+static void sent_while_all_block_it(struct region_file *file, hr_region *region)
+{
+    struct threads_part part = {file, region};
+    block(SIG_BLOCK, false);
+    sent_while_blocked(&part);
+    pthread_t thread;
+    NEED(pthread_create(&thread, NULL, sent_while_blocked, &part) == 0);
+    NEED(pthread_join(thread, NULL) == 0);
+}
+
+static void test_sent_while_blocked(void)
+{
+    CHECK_EQ(in_child(sent_while_all_block_it, set_default), 0);
+    CHECK_EQ(in_child(sent_while_all_block_it, set_counting), 0);
 }
 
 /* ---- In this process ------------------------------------------------------ */
@@ -292,7 +749,6 @@ static int outer_work(void *argument)
 /* A guard inside a guard ends the inner one only, and the outer one still guards. */
 static void test_nested_guards(void)
 {
-    NEED(hr_guard_install() == HR_OK);
     struct nested nested = {.outer = gone_page(), .inner = gone_page(), .bytes = 4096};
     CHECK_EQ(hr_guard_run((const void *)nested.outer, 4096, outer_work, &nested), 9);
     CHECK_EQ(nested.inner_code, 7);
@@ -327,12 +783,25 @@ static void test_nested_guards(void)
 
 int main(void)
 {
+    came_to_the_end = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    NEED(came_to_the_end != MAP_FAILED);
+
     /* First: these need a process that has not opened anything. */
     RUN(test_default_action_still_kills);
     RUN(test_ignored_stays_ignored);
     RUN(test_plain_handler_gets_its_own);
-    RUN(test_handler_on_top);
-    RUN(test_chaining_handler_on_top);
+    RUN(test_handlers_that_replace_ours);
+    RUN(test_more_handlers_than_layers);
+    RUN(test_handler_that_comes_and_goes);
+    RUN(test_ours_put_back_without_its_flags);
+    RUN(test_chain_that_runs_in_a_circle_ends);
+    RUN(test_one_shot_handler);
+    RUN(test_handler_in_front);
+    RUN(test_chaining_handler_in_front);
+    RUN(test_returning_handler_in_front);
+    RUN(test_blocked_signal);
+    RUN(test_nested_while_blocked);
+    RUN(test_sent_while_blocked);
 
     struct sigaction ours = {.sa_sigaction = info_handler, .sa_flags = SA_SIGINFO};
     sigemptyset(&ours.sa_mask);

@@ -147,7 +147,7 @@ def test_a_fault_in_one_thread_while_another_one_reads_ends_the_program(tmp_path
 
 
 def test_importing_the_library_takes_no_signal(tmp_path: Path) -> None:
-    """Only opening a region does."""
+    """Only reading a region does."""
     done = run(
         tmp_path / "a.cache",
         """
@@ -161,7 +161,8 @@ def test_importing_the_library_takes_no_signal(tmp_path: Path) -> None:
     libhamiregion.create_region(sys.argv[1])
     libhamiregion.identify(sys.argv[1])
     print(caught())
-    libhamiregion.open_region(sys.argv[1])
+    region = libhamiregion.open_region(sys.argv[1])
+    region.snapshot()
     print(caught())
     """,
     )

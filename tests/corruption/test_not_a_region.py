@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from forked import unprivileged
-from poke import RegionFileFactory
+from poke import RegionFileFactory, truncate
 
 from libhamiregion import (
     Layout,
@@ -265,7 +265,7 @@ def test_a_short_file_is_not_ready(
 ) -> None:
     path = tmp_path / "a.cache"
     path.write_bytes(start[:size])
-    os.truncate(path, size)
+    truncate(path, size)
     refused(
         enter,
         path,

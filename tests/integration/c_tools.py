@@ -1,4 +1,4 @@
-"""The programs of `tests/c` that judge by themselves: built here and now, and run."""
+"""The programs of `tests/c`: built by its Makefile, each once, and run."""
 
 import json
 import shutil
@@ -13,14 +13,27 @@ SOURCES = Path(__file__).resolve().parents[1] / "c"
 
 def build(tool: str) -> Path:
     """Where `tool` is, made from the sources as they are; skips where that cannot be."""
+    target = f"build/tools/{tool}"
+    make(target)
+    return SOURCES / target
+
+
+def make(target: str) -> None:
+    """Have a target made; what make and the programs say comes with the failure."""
     for needed in ("make", "cc"):
         if shutil.which(needed) is None:
-            pytest.skip(f"needs {needed} to build {tool}")
+            pytest.skip(f"needs {needed} for {target}")
     if not (SOURCES.parents[1] / "csrc").is_dir():
         pytest.skip("needs the C sources beside the tests")
-    target = f"build/tools/{tool}"
-    subprocess.run(["make", "-C", str(SOURCES), target], check=True, stdout=subprocess.DEVNULL)
-    return SOURCES / target
+    done = subprocess.run(
+        ["make", "-C", str(SOURCES), target],
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    assert done.returncode == 0, done.stdout
 
 
 def run(tool: Path, *arguments: object) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from node_scene import Events, cgroup_of_pod
+from node_scene import Events
+from own_cgroups import cgroup_of_pod
 from patience import eventually
 
 from libhamiregion import create_region

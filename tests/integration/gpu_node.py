@@ -2,14 +2,13 @@
 
 import contextlib
 import itertools
-import os
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-from containers import Container, containers, wait_for
+from containers import Container, containers
+from own_cgroups import cgroup_of_pod
 from poke import RegionFile
 
 from libhamiregion import Layout, create_region
@@ -20,21 +19,6 @@ from libhamiregion.host import (
     NvmlSampler,
     PodLogNames,
     node_processes,
-)
-
-CGROUP_MOUNTS = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
-
-
-def writable_cgroups() -> Path | None:
-    """Where cgroups of version 2 can be made."""
-    for mount in CGROUP_MOUNTS:
-        if (mount / "cgroup.procs").exists() and os.access(mount, os.W_OK):
-            return mount
-    return None
-
-
-needs_cgroups = pytest.mark.skipif(
-    writable_cgroups() is None, reason="needs a cgroup v2 hierarchy that may be written"
 )
 
 
@@ -82,7 +66,8 @@ class GpuNode:
         self.root.mkdir()
         self.logs.mkdir()
         self._start = start
-        self._cgroups: list[Path] = []
+        self._cgroups: dict[tuple[str, str], Path] = {}
+        self._made = contextlib.ExitStack()
         self._numbers = itertools.count(1)
 
     def add(
@@ -114,12 +99,11 @@ class GpuNode:
 
     def move(self, host_pid: int, pod: Pod, *, id_: str | None = None) -> None:
         """Put a process into a container's cgroup, named as kubelet's cgroupfs driver does."""
-        mount = writable_cgroups()
-        assert mount is not None
-        path = mount / "kubepods" / "burstable" / f"pod{pod.pod_uid}" / (id_ or pod.id)
-        path.mkdir(parents=True, exist_ok=True)
-        self._cgroups.append(path)
-        (path / "cgroup.procs").write_text(str(host_pid))
+        key = pod.pod_uid, id_ or pod.id
+        if key not in self._cgroups:
+            cgroup = cgroup_of_pod(*key, qos="burstable")
+            self._cgroups[key] = self._made.enter_context(cgroup)
+        (self._cgroups[key] / "cgroup.procs").write_text(str(host_pid))
 
     def open(self, **options: Any) -> Node:
         names = ChainedNames([PodLogNames(self.logs)])
@@ -132,22 +116,16 @@ class GpuNode:
             return node_processes(node.view(), node.processes, sample)
 
     def sweep(self) -> None:
-        """Remove the cgroups, once their processes have gone."""
-        for path in dict.fromkeys(self._cgroups):
-            wait_for(lambda path=path: not (path / "cgroup.procs").read_text())  # type: ignore[misc]
-            for each in (path, *path.parents):
-                try:
-                    each.rmdir()
-                except OSError:
-                    break
+        """Remove the cgroups."""
+        self._made.close()
 
 
 @contextlib.contextmanager
 def gpu_nodes(directory: Path) -> Iterator[GpuNode]:
     """One node, taken down afterwards."""
-    with contextlib.ExitStack() as stack:
-        # Called back after the processes have been ended.
-        node: list[GpuNode] = []
-        stack.callback(lambda: [each.sweep() for each in node])
-        node.append(GpuNode(directory, stack.enter_context(containers())))
-        yield node[0]
+    with containers() as start:
+        node = GpuNode(directory, start)
+        try:
+            yield node
+        finally:
+            node.sweep()

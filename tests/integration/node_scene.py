@@ -79,26 +79,6 @@ class Events(list[Event]):
         return [each for each in self if each.event == event]
 
 
-@contextlib.contextmanager
-def cgroup_of_pod(pod_uid: str, container_id: str) -> Iterator[Path]:
-    """A cgroup with the name of a pod's container, as kubelet's cgroupfs driver makes it."""
-    roots = [Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup")]
-    root = next((each for each in roots if (each / "cgroup.procs").exists()), None)
-    if root is None or not os.access(root, os.W_OK):
-        pytest.skip("needs a cgroup hierarchy that can be written")
-    made = root / "kubepods" / f"pod{pod_uid}" / container_id
-    try:
-        made.mkdir(parents=True)
-    except OSError as error:
-        pytest.skip(f"needs the right to make cgroups: {error}")
-    try:
-        yield made
-    finally:
-        for directory in (made, *made.parents[:2]):
-            with contextlib.suppress(OSError):
-                directory.rmdir()
-
-
 class OtherWriter:
     """A process that calls itself what it is told, and maps regions for writing until it ends."""
 

@@ -40,8 +40,9 @@ def main(directory: Path, victim: Path, seed: int) -> None:
         path.mkdir()
 
     def truncate(path: Path) -> None:
-        if not path.is_symlink():
-            os.truncate(path, chance.choice((0, 4096, 2_000_000, len(content))))
+        descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "wb") as file:
+            file.truncate(chance.choice((0, 4096, 2_000_000, len(content))))
 
     def unlink(path: Path) -> None:
         path.unlink()

@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner
 from fake_kubernetes.server import FakeApi
 from gone_scene import GoneScene, running_pod
-from gpu_node import needs_cgroups
 from namespaces import needs_first_namespace
+from own_cgroups import needs_cgroups
 from patience import PATIENCE_S, eventually
 
 from libhamiregion.cli.agent import agent

@@ -14,7 +14,7 @@ from doctor_scenes import Hospital, OddContainer, Place
 from forked import in_child, unprivileged
 from namespaces import needs_first_namespace
 from node_root import Root
-from node_scene import cgroup_of_pod
+from own_cgroups import cgroup_of_pod
 from patience import eventually
 from poke import locate
 
@@ -211,7 +211,7 @@ while True:
     if chance.random() < 0.4:
         os.pwrite(descriptor, content, 0)
     if chance.random() < 0.02:
-        os.truncate(path, chance.choice((0, 100, size // 2, size + 4096)))
+        os.truncate(descriptor, chance.choice((0, 100, size // 2, size + 4096)))
         os.pwrite(descriptor, content, 0)
 """
 

@@ -9,7 +9,7 @@ import pytest
 from containers import needs_namespaces, wait_for
 from doctor_scenes import GIB, Hospital, OddContainer, Place
 from namespaces import needs_first_namespace
-from node_scene import cgroup_of_pod
+from own_cgroups import cgroup_of_pod
 
 from libhamiregion import Layout, create_region
 from libhamiregion.host import Finding, FindingKind, Severity, diagnose, repair
@@ -297,12 +297,13 @@ def test_two_files_libvgpu_on_one_region(hospital: Hospital, tmp_path: Path) -> 
 # ---- No region ----------------------------------------------------------------------------------
 
 
-def test_why_there_is_no_region(hospital: Hospital) -> None:
+def test_why_there_is_no_region(hospital: Hospital, tmp_path: Path) -> None:
     places = [hospital.place() for _ in range(5)]
     places[0].path.unlink()
     places[1].file.resize(0)
     places[2].path.unlink()
-    places[2].path.symlink_to("/etc/passwd")
+    (tmp_path / "elsewhere").write_text("somebody else's")
+    places[2].path.symlink_to(tmp_path / "elsewhere")
     places[3].path.unlink()
     os.mkfifo(places[3].path)
     places[4].file.put("minor_version", 77)

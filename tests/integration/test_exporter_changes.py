@@ -14,7 +14,7 @@ from actors import Actor
 from exposition import NodeFiles, parsed
 from lock_bytes import hold
 from patience import eventually
-from poke import RegionFile
+from poke import RegionFile, truncate
 
 from libhamiregion import Layout, create_region, open_region
 from libhamiregion.agent import ExporterStatus, NodeExporter, StageStatus
@@ -40,8 +40,8 @@ def pods(exporter: NodeExporter, name: str = LIMIT) -> set[str]:
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda path: os.truncate(path, 100), "stale"),
-        (lambda path: os.truncate(path, 0), "stale"),
+        (lambda path: truncate(path, 100), "stale"),
+        (lambda path: truncate(path, 0), "stale"),
         (lambda path: RegionFile(path, Layout.V1_2).put("proc_num", 5000), "unknown_layout"),
     ],
 )
@@ -315,7 +315,7 @@ def test_a_lock_that_stays_held_is_told_with_its_age_and_each_read_counts_as_uns
         assert found.value(held, pod="held") == 0
         assert found.value(unsettled, pod="held") == counted
         exporter.refresh()
-        os.truncate(path, 0)
+        truncate(path, 0)
         exporter.refresh()
         exporter.render()
         path.unlink()
@@ -554,9 +554,9 @@ def disturb(files: NodeFiles, number: int) -> None:
     path = files.region(pod=f"pod-{number}", uuids=[UUID])
     what = number % 5
     if what == 0:
-        os.truncate(path, 0)
+        truncate(path, 0)
     elif what == 1:
-        os.truncate(path, 1000)
+        truncate(path, 1000)
     elif what == 2:
         path.unlink()
         create_region(path, uuids=[UUID], layout=Layout.UNVERSIONED)

@@ -10,7 +10,8 @@ from containers import needs_namespaces
 from exposition import Exposition, NodeFiles, parsed
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, MIG, MIG_B, OTHER, SECOND
-from gpu_node import GpuNode, container_id, gpu_nodes, needs_cgroups
+from gpu_node import GpuNode, container_id, gpu_nodes
+from own_cgroups import needs_cgroups
 from patience import eventually
 
 from libhamiregion.agent import Bounds, NodeExporter

@@ -243,8 +243,9 @@ def test_values_of_all_ones_are_numbers_like_any_other(tmp_path: Path) -> None:
 
 def test_a_fifo_or_a_link_in_a_regions_place_holds_nobody_up(tmp_path: Path) -> None:
     files = NodeFiles(tmp_path)
-    os.mkfifo(files.container(pod="fifo") / "usage.cache")
-    (files.container(pod="link") / "usage.cache").symlink_to("/dev/zero")
+    fifo = files.container(pod="fifo") / "usage.cache"
+    os.mkfifo(fifo)
+    (files.container(pod="link") / "usage.cache").symlink_to(fifo)
     files.region(pod="good", uuids=[UUID])
     started_s = time.monotonic()
     with files.open() as node:

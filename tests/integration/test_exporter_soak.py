@@ -14,7 +14,7 @@ import pytest
 from exporter_process import ExporterProcess, exporter_process
 from exposition import NodeFiles, parsed
 from patience import eventually
-from poke import RegionFile
+from poke import RegionFile, patch, truncate
 from scrapers import Crowd, Scraper, ask, descriptors, in_threads, resident_bytes
 
 from libhamiregion import Layout, create_region
@@ -40,6 +40,7 @@ QUICKLY = (
     "--resync-interval",
     "never",
 )
+ELSEWHERE = b"somebody else's\n" * 100
 STABLE = 6
 VICTIMS = 6
 
@@ -60,6 +61,9 @@ class Trouble:
     def __init__(self, files: NodeFiles, seed: int) -> None:
         self.files = files
         self.random = random.Random(seed)
+        # What the containers' links lead to: a file of somebody else, which nobody may touch.
+        self.elsewhere = files.root.parent / "elsewhere"
+        self.elsewhere.write_bytes(ELSEWHERE)
         self.paths = [self._made(number) for number in range(VICTIMS)]
         self.deeds = 0
 
@@ -77,15 +81,14 @@ class Trouble:
             deed(number)
 
     def _truncate(self, number: int) -> None:
-        size = self.paths[number].stat().st_size
-        os.truncate(self.paths[number], self.random.randrange(size + 10_000))
+        size = self.paths[number].lstat().st_size
+        truncate(self.paths[number], self.random.randrange(size + 10_000))
 
     def _corrupt(self, number: int) -> None:
-        with self.paths[number].open("r+b") as file:
-            for _ in range(self.random.randrange(1, 50)):
-                # Most of what decides anything is at the beginning.
-                file.seek(self.random.randrange(self.random.choice((64, 4096, 1 << 20))))
-                file.write(self.random.randbytes(self.random.randrange(1, 64)))
+        for _ in range(self.random.randrange(1, 50)):
+            # Most of what decides anything is at the beginning.
+            offset = self.random.randrange(self.random.choice((64, 4096, 1 << 20)))
+            patch(self.paths[number], offset, self.random.randbytes(self.random.randrange(1, 64)))
 
     def _restart(self, number: int) -> None:
         path = self.paths[number]
@@ -103,7 +106,7 @@ class Trouble:
         if kind == 0:
             path.mkdir()
         elif kind == 1:
-            path.symlink_to("/etc/passwd")
+            path.symlink_to(self.elsewhere)
         else:
             os.mkfifo(path)
 
@@ -153,10 +156,11 @@ def trouble_for(tmp_path: Path, seconds: float, pause_s: float) -> None:
                 stop.set()
         assert failures == []
         assert trouble.deeds > 5
+        assert trouble.elsewhere.read_bytes() == ELSEWHERE
         for number in range(VICTIMS):
             trouble._restart(number)
         broken = trouble.paths[0]
-        os.truncate(broken, 1000)
+        truncate(broken, 1000)
 
         def settled() -> bool:
             found = parsed(ask(process.url).body)

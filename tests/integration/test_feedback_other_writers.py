@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from containers import containers, needs_namespaces
 from namespaces import needs_first_namespace
-from node_scene import Events, NodeScene, OtherWriter, cgroup_of_pod, launch, stopping, values
+from node_scene import Events, NodeScene, OtherWriter, launch, stopping, values
+from own_cgroups import cgroup_of_pod
 
 from libhamiregion.agent import (
     Feedback,
@@ -177,7 +178,6 @@ def test_a_pod_that_holds_a_region_cannot_pass_for_a_monitor(
                         task.start()
                     finally:
                         task.stop()
-                (cgroup.parents[2] / "cgroup.procs").write_text(str(impostor.pid))
 
 
 def test_hook_path_tells_where_a_monitor_looks(

@@ -12,9 +12,8 @@ import pytest
 from actors import Nursery
 from fake_kubernetes.server import FakeApi
 from gone_scene import GoneScene, gone, names, process_in, running_pod, until
-from gpu_node import needs_cgroups
 from namespaces import NEW_NAMESPACE, needs_first_namespace
-from node_scene import cgroup_of_pod
+from own_cgroups import cgroup_of_pod, needs_cgroups
 from patience import eventually
 
 from libhamiregion.agent import (

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 from gone_scene import GoneScene, gone, names, running_pod, until
-from gpu_node import needs_cgroups
 from namespaces import needs_first_namespace
+from own_cgroups import needs_cgroups
 
 from libhamiregion.agent.steering import directory_removal
 from libhamiregion.agent.steering.directory_removal import (
@@ -83,7 +83,7 @@ def test_everything_that_a_container_can_make_is_removed_and_nothing_followed(
 ) -> None:
     (directory / "to-file").symlink_to(treasure / "file")
     (directory / "to-directory").symlink_to(treasure)
-    (directory / "to-nothing").symlink_to("/no/such/place")
+    (directory / "to-nothing").symlink_to(treasure / "nothing")
     os.link(treasure / "file", directory / "hard-link")
     os.mkfifo(directory / "fifo")
     os.mknod(directory / "socket", 0o666 | stat.S_IFSOCK)

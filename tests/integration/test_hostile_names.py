@@ -88,11 +88,13 @@ def scene(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> Itera
             (place / f"{name}.cache").write_bytes(b"no region\n" * 100_000)
             create_region(place / f"{name}{kind}.cache", uuids=UUIDS, memory_limits=[8 * MIB])
             (node.logs / f"{name}_{name}_{name}" / f"x{name}").mkdir(parents=True)
+        elsewhere = directory / "elsewhere"
+        elsewhere.write_text("somebody else's")
         for number, name in enumerate(NAMES.values()):
             (node.root / f"uid{number}_{name}").mkdir()
             target = node.root / f"link{number}_{name}"
             target.mkdir()
-            (target / f"{name}.cache").symlink_to("/etc/passwd")
+            (target / f"{name}.cache").symlink_to(elsewhere)
         path = node.root / f"{NAMES['title']}_{NAMES['title']}" / f"{NAMES['title']}title.cache"
         RegionFile(path, Layout.V1_2).add_process(4_000_000, {0: MIB})
         with mapping_process(path) as process:

@@ -11,7 +11,7 @@ from actors import Actor
 from containers import Container as Processes
 from containers import Starter, containers, needs_namespaces
 from node_root import Root
-from node_scene import cgroup_of_pod
+from own_cgroups import cgroup_of_pod
 from patience import eventually
 from poke import RegionFile, RegionFileFactory
 

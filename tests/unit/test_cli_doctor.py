@@ -206,7 +206,9 @@ def test_on_a_terminal_there_are_colours_and_nothing_raw(region: RegionFile) -> 
     make_ill(region)
     evil = region.path.parent.with_name(f"{POD}_{HOSTILE}")
     evil.mkdir()
-    (evil / f"{HOSTILE}.cache").symlink_to("/etc/passwd")
+    elsewhere = evil.parent.with_name("elsewhere")
+    elsewhere.write_text("somebody else's")
+    (evil / f"{HOSTILE}.cache").symlink_to(elsewhere)
     with Terminal(*arguments(region)) as terminal:
         assert terminal.wait() == 3
         assert COLOUR.search(terminal.screen)

@@ -20,7 +20,6 @@ ORDER = (
     "fields",
     "process_files",
     "mappers",
-    "namespaces",
     "slot_table",
     "lock",
     "recovery",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib
 import pkgutil
@@ -9,11 +10,15 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import libhamiregion
 from libhamiregion import agent, host
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -94,6 +99,124 @@ def test_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             if page.name == "README.md":
                 exec(program, {})
 
+
+# ---- What is pasted as it stands harms nobody --------------------------------------------------
+
+# A command at the beginning of a line of an example, behind a prompt or in a comment; alone in a
+# cell of a table; and after "Shell:".
+COMMAND = re.compile(
+    r"(?:^[ \t]*(?:[$#] *)?|^\| `|Shell: ``)(hamiregion (?:[^`|\n\\]|\\\n)+)", re.MULTILINE
+)
+NODE_WRITERS = {
+    "repair",
+    "Feedback",
+    "RepairLoop",
+    "DriverFigures",
+    "GoneRemover",
+    "PlanApplier",
+    "PlanWatcher",
+}
+
+
+def writes_into_a_whole_node(command: str) -> bool:
+    """Whether a command line repairs, steers or edits all that it finds on the machine."""
+    words = command.replace("\\\n", " ").split()[1:]
+    writes = (
+        (words[:1] == ["doctor"] and "--repair" in words)
+        or (words[:1] == ["agent"] and any(word.startswith("--") for word in words))
+        or words[:2] == ["limits", "apply"]
+    )
+    return writes and not {"--root", "--dry-run", "--help"} & set(words)
+
+
+def opens_a_whole_node_to_write(program: str) -> bool:
+    """Whether a program that repairs, steers or edits leaves open on which directories."""
+    nodes = list(ast.walk(ast.parse(program)))
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    unnamed = any(
+        isinstance(node, ast.Call)
+        and ast.unparse(node.func).rpartition(".")[2] == "Node"
+        and not node.args
+        and not {"root", "roots"} & {keyword.arg for keyword in node.keywords}
+        for node in nodes
+    )
+    return unnamed and bool(names & NODE_WRITERS)
+
+
+def docstrings(path: Path) -> Iterator[str]:
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, kinds):
+            yield ast.get_docstring(node) or ""
+
+
+def example_texts() -> Iterator[str]:
+    """Whatever people copy commands from."""
+    for page in PAGES:
+        text = page.read_text()
+        yield "\n".join(code for _, code in blocks(page))
+        yield "\n".join(line for line in text.splitlines() if line.startswith("|"))
+    for path in (*(ROOT / "libhamiregion").rglob("*.py"), *(ROOT / "examples").rglob("*.py")):
+        yield from docstrings(path)
+    for path in (ROOT / "examples").rglob("*.yaml"):
+        yield path.read_text()
+
+
+def example_programs() -> Iterator[str]:
+    for page in PAGES:
+        for kind, code in blocks(page):
+            if kind == "python":
+                yield code
+            elif kind == "pycon":
+                examples = doctest.DocTestParser().get_examples(code)
+                yield "".join(each.source for each in examples)
+    for path in (ROOT / "examples").rglob("*.py"):
+        yield path.read_text()
+
+
+def test_examples_that_write_name_their_directory_or_their_file() -> None:
+    """Nobody who tries one out repairs the whole machine by it."""
+    commands = [match[1] for text in example_texts() for match in COMMAND.finditer(text)]
+    assert len(commands) > 30
+    assert [each for each in commands if writes_into_a_whole_node(each)] == []
+    programs = list(example_programs())
+    assert sum("Node(" in each for each in programs) > 3
+    assert [each for each in programs if opens_a_whole_node_to_write(each)] == []
+
+
+@pytest.mark.parametrize(
+    ("command", "harmful"),
+    [
+        ("hamiregion doctor --repair", True),
+        ("hamiregion doctor --repair --dry-run", False),
+        ("hamiregion doctor --repair --root /usr/local/vgpu/containers", False),
+        ("hamiregion doctor", False),
+        ("hamiregion agent --feedback", True),
+        ("hamiregion agent --repair \\\n  --root DIR", False),
+        ("hamiregion limits apply plan.yaml --watch", True),
+        ("hamiregion limits set demo.cache --memory 1GiB", False),
+    ],
+)
+def test_a_command_for_the_whole_machine_is_found(command: str, harmful: bool) -> None:
+    for text in (
+        f"$ {command}\n",
+        f"    {command}\n",
+        f"| `{command}` |",
+        f"Shell: ``{command}``.",
+    ):
+        (found,) = COMMAND.findall(text)
+        assert writes_into_a_whole_node(found) is harmful
+
+
+def test_a_program_for_the_whole_machine_is_found() -> None:
+    program = "with Node({}) as node:\n    repair(node, diagnose(node))\n"
+    assert opens_a_whole_node_to_write(program.format(""))
+    assert opens_a_whole_node_to_write(program.format("outside=False"))
+    assert not opens_a_whole_node_to_write(program.format("'containers', outside=False"))
+    assert not opens_a_whole_node_to_write("with Node() as node:\n    diagnose(node)\n")
+
+
+# ---- The reference -------------------------------------------------------------------------------
 
 PUBLIC = {*libhamiregion.__all__, *host.__all__, *agent.__all__}
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from forked import in_child
 from node_root import Root, only, refresh, remove, settle
-from poke import RegionFile
+from poke import RegionFile, truncate
 
 from libhamiregion import Layout, RegionClosed, RegionStale, create_region
 from libhamiregion.host import (
@@ -86,7 +86,7 @@ def test_a_row_that_cannot_be_read_says_why_and_the_next_refresh_too(
     refresh(node)
     assert not refresh(node)
     (broken,) = (each for each in node.containers if each.name == "c1")
-    os.truncate(str(broken.region_path), 4096)
+    truncate(str(broken.region_path), 4096)
     snapshot = node.snapshot()
     row = snapshot.containers.index(broken)
     assert isinstance(snapshot.table.error(row), RegionStale)
@@ -312,7 +312,9 @@ def test_no_descriptor_and_no_mapping_is_left_over(root: Root, node: Node) -> No
     for number in range(4):
         root.region(f"c{number}")
     os.mkfifo(root.container("fifo") / "a.cache")
-    (root.container("link") / "a.cache").symlink_to("/dev/zero")
+    elsewhere = root.path.with_name("elsewhere.cache")
+    create_region(elsewhere)
+    (root.container("link") / "a.cache").symlink_to(elsewhere)
     (root.container("short") / "a.cache").touch()
     node.refresh()
     before = descriptors()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from forked import unprivileged
 from node_root import Root, only, pod_uid, refresh, remove, settle, touch
-from poke import RegionFile
+from poke import RegionFile, truncate
 
 from libhamiregion import Layout, RegionClosed, create_region, open_region
 from libhamiregion.host import Container, MissingReason, MissingRegion, Node, directories
@@ -110,7 +110,7 @@ def short(path: Path) -> None:
 
 def without_magic(path: Path) -> None:
     path.touch()
-    os.truncate(path, 2_008_953)
+    truncate(path, 2_008_953)
 
 
 def foreign(path: Path) -> None:
@@ -194,7 +194,7 @@ def test_a_file_that_becomes_a_region_in_its_place_is_noticed(root: Root, node: 
     """Nothing of that shows in the directory."""
     path = root.region()
     content = path.read_bytes()
-    os.truncate(path, 0)
+    truncate(path, 0)
     settle(path.parent)
     refresh(node)
     assert reason(only(node)) is MissingReason.NOT_READY
@@ -325,7 +325,7 @@ def test_decoys_of_any_age_hide_no_open_region(root: Root, node: Node) -> None:
     for number in range(100):
         decoy = path.with_name(f"{number}.cache")
         decoy.touch()
-        os.truncate(decoy, 2_008_953)
+        truncate(decoy, 2_008_953)
         os.utime(decoy, (4_000_000_000, 4_000_000_000))
     for number in range(300):
         path.with_name(f"{number}").touch()
@@ -386,17 +386,17 @@ def unlink(path: Path) -> None:
     path.unlink()
 
 
-def truncate(path: Path) -> None:
-    os.truncate(path, 0)
+def cut_off(path: Path) -> None:
+    truncate(path, 0)
 
 
 def cut_in_half(path: Path) -> None:
-    os.truncate(path, 1_000_000)
+    truncate(path, 1_000_000)
 
 
 def cut_last_page(path: Path) -> None:
     """The kernel shows zeros behind such an end, no fault."""
-    os.truncate(path, 2_008_000)
+    truncate(path, 2_008_000)
 
 
 def overwrite(field: str, value: Any) -> Callable[[Path], None]:
@@ -411,7 +411,7 @@ def overwrite(field: str, value: Any) -> Callable[[Path], None]:
     ("change", "expected"),
     [
         (unlink, MissingReason.NO_FILE),
-        (truncate, MissingReason.NOT_READY),
+        (cut_off, MissingReason.NOT_READY),
         (cut_in_half, MissingReason.UNKNOWN_LAYOUT),
         (cut_last_page, MissingReason.UNKNOWN_LAYOUT),
         (overwrite("magic", 0), MissingReason.NOT_READY),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from node_root import Root, refresh, touch
-from poke import RegionFile
+from poke import RegionFile, truncate
 
 from libhamiregion import Layout, create_region
 from libhamiregion.host import Container, Node
@@ -40,7 +40,7 @@ def make_garbage(path: Path) -> None:
 
 def make_link(path: Path) -> None:
     clear(path)
-    path.symlink_to("/etc/passwd")
+    path.symlink_to(beside_root(path, "elsewhere"))
 
 
 def make_fifo(path: Path) -> None:
@@ -53,9 +53,9 @@ def make_directory(path: Path) -> None:
     path.mkdir()
 
 
-def truncate(path: Path) -> None:
+def cut_off(path: Path) -> None:
     if path.is_file() and not path.is_symlink():
-        os.truncate(path, 0)
+        truncate(path, 0)
 
 
 def damage(path: Path) -> None:
@@ -77,8 +77,13 @@ def fill(path: Path) -> None:
 def clear(path: Path) -> None:
     if os.path.lexists(path):
         # Kept, so that no later file has its inode number and is taken for it.
-        (root,) = (each for each in path.parents if each.name == "containers")
-        path.rename(root.with_name(f"gone-{next(_numbers)}"))
+        path.rename(beside_root(path, f"gone-{next(_numbers)}"))
+
+
+def beside_root(path: Path, name: str) -> Path:
+    """A place outside the root that `path` is in."""
+    (root,) = (each for each in path.parents if each.name == "containers")
+    return root.with_name(name)
 
 
 IN_A_DIRECTORY: tuple[Callable[[Path], None], ...] = (
@@ -90,7 +95,7 @@ IN_A_DIRECTORY: tuple[Callable[[Path], None], ...] = (
     make_link,
     make_fifo,
     make_directory,
-    truncate,
+    cut_off,
     damage,
     fill,
     fill,
@@ -114,7 +119,7 @@ def replace_by_file(directory: Path) -> None:
 
 def replace_by_link(directory: Path) -> None:
     clear(directory)
-    directory.symlink_to("/tmp")
+    directory.symlink_to(beside_root(directory, "elsewhere.d"))
 
 
 OF_A_DIRECTORY = (drop_directory, make_directory_again, replace_by_file, replace_by_link)
@@ -140,7 +145,7 @@ def step(chance: random.Random, directories: list[Path]) -> bool:
     # What was changed last is the newest, as with real time; two may share a tick of the clock.
     if os.path.lexists(path) and described_file(path) != before:
         touch(path)
-    return what is not truncate
+    return what is not cut_off
 
 
 def described(container: Container) -> tuple[object, ...]:
@@ -158,6 +163,10 @@ def described(container: Container) -> tuple[object, ...]:
 def follow(seed: int, root: Root, steps: int) -> None:
     chance = random.Random(seed)
     directories = [root.path / f"{number}_c" for number in range(4)]
+    # What links lead to: a region, and a directory with one.
+    create_region(root.path.with_name("elsewhere"))
+    root.path.with_name("elsewhere.d").mkdir()
+    create_region(root.path.with_name("elsewhere.d") / "a.cache")
     with Node(root, outside=False) as node:
         for _ in range(steps):
             for _ in range(chance.choice((1, 1, 1, 3))):

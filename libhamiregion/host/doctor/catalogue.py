@@ -187,7 +187,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         "The region's lock is taken and nobody has signed for it: its holder was killed in the few"
         " instructions between taking and signing, or between clearing and giving back.",
         "The semaphore stands at 0, owner_pid is 0, and neither moves.",
-        f"{_LOCK_CONSEQUENCE}. libvgpu up to 2.8.0 forces it after 5 minutes.",
+        f"{_LOCK_CONSEQUENCE}. libvgpu up to 2.8.0 forces it after about 10 s.",
         "`hamiregion doctor --repair` gives it back, after watching it for 10 s if processes use"
         " the region",
         "gives the lock back if nobody else maps the region, or nothing has moved for 10 s",

@@ -125,7 +125,7 @@ def repair(
 
     Threads: may be called from several; diagnoses and repairs of one node take turns.
 
-    Shell: ``hamiregion doctor --repair``.
+    Shell: ``hamiregion doctor --repair --root DIR``.
     """
     wanted = [
         finding

@@ -1,0 +1,62 @@
+"""Cgroups that are named as kubelet names those of containers, all below the tests' own cgroup."""
+
+import contextlib
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from patience import eventually
+
+# Where version 2 is mounted: beside version 1, and alone.
+_MOUNTS = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
+
+
+def _own_cgroup() -> Path | None:
+    """This process's cgroup of version 2, if others can be made below it."""
+    for mount in _MOUNTS:
+        if (mount / "cgroup.procs").exists():
+            for line in Path("/proc/self/cgroup").read_text().splitlines():
+                if line.startswith("0::/"):
+                    own = mount / line.removeprefix("0::/")
+                    return own if os.access(own, os.W_OK) else None
+    return None
+
+
+needs_cgroups = pytest.mark.skipif(
+    _own_cgroup() is None, reason="needs a cgroup of version 2 that can be written"
+)
+
+
+@contextlib.contextmanager
+def cgroup_of_pod(pod_uid: str, container_id: str, *, qos: str = "") -> Iterator[Path]:
+    """A cgroup as kubelet's cgroupfs driver makes it for a container; removed at the end.
+
+    It does not stand where a kubelet of this machine would look for its own. Processes that are
+    left in it go back to the tests' own cgroup.
+    """
+    own = _own_cgroup()
+    if own is None:
+        pytest.skip("needs a cgroup of version 2 that can be written")
+    top = own / f"hamiregion-tests-{uuid.uuid4().hex[:8]}"
+    made = top / "kubepods" / qos / f"pod{pod_uid}" / container_id
+    made.mkdir(parents=True)
+
+    def is_removed() -> bool:
+        for pid in (made / "cgroup.procs").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                (own / "cgroup.procs").write_text(pid)
+        # A process that is ending right now is in nobody's list and still in the way.
+        with contextlib.suppress(OSError):
+            made.rmdir()
+        return not made.exists()
+
+    try:
+        yield made
+    finally:
+        eventually(is_removed)
+        for each in made.parents:
+            each.rmdir()
+            if each == top:
+                break

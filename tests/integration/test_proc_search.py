@@ -1,0 +1,213 @@
+"""What a search of /proc costs and proves: pids before maps, deadlines, libvgpu in this process,
+and files that have two inodes.
+"""
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from actors import Actor, Nursery
+from lock_bytes import NOBODY, hold, is_free
+from namespaces import needs_first_namespace
+from poke import RegionFile, RegionFileFactory
+from slot_bytes import pids
+
+from libhamiregion import LockNotRecoverable, Region, open_region
+
+MakeActor = Callable[..., Actor]
+
+LINE = "7f0000000000-7f0000001000 rw-s 00000000 00:01 1 /somewhere/else\n"
+
+
+class FakeProc:
+    """A /proc of the first pid namespace, with processes of the test's choice."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        (directory / "1" / "ns").mkdir(parents=True)
+        (directory / "1" / "ns" / "pid").symlink_to("pid:[4026531836]")
+        self._describe("1", "1")
+        (directory / "1" / "maps").write_text(LINE)
+
+    def _describe(self, name: str, ns_pids: str) -> Path:
+        own = self.directory / name
+        own.mkdir(exist_ok=True)
+        (own / "status").write_text(f"Name:\tx\nState:\tS\nNSpid:\t{ns_pids}\n")
+        return own
+
+    def add_blocking(self, pid: int, inner_pid: int) -> None:
+        """A process whose maps can be opened by nobody who wants to come back."""
+        os.mkfifo(self._describe(str(pid), f"{pid}\t{inner_pid}") / "maps")
+
+    def add_long(self, pid: int, inner_pid: int, maps: Path) -> None:
+        (self._describe(str(pid), f"{pid}\t{inner_pid}") / "maps").hardlink_to(maps)
+
+
+@pytest.fixture
+def fake_proc(tmp_path: Path) -> FakeProc:
+    (tmp_path / "proc").mkdir()
+    return FakeProc(tmp_path / "proc")
+
+
+@pytest.fixture
+def long_maps(tmp_path: Path) -> Path:
+    """As many bytes of maps as are read of one process."""
+    maps = tmp_path / "maps"
+    maps.write_text(LINE * ((31 << 20) // len(LINE)))
+    return maps
+
+
+@pytest.fixture
+def file(region_file: RegionFileFactory) -> RegionFile:
+    return region_file()
+
+
+@pytest.fixture
+def region(file: RegionFile) -> Iterator[Region]:
+    with open_region(file, writable=True) as found:
+        yield found
+
+
+# ---- the number first ----
+
+
+def test_maps_are_read_only_of_processes_that_have_the_owners_number(
+    region: Region, file: RegionFile, fake_proc: FakeProc
+) -> None:
+    for pid in range(100, 110):
+        fake_proc.add_blocking(pid, inner_pid=pid - 90)
+    hold(file, NOBODY)
+    assert region.lock_state(proc=fake_proc.directory).owner_life == "dead"
+    assert region.recover_lock(proc=fake_proc.directory).dead_owner
+    assert is_free(file)
+
+
+def test_a_process_with_as_many_groups_as_there_can_be_is_seen(
+    region: Region, file: RegionFile, fake_proc: FakeProc
+) -> None:
+    """Their line comes before that of its pids, and has most of a megabyte."""
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines(keepends=True)
+    ours = fake_proc.directory.parent / "ours"
+    ours.write_text(next(line for line in maps if line.endswith(f" {region.path}\n")))
+    fake_proc.add_long(100, NOBODY, ours)
+    groups = " ".join(map(str, range(4_000_000_000, 4_000_065_536)))
+    hold(file, NOBODY)
+    for filler in range(0, 4096, 97):
+        text = f"Name:\t{'x' * filler}\nGroups:\t{groups}\nNSpid:\t100\t{NOBODY}\nSeccomp:\t0\n"
+        (fake_proc.directory / "100" / "status").write_text(text)
+        assert region.lock_state(proc=fake_proc.directory).owner_life == "alive"
+
+
+def test_hostile_maps_cost_a_look_at_the_lock_its_deadline_and_no_more(
+    region: Region, file: RegionFile, fake_proc: FakeProc, long_maps: Path
+) -> None:
+    """Read to their ends they would take many seconds."""
+    for pid in range(1000, 1100):
+        fake_proc.add_long(pid, NOBODY, long_maps)
+    hold(file, NOBODY)
+    begun = time.monotonic()
+    assert region.lock_state(proc=fake_proc.directory).owner_life == "unknown"
+    with pytest.raises(LockNotRecoverable, match="cannot be told"):
+        region.recover_lock(proc=fake_proc.directory)
+    # Three looks for the owner, and one under the host lock, of a second each.
+    assert time.monotonic() - begun < 10
+
+
+def test_reaping_beside_hostile_maps_ends_in_time_and_frees_nothing(
+    region: Region, file: RegionFile, fake_proc: FakeProc, long_maps: Path
+) -> None:
+    for pid in range(1000, 1100):
+        fake_proc.add_long(pid, NOBODY, long_maps)
+    file.add_process(NOBODY, {0: 640})
+    begun = time.monotonic()
+    assert region.reap(proc=fake_proc.directory, timeout_s=1) == ()
+    assert time.monotonic() - begun < 5
+    assert pids(file) == [NOBODY]
+
+
+# ---- libvgpu in this very process ----
+
+AS_LIBVGPU = """
+import mmap, os
+descriptor = os.open(path, os.O_RDWR)
+scene.mapping = mmap.mmap(descriptor, 0)
+os.close(descriptor)
+"""
+
+
+@pytest.fixture
+def with_libvgpu(actor: MakeActor, file: RegionFile) -> Actor:
+    """A process that has the region mapped beside this library, and a slot in it."""
+    process = actor(file)
+    process("evaluate", AS_LIBVGPU, path=os.fspath(file))
+    file.add_process(process.pid, {0: 640})
+    return process
+
+
+@needs_first_namespace
+def test_a_process_with_libvgpu_does_not_reap_its_own_slot(
+    with_libvgpu: Actor, file: RegionFile
+) -> None:
+    assert with_libvgpu("region.reap") == ()
+    assert pids(file) == [with_libvgpu.pid]
+
+
+@needs_first_namespace
+def test_a_process_with_libvgpu_calls_itself_alive(with_libvgpu: Actor, file: RegionFile) -> None:
+    hold(file, with_libvgpu.pid)
+    assert with_libvgpu("region.lock_state").owner_life == "alive"
+    with pytest.raises(LockNotRecoverable, match="held by a live process"):
+        with_libvgpu("region.recover_lock")
+
+
+def test_a_process_with_libvgpu_is_not_attached_beside_it(
+    with_libvgpu: Actor, file: RegionFile
+) -> None:
+    with pytest.raises(RuntimeError, match="another library in this process"):
+        with_libvgpu("attach")
+    assert file.get("slot_used.total") == 640
+    with_libvgpu("evaluate", "scene.mapping.close()")
+    with_libvgpu("attach")
+
+
+# ---- one file with two inodes ----
+
+
+@pytest.fixture
+def overlay(tmp_path: Path) -> Iterator[tuple[Nursery, Path, Path]]:
+    """Where processes see an overlay, its directory, and what is below it."""
+    upper, merged = tmp_path / "upper", tmp_path / "merged"
+    for directory in (upper, merged, tmp_path / "lower", tmp_path / "work"):
+        directory.mkdir()
+    options = f"lowerdir={tmp_path}/lower,upperdir={upper},workdir={tmp_path}/work"
+    mount = f'mount -t overlay overlay -o {options} {merged} && exec "$@"'
+    inside = ("unshare", "--mount", "--propagation", "private", "sh", "-c", mount, "sh")
+    tried = subprocess.run([*inside, "true"], capture_output=True, text=True, check=False)
+    if tried.returncode != 0:
+        pytest.skip(f"cannot mount an overlay here: {tried.stderr.strip()}")
+    with contextlib.closing(Nursery(*inside)) as nursery:
+        yield nursery, merged, upper
+
+
+@needs_first_namespace
+@pytest.mark.root
+def test_a_process_that_maps_the_file_through_an_overlay_is_not_taken_for_dead(
+    overlay: tuple[Nursery, Path, Path], region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    nursery, merged, upper = overlay
+    file = region_file()
+    file.path.rename(upper / "usage.cache")
+    container = nursery.actor(merged / "usage.cache")
+    container("attach")
+    container("slot.charge", 0, 640)
+    reaper = actor(upper / "usage.cache")
+    assert reaper("region.reap") == ()
+    with pytest.raises(ValueError, match="cannot be told"):
+        reaper("region.reap", [container.pid])
+    assert container("region.memory_used", 0) == 640
+    container.kill()
+    assert len(reaper("region.reap")) == 1
