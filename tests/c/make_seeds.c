@@ -25,6 +25,67 @@ static void seed(const unsigned char *bytes, size_t count)
         seed(bytes, sizeof bytes);                                                                 \
     } while (0)
 
+/* Indexes of values. */
+enum { V0, V1, V2, V50 = 6, V100 = 8, V101, V1024 = 13, V102 = 26, V16M = 29, OWN, OWN_FOREIGN };
+
+/* What writes under the lock, with a /proc around it.  `OPEN` is for writing. */
+#define OPEN FUZZ_OPEN, 1, 5
+
+static void seed_writers(unsigned char layout)
+{
+    SEED(layout, OPEN, FUZZ_LOCK, 0, FUZZ_LOCK_STATE, FUZZ_LOCK, 0, FUZZ_UNLOCK, FUZZ_UNLOCK);
+    SEED(layout, OPEN, FUZZ_LOCK, 0, FUZZ_RECOVER, 1, FUZZ_CLOSE, OPEN, FUZZ_LOCK_STATE);
+    /* Held by a dead owner, by nobody, by a live one, by a dead writer of ours; above 1. */
+    SEED(layout, FUZZ_POKE, FUZZ_SEM, 0, 0, 0, V0, FUZZ_POKE, FUZZ_OWNER_PID, 0, 0, 0, V100, OPEN,
+         FUZZ_LOCK, 9, FUZZ_LOCK_STATE, FUZZ_RECOVER, 12, FUZZ_LOCK, 0, FUZZ_UNLOCK);
+    SEED(layout, FUZZ_POKE, FUZZ_SEM, 0, 0, 0, V0, OPEN, FUZZ_RECOVER, 12, FUZZ_LOCK, 0,
+         FUZZ_UNLOCK);
+    SEED(layout, OPEN, FUZZ_PROCESS, 3, FUZZ_MAPS_REGION, 1, V100, FUZZ_POKE, FUZZ_SEM, 0, 0, 0, V0,
+         FUZZ_RECOVER, 12, FUZZ_POKE, FUZZ_SEM, 0, 0, 0, V0, FUZZ_MEANWHILE, 20, FUZZ_OWNER_PID, 0,
+         0, 0, V100, FUZZ_RECOVER, 12, FUZZ_LOCK_STATE, FUZZ_RECOVER, 3);
+    SEED(layout, FUZZ_POKE, FUZZ_SEM, 0, 0, 0, V0, FUZZ_POKE, FUZZ_OWNER_PID, 0, 0, 0, OWN_FOREIGN,
+         OPEN, FUZZ_OTHER_LOCK, FUZZ_LOCK_STATE, FUZZ_LOCK, 3, FUZZ_OTHER_LOCK, FUZZ_LOCK_STATE,
+         FUZZ_LOCK, 3, FUZZ_UNLOCK);
+    SEED(layout, FUZZ_POKE, FUZZ_SEM, 0, 0, 0, V2, OPEN, FUZZ_RECOVER, 1, FUZZ_LOCK, 0, FUZZ_POKE,
+         FUZZ_OWNER_PID, 0, 0, 0, V100, FUZZ_UNLOCK);
+    SEED(layout, FUZZ_POKE, FUZZ_SEM_POSTINIT, 0, 0, 0, V0, OPEN, FUZZ_RECOVER, 70, FUZZ_POKE,
+         FUZZ_SEM_POSTINIT, 0, 0, 0, V2, FUZZ_RECOVER, 0);
+    /* Being a process. */
+    SEED(layout, OPEN, FUZZ_ATTACH, 0, FUZZ_CHARGE, 0, 1, V16M, 0, FUZZ_CHARGE, 1, 2, 22, 0,
+         FUZZ_RELEASE, 0, 1, V1, 0, FUZZ_RELEASE, 0, 0, V1, 0, FUZZ_SNAPSHOT, 0xff, 0xff, 0,
+         FUZZ_DETACH, 0);
+    SEED(layout, OPEN, FUZZ_ATTACH, 0, FUZZ_CHARGE, 0, 1, V16M, 0, FUZZ_POKE, FUZZ_PROC_NUM, 0, 0,
+         0, V2, FUZZ_CHARGE, 0, 0, V50, 1, FUZZ_POKE, FUZZ_SLOT_PID, 0, 3, 0, V50, FUZZ_CHARGE, 0,
+         0, V50, 1, FUZZ_CLOSE);
+    SEED(layout, FUZZ_PROC, FUZZ_PROC_FOREIGN, OPEN, FUZZ_ATTACH, 0, FUZZ_PROC, 0, FUZZ_SLOT, 3, 0,
+         OWN, V0, V16M, FUZZ_ATTACH, 0, FUZZ_ATTACH, 0, FUZZ_LOCK, 0, FUZZ_UNLOCK, FUZZ_DETACH, 0);
+    SEED(layout, OPEN, FUZZ_PROCESS, 3, FUZZ_MAPS_REGION, 1, V50, FUZZ_SLOT, 3, 0, V50, V102, V16M,
+         FUZZ_MEANWHILE, 0, FUZZ_SLOT_SEQLOCK, 0, 3, 0, V2, FUZZ_ATTACH, 9, FUZZ_CHARGE, 0, 0, V1,
+         0, FUZZ_DETACH, 0);
+    /* Others' slots. */
+    SEED(layout, OPEN, FUZZ_EDIT_SLOT, V100, 8, 0, 0, V1, 1, 0, V2, 2, 1, V50, 3, 1, V50,
+         FUZZ_EDIT_SLOT, V101, 3, 1, 0, V2, FUZZ_EDIT_SLOT, V50, 2, 1, 0, V2);
+    SEED(layout, OPEN, FUZZ_REAP, 1, 0, FUZZ_REAP, 0, 0, FUZZ_SNAPSHOT, 0xff, 0xff, 0);
+    SEED(layout, OPEN, FUZZ_PROCESS, 3, FUZZ_MAPS_REGION, 1, V101, FUZZ_PROCESS, 4,
+         FUZZ_MAPS_REFUSED, 1, V102, FUZZ_REAP, 4, V100, V101, 0, FUZZ_REAP, 0, 0, FUZZ_PROCESS, 4,
+         FUZZ_MAPS_READ_ONLY, 1, V102, FUZZ_REAP, 0, 0);
+    SEED(layout, OPEN, FUZZ_PROC, FUZZ_PROC_NOT_FIRST, FUZZ_PROCESS, 2,
+         FUZZ_MAPS_REGION_AND_LIBVGPU, 0, FUZZ_POKE, FUZZ_SLOT_PID, 0, 1, 0, V0, FUZZ_REAP, 0, 9,
+         FUZZ_PROC, FUZZ_PROC_HIDES, FUZZ_REAP, 0, 9);
+    SEED(layout, OPEN, FUZZ_PROCESS, 3, FUZZ_MAPS_ONLY_THREAD, 1, V101, FUZZ_PROCESS, 5,
+         FUZZ_MAPS_NAME, 1, V100, 3, 'a', ' ', 'b', FUZZ_PROCESS, 0, FUZZ_MAPS_OTHER_DEVICE, 1,
+         V102, FUZZ_PROCESS, 1, FUZZ_MAPS_NO_STATUS, 1, V102, FUZZ_REAP, 0, 0, FUZZ_LOCK_STATE);
+    SEED(layout, OPEN, FUZZ_PROCESS, 3, FUZZ_MAPS_REGION, 1, V101, FUZZ_SLOT, 4, 0, V101, V102,
+         V16M, FUZZ_MEANWHILE, 0, FUZZ_SLOT_SEQLOCK, 0, 4, 0, V2, FUZZ_REPAIR, 0, 9, FUZZ_SNAPSHOT,
+         0xff, 0xff, 0, FUZZ_REAP, 0, 0, FUZZ_REPAIR, 1, 0);
+    /* The limiter. */
+    SEED(layout, OPEN, FUZZ_POKE, FUZZ_SM_LIMIT, 0, 0, 0, V50, FUZZ_LIMITER, V100, 10, 50, 0, 1,
+         FUZZ_TICK, 20, FUZZ_ACQUIRE, V16M, 0, FUZZ_ACQUIRE, V1, 20, FUZZ_TICK, 90, FUZZ_TICK, 0,
+         FUZZ_CLOSE, FUZZ_TICK, 50);
+    SEED(layout, FUZZ_LIMITER, V100, 10, 30, 0, 0, FUZZ_TICK, 20, FUZZ_ACQUIRE, V16M, 0, FUZZ_TICK,
+         100, FUZZ_TICK, 101, FUZZ_TICK, 0, FUZZ_ACQUIRE, V1, 255);
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 2)
@@ -55,6 +116,8 @@ int main(int argc, char **argv)
              FUZZ_SLOT_TOTAL, 9, 0, 1, 25, FUZZ_READ_SET, 3, 3, 9, FUZZ_GET, 2, 9, FUZZ_SNAPSHOT,
              0xff, 0, 0);
     }
+    for (unsigned char layout = 0; layout < FUZZ_RAW; layout++)
+        seed_writers(layout);
     SEED(FUZZ_RAW);
     SEED(FUZZ_RAW, 0x4e, 0xf8, 0x2f, 0x01, 1, 0, 0, 0, 2, 0, 0, 0);
     SEED(FUZZ_RAW, 0, 0, 0);
