@@ -58,6 +58,12 @@ uint64_t bytes_at(const struct view *view, uint32_t slot)
     return sum;
 }
 
+uint64_t seqlock_at(const struct view *view, uint32_t slot)
+{
+    const uint32_t seqlock = seqlock_offset(view->layout);
+    return seqlock == HR_ABSENT ? 0 : get64(view, slot_at(view, slot) + seqlock);
+}
+
 bool is_slot_used(uint32_t slot)
 {
     const struct view view = now();
@@ -72,14 +78,7 @@ bool is_slot_changed(uint32_t slot)
     return memcmp(before.bytes + at, after.bytes + at, after.layout->slot_stride) != 0;
 }
 
-/* ---- Others ---------------------------------------------------------------------------- */
-
-static uint64_t seqlock_at(uint32_t slot)
-{
-    const struct view view = was();
-    const uint32_t seqlock = view.layout->slot_seqlock;
-    return seqlock == HR_ABSENT ? 0 : get64(&view, slot_at(&view, slot) + seqlock);
-}
+/* ---- Others ------------------------------------------------------------------------ */
 
 static void store(const struct poke *poke)
 {
@@ -87,10 +86,10 @@ static void store(const struct poke *poke)
     const size_t behind = poke->offset - view.layout->procs;
     const uint32_t slot = (uint32_t)(behind / view.layout->slot_stride);
     const bool in_slot = poke->offset >= view.layout->procs && slot < HR_SLOTS;
-    const uint64_t before = in_slot ? seqlock_at(slot) : 0;
+    const uint64_t before = in_slot ? seqlock_at(&view, slot) : 0;
     file_poke(run.file, poke->offset, poke->value, poke->bytes);
     others.is_disturbed = true;
-    if (in_slot && seqlock_at(slot) != before)
+    if (in_slot && seqlock_at(&view, slot) != before)
         others.moved[others.moved_count++] = slot;
 }
 
@@ -132,7 +131,7 @@ bool changes_moved(uint32_t slot)
     return false;
 }
 
-/* ---- The core -------------------------------------------------------------------------- */
+/* ---- The core ---------------------------------------------------------------------- */
 
 void changes_begin(void)
 {

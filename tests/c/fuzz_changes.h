@@ -43,6 +43,8 @@ uint64_t sem_of(const struct view *view);
 /* The total of one device, and of all of them, saturating; only pages that are tracked have any. */
 uint64_t total_at(const struct view *view, uint32_t slot, uint32_t device);
 uint64_t bytes_at(const struct view *view, uint32_t slot);
+/* 0 where no process of this layout remembers its slot. */
+uint64_t seqlock_at(const struct view *view, uint32_t slot);
 bool is_slot_used(uint32_t slot);
 bool is_slot_changed(uint32_t slot);
 

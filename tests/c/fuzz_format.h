@@ -9,6 +9,7 @@
 #define FUZZ_FORMAT_H
 
 enum {
+    FUZZ_MAX_BYTES = 256,
     FUZZ_RAW = 5 /* 0 to 4 are layouts; the first byte counts modulo 6 */
 };
 
@@ -32,7 +33,8 @@ enum fuzz_step {
     FUZZ_PROC,       /* set of enum fuzz_proc */
     FUZZ_PROCESS,    /* host pid (index), enum fuzz_maps, levels below the first, a value for each;
                         for FUZZ_MAPS_NAME a length and so many bytes */
-    FUZZ_OTHER_LOCK, /* another writer of this library takes the host lock, or gives it back */
+    FUZZ_OTHER_LOCK, /* 0: another writer of this library takes the host lock; 1: it locks the
+                        number with which the lock is signed; again: it ends */
     FUZZ_LOCK,       /* timeout in ms */
     FUZZ_UNLOCK,
     FUZZ_LOCK_STATE,

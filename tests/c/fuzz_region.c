@@ -14,7 +14,7 @@
 /* Enough for any state; more would only make inputs slow. */
 enum { MAX_STEPS = 40 };
 
-/* ---- One run ------------------------------------------------------------------------ */
+/* ---- One run ----------------------------------------------------------------------- */
 
 static uint64_t *buffer;
 
@@ -50,8 +50,8 @@ struct poke take_poke(struct input *input)
         [FUZZ_SLOT_PID] = {at + layout->slot_pid, 4},
         [FUZZ_SLOT_HOSTPID] = {at + layout->slot_hostpid, 4},
         [FUZZ_SLOT_STATUS] = {at + layout->slot_status, 4},
-        [FUZZ_SLOT_SEQLOCK] = {layout->slot_seqlock == HR_ABSENT ? HR_ABSENT
-                                                                 : at + layout->slot_seqlock,
+        [FUZZ_SLOT_SEQLOCK] = {seqlock_offset(layout) == HR_ABSENT ? HR_ABSENT
+                                                                   : at + seqlock_offset(layout),
                                8},
         [FUZZ_SLOT_TOTAL] = {used + 32, 8},
         [FUZZ_SLOT_CONTEXT] = {used, 8},
@@ -101,7 +101,7 @@ static void do_resize(struct input *input)
     file_resize(run.file, more < 0 && size < (size_t)-more ? 0 : size + (size_t)more);
 }
 
-/* ---- Opening -------------------------------------------------------------------------- */
+/* ---- Opening ----------------------------------------------------------------------- */
 
 static void require_open_code(int code)
 {
@@ -167,7 +167,7 @@ static void open_region(uint32_t flags, uint32_t layout)
     REQUIRE(info.mapped_bytes >= hr_layouts[code].size);
 }
 
-/* ---- Calls ----------------------------------------------------------------------------------- */
+/* ---- Calls ------------------------------------------------------------------------- */
 
 /* `bytes` of the buffer, and not one more. */
 static void snapshot(size_t bytes)

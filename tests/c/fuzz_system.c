@@ -9,7 +9,7 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-/* ---- The clock --------------------------------------------------------------------------- */
+/* ---- The clock --------------------------------------------------------------------- */
 
 static uint64_t now_ns = UINT64_C(1000000000000);
 static void (*act_in_naps)(void);
@@ -60,7 +60,20 @@ long fuzz_syscall(long number, ...)
     return 0;
 }
 
-/* ---- /proc ----------------------------------------------------------------------------------- */
+ssize_t fuzz_getrandom(void *out, size_t bytes, unsigned flags)
+{
+    static uint64_t state = 88172645463325252;
+    (void)flags;
+    for (size_t i = 0; i < bytes; i++) {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        ((uint8_t *)out)[i] = (uint8_t)state;
+    }
+    return (ssize_t)bytes;
+}
+
+/* ---- /proc ------------------------------------------------------------------------- */
 
 static const int32_t host_pids[SYSTEM_PIDS] = {2, 17, 100, 102, 1000, 4000};
 
@@ -309,8 +322,7 @@ FILE *fuzz_fopen(const char *path, const char *mode)
     return fmemopen(text, (size_t)length, "r");
 }
 
-/* ---- What it proves
- * ------------------------------------------------------------------------------ */
+/* ---- What it proves ---------------------------------------------------------------- */
 
 static bool maps_region(const struct process *process)
 {
@@ -356,6 +368,17 @@ enum hr_life system_life(int32_t pid, bool innermost)
                 (leaves_doubt(process) && has_pid(process, pid, innermost));
     }
     return doubt ? HR_LIFE_UNKNOWN : HR_DEAD;
+}
+
+bool system_lists(int32_t pid)
+{
+    for (uint32_t i = 0; i < SYSTEM_PIDS; i++) {
+        const struct process *process = &machine.processes[i];
+        if ((maps_region(process) || leaves_doubt(process)) && has_pid(process, pid, true) &&
+            process->maps != FUZZ_MAPS_NO_STATUS)
+            return true;
+    }
+    return false;
 }
 
 bool system_is_plain(void)

@@ -19,6 +19,7 @@
 int fuzz_clock_gettime(clockid_t clock, struct timespec *out);
 int fuzz_nanosleep(const struct timespec *length, struct timespec *left);
 long fuzz_syscall(long number, ...);
+ssize_t fuzz_getrandom(void *out, size_t bytes, unsigned flags);
 FILE *fuzz_fopen(const char *path, const char *mode);
 DIR *fuzz_opendir(const char *path);
 
@@ -59,6 +60,8 @@ void system_set_process(uint32_t index, struct process *process);
  * and none has.
  */
 enum hr_life system_life(int32_t pid, bool innermost);
+/* Whether a process in this /proc that maps the region, or may, has this pid as its own. */
+bool system_lists(int32_t pid);
 /* Everything can be seen, and leaves no doubt. */
 bool system_is_plain(void);
 /* And besides, nobody maps the region. */

@@ -1,4 +1,8 @@
-/* The fuzzer's first inputs: every layout as it is, and the common ways to break one. */
+/*
+ * The fuzzer's first inputs: every layout as it is, the common ways to break one, the calls that
+ * write under the lock, and what earlier runs have found (fuzz_corpus.txt, an input a line, in
+ * hexadecimal).
+ */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +15,7 @@ static unsigned seeds;
 static void seed(const unsigned char *bytes, size_t count)
 {
     char path[4096];
-    snprintf(path, sizeof path, "%s/seed-%03u", directory, seeds++);
+    snprintf(path, sizeof path, "%s/seed-%04u", directory, seeds++);
     FILE *file = fopen(path, "wb");
     if (file == NULL || fwrite(bytes, 1, count, file) != count || fclose(file) != 0) {
         perror(path);
@@ -44,8 +48,9 @@ static void seed_writers(unsigned char layout)
          FUZZ_RECOVER, 12, FUZZ_POKE, FUZZ_SEM, 0, 0, 0, V0, FUZZ_MEANWHILE, 20, FUZZ_OWNER_PID, 0,
          0, 0, V100, FUZZ_RECOVER, 12, FUZZ_LOCK_STATE, FUZZ_RECOVER, 3);
     SEED(layout, FUZZ_POKE, FUZZ_SEM, 0, 0, 0, V0, FUZZ_POKE, FUZZ_OWNER_PID, 0, 0, 0, OWN_FOREIGN,
-         OPEN, FUZZ_OTHER_LOCK, FUZZ_LOCK_STATE, FUZZ_LOCK, 3, FUZZ_OTHER_LOCK, FUZZ_LOCK_STATE,
-         FUZZ_LOCK, 3, FUZZ_UNLOCK);
+         OPEN, FUZZ_OTHER_LOCK, 1, FUZZ_LOCK_STATE, FUZZ_LOCK, 3, FUZZ_RECOVER, 1, FUZZ_OTHER_LOCK,
+         0, FUZZ_OTHER_LOCK, 0, FUZZ_LOCK, 3, FUZZ_OTHER_LOCK, 0, FUZZ_LOCK_STATE, FUZZ_LOCK, 3,
+         FUZZ_UNLOCK);
     SEED(layout, FUZZ_POKE, FUZZ_SEM, 0, 0, 0, V2, OPEN, FUZZ_RECOVER, 1, FUZZ_LOCK, 0, FUZZ_POKE,
          FUZZ_OWNER_PID, 0, 0, 0, V100, FUZZ_UNLOCK);
     SEED(layout, FUZZ_POKE, FUZZ_SEM_POSTINIT, 0, 0, 0, V0, OPEN, FUZZ_RECOVER, 70, FUZZ_POKE,
@@ -86,11 +91,31 @@ static void seed_writers(unsigned char layout)
          100, FUZZ_TICK, 101, FUZZ_TICK, 0, FUZZ_ACQUIRE, V1, 255);
 }
 
+static void seed_found(const char *path)
+{
+    FILE *file = fopen(path, "r");
+    char line[2 * FUZZ_MAX_BYTES + 2];
+    if (file == NULL) {
+        perror(path);
+        exit(1);
+    }
+    while (fgets(line, sizeof line, file) != NULL) {
+        unsigned char bytes[FUZZ_MAX_BYTES];
+        unsigned value;
+        size_t count = 0;
+        while (count < sizeof bytes && sscanf(line + 2 * count, "%2x", &value) == 1)
+            bytes[count++] = (unsigned char)value;
+        seed(bytes, count);
+    }
+    fclose(file);
+}
+
 int main(int argc, char **argv)
 {
-    if (argc != 2)
+    if (argc != 3)
         return 2;
     directory = argv[1];
+    seed_found(argv[2]);
     for (unsigned char layout = 0; layout < FUZZ_RAW; layout++) {
         SEED(layout);
         SEED(layout, FUZZ_POKE, FUZZ_PROC_NUM, 0, 0, 0, 14, FUZZ_SNAPSHOT, 0xff, 0xff, 0);
