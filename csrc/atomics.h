@@ -33,16 +33,6 @@ static inline void hr_store_i32(unsigned char *at, int32_t value, memory_order o
     atomic_store_explicit((_Atomic int32_t *)(void *)at, value, order);
 }
 
-static inline uint64_t hr_exchange_u64(unsigned char *at, uint64_t value)
-{
-    return atomic_exchange_explicit((_Atomic uint64_t *)(void *)at, value, memory_order_acq_rel);
-}
-
-static inline int32_t hr_exchange_i32(unsigned char *at, int32_t value)
-{
-    return atomic_exchange_explicit((_Atomic int32_t *)(void *)at, value, memory_order_acq_rel);
-}
-
 static inline uint64_t hr_add_u64(unsigned char *at, uint64_t value, memory_order order)
 {
     return atomic_fetch_add_explicit((_Atomic uint64_t *)(void *)at, value, order);

@@ -1,171 +1,50 @@
+#include <string.h>
+
 #include "fields.h"
 
-struct limits_call {
-    const hr_region *region;
-    uint32_t kind;
-    int32_t device;
-    uint64_t value, expected;
-    uint32_t flags;
-    struct hr_limit_edit *edits;
-    uint32_t count;
-};
-
-static unsigned char *limit_at(const struct limits_call *call, uint32_t device)
-{
-    const struct hr_layout *layout = call->region->layout;
-    uint32_t table = call->kind == HR_MEMORY ? layout->limit : layout->sm_limit;
-    return call->region->base + table + device * 8;
-}
-
-static int choose_devices(struct limits_call *call)
-{
-    const hr_region *region = call->region;
-    uint32_t device_num, chosen;
-    int32_t proc_num;
-    int code = hr_checked_device_num(region, &device_num);
-    if (code == HR_OK)
-        code = hr_checked_proc_num(region, &proc_num);
-    if (code != HR_OK)
-        return code;
-    if (call->device != HR_ALL_DEVICES) {
-        chosen = 1u << call->device;
-    } else if (device_num == 0 && hr_limits_all_equal(region)) {
-        chosen = (1u << HR_DEVICES) - 1;
-    } else {
-        uint32_t count = hr_counted_devices(region, device_num);
-        chosen = ((1u << count) - 1) | hr_undeclared_uuids(region, count);
-        for (int32_t i = 0; i < proc_num; i++)
-            chosen |= hr_undeclared_usage(region, hr_slot(region, (uint32_t)i), count);
-    }
-    call->count = 0;
-    for (uint32_t device = 0; device < HR_DEVICES; device++) {
-        if ((chosen & 1u << device) != 0) {
-            call->edits[call->count].device = device;
-            call->edits[call->count++].after = call->value;
-        }
-    }
-    return HR_OK;
-}
-
-static int refuse(int code, uint32_t device, uint64_t found, uint64_t wanted)
-{
-    struct hr_detail detail = {.code = code,
-                               .device = (int32_t)device,
-                               .layout = HR_LAYOUTS,
-                               .found = found,
-                               .wanted = wanted};
-    return hr_fail(&detail);
-}
-
-static bool is_same(uint32_t kind, uint64_t found, uint64_t expected)
-{
-    bool both_unlimited =
-        kind == HR_SM && (found == 0 || found >= 100) && (expected == 0 || expected >= 100);
-    return found == expected || both_unlimited;
-}
-
-static bool is_expected(const struct limits_call *call, uint64_t found)
-{
-    return (call->flags & HR_EXPECT) == 0 || is_same(call->kind, found, call->expected);
-}
-
-static int check_edit(const struct limits_call *call, struct hr_limit_edit *edit)
-{
-    edit->before = hr_load_u64(limit_at(call, edit->device), memory_order_relaxed);
-    if (!is_expected(call, edit->before))
-        return refuse(HR_ECONFLICT, edit->device, edit->before, call->expected);
-    if (call->kind != HR_MEMORY || call->value == 0 || (call->flags & HR_FORCE) != 0)
-        return HR_OK;
-    uint64_t used;
-    int code = hr_sum_used(call->region, edit->device, &used);
-    if (code == HR_OK && used > call->value)
-        code = refuse(HR_EBELOWUSE, edit->device, used, call->value);
-    return code;
-}
-
-/* Give back what was stored, unless somebody has stored something else since. */
-static void undo(const struct limits_call *call, uint32_t done)
-{
-    while (done-- > 0) {
-        uint64_t ours = call->edits[done].after;
-        hr_swap_u64(limit_at(call, call->edits[done].device), &ours, call->edits[done].before);
-    }
-}
-
-static int set_limits_work(void *argument)
-{
-    struct limits_call *call = argument;
-    int code = hr_check_header(call->region);
-    if (code == HR_OK)
-        code = choose_devices(call);
-    for (uint32_t i = 0; code == HR_OK && i < call->count; i++)
-        code = check_edit(call, &call->edits[i]);
-    if (code != HR_OK || (call->flags & HR_DRY_RUN) != 0)
-        return code;
-
-    for (uint32_t i = 0; i < call->count; i++) {
-        struct hr_limit_edit *edit = &call->edits[i];
-        unsigned char *at = limit_at(call, edit->device);
-        if ((call->flags & HR_EXPECT) == 0) {
-            edit->before = hr_exchange_u64(at, call->value);
-            continue;
-        }
-        uint64_t found = edit->before;
-        if (!hr_swap_u64(at, &found, call->value)) {
-            undo(call, i);
-            return refuse(HR_ECONFLICT, edit->device, found, call->expected);
-        }
-    }
-    return HR_OK;
-}
-
-int hr_set_limits(hr_region *region, uint32_t kind, int32_t device, uint64_t value,
-                  uint64_t expected, uint32_t flags, struct hr_limit_edit *edits)
-{
-    const uint32_t known = HR_EXPECT | HR_FORCE | HR_DRY_RUN;
-    if (kind > HR_SM || device < HR_ALL_DEVICES || device >= HR_DEVICES || (flags & ~known) != 0)
-        return hr_fail_code(HR_EINVAL);
-    struct limits_call call = {.region = region,
-                               .kind = kind,
-                               .device = device,
-                               .value = value,
-                               .expected = expected,
-                               .flags = flags,
-                               .edits = edits};
-    int code = hr_run_write(region, set_limits_work, &call);
-    return code == HR_OK ? (int)call.count : code;
-}
-
-/* ---- Several values at once -------------------------------------------------- */
-
-struct edits_call {
+struct edit_call {
     const hr_region *region;
     struct hr_edit *edits;
-    uint32_t count, flags;
+    uint32_t count, room, flags;
 };
+
+/* ---- Which values ------------------------------------------------------------ */
+
+static bool is_per_device(uint32_t kind)
+{
+    return kind == HR_MEMORY || kind == HR_SM;
+}
 
 static unsigned char *value_at(const hr_region *region, const struct hr_edit *edit)
 {
     const struct hr_layout *layout = region->layout;
-    if (edit->kind == HR_PRIORITY)
+    switch (edit->kind) {
+    case HR_MEMORY:
+        return region->base + layout->limit + (uint32_t)edit->device * 8;
+    case HR_SM:
+        return region->base + layout->sm_limit + (uint32_t)edit->device * 8;
+    case HR_PRIORITY:
         return region->base + layout->priority;
-    return region->base + (edit->kind == HR_MEMORY ? layout->limit : layout->sm_limit) +
-           edit->device * 8;
+    case HR_SWITCH:
+        return region->base + layout->utilization_switch;
+    default:
+        return region->base + layout->recent_kernel;
+    }
 }
 
-static uint64_t load_value(const hr_region *region, const struct hr_edit *edit)
+static uint64_t load(const hr_region *region, const struct hr_edit *edit)
 {
     const unsigned char *at = value_at(region, edit);
-    if (edit->kind == HR_PRIORITY)
-        return (uint64_t)(int64_t)hr_load_i32(at, memory_order_relaxed);
-    return hr_load_u64(at, memory_order_relaxed);
+    if (is_per_device(edit->kind))
+        return hr_load_u64(at, memory_order_relaxed);
+    return (uint64_t)(int64_t)hr_load_i32(at, memory_order_relaxed);
 }
 
-static bool swap_value(const hr_region *region, const struct hr_edit *edit, uint64_t *found,
-                       uint64_t to)
+/* `found` takes what was found when this fails. */
+static bool swap(const hr_region *region, const struct hr_edit *edit, uint64_t *found, uint64_t to)
 {
     unsigned char *at = value_at(region, edit);
-    if (edit->kind != HR_PRIORITY)
+    if (is_per_device(edit->kind))
         return hr_swap_u64(at, found, to);
     int32_t narrow = (int32_t)*found;
     bool swapped = hr_swap_i32(at, &narrow, (int32_t)to);
@@ -173,13 +52,171 @@ static bool swap_value(const hr_region *region, const struct hr_edit *edit, uint
     return swapped;
 }
 
-static uint64_t exchange_value(const hr_region *region, const struct hr_edit *edit)
+/* ---- Which devices ----------------------------------------------------------- */
+
+static int refuse(int code, const struct hr_edit *edit, uint64_t found, uint64_t wanted)
 {
-    unsigned char *at = value_at(region, edit);
-    if (edit->kind == HR_PRIORITY)
-        return (uint64_t)(int64_t)hr_exchange_i32(at, (int32_t)edit->value);
-    return hr_exchange_u64(at, edit->value);
+    struct hr_detail detail = {.code = code,
+                               .device = edit->device,
+                               .layout = HR_LAYOUTS,
+                               .found = found,
+                               .wanted = wanted,
+                               .kind = edit->kind};
+    return hr_fail(&detail);
 }
+
+static int no_device(int32_t device, uint32_t devices, uint32_t number)
+{
+    struct hr_detail detail = {.code = HR_ENODEVICE,
+                               .device = device,
+                               .layout = HR_LAYOUTS,
+                               .candidates = devices,
+                               .found = number};
+    return hr_fail(&detail);
+}
+
+static bool has_uuid(const hr_region *region, uint32_t device, const char *uuid)
+{
+    const unsigned char *at = region->base + region->layout->uuids + device * HR_UUID_BYTES;
+    uint64_t words[HR_UUID_BYTES / 8];
+    for (uint32_t word = 0; word < HR_UUID_BYTES / 8; word++)
+        words[word] = hr_load_u64(at + word * 8, memory_order_relaxed);
+    const char *text = (const char *)words;
+    return text[0] != '\0' && strnlen(text, HR_UUID_BYTES) == strlen(uuid) &&
+           memcmp(text, uuid, strlen(uuid)) == 0;
+}
+
+/* The devices that an edit means, one bit each; the first for what has no device. */
+static int find_devices(const struct edit_call *call, const struct hr_edit *edit, uint32_t number,
+                        uint32_t *out)
+{
+    *out = 1;
+    if (!is_per_device(edit->kind))
+        return HR_OK;
+    uint32_t devices;
+    int code = hr_region_devices(call->region, &devices);
+    if (code != HR_OK)
+        return code;
+    const bool any = (call->flags & HR_FORCE) != 0;
+    const uint32_t allowed = any ? (1u << HR_DEVICES) - 1 : devices;
+    if (edit->uuid != NULL) {
+        for (uint32_t device = 0; device < HR_DEVICES; device++) {
+            *out = 1u << device;
+            if ((allowed & *out) != 0 && has_uuid(call->region, device, edit->uuid))
+                return HR_OK;
+        }
+        return no_device(-1, devices, number);
+    }
+    if (edit->device == HR_ALL_DEVICES) {
+        *out = devices;
+        return HR_OK;
+    }
+    *out = 1u << edit->device;
+    return (allowed & *out) != 0 ? HR_OK : no_device(edit->device, devices, number);
+}
+
+/* Put one edit for each device concerned in the place of those that were given. */
+static int spread(struct edit_call *call)
+{
+    struct hr_edit given[HR_EDITS_MAX];
+    const uint32_t count = call->count;
+    uint32_t edited[HR_EDIT_KINDS] = {0};
+    memcpy(given, call->edits, count * sizeof given[0]);
+    call->count = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t devices;
+        int code = find_devices(call, &given[i], i, &devices);
+        if (code != HR_OK)
+            return code;
+        for (int32_t device = 0; device < HR_DEVICES; device++) {
+            if ((devices & 1u << device) == 0)
+                continue;
+            given[i].device = device;
+            if ((edited[given[i].kind] & 1u << device) != 0)
+                return refuse(HR_EINVAL, &given[i], 0, 0);
+            edited[given[i].kind] |= 1u << device;
+            if (call->count == call->room) {
+                struct hr_detail detail = {.code = HR_ENOSPACE, .wanted = HR_EDITS_MAX};
+                return hr_fail(&detail);
+            }
+            call->edits[call->count++] = given[i];
+        }
+    }
+    return HR_OK;
+}
+
+/* ---- Whether they may be changed ----------------------------------------------- */
+
+static bool is_expected(const struct hr_edit *edit, uint64_t found)
+{
+    bool both_unlimited =
+        edit->kind == HR_SM && !hr_is_limited_sm(found) && !hr_is_limited_sm(edit->expected);
+    return (edit->flags & HR_EXPECT) == 0 || found == edit->expected || both_unlimited;
+}
+
+/*
+ * libvgpu's launches look at device 0's SM limit each time, for all devices, up to 2.8.0.
+ * What fills a process's bucket is started with the process, and only where it finds a
+ * limit: below 100 up to 2.4.0, up to 100 afterwards.  So a limit that comes later finds
+ * a bucket that is never filled.
+ */
+static bool leaves_bucket_unfilled(const struct edit_call *call, const struct hr_edit *edit)
+{
+    if (edit->kind != HR_SM || edit->device != 0 || !hr_is_limited_sm(edit->after))
+        return false;
+    switch (call->region->layout->id) {
+    case HR_UNVERSIONED_NO_UTIL:
+    case HR_UNVERSIONED:
+        return !hr_is_limited_sm(edit->before);
+    case HR_V1_1:
+        return edit->before == 0 || edit->before > 100;
+    default:
+        return false;
+    }
+}
+
+static int check_running_processes(const struct edit_call *call, struct hr_edit *edit)
+{
+    int32_t processes;
+    edit->stops_launches = 0;
+    if (!leaves_bucket_unfilled(call, edit))
+        return HR_OK;
+    int code = hr_checked_proc_num(call->region, &processes);
+    if (code != HR_OK || processes == 0)
+        return code;
+    edit->stops_launches = 1;
+    if ((call->flags & HR_FORCE) != 0)
+        return HR_OK;
+    return refuse(HR_EUNWATCHED, edit, (uint64_t)processes, edit->after);
+}
+
+static int check_use(const struct edit_call *call, const struct hr_edit *edit)
+{
+    uint64_t used;
+    if (edit->kind != HR_MEMORY || edit->after == 0 || (call->flags & HR_FORCE) != 0)
+        return HR_OK;
+    int code = hr_sum_used(call->region, (uint32_t)edit->device, &used);
+    return code == HR_OK && used > edit->after ? refuse(HR_EBELOWUSE, edit, used, edit->after)
+                                               : code;
+}
+
+static int check_edit(const struct edit_call *call, struct hr_edit *edit)
+{
+    edit->before = load(call->region, edit);
+    edit->after = edit->value;
+    if (!is_expected(edit, edit->before))
+        return refuse(HR_ECONFLICT, edit, edit->before, edit->expected);
+    if ((edit->flags & HR_PERCENT) != 0) {
+        unsigned __int128 share = (unsigned __int128)edit->before * edit->value / 100;
+        if (share == 0 || share > UINT64_MAX)
+            return refuse(HR_EINVAL, edit, edit->before, edit->value);
+        edit->after = (uint64_t)share;
+    }
+    int code = check_running_processes(call, edit);
+    return code == HR_OK ? check_use(call, edit) : code;
+}
+
+/* ---- Storing ------------------------------------------------------------------- */
 
 /*
  * Write to its page, and change nothing.  The first store to a page of a file waits for
@@ -188,120 +225,82 @@ static uint64_t exchange_value(const hr_region *region, const struct hr_edit *ed
  */
 static void fetch_page(const hr_region *region, const struct hr_edit *edit)
 {
-    uint64_t found = load_value(region, edit);
-    swap_value(region, edit, &found, found);
+    uint64_t found = edit->before;
+    swap(region, edit, &found, found);
 }
 
-static int check_one_edit(const struct edits_call *call, struct hr_edit *edit, uint32_t number)
+/* Others who write at the same moment cannot win each time, unless they mean to. */
+#define STORE_TRIES 64
+
+/*
+ * A value is only replaced by one that was judged beside it: where it is another one by
+ * now, the edit is judged anew, or refused if that one was not expected.
+ */
+static int store(const struct edit_call *call, struct hr_edit *edit)
 {
-    edit->before = load_value(call->region, edit);
-    if (edit->expect != 0 && !is_same(edit->kind, edit->before, edit->expected))
-        return refuse(HR_ECONFLICT, number, edit->before, edit->expected);
-    if (edit->kind != HR_MEMORY || edit->value == 0 || (call->flags & HR_FORCE) != 0)
-        return HR_OK;
-    uint64_t used;
-    int code = hr_sum_used(call->region, edit->device, &used);
-    if (code == HR_OK && used > edit->value)
-        code = refuse(HR_EBELOWUSE, number, used, edit->value);
-    return code;
+    for (int tries = 0; tries < STORE_TRIES; tries++) {
+        uint64_t found = edit->before;
+        if (swap(call->region, edit, &found, edit->after))
+            return HR_OK;
+        int code = check_edit(call, edit);
+        if (code != HR_OK)
+            return code;
+    }
+    return refuse(HR_ECONFLICT, edit, load(call->region, edit), edit->before);
 }
 
-static int edit_all_work(void *argument)
+static int edit_work(void *argument)
 {
-    const struct edits_call *call = argument;
+    struct edit_call *call = argument;
     int code = hr_check_header(call->region);
+    if (code == HR_OK)
+        code = spread(call);
     for (uint32_t i = 0; code == HR_OK && i < call->count; i++)
-        code = check_one_edit(call, &call->edits[i], i);
+        code = check_edit(call, &call->edits[i]);
     if (code != HR_OK || (call->flags & HR_DRY_RUN) != 0)
         return code;
 
-    for (uint32_t i = 0; i < call->count; i++)
+    for (uint32_t i = 0; call->count > 1 && i < call->count; i++)
         fetch_page(call->region, &call->edits[i]);
     for (uint32_t i = 0; i < call->count; i++) {
-        struct hr_edit *edit = &call->edits[i];
-        if (edit->expect == 0) {
-            edit->before = exchange_value(call->region, edit);
+        code = store(call, &call->edits[i]);
+        if (code == HR_OK)
             continue;
-        }
-        uint64_t found = edit->before;
-        if (swap_value(call->region, edit, &found, edit->value))
-            continue;
-        code = refuse(HR_ECONFLICT, i, found, edit->expected);
-        /* Give back what was stored, unless somebody has stored something else since. */
+        /* Put back what was stored, unless somebody has stored something else since. */
         while (i-- > 0) {
-            uint64_t ours = call->edits[i].value;
-            swap_value(call->region, &call->edits[i], &ours, call->edits[i].before);
+            struct hr_edit *done = &call->edits[i];
+            uint64_t ours = done->after;
+            swap(call->region, done, &ours, done->before);
         }
         return code;
     }
     return HR_OK;
 }
 
-int hr_edit_all(hr_region *region, struct hr_edit *edits, uint32_t count, uint32_t flags)
+static bool is_valid(const struct hr_edit *edit)
 {
-    if ((flags & ~(uint32_t)(HR_FORCE | HR_DRY_RUN)) != 0)
+    const bool percent = (edit->flags & HR_PERCENT) != 0;
+    if (edit->kind >= HR_EDIT_KINDS || (edit->flags & ~(uint32_t)(HR_EXPECT | HR_PERCENT)) != 0 ||
+        (percent && edit->kind != HR_MEMORY))
+        return false;
+    if (!is_per_device(edit->kind)) {
+        bool fits = (int64_t)edit->value == (int32_t)edit->value &&
+                    (int64_t)edit->expected == (int32_t)edit->expected;
+        return fits && edit->uuid == NULL;
+    }
+    return edit->uuid != NULL || (edit->device >= HR_ALL_DEVICES && edit->device < HR_DEVICES);
+}
+
+int hr_edit(hr_region *region, struct hr_edit *edits, uint32_t count, uint32_t room, uint32_t flags)
+{
+    if ((flags & ~(uint32_t)(HR_FORCE | HR_DRY_RUN)) != 0 || count > HR_EDITS_MAX || count > room)
         return hr_fail_code(HR_EINVAL);
     for (uint32_t i = 0; i < count; i++) {
-        bool wide = edits[i].kind == HR_PRIORITY && (int32_t)edits[i].value < 0;
-        if (edits[i].kind > HR_PRIORITY || edits[i].device >= HR_DEVICES || wide)
+        if (!is_valid(&edits[i]))
             return hr_fail_code(HR_EINVAL);
     }
-    struct edits_call call = {.region = region, .edits = edits, .count = count, .flags = flags};
-    return hr_run_write(region, edit_all_work, &call);
-}
-
-/* ---- Fields of the whole region ----------------------------------------------- */
-
-struct value_call {
-    const hr_region *region;
-    uint32_t offset;
-    int32_t to, expected, before;
-    uint32_t flags;
-};
-
-static int set_value_work(void *argument)
-{
-    struct value_call *call = argument;
-    int code = hr_check_header(call->region);
-    if (code != HR_OK)
-        return code;
-    unsigned char *at = call->region->base + call->offset;
-    call->before = hr_load_i32(at, memory_order_relaxed);
-    bool expect = (call->flags & HR_EXPECT) != 0;
-    if (!expect || call->before == call->expected) {
-        if ((call->flags & HR_DRY_RUN) != 0)
-            return HR_OK;
-        if (!expect) {
-            call->before = hr_exchange_i32(at, call->to);
-            return HR_OK;
-        }
-        if (hr_swap_i32(at, &call->before, call->to))
-            return HR_OK;
-    }
-    return refuse(HR_ECONFLICT, 0, (uint64_t)(int64_t)call->before,
-                  (uint64_t)(int64_t)call->expected);
-}
-
-int hr_set_value(hr_region *region, uint32_t value, int32_t to, int32_t expected, uint32_t flags,
-                 int32_t *before)
-{
-    struct value_call call = {.region = region, .to = to, .expected = expected, .flags = flags};
-    switch (value) {
-    case HR_VALUE_PRIORITY:
-        call.offset = region->layout->priority;
-        break;
-    case HR_VALUE_UTILIZATION_SWITCH:
-        call.offset = region->layout->utilization_switch;
-        break;
-    case HR_VALUE_RECENT_KERNEL:
-        call.offset = region->layout->recent_kernel;
-        break;
-    default:
-        return hr_fail_code(HR_EINVAL);
-    }
-    if ((flags & ~(uint32_t)(HR_EXPECT | HR_DRY_RUN)) != 0)
-        return hr_fail_code(HR_EINVAL);
-    int code = hr_run_write(region, set_value_work, &call);
-    *before = call.before;
-    return code;
+    struct edit_call call = {
+        .region = region, .edits = edits, .count = count, .room = room, .flags = flags};
+    int code = hr_run_write(region, edit_work, &call);
+    return code == HR_OK ? (int)call.count : code;
 }

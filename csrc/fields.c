@@ -108,7 +108,7 @@ static uint64_t limit_of(const hr_region *region, uint32_t device)
     return hr_load_u64(region->base + region->layout->limit + device * 8, memory_order_relaxed);
 }
 
-bool hr_limits_all_equal(const hr_region *region)
+static bool limits_all_equal(const hr_region *region)
 {
     uint64_t first = limit_of(region, 0);
     for (uint32_t device = 1; device < HR_DEVICES; device++) {
@@ -122,7 +122,7 @@ uint32_t hr_counted_devices(const hr_region *region, uint32_t device_num)
 {
     if (device_num != 0)
         return device_num;
-    if (hr_limits_all_equal(region))
+    if (limits_all_equal(region))
         return 1;
     uint32_t count = HR_DEVICES;
     while (count > 1 && limit_of(region, count - 1) == 0)
@@ -184,6 +184,55 @@ int hr_sum_used(const hr_region *region, uint32_t device, uint64_t *out)
     return HR_OK;
 }
 
+/* The highest device with use, as a count. */
+static int count_used_devices(const hr_region *region, uint32_t *out)
+{
+    int32_t slots;
+    int code = hr_checked_proc_num(region, &slots);
+    uint32_t used = 0;
+    for (int32_t i = 0; code == HR_OK && i < slots; i++)
+        used |= hr_undeclared_usage(region, hr_slot(region, (uint32_t)i), 0);
+    *out = used == 0 ? 0 : 32 - (uint32_t)__builtin_clz(used);
+    return code;
+}
+
+static uint64_t sm_limit_of(const hr_region *region, uint32_t device)
+{
+    return hr_load_u64(region->base + region->layout->sm_limit + device * 8, memory_order_relaxed);
+}
+
+/* The last device with a limit that is its own: one SM limit for all 16 says nothing. */
+static uint32_t count_limited_devices(const hr_region *region)
+{
+    uint32_t limited = 0, sm_limited = 0;
+    bool sm_differs = false;
+    for (uint32_t device = 0; device < HR_DEVICES; device++) {
+        uint64_t percent = sm_limit_of(region, device);
+        sm_differs = sm_differs || percent != sm_limit_of(region, 0);
+        if (limit_of(region, device) != 0)
+            limited = device + 1;
+        if (hr_is_limited_sm(percent))
+            sm_limited = device + 1;
+    }
+    return sm_differs && sm_limited > limited ? sm_limited : limited;
+}
+
+int hr_region_devices(const hr_region *region, uint32_t *out)
+{
+    uint32_t count;
+    int code = hr_checked_device_num(region, &count);
+    if (code == HR_OK && count == 0) {
+        code = count_used_devices(region, &count);
+        uint32_t limited = count_limited_devices(region);
+        if (limited > count)
+            count = limited;
+        if (count == 0)
+            count = HR_DEVICES;
+    }
+    *out = (1u << count) - 1;
+    return code;
+}
+
 /* ---- Live values ----------------------------------------------------------- */
 
 struct get_call {
@@ -203,7 +252,7 @@ static int get_work(void *argument)
     struct get_call *call = argument;
     const hr_region *region = call->region;
     const struct hr_layout *layout = region->layout;
-    uint32_t device_num;
+    uint32_t device_num, devices;
     int32_t proc_num;
 
     int code = hr_check_header(region);
@@ -214,8 +263,7 @@ static int get_work(void *argument)
         call->result = limit_of(region, call->device);
         return HR_OK;
     case HR_VALUE_SM_LIMIT:
-        call->result =
-            hr_load_u64(region->base + layout->sm_limit + call->device * 8, memory_order_relaxed);
+        call->result = sm_limit_of(region, call->device);
         return HR_OK;
     case HR_VALUE_MEMORY_USED:
         return hr_sum_used(region, call->device, &call->result);
@@ -241,22 +289,32 @@ static int get_work(void *argument)
         code = hr_checked_proc_num(region, &proc_num);
         call->result = (uint64_t)proc_num;
         return code;
+    case HR_VALUE_DEVICES:
+        code = hr_region_devices(region, &devices);
+        call->result = devices;
+        return code;
     default:
         return hr_fail_code(HR_EINVAL);
     }
 }
 
-uint64_t hr_get(hr_region *region, uint32_t value, uint32_t device)
+int hr_read_value(hr_region *region, uint32_t value, uint32_t device, uint64_t *out)
 {
-    if (device >= HR_DEVICES) {
-        hr_fail_code(HR_EINVAL);
-        return HR_NO_VALUE;
-    }
+    *out = 0;
+    if (device >= HR_DEVICES)
+        return hr_fail_code(HR_EINVAL);
     struct get_call call = {.region = region, .value = value, .device = device};
     int code = hr_run(region, get_work, &call);
-    if (code != HR_OK)
+    *out = call.result;
+    return code;
+}
+
+uint64_t hr_get(hr_region *region, uint32_t value, uint32_t device)
+{
+    uint64_t result;
+    if (hr_read_value(region, value, device, &result) != HR_OK)
         return HR_NO_VALUE;
-    if (call.result == HR_NO_VALUE)
+    if (result == HR_NO_VALUE)
         hr_fail_code(HR_OK); /* the file really says so */
-    return call.result;
+    return result;
 }

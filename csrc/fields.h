@@ -36,7 +36,14 @@ int hr_checked_device_num(const hr_region *region, uint32_t *out);
 
 /* The devices that device_num or, while it is 0, the memory limits speak of. */
 uint32_t hr_counted_devices(const hr_region *region, uint32_t device_num);
-bool hr_limits_all_equal(const hr_region *region);
+
+/* The devices that the region has, one bit each, as hr_edit() says. */
+int hr_region_devices(const hr_region *region, uint32_t *out);
+
+static inline bool hr_is_limited_sm(uint64_t percent)
+{
+    return percent > 0 && percent < 100;
+}
 
 /* Of the devices from `count` on, as bits, those with a uuid; those that a slot uses. */
 uint32_t hr_undeclared_uuids(const hr_region *region, uint32_t count);

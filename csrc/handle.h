@@ -46,10 +46,10 @@ struct hr_region {
     _Atomic uint32_t gate;         /* 0 free, 1 taken, 2 taken and waited for */
     _Atomic uintptr_t gate_thread; /* hr_thread_id() of who has it */
     /* Under the gate: */
-    _Atomic bool locked;   /* the semaphore is ours; also looked at by other handles */
-    bool host_locked;      /* and the host lock */
-    uint64_t signature;    /* what this handle signs with in owner_pid; 0 = not decided */
-    int32_t attached_pid;  /* of this process's slot; 0 = not attached */
+    _Atomic bool locked;  /* the semaphore is ours; also looked at by other handles */
+    bool host_locked;     /* and the host lock */
+    uint64_t signature;   /* what this handle signs with in owner_pid; 0 = not decided */
+    int32_t attached_pid; /* of this process's slot; 0 = not attached */
     struct hr_attachment *attachment; /* NULL = not attached */
     /* All writable handles of the process, for fork() and for one attachment each region. */
     _Atomic bool claims_attachment;

@@ -13,8 +13,9 @@
 /* Covers every field up to procs in every layout. */
 #define HEADER_BYTES 2048
 
-/* Above what anybody sets in percent, far below a byte count or a pid with its host pid. */
-#define SM_LIMIT_PLAUSIBLE 1000
+/* Above what people set in percent, below what allocations come to in bytes, and below a
+ * pid with its host pid: what stands there in the other of two layouts. */
+#define SM_LIMIT_LIKELY (UINT64_C(1) << 20)
 
 /* libvgpu stores pids here; ours stay below 2^31 as well (lock.h). */
 #define OWNER_PID_PLAUSIBLE INT32_MAX
@@ -218,9 +219,6 @@ static int judge(const struct file_view *view, const struct hr_layout *layout)
     for (int device = 0; device < HR_DEVICES; device++) {
         if (!hr_uuid_is_plausible(view->header + layout->uuids + device * HR_UUID_BYTES))
             return implausible(view, layout, HR_WHY_UUID, device, 0);
-        uint64_t sm_limit = header_u64(view, layout->sm_limit + (uint32_t)device * 8);
-        if (sm_limit > SM_LIMIT_PLAUSIBLE)
-            return implausible(view, layout, HR_WHY_SM_LIMIT, device, sm_limit);
     }
     int32_t proc_num;
     int code = read_at(view->fd, &proc_num, sizeof proc_num, layout->proc_num);
@@ -229,6 +227,19 @@ static int judge(const struct file_view *view, const struct hr_layout *layout)
     if (proc_num < 0 || proc_num > HR_SLOTS)
         return implausible(view, layout, HR_WHY_PROC_NUM, -1, (uint64_t)(int64_t)proc_num);
     return HR_OK;
+}
+
+/*
+ * No SM limit is a fault: any number from 100 on is unlimited.  But a file that can be read
+ * in two layouts is of the one in which its SM limits look like some.
+ */
+static bool has_likely_sm_limits(const struct file_view *view, const struct hr_layout *layout)
+{
+    for (uint32_t device = 0; device < HR_DEVICES; device++) {
+        if (header_u64(view, layout->sm_limit + device * 8) > SM_LIMIT_LIKELY)
+            return false;
+    }
+    return true;
 }
 
 /*
@@ -317,9 +328,21 @@ static uint32_t likeliest_of(const struct file_view *view, uint32_t candidates)
     return 31 - (uint32_t)__builtin_clz(others != 0 ? others : candidates);
 }
 
-static int decide(const struct file_view *view)
+/* The layout named is not the file's. */
+static int contradicted(const struct file_view *view, uint32_t named, uint32_t found)
 {
-    uint32_t candidates, plausible = 0;
+    struct hr_detail detail = {.code = HR_ENOTREGION,
+                               .why = HR_WHY_LAYOUT,
+                               .device = -1,
+                               .layout = named,
+                               .file_size = view->size,
+                               .found = found};
+    return hr_fail(&detail);
+}
+
+static int decide(const struct file_view *view, uint32_t named)
+{
+    uint32_t candidates, plausible = 0, likely = 0;
     int code = candidates_of(view, &candidates);
     if (code != HR_OK)
         return code;
@@ -335,8 +358,8 @@ static int decide(const struct file_view *view)
                                    .wanted = cut ? hr_layouts[HR_V1_1].size : 0};
         return hr_fail(&detail);
     }
-    int verdict = HR_ECORRUPT;
-    uint32_t likeliest = likeliest_of(view, candidates);
+    const bool is_candidate = named < HR_LAYOUTS && (candidates & 1u << named) != 0;
+    uint32_t likeliest = is_candidate ? named : likeliest_of(view, candidates);
     for (uint32_t at = 0; at < HR_LAYOUTS; at++) {
         /* The likeliest comes last: where none is plausible, what is said is about it. */
         uint32_t id = (likeliest + 1 + at) % HR_LAYOUTS;
@@ -345,13 +368,22 @@ static int decide(const struct file_view *view)
         code = judge(view, &hr_layouts[id]);
         if (is_final(code))
             return code;
-        if (code == HR_OK) {
-            plausible |= 1u << id;
-            verdict = (int)id;
-        }
+        if (code != HR_OK)
+            continue;
+        plausible |= 1u << id;
+        if (has_likely_sm_limits(view, &hr_layouts[id]))
+            likely |= 1u << id;
     }
-    if ((plausible & (plausible - 1)) == 0)
-        return verdict; /* one, or none: then the detail of the last judgement stands */
+    if (plausible == 0)
+        return HR_ECORRUPT; /* the detail of the last judgement stands */
+    if (likely != 0)
+        plausible = likely;
+    if (is_candidate && (plausible & 1u << named) != 0)
+        return (int)named;
+    if ((plausible & (plausible - 1)) == 0) {
+        uint32_t found = (uint32_t)__builtin_ctz(plausible);
+        return named == HR_LAYOUTS ? (int)found : contradicted(view, named, found);
+    }
     struct hr_detail detail = {.code = HR_EAMBIGUOUS,
                                .device = -1,
                                .candidates = plausible,
@@ -401,10 +433,7 @@ static int identify_file(int fd, const struct stat *status, uint32_t layout)
         return code;
     view.major_version = header_u32(&view, 4);
     view.minor_version = header_u32(&view, 8);
-    if (layout == HR_LAYOUTS)
-        return decide(&view);
-    code = judge(&view, &hr_layouts[layout]);
-    return code == HR_OK ? (int)layout : code;
+    return decide(&view, layout);
 }
 
 int hr_open_identified(const char *path, uint32_t flags, uint32_t layout, int *fd,

@@ -79,22 +79,12 @@ static bool shows_all_namespaces(int proc)
     return is_initial(proc, "self/ns/pid") || is_initial(proc, "1/ns/pid");
 }
 
-static enum hr_seen read_status_of(int proc, const char *name, struct hr_mapper *out)
-{
-    int process = openat(proc, name, O_PATH | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-    if (process < 0)
-        return HR_REFUSED;
-    enum hr_seen seen = hr_read_status(process, out);
-    close(process);
-    return seen;
-}
-
 /* With hidepid the others' directories are not listed, or not readable: then process 1's is
  * neither. */
 static bool sees_first_process(int proc)
 {
     struct hr_mapper mapper;
-    return read_status_of(proc, "1", &mapper) == HR_MAPS;
+    return hr_read_status(proc, "1/status", &mapper) == HR_MAPS;
 }
 
 /*
@@ -135,7 +125,11 @@ static bool may_matter(const struct search *search, const char *name)
     struct hr_mapper mapper;
     if (!search->with_self && strcmp(name, search->self) == 0)
         return false;
-    if (search->only == NULL || read_status_of(search->proc, name, &mapper) != HR_MAPS)
+    if (search->only == NULL)
+        return true;
+    char status[24];
+    snprintf(status, sizeof status, "%.10s/status", name);
+    if (hr_read_status(search->proc, status, &mapper) != HR_MAPS)
         return true;
     return matches(search->only, &mapper) ||
            (search->slots != NULL && matches(search->slots, &mapper));

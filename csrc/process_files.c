@@ -232,25 +232,38 @@ static void parse_pids(const char *at, struct hr_mapper *out)
     }
 }
 
-enum hr_seen hr_read_status(int process, struct hr_mapper *out)
+/*
+ * Searched without stdio: this is done for every process of the node.  A process may have 65,536
+ * groups, whose line comes first: of what has been searched only as much stays as the line that
+ * is looked for may be long.
+ */
+#define NSPID_LINE_BYTES 512
+
+enum hr_seen hr_read_status(int directory, const char *name, struct hr_mapper *out)
 {
+    char text[4096];
+    size_t length = 0;
+    ssize_t got = 0;
+    const char *pids = NULL, *end = NULL;
     memset(out, 0, sizeof *out);
-    FILE *status = open_at(process, "status");
-    if (status == NULL)
+    int fd = openat(directory, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0)
         return after_failure(errno);
-    char *line = NULL;
-    size_t room = 0;
-    errno = 0;
-    while (out->levels == 0 && getline(&line, &room, status) > 0) {
-        if (strncmp(line, "NSpid:", 6) == 0)
-            parse_pids(line + 6, out);
+    while (end == NULL && (got = read(fd, text + length, sizeof text - 1 - length)) > 0) {
+        length += (size_t)got;
+        text[length] = '\0';
+        pids = strstr(text, "\nNSpid:");
+        end = pids == NULL ? NULL : strchr(pids + 1, '\n');
+        if (end == NULL && length > sizeof text / 2) {
+            memmove(text, text + length - NSPID_LINE_BYTES, NSPID_LINE_BYTES);
+            length = NSPID_LINE_BYTES;
+        }
     }
-    enum hr_seen seen = HR_MAPS;
-    if (out->levels == 0)
-        seen = feof(status) ? HR_REFUSED : after_failure(errno);
-    free(line);
-    fclose(status);
-    return seen;
+    enum hr_seen seen = got < 0 ? after_failure(errno) : HR_REFUSED;
+    close(fd);
+    if (end != NULL)
+        parse_pids(pids + strlen("\nNSpid:"), out);
+    return out->levels > 0 ? HR_MAPS : seen;
 }
 
 static int append(struct hr_mapper **list, uint32_t *count, const struct hr_mapper *mapper)
@@ -279,7 +292,7 @@ int hr_look_at_process(int proc, const char *name, const struct hr_mapped_file *
     enum hr_seen known = HR_MAPS_NOT;
     enum hr_seen seen = read_maps(process, "maps", file, deadline_ns);
     if (seen != HR_MAPS_NOT && seen != HR_GONE)
-        known = hr_read_status(process, &mapper);
+        known = hr_read_status(process, "status", &mapper);
     /* A kernel thread, or one whose first thread has ended or is about to. */
     if (seen == HR_MAPS_NOTHING && known == HR_MAPS)
         seen = read_maps_of_threads(process, file, deadline_ns);

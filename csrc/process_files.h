@@ -69,8 +69,8 @@ int hr_own_mapping(const hr_region *region, struct hr_mapped_file *out, bool *by
  */
 enum hr_seen { HR_MAPS_NOT, HR_MAPS, HR_MAPS_UNSURE, HR_MAPS_NOTHING, HR_REFUSED, HR_GONE };
 
-/* The line NSpid of a process by its directory: HR_MAPS if it is there, else why not. */
-enum hr_seen hr_read_status(int process, struct hr_mapper *out);
+/* The line NSpid of a process's status file: HR_MAPS if it is there, else why not. */
+enum hr_seen hr_read_status(int directory, const char *name, struct hr_mapper *out);
 
 /*
  * Put the process into one of the lists if it belongs there.  Maps that are too long, or

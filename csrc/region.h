@@ -14,7 +14,7 @@
  *   hr_snapshot()  one consistent picture of it, without its lock
  *   hr_read_set()  the same for many regions, as columns
  *   hr_get()       one live value
- *   hr_set_...()   one atomic edit
+ *   hr_edit()      one limit or several, all or nothing
  *   hr_close()     unmap; waits for calls in progress in other threads
  *   hr_free()      release the handle itself
  *
@@ -86,7 +86,9 @@ enum hr_code {
     HR_ELOST = -23,           /* the lock was taken away while it was held */
     HR_EATTACHED = -24,       /* this process is attached to the region already */
     HR_EDETACHED = -25,       /* this handle is not attached */
-    HR_EINTERRUPTED = -26     /* a signal handler ran during a long watch; call again */
+    HR_EINTERRUPTED = -26,    /* a signal handler ran during a long watch; call again */
+    HR_ENODEVICE = -27,       /* not a device that the region has: detail.candidates */
+    HR_EUNWATCHED = -28       /* the SM limit would stop running processes for good */
 };
 
 /* What about a file or a value was wrong; detail.why. */
@@ -101,18 +103,18 @@ enum hr_why {
     HR_WHY_SHORT,
     HR_WHY_MAGIC_ZERO,
     HR_WHY_MAGIC,
-    HR_WHY_VERSION,        /* found = major << 32 | minor */
-    HR_WHY_DEVICE_NUM,     /* found = the value */
-    HR_WHY_PROC_NUM,       /* found = the value, sign-extended */
-    HR_WHY_UUID,           /* device = which one */
-    HR_WHY_SM_LIMIT,       /* device, found */
-    HR_WHY_TRUNCATED,      /* SIGBUS, or the file is shorter than its layout */
-    HR_WHY_REPLACED,       /* magic or version changed under the mapping */
-    HR_WHY_ALIVE,          /* the lock's owner is alive */
-    HR_WHY_UNKNOWN,        /* /proc does not show enough to tell */
-    HR_WHY_BUSY,           /* the lock changed hands while it was watched */
-    HR_WHY_TWO_INODES,     /* the file may have another inode, whose locks are not seen here */
-    HR_WHY_FOREIGN_MAPPING /* HR_EATTACHED: another library in this process maps the file */
+    HR_WHY_VERSION,         /* found = major << 32 | minor */
+    HR_WHY_DEVICE_NUM,      /* found = the value */
+    HR_WHY_PROC_NUM,        /* found = the value, sign-extended */
+    HR_WHY_UUID,            /* device = which one */
+    HR_WHY_TRUNCATED,       /* SIGBUS, or the file is shorter than its layout */
+    HR_WHY_REPLACED,        /* magic or version changed under the mapping */
+    HR_WHY_ALIVE,           /* the lock's owner is alive */
+    HR_WHY_UNKNOWN,         /* /proc does not show enough to tell */
+    HR_WHY_BUSY,            /* the lock changed hands while it was watched */
+    HR_WHY_TWO_INODES,      /* the file may have another inode, whose locks are not seen here */
+    HR_WHY_FOREIGN_MAPPING, /* HR_EATTACHED: another library in this process maps the file */
+    HR_WHY_LAYOUT           /* HR_ENOTREGION: layout = the one named, found = the file's */
 };
 
 struct hr_detail {
@@ -120,16 +122,28 @@ struct hr_detail {
     int32_t sys_errno;   /* 0, or the errno behind it */
     int32_t why;         /* enum hr_why */
     int32_t device;      /* -1, or the device concerned */
-    uint32_t candidates; /* bit set of layouts: HR_EAMBIGUOUS */
+    uint32_t candidates; /* bit set of layouts: HR_EAMBIGUOUS; of devices: HR_ENODEVICE */
     uint32_t layout;     /* the layout judged, or HR_LAYOUTS */
     uint64_t file_size;  /* bytes; HR_ENOTREADY, HR_ECORRUPT */
     uint64_t found;      /* the offending value; used bytes for HR_EBELOWUSE */
     uint64_t wanted;     /* what was asked for; bytes for HR_ENOSPACE */
     uint64_t limit;      /* HR_EMEMORYLIMIT: the limit in bytes */
+    uint32_t kind;       /* enum hr_edit_kind: what hr_edit() has refused */
 };
 
 /* Copy what this thread's last failed call left.  Never fails. */
 void hr_last_detail(struct hr_detail *out);
+
+/*
+ * For callers that a signal handler can interrupt between a failed call and the question
+ * why it failed, and whose handlers call this core themselves (Python; details.h).
+ * hr_keep_detail() puts the last detail on a small stack of the thread; hr_take_detail()
+ * takes the newest one of a code and drops those kept after it.  Where there is none, it
+ * gives a detail that tells nothing.  Handlers run nested: one that takes what it has kept
+ * leaves the stack as it found it.
+ */
+void hr_keep_detail(int code);
+void hr_take_detail(int code, struct hr_detail *out);
 
 /* ---- Opening ------------------------------------------------------------ */
 
@@ -147,9 +161,10 @@ struct hr_info {
 };
 
 /*
- * Find out which layout a file has.  `layout` HR_LAYOUTS asks; any other value
- * names one, which is then only checked.  Opens read-only, never follows a
- * symbolic link in the last component, never blocks on a FIFO.
+ * Find out which layout a file has.  `layout` HR_LAYOUTS asks; any other value names one,
+ * which decides between the candidates of an ambiguous file.  Where it contradicts what
+ * the file is, the answer is HR_ENOTREGION (HR_WHY_LAYOUT).  Opens read-only, never
+ * follows a symbolic link in the last component, never blocks on a FIFO.
  *
  * Returns the layout (>= 0), or HR_ENOTFOUND, HR_EACCESS, HR_ENOTREGION,
  * HR_ENOTREADY, HR_EAMBIGUOUS, HR_ECORRUPT, HR_ESTALE, HR_EINVAL, HR_ESYSTEM.
@@ -283,12 +298,16 @@ enum hr_value {
     HR_VALUE_RECENT_KERNEL,
     HR_VALUE_LAST_KERNEL_TIME, /* HR_EINVAL where the layout has none */
     HR_VALUE_DEVICE_NUM,
-    HR_VALUE_PROC_NUM
+    HR_VALUE_PROC_NUM,
+    HR_VALUE_DEVICES /* one bit each: the devices that the region has, as hr_edit() says */
 };
 
+/* HR_OK and the value, HR_EINVAL, HR_ESTALE, HR_ECORRUPT, HR_ECLOSED or HR_EFORKED. */
+int hr_read_value(hr_region *region, uint32_t value, uint32_t device, uint64_t *out);
+
 /*
- * HR_NO_VALUE on failure.  As UINT64_MAX can also stand in the file, the
- * caller then asks hr_last_detail() whether detail.code is HR_OK.
+ * The same in one word: HR_NO_VALUE on failure, with the code in hr_last_detail().  As
+ * UINT64_MAX can also stand in the file, that code is HR_OK then.
  */
 #define HR_NO_VALUE UINT64_MAX
 uint64_t hr_get(hr_region *region, uint32_t value, uint32_t device);
@@ -386,64 +405,73 @@ int hr_read_set(hr_region *const *regions, const struct hr_rows *capacity, uint6
 
 /* ---- Editing ------------------------------------------------------------ */
 
-enum hr_limit_kind { HR_MEMORY, HR_SM, HR_PRIORITY };
-
-enum hr_edit_flags {
-    HR_EXPECT = 1,  /* compare-and-set: every value must be `expected` */
-    HR_FORCE = 2,   /* allow a memory limit under what is used */
-    HR_DRY_RUN = 4, /* check everything, store nothing */
+enum hr_edit_kind {
+    HR_MEMORY, /* bytes, 0 = unlimited */
+    HR_SM,     /* percent, 0 or >= 100 = unlimited */
+    /* Of the whole region, i32 each, sign-extended to 64 bits: */
+    HR_PRIORITY,
+    HR_SWITCH, /* utilization_switch */
+    HR_RECENT_KERNEL,
+    HR_EDIT_KINDS
 };
 
-struct hr_limit_edit {
-    uint32_t device;
-    uint64_t before, after; /* as stored */
+enum hr_edit_flags {
+    /* Of one edit: */
+    HR_EXPECT = 1,  /* compare-and-set: only where `expected` stands */
+    HR_PERCENT = 2, /* HR_MEMORY: `value` is a percentage of what stands there */
+    /* Of the call: */
+    HR_FORCE = 4,   /* allow what would harm running processes, and any device */
+    HR_DRY_RUN = 8, /* check everything, store nothing */
 };
 
 #define HR_ALL_DEVICES (-1)
 
-/*
- * Store one limit in one device or in all devices of the region, all or
- * nothing.  All devices are those with a bit in `shown` (hr_snapshot); while
- * device_num is 0 and the 16 limits are equal, which says that the container
- * was given one limit for however many devices, they are all 16.
- *
- * `edits` takes one entry per device, HR_DEVICES at most; returns their number.
- * SM limits 0 and >= 100 count as equal: both are unlimited.
- *
- * HR_ECONFLICT (detail: device, found, wanted), HR_EBELOWUSE (detail: device,
- * found = used bytes, wanted), HR_EREADONLY, HR_EINVAL, HR_ESTALE, HR_ECORRUPT.
- */
-int hr_set_limits(hr_region *region, uint32_t kind, int32_t device, uint64_t value,
-                  uint64_t expected, uint32_t flags, struct hr_limit_edit *edits);
+/* Both limits of every device, and the three values of the whole region. */
+#define HR_EDITS_MAX (2 * HR_DEVICES + 3)
 
-/* One value among several that change together. */
 struct hr_edit {
-    uint32_t kind;     /* enum hr_limit_kind */
-    uint32_t device;   /* 0 for HR_PRIORITY */
-    uint32_t expect;   /* not 0: only where `expected` stands */
-    uint64_t expected; /* as stored */
+    uint32_t kind;
+    int32_t device; /* index, or HR_ALL_DEVICES; without meaning for the whole region's values */
+    uint32_t flags;
+    uint32_t stops_launches; /* out: see HR_EUNWATCHED */
     uint64_t value;
-    uint64_t before; /* out */
+    uint64_t expected;
+    const char *uuid;       /* not NULL: the device with this uuid, whatever `device` says */
+    uint64_t before, after; /* out, as stored */
 };
 
 /*
- * Store several values of one region, all or nothing: all are checked, then each is
- * exchanged by a compare-and-swap with what was found; where one fails, those before
- * it are put back.  No lock is taken.  A process that is killed in between, within
- * some 100 ns, leaves the first values new and the others old.
+ * Change values of one region, all or nothing: all are checked, then each is stored by
+ * compare-and-swap with what was checked; where one has become another and is refused now,
+ * those before it are put back, unless somebody has stored something else there since.  No
+ * lock is taken.  A process that is killed in between, within some 100 ns, leaves the first
+ * values new and the others old.
  *
- * HR_ECONFLICT and HR_EBELOWUSE as hr_set_limits, but detail: device = number of the
- * edit; HR_EREADONLY, HR_EINVAL, HR_ESTALE, HR_ECORRUPT.
+ * The devices that a region has: those below device_num; while that is 0, every index up
+ * to the last device that has a memory limit, use, or an SM limit that not all 16 have
+ * alike; where there is no such device, all 16.
+ *
+ * An edit of HR_ALL_DEVICES becomes one edit per device.  `edits` has `room` entries, of
+ * which the first `count` are given, and is overwritten: the edits as they were made, whose
+ * number is returned.
+ *
+ * SM limits 0 and >= 100 are expected alike: both are unlimited.
+ *
+ * HR_ECONFLICT (detail: kind, device, found, wanted): not what was expected; or others
+ * never stopped writing there.
+ * HR_EBELOWUSE, without HR_FORCE: a memory limit under what is used (detail: device,
+ * found = used bytes, wanted).
+ * HR_EUNWATCHED, without HR_FORCE: the SM limit of device 0 goes from unlimited to limited
+ * while processes are in the region, in a layout whose libvgpu starts nothing that fills
+ * the bucket of a process that began without a limit: one launch passes and then none, and
+ * taking the limit back does not free it (detail: found = processes).
+ * HR_ENODEVICE, without HR_FORCE: another device (detail: device, or -1 for a uuid,
+ * candidates = those there are, found = number of the edit).
+ * HR_EINVAL: an argument out of range; with a device in the detail: edited twice, or (found
+ * and wanted set) its limit has no such percentage.
+ * HR_ENOSPACE (detail.wanted), HR_EREADONLY, HR_ESTALE, HR_ECORRUPT.
  */
-int hr_edit_all(hr_region *region, struct hr_edit *edits, uint32_t count, uint32_t flags);
-
-/*
- * Store one of HR_VALUE_PRIORITY, HR_VALUE_UTILIZATION_SWITCH and
- * HR_VALUE_RECENT_KERNEL; `before` gets the value found.  With HR_EXPECT only where
- * `expected` stands, else HR_ECONFLICT (detail: found, wanted, both sign-extended).
- * With HR_DRY_RUN nothing is stored.
- */
-int hr_set_value(hr_region *region, uint32_t value, int32_t to, int32_t expected, uint32_t flags,
-                 int32_t *before);
+int hr_edit(hr_region *region, struct hr_edit *edits, uint32_t count, uint32_t room,
+            uint32_t flags);
 
 #endif

@@ -50,14 +50,14 @@ enum hr_code {
     HR_OK, HR_ENOTFOUND, HR_EACCESS, HR_ENOTREGION, HR_ENOTREADY, HR_EAMBIGUOUS, HR_ECORRUPT,
     HR_ESTALE, HR_ECLOSED, HR_EFORKED, HR_EREADONLY, HR_ECONFLICT, HR_EBELOWUSE, HR_EEXISTS,
     HR_ENOSPACE, HR_EINVAL, HR_ESYSTEM, HR_ETIMEOUT, HR_ENOTRECOVERABLE, HR_EMEMORYLIMIT,
-    HR_EFULL, HR_ENOPROCESS, HR_EBUSY, ...
+    HR_EFULL, HR_ENOPROCESS, HR_EBUSY, HR_ENODEVICE, HR_EUNWATCHED, ...
 };
 
 enum hr_why {
     HR_WHY_NONE, HR_WHY_SYMLINK, HR_WHY_DIRECTORY, HR_WHY_FIFO, HR_WHY_SOCKET, HR_WHY_DEVICE,
     HR_WHY_EMPTY, HR_WHY_SHORT, HR_WHY_MAGIC_ZERO, HR_WHY_MAGIC, HR_WHY_VERSION,
-    HR_WHY_DEVICE_NUM, HR_WHY_PROC_NUM, HR_WHY_UUID, HR_WHY_SM_LIMIT, HR_WHY_TRUNCATED,
-    HR_WHY_REPLACED, ...
+    HR_WHY_DEVICE_NUM, HR_WHY_PROC_NUM, HR_WHY_UUID, HR_WHY_TRUNCATED, HR_WHY_REPLACED,
+    HR_WHY_LAYOUT, ...
 };
 
 struct hr_detail {
@@ -71,9 +71,10 @@ struct hr_detail {
     uint64_t found;
     uint64_t wanted;
     uint64_t limit;
+    uint32_t kind;
 };
 
-void hr_last_detail(struct hr_detail *out);
+void hr_take_detail(int code, struct hr_detail *out);
 
 typedef struct hr_region hr_region;
 
@@ -167,8 +168,10 @@ int hr_snapshot(hr_region *region, void *buffer, size_t bytes);
 #define HR_VALUE_LAST_KERNEL_TIME ...
 #define HR_VALUE_DEVICE_NUM ...
 #define HR_VALUE_PROC_NUM ...
+#define HR_VALUE_DEVICES ...
 #define HR_NO_VALUE ...
 
+int hr_read_value(hr_region *region, uint32_t value, uint32_t device, uint64_t *out);
 uint64_t hr_get(hr_region *region, uint32_t value, uint32_t device);
 
 #define HR_REGION_COLUMNS ...
@@ -187,27 +190,27 @@ int hr_read_set(hr_region *const *regions, const struct hr_rows *capacity, uint6
 #define HR_MEMORY ...
 #define HR_SM ...
 #define HR_PRIORITY ...
+#define HR_SWITCH ...
+#define HR_RECENT_KERNEL ...
 #define HR_EXPECT ...
+#define HR_PERCENT ...
 #define HR_FORCE ...
 #define HR_DRY_RUN ...
 #define HR_ALL_DEVICES ...
+#define HR_EDITS_MAX ...
 
-struct hr_limit_edit {
-    uint32_t device;
+struct hr_edit {
+    uint32_t kind;
+    int32_t device;
+    uint32_t flags;
+    uint32_t stops_launches;
+    uint64_t value, expected;
+    const char *uuid;
     uint64_t before, after;
 };
 
-int hr_set_limits(hr_region *region, uint32_t kind, int32_t device, uint64_t value,
-                  uint64_t expected, uint32_t flags, struct hr_limit_edit *edits);
-struct hr_edit {
-    uint32_t kind;
-    uint32_t device;
-    uint32_t expect;
-    uint64_t expected, value, before;
-};
-int hr_edit_all(hr_region *region, struct hr_edit *edits, uint32_t count, uint32_t flags);
-int hr_set_value(hr_region *region, uint32_t value, int32_t to, int32_t expected, uint32_t flags,
-                 int32_t *before);
+int hr_edit(hr_region *region, struct hr_edit *edits, uint32_t count, uint32_t room,
+            uint32_t flags);
 
 /* ---- limiter.h ---------------------------------------------------------- */
 

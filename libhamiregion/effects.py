@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import attrs
 
@@ -23,9 +23,25 @@ class Effect(str, enum.Enum):
     IMMEDIATE = "immediate"
     #: In processes that start from now on; running ones keep what they read at their start.
     NEW_PROCESSES = "new_processes"
+    #: Running processes that started without an SM limit launch once more and then never again,
+    #: also when the limit is taken back; the others notice at their next launch.
+    STOPS_LAUNCHES = "stops_launches"
 
     def __str__(self) -> str:
         return self.value
+
+
+class Anything(enum.Enum):
+    """What ``expected`` is where it is left out. None there means that unlimited is expected."""
+
+    ANYTHING = "anything"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+#: Whatever stands there may be replaced.
+ANYTHING: Final = Anything.ANYTHING
 
 
 @attrs.frozen(weakref_slot=False)
@@ -51,17 +67,17 @@ class LimitEdit:
 
     Attributes:
         kind: ``"memory"``, ``"sm"`` or ``"priority"``.
-        value: Memory as `parse_size` takes it, SM in percent (None is unlimited for both), or the
-            priority.
-        device: Index of the device (CUDA ordinal); None for the priority.
-        expected: Change only where this is the value now; 0 is unlimited for memory, 0 and 100 for
-            SM; None for whatever it is.
+        value: A memory limit as `Region.set_memory_limit` takes it, an SM limit as
+            `Region.set_sm_limit` does, or the priority.
+        device: Index (CUDA ordinal) or uuid of the device; None for the priority.
+        expected: Change only where this is the value now, in the same language; None is unlimited.
+            Left out: whatever it is.
     """
 
     kind: LimitKind
     value: int | str | None
-    device: int | None = None
-    expected: int | None = None
+    device: int | str | None = None
+    expected: int | str | Anything | None = ANYTHING
 
 
 _LimitChange = twin(LimitChange)
@@ -95,23 +111,43 @@ class ValueChange:
     effect: Effect
 
 
+# Where a running process looks at device 0's SM limit at each launch.
+_LOOKS_AT_LAUNCH = {Layout.UNVERSIONED_NO_UTIL, Layout.UNVERSIONED, Layout.V1_1}
+# Of those, where a process that started without an SM limit has nothing that lets launches through.
+_STARTS_NO_WATCHER = {Layout.UNVERSIONED_NO_UTIL, Layout.UNVERSIONED}
+
+
+def sm_limit_stops_launches(
+    layout: Layout, device: int, before: int | None, after: int | None
+) -> bool:
+    """Whether an SM limit would stop processes that run already, if any do.
+
+    The core decides where an edit is made; this is for plans of edits.
+    """
+    return layout in _STARTS_NO_WATCHER and device == 0 and before is None and after is not None
+
+
 def sm_limit_effects(
-    layout: Layout, edits: list[tuple[int, int | None, int | None]]
+    layout: Layout, edits: list[tuple[int, int | None, int | None]], *, stops_launches: bool
 ) -> tuple[LimitChange, ...]:
     """Judge SM limit edits of one call, given as (device, before, after) with None = unlimited.
 
     Up to HAMi 2.8.0 a running process looks at device 0's limit at each launch, for all of its
     devices, but only to see whether there is one; how high it is, it remembers from its start.
+
+    Args:
+        layout: The region's.
+        edits: What is changed.
+        stops_launches: Whether processes run there that the edit of device 0 stops.
     """
-    looks_at_launch = layout in {Layout.UNVERSIONED_NO_UTIL, Layout.UNVERSIONED, Layout.V1_1}
     first = next((edit for edit in edits if edit[0] == 0), None)
     first_crosses = first is not None and (first[1] is None) != (first[2] is None)
 
     def effect_of(before: int | None, after: int | None) -> Effect:
         crosses = (before is None) != (after is None)
-        if looks_at_launch and first_crosses and crosses:
-            return Effect.IMMEDIATE
-        return Effect.NEW_PROCESSES
+        if not (layout in _LOOKS_AT_LAUNCH and first_crosses and crosses):
+            return Effect.NEW_PROCESSES
+        return Effect.STOPS_LAUNCHES if stops_launches else Effect.IMMEDIATE
 
     return tuple(
         limit_change(device, before, after, effect_of(before, after))

@@ -41,7 +41,7 @@ class RegionPermissionDenied(RegionError, PermissionError):
 
 
 class NotARegion(RegionError, ValueError):
-    """Not a regular file, or a file with another magic."""
+    """Not a regular file, a file with another magic, or of another layout than the one named."""
 
 
 class RegionNotReady(RegionError):
@@ -89,20 +89,21 @@ class LimitConflict(RegionError):
 
 
 class LimitBelowUsage(RegionError):
-    """A memory limit would be lower than what is in use; nothing was changed.
+    """A limit that what runs there cannot bear; nothing was changed. ``force=True`` sets it.
 
-    libvgpu would compute the free memory as limit minus usage without a sign, and programs would
-    see an enormous amount.
+    A memory limit under what is in use: libvgpu would compute the free memory as limit minus usage
+    without a sign, and programs would see an enormous amount. Or an SM limit where HAMi up to 2.4.0
+    runs processes that may have started without one: they would stop for good.
 
     Attributes:
         device: Index of the device.
-        used_bytes: What is in use there.
-        requested_bytes: The limit asked for.
+        used_bytes: What is in use there; None where it is an SM limit that is refused.
+        requested_bytes: The memory limit asked for; None where it is an SM limit.
     """
 
     device: int
-    used_bytes: int
-    requested_bytes: int
+    used_bytes: int | None = None
+    requested_bytes: int | None = None
 
 
 class LockTimeout(RegionError, TimeoutError):
@@ -150,6 +151,7 @@ _CLASSES: dict[int, type[RegionError]] = {
     lib.HR_EREADONLY: RegionReadOnly,
     lib.HR_ECONFLICT: LimitConflict,
     lib.HR_EBELOWUSE: LimitBelowUsage,
+    lib.HR_EUNWATCHED: LimitBelowUsage,
     lib.HR_ETIMEOUT: LockTimeout,
     lib.HR_ELOST: LockTimeout,
     lib.HR_ENOTRECOVERABLE: LockNotRecoverable,
@@ -169,10 +171,18 @@ _KINDS = {
 }
 
 
-def last_detail() -> Any:
-    """What the core recorded about this thread's last failed call: a ``struct hr_detail *``."""
+def last_detail(code: int) -> Any:
+    """What the core recorded about this thread's last call that failed with this code.
+
+    Each call that fails keeps its detail until it is taken here, so that a signal handler that uses
+    the library in between takes its own. Who does not ask for the detail of a failure that others
+    ask for as well (a lock that was not free in time) takes it all the same.
+
+    Returns:
+        A ``struct hr_detail *``.
+    """
     detail = ffi.new("struct hr_detail *")
-    lib.hr_last_detail(detail)
+    lib.hr_take_detail(code, detail)
     return detail
 
 
@@ -192,7 +202,7 @@ def region_error(code: int, path: str) -> Exception:
         One of this module's classes; OSError, FileExistsError or ValueError for what is not about
         a region.
     """
-    return error_from_detail(code, path, last_detail())
+    return error_from_detail(code, path, last_detail(code))
 
 
 def error_from_detail(code: int, path: str, detail: Any) -> Exception:
@@ -284,6 +294,11 @@ def _state_message(code: int, path: str, detail: Any) -> str:
 
 
 def _not_a_region(path: str, detail: Any) -> str:
+    if detail.why == lib.HR_WHY_LAYOUT:
+        return (
+            f"{path} has layout {LAYOUTS[detail.found].value}, not {LAYOUTS[detail.layout].value}; "
+            "name a layout only where a file can be read as several"
+        )
     kind = _KINDS.get(detail.why)
     if kind is not None:
         return f"{path} is {kind}; give the path of the region file itself"
@@ -319,8 +334,6 @@ def _corruption(detail: Any) -> str:
         what = f"the number of processes is {signed}, 0 to {SLOT_CAPACITY} are possible"
     elif detail.why == lib.HR_WHY_UUID:
         what = f"the uuid of device {detail.device} is no GPU- or MIG- text"
-    elif detail.why == lib.HR_WHY_SM_LIMIT:
-        what = f"the SM limit of device {detail.device} is {detail.found} percent"
     else:
         what = "a count or a text was out of range for a moment"
     if detail.layout < len(LAYOUTS):

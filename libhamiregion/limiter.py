@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from operator import index
 from typing import Final, SupportsIndex
 
 from ._core import ffi, lib
 from .errors import region_error
 from .layouts import DEVICE_CAPACITY
 from .region import Region
+from .units import integer
 
 # How long one call waits in C, where Python cannot see Ctrl-C.
 _SLICE_NS: Final = 100_000_000
@@ -65,10 +65,10 @@ class CoreLimiter:
         region: Region | None = None,
         device: SupportsIndex = 0,
     ) -> None:
-        sm_count = _integer("sm_count", sm_count, 1, 65536)
-        max_threads_per_sm = _integer("max_threads_per_sm", max_threads_per_sm, 1, 65536)
-        limit = _UNLIMITED if sm_limit is None else _integer("sm_limit", sm_limit, 0, 2**32 - 1)
-        device = _integer("device", device, 0, DEVICE_CAPACITY - 1)
+        sm_count = integer("sm_count", sm_count, 1, 65536)
+        max_threads_per_sm = integer("max_threads_per_sm", max_threads_per_sm, 1, 65536)
+        limit = _UNLIMITED if sm_limit is None else integer("sm_limit", sm_limit, 0, 2**32 - 1)
+        device = integer("device", device, 0, DEVICE_CAPACITY - 1)
         if region is not None and not isinstance(region, Region):
             raise TypeError(f"region must be a Region or None, not {type(region).__name__}")
         # The C limiter reads the region through its handle, which lives as long as the Region.
@@ -109,7 +109,7 @@ class CoreLimiter:
         TimeoutError: no tokens for a launch of 1 blocks within 0 s: the bucket is at -100 and \
 only tick() fills it
         """
-        count = _integer("blocks", blocks, 0, _MAX_BLOCKS)
+        count = integer("blocks", blocks, 0, _MAX_BLOCKS)
         if timeout_s is not None and not timeout_s >= 0:
             raise ValueError(f"timeout_s must be 0 or more seconds, or None: {timeout_s!r}")
         if self._take(count, 0):
@@ -143,8 +143,9 @@ only tick() fills it
                 the limit and the switch read last, so that waiting launches go on.
             TypeError: `util_percent` is not an integer.
         """
-        util = _integer("util_percent", util_percent, None, None)
-        code = lib.hr_limiter_tick(self._handle, util if 0 <= util <= 100 else -1)
+        util = integer("util_percent", util_percent)
+        # What says nothing says so in 32 bits, too.
+        code = lib.hr_limiter_tick(self._handle, max(-1, min(util, 101)))
         if code:
             raise self._error(code)
 
@@ -173,15 +174,3 @@ only tick() fills it
             # The arguments were checked, so the core can only have run out of memory.
             return MemoryError("no memory for a limiter")
         return region_error(code, self._region.path)
-
-
-def _integer(name: str, value: SupportsIndex, low: int | None, high: int | None) -> int:
-    if isinstance(value, bool):
-        raise TypeError(f"{name} is a number, not bool")
-    try:
-        number = index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, not {type(value).__name__}") from None
-    if (low is not None and number < low) or (high is not None and number > high):
-        raise ValueError(f"{name} must be within {low}..{high}: {number}")
-    return number

@@ -1,49 +1,14 @@
-"""Limits as people give them and as a region holds them, and why one is refused."""
+"""Limits as a region holds them, and why an edit of one is refused."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from .errors import LimitBelowUsage, LimitConflict
-from .units import format_size, parse_size
+from .units import UNLIMITED_SM_PERCENT, format_size
 
 if TYPE_CHECKING:
     from .errors import RegionError
-
-#: What libvgpu stores for "no SM limit"; 0 means the same to it.
-UNLIMITED_SM_PERCENT = 100
-
-
-# What fits its field. libvgpu takes -1 from the environment for it.
-_MOST_BYTES = 2**64 - 1
-
-
-def limit_bytes(limit: int | str) -> int:
-    """A memory limit in bytes; what stands in a region may be larger than any size."""
-    if type(limit) is int and 0 < limit <= _MOST_BYTES:
-        return limit
-    return parse_size(limit)
-
-
-def memory_value(limit: int | str | None) -> int:
-    """A memory limit in bytes as it is stored: 0 where it is None, unlimited."""
-    if limit is None:
-        return 0
-    value = limit_bytes(limit)
-    if value == 0:
-        raise ValueError("a memory limit of 0 would mean unlimited; say None for that")
-    return value
-
-
-def sm_value(percent: int | None) -> int:
-    """An SM limit in percent as it is stored: 100 where it is None, unlimited."""
-    if percent is None:
-        return UNLIMITED_SM_PERCENT
-    if isinstance(percent, bool) or not isinstance(percent, int):
-        raise TypeError(f"an SM limit is an int in percent, not {type(percent).__name__}")
-    if not 1 <= percent <= UNLIMITED_SM_PERCENT:
-        raise ValueError(f"an SM limit is 1 to 100 percent, or None for unlimited, not {percent}")
-    return percent
 
 
 def sm_or_none(percent: int) -> int | None:
@@ -57,7 +22,7 @@ def _limit_text(limit: int | None, *, in_bytes: bool) -> str:
     return f"{format_size(limit)} ({limit} bytes)" if in_bytes else f"{limit}%"
 
 
-def limit_conflict(path: str, detail: Any, *, device: int, in_bytes: bool) -> RegionError:
+def limit_conflict(path: str, detail: Any, *, in_bytes: bool) -> RegionError:
     """The error for a limit that was not what was expected."""
 
     def plain(value: int) -> int | None:
@@ -66,12 +31,12 @@ def limit_conflict(path: str, detail: Any, *, device: int, in_bytes: bool) -> Re
     found, expected = plain(detail.found), plain(detail.wanted)
     what = "memory" if in_bytes else "SM"
     error = LimitConflict(
-        f"{path!r}: the {what} limit of device {device} is "
+        f"{path!r}: the {what} limit of device {detail.device} is "
         f"{_limit_text(found, in_bytes=in_bytes)}, not {_limit_text(expected, in_bytes=in_bytes)} "
         "as expected; nothing was changed",
         path=path,
     )
-    error.device, error.found, error.expected = device, found, expected
+    error.device, error.found, error.expected = detail.device, found, expected
     return error
 
 
@@ -84,16 +49,51 @@ def value_conflict(path: str, field: str, found: int, expected: int) -> RegionEr
     return error
 
 
-def limit_below_usage(path: str, detail: Any, *, device: int) -> RegionError:
+def limit_below_usage(path: str, detail: Any) -> RegionError:
     """The error for a memory limit under what is in use."""
     used = _limit_text(detail.found, in_bytes=True)
     wanted = _limit_text(detail.wanted, in_bytes=True)
     error = LimitBelowUsage(
-        f"{path!r}: device {device} uses {used}, more than the limit asked for, {wanted}; "
+        f"{path!r}: device {detail.device} uses {used}, more than the limit asked for, {wanted}; "
         "its programs would see an enormous amount of free memory. Nothing was changed; "
         "force=True sets it all the same",
         path=path,
     )
-    error.device = device
+    error.device = detail.device
     error.used_bytes, error.requested_bytes = detail.found, detail.wanted
     return error
+
+
+def limit_stops_launches(path: str, detail: Any) -> RegionError:
+    """The error for an SM limit that would stop running processes for good."""
+    processes = f"{detail.found} process{'' if detail.found == 1 else 'es'}"
+    error = LimitBelowUsage(
+        f"{path!r}: {processes} may have started without an SM limit, and an SM limit of "
+        f"{detail.wanted}% would let each launch once more and then never again, also after it "
+        "is taken back: libvgpu of that generation starts what lets launches through only where "
+        "it finds a limit. Set it while nothing runs there. Nothing was changed; force=True sets "
+        "it all the same",
+        path=path,
+    )
+    error.device = detail.device
+    return error
+
+
+def no_such_device(path: str, device: int | str, devices: dict[int, str | None]) -> ValueError:
+    """The error for a device that the region does not have."""
+    listed = ", ".join(
+        f"{number} ({uuid})" if uuid else str(number) for number, uuid in devices.items()
+    )
+    return ValueError(
+        f"{path!r} has no device {device!r}, only {listed}; nothing was changed; force=True sets "
+        "any index from 0 to 15"
+    )
+
+
+def no_percentage(path: str, detail: Any) -> ValueError:
+    """The error for a percentage of a limit that has none."""
+    now = _limit_text(detail.found or None, in_bytes=True)
+    return ValueError(
+        f"{path!r}: the memory limit of device {detail.device} is {now}, and {detail.wanted}% of "
+        "that is no limit; nothing was changed"
+    )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from ._core import lib
+from .errors import last_detail
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,6 +48,7 @@ def in_slices(call: Callable[[int], int], timeout_ns: int) -> int:
         code = call(min(left_ns, SLICE_NS))
         if code != lib.HR_ETIMEOUT or left_ns <= SLICE_NS:
             return code
+        last_detail(code)
         left_ns = max(0, deadline_ns - time.monotonic_ns())
 
 
@@ -120,6 +122,7 @@ class RegionLock:
         try:
             code = _lock(handle, min(self._timeout_ns, SLICE_NS))
             if code == _TIMEOUT and self._timeout_ns > SLICE_NS:
+                last_detail(code)
                 left_ns = self._timeout_ns - SLICE_NS
                 code = in_slices(lambda slice_ns: _lock(handle, slice_ns), left_ns)
         except BaseException:

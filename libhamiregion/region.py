@@ -9,32 +9,46 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ._core import ffi, lib
-from .effects import Effect, ValueChange, limit_change, sm_limit_effects, switch_effect
-from .errors import RegionClosed, RegionNotFound, last_detail, region_error
+from .effects import (
+    ANYTHING,
+    Anything,
+    Effect,
+    ValueChange,
+    limit_change,
+    sm_limit_effects,
+    switch_effect,
+)
+from .errors import RegionClosed, RegionNotFound, error_from_detail, last_detail, region_error
 from .layouts import DEVICE_CAPACITY, LAYOUTS, SLOT_CAPACITY, Layout
 from .limits import (
-    UNLIMITED_SM_PERCENT,
     limit_below_usage,
-    limit_bytes,
     limit_conflict,
-    memory_value,
+    limit_stops_launches,
+    no_percentage,
+    no_such_device,
     sm_or_none,
-    sm_value,
     value_conflict,
 )
 from .lock import OWNER_LIVES, LockRecovery, LockState, RegionLock, in_slices, nanoseconds
 from .models import ProcessStatus, RegionSnapshot, lazy_snapshot
 from .slot import HOLDS_LOCK, MAX_BYTES, ReapedSlot, Slot, SlotChange, attached_slots
+from .units import (
+    UNLIMITED_SM_PERCENT,
+    integer,
+    memory_limit_percent,
+    memory_limit_value,
+    sm_limit_value,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from types import TracebackType
+    from typing import SupportsIndex
 
     from typing_extensions import Self
 
     from .effects import LimitChange, LimitEdit
     from .errors import PathLike
-
 # Enough for a dozen processes on two devices; grows to what a region needs.
 _BUFFER_BYTES = 1024
 _DEFAULT_ATTACH_TIMEOUT_S = 10.0
@@ -44,11 +58,21 @@ _SIGNED_SLOT_FIELDS = {"host_pid", "status"}
 _INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
 _UINT64_MAX = (1 << 64) - 1
 
-_store_limits = lib.hr_set_limits
-_MEMORY, _SM = lib.HR_MEMORY, lib.HR_SM
-_KINDS = {"memory": lib.HR_MEMORY, "sm": lib.HR_SM, "priority": lib.HR_PRIORITY}
+_edit = lib.hr_edit
+_MEMORY, _SM, _PRIORITY = lib.HR_MEMORY, lib.HR_SM, lib.HR_PRIORITY
+_SWITCH, _RECENT_KERNEL = lib.HR_SWITCH, lib.HR_RECENT_KERNEL
+_KINDS = {"memory": _MEMORY, "sm": _SM, "priority": _PRIORITY}
+_FIELDS = {
+    _PRIORITY: "priority",
+    _SWITCH: "utilization_switch",
+    _RECENT_KERNEL: "recent_kernel",
+}
 _ALL_DEVICES = lib.HR_ALL_DEVICES
-_EXPECT, _FORCE, _DRY_RUN = lib.HR_EXPECT, lib.HR_FORCE, lib.HR_DRY_RUN
+_EXPECT, _PERCENT = lib.HR_EXPECT, lib.HR_PERCENT
+_FORCE, _DRY_RUN = lib.HR_FORCE, lib.HR_DRY_RUN
+_new = ffi.new
+_ONE_EDIT = ffi.typeof("struct hr_edit *")
+_EDIT_PER_DEVICE = ffi.typeof(f"struct hr_edit[{DEVICE_CAPACITY}]")
 # An Enum looks its members up through Python code.
 _IMMEDIATE = Effect.IMMEDIATE
 
@@ -59,11 +83,12 @@ _NO_VALUE = lib.HR_NO_VALUE
 _MEMORY_LIMIT = lib.HR_VALUE_MEMORY_LIMIT
 _SM_LIMIT = lib.HR_VALUE_SM_LIMIT
 _MEMORY_USED = lib.HR_VALUE_MEMORY_USED
-_PRIORITY = lib.HR_VALUE_PRIORITY
-_UTILIZATION_SWITCH = lib.HR_VALUE_UTILIZATION_SWITCH
-_RECENT_KERNEL = lib.HR_VALUE_RECENT_KERNEL
+_PRIORITY_NOW = lib.HR_VALUE_PRIORITY
+_SWITCH_NOW = lib.HR_VALUE_UTILIZATION_SWITCH
+_RECENT_KERNEL_NOW = lib.HR_VALUE_RECENT_KERNEL
 _LAST_KERNEL_TIME = lib.HR_VALUE_LAST_KERNEL_TIME
 _DEVICE_NUM = lib.HR_VALUE_DEVICE_NUM
+_DEVICES = lib.HR_VALUE_DEVICES
 
 # Not cleared: the core overwrites what is read, and a snapshot lives as long as its buffer.
 _new_buffer = ffi.new_allocator(should_clear_after_alloc=False)
@@ -104,7 +129,7 @@ def open_region(path: PathLike, *, writable: bool = False, layout: Layout | None
         path: The region's file, for example
             ``/usr/local/vgpu/containers/<pod UID>_<container>/<uuid>.cache``.
         writable: Without it the mapping is read-only and nothing can be changed through it.
-        layout: Name the layout where it cannot be told; it is still checked for plausibility.
+        layout: Name the layout where it cannot be told; only `AmbiguousLayout` asks for it.
 
     Returns:
         The region; use it as a context manager or close it.
@@ -112,7 +137,8 @@ def open_region(path: PathLike, *, writable: bool = False, layout: Layout | None
     Raises:
         RegionNotFound: No such file.
         RegionPermissionDenied: The system refuses.
-        NotARegion: A link, directory, FIFO, socket, device, or another magic.
+        NotARegion: A link, directory, FIFO, socket, device, another magic, or of another layout
+            than the one named.
         RegionNotReady: Empty, short, or without its magic yet; try again later.
         AmbiguousLayout: Several layouts are plausible; name one.
         RegionCorrupt: No layout is plausible.
@@ -131,7 +157,7 @@ def create_region(
     path: PathLike,
     *,
     memory_limits: Iterable[int | str | None] = (),
-    sm_limits: Iterable[int | None] = (),
+    sm_limits: Iterable[int | str | None] = (),
     priority: int = 1,
     uuids: Iterable[str] = (),
     layout: Layout = Layout.V1_2,
@@ -143,9 +169,10 @@ def create_region(
 
     Args:
         path: Where.
-        memory_limits: One per device from device 0 on, each as `parse_size` takes it; None, and
-            what is left out, is unlimited.
-        sm_limits: Percent, 1 to 100, one per device; None, and what is left out, is unlimited.
+        memory_limits: One per device from device 0 on: bytes, or text such as "6GiB"; None,
+            "unlimited", and what is left out, is unlimited.
+        sm_limits: Percent, 1 to 100 or "50%", one per device; None, "unlimited", and what is left
+            out, is unlimited.
         priority: 0 is high, 1 is low.
         uuids: ``GPU-…`` or ``MIG-…``, one per device; they also set the number of devices.
         layout: The generation of libvgpu that shall use it.
@@ -159,12 +186,12 @@ def create_region(
     absolute = absolute_path(path)
     spec = ffi.new("struct hr_create_spec *")
     spec.layout = _layout_number(layout)
-    spec.priority = _int32(priority, "priority")
+    spec.priority = integer("a priority", priority, _INT32_MIN, _INT32_MAX)
     spec.sm_limit = [UNLIMITED_SM_PERCENT] * DEVICE_CAPACITY
     for device, percent in enumerate(_at_most_all("sm_limits", sm_limits)):
-        spec.sm_limit[device] = sm_value(percent)
+        spec.sm_limit[device] = sm_limit_value(percent)
     for device, limit in enumerate(_at_most_all("memory_limits", memory_limits)):
-        spec.limit[device] = memory_value(limit)
+        spec.limit[device] = memory_limit_value(limit)
     texts = _at_most_all("uuids", uuids)
     spec.device_num = len(texts)
     for device, uuid in enumerate(texts):
@@ -331,7 +358,7 @@ class Region:
     def _snapshot_again(self, code: int) -> Any:
         # More processes may attach between two tries; the largest snapshot always fits.
         while code == lib.HR_ENOSPACE:
-            wanted = last_detail().wanted
+            wanted = last_detail(code).wanted
             self._buffer_bytes = min(wanted + wanted // 2, lib.HR_SNAPSHOT_MAX_BYTES)
             raw = _new_buffer("char[]", self._buffer_bytes)
             code = _take_snapshot(self._handle, raw, self._buffer_bytes)
@@ -352,47 +379,48 @@ class Region:
             self._fail(code)
         return bool(code)
 
-    def _live_failure(self) -> None:
-        # The largest number can also stand in the file: then the core has recorded no failure.
-        code = last_detail().code
-        if code == lib.HR_EINVAL:
-            raise ValueError(f"a device is 0 to {DEVICE_CAPACITY - 1}")
-        if code != lib.HR_OK:
-            self._fail(code)
+    def _live(self, value: int, device: SupportsIndex = 0) -> int:
+        if type(device) is not int or not 0 <= device < DEVICE_CAPACITY:
+            device = integer("a device", device, 0, DEVICE_CAPACITY - 1)
+        result: int = _get(self._handle, value, device)
+        # The largest number can also stand in the file, so it says nothing.
+        return result if result != _NO_VALUE else self._live_or_error(value, device)
 
-    def _live(self, value: int, device: int = 0) -> int:
-        try:
-            result: int = _get(self._handle, value, device)
-        except OverflowError:
-            raise ValueError(f"a device is 0 to {DEVICE_CAPACITY - 1}") from None
-        if result == _NO_VALUE:
-            self._live_failure()
+    def _live_or_error(self, value: int, device: int) -> int:
+        out = ffi.new("uint64_t *")
+        code = lib.hr_read_value(self._handle, value, device, out)
+        if code:
+            self._fail(code)
+        result: int = out[0]
         return result
 
-    def memory_limit(self, device: int) -> int | None:
+    def memory_limit(self, device: SupportsIndex) -> int | None:
         """The device's memory limit in bytes, live; None if unlimited.
 
+        Any index that a layout has room for can be asked, also of a device that the region does not
+        have: it is what stands in the file.
+
         Raises:
-            ValueError: No such device.
+            ValueError: Not an index from 0 to 15.
             RegionStale, RegionClosed: As `snapshot`.
         """
         return self._live(_MEMORY_LIMIT, device) or None
 
-    def sm_limit(self, device: int) -> int | None:
+    def sm_limit(self, device: SupportsIndex) -> int | None:
         """The device's SM limit in percent, live; None if unlimited (0, or 100 and more).
 
         Raises:
-            ValueError: No such device.
+            ValueError: Not an index from 0 to 15.
             RegionStale, RegionClosed: As `snapshot`.
         """
         percent = self._live(_SM_LIMIT, device)
         return percent if 0 < percent < UNLIMITED_SM_PERCENT else None
 
-    def memory_used(self, device: int) -> int:
+    def memory_used(self, device: SupportsIndex) -> int:
         """What all processes use of the device in bytes, live: the sum that libvgpu enforces.
 
         Raises:
-            ValueError: No such device.
+            ValueError: Not an index from 0 to 15.
             RegionStale, RegionCorrupt, RegionClosed: As `snapshot`.
         """
         return self._live(_MEMORY_USED, device)
@@ -400,17 +428,17 @@ class Region:
     @property
     def priority(self) -> int:
         """0 is high, 1 is low; live."""
-        return _signed(self._live(_PRIORITY))
+        return _signed(self._live(_PRIORITY_NOW))
 
     @property
     def utilization_switch(self) -> bool:
         """Whether SM limiting is on; live."""
-        return self._live(_UTILIZATION_SWITCH) != 0
+        return self._live(_SWITCH_NOW) != 0
 
     @property
     def recent_kernel(self) -> int:
         """2 after a launch, counted down by HAMi's monitor; -1 blocks launches. Live."""
-        return _signed(self._live(_RECENT_KERNEL))
+        return _signed(self._live(_RECENT_KERNEL_NOW))
 
     @property
     def last_kernel_time_s(self) -> int | None:
@@ -425,6 +453,19 @@ class Region:
         return self._live(_DEVICE_NUM)
 
     @property
+    def device_indices(self) -> tuple[int, ...]:
+        """Indices of the devices that the region has, live: those that an edit can name.
+
+        The first `device_count`. While that is 0, every index up to the last device that has a
+        memory limit, use, or an SM limit of its own (not one for all 16); where there is no such
+        device, all 16.
+
+        Raises:
+            RegionStale, RegionCorrupt, RegionClosed: As `snapshot`.
+        """
+        return _indices(self._live(_DEVICES))
+
+    @property
     def uuids(self) -> tuple[str | None, ...]:
         """The uuids of the first `device_count` devices, in NVML order; live."""
         snapshot = self.snapshot()
@@ -434,10 +475,10 @@ class Region:
 
     def set_memory_limit(
         self,
-        limit: int | str | None,
+        limit: SupportsIndex | str | None,
         *,
-        device: int | None = None,
-        expected: int | str | None = None,
+        device: SupportsIndex | str | None = None,
+        expected: SupportsIndex | str | Anything | None = ANYTHING,
         force: bool = False,
         dry_run: bool = False,
     ) -> tuple[LimitChange, ...]:
@@ -446,12 +487,12 @@ class Region:
         All or nothing: where one device refuses, none is changed.
 
         Args:
-            limit: Bytes, or text as `parse_size` takes it; None is unlimited.
-            device: Index; None means every device of the region. While the container has told of
-                no devices and all 16 limits are equal, those are all 16.
-            expected: Change only where this is the limit now (compare-and-set); 0 stands for
-                unlimited, None for whatever it is.
-            force: Allow a limit under what is in use.
+            limit: Bytes; text as `parse_size` takes it; "80%" of what stands there now; None or
+                "unlimited".
+            device: Index or uuid; None means every device of the region (`device_indices`).
+            expected: Change only where this is the limit now (compare-and-set); None is unlimited.
+                Left out: whatever it is.
+            force: Allow a limit under what is in use, and any index from 0 to 15.
             dry_run: Check everything, change nothing.
 
         Returns:
@@ -461,44 +502,63 @@ class Region:
             LimitConflict: `expected` did not hold.
             LimitBelowUsage: The limit is under what is in use, and `force` was not given.
             RegionReadOnly: Opened without ``writable=True``.
-            ValueError: A limit of 0 (use None), a text that is no size, no such device.
+            ValueError: A limit of 0 (use None), a text that is no size, a percentage of unlimited,
+                or no device of the region; the message lists those there are.
             RegionStale, RegionCorrupt, RegionClosed: As `snapshot`.
 
         Source: docs, What a region is (What an edit changes, and when).
 
         Shell: ``hamiregion limits set FILE --memory 6GiB``.
         """
-        compare = None if expected is None else limit_bytes(expected)
+        percent = memory_limit_percent(limit) if isinstance(limit, str) else None
+        edit, edits, uuid = _new_edits(device)
+        edit.value = memory_limit_value(limit) if percent is None else percent
+        if percent is not None:
+            edit.flags = _PERCENT
+        if expected is not ANYTHING:
+            edit.flags |= _EXPECT
+            edit.expected = memory_limit_value(expected)
         flags = (_FORCE if force else 0) | (_DRY_RUN if dry_run else 0)
-        _whole, edits = self._set_limits(_MEMORY, memory_value(limit), device, compare, flags)
+        code = _edit(self._handle, edits, 1, DEVICE_CAPACITY if device is None else 1, flags)
+        if code < 0:
+            self._fail_edit(code, [device])
+        del uuid
+        if code == 1:
+            return (limit_change(edit.device, edit.before or None, edit.after or None, _IMMEDIATE),)
         return tuple(
             [
-                limit_change(edit.device, edit.before or None, edit.after or None, _IMMEDIATE)
-                for edit in edits
+                limit_change(each.device, each.before or None, each.after or None, _IMMEDIATE)
+                for each in edits[0:code]
             ]
         )
 
     def set_sm_limit(
         self,
-        percent: int | None,
+        percent: SupportsIndex | str | None,
         *,
-        device: int | None = None,
-        expected: int | None = None,
+        device: SupportsIndex | str | None = None,
+        expected: SupportsIndex | str | Anything | None = ANYTHING,
+        force: bool = False,
         dry_run: bool = False,
     ) -> tuple[LimitChange, ...]:
         """Change an SM limit. `LimitChange.effect` tells whether running processes see it.
 
+        Where HAMi up to 2.4.0 runs processes, a limit on device 0 that had none is refused: a
+        process that started without one would launch once more and then never again, for good.
+
         Args:
-            percent: 1 to 100; None and 100 are unlimited.
-            device: Index; None means every device of the region, as in `set_memory_limit`.
-            expected: Change only where this is the limit now; 0 and 100 stand for unlimited, None
-                for whatever it is.
+            percent: 1 to 100, or text such as "50%"; None, "unlimited" and 100 are unlimited.
+            device: Index or uuid; None means every device of the region (`device_indices`).
+            expected: Change only where this is the limit now; None is unlimited. Left out: whatever
+                it is.
+            force: Allow a limit that stops running processes, and any index from 0 to 15.
             dry_run: Check everything, change nothing.
 
         Returns:
             One `LimitChange` per device, in percent.
 
         Raises:
+            LimitBelowUsage: The limit would stop running processes, and `force` was not given.
             LimitConflict, RegionReadOnly, ValueError, RegionStale, RegionCorrupt, RegionClosed: As
                 `set_memory_limit`.
 
@@ -506,46 +566,49 @@ class Region:
 
         Shell: ``hamiregion limits set FILE --sm 50``.
         """
-        if expected is not None and not 0 <= expected <= UNLIMITED_SM_PERCENT:
-            raise ValueError(f"an expected SM limit is 0 to 100 percent, not {expected}")
-        flags = _DRY_RUN if dry_run else 0
-        _whole, edits = self._set_limits(_SM, sm_value(percent), device, expected, flags)
+        edit, edits, uuid = _new_edits(device)
+        edit.kind, edit.value = _SM, sm_limit_value(percent)
+        if expected is not ANYTHING:
+            edit.flags, edit.expected = _EXPECT, sm_limit_value(expected)
+        flags = (_FORCE if force else 0) | (_DRY_RUN if dry_run else 0)
+        code = _edit(self._handle, edits, 1, DEVICE_CAPACITY if device is None else 1, flags)
+        if code < 0:
+            self._fail_edit(code, [device])
+        del uuid
+        return self._sm_changes((edit,) if code == 1 else edits[0:code])
+
+    def _sm_changes(self, made: Sequence[Any]) -> tuple[LimitChange, ...]:
         return sm_limit_effects(
             self.layout,
-            [(edit.device, sm_or_none(edit.before), sm_or_none(edit.after)) for edit in edits],
+            [(each.device, sm_or_none(each.before), sm_or_none(each.after)) for each in made],
+            stops_launches=any(each.stops_launches for each in made),
         )
 
-    def _set_limits(
-        self, kind: int, value: int, device: int | None, expected: int | None, flags: int
-    ) -> tuple[Any, Any]:
-        """The ``struct hr_limit_edit`` of each device concerned, and what they stand in.
-
-        That comes first and is to be kept meanwhile: they do not keep it alive.
-        """
-        if device is None:
-            edits = ffi.new("struct hr_limit_edit[]", DEVICE_CAPACITY)
-            device = _ALL_DEVICES
-        elif 0 <= device < DEVICE_CAPACITY:
-            edits = ffi.new("struct hr_limit_edit[1]")
-        else:
-            raise ValueError(f"a device is 0 to {DEVICE_CAPACITY - 1}, not {device}")
-        if expected is None:
-            expected = 0
-        else:
-            flags |= _EXPECT
-        code = _store_limits(self._handle, kind, device, value, expected, flags, edits)
-        if code < 0:
-            self._fail_limit(code, kind)
-        return edits, edits if code == len(edits) else edits[0:code]
-
-    def _fail_limit(self, code: int, kind: int) -> NoReturn:
-        detail = last_detail()
+    def _fail_edit(self, code: int, devices: Sequence[SupportsIndex | str | None]) -> NoReturn:
+        """Raise for a failed edit; `devices` are those named, one per edit."""
+        detail = last_detail(code)
+        if code == lib.HR_ECONFLICT and detail.kind in _FIELDS:
+            field = _FIELDS[detail.kind]
+            raise value_conflict(self.path, field, _signed(detail.found), _signed(detail.wanted))
         if code == lib.HR_ECONFLICT:
-            memory = kind == lib.HR_MEMORY
-            raise limit_conflict(self.path, detail, device=detail.device, in_bytes=memory)
+            raise limit_conflict(self.path, detail, in_bytes=detail.kind == _MEMORY)
         if code == lib.HR_EBELOWUSE:
-            raise limit_below_usage(self.path, detail, device=detail.device)
-        self._fail(code)
+            raise limit_below_usage(self.path, detail)
+        if code == lib.HR_EUNWATCHED:
+            raise limit_stops_launches(self.path, detail)
+        if code == lib.HR_ENODEVICE:
+            there = _indices(detail.candidates)
+            uuids = dict(enumerate(self.uuids))
+            named = devices[detail.found]
+            wanted = named if isinstance(named, str) else detail.device
+            raise no_such_device(self.path, wanted, {each: uuids.get(each) for each in there})
+        if code == lib.HR_EINVAL and detail.device >= 0:
+            if detail.wanted:
+                raise no_percentage(self.path, detail)
+            raise ValueError(
+                f"the same limit of device {detail.device} stands twice among the edits"
+            )
+        raise error_from_detail(code, self.path, detail)
 
     def edit_limits(
         self, edits: Iterable[LimitEdit], *, force: bool = False, dry_run: bool = False
@@ -558,65 +621,42 @@ class Region:
 
         Args:
             edits: What to change, each device and kind once.
-            force: Allow memory limits under what is in use.
+            force: Allow what `set_memory_limit` and `set_sm_limit` allow with it.
             dry_run: Check everything, change nothing.
 
         Returns:
             One change per edit, in the same order.
 
         Raises:
-            ValueError: A value out of range, no such device, or the same one twice.
+            ValueError: A value out of range, no device of the region, or the same one twice.
             LimitConflict, LimitBelowUsage, RegionReadOnly, RegionStale, RegionCorrupt,
             RegionClosed: As `set_memory_limit`.
 
         Source: docs, What a region is (What an edit changes, and when).
         """
         wanted = tuple(edits)
-        if len({(edit.kind, edit.device) for edit in wanted}) < len(wanted):
-            raise ValueError("the same limit of the same device stands twice among the edits")
-        raw = ffi.new("struct hr_edit[]", [_raw_edit(edit) for edit in wanted])
+        raw = ffi.new("struct hr_edit[]", max(1, len(wanted)))
+        kept = [_put_edit(raw[at], edit) for at, edit in enumerate(wanted)]
         flags = (_FORCE if force else 0) | (_DRY_RUN if dry_run else 0)
-        code = lib.hr_edit_all(self._handle, raw, len(wanted), flags)
+        code = _edit(self._handle, raw, len(wanted), len(raw), flags)
+        del kept
         if code < 0:
-            self._fail_edits(code, wanted)
-        sm_changes = iter(
-            sm_limit_effects(
-                self.layout,
-                [
-                    (each.device, sm_or_none(each.before), sm_or_none(each.value))
-                    for each in raw
-                    if each.kind == _SM
-                ],
-            )
-        )
+            self._fail_edit(code, [edit.device for edit in wanted])
+        made = [raw[at] for at in range(code)]
+        sm_changes = iter(self._sm_changes([each for each in made if each.kind == _SM]))
         changes: list[LimitChange | ValueChange] = []
-        for each in raw:
+        for each in made:
+            before, after = each.before, each.after
             if each.kind == _SM:
                 changes.append(next(sm_changes))
             elif each.kind == _MEMORY:
-                before, after = each.before or None, each.value or None
-                changes.append(limit_change(each.device, before, after, _IMMEDIATE))
+                changes.append(limit_change(each.device, before or None, after or None, _IMMEDIATE))
             else:
-                changes.append(
-                    ValueChange("priority", _signed(each.before), each.value, _IMMEDIATE)
-                )
+                changes.append(ValueChange("priority", _signed(before), after, _IMMEDIATE))
         return tuple(changes)
 
-    def _fail_edits(self, code: int, edits: tuple[LimitEdit, ...]) -> NoReturn:
-        if code not in {lib.HR_ECONFLICT, lib.HR_EBELOWUSE}:
-            self._fail(code)
-        detail = last_detail()
-        edit = edits[detail.device]
-        if edit.device is None:
-            raise value_conflict(
-                self.path, edit.kind, _signed(detail.found), _signed(detail.wanted)
-            )
-        if code == lib.HR_EBELOWUSE:
-            raise limit_below_usage(self.path, detail, device=edit.device)
-        raise limit_conflict(self.path, detail, device=edit.device, in_bytes=edit.kind == "memory")
-
     def set_utilization_switch(
-        self, on: bool, *, expected: bool | None = None, dry_run: bool = False
+        self, on: bool, *, expected: bool | Anything = ANYTHING, dry_run: bool = False
     ) -> ValueChange:
         """Switch SM limiting on or off.
 
@@ -625,24 +665,25 @@ class Region:
 
         Args:
             on: Whether SM limits hold.
-            expected: Change only where this is what stands there now (compare-and-set); None for
+            expected: Change only where this is what stands there now (compare-and-set). Left out:
                 whatever it is.
             dry_run: Check everything, change nothing.
 
         Raises:
             LimitConflict: `expected` did not hold; a damaged value is neither.
+            TypeError: Neither True nor False.
             RegionReadOnly, RegionStale, RegionClosed: As `set_memory_limit`.
         """
-        return self._set_value(
-            "utilization_switch",
-            _UTILIZATION_SWITCH,
-            int(bool(on)),
-            None if expected is None else int(bool(expected)),
-            dry_run,
-        )
+        effect = switch_effect(self.layout)
+        compare = None if expected is ANYTHING else _switch_value(expected)
+        return self._set_value(_SWITCH, _switch_value(on), compare, effect, dry_run)
 
     def set_priority(
-        self, n: int, *, expected: int | None = None, dry_run: bool = False
+        self,
+        n: SupportsIndex,
+        *,
+        expected: SupportsIndex | Anything = ANYTHING,
+        dry_run: bool = False,
     ) -> ValueChange:
         """Set the region's priority: 0 is high, 1 is low. Read by HAMi's monitor.
 
@@ -650,14 +691,18 @@ class Region:
 
         Raises:
             ValueError: Not a 32-bit number, or negative.
+            TypeError: Not an integer.
             LimitConflict, RegionReadOnly, RegionStale, RegionClosed: As `set_utilization_switch`.
         """
-        if n < 0:
-            raise ValueError(f"a priority is 0 (high) or above, not {n}")
-        return self._set_value("priority", _PRIORITY, n, expected, dry_run)
+        to = integer("a priority", n, 0, _INT32_MAX)
+        return self._set_value(_PRIORITY, to, _int32_or_none(expected), _IMMEDIATE, dry_run)
 
     def set_recent_kernel(
-        self, n: int, *, expected: int | None = None, dry_run: bool = False
+        self,
+        n: SupportsIndex,
+        *,
+        expected: SupportsIndex | Anything = ANYTHING,
+        dry_run: bool = False,
     ) -> ValueChange:
         """Set the launch mark: 2 as after a launch, -1 blocks launches of SM-limited processes.
 
@@ -666,25 +711,23 @@ class Region:
 
         Raises:
             ValueError: Not a 32-bit number, or below -1.
+            TypeError: Not an integer.
             LimitConflict, RegionReadOnly, RegionStale, RegionClosed: As `set_utilization_switch`.
         """
-        if n < -1:
-            raise ValueError(f"the launch mark is -1 (blocked) or above, not {n}")
-        return self._set_value("recent_kernel", _RECENT_KERNEL, n, expected, dry_run)
+        to = integer("the launch mark", n, -1, _INT32_MAX)
+        return self._set_value(_RECENT_KERNEL, to, _int32_or_none(expected), _IMMEDIATE, dry_run)
 
     def _set_value(
-        self, field: str, value: int, to: int, expected: int | None, dry_run: bool
+        self, kind: int, to: int, expected: int | None, effect: Effect, dry_run: bool
     ) -> ValueChange:
-        found = ffi.new("int32_t *")
-        flags = (_DRY_RUN if dry_run else 0) | (0 if expected is None else _EXPECT)
-        wanted = 0 if expected is None else _int32(expected, f"an expected {field}")
-        code = lib.hr_set_value(self._handle, value, _int32(to, field), wanted, flags, found)
-        if code == lib.HR_ECONFLICT:
-            raise value_conflict(self.path, field, found[0], wanted)
+        edit = _new(_ONE_EDIT)
+        edit.kind, edit.value = kind, to & _UINT64_MAX
+        if expected is not None:
+            edit.flags, edit.expected = _EXPECT, expected & _UINT64_MAX
+        code = _edit(self._handle, edit, 1, 1, _DRY_RUN if dry_run else 0)
         if code < 0:
-            self._fail(code)
-        effect = _IMMEDIATE if value != _UTILIZATION_SWITCH else switch_effect(self.layout)
-        return ValueChange(field, found[0], to, effect)
+            self._fail_edit(code, [None])
+        return ValueChange(_FIELDS[kind], _signed(edit.before), to, effect)
 
     # ---- the lock -------------------------------------------------------------------------------
 
@@ -845,7 +888,12 @@ class Region:
     # ---- one process, by its pid in the container's namespace -----------------------------------
 
     def set_host_pid(
-        self, pid: int, host_pid: int, *, dry_run: bool = False, timeout_s: float = 1.0
+        self,
+        pid: SupportsIndex,
+        host_pid: SupportsIndex,
+        *,
+        dry_run: bool = False,
+        timeout_s: float = 1.0,
     ) -> SlotChange:
         """Tell libvgpu the host's pid of a process.
 
@@ -867,12 +915,12 @@ class Region:
 
     def set_utilization(
         self,
-        pid: int,
-        device: int,
+        pid: SupportsIndex,
+        device: SupportsIndex,
         *,
-        sm: int | None = None,
-        enc: int | None = None,
-        dec: int | None = None,
+        sm: SupportsIndex | None = None,
+        enc: SupportsIndex | None = None,
+        dec: SupportsIndex | None = None,
         dry_run: bool = False,
         timeout_s: float = 1.0,
     ) -> tuple[SlotChange, ...]:
@@ -893,15 +941,14 @@ class Region:
             if percent is not None
         ]
         for _, _, _, percent in edits:
-            if not 0 <= percent <= 100:
-                raise ValueError(f"a utilisation is 0 to 100 percent, not {percent}")
+            integer("a utilisation in percent", percent, 0, 100)
         return self._edit(pid, edits, dry_run=dry_run, timeout_s=timeout_s)
 
     def set_monitor_used(
         self,
-        pid: int,
-        device: int,
-        nbytes: int,
+        pid: SupportsIndex,
+        device: SupportsIndex,
+        nbytes: SupportsIndex,
         *,
         dry_run: bool = False,
         timeout_s: float = 1.0,
@@ -916,7 +963,9 @@ class Region:
         edits = [("monitor_used_bytes", lib.HR_SLOT_MONITOR_USED, device, nbytes)]
         return self._edit(pid, edits, dry_run=dry_run, timeout_s=timeout_s)[0]
 
-    def suspend(self, pid: int, *, dry_run: bool = False, timeout_s: float = 1.0) -> SlotChange:
+    def suspend(
+        self, pid: SupportsIndex, *, dry_run: bool = False, timeout_s: float = 1.0
+    ) -> SlotChange:
         """Block a process's CUDA calls, within a second, until `resume`.
 
         Raises:
@@ -927,7 +976,9 @@ class Region:
         """
         return self._set_status(pid, ProcessStatus.SUSPENDED, dry_run, timeout_s)
 
-    def resume(self, pid: int, *, dry_run: bool = False, timeout_s: float = 1.0) -> SlotChange:
+    def resume(
+        self, pid: SupportsIndex, *, dry_run: bool = False, timeout_s: float = 1.0
+    ) -> SlotChange:
         """Let a suspended process go on, within a second.
 
         Raises:
@@ -939,28 +990,25 @@ class Region:
         return self._set_status(pid, ProcessStatus.RUNNING, dry_run, timeout_s)
 
     def _set_status(
-        self, pid: int, status: ProcessStatus, dry_run: bool, timeout_s: float
+        self, pid: SupportsIndex, status: ProcessStatus, dry_run: bool, timeout_s: float
     ) -> SlotChange:
         edits = [("status", lib.HR_SLOT_STATUS, None, int(status))]
         return self._edit(pid, edits, dry_run=dry_run, timeout_s=timeout_s)[0]
 
     def _edit(
         self,
-        pid: int,
-        edits: Sequence[tuple[str, int, int | None, int]],
+        pid: SupportsIndex,
+        edits: Sequence[tuple[str, int, SupportsIndex | None, SupportsIndex]],
         *,
         dry_run: bool,
         timeout_s: float,
     ) -> tuple[SlotChange, ...]:
         raw = ffi.new("struct hr_slot_edit[]", max(1, len(edits)))
-        if not 0 < pid <= _MAX_PID:
-            raise ValueError(f"a pid is 1 to {_MAX_PID}, not {pid}")
+        pid = integer("a pid", pid, 1, _MAX_PID)
         for at, (field, number, device, to) in enumerate(edits):
-            if device is not None and not 0 <= device < DEVICE_CAPACITY:
-                raise ValueError(f"a device is 0 to {DEVICE_CAPACITY - 1}, not {device}")
-            if not 0 <= to <= MAX_BYTES:
-                raise ValueError(f"{field} cannot be {to}")
-            raw[at].value, raw[at].device, raw[at].to = number, device or 0, to
+            raw[at].value, raw[at].to = number, integer(field, to, 0, MAX_BYTES)
+            if device is not None:
+                raw[at].device = integer("a device", device, 0, DEVICE_CAPACITY - 1)
         code = in_slices(
             lambda slice_ns: lib.hr_edit_slot(
                 self._handle, pid, raw, len(edits), int(dry_run), slice_ns
@@ -973,15 +1021,21 @@ class Region:
         if code:
             self._fail_busy(code, HOLDS_LOCK)
         return tuple(
-            SlotChange(pid, field, device, _before(field, raw[at].before), to)
-            for at, (field, _, device, to) in enumerate(edits)
+            SlotChange(
+                pid,
+                field,
+                None if device is None else raw[at].device,
+                _before(field, raw[at].before),
+                raw[at].to,
+            )
+            for at, (field, _, device, _) in enumerate(edits)
         )
 
     # ---- dead processes and torn slots ---------------------------------------------------------
 
     def reap(
         self,
-        pids: Iterable[int] | None = None,
+        pids: Iterable[SupportsIndex] | None = None,
         *,
         proc: PathLike = "/proc",
         dry_run: bool = False,
@@ -1011,12 +1065,9 @@ class Region:
 
         Shell: ``hamiregion reap FILE``.
         """
-        wanted = [] if pids is None else list(pids)
+        wanted = [integer("a pid", pid, 1, _MAX_PID) for pid in pids or ()]
         if pids is not None and not wanted:
             return ()
-        for pid in wanted:
-            if not 0 < pid <= _MAX_PID:
-                raise ValueError(f"a pid is 1 to {_MAX_PID}, not {pid}")
         out = ffi.new("struct hr_reap[]", SLOT_CAPACITY)
         root = _proc_root(proc)
         found = in_slices(
@@ -1093,53 +1144,76 @@ def _uuid_bytes(uuid: str) -> bytes:
     return text
 
 
-def _raw_edit(edit: LimitEdit) -> dict[str, int]:
-    raw = {"kind": _KINDS.get(edit.kind, -1)}
-    if raw["kind"] < 0:
+def _new_edits(device: SupportsIndex | str | None) -> tuple[Any, Any, Any]:
+    """An edit of a device or all, what it stands in, and what has to live until it is made."""
+    if device is None:
+        edits = _new(_EDIT_PER_DEVICE)
+        edit = edits[0]
+        edit.device = _ALL_DEVICES
+        return edit, edits, None
+    edit = _new(_ONE_EDIT)
+    if type(device) is int and 0 <= device < DEVICE_CAPACITY:
+        edit.device = device
+        return edit, edit, None
+    return edit, edit, _name_device(edit, device)
+
+
+def _name_device(raw: Any, device: SupportsIndex | str) -> Any:
+    """Put a device into an edit. Returns what has to live until the edit is made."""
+    if isinstance(device, str):
+        if "\0" in device:
+            raise ValueError("a uuid has no NUL character")
+        raw.uuid = uuid = ffi.new("char[]", device.encode("utf-8", "surrogateescape"))
+        return uuid
+    raw.device = integer("a device", device, 0, DEVICE_CAPACITY - 1)
+    return None
+
+
+def _put_edit(raw: Any, edit: LimitEdit) -> Any:
+    """Put an edit into the core's form. Returns what has to live until it is made."""
+    kind = _KINDS.get(edit.kind)
+    if kind is None:
         raise ValueError(f"an edit is of memory, sm or priority, not {edit.kind!r}")
-    if edit.kind == "priority":
+    raw.kind = kind
+    if edit.expected is not ANYTHING:
+        raw.flags = _EXPECT
+    if kind == _PRIORITY:
         if edit.device is not None:
             raise ValueError("a priority is the whole region's; name no device")
-        if not isinstance(edit.value, int) or edit.value < 0:
-            raise ValueError(f"a priority is 0 (high) or above, not {edit.value!r}")
-        raw["value"] = _int32(edit.value, "a priority")
-    else:
-        if edit.device is None or not 0 <= edit.device < DEVICE_CAPACITY:
-            raise ValueError(f"a device is 0 to {DEVICE_CAPACITY - 1}, not {edit.device}")
-        raw["device"] = edit.device
-        if edit.kind == "memory":
-            raw["value"] = memory_value(edit.value)
-        else:
-            raw["value"] = sm_value(edit.value)  # type: ignore[arg-type]
-    if edit.expected is not None:
-        raw["expect"] = 1
-        raw["expected"] = _expected(edit.kind, edit.expected) & _UINT64_MAX
-    return raw
+        raw.value = integer("a priority", edit.value, 0, _INT32_MAX)  # type: ignore[arg-type]
+        raw.expected = (_int32_or_none(edit.expected) or 0) & _UINT64_MAX  # type: ignore[arg-type]
+        return None
+    if edit.device is None:
+        raise ValueError(f"an edit of {edit.kind} names its device, by index or uuid")
+    percent = memory_limit_percent(edit.value) if kind == _MEMORY else None
+    if percent is not None:
+        raw.flags |= _PERCENT
+    to_value = memory_limit_value if kind == _MEMORY else sm_limit_value
+    raw.value = to_value(edit.value) if percent is None else percent
+    raw.expected = 0 if edit.expected is ANYTHING else to_value(edit.expected)
+    return _name_device(raw, edit.device)
 
 
-def _expected(kind: str, value: int) -> int:
-    if kind == "priority":
-        return _int32(value, "an expected priority")
-    if kind == "memory":
-        return limit_bytes(value)
-    # Whatever stands in a region can be expected; above 100 is unlimited too.
-    if not 0 <= value <= _UINT64_MAX:
-        raise ValueError(f"an expected SM limit is a percentage, not {value!r}")
-    return value
+def _int32_or_none(expected: SupportsIndex | Anything) -> int | None:
+    """What `expected` says of a 32-bit value; None where it was left out."""
+    if expected is ANYTHING:
+        return None
+    return integer("an expected value", expected, _INT32_MIN, _INT32_MAX)
+
+
+def _switch_value(on: bool) -> int:
+    if not isinstance(on, bool):
+        raise TypeError(f"the utilisation switch is True or False, not {type(on).__name__}")
+    return int(on)
+
+
+def _indices(bits: int) -> tuple[int, ...]:
+    return tuple(device for device in range(DEVICE_CAPACITY) if bits & 1 << device)
 
 
 def _signed(value: int) -> int:
     """What the core has widened without its sign."""
     return value - (1 << 64) if value >= 1 << 63 else value
-
-
-def _int32(value: int, what: str) -> int:
-    """The value, if it is a 32-bit number."""
-    if not isinstance(value, int):
-        raise TypeError(f"{what} must be an int, not {type(value).__name__}")
-    if not _INT32_MIN <= value <= _INT32_MAX:
-        raise ValueError(f"{what} {value} does not fit 32 bits")
-    return value
 
 
 def _why_attached(why: int) -> str:

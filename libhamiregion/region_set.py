@@ -402,7 +402,7 @@ class RegionSet:
             if code == lib.HR_OK:
                 continue
             again = lib.hr_snapshot(self._handles[row], self._scratch, lib.HR_SNAPSHOT_MAX_BYTES)
-            detail = last_detail() if again == code else no_detail()
+            detail = last_detail(code) if again == code else no_detail()
             error = error_from_detail(code, paths[row], detail)
             if isinstance(error, RegionError | OSError):
                 errors[row] = error

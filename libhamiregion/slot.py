@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 import attrs
 
 from ._core import lib
-from .errors import MemoryLimitExceeded, RegionError, last_detail
+from .errors import MemoryLimitExceeded, RegionError, error_from_detail, last_detail
 from .layouts import DEVICE_CAPACITY
 from .lock import SLICE_NS, in_slices
-from .units import format_size
+from .units import format_size, integer
 
 if TYPE_CHECKING:
     from types import TracebackType
+    from typing import SupportsIndex
 
     from typing_extensions import Self
 
@@ -115,7 +116,7 @@ class Slot:
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Slot cannot be pickled; attach in the other process")
 
-    def charge(self, device: int, nbytes: int, kind: Kind = "data") -> None:
+    def charge(self, device: SupportsIndex, nbytes: SupportsIndex, kind: Kind = "data") -> None:
         """Count memory on a device, as libvgpu does before an allocation.
 
         The sum over all processes, plus `nbytes`, must stay within the limit, which is read each
@@ -128,32 +129,39 @@ class Slot:
             LockTimeout: The region's lock was not free within the attachment's timeout.
             RegionStale, RegionCorrupt, RegionClosed: As `Region.snapshot`.
         """
+        if type(device) is not int or type(nbytes) is not int:
+            device, nbytes = integer("a device", device), integer("a number of bytes", nbytes)
         try:
             code = _charge(self.region._handle, device, _KINDS[kind], nbytes, self._slice_ns)
             if code == _TIMEOUT:
                 code = self._account_on(_charge, device, _KINDS[kind], nbytes)
         except (KeyError, OverflowError):
-            code = lib.HR_EINVAL
+            _check_account(device, nbytes, kind)
+            raise
         if code:
             self._fail_account(code, device, nbytes, kind)
 
-    def release(self, device: int, nbytes: int, kind: Kind = "data") -> None:
+    def release(self, device: SupportsIndex, nbytes: SupportsIndex, kind: Kind = "data") -> None:
         """Give back what was charged.
 
         Raises:
             ValueError: More than this process has charged there; nothing was changed.
             LockTimeout, RegionStale, RegionCorrupt, RegionClosed: As `charge`.
         """
+        if type(device) is not int or type(nbytes) is not int:
+            device, nbytes = integer("a device", device), integer("a number of bytes", nbytes)
         try:
             code = _release(self.region._handle, device, _KINDS[kind], nbytes, self._slice_ns)
             if code == _TIMEOUT:
                 code = self._account_on(_release, device, _KINDS[kind], nbytes)
         except (KeyError, OverflowError):
-            code = lib.HR_EINVAL
+            _check_account(device, nbytes, kind)
+            raise
         if code:
             self._fail_account(code, device, nbytes, kind)
 
     def _account_on(self, account: Any, device: int, kind: int, nbytes: int) -> int:
+        last_detail(_TIMEOUT)
         handle = self.region._handle
         return in_slices(
             lambda slice_ns: account(handle, device, kind, nbytes, slice_ns),
@@ -161,14 +169,11 @@ class Slot:
         )
 
     def _fail_account(self, code: int, device: int, nbytes: int, kind: str) -> NoReturn:
-        if kind not in _KINDS:
-            raise ValueError(f"a kind is context, module or data, not {kind!r}")
-        if not 0 <= device < DEVICE_CAPACITY:
-            raise ValueError(f"a device is 0 to {DEVICE_CAPACITY - 1}, not {device}")
-        if not 0 <= nbytes <= MAX_BYTES:
-            raise ValueError(f"{nbytes} bytes cannot be charged or released")
-        detail = last_detail()
+        if code == lib.HR_EBUSY:
+            raise RuntimeError(HOLDS_LOCK)
+        detail = last_detail(code)
         if code == lib.HR_EINVAL:
+            _check_account(device, nbytes, kind)
             raise ValueError(
                 f"this process has charged {detail.found} bytes of {kind} on device {device}: "
                 f"{nbytes} are too many"
@@ -177,7 +182,7 @@ class Slot:
             raise _limit_exceeded(self.region.path, detail)
         if code == lib.HR_EDETACHED:
             raise RuntimeError("the slot is detached; attach again")
-        self.region._fail_busy(code, HOLDS_LOCK)
+        raise error_from_detail(code, self.region.path, detail)
 
     def detach(self) -> None:
         """Leave the region: what is still charged is given up. May be called again.
@@ -212,6 +217,13 @@ def _detach_all() -> None:
         # A child of fork() ends here too, and the slot is its parent's.
         with contextlib.suppress(RegionError):
             slot.detach()
+
+
+def _check_account(device: int, nbytes: int, kind: str) -> None:
+    if kind not in _KINDS:
+        raise ValueError(f"a kind is context, module or data, not {kind!r}")
+    integer("a device", device, 0, DEVICE_CAPACITY - 1)
+    integer("a number of bytes", nbytes, 0, MAX_BYTES)
 
 
 def _limit_exceeded(path: str, detail: Any) -> MemoryLimitExceeded:

@@ -1,4 +1,4 @@
-"""Sizes as people write them, and limits as libvgpu reads them from an environment.
+"""Numbers, sizes and limits as people write them, and as libvgpu reads them from an environment.
 
 Two notations that look alike and are not: `parse_size` is strict and decimal;
 `limits_from_environment` repeats what libvgpu does with the same text, down to its octal numbers
@@ -29,6 +29,114 @@ _SIZE: Final = re.compile(
 _DECIMAL_UNIT: Final = re.compile(r"[0-9.]+\s*(?P<prefix>[kmgtpe])b", re.ASCII | re.IGNORECASE)
 
 
+#: How people write a limit that is none, beside None.
+UNLIMITED: Final = "unlimited"
+
+#: What libvgpu stores for "no SM limit"; 0 and whatever is above mean the same to it.
+UNLIMITED_SM_PERCENT: Final = 100
+
+# What fits a field of limits.  libvgpu takes -1 from the environment for the largest.
+_MOST_BYTES: Final = 2**64 - 1
+
+# No percentage of a limit that anybody means has more digits.
+_PERCENT: Final = re.compile(r"(?P<number>[0-9]{1,6})\s*%", re.ASCII)
+_SM: Final = re.compile(r"(?P<number>[0-9]{1,3})\s*%?", re.ASCII)
+
+
+def integer(
+    name: str, value: SupportsIndex, low: int | None = None, high: int | None = None
+) -> int:
+    """Take a whole number: anything with `__index__`, such as numpy's integers, but no bool.
+
+    Args:
+        name: What the number is, for the message.
+        value: The number.
+        low: The least that it may be; None for no bound.
+        high: The most that it may be; None for no bound.
+
+    Raises:
+        TypeError: bool, float, Decimal, Fraction, text or anything else that is no integer.
+        ValueError: Out of range.
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} is an integer, not {type(value).__name__}")
+    number = index(value)
+    if (low is not None and number < low) or (high is not None and number > high):
+        shown = number if abs(number) < 10**40 else "that number"
+        allowed = f"{low} or above" if high is None else f"{low} to {high}"
+        raise ValueError(f"{name} is {allowed}, not {shown}")
+    return number
+
+
+def memory_limit_value(limit: SupportsIndex | str | None) -> int:
+    """Turn a memory limit into bytes as a region stores them: 0 where it is unlimited.
+
+    Args:
+        limit: Bytes; text as `parse_size` takes it; "unlimited" or None.
+
+    Raises:
+        ValueError: No size, or 0, which would mean unlimited.
+        TypeError: Neither text nor an integer.
+    """
+    if type(limit) is int and 0 < limit <= _MOST_BYTES:
+        return limit
+    if limit is None or _says_unlimited(limit):
+        return 0
+    if isinstance(limit, str):
+        if _PERCENT.fullmatch(limit.strip()):
+            raise ValueError(f'"{limit.strip()}" is of no size here: give bytes, or "6GiB"')
+        nbytes = parse_size(limit)
+    else:
+        nbytes = integer("a memory limit in bytes", limit, 0, _MOST_BYTES)
+    if nbytes == 0:
+        raise ValueError("a memory limit of 0 would mean unlimited; say None for that")
+    return nbytes
+
+
+def memory_limit_percent(limit: object) -> int | None:
+    """Return the number of a memory limit such as "80%" (of the one there is); None if it is none.
+
+    Raises:
+        ValueError: 0%.
+    """
+    match = _PERCENT.fullmatch(limit.strip()) if isinstance(limit, str) else None
+    if match is None:
+        return None
+    percent = int(match["number"])
+    if percent == 0:
+        raise ValueError("a memory limit of 0 would mean unlimited; say None for that")
+    return percent
+
+
+def sm_limit_value(percent: SupportsIndex | str | None) -> int:
+    """Turn an SM limit into percent as a region stores it: 100 where it is unlimited.
+
+    Args:
+        percent: 1 to 100; text such as "50%"; "unlimited" or None.
+
+    Raises:
+        ValueError: Not 1 to 100.
+        TypeError: Neither text nor an integer.
+    """
+    if percent is None or _says_unlimited(percent):
+        return UNLIMITED_SM_PERCENT
+    if isinstance(percent, str):
+        match = _SM.fullmatch(percent.strip())
+        number = int(match["number"]) if match else 0
+    else:
+        number = integer("an SM limit in percent", percent)
+    if not 1 <= number <= UNLIMITED_SM_PERCENT:
+        shown = ascii(percent)
+        if len(shown) > 40:
+            shown = shown[:40] + "..."
+        raise ValueError(f"an SM limit is 1 to 100 percent, or None for unlimited, not {shown}")
+    return number
+
+
+def _says_unlimited(limit: object) -> bool:
+    return isinstance(limit, str) and limit.strip().lower() == UNLIMITED
+
+
 def parse_size(size: str | SupportsIndex) -> int:
     """Turn a size such as "6GiB" into bytes.
 
@@ -56,11 +164,7 @@ def parse_size(size: str | SupportsIndex) -> int:
     """
     if isinstance(size, str):
         return _parse_text(size)
-    if isinstance(size, bool) or not hasattr(size, "__index__"):
-        raise TypeError(
-            f"a size is text such as '6GiB' or a whole number of bytes, not {type(size).__name__}"
-        )
-    nbytes = index(size)
+    nbytes = integer('a size that is no text such as "6GiB"', size)
     if nbytes < 0:
         raise ValueError(f"a size cannot be negative: {nbytes}")
     return _within_bounds(nbytes, str(nbytes) if nbytes < 10**40 else "the number")
@@ -116,9 +220,7 @@ def format_size(nbytes: SupportsIndex) -> str:
     >>> format_size(6 * 2**30), format_size(6 * 2**30 + 1), format_size(1500), format_size(0)
     ('6 GiB', '6.0 GiB', '1.5 KiB', '0 B')
     """
-    if isinstance(nbytes, bool):
-        raise TypeError("a size is a whole number of bytes, not bool")
-    number = index(nbytes)
+    number = integer("a number of bytes", nbytes)
     if number < 0:
         raise ValueError(f"a size cannot be negative: {number}")
     exponent = 0

@@ -116,8 +116,8 @@ class Story:
             self.region.set_memory_limit(LOW_LIMIT, device=0)
         except LimitBelowUsage as error:
             self.scene.say(
-                f"Refused: {format_size(error.used_bytes)} are in use,"
-                f" more than {format_size(error.requested_bytes)}. Nothing was changed."
+                f"Refused: {format_size(error.used_bytes or 0)} are in use,"
+                f" more than {format_size(error.requested_bytes or 0)}. Nothing was changed."
             )
         else:
             raise Failure("the limit went below what is used, which it should not without force")

@@ -26,6 +26,8 @@ _TYPED = {
     "lock_state() tells more, and recover_lock() frees it": (
         "`hamiregion lock status FILE` tells more, and `hamiregion lock recover FILE` frees it"
     ),
+    "force=True": "--force",
+    "name a layout": "give --layout",
 }
 
 
@@ -37,7 +39,11 @@ class Failure(click.ClickException):
 
 def sentence(error: RegionError | OSError) -> str:
     """Say what went wrong, in the words of someone who types commands."""
-    if isinstance(error, LimitBelowUsage):
+    if (
+        isinstance(error, LimitBelowUsage)
+        and error.used_bytes is not None
+        and error.requested_bytes is not None
+    ):
         return (
             f"device {error.device} uses {format_size(error.used_bytes)},"
             f" more than the {format_size(error.requested_bytes)} asked for."
@@ -49,13 +55,16 @@ def sentence(error: RegionError | OSError) -> str:
         choices = " or ".join(f"--layout {layout.value}" for layout in error.candidates)
         return f"{error.path} can be read as layout {names}; name the right one: {choices}"
     if isinstance(error, RegionError) or error.strerror is None:
-        words = str(error)
-        for called, typed in _TYPED.items():
-            words = words.replace(called, typed)
-        return words
+        return _as_typed(str(error))
     if error.filename is None:
         return error.strerror
     return f"{os.fsdecode(error.filename)}: {error.strerror}"
+
+
+def _as_typed(words: str) -> str:
+    for called, typed in _TYPED.items():
+        words = words.replace(called, typed)
+    return words
 
 
 @contextlib.contextmanager
@@ -66,7 +75,7 @@ def bad_arguments() -> Iterator[None]:
     except RegionError:
         raise
     except (TypeError, ValueError) as error:
-        raise click.UsageError(str(error)) from None
+        raise click.UsageError(_as_typed(str(error))) from None
 
 
 class SpeakingGroup(click.Group):

@@ -10,6 +10,7 @@ import click
 from rich.text import Text
 
 from libhamiregion import LimitChange, open_region
+from libhamiregion.effects import ANYTHING
 
 from . import options
 from .failures import SpeakingGroup, bad_arguments
@@ -116,7 +117,12 @@ def get(path: str, device: int | None, layout: Layout | None, as_json: bool) -> 
 @click.option("--sm", type=options.SM, metavar="PERCENT", help="1 to 100, or `unlimited`.")
 @options.device_option
 @options.dry_run_option
-@click.option("--force", is_flag=True, help="Also set a memory limit below what is used now.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Also set a memory limit below what is used now, an SM limit that stops running processes"
+    " for good (HAMi up to 2.4.0), and devices that the region does not have.",
+)
 @click.option(
     "--if-equals",
     metavar="VALUE",
@@ -144,8 +150,8 @@ def set_(
     hamiregion limits set FILE --memory 8GiB --if-equals 4GiB
 
     JSON: path, layout, dry_run, and changes, a list of objects with the keys limit ("memory" or
-    "sm"), device, before, after (bytes or percent, null is unlimited) and effect ("immediate" or
-    "new_processes").
+    "sm"), device, before, after (bytes or percent, null is unlimited) and effect ("immediate",
+    "new_processes" or, with --force only, "stops_launches").
     """  # noqa: D301 (click looks for the character itself)
     if memory is None and sm is None:
         raise click.UsageError("Say what to set: --memory, --sm or both.")
@@ -159,14 +165,6 @@ def set_(
             if not dry_run:
                 changes = [(kind, edit(dry_run=False)) for kind, edit in edits]
         path, name = region.path, region.layout.value
-        told = region.device_count
-    if device is not None and 0 < told <= device:
-        # No mistake for certain: a container may come to tell of more.
-        click.echo(
-            f"Note: the region tells of {told} device{'' if told == 1 else 's'} only, and {device}"
-            " is none of them (the first is 0).",
-            err=True,
-        )
     rows = [(kind, change) for kind, changed in changes for change in changed]
     if as_json:
         listed = [{"limit": kind, **as_plain(change)} for kind, change in rows]
@@ -204,7 +202,7 @@ def _edits(
     if_equals: str | None,
 ) -> list[tuple[str, Callable[..., tuple[LimitChange, ...]]]]:
     kind = options.MEMORY if memory is not None else options.SM
-    expected = None if if_equals is None else kind.convert(if_equals, None, None).expected
+    expected = ANYTHING if if_equals is None else kind.convert(if_equals, None, None).value
     edits: list[tuple[str, Callable[..., tuple[LimitChange, ...]]]] = []
     if memory is not None:
         set_memory = functools.partial(
@@ -212,7 +210,9 @@ def _edits(
         )
         edits.append((MEMORY, set_memory))
     if sm is not None:
-        set_sm = functools.partial(region.set_sm_limit, sm.value, device=device, expected=expected)
+        set_sm = functools.partial(
+            region.set_sm_limit, sm.value, device=device, expected=expected, force=force
+        )
         edits.append((SM, set_sm))
     return edits
 

@@ -31,11 +31,6 @@ class Limit:
 
     value: int | None
 
-    @property
-    def expected(self) -> int:
-        """The same for a setter's `expected`, where 0 is unlimited and None compares nothing."""
-        return self.value or 0
-
 
 if TYPE_CHECKING:
     LimitType = click.ParamType[Limit]
@@ -152,7 +147,7 @@ layout_option = click.option(
     "--layout",
     type=LayoutName(),
     metavar="NAME",
-    help=f"Take this layout for granted; needed only where a file fits two. {LAYOUT_NAMES}.",
+    help=f"The file's layout, where it can be read as several; else refused. {LAYOUT_NAMES}.",
 )
 device_option = click.option(
     "--device",

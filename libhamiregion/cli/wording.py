@@ -20,6 +20,7 @@ _STATUSES = {status.value: status.name.lower() for status in ProcessStatus}
 _EFFECTS = {
     Effect.IMMEDIATE: "at once, also in running processes",
     Effect.NEW_PROCESSES: "for processes started from now on",
+    Effect.STOPS_LAUNCHES: "at once, and running processes without a limit so far stop for good",
 }
 
 

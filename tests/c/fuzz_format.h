@@ -14,17 +14,17 @@ enum {
 };
 
 enum fuzz_step {
-    FUZZ_POKE,       /* field, device, slot (2 bytes), value */
-    FUZZ_POKE_AT,    /* offset (3 bytes), value */
-    FUZZ_TEXT,       /* device, 4 bytes: a uuid's beginning; 1 byte: its length */
-    FUZZ_RESIZE,     /* index into the sizes, 1 byte added to it as signed */
-    FUZZ_IDENTIFY,   /* layout */
-    FUZZ_OPEN,       /* flags, layout */
-    FUZZ_SNAPSHOT,   /* bytes in units of 8 (2 bytes), 1 byte more */
-    FUZZ_GET,        /* value, device */
-    FUZZ_READ_SET,   /* devices, processes, usages that there is room for */
-    FUZZ_SET_LIMITS, /* kind, device, flags, value, expected value */
-    FUZZ_SET_VALUE,  /* which, value */
+    FUZZ_POKE,     /* field, device, slot (2 bytes), value */
+    FUZZ_POKE_AT,  /* offset (3 bytes), value */
+    FUZZ_TEXT,     /* device, 4 bytes: a uuid's beginning; 1 byte: its length */
+    FUZZ_RESIZE,   /* index into the sizes, 1 byte added to it as signed */
+    FUZZ_IDENTIFY, /* layout */
+    FUZZ_OPEN,     /* flags, layout */
+    FUZZ_SNAPSHOT, /* bytes in units of 8 (2 bytes), 1 byte more */
+    FUZZ_GET,      /* value, device */
+    FUZZ_READ_SET, /* devices, processes, usages that there is room for */
+    FUZZ_EDIT,     /* flags of the call, number of edits; for each: kind, device as signed, flags,
+                      index of a uuid, value, expected value */
     FUZZ_IS_STALE,
     FUZZ_CLOSE,
     FUZZ_SLOT,       /* slot (2 bytes), pid (value), host pid (value), total of device 0 (value) */

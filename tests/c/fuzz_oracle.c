@@ -192,6 +192,33 @@ void oracle_require_sane(const struct hr_snapshot *snapshot, size_t bytes)
     }
 }
 
+static bool is_limited(uint64_t percent)
+{
+    return percent != 0 && percent < 100;
+}
+
+/* The last device with a limit, use, or an SM limit unlike another one's; else all. */
+static uint64_t uncounted_devices(const struct view *view)
+{
+    const struct hr_layout *layout = view->layout;
+    uint32_t count = 0;
+    for (uint32_t device = 0; device < HR_DEVICES; device++) {
+        bool counts = get64(view, layout->limit + device * 8) != 0;
+        const uint64_t percent = get64(view, layout->sm_limit + device * 8);
+        for (uint32_t other = 0; other < HR_DEVICES; other++)
+            counts = counts ||
+                     (is_limited(percent) && get64(view, layout->sm_limit + other * 8) != percent);
+        for (int32_t slot = 0; slot < get32(view, layout->proc_num); slot++) {
+            const struct hr_usage usage = usage_at(view, (uint32_t)slot, device);
+            counts = counts ||
+                     (usage.context | usage.module | usage.data | usage.offset | usage.total) != 0;
+        }
+        if (counts)
+            count = device + 1;
+    }
+    return (UINT64_C(1) << (count == 0 ? HR_DEVICES : count)) - 1;
+}
+
 int oracle_value(const struct view *view, uint32_t value, uint32_t device, uint64_t *out)
 {
     const struct hr_layout *layout = view->layout;
@@ -199,10 +226,13 @@ int oracle_value(const struct view *view, uint32_t value, uint32_t device, uint6
     if (!oracle_good_header(view))
         return HR_ESTALE;
     const int32_t proc_num = get32(view, layout->proc_num);
-    const bool uses_proc_num = value == HR_VALUE_MEMORY_USED || value == HR_VALUE_PROC_NUM;
+    const bool counts_devices = value == HR_VALUE_DEVICES && get64(view, layout->device_num) == 0;
+    const bool uses_proc_num =
+        value == HR_VALUE_MEMORY_USED || value == HR_VALUE_PROC_NUM || counts_devices;
     if (uses_proc_num && (proc_num < 0 || proc_num > HR_SLOTS))
         return HR_ECORRUPT;
-    if (value == HR_VALUE_DEVICE_NUM && get64(view, layout->device_num) > HR_DEVICES)
+    if ((value == HR_VALUE_DEVICE_NUM || value == HR_VALUE_DEVICES) &&
+        get64(view, layout->device_num) > HR_DEVICES)
         return HR_ECORRUPT;
     if (value == HR_VALUE_LAST_KERNEL_TIME && layout->last_kernel_time == HR_ABSENT)
         return HR_EINVAL;
@@ -234,6 +264,10 @@ int oracle_value(const struct view *view, uint32_t value, uint32_t device, uint6
         break;
     case HR_VALUE_PROC_NUM:
         *out = (uint64_t)proc_num;
+        break;
+    case HR_VALUE_DEVICES:
+        *out = counts_devices ? uncounted_devices(view)
+                              : (UINT64_C(1) << get64(view, layout->device_num)) - 1;
         break;
     default:
         REQUIRE(!"a value that does not exist");

@@ -7,6 +7,7 @@
 #include <sanitizer/asan_interface.h>
 
 #include "fuzz_run.h"
+#include "fuzz_edits.h"
 #include "fuzz_limiter.h"
 #include "fuzz_writers.h"
 #include "snapshot_view.h"
@@ -212,7 +213,7 @@ static void get(uint32_t value, uint32_t device)
     const int code = found == HR_NO_VALUE ? detail.code : HR_OK;
     if (code != HR_OK)
         REQUIRE_ONE_OF(code, HR_ESTALE, HR_ECORRUPT, HR_EINVAL);
-    if (value > HR_VALUE_PROC_NUM || device >= HR_DEVICES) {
+    if (value > HR_VALUE_DEVICES || device >= HR_DEVICES) {
         REQUIRE(code == HR_EINVAL || code == HR_ESTALE);
         return;
     }
@@ -269,53 +270,6 @@ static void read_set(uint32_t devices, uint32_t processes, uint32_t usages)
     free(arena);
 }
 
-static void set_limits(uint32_t kind, int32_t device, uint32_t flags, uint64_t value,
-                       uint64_t expected)
-{
-    struct hr_limit_edit edits[HR_DEVICES];
-    uint8_t before[HOT_BYTES];
-    const bool comparable = is_whole();
-    const struct view view = as_opened();
-    if (comparable)
-        memcpy(before, view.bytes, HOT_BYTES);
-    const int code = hr_set_limits(run.region, kind, device, value, expected, flags, edits);
-    if (code < 0)
-        REQUIRE_ONE_OF(code, HR_ECONFLICT, HR_EBELOWUSE, HR_EREADONLY, HR_EINVAL, HR_ESTALE,
-                       HR_ECORRUPT);
-    else
-        REQUIRE(code >= 1 && code <= HR_DEVICES && run.writable && kind <= HR_SM);
-    if (!comparable)
-        return;
-    /* Undo in a copy what is said to have been done: then nothing may differ. */
-    const uint32_t table = kind == HR_MEMORY ? view.layout->limit : view.layout->sm_limit;
-    uint8_t after[HOT_BYTES];
-    memcpy(after, view.bytes, HOT_BYTES);
-    for (int i = 0; i < code && (flags & HR_DRY_RUN) == 0; i++) {
-        REQUIRE(edits[i].device < HR_DEVICES && edits[i].after == value);
-        REQUIRE(i == 0 || edits[i].device > edits[i - 1].device);
-        REQUIRE(get64(&view, table + edits[i].device * 8) == value);
-        memcpy(after + table + edits[i].device * 8, &edits[i].before, 8);
-    }
-    REQUIRE(memcmp(before, after, HOT_BYTES) == 0);
-}
-
-static void set_value(uint32_t value, int32_t to)
-{
-    int32_t before = 0;
-    const bool comparable = is_whole();
-    const struct view view = as_opened();
-    const struct hr_layout *layout = view.layout;
-    const uint32_t offset = value == HR_VALUE_PRIORITY             ? layout->priority
-                            : value == HR_VALUE_UTILIZATION_SWITCH ? layout->utilization_switch
-                                                                   : layout->recent_kernel;
-    const int32_t old = comparable ? get32(&view, offset) : 0;
-    const int code = hr_set_value(run.region, value, to, 0, 0, &before);
-    if (code != HR_OK)
-        REQUIRE_ONE_OF(code, HR_EREADONLY, HR_EINVAL, HR_ESTALE);
-    if (code == HR_OK && comparable)
-        REQUIRE(before == old && get32(&view, offset) == to);
-}
-
 static void do_call(uint8_t step, struct input *input)
 {
     if (step == FUZZ_OPEN) {
@@ -332,26 +286,13 @@ static void do_call(uint8_t step, struct input *input)
         break;
     }
     case FUZZ_GET: {
-        const uint32_t value = take8(input) % (HR_VALUE_PROC_NUM + 2);
+        const uint32_t value = take8(input) % (HR_VALUE_DEVICES + 2);
         get(value, take8(input) % (HR_DEVICES + 1));
         break;
     }
     case FUZZ_READ_SET: {
         const uint32_t devices = take8(input), processes = take8(input) * 5u;
         read_set(devices, processes, take8(input) * 16u);
-        break;
-    }
-    case FUZZ_SET_LIMITS: {
-        const uint32_t kind = take8(input) % 3;
-        const int32_t device = (int8_t)take8(input);
-        const uint32_t flags = take8(input) % 16;
-        const uint64_t value = take_value(input);
-        set_limits(kind, device, flags, value, take_value(input));
-        break;
-    }
-    case FUZZ_SET_VALUE: {
-        const uint32_t value = take8(input) % (HR_VALUE_PROC_NUM + 2);
-        set_value(value, (int32_t)take_value(input));
         break;
     }
     case FUZZ_IS_STALE:
@@ -371,11 +312,11 @@ static bool is_traced;
 static void trace(const struct input *input)
 {
     static const char *const names[FUZZ_STEPS] = {
-        "poke",      "poke-at",  "text",    "resize",     "identify", "open",      "snapshot",
-        "get",       "read-set", "limits",  "value",      "is-stale", "close",     "slot",
-        "meanwhile", "proc",     "process", "other-lock", "lock",     "unlock",    "lock-state",
-        "recover",   "attach",   "detach",  "charge",     "release",  "edit-slot", "reap",
-        "repair",    "limiter",  "acquire", "tick"};
+        "poke",    "poke-at",  "text",       "resize",   "identify",  "open",       "snapshot",
+        "get",     "read-set", "edit",       "is-stale", "close",     "slot",       "meanwhile",
+        "proc",    "process",  "other-lock", "lock",     "unlock",    "lock-state", "recover",
+        "attach",  "detach",   "charge",     "release",  "edit-slot", "reap",       "repair",
+        "limiter", "acquire",  "tick"};
     fprintf(stderr, "%-10s", names[*input->at % FUZZ_STEPS]);
     for (int i = 1; i <= 16 && input->at + i < input->end; i++)
         fprintf(stderr, " %u", input->at[i]);
@@ -407,7 +348,7 @@ static void do_step(struct input *input)
         identify(run.file->path, take8(input) % (HR_LAYOUTS + 2));
         break;
     default:
-        if (!writers_step(step, input))
+        if (!writers_step(step, input) && !edit_step(step, input))
             do_call(step, input);
     }
 }

@@ -21,7 +21,7 @@ static inline void require_detail(int code)
     REQUIRE(detail.code == code);
     REQUIRE(detail.device >= -1 && detail.device < HR_DEVICES);
     REQUIRE(detail.layout <= HR_LAYOUTS);
-    REQUIRE(detail.candidates < 1u << HR_LAYOUTS);
+    REQUIRE(detail.candidates < 1u << (code == HR_ENODEVICE ? HR_DEVICES : HR_LAYOUTS));
 }
 
 static inline void require_one_of(const char *call, int code, const int *codes)

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "fuzz_format.h"
+#include "region.h"
 
 static const char *directory;
 static unsigned seeds;
@@ -121,16 +122,19 @@ int main(int argc, char **argv)
         SEED(layout, FUZZ_POKE, FUZZ_PROC_NUM, 0, 0, 0, 14, FUZZ_SNAPSHOT, 0xff, 0xff, 0);
         SEED(layout, FUZZ_OPEN, 0, 5, FUZZ_POKE, FUZZ_PROC_NUM, 0, 0, 0, 13, FUZZ_SNAPSHOT, 0xff,
              0xff, 0, FUZZ_GET, 2, 1);
-        SEED(layout, FUZZ_OPEN, 1, 5, FUZZ_POKE, FUZZ_DEVICE_NUM, 0, 0, 0, 0, FUZZ_SET_LIMITS, 0,
-             255, 0, 20, 0, FUZZ_SNAPSHOT, 64, 0, 0);
-        SEED(layout, FUZZ_OPEN, 1, 5, FUZZ_RESIZE, 1, 0, FUZZ_SNAPSHOT, 0xff, 0xff, 0,
-             FUZZ_SET_VALUE, 3, 1, FUZZ_RESIZE, 6, 0, FUZZ_IS_STALE);
+        SEED(layout, FUZZ_OPEN, 1, 5, FUZZ_POKE, FUZZ_DEVICE_NUM, 0, 0, 0, 0, FUZZ_EDIT, 0, 128 + 4,
+             HR_MEMORY, 255, 0, 0, 22, 0, HR_SM, 255, 0, 0, 6, 0, HR_PRIORITY, 0, HR_EXPECT, 0, 0,
+             1, HR_SWITCH, 0, 0, 0, 1, 0, FUZZ_SNAPSHOT, 64, 0, 0);
+        SEED(layout, FUZZ_OPEN, 1, 5, FUZZ_RESIZE, 1, 0, FUZZ_SNAPSHOT, 0xff, 0xff, 0, FUZZ_EDIT, 0,
+             1, HR_PRIORITY, 0, 0, 0, 1, 0, FUZZ_RESIZE, 6, 0, FUZZ_IS_STALE);
         SEED(layout, FUZZ_POKE, FUZZ_SLOT_SEQLOCK, 0, 0, 1, 1, FUZZ_OPEN, 0, 5, FUZZ_SNAPSHOT, 0xff,
              0xff, 0, FUZZ_SNAPSHOT, 0xff, 0xff, 0, FUZZ_READ_SET, 2, 3, 6);
         SEED(layout, FUZZ_POKE, FUZZ_SEM, 0, 0, 0, 0, FUZZ_OPEN, 0, 5, FUZZ_SNAPSHOT, 9, 0, 0,
              FUZZ_READ_SET, 16, 16, 64, FUZZ_CLOSE);
-        SEED(layout, FUZZ_OPEN, 1, 5, FUZZ_SET_LIMITS, 0, 0, 1, 20, 21, FUZZ_SET_LIMITS, 1, 255, 4,
-             6, 0, FUZZ_SET_LIMITS, 0, 1, 2, 1, 0);
+        SEED(layout, FUZZ_OPEN, 1, 5, FUZZ_EDIT, 0, 1, HR_MEMORY, 0, HR_EXPECT, 0, 20, 22,
+             FUZZ_EDIT, 0, 2, HR_MEMORY, 0, HR_PERCENT, 1, 6, 0, HR_SM, 1, HR_EXPECT, 2, 6, 8,
+             FUZZ_EDIT, HR_FORCE, 1, HR_MEMORY, 9, 0, 0, 1, 0, FUZZ_EDIT, HR_DRY_RUN, 1, HR_SM, 0,
+             0, 3, 1, 0);
         SEED(layout, FUZZ_TEXT, 1, 'G', 'P', 'U', '-', 96, FUZZ_TEXT, 2, 'M', 'I', 'G', '-', 95,
              FUZZ_IDENTIFY, 5, FUZZ_OPEN, 0, 5, FUZZ_TEXT, 0, 'X', 1, 2, 3, 8, FUZZ_SNAPSHOT, 0xff,
              0xff, 0);

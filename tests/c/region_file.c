@@ -168,6 +168,27 @@ void close_and_free(hr_region *region)
     hr_free(region);
 }
 
+int set_limits(hr_region *region, uint32_t kind, int32_t device, uint64_t value, uint64_t expected,
+               uint32_t flags, struct hr_edit *edits)
+{
+    const uint32_t own = HR_EXPECT | HR_PERCENT;
+    edits[0] = (struct hr_edit){
+        .kind = kind, .device = device, .flags = flags & own, .value = value, .expected = expected};
+    return hr_edit(region, edits, 1, HR_DEVICES, flags & ~own);
+}
+
+int set_value(hr_region *region, uint32_t kind, int32_t to, int32_t expected, uint32_t flags,
+              int32_t *before)
+{
+    struct hr_edit edit = {.kind = kind,
+                           .flags = flags & HR_EXPECT,
+                           .value = (uint64_t)(int64_t)to,
+                           .expected = (uint64_t)(int64_t)expected};
+    const int code = hr_edit(region, &edit, 1, 1, flags & ~(uint32_t)HR_EXPECT);
+    *before = (int32_t)edit.before;
+    return code == 1 ? HR_OK : code;
+}
+
 struct hr_detail last_detail(void)
 {
     struct hr_detail detail;

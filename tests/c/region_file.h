@@ -56,6 +56,17 @@ void poke_usage(const struct region_file *file, uint32_t slot, uint32_t device,
 hr_region *open_or_fail(const char *path, uint32_t flags);
 void close_and_free(hr_region *region);
 
+/*
+ * One limit of one device or all; `edits` takes HR_DEVICES.  The flags are those of the edit
+ * and of the call.  Returns what hr_edit() returns.
+ */
+int set_limits(hr_region *region, uint32_t kind, int32_t device, uint64_t value, uint64_t expected,
+               uint32_t flags, struct hr_edit *edits);
+
+/* One value of the whole region: HR_OK, or what hr_edit() says. */
+int set_value(hr_region *region, uint32_t kind, int32_t to, int32_t expected, uint32_t flags,
+              int32_t *before);
+
 /* hr_last_detail(), for use inside a check. */
 struct hr_detail last_detail(void);
 

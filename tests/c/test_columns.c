@@ -275,7 +275,7 @@ static void test_live_values(void)
             CHECK_EQ(hr_get(region, per_device[i], UINT32_MAX), HR_NO_VALUE);
             CHECK_EQ(last_detail().code, HR_EINVAL);
         }
-        CHECK_EQ(hr_get(region, HR_VALUE_PROC_NUM + 1, 0), HR_NO_VALUE);
+        CHECK_EQ(hr_get(region, HR_VALUE_DEVICES + 1, 0), HR_NO_VALUE);
         CHECK_EQ(last_detail().code, HR_EINVAL);
 
         /* Hostile sums stop at the top; they do not wrap to something small. */

@@ -62,19 +62,19 @@ static void *reader(void *argument)
 static void *writer(void *argument)
 {
     struct crowd *crowd = argument;
-    struct hr_limit_edit edits[HR_DEVICES];
+    struct hr_edit edits[HR_DEVICES];
     int32_t before;
     for (uint32_t round = 0;; round++) {
         const uint64_t value = (64 + round % 64) * GIB;
-        int code = hr_set_limits(crowd->region, HR_MEMORY, HR_ALL_DEVICES, value, 0, 0, edits);
+        int code = set_limits(crowd->region, HR_MEMORY, HR_ALL_DEVICES, value, 0, 0, edits);
         if (code == HR_ECLOSED)
             break;
         CHECK_EQ(code, 2);
-        code = hr_set_limits(crowd->region, HR_MEMORY, 0, value, value, HR_EXPECT, edits);
+        code = set_limits(crowd->region, HR_MEMORY, 0, value, value, HR_EXPECT, edits);
         CHECK(code == 1 || code == HR_ECONFLICT || code == HR_ECLOSED);
-        code = hr_set_limits(crowd->region, HR_SM, 1, round % 100 + 1, 0, 0, edits);
+        code = set_limits(crowd->region, HR_SM, 1, round % 100 + 1, 0, 0, edits);
         CHECK(code == 1 || code == HR_ECLOSED);
-        code = hr_set_value(crowd->region, HR_VALUE_RECENT_KERNEL, (int32_t)round, 0, 0, &before);
+        code = set_value(crowd->region, HR_RECENT_KERNEL, (int32_t)round, 0, 0, &before);
         CHECK(code == HR_OK || code == HR_ECLOSED);
         atomic_fetch_add(&crowd->rounds, 1);
     }
@@ -170,7 +170,7 @@ static void test_closed_handle(void)
     make_busy(&file, HR_V1_1);
     hr_region *region = open_or_fail(file.path, HR_WRITE);
     uint64_t small[8];
-    struct hr_limit_edit edits[HR_DEVICES];
+    struct hr_edit edits[HR_DEVICES];
     int32_t before;
     hr_close(region);
     CHECK_EQ(hr_snapshot(region, small, sizeof small), HR_ECLOSED);
@@ -178,8 +178,8 @@ static void test_closed_handle(void)
     CHECK_EQ(hr_get(region, HR_VALUE_PRIORITY, 0), HR_NO_VALUE);
     CHECK_EQ(last_detail().code, HR_ECLOSED);
     CHECK_EQ(hr_is_stale(region), HR_ECLOSED);
-    CHECK_EQ(hr_set_limits(region, HR_MEMORY, 0, 1, 0, 0, edits), HR_ECLOSED);
-    CHECK_EQ(hr_set_value(region, HR_VALUE_PRIORITY, 1, 0, 0, &before), HR_ECLOSED);
+    CHECK_EQ(set_limits(region, HR_MEMORY, 0, 1, 0, 0, edits), HR_ECLOSED);
+    CHECK_EQ(set_value(region, HR_PRIORITY, 1, 0, 0, &before), HR_ECLOSED);
     close_and_free(region);
     region_file_remove(&file);
 }
@@ -187,15 +187,15 @@ static void test_closed_handle(void)
 static void in_forked_child(struct region_file *file, hr_region *region)
 {
     uint64_t small[8];
-    struct hr_limit_edit edits[HR_DEVICES];
+    struct hr_edit edits[HR_DEVICES];
     int32_t before;
     CHECK_EQ(hr_snapshot(region, small, sizeof small), HR_EFORKED);
     CHECK_EQ(last_detail().code, HR_EFORKED);
     CHECK_EQ(hr_get(region, HR_VALUE_PRIORITY, 0), HR_NO_VALUE);
     CHECK_EQ(last_detail().code, HR_EFORKED);
     CHECK_EQ(hr_is_stale(region), HR_EFORKED);
-    CHECK_EQ(hr_set_limits(region, HR_MEMORY, 0, 7 * GIB, 0, 0, edits), HR_EFORKED);
-    CHECK_EQ(hr_set_value(region, HR_VALUE_PRIORITY, 1, 0, 0, &before), HR_EFORKED);
+    CHECK_EQ(set_limits(region, HR_MEMORY, 0, 7 * GIB, 0, 0, edits), HR_EFORKED);
+    CHECK_EQ(set_value(region, HR_PRIORITY, 1, 0, 0, &before), HR_EFORKED);
     uint64_t arena[HR_REGION_COLUMNS];
     const struct hr_rows capacity = {1, 0, 0, 0};
     struct hr_rows filled;

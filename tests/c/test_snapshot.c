@@ -316,7 +316,7 @@ static void test_counts_turn_bad(void)
         region_file_make(&file, id);
         const struct hr_layout *layout = file.layout;
         hr_region *region = open_or_fail(file.path, HR_WRITE);
-        struct hr_limit_edit edits[HR_DEVICES];
+        struct hr_edit edits[HR_DEVICES];
 
         const uint32_t bad_counts[] = {1025, UINT32_MAX, 1u << 31, 1u << 20};
         for (size_t i = 0; i < sizeof bad_counts / sizeof bad_counts[0]; i++) {
@@ -327,7 +327,7 @@ static void test_counts_turn_bad(void)
             CHECK_EQ(detail.found, (int64_t)(int32_t)bad_counts[i]);
             CHECK_EQ(hr_get(region, HR_VALUE_MEMORY_USED, 0), HR_NO_VALUE);
             CHECK_EQ(last_detail().code, HR_ECORRUPT);
-            CHECK_EQ(hr_set_limits(region, HR_MEMORY, 0, GIB, 0, 0, edits), HR_ECORRUPT);
+            CHECK_EQ(set_limits(region, HR_MEMORY, 0, GIB, 0, 0, edits), HR_ECORRUPT);
             CHECK_EQ(peek64(&file, layout->limit), 4 * GIB);
         }
         poke32(&file, layout->proc_num, 0);
@@ -336,7 +336,7 @@ static void test_counts_turn_bad(void)
         CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer), HR_ECORRUPT);
         CHECK_EQ(last_detail().why, HR_WHY_DEVICE_NUM);
         CHECK_EQ(last_detail().found, 17);
-        CHECK_EQ(hr_set_limits(region, HR_MEMORY, HR_ALL_DEVICES, GIB, 0, 0, edits), HR_ECORRUPT);
+        CHECK_EQ(set_limits(region, HR_MEMORY, HR_ALL_DEVICES, GIB, 0, 0, edits), HR_ECORRUPT);
         poke64(&file, layout->device_num, 2);
 
         memset(file.bytes + layout->uuids + HR_UUID_BYTES, 0xee, HR_UUID_BYTES);

@@ -44,14 +44,14 @@ static void *read_in_a_storm(void *argument)
     struct storm *storm = argument;
     uint64_t *own = malloc(HR_SNAPSHOT_MAX_BYTES);
     NEED(own != NULL);
-    struct hr_limit_edit edits[HR_DEVICES];
+    struct hr_edit edits[HR_DEVICES];
     while (!atomic_load(&storm->over)) {
         int code = hr_snapshot(storm->shared, own, HR_SNAPSHOT_MAX_BYTES);
         CHECK(is_expected_in_a_storm(code));
         count_code(storm, code);
         if (hr_get(storm->shared, HR_VALUE_MEMORY_USED, 1) == HR_NO_VALUE)
             CHECK(is_expected_in_a_storm(last_detail().code));
-        code = hr_set_limits(storm->shared, HR_SM, HR_ALL_DEVICES, 50, 0, 0, edits);
+        code = set_limits(storm->shared, HR_SM, HR_ALL_DEVICES, 50, 0, 0, edits);
         CHECK(code > 0 || is_expected_in_a_storm(code));
 
         hr_region *fresh = NULL;
@@ -185,7 +185,7 @@ static void test_every_call_on_a_truncated_file(void)
         struct region_file file;
         region_file_make(&file, id);
         hr_region *region = open_or_fail(file.path, HR_WRITE);
-        struct hr_limit_edit edits[HR_DEVICES];
+        struct hr_edit edits[HR_DEVICES];
         int32_t before;
         NEED(ftruncate(file.fd, 0) == 0);
         CHECK_EQ(hr_is_stale(region), 1);
@@ -194,9 +194,9 @@ static void test_every_call_on_a_truncated_file(void)
             CHECK_EQ(hr_get(region, value, 0), HR_NO_VALUE);
             CHECK_EQ(last_detail().code, HR_ESTALE);
         }
-        CHECK_EQ(hr_set_limits(region, HR_MEMORY, 0, GIB, 0, 0, edits), HR_ESTALE);
-        CHECK_EQ(hr_set_limits(region, HR_SM, HR_ALL_DEVICES, 10, 0, 0, edits), HR_ESTALE);
-        CHECK_EQ(hr_set_value(region, HR_VALUE_PRIORITY, 1, 0, 0, &before), HR_ESTALE);
+        CHECK_EQ(set_limits(region, HR_MEMORY, 0, GIB, 0, 0, edits), HR_ESTALE);
+        CHECK_EQ(set_limits(region, HR_SM, HR_ALL_DEVICES, 10, 0, 0, edits), HR_ESTALE);
+        CHECK_EQ(set_value(region, HR_PRIORITY, 1, 0, 0, &before), HR_ESTALE);
         uint64_t arena[HR_REGION_COLUMNS];
         const struct hr_rows capacity = {1, 0, 0, 0};
         struct hr_rows filled;
@@ -210,8 +210,8 @@ static void test_every_call_on_a_truncated_file(void)
         poke32(&file, 8, file.layout->minor_version);
         CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer), HR_ESTALE);
         CHECK_EQ(last_detail().why, HR_WHY_TRUNCATED);
-        CHECK_EQ(hr_set_value(region, HR_VALUE_PRIORITY, 1, 0, 0, &before), HR_ESTALE);
-        CHECK_EQ(hr_set_limits(region, HR_MEMORY, 0, GIB, 0, 0, edits), HR_ESTALE);
+        CHECK_EQ(set_value(region, HR_PRIORITY, 1, 0, 0, &before), HR_ESTALE);
+        CHECK_EQ(set_limits(region, HR_MEMORY, 0, GIB, 0, 0, edits), HR_ESTALE);
         CHECK_EQ(peek64(&file, file.layout->limit), 0);
         close_and_free(region);
         region_file_remove(&file);

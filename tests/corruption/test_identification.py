@@ -9,6 +9,7 @@ from poke import RegionFile, RegionFileFactory
 from libhamiregion import (
     AmbiguousLayout,
     Layout,
+    NotARegion,
     RegionCorrupt,
     RegionError,
     RegionSet,
@@ -76,22 +77,18 @@ def test_full_counts_are_fine(layout: Layout, region_file: RegionFileFactory) ->
     assert identify(file) is layout
 
 
-@pytest.mark.parametrize("percent", [1001, 2**31, 2**63, 2**64 - 1])
-@pytest.mark.parametrize("device", [0, 15])
-def test_sm_limits_far_from_a_percentage(
-    device: int, percent: int, layout: Layout, region_file: RegionFileFactory
+@pytest.mark.parametrize("percent", [101, 1001, 100_000, 2**31, 2**63, 2**64 - 1])
+@pytest.mark.parametrize("devices", [range(1), range(15, 16), range(16)], ids=str)
+def test_a_large_sm_limit_is_unlimited_and_no_damage(
+    devices: range, percent: int, layout: Layout, region_file: RegionFileFactory
 ) -> None:
+    """libvgpu stores CUDA_DEVICE_SM_LIMIT as it is, and knows no limit from 100 on."""
     file = region_file(layout, uuids=[UUID])
-    file.put("sm_limit", percent, device=device)
-    refused(file, RegionCorrupt, f"SM limit of device {device} is {percent} percent")
-
-
-def test_an_sm_limit_a_little_above_100_is_no_reason(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
-    file.put("sm_limit", 110)
-    assert identify(file) is layout
+    for device in devices:
+        file.put("sm_limit", percent, device=device)
+    with open_region(file) as region:
+        assert region.layout is layout
+        assert all(region.sm_limit(device) is None for device in devices)
 
 
 @pytest.mark.parametrize(
@@ -298,7 +295,7 @@ def test_a_lengthened_1_1_region_is_told_by_what_is_plausible(
     file.resize(POSTINIT.size_bytes + 1)
     with open_region(file) as region:
         assert region.layout is V1_1
-    with pytest.raises(RegionCorrupt, match=r"read as layout 1\.1-postinit"):
+    with pytest.raises(NotARegion, match=r"has layout 1\.1, not 1\.1-postinit"):
         open_region(file, layout=POSTINIT)
 
 
@@ -308,7 +305,7 @@ def test_a_fresh_postinit_region_is_told_by_its_second_semaphore(
     """Its value, 1, could be a device count; the mark of a shared semaphore is no uuid."""
     file = region_file(POSTINIT)
     assert identify(file) is POSTINIT
-    with pytest.raises(RegionCorrupt, match=r"read as layout 1\.1\)"):
+    with pytest.raises(NotARegion, match=r"has layout 1\.1-postinit, not 1\.1;"):
         open_region(file, layout=V1_1)
 
 
@@ -351,8 +348,10 @@ def test_the_caller_can_name_the_layout(layout: Layout, ambiguous: RegionFile) -
 
 
 def test_a_layout_that_is_no_candidate_is_refused_by_name_too(ambiguous: RegionFile) -> None:
-    with pytest.raises(RegionCorrupt, match=r"version 1\.1 .*fits no known layout"):
-        open_region(ambiguous, layout=V1_2)
+    before = ambiguous.content()
+    with pytest.raises(AmbiguousLayout, match=r"1\.1 and 1\.1-postinit"):
+        open_region(ambiguous, layout=V1_2, writable=True)
+    assert ambiguous.content() == before
 
 
 def test_an_unversioned_file_used_by_both_generations_is_ambiguous(
@@ -373,22 +372,24 @@ def test_an_unversioned_file_used_by_both_generations_is_ambiguous(
 
 
 @pytest.mark.parametrize("named", list(Layout), ids=lambda layout: f"as {layout.value}")
-def test_a_named_layout_is_checked(
-    named: Layout, layout: Layout, region_file: RegionFileFactory
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_named_layout_must_be_that_of_the_file(
+    named: Layout, layout: Layout, region_file: RegionFileFactory, *, fresh: bool
 ) -> None:
-    file = region_file(layout, memory_limits=(GIB,), uuids=[UUID])
-    file.add_process(7, {0: 5})
-    same_header = (layout, named) == (UNVERSIONED, OLDEST)
-    if layout is named or same_header:
-        with open_region(file, layout=named) as region:
+    """A fresh file is mostly zeros, which read well in any layout."""
+    file = region_file(layout) if fresh else region_file(layout, uuids=[UUID])
+    if layout is named:
+        with open_region(file, layout=named, writable=True) as region:
             assert region.layout is named
-    else:
-        with pytest.raises(RegionCorrupt, match=f"read as layout {named.value}"):
-            open_region(file, layout=named)
+        return
+    with pytest.raises(NotARegion) as error:
+        open_region(file, layout=named, writable=True)
+    assert f"has layout {layout.value}, not {named.value};" in str(error.value)
+    assert isinstance(error.value, ValueError)
 
 
 def test_a_named_layout_needs_its_size(layout: Layout, region_file: RegionFileFactory) -> None:
     file = region_file(layout, memory_limits=(GIB,), uuids=[UUID])
     file.resize(layout.size_bytes - 1)
-    with pytest.raises(RegionError, match="bytes"):
+    with pytest.raises(RegionError, match=r"bytes|has layout|uuid"):
         open_region(file, layout=layout)

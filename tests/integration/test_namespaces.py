@@ -78,10 +78,14 @@ def elsewhere(another_container: Nursery) -> Iterator[MakeActor]:
 def with_pid(make: MakeActor, pid: int, path: RegionFile | None = None, **options: object) -> Actor:
     """The next process of that namespace has this number."""
     store = "open('/proc/sys/kernel/ns_last_pid', 'w').write(str(pid - 1))"
-    make()("evaluate", store, pid=pid)
-    process = make(path, **options)
-    assert process.pid == pid
-    return process
+    for _ in range(100):
+        make()("evaluate", store, pid=pid)
+        process = make(path, **options)
+        if process.pid == pid:
+            return process
+        # Who had this number last has ended, and may not be reaped yet.
+        process.kill()
+    pytest.fail(f"no process got the pid {pid}")
 
 
 def attached(make: MakeActor, file: RegionFile, nbytes: int = 0) -> Actor:

@@ -86,6 +86,22 @@ def test_maps_are_read_only_of_processes_that_have_the_owners_number(
     assert is_free(file)
 
 
+def test_a_process_with_as_many_groups_as_there_can_be_is_seen(
+    region: Region, file: RegionFile, fake_proc: FakeProc
+) -> None:
+    """Their line comes before that of its pids, and has most of a megabyte."""
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines(keepends=True)
+    ours = fake_proc.directory.parent / "ours"
+    ours.write_text(next(line for line in maps if line.endswith(f" {region.path}\n")))
+    fake_proc.add_long(100, NOBODY, ours)
+    groups = " ".join(map(str, range(4_000_000_000, 4_000_065_536)))
+    hold(file, NOBODY)
+    for filler in range(0, 4096, 97):
+        text = f"Name:\t{'x' * filler}\nGroups:\t{groups}\nNSpid:\t100\t{NOBODY}\nSeccomp:\t0\n"
+        (fake_proc.directory / "100" / "status").write_text(text)
+        assert region.lock_state(proc=fake_proc.directory).owner_life == "alive"
+
+
 def test_hostile_maps_cost_a_look_at_the_lock_its_deadline_and_no_more(
     region: Region, file: RegionFile, fake_proc: FakeProc, long_maps: Path
 ) -> None:

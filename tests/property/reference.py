@@ -66,7 +66,6 @@ def is_plausible(raw: bytes, layout: Layout) -> bool:
         len(raw) >= layout.size_bytes
         and content.get("device_num") <= DEVICES
         and 0 <= content.get("proc_num") <= SLOTS
-        and all(content.get("sm_limit", device=d) <= 1000 for d in range(DEVICES))
         and all(is_plausible_uuid(content.get("uuids", device=d)) for d in range(DEVICES))
     )
 

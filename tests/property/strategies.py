@@ -29,8 +29,9 @@ bad_uuids = st.one_of(
     ),
     st.sampled_from([b"GPU", b"x", b"\0GPU-1", b"GPU-1\0x", b"GPU-\x7f", b"GPU-" + b"x" * 92]),
 )
-good_sm_limits = st.one_of(st.integers(0, 110), st.just(50))
-bad_sm_limits = st.sampled_from([1001, 2**31, 2**63, 2**64 - 1])
+sm_limits = st.one_of(
+    st.integers(0, 110), st.just(50), st.sampled_from([1001, 2**31, 2**63, 2**64 - 1])
+)
 good_device_nums = st.integers(0, DEVICES)
 bad_device_nums = st.sampled_from([17, 2**31, 2**32, 2**64 - 1])
 bad_proc_nums = st.sampled_from([-1, SLOTS + 1, 2**31 - 1, -(2**31)])
@@ -130,7 +131,7 @@ def good_regions(draw: st.DrawFn) -> RegionFields:
         limits=draw(
             st.one_of(per_device(u64), u64.map(lambda limit: dict.fromkeys(range(16), limit)))
         ),
-        sm_limits=draw(per_device(good_sm_limits)),
+        sm_limits=draw(per_device(sm_limits)),
         slots=drawn,
         header=draw(headers),
     )
@@ -138,11 +139,11 @@ def good_regions(draw: st.DrawFn) -> RegionFields:
 
 @st.composite
 def bad_regions(draw: st.DrawFn) -> RegionFields:
-    """Regions in which at least one count, uuid or SM limit is out of range."""
+    """Regions in which at least one count or uuid is out of range."""
     good = draw(good_regions())
     kinds = draw(
         st.sets(
-            st.sampled_from(["device_num", "proc_num", "uuids", "sm_limits"]),
+            st.sampled_from(["device_num", "proc_num", "uuids"]),
             min_size=1,
         )
     )
@@ -153,8 +154,6 @@ def bad_regions(draw: st.DrawFn) -> RegionFields:
         changes["proc_num"] = draw(bad_proc_nums)
     if "uuids" in kinds:
         changes["uuids"] = good.uuids | {draw(devices): draw(bad_uuids)}
-    if "sm_limits" in kinds:
-        changes["sm_limits"] = good.sm_limits | {draw(devices): draw(bad_sm_limits)}
     return attrs.evolve(good, **changes)
 
 

@@ -204,7 +204,7 @@ def check_whatever_opens(region: Region, path: Path) -> None:
 def check_edits(region: Region) -> None:
     for call in (
         lambda: region.set_memory_limit(12345),
-        lambda: region.set_memory_limit(None, device=3, expected=12345),
+        lambda: region.set_memory_limit(None, device=3, expected=12345, force=True),
         lambda: region.set_sm_limit(17),
     ):
         result = attempt(call)
@@ -286,7 +286,7 @@ def readings(region: Region) -> Iterator[Any]:
     for device in (0, 7, 15):
         yield lambda device=device: region.memory_used(device)
         yield lambda device=device: region.memory_limit(device)
-    yield lambda: region.set_sm_limit(30)
+    yield lambda: region.set_sm_limit(30, force=True)
     yield lambda: region.set_memory_limit(2**62, force=True)
 
 
@@ -318,11 +318,11 @@ def test_what_is_set_is_what_is_got(
     priority, recent_kernel, switch = numbers
     with open_region(file, writable=True) as region:
         for device, limit, percent in edits:
-            (change,) = region.set_memory_limit(limit, device=device)
+            (change,) = region.set_memory_limit(limit, device=device, force=True)
             assert (change.before, change.after) == (limits.get(device), limit)
             limits[device] = limit
             off = percent in {None, 100}
-            (sm_change,) = region.set_sm_limit(percent, device=device)
+            (sm_change,) = region.set_sm_limit(percent, device=device, force=True)
             assert (sm_change.before, sm_change.after) == (
                 sm_limits.get(device),
                 None if off else percent,
@@ -386,7 +386,7 @@ def test_a_limit_is_refused_exactly_where_more_is_in_use(
     file = fresh(place, fields.layout)
     fields.store(file)
     with open_region(file, writable=True) as region:
-        for device in range(16):
+        for device in region.device_indices:
             used, before = region.memory_used(device), region.memory_limit(device)
             if used > limit:
                 with pytest.raises(LimitBelowUsage) as error:

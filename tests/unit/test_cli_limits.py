@@ -190,7 +190,7 @@ def test_two_limits_are_checked_before_one_is_stored(path: str) -> None:
         (("--device", "0", "--memory", "6g", "--if-equals", "8GiB"), True),
         (("--device", "0", "--memory", "6g", "--if-equals", "8193m"), False),
         (("--device", "0", "--memory", "6g", "--if-equals", "unlimited"), False),
-        (("--device", "9", "--memory", "6g", "--if-equals", "unlimited"), True),
+        (("--device", "9", "--memory", "6g", "--if-equals", "unlimited", "--force"), True),
         # The second device has another limit: all or nothing.
         (("--memory", "6g", "--if-equals", "8g"), False),
         (("--device", "0", "--sm", "30", "--if-equals", "50"), True),
@@ -242,14 +242,59 @@ def test_wrong_usage_is_exit_code_2_and_touches_nothing(
     assert (memory_limits(path), sm_limits(path)) == before
 
 
-@pytest.mark.parametrize("device", ["1", "2", "5"])
-def test_a_device_that_the_region_does_not_tell_of_is_noted(path: str, device: str) -> None:
-    """No error: a container may come to tell of more, and one that has told of none has any."""
-    answer = run("limits", "set", path, "--device", device, "--sm", "10", "--json")
-    assert answer.returncode == 0
-    assert json.loads(answer.stdout)["changes"][0]["after"] == 10
-    note = f"Note: the region tells of 2 devices only, and {device} is none of them"
-    assert answer.stderr.startswith(note) if device != "1" else answer.stderr == ""
+@pytest.mark.parametrize("device", ["2", "5"])
+def test_a_device_that_the_region_does_not_have_is_wrong_usage(path: str, device: str) -> None:
+    before = Path(path).read_bytes()
+    for arguments in (("--sm", "10"), ("--memory", "1g"), ("--memory", "1g", "--dry-run")):
+        answer = run("limits", "set", path, "--device", device, *arguments)
+        assert answer.returncode == 2
+        assert f"has no device {device}, only 0 ({UUIDS[0]}), 1 ({UUIDS[1]});" in answer.stderr
+        assert "--force sets any index" in answer.stderr
+    assert Path(path).read_bytes() == before
+    forced = run("limits", "set", path, "--device", device, "--sm", "10", "--force", "--json")
+    assert json.loads(forced.stdout)["changes"][0]["after"] == 10
+
+
+def test_an_sm_limit_that_would_stop_running_processes_needs_force(tmp_path: Path) -> None:
+    path = made(tmp_path, hami.Layout.UNVERSIONED)
+    with hami.open_region(path, writable=True) as region, region.attach():
+        region.set_sm_limit(None)
+        before = Path(path).read_bytes()
+        for dry in ((), ("--dry-run",)):
+            answer = run("limits", "set", path, "--sm", "30", *dry)
+            assert (answer.returncode, answer.stdout) == (1, "")
+            assert "may have started without an SM limit" in answer.stderr
+            assert "--force sets it all the same" in answer.stderr
+            assert Path(path).read_bytes() == before
+        forced = run("limits", "set", path, "--sm", "30", "--device", "0", "--force")
+    assert "running processes without a limit so far stop for good" in forced.stdout
+
+
+@pytest.mark.parametrize("verb", [("limits", "set", "--memory", "5GiB"), ("show",)])
+def test_a_layout_that_contradicts_the_file_is_refused(
+    verb: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = str(tmp_path / "fresh.cache")
+    hami.create_region(path)
+    before = Path(path).read_bytes()
+    answer = run(*verb, path, "--layout", "unversioned")
+    assert (answer.returncode, answer.stdout) == (1, "")
+    assert "has layout 1.2, not unversioned; give --layout only where" in answer.stderr
+    assert Path(path).read_bytes() == before
+    with hami.open_region(path) as region:
+        assert region.layout is hami.Layout.V1_2
+
+
+def test_a_layout_is_named_where_a_file_has_two(tmp_path: Path) -> None:
+    path = str(tmp_path / "longer.cache")
+    hami.create_region(path, layout=hami.Layout.V1_1)
+    os.truncate(path, hami.Layout.V1_1_POSTINIT.size_bytes)
+    answer = run("limits", "set", path, "--memory", "5GiB")
+    assert answer.returncode == 1
+    assert "--layout 1.1 or --layout 1.1-postinit" in answer.stderr
+    assert run("limits", "set", path, "--memory", "5GiB", "--layout", "1.1").returncode == 0
+    with hami.open_region(path) as region:
+        assert (region.layout, region.memory_limit(0)) == (hami.Layout.V1_1, 5 * GIB)
 
 
 def test_a_region_that_has_told_of_no_devices_may_have_any(tmp_path: Path) -> None:

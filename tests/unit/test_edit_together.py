@@ -37,7 +37,7 @@ def test_all_values_change_in_the_order_given(
         changes = region.edit_limits(
             [
                 LimitEdit("memory", "5GiB", device=0, expected=4 * GIB),
-                LimitEdit("sm", 30, device=1, expected=0),
+                LimitEdit("sm", 30, device=1, expected=None),
                 LimitEdit("memory", None, device=1),
                 LimitEdit("priority", 0, expected=1),
             ]
@@ -94,13 +94,13 @@ def test_a_dry_run_checks_and_stores_nothing(region_file: RegionFileFactory) -> 
     ("edits", "message"),
     [
         ([LimitEdit("memory", 1, device=0), LimitEdit("memory", 2, device=0)], "twice"),
-        ([LimitEdit("memory", 1)], "a device is 0 to 15"),
+        ([LimitEdit("memory", 1)], "names its device"),
         ([LimitEdit("sm", 50, device=16)], "a device is 0 to 15"),
         ([LimitEdit("sm", 0, device=0)], "1 to 100 percent"),
         ([LimitEdit("memory", 0, device=0)], "say None"),
         ([LimitEdit("priority", 1, device=0)], "whole region's"),
-        ([LimitEdit("priority", -1)], r"0 .high. or above"),
-        ([LimitEdit("priority", 1 << 31)], "does not fit 32 bits"),
+        ([LimitEdit("priority", -1)], "a priority is 0 to 2147483647, not -1"),
+        ([LimitEdit("priority", 1 << 31)], "a priority is 0 to 2147483647, not 2147483648"),
         ([LimitEdit("power", 1, device=0)], "not 'power'"),  # type: ignore[arg-type]
     ],
 )

@@ -164,7 +164,7 @@ def test_sm_limits_are_1_to_100(percent: int, region_file: RegionFileFactory) ->
         assert region.sm_limit(0) == 30
 
 
-@pytest.mark.parametrize("percent", [True, 50.0, "50"])
+@pytest.mark.parametrize("percent", [True, 50.0, b"50"])
 def test_an_sm_limit_is_an_int(percent: Any, region_file: RegionFileFactory) -> None:
     with open_region(region_file(), writable=True) as region, pytest.raises(TypeError):
         region.set_sm_limit(percent)
@@ -191,13 +191,13 @@ def test_without_a_device_every_device_of_the_region_is_set(
     assert devices_set(region_file(layout, memory_limits=(1, 2, 3), uuids=UUIDS)) == [0, 1]
 
 
-def test_devices_with_usage_or_a_uuid_belong_to_the_region(
+def test_what_stands_beyond_the_devices_counted_is_no_device(
     layout: Layout, region_file: RegionFileFactory
 ) -> None:
-    file = region_file(layout, uuids=UUIDS)
+    file = region_file(layout, sm_limits=(50, 50), uuids=UUIDS)
     file.add_process(1, {7: 1})
     file.put("uuids", b"MIG-9", device=9)
-    assert devices_set(file) == [0, 1, 7, 9]
+    assert devices_set(file) == [0, 1]
 
 
 def test_before_nvml_the_devices_are_those_up_to_the_last_limit(
@@ -217,11 +217,12 @@ def test_before_nvml_sixteen_equal_limits_are_set_together(
     assert devices_set(region_file(layout, memory_limits=[limit] * 16)) == list(range(16))
 
 
-def test_a_named_device_need_not_be_listed(layout: Layout, region_file: RegionFileFactory) -> None:
+def test_any_device_can_be_forced(layout: Layout, region_file: RegionFileFactory) -> None:
     file = region_file(layout, uuids=UUIDS)
     with open_region(file, writable=True) as region:
-        assert region.set_memory_limit(5, device=15) == (LimitChange(15, None, 5, IMMEDIATE),)
-        assert region.set_sm_limit(5, device=14)[0].device == 14
+        changes = region.set_memory_limit(5, device=15, force=True)
+        assert changes == (LimitChange(15, None, 5, IMMEDIATE),)
+        assert region.set_sm_limit(5, device=14, force=True)[0].device == 14
     assert limits_in(file) == [0] * 15 + [5]
     assert sm_limits_in(file) == [100] * 14 + [5, 100]
 
@@ -250,20 +251,35 @@ def test_a_memory_limit_is_not_set_where_another_one_stands(
         assert found.path == str(file.path)
         assert "nothing was changed" in str(found)
         with pytest.raises(LimitConflict, match="unlimited"):
-            region.set_memory_limit(5, expected=0, device=1)
+            region.set_memory_limit(5, expected=None, device=1)
         assert region.memory_limit(1) == 3 * GIB
 
 
-def test_expected_0_stands_for_unlimited(region_file: RegionFileFactory) -> None:
+@pytest.mark.parametrize("unlimited", [None, "unlimited", " Unlimited "])
+def test_unlimited_can_be_expected(unlimited: Any, region_file: RegionFileFactory) -> None:
     with open_region(region_file(memory_limits=(None, 5)), writable=True) as region:
-        region.set_memory_limit(GIB, expected=0, device=0)
+        region.set_memory_limit(GIB, expected=unlimited, device=0)
         assert region.memory_limit(0) == GIB
+        # Somebody's limit stands there by now.
         with pytest.raises(LimitConflict) as error:
-            region.set_memory_limit(GIB, expected=0, device=1)
-        assert (error.value.found, error.value.expected) == (5, None)
+            region.set_memory_limit(2 * GIB, expected=unlimited, device=0)
+        assert (error.value.found, error.value.expected) == (GIB, None)
+        region.set_memory_limit(None, device=0)
         with pytest.raises(LimitConflict) as error:
-            region.set_memory_limit(None, expected=9, device=2)
+            region.set_memory_limit(None, expected=9, device=0)
         assert (error.value.found, error.value.expected) == (None, 9)
+
+
+@pytest.mark.parametrize("expected", [0, "0", "80%"])
+def test_what_is_no_limit_is_not_expected(expected: Any, region_file: RegionFileFactory) -> None:
+    with open_region(region_file(), writable=True) as region:
+        for call in (
+            lambda: region.set_memory_limit(5, expected=expected),
+            lambda: region.edit_limits([LimitEdit("memory", 5, 0, expected)]),
+        ):
+            with pytest.raises(ValueError, match=r"None|80%"):
+                call()
+        assert region.memory_limit(0) is None
 
 
 def test_an_sm_limit_is_set_where_the_expected_one_stands(region_file: RegionFileFactory) -> None:
@@ -278,9 +294,9 @@ def test_an_sm_limit_is_set_where_the_expected_one_stands(region_file: RegionFil
 
 
 @pytest.mark.parametrize("stored", [0, 100, 101, 2**64 - 1])
-@pytest.mark.parametrize("expected", [0, 100])
+@pytest.mark.parametrize("expected", [None, 100, "unlimited"])
 def test_all_unlimited_sm_limits_are_one_and_the_same(
-    stored: int, expected: int, region_file: RegionFileFactory
+    stored: int, expected: Any, region_file: RegionFileFactory
 ) -> None:
     file = region_file()
     with open_region(file, writable=True) as region:
@@ -295,11 +311,11 @@ def test_all_unlimited_sm_limits_are_one_and_the_same(
             region.set_sm_limit(60, expected=expected, device=0)
 
 
-@pytest.mark.parametrize("expected", [-1, 101, 2**64])
-def test_an_expected_sm_limit_is_0_to_100(expected: int, region_file: RegionFileFactory) -> None:
+@pytest.mark.parametrize("expected", [-1, 0, 101, 2**64])
+def test_an_expected_sm_limit_is_1_to_100(expected: int, region_file: RegionFileFactory) -> None:
     with (
         open_region(region_file(), writable=True) as region,
-        pytest.raises(ValueError, match="0 to 100"),
+        pytest.raises(ValueError, match="1 to 100"),
     ):
         region.set_sm_limit(50, expected=expected)
 
@@ -440,10 +456,10 @@ def test_a_dry_run_tells_the_changes_and_makes_none(used: RegionFile) -> None:
     before = used.content()
     with open_region(used, writable=True) as region:
         planned = region.set_memory_limit("6GiB", expected="8GiB", dry_run=True)
-        sm_planned = region.set_sm_limit(50, expected=100, dry_run=True)
+        sm_planned = region.set_sm_limit(50, expected=None, dry_run=True, force=True)
         assert used.content() == before
         assert region.set_memory_limit("6GiB", expected="8GiB") == planned
-        assert region.set_sm_limit(50, expected=100) == sm_planned
+        assert region.set_sm_limit(50, expected=None, force=True) == sm_planned
     assert planned == tuple(LimitChange(device, 8 * GIB, 6 * GIB, IMMEDIATE) for device in (0, 1))
     assert [(change.before, change.after) for change in sm_planned] == [(None, 50)] * 2
     assert limits_in(used)[:2] == [6 * GIB] * 2
@@ -506,7 +522,7 @@ def test_an_sm_limit_stored_as_0_is_off_too(layout: Layout, region_file: RegionF
     with open_region(file, writable=True) as region:
         assert region.set_sm_limit(100)[0].effect is NEW_PROCESSES
         file.put("sm_limit", 0)
-        effect = region.set_sm_limit(99)[0].effect
+        effect = region.set_sm_limit(99)[0].effect  # nothing runs there
     assert effect is (IMMEDIATE if layout in LOOK_AT_LAUNCH else NEW_PROCESSES)
 
 
@@ -539,7 +555,7 @@ def test_the_switch_holds_at_once_but_in_the_layout_that_reads_it_at_start(
 def test_effects_are_plain_text_too() -> None:
     assert (Effect.IMMEDIATE, Effect.NEW_PROCESSES) == ("immediate", "new_processes")
     assert f"{Effect.IMMEDIATE} {Effect.NEW_PROCESSES}" == "immediate new_processes"
-    assert [effect.value for effect in Effect] == ["immediate", "new_processes"]
+    assert [effect.value for effect in Effect] == ["immediate", "new_processes", "stops_launches"]
 
 
 # ---- fields of the whole region ----

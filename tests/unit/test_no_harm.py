@@ -21,9 +21,13 @@ LINKS = {"symlink_to", "hardlink_to", "symlink", "link"}
 def calls(source: str) -> Iterator[tuple[str, str, int]]:
     """Name of the function or method called, its first argument as written, and the line."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call):
-            name = ast.unparse(node.func)
-            yield name, ast.unparse(node.args[0]) if node.args else "", node.lineno
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in {*LINKS, "truncate"}
+            and node.args
+        ):
+            yield ast.unparse(node.func), ast.unparse(node.args[0]), node.lineno
 
 
 def links_to_the_system(source: str) -> list[int]:
@@ -45,6 +49,8 @@ def test_links_lead_to_files_of_the_tests_own_and_deeds_do_not_follow_them() -> 
     """A deed at random that follows a link to a system file destroys it, as root."""
     for path in SOURCES:
         source = path.read_text(encoding="utf-8")
+        if "link" not in source and "truncate" not in source:
+            continue
         assert links_to_the_system(source) == [], path
         assert truncations_of_what_links_lead_to(source) == [], f"{path}: take poke.truncate"
 

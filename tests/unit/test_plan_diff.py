@@ -174,7 +174,10 @@ def test_real_regions_of_every_generation_are_compared(
     old = golden.layout in {Layout.UNVERSIONED_NO_UTIL, Layout.UNVERSIONED, Layout.V1_1}
     crosses = not 0 < percent < 100
     assert found.layout is golden.layout
-    assert [edit.effect for edit in found.edits] == [NOW, NOW if old and crosses else LATER]
+    # Up to 2.4.0 a limit that comes to running processes stops them for good.
+    stops = crosses and golden.layout in {Layout.UNVERSIONED_NO_UTIL, Layout.UNVERSIONED}
+    effect = Effect.STOPS_LAUNCHES if stops else NOW if old and crosses else LATER
+    assert [edit.effect for edit in found.edits] == [NOW, effect]
 
 
 def test_when_an_sm_limit_takes_effect_depends_on_the_layout(
@@ -204,9 +207,15 @@ def test_a_container_that_has_told_nothing_is_changed_on_all_devices_that_it_may
 def test_a_device_that_may_exist_can_be_chosen_by_its_index(
     scene: PlanScene, compare: Compare
 ) -> None:
-    scene.container(uuids=())
+    scene.container(uuids=(), memory_limits=(), sm_limits=())
     (found,) = compare("{select: {device: 5}, set: {memory_limit: 6GiB, sm_limit: 3}}").containers
     assert edits(found) == [(MEMORY, 5, None, 6 * GIB), (SM, 5, None, 3)]
+
+
+def test_a_device_after_the_last_limit_does_not_exist(scene: PlanScene, compare: Compare) -> None:
+    scene.container(uuids=(), memory_limits=("4GiB", "4GiB"))
+    diff = compare("{select: {device: 5}, set: {memory_limit: 6GiB}}")
+    assert [skip.reason for skip in diff.skipped] == [SkipReason.NO_DEVICE]
 
 
 def test_a_device_that_does_not_exist_is_skipped(scene: PlanScene, compare: Compare) -> None:

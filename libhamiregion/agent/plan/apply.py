@@ -46,7 +46,7 @@ class ChangeStatus(str, enum.Enum):
     APPLIED = "applied"
     #: None of them, as somebody else changed one of the values meanwhile.
     CONFLICT = "conflict"
-    #: None of them, as a memory limit would be less than what is in use.
+    #: None of them, as what runs there could not bear one of the limits.
     REFUSED = "refused"
     #: None of them, for the reason that the message tells.
     FAILED = "failed"
@@ -225,11 +225,12 @@ class PlanApplier:
         except LimitConflict as error:
             status, message = ChangeStatus.CONFLICT, str(error)
         except LimitBelowUsage as error:
-            used, wanted = format_size(error.used_bytes), format_size(error.requested_bytes)
-            status = ChangeStatus.REFUSED
-            message = (
-                f"device {error.device} uses {used} by now, more than the {wanted} of the plan"
-            )
+            status, message = ChangeStatus.REFUSED, str(error)
+            if error.used_bytes is not None and error.requested_bytes is not None:
+                used, wanted = format_size(error.used_bytes), format_size(error.requested_bytes)
+                message = (
+                    f"device {error.device} uses {used} by now, more than the {wanted} of the plan"
+                )
         except (RegionError, OSError, ValueError) as error:
             status, message = ChangeStatus.FAILED, str(error)
         else:

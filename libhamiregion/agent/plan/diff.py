@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from libhamiregion.effects import Effect, sm_limit_effects
+from libhamiregion.effects import Effect, sm_limit_effects, sm_limit_stops_launches
 from libhamiregion.errors import RegionError
 from libhamiregion.text import printable
 from libhamiregion.units import format_size
@@ -398,7 +398,13 @@ def _with_effects(snapshot: RegionSnapshot, edits: list[PlannedEdit]) -> tuple[P
         if edit.field is LimitField.SM_LIMIT and edit.device is not None
     ]
     effects = {
-        change.device: change.effect for change in sm_limit_effects(snapshot.layout, percents)
+        change.device: change.effect
+        for change in sm_limit_effects(
+            snapshot.layout,
+            percents,
+            stops_launches=bool(snapshot.processes)
+            and any(sm_limit_stops_launches(snapshot.layout, *edit) for edit in percents),
+        )
     }
     return tuple(
         attrs.evolve(edit, effect=effects[edit.device])

@@ -27,7 +27,6 @@ from libhamiregion.errors import (
     RegionStale,
 )
 from libhamiregion.layouts import Layout
-from libhamiregion.limits import UNLIMITED_SM_PERCENT
 from libhamiregion.region import open_region
 from libhamiregion.text import printable
 
@@ -122,9 +121,7 @@ class Recovered:
 
 def core_edit(field: LimitField, device: int | None, now: int | None, to: int | None) -> LimitEdit:
     """The edit as `Region.edit_limits` takes it: only where the value is what it was."""
-    if field is LimitField.SM_LIMIT:
-        return LimitEdit("sm", to, device, now or UNLIMITED_SM_PERCENT)
-    return LimitEdit(_KINDS[field], to, device, now or 0)
+    return LimitEdit(_KINDS[field], to, device, now)
 
 
 def value_now(region: Region, field: LimitField, device: int | None) -> int | None:

@@ -26,8 +26,7 @@ import attrs
 
 from libhamiregion.host.selecting import Selector
 from libhamiregion.layouts import DEVICE_CAPACITY
-from libhamiregion.limits import UNLIMITED_SM_PERCENT
-from libhamiregion.units import format_size, parse_size
+from libhamiregion.units import UNLIMITED_SM_PERCENT, format_size, parse_size
 
 from .document import MAX_BYTES, PlanError, PlanProblem, Problems, read_document
 from .schema import API_VERSION, KIND, check

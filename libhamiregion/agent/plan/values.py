@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from libhamiregion.layouts import DEVICE_CAPACITY
-
 from .limit_plan import LimitField
 
 if TYPE_CHECKING:
@@ -57,42 +55,30 @@ class RegionValues:
 
     def chosen(self, rule: Rule) -> tuple[int, ...]:
         """Indices of the devices that a rule means."""
-        found = [
+        return tuple(
             index for index, usage in self.devices.items() if rule.select.matches_device(usage)
-        ]
-        index = rule.select.device
-        if not found and index is not None and index.isdigit() and not self.snapshot.device_count:
-            # Until the container has told of its devices, any of them may exist.
-            return (int(index),)
-        return tuple(found)
+        )
 
 
 def covered_devices(region: Region, snapshot: RegionSnapshot) -> tuple[DeviceUsage, ...]:
-    """The devices that an edit of all devices changes, as `Region.set_memory_limit` counts them.
-
-    Those of the snapshot; while the container has told of none and all 16 limits are equal, which
-    says nothing about how many there are, all 16.
+    """The devices that an edit of all devices changes (`Region.device_indices`).
 
     Raises:
         RegionStale, RegionCorrupt, RegionClosed: As `Region.snapshot`.
     """
-    if snapshot.device_count or len(snapshot.devices) != 1 or snapshot.devices[0].index:
-        return snapshot.devices
+    shown = {device.index: device for device in snapshot.devices}
     first = snapshot.devices[0]
-    limits = {region.memory_limit(index) for index in range(1, DEVICE_CAPACITY)}
-    if limits != {first.memory_limit_bytes}:
-        return snapshot.devices
-    return (
-        first,
-        *(
-            attrs.evolve(
-                first,
-                index=index,
-                memory_used_bytes=region.memory_used(index),
-                sm_limit_percent=region.sm_limit(index),
-            )
-            for index in range(1, DEVICE_CAPACITY)
-        ),
+    return tuple(
+        shown.get(index)
+        or attrs.evolve(
+            first,
+            index=index,
+            uuid=None,
+            memory_limit_bytes=region.memory_limit(index),
+            memory_used_bytes=region.memory_used(index),
+            sm_limit_percent=region.sm_limit(index),
+        )
+        for index in region.device_indices
     )
 
 

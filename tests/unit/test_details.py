@@ -1,0 +1,205 @@
+"""What a failure tells is its own, also where a signal's handler fails in between."""
+
+import contextlib
+import os
+import random
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+import pytest
+from poke import RegionFileFactory
+
+import libhamiregion
+from libhamiregion import (
+    CoreLimiter,
+    LimitConflict,
+    LockTimeout,
+    MemoryLimitExceeded,
+    Region,
+    open_region,
+)
+from libhamiregion._core import ffi, lib
+from libhamiregion.errors import last_detail, region_error
+
+GIB = 2**30
+SECONDS = 3.0
+
+
+def conflict(region: Region, found: int) -> None:
+    with pytest.raises(LimitConflict) as error:
+        region.set_memory_limit(GIB, device=0, expected="9GiB")
+    assert error.value.found == found * GIB
+
+
+def timeout(region: Region, owner: int) -> None:
+    with pytest.raises(LockTimeout, match=f"owner_pid {owner}0"), region.lock(0):
+        pass
+
+
+def timeout_after_slices(region: Region, owner: int) -> None:
+    with pytest.raises(LockTimeout, match=f"owner_pid {owner}0"), region.lock(0.25):
+        pass
+
+
+@pytest.fixture
+def pair(region_file: RegionFileFactory) -> Iterator[tuple[Region, Region]]:
+    """Two regions that fail alike, with another number each: 4 and 5."""
+    opened = []
+    for number in (4, 5):
+        file = region_file(memory_limits=[number * GIB])
+        file.put("owner_pid", number * 10)
+        file.put_bytes(file.layout.offsets["sem"] or 0, bytes(4))
+        opened.append(open_region(file, writable=True))
+    yield opened[0], opened[1]
+    for region in opened:
+        region.close()
+
+
+def limiter_that_waits(region: Region, number: int) -> None:
+    del region
+    limiter = CoreLimiter(sm_count=number, max_threads_per_sm=1, sm_limit=50)
+    limiter.acquire(1)
+    with pytest.raises(TimeoutError):
+        limiter.acquire(1, timeout_s=0.01)
+
+
+def many_processes(region: Region, number: int) -> None:
+    """A snapshot that needs a larger buffer, and so a second try."""
+    del number
+    with open_region(region.path) as other:
+        other._buffer_bytes = 64
+        assert len(other.snapshot().processes) == 0
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [conflict, timeout, timeout_after_slices, limiter_that_waits, many_processes],
+    ids=lambda handler: handler.__name__,
+)
+def test_what_others_do_between_a_failure_and_its_error_changes_nothing(
+    handler: Callable[[Region, int], None], pair: tuple[Region, Region]
+) -> None:
+    """The core's own calls, as they stand in the library, with a handler between the two."""
+    ours, others = pair
+    code = lib.hr_lock(ours._handle, 0)
+    handler(others, 5)
+    assert "(owner_pid 40)" in str(region_error(code, ours.path))
+    code = lib.hr_snapshot(ours._handle, ffi.NULL, 0)
+    handler(others, 5)
+    assert last_detail(code).wanted > 0
+
+
+@contextlib.contextmanager
+def signals_at_random(handler: Callable[[], None]) -> Iterator[None]:
+    """Have a child send a signal every 20 to 400 us; two handlers may run inside each other."""
+    depth = 0
+
+    def handle(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal depth
+        if depth == 2:
+            return
+        depth += 1
+        try:
+            handler()
+        finally:
+            depth -= 1
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        try:
+            while os.getppid() == parent:
+                os.kill(parent, signal.SIGUSR1)
+                time.sleep(random.uniform(20e-6, 400e-6))
+        finally:
+            os._exit(0)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("fail", [conflict, timeout], ids=lambda fail: fail.__name__)
+def test_a_handlers_failure_is_not_taken_for_that_of_who_was_interrupted(
+    fail: Callable[[Region, int], None], pair: tuple[Region, Region]
+) -> None:
+    ours, others = pair
+    handled = failures = 0
+    ways = [conflict, timeout] * 50 + [timeout_after_slices]
+
+    def handler() -> None:
+        nonlocal handled
+        handled += 1
+        random.choice(ways)(others, 5)
+
+    end = time.monotonic() + SECONDS
+    with signals_at_random(handler):
+        while time.monotonic() < end:
+            fail(ours, 4)
+            failures += 1
+    assert handled > 100
+    assert failures > 100
+
+
+def test_an_exception_of_a_handler_leaves_nothing_that_is_mistaken_later(
+    pair: tuple[Region, Region],
+) -> None:
+    """The interrupted call's detail stays behind untaken; each later failure has its own."""
+    ours, others = pair
+    interrupted = 0
+    may_interrupt = False
+
+    class Interrupt(Exception):
+        pass
+
+    def handler() -> None:
+        nonlocal may_interrupt
+        if may_interrupt:
+            may_interrupt = False
+            raise Interrupt
+
+    end = time.monotonic() + SECONDS / 2
+    with signals_at_random(handler):
+        while time.monotonic() < end:
+            try:
+                may_interrupt = True
+                while True:
+                    conflict(others, 5)
+            except Interrupt:
+                interrupted += 1
+            conflict(ours, 4)
+    assert interrupted > 100
+
+
+def test_what_a_charge_is_refused_for_is_its_own(region_file: RegionFileFactory) -> None:
+    """A refused charge asks for its detail once; the next one finds its own."""
+    file = region_file(memory_limits=[GIB, GIB])
+    with open_region(file, writable=True) as region, region.attach() as slot:
+        for requested in (2 * GIB, 3 * GIB):
+            with pytest.raises(MemoryLimitExceeded) as error:
+                slot.charge(0, requested)
+            assert error.value.requested_bytes == requested
+        with pytest.raises(ValueError, match="charged 0 bytes of data on device 1: 7 are too many"):
+            slot.release(1, 7)
+
+
+def test_every_call_that_can_fail_keeps_its_detail() -> None:
+    """Each function of the core with a code is wrapped for Python, but what tells nothing more."""
+    core = Path(libhamiregion.__file__).parents[1] / "csrc" / "details.h"
+    if not core.is_file():
+        pytest.skip("needs the C sources beside the tests")
+    declared = Path(libhamiregion.__file__).with_name("_native.cdef.h").read_text(encoding="utf-8")
+    with_code = set(re.findall(r"^int (hr_\w+)\(", declared, re.MULTILINE))
+    wrapped = set(
+        re.findall(r"^#define (hr_\w+)\(\.\.\.\) hr_keeping", core.read_text(), re.MULTILINE)
+    )
+    assert with_code - wrapped == {"hr_limiter_acquire"}
+    assert wrapped <= with_code
