@@ -93,15 +93,16 @@ static void store(const struct poke *poke)
         others.moved[others.moved_count++] = slot;
 }
 
-static void act(void)
+static bool act(void)
 {
     if (others.planned_count == 0 || others.planned[0].naps-- > 0)
-        return;
+        return false;
     const struct poke poke = others.planned[0].poke;
     others.planned_count--;
     memmove(others.planned, others.planned + 1, others.planned_count * sizeof others.planned[0]);
-    if (is_whole())
+    if (poke.bytes != 0 && is_whole())
         store(&poke);
+    return poke.bytes == 0;
 }
 
 void changes_reset(void)
@@ -112,7 +113,7 @@ void changes_reset(void)
 
 void changes_plan(const struct poke *poke, uint32_t naps)
 {
-    if (others.planned_count == MEANWHILE_MAX || poke->bytes == 0)
+    if (others.planned_count == MEANWHILE_MAX)
         return;
     others.planned[others.planned_count].poke = *poke;
     others.planned[others.planned_count++].naps = naps;
@@ -177,6 +178,11 @@ bool changes_require(uint32_t may, may_change_slot *slot)
     if (!is_whole())
         return false;
     const struct view before = was(), after = now();
+    /* What has become another file is left alone, but for a lock that is held. */
+    if (!oracle_good_header(&before) && !others.is_disturbed) {
+        may &= MAY_LOCK;
+        slot = NULL;
+    }
     const int32_t counts[] = {count_of(&before), count_of(&after)};
     /* A call may name and empty slots up to the higher number, and one more. */
     for (int i = 0; i < 2 && slot != NULL; i++)

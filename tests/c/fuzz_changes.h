@@ -18,7 +18,7 @@ typedef bool may_change_slot(uint32_t slot, uint32_t offset);
 
 /* For a new input: nobody else does anything. */
 void changes_reset(void);
-/* Another process stores this when the core has napped so often. */
+/* Another process stores this when the core has napped so often; no bytes: a signal comes. */
 void changes_plan(const struct poke *poke, uint32_t naps);
 
 void changes_begin(void);

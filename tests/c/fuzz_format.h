@@ -77,7 +77,9 @@ enum fuzz_field {
     FUZZ_SLOT_MONITOR,
     FUZZ_SLOT_SM,
     FUZZ_SEM_POSTINIT,
-    FUZZ_FIELDS
+    FUZZ_FIELDS,
+    FUZZ_SIGNAL =
+        FUZZ_FIELDS /* of FUZZ_MEANWHILE alone, and no more arguments: a nap is interrupted */
 };
 
 /* What the machine's /proc and this process's own maps are like; at first nothing of it. */

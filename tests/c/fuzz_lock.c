@@ -97,9 +97,13 @@ static void recover(uint64_t watch_ns)
 {
     struct hr_recovery recovery = {0};
     begin_call();
-    const int code = hr_recover_lock(run.region, system_proc(), watch_ns, &recovery);
+    int code;
+    /* Each signal comes once. */
+    do {
+        code = hr_recover_lock(run.region, system_proc(), watch_ns, &recovery);
+    } while (code == HR_EINTERRUPTED);
     if (code != HR_OK)
-        REQUIRE_ONE_OF(code, HR_ENOTRECOVERABLE, HR_EINTERRUPTED, LOCK_CODES);
+        REQUIRE_ONE_OF(code, HR_ENOTRECOVERABLE, LOCK_CODES);
     REQUIRE(recovery.done < 32 && (recovery.done == 0 || run.writable));
     if (!changes_require(MAY_LOCK | MAY_POSTINIT, NULL) || changes_are_disturbed())
         return;

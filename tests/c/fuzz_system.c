@@ -12,7 +12,7 @@
 /* ---- The clock --------------------------------------------------------------------- */
 
 static uint64_t now_ns = UINT64_C(1000000000000);
-static void (*act_in_naps)(void);
+static bool (*act_in_naps)(void);
 
 int fuzz_clock_gettime(clockid_t clock, struct timespec *out)
 {
@@ -23,24 +23,25 @@ int fuzz_clock_gettime(clockid_t clock, struct timespec *out)
     return 0;
 }
 
-void system_call_in_naps(void (*act)(void))
+void system_call_in_naps(bool (*act)(void))
 {
     act_in_naps = act;
 }
 
 /* Longer than asked for, as on a busy machine: ten seconds of short naps must not take long. */
-static void nap(const struct timespec *length)
+static int nap(const struct timespec *length)
 {
     now_ns += 64 * ((uint64_t)length->tv_sec * 1000000000 + (uint64_t)length->tv_nsec);
-    if (act_in_naps != NULL)
-        act_in_naps();
+    if (act_in_naps == NULL || !act_in_naps())
+        return 0;
+    errno = EINTR;
+    return -1;
 }
 
 int fuzz_nanosleep(const struct timespec *length, struct timespec *left)
 {
     (void)left;
-    nap(length);
-    return 0;
+    return nap(length);
 }
 
 long fuzz_syscall(long number, ...)
@@ -56,7 +57,7 @@ long fuzz_syscall(long number, ...)
                        arguments[5]);
     /* To wait with a time-out, or to wake somebody: there is nobody. */
     if (arguments[3] != 0)
-        nap((const struct timespec *)arguments[3]); /* NOLINT: as the kernel takes it */
+        return nap((const struct timespec *)arguments[3]);
     return 0;
 }
 

@@ -31,8 +31,8 @@ void system_reset(void);
 /* The root of /proc, for calls that take one. */
 const char *system_proc(void);
 
-/* Other processes act when the core naps. */
-void system_call_in_naps(void (*act)(void));
+/* Other processes act when the core naps; true: a signal has ended the nap. */
+void system_call_in_naps(bool (*act)(void));
 
 /* The region that processes map, and the handle that this process has it mapped by. */
 void system_set_region(const struct file *file, hr_region *region);

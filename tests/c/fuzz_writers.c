@@ -120,7 +120,11 @@ void begin_call(void)
 static void plan(struct input *input)
 {
     const uint8_t naps = take8(input);
-    const struct poke poke = take_poke(input);
+    struct poke poke = {.bytes = 0};
+    if (input->at < input->end && *input->at == FUZZ_SIGNAL)
+        take8(input);
+    else
+        poke = take_poke(input);
     changes_plan(&poke, naps);
 }
 

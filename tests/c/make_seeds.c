@@ -31,10 +31,31 @@ static void seed(const unsigned char *bytes, size_t count)
     } while (0)
 
 /* Indexes of values. */
-enum { V0, V1, V2, V50 = 6, V100 = 8, V101, V1024 = 13, V102 = 26, V16M = 29, OWN, OWN_FOREIGN };
+enum {
+    V0,
+    V1,
+    V2,
+    V50 = 6,
+    V99,
+    V100,
+    V101,
+    V1024 = 13,
+    V102 = 26,
+    V4,
+    V4000,
+    V16M,
+    OWN,
+    OWN_FOREIGN
+};
 
 /* What writes under the lock, with a /proc around it.  `OPEN` is for writing. */
 #define OPEN FUZZ_OPEN, 1, 5
+/* The process with this pid lives; the slot's process is seen at work. */
+#define LIVES(index, pid) FUZZ_PROCESS, index, FUZZ_MAPS_REGION, 1, pid
+#define MOVES(slot) FUZZ_MEANWHILE, 0, FUZZ_SLOT_SEQLOCK, 0, slot, 0, V4
+#define COUNT(value) FUZZ_POKE, FUZZ_PROC_NUM, 0, 0, 0, value
+#define SEM(value) FUZZ_POKE, FUZZ_SEM, 0, 0, 0, value
+#define OWNER(value) FUZZ_POKE, FUZZ_OWNER_PID, 0, 0, 0, value
 
 static void seed_writers(unsigned char layout)
 {
@@ -66,8 +87,7 @@ static void seed_writers(unsigned char layout)
     SEED(layout, FUZZ_PROC, FUZZ_PROC_FOREIGN, OPEN, FUZZ_ATTACH, 0, FUZZ_PROC, 0, FUZZ_SLOT, 3, 0,
          OWN, V0, V16M, FUZZ_ATTACH, 0, FUZZ_ATTACH, 0, FUZZ_LOCK, 0, FUZZ_UNLOCK, FUZZ_DETACH, 0);
     SEED(layout, OPEN, FUZZ_PROCESS, 3, FUZZ_MAPS_REGION, 1, V50, FUZZ_SLOT, 3, 0, V50, V102, V16M,
-         FUZZ_MEANWHILE, 0, FUZZ_SLOT_SEQLOCK, 0, 3, 0, V2, FUZZ_ATTACH, 9, FUZZ_CHARGE, 0, 0, V1,
-         0, FUZZ_DETACH, 0);
+         MOVES(3), FUZZ_ATTACH, 9, FUZZ_CHARGE, 0, 0, V1, 0, FUZZ_DETACH, 0);
     /* Others' slots. */
     SEED(layout, OPEN, FUZZ_EDIT_SLOT, V100, 8, 0, 0, V1, 1, 0, V2, 2, 1, V50, 3, 1, V50,
          FUZZ_EDIT_SLOT, V101, 3, 1, 0, V2, FUZZ_EDIT_SLOT, V50, 2, 1, 0, V2);
@@ -82,8 +102,44 @@ static void seed_writers(unsigned char layout)
          FUZZ_MAPS_NAME, 1, V100, 3, 'a', ' ', 'b', FUZZ_PROCESS, 0, FUZZ_MAPS_OTHER_DEVICE, 1,
          V102, FUZZ_PROCESS, 1, FUZZ_MAPS_NO_STATUS, 1, V102, FUZZ_REAP, 0, 0, FUZZ_LOCK_STATE);
     SEED(layout, OPEN, FUZZ_PROCESS, 3, FUZZ_MAPS_REGION, 1, V101, FUZZ_SLOT, 4, 0, V101, V102,
-         V16M, FUZZ_MEANWHILE, 0, FUZZ_SLOT_SEQLOCK, 0, 4, 0, V2, FUZZ_REPAIR, 0, 9, FUZZ_SNAPSHOT,
-         0xff, 0xff, 0, FUZZ_REAP, 0, 0, FUZZ_REPAIR, 1, 0);
+         V16M, MOVES(4), FUZZ_REPAIR, 0, 9, FUZZ_SNAPSHOT, 0xff, 0xff, 0, FUZZ_REAP, 0, 0,
+         FUZZ_REPAIR, 1, 0);
+    /* Processes that write above proc_num: alone, with stale slots between, of which one is in
+     * doubt; with a copy, or two, below; at work in two slots; and what newcomers make of them. */
+    SEED(layout, OPEN, LIVES(3, V50), FUZZ_SLOT, 4, 0, V50, V102, V16M, MOVES(4), FUZZ_REPAIR, 0, 9,
+         FUZZ_SNAPSHOT, 0xff, 0xff, 0);
+    SEED(layout, OPEN, LIVES(3, V50), LIVES(4, V101), FUZZ_SLOT, 3, 0, V99, V102, V16M, FUZZ_SLOT,
+         4, 0, V101, V102, V16M, FUZZ_SLOT, 6, 0, V50, V102, V16M, MOVES(6), FUZZ_REPAIR, 1, 9,
+         MOVES(6), FUZZ_REPAIR, 0, 9, MOVES(1), MOVES(6), FUZZ_REPAIR, 0, 9);
+    SEED(layout, OPEN, LIVES(3, V50), FUZZ_SLOT, 1, 0, V50, V102, V16M, FUZZ_SLOT, 2, 0, V50, V102,
+         V16M, MOVES(2), FUZZ_REPAIR, 0, 9, FUZZ_SLOT, 0, 0, V50, V102, V16M, FUZZ_REPAIR, 0, 9);
+    SEED(layout, OPEN, LIVES(3, V50), FUZZ_SLOT, 4, 0, V50, V102, V16M, FUZZ_SLOT, 1, 0, V50, V102,
+         V16M, MOVES(1), MOVES(4), FUZZ_REPAIR, 0, 9, FUZZ_MEANWHILE, 0, FUZZ_SLOT_SEQLOCK, 0, 4, 0,
+         V0, FUZZ_REPAIR, 0, 9);
+    SEED(layout, OPEN, LIVES(3, V50), LIVES(4, V50), FUZZ_SLOT, 4, 0, V50, V102, V16M, MOVES(4),
+         FUZZ_REPAIR, 0, 9, FUZZ_ATTACH, 9);
+    SEED(layout, OPEN, LIVES(3, V101), FUZZ_SLOT, 3, 0, V101, V102, V16M, MOVES(3), FUZZ_ATTACH, 9,
+         FUZZ_CHARGE, 0, 0, V1, 0, FUZZ_SLOT, 0, 0, OWN, V0, V16M, FUZZ_SLOT, 2, 0, OWN, V0, V16M,
+         COUNT(V2), FUZZ_CHARGE, 0, 0, V1, 0, FUZZ_DETACH, 0);
+    SEED(layout, OPEN, FUZZ_SLOT, 5, 0, V50, V0, V0, FUZZ_POKE, FUZZ_SLOT_STATUS, 0, 5, 0, V0,
+         COUNT(V100), FUZZ_ATTACH, 9, COUNT(V1024), FUZZ_DETACH, 0, FUZZ_ATTACH, 9);
+    SEED(layout, OPEN, FUZZ_OPEN, 0, 5, LIVES(3, V50), FUZZ_SLOT, 4, 0, V50, V102, V16M, MOVES(4),
+         FUZZ_REPAIR, 1, 9, FUZZ_REPAIR, 0, 0, FUZZ_REAP, 0, 0, FUZZ_ATTACH, 0, FUZZ_RECOVER, 0);
+    SEED(layout, OPEN, SEM(V0), FUZZ_MEANWHILE, 2, FUZZ_SEM, 0, 0, 0, V1, FUZZ_LOCK, 99,
+         FUZZ_UNLOCK, SEM(V0), OWNER(V99), FUZZ_CHARGE, 0, 0, V1, 9, FUZZ_REAP, 0, 9, FUZZ_ATTACH,
+         9);
+    SEED(layout, OPEN, FUZZ_ATTACH, 9, FUZZ_CHARGE, 0, 0, V16M, 0, FUZZ_RESIZE, 1, 0, FUZZ_CHARGE,
+         0, 0, V1, 0, FUZZ_DETACH, 0, FUZZ_LOCK, 0);
+    /* Recovery that is interrupted, sees somebody come, or is not given the time. */
+    SEED(layout, OPEN, LIVES(3, V50), SEM(V0), FUZZ_MEANWHILE, 30, FUZZ_SIGNAL, FUZZ_RECOVER, 20,
+         SEM(V0), FUZZ_MEANWHILE, 0, FUZZ_SEM, 0, 0, 0, V1, FUZZ_RECOVER, 20);
+    SEED(layout, OPEN, SEM(V0), FUZZ_MEANWHILE, 0, FUZZ_OWNER_PID, 0, 0, 0, V50, FUZZ_RECOVER, 20);
+    SEED(layout, OPEN, OWNER(22), SEM(V0), FUZZ_RECOVER, 1, OWNER(23), LIVES(3, V50), FUZZ_RECOVER,
+         1, OWNER(V50), SEM(V1), FUZZ_RECOVER, 1, OWNER(V99), SEM(V2), FUZZ_RECOVER, 1, FUZZ_LOCK,
+         0);
+    SEED(layout, OPEN, LIVES(3, V50), FUZZ_POKE, FUZZ_SEM_POSTINIT, 0, 0, 0, V0, FUZZ_RECOVER, 2,
+         FUZZ_MEANWHILE, 9, FUZZ_SIGNAL, FUZZ_RECOVER, 99, FUZZ_POKE, FUZZ_SEM_POSTINIT, 0, 0, 0,
+         V0, FUZZ_MEANWHILE, 9, FUZZ_SEM_POSTINIT, 0, 0, 0, V1, FUZZ_RECOVER, 99);
     /* The limiter. */
     SEED(layout, OPEN, FUZZ_POKE, FUZZ_SM_LIMIT, 0, 0, 0, V50, FUZZ_LIMITER, V100, 10, 50, 0, 1,
          FUZZ_TICK, 20, FUZZ_ACQUIRE, V16M, 0, FUZZ_ACQUIRE, V1, 20, FUZZ_TICK, 90, FUZZ_TICK, 0,
