@@ -7,6 +7,7 @@ VENV ?= .venv
 FUZZ_SECONDS ?= 60
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+MODELS_ARGS ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -22,7 +23,7 @@ C_FILES := $(wildcard csrc/*.c csrc/*.h tests/c/*.c tests/c/*.h tests/fake_nvml/
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test stress lint format types sanitize fuzz bench docs wheel packaging clean
+.PHONY: help demo test stress lint format types sanitize fuzz models bench docs wheel packaging clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) \
@@ -60,6 +61,9 @@ sanitize: ## the C tests under the address, undefined-behaviour and thread sanit
 
 fuzz: ## coverage-guided fuzzing of the C core (FUZZ_SECONDS=60)
 	$(MAKE) -C tests/c fuzz FUZZ_SECONDS=$(FUZZ_SECONDS)
+
+models: ## the protocol's models, exhaustively, with Spin (MODELS_ARGS=--all: minutes, gigabytes)
+	$(PYTHON) docs/models/check.py $(MODELS_ARGS)
 
 bench: $(INSTALLED) ## the time budgets, and ratios to plain readers (BENCH_ARGS=...)
 	$(BIN)/python -m pytest benchmarks --benchmark-only $(BENCH_ARGS)

@@ -60,6 +60,19 @@ def test_snapshot(region: hami.Region, timed: Callable[..., Any]) -> None:
     assert snapshot.settled
 
 
+def test_snapshot_beside_a_dead_holder(
+    region: hami.Region, region_path: Path, timed: Callable[..., Any]
+) -> None:
+    """The first one waits for the holder; it is the later ones that are timed."""
+    with region_path.open("r+b") as file:
+        file.seek(region.layout.offsets["sem"])
+        file.write(bytes(4))
+    snapshot = timed(
+        region.snapshot, work="Region.snapshot(), the lock's holder is dead", budget_us=1.5
+    )
+    assert not snapshot.settled
+
+
 def test_snapshot_with_all_attributes(region: hami.Region, timed: Callable[..., Any]) -> None:
     timed(
         touch_all,

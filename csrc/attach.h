@@ -4,8 +4,31 @@
 #ifndef HR_ATTACH_H
 #define HR_ATTACH_H
 
-#include "lock_word.h"
-#include "slot_table.h"
+#include "table_view.h"
+
+enum { HR_KINDS = 3 };
+
+/* Our own books: we are the only writer of our slot, so they are the truth about it. */
+struct hr_attachment {
+    uint32_t index;
+    bool is_appended; /* no slot of an earlier process, which libvgpu may be about to remove */
+    uint64_t charged[HR_DEVICES][HR_KINDS];
+};
+
+/* What hr_take_slot() and hr_regain_slot() return when nothing was done for want of a view. */
+#define HR_NEEDS_VIEW 1
+
+/*
+ * Take a slot for `pid`, under the lock: the one that has its pid, else an emptied one, else the
+ * next one.  Without a view only where none is needed to tell whose a slot is.
+ */
+int hr_take_slot(hr_region *region, const struct hr_table_view *view, int32_t pid,
+                 struct hr_attachment *attachment);
+
+/* Our slot, if it still is where we remember it, else NULL. */
+unsigned char *hr_remembered_slot(const hr_region *region);
+/* Under the lock: find our slot anew, or take one, and write our books into it. */
+int hr_regain_slot(hr_region *region, const struct hr_table_view *view);
 
 /* For hr_close(): give this process's slot back. */
 void hr_leave_region(hr_region *region, uint64_t deadline_ns);

@@ -27,21 +27,13 @@ struct hr_region {
     uint64_t inode;
     char *path;
     /*
-     * The semaphore word and the odd seqlock that the last snapshot waited for
-     * in vain.  Another snapshot that finds them unchanged does not wait again:
-     * a dead holder costs readers its budget once, not each time.  Hints only,
-     * hence relaxed.
+     * Which lock holder or odd seqlocks the last snapshot waited for in vain; 0: none.
+     * Another snapshot that finds the same does not wait again: a dead holder costs
+     * readers its budget once, not each time.  A hint only, hence relaxed.
      */
-    _Atomic uint64_t stuck_semaphore_owner;
-    _Atomic uint64_t stuck_seqlock;
-    /*
-     * For hr_read_set(): reads so far, the devices beyond device_num that they know
-     * of, and how many slots and devices the last one found, to prefetch them.
-     */
-    _Atomic uint32_t set_reads;
-    _Atomic uint32_t far_devices;
+    _Atomic uint64_t stuck;
+    /* How many slots the last hr_read_set() found, for the next one to prefetch. */
     _Atomic uint32_t likely_slots;
-    _Atomic uint32_t likely_devices;
     /* The gate lets one thread of this handle at a time go for the lock. */
     _Atomic uint32_t gate;         /* 0 free, 1 taken, 2 taken and waited for */
     _Atomic uintptr_t gate_thread; /* hr_thread_id() of who has it */

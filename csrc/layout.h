@@ -2,9 +2,9 @@
  * The five layouts of HAMi's shared region.
  *
  * Every function of this core works on one `struct hr_layout`: a row of
- * offsets.  The rows are computed with offsetof() from real structs in
- * layout.c, where static asserts hold each of them to the published format.
- * A sixth layout is one struct and one row.
+ * offsets.  The rows are computed with offsetof() from real structs
+ * (layout_rows.h), and static asserts hold each of them to the published format
+ * (layout.c).  A sixth layout is one struct and one row.
  */
 #ifndef HR_LAYOUT_H
 #define HR_LAYOUT_H

@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include "lock_word.h"
-#include "slot_table.h"
 #include "testpoint.h"
 
 /* ---- The semaphore's bytes -------------------------------------------------- */
@@ -174,8 +173,7 @@ static int take_work(void *argument)
         if (hr_is_signed_by_dead_writer(region, owner) &&
             hr_swap_u64(hr_owner_at(region), &owner, region->signature)) {
             region->locked = true;
-            int finished = hr_finish_removal(region);
-            return finished < 0 ? finished : HR_OK;
+            return HR_OK;
         }
         if (hr_is_closing(region))
             return hr_fail_code(HR_ECLOSED);
@@ -222,9 +220,6 @@ static int take_in_slices(hr_region *region, uint64_t deadline_ns)
         code = hr_run_entered(region, take_work, &call);
         if (code == HR_OK)
             return HR_OK;
-        /* Taken over from a dead writer whose work cannot be finished: not kept either. */
-        if (region->locked)
-            hr_run_entered(region, hr_drop_semaphore_work, region);
         region->locked = false;
         hr_drop_host_lock(region);
         if (code != HR_ETIMEOUT || call.deadline_ns == deadline_ns || !hr_nap(deadline_ns, &naps))
@@ -336,7 +331,8 @@ int hr_run_under(hr_take_lock *take, hr_region *region, hr_guarded_work *work, v
     if (code == HR_OK) {
         code = hr_run_entered(region, work, argument);
         int dropped = hr_lock_drop(region);
-        if (code >= 0 && dropped != HR_OK)
+        /* Done is done, also where somebody has taken the lock away before the end of it. */
+        if (code >= 0 && dropped != HR_OK && dropped != HR_ELOST)
             code = dropped;
     }
     hr_leave(region);

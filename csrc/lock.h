@@ -88,8 +88,7 @@ enum hr_recovered {
     HR_RECOVERED_OWNER = 1,     /* a dead owner's lock was given back */
     HR_RECOVERED_OWNERLESS = 2, /* nobody had signed for it */
     HR_RECOVERED_VALUE = 4,     /* the semaphore stood above 1 */
-    HR_RECOVERED_POSTINIT = 8,  /* sem_postinit was given back */
-    HR_RECOVERED_MOVE = 16      /* a removal that its process did not live to finish */
+    HR_RECOVERED_POSTINIT = 8   /* sem_postinit was given back */
 };
 
 /*
@@ -99,8 +98,7 @@ enum hr_recovered {
  * signs, the same way, after HR_POSTINIT_NS.
  *
  * The call watches an unsigned lock for `watch_ns` at most.  A dead holder's lock
- * is taken over, what its removal of a slot left half done is finished, and
- * then it is given back: being killed meanwhile leaves the next dead holder.
+ * is taken over and then given back: being killed meanwhile leaves the next dead holder.
  *
  * Returns a set of enum hr_recovered, 0 where nothing was wrong.
  * HR_ENOTRECOVERABLE with detail.why HR_WHY_ALIVE, HR_WHY_UNKNOWN or

@@ -259,20 +259,6 @@ enum hr_life hr_life_of_slot(const struct hr_mappers *mappers, int32_t pid)
     return mappers->complete ? HR_DEAD : HR_LIFE_UNKNOWN;
 }
 
-int32_t hr_host_pid_of_slot(const struct hr_mappers *mappers, int32_t pid)
-{
-    int32_t found = 0;
-    for (uint32_t i = 0; mappers->initial && i < mappers->count; i++) {
-        const struct hr_mapper *mapper = &mappers->list[i];
-        if (mapper->pids[mapper->levels - 1] != pid)
-            continue;
-        if (found != 0)
-            return 0;
-        found = mapper->pids[0];
-    }
-    return found;
-}
-
 /* ---- One file, two inodes --------------------------------------------------------- */
 
 /* mountinfo writes blanks and the like as a backslash and three octal digits. */

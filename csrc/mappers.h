@@ -49,10 +49,6 @@ int hr_look_for_mappers(hr_region *region, const char *proc, struct hr_mappers *
 enum hr_life hr_life_of_owner(const struct hr_mappers *mappers, int32_t pid, int32_t *here);
 enum hr_life hr_life_of_slot(const struct hr_mappers *mappers, int32_t pid);
 
-/* The host pid of the process that has `pid` in its own namespace; 0 where several have, or it is
- * not known. */
-int32_t hr_host_pid_of_slot(const struct hr_mappers *mappers, int32_t pid);
-
 /*
  * Whether the region's file may have a second inode, through which other processes map the same
  * memory: it lies on an overlay, or in the upper directory of one.  Locks on bytes of the one do

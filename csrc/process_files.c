@@ -296,7 +296,7 @@ int hr_look_at_process(int proc, const char *name, const struct hr_mapped_file *
     /* A kernel thread, or one whose first thread has ended or is about to. */
     if (seen == HR_MAPS_NOTHING && known == HR_MAPS)
         seen = read_maps_of_threads(process, file, deadline_ns);
-    if (seen == HR_MAPS && known == HR_MAPS && mapper.levels == 1 && !out->initial)
+    if (seen == HR_MAPS && known == HR_MAPS)
         mapper.has_libvgpu = has_libvgpu(process, deadline_ns);
     close(process);
 

@@ -13,7 +13,7 @@
 struct hr_mapper {
     int32_t pids[HR_PID_LEVELS]; /* from this /proc's namespace to the innermost */
     uint32_t levels;
-    bool has_libvgpu; /* looked for in a later namespace, of processes of its own */
+    bool has_libvgpu;
 };
 
 struct hr_mappers {

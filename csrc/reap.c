@@ -1,16 +1,25 @@
 #define _GNU_SOURCE
 #include <unistd.h>
 
-#include "lock_word.h"
-#include "mappers.h"
-#include "slot_table.h"
+#include "table_view.h"
+#include "testpoint.h"
+
+/* A slot with pid 0, as it stood before /proc was scanned. */
+struct nameless {
+    int32_t index;
+    uint64_t seqlock, bytes;
+};
 
 struct reap_call {
     hr_region *region;
     const struct hr_mappers *before;  /* by a scan of all slots' pids, before the lock */
     const struct hr_mappers *mappers; /* by the one that judges */
     struct hr_slot_pids *suspects;    /* dead by the former, and looked for by the latter */
-    bool nameless;                    /* some slot has pid 0 */
+    struct hr_slot_pids names;        /* that stand anywhere in the table, before the scans */
+    struct nameless nameless[HR_SLOTS];
+    int32_t nameless_count;
+    bool has_others; /* somebody else may live */
+    bool has_work;   /* a suspect's slot is not empty */
     const int32_t *pids;
     uint32_t pid_count;
     uint32_t dry_run;
@@ -32,43 +41,140 @@ static void report(struct reap_call *call, int32_t pid, uint32_t what, uint64_t 
         call->out[call->found++] = (struct hr_reap){.pid = pid, .what = what, .bytes = bytes};
 }
 
-static enum hr_life judge(const struct reap_call *call, int32_t pid)
+static int32_t pid_of(const struct reap_call *call, int32_t index)
 {
-    /* No process has pid 0: such a slot stalls older generations, and belongs to nobody. */
+    return hr_slot_pid(call->region, hr_slot(call->region, (uint32_t)index));
+}
+
+/* ---- Who is dead --------------------------------------------------------------------- */
+
+static void note_nameless(struct reap_call *call, int32_t index)
+{
+    unsigned char *slot = hr_slot(call->region, (uint32_t)index);
+    call->nameless[call->nameless_count++] =
+        (struct nameless){.index = index,
+                          .seqlock = hr_seqlock_of(call->region, index),
+                          .bytes = hr_slot_bytes(call->region, slot)};
+}
+
+static int note_names(void *argument)
+{
+    struct reap_call *call = argument;
+    int32_t count;
+    int code = hr_checked_proc_num(call->region, &count);
+    for (int32_t index = 0; code == HR_OK && index < HR_SLOTS; index++) {
+        int32_t pid = pid_of(call, index);
+        if (pid != 0)
+            call->names.pids[call->names.count++] = pid;
+        else if (index < count)
+            note_nameless(call, index);
+    }
+    return code;
+}
+
+/*
+ * From 2.8.1 on a process that ends by itself stores pid 0 first and goes on: other threads and
+ * destructors still give memory back there.  So each process of libvgpu that was seen must
+ * have its name in some slot, and the slot must be as it was before they were looked for.
+ */
+static bool is_nobodys(const struct reap_call *call, int32_t index)
+{
+    const struct hr_mappers *before = call->before;
+    if (!before->complete || before->unsure_count != 0)
+        return false;
+    for (uint32_t i = 0; i < before->count; i++) {
+        const struct hr_mapper *mapper = &before->list[i];
+        if (mapper->has_libvgpu && !hr_names_slot(&call->names, mapper->pids[mapper->levels - 1]))
+            return false;
+    }
+    unsigned char *slot = hr_slot(call->region, (uint32_t)index);
+    for (int32_t i = 0; i < call->nameless_count; i++) {
+        const struct nameless *known = &call->nameless[i];
+        if (known->index == index)
+            return known->seqlock == hr_seqlock_of(call->region, index) &&
+                   known->bytes == hr_slot_bytes(call->region, slot);
+    }
+    return false;
+}
+
+static enum hr_life judge(const struct reap_call *call, int32_t index)
+{
+    int32_t pid = pid_of(call, index);
     if (pid == 0)
-        return HR_DEAD;
+        return is_nobodys(call, index) ? HR_DEAD : HR_LIFE_UNKNOWN;
     if (hr_names_slot(call->suspects, pid))
         return hr_life_of_slot(call->mappers, pid);
     /* A newcomer, or one that was no suspect: nothing is done to it. */
     return hr_life_of_slot(call->before, pid) == HR_ALIVE ? HR_ALIVE : HR_LIFE_UNKNOWN;
 }
 
-static void reap_slot(struct reap_call *call, int32_t index, int32_t *count)
+/*
+ * How many slots remain when the dead at the end go.  That is for a table of which nobody
+ * else lives: when it refuses an allocation libvgpu looks for the dead, and removes them,
+ * beside the lock.  If proc_num went below a slot that it has just found dead, it would
+ * lower it once more and move a live process's slot to where nothing counts.
+ */
+static int32_t find_end(const struct reap_call *call, int32_t count)
+{
+    int32_t end = 0, own = call->region->attached_pid;
+    for (int32_t index = 0; index < HR_SLOTS; index++) {
+        int32_t pid = pid_of(call, index);
+        bool is_own = own != 0 && pid == own;
+        if (index >= count ? pid != 0 && !is_own && hr_life_of_slot(call->before, pid) != HR_DEAD
+                           : !is_own && judge(call, index) != HR_DEAD)
+            return count;
+        if (index < count && (is_own || !is_asked_for(call, pid)))
+            end = index + 1;
+    }
+    return end;
+}
+
+/* ---- Emptying and removing ----------------------------------------------------------- */
+
+static void reap_slot(struct reap_call *call, int32_t index, int32_t end)
 {
     hr_region *region = call->region;
     unsigned char *slot = hr_slot(region, (uint32_t)index);
     int32_t pid = hr_slot_pid(region, slot);
     if (!is_asked_for(call, pid))
         return;
-    enum hr_life life = judge(call, pid);
+    enum hr_life life = judge(call, index);
     if (life != HR_DEAD) {
         if (call->pid_count > 0)
             report(call, pid, life == HR_ALIVE ? HR_REAP_ALIVE : HR_REAP_UNKNOWN, 0);
         return;
     }
     /* What this process left when it detached; it lives, whatever the list says. */
-    if (pid == getpid() && hr_slot_is_empty(region, slot))
+    bool is_empty = hr_slot_is_empty(region, slot);
+    if (is_empty && pid == getpid())
         return;
-    bool removable = !hr_has_seqlock(region) || index == *count - 1;
-    if (!removable && hr_slot_is_empty(region, slot))
+    if (is_empty && pid != 0 && index < end)
         return;
-    uint64_t bytes = hr_slot_bytes(region, slot);
-    uint32_t what = removable ? HR_REAP_REMOVED : HR_REAP_EMPTIED;
-    if (call->dry_run && removable && hr_has_seqlock(region))
-        (*count)--; /* the next one down becomes the last */
-    if (!call->dry_run)
-        what = hr_free_slot(region, index, count);
-    report(call, pid, what, bytes);
+    report(call, pid, index < end ? HR_REAP_EMPTIED : HR_REAP_REMOVED, hr_slot_bytes(region, slot));
+    if (call->dry_run)
+        return;
+    hr_empty_slot(region, slot);
+    /* The next newcomer of libvgpu up to 2.8.0 would loop for ever over pid 0. */
+    if (pid == 0)
+        hr_set_slot_pid(region, slot, HR_NOBODY);
+    HR_POINT(REMOVE_USAGE_CLEARED);
+}
+
+static void remove_end(struct reap_call *call, int32_t count, int32_t end)
+{
+    hr_region *region = call->region;
+    if (!hr_swap_proc_num(region, count, end)) {
+        /* Somebody has come to life: what was emptied stands where it was. */
+        for (int32_t i = 0; i < call->found; i++) {
+            if (call->out[i].what == HR_REAP_REMOVED)
+                call->out[i].what = HR_REAP_EMPTIED;
+        }
+        return;
+    }
+    HR_POINT(REMOVE_COUNT_STORED);
+    /* Above proc_num a pid that lives again would look like an orphan. */
+    for (int32_t index = end; index < count; index++)
+        hr_set_slot_pid(region, hr_slot(region, (uint32_t)index), 0);
 }
 
 static int reap_work(void *argument)
@@ -85,13 +191,15 @@ static int reap_work(void *argument)
         if (hr_find_slot(region, call->pids[i], count) < 0)
             return hr_no_process(call->pids[i]);
     }
-    /* From the end: what is moved into a hole has been looked at already. */
-    for (int32_t index = count - 1; index >= 0; index--) {
+    int32_t end = find_end(call, count);
+    for (int32_t index = 0; index < count; index++) {
         /* Who was stopped while it had the lock may have lost it. */
         if (!call->dry_run && hr_owner_of(region) != region->signature)
             return hr_fail_code(HR_ELOST);
-        reap_slot(call, index, &count);
+        reap_slot(call, index, end);
     }
+    if (end < count && !call->dry_run)
+        remove_end(call, count, end);
     return call->found;
 }
 
@@ -103,10 +211,16 @@ static int list_suspects(void *argument)
     if (code == HR_OK)
         code = hr_checked_proc_num(call->region, &count);
     for (int32_t index = 0; code == HR_OK && index < count; index++) {
-        int32_t pid = hr_slot_pid(call->region, hr_slot(call->region, (uint32_t)index));
-        call->nameless = call->nameless || pid == 0;
-        if (pid != 0 && is_asked_for(call, pid) && hr_life_of_slot(call->before, pid) == HR_DEAD)
+        int32_t pid = pid_of(call, index);
+        if (pid == 0)
+            continue;
+        if (hr_life_of_slot(call->before, pid) != HR_DEAD) {
+            call->has_others = call->has_others || pid != call->region->attached_pid;
+        } else if (is_asked_for(call, pid)) {
             call->suspects->pids[call->suspects->count++] = pid;
+            if (!hr_slot_is_empty(call->region, hr_slot(call->region, (uint32_t)index)))
+                call->has_work = true;
+        }
     }
     return code;
 }
@@ -167,7 +281,7 @@ static int reap_under_lock(struct reap_call *call, const char *proc, uint64_t ti
         hr_free_mappers(&mappers);
     }
     int dropped = hr_lock_drop(region);
-    return code >= 0 && dropped != HR_OK ? dropped : code;
+    return code >= 0 && dropped != HR_OK && dropped != HR_ELOST ? dropped : code;
 }
 
 static int reap_beside(struct reap_call *call, const char *proc, uint64_t timeout_ns)
@@ -175,8 +289,10 @@ static int reap_beside(struct reap_call *call, const char *proc, uint64_t timeou
     int code = hr_run_entered(call->region, list_suspects, call);
     if (code == HR_OK && call->before->initial && call->suspects->count > 0)
         code = drop_long_searches(call, proc);
-    bool idle = call->suspects->count == 0 && !call->nameless && call->pid_count == 0;
-    if (code != HR_OK || idle)
+    /* Emptied slots are suspects too, which go where nobody else lives. */
+    bool has_work = call->nameless_count > 0 || call->pid_count > 0 ||
+                    (call->suspects->count > 0 && (call->has_work || !call->has_others));
+    if (code != HR_OK || !has_work)
         return code;
     return reap_under_lock(call, proc, timeout_ns);
 }
@@ -187,7 +303,7 @@ int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t p
     if (!region->writable)
         return hr_fail_code(HR_EREADONLY);
     struct hr_mappers before;
-    struct hr_slot_pids slots, suspects = {.count = 0};
+    struct hr_slot_pids suspects = {.count = 0};
     struct reap_call call = {.region = region,
                              .before = &before,
                              .suspects = &suspects,
@@ -198,9 +314,11 @@ int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t p
     int code = hr_enter(region);
     if (code != HR_OK)
         return code;
-    code = hr_read_slot_pids(region, &slots);
+    code = hr_run_entered(region, note_names, &call);
+    /* Who has stored pid 0 has no name to be found by. */
+    const struct hr_slot_pids *only = call.nameless_count == 0 ? &call.names : NULL;
     if (code == HR_OK)
-        code = hr_find_mappers(region, proc, HR_WITH_OWN_HANDLE, &slots, hr_deadline_ns(SEARCH_NS),
+        code = hr_find_mappers(region, proc, HR_WITH_OWN_HANDLE, only, hr_deadline_ns(SEARCH_NS),
                                &before);
     if (code == HR_OK) {
         code = reap_beside(&call, proc, timeout_ns);

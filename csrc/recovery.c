@@ -8,7 +8,6 @@
 #include "identify.h"
 #include "lock_word.h"
 #include "mappers.h"
-#include "slot_table.h"
 #include "testpoint.h"
 
 #ifdef HR_TESTPOINTS
@@ -274,13 +273,6 @@ static int recover_work(void *argument)
         recovery->done |= HR_RECOVERED_VALUE;
     } else if (value > 1) {
         code = not_recoverable(HR_WHY_BUSY, owner, 0);
-    }
-    if (code != HR_OK || !region->locked)
-        return code;
-    code = hr_finish_removal(region);
-    if (code > 0) {
-        recovery->done |= HR_RECOVERED_MOVE;
-        code = HR_OK;
     }
     return code;
 }

@@ -12,7 +12,7 @@
  *
  *   hr_open()      map a region, after proof that it is one
  *   hr_snapshot()  one consistent picture of it, without its lock
- *   hr_read_set()  the same for many regions, as columns
+ *   hr_read_set()  the same for many regions; hr_columns() turns that into columns
  *   hr_get()       one live value
  *   hr_edit()      one limit or several, all or nothing
  *   hr_close()     unmap; waits for calls in progress in other threads
@@ -227,15 +227,16 @@ int hr_create(const char *path, const struct hr_create_spec *spec);
 /*
  * A snapshot is one struct hr_snapshot, then `span` struct hr_device, then for
  * each of `proc_num` processes one struct hr_process and `span` struct hr_usage.
- * `shown` has a bit for each device that deserves a line: device_num devices,
- * while that is 0 those up to the last memory limit, and always those with
- * usage or a uuid; `span` reaches the highest of them.
+ * `shown` has a bit for each device to report: device_num devices; while that is
+ * 0, those up to the last memory limit and those with usage or a uuid.  `span`
+ * reaches the highest of them.
  *
- * Settled means: every word was read twice and found unchanged, between the
- * two looks the region's semaphore was free, and the slot's seqlock was even and
- * unchanged.  Then the copy is the state at one moment at which no writer was
- * inside.  What did not settle within the budget (HR_SNAPSHOT_BUDGET_NS) is
- * returned all the same, and marked.
+ * Settled means: every number was read twice and found unchanged; between the two
+ * looks the region's semaphore was free (1, and nobody signed for it); the slot's
+ * seqlock was even and unchanged, and its totals are the sums of their kinds.  Then
+ * the copy is the state at one moment at which no writer was inside.  What did not
+ * settle within the budget (HR_SNAPSHOT_BUDGET_NS) is returned all the same, and
+ * marked.  A writer that never leaves costs each handle that budget once.
  */
 struct hr_snapshot {
     uint64_t taken_at_ns; /* CLOCK_REALTIME */
@@ -250,6 +251,8 @@ struct hr_snapshot {
     int32_t priority;
     int32_t utilization_switch;
     int32_t recent_kernel;
+    int32_t code;    /* HR_OK; for hr_read_set() */
+    uint32_t layout; /* enum hr_layout_id */
 };
 
 struct hr_process {
@@ -313,10 +316,51 @@ int hr_read_value(hr_region *region, uint32_t value, uint32_t device, uint64_t *
 uint64_t hr_get(hr_region *region, uint32_t value, uint32_t device);
 
 /*
- * Columns.  All cells are 64 bits wide.  A table of `capacity` rows and k
- * columns is k arrays of `capacity` cells, one after the other, in the order of
- * the enums below; the four tables lie behind each other in one arena.
+ * Many regions.  hr_read_set() writes one struct hr_member for each of them, then
+ * their snapshots.  A region that could not be read has, in the place of its
+ * snapshot, a head with its code and zeros, and a struct hr_detail behind it.
  */
+struct hr_member {
+    uint64_t at;            /* its snapshot, in bytes from the first member on */
+    uint32_t first_device;  /* devices shown, processes and usages of the members before it */
+    uint32_t first_process; /* (a usage is one process on one device shown) */
+    uint32_t first_usage;
+    uint32_t devices; /* those shown of its own */
+};
+
+/* All members together. */
+struct hr_set_size {
+    uint64_t bytes;
+    uint32_t devices, processes, usages;
+};
+
+/*
+ * Read `count` regions into `buffer`, aligned for u64.  A region that cannot be read
+ * does not stop the others; returns how many these were.  A NULL handle gets
+ * HR_ECLOSED.  HR_ENOSPACE where the buffer is too small, with the bytes that would
+ * do in `size`.  Regions may be closed meanwhile, and be in other calls.
+ *
+ * All of them together wait for writers no longer than HR_SNAPSHOT_BUDGET_NS.
+ */
+int hr_read_set(hr_region *const *regions, uint32_t count, void *buffer, size_t bytes,
+                struct hr_set_size *size);
+
+/*
+ * Columns of what hr_read_set() wrote.  All cells are 64 bits wide.  A table of k
+ * columns is k arrays of `step` cells, one after the other, in the order of the
+ * enums below.  `step` is at least the number of rows; a multiple of 512 takes twice
+ * as long, as the columns then meet in few lines of the processor's cache.
+ */
+enum hr_table {
+    HR_TABLE_REGIONS,
+    HR_TABLE_DEVICES,
+    HR_TABLE_UUIDS, /* HR_UUID_BYTES of text a device, row after row; no step */
+    HR_TABLE_PROCESSES,
+    HR_TABLE_USAGES
+};
+
+void hr_columns(const void *set, uint32_t count, uint32_t which, void *cells, size_t step);
+
 enum hr_region_column {
     HR_REGION_CODE, /* HR_OK, or why the region has no rows in the other tables */
     HR_REGION_LAYOUT,
@@ -350,8 +394,7 @@ enum hr_device_column {
     HR_DEVICE_SM,
     HR_DEVICE_ENC,
     HR_DEVICE_DEC,
-    HR_DEVICE_UUID, /* 12 cells a row, row after row: 96 bytes of text */
-    HR_DEVICE_COLUMNS = HR_DEVICE_UUID + HR_UUID_BYTES / 8
+    HR_DEVICE_COLUMNS
 };
 
 enum hr_process_column {
@@ -378,30 +421,6 @@ enum hr_usage_column {
     HR_USAGE_DEC,
     HR_USAGE_COLUMNS
 };
-
-/* Rows of each table: what the arena has room for, or what was filled. */
-struct hr_rows {
-    uint32_t regions, devices, processes, usages;
-};
-
-/*
- * Read `capacity->regions` regions into `arena`, which must hold the four
- * tables at their capacities.  `scratch` has HR_SNAPSHOT_MAX_BYTES, aligned for
- * u64, of which only what the largest region needs is touched.
- *
- * A region that cannot be read gets its code in HR_REGION_CODE and no other
- * rows; the call goes on, and returns how many these were.  A NULL handle gets
- * HR_ECLOSED.  HR_ENOSPACE where a table is too small, with the rows that all
- * regions need in `filled`.  No handle may be closed, and none may be in another
- * hr_read_set(), while the call runs; the other functions may use them.
- *
- * One thing is cheaper here than in hr_snapshot(): where device_num is above 0,
- * usage and uuids of devices beyond it, which libvgpu never writes, are looked
- * for in the first and then in every HR_THOROUGH_EVERY-th read of a region.
- */
-#define HR_THOROUGH_EVERY 16
-int hr_read_set(hr_region *const *regions, const struct hr_rows *capacity, uint64_t *arena,
-                void *scratch, struct hr_rows *filled);
 
 /* ---- Editing ------------------------------------------------------------ */
 

@@ -1,7 +1,11 @@
 /*
- * The slot table: finding, naming, emptying, moving and freeing slots.  Internal to
- * the core; all that stores is called under the region's lock, but for what a
- * process does in its own slot.
+ * The slot table: finding, naming, emptying and counting slots.  Internal to the
+ * core; all that stores is called under the region's lock, but for what a process does
+ * in its own slot.
+ *
+ * No slot is ever moved, in no layout: the version in a file is its creator's, and a
+ * process of HAMi 2.8.1 or later, which remembers the address of its slot, may
+ * use a file that says 1.1.
  */
 #ifndef HR_SLOT_TABLE_H
 #define HR_SLOT_TABLE_H
@@ -12,38 +16,49 @@
 /* In a `used` record: three kinds from its start, the offset, then the total. */
 enum { HR_TOTAL_OFFSET = 32 };
 
-/* HAMi 2.8.1 and later: processes remember their slot and account in it without the lock. */
+/*
+ * The name of a slot that belongs to nobody.  A pid of 0 among the slots in use hangs the
+ * next newcomer of libvgpu up to 2.8.0; no process ever has this one (pid_max is 2^22 at
+ * most), so that all generations take the slot for a dead process's.
+ */
+#define HR_NOBODY INT32_MAX
+
+/* The file's own generation accounts beside the lock, inside the slot's seqlock. */
 bool hr_has_seqlock(const hr_region *region);
+
+/*
+ * The word of a slot that a process which remembers it counts in, or HR_ABSENT.  The slots
+ * of layouts 1.1 and 1.2 are the same but for this word, which is unused in the former:
+ * in a slot of a process up to 2.8.0 it stays 0, while a newer one that works on such a
+ * file counts in it.
+ */
+uint32_t hr_seqlock_offset(const hr_region *region);
+/* Its value, or 0 where there is none. */
+uint64_t hr_seqlock_of(const hr_region *region, int32_t index);
 
 int32_t hr_slot_pid(const hr_region *region, const unsigned char *slot);
 void hr_set_slot_pid(const hr_region *region, unsigned char *slot, int32_t pid);
-void hr_set_proc_num(const hr_region *region, int32_t count);
 unsigned char *hr_slot_used(const hr_region *region, unsigned char *slot, uint32_t device);
 
 /*
- * The index of the pid's slot below `count`, or -1.  A pid can stand twice.  After an
- * unfinished removal under the older rule, the lower slot is the one that its process
- * finds.  After hr_repair_slots() under the newer rule, the lower one is the emptied copy.
+ * proc_num from what was judged to what it shall be.  Never a plain store: when it refuses
+ * an allocation, libvgpu removes slots without the lock, and lowers proc_num meanwhile.
+ */
+bool hr_swap_proc_num(const hr_region *region, int32_t judged, int32_t count);
+
+/*
+ * The index of the pid's slot below `count`, or -1.  A pid can stand twice: libvgpu copies
+ * slots downwards, and the original is the highest.
  */
 int32_t hr_find_slot(const hr_region *region, int32_t pid, int32_t count);
 int hr_no_process(int32_t pid);
 
-/* Everything but the name and the seqlock, which is made even. */
+/* All but the pid and the seqlock, which is made even. */
 void hr_empty_slot(const hr_region *region, unsigned char *slot);
+/* Only what counts: a copy that a live process has left keeps its status, which old versions of
+ * libvgpu read there. */
+void hr_clear_usage(const hr_region *region, unsigned char *slot);
 bool hr_slot_is_empty(const hr_region *region, unsigned char *slot);
 uint64_t hr_slot_bytes(const hr_region *region, unsigned char *slot);
-
-/*
- * Up to 2.8.0: the last slot goes into the hole.  The hole is empty and keeps the
- * dead name while it is filled, so a kill leaves the dead process counted; once
- * it has the other's name, that one stands twice, and hr_finish_removal() ends it.
- */
-void hr_move_last_into(const hr_region *region, int32_t hole, int32_t count);
-
-/* Remove the slot, or empty it where it is.  Returns enum hr_reaped. */
-uint32_t hr_free_slot(const hr_region *region, int32_t index, int32_t *count);
-
-/* Finish a removal whose process died after the move and before the count.  Under the lock. */
-int hr_finish_removal(const hr_region *region);
 
 #endif

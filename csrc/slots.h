@@ -4,30 +4,30 @@
  * CONCEPT
  *
  * A process of the region has one slot below proc_num, named by its pid in the
- * container's namespace.  Slot numbers are no identity: slots move.
+ * container's namespace.  Slot numbers are no identity: libvgpu moves slots.
  *
  *   hr_attach(), hr_charge(), hr_release(), hr_detach()   for ourselves
- *   hr_set_slot_value(), hr_reap(), hr_repair_slots()     from outside
+ *   hr_edit_slot(), hr_reap(), hr_repair_slots()          from outside
  *
  * TWO GENERATIONS
  *
  * Up to HAMi 2.8.0 (layouts without a seqlock) everything happens under the
- * semaphore, and each process looks for its slot each time: a slot is removed by
- * moving the last one into the hole.
+ * semaphore, and each process looks for its slot each time.  From 2.8.1 on (layouts
+ * with a seqlock) processes remember where their slot is and account in it without the
+ * semaphore.  The version in a file is its creator's: both may share one that says 1.1.
  *
- * From 2.8.1 on (layouts with a seqlock) processes remember where their slot is
- * and account in it without the semaphore.  Nothing may be moved under a live
- * process then: dead slots are cut off the end, and others are emptied where they
- * are.  libvgpu itself breaks this rule when it removes two dead slots at once.
- * A process of ours notices and puts it right from its own books; for others
- * there is hr_repair_slots().
+ * So this library moves no slot, in no layout.  A slot that goes is emptied where it is,
+ * under the pid that it had, and taken again by a later process.  libvgpu does move
+ * slots of live processes.  A process of ours notices and puts it right from its own
+ * books; for others there is hr_repair_slots().
  *
  * ORDER OF STORES
  *
- * A slot is filled before proc_num admits it.  A slot that goes is emptied first,
- * then overwritten, then the count is lowered.  So a kill between any two stores
- * leaves, at worst, a dead process that is still counted, until it is reaped, or
- * a last slot that stands twice, which the next holder of the lock finishes.
+ * A slot is filled before proc_num admits it, and emptied before proc_num leaves it
+ * out.  proc_num itself is changed by compare-and-swap alone: libvgpu lowers it without
+ * the lock when it removes dead slots before it refuses an allocation.  A kill between
+ * any two stores leaves, at worst, something that counts too much: a dead process until it
+ * is reaped, or a frozen copy until the next repair.
  */
 #ifndef HR_SLOTS_H
 #define HR_SLOTS_H
@@ -36,15 +36,17 @@
 
 /*
  * Take a slot for this process, under the lock.  A slot that has its pid already
- * is a dead predecessor's; it is emptied and taken.  One attachment per handle,
- * and one handle per process and region: HR_EATTACHED.  With detail.why
- * HR_WHY_FOREIGN_MAPPING another library in this process, libvgpu, has the region mapped.
+ * is a dead predecessor's, or its own of before; it is emptied and taken.  Else an emptied one
+ * is used again, where that is worth a look at /proc, or one at the end is taken, beyond all
+ * in which a live process may be writing.  One attachment per handle, and one handle
+ * per process and region: HR_EATTACHED; with detail.why HR_WHY_FOREIGN_MAPPING another
+ * library in this process, libvgpu, has the region mapped.
  *
  * HR_EFULL, HR_ETIMEOUT and the rest of hr_lock().
  */
 int hr_attach(hr_region *region, uint64_t timeout_ns);
 
-/* Empty and remove the slot.  HR_EDETACHED: not attached. */
+/* Empty the slot, and remove it if it is the last one.  HR_EDETACHED: not attached. */
 int hr_detach(hr_region *region, uint64_t timeout_ns);
 
 enum hr_kind { HR_CONTEXT, HR_MODULE, HR_DATA };
@@ -85,7 +87,7 @@ int hr_edit_slot(hr_region *region, int32_t pid, struct hr_slot_edit *edits, uin
                  uint32_t dry_run, uint64_t timeout_ns);
 
 enum hr_reaped {
-    HR_REAP_REMOVED = 1, /* the slot is gone */
+    HR_REAP_REMOVED = 1, /* the slot is gone: no process of the region lives behind it */
     HR_REAP_EMPTIED,     /* the slot is empty and stands where it was */
     HR_REAP_ALIVE,       /* left alone: the process lives */
     HR_REAP_UNKNOWN      /* left alone: /proc does not show enough to tell */
@@ -106,14 +108,26 @@ struct hr_reap {
 int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t count,
             uint32_t dry_run, uint64_t timeout_ns, struct hr_reap *out);
 
+enum hr_slot_repaired {
+    HR_REPAIR_DONE = 1, /* the process counts once, in its own slot */
+    HR_REPAIR_LEFT      /* it may not, and there is no proof of which slot is its own */
+};
+
+struct hr_slot_repair {
+    int32_t pid;
+    uint32_t what; /* enum hr_slot_repaired */
+};
+
 /*
- * Put right what moves have torn apart (layouts with a seqlock): a live process
- * that writes in a slot at or above proc_num.  proc_num is raised to take the slot
- * in, and the frozen copy below is emptied where it is.  `pids` takes HR_SLOTS
- * entries, the processes concerned; returns their number.  A dry run through a
- * region that was opened for reading takes no lock.
+ * Put right what moves have torn apart: a live process that writes in a slot at or above
+ * proc_num, which counts no more, while its copy below is frozen.  Proof is a slot that is
+ * seen moving within 20 ms.  proc_num is raised to take it in, then copies below it
+ * are emptied where they are; so is a copy that an interrupted repair has left.  Nothing
+ * is taken in at or above a slot of which nothing can be proved.  `out` takes HR_SLOTS
+ * entries; returns their number.  A dry run through a region that was opened for
+ * reading takes no lock.
  */
 int hr_repair_slots(hr_region *region, const char *proc, uint32_t dry_run, uint64_t timeout_ns,
-                    int32_t *pids);
+                    struct hr_slot_repair *out);
 
 #endif

@@ -2,30 +2,38 @@
 #include <time.h>
 
 #include "identify.h"
+#include "layout_rows.h"
 #include "reading.h"
 
 /*
  * How a consistent picture is made without the lock.
  *
- * Copy everything, look whether the semaphore is free, then look at everything a
- * second time.  A word that has the same value at both looks had it all the time
- * in between (or changed twice in well under a microsecond); if that holds for
- * all words, the copy is what the region held at the moment of the look at the
- * semaphore.  Was that free, nobody was in the middle of moving a slot or, in
- * the layouts without seqlocks, of an accounting change.  The look at the
- * semaphore has to be the one in the middle: a holder that comes after a look
- * before the copy can store half of a slot, sleep through both looks at the
- * values, and be gone again before a look after them.
+ * Copy everything, look whether somebody is inside the lock, then look at
+ * everything a second time.  A word that has the same value at both looks had it
+ * all the time in between (or changed twice in well under a microsecond); if that
+ * holds for all words, the copy is what the region held at the moment of the look
+ * at the lock.  Was nobody inside, nobody was in the middle of moving a slot or,
+ * in the layouts without seqlocks, of an accounting change.  The look at the lock
+ * has to be the one in the middle: a holder that comes after a look before the
+ * copy can store half of a slot, sleep through both looks at the values, and be
+ * gone again before a look after them.
  *
  * The seqlock must be even and unchanged from before the first to after the
  * second look.  It does not replace the second look at the values: two threads
  * of one process inside it at once make it even again.
  *
  * A slot that was not clean is tried again by itself.  A region that was not is
- * read again as a whole, a few times.
+ * read again as a whole, a few times.  What cannot settle is not tried: a lock
+ * that stays taken and a seqlock that stays odd are waited for once and then
+ * remembered by the handle.
  */
 #define ROUNDS 3
 #define SLOT_TRIES 16
+
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+
+/* Constants: whatever takes a layout and is inlined is compiled for each of them. */
+static const struct hr_layout rows[HR_LAYOUTS] = HR_LAYOUT_ROWS;
 
 static bool time_is_up(struct hr_reading *reading)
 {
@@ -35,274 +43,304 @@ static bool time_is_up(struct hr_reading *reading)
     return now >= reading->deadline_ns;
 }
 
+/* ---- What nobody can wait for ------------------------------------------------ */
+
+/* Only a hint, hence relaxed: another snapshot may wait once too often, or not at all. */
+static bool is_known_stuck(hr_region *region, uint64_t state)
+{
+    return atomic_load_explicit(&region->stuck, memory_order_relaxed) == state;
+}
+
+static void remember_stuck(hr_region *region, uint64_t state)
+{
+    atomic_store_explicit(&region->stuck, state, memory_order_relaxed);
+}
+
+/* Never 0, so that it differs from "nothing stuck". */
+static uint64_t stuck_lock(uint64_t semaphore, uint64_t owner_pid)
+{
+    return (owner_pid ^ semaphore << 32) | UINT64_C(1) << 63;
+}
+
+static uint64_t with_stuck_slot(uint64_t state, uint64_t index, uint64_t seqlock)
+{
+    /* An odd factor loses nothing; which one does not matter. */
+    return ((state ^ index ^ seqlock << 10) * UINT64_C(0x9e3779b97f4a7c15)) | 1;
+}
+
+/* ---- The lock ---------------------------------------------------------------- */
+
+/*
+ * The semaphore is 1 while it is free.  At 0 somebody is inside.  Above 1, which
+ * libvgpu up to 2.7.1 brings about by itself, it excludes nobody, and an owner
+ * beside a free semaphore is somebody who came in while it was.
+ */
+ALWAYS_INLINE bool nobody_is_inside(uint64_t semaphore, uint64_t owner_pid)
+{
+    return (uint32_t)semaphore == 1 && owner_pid == 0;
+}
+
+ALWAYS_INLINE uint64_t owner_pid(const struct hr_layout *layout, const hr_region *region)
+{
+    return hr_load_u64(region->base + layout->owner_pid, memory_order_relaxed);
+}
+
 /*
  * The fence keeps the first look at the values before this one; acquire keeps the
  * second look behind it, and pairs with the release of whoever posted.
  */
-static uint64_t semaphore_between_looks(const hr_region *region)
+ALWAYS_INLINE uint64_t semaphore_between_looks(const struct hr_layout *layout,
+                                               const hr_region *region)
 {
     atomic_thread_fence(memory_order_acquire);
-    return hr_load_u64(region->base + region->layout->sem, memory_order_acquire);
+    return hr_load_u64(region->base + layout->sem, memory_order_acquire);
 }
 
-static uint64_t owner_pid(const hr_region *region)
+ALWAYS_INLINE bool lock_is_free(const struct hr_layout *layout, const hr_region *region)
 {
-    return hr_load_u64(region->base + region->layout->owner_pid, memory_order_relaxed);
+    const uint64_t semaphore = semaphore_between_looks(layout, region);
+    return nobody_is_inside(semaphore, owner_pid(layout, region));
 }
 
-static bool is_free(uint64_t semaphore)
-{
-    return (uint32_t)semaphore != 0;
-}
-
-/* Wait for the holder to leave, unless an earlier snapshot has already waited for this one. */
-static bool wait_until_free(struct hr_reading *reading)
+/* False if the budget is spent on it, now or by an earlier snapshot. */
+static bool wait_for_holder(struct hr_reading *reading)
 {
     hr_region *region = reading->region;
-    while (!is_free(semaphore_between_looks(region))) {
-        /* +1: an ownerless lock must differ from "nothing stuck". */
-        uint64_t owner = owner_pid(region) + 1;
-        if (atomic_load_explicit(&region->stuck_semaphore_owner, memory_order_relaxed) == owner)
+    const struct hr_layout *layout = region->layout;
+    for (;;) {
+        const uint64_t semaphore = semaphore_between_looks(layout, region);
+        const uint64_t owner = owner_pid(layout, region);
+        if (nobody_is_inside(semaphore, owner))
+            return true;
+        const uint64_t state = stuck_lock(semaphore, owner);
+        if (is_known_stuck(region, state))
             return false;
         if (time_is_up(reading)) {
-            atomic_store_explicit(&region->stuck_semaphore_owner, owner, memory_order_relaxed);
+            remember_stuck(region, state);
             return false;
         }
         hr_pause();
     }
-    if (atomic_load_explicit(&region->stuck_semaphore_owner, memory_order_relaxed) != 0)
-        atomic_store_explicit(&region->stuck_semaphore_owner, 0, memory_order_relaxed);
-    return true;
+}
+
+/* ---- Slots ------------------------------------------------------------------- */
+
+ALWAYS_INLINE uint64_t look(const unsigned char *at)
+{
+    return hr_load_u64(at, memory_order_relaxed);
+}
+
+ALWAYS_INLINE int32_t look_at_32(const unsigned char *at)
+{
+    return hr_load_i32(at, memory_order_relaxed);
 }
 
 /* Acquire, so that the values are read after it. */
-static uint64_t seqlock_of(const struct hr_layout *layout, const unsigned char *slot)
+ALWAYS_INLINE uint64_t seqlock_of(const struct hr_layout *layout, const unsigned char *slot)
 {
     const uint32_t offset = layout->slot_seqlock;
     return offset == HR_ABSENT ? 0 : hr_load_u64(slot + offset, memory_order_acquire);
 }
 
-/*
- * Nine cells `step` apart.  Reached from three of them, because each multiple of a
- * step that is not constant costs a register, and there are not that many.
- */
-struct cells {
-    uint64_t *low, *middle, *high;
-    size_t one, two;
-};
-
-static inline struct cells cells_at(uint64_t *first, size_t step)
+ALWAYS_INLINE const unsigned char *slot_at(const struct hr_layout *layout, const hr_region *region,
+                                           size_t index)
 {
-    return (struct cells){first, first + 3 * step, first + 6 * step, step, 2 * step};
+    return region->base + layout->procs + index * layout->slot_stride;
 }
 
-static inline void next_cells(struct cells *cells, size_t distance)
+static struct hr_process *process_at(const struct hr_reading *reading, size_t index)
 {
-    cells->low += distance;
-    cells->middle += distance;
-    cells->high += distance;
+    return (struct hr_process *)(void *)(reading->processes + index * reading->process_bytes);
 }
 
-#define ALWAYS_INLINE static inline __attribute__((always_inline))
-#define TOTAL(cells) (cells).low[0]
-#define CONTEXT(cells) (cells).low[(cells).one]
-#define MODULE(cells) (cells).low[(cells).two]
-#define DATA(cells) (cells).middle[0]
-#define OFFSET(cells) (cells).middle[(cells).one]
-#define MONITOR(cells) (cells).middle[(cells).two]
-#define SM(cells) (cells).high[0]
-#define ENC(cells) (cells).high[(cells).one]
-#define DEC(cells) (cells).high[(cells).two]
-
-static inline uint64_t look(const unsigned char *at)
+ALWAYS_INLINE void copy_usage(const struct hr_layout *layout, const unsigned char *slot,
+                              size_t device, struct hr_usage *to)
 {
-    return hr_load_u64(at, memory_order_relaxed);
+    const unsigned char *used = slot + layout->slot_used + device * layout->slot_used_stride;
+    const unsigned char *util = slot + layout->slot_util + device * layout->slot_util_stride;
+    const bool has_util = layout->slot_util != HR_ABSENT;
+    to->context = look(used);
+    to->module = look(used + 8);
+    to->data = look(used + 16);
+    to->offset = look(used + 24);
+    to->total = look(used + 32);
+    to->monitor = look(slot + layout->slot_monitorused + device * 8);
+    to->dec = has_util ? look(util) : 0;
+    to->enc = has_util ? look(util + 8) : 0;
+    to->sm = has_util ? look(util + 16) : 0;
 }
 
-/* The word at `at`, which is also or-ed to what has been seen so far. */
-static inline uint64_t look_and_note(const unsigned char *at, uint64_t *seen)
+/* 0 if both are the same. */
+ALWAYS_INLINE uint64_t usage_difference(const struct hr_usage *a, const struct hr_usage *b)
 {
-    const uint64_t word = look(at);
-    *seen |= word;
-    return word;
+    return (a->context ^ b->context) | (a->module ^ b->module) | (a->data ^ b->data) |
+           (a->offset ^ b->offset) | (a->total ^ b->total) | (a->monitor ^ b->monitor) |
+           (a->dec ^ b->dec) | (a->enc ^ b->enc) | (a->sm ^ b->sm);
+}
+
+ALWAYS_INLINE uint64_t any_of(const struct hr_usage *usage)
+{
+    return usage->context | usage->module | usage->data | usage->offset | usage->total |
+           usage->monitor | usage->dec | usage->enc | usage->sm;
 }
 
 /*
- * The first look, at the slots from `first` to before `end`.
- *
- * `step` and `has_util` are constants where this is called, which leaves the loop
- * enough registers.
+ * Not 0 if the total is not the sum of its kinds.  libvgpu adds to both inside the
+ * seqlock, and two threads that are killed in there leave it even.
  */
-ALWAYS_INLINE void copy_slots(struct hr_reading *reading, uint32_t first, uint32_t end, size_t step,
-                              bool has_util)
+ALWAYS_INLINE uint64_t torn_total(const struct hr_usage *usage)
 {
-    const struct hr_layout *layout = reading->region->layout;
-    const struct hr_device_offsets *const devices = reading->offsets;
-    const struct hr_device_offsets *const devices_end = devices + reading->device_count;
-    const size_t device_figures = reading->device_figures, slot_stride = layout->slot_stride;
-    const size_t process_figures = reading->process_figures, process_step = reading->process_step;
-    const unsigned char *slot = hr_slot(reading->region, first);
-    unsigned char *copy = reading->processes + first * process_step;
-    uint64_t *figures = reading->figures + first * process_figures;
-    uint64_t *seqlock = reading->seqlocks + first;
-    uint64_t any = 0;
-    for (uint32_t i = first; i < end; i++) {
-        struct hr_process *process = (struct hr_process *)(void *)copy;
-        *seqlock++ = seqlock_of(layout, slot);
-        process->pid = hr_load_i32(slot + layout->slot_pid, memory_order_relaxed);
-        process->host_pid = hr_load_i32(slot + layout->slot_hostpid, memory_order_relaxed);
-        process->status = hr_load_i32(slot + layout->slot_status, memory_order_relaxed);
+    return usage->total ^ (usage->context + usage->module + usage->data);
+}
 
-        struct cells to = cells_at(figures, step);
-        for (const struct hr_device_offsets *device = devices; device < devices_end; device++) {
-            const unsigned char *used = slot + device->used;
-            CONTEXT(to) = look_and_note(used, &any);
-            MODULE(to) = look_and_note(used + 8, &any);
-            DATA(to) = look_and_note(used + 16, &any);
-            OFFSET(to) = look_and_note(used + 24, &any);
-            TOTAL(to) = look_and_note(used + 32, &any);
-            MONITOR(to) = look_and_note(slot + device->monitor, &any);
-            if (has_util) {
-                const unsigned char *util = slot + device->util;
-                DEC(to) = look_and_note(util, &any);
-                ENC(to) = look_and_note(util + 8, &any);
-                SM(to) = look_and_note(util + 16, &any);
-            } else {
-                DEC(to) = ENC(to) = SM(to) = 0;
-            }
-            next_cells(&to, device_figures);
+ALWAYS_INLINE struct hr_usage *usage_at(const struct hr_reading *reading, size_t index,
+                                        size_t device)
+{
+    return (struct hr_usage *)(process_at(reading, index) + 1) + device;
+}
+
+ALWAYS_INLINE const struct hr_usage *next_process(const struct hr_usage *usage, size_t bytes)
+{
+    return (const struct hr_usage *)(const void *)((const unsigned char *)usage + bytes);
+}
+
+/* The first look, at the slots from `first` to before `end`. */
+ALWAYS_INLINE void copy_slots(const struct hr_layout *layout, struct hr_reading *reading,
+                              size_t first, size_t end)
+{
+    const hr_region *region = reading->region;
+    const size_t span = reading->head->span, process_bytes = reading->process_bytes;
+    for (size_t i = first; i < end; i++) {
+        const unsigned char *slot = slot_at(layout, region, i);
+        struct hr_process *process = process_at(reading, i);
+        reading->seqlocks[i] = seqlock_of(layout, slot);
+        reading->changed[i] = 0;
+        process->pid = look_at_32(slot + layout->slot_pid);
+        process->host_pid = look_at_32(slot + layout->slot_hostpid);
+        process->status = look_at_32(slot + layout->slot_status);
+        process->settled = 0;
+    }
+    uint64_t any = 0, torn = 0;
+    for (size_t device = 0; device < span; device++) {
+        const unsigned char *slot = slot_at(layout, region, first);
+        struct hr_usage *to = usage_at(reading, first, device);
+        for (size_t i = first; i < end; i++, slot += layout->slot_stride) {
+            struct hr_usage usage;
+            copy_usage(layout, slot, device, &usage);
+            any |= any_of(&usage);
+            torn |= torn_total(&usage);
+            *to = usage;
+            to = (struct hr_usage *)next_process(to, process_bytes);
         }
-        slot += slot_stride;
-        copy += process_step;
-        figures += process_figures;
     }
     reading->any_figure |= any;
+    reading->any_torn |= torn;
 }
 
 /*
  * The second look, at the same slots; each process is marked settled that still
  * is what was copied.  Returns whether all are.
  */
-ALWAYS_INLINE bool look_again(struct hr_reading *reading, uint32_t first, uint32_t end, size_t step,
-                              bool has_util)
+ALWAYS_INLINE bool look_again(const struct hr_layout *layout, struct hr_reading *reading,
+                              size_t first, size_t end)
 {
-    const struct hr_layout *layout = reading->region->layout;
-    const struct hr_device_offsets *const devices = reading->offsets;
-    const struct hr_device_offsets *const devices_end = devices + reading->device_count;
-    const size_t device_figures = reading->device_figures, slot_stride = layout->slot_stride;
-    const size_t process_figures = reading->process_figures, process_step = reading->process_step;
-    const unsigned char *slot = hr_slot(reading->region, first);
-    unsigned char *copied = reading->processes + first * process_step;
-    const uint64_t *figures = reading->figures + first * process_figures;
-    const uint64_t *seqlock = reading->seqlocks + first;
-    uint64_t any_changed = 0;
-    for (uint32_t i = first; i < end; i++) {
-        struct hr_process *process = (struct hr_process *)(void *)copied;
-        uint64_t changed =
-            (uint32_t)((hr_load_i32(slot + layout->slot_pid, memory_order_relaxed) ^ process->pid) |
-                       (hr_load_i32(slot + layout->slot_hostpid, memory_order_relaxed) ^
-                        process->host_pid) |
-                       (hr_load_i32(slot + layout->slot_status, memory_order_relaxed) ^
-                        process->status));
-
-        struct cells copy = cells_at((uint64_t *)figures, step);
-        for (const struct hr_device_offsets *device = devices; device < devices_end; device++) {
-            const unsigned char *used = slot + device->used;
-            changed |= look(used) ^ CONTEXT(copy);
-            changed |= look(used + 8) ^ MODULE(copy);
-            changed |= look(used + 16) ^ DATA(copy);
-            changed |= look(used + 24) ^ OFFSET(copy);
-            changed |= look(used + 32) ^ TOTAL(copy);
-            changed |= look(slot + device->monitor) ^ MONITOR(copy);
-            if (has_util) {
-                const unsigned char *util = slot + device->util;
-                changed |= look(util) ^ DEC(copy);
-                changed |= look(util + 8) ^ ENC(copy);
-                changed |= look(util + 16) ^ SM(copy);
-            }
-            next_cells(&copy, device_figures);
+    const hr_region *region = reading->region;
+    const size_t span = reading->head->span, process_bytes = reading->process_bytes;
+    for (size_t device = 0; device < span; device++) {
+        const unsigned char *slot = slot_at(layout, region, first);
+        const struct hr_usage *copy = usage_at(reading, first, device);
+        for (size_t i = first; i < end; i++, slot += layout->slot_stride) {
+            struct hr_usage usage;
+            copy_usage(layout, slot, device, &usage);
+            reading->changed[i] |= usage_difference(&usage, copy);
+            copy = next_process(copy, process_bytes);
         }
-        /* The fence: the seqlock is read after the values. */
-        atomic_thread_fence(memory_order_acquire);
-        changed |= (*seqlock & 1) | (seqlock_of(layout, slot) ^ *seqlock);
-        seqlock++;
+    }
+    /* The fence: the seqlocks are read after the values. */
+    atomic_thread_fence(memory_order_acquire);
+    uint64_t any_changed = 0;
+    for (size_t i = first; i < end; i++) {
+        const unsigned char *slot = slot_at(layout, region, i);
+        struct hr_process *process = process_at(reading, i);
+        const uint64_t seqlock = reading->seqlocks[i];
+        uint64_t changed =
+            (uint32_t)((look_at_32(slot + layout->slot_pid) ^ process->pid) |
+                       (look_at_32(slot + layout->slot_hostpid) ^ process->host_pid) |
+                       (look_at_32(slot + layout->slot_status) ^ process->status));
+        changed |= reading->changed[i] | (seqlock & 1) | (seqlock_of(layout, slot) ^ seqlock);
         process->settled = changed == 0;
         any_changed |= changed;
-        slot += slot_stride;
-        copied += process_step;
-        figures += process_figures;
     }
     return any_changed == 0;
 }
 
-static void first_look(struct hr_reading *reading, uint32_t first, uint32_t end)
+ALWAYS_INLINE bool proc_num_is(const struct hr_layout *layout, const hr_region *region,
+                               int32_t count)
 {
-    const bool has_util = reading->region->layout->slot_util != HR_ABSENT;
-    if (!has_util)
-        copy_slots(reading, first, end, reading->figure_step, false);
-    else if (reading->figure_step == 1)
-        copy_slots(reading, first, end, 1, true);
-    else
-        copy_slots(reading, first, end, reading->figure_step, true);
+    return hr_load_i32(region->base + layout->proc_num, memory_order_acquire) == count;
 }
 
-static bool second_look(struct hr_reading *reading, uint32_t first, uint32_t end)
-{
-    const bool has_util = reading->region->layout->slot_util != HR_ABSENT;
-    if (!has_util)
-        return look_again(reading, first, end, reading->figure_step, false);
-    if (reading->figure_step == 1)
-        return look_again(reading, first, end, 1, true);
-    return look_again(reading, first, end, reading->figure_step, true);
-}
-
-static bool proc_num_is(const hr_region *region, int32_t count)
-{
-    return hr_load_i32(region->base + region->layout->proc_num, memory_order_acquire) == count;
-}
-
-/* Try one slot again by itself.  Its process must still be the same one. */
-static bool settle_slot(struct hr_reading *reading, uint32_t index)
+/*
+ * Try the slots that are not settled again, each by itself.  False if those that
+ * are left are all stuck, so that another round would find the same.
+ */
+static bool settle_slots(struct hr_reading *reading)
 {
     hr_region *region = reading->region;
-    const struct hr_process *process = hr_copy_of_process(reading, index);
-    int32_t pid = process->pid;
-    for (unsigned try = 0; try < SLOT_TRIES; try++) {
-        const uint64_t seqlock = seqlock_of(region->layout, hr_slot(region, index));
-        if ((seqlock & 1) != 0) {
-            if (atomic_load_explicit(&region->stuck_seqlock, memory_order_relaxed) == seqlock)
-                return false;
-            hr_pause();
-            continue;
+    const struct hr_layout *layout = region->layout;
+    const struct hr_snapshot *head = reading->head;
+    for (unsigned try = 1;; try++) {
+        uint64_t stuck = 0;
+        bool others_are_left = false;
+        for (size_t i = 0; i < (size_t)head->proc_num; i++) {
+            struct hr_process *process = process_at(reading, i);
+            if (process->settled)
+                continue;
+            const uint64_t seqlock = seqlock_of(layout, slot_at(layout, region, i));
+            if ((seqlock & 1) != 0) {
+                stuck = with_stuck_slot(stuck, i, seqlock);
+                continue;
+            }
+            const int32_t pid = process->pid;
+            copy_slots(layout, reading, i, i + 1);
+            /* With another process in it, or another count, it is another table. */
+            if (process->pid != pid || !proc_num_is(layout, region, head->proc_num))
+                return true;
+            if (!lock_is_free(layout, region) || !look_again(layout, reading, i, i + 1))
+                others_are_left = true;
         }
-        first_look(reading, index, index + 1);
-        if (process->pid != pid)
+        if (stuck == 0 && !others_are_left)
+            return true;
+        if (!others_are_left && is_known_stuck(region, stuck))
             return false;
-        bool undisturbed = is_free(semaphore_between_looks(region)) &&
-                           proc_num_is(region, reading->head->proc_num);
-        if (undisturbed && second_look(reading, index, index + 1))
+        if (time_is_up(reading)) {
+            if (stuck != 0)
+                remember_stuck(region, stuck);
+            return others_are_left;
+        }
+        /* Rather another round, which can settle all of it, than many of one slot. */
+        if (others_are_left && try == SLOT_TRIES)
             return true;
         hr_pause();
     }
-    return false;
 }
 
-static void copy_head(const hr_region *region, struct hr_snapshot *head)
+/* ---- Head and devices -------------------------------------------------------- */
+
+ALWAYS_INLINE void copy_head(const struct hr_layout *layout, const hr_region *region,
+                             struct hr_snapshot *head)
 {
-    const struct hr_layout *layout = region->layout;
     const unsigned char *base = region->base;
-    head->owner_pid = owner_pid(region);
+    head->owner_pid = owner_pid(layout, region);
     head->last_kernel_time =
-        layout->last_kernel_time == HR_ABSENT
-            ? 0
-            : hr_load_u64(base + layout->last_kernel_time, memory_order_relaxed);
-    head->priority = hr_load_i32(base + layout->priority, memory_order_relaxed);
-    head->utilization_switch = hr_load_i32(base + layout->utilization_switch, memory_order_relaxed);
-    head->recent_kernel = hr_load_i32(base + layout->recent_kernel, memory_order_relaxed);
+        layout->last_kernel_time == HR_ABSENT ? 0 : look(base + layout->last_kernel_time);
+    head->priority = look_at_32(base + layout->priority);
+    head->utilization_switch = look_at_32(base + layout->utilization_switch);
+    head->recent_kernel = look_at_32(base + layout->recent_kernel);
 }
 
 /* The text at `from`, word by word; whether it is a uuid or empty. */
-static inline bool copy_uuid(unsigned char *to, const unsigned char *from)
+ALWAYS_INLINE bool copy_uuid(unsigned char *to, const unsigned char *from)
 {
     struct hr_uuid_check check = {0};
 #pragma GCC unroll 12
@@ -314,271 +352,251 @@ static inline bool copy_uuid(unsigned char *to, const unsigned char *from)
     return hr_uuid_has_usual_form(&check) || hr_uuid_is_plausible(to);
 }
 
-static void copy_devices(struct hr_reading *reading)
+ALWAYS_INLINE void copy_devices(const struct hr_layout *layout, struct hr_reading *reading)
 {
-    const struct hr_layout *layout = reading->region->layout;
     const unsigned char *base = reading->region->base;
+    const size_t span = reading->head->span;
+    struct hr_device *to = reading->devices;
     reading->bad_uuid = HR_DEVICES;
-    for (uint32_t i = 0; i < reading->device_count; i++) {
-        const uint32_t device = reading->listed[i];
-        uint64_t *to = reading->limits + i * reading->device_limits;
-        to[0] = look(base + layout->limit + device * 8);
-        to[reading->limit_step] = look(base + layout->sm_limit + device * 8);
-        if (!copy_uuid(reading->uuids + i * reading->uuid_step,
-                       base + layout->uuids + device * HR_UUID_BYTES) &&
+    for (size_t device = 0; device < span; device++, to++) {
+        to->limit = look(base + layout->limit + device * 8);
+        to->sm_limit = look(base + layout->sm_limit + device * 8);
+        if (!copy_uuid((unsigned char *)to->uuid, base + layout->uuids + device * HR_UUID_BYTES) &&
             reading->bad_uuid == HR_DEVICES)
-            reading->bad_uuid = device;
+            reading->bad_uuid = (uint32_t)device;
     }
 }
 
-static uint64_t saturating_sum(const uint64_t *figure, uint32_t count, size_t step)
-{
-    uint64_t sum = 0;
-    for (uint32_t i = 0; i < count; i++, figure += step)
-        sum = hr_add_saturating(sum, *figure);
-    return sum;
-}
-
-/* Of the copies, so that a device's sums are those of the processes beside them. */
-ALWAYS_INLINE void sum_device(const struct hr_reading *reading, const uint64_t *first,
-                              uint64_t *sums, size_t step)
-{
-    const size_t process_figures = reading->process_figures;
-    const uint32_t count = (uint32_t)reading->head->proc_num;
-    /* 1,024 figures below 2^53 cannot pass 2^64: then plain additions will do. */
-    if (reading->any_figure >> 53 != 0) {
-        for (uint32_t figure = 0; figure < HR_FIGURES; figure++)
-            sums[figure * reading->limit_step] =
-                saturating_sum(first + figure * step, count, process_figures);
-        return;
-    }
-    struct hr_usage sum = {0};
-    struct cells from = cells_at((uint64_t *)first, step);
-    for (uint32_t i = 0; i < count; i++) {
-        sum.total += TOTAL(from);
-        sum.context += CONTEXT(from);
-        sum.module += MODULE(from);
-        sum.data += DATA(from);
-        sum.offset += OFFSET(from);
-        sum.monitor += MONITOR(from);
-        sum.sm += SM(from);
-        sum.enc += ENC(from);
-        sum.dec += DEC(from);
-        next_cells(&from, process_figures);
-    }
-    struct cells to = cells_at(sums, reading->limit_step);
-    TOTAL(to) = sum.total;
-    CONTEXT(to) = sum.context;
-    MODULE(to) = sum.module;
-    DATA(to) = sum.data;
-    OFFSET(to) = sum.offset;
-    MONITOR(to) = sum.monitor;
-    SM(to) = sum.sm;
-    ENC(to) = sum.enc;
-    DEC(to) = sum.dec;
-}
-
-static void sum_usages(const struct hr_reading *reading)
-{
-    for (uint32_t i = 0; i < reading->device_count; i++) {
-        const uint64_t *first = reading->figures + i * reading->device_figures;
-        uint64_t *sums = reading->limits + i * reading->device_limits + 2 * reading->limit_step;
-        if (reading->figure_step == 1)
-            sum_device(reading, first, sums, 1);
-        else
-            sum_device(reading, first, sums, reading->figure_step);
-    }
-}
-
-static bool head_is_unchanged(const struct hr_reading *reading)
+ALWAYS_INLINE bool head_is_unchanged(const struct hr_layout *layout,
+                                     const struct hr_reading *reading)
 {
     const hr_region *region = reading->region;
     const struct hr_snapshot *head = reading->head;
     struct hr_snapshot again;
-    copy_head(region, &again);
+    copy_head(layout, region, &again);
     uint64_t changed = again.owner_pid ^ head->owner_pid;
     changed |= again.last_kernel_time ^ head->last_kernel_time;
     changed |= (uint32_t)(again.priority ^ head->priority);
     changed |= (uint32_t)(again.utilization_switch ^ head->utilization_switch);
     changed |= (uint32_t)(again.recent_kernel ^ head->recent_kernel);
-    const unsigned char *limit = region->base + region->layout->limit;
-    const unsigned char *sm_limit = region->base + region->layout->sm_limit;
-    for (uint32_t i = 0; i < reading->device_count; i++) {
-        const uint64_t *copy = reading->limits + i * reading->device_limits;
-        changed |= look(limit + reading->listed[i] * 8u) ^ copy[0];
-        changed |= look(sm_limit + reading->listed[i] * 8u) ^ copy[reading->limit_step];
+    changed |= look(region->base + layout->device_num) ^ head->device_num;
+    const size_t span = head->span;
+    for (size_t device = 0; device < span; device++) {
+        changed |= look(region->base + layout->limit + device * 8) ^ reading->devices[device].limit;
+        changed |=
+            look(region->base + layout->sm_limit + device * 8) ^ reading->devices[device].sm_limit;
     }
     return changed == 0;
 }
 
-int hr_no_space(uint64_t wanted)
+/* ---- One region -------------------------------------------------------------- */
+
+static int no_space(uint64_t wanted)
 {
     struct hr_detail detail = {
         .code = HR_ENOSPACE, .device = -1, .layout = HR_LAYOUTS, .wanted = wanted};
     return hr_fail(&detail);
 }
 
-/* Counts, listed devices and span: what decides how much is copied. */
-static int measure(struct hr_reading *reading)
+/* While the container has not said which devices it has: those that have left traces. */
+static uint32_t undeclared_devices(const hr_region *region, int32_t proc_num, uint32_t count)
 {
-    hr_region *region = reading->region;
-    struct hr_snapshot *head = reading->head;
+    uint32_t found = hr_undeclared_uuids(region, count);
+    for (int32_t i = 0; i < proc_num; i++)
+        found |= hr_undeclared_usage(region, hr_slot(region, (uint32_t)i), count);
+    return found;
+}
+
+/* Counts, listed devices and span: what decides how much is copied. */
+ALWAYS_INLINE int measure(struct hr_reading *reading)
+{
+    const hr_region *region = reading->region;
     uint32_t device_num;
+    int32_t proc_num;
     int code = hr_checked_device_num(region, &device_num);
     if (code == HR_OK)
-        code = hr_checked_proc_num(region, &head->proc_num);
+        code = hr_checked_proc_num(region, &proc_num);
     if (code != HR_OK)
         return code;
-    uint32_t count = hr_counted_devices(region, device_num);
-    if (reading->thorough || device_num == 0) {
-        reading->far |= hr_undeclared_uuids(region, count);
-        for (int32_t i = 0; i < head->proc_num; i++)
-            reading->far |= hr_undeclared_usage(region, hr_slot(region, (uint32_t)i), count);
-    }
+    const uint32_t count = hr_counted_devices(region, device_num);
+    uint32_t shown = (1u << count) - 1;
+    if (device_num == 0)
+        shown |= undeclared_devices(region, proc_num, count);
+    const uint32_t span = 32 - (uint32_t)__builtin_clz(shown);
+
+    struct hr_snapshot *head = reading->head;
+    reading->devices = (struct hr_device *)(head + 1);
+    reading->processes = (unsigned char *)(reading->devices + span);
+    reading->process_bytes = sizeof(struct hr_process) + span * sizeof(struct hr_usage);
+    reading->wanted =
+        sizeof *head + span * sizeof(struct hr_device) + (size_t)proc_num * reading->process_bytes;
+    if (reading->wanted > reading->bytes)
+        return no_space(reading->wanted);
     head->device_num = device_num;
-    head->shown = ((1u << count) - 1) | reading->far;
-    head->span = 32 - (uint32_t)__builtin_clz(head->shown);
-    code = reading->place(reading);
-    if (code != HR_OK)
-        return code;
-    const struct hr_layout *layout = region->layout;
-    for (uint32_t i = 0; i < reading->device_count; i++) {
-        const uint32_t device = reading->listed[i];
-        reading->offsets[i].used = layout->slot_used + device * layout->slot_used_stride;
-        reading->offsets[i].monitor = layout->slot_monitorused + device * 8;
-        reading->offsets[i].util = layout->slot_util + device * layout->slot_util_stride;
-    }
+    head->proc_num = proc_num;
+    head->shown = shown;
+    head->span = span;
     return HR_OK;
 }
 
-static void remember_stuck_seqlock(struct hr_reading *reading, uint32_t index)
+/* Both looks, with the one at the lock between them; whether all of it is settled. */
+ALWAYS_INLINE bool look_twice(const struct hr_layout *layout, struct hr_reading *reading,
+                              bool lock_was_free)
 {
-    uint64_t seqlock = seqlock_of(reading->region->layout, hr_slot(reading->region, index));
-    if ((seqlock & 1) != 0)
-        atomic_store_explicit(&reading->region->stuck_seqlock, seqlock, memory_order_relaxed);
+    const hr_region *region = reading->region;
+    struct hr_snapshot *head = reading->head;
+    const size_t count = (size_t)head->proc_num;
+    copy_head(layout, region, head);
+    copy_devices(layout, reading);
+    reading->any_figure = reading->any_torn = 0;
+    copy_slots(layout, reading, 0, count);
+    head->semaphore = semaphore_between_looks(layout, region);
+    if (!lock_was_free)
+        return false;
+    /* proc_num after the semaphore: who adds a slot fills it before proc_num is raised,
+     * so the second look finds the slot changed. */
+    const bool undisturbed = nobody_is_inside(head->semaphore, head->owner_pid) &&
+                             proc_num_is(layout, region, head->proc_num);
+    const bool same = look_again(layout, reading, 0, count);
+    if (!undisturbed) {
+        for (size_t i = 0; i < count; i++)
+            process_at(reading, i)->settled = 0;
+    }
+    return undisturbed && head_is_unchanged(layout, reading) && same &&
+           reading->bad_uuid == HR_DEVICES;
 }
 
-/* One round: HR_OK with head->settled and each process's; or a code. */
-static int read_round(struct hr_reading *reading)
+static void sum_saturating(const struct hr_usage *usage, size_t count, size_t process_bytes,
+                           struct hr_usage *sums)
+{
+    uint64_t *sum = &sums->total;
+    for (size_t i = 0; i < count; i++, usage = next_process(usage, process_bytes)) {
+        for (size_t figure = 0; figure < sizeof *sums / sizeof *sum; figure++)
+            sum[figure] = hr_add_saturating(sum[figure], (&usage->total)[figure]);
+    }
+}
+
+/* Of the copies, so that a device's sums are those of the processes beside them. */
+static void sum_up(const struct hr_reading *reading)
+{
+    const size_t span = reading->head->span, count = (size_t)reading->head->proc_num;
+    const size_t process_bytes = reading->process_bytes;
+    /* 1,024 figures below 2^53 cannot pass 2^64: then plain additions will do. */
+    const bool is_plain = reading->any_figure >> 53 == 0;
+    for (size_t device = 0; device < span; device++) {
+        const struct hr_usage *usage =
+            (const struct hr_usage *)(void *)(reading->processes + sizeof(struct hr_process)) +
+            device;
+        struct hr_usage *to = &reading->devices[device].sums, sums = {0};
+        if (!is_plain) {
+            *to = sums;
+            sum_saturating(usage, count, process_bytes, to);
+            continue;
+        }
+        for (size_t i = 0; i < count; i++, usage = next_process(usage, process_bytes)) {
+            sums.total += usage->total;
+            sums.context += usage->context;
+            sums.module += usage->module;
+            sums.data += usage->data;
+            sums.offset += usage->offset;
+            sums.monitor += usage->monitor;
+            sums.sm += usage->sm;
+            sums.enc += usage->enc;
+            sums.dec += usage->dec;
+        }
+        *to = sums;
+    }
+}
+
+/* Without a seqlock accounting is under the semaphore, which shows who died inside. */
+static void unsettle_torn(struct hr_reading *reading)
+{
+    struct hr_snapshot *head = reading->head;
+    for (size_t i = 0; i < (size_t)head->proc_num; i++) {
+        struct hr_process *process = process_at(reading, i);
+        const struct hr_usage *usages = (const struct hr_usage *)(process + 1);
+        uint64_t torn = 0;
+        for (size_t device = 0; device < head->span; device++)
+            torn |= torn_total(&usages[device]);
+        if (torn != 0)
+            process->settled = head->settled = 0;
+    }
+}
+
+ALWAYS_INLINE int read_as(const struct hr_layout *layout, struct hr_reading *reading)
 {
     hr_region *region = reading->region;
     struct hr_snapshot *head = reading->head;
-    int code = hr_check_header(region);
-    if (code != HR_OK)
-        return code;
-    bool no_holder = wait_until_free(reading);
-    code = measure(reading);
-    if (code != HR_OK)
-        return code;
-    copy_head(region, head);
-    copy_devices(reading);
-    reading->any_figure = 0;
-    uint32_t count = (uint32_t)head->proc_num;
-    first_look(reading, 0, count);
-
-    head->semaphore = semaphore_between_looks(region);
-    /* proc_num after the semaphore: who adds a slot fills it before proc_num is raised,
-     * so the second look finds the slot changed. */
-    bool undisturbed = no_holder && is_free(head->semaphore) && proc_num_is(region, head->proc_num);
-    bool all = second_look(reading, 0, count);
-    all = head_is_unchanged(reading) && all;
-    head->settled = undisturbed && all && reading->bad_uuid == HR_DEVICES;
-    if (head->settled)
-        return HR_OK;
-
-    for (uint32_t i = 0; i < count; i++) {
-        struct hr_process *process = hr_copy_of_process(reading, i);
-        if (!(undisturbed && process->settled))
-            process->settled = settle_slot(reading, i);
-        if (!process->settled)
-            remember_stuck_seqlock(reading, i);
-    }
-    return HR_OK;
-}
-
-int hr_read_consistently(void *argument)
-{
-    struct hr_reading *reading = argument;
-    struct hr_snapshot *head = reading->head;
-    head->taken_at_ns = reading->taken_at_ns;
-    int code = HR_OK;
-    for (unsigned round = 0; round < ROUNDS; round++) {
-        code = read_round(reading);
-        if (code == HR_OK && head->settled)
-            break;
-        /* A count that is out of range may be about to be mended, a wrong magic is not. */
-        if (code != HR_OK && code != HR_ECORRUPT)
+    bool settled = false;
+    int code;
+    for (unsigned round = 1;; round++) {
+        code = hr_check_header(region);
+        if (code != HR_OK)
             return code;
-        if (time_is_up(reading))
+        const bool is_free = lock_is_free(layout, region) || wait_for_holder(reading);
+        code = measure(reading);
+        if (code == HR_OK) {
+            settled = look_twice(layout, reading, is_free);
+            if (settled)
+                break;
+            const bool stuck = !is_free || !settle_slots(reading);
+            if (stuck && reading->bad_uuid == HR_DEVICES)
+                break;
+        } else if (code != HR_ECORRUPT) {
+            return code;
+        }
+        /* A count that is out of range, too, may be about to be mended. */
+        if (round == ROUNDS || time_is_up(reading))
             break;
     }
     if (code != HR_OK)
         return code;
-    sum_usages(reading);
+    if (settled && !is_known_stuck(region, 0))
+        remember_stuck(region, 0);
+    head->code = HR_OK;
+    head->layout = layout->id;
+    head->taken_at_ns = reading->taken_at_ns;
+    head->settled = settled;
+    if (layout->slot_seqlock != HR_ABSENT && reading->any_torn != 0)
+        unsettle_torn(reading);
+    sum_up(reading);
     if (reading->bad_uuid == HR_DEVICES)
         return HR_OK;
     struct hr_detail detail = {.code = HR_ECORRUPT,
                                .why = HR_WHY_UUID,
                                .device = (int32_t)reading->bad_uuid,
-                               .layout = reading->region->layout->id,
-                               .file_size = reading->region->layout->size};
+                               .layout = layout->id,
+                               .file_size = layout->size};
     return hr_fail(&detail);
 }
 
-/* ---- One region, as rows ----------------------------------------------------- */
-
-_Static_assert(sizeof(struct hr_usage) == HR_FIGURES * sizeof(uint64_t) &&
-                   offsetof(struct hr_usage, offset) == 4 * sizeof(uint64_t) &&
-                   offsetof(struct hr_usage, dec) == 8 * sizeof(uint64_t) &&
-                   offsetof(struct hr_device, sums) == 2 * sizeof(uint64_t) &&
-                   offsetof(struct hr_device, uuid) == HR_DEVICE_FIGURES * sizeof(uint64_t),
-               "struct hr_usage and hr_device have their figures in the order of the columns");
-
-struct snapshot_call {
-    struct hr_reading reading; /* first, so that place_rows() finds the rest */
-    size_t bytes;              /* room behind the head, itself included */
-};
-
-static int place_rows(struct hr_reading *reading)
+int hr_read_consistently(void *argument)
 {
-    const struct snapshot_call *call = (const struct snapshot_call *)(const void *)reading;
-    struct hr_snapshot *head = reading->head;
-    const uint32_t span = head->span;
-    const size_t process_bytes = sizeof(struct hr_process) + span * sizeof(struct hr_usage);
-    const size_t devices_end = sizeof *head + span * sizeof(struct hr_device);
-    const size_t wanted = devices_end + (size_t)head->proc_num * process_bytes;
-    if (wanted > call->bytes)
-        return hr_no_space(wanted);
-    reading->device_count = span;
-    for (uint32_t device = 0; device < span; device++)
-        reading->listed[device] = (uint8_t)device;
-    struct hr_device *devices = (struct hr_device *)(head + 1);
-    reading->limits = &devices->limit;
-    reading->limit_step = 1;
-    reading->device_limits = sizeof *devices / sizeof(uint64_t);
-    reading->uuids = (unsigned char *)devices->uuid;
-    reading->uuid_step = sizeof(struct hr_device);
-    reading->processes = (unsigned char *)head + devices_end;
-    reading->process_step = process_bytes;
-    reading->figures = (uint64_t *)(void *)(reading->processes + sizeof(struct hr_process));
-    reading->figure_step = 1;
-    reading->device_figures = HR_FIGURES;
-    reading->process_figures = process_bytes / sizeof(uint64_t);
-    return HR_OK;
+    struct hr_reading *reading = argument;
+    switch ((enum hr_layout_id)reading->region->layout->id) {
+    case HR_UNVERSIONED_NO_UTIL:
+        return read_as(&rows[HR_UNVERSIONED_NO_UTIL], reading);
+    case HR_UNVERSIONED:
+        return read_as(&rows[HR_UNVERSIONED], reading);
+    case HR_V1_1:
+        return read_as(&rows[HR_V1_1], reading);
+    case HR_V1_1_POSTINIT:
+        return read_as(&rows[HR_V1_1_POSTINIT], reading);
+    case HR_V1_2:
+        return read_as(&rows[HR_V1_2], reading);
+    case HR_LAYOUTS:
+        break;
+    }
+    return hr_fail_code(HR_EINVAL);
 }
 
 int hr_snapshot(hr_region *region, void *buffer, size_t bytes)
 {
-    if (bytes < sizeof(struct hr_snapshot))
-        return hr_no_space(sizeof(struct hr_snapshot));
-    struct snapshot_call call;
-    call.bytes = bytes;
-    call.reading.region = region;
-    call.reading.head = buffer;
-    call.reading.place = place_rows;
-    call.reading.thorough = true;
-    call.reading.far = 0;
-    call.reading.deadline_ns = 0;
-    call.reading.taken_at_ns = hr_clock_ns(CLOCK_REALTIME);
-    return hr_run(region, hr_read_consistently, &call.reading);
+    struct hr_reading reading;
+    reading.region = region;
+    reading.head = buffer;
+    reading.bytes = bytes;
+    reading.deadline_ns = 0;
+    reading.taken_at_ns = hr_clock_ns(CLOCK_REALTIME);
+    return hr_run(region, hr_read_consistently, &reading);
 }

@@ -26,13 +26,11 @@
     X(RELEASE_KIND_STORED)                                                                         \
     X(RELEASE_SEQLOCK_EVEN)                                                                        \
     X(REMOVE_USAGE_CLEARED)                                                                        \
-    X(REMOVE_USAGE_MOVED)                                                                          \
-    X(REMOVE_PID_MOVED)                                                                            \
     X(REMOVE_COUNT_STORED)                                                                         \
     X(RECOVER_OWNER_TAKEN)                                                                         \
     X(RECOVER_VALUE_STORED)                                                                        \
-    X(REPAIR_COPY_CLEARED)                                                                         \
-    X(REPAIR_COUNT_STORED)
+    X(REPAIR_COUNT_STORED)                                                                         \
+    X(REPAIR_COPY_CLEARED)
 
 enum hr_testpoint {
 #define HR_TESTPOINT_ENUM(name) HR_AT_##name,
@@ -46,9 +44,11 @@ enum hr_testpoint {
 #include <signal.h>
 #include <stdint.h>
 
-/* Set by a test: die at this point (-1: nowhere) when it is reached for the n-th time. */
+/* Set by a test: die at this point (-1: nowhere) when it is reached for the n-th time, or have
+ * another signal than SIGKILL: with SIGSTOP others can do something in between. */
 extern int hr_testpoint_kill_at;
 extern int hr_testpoint_kill_on;
+extern int hr_testpoint_signal;
 /* How often each point was reached in this process. */
 extern int hr_testpoint_reached[HR_TESTPOINTS_COUNT];
 /* Instead of HR_OWNERLESS_NS, so that thousands of kills end within a day. */
@@ -58,7 +58,7 @@ static inline void hr_testpoint(enum hr_testpoint point)
 {
     int times = __atomic_add_fetch(&hr_testpoint_reached[point], 1, __ATOMIC_RELAXED);
     if (hr_testpoint_kill_at == (int)point && times == hr_testpoint_kill_on)
-        raise(SIGKILL);
+        raise(hr_testpoint_signal);
 }
 #define HR_POINT(name) hr_testpoint(HR_AT_##name)
 

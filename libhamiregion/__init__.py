@@ -38,7 +38,7 @@ from .models import (
 )
 from .region import Region, create_region, identify, open_region
 from .region_set import RegionSet, RegionTable
-from .slot import ReapedSlot, Slot, SlotChange
+from .slot import ReapedSlot, Slot, SlotChange, SlotRepair
 from .units import EnvironmentLimits, format_size, limits_from_environment, parse_size
 
 __all__ = [
@@ -77,6 +77,7 @@ __all__ = [
     "RegionTable",
     "Slot",
     "SlotChange",
+    "SlotRepair",
     "SlotTableFull",
     "ValueChange",
     "__version__",

@@ -130,6 +130,8 @@ struct hr_snapshot {
     int32_t priority;
     int32_t utilization_switch;
     int32_t recent_kernel;
+    int32_t code;
+    uint32_t layout;
 };
 
 struct hr_process {
@@ -174,18 +176,27 @@ int hr_snapshot(hr_region *region, void *buffer, size_t bytes);
 int hr_read_value(hr_region *region, uint32_t value, uint32_t device, uint64_t *out);
 uint64_t hr_get(hr_region *region, uint32_t value, uint32_t device);
 
-#define HR_REGION_COLUMNS ...
-#define HR_DEVICE_COLUMNS ...
-#define HR_DEVICE_UUID ...
-#define HR_PROCESS_COLUMNS ...
-#define HR_USAGE_COLUMNS ...
-
-struct hr_rows {
-    uint32_t regions, devices, processes, usages;
+struct hr_member {
+    uint64_t at;
+    uint32_t first_device, first_process, first_usage;
+    uint32_t devices;
 };
 
-int hr_read_set(hr_region *const *regions, const struct hr_rows *capacity, uint64_t *arena,
-                void *scratch, struct hr_rows *filled);
+struct hr_set_size {
+    uint64_t bytes;
+    uint32_t devices, processes, usages;
+};
+
+int hr_read_set(hr_region *const *regions, uint32_t count, void *buffer, size_t bytes,
+                struct hr_set_size *size);
+
+#define HR_TABLE_REGIONS ...
+#define HR_TABLE_DEVICES ...
+#define HR_TABLE_UUIDS ...
+#define HR_TABLE_PROCESSES ...
+#define HR_TABLE_USAGES ...
+
+void hr_columns(const void *set, uint32_t count, uint32_t which, void *cells, size_t step);
 
 #define HR_MEMORY ...
 #define HR_SM ...
@@ -263,7 +274,6 @@ int hr_get_lock_state(hr_region *region, const char *proc, struct hr_lock_state 
 #define HR_RECOVERED_OWNERLESS ...
 #define HR_RECOVERED_VALUE ...
 #define HR_RECOVERED_POSTINIT ...
-#define HR_RECOVERED_MOVE ...
 
 int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns);
 
@@ -311,5 +321,14 @@ struct hr_reap {
 
 int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t count,
             uint32_t dry_run, uint64_t timeout_ns, struct hr_reap *out);
+
+#define HR_REPAIR_DONE ...
+#define HR_REPAIR_LEFT ...
+
+struct hr_slot_repair {
+    int32_t pid;
+    uint32_t what;
+};
+
 int hr_repair_slots(hr_region *region, const char *proc, uint32_t dry_run, uint64_t timeout_ns,
-                    int32_t *pids);
+                    struct hr_slot_repair *out);

@@ -186,11 +186,6 @@ def last_detail(code: int) -> Any:
     return detail
 
 
-def no_detail() -> Any:
-    """A detail that tells nothing, for a failure whose own one is gone."""
-    return ffi.new("struct hr_detail *", {"device": -1, "layout": lib.HR_LAYOUTS})
-
-
 def region_error(code: int, path: str) -> Exception:
     """Make the exception for a negative code that a core function has just returned.
 
@@ -287,8 +282,8 @@ def _state_message(code: int, path: str, detail: Any) -> str:
         return f"{path} was opened for reading; open it with writable=True to change it"
     if code == lib.HR_EFULL:
         return (
-            f"all {SLOT_CAPACITY} process slots of {path} are taken; reap() frees those of dead "
-            "processes"
+            f"all {SLOT_CAPACITY} process slots of {path} are taken; reap() empties those of dead "
+            "processes, which are then taken again"
         )
     return f"{path}: the region refuses this ({code})"
 

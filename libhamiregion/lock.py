@@ -91,14 +91,12 @@ class LockRecovery:
         ownerless: A lock that nobody had signed for was given back.
         impossible_value: The semaphore stood above 1.
         postinit: The second semaphore was given back.
-        finished_removal: The dead holder had been removing a slot; that was finished.
     """
 
     dead_owner: bool
     ownerless: bool
     impossible_value: bool
     postinit: bool
-    finished_removal: bool
 
     def __bool__(self) -> bool:
         return any(attrs.astuple(self))

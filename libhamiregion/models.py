@@ -136,7 +136,7 @@ class RegionSnapshot(_Lazy):
         device_count: Devices that the container has told of; 0 until something in it initialises
             NVML.
         devices: One entry per device: the first `device_count`; while that is 0, those up to the
-            last with a memory limit; always those with usage or a uuid.
+            last with a memory limit and those with usage or a uuid.
         processes: One entry per slot in use.
         priority: 0 is high, 1 is low.
         utilization_switch: Whether SM limiting is on.
@@ -203,8 +203,9 @@ _FIELDS = tuple(attrs.fields_dict(RegionSnapshot))
     _set_settled,
 ) = (getattr(RegionSnapshot, name).__set__ for name in _FIELDS[2:])
 
-# struct hr_snapshot, hr_device, hr_process and hr_usage of csrc/region.h; x skips `offset`.
-_HEAD = struct.Struct("<4Q4I4i")
+# struct hr_snapshot, hr_device, hr_process and hr_usage of csrc/region.h; x skips
+# what is not shown.
+_HEAD = struct.Struct("<4Q4I4i8x")
 _DEVICE = struct.Struct("<6Q8x4Q96s")
 _PROCESS = struct.Struct("<3iI")
 _USAGE = struct.Struct("<4Q8x4Q")

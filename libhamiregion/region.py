@@ -31,7 +31,15 @@ from .limits import (
 )
 from .lock import OWNER_LIVES, LockRecovery, LockState, RegionLock, in_slices, nanoseconds
 from .models import ProcessStatus, RegionSnapshot, lazy_snapshot
-from .slot import HOLDS_LOCK, MAX_BYTES, ReapedSlot, Slot, SlotChange, attached_slots
+from .slot import (
+    HOLDS_LOCK,
+    MAX_BYTES,
+    ReapedSlot,
+    Slot,
+    SlotChange,
+    SlotRepair,
+    attached_slots,
+)
 from .units import (
     UNLIMITED_SM_PERCENT,
     integer,
@@ -831,7 +839,6 @@ class Region:
             ownerless=bool(code & lib.HR_RECOVERED_OWNERLESS),
             impossible_value=bool(code & lib.HR_RECOVERED_VALUE),
             postinit=bool(code & lib.HR_RECOVERED_POSTINIT),
-            finished_removal=bool(code & lib.HR_RECOVERED_MOVE),
         )
 
     # ---- processes ------------------------------------------------------------------------------
@@ -873,7 +880,7 @@ class Region:
                 lib.hr_detach(self._handle, timeout_ns)
             raise
         if code == lib.HR_EATTACHED:
-            raise RuntimeError(_why_attached(last_detail().why))
+            raise RuntimeError(_why_attached(last_detail(code).why))
         if slot is None:
             self._fail_busy(code, HOLDS_LOCK)
         return slot
@@ -1044,9 +1051,9 @@ class Region:
         """Free the slots of dead processes, whose memory still counts against the limit.
 
         Dead is proved through /proc: no process that maps this very file has that pid in any of
-        its namespaces. Nothing is moved under a live process: up to HAMi 2.8.0 the last slot goes
-        into the hole, which those versions expect; later ones get their dead slots cut off the end
-        of the table or emptied where they stand. Seqlocks that the dead left odd are mended.
+        its namespaces. No slot is ever moved: a dead one is emptied where it stands. Where no other
+        process of the region lives, those at the end of the table are removed. Seqlocks that the
+        dead left odd are mended.
 
         Args:
             pids: Pids of the container's namespace; None means all that are proved dead.
@@ -1089,13 +1096,14 @@ class Region:
 
     def repair_slots(
         self, *, proc: PathLike = "/proc", dry_run: bool = False, timeout_s: float = 1.0
-    ) -> tuple[int, ...]:
+    ) -> SlotRepair:
         """Put right live processes whose slots were moved without their knowledge.
 
-        libvgpu 2.8.1 and later does that when it removes two dead slots at once: the process goes
-        on writing to its old slot, which counts no more. The table is extended to take that slot
-        in, and its frozen copy is emptied. Up to 2.8.0, a process that stands twice after an
-        unfinished removal gets its second slot removed.
+        libvgpu 2.8.1 and later moves slots when it removes dead ones. The process goes on writing
+        to its old slot, which counts no more. The table is extended to take that slot in, and its
+        frozen copy is emptied: afterwards the process counts once. A slot has to be seen moving,
+        within 20 ms, because earlier processes with the same pids leave slots behind as well; what
+        an idle process needs is left, and named in the answer.
 
         Args:
             proc: The root of /proc, where it is mounted elsewhere.
@@ -1104,14 +1112,14 @@ class Region:
             timeout_s: How long to wait for the lock.
 
         Returns:
-            Pids of the processes concerned, in the container's namespace.
+            Which processes were put right, and which may be counted wrongly and were left alone.
 
         Raises:
             LockTimeout, RegionReadOnly, RegionStale, RegionClosed: As `lock`.
 
         Source: docs, The protocol (Orphaned slots).
         """
-        out = ffi.new("int32_t[]", SLOT_CAPACITY)
+        out = ffi.new("struct hr_slot_repair[]", SLOT_CAPACITY)
         root = _proc_root(proc)
         found = in_slices(
             lambda slice_ns: lib.hr_repair_slots(self._handle, root, int(dry_run), slice_ns, out),
@@ -1119,7 +1127,11 @@ class Region:
         )
         if found < 0:
             self._fail_busy(found, HOLDS_LOCK)
-        return tuple(out[at] for at in range(found))
+        entries = [out[at] for at in range(found)]
+        return SlotRepair(
+            repaired=tuple(each.pid for each in entries if each.what == lib.HR_REPAIR_DONE),
+            left=tuple(each.pid for each in entries if each.what == lib.HR_REPAIR_LEFT),
+        )
 
 
 def _at_most_all(what: str, values: Iterable[Any]) -> tuple[Any, ...]:

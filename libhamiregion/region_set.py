@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import threading
-import weakref
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ._core import ffi, lib
-from .errors import RegionClosed, RegionError, error_from_detail, last_detail, no_detail
+from .errors import RegionClosed, RegionError, error_from_detail
 from .models import uuid_text
 from .region import Region, absolute_path, open_region
 
@@ -66,47 +65,56 @@ _PROCESS_COLUMNS = (
 )
 _USAGE_COLUMNS = (("process", "q"), ("device", "q"), *_FIGURES)
 
-# Not cleared: every cell that a row shows has been written.
-_new_arena = ffi.new_allocator(should_clear_after_alloc=False)
+# Not cleared: what is shown has been written.
+_new_memory = ffi.new_allocator(should_clear_after_alloc=False)
 _CELL_BYTES = 8
 
 # Bound once: 256 regions are read in well under 0.1 ms.
 _read_set = lib.hr_read_set
-_REGION_CELLS, _DEVICE_CELLS = lib.HR_REGION_COLUMNS, lib.HR_DEVICE_COLUMNS
-_PROCESS_CELLS, _USAGE_CELLS = lib.HR_PROCESS_COLUMNS, lib.HR_USAGE_COLUMNS
-
-# A table's columns by name: number and format.
-_Schema = dict[str, tuple[int, str]]
 
 
-def _schema(columns: tuple[tuple[str, str], ...]) -> _Schema:
-    return {name: (number, cell) for number, (name, cell) in enumerate(columns)}
-
-
-_REGIONS, _DEVICES = _schema(_REGION_COLUMNS), _schema(_DEVICE_COLUMNS)
-_PROCESSES, _USAGES = _schema(_PROCESS_COLUMNS), _schema(_USAGE_COLUMNS)
+# The columns get memory behind the snapshots: of its own, it would be given back to the system and
+# faulted in again with each table that comes and goes. Snapshot and columns of a usage take 72 and
+# 88 bytes, of a process with one usage 88 and 136, of a device 184 and 200, of a region 96 and 120.
+_COLUMN_BYTES_PER_BYTE = 2
+_PADDING_BYTES = (
+    8
+    * _CELL_BYTES
+    * sum(map(len, (_REGION_COLUMNS, _DEVICE_COLUMNS, _PROCESS_COLUMNS, _USAGE_COLUMNS)))
+)
 
 
 class Columns:
     """One table of a `RegionTable`: a column is an attribute, a read-only memoryview.
 
     numpy takes a column without a copy (``numpy.asarray(table.devices.memory_used_bytes)``), and so
-    does pandas. Cells are 64 bits wide, format ``q`` or ``Q``.
+    does pandas. Cells are 64 bits wide, format ``q`` or ``Q``. The columns of a table are made
+    together, when the first of them is asked for.
     """
 
-    __slots__ = ("_arena", "_capacity", "_first", "_rows", "_schema")
-
-    def __init__(self, arena: Any, first: int, capacity: int, rows: int, schema: _Schema) -> None:
-        self._arena = arena
-        self._first = first
-        self._capacity = capacity
+    def __init__(
+        self,
+        memory: Any,
+        regions: int,
+        table: int,
+        columns: tuple[tuple[str, str], ...],
+        rows: int,
+        start: int,
+    ) -> None:
+        self._memory = memory
+        self._regions = regions
+        self._table = table
+        self._columns = columns
         self._rows = rows
-        self._schema = schema
+        # Columns that lie a multiple of 4,096 bytes apart are written at half the speed.
+        self._step = rows | 8
+        self._start = start
+        self._end = start + len(columns) * self._step * _CELL_BYTES
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of the columns, in order."""
-        return tuple(self._schema)
+        return tuple([name for name, _ in self._columns])
 
     def __len__(self) -> int:
         return self._rows
@@ -115,28 +123,39 @@ class Columns:
         return f"<Columns {self._rows} rows: {', '.join(self.columns)}>"
 
     def __getattr__(self, name: str) -> memoryview:
+        # Reached only while the columns are not there yet, or for what does not exist.
         if name.startswith("_"):
             # Of an object that is being copied: it has nothing yet.
             raise AttributeError(name)
-        try:
-            number, cell_format = self._schema[name]
-        except KeyError:
-            raise AttributeError(
-                f"no column {name!r}; there are {', '.join(self.columns)}"
-            ) from None
-        cells: memoryview = self._cells(number, self._rows).cast(cell_format)  # type: ignore[call-overload]
-        return cells
+        if name not in self.columns:
+            raise AttributeError(f"no column {name!r}; there are {', '.join(self.columns)}")
+        cells = self._cells(self._table, self._start, self._end)
+        as_format = {"q": cells.cast("q"), "Q": cells.cast("Q")}
+        found, start, rows, step = self.__dict__, 0, self._rows, self._step
+        for column, cell_format in self._columns:
+            # Another thread may be here too: it finds the same numbers, and the first one's view.
+            found.setdefault(column, as_format[cell_format][start : start + rows])
+            start += step
+        column_found: memoryview = found[name]
+        return column_found
 
-    def _cells(self, column: int, cells: int) -> memoryview:
-        start = (self._first + column * self._capacity) * _CELL_BYTES
-        whole = memoryview(ffi.buffer(self._arena))
-        return whole[start : start + cells * _CELL_BYTES].toreadonly()
+    def _cells(self, table: int, start: int, end: int) -> memoryview:
+        lib.hr_columns(self._memory, self._regions, table, self._memory + start, self._step)
+        return memoryview(ffi.buffer(self._memory))[start:end].toreadonly()
 
 
 class DeviceColumns(Columns):
     """The devices of all regions, with their uuids."""
 
-    __slots__ = ()
+    _uuids: memoryview | None = None
+
+    @property
+    def uuid_bytes(self) -> memoryview:
+        """The uuids as they stand in the regions: 96 bytes a row, padded with NUL."""
+        if self._uuids is None:
+            end = self._end + self._rows * lib.HR_UUID_BYTES
+            self._uuids = self._cells(lib.HR_TABLE_UUIDS, self._end, end)
+        return self._uuids
 
     def uuid(self, row: int) -> str | None:
         """The uuid of the device in that row; None if unset.
@@ -147,8 +166,7 @@ class DeviceColumns(Columns):
         if not 0 <= row < self._rows:
             raise IndexError(f"row {row} of {self._rows}")
         start = row * lib.HR_UUID_BYTES
-        cells = self._cells(lib.HR_DEVICE_UUID, (row + 1) * lib.HR_UUID_BYTES // _CELL_BYTES)
-        return uuid_text(bytes(cells[start : start + lib.HR_UUID_BYTES]))
+        return uuid_text(bytes(self.uuid_bytes[start : start + lib.HR_UUID_BYTES]))
 
 
 class RegionTable:
@@ -167,43 +185,70 @@ class RegionTable:
         usages: One row per process and listed device.
     """
 
-    __slots__ = ("_errors", "devices", "paths", "processes", "regions", "usages")
+    regions: Columns
+    devices: DeviceColumns
+    processes: Columns
+    usages: Columns
 
     def __init__(
         self,
         paths: tuple[str, ...],
-        tables: tuple[Columns, DeviceColumns, Columns, Columns],
+        memory: Any,
+        start: int,
+        size: Any,
         errors: dict[int, RegionError | OSError],
     ) -> None:
         self.paths = paths
-        self.regions, self.devices, self.processes, self.usages = tables
+        self._source = (memory, start, size)
         self._errors = errors
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Columns:
+            # Reached only while the tables are not there yet, which costs a read nothing.
+            if name not in RegionTable.__annotations__:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            (memory, start, size), count, found = self._source, len(self), self.__dict__
+            for table, number, columns, rows in (
+                ("regions", lib.HR_TABLE_REGIONS, _REGION_COLUMNS, count),
+                ("processes", lib.HR_TABLE_PROCESSES, _PROCESS_COLUMNS, size.processes),
+                ("usages", lib.HR_TABLE_USAGES, _USAGE_COLUMNS, size.usages),
+                # Last: behind their columns the uuids follow.
+                ("devices", lib.HR_TABLE_DEVICES, _DEVICE_COLUMNS, size.devices),
+            ):
+                kind = DeviceColumns if table == "devices" else Columns
+                made = kind(memory, count, number, columns, rows, start)
+                found.setdefault(table, made)
+                start = made._end
+            return found[name]
+
     def __len__(self) -> int:
-        return len(self.regions)
+        return len(self.paths)
 
     def error(self, row: int) -> RegionError | OSError | None:
         """Why the region in that row could not be read; None if it was."""
         return self._errors.get(row)
 
 
-_sets: weakref.WeakSet[RegionSet] = weakref.WeakSet()
+class _Members:
+    """The open regions of a set at one time, in the order of their rows."""
 
+    __slots__ = ("handles", "paths", "regions", "since")
 
-def _unlock_in_child() -> None:
-    # Another thread of the parent may have been reading, and does not exist in the child.
-    for region_set in _sets:
-        region_set._guard = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_unlock_in_child)
+    def __init__(self, regions: tuple[Region, ...], since: object) -> None:
+        # They keep the handles alive while a read is under way.
+        self.regions = regions
+        self.handles = ffi.new("hr_region *[]", [region._handle for region in regions])
+        self.paths = tuple([region.path for region in regions])
+        self.since = since
 
 
 class RegionSet:
     """Many regions, read together.
 
-    Files that cannot be opened do not stop the others: `errors` tells why. Threads: calls may come
-    from several threads; they take turns. Fork: as `Region`.
+    Files that cannot be opened do not stop the others: `errors` tells why. Threads and signal
+    handlers: any call may be made during any other; a region that is closed while it is read has
+    `RegionClosed` for its error. Fork: as `Region`.
 
     Args:
         paths: The files; each is opened read-only.
@@ -214,28 +259,27 @@ class RegionSet:
 
     __slots__ = (
         "__weakref__",
-        "_capacity",
+        "_change",
         "_closed",
-        "_guard",
-        "_handles",
-        "_paths",
+        "_members",
         "_regions",
-        "_scratch",
+        "_room_bytes",
         "errors",
     )
+
+    # A handler may interrupt between any two instructions, in the thread that would have to let go
+    # of a lock first. So there is none: each step on `_regions` is one that nothing can interrupt.
 
     def __init__(self, paths: Iterable[PathLike] = ()) -> None:
         if isinstance(paths, str | bytes | os.PathLike):
             raise TypeError("several paths are wanted; put a single one into a list")
-        self._guard = threading.Lock()
-        _sets.add(self)
         # By path where the set has opened it, by itself where it was adopted.
         self._regions: dict[str | Region, Region] = {}
-        self._handles: Any = None
-        self._paths: tuple[str, ...] = ()
-        self._capacity = [0, 0, 0]
+        # Another one after each change of `_regions`.
+        self._change = object()
+        self._members = _Members((), self._change)
+        self._room_bytes = 0
         self._closed = False
-        self._scratch: Any = None
         self.errors: dict[str, RegionError | OSError] = {}
         for path in paths:
             self.add(path)
@@ -248,8 +292,7 @@ class RegionSet:
     @property
     def regions(self) -> tuple[Region, ...]:
         """The same as objects. The set closes them."""
-        with self._guard:
-            return tuple(self._regions.values())
+        return tuple(self._regions.values())
 
     def __len__(self) -> int:
         return len(self._regions)
@@ -289,10 +332,15 @@ class RegionSet:
         try:
             region = open_region(absolute)
         except (RegionError, OSError) as error:
-            self._replace(absolute, None)
+            self._drop(absolute)
             self.errors[absolute] = error
             return False
-        self._replace(absolute, region)
+        self._drop(absolute)
+        try:
+            self._put(absolute, region)
+        except RegionClosed:
+            region.close()
+            raise
         self.errors.pop(absolute, None)
         return True
 
@@ -304,7 +352,8 @@ class RegionSet:
         Raises:
             RegionClosed: After `close`; the region stays the caller's.
         """
-        self._replace(region, region)
+        self._check_open()
+        self._put(region, region)
 
     def discard(self, which: PathLike | Region) -> None:
         """Close one region and forget it, and its error; nothing happens if it is not there.
@@ -313,97 +362,75 @@ class RegionSet:
             which: The path of one that was added, or one that was adopted.
         """
         key = which if isinstance(which, Region) else absolute_path(which)
-        self._replace(key, None)
+        self._drop(key)
         if isinstance(key, str):
             self.errors.pop(key, None)
 
-    def _replace(self, key: str | Region, region: Region | None) -> None:
-        with self._guard:
-            if region is not None:
-                self._check_open()
-            before = self._regions.pop(key, None)
-            if region is not None:
-                self._regions[key] = region
-            self._handles = None
-        if before is not None and before is not region:
-            before.close()
+    def _put(self, key: str | Region, region: Region) -> None:
+        while self._regions.setdefault(key, region) is not region:
+            self._drop(key)  # somebody else has put one there since
+        self._change = object()
+        if self._closed:
+            # Since we looked: whoever closed may have missed this one.
+            self._regions.pop(key, None)
+            self._check_open()
+
+    def _drop(self, key: str | Region) -> None:
+        region = self._regions.pop(key, None)
+        self._change = object()
+        if region is not None:
+            region.close()
 
     def close(self) -> None:
-        """Close all regions; may be called again."""
-        with self._guard:
-            self._closed = True
-            regions = tuple(self._regions.values())
-            self._regions.clear()
-            self._handles = None
-            self._scratch = None
-        for region in regions:
-            region.close()
+        """Close all regions; may be called again, and from a signal handler."""
+        self._closed = True
+        while self._regions:
+            with contextlib.suppress(KeyError):  # somebody else has taken the last one
+                _, region = self._regions.popitem()
+                region.close()
+        self._change = object()
+
+    def _current_members(self) -> _Members:
+        # In this order: a change after the first line shows in the next read.
+        change = self._change
+        members = self._members
+        if members.since is not change:
+            members = self._members = _Members(tuple(self._regions.values()), change)
+        return members
 
     def read(self) -> RegionTable:
         """Read all regions in one call into the core.
 
         A region that fails (truncated, say) has its code and no other rows; the rest is not
-        affected. One thing is cheaper than in `Region.snapshot`: on a region that has told of its
-        devices, usage of devices beyond those, which libvgpu never writes, is looked for in the
-        first read and then in every sixteenth.
+        affected.
 
         Raises:
             RegionClosed: After `close`.
         """
-        with self._guard:
-            self._check_open()
-            if self._handles is None:
-                self._handles = ffi.new(
-                    "hr_region *[]", [region._handle for region in self._regions.values()]
-                )
-                self._paths = tuple([region.path for region in self._regions.values()])
-            if self._scratch is None:
-                self._scratch = _new_arena("char[]", lib.HR_SNAPSHOT_MAX_BYTES)
-            return self._read(len(self._handles))
-
-    def _read(self, regions: int) -> RegionTable:
-        filled = ffi.new("struct hr_rows *")
+        self._check_open()
+        members = self._current_members()
+        count = len(members.paths)
+        size = ffi.new("struct hr_set_size *")
         while True:
-            devices, processes, usages = self._capacity
-            cells = (
-                regions * _REGION_CELLS
-                + devices * _DEVICE_CELLS
-                + processes * _PROCESS_CELLS
-                + usages * _USAGE_CELLS
-            )
-            arena = _new_arena("uint64_t[]", cells)
-            capacity = ffi.new("struct hr_rows *", (regions, devices, processes, usages))
-            code = _read_set(self._handles, capacity, arena, self._scratch, filled)
-            if code >= 0:
+            room = self._room_bytes
+            memory = _new_memory("char[]", room + _COLUMN_BYTES_PER_BYTE * room + _PADDING_BYTES)
+            failed = _read_set(members.handles, count, memory, room, size)
+            if failed >= 0:
                 break
             # A quarter more than needed, so that a process that comes does not cost a second read.
-            self._capacity = [
-                needed + needed // 4 + 8
-                for needed in (filled.devices, filled.processes, filled.usages)
-            ]
-        first_device = regions * _REGION_CELLS
-        first_process = first_device + devices * _DEVICE_CELLS
-        first_usage = first_process + processes * _PROCESS_CELLS
-        tables = (
-            Columns(arena, 0, regions, regions, _REGIONS),
-            DeviceColumns(arena, first_device, devices, filled.devices, _DEVICES),
-            Columns(arena, first_process, processes, filled.processes, _PROCESSES),
-            Columns(arena, first_usage, usages, filled.usages, _USAGES),
-        )
-        errors = self._errors_of(self._paths, tables[0].code) if code else {}
-        return RegionTable(self._paths, tables, errors)
+            self._room_bytes = (size.bytes + size.bytes // 4) // _CELL_BYTES * _CELL_BYTES
+        errors = _errors_in(memory, members.paths) if failed else {}
+        return RegionTable(members.paths, memory, room, size, errors)
 
-    def _errors_of(
-        self, paths: tuple[str, ...], codes: memoryview
-    ) -> dict[int, RegionError | OSError]:
-        # The core keeps the details of one failure only, so those that failed are asked again.
-        errors: dict[int, RegionError | OSError] = {}
-        for row, code in enumerate(codes):
-            if code == lib.HR_OK:
-                continue
-            again = lib.hr_snapshot(self._handles[row], self._scratch, lib.HR_SNAPSHOT_MAX_BYTES)
-            detail = last_detail(code) if again == code else no_detail()
-            error = error_from_detail(code, paths[row], detail)
+
+def _errors_in(memory: Any, paths: tuple[str, ...]) -> dict[int, RegionError | OSError]:
+    members = ffi.cast("struct hr_member *", memory)
+    errors: dict[int, RegionError | OSError] = {}
+    for row, path in enumerate(paths):
+        head = ffi.cast("struct hr_snapshot *", memory + members[row].at)
+        if head.code != lib.HR_OK:
+            detail = ffi.cast("struct hr_detail *", head + 1)
+            error = error_from_detail(head.code, path, detail)
             if isinstance(error, RegionError | OSError):
                 errors[row] = error
-        return errors
+    return errors

@@ -29,10 +29,13 @@ _KINDS = {"context": lib.HR_CONTEXT, "module": lib.HR_MODULE, "data": lib.HR_DAT
 MAX_BYTES = (1 << 62) - 1
 _MAX_PID = (1 << 31) - 1
 _DEFAULT_TIMEOUT_S = 10.0
+_DETACHED = "the slot is detached; attach again"
 HOLDS_LOCK = "this thread holds the lock; the call takes it itself"
 _SIGNED = {"host_pid", "status"}
 
 _TIMEOUT = lib.HR_ETIMEOUT
+# What hr_detach() returns once the process is attached no more.
+_ENDS_ATTACHMENT = {lib.HR_OK, lib.HR_EDETACHED, lib.HR_ESTALE, lib.HR_ECORRUPT}
 _charge = lib.hr_charge
 _release = lib.hr_release
 
@@ -64,13 +67,28 @@ class ReapedSlot:
     Attributes:
         pid: The process, in the container's namespace.
         memory_bytes: What the slot still counted, over all devices.
-        removed: Whether the slot is gone; False if it was emptied where it stands, because slots
-            of live processes must not move (HAMi 2.8.1 and later).
+        removed: Whether the slot is gone, as all at the end of the table are when no other process
+            of the region lives; False if it was emptied where it stands.
     """
 
     pid: int
     memory_bytes: int
     removed: bool
+
+
+@attrs.frozen
+class SlotRepair:
+    """What `Region.repair_slots` found, as pids in the container's namespace.
+
+    Attributes:
+        repaired: Live processes that were put right: each of them counts once, in the slot that it
+            writes to.
+        left: Live processes that may be counted wrongly and were left alone: which slot is theirs
+            cannot be told while they are idle. Repair again while they allocate or free memory.
+    """
+
+    repaired: tuple[int, ...]
+    left: tuple[int, ...]
 
 
 class Slot:
@@ -126,9 +144,13 @@ class Slot:
         Raises:
             MemoryLimitExceeded: It would pass the limit; nothing was counted.
             ValueError: No such device or kind, or a negative number.
-            LockTimeout: The region's lock was not free within the attachment's timeout.
+            RuntimeError: The slot is detached.
+            LockTimeout: The region's lock was not free within the attachment's timeout; nothing was
+                counted.
             RegionStale, RegionCorrupt, RegionClosed: As `Region.snapshot`.
         """
+        if not self._attached:
+            raise RuntimeError(_DETACHED)
         if type(device) is not int or type(nbytes) is not int:
             device, nbytes = integer("a device", device), integer("a number of bytes", nbytes)
         try:
@@ -146,8 +168,10 @@ class Slot:
 
         Raises:
             ValueError: More than this process has charged there; nothing was changed.
-            LockTimeout, RegionStale, RegionCorrupt, RegionClosed: As `charge`.
+            RuntimeError, LockTimeout, RegionStale, RegionCorrupt, RegionClosed: As `charge`.
         """
+        if not self._attached:
+            raise RuntimeError(_DETACHED)
         if type(device) is not int or type(nbytes) is not int:
             device, nbytes = integer("a device", device), integer("a number of bytes", nbytes)
         try:
@@ -181,11 +205,14 @@ class Slot:
         if code == lib.HR_EMEMORYLIMIT:
             raise _limit_exceeded(self.region.path, detail)
         if code == lib.HR_EDETACHED:
-            raise RuntimeError("the slot is detached; attach again")
+            raise RuntimeError(_DETACHED)
         raise error_from_detail(code, self.region.path, detail)
 
     def detach(self) -> None:
         """Leave the region: what is still charged is given up. May be called again.
+
+        The slot goes if it is the last one; else it stays where it is, empty, and is taken again
+        when this process, or after its end another one, attaches.
 
         Raises:
             LockTimeout: The region's lock was not free within the attachment's timeout; the slot
@@ -196,10 +223,11 @@ class Slot:
             return
         handle = self.region._handle
         code = in_slices(lambda slice_ns: lib.hr_detach(handle, slice_ns), self._timeout_ns)
+        if code in _ENDS_ATTACHMENT:
+            self._attached = False
+            _slots.discard(self)
         if code and code != lib.HR_EDETACHED:
             self.region._fail_busy(code, HOLDS_LOCK)
-        self._attached = False
-        _slots.discard(self)
 
 
 # Those that are attached, also where nobody else remembers them.

@@ -14,7 +14,6 @@ NOTHING = LockRecovery(
     ownerless=False,
     impossible_value=False,
     postinit=False,
-    finished_removal=False,
 )
 
 

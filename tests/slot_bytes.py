@@ -1,11 +1,24 @@
 """Process slots as bytes of a region file, and what libvgpu does to them."""
 
+import contextlib
+import struct
+import threading
+from collections.abc import Iterator
+
+from patience import eventually
 from poke import RegionFile, locate
 
 from libhamiregion import Layout
 
 WITH_SEQLOCK = [layout for layout in Layout if layout.has_seqlock]
 WITHOUT_SEQLOCK = [layout for layout in Layout if not layout.has_seqlock]
+
+
+# A file that says 1.1 may be used by processes of 2.8.2 and later, after an upgrade; its slots and
+# theirs are the same but for the seqlock, which has no other use in it.
+WITH_NEWER = [*WITH_SEQLOCK, Layout.V1_1]
+NOBODYS = 2**31 - 1
+"""The name of a slot that belongs to nobody."""
 
 
 def slot_range(layout: Layout, slot: int) -> tuple[int, int]:
@@ -35,6 +48,57 @@ def move_last_into(file: RegionFile, hole: int) -> int:
     put_slot(file, hole, slot_bytes(file, last))
     file.put("proc_num", last)
     return last
+
+
+def _seqlock_at(file: RegionFile, slot: int) -> int:
+    layout = Layout.V1_2 if file.layout is Layout.V1_1 else file.layout
+    start, _ = slot_range(file.layout, slot)
+    offset = layout.offsets["slot_seqlock"]
+    assert offset is not None
+    return start + offset
+
+
+def seqlock_of(file: RegionFile, slot: int) -> int:
+    """Where a process counts that remembers its slot, also in a file of 1.1."""
+    with file.path.open("rb") as stream:
+        stream.seek(_seqlock_at(file, slot))
+        return int(struct.unpack("<Q", stream.read(8))[0])
+
+
+def put_seqlock(file: RegionFile, slot: int, value: int) -> None:
+    file.put_bytes(_seqlock_at(file, slot), struct.pack("<Q", value))
+
+
+def account(file: RegionFile, slot: int, nbytes: int) -> None:
+    """As libvgpu of 2.8.1 and later does, in the slot that it remembers."""
+    put_seqlock(file, slot, seqlock_of(file, slot) + 1)
+    for part in ("total", "data"):
+        name = f"slot_used.{part}"
+        file.put(name, file.get(name, slot=slot) + nbytes, slot=slot)
+    put_seqlock(file, slot, seqlock_of(file, slot) + 1)
+
+
+@contextlib.contextmanager
+def at_work(file: RegionFile, *slots: int) -> Iterator[None]:
+    """Meanwhile their processes account there, again and again, and hold what they have."""
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.wait(0.001):
+            for slot in slots:
+                put_seqlock(file, slot, seqlock_of(file, slot) + 2)
+
+    before = [seqlock_of(file, slot) for slot in slots]
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        eventually(
+            lambda: all(seqlock_of(file, at) > was for at, was in zip(slots, before, strict=True))
+        )
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def differences(before: bytes, after: bytes) -> list[tuple[int, int]]:

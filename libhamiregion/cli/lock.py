@@ -138,6 +138,5 @@ def recovery_sentences(recovery: LockRecovery) -> list[str]:
         "lock that nobody had signed for given back": recovery.ownerless,
         "semaphore set back to 1": recovery.impossible_value,
         "second semaphore given back": recovery.postinit,
-        "removal of a slot that the dead owner had begun finished": recovery.finished_removal,
     }
     return [what for what, done in told.items() if done] or ["nothing was wrong"]

@@ -52,12 +52,9 @@ static bool is_reachable(int point, const struct hr_layout *layout)
     case HR_AT_CHARGE_SEQLOCK_EVEN:
     case HR_AT_RELEASE_SEQLOCK_ODD:
     case HR_AT_RELEASE_SEQLOCK_EVEN:
-    case HR_AT_REPAIR_COPY_CLEARED:
     case HR_AT_REPAIR_COUNT_STORED:
+    case HR_AT_REPAIR_COPY_CLEARED:
         return seqlock;
-    case HR_AT_REMOVE_USAGE_MOVED:
-    case HR_AT_REMOVE_PID_MOVED:
-        return !seqlock;
     default:
         return true;
     }
@@ -66,6 +63,11 @@ static bool is_reachable(int point, const struct hr_layout *layout)
 static bool is_removal(int point)
 {
     return is_between(point, HR_AT_REMOVE_USAGE_CLEARED, HR_AT_REMOVE_COUNT_STORED);
+}
+
+static bool is_count(int point)
+{
+    return point == HR_AT_ATTACH_COUNT_STORED || point == HR_AT_REMOVE_COUNT_STORED;
 }
 
 static bool has_still_guest(const struct scene *scene)
@@ -84,9 +86,10 @@ static enum script script_for(struct scene *scene, int point)
         return ATTACHES;
     if (is_between(point, HR_AT_CHARGE_SEQLOCK_ODD, HR_AT_RELEASE_SEQLOCK_EVEN))
         return ACCOUNTS;
-    /* With the guest behind it, a corpse's slot is emptied where it stands. */
-    bool stays = scene_has_seqlock(scene) && point == HR_AT_REMOVE_COUNT_STORED;
-    if (is_removal(point) && has_still_guest(scene) && !stays)
+    /* While others live only who leaves by itself removes a slot. */
+    if (point == HR_AT_REMOVE_COUNT_STORED)
+        return scene->crowded ? ATTACHES : REAPS;
+    if (is_removal(point) && has_still_guest(scene))
         return REAPS_ONCE;
     if (is_removal(point))
         return other && scene->crowded ? ATTACHES : REAPS;
@@ -112,13 +115,15 @@ static const char *const agent_names[] = {"recovery", "others go on", "libvgpu"}
 
 static bool is_repair(int point)
 {
-    return is_between(point, HR_AT_REPAIR_COPY_CLEARED, HR_AT_REPAIR_COUNT_STORED);
+    return is_between(point, HR_AT_REPAIR_COUNT_STORED, HR_AT_REPAIR_COPY_CLEARED);
 }
 
 static bool prepare(struct scene *scene, int point, enum agent agent)
 {
     if (is_repair(point))
         return prepare_orphan(scene, agent == GOES_ON);
+    if (scene->crowded && point == HR_AT_REMOVE_COUNT_STORED)
+        return keep_survivors(scene);
     if (scene->crowded && below(&scene->random, 2) == 0 &&
         !prepare_still_guest(scene, is_removal(point) || point == AT_RANDOM))
         return false;
@@ -158,7 +163,7 @@ static bool free_the_lock(struct scene *scene, enum agent agent, const struct de
 /* Where moves have been torn apart: by us, or by the live process itself as it goes on. */
 static bool repair(struct scene *scene, enum agent agent, int point)
 {
-    static int32_t pids[HR_SLOTS];
+    static struct hr_slot_repair found[HR_SLOTS];
     if (is_repair(point) && agent == GOES_ON) {
         resume_survivors(scene);
         if (!await_progress(scene))
@@ -166,7 +171,7 @@ static bool repair(struct scene *scene, enum agent agent, int point)
     }
     if (!is_repair(point) && agent != LIBVGPU)
         return true;
-    int code = hr_repair_slots(scene->doctor, NULL, 0, ONE_SECOND, pids);
+    int code = hr_repair_slots(scene->doctor, NULL, 0, ONE_SECOND, found);
     return code >= 0 || scene_fail(scene, "hr_repair_slots() returned %d", code);
 }
 
@@ -193,7 +198,8 @@ static uint64_t most_turns(enum script script)
 static bool kill_at_point(struct scene *scene, int point, struct death *death)
 {
     enum script script = script_for(scene, point);
-    uint64_t most = most_turns(script);
+    /* Who comes back takes the slot that it has left. */
+    uint64_t most = is_count(point) ? 1 : most_turns(script);
     int kill_on = 1 + (int)below(&scene->random, most);
     struct ledger *ledger;
     pid_t pid = start_victim(scene, script, point, kill_on, &ledger);
@@ -247,6 +253,7 @@ static bool settle(struct scene *scene, bool reap)
         return true;
     if (!check_reaped(scene))
         return false;
+    remove_emptied_end(scene);
     atomic_store(&scene->shared->count, LIVE);
     return true;
 }
@@ -263,6 +270,7 @@ static bool play_round(struct scene *scene, int point, enum agent agent, uint64_
     count_kill(point);
     if (!free_the_lock(scene, agent, &death, point, took_ns) || !repair(scene, agent, point))
         return false;
+    stop_working(scene);
     if (!pause_survivors(scene) || !check_lock_is_free(scene) ||
         !check_slots(scene, death.ledger) || !check_unreachable(scene))
         return false;

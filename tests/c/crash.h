@@ -63,6 +63,7 @@ struct scene {
     bool crowded; /* with survivors */
     uint64_t ownerless_ns;
     uint64_t random;
+    pid_t working;     /* who accounts in the orphan's slot, or 0 */
     char failure[400]; /* the first thing that went wrong in this round, or "" */
 };
 
@@ -82,13 +83,19 @@ bool scene_fail(struct scene *scene, const char *format, ...) __attribute__((for
 bool scene_has_seqlock(const struct scene *scene);
 
 bool prepare_value(struct scene *scene);
+/* All of them are attached, and none leaves, so that nobody comes behind who attaches next. */
+bool keep_survivors(struct scene *scene);
 /*
  * A guest that holds something and keeps still until all is checked: the survivors
  * put their slots right themselves as they go on, as a libvgpu would not.
  */
 bool prepare_still_guest(struct scene *scene, bool behind_corpse);
-/* Where the guest will not notice, it may have charged since. */
+/* Where the guest will not notice, it may have charged since.  Until stop_working() its slot is
+ * seen moving. */
 bool prepare_orphan(struct scene *scene, bool guest_notices);
+void stop_working(struct scene *scene);
+/* What a newcomer of libvgpu does: the emptied slots at the end go. */
+void remove_emptied_end(struct scene *scene);
 void libvgpu_takes_lock_away(struct scene *scene);
 
 /* ---- crash_survivors.c: survivors by number, or all of them ---- */

@@ -182,9 +182,9 @@ void actor_recover(struct actor *actor)
 
 void actor_repair(struct actor *actor)
 {
-    static int32_t pids[HR_SLOTS];
+    static struct hr_slot_repair found[HR_SLOTS];
     begin(actor, OTHERWISE);
-    int code = hr_repair_slots(actor->region, NULL, 0, actor->timeout_ns, pids);
+    int code = hr_repair_slots(actor->region, NULL, 0, actor->timeout_ns, found);
     EXPECT(code, HR_OK);
     end(actor);
 }

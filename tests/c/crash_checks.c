@@ -157,7 +157,7 @@ static bool check_dead_slot(struct scene *scene, const struct ledger *victim, ui
     struct slot slot;
     read_slot(scene, index, &slot);
     struct ledger *ledger = ledger_of(scene, slot.pid);
-    if (ledger == NULL && scene_has_seqlock(scene) && slot.clear && slot.pid != 0)
+    if (ledger == NULL && slot.clear && slot.pid != 0)
         return true; /* of a process that is gone, emptied where it stands */
     if (ledger == NULL)
         return scene_fail(scene, "slot %u has pid %d, which nobody attached", index, slot.pid);
@@ -190,11 +190,8 @@ static bool check_presence(struct scene *scene, const struct ledger *victim, con
         bool attached = atomic_load(&ledger->attached);
         bool may_be_gone =
             doing == DETACHING || (victim != NULL && ledger != victim && victim->has_reaped);
-        bool may_be_there = attached || doing == ATTACHING || scene_has_seqlock(scene);
         if (seen[i] == 0 && attached && !may_be_gone)
             return scene_fail(scene, "the dead %d has lost its slot", ledger->pid);
-        if (seen[i] > 0 && !may_be_there)
-            return scene_fail(scene, "the dead %d has a slot again", ledger->pid);
         if (seen[i] == 0)
             atomic_store(&ledger->attached, 0);
     }
@@ -236,7 +233,7 @@ static bool check_nobody_else(struct scene *scene)
         const struct ledger *ledger = ledger_of(scene, slot.pid);
         if (i < count && ledger != NULL && ledger - scene->shared->ledgers < LIVE)
             continue;
-        bool emptied = scene_has_seqlock(scene) && slot.clear && !slot.odd && i + 1 < count;
+        bool emptied = slot.clear && !slot.odd && slot.pid != 0;
         /* Who takes a slot behind the last one goes on with its seqlock. */
         bool fine = i < count ? emptied : !slot.odd;
         if (!fine)

@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -69,8 +70,30 @@ void scene_start(struct scene *scene, uint32_t layout, bool crowded)
         start_live(scene, i);
 }
 
+/* A process of libvgpu at work in its slot, as far as anybody can see. */
+static void start_working(struct scene *scene, uint32_t slot)
+{
+    uint8_t *seqlock = scene->file.bytes + slot_at(&scene->file, slot, scene->layout->slot_seqlock);
+    scene->working = fork();
+    NEED(scene->working >= 0);
+    while (scene->working == 0) {
+        atomic_fetch_add((_Atomic uint64_t *)(void *)seqlock, 2);
+        nap_us(1000);
+    }
+}
+
+void stop_working(struct scene *scene)
+{
+    if (scene->working <= 0)
+        return;
+    kill(scene->working, SIGKILL);
+    waitpid(scene->working, NULL, 0);
+    scene->working = 0;
+}
+
 void scene_stop(struct scene *scene)
 {
+    stop_working(scene);
     for (uint32_t i = 0; i < LIVE; i++)
         stop_live(scene, i);
     hr_free(scene->doctor);
@@ -92,15 +115,21 @@ bool prepare_value(struct scene *scene)
     return true;
 }
 
-bool prepare_still_guest(struct scene *scene, bool behind_corpse)
+bool keep_survivors(struct scene *scene)
 {
-    if (behind_corpse && make_corpse(scene) == NULL)
-        return false;
     atomic_store(&scene->shared->stay, 1);
     for (uint32_t i = 0; i < SURVIVORS; i++) {
         while (!atomic_load(&scene->shared->ledgers[i].attached))
             nap_us(50);
     }
+    return true;
+}
+
+bool prepare_still_guest(struct scene *scene, bool behind_corpse)
+{
+    if (behind_corpse && make_corpse(scene) == NULL)
+        return false;
+    keep_survivors(scene);
     start_live(scene, GUEST);
     return pause_one(scene, GUEST);
 }
@@ -130,32 +159,44 @@ bool prepare_orphan(struct scene *scene, bool guest_notices)
     uint32_t hole, last;
     if (!pause_survivors(scene) || (corpse = make_corpse(scene)) == NULL)
         return false;
+    /* A name behind the last slot would have the guest look for an emptied one. */
+    poke32(file, slot_at(file, peek32(file, layout->proc_num), layout->slot_pid), 0);
     start_live(scene, GUEST);
     if (!pause_survivors(scene) || !find_slot(scene, corpse, &hole) ||
         !find_slot(scene, guest, &last))
         return false;
     if (last + 1 != peek32(file, layout->proc_num))
         return scene_fail(scene, "the guest's slot is not the last one");
-    /* What proves an idle one: its host pid, which can be known in the first namespace only. */
-    int32_t pid = atomic_load(&guest->pid);
-    poke32(file, slot_at(file, last, layout->slot_hostpid),
-           (uint32_t)(is_first_pid_namespace() ? pid : pid + 1));
     memcpy(file->bytes + slot_at(file, hole, 0), file->bytes + slot_at(file, last, 0),
            layout->slot_stride);
     poke32(file, layout->proc_num, last);
     atomic_store(&corpse->pid, 0);
     atomic_store(&corpse->attached, 0);
     atomic_store(&guest->is_orphan, 1);
+    start_working(scene, last);
     /* A guest of ours notices as soon as it goes on, a libvgpu never does. */
     if (guest_notices || below(&scene->random, 2) == 0)
         return true;
-    const size_t seqlock = slot_at(file, last, layout->slot_seqlock);
     const size_t used = slot_at(file, last, layout->slot_used);
-    poke64(file, seqlock, peek64(file, seqlock) + 2);
     poke64(file, used + 8, peek64(file, used + 8) + 4096);
     poke64(file, used + 32, peek64(file, used + 32) + 4096);
     atomic_fetch_add(&guest->held[0][HR_MODULE], 4096);
     return true;
+}
+
+void remove_emptied_end(struct scene *scene)
+{
+    const struct region_file *file = &scene->file;
+    uint32_t count = peek32(file, scene->layout->proc_num);
+    for (; count > 0; count--) {
+        const size_t at = slot_at(file, count - 1, scene->layout->slot_pid);
+        for (uint32_t i = 0; i < LIVE; i++) {
+            if ((int32_t)peek32(file, at) == atomic_load(&scene->shared->ledgers[i].pid))
+                return;
+        }
+        poke32(file, scene->layout->proc_num, count - 1);
+        poke32(file, at, 0);
+    }
 }
 
 /* libvgpu's waiter: no such process, so compare and swap to 0, and who wins posts. */

@@ -138,7 +138,7 @@ static void prepare(struct actor *actor, enum script script)
 static void die(struct actor *actor, enum script script, int kill_at, int kill_on)
 {
     /* Some victims of each script are processes of the region, some only look in. */
-    if (script <= RECOVERS && below(&actor->random, 2) == 0)
+    if (script <= RECOVERS && kill_at != HR_AT_ATTACH_COUNT_STORED && below(&actor->random, 2) == 0)
         actor_attach(actor);
     if (kill_at != NOWHERE)
         hr_testpoint_kill_on = actor->ledger->reached[kill_at] + kill_on;

@@ -22,7 +22,7 @@ enum fuzz_step {
     FUZZ_OPEN,     /* flags, layout */
     FUZZ_SNAPSHOT, /* bytes in units of 8 (2 bytes), 1 byte more */
     FUZZ_GET,      /* value, device */
-    FUZZ_READ_SET, /* devices, processes, usages that there is room for */
+    FUZZ_READ_SET, /* room in units of 8 bytes (2 bytes), how far columns are apart */
     FUZZ_EDIT,     /* flags of the call, number of edits; for each: kind, device as signed, flags,
                       index of a uuid, value, expected value */
     FUZZ_IS_STALE,

@@ -57,18 +57,18 @@ static uint32_t shown_devices(const struct view *view)
 {
     const struct hr_layout *layout = view->layout;
     uint64_t count = get64(view, layout->device_num);
-    if (count == 0) {
-        bool equal = true;
-        count = 1;
-        for (uint32_t device = 1; device < HR_DEVICES; device++) {
-            const uint64_t limit = get64(view, layout->limit + device * 8);
-            equal = equal && limit == get64(view, layout->limit);
-            if (limit != 0)
-                count = device + 1;
-        }
-        if (equal)
-            count = 1;
+    if (count != 0)
+        return (1u << count) - 1;
+    bool equal = true;
+    count = 1;
+    for (uint32_t device = 1; device < HR_DEVICES; device++) {
+        const uint64_t limit = get64(view, layout->limit + device * 8);
+        equal = equal && limit == get64(view, layout->limit);
+        if (limit != 0)
+            count = device + 1;
     }
+    if (equal)
+        count = 1;
     uint32_t shown = (1u << count) - 1;
     for (uint32_t device = 0; device < HR_DEVICES; device++)
         if (get64(view, layout->uuids + device * HR_UUID_BYTES) != 0)
@@ -105,13 +105,21 @@ int oracle_snapshot_code(const struct view *view, size_t bytes, size_t *wanted)
 
 static bool is_free(const struct view *view)
 {
-    return get32(view, view->layout->sem) != 0;
+    return get32(view, view->layout->sem) == 1 && get64(view, view->layout->owner_pid) == 0;
 }
 
-static bool is_even(const struct view *view, uint32_t slot)
+/* An even seqlock, and totals that are the sums of their kinds. */
+static bool slot_is_whole(const struct view *view, uint32_t slot, uint32_t span)
 {
     const uint32_t seqlock = view->layout->slot_seqlock;
-    return seqlock == HR_ABSENT || get64(view, slot_at(view, slot) + seqlock) % 2 == 0;
+    if (seqlock == HR_ABSENT)
+        return true;
+    bool whole = get64(view, slot_at(view, slot) + seqlock) % 2 == 0;
+    for (uint32_t device = 0; device < span; device++) {
+        const struct hr_usage usage = usage_at(view, slot, device);
+        whole = whole && usage.total == usage.context + usage.module + usage.data;
+    }
+    return whole;
 }
 
 static void require_same_usage(const struct hr_usage *found, const struct hr_usage *expected)
@@ -158,7 +166,7 @@ void oracle_require_same(const struct hr_snapshot *snapshot, const struct view *
         REQUIRE(process->pid == get32(view, at + layout->slot_pid));
         REQUIRE(process->host_pid == get32(view, at + layout->slot_hostpid));
         REQUIRE(process->status == get32(view, at + layout->slot_status));
-        REQUIRE(process->settled == (is_free(view) && is_even(view, i)));
+        REQUIRE(process->settled == (is_free(view) && slot_is_whole(view, i, snapshot->span)));
         settled = settled && process->settled;
         for (uint32_t device = 0; device < snapshot->span; device++) {
             const struct hr_usage expected = usage_at(view, i, device);

@@ -194,12 +194,8 @@ static void snapshot(size_t bytes)
     const struct view view = as_opened();
     size_t wanted = 0;
     const int expected = oracle_snapshot_code(&view, bytes, &wanted);
-    /* Without room for the head nothing is read at all. */
-    if (bytes < sizeof *head)
-        REQUIRE(code == HR_ENOSPACE);
-    else
-        REQUIRE(code == expected);
-    if (code == HR_ENOSPACE && bytes >= sizeof *head)
+    REQUIRE(code == expected);
+    if (code == HR_ENOSPACE)
         REQUIRE(detail.wanted == wanted);
     if (code == HR_OK)
         oracle_require_same(head, &view);
@@ -225,49 +221,68 @@ static void get(uint32_t value, uint32_t device)
     REQUIRE(code != HR_OK || found == expected);
 }
 
-static void read_set(uint32_t devices, uint32_t processes, uint32_t usages)
+/* A table of the set, in exactly the memory that it may use. */
+static uint64_t *columns(const void *set, uint32_t table, size_t rows, size_t columns, size_t step)
 {
-    const struct hr_rows capacity = {2, devices, processes, usages};
-    struct hr_rows filled;
-    const size_t cells = 2 * (size_t)HR_REGION_COLUMNS + devices * (size_t)HR_DEVICE_COLUMNS +
-                         processes * (size_t)HR_PROCESS_COLUMNS + usages * (size_t)HR_USAGE_COLUMNS;
+    uint64_t *cells = malloc((rows == 0 ? 0 : (columns - 1) * step + rows) * sizeof *cells + 1);
+    REQUIRE(cells != NULL);
+    hr_columns(set, 2, table, cells, step);
+    return cells;
+}
+
+static void check_columns(const void *set, const struct hr_set_size *size, size_t apart)
+{
+    const size_t step = size->usages + apart;
+    uint64_t *regions = columns(set, HR_TABLE_REGIONS, 2, HR_REGION_COLUMNS, 2);
+    REQUIRE(regions[HR_REGION_DEVICE_ROWS * 2] == size->devices);
+    REQUIRE(regions[HR_REGION_PROCESS_COUNT * 2] == size->processes);
+    free(regions);
+    free(columns(set, HR_TABLE_DEVICES, size->devices, HR_DEVICE_COLUMNS, size->devices));
+    free(columns(set, HR_TABLE_UUIDS, size->devices * HR_UUID_BYTES / 8, 1, 0));
+    free(columns(set, HR_TABLE_PROCESSES, size->processes, HR_PROCESS_COLUMNS, size->processes));
+    uint64_t *usages = columns(set, HR_TABLE_USAGES, size->usages, HR_USAGE_COLUMNS, step);
+    for (uint32_t row = 0; row < size->usages; row++)
+        REQUIRE(usages[HR_USAGE_PROCESS * step + row] == row / size->devices);
+    free(usages);
+}
+
+static void read_set(size_t bytes, size_t apart)
+{
+    struct hr_set_size size;
     /* Exactly as large as it may be used. */
-    uint64_t *arena = malloc(cells * sizeof *arena);
-    REQUIRE(arena != NULL);
+    void *set = malloc(bytes);
+    REQUIRE(set != NULL);
     hr_region *const regions[2] = {run.region, NULL};
-    const int code = hr_read_set(regions, &capacity, arena, buffer, &filled);
-    const int expected_failures[] = {1, 2, HR_ENOSPACE};
-    REQUIRE(code == expected_failures[0] || code == expected_failures[1] ||
-            code == expected_failures[2]);
-    REQUIRE(filled.regions == 2);
-    REQUIRE(filled.devices <= HR_DEVICES && filled.processes <= HR_SLOTS);
-    REQUIRE(filled.usages <= HR_SLOTS * HR_DEVICES);
+    const int code = hr_read_set(regions, 2, set, bytes, &size);
+    REQUIRE(code == 1 || code == 2 || code == HR_ENOSPACE);
     if (code == HR_ENOSPACE) {
         require_detail(code);
-        REQUIRE(filled.devices > devices || filled.processes > processes || filled.usages > usages);
-        free(arena);
+        REQUIRE(size.bytes > bytes);
+        free(set);
         return;
     }
-    REQUIRE(arena[HR_REGION_CODE * 2 + 1] == (uint64_t)(int64_t)HR_ECLOSED);
-    const int region_code = (int)arena[HR_REGION_CODE * 2];
-    REQUIRE((region_code == HR_OK) == (code == 1));
-    if (region_code != HR_OK) {
-        REQUIRE(region_code == HR_ESTALE || region_code == HR_ECORRUPT);
-        REQUIRE(filled.devices == 0 && filled.processes == 0 && filled.usages == 0);
+    REQUIRE(size.bytes <= bytes);
+    REQUIRE(set_snapshot(set, 1)->code == HR_ECLOSED);
+    const struct hr_snapshot *head = set_snapshot(set, 0);
+    REQUIRE((head->code == HR_OK) == (code == 1));
+    if (head->code != HR_OK) {
+        REQUIRE(head->code == HR_ESTALE || head->code == HR_ECORRUPT);
+        REQUIRE(set_failure(set, 0)->code == head->code);
+        REQUIRE(size.devices == 0 && size.processes == 0 && size.usages == 0);
     } else {
-        REQUIRE(filled.usages == filled.devices * filled.processes);
-        REQUIRE(arena[HR_REGION_LAYOUT * 2] == run.open_as);
-        REQUIRE(arena[HR_REGION_PROCESS_COUNT * 2] == filled.processes);
-        REQUIRE(arena[HR_REGION_DEVICE_ROWS * 2] == filled.devices);
-        REQUIRE(arena[HR_REGION_SETTLED * 2] <= 1);
+        REQUIRE(head->layout == run.open_as);
+        REQUIRE(size.processes == (uint32_t)head->proc_num);
+        REQUIRE(size.usages == size.devices * size.processes);
+        oracle_require_sane(head, bytes);
     }
+    check_columns(set, &size, apart);
     if (is_whole()) {
         const struct view view = as_opened();
-        REQUIRE((region_code == HR_ESTALE) == !oracle_good_header(&view));
-        if (region_code == HR_OK)
-            REQUIRE(filled.processes == (uint32_t)get32(&view, view.layout->proc_num));
+        REQUIRE((head->code == HR_ESTALE) == !oracle_good_header(&view));
+        if (head->code == HR_OK)
+            oracle_require_same(head, &view);
     }
-    free(arena);
+    free(set);
 }
 
 static void do_call(uint8_t step, struct input *input)
@@ -291,8 +306,8 @@ static void do_call(uint8_t step, struct input *input)
         break;
     }
     case FUZZ_READ_SET: {
-        const uint32_t devices = take8(input), processes = take8(input) * 5u;
-        read_set(devices, processes, take8(input) * 16u);
+        const size_t bytes = (size_t)take16(input) * 8;
+        read_set(bytes, take8(input));
         break;
     }
     case FUZZ_IS_STALE:
@@ -400,7 +415,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         /* A fault costs far more than an answer: the sanitizer reads our whole memory map. */
         for (uint32_t value = 0; value <= HR_VALUE_PROC_NUM && is_whole(); value++)
             get(value, 1);
-        read_set(HR_DEVICES, 64, 64 * HR_DEVICES);
+        read_set(3 * sizeof(struct hr_snapshot) + HR_SNAPSHOT_MAX_BYTES, 9);
     }
     close_region();
     limiter_end();

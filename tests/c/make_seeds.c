@@ -184,7 +184,7 @@ int main(int argc, char **argv)
         SEED(layout, FUZZ_OPEN, 1, 5, FUZZ_RESIZE, 1, 0, FUZZ_SNAPSHOT, 0xff, 0xff, 0, FUZZ_EDIT, 0,
              1, HR_PRIORITY, 0, 0, 0, 1, 0, FUZZ_RESIZE, 6, 0, FUZZ_IS_STALE);
         SEED(layout, FUZZ_POKE, FUZZ_SLOT_SEQLOCK, 0, 0, 1, 1, FUZZ_OPEN, 0, 5, FUZZ_SNAPSHOT, 0xff,
-             0xff, 0, FUZZ_SNAPSHOT, 0xff, 0xff, 0, FUZZ_READ_SET, 2, 3, 6);
+             0xff, 0, FUZZ_SNAPSHOT, 0xff, 0xff, 0, FUZZ_READ_SET, 0xff, 3, 6);
         SEED(layout, FUZZ_POKE, FUZZ_SEM, 0, 0, 0, 0, FUZZ_OPEN, 0, 5, FUZZ_SNAPSHOT, 9, 0, 0,
              FUZZ_READ_SET, 16, 16, 64, FUZZ_CLOSE);
         SEED(layout, FUZZ_OPEN, 1, 5, FUZZ_EDIT, 0, 1, HR_MEMORY, 0, HR_EXPECT, 0, 20, 22,
@@ -198,8 +198,8 @@ int main(int argc, char **argv)
              0, 0, 0, FUZZ_TEXT, 1, 0, 0, 0, 0, 0, FUZZ_IDENTIFY, 5, FUZZ_OPEN, 0, 2, FUZZ_OPEN, 0,
              3);
         SEED(layout, FUZZ_OPEN, 0, 5, FUZZ_POKE, FUZZ_SLOT_TOTAL, 9, 0, 2, 25, FUZZ_POKE,
-             FUZZ_SLOT_TOTAL, 9, 0, 1, 25, FUZZ_READ_SET, 3, 3, 9, FUZZ_GET, 2, 9, FUZZ_SNAPSHOT,
-             0xff, 0, 0);
+             FUZZ_SLOT_TOTAL, 9, 0, 1, 25, FUZZ_READ_SET, 0xff, 0xff, 9, FUZZ_GET, 2, 9,
+             FUZZ_SNAPSHOT, 0xff, 0, 0);
     }
     for (unsigned char layout = 0; layout < FUZZ_RAW; layout++)
         seed_writers(layout);

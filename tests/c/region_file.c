@@ -92,7 +92,7 @@ void usage_of_number(const struct hr_layout *layout, uint64_t number, uint32_t d
                              .module = base + 2,
                              .data = base + 3,
                              .offset = base + 4,
-                             .total = base + 5,
+                             .total = 3 * base + 6, /* the sum of its kinds, as libvgpu keeps it */
                              .monitor = base + 6};
     if (layout->slot_util != HR_ABSENT) {
         out->dec = base + 7;

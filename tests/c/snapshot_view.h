@@ -35,4 +35,16 @@ static inline const struct hr_usage *snapshot_usage(const struct hr_snapshot *sn
     return (const struct hr_usage *)(const void *)(snapshot_process(snapshot, index) + 1) + device;
 }
 
+/* The same in what hr_read_set() wrote. */
+static inline const struct hr_snapshot *set_snapshot(const void *set, uint32_t index)
+{
+    const struct hr_member *member = (const struct hr_member *)set + index;
+    return (const struct hr_snapshot *)(const void *)((const char *)set + member->at);
+}
+
+static inline const struct hr_detail *set_failure(const void *set, uint32_t index)
+{
+    return (const struct hr_detail *)(const void *)(set_snapshot(set, index) + 1);
+}
+
 #endif

@@ -1,41 +1,69 @@
 /* Columns hold the same as snapshots, region after region; and single live values do. */
 #include "check.h"
 #include "region_file.h"
+#include "snapshot_view.h"
 
-/* Four tables behind each other, at their capacities. */
+/* What was read, in a buffer that is exactly as large, and its columns likewise. */
 struct tables {
-    struct hr_rows capacity;
-    uint64_t *arena;
+    void *set;
+    struct hr_set_size size;
     uint64_t *regions, *devices, *processes, *usages;
+    char *uuids;
+    size_t region_step, device_step, process_step, usage_step;
 };
 
-static void tables_make(struct tables *tables, struct hr_rows capacity)
+static uint64_t *columns_of(const struct tables *tables, uint32_t count, uint32_t table,
+                            size_t cells, size_t step)
 {
-    const size_t regions = (size_t)capacity.regions * HR_REGION_COLUMNS;
-    const size_t devices = (size_t)capacity.devices * HR_DEVICE_COLUMNS;
-    const size_t processes = (size_t)capacity.processes * HR_PROCESS_COLUMNS;
-    const size_t usages = (size_t)capacity.usages * HR_USAGE_COLUMNS;
-    tables->capacity = capacity;
-    tables->arena = malloc((regions + devices + processes + usages) * 8);
-    NEED(tables->arena != NULL);
-    tables->regions = tables->arena;
-    tables->devices = tables->regions + regions;
-    tables->processes = tables->devices + devices;
-    tables->usages = tables->processes + processes;
+    uint64_t *made = malloc(cells * sizeof *made + 1);
+    NEED(made != NULL);
+    hr_columns(tables->set, count, table, made, step);
+    return made;
 }
 
-static uint64_t scratch[(HR_SNAPSHOT_MAX_BYTES + 7) / 8];
-
-#define REGION_CELL(t, column, row) ((t)->regions[(column) * (t)->capacity.regions + (row)])
-#define DEVICE_CELL(t, column, row) ((t)->devices[(column) * (t)->capacity.devices + (row)])
-#define PROCESS_CELL(t, column, row) ((t)->processes[(column) * (t)->capacity.processes + (row)])
-#define USAGE_CELL(t, column, row) ((t)->usages[(column) * (t)->capacity.usages + (row)])
-
-static const char *uuid_of_row(const struct tables *tables, uint32_t row)
+/* Returns what hr_read_set() did.  Columns lie `apart` cells further from each other than they
+ * must. */
+static int tables_read(struct tables *tables, hr_region *const *regions, uint32_t count,
+                       size_t apart)
 {
-    return (const char *)(tables->devices + (size_t)HR_DEVICE_UUID * tables->capacity.devices) +
-           (size_t)row * HR_UUID_BYTES;
+    struct hr_set_size *size = &tables->size;
+    CHECK_EQ(hr_read_set(regions, count, NULL, 0, size), count == 0 ? 0 : HR_ENOSPACE);
+    const uint64_t wanted = size->bytes;
+    tables->set = malloc(wanted + 1);
+    NEED(tables->set != NULL);
+    const int failed = hr_read_set(regions, count, tables->set, wanted, size);
+    CHECK_EQ(size->bytes, wanted);
+    tables->region_step = count + apart;
+    tables->device_step = size->devices + apart;
+    tables->process_step = size->processes + apart;
+    tables->usage_step = size->usages + apart;
+    tables->regions = columns_of(tables, count, HR_TABLE_REGIONS,
+                                 HR_REGION_COLUMNS * tables->region_step, tables->region_step);
+    tables->devices = columns_of(tables, count, HR_TABLE_DEVICES,
+                                 HR_DEVICE_COLUMNS * tables->device_step, tables->device_step);
+    tables->uuids = (char *)columns_of(tables, count, HR_TABLE_UUIDS,
+                                       size->devices * (size_t)HR_UUID_BYTES / 8, 0);
+    tables->processes = columns_of(tables, count, HR_TABLE_PROCESSES,
+                                   HR_PROCESS_COLUMNS * tables->process_step, tables->process_step);
+    tables->usages = columns_of(tables, count, HR_TABLE_USAGES,
+                                HR_USAGE_COLUMNS * tables->usage_step, tables->usage_step);
+    return failed;
 }
+
+static void tables_free(struct tables *tables)
+{
+    free(tables->set);
+    free(tables->regions);
+    free(tables->devices);
+    free(tables->uuids);
+    free(tables->processes);
+    free(tables->usages);
+}
+
+#define REGION_CELL(t, column, row) ((t)->regions[(column) * (t)->region_step + (row)])
+#define DEVICE_CELL(t, column, row) ((t)->devices[(column) * (t)->device_step + (row)])
+#define PROCESS_CELL(t, column, row) ((t)->processes[(column) * (t)->process_step + (row)])
+#define USAGE_CELL(t, column, row) ((t)->usages[(column) * (t)->usage_step + (row)])
 
 /* Five regions of five layouts, one NULL and one closed handle, in one call. */
 static void test_columns(void)
@@ -54,31 +82,27 @@ static void test_columns(void)
     regions[HR_LAYOUTS + 1] = open_or_fail(files[0].path, HR_READ);
     hr_close(regions[HR_LAYOUTS + 1]);
 
-    struct hr_rows filled;
     struct tables tables;
-    const struct hr_rows exact = {ROWS, 2 * HR_LAYOUTS, 15, 30};
-    const struct hr_rows tight[] = {{ROWS, 0, 0, 0},
-                                    {ROWS, exact.devices - 1, exact.processes, exact.usages},
-                                    {ROWS, exact.devices, exact.processes - 1, exact.usages},
-                                    {ROWS, exact.devices, exact.processes, exact.usages - 1}};
-    for (size_t i = 0; i < sizeof tight / sizeof tight[0]; i++) {
-        tables_make(&tables, tight[i]);
-        CHECK_EQ(hr_read_set(regions, &tight[i], tables.arena, scratch, &filled), HR_ENOSPACE);
-        CHECK(filled.devices >= exact.devices);
-        CHECK(filled.processes >= exact.processes);
-        CHECK(filled.usages >= exact.usages);
-        free(tables.arena);
+    struct hr_set_size size;
+    tables_read(&tables, regions, ROWS, 0);
+    const uint64_t wanted = tables.size.bytes;
+    tables_free(&tables);
+    /* A byte too few is told, and nothing is written behind the end. */
+    for (uint64_t bytes = 0; bytes < wanted; bytes++) {
+        char *exact = malloc(bytes + 1);
+        NEED(exact != NULL);
+        exact[bytes] = 0x5a;
+        CHECK_EQ(hr_read_set(regions, ROWS, exact, bytes, &size), HR_ENOSPACE);
+        CHECK_EQ(size.bytes, wanted);
+        CHECK_EQ(exact[bytes], 0x5a);
+        free(exact);
     }
 
-    const struct hr_rows roomy = {ROWS, exact.devices + 3, exact.processes + 5, exact.usages + 7};
-    const struct hr_rows capacities[] = {exact, roomy};
-    for (size_t i = 0; i < 2; i++) {
-        tables_make(&tables, capacities[i]);
-        CHECK_EQ(hr_read_set(regions, &capacities[i], tables.arena, scratch, &filled), 2);
-        CHECK_EQ(filled.regions, ROWS);
-        CHECK_EQ(filled.devices, exact.devices);
-        CHECK_EQ(filled.processes, exact.processes);
-        CHECK_EQ(filled.usages, exact.usages);
+    for (size_t apart = 0; apart < 10; apart += 9) {
+        CHECK_EQ(tables_read(&tables, regions, ROWS, apart), 2);
+        CHECK_EQ(tables.size.devices, 2 * HR_LAYOUTS);
+        CHECK_EQ(tables.size.processes, 15);
+        CHECK_EQ(tables.size.usages, 30);
         uint32_t process = 0, usage = 0;
         for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
             const struct tables *t = &tables;
@@ -113,9 +137,9 @@ static void test_columns(void)
                 CHECK_EQ(DEVICE_CELL(t, HR_DEVICE_SM, row), sum.sm);
                 CHECK_EQ(DEVICE_CELL(t, HR_DEVICE_ENC, row), sum.enc);
                 CHECK_EQ(DEVICE_CELL(t, HR_DEVICE_DEC, row), sum.dec);
-                CHECK_STR(uuid_of_row(t, row), device == 0
-                                                   ? "GPU-00000000-aaaa-bbbb-cccc-000000000001"
-                                                   : "MIG-00000000-aaaa-bbbb-cccc-000000000002");
+                CHECK_STR(t->uuids + row * HR_UUID_BYTES,
+                          device == 0 ? "GPU-00000000-aaaa-bbbb-cccc-000000000001"
+                                      : "MIG-00000000-aaaa-bbbb-cccc-000000000002");
             }
             for (uint32_t slot = 0; slot <= id; slot++, process++) {
                 CHECK_EQ(PROCESS_CELL(t, HR_PROCESS_REGION, process), id);
@@ -144,30 +168,33 @@ static void test_columns(void)
         }
         for (uint32_t row = HR_LAYOUTS; row < ROWS; row++) {
             CHECK_EQ(REGION_CELL(&tables, HR_REGION_CODE, row), HR_ECLOSED);
+            CHECK_EQ(set_failure(tables.set, row)->code, HR_ECLOSED);
             for (uint32_t column = HR_REGION_CODE + 1; column < HR_REGION_FIRST_DEVICE; column++)
                 CHECK_EQ(REGION_CELL(&tables, column, row), 0);
             CHECK_EQ(REGION_CELL(&tables, HR_REGION_DEVICE_ROWS, row), 0);
         }
-        free(tables.arena);
+        tables_free(&tables);
     }
 
-    /* One that turned bad is told, and the others are still read. */
-    tables_make(&tables, exact);
+    /* One that turned bad is told, with what is wrong, and the others are still read. */
     poke32(&files[2], files[2].layout->proc_num, 5000);
     poke64(&files[3], files[3].layout->device_num, UINT64_MAX);
-    CHECK_EQ(hr_read_set(regions, &exact, tables.arena, scratch, &filled), 4);
+    CHECK_EQ(tables_read(&tables, regions, ROWS, 0), 4);
     CHECK_EQ(REGION_CELL(&tables, HR_REGION_CODE, 2), HR_ECORRUPT);
     CHECK_EQ(REGION_CELL(&tables, HR_REGION_CODE, 3), HR_ECORRUPT);
     CHECK_EQ(REGION_CELL(&tables, HR_REGION_CODE, 4), HR_OK);
-    CHECK_EQ(filled.devices, 6);
-    CHECK_EQ(filled.processes, 1 + 2 + 5);
-    CHECK_EQ(filled.usages, 2 * (1 + 2 + 5));
+    CHECK_EQ(set_failure(tables.set, 2)->why, HR_WHY_PROC_NUM);
+    CHECK_EQ(set_failure(tables.set, 2)->found, 5000);
+    CHECK_EQ(set_failure(tables.set, 3)->why, HR_WHY_DEVICE_NUM);
+    CHECK_EQ(tables.size.devices, 6);
+    CHECK_EQ(tables.size.processes, 1 + 2 + 5);
+    CHECK_EQ(tables.size.usages, 2 * (1 + 2 + 5));
     CHECK_EQ(PROCESS_CELL(&tables, HR_PROCESS_PID, 3), 401);
-    free(tables.arena);
+    tables_free(&tables);
 
-    const struct hr_rows nothing = {0, 0, 0, 0};
-    CHECK_EQ(hr_read_set(NULL, &nothing, scratch, scratch, &filled), HR_OK);
-    CHECK_EQ(filled.regions, 0);
+    CHECK_EQ(tables_read(&tables, NULL, 0, 0), 0);
+    CHECK_EQ(tables.size.bytes, 0);
+    tables_free(&tables);
 
     for (uint32_t row = 0; row < ROWS; row++)
         if (regions[row] != NULL)
@@ -190,42 +217,54 @@ static void test_column_sums_saturate(void)
     poke32(&file, file.layout->proc_num, 2);
     hr_region *region = open_or_fail(file.path, HR_READ);
     struct tables tables;
-    struct hr_rows filled;
-    tables_make(&tables, (struct hr_rows){1, 2, 2, 4});
-    CHECK_EQ(hr_read_set(&region, &tables.capacity, tables.arena, scratch, &filled), HR_OK);
+    CHECK_EQ(tables_read(&tables, &region, 1, 0), HR_OK);
     for (uint32_t column = HR_DEVICE_TOTAL; column <= HR_DEVICE_DEC; column++)
         CHECK_EQ(DEVICE_CELL(&tables, column, 0), UINT64_MAX);
-    free(tables.arena);
+    tables_free(&tables);
     close_and_free(region);
     region_file_remove(&file);
 }
 
-/* Usage beyond device_num is found at once by a snapshot, and soon by columns. */
-static void test_columns_find_far_devices(void)
+/* Before the devices are declared, those that left traces have rows, and those between have none.
+ */
+static void test_columns_of_undeclared_devices(void)
 {
     struct region_file file;
     region_file_make(&file, HR_V1_2);
-    fill_slot(&file, 0, 100, 1, 2);
-    poke32(&file, file.layout->proc_num, 1);
+    fill_slot(&file, 0, 100, 1, 1);
+    fill_slot(&file, 1, 101, 2, 1);
+    poke32(&file, file.layout->proc_num, 2);
+    poke64(&file, file.layout->device_num, 0);
+    memset(file.bytes + file.layout->uuids, 0, HR_DEVICES * HR_UUID_BYTES);
+    memset(file.bytes + file.layout->limit, 0, HR_DEVICES * 8);
+    poke_usage(&file, 1, 11, &(struct hr_usage){.data = 7, .total = 7});
+    strcpy((char *)file.bytes + file.layout->uuids + 14 * HR_UUID_BYTES, "GPU-14");
     hr_region *region = open_or_fail(file.path, HR_READ);
     struct tables tables;
-    struct hr_rows filled;
-    tables_make(&tables, (struct hr_rows){1, HR_DEVICES, 1, HR_DEVICES});
-    CHECK_EQ(hr_read_set(&region, &tables.capacity, tables.arena, scratch, &filled), HR_OK);
-    CHECK_EQ(filled.devices, 2);
-    poke_usage(&file, 0, 11, &(struct hr_usage){.data = 7, .total = 7});
-    static uint64_t buffer[512];
-    CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer), HR_OK);
-    CHECK_EQ(((const struct hr_snapshot *)(const void *)buffer)->shown, 1u << 11 | 3);
-    for (int i = 0; i < HR_THOROUGH_EVERY; i++)
-        CHECK_EQ(hr_read_set(&region, &tables.capacity, tables.arena, scratch, &filled), HR_OK);
-    CHECK_EQ(filled.devices, 3);
-    CHECK_EQ(filled.usages, 3);
-    CHECK_EQ(DEVICE_CELL(&tables, HR_DEVICE_INDEX, 2), 11);
-    CHECK_EQ(DEVICE_CELL(&tables, HR_DEVICE_TOTAL, 2), 7);
-    CHECK_EQ(USAGE_CELL(&tables, HR_USAGE_DEVICE, 2), 11);
-    CHECK_EQ(USAGE_CELL(&tables, HR_USAGE_DATA, 2), 7);
-    free(tables.arena);
+    CHECK_EQ(tables_read(&tables, &region, 1, 0), HR_OK);
+    CHECK_EQ(tables.size.devices, 3);
+    CHECK_EQ(tables.size.usages, 6);
+    const uint32_t listed[] = {0, 11, 14};
+    for (uint32_t row = 0; row < 6; row++) {
+        CHECK_EQ(USAGE_CELL(&tables, HR_USAGE_PROCESS, row), row / 3);
+        CHECK_EQ(USAGE_CELL(&tables, HR_USAGE_DEVICE, row), listed[row % 3]);
+        CHECK_EQ(USAGE_CELL(&tables, HR_USAGE_DATA, row), row == 0   ? 1003
+                                                          : row == 3 ? 2003
+                                                          : row == 4 ? 7
+                                                                     : 0);
+    }
+    for (uint32_t row = 0; row < 3; row++)
+        CHECK_EQ(DEVICE_CELL(&tables, HR_DEVICE_INDEX, row), listed[row]);
+    CHECK_EQ(DEVICE_CELL(&tables, HR_DEVICE_TOTAL, 1), 7);
+    CHECK_STR(tables.uuids + 2 * HR_UUID_BYTES, "GPU-14");
+    CHECK_EQ(PROCESS_CELL(&tables, HR_PROCESS_FIRST_USAGE, 1), 3);
+    tables_free(&tables);
+
+    /* Once they are, what stands beyond them is left over. */
+    poke64(&file, file.layout->device_num, 1);
+    CHECK_EQ(tables_read(&tables, &region, 1, 0), HR_OK);
+    CHECK_EQ(tables.size.devices, 1);
+    tables_free(&tables);
     close_and_free(region);
     region_file_remove(&file);
 }
@@ -253,7 +292,7 @@ static void test_live_values(void)
         for (uint32_t device = 0; device < HR_DEVICES; device++)
             /* Every slot below proc_num, whatever its status. */
             CHECK_EQ(hr_get(region, HR_VALUE_MEMORY_USED, device),
-                     1000 + 2000 + 3000 + 4000 + 4 * (device * 10 + 5));
+                     3 * (1000 + 2000 + 3000 + 4000 + 4 * device * 10) + 4 * 6);
         CHECK_EQ(hr_get(region, HR_VALUE_PRIORITY, 0), 1);
         CHECK_EQ(hr_get(region, HR_VALUE_UTILIZATION_SWITCH, 0), 1);
         CHECK_EQ(hr_get(region, HR_VALUE_DEVICE_NUM, 0), 2);
@@ -291,7 +330,7 @@ int main(void)
 {
     RUN(test_columns);
     RUN(test_column_sums_saturate);
-    RUN(test_columns_find_far_devices);
+    RUN(test_columns_of_undeclared_devices);
     RUN(test_live_values);
     return check_report("test_columns");
 }

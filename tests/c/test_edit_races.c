@@ -14,6 +14,14 @@ static struct {
     bool armed;
 } hook;
 
+/* Nothing here waits. */
+int hooked_clock_gettime(clockid_t clock, struct timespec *now)
+{
+    (void)clock;
+    *now = (struct timespec){0};
+    return 0;
+}
+
 void before_load(void)
 {
     if (!hook.armed || hook.loads++ != hook.at)

@@ -57,7 +57,7 @@ static void give(struct script *script)
     add(script, script->file->layout->sem, 1, 4);
 }
 
-/* One number in every figure of a slot. */
+/* One number in every figure of a slot; the total is the sum of its kinds, as libvgpu keeps it. */
 static void put_number(struct script *script, uint32_t slot, uint64_t number)
 {
     const struct hr_layout *layout = script->file->layout;
@@ -65,7 +65,7 @@ static void put_number(struct script *script, uint32_t slot, uint64_t number)
         const size_t used = slot_at(script->file, slot, layout->slot_used) +
                             (size_t)device * layout->slot_used_stride;
         for (uint32_t field = 0; field < 5; field++)
-            add(script, used + field * 8, number, 8);
+            add(script, used + field * 8, field == 4 ? 3 * number : number, 8);
         add(script, slot_at(script->file, slot, layout->slot_monitorused) + device * 8, number, 8);
         if (layout->slot_util == HR_ABSENT)
             continue;
@@ -165,11 +165,11 @@ struct picture {
 
 static uint64_t number_of(const struct hr_usage *usages, bool has_util)
 {
-    const uint64_t number = usages[0].total;
+    const uint64_t number = usages[0].data;
     for (const struct hr_usage *usage = usages; usage < usages + DEVICES; usage++) {
         uint64_t other = (usage->context ^ number) | (usage->module ^ number) |
                          (usage->data ^ number) | (usage->offset ^ number) |
-                         (usage->total ^ number) | (usage->monitor ^ number);
+                         (usage->total ^ 3 * number) | (usage->monitor ^ number);
         if (has_util)
             other |= (usage->dec ^ number) | (usage->enc ^ number) | (usage->sm ^ number);
         if (other != 0)
@@ -180,10 +180,8 @@ static uint64_t number_of(const struct hr_usage *usages, bool has_util)
 
 static uint64_t buffer[2048];
 
-static void take_snapshot(hr_region *region, bool has_util, struct picture *out)
+static void read_picture(const struct hr_snapshot *snapshot, bool has_util, struct picture *out)
 {
-    const struct hr_snapshot *snapshot = (const struct hr_snapshot *)(const void *)buffer;
-    NEED(hr_snapshot(region, buffer, sizeof buffer) == HR_OK);
     out->settled = snapshot->settled;
     out->count = (uint32_t)snapshot->proc_num;
     uint64_t sum = 0;
@@ -197,41 +195,18 @@ static void take_snapshot(hr_region *region, bool has_util, struct picture *out)
     CHECK_EQ(snapshot_device(snapshot, DEVICES - 1)->sums.total, sum);
 }
 
-/* The same through the columns of a set of one region. */
-static void take_columns(hr_region *region, bool has_util, struct picture *out)
+static void take_snapshot(hr_region *region, bool has_util, struct picture *out)
 {
-    enum { ROWS = (PROCESSES + 1) * DEVICES };
-    static uint64_t regions[HR_REGION_COLUMNS + DEVICES * HR_DEVICE_COLUMNS +
-                            (PROCESSES + 1) * HR_PROCESS_COLUMNS + ROWS * HR_USAGE_COLUMNS];
-    const uint64_t *processes = regions + HR_REGION_COLUMNS + DEVICES * HR_DEVICE_COLUMNS;
-    const uint64_t *usages = processes + (PROCESSES + 1) * HR_PROCESS_COLUMNS;
-    const struct hr_rows capacity = {1, DEVICES, PROCESSES + 1, ROWS};
-    struct hr_rows filled;
-    NEED(hr_read_set(&region, &capacity, regions, buffer, &filled) == 0);
-    out->settled = regions[HR_REGION_SETTLED];
-    out->count = filled.processes;
-#define CELL(column) processes[(column) * (PROCESSES + 1) + i]
-#define FIGURE(column) usages[(column) * ROWS + row]
-    for (uint32_t i = 0; i < out->count; i++) {
-        struct hr_usage figures[DEVICES];
-        for (uint32_t device = 0; device < DEVICES; device++) {
-            const uint64_t row = CELL(HR_PROCESS_FIRST_USAGE) + device;
-            figures[device] = (struct hr_usage){
-                .total = FIGURE(HR_USAGE_TOTAL),
-                .context = FIGURE(HR_USAGE_CONTEXT),
-                .module = FIGURE(HR_USAGE_MODULE),
-                .data = FIGURE(HR_USAGE_DATA),
-                .offset = FIGURE(HR_USAGE_OFFSET),
-                .monitor = FIGURE(HR_USAGE_MONITOR),
-                .sm = FIGURE(HR_USAGE_SM),
-                .enc = FIGURE(HR_USAGE_ENC),
-                .dec = FIGURE(HR_USAGE_DEC),
-            };
-        }
-        out->processes[i] =
-            (struct process){(int32_t)CELL(HR_PROCESS_PID), (int32_t)CELL(HR_PROCESS_HOST_PID),
-                             CELL(HR_PROCESS_SETTLED) != 0, number_of(figures, has_util)};
-    }
+    NEED(hr_snapshot(region, buffer, sizeof buffer) == HR_OK);
+    read_picture((const struct hr_snapshot *)(const void *)buffer, has_util, out);
+}
+
+/* The same through a set of one region. */
+static void take_set(hr_region *region, bool has_util, struct picture *out)
+{
+    struct hr_set_size size;
+    NEED(hr_read_set(&region, 1, buffer, sizeof buffer, &size) == 0);
+    read_picture(set_snapshot(buffer, 0), has_util, out);
 }
 
 struct outcome {
@@ -296,6 +271,16 @@ static struct {
     uint32_t at[MAX_BURSTS], to[MAX_BURSTS];
 } plan;
 
+/* A load takes 10 ns, whatever else the machine does. */
+static uint64_t now_ns;
+
+int hooked_clock_gettime(clockid_t clock, struct timespec *now)
+{
+    (void)clock;
+    *now = (struct timespec){(time_t)(now_ns / 1000000000), (long)(now_ns % 1000000000)};
+    return 0;
+}
+
 static void do_stores_up_to(uint32_t to)
 {
     do_stores(plan.script, plan.done, to);
@@ -307,6 +292,7 @@ void before_load(void)
     while (plan.burst < plan.bursts && plan.at[plan.burst] <= plan.loads)
         do_stores_up_to(plan.to[plan.burst++]);
     plan.loads++;
+    now_ns += 10;
 }
 
 /* The writer always comes to its end, if only while the reader tries again. */
@@ -340,8 +326,6 @@ static void run_trials(struct region_file *file, take_picture *take, void (*writ
     NEED(hr_open(file->path, HR_READ, file->layout->id, &region) >= 0);
     const bool has_util = file->layout->slot_util != HR_ABSENT;
     struct picture picture;
-    /* The second, because the first of a set's reads of a region looks at more. */
-    take(region, has_util, &picture);
     plan.loads = 0;
     take(region, has_util, &picture);
     const uint32_t length = plan.loads;
@@ -373,9 +357,9 @@ static void test_no_interleaving_gives_a_mixed_slot(void)
         run_trials(&file, take_snapshot, account, "accounting");
         run_trials(&file, take_snapshot, move, "moving");
         run_trials(&file, take_snapshot, move_and_add_at_once, "moving and adding at once");
-        run_trials(&file, take_columns, account, "accounting, columns");
-        run_trials(&file, take_columns, move, "moving, columns");
-        run_trials(&file, take_columns, move_and_add_at_once, "moving and adding, columns");
+        run_trials(&file, take_set, account, "accounting, set");
+        run_trials(&file, take_set, move, "moving, set");
+        run_trials(&file, take_set, move_and_add_at_once, "moving and adding, set");
         region_file_remove(&file);
     }
 }

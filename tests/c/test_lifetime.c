@@ -1,6 +1,7 @@
 /* Handles under threads: closing waits, fork invalidates, and no access races another. */
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <sched.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -9,7 +10,7 @@
 #include "region_file.h"
 #include "snapshot_view.h"
 
-enum { READERS = 3, WRITERS = 2, PROCESSES = 6 };
+enum { READERS = 3, WRITERS = 2, PROCESSES = 6, SET_CELLS = 1024 };
 
 static void make_busy(struct region_file *file, uint32_t layout)
 {
@@ -34,7 +35,7 @@ static bool read_everything(hr_region *region, uint64_t *buffer)
     const struct hr_snapshot *snapshot = (const struct hr_snapshot *)(const void *)buffer;
     CHECK_EQ(snapshot->proc_num, PROCESSES);
     for (uint32_t index = 0; index < PROCESSES; index++)
-        CHECK_EQ(snapshot_usage(snapshot, index, 1)->total, index * 1000 + 15);
+        CHECK_EQ(snapshot_usage(snapshot, index, 1)->data, index * 1000 + 13);
 
     const uint64_t limit = hr_get(region, HR_VALUE_MEMORY_LIMIT, 0);
     if (limit == HR_NO_VALUE)
@@ -81,7 +82,7 @@ static void *writer(void *argument)
     return NULL;
 }
 
-/* Columns of a region that others read and edit; it may not be closed meanwhile. */
+/* A set of a region that others read and edit. */
 static void test_columns_beside_others(void)
 {
     struct region_file file;
@@ -90,27 +91,18 @@ static void test_columns_beside_others(void)
     pthread_t threads[2];
     NEED(pthread_create(&threads[0], NULL, reader, &crowd) == 0);
     NEED(pthread_create(&threads[1], NULL, writer, &crowd) == 0);
-    enum {
-        CELLS = HR_REGION_COLUMNS + 2 * HR_DEVICE_COLUMNS + PROCESSES * HR_PROCESS_COLUMNS +
-        2 * PROCESSES * HR_USAGE_COLUMNS
-    };
-    uint64_t arena[CELLS];
-    const struct hr_rows capacity = {1, 2, PROCESSES, 2 * PROCESSES};
-    struct hr_rows filled;
-    uint64_t *scratch = malloc(HR_SNAPSHOT_MAX_BYTES);
-    NEED(scratch != NULL);
+    uint64_t set[SET_CELLS];
+    struct hr_set_size size;
     for (int i = 0; i < 2000; i++) {
-        CHECK_EQ(hr_read_set(&crowd.region, &capacity, arena, scratch, &filled), HR_OK);
-        CHECK_EQ(arena[HR_REGION_CODE], HR_OK);
-        CHECK_EQ(arena[HR_REGION_PROCESS_COUNT], PROCESSES);
-        CHECK_EQ(filled.usages, 2 * PROCESSES);
+        CHECK_EQ(hr_read_set(&crowd.region, 1, set, sizeof set, &size), HR_OK);
+        CHECK_EQ(set_snapshot(set, 0)->proc_num, PROCESSES);
+        CHECK_EQ(size.usages, 2 * PROCESSES);
     }
     hr_close(crowd.region);
     for (int i = 0; i < 2; i++)
         pthread_join(threads[i], NULL);
-    CHECK_EQ(hr_read_set(&crowd.region, &capacity, arena, scratch, &filled), 1);
-    CHECK_EQ((int64_t)arena[HR_REGION_CODE], HR_ECLOSED);
-    free(scratch);
+    CHECK_EQ(hr_read_set(&crowd.region, 1, set, sizeof set, &size), 1);
+    CHECK_EQ(set_snapshot(set, 0)->code, HR_ECLOSED);
     hr_free(crowd.region);
     region_file_remove(&file);
 }
@@ -144,6 +136,65 @@ static void test_close_under_readers_and_writers(void)
         hr_free(crowd.region);
         region_file_remove(&file);
     }
+}
+
+enum { SET_MEMBERS = 12 };
+
+struct set_crowd {
+    hr_region *regions[SET_MEMBERS];
+    atomic_ulong rounds;
+};
+
+/* Until all are closed; one that is has its code and nothing else. */
+static void *set_reader(void *argument)
+{
+    struct set_crowd *crowd = argument;
+    const size_t bytes = SET_MEMBERS * 2048;
+    uint64_t *set = malloc(bytes);
+    NEED(set != NULL);
+    int failed;
+    do {
+        struct hr_set_size size;
+        failed = hr_read_set(crowd->regions, SET_MEMBERS, set, bytes, &size);
+        int closed = 0;
+        for (uint32_t i = 0; i < SET_MEMBERS; i++) {
+            const struct hr_snapshot *snapshot = set_snapshot(set, i);
+            closed += snapshot->code == HR_ECLOSED;
+            CHECK_EQ(snapshot->proc_num, snapshot->code == HR_OK ? PROCESSES : 0);
+            if (snapshot->code != HR_OK)
+                CHECK_EQ(set_failure(set, i)->code, HR_ECLOSED);
+        }
+        CHECK_EQ(failed, closed);
+        atomic_fetch_add(&crowd->rounds, 1);
+    } while (failed < SET_MEMBERS);
+    free(set);
+    return NULL;
+}
+
+/* Sets count themselves among the users of their regions: closing one waits for them. */
+static void test_close_under_sets(void)
+{
+    struct region_file file;
+    make_busy(&file, HR_V1_2);
+    for (int round = 0; round < 40; round++) {
+        struct set_crowd crowd = {.rounds = 0};
+        for (uint32_t i = 0; i < SET_MEMBERS; i++)
+            crowd.regions[i] = open_or_fail(file.path, HR_READ);
+        pthread_t threads[READERS];
+        for (int i = 0; i < READERS; i++)
+            NEED(pthread_create(&threads[i], NULL, set_reader, &crowd) == 0);
+        for (uint32_t i = 0; i < SET_MEMBERS; i++) {
+            const unsigned long before = atomic_load(&crowd.rounds);
+            while (atomic_load(&crowd.rounds) < before + 2)
+                sched_yield();
+            hr_close(crowd.regions[(i * 5) % SET_MEMBERS]);
+        }
+        for (int i = 0; i < READERS; i++)
+            pthread_join(threads[i], NULL);
+        for (uint32_t i = 0; i < SET_MEMBERS; i++)
+            hr_free(crowd.regions[i]);
+    }
+    region_file_remove(&file);
 }
 
 /* Closing at once, while calls are only beginning, many times. */
@@ -196,11 +247,10 @@ static void in_forked_child(struct region_file *file, hr_region *region)
     CHECK_EQ(hr_is_stale(region), HR_EFORKED);
     CHECK_EQ(set_limits(region, HR_MEMORY, 0, 7 * GIB, 0, 0, edits), HR_EFORKED);
     CHECK_EQ(set_value(region, HR_PRIORITY, 1, 0, 0, &before), HR_EFORKED);
-    uint64_t arena[HR_REGION_COLUMNS];
-    const struct hr_rows capacity = {1, 0, 0, 0};
-    struct hr_rows filled;
-    CHECK_EQ(hr_read_set(&region, &capacity, arena, small, &filled), 1);
-    CHECK_EQ(arena[HR_REGION_CODE], HR_EFORKED);
+    uint64_t set[SET_CELLS];
+    struct hr_set_size size;
+    CHECK_EQ(hr_read_set(&region, 1, set, sizeof set, &size), 1);
+    CHECK_EQ(set_snapshot(set, 0)->code, HR_EFORKED);
 
     /* The file itself is open to the child. */
     hr_region *own = open_or_fail(file->path, HR_READ);
@@ -323,6 +373,7 @@ int main(void)
     RUN(test_fork);
     RUN(test_fork_while_threads_call);
     RUN(test_columns_beside_others);
+    RUN(test_close_under_sets);
     RUN(test_close_at_once);
     RUN(test_close_under_readers_and_writers);
     return check_report("test_lifetime");

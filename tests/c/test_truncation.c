@@ -5,6 +5,7 @@
 
 #include "check.h"
 #include "region_file.h"
+#include "snapshot_view.h"
 
 static uint64_t buffer[(HR_SNAPSHOT_MAX_BYTES + 7) / 8];
 
@@ -197,11 +198,10 @@ static void test_every_call_on_a_truncated_file(void)
         CHECK_EQ(set_limits(region, HR_MEMORY, 0, GIB, 0, 0, edits), HR_ESTALE);
         CHECK_EQ(set_limits(region, HR_SM, HR_ALL_DEVICES, 10, 0, 0, edits), HR_ESTALE);
         CHECK_EQ(set_value(region, HR_PRIORITY, 1, 0, 0, &before), HR_ESTALE);
-        uint64_t arena[HR_REGION_COLUMNS];
-        const struct hr_rows capacity = {1, 0, 0, 0};
-        struct hr_rows filled;
-        CHECK_EQ(hr_read_set(&region, &capacity, arena, buffer, &filled), 1);
-        CHECK_EQ(arena[HR_REGION_CODE], HR_ESTALE);
+        struct hr_set_size size;
+        CHECK_EQ(hr_read_set(&region, 1, buffer, sizeof buffer, &size), 1);
+        CHECK_EQ(set_snapshot(buffer, 0)->code, HR_ESTALE);
+        CHECK_EQ(set_failure(buffer, 0)->why, HR_WHY_TRUNCATED);
 
         /* Only the head is left: what lies in the tail is missed at its use. */
         NEED(ftruncate(file.fd, 4096) == 0);

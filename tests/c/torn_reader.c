@@ -2,7 +2,7 @@
  * Take snapshots of a region as fast as possible while torn_writer writes, and
  * count those that lied:
  *
- *     torn_reader FILE snapshots|columns COUNT SECONDS [PID...]
+ *     torn_reader FILE snapshots|sets COUNT SECONDS [PID...]
  *
  * COUNT snapshots, or as many as fit into SECONDS.  The PIDs are those of processes that
  * stay all the time.  The answer is one JSON object:
@@ -103,13 +103,10 @@ static void give_up(const char *why)
     exit(2);
 }
 
-/* ---- By hr_snapshot() --------------------------------------------------------- */
+static uint64_t buffer[(sizeof(struct hr_member) + HR_SNAPSHOT_MAX_BYTES + 7) / 8];
 
-static uint64_t buffer[(HR_SNAPSHOT_MAX_BYTES + 7) / 8];
-
-static void judge_snapshot(bool has_util)
+static void judge_snapshot(const struct hr_snapshot *snapshot, bool has_util)
 {
-    const struct hr_snapshot *snapshot = (const struct hr_snapshot *)(const void *)buffer;
     int32_t pids[MAX_PROCESSES];
     const uint32_t processes = (uint32_t)snapshot->proc_num;
     if (processes > MAX_PROCESSES || snapshot->shown != FULL)
@@ -120,8 +117,10 @@ static void judge_snapshot(bool has_util)
             .pid = from->pid, .host_pid = from->host_pid, .settled = from->settled};
         for (uint32_t device = 0; device < HR_DEVICES; device++) {
             const struct hr_usage *usage = snapshot_usage(snapshot, index, device);
+            /* Each kind has the number, so the total has it three times. */
+            const uint64_t in_total = usage->total - usage->context - usage->module;
             const uint64_t figures[FIGURES] = {usage->context, usage->module, usage->data,
-                                               usage->offset,  usage->total,  usage->monitor,
+                                               usage->offset,  in_total,      usage->monitor,
                                                usage->dec,     usage->enc,    usage->sm};
             const uint32_t used = has_util ? FIGURES : FIGURES - 3;
             memcpy(process.figure + process.figures, figures, used * sizeof figures[0]);
@@ -132,40 +131,6 @@ static void judge_snapshot(bool has_util)
     }
     if (snapshot->settled)
         judge_region(pids, processes);
-}
-
-/* ---- By hr_read_set() ---------------------------------------------------------- */
-
-static const struct hr_rows capacity = {1, HR_DEVICES, MAX_PROCESSES, MAX_PROCESSES * HR_DEVICES};
-static uint64_t arena[HR_REGION_COLUMNS + HR_DEVICES * HR_DEVICE_COLUMNS +
-                      MAX_PROCESSES * HR_PROCESS_COLUMNS +
-                      MAX_PROCESSES * HR_DEVICES * HR_USAGE_COLUMNS];
-
-static void judge_columns(const struct hr_rows *filled, bool has_util)
-{
-    const uint64_t *process_table =
-        arena + HR_REGION_COLUMNS + HR_DEVICES * (size_t)HR_DEVICE_COLUMNS;
-    const uint64_t *usage_table = process_table + MAX_PROCESSES * (size_t)HR_PROCESS_COLUMNS;
-    const uint32_t last = has_util ? HR_USAGE_DEC : HR_USAGE_MONITOR;
-    int32_t pids[MAX_PROCESSES];
-    if (filled->usages != filled->processes * HR_DEVICES)
-        give_up("the writers did not fill the table as they should");
-    for (uint32_t row = 0; row < filled->processes; row++) {
-        const uint64_t *cell = process_table + row;
-        struct process process = {.pid = (int32_t)cell[(size_t)HR_PROCESS_PID * MAX_PROCESSES],
-                                  .host_pid =
-                                      (int32_t)cell[(size_t)HR_PROCESS_HOST_PID * MAX_PROCESSES],
-                                  .settled = cell[(size_t)HR_PROCESS_SETTLED * MAX_PROCESSES] != 0};
-        const uint64_t first = cell[(size_t)HR_PROCESS_FIRST_USAGE * MAX_PROCESSES];
-        for (uint64_t usage = first; usage < first + HR_DEVICES; usage++)
-            for (uint32_t column = HR_USAGE_TOTAL; column <= last; column++)
-                process.figure[process.figures++] =
-                    usage_table[(size_t)column * capacity.usages + usage];
-        pids[row] = process.pid;
-        judge_process(&process);
-    }
-    if (arena[HR_REGION_SETTLED] != 0)
-        judge_region(pids, filled->processes);
 }
 
 /* ---- The run --------------------------------------------------------------------- */
@@ -179,10 +144,10 @@ static int ascending(const void *a, const void *b)
 int main(int argc, char **argv)
 {
     if (argc < 5) {
-        fprintf(stderr, "usage: %s FILE snapshots|columns COUNT SECONDS [PID...]\n", argv[0]);
+        fprintf(stderr, "usage: %s FILE snapshots|sets COUNT SECONDS [PID...]\n", argv[0]);
         return 2;
     }
-    const bool columns = strcmp(argv[2], "columns") == 0;
+    const bool as_set = strcmp(argv[2], "sets") == 0;
     const unsigned long wanted = strtoul(argv[3], NULL, 10);
     const uint64_t begin = now_ns(), end = begin + strtoul(argv[4], NULL, 10) * 1000000000u;
     for (int i = 5; i < argc && staying_count < MAX_STAYING; i++)
@@ -197,17 +162,15 @@ int main(int argc, char **argv)
 
     uint64_t before = begin;
     while (count.snapshots < wanted && before < end) {
-        struct hr_rows filled;
+        struct hr_set_size size;
         before = now_ns();
-        int code = columns ? hr_read_set(&region, &capacity, arena, buffer, &filled)
-                           : hr_snapshot(region, buffer, sizeof buffer);
+        int code = as_set ? hr_read_set(&region, 1, buffer, sizeof buffer, &size)
+                          : hr_snapshot(region, buffer, sizeof buffer);
         took[count.snapshots++] = (uint32_t)(now_ns() - before);
         if (code != HR_OK)
             count.errors++;
-        else if (columns)
-            judge_columns(&filled, has_util);
         else
-            judge_snapshot(has_util);
+            judge_snapshot(as_set ? set_snapshot(buffer, 0) : (const void *)buffer, has_util);
     }
     const double seconds = (double)(now_ns() - begin) / 1e9;
     qsort(took, count.snapshots, sizeof *took, ascending);

@@ -81,9 +81,10 @@ static unsigned char *slot_of(int32_t index)
 
 static void store_figure(unsigned char *slot, uint32_t device, uint32_t figure, uint64_t number)
 {
+    /* The last of the five is the total of the first three. */
     if (figure < 5)
         store_u64(slot + layout->slot_used + device * layout->slot_used_stride + figure * 8,
-                  number);
+                  figure == 4 ? 3 * number : number);
     else if (figure == 5)
         store_u64(slot + layout->slot_monitorused + device * 8, number);
     else if (layout->slot_util != HR_ABSENT)

@@ -8,7 +8,7 @@ from actors import Actor
 from exposition import NodeFiles, parsed
 from lock_bytes import NOBODY
 from poke import RegionFile
-from slot_bytes import move_last_into
+from slot_bytes import at_work, move_last_into
 
 from libhamiregion import Layout
 from libhamiregion.agent import NodeExporter
@@ -80,7 +80,7 @@ def test_an_orphaned_slot_is_told_with_what_it_froze(
     # Two dead ones removed at once: the second move takes what the first has left at the end.
     move_last_into(file, 0)
     file.put("proc_num", 1)
-    with files.open() as node:
+    with files.open() as node, at_work(file, 2):
         exporter = NodeExporter(node)
         exporter.refresh()
         exporter.refresh()

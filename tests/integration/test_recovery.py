@@ -14,9 +14,9 @@ from namespaces import FOREIGN_OWNER, needs_first_namespace
 from patience import eventually
 from poke import RegionFileFactory, locate
 from recovering import NOTHING, assert_usable, did, recover
-from slot_bytes import WITH_SEQLOCK, WITHOUT_SEQLOCK, pids, put_slot, slot_bytes
+from slot_bytes import WITH_SEQLOCK, WITHOUT_SEQLOCK
 
-from libhamiregion import Layout, LockNotRecoverable, RegionCorrupt, open_region
+from libhamiregion import Layout, LockNotRecoverable, open_region
 
 MakeActor = Callable[..., Actor]
 pytestmark = needs_first_namespace
@@ -30,23 +30,6 @@ without_seqlock = pytest.mark.parametrize(
 
 
 # ---- a dead owner ----
-
-
-def test_who_cannot_finish_what_a_dead_writer_began_does_not_keep_its_lock(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
-    file = region_file(layout)
-    unlucky, other = actor(file), actor(file)
-    unlucky("attach")
-    count = file.get("proc_num")
-    hold(file, FOREIGN_OWNER + NOBODY)
-    file.put("proc_num", 5000)
-    with pytest.raises(RegionCorrupt):
-        unlucky("lock", timeout_s=1.0)
-    file.put("proc_num", count)
-    assert is_free(file)
-    other("lock", timeout_s=0.5)
-    other("unlock")
 
 
 def test_the_lock_of_a_killed_process_is_given_back_and_its_usage_counts_on(
@@ -143,38 +126,6 @@ def test_who_slept_on_a_dead_ones_lock_is_woken(
     # It would sleep for 25 s if nobody woke it, and then fail.
     assert waiter.outcome() == 0
     assert file.get("sem") == 0
-
-
-@without_seqlock
-@pytest.mark.parametrize("foreign", [False, True], ids=["libvgpu", "this library"])
-def test_a_removal_that_the_dead_one_did_not_finish_is_finished(
-    foreign: bool, layout: Layout, region_file: RegionFileFactory
-) -> None:
-    """The last slot was copied into the hole, but still counts."""
-    file = region_file(layout)
-    for number in range(3):
-        file.add_process(NOBODY + number, {0: 10**number})
-    put_slot(file, 0, slot_bytes(file, 2))
-    hold(file, FOREIGN_OWNER + NOBODY if foreign else NOBODY)
-    assert recover(file) == did(dead_owner=True, finished_removal=True)
-    assert pids(file) == [NOBODY + 2, NOBODY + 1]
-    with open_region(file, writable=True) as region:
-        assert region.memory_used(0) == 110
-    assert_usable(file)
-
-
-@without_seqlock
-def test_who_replaces_a_dead_writer_finishes_its_removal(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
-    for number in range(3):
-        file.add_process(NOBODY + number, {0: 10**number})
-    put_slot(file, 0, slot_bytes(file, 2))
-    hold(file, FOREIGN_OWNER + NOBODY)
-    with open_region(file, writable=True) as region, region.lock(0.5):
-        assert pids(file) == [NOBODY + 2, NOBODY + 1]
-    assert_usable(file)
 
 
 # ---- nobody has signed ----

@@ -49,7 +49,8 @@ def tools() -> Path:
 def path(layout: Layout, tmp_path: Path) -> Path:
     """A region of each layout in turn."""
     region = tmp_path / "region.cache"
-    create_region(region, layout=layout, memory_limits=("8GiB",), uuids=("GPU-0",))
+    uuids = [f"GPU-{device}" for device in range(DEVICES)]
+    create_region(region, layout=layout, memory_limits=("8GiB",), uuids=uuids)
     return region
 
 
@@ -100,11 +101,14 @@ def assert_honest(counted: dict[str, float], count: int, pause: int) -> None:
 
 
 def numbers_of(process: ProcessUsage, layout: Layout) -> set[int]:
-    """The different numbers in the figures of a process: one, unless it is torn."""
+    """The different numbers in the figures of a process: one, unless it is torn.
+
+    Each kind of memory is that number, and the total is their sum.
+    """
     numbers = set()
     for device in process.devices:
         numbers |= {
-            device.memory_used_bytes,
+            device.memory_used_bytes - device.memory_context_bytes - device.memory_module_bytes,
             device.memory_context_bytes,
             device.memory_module_bytes,
             device.memory_data_bytes,
@@ -119,7 +123,7 @@ def numbers_of(process: ProcessUsage, layout: Layout) -> set[int]:
 
 
 def run_reader(tools: Path, path: Path, count: int, staying: list[str], pause: int) -> None:
-    for how, share in (("snapshots", count * 3 // 4), ("columns", count // 4)):
+    for how, share in (("snapshots", count * 3 // 4), ("sets", count // 4)):
         assert_honest(read(tools, path, how, share, staying), share, pause)
 
 

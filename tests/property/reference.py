@@ -73,13 +73,13 @@ def is_plausible(raw: bytes, layout: Layout) -> bool:
 def shown_devices(raw: bytes, layout: Layout) -> list[int]:
     """Which devices a snapshot lists."""
     content = Content(raw, layout)
-    count = content.get("device_num")
-    if count == 0:
-        limits = [content.get("limit", device=device) for device in range(DEVICES)]
-        # All equal says nothing: the container was given one limit for any number of devices.
-        given = [] if len(set(limits)) == 1 else [d for d in range(DEVICES) if limits[d]]
-        count = max(given, default=0) + 1
-    shown = set(range(count))
+    count: int = content.get("device_num")
+    if count != 0:
+        return list(range(count))
+    limits = [content.get("limit", device=device) for device in range(DEVICES)]
+    # All equal says nothing: the container was given one limit for any number of devices.
+    given = [] if len(set(limits)) == 1 else [d for d in range(DEVICES) if limits[d]]
+    shown = set(range(max(given, default=0) + 1))
     for device in range(DEVICES):
         usage = any(
             content.get(f"slot_used.{part}", slot=slot, device=device)
@@ -89,6 +89,25 @@ def shown_devices(raw: bytes, layout: Layout) -> list[int]:
         if usage or any(content.get("uuids", device=device)):
             shown.add(device)
     return sorted(shown)
+
+
+def settled(raw: bytes, layout: Layout) -> tuple[bool, ...]:
+    """Of a snapshot as a whole, then of each of its processes."""
+    content = Content(raw, layout)
+    is_free = content.get("sem") & 0xFFFFFFFF == 1 and content.get("owner_pid") == 0
+    shown = shown_devices(raw, layout)
+    slots = [is_free] * content.get("proc_num")
+    if layout.has_seqlock:
+        for slot in range(len(slots)):
+            even = content.get("slot_seqlock", slot=slot) % 2 == 0
+            for device in shown:
+                kinds = [
+                    content.get(f"slot_used.{part}", slot=slot, device=device)
+                    for part in ("context", "module", "data", "total")
+                ]
+                even = even and sum(kinds[:3]) % 2**64 == kinds[3]
+            slots[slot] = slots[slot] and even
+    return (is_free and all(slots), *slots)
 
 
 def saturated(number: int) -> int:

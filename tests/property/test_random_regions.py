@@ -142,7 +142,8 @@ def test_what_stands_in_the_file_is_what_is_read(fields: RegionFields, place: Pa
     with open_region(file) as region, RegionSet([file]) as region_set:
         snapshot = region.snapshot()
         assert plain(snapshot) == reference.snapshot(file.content(), fields.layout)
-        assert snapshot.settled
+        settled = (snapshot.settled, *(process.settled for process in snapshot.processes))
+        assert settled == reference.settled(file.content(), fields.layout)
         check_invariants(snapshot)
         check_live(region, snapshot)
         check_table(region_set.read(), snapshot)

@@ -233,7 +233,6 @@ def test_nothing_wrong_is_nothing_done(layout: Layout, region_file: RegionFileFa
         ownerless=False,
         impossible_value=False,
         postinit=False,
-        finished_removal=False,
     )
     assert file.content() == before
 

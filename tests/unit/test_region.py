@@ -406,29 +406,32 @@ def test_sm_limits_do_not_count(layout: Layout, region_file: RegionFileFactory) 
     assert listed(region_file(layout, memory_limits=(GIB,), sm_limits=[50, 50, 50])) == [0]
 
 
-@pytest.mark.parametrize("uuids", [(), UUIDS], ids=["without device_num", "with device_num"])
 @pytest.mark.parametrize("part", ["context", "module", "data", "offset", "total"])
-def test_a_device_with_usage_is_always_listed(
-    part: str, uuids: tuple[str, ...], layout: Layout, region_file: RegionFileFactory
+def test_a_device_with_usage_is_listed_until_devices_are_declared(
+    part: str, layout: Layout, region_file: RegionFileFactory
 ) -> None:
-    file = region_file(layout, memory_limits=(GIB, GIB), uuids=uuids)
+    file = region_file(layout, memory_limits=(GIB, GIB))
     file.add_process(1)
     file.add_process(2)
     file.put(f"slot_used.{part}", 1, slot=1, device=9)
     assert listed(file) == [0, 1, 9]
+    file.put("device_num", 1)
+    assert listed(file) == [0]
 
 
-@pytest.mark.parametrize("uuids", [(), UUIDS], ids=["without device_num", "with device_num"])
-def test_a_device_with_a_uuid_is_always_listed(
-    uuids: tuple[str, ...], layout: Layout, region_file: RegionFileFactory
+def test_a_device_with_a_uuid_is_listed_until_devices_are_declared(
+    layout: Layout, region_file: RegionFileFactory
 ) -> None:
-    file = region_file(layout, memory_limits=(GIB, GIB), uuids=uuids)
+    file = region_file(layout, memory_limits=(GIB, GIB))
     file.put("uuids", b"GPU-beyond", device=15)
     assert listed(file) == [0, 1, 15]
     with open_region(file) as region:
         assert region.snapshot().device(15).uuid == "GPU-beyond"
-        assert region.device_count == len(uuids)
-        assert region.uuids == uuids
+        assert region.device_count == 0
+        assert region.uuids == ()
+        file.put("device_num", 1)
+        assert region.uuids == (None,)
+    assert listed(file) == [0]
 
 
 def test_usage_behind_proc_num_lists_nothing(

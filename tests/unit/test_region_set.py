@@ -2,7 +2,10 @@
 
 import copy
 import gc
+import os
 import pickle
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -306,19 +309,16 @@ def test_a_table_that_grows_is_read_whole(region_file: RegionFileFactory) -> Non
             check(fresh.read(), files)
 
 
-def test_usage_of_a_device_beyond_device_num_is_found_within_sixteen_reads(
-    region_file: RegionFileFactory,
-) -> None:
+def test_declared_devices_are_all_there_are(region_file: RegionFileFactory) -> None:
+    """What stands beyond them is left over, as libvgpu writes nothing there."""
     file = region_file(uuids=("GPU-0",))
-    file.add_process(1)
-    file.add_process(2, {11: 5})
-    with RegionSet([file]) as region_set:
+    file.add_process(1, {0: 3, 11: 5})
+    with RegionSet([file]) as region_set, open_region(file) as region:
+        assert region_set.read().devices.index.tolist() == [0]
+        assert [device.index for device in region.snapshot().devices] == [0]
+        file.put("device_num", 0)
         assert region_set.read().devices.index.tolist() == [0, 11]
-        file.put("slot_used.total", 6, device=13)
-        found = [region_set.read().devices.index.tolist() for _ in range(16)]
-        assert found[-1] == [0, 11, 13]
-        # And what a read knows of, it goes on listing.
-        assert region_set.read().devices.index.tolist() == [0, 11, 13]
+        assert [device.index for device in region.snapshot().devices] == [0, 11]
 
 
 def test_before_nvml_each_read_finds_devices_with_usage(region_file: RegionFileFactory) -> None:
@@ -610,9 +610,12 @@ def test_threads_read_while_members_come_and_go(files: list[RegionFile]) -> None
         reads = 0
         while not stop.is_set():
             table = region_set.read()
-            assert all(code == 0 for code in table.regions.code)
             assert len(table.paths) == len(table)
             for row, path in enumerate(table.paths):
+                if table.regions.code[row] != 0:
+                    # Discarded since the read began.
+                    assert isinstance(table.error(row), RegionClosed)
+                    continue
                 # Each region has its own priority, so rows and paths cannot be confused.
                 assert str(files[table.regions.priority[row]].path) == path
             reads += 1
@@ -654,6 +657,46 @@ def test_closing_under_reading_threads_gives_tables_or_region_closed(
             region_set.close()
             for reader in readers:
                 reader.result(30)
+
+
+def test_a_region_that_was_closed_elsewhere_says_so_in_its_row(files: list[RegionFile]) -> None:
+    with RegionSet(files) as region_set:
+        region_set.regions[1].close()
+        with region_set.regions[3]:
+            pass
+        table = region_set.read()
+        assert [isinstance(table.error(row), RegionClosed) for row in range(5)] == [
+            False,
+            True,
+            False,
+            True,
+            False,
+        ]
+        assert str(files[1].path) in str(table.error(1))
+        assert region_set.add(files[1])
+        assert region_set.read().error(4) is None
+
+
+@pytest.mark.parametrize("how", ["thread", "handler"])
+def test_a_set_is_read_whatever_happens_to_it_meanwhile(how: str, files: list[RegionFile]) -> None:
+    """Neither another thread nor a handler of the reading thread makes it crash or hang."""
+    script = Path(__file__).with_name("disturbed_set.py")
+    for file in files:
+        # A long read, so that others' deeds fall into it.
+        file.put("device_num", 16)
+        file.put("proc_num", 200)
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", str(script), how, "2", *map(os.fspath, files)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    reads, closed_rows, deeds = map(int, done.stdout.split())
+    assert reads > 100
+    assert deeds > 100
+    assert closed_rows > 0
 
 
 def test_in_a_forked_child_each_region_is_refused_and_can_be_opened_anew(

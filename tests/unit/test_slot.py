@@ -14,8 +14,6 @@ from lock_bytes import NOBODY, hold, is_free, let_go
 from namespaces import needs_first_namespace
 from poke import SLOTS, RegionFileFactory, locate
 from slot_bytes import (
-    WITH_SEQLOCK,
-    WITHOUT_SEQLOCK,
     differences,
     pids,
     put_slot,
@@ -146,6 +144,7 @@ def test_a_full_table_is_an_error_that_names_the_way_out(
     file = region_file(layout)
     for slot in range(SLOTS):
         file.put("slot_pid", NOBODY + slot, slot=slot)
+        file.put("slot_status", 1, slot=slot)
     file.put("proc_num", SLOTS)
     before = file.content()
     with open_region(file, writable=True) as region:
@@ -286,47 +285,27 @@ def test_a_slot_does_not_pickle(region_file: RegionFileFactory) -> None:
         pickle.dumps(slot)
 
 
-def test_a_process_that_leaves_moves_the_last_slot_into_its_hole(
-    region_file: RegionFileFactory, actor: MakeActor
+def test_a_process_that_leaves_moves_nobody(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
 ) -> None:
-    """Up to HAMi 2.8.0: what those versions do and expect."""
-    for layout in WITHOUT_SEQLOCK:
-        file = region_file(layout)
-        with open_region(file, writable=True) as region:
-            slot = region.attach()
-            other = actor(file)
-            other("attach")
-            other("slot.charge", 2, 9, "module")
-            moved = slot_bytes(file, 1)
-            slot.detach()
-            assert pids(file) == [other.pid]
-            assert slot_bytes(file, 0) == moved
-            other("slot.release", 2, 4, "module")
-            assert region.memory_used(2) == 5
-
-
-def test_a_process_that_leaves_moves_nobody_who_remembers_where_it_is(
-    region_file: RegionFileFactory, actor: MakeActor
-) -> None:
-    """From HAMi 2.8.1 on."""
-    for layout in WITH_SEQLOCK:
-        file = region_file(layout)
-        with open_region(file, writable=True) as region:
-            slot = region.attach()
-            slot.charge(0, 50)
-            other = actor(file)
-            other("attach")
-            other("slot.charge", 2, 9, "module")
-            stays = slot_bytes(file, 1)
-            slot.detach()
-            assert slot_bytes(file, 1) == stays
-            assert pids(file)[1:] == [other.pid]
-            assert (region.memory_used(0), region.memory_used(2)) == (0, 9)
-            # The emptied place can be had again, and never stands twice.
-            with region.attach():
-                assert sorted(pids(file)) == sorted([os.getpid(), other.pid])
-            other("slot.detach")
-            assert (region.memory_used(0), region.memory_used(2)) == (0, 0)
+    """In no layout: who came after an upgrade remembers its slot, also in a file that says 1.1."""
+    file = region_file(layout)
+    with open_region(file, writable=True) as region:
+        slot = region.attach()
+        slot.charge(0, 50)
+        other = actor(file)
+        other("attach")
+        other("slot.charge", 2, 9, "module")
+        stays = slot_bytes(file, 1)
+        slot.detach()
+        assert slot_bytes(file, 1) == stays
+        assert pids(file)[1:] == [other.pid]
+        assert (region.memory_used(0), region.memory_used(2)) == (0, 9)
+        # The emptied place can be had again, and never stands twice.
+        with region.attach():
+            assert sorted(pids(file)) == sorted([os.getpid(), other.pid])
+        other("slot.detach")
+        assert (region.memory_used(0), region.memory_used(2)) == (0, 0)
 
 
 def test_leaving_waits_for_the_lock_and_the_slot_stays_where_it_is_not_free(

@@ -378,7 +378,9 @@ def finding_series(
         if container is None or container not in identities:
             continue
         of_container[container, finding.kind.value, finding.severity.value] += 1
-        if finding.kind is FindingKind.ORPHANED_SLOT and finding.pid is not None:
+        # While its process is idle it may as well be an earlier one's.
+        proved = finding.kind is FindingKind.ORPHANED_SLOT and finding.repairable
+        if proved and finding.pid is not None:
             orphans[container].add(finding.pid)
     return [
         steady(

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 
-from libhamiregion._core import lib
 from libhamiregion.host.containers import MissingReason, missing_for
 
 from . import metrics
@@ -136,9 +135,7 @@ class DevicePlanner:
             table.regions.code.tobytes(),
             table.regions.device_rows.tobytes(),
             table.devices.index.tobytes(),
-            table.devices._cells(
-                lib.HR_DEVICE_UUID, len(table.devices) * lib.HR_UUID_BYTES // 8
-            ).tobytes(),
+            table.devices.uuid_bytes.tobytes(),
         )
         sources = (
             snapshot.containers,

@@ -95,20 +95,23 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         Severity.ERROR,
         "A live process writes to a slot that counts no more: libvgpu 2.8.1 and later moved it when"
         " it removed dead ones, without the process's knowledge.",
-        "The process's pid stands in a slot behind the last one that counts; its copy among those"
-        " that count stands still.",
+        "The process's pid stands in a slot behind the last one that counts, which is seen moving,"
+        " while its copy among those that count stands still. While the process is idle this is"
+        " told, as information, where the two differ: an earlier process may have left the slot.",
         "what it allocates from now on is counted by nobody, so the container can pass its limit.",
         "`hamiregion doctor --repair` takes the real slot in and empties the copy",
-        "takes the real slot in and empties the frozen copy, under the region's lock",
+        "takes the real slot in and empties the frozen copy, under the region's lock, while the"
+        " process is seen writing there",
     ),
     FindingKind.DOUBLED_SLOT: Explanation(
         Severity.WARNING,
-        "A process stands twice in the table (up to HAMi 2.8.0): the process that was removing a"
-        " slot was killed half way.",
-        "Two slots below the number of slots have the same pid.",
+        "A live process stands in two slots that count: a repair was killed half way, or a newcomer"
+        " stepped over a slot that an idle process may come back to.",
+        "Two slots below the number of slots have the same pid and count memory.",
         "its memory counts twice: once as it is, once as it was.",
-        "`hamiregion doctor --repair` removes the second one",
-        "removes the slot that the process does not use, under the region's lock",
+        "`hamiregion doctor --repair` empties the one that stands still",
+        "empties the slot that stands still while the process is seen writing to the other one,"
+        " under the region's lock",
         passes=True,
     ),
     FindingKind.SLOT_WITHOUT_PID: Explanation(
@@ -138,8 +141,9 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         "All process slots of the region are taken.",
         "The number of slots stands at the most that a region has.",
         "the next process to start in the container finds no slot and fails.",
-        "free the slots of dead processes with `hamiregion reap`; if all of them live, the"
-        " container runs more GPU processes than a region can hold",
+        "empty the slots of dead processes with `hamiregion reap`: processes of this library take"
+        " them again; for others, end the processes that still use the region, and reap once more;"
+        " if all of them live, the container runs more GPU processes than a region can hold",
     ),
     FindingKind.SLOT_TABLE_NEARLY_FULL: Explanation(
         Severity.WARNING,
@@ -147,7 +151,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         "The number of slots.",
         "once all are, the next process to start in the container fails.",
         "find out why so many processes use CUDA, or die without giving up their slots;"
-        " `hamiregion reap` frees those of dead ones",
+        " `hamiregion reap` empties those of dead ones",
     ),
     FindingKind.USAGE_SUMS_DIFFER: Explanation(
         Severity.WARNING,
@@ -183,7 +187,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         "The region's lock is taken and nobody has signed for it: its holder was killed in the few"
         " instructions between taking and signing, or between clearing and giving back.",
         "The semaphore stands at 0, owner_pid is 0, and neither moves.",
-        f"{_LOCK_CONSEQUENCE}. libvgpu up to 2.8.0 forces it after 5 minutes.",
+        f"{_LOCK_CONSEQUENCE}. libvgpu up to 2.8.0 forces it after about 10 s.",
         "`hamiregion doctor --repair` gives it back, after watching it for 10 s if processes use"
         " the region",
         "gives the lock back if nobody else maps the region, or nothing has moved for 10 s",

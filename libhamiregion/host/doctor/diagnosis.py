@@ -18,9 +18,8 @@ from .repairs import Repair, repair
 from .scene import Scene, memory_of, place_of
 from .slots import (
     dead_processes,
-    doubled_slots,
     exited_slots,
-    orphaned_slots,
+    moved_slots,
     slot_table_fill,
     slots_without_pid,
     stuck_seqlocks,
@@ -64,8 +63,7 @@ _CHECKS_OF_REGION: tuple[Callable[[Scene, Used], Iterator[Finding]], ...] = (
     locks,
     stuck_seqlocks,
     slots_without_pid,
-    doubled_slots,
-    orphaned_slots,
+    moved_slots,
     dead_processes,
     exited_slots,
     slot_table_fill,

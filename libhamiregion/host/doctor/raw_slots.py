@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from libhamiregion.errors import RegionStale
-from libhamiregion.layouts import SLOT_CAPACITY
+from libhamiregion.layouts import SLOT_CAPACITY, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from libhamiregion.layouts import Layout
     from libhamiregion.region import Region
 
 _HOLD = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -30,7 +29,10 @@ _PIECE_BYTES = 1 << 21
 
 @cache
 def _offsets(layout: Layout) -> Mapping[str, int | None]:
-    return layout.offsets
+    if layout is not Layout.V1_1:
+        return layout.offsets
+    # Processes of 2.8.2 and later that use such a file keep their seqlock where 1.2 has it.
+    return {**layout.offsets, "slot_seqlock": Layout.V1_2.offsets["slot_seqlock"]}
 
 
 class RawSlots:
@@ -109,7 +111,7 @@ class RawSlots:
         return self._read(_PID, self._at(slot, "slot_pid"))
 
     def seqlock(self, slot: int) -> int:
-        """A slot's seqlock; odd while a writer is inside.
+        """A slot's seqlock; odd while a writer is inside, 0 where an older process works.
 
         Raises:
             ValueError: The layout has none.

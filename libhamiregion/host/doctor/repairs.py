@@ -14,7 +14,6 @@ from libhamiregion.text import printable
 from libhamiregion.units import format_size
 
 from .findings import FindingKind
-from .raw_slots import RawSlots
 from .scene import Used, memory_of, pid_words, place_of
 from .slots import memory_bytes
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from libhamiregion.lock import LockRecovery
     from libhamiregion.models import ProcessUsage
     from libhamiregion.region import Region
-    from libhamiregion.slot import SlotChange
+    from libhamiregion.slot import SlotChange, SlotRepair
 
     from .findings import Finding
     from .scene import Place
@@ -53,8 +52,8 @@ _DEAD = {
     FindingKind.SEQLOCK_STUCK,
     FindingKind.SLOT_WITHOUT_PID,
 }
-# The lock comes first, all others need it. Orphans come before host pids: a host pid that is
-# stored into the frozen copy of a slot would take away what proves it to be a copy.
+# The lock comes first, all others need it. Orphans come before host pids, which then go into the
+# slots that their processes write to.
 _STAGES = (_LOCK, _SLOTS, _HOST_PIDS, _DEAD)
 # Nothing was wrong any more: mended, and nothing was done.
 _ALREADY: tuple[str, ...] = ()
@@ -106,8 +105,7 @@ def repair(
     count nothing.
 
     A region that does not give its lock in time costs one timeout: its other repairs that need it
-    fail at once. No host pid is stored where its process writes to a slot that does not count,
-    which it would hide: orphaned slots are put right first.
+    fail at once.
 
     Args:
         node: The node that was diagnosed.
@@ -171,9 +169,7 @@ class _Work:
         self._facts = memory_of(node).facts
         self._open: dict[Container, Region] = {}
         self._freed: dict[Container, dict[int, str]] = {}
-        self._put_right: dict[Container, tuple[int, ...]] = {}
-        self._not_put_right: set[Container] = set()
-        self._orphans: dict[Container, frozenset[int]] = {}
+        self._put_right: dict[Container, SlotRepair] = {}
         self._busy: dict[Container, str] = {}
         self._stored_for_s: defaultdict[Container, float] = defaultdict(float)
         self._seen: dict[Container, Used] = {}
@@ -208,17 +204,18 @@ class _Work:
 
     def put_slots_right(self, finding: Finding) -> tuple[str, ...]:
         container = self._container(finding)
-        try:
-            pids = self._moved(container)
-            if pids and finding.pid is not None and finding.pid not in pids:
-                raise _Left(f"that the slot of process {finding.pid} was moved cannot be proved")
-        except BaseException:
-            self._not_put_right.add(container)
-            raise
-        if not pids:
+        found = self._moved(container)
+        if finding.pid in found.left:
+            raise _Left(
+                f"process {finding.pid} is idle, or behind an idle one: which of its slots it"
+                " writes to cannot be told now"
+            )
+        if not found.repaired:
             return _ALREADY
+        if finding.pid is not None and finding.pid not in found.repaired:
+            raise _Left(f"that the slot of process {finding.pid} was moved cannot be proved")
         verb = "would put" if self._dry_run else "put"
-        return (f"{verb} the slots of {pid_words(pids)} right",)
+        return (f"{verb} the slots of {pid_words(found.repaired)} right",)
 
     def store_host_pid(self, finding: Finding) -> tuple[str, ...]:
         container = self._container(finding)
@@ -232,7 +229,6 @@ class _Work:
             if usage.host_pid == process.pid:
                 return _ALREADY
             self._check_lock(container)
-            self._check_no_orphan(container, pid)
             if self._dry_run:
                 return (f"would store host pid {process.pid} for process {pid}",)
             change = self._store(container, pid, process.pid)
@@ -291,7 +287,7 @@ class _Work:
         self._seen.update((each.container, each) for each in used)
         return used
 
-    def _moved(self, container: Container) -> tuple[int, ...]:
+    def _moved(self, container: Container) -> SlotRepair:
         """The processes of a region whose slots have been put right, or would be."""
         if container not in self._put_right:
             region = self._read_only(container) if self._dry_run else self._region(container)
@@ -310,33 +306,6 @@ class _Work:
             change = self._region(container).set_host_pid(pid, host_pid, timeout_s=self._timeout_s)
         self._stored_for_s[container] += time.monotonic() - began_s
         return change
-
-    def _check_no_orphan(self, container: Container, pid: int) -> None:
-        """Refuse a host pid that would take away what proves another slot to be its process's.
-
-        The finding about that slot may not have been asked for, or its repair may have failed.
-        """
-        if container in self._not_put_right:
-            raise _Left("the region's slots could not be put right, which comes first")
-        if container not in self._orphans:
-            self._orphans[container] = self._find_orphans(self._seen[container])
-        if pid in self._orphans[container]:
-            raise _Left(
-                f"process {pid} writes to a slot that does not count, which its host pid would"
-                " hide; repair its orphaned_slot first"
-            )
-
-    def _find_orphans(self, used: Used) -> frozenset[int]:
-        if not used.has_seqlock:
-            return frozenset()
-        with RawSlots(used.region) as raw:
-            behind = set(raw.pids_from(len(used.slots)).values())
-        # The proof takes milliseconds; in most regions there is nothing to prove.
-        if behind.isdisjoint(usage.pid for usage, _ in used.alive):
-            return frozenset()
-        found = used.region.repair_slots(proc=self._node.proc, dry_run=True)
-        would_be_right = self._put_right.get(used.container, ()) if self._dry_run else ()
-        return frozenset(found) - frozenset(would_be_right)
 
     def _free(self, container: Container) -> dict[int, str]:
         freed = self._region(container).reap(proc=self._node.proc, timeout_s=self._timeout_s)
@@ -406,6 +375,5 @@ def _recovery_words(done: LockRecovery) -> tuple[str, ...]:
         ("the lock that nobody had signed for was given back", done.ownerless),
         ("the semaphore was set right", done.impossible_value),
         ("the start-up semaphore was set right", done.postinit),
-        ("the removal of a slot that the dead owner had begun was finished", done.finished_removal),
     )
     return tuple(words for words, was_done in told if was_done)

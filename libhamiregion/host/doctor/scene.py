@@ -73,12 +73,11 @@ class Used:
 
     @cached_property
     def alive(self) -> tuple[tuple[ProcessUsage, HostProcess], ...]:
-        """Live processes with the slot that libvgpu takes for theirs."""
+        """Live processes with the slot that they write to."""
         found: dict[int, tuple[ProcessUsage, HostProcess]] = {}
         for _, usage, match in self.slots:
-            # Of two slots with one pid libvgpu takes the first up to 2.8.0, later versions the
-            # last: the other one is a copy that was left behind.
-            if match.process is not None and (usage.pid not in found or self.has_seqlock):
+            # Of two slots with one pid the last is the original, the other one a copy of it.
+            if match.process is not None:
                 found[usage.pid] = (usage, match.process)
         return tuple(found.values())
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
-from libhamiregion.layouts import SLOT_CAPACITY
+from libhamiregion.layouts import SLOT_CAPACITY, Layout
 from libhamiregion.models import ProcessStatus
 from libhamiregion.units import format_size
 
@@ -82,53 +83,57 @@ def slots_without_pid(scene: Scene, used: Used) -> Iterator[Finding]:  # noqa: A
     )
 
 
-def doubled_slots(scene: Scene, used: Used) -> Iterator[Finding]:  # noqa: ARG001
-    """Processes that stand twice, up to HAMi 2.8.0."""
-    # Later generations keep emptied slots with their pids; while somebody holds the lock, a
-    # removal may be under way.
-    if used.has_seqlock or not used.snapshot.settled:
-        return
-    seen: set[int] = set()
-    twice: dict[int, None] = {}
-    for _, usage, _ in used.slots:
-        if usage.pid != 0 and usage.pid in seen:
-            twice[usage.pid] = None
-        seen.add(usage.pid)
-    if twice:
-        pids = list(twice)
-        yield finding(
-            FindingKind.DOUBLED_SLOT,
-            used.container,
-            f"{count_words(len(pids), 'process')} in two slots",
-            f"{pid_words(pids)}; layout {used.snapshot.layout.value} has one slot per process",
-            pid=pids[0] if len(pids) == 1 else None,
-        )
+def _slots_behind(used: Used) -> dict[int, int]:
+    """By pid, the slots behind the last one that counts; those of older processes are stale."""
+    with RawSlots(used.region) as raw:
+        return {
+            pid: slot
+            for slot, pid in raw.pids_from(len(used.slots)).items()
+            if used.has_seqlock or (used.snapshot.layout is Layout.V1_1 and raw.seqlock(slot))
+        }
 
 
-def orphaned_slots(scene: Scene, used: Used) -> Iterator[Finding]:
-    """Live processes that write behind the last slot that counts, since HAMi 2.8.1."""
-    region = used.region
+def moved_slots(scene: Scene, used: Used) -> Iterator[Finding]:
+    """Live processes that write behind the last slot that counts, or stand in two that count."""
     living = {process.ns_pids[-1]: process for process in used.users}
-    if not (used.has_seqlock and living):
-        return
-    with RawSlots(region) as raw:
-        behind = raw.pids_from(len(used.slots))
-    candidates = {pid: slot for slot, pid in behind.items() if pid in living}
-    if not candidates:
+    counting = Counter(usage.pid for _, usage, _ in used.slots if memory_bytes(usage))
+    twice = {pid for pid, slots in counting.items() if slots > 1 and pid in living}
+    behind = _slots_behind(used) if living else {}
+    if not (twice or living.keys() & behind.keys()):
         return
     # Slots of earlier processes stand there too, and pids are used again: the core has the proof.
-    for pid in region.repair_slots(proc=scene.node.proc, dry_run=True):
-        slot = candidates.get(pid)
-        if slot is None:
+    found = used.region.repair_slots(proc=scene.node.proc, dry_run=True)
+    for pid in dict.fromkeys((*found.repaired, *found.left)):
+        if pid not in living:
             continue
-        yield finding(
-            FindingKind.ORPHANED_SLOT,
-            used.container,
-            f"process {pid} writes to a slot that does not count",
-            f"pid {pid} stands in slot {slot}, and only the first {len(used.slots)} count; process"
-            f" {living[pid].pid}{command_of(living[pid])} is alive",
-            pid=pid,
+        kind = FindingKind.DOUBLED_SLOT if pid in twice else FindingKind.ORPHANED_SLOT
+        what = (
+            "stands in two slots that count"
+            if pid in twice
+            else "writes to a slot that does not count"
         )
+        where = (
+            f"pid {pid} stands in {counting[pid]} of the {len(used.slots)} slots that count"
+            if pid in twice
+            else f"pid {pid} stands in slot {behind.get(pid)}, and only the first"
+            f" {len(used.slots)} count"
+        )
+        evidence = f"{where}; process {living[pid].pid}{command_of(living[pid])} is alive"
+        if pid in found.repaired:
+            yield finding(kind, used.container, f"process {pid} {what}", evidence, pid=pid)
+        else:
+            yield finding(
+                kind,
+                used.container,
+                f"process {pid} may be counted wrongly",
+                f"{evidence} and idle: which of its slots it writes to cannot be told",
+                severity=Severity.INFO,
+                pid=pid,
+                cause="idle",
+                consequence="its memory may count as it was some time ago, or twice",
+                advice="repair while it allocates or frees memory, or restart it",
+                repairable=False,
+            )
 
 
 def stuck_seqlocks(scene: Scene, used: Used) -> Iterator[Finding]:

@@ -1,0 +1,306 @@
+#define _GNU_SOURCE
+#include "attach.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "testpoint.h"
+
+enum { RUNNING = 1 };
+
+/* ---- Taking a slot ----------------------------------------------------------------- */
+
+/* The slots of our pid below `count` but for the one that we use: a predecessor's, or copies that
+ * libvgpu has made. */
+static void give_up_others(const hr_region *region, int32_t pid, int32_t own, int32_t count)
+{
+    for (int32_t index = 0; index < count; index++) {
+        unsigned char *slot = hr_slot(region, (uint32_t)index);
+        if (index == own || hr_slot_pid(region, slot) != pid)
+            continue;
+        hr_empty_slot(region, slot);
+        hr_set_slot_pid(region, slot, HR_NOBODY);
+    }
+}
+
+/* Where a slot can be taken that is not ours yet, HR_SLOTS where there is none. */
+static int32_t find_room(const hr_region *region, const struct hr_table_view *view, int32_t count,
+                         int32_t pid)
+{
+    if (view == NULL)
+        return count;
+    int32_t index = hr_find_emptied(region, view, count, pid);
+    if (index < 0)
+        index = hr_find_place(region, view, count, pid);
+    return index < 0 ? HR_SLOTS : index;
+}
+
+/* What was stepped over is taken in; who was seen working there leaves its copy behind. */
+static void clear_copies_of(const hr_region *region, const struct hr_table_view *view,
+                            int32_t count, int32_t end)
+{
+    for (int32_t index = count; index < end; index++) {
+        if (hr_judge_use(region, view, index, count) == HR_USE_AT_WORK)
+            hr_clear_frozen_copies(region, view, index, count, false);
+    }
+}
+
+static void fill(const hr_region *region, unsigned char *slot, int32_t pid)
+{
+    hr_empty_slot(region, slot);
+    HR_POINT(ATTACH_SLOT_CLEARED);
+    hr_store_i32(slot + region->layout->slot_status, RUNNING, memory_order_relaxed);
+    hr_set_slot_pid(region, slot, pid);
+    HR_POINT(ATTACH_PID_STORED);
+}
+
+int hr_take_slot(hr_region *region, const struct hr_table_view *view, int32_t pid,
+                 struct hr_attachment *attachment)
+{
+    for (uint32_t tries = 0; tries < HR_SLOTS; tries++) {
+        int32_t count;
+        int code = hr_checked_proc_num(region, &count);
+        if (code != HR_OK)
+            return code;
+        int32_t own = hr_find_slot(region, pid, count);
+        if (own < 0 && view == NULL && hr_needs_view(region, count, pid))
+            return HR_NEEDS_VIEW;
+        int32_t index = own >= 0 ? own : find_room(region, view, count, pid);
+        if (index == HR_SLOTS)
+            return hr_fail_code(HR_EFULL);
+        unsigned char *slot = hr_slot(region, (uint32_t)index);
+        fill(region, slot, pid);
+        attachment->index = (uint32_t)index;
+        attachment->is_appended = index >= count;
+        if (index < count) {
+            give_up_others(region, pid, index, count);
+            return HR_OK;
+        }
+        if (hr_swap_proc_num(region, count, index + 1)) {
+            HR_POINT(ATTACH_COUNT_STORED);
+            if (view != NULL)
+                clear_copies_of(region, view, count, index);
+            return HR_OK;
+        }
+        /* libvgpu removes slots beside the lock: each round is one that it has removed. */
+        hr_set_slot_pid(region, slot, 0);
+    }
+    return hr_fail_code(HR_ETIMEOUT);
+}
+
+/* ---- Attaching --------------------------------------------------------------------- */
+
+struct attach_call {
+    hr_region *region;
+    const struct hr_table_view *view; /* NULL: not looked for */
+    struct hr_attachment *attachment;
+    int32_t pid;
+};
+
+static int attach_work(void *argument)
+{
+    struct attach_call *call = argument;
+    hr_region *region = call->region;
+    int code = hr_check_header(region);
+    if (code == HR_OK)
+        code = hr_take_slot(region, call->view, call->pid, call->attachment);
+    if (code == HR_OK) {
+        region->attachment = call->attachment;
+        region->attached_pid = call->pid;
+    }
+    return code;
+}
+
+static int attach(struct attach_call *call, uint64_t timeout_ns)
+{
+    hr_region *region = call->region;
+    int code = hr_run_locked(region, attach_work, call, timeout_ns);
+    if (code != HR_NEEDS_VIEW)
+        return code;
+    struct hr_table_view view;
+    call->view = &view;
+    return hr_run_viewed(region, NULL, &view, attach_work, call, timeout_ns);
+}
+
+/* A process that has libvgpu loaded has a slot of libvgpu's, by the same pid. */
+static int check_no_foreign_mapping(const hr_region *region)
+{
+    struct hr_mapped_file file;
+    bool by_another;
+    int code = hr_own_mapping(region, &file, &by_another);
+    if (code == HR_OK && by_another)
+        code = hr_fail_why(HR_EATTACHED, HR_WHY_FOREIGN_MAPPING);
+    return code;
+}
+
+int hr_attach(hr_region *region, uint64_t timeout_ns)
+{
+    if (!region->writable)
+        return hr_fail_code(HR_EREADONLY);
+    int code = hr_enter(region);
+    if (code != HR_OK)
+        return code;
+    code = check_no_foreign_mapping(region);
+    hr_leave(region);
+    if (code != HR_OK)
+        return code;
+    if (!hr_claim_attachment(region))
+        return hr_fail_code(HR_EATTACHED);
+    struct attach_call call = {.region = region, .pid = getpid()};
+    call.attachment = calloc(1, sizeof *call.attachment);
+    code = call.attachment == NULL ? hr_fail_errno(HR_ESYSTEM, ENOMEM) : attach(&call, timeout_ns);
+    if (code != HR_OK && region->attachment == NULL) {
+        free(call.attachment);
+        hr_unclaim_attachment(region);
+    }
+    return code;
+}
+
+/* ---- Our slot, wherever it is ------------------------------------------------------ */
+
+unsigned char *hr_remembered_slot(const hr_region *region)
+{
+    int32_t count, index = (int32_t)region->attachment->index;
+    if (hr_checked_proc_num(region, &count) != HR_OK || index >= count)
+        return NULL;
+    if (!hr_has_seqlock(region)) {
+        /* Where others look for their slot each time, ours is moved and we need not notice: a
+         * second one with our pid must not go on counting. */
+        int32_t lowest = 0;
+        while (hr_slot_pid(region, hr_slot(region, (uint32_t)lowest)) != region->attached_pid &&
+               lowest < index)
+            lowest++;
+        if (lowest != index || hr_find_slot(region, region->attached_pid, count) != index)
+            return NULL;
+    }
+    unsigned char *slot = hr_slot(region, (uint32_t)index);
+    return hr_slot_pid(region, slot) == region->attached_pid ? slot : NULL;
+}
+
+static void write_books(const hr_region *region, unsigned char *slot)
+{
+    for (uint32_t device = 0; device < HR_DEVICES; device++) {
+        unsigned char *used = hr_slot_used(region, slot, device);
+        uint64_t total = 0;
+        for (uint32_t kind = 0; kind < HR_KINDS; kind++) {
+            uint64_t bytes = region->attachment->charged[device][kind];
+            hr_store_u64(used + kind * 8, bytes, memory_order_relaxed);
+            total += bytes;
+        }
+        hr_store_u64(used + HR_TOTAL_OFFSET, total, memory_order_relaxed);
+    }
+}
+
+/* A name that we left at or above `count` must not look like an orphan of ours. */
+static void forget_name(const hr_region *region, uint32_t index)
+{
+    int32_t count;
+    unsigned char *slot = hr_slot(region, index);
+    if (hr_checked_proc_num(region, &count) == HR_OK && (int32_t)index >= count &&
+        hr_slot_pid(region, slot) == region->attached_pid)
+        hr_set_slot_pid(region, slot, 0);
+}
+
+int hr_regain_slot(hr_region *region, const struct hr_table_view *view)
+{
+    struct hr_attachment *attachment = region->attachment;
+    int32_t count;
+    int code = hr_checked_proc_num(region, &count);
+    if (code != HR_OK)
+        return code;
+    uint32_t old = attachment->index;
+    int32_t found = hr_find_slot(region, region->attached_pid, count);
+    if (found >= 0) {
+        /* libvgpu has moved it, with its status and host pid. */
+        attachment->index = (uint32_t)found;
+        attachment->is_appended = false;
+        give_up_others(region, region->attached_pid, found, count);
+    } else {
+        code = hr_take_slot(region, view, region->attached_pid, attachment);
+        if (code != HR_OK)
+            return code;
+    }
+    write_books(region, hr_slot(region, attachment->index));
+    if (old != attachment->index)
+        forget_name(region, old);
+    return HR_OK;
+}
+
+/* ---- Detaching --------------------------------------------------------------------- */
+
+/* HR_EDETACHED: nothing to do. */
+static int detach_work(void *argument)
+{
+    hr_region *region = argument;
+    int32_t count;
+    if (region->attachment == NULL)
+        return hr_fail_code(HR_EDETACHED);
+    int code = hr_check_header(region);
+    if (code == HR_OK)
+        code = hr_checked_proc_num(region, &count);
+    if (code != HR_OK)
+        return code;
+    uint32_t old = region->attachment->index;
+    int32_t index = hr_find_slot(region, region->attached_pid, count);
+    if (index >= 0) {
+        hr_empty_slot(region, hr_slot(region, (uint32_t)index));
+        HR_POINT(REMOVE_USAGE_CLEARED);
+        give_up_others(region, region->attached_pid, index, count);
+    }
+    /* libvgpu, which removes dead slots beside the lock, has never had reason to take this one for
+     * dead: so it may go.  Another stays where it is, with our pid, while we live. */
+    if (index == (int32_t)old && index == count - 1 && region->attachment->is_appended &&
+        hr_swap_proc_num(region, count, index))
+        HR_POINT(REMOVE_COUNT_STORED);
+    forget_name(region, old);
+    return HR_OK;
+}
+
+/* Under the gate, so that no other thread is accounting. */
+static void forget_attachment(hr_region *region)
+{
+    hr_unclaim_attachment(region);
+    free(region->attachment);
+    region->attachment = NULL;
+    region->attached_pid = 0;
+}
+
+static int detach(hr_region *region, uint64_t deadline_ns)
+{
+    int code = hr_lock_take(region, deadline_ns);
+    if (code == HR_OK) {
+        code = hr_run_entered(region, detach_work, region);
+        if (code != HR_EDETACHED)
+            forget_attachment(region);
+        int dropped = hr_lock_drop(region);
+        return code == HR_OK && dropped != HR_ELOST ? dropped : code;
+    }
+    /* The file is gone under us: there is nothing left to detach from. */
+    if (code == HR_ESTALE && hr_gate_enter(region, deadline_ns) == HR_OK) {
+        if (region->attachment != NULL)
+            forget_attachment(region);
+        hr_gate_leave(region);
+        return hr_fail_why(HR_ESTALE, HR_WHY_TRUNCATED);
+    }
+    return code;
+}
+
+void hr_leave_region(hr_region *region, uint64_t deadline_ns)
+{
+    detach(region, deadline_ns);
+}
+
+int hr_detach(hr_region *region, uint64_t timeout_ns)
+{
+    if (!region->writable)
+        return hr_fail_code(HR_EREADONLY);
+    int code = hr_enter(region);
+    if (code != HR_OK)
+        return code;
+    /* Who has no slot does not wait for the lock to learn that. */
+    code = hr_claims_attachment(region) ? detach(region, hr_deadline_ns(timeout_ns))
+                                        : hr_fail_code(HR_EDETACHED);
+    hr_leave(region);
+    return code;
+}

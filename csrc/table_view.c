@@ -1,0 +1,272 @@
+#include "table_view.h"
+
+#include <time.h>
+
+#include "testpoint.h"
+
+/* Long enough to see a process at work, short enough for who waits for it. */
+#define WATCH_NS 20000000
+/* So old may a view be when it is acted upon: no container starts again within it. */
+#define FRESH_NS 250000000
+
+/*
+ * Below as many slots, finding one to use again costs a newcomer more than it saves
+ * everybody who adds up the table.
+ */
+enum { REUSED_FROM = 64 };
+
+static int32_t pid_of(const hr_region *region, int32_t index)
+{
+    return hr_slot_pid(region, hr_slot(region, (uint32_t)index));
+}
+
+/* ---- Looking ----------------------------------------------------------------------- */
+
+struct watch_call {
+    const hr_region *region;
+    struct hr_table_view *view;
+};
+
+static int begin_watch(void *argument)
+{
+    struct watch_call *call = argument;
+    for (int32_t index = 0; index < HR_SLOTS; index++) {
+        call->view->seen[index].pid = pid_of(call->region, index);
+        call->view->seen[index].seqlock = hr_seqlock_of(call->region, index);
+    }
+    return HR_OK;
+}
+
+static int look(hr_region *region, const char *proc, struct hr_table_view *view)
+{
+    int code = hr_look_for_mappers(region, proc, &view->mappers);
+    if (code != HR_OK)
+        return code;
+    struct watch_call call = {.region = region, .view = view};
+    code = hr_run(region, begin_watch, &call);
+    if (code != HR_OK)
+        hr_free_mappers(&view->mappers);
+    uint64_t deadline = hr_deadline_ns(WATCH_NS);
+    unsigned naps = 0;
+    while (code == HR_OK && hr_nap(deadline, &naps))
+        ;
+    return code;
+}
+
+int hr_run_viewed(hr_region *region, const char *proc, struct hr_table_view *view,
+                  hr_guarded_work *work, void *argument, uint64_t timeout_ns)
+{
+    uint64_t deadline = hr_deadline_ns(timeout_ns);
+    uint64_t left = timeout_ns;
+    for (;;) {
+        int code = look(region, proc, view);
+        if (code != HR_OK)
+            return code;
+        code = hr_run_locked(region, work, argument, left < FRESH_NS ? left : FRESH_NS);
+        hr_free_mappers(&view->mappers);
+        uint64_t now = hr_clock_ns(CLOCK_MONOTONIC);
+        if (code != HR_ETIMEOUT || now >= deadline)
+            return code;
+        left = deadline - now;
+    }
+}
+
+int hr_run_viewed_unlocked(hr_region *region, const char *proc, struct hr_table_view *view,
+                           hr_guarded_work *work, void *argument)
+{
+    int code = look(region, proc, view);
+    if (code != HR_OK)
+        return code;
+    code = hr_run(region, work, argument);
+    hr_free_mappers(&view->mappers);
+    return code;
+}
+
+/* ---- Judging ----------------------------------------------------------------------- */
+
+enum hr_motion hr_motion_of(const hr_region *region, const struct hr_table_view *view,
+                            int32_t index)
+{
+    uint64_t before = view->seen[index].seqlock, now = hr_seqlock_of(region, index);
+    if (pid_of(region, index) != view->seen[index].pid)
+        return HR_MOTION_UNCLEAR;
+    if (now == before)
+        return HR_STANDS_STILL;
+    /* One more may be a repair that has made it even; less is a newcomer or a copy. */
+    return now > before + 1 ? HR_MOVES : HR_MOTION_UNCLEAR;
+}
+
+static uint32_t count_named(const struct hr_mapper *list, uint32_t count, int32_t pid)
+{
+    uint32_t found = 0;
+    for (uint32_t i = 0; i < count; i++)
+        found += list[i].pids[list[i].levels - 1] == pid;
+    return found;
+}
+
+bool hr_lives_once(const struct hr_table_view *view, int32_t pid)
+{
+    const struct hr_mappers *mappers = &view->mappers;
+    return count_named(mappers->list, mappers->count, pid) == 1 &&
+           count_named(mappers->unsure, mappers->unsure_count, pid) == 0;
+}
+
+static bool is_listed(const struct hr_table_view *view, int32_t pid)
+{
+    const struct hr_mappers *mappers = &view->mappers;
+    return count_named(mappers->list, mappers->count, pid) != 0 ||
+           count_named(mappers->unsure, mappers->unsure_count, pid) != 0;
+}
+
+static bool is_nobodys(const struct hr_table_view *view, int32_t pid)
+{
+    return pid <= 0 || pid == HR_NOBODY || hr_life_of_slot(&view->mappers, pid) == HR_DEAD;
+}
+
+/* How the other slots that name the process of this one behave. */
+struct others {
+    uint32_t moving, unclear;
+};
+
+static struct others look_at_others(const hr_region *region, const struct hr_table_view *view,
+                                    int32_t index, int32_t pid)
+{
+    struct others others = {0};
+    for (int32_t other = 0; other < HR_SLOTS; other++) {
+        if (other == index || (pid_of(region, other) != pid && view->seen[other].pid != pid))
+            continue;
+        enum hr_motion motion = hr_motion_of(region, view, other);
+        others.moving += motion == HR_MOVES;
+        others.unclear += motion == HR_MOTION_UNCLEAR;
+    }
+    return others;
+}
+
+/*
+ * Whether bytes alone show that the process does not work in a slot of `pid` behind the
+ * last one that counts.
+ */
+static bool is_stale_by_bytes(const hr_region *region, int32_t index, int32_t count, int32_t pid)
+{
+    uint64_t seqlock = hr_seqlock_of(region, index);
+    /* Written by a process up to 2.8.0, which looks for its slot each time, and only among those
+     * that count; a newer one counts in the seqlock whatever it stores. */
+    if (seqlock == 0 && hr_slot_bytes(region, hr_slot(region, (uint32_t)index)) != 0)
+        return true;
+    /* A copy never has a higher seqlock than what it was copied from.  With several of them
+     * one may be an earlier process's. */
+    int32_t below = hr_find_slot(region, pid, count);
+    return below >= 0 && hr_find_slot(region, pid, below) < 0 &&
+           hr_seqlock_of(region, below) > seqlock + 1;
+}
+
+enum hr_slot_use hr_judge_use(const hr_region *region, const struct hr_table_view *view,
+                              int32_t index, int32_t count)
+{
+    int32_t pid = pid_of(region, index);
+    enum hr_motion motion = hr_motion_of(region, view, index);
+    if (motion == HR_MOTION_UNCLEAR)
+        return HR_USE_UNDECIDED;
+    if (is_nobodys(view, pid))
+        return motion == HR_STANDS_STILL ? HR_USE_NONE : HR_USE_UNDECIDED;
+    if (!hr_lives_once(view, pid))
+        return HR_USE_UNDECIDED;
+    struct others others = look_at_others(region, view, index, pid);
+    if (others.unclear != 0)
+        return HR_USE_UNDECIDED;
+    if (motion == HR_MOVES)
+        return others.moving == 0 ? HR_USE_AT_WORK : HR_USE_UNDECIDED;
+    if (others.moving != 0 || is_stale_by_bytes(region, index, count, pid))
+        return HR_USE_STALE;
+    bool is_blank = hr_has_seqlock(region) && hr_seqlock_of(region, index) == 0;
+    return is_blank ? HR_USE_BLANK : HR_USE_UNDECIDED;
+}
+
+int32_t hr_clear_frozen_copies(const hr_region *region, const struct hr_table_view *view,
+                               int32_t at_work, int32_t end, bool dry_run)
+{
+    int32_t pid = pid_of(region, at_work), found = 0;
+    for (int32_t index = 0; index < end; index++) {
+        unsigned char *slot = hr_slot(region, (uint32_t)index);
+        if (index == at_work || hr_slot_pid(region, slot) != pid ||
+            hr_slot_bytes(region, slot) == 0 ||
+            hr_motion_of(region, view, index) != HR_STANDS_STILL)
+            continue;
+        found++;
+        if (!dry_run) {
+            hr_clear_usage(region, slot);
+            HR_POINT(REPAIR_COPY_CLEARED);
+        }
+    }
+    return found;
+}
+
+/* ---- Places for a newcomer --------------------------------------------------------- */
+
+/*
+ * Whether the slot behind the last one can be taken without a look at /proc.  In a file of
+ * 1.1 it mostly names a live process, as each removal of libvgpu leaves it; up to
+ * 2.8.0, where its seqlock stands at 0, that process does not come back to it.
+ */
+static bool is_end_free(const hr_region *region, int32_t count, int32_t pid)
+{
+    if (count == HR_SLOTS || hr_seqlock_offset(region) == HR_ABSENT)
+        return count < HR_SLOTS;
+    unsigned char *slot = hr_slot(region, (uint32_t)count);
+    int32_t named = hr_slot_pid(region, slot);
+    if (!hr_has_seqlock(region) && hr_seqlock_of(region, count) == 0)
+        return true;
+    return named == pid || (named == 0 && hr_slot_bytes(region, slot) == 0);
+}
+
+static bool is_emptied(const hr_region *region, int32_t index)
+{
+    unsigned char *slot = hr_slot(region, (uint32_t)index);
+    int32_t status = hr_load_i32(slot + region->layout->slot_status, memory_order_relaxed);
+    return status == 0 && hr_slot_is_empty(region, slot);
+}
+
+bool hr_needs_view(const hr_region *region, int32_t count, int32_t pid)
+{
+    if (!is_end_free(region, count, pid))
+        return true;
+    for (int32_t index = 0; count >= REUSED_FROM && index < count; index++) {
+        if (is_emptied(region, index))
+            return true;
+    }
+    return false;
+}
+
+int32_t hr_find_emptied(const hr_region *region, const struct hr_table_view *view, int32_t count,
+                        int32_t pid)
+{
+    for (int32_t index = 0; index < count && !view->mappers.incomplete; index++) {
+        int32_t named = pid_of(region, index);
+        /* Who has ended by itself stores 0 there and may still be giving memory back. */
+        if (named > 0 && named != pid && is_emptied(region, index) && !is_listed(view, named) &&
+            hr_motion_of(region, view, index) == HR_STANDS_STILL)
+            return index;
+    }
+    return -1;
+}
+
+/* Who cannot be seen at all is no process of this container; libvgpu takes it for dead as well. */
+static bool is_free_to_take(const hr_region *region, const struct hr_table_view *view,
+                            int32_t index, int32_t count)
+{
+    enum hr_slot_use use = hr_judge_use(region, view, index, count);
+    if (use == HR_USE_NONE || use == HR_USE_STALE)
+        return true;
+    return hr_motion_of(region, view, index) == HR_STANDS_STILL &&
+           !is_listed(view, pid_of(region, index));
+}
+
+int32_t hr_find_place(const hr_region *region, const struct hr_table_view *view, int32_t count,
+                      int32_t pid)
+{
+    for (int32_t index = count; index < HR_SLOTS; index++) {
+        if (is_end_free(region, index, pid) || is_free_to_take(region, view, index, count))
+            return index;
+    }
+    return -1;
+}

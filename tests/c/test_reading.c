@@ -1,0 +1,298 @@
+/*
+ * What a reader makes of stores between its loads, and how often it loads at all:
+ * counted, where a clock would depend on the machine (load_hook.h).
+ */
+#include "check.h"
+#include "region_file.h"
+#include "snapshot_view.h"
+
+static uint64_t buffer[(HR_SNAPSHOT_MAX_BYTES + 7) / 8];
+
+/* Before load number `store_at` of a reader, `store` is called. */
+static uint32_t loads, store_at;
+static void (*store)(const struct region_file *file);
+static const struct region_file *stored_file;
+
+/* A load takes 10 ns, whatever else the machine does. */
+static uint64_t now_ns;
+
+int hooked_clock_gettime(clockid_t clock, struct timespec *now)
+{
+    (void)clock;
+    *now = (struct timespec){(time_t)(now_ns / 1000000000), (long)(now_ns % 1000000000)};
+    return 0;
+}
+
+void before_load(void)
+{
+    if (store != NULL && loads == store_at)
+        store(stored_file);
+    loads++;
+    now_ns += 10;
+}
+
+static int snapshot_code(hr_region *region)
+{
+    loads = 0;
+    return hr_snapshot(region, buffer, sizeof buffer);
+}
+
+static const struct hr_snapshot *snapshot_of(hr_region *region)
+{
+    CHECK_EQ(snapshot_code(region), HR_OK);
+    return (const struct hr_snapshot *)(const void *)buffer;
+}
+
+static uint32_t loads_of_snapshot(hr_region *region, bool settled)
+{
+    CHECK_EQ(snapshot_of(region)->settled, settled);
+    return loads;
+}
+
+static void make_full(struct region_file *file, uint32_t layout, uint32_t slots, uint32_t devices)
+{
+    region_file_make(file, layout);
+    for (uint32_t slot = 0; slot < slots; slot++)
+        fill_slot(file, slot, (int32_t)(100 + slot), slot + 1, devices);
+    poke32(file, file->layout->proc_num, slots);
+    poke64(file, file->layout->device_num, devices);
+}
+
+/* Whoever died holding the lock costs later snapshots nothing: what cannot settle is not tried. */
+static void test_dead_holder(void)
+{
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        for (uint32_t full = 0; full < 2; full++) {
+            struct region_file file;
+            make_full(&file, id, full ? HR_SLOTS : 4, full ? HR_DEVICES : 2);
+            hr_region *region = open_or_fail(file.path, HR_READ);
+            const uint32_t usual = loads_of_snapshot(region, true);
+            const struct {
+                uint32_t value;
+                uint64_t owner;
+            } broken[] = {{0, 100}, {0, 0}, {1, 100}, {2, 0}};
+            for (size_t i = 0; i < sizeof broken / sizeof broken[0]; i++) {
+                poke32(&file, file.layout->sem, broken[i].value);
+                poke64(&file, file.layout->owner_pid, broken[i].owner);
+                loads_of_snapshot(region, false);
+                for (int again = 0; again < 3; again++)
+                    CHECK(loads_of_snapshot(region, false) <= usual + 4);
+            }
+            poke32(&file, file.layout->sem, 1);
+            poke64(&file, file.layout->owner_pid, 0);
+            CHECK_EQ(loads_of_snapshot(region, true), usual);
+            close_and_free(region);
+            region_file_remove(&file);
+        }
+    }
+}
+
+/* So do seqlocks that stay odd, however many, and beside slots that do settle. */
+static void test_dead_writers(void)
+{
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        if (hr_layouts[id].slot_seqlock == HR_ABSENT)
+            continue;
+        const uint32_t odd[] = {1, 2, 7, HR_SLOTS};
+        for (size_t i = 0; i < sizeof odd / sizeof odd[0]; i++) {
+            const uint32_t slots = odd[i] == HR_SLOTS ? HR_SLOTS : 8;
+            struct region_file file;
+            make_full(&file, id, slots, 2);
+            hr_region *region = open_or_fail(file.path, HR_READ);
+            const uint32_t usual = loads_of_snapshot(region, true);
+            for (uint32_t slot = 0; slot < odd[i]; slot++)
+                poke64(&file, slot_at(&file, slot, file.layout->slot_seqlock), 2 * slot + 11);
+            /* The first is done when its tries or its time are up. */
+            loads_of_snapshot(region, false);
+            for (int again = 0; again < 3; again++) {
+                CHECK(loads_of_snapshot(region, false) <= usual + 2 * slots);
+                const struct hr_snapshot *head = (const struct hr_snapshot *)(const void *)buffer;
+                for (uint32_t slot = 0; slot < slots; slot++)
+                    CHECK_EQ(snapshot_process(head, slot)->settled, slot >= odd[i]);
+            }
+            close_and_free(region);
+            region_file_remove(&file);
+        }
+    }
+}
+
+/* A holder or writer that left while it was waited for leaves nothing behind in the handle. */
+static void leave(const struct region_file *file)
+{
+    poke64(file, file->layout->owner_pid, 0);
+    poke32(file, file->layout->sem, 1);
+    if (file->layout->slot_seqlock != HR_ABSENT)
+        poke64(file, slot_at(file, 1, file->layout->slot_seqlock), 12);
+}
+
+static void test_waited_for(void)
+{
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        struct region_file file;
+        make_full(&file, id, 4, 2);
+        hr_region *region = open_or_fail(file.path, HR_READ);
+        const uint32_t usual = loads_of_snapshot(region, true);
+        store = leave;
+        stored_file = &file;
+        for (store_at = 0; store_at < 3 * usual; store_at++) {
+            poke64(&file, file.layout->owner_pid, 100);
+            poke32(&file, file.layout->sem, 0);
+            CHECK_EQ(snapshot_of(region)->settled, 1);
+            if (file.layout->slot_seqlock == HR_ABSENT || store_at >= usual)
+                continue;
+            poke64(&file, slot_at(&file, 1, file.layout->slot_seqlock), 11);
+            CHECK_EQ(snapshot_of(region)->settled, 1);
+        }
+        store = NULL;
+        close_and_free(region);
+        region_file_remove(&file);
+    }
+}
+
+/* One tool that edits everything at one moment: a settled snapshot has all of it or nothing. */
+static void edit_everything(const struct region_file *file)
+{
+    const struct hr_layout *layout = file->layout;
+    for (uint32_t device = 0; device < 2; device++) {
+        poke64(file, layout->limit + device * 8, 77);
+        poke64(file, layout->sm_limit + device * 8, 77);
+    }
+    poke32(file, layout->priority, 77);
+    poke32(file, layout->utilization_switch, 77);
+    poke32(file, layout->recent_kernel, 77);
+    if (layout->last_kernel_time != HR_ABSENT)
+        poke64(file, layout->last_kernel_time, 77);
+    poke64(file, layout->device_num, 1);
+}
+
+static uint32_t new_values(const struct hr_snapshot *snapshot)
+{
+    uint32_t found = snapshot->priority == 77;
+    found += snapshot->utilization_switch == 77;
+    found += snapshot->recent_kernel == 77;
+    found += snapshot->last_kernel_time == 77;
+    found += snapshot->device_num == 1;
+    for (uint32_t device = 0; device < snapshot->span; device++) {
+        found += snapshot_device(snapshot, device)->limit == 77;
+        found += snapshot_device(snapshot, device)->sm_limit == 77;
+    }
+    return found;
+}
+
+static void test_edits_during_a_read(void)
+{
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        struct region_file file;
+        make_full(&file, id, 2, 2);
+        hr_region *region = open_or_fail(file.path, HR_READ);
+        const uint32_t usual = loads_of_snapshot(region, true);
+        const uint32_t all = file.layout->last_kernel_time == HR_ABSENT ? 6 : 7;
+        uint32_t old = 0;
+        for (store_at = 0; store_at < usual; store_at++) {
+            struct region_file fresh;
+            make_full(&fresh, id, 2, 2);
+            stored_file = &fresh;
+            hr_region *edited = open_or_fail(fresh.path, HR_READ);
+            store = edit_everything;
+            const struct hr_snapshot *snapshot = snapshot_of(edited);
+            store = NULL;
+            CHECK_EQ(snapshot->settled, 1);
+            const uint32_t found = new_values(snapshot);
+            CHECK(found == 0 || found == all);
+            old += found == 0;
+            close_and_free(edited);
+            region_file_remove(&fresh);
+        }
+        /* Late ones come after the second look at what they change. */
+        CHECK(old > 0 && old < usual);
+        close_and_free(region);
+        region_file_remove(&file);
+    }
+}
+
+/* A count that is out of range for a moment is not a corrupt region. */
+static void mend(const struct region_file *file)
+{
+    poke32(file, file->layout->proc_num, 2);
+    poke64(file, file->layout->device_num, 2);
+}
+
+static void test_count_out_of_range_is_read_again(void)
+{
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        struct region_file file;
+        make_full(&file, id, 2, 2);
+        hr_region *region = open_or_fail(file.path, HR_READ);
+        const uint32_t usual = loads_of_snapshot(region, true);
+        stored_file = &file;
+        uint32_t length[2];
+        for (uint32_t which = 0; which < 2; which++) {
+            store = NULL;
+            if (which == 0)
+                poke32(&file, file.layout->proc_num, 5000);
+            else
+                poke64(&file, file.layout->device_num, 17);
+            CHECK_EQ(snapshot_code(region), HR_ECORRUPT);
+            length[which] = loads;
+            bool read_again = false;
+            /* It is looked at three times. */
+            for (store_at = 0; store_at < length[which] * 2 / 3; store_at++) {
+                store = mend;
+                CHECK_EQ(snapshot_code(region), HR_OK);
+                read_again = read_again || loads > usual;
+                store = NULL;
+                if (which == 0)
+                    poke32(&file, file.layout->proc_num, 5000);
+                else
+                    poke64(&file, file.layout->device_num, 17);
+            }
+            CHECK(read_again);
+            mend(&file);
+        }
+        close_and_free(region);
+        region_file_remove(&file);
+    }
+}
+
+/*
+ * A writer that does not leave is waited for 0.1 ms, be it for one region or for all
+ * of a set together.  A number, not the constant: it is the constant that is tested.
+ */
+static void test_budget(void)
+{
+    enum { COUNT = 16 };
+    const uint64_t budget_ns = 100000;
+    struct region_file files[COUNT];
+    hr_region *regions[COUNT];
+    for (uint32_t i = 0; i < COUNT; i++) {
+        make_full(&files[i], HR_V1_2, 4, 2);
+        regions[i] = open_or_fail(files[i].path, HR_READ);
+    }
+    const uint32_t usual = loads_of_snapshot(regions[0], true);
+    for (uint32_t i = 0; i < COUNT; i++)
+        poke32(&files[i], files[i].layout->sem, 0);
+    uint64_t before = now_ns;
+    loads_of_snapshot(regions[0], false);
+    CHECK(now_ns - before >= budget_ns);
+    CHECK(now_ns - before <= budget_ns + 10 * (usual + 10));
+    before = now_ns;
+    struct hr_set_size size;
+    CHECK_EQ(hr_read_set(regions, COUNT, buffer, sizeof buffer, &size), 0);
+    CHECK(now_ns - before >= budget_ns);
+    CHECK(now_ns - before <= budget_ns + COUNT * 10 * (usual + 10));
+    for (uint32_t i = 0; i < COUNT; i++) {
+        close_and_free(regions[i]);
+        region_file_remove(&files[i]);
+    }
+}
+
+int main(void)
+{
+    RUN(test_dead_holder);
+    RUN(test_dead_writers);
+    RUN(test_budget);
+    RUN(test_waited_for);
+    RUN(test_edits_during_a_read);
+    RUN(test_count_out_of_range_is_read_again);
+    return check_report("test_reading");
+}

@@ -1,0 +1,203 @@
+/*
+ * What others do between two stores of ours to the slot table: a child stops at a
+ * test point, something happens, and it goes on.
+ */
+#define _GNU_SOURCE
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "region_file.h"
+#include "slots.h"
+#include "testpoint.h"
+
+#define ONE_SECOND UINT64_C(1000000000)
+enum { DEAD = (1 << 22) + 1, DATA = 16, TOTAL = 32 };
+
+/* What the child's call returned, where its parent sees it. */
+static int *result;
+
+typedef int deed(hr_region *region);
+
+static int attach(hr_region *region)
+{
+    return hr_attach(region, ONE_SECOND);
+}
+
+static int attach_and_charge(hr_region *region)
+{
+    int code = hr_attach(region, ONE_SECOND);
+    return code == HR_OK ? hr_charge(region, 0, HR_DATA, 1000, ONE_SECOND) : code;
+}
+
+static int attach_and_detach(hr_region *region)
+{
+    int code = hr_attach(region, ONE_SECOND);
+    return code == HR_OK ? hr_detach(region, ONE_SECOND) : code;
+}
+
+/* A child does the deed and stops at the point; after finish() it waits to be killed. */
+static pid_t start(const struct region_file *file, deed *do_it, int point)
+{
+    pid_t pid = fork();
+    NEED(pid >= 0);
+    if (pid == 0) {
+        hr_region *region = open_or_fail(file->path, HR_WRITE);
+        hr_testpoint_signal = SIGSTOP;
+        hr_testpoint_kill_at = point;
+        *result = do_it(region);
+        hr_testpoint_kill_at = -1;
+        raise(SIGSTOP);
+        _exit(0);
+    }
+    int status;
+    NEED(waitpid(pid, &status, WUNTRACED) == pid && WIFSTOPPED(status));
+    return pid;
+}
+
+static void finish(pid_t pid)
+{
+    int status;
+    kill(pid, SIGCONT);
+    NEED(waitpid(pid, &status, WUNTRACED) == pid && WIFSTOPPED(status));
+}
+
+static void end(pid_t pid)
+{
+    kill(pid, SIGKILL);
+    NEED(waitpid(pid, NULL, 0) == pid);
+}
+
+static int32_t pid_in(const struct region_file *file, uint32_t slot)
+{
+    return (int32_t)peek32(file, slot_at(file, slot, file->layout->slot_pid));
+}
+
+static uint64_t total_in(const struct region_file *file, uint32_t slot)
+{
+    return peek64(file, slot_at(file, slot, file->layout->slot_used) + TOTAL);
+}
+
+static uint32_t count_of(const struct region_file *file)
+{
+    return peek32(file, file->layout->proc_num);
+}
+
+/* As libvgpu does beside the lock when it refuses an allocation. */
+static void remove_slot(const struct region_file *file, uint32_t hole)
+{
+    uint32_t last = count_of(file) - 1;
+    poke32(file, file->layout->proc_num, last);
+    if (hole != last)
+        memcpy(file->bytes + slot_at(file, hole, 0), file->bytes + slot_at(file, last, 0),
+               file->layout->slot_stride);
+}
+
+/* Three slots: a dead process's, and those of two others, which hold something. */
+static void make_file(struct region_file *file, uint32_t layout)
+{
+    region_file_make(file, layout);
+    for (uint32_t slot = 0; slot < 3; slot++) {
+        poke32(file, slot_at(file, slot, file->layout->slot_pid), DEAD + slot);
+        poke32(file, slot_at(file, slot, file->layout->slot_status), 1);
+        poke64(file, slot_at(file, slot, file->layout->slot_used) + TOTAL, 100 * slot);
+    }
+    poke32(file, file->layout->proc_num, 3);
+}
+
+static void test_attaching_does_not_write_over_a_lowered_number(void)
+{
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        struct region_file file;
+        make_file(&file, id);
+        pid_t pid = start(&file, attach, HR_AT_ATTACH_PID_STORED);
+        remove_slot(&file, 0);
+        finish(pid);
+        CHECK_EQ(*result, HR_OK);
+        CHECK_EQ(count_of(&file), 3);
+        CHECK_EQ(pid_in(&file, 0), DEAD + 2);
+        CHECK_EQ(pid_in(&file, 1), DEAD + 1);
+        CHECK_EQ(pid_in(&file, 2), pid);
+        CHECK(pid_in(&file, 3) == 0);
+        end(pid);
+        region_file_remove(&file);
+    }
+}
+
+static void test_detaching_does_not_write_over_a_lowered_number(void)
+{
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        struct region_file file;
+        make_file(&file, id);
+        pid_t pid = start(&file, attach_and_detach, HR_AT_REMOVE_USAGE_CLEARED);
+        CHECK_EQ(pid_in(&file, 3), pid);
+        remove_slot(&file, 0);
+        finish(pid);
+        CHECK_EQ(*result, HR_OK);
+        CHECK_EQ(count_of(&file), 3);
+        CHECK_EQ(pid_in(&file, 1), DEAD + 1);
+        CHECK_EQ(pid_in(&file, 2), DEAD + 2);
+        end(pid);
+        region_file_remove(&file);
+    }
+}
+
+/* A waiter of libvgpu, whose time is up, takes the lock of one that was stopped. */
+static void take_away(const struct region_file *file)
+{
+    poke64(file, file->layout->owner_pid, 0);
+    poke32(file, file->layout->sem, 1);
+}
+
+static void test_what_was_charged_is_no_failure_though_the_lock_was_lost(void)
+{
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        struct region_file file;
+        make_file(&file, id);
+        pid_t pid = start(&file, attach_and_charge, HR_AT_CHARGE_KIND_STORED);
+        if (file.layout->slot_seqlock == HR_ABSENT)
+            take_away(&file);
+        finish(pid);
+        CHECK_EQ(*result, HR_OK);
+        CHECK_EQ(total_in(&file, 3), 1000);
+        CHECK_EQ(peek64(&file, slot_at(&file, 3, file.layout->slot_used) + DATA), 1000);
+        CHECK_EQ(peek32(&file, file.layout->sem), 1);
+        end(pid);
+        region_file_remove(&file);
+    }
+}
+
+static void test_who_has_attached_or_detached_has_though_the_lock_was_lost(void)
+{
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        struct region_file file;
+        make_file(&file, id);
+        pid_t pid = start(&file, attach, HR_AT_ATTACH_COUNT_STORED);
+        take_away(&file);
+        finish(pid);
+        CHECK_EQ(*result, HR_OK);
+        CHECK_EQ(pid_in(&file, 3), pid);
+        end(pid);
+        poke32(&file, file.layout->proc_num, 3);
+        pid = start(&file, attach_and_detach, HR_AT_REMOVE_COUNT_STORED);
+        take_away(&file);
+        finish(pid);
+        CHECK_EQ(*result, HR_OK);
+        CHECK_EQ(count_of(&file), 3);
+        end(pid);
+        region_file_remove(&file);
+    }
+}
+
+int main(void)
+{
+    result = mmap(NULL, sizeof *result, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    NEED(result != MAP_FAILED);
+    RUN(test_attaching_does_not_write_over_a_lowered_number);
+    RUN(test_detaching_does_not_write_over_a_lowered_number);
+    RUN(test_what_was_charged_is_no_failure_though_the_lock_was_lost);
+    RUN(test_who_has_attached_or_detached_has_though_the_lock_was_lost);
+    return check_report("test_slot_races");
+}

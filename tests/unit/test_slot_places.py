@@ -1,0 +1,348 @@
+"""Which slot a process of this library takes, when it attaches and when it has lost its own.
+
+Live processes of libvgpu write where their slot was when they started, be it behind the last slot
+that counts. And slots that were emptied where they stood are taken again.
+"""
+
+import os
+from collections.abc import Callable
+
+import pytest
+from actors import Actor
+from lock_bytes import NOBODY, hold, let_go
+from namespaces import needs_first_namespace
+from poke import SLOTS, RegionFile, RegionFileFactory
+from slot_bytes import (
+    NOBODYS,
+    WITH_NEWER,
+    account,
+    at_work,
+    move_last_into,
+    pids,
+    put_seqlock,
+    put_slot,
+    slot_bytes,
+)
+
+from libhamiregion import Layout, Region, Slot, SlotTableFull, open_region
+
+MakeActor = Callable[..., Actor]
+
+DEAD = NOBODY
+# From so many slots on an emptied one is looked for.
+MANY = 64
+
+with_newer = pytest.mark.parametrize("layout", WITH_NEWER, ids=lambda layout: layout.value)
+
+
+def used(file: RegionFile) -> int:
+    with open_region(file) as region:
+        return region.memory_used(0)
+
+
+def start(file: RegionFile, process: Actor, nbytes: int) -> int:
+    """A process of libvgpu takes its slot and accounts. Returns where it will go on to do so."""
+    slot = file.add_process(process.pid)
+    account(file, slot, nbytes)
+    return slot
+
+
+# ---- at the end of the table ----
+
+
+@with_newer
+def test_who_attaches_steps_over_the_slot_of_a_live_process(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    """While it is idle it may count twice: rather too much than a process's slot destroyed."""
+    file = region_file(layout)
+    moved, newcomer = actor(file), actor(file)
+    file.add_process(DEAD, {0: 10_000})
+    slot = start(file, moved, 100)
+    move_last_into(file, 0)
+    assert file.get("proc_num") == slot, "the next one to attach would come here"
+    account(file, slot, 1)
+    own = slot_bytes(file, slot)
+    newcomer("attach")
+    newcomer("slot.charge", 0, 7)
+    assert slot_bytes(file, slot) == own
+    assert pids(file) == [moved.pid, moved.pid, newcomer.pid]
+    with at_work(file, slot), open_region(file, writable=True) as region:
+        assert region.repair_slots().repaired == (moved.pid,)
+    assert used(file) == 108
+    newcomer("slot.detach")
+    account(file, slot, -101)
+    assert used(file) == 0
+
+
+@with_newer
+def test_a_process_that_is_seen_working_there_leaves_its_copy_at_once(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    file = region_file(layout)
+    moved, newcomer = actor(file), actor(file)
+    file.add_process(DEAD, {0: 10_000})
+    slot = start(file, moved, 100)
+    move_last_into(file, 0)
+    account(file, slot, 20)
+    with at_work(file, slot):
+        newcomer("attach")
+    newcomer("slot.charge", 0, 7)
+    assert used(file) == 127
+
+
+@with_newer
+def test_a_slot_whose_process_works_elsewhere_is_taken(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    """Or what an earlier life left there would count for as long as a process has its pid."""
+    file = region_file(layout)
+    process, newcomer = actor(file), actor(file)
+    own = start(file, process, 1000)
+    put_slot(file, 1, slot_bytes(file, own))
+    put_seqlock(file, 1, 400)
+    with at_work(file, own):
+        newcomer("attach")
+    newcomer("slot.charge", 0, 1)
+    assert used(file) == 1001
+    assert pids(file) == [process.pid, newcomer.pid]
+
+
+@with_newer
+def test_a_slot_with_a_lower_seqlock_than_that_which_counts_is_taken(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    """A copy never has a higher one than its original: an earlier life has left it."""
+    file = region_file(layout)
+    process, newcomer = actor(file), actor(file)
+    own = start(file, process, 1000)
+    account(file, own, 5)
+    put_slot(file, 1, slot_bytes(file, own))
+    put_seqlock(file, 1, 2)
+    newcomer("attach")
+    newcomer("slot.charge", 0, 1)
+    assert used(file) == 1006
+    assert pids(file) == [process.pid, newcomer.pid]
+
+
+def test_in_a_file_of_1_1_the_slot_that_an_older_process_was_moved_from_is_taken(
+    region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    """If it counted again, that process would account in both."""
+    file = region_file(Layout.V1_1)
+    older, newcomer = actor(file), actor(file)
+    file.add_process(DEAD, {0: 10_000})
+    file.add_process(older.pid, {0: 100})
+    move_last_into(file, 0)
+    newcomer("attach")
+    newcomer("slot.charge", 0, 7)
+    assert pids(file) == [older.pid, newcomer.pid]
+    assert used(file) == 107
+
+
+@with_newer
+def test_a_slot_that_is_moved_while_a_newcomer_waits_for_the_lock_is_not_taken(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    """Before it waited there was nothing behind the last slot."""
+    file = region_file(layout)
+    moved, newcomer = actor(file), actor(file)
+    file.add_process(DEAD, {0: 10})
+    slot = start(file, moved, 4000)
+    hold(file, moved.pid)
+    newcomer.start("attach", timeout_s=20.0)
+    assert not newcomer.is_done(within_s=0.3)
+    move_last_into(file, 0)
+    let_go(file)
+    newcomer.outcome()
+    newcomer("slot.charge", 0, 1)
+    assert file.get("slot_pid", slot=slot) == moved.pid
+    assert file.get("slot_used.total", slot=slot) == 4000
+
+
+@with_newer
+@pytest.mark.parametrize("what", ["charge", "release"])
+def test_who_has_lost_its_slot_steps_over_the_slot_of_a_live_process(
+    what: str, layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    """Taken over, that process would give back what it never had, and all be refused memory."""
+    file = region_file(layout)
+    moved = actor(file)
+    file.add_process(DEAD, {0: 10_000})
+    slot_of_moved = start(file, moved, 400)
+    with open_region(file, writable=True) as region, region.attach() as slot:
+        slot.charge(0, 100)
+        # Somebody who does not see this process takes it for dead; then another one is removed.
+        file.put("proc_num", 2)
+        move_last_into(file, 0)
+        account(file, slot_of_moved, 5)
+        own = slot_bytes(file, slot_of_moved)
+        getattr(slot, what)(0, 10)
+        assert slot_bytes(file, slot_of_moved) == own
+        now = 110 if what == "charge" else 90
+        assert file.get("slot_used.total", slot=2) == now
+        with at_work(file, slot_of_moved):
+            assert region.repair_slots().repaired == (moved.pid,)
+        assert used(file) == 405 + now
+        account(file, slot_of_moved, -405)
+        assert used(file) == now
+
+
+# ---- emptied slots ----
+
+
+def fill_with_emptied(file: RegionFile, count: int) -> None:
+    """As many as processes have come and gone, each while the next one lived."""
+    while file.get("proc_num") < count:
+        file.add_process(DEAD + file.get("proc_num"), status=0)
+
+
+@needs_first_namespace
+def test_a_table_full_of_emptied_slots_has_room_for_many(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    """A thousand generations of a rolling restart, of which one process lives."""
+    file = region_file(layout)
+    last = actor(file)
+    fill_with_emptied(file, SLOTS - 1)
+    file.add_process(last.pid, {0: 5})
+    own = slot_bytes(file, SLOTS - 1)
+    for generation in range(3):
+        with open_region(file, writable=True) as region, region.attach() as slot:
+            slot.charge(0, 7)
+            assert used(file) == 12
+            assert pids(file).count(os.getpid()) == 1
+        assert used(file) == 5, generation
+    assert file.get("proc_num") == SLOTS
+    assert slot_bytes(file, SLOTS - 1) == own
+
+
+@needs_first_namespace
+def test_generations_that_overlap_do_not_make_the_table_longer_and_longer(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    file = region_file(layout)
+    fill_with_emptied(file, MANY - 2)
+    last = actor(file)
+    last("attach")
+    last("slot.charge", 0, 1)
+    for _ in range(8):
+        following = actor(file)
+        following("attach")
+        following("slot.charge", 0, 1)
+        last("slot.detach")
+        last.kill()
+        last = following
+    assert file.get("proc_num") <= MANY
+    assert used(file) == 1
+
+
+def test_a_few_emptied_slots_are_not_worth_a_look_at_proc(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    fill_with_emptied(file, MANY - 1)
+    with open_region(file, writable=True) as region, region.attach():
+        assert file.get("proc_num") == MANY
+
+
+@needs_first_namespace
+@pytest.mark.parametrize(
+    "whose", ["a live process's", "one that is ending", "counted", "suspended"]
+)
+def test_what_may_be_somebodys_is_not_taken_again(
+    whose: str, layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    file = region_file(layout)
+    live = actor(file)
+    for number in range(SLOTS):
+        file.add_process(DEAD + number, {0: 1})
+    pid, status, nbytes = {
+        "a live process's": (live.pid, 0, 0),
+        # libvgpu stores pid 0 first and gives memory back afterwards.
+        "one that is ending": (0, 0, 0),
+        "counted": (DEAD, 0, 1),
+        "suspended": (DEAD, 2, 0),
+    }[whose]
+    file.put("slot_pid", pid, slot=500)
+    file.put("slot_status", status, slot=500)
+    file.put("slot_used.total", nbytes, slot=500)
+    file.put("slot_used.data", nbytes, slot=500)
+    before = file.content()
+    with open_region(file, writable=True) as region:
+        with pytest.raises(SlotTableFull, match=r"all 1024 .* reap\(\) empties"):
+            region.attach()
+        assert file.content() == before
+        # What the message says to do helps.
+        if whose != "suspended":
+            region.reap()
+            region.attach().detach()
+
+
+@needs_first_namespace
+@with_newer
+def test_an_emptied_slot_that_somebody_writes_to_is_not_taken_again(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    file = region_file(layout)
+    actor(file)
+    fill_with_emptied(file, MANY)
+    with at_work(file, 0), open_region(file, writable=True) as region, region.attach():
+        assert pids(file).index(os.getpid()) != 0
+
+
+def test_who_has_detached_takes_its_slot_again(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    file = region_file(layout)
+    with open_region(file, writable=True) as region:
+        first = _attach(region, 5)
+        behind = actor(file)
+        behind("attach")
+        behind("slot.charge", 0, 1)
+        own = slot_bytes(file, 1)
+        first.detach()
+        # Not 0, over which older versions loop, nor a dead pid, which they remove.
+        assert pids(file) == [os.getpid(), behind.pid]
+        assert used(file) == 1
+        second = _attach(region, 7)
+        assert pids(file) == [os.getpid(), behind.pid]
+        assert used(file) == 8
+        assert slot_bytes(file, 1) == own
+        second.detach()
+        behind("slot.detach")
+        assert pids(file) == [os.getpid()]
+
+
+def _attach(region: Region, nbytes: int) -> Slot:
+    slot = region.attach()
+    slot.charge(0, nbytes)
+    return slot
+
+
+def test_a_slot_of_an_earlier_process_stays_when_who_took_it_leaves(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    """libvgpu may have found it dead a moment ago, and be about to remove it beside the lock."""
+    file = region_file(layout)
+    file.add_process(os.getpid(), {0: 1000})
+    with open_region(file, writable=True) as region:
+        slot = _attach(region, 5)
+        assert used(file) == 5
+        slot.detach()
+    assert pids(file) == [os.getpid()]
+    assert used(file) == 0
+
+
+def test_several_slots_of_a_predecessor_become_one(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    file = region_file(layout)
+    for nbytes in (100, 200, 300):
+        file.add_process(os.getpid(), {0: nbytes})
+    with open_region(file, writable=True) as region:
+        slot = _attach(region, 5)
+        assert used(file) == 5
+        assert sorted(pids(file)) == [os.getpid(), NOBODYS, NOBODYS]
+        slot.charge(0, 1)
+        assert used(file) == 6
