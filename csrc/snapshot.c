@@ -30,6 +30,10 @@
 #define ROUNDS 3
 #define SLOT_TRIES 16
 
+/* So many slots are gone through device by device, which leaves the loops enough
+ * registers; those of more would not stay in the processor's nearest cache. */
+#define SLOTS_AT_ONCE 8
+
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
 /* Constants: whatever takes a layout and is inlined is compiled for each of them. */
@@ -439,6 +443,11 @@ ALWAYS_INLINE int measure(struct hr_reading *reading)
     return HR_OK;
 }
 
+ALWAYS_INLINE size_t end_of_some(size_t first, size_t count)
+{
+    return count - first < SLOTS_AT_ONCE ? count : first + SLOTS_AT_ONCE;
+}
+
 /* Both looks, with the one at the lock between them; whether all of it is settled. */
 ALWAYS_INLINE bool look_twice(const struct hr_layout *layout, struct hr_reading *reading,
                               bool lock_was_free)
@@ -449,7 +458,8 @@ ALWAYS_INLINE bool look_twice(const struct hr_layout *layout, struct hr_reading 
     copy_head(layout, region, head);
     copy_devices(layout, reading);
     reading->any_figure = reading->any_torn = 0;
-    copy_slots(layout, reading, 0, count);
+    for (size_t i = 0; i < count; i += SLOTS_AT_ONCE)
+        copy_slots(layout, reading, i, end_of_some(i, count));
     head->semaphore = semaphore_between_looks(layout, region);
     if (!lock_was_free)
         return false;
@@ -457,7 +467,9 @@ ALWAYS_INLINE bool look_twice(const struct hr_layout *layout, struct hr_reading 
      * so the second look finds the slot changed. */
     const bool undisturbed = nobody_is_inside(head->semaphore, head->owner_pid) &&
                              proc_num_is(layout, region, head->proc_num);
-    const bool same = look_again(layout, reading, 0, count);
+    bool same = true;
+    for (size_t i = 0; i < count; i += SLOTS_AT_ONCE)
+        same &= look_again(layout, reading, i, end_of_some(i, count));
     if (!undisturbed) {
         for (size_t i = 0; i < count; i++)
             process_at(reading, i)->settled = 0;
@@ -476,6 +488,24 @@ static void sum_saturating(const struct hr_usage *usage, size_t count, size_t pr
     }
 }
 
+ALWAYS_INLINE void sum_plainly(const struct hr_usage *usage, size_t count, size_t process_bytes,
+                               struct hr_usage *to)
+{
+    struct hr_usage sums = *to;
+    for (size_t i = 0; i < count; i++, usage = next_process(usage, process_bytes)) {
+        sums.total += usage->total;
+        sums.context += usage->context;
+        sums.module += usage->module;
+        sums.data += usage->data;
+        sums.offset += usage->offset;
+        sums.monitor += usage->monitor;
+        sums.sm += usage->sm;
+        sums.enc += usage->enc;
+        sums.dec += usage->dec;
+    }
+    *to = sums;
+}
+
 /* Of the copies, so that a device's sums are those of the processes beside them. */
 static void sum_up(const struct hr_reading *reading)
 {
@@ -483,28 +513,18 @@ static void sum_up(const struct hr_reading *reading)
     const size_t process_bytes = reading->process_bytes;
     /* 1,024 figures below 2^53 cannot pass 2^64: then plain additions will do. */
     const bool is_plain = reading->any_figure >> 53 == 0;
-    for (size_t device = 0; device < span; device++) {
-        const struct hr_usage *usage =
-            (const struct hr_usage *)(void *)(reading->processes + sizeof(struct hr_process)) +
-            device;
-        struct hr_usage *to = &reading->devices[device].sums, sums = {0};
-        if (!is_plain) {
-            *to = sums;
-            sum_saturating(usage, count, process_bytes, to);
-            continue;
+    for (size_t device = 0; device < span; device++)
+        reading->devices[device].sums = (struct hr_usage){0};
+    for (size_t i = 0; i < count; i += SLOTS_AT_ONCE) {
+        const size_t some = end_of_some(i, count) - i;
+        for (size_t device = 0; device < span; device++) {
+            const struct hr_usage *usage = usage_at(reading, i, device);
+            struct hr_usage *sums = &reading->devices[device].sums;
+            if (is_plain)
+                sum_plainly(usage, some, process_bytes, sums);
+            else
+                sum_saturating(usage, some, process_bytes, sums);
         }
-        for (size_t i = 0; i < count; i++, usage = next_process(usage, process_bytes)) {
-            sums.total += usage->total;
-            sums.context += usage->context;
-            sums.module += usage->module;
-            sums.data += usage->data;
-            sums.offset += usage->offset;
-            sums.monitor += usage->monitor;
-            sums.sm += usage->sm;
-            sums.enc += usage->enc;
-            sums.dec += usage->dec;
-        }
-        *to = sums;
     }
 }
 
