@@ -68,15 +68,34 @@ static bool works_elsewhere(uint32_t slot, int32_t pid)
     return false;
 }
 
+/* The only slot of this pid that counts, or HR_SLOTS. */
+static uint32_t only_counted(const struct view *view, int32_t pid)
+{
+    uint32_t found = HR_SLOTS, count = 0;
+    for (uint32_t slot = 0; (int32_t)slot < count_of(view) && slot < HR_SLOTS; slot++) {
+        if (pid_at(view, slot) != pid)
+            continue;
+        found = slot;
+        count++;
+    }
+    return count == 1 ? found : HR_SLOTS;
+}
+
 /*
- * A slot above proc_num in which no process can be: one that remembers its slot counts in the
- * seqlock whatever it stores, and another writes nothing there.
+ * A slot above proc_num in which no process can be at work: one that remembers its slot counts in
+ * the seqlock whatever it stores, and a copy of it below never has a higher one; another process
+ * writes nothing there.
  */
 static bool is_nobodys_tail(uint32_t slot)
 {
     const struct view before = was();
-    return (int32_t)slot >= count_of(&before) && seqlock_at(&before, slot) == 0 &&
-           (before.layout->slot_seqlock == HR_ABSENT || bytes_at(&before, slot) != 0);
+    if ((int32_t)slot < count_of(&before))
+        return false;
+    const uint64_t seqlock = seqlock_at(&before, slot);
+    if (seqlock == 0 && (before.layout->slot_seqlock == HR_ABSENT || bytes_at(&before, slot) != 0))
+        return true;
+    const uint32_t below = only_counted(&before, pid_at(&before, slot));
+    return below < HR_SLOTS && seqlock_at(&before, below) > seqlock + 1;
 }
 
 void require_the_living_kept(enum leeway leeway)
