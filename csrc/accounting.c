@@ -121,7 +121,7 @@ static int account_locked_work(void *argument)
 static int account_locked(struct account_call *call, uint64_t timeout_ns)
 {
     hr_region *region = call->region;
-    int code = hr_run_under(hr_lock_take_quickly, region, account_locked_work, call, timeout_ns);
+    int code = hr_run_locked(region, account_locked_work, call, timeout_ns);
     if (code != HR_NEEDS_VIEW)
         return code;
     struct hr_table_view view;

@@ -96,6 +96,7 @@ struct attach_call {
     const struct hr_table_view *view; /* NULL: not looked for */
     struct hr_attachment *attachment;
     int32_t pid;
+    uint64_t turn; /* of those in which this handle has been attached; 0: not now */
 };
 
 static int attach_work(void *argument)
@@ -108,6 +109,7 @@ static int attach_work(void *argument)
     if (code == HR_OK) {
         region->attachment = call->attachment;
         region->attached_pid = call->pid;
+        call->turn = ++region->attachments;
     }
     return code;
 }
@@ -124,7 +126,7 @@ static int attach(struct attach_call *call, uint64_t timeout_ns)
 }
 
 /* A process that has libvgpu loaded has a slot of libvgpu's, by the same pid. */
-static int check_no_foreign_mapping(const hr_region *region)
+static int check_no_foreign_mapping(hr_region *region)
 {
     struct hr_mapped_file file;
     bool by_another;
@@ -134,7 +136,7 @@ static int check_no_foreign_mapping(const hr_region *region)
     return code;
 }
 
-int hr_attach(hr_region *region, uint64_t timeout_ns)
+int hr_attach_by(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns)
 {
     if (!region->writable)
         return hr_fail_code(HR_EREADONLY);
@@ -150,11 +152,34 @@ int hr_attach(hr_region *region, uint64_t timeout_ns)
     struct attach_call call = {.region = region, .pid = getpid()};
     call.attachment = calloc(1, sizeof *call.attachment);
     code = call.attachment == NULL ? hr_fail_errno(HR_ESYSTEM, ENOMEM) : attach(&call, timeout_ns);
-    if (code != HR_OK && region->attachment == NULL) {
+    /* Also where the lock was lost meanwhile: then there is a slot, and an error. */
+    if (call.turn != 0 && ticket != NULL) {
+        if (ticket->region == NULL)
+            hr_keep(region);
+        *ticket = (struct hr_ticket){.region = region, .turn = call.turn};
+    }
+    if (call.turn == 0) {
         free(call.attachment);
         hr_unclaim_attachment(region);
     }
     return code;
+}
+
+int hr_attach(hr_region *region, uint64_t timeout_ns)
+{
+    return hr_attach_by(region, NULL, timeout_ns);
+}
+
+void hr_end_attachment(struct hr_ticket *ticket)
+{
+    const uint64_t patience_ns = 1000000000;
+    hr_region *region = ticket->region;
+    if (region == NULL)
+        return;
+    ticket->region = NULL;
+    if (region->attachments == ticket->turn)
+        hr_detach(region, patience_ns);
+    hr_let_go(region);
 }
 
 /* ---- Our slot, wherever it is ------------------------------------------------------ */
@@ -286,9 +311,20 @@ static int detach(hr_region *region, uint64_t deadline_ns)
     return code;
 }
 
-void hr_leave_region(hr_region *region, uint64_t deadline_ns)
+int hr_leave_region(hr_region *region, uint64_t deadline_ns)
 {
-    detach(region, deadline_ns);
+    uint64_t bytes = 0;
+    for (uint32_t device = 0; device < HR_DEVICES; device++) {
+        for (uint32_t kind = 0; kind < HR_KINDS; kind++)
+            bytes += region->attachment->charged[device][kind];
+    }
+    int code = detach(region, deadline_ns);
+    if (code != HR_ETIMEOUT)
+        return HR_OK;
+    struct hr_detail detail;
+    hr_last_detail(&detail);
+    detail.wanted = bytes;
+    return hr_fail(&detail);
 }
 
 int hr_detach(hr_region *region, uint64_t timeout_ns)

@@ -30,7 +30,8 @@ unsigned char *hr_remembered_slot(const hr_region *region);
 /* Under the lock: find our slot anew, or take one, and write our books into it. */
 int hr_regain_slot(hr_region *region, const struct hr_table_view *view);
 
-/* For hr_close(): give this process's slot back. */
-void hr_leave_region(hr_region *region, uint64_t deadline_ns);
+/* For hr_close(): give this process's slot back.  HR_ETIMEOUT where the lock cannot be had: the
+ * slot stays (detail.found = owner_pid, detail.wanted = the bytes that it counts). */
+int hr_leave_region(hr_region *region, uint64_t deadline_ns);
 
 #endif

@@ -11,20 +11,45 @@
 #include "atomics.h"
 #include "base.h"
 #include "guard.h"
+#include "lock.h"
 
 /* Set in `users` once hr_close() has begun. */
 #define HR_CLOSING 0x80000000u
+
+/* A lock on bytes of the file, held by this page (byte_lock.h). */
+struct hr_byte_lock {
+    void *page; /* NULL: not locked */
+};
+
+/* What lock.c keeps in each handle.  All but the atomics is touched under the gate only. */
+struct hr_lock_part {
+    /* The gate lets one thread of this handle at a time go for the lock. */
+    _Atomic uint32_t gate;         /* 0 free, 1 taken, 2 taken and waited for */
+    _Atomic uintptr_t gate_thread; /* hr_thread_id() of the one that has it */
+    _Atomic bool held;             /* the region's lock is ours; other handles look at this too */
+    _Atomic uint64_t turn;         /* how often the lock has been taken */
+    uint64_t signature;            /* what owner_pid is signed with this time */
+    uint64_t numbers;              /* the first of this handle's signatures (lock.h), or 0; also
+                                      under the fork lock */
+    struct hr_byte_lock own_bytes; /* the lock on the bytes of its numbers */
+    struct hr_byte_lock range;     /* after a take-over up to 2.8.0: libvgpu's range */
+};
 
 struct hr_region {
     const struct hr_layout *layout;
     unsigned char *base; /* NULL once closed */
     size_t mapped_bytes;
-    _Atomic uint32_t users; /* calls in progress, and HR_CLOSING */
+    _Atomic uint32_t users;      /* calls in progress, and HR_CLOSING */
+    _Atomic uint32_t references; /* hr_free()'s, and those of tickets */
     uint32_t fork_generation;
     bool writable;
-    int fd; /* for locks only; -1 for a read-only handle */
     uint64_t device_id;
     uint64_t inode;
+    /* How maps calls the file, under the fork lock; inode 0 = not looked up yet. */
+    struct {
+        unsigned major_number, minor_number;
+        uint64_t inode;
+    } in_maps;
     char *path;
     /*
      * Which lock holder or odd seqlocks the last snapshot waited for in vain; 0: none.
@@ -34,18 +59,14 @@ struct hr_region {
     _Atomic uint64_t stuck;
     /* How many slots the last hr_read_set() found, for the next one to prefetch. */
     _Atomic uint32_t likely_slots;
-    /* The gate lets one thread of this handle at a time go for the lock. */
-    _Atomic uint32_t gate;         /* 0 free, 1 taken, 2 taken and waited for */
-    _Atomic uintptr_t gate_thread; /* hr_thread_id() of who has it */
-    /* Under the gate: */
-    _Atomic bool locked;  /* the semaphore is ours; also looked at by other handles */
-    bool host_locked;     /* and the host lock */
-    uint64_t signature;   /* what this handle signs with in owner_pid; 0 = not decided */
-    int32_t attached_pid; /* of this process's slot; 0 = not attached */
+    struct hr_lock_part lock;
+    int32_t attached_pid;             /* of this process's slot; 0 = not attached */
     struct hr_attachment *attachment; /* NULL = not attached */
     /* All writable handles of the process, for fork() and for one attachment each region. */
     _Atomic bool claims_attachment;
-    bool is_leaving; /* hr_close() is alone and detaches; it may wait for the lock */
+    _Atomic uint64_t attachments; /* how often this handle has been attached */
+    bool is_leaving;              /* hr_close() is alone and detaches; it may wait for the lock */
+    bool has_left;                /* hr_leave_all() has been here */
     struct hr_region *next_writable, *previous_writable;
 };
 
@@ -84,7 +105,7 @@ int hr_watch_forks(void);
 /* Between the two no child is forked, which would keep a descriptor that it does not know of. */
 void hr_fork_lock(void);
 void hr_fork_unlock(void);
-void hr_link_writable(hr_region *region); /* under the fork lock */
+void hr_link_writable(hr_region *region); /* both under the fork lock */
 void hr_unlink_writable(hr_region *region);
 /* Under the fork lock: whether a mapping that begins there is one of the handles', those of the
  * parent's included that a forked child has inherited. */
@@ -94,9 +115,19 @@ bool hr_is_mapped_by_handle(uint64_t start);
 bool hr_claim_attachment(hr_region *region);
 void hr_unclaim_attachment(hr_region *region);
 bool hr_claims_attachment(const hr_region *region);
-/* Whether this process is attached to the region or has its lock, by whatever handle, or
- * by whatever other handle. */
+/* Whether this process is attached to the region or has its lock, by any handle, or by any
+ * other handle. */
 bool hr_is_used_by_process(const hr_region *region, bool by_another);
+
+/* Under the fork lock: the lowest signature from `from` on that starts the numbers of a handle
+ * of this process for the region, or HR_FOREIGN_END. */
+uint64_t hr_next_own_numbers(const hr_region *region, uint64_t from);
+
+/* The handle's memory lives until the last reference is gone; hr_close() has ended it before. */
+void hr_keep(hr_region *region);
+void hr_let_go(hr_region *region);
+/* A handle of this process that was not returned yet, with a reference; NULL: no more. */
+hr_region *hr_next_to_leave(void);
 
 static inline bool hr_is_closing(hr_region *region)
 {

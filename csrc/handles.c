@@ -1,15 +1,11 @@
 #define _GNU_SOURCE
 #include <pthread.h>
-#include <unistd.h>
+#include <stdlib.h>
 
 #include "handle.h"
 
 uint32_t hr_fork_generation;
 
-/*
- * The host lock belongs to the open file, which a child of fork() shares: it would
- * outlive its holder for as long as the child lives.  So the child closes them.
- */
 static pthread_mutex_t writable_guard = PTHREAD_MUTEX_INITIALIZER;
 static hr_region *writable_handles;
 
@@ -38,11 +34,6 @@ static void after_fork_in_parent(void)
 static void after_fork_in_child(void)
 {
     hr_fork_generation++;
-    for (hr_region *region = writable_handles; region != NULL; region = region->next_writable) {
-        if (region->fd >= 0)
-            close(region->fd);
-        region->fd = -1;
-    }
     after_fork_in_parent();
 }
 
@@ -64,14 +55,12 @@ void hr_link_writable(hr_region *region)
 
 void hr_unlink_writable(hr_region *region)
 {
-    pthread_mutex_lock(&writable_guard);
     if (region->previous_writable != NULL)
         region->previous_writable->next_writable = region->next_writable;
     else
         writable_handles = region->next_writable;
     if (region->next_writable != NULL)
         region->next_writable->previous_writable = region->previous_writable;
-    pthread_mutex_unlock(&writable_guard);
 }
 
 bool hr_is_mapped_by_handle(uint64_t start)
@@ -96,10 +85,53 @@ bool hr_is_used_by_process(const hr_region *region, bool by_another)
     pthread_mutex_lock(&writable_guard);
     for (hr_region *other = writable_handles; other != NULL; other = other->next_writable) {
         if (is_same_region(region, other) && !(by_another && other == region))
-            used = used || other->claims_attachment || other->locked;
+            used = used || other->claims_attachment || other->lock.held;
     }
     pthread_mutex_unlock(&writable_guard);
     return used;
+}
+
+uint64_t hr_next_own_numbers(const hr_region *region, uint64_t from)
+{
+    uint64_t next = HR_FOREIGN_END;
+    for (const hr_region *other = writable_handles; other != NULL; other = other->next_writable) {
+        uint64_t numbers = other->lock.numbers;
+        if (is_same_region(region, other) && numbers >= from && numbers < next)
+            next = numbers;
+    }
+    return next;
+}
+
+void hr_keep(hr_region *region)
+{
+    atomic_fetch_add_explicit(&region->references, 1, memory_order_relaxed);
+}
+
+void hr_let_go(hr_region *region)
+{
+    /* Acquire and release: all that others did with the handle comes before it is freed. */
+    if (atomic_fetch_sub_explicit(&region->references, 1, memory_order_acq_rel) != 1)
+        return;
+    free(region->attachment);
+    free(region->path);
+    free(region);
+}
+
+hr_region *hr_next_to_leave(void)
+{
+    hr_region *next = NULL;
+    pthread_mutex_lock(&writable_guard);
+    for (hr_region *other = writable_handles; next == NULL && other != NULL;
+         other = other->next_writable) {
+        if (other->fork_generation == hr_fork_generation && !other->has_left)
+            next = other;
+    }
+    if (next != NULL) {
+        next->has_left = true;
+        hr_keep(next);
+    }
+    pthread_mutex_unlock(&writable_guard);
+    return next;
 }
 
 _Atomic uint32_t hr_uses;

@@ -1,17 +1,18 @@
 #define _GNU_SOURCE
 #include "lock.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <linux/futex.h>
+#include <sys/random.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "lock_word.h"
+#include "mappers.h"
 #include "testpoint.h"
 
-/* ---- The semaphore's bytes -------------------------------------------------- */
+/* ---- The words -------------------------------------------------------------- */
 
 /* The futex is the low half of the word: little-endian, so the same address. */
 static void futex_wait(unsigned char *sem, uint64_t nap_ns)
@@ -25,24 +26,75 @@ void hr_sem_wake(unsigned char *sem)
     syscall(SYS_futex, sem, FUTEX_WAKE, 1, NULL, NULL, 0);
 }
 
-static bool try_take(unsigned char *sem)
+struct hr_lock_words hr_load_lock(const hr_region *region)
 {
-    /* Acquire on success pairs with the release of whoever posted. */
-    uint64_t word = hr_load_u64(sem, memory_order_relaxed);
-    while (hr_sem_value(word) > 0) {
-        if (hr_swap_u64(sem, &word, word - 1))
-            return true;
-    }
-    return false;
+    /* Acquire: what the last holder stored is visible to who finds its words. */
+    struct hr_lock_words words = {.owner = hr_owner_of(region)};
+    words.sem = hr_load_u64(hr_sem_at(region), memory_order_acquire);
+    return words;
 }
 
-static void post(unsigned char *sem)
+/* A full barrier, as every locked instruction is one; pairs with itself, and with libvgpu's. */
+static bool swap_pair(unsigned char *at, struct hr_lock_words from, struct hr_lock_words to)
 {
-    /* Release: what the holder stored is visible to who takes it next. */
-    hr_add_u64(sem, 1, memory_order_release);
-    HR_POINT(UNLOCK_SEM_POSTED);
-    hr_sem_wake(sem);
-    HR_POINT(UNLOCK_WOKEN);
+#if defined(__x86_64__)
+    /* By hand: the compilers inline it only where all code is made for such processors. */
+    bool swapped;
+    __asm__ __volatile__("lock cmpxchg16b %1"
+                         : "=@ccz"(swapped), "+m"(*(struct hr_lock_words *)(void *)at),
+                           "+a"(from.owner), "+d"(from.sem)
+                         : "b"(to.owner), "c"(to.sem)
+                         : "memory");
+    return swapped;
+#else
+    const unsigned __int128 before = (unsigned __int128)from.sem << 64 | from.owner;
+    const unsigned __int128 after = (unsigned __int128)to.sem << 64 | to.owner;
+    return __sync_bool_compare_and_swap((unsigned __int128 *)(void *)at, before, after);
+#endif
+}
+
+/* After signing: whoever posted meanwhile has left us its permit to take. */
+static void lower_value(unsigned char *sem)
+{
+    uint64_t word = hr_load_u64(sem, memory_order_acquire);
+    while (hr_sem_value(word) > 0 && !hr_swap_u64(sem, &word, word & ~(uint64_t)UINT32_MAX))
+        ;
+}
+
+/*
+ * Where the two words cannot be swapped together.  Signing: the permit first, then the
+ * signature; if another process has signed by then, the permit is its own.  Giving back:
+ * unsigned first, or the next holder's signature would be erased; and only where nobody
+ * has signed meanwhile, who will post itself.
+ */
+static bool swap_in_steps(hr_region *region, struct hr_lock_words from, struct hr_lock_words to)
+{
+    unsigned char *sem = hr_sem_at(region), *owner = hr_owner_at(region);
+    if (to.owner != 0) {
+        if (to.sem != from.sem && !hr_swap_u64(sem, &from.sem, to.sem))
+            return false;
+        HR_POINT(LOCK_SEM_TAKEN);
+        if (to.owner == from.owner)
+            return true;
+        if (!hr_swap_u64(owner, &from.owner, to.owner))
+            return false;
+        lower_value(sem);
+        return true;
+    }
+    if (from.owner != 0 && !hr_swap_u64(owner, &from.owner, 0))
+        return false;
+    HR_POINT(UNLOCK_OWNER_CLEARED);
+    uint64_t word = from.sem;
+    while (hr_sem_value(word) != 1 && hr_owner_of(region) == 0 &&
+           !hr_swap_u64(sem, &word, (word & ~(uint64_t)UINT32_MAX) | 1))
+        ;
+    return true;
+}
+
+bool hr_swap_lock(hr_region *region, struct hr_lock_words from, struct hr_lock_words to)
+{
+    return hr_lock_is_paired(region) ? swap_pair(hr_owner_at(region), from, to)
+                                     : swap_in_steps(region, from, to);
 }
 
 uintptr_t hr_thread_id(void)
@@ -57,12 +109,12 @@ uintptr_t hr_thread_id(void)
 int hr_gate_enter(hr_region *region, uint64_t deadline_ns)
 {
     uint32_t state = 0;
-    if (!atomic_compare_exchange_strong_explicit(&region->gate, &state, 1, memory_order_acquire,
-                                                 memory_order_relaxed)) {
-        if (atomic_load_explicit(&region->gate_thread, memory_order_relaxed) == hr_thread_id())
+    if (!atomic_compare_exchange_strong_explicit(&region->lock.gate, &state, 1,
+                                                 memory_order_acquire, memory_order_relaxed)) {
+        if (atomic_load_explicit(&region->lock.gate_thread, memory_order_relaxed) == hr_thread_id())
             return hr_fail_code(HR_EBUSY);
         /* 2 from here on: whoever leaves has to wake somebody. */
-        while (atomic_exchange_explicit(&region->gate, 2, memory_order_acquire) != 0) {
+        while (atomic_exchange_explicit(&region->lock.gate, 2, memory_order_acquire) != 0) {
             uint64_t now = hr_clock_ns(CLOCK_MONOTONIC);
             if (hr_is_closing(region))
                 return hr_fail_code(HR_ECLOSED);
@@ -73,222 +125,298 @@ int hr_gate_enter(hr_region *region, uint64_t deadline_ns)
             if (left > longest)
                 left = longest;
             const struct timespec nap = {.tv_nsec = (long)left};
-            syscall(SYS_futex, &region->gate, FUTEX_WAIT_PRIVATE, 2, &nap, NULL, 0);
+            syscall(SYS_futex, &region->lock.gate, FUTEX_WAIT_PRIVATE, 2, &nap, NULL, 0);
         }
     }
-    atomic_store_explicit(&region->gate_thread, hr_thread_id(), memory_order_relaxed);
+    atomic_store_explicit(&region->lock.gate_thread, hr_thread_id(), memory_order_relaxed);
     return HR_OK;
 }
 
 void hr_gate_leave(hr_region *region)
 {
-    atomic_store_explicit(&region->gate_thread, 0, memory_order_relaxed);
-    if (atomic_exchange_explicit(&region->gate, 0, memory_order_release) == 2)
-        syscall(SYS_futex, &region->gate, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+    atomic_store_explicit(&region->lock.gate_thread, 0, memory_order_relaxed);
+    if (atomic_exchange_explicit(&region->lock.gate, 0, memory_order_release) == 2)
+        syscall(SYS_futex, &region->lock.gate, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
-/* ---- The host lock: processes of this library --------------------------------- */
+/* ---- Signatures --------------------------------------------------------------- */
 
-int hr_set_range_lock(int fd, short type, off_t start, off_t length)
-{
-    struct flock range = {.l_type = type, .l_whence = SEEK_SET, .l_start = start, .l_len = length};
-    return fcntl(fd, F_OFD_SETLK, &range);
-}
-
-int hr_take_range(hr_region *region, off_t start, off_t length, uint64_t deadline_ns)
+int hr_await_bytes(hr_region *region, off_t start, off_t length, uint64_t deadline_ns,
+                   struct hr_byte_lock *out)
 {
     unsigned naps = 0;
-    while (hr_set_range_lock(region->fd, F_WRLCK, start, length) != 0) {
-        if (errno != EAGAIN && errno != EACCES && errno != EINTR)
-            return hr_fail_errno(HR_ESYSTEM, errno);
+    int code;
+    while ((code = hr_lock_bytes(region, F_WRLCK, start, length, out)) == HR_EBUSY) {
         if (hr_is_closing(region))
             return hr_fail_code(HR_ECLOSED);
         if (!hr_nap(deadline_ns, &naps))
             return hr_fail_code(HR_ETIMEOUT);
     }
-    return HR_OK;
+    return code;
 }
 
-void hr_drop_host_lock(hr_region *region)
+static uint64_t draw(void)
 {
-    if (region->host_locked)
-        hr_set_range_lock(region->fd, F_UNLCK, HR_HOST_LOCK_BYTE, 1);
-    region->host_locked = false;
+    uint32_t random;
+    if (getrandom(&random, sizeof random, GRND_NONBLOCK) != sizeof random)
+        random = (uint32_t)hr_clock_ns(CLOCK_MONOTONIC) * 2654435761u;
+    return HR_FOREIGN_OWNER + random % (HR_FOREIGN_END - HR_FOREIGN_OWNER) / HR_TURNS * HR_TURNS;
 }
 
-int hr_take_host_lock(hr_region *region, uint64_t deadline_ns)
+static void set_numbers(hr_region *region, uint64_t numbers)
 {
-    int code = hr_take_range(region, HR_HOST_LOCK_BYTE, 1, deadline_ns);
-    if (code != HR_OK)
-        return code;
-    region->host_locked = true;
-    HR_POINT(LOCK_HOST_TAKEN);
-    return HR_OK;
+    hr_fork_lock();
+    region->lock.numbers = numbers;
+    hr_fork_unlock();
 }
 
-/* ---- Taking and giving back ------------------------------------------------- */
-
-void hr_decide_signature(hr_region *region)
+/* A dead writer's signature may still stand there: its numbers must not come to life. */
+static int check_numbers_work(void *argument)
 {
-    region->signature = region->attached_pid != 0 ? (uint64_t)region->attached_pid
-                                                  : HR_FOREIGN_OWNER + (uint64_t)getpid();
+    const hr_region *region = argument;
+    return hr_owner_of(region) / HR_TURNS == region->lock.numbers / HR_TURNS ? HR_EBUSY : HR_OK;
 }
 
-bool hr_is_signed_by_dead_writer(const hr_region *region, uint64_t owner)
+static int draw_numbers(hr_region *region, uint64_t deadline_ns)
 {
-    return region->host_locked && hr_is_foreign(owner);
+    unsigned naps = 0;
+    for (;;) {
+        uint64_t numbers = draw();
+        int code = hr_lock_bytes(region, F_WRLCK, hr_number_byte(numbers), HR_TURNS,
+                                 &region->lock.own_bytes);
+        if (code == HR_OK) {
+            HR_POINT(LOCK_NUMBERS_DRAWN);
+            set_numbers(region, numbers);
+            code = hr_run_entered(region, check_numbers_work, region);
+            if (code == HR_OK)
+                return HR_OK;
+            set_numbers(region, 0);
+            hr_unlock_bytes(region, &region->lock.own_bytes);
+        }
+        if (code != HR_EBUSY)
+            return code;
+        /* A container may lock all bytes there are. */
+        if (hr_is_closing(region))
+            return hr_fail_code(HR_ECLOSED);
+        if (!hr_nap(deadline_ns, &naps))
+            return hr_fail_code(HR_ETIMEOUT);
+    }
 }
 
-struct take_call {
+int hr_choose_signature(hr_region *region, uint64_t deadline_ns)
+{
+    struct hr_lock_part *lock = &region->lock;
+    if (region->attached_pid != 0) {
+        lock->signature = (uint64_t)region->attached_pid;
+        return HR_OK;
+    }
+    if (region->claims_attachment) { /* just attaching */
+        lock->signature = (uint64_t)getpid();
+        return HR_OK;
+    }
+    int code = lock->numbers != 0 ? HR_OK : draw_numbers(region, deadline_ns);
+    lock->signature = lock->numbers + lock->turn % HR_TURNS;
+    return code;
+}
+
+/* ---- Taking --------------------------------------------------------------------- */
+
+void hr_note_taken(hr_region *region)
+{
+    region->lock.held = true;
+    region->lock.turn++;
+    atomic_fetch_add_explicit(&hr_uses, 1, memory_order_seq_cst);
+}
+
+struct attempt {
     hr_region *region;
-    uint64_t deadline_ns;
+    bool only_look;
+    struct hr_lock_words seen;
+    int why; /* HR_WHY_TWO_INODES where that kept us from taking over */
 };
 
-static int sign(hr_region *region)
+static bool is_free(struct hr_lock_words words)
 {
-    region->locked = true;
-    atomic_fetch_add_explicit(&hr_uses, 1, memory_order_seq_cst);
-    HR_POINT(LOCK_SEM_TAKEN);
-    /* Release: who reads the signature has the semaphore's new value before it. */
-    hr_store_u64(hr_owner_at(region), region->signature, memory_order_release);
+    return words.owner == 0 && hr_sem_value(words.sem) > 0;
+}
+
+/* HR_EBUSY, without a detail: not taken. */
+static int attempt_work(void *argument)
+{
+    struct attempt *attempt = argument;
+    hr_region *region = attempt->region;
+    for (;;) {
+        attempt->seen = hr_load_lock(region);
+        if (!is_free(attempt->seen) || attempt->only_look)
+            return HR_EBUSY;
+        if (hr_swap_lock(region, attempt->seen,
+                         hr_lock_with(attempt->seen, region->lock.signature, 0)))
+            break;
+    }
+    hr_note_taken(region);
     HR_POINT(LOCK_OWNER_STORED);
     return HR_OK;
 }
 
-static int timed_out(uint64_t owner)
+static int attempt_once(struct attempt *attempt)
 {
-    struct hr_detail detail = {
-        .code = HR_ETIMEOUT, .device = -1, .layout = HR_LAYOUTS, .found = owner};
-    return hr_fail(&detail);
-}
-
-static int take_work(void *argument)
-{
-    struct take_call *call = argument;
-    hr_region *region = call->region;
-    unsigned char *sem = hr_sem_at(region);
-    uint64_t nap_ns = 20000;
-    while (!try_take(sem)) {
-        uint64_t owner = hr_owner_of(region);
-        if (hr_is_signed_by_dead_writer(region, owner) &&
-            hr_swap_u64(hr_owner_at(region), &owner, region->signature)) {
-            region->locked = true;
-            return HR_OK;
-        }
-        if (hr_is_closing(region))
-            return hr_fail_code(HR_ECLOSED);
-        uint64_t now = hr_clock_ns(CLOCK_MONOTONIC);
-        if (now >= call->deadline_ns)
-            return timed_out(owner);
-        /* glibc's post does not know of us: never sleep past a millisecond. */
-        uint64_t left = call->deadline_ns - now;
-        futex_wait(sem, nap_ns < left ? nap_ns : left);
-        nap_ns = nap_ns < 640000 ? nap_ns * 2 : 1000000 - 1;
-    }
-    return sign(region);
-}
-
-/* Another thread or another writer of this library was in the way: say who has signed. */
-static int name_owner_work(void *argument)
-{
-    return timed_out(hr_owner_of(argument));
-}
-
-static int name_owner(hr_region *region, int code)
-{
-    if (code != HR_ETIMEOUT)
+    hr_region *region = attempt->region;
+    bool paired = hr_lock_is_paired(region);
+    attempt->only_look = !paired;
+    int code = hr_run_entered(region, attempt_work, attempt);
+    if (paired || code != HR_EBUSY || !is_free(attempt->seen))
         return code;
-    return hr_run_entered(region, name_owner_work, region);
+    struct hr_byte_lock host = {NULL};
+    code = hr_lock_bytes(region, F_WRLCK, HR_HOST_LOCK_BYTE, 1, &host);
+    if (code != HR_OK)
+        return code;
+    HR_POINT(LOCK_HOST_TAKEN);
+    attempt->only_look = false;
+    code = hr_run_entered(region, attempt_work, attempt);
+    hr_unlock_bytes(region, &host);
+    return code;
+}
+
+static int take_over_work(void *argument)
+{
+    struct attempt *attempt = argument;
+    hr_region *region = attempt->region;
+    struct hr_lock_words now = hr_load_lock(region);
+    if (now.owner != attempt->seen.owner ||
+        !hr_swap_lock(region, now, hr_lock_with(now, region->lock.signature, 0)))
+        return HR_EBUSY;
+    hr_note_taken(region);
+    HR_POINT(LOCK_TAKEN_OVER);
+    return HR_OK;
 }
 
 /*
- * Who waits for a semaphore that others hold does not keep the host lock meanwhile:
- * hr_recover_lock() needs it to free them all.
+ * HR_EBUSY: its writer lives, or that cannot be told.  While its byte is locked nobody
+ * can draw that number.  Up to 2.8.0 a waiter of libvgpu that repairs has the struct's range
+ * locked and stores plainly; holding that range until the lock is given back also
+ * keeps such waiters, whose time is up, from taking it at once.
  */
-#define HOST_LOCK_SLICE_NS 5000000
-
-static int take_in_slices(hr_region *region, uint64_t deadline_ns)
+static int take_over(struct attempt *attempt)
 {
-    unsigned naps = 0;
-    for (;;) {
-        int code = name_owner(region, hr_take_host_lock(region, deadline_ns));
-        if (code != HR_OK)
-            return code;
-        uint64_t slice = hr_deadline_ns(HOST_LOCK_SLICE_NS);
-        struct take_call call = {.region = region,
-                                 .deadline_ns = slice < deadline_ns ? slice : deadline_ns};
-        code = hr_run_entered(region, take_work, &call);
-        if (code == HR_OK)
-            return HR_OK;
-        region->locked = false;
-        hr_drop_host_lock(region);
-        if (code != HR_ETIMEOUT || call.deadline_ns == deadline_ns || !hr_nap(deadline_ns, &naps))
-            return code;
+    hr_region *region = attempt->region;
+    struct hr_byte_lock dead = {NULL};
+    int code = hr_lock_bytes(region, F_RDLCK, hr_number_byte(attempt->seen.owner), 1, &dead);
+    if (code == HR_OK && hr_may_have_two_inodes(region)) {
+        attempt->why = HR_WHY_TWO_INODES;
+        code = HR_EBUSY;
     }
+    if (code == HR_OK && region->layout->slot_seqlock == HR_ABSENT)
+        code = hr_lock_bytes(region, F_WRLCK, 0, (off_t)region->layout->size, &region->lock.range);
+    if (code == HR_OK)
+        code = hr_run_entered(region, take_over_work, attempt);
+    hr_unlock_bytes(region, &dead);
+    if (code != HR_OK) {
+        hr_unlock_bytes(region, &region->lock.range);
+        return code == HR_ESTALE ? code : HR_EBUSY;
+    }
+    return HR_OK;
+}
+
+static int timed_out(uint64_t owner, int why)
+{
+    struct hr_detail detail = {
+        .code = HR_ETIMEOUT, .why = why, .device = -1, .layout = HR_LAYOUTS, .found = owner};
+    return hr_fail(&detail);
+}
+
+/* Naps before a signature is judged: most holders are gone by then. */
+#define PATIENCE_NS 80000
+
+static int take(hr_region *region, uint64_t deadline_ns)
+{
+    struct attempt attempt = {.region = region};
+    uint64_t nap_ns = 20000;
+    for (;;) {
+        int code = attempt_once(&attempt);
+        if (code != HR_EBUSY)
+            return code;
+        if (hr_is_closing(region))
+            return hr_fail_code(HR_ECLOSED);
+        uint64_t now = hr_clock_ns(CLOCK_MONOTONIC);
+        bool is_last = now >= deadline_ns;
+        if (hr_is_number(attempt.seen.owner) && (is_last || nap_ns > PATIENCE_NS)) {
+            code = take_over(&attempt);
+            if (code != HR_EBUSY)
+                return code;
+        }
+        if (is_last)
+            return timed_out(attempt.seen.owner, attempt.why);
+        /* glibc's post does not know of us: never sleep past a millisecond. */
+        uint64_t left = deadline_ns - now;
+        futex_wait(hr_sem_at(region), nap_ns < left ? nap_ns : left);
+        nap_ns = nap_ns < 640000 ? nap_ns * 2 : 1000000 - 1;
+    }
+}
+
+/* Another thread, or a container that has locked all numbers, was in the way: say who has signed.
+ */
+static int name_owner_work(void *argument)
+{
+    return timed_out(hr_owner_of(argument), HR_WHY_NONE);
 }
 
 int hr_lock_take(hr_region *region, uint64_t deadline_ns)
 {
     int code = hr_gate_enter(region, deadline_ns);
-    if (code != HR_OK)
-        return name_owner(region, code);
-    hr_decide_signature(region);
-    code = take_in_slices(region, deadline_ns);
-    if (code != HR_OK)
+    bool entered = code == HR_OK;
+    if (code == HR_OK)
+        code = hr_choose_signature(region, deadline_ns);
+    if (code == HR_ETIMEOUT)
+        code = hr_run_entered(region, name_owner_work, region);
+    if (code == HR_OK)
+        code = take(region, deadline_ns);
+    if (entered && code != HR_OK)
         hr_gate_leave(region);
     return code;
 }
 
-static int take_quickly_work(void *argument)
+/* ---- Giving back ------------------------------------------------------------------ */
+
+static int give_back_work(void *argument)
 {
     hr_region *region = argument;
-    return try_take(hr_sem_at(region)) ? sign(region) : HR_EBUSY;
-}
-
-int hr_lock_take_quickly(hr_region *region, uint64_t deadline_ns)
-{
-    int code = hr_gate_enter(region, deadline_ns);
-    if (code != HR_OK)
-        return name_owner(region, code);
-    hr_decide_signature(region);
-    code = HR_EBUSY;
-    if (!hr_is_foreign(region->signature))
-        code = hr_run_entered(region, take_quickly_work, region);
-    if (code == HR_OK)
-        return HR_OK;
-    region->locked = false;
-    hr_gate_leave(region);
-    return code == HR_EBUSY ? hr_lock_take(region, deadline_ns) : code;
-}
-
-int hr_drop_semaphore_work(void *argument)
-{
-    hr_region *region = argument;
-    uint64_t ours = region->signature;
-    /* Not ours any more: a waiter has taken it away, and posting would admit two. */
-    if (!hr_swap_u64(hr_owner_at(region), &ours, 0))
-        return hr_fail_code(HR_ELOST);
-    HR_POINT(UNLOCK_OWNER_CLEARED);
-    post(hr_sem_at(region));
+    struct hr_lock_words now;
+    do {
+        now = hr_load_lock(region);
+        /* Not ours any more: a waiter has taken it away, and a post would admit two. */
+        if (now.owner != region->lock.signature)
+            return hr_fail_code(HR_ELOST);
+    } while (!hr_swap_lock(region, now, hr_lock_with(now, 0, 1)));
+    HR_POINT(UNLOCK_SEM_POSTED);
+    hr_sem_wake(hr_sem_at(region));
+    HR_POINT(UNLOCK_WOKEN);
     return HR_OK;
+}
+
+int hr_give_back(hr_region *region)
+{
+    int code = hr_run_entered(region, give_back_work, region);
+    region->lock.held = false;
+    hr_unlock_bytes(region, &region->lock.range);
+    return code;
 }
 
 int hr_lock_drop(hr_region *region)
 {
-    int code = hr_run_entered(region, hr_drop_semaphore_work, region);
-    region->locked = false;
-    hr_drop_host_lock(region);
+    const uint64_t patience_ns = 1000000000;
+    struct hr_byte_lock host = {NULL};
+    /* Who has locked that byte for longer than any recovery needs does not keep us. */
+    if (!hr_lock_is_paired(region))
+        hr_await_bytes(region, HR_HOST_LOCK_BYTE, 1, hr_deadline_ns(patience_ns), &host);
+    int code = hr_give_back(region);
+    hr_unlock_bytes(region, &host);
     hr_gate_leave(region);
     return code;
 }
 
-void hr_lock_abandon(hr_region *region)
-{
-    if (region->locked)
-        hr_lock_drop(region);
-}
+/* ---- For users -------------------------------------------------------------------- */
 
-int hr_lock(hr_region *region, uint64_t timeout_ns)
+int hr_lock_by(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns)
 {
     if (!region->writable)
         return hr_fail_code(HR_EREADONLY);
@@ -296,8 +424,19 @@ int hr_lock(hr_region *region, uint64_t timeout_ns)
     if (code != HR_OK)
         return code;
     code = hr_lock_take(region, hr_deadline_ns(timeout_ns));
+    if (code == HR_OK && ticket != NULL) {
+        if (ticket->region == NULL)
+            hr_keep(region);
+        ticket->region = region;
+        ticket->turn = region->lock.turn;
+    }
     hr_leave(region);
     return code;
+}
+
+int hr_lock(hr_region *region, uint64_t timeout_ns)
+{
+    return hr_lock_by(region, NULL, timeout_ns);
 }
 
 int hr_unlock(hr_region *region)
@@ -305,29 +444,39 @@ int hr_unlock(hr_region *region)
     int code = hr_enter(region);
     if (code != HR_OK)
         return code;
-    code = region->locked ? hr_lock_drop(region) : hr_fail_code(HR_EBUSY);
+    code = region->lock.held ? hr_lock_drop(region) : hr_fail_code(HR_EBUSY);
     hr_leave(region);
     return code;
 }
 
 int hr_unlock_own(hr_region *region)
 {
-    if (atomic_load_explicit(&region->gate_thread, memory_order_relaxed) != hr_thread_id())
+    if (atomic_load_explicit(&region->lock.gate_thread, memory_order_relaxed) != hr_thread_id())
         return hr_fail_code(HR_EBUSY);
     return hr_unlock(region);
 }
 
+void hr_end_lock(struct hr_ticket *ticket)
+{
+    hr_region *region = ticket->region;
+    if (region == NULL)
+        return;
+    ticket->region = NULL;
+    if (region->lock.held && region->lock.turn == ticket->turn)
+        hr_unlock(region);
+    hr_let_go(region);
+}
+
 /* ---- Running work under the lock ------------------------------------------------- */
 
-int hr_run_under(hr_take_lock *take, hr_region *region, hr_guarded_work *work, void *argument,
-                 uint64_t timeout_ns)
+int hr_run_locked(hr_region *region, hr_guarded_work *work, void *argument, uint64_t timeout_ns)
 {
     if (!region->writable)
         return hr_fail_code(HR_EREADONLY);
     int code = hr_enter(region);
     if (code != HR_OK)
         return code;
-    code = take(region, hr_deadline_ns(timeout_ns));
+    code = hr_lock_take(region, hr_deadline_ns(timeout_ns));
     if (code == HR_OK) {
         code = hr_run_entered(region, work, argument);
         int dropped = hr_lock_drop(region);
@@ -337,9 +486,4 @@ int hr_run_under(hr_take_lock *take, hr_region *region, hr_guarded_work *work, v
     }
     hr_leave(region);
     return code;
-}
-
-int hr_run_locked(hr_region *region, hr_guarded_work *work, void *argument, uint64_t timeout_ns)
-{
-    return hr_run_under(hr_lock_take, region, work, argument, timeout_ns);
 }

@@ -6,36 +6,45 @@
  * libvgpu guards the slot table with an unnamed process-shared POSIX semaphore
  * and signs in owner_pid.  Its protocol is: wait; store the own pid in
  * owner_pid; work; store 0 in owner_pid; post.  This module speaks it without
- * libc's semaphores, because the bytes belong to the container's libc:
+ * libc's semaphores, because the bytes belong to the container's libc: the value
+ * is the low half of the semaphore's first word, the high half counts waiters in new
+ * glibc.  We never register there, but look again after short futex waits, so a
+ * process that dies while it waits leaves nothing behind.
  *
- *   take   compare-and-swap of the 64-bit word, value - 1 where it is above 0
- *   post   add 1 to the word, then always FUTEX_WAKE on its low half
+ * From layout 1.1 on owner_pid and that word are neighbours, and one 16-byte
+ * compare-and-swap changes both:
  *
- * Old and new glibc agree on that much: the value is the low half of the word.
- * The high half counts waiters in new glibc; we never register there, but look
- * again after short futex waits.  Who dies while waiting leaves nothing behind.
+ *   take       (0, value above 0)        -> (our signature, 0)
+ *   give back  (our signature, any)      -> (0, 1), then always FUTEX_WAKE
+ *   take over  (a dead signature, any)   -> (our signature, 0)
  *
- * Writers of this library exclude each other first, by an open-file-description
- * lock on one byte far behind the struct (HR_HOST_LOCK_BYTE).  The kernel
- * releases it when its holder dies, in whatever namespace.  So whoever has it
- * and finds the semaphore signed by this library knows that the signer is dead.
+ * So no writer of this library ever has the lock unsigned, and none gives back what it
+ * has lost.  In the two older layouts the words cannot be swapped together: there
+ * each of these is two steps, between which the *host lock* is held, an open file's lock
+ * on HR_HOST_LOCK_BYTE.  Recovery holds it too, in all layouts.
  *
- * WHO SIGNS HOW
+ * SIGNATURES
  *
- * owner_pid is judged by libvgpu's waiters in the container's pid namespace: a
- * pid that does not exist there loses the lock after 10 s.  A process that is seen to
- * be of the same namespace signs with its pid.  Any other signs with
- * HR_FOREIGN_OWNER + its pid, which can be no live pid, and must hold the lock
- * for milliseconds only.
+ * A process that is attached, or is just attaching, signs with its pid: libvgpu and this
+ * library alike look for it in /proc, and while it lives the lock is its own.
+ *
+ * Any other handle signs with numbers: HR_FOREIGN_OWNER + n, above any pid.  It draws a
+ * random multiple of HR_TURNS, locks the bytes from HR_NUMBER_BYTE + n on for as long as
+ * it is open, and counts through these HR_TURNS numbers, one each time.  Whoever can
+ * lock the byte of a signature knows that its writer is dead, in whatever namespace it
+ * was, and while the byte is locked nobody can draw it.  The next writer takes such a
+ * lock over at once.  Signatures from HR_FOREIGN_END on belong to
+ * schemes to come: nothing is concluded from their bytes.
  *
  * CAVEATS
  *
+ * - A number is no live pid in the container.  A waiter of libvgpu that has waited
+ *   for its ten seconds (to a whole second: 9 to 10, counted from when *it* began, not
+ *   from when the lock was taken) takes the lock from whoever is signed with a number
+ *   then; up to HAMi 2.8.0 it does so at any moment from then on.  Hold it for microseconds.  A
+ * lock that was lost is reported when it is given back (HR_ELOST).  A pid is never taken away.
  * - Not re-entrant: a second hr_lock() by the thread that holds it is HR_EBUSY.
- * - Lock order: the handle's gate (threads), the host lock (processes of this
- *   library), the semaphore (everybody).
- * - A child of fork() must not keep the host lock alive after its parent's
- *   death: locks are on an open file that is not mapped, and handles close it in
- *   the child.
+ * - Lock order: the handle's gate (threads), the host lock, the semaphore.
  */
 #ifndef HR_LOCK_H
 #define HR_LOCK_H
@@ -44,30 +53,51 @@
 
 /* Clear of HAMi's lockf on [0, sizeof) and of its record lock on 0x40000000. */
 #define HR_HOST_LOCK_BYTE 0x50000000
+#define HR_NUMBER_BYTE 0x60000000
 
 /* Above every pid_max (2^22), below 2^31: libvgpu keeps owners in an int. */
 #define HR_FOREIGN_OWNER 0x40000000u
+#define HR_FOREIGN_END 0x50000000u
+/* A waiter of libvgpu that has judged one signature must not take the next one for it. */
+#define HR_TURNS 256u
 
 /* Longer than any holder can need between taking the semaphore and signing. */
 #define HR_OWNERLESS_NS 10000000000u
+/* How long a watch may be interrupted by a signal and still go on where it was. */
+#define HR_UNWATCHED_NS 100000000u
+/* For whom came after a scan of /proc and is about to sign. */
+#define HR_NEWCOMER_NS 20000000u
 
 /*
- * Take the semaphore within `timeout_ns`, 0 = look once.
+ * Take the lock within `timeout_ns`, 0 = look once.
  *
  * HR_ETIMEOUT (detail.found = owner_pid), HR_EBUSY (this thread has it already),
- * HR_EREADONLY, HR_ESTALE, HR_ECLOSED, HR_EFORKED, HR_ESYSTEM.
+ * HR_EREADONLY, HR_ESTALE, HR_ECLOSED, HR_EFORKED, HR_ESYSTEM.  A handle that is not attached
+ * opens the file anew the first time: HR_ESTALE if its path leads elsewhere, HR_EACCESS.
  */
 int hr_lock(hr_region *region, uint64_t timeout_ns);
 
 /*
  * Give it back.  HR_EBUSY: this handle does not hold it.  HR_ELOST: it was taken
- * away meanwhile, because it was held for longer than others wait.
+ * away meanwhile.
  */
 int hr_unlock(hr_region *region);
 
-/* The same, if this thread has it; HR_EBUSY otherwise.  For who does not know whether hr_lock()
- * has succeeded. */
+/* Give it back if this thread has it, else HR_EBUSY.  Use when it is unknown whether hr_lock()
+ * succeeded, for example after a signal. */
 int hr_unlock_own(hr_region *region);
+
+/*
+ * A ticket owns what a call has taken, from within the call: it is made before, all
+ * zero, and ended by its destructor, from any thread, at any time, and as often as one
+ * likes.  What was given back meanwhile stays so, also if the handle has taken it anew.
+ */
+struct hr_ticket {
+    hr_region *region; /* NULL: never used.  The handle's memory stays until the end. */
+    uint64_t turn;
+};
+int hr_lock_by(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns);
+void hr_end_lock(struct hr_ticket *ticket);
 
 enum hr_life { HR_DEAD, HR_ALIVE, HR_LIFE_UNKNOWN };
 
@@ -75,9 +105,10 @@ struct hr_lock_state {
     uint32_t value;         /* of the semaphore: 1 free, 0 taken */
     uint32_t waiters;       /* as new glibc counts them */
     uint32_t postinit;      /* value of sem_postinit; 1 where the layout has none */
-    uint32_t is_ours;       /* signed by this library from another namespace */
+    uint32_t is_ours;       /* signed with a number of this library */
+    uint32_t is_damaged;    /* the value is above 1, or above 0 though somebody has signed */
     uint64_t owner_pid;     /* as stored */
-    int32_t owner_pid_here; /* the owner's pid in this process's /proc, or 0 */
+    int32_t owner_pid_here; /* the owner's pid in this process's /proc; 0: none, or a number */
     uint32_t owner_life;    /* enum hr_life; HR_DEAD where owner_pid is 0 */
 };
 
@@ -87,24 +118,36 @@ int hr_get_lock_state(hr_region *region, const char *proc, struct hr_lock_state 
 enum hr_recovered {
     HR_RECOVERED_OWNER = 1,     /* a dead owner's lock was given back */
     HR_RECOVERED_OWNERLESS = 2, /* nobody had signed for it */
-    HR_RECOVERED_VALUE = 4,     /* the semaphore stood above 1 */
+    HR_RECOVERED_VALUE = 4,     /* the semaphore contradicted its owner, or stood above 1 */
     HR_RECOVERED_POSTINIT = 8   /* sem_postinit was given back */
+};
+
+/* What a recovery has done and seen so far; all zero for a new one. */
+struct hr_recovery {
+    uint32_t done;  /* set of enum hr_recovered */
+    uint32_t value; /* the state that has been watched, */
+    uint64_t owner_pid;
+    uint64_t watched_ns; /* and for how long, */
+    uint64_t postinit_watched_ns;
+    uint64_t interrupted_ns; /* and when a signal last came; on the monotonic clock */
 };
 
 /*
  * Repair the lock where there is proof that nobody holds it: the owner is dead;
- * nobody has signed and nobody else maps the file, or that state stood unchanged
- * for HR_OWNERLESS_NS; or the value is above 1.  sem_postinit, which nobody
- * signs, the same way, after HR_POSTINIT_NS.
+ * nobody has signed, or something that cannot be judged, and nobody else has the file
+ * open; nobody has signed and that stood unchanged for HR_OWNERLESS_NS; or the value
+ * contradicts the owner.  sem_postinit, which nobody signs, likewise, after HR_POSTINIT_NS.
  *
  * The call watches an unsigned lock for `watch_ns` at most.  A dead holder's lock
  * is taken over and then given back: being killed meanwhile leaves the next dead holder.
  *
- * Returns a set of enum hr_recovered, 0 where nothing was wrong.
+ * HR_OK: recovery->done says what was done; nothing where nothing was wrong.
+ * HR_EINTERRUPTED: a signal came; call again with the same `recovery`, which goes on.
  * HR_ENOTRECOVERABLE with detail.why HR_WHY_ALIVE, HR_WHY_UNKNOWN or
  * HR_WHY_BUSY, detail.found = owner_pid, detail.wanted = its pid here.
  */
 #define HR_POSTINIT_NS 60000000000u
-int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns);
+int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns,
+                    struct hr_recovery *recovery);
 
 #endif

@@ -5,8 +5,7 @@
 #ifndef HR_LOCK_WORD_H
 #define HR_LOCK_WORD_H
 
-#include <sys/types.h>
-
+#include "byte_lock.h"
 #include "fields.h"
 #include "lock.h"
 
@@ -30,29 +29,50 @@ static inline uint32_t hr_sem_value(uint64_t word)
     return (uint32_t)word;
 }
 
-static inline bool hr_is_foreign(uint64_t owner)
+/* Signed with a number, whose byte tells whether its writer lives. */
+static inline bool hr_is_number(uint64_t owner)
 {
-    return owner >= HR_FOREIGN_OWNER && owner <= INT32_MAX;
+    return owner >= HR_FOREIGN_OWNER && owner < HR_FOREIGN_END;
 }
 
-/*
- * Gate, host lock and semaphore, for calls that have entered.  Between the two a
- * call may store what only a holder may.  `deadline_ns` is on the monotonic clock.
- */
+/* Both words, read one after the other: only a swap proves that they stood so together. */
+struct hr_lock_words {
+    uint64_t owner;
+    uint64_t sem; /* value and waiters */
+};
+
+struct hr_lock_words hr_load_lock(const hr_region *region);
+
+/* The waiters as they are, another value. */
+static inline struct hr_lock_words hr_lock_with(struct hr_lock_words words, uint64_t owner,
+                                                uint32_t value)
+{
+    return (struct hr_lock_words){.owner = owner,
+                                  .sem = (words.sem & ~(uint64_t)UINT32_MAX) | value};
+}
+
+/* Whether one swap changes both words: from layout 1.1 on.  Else the host lock must be held. */
+static inline bool hr_lock_is_paired(const hr_region *region)
+{
+    return region->layout->owner_pid % 16 == 0 &&
+           region->layout->sem == region->layout->owner_pid + 8;
+}
+
+/* Inside the guard.  False: something else stands there, and nothing was changed but, with
+ * two steps, perhaps the value lowered to 0. */
+bool hr_swap_lock(hr_region *region, struct hr_lock_words from, struct hr_lock_words to);
+
+/* For calls that have entered.  Between the two a call may store what only a holder may.
+ * `deadline_ns` is on the monotonic clock. */
 int hr_lock_take(hr_region *region, uint64_t deadline_ns);
-/*
- * Take the lock without the host lock where the semaphore is free and the signature is a
- * pid that everybody in the container can judge: for accounting, which is frequent.
- */
-int hr_lock_take_quickly(hr_region *region, uint64_t deadline_ns);
 int hr_lock_drop(hr_region *region);
-/* For hr_close(): give back what this handle still holds. */
-void hr_lock_abandon(hr_region *region);
+/* Whether the lock that this handle has taken is still its own; inside the guard. */
+static inline bool hr_lock_is_kept(const hr_region *region)
+{
+    return hr_owner_of(region) == region->lock.signature;
+}
 
 /* Enter, take the lock, run the work inside the fault guard, give the lock back, leave. */
-typedef int hr_take_lock(hr_region *region, uint64_t deadline_ns);
-int hr_run_under(hr_take_lock *take, hr_region *region, hr_guarded_work *work, void *argument,
-                 uint64_t timeout_ns);
 int hr_run_locked(hr_region *region, hr_guarded_work *work, void *argument, uint64_t timeout_ns);
 
 /* The gate alone, against the handle's other threads. */
@@ -65,22 +85,17 @@ uintptr_t hr_thread_id(void);
 /* Always after a post: old glibc counts its waiters where new glibc has other bits. */
 void hr_sem_wake(unsigned char *sem);
 
-/* Under the gate: what this handle signs with. */
-void hr_decide_signature(hr_region *region);
+/* Under the gate: what this handle signs with next, in lock.signature. */
+int hr_choose_signature(hr_region *region, uint64_t deadline_ns);
 
-/*
- * Whether the signature in owner_pid proves its holder dead, to one who has the
- * host lock: every live writer of this library that signs so would have that.
- */
-bool hr_is_signed_by_dead_writer(const hr_region *region, uint64_t owner);
+/* After a swap that has signed for this handle. */
+void hr_note_taken(hr_region *region);
 
-/* Locks of the open file: the host lock's byte, or another range. */
-int hr_set_range_lock(int fd, short type, off_t start, off_t length);
-int hr_take_range(hr_region *region, off_t start, off_t length, uint64_t deadline_ns);
-int hr_take_host_lock(hr_region *region, uint64_t deadline_ns);
-void hr_drop_host_lock(hr_region *region);
+/* Wait for a lock on bytes: HR_ETIMEOUT after the deadline. */
+int hr_await_bytes(hr_region *region, off_t start, off_t length, uint64_t deadline_ns,
+                   struct hr_byte_lock *out);
 
-/* Inside the guard: clear owner_pid if it still is ours, and only then post.  HR_ELOST. */
-int hr_drop_semaphore_work(void *region);
+/* Under the gate: give back what this handle has taken.  HR_ELOST. */
+int hr_give_back(hr_region *region);
 
 #endif

@@ -1,7 +1,6 @@
 #define _GNU_SOURCE
 #include "mappers.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -9,9 +8,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "identify.h"
+#include "process_list.h"
 
 /* ---- The pids that matter -------------------------------------------------------- */
 
@@ -62,31 +65,6 @@ int hr_read_slot_pids(const hr_region *region, struct hr_slot_pids *out)
 
 /* ---- What this /proc shows ------------------------------------------------------- */
 
-static bool is_initial(int proc, const char *namespace_link)
-{
-    char link[64];
-    hr_read_link(proc, namespace_link, link, sizeof link);
-    return strcmp(link, HR_INITIAL_PID_NAMESPACE) == 0;
-}
-
-/*
- * The first namespace sees everybody; a later one only itself and what it made.  We
- * see it if we are in it: only its own /proc has a `self` for us then.  Or if its
- * /proc is mounted here, where we may need a privilege to look at process 1.
- */
-static bool shows_all_namespaces(int proc)
-{
-    return is_initial(proc, "self/ns/pid") || is_initial(proc, "1/ns/pid");
-}
-
-/* With hidepid the others' directories are not listed, or not readable: then process 1's is
- * neither. */
-static bool sees_first_process(int proc)
-{
-    struct hr_mapper mapper;
-    return hr_read_status(proc, "1/status", &mapper) == HR_MAPS;
-}
-
 /*
  * Whether this /proc is that of the namespace whose pids stand in the slots.  Pids are small
  * numbers, and a program of another container that has the region open for writing, such as this
@@ -109,73 +87,79 @@ static bool is_namespace_of_slots(const hr_region *region, const struct hr_slot_
 /* ---- Searching ------------------------------------------------------------------- */
 
 struct search {
-    int proc;
-    char self[24]; /* this process's name there; empty where that /proc does not have it */
-    bool with_self;
+    hr_region *region;
+    struct hr_process_list *list;
+    enum hr_own_handle own;
     struct hr_mapped_file file;
     const struct hr_slot_pids *only; /* NULL: all processes */
     const struct hr_slot_pids *slots;
+    bool keeps_maps; /* for other regions */
     uint64_t deadline_ns;
 };
 
 /* Whether the maps of the process have to be read.  If unsure, yes: reading them says what is in
  * the way. */
-static bool may_matter(const struct search *search, const char *name)
+static bool may_matter(const struct search *search, const struct hr_listed_process *process)
 {
-    struct hr_mapper mapper;
-    if (!search->with_self && strcmp(name, search->self) == 0)
+    if (process->written != NULL && hr_is_not_written(process->written, &search->file))
         return false;
-    if (search->only == NULL)
-        return true;
-    char status[24];
-    snprintf(status, sizeof status, "%.10s/status", name);
-    if (hr_read_status(search->proc, status, &mapper) != HR_MAPS)
-        return true;
-    return matches(search->only, &mapper) ||
-           (search->slots != NULL && matches(search->slots, &mapper));
+    return search->only == NULL || process->pids.levels == 0 ||
+           matches(search->only, &process->pids) ||
+           (search->slots != NULL && matches(search->slots, &process->pids));
 }
 
-static int search_processes(const struct search *search, DIR *directory, struct hr_mappers *out)
+/* Whether this process is one of the region's, by more than the handle that is searched with. */
+static int is_own_process_of_region(const struct search *search, bool *is_one)
 {
+    struct hr_mapped_file file;
+    int code = hr_own_mapping(search->region, &file, is_one);
+    *is_one =
+        *is_one || hr_is_used_by_process(search->region, search->own == HR_WITHOUT_OWN_HANDLE);
+    return code;
+}
+
+static int look_at(const struct search *search, struct hr_listed_process *process,
+                   struct hr_mappers *out)
+{
+    bool counts = true;
     int code = HR_OK;
-    struct dirent *entry;
-    while (code == HR_OK && (errno = 0, entry = readdir(directory)) != NULL) {
-        bool is_process = entry->d_name[0] >= '0' && entry->d_name[0] <= '9';
-        if (hr_clock_ns(CLOCK_MONOTONIC) >= search->deadline_ns) {
-            out->incomplete = true;
-            return HR_OK;
-        }
-        if (is_process && may_matter(search, entry->d_name))
-            code = hr_look_at_process(search->proc, entry->d_name, &search->file,
-                                      search->deadline_ns, out);
-    }
-    return code == HR_OK && errno != 0 ? hr_fail_errno(HR_ESYSTEM, errno) : code;
+    if (strcmp(process->name, search->list->self) == 0)
+        code = is_own_process_of_region(search, &counts);
+    if (code != HR_OK || !counts)
+        return code;
+    /* Without memory for it, the maps are read again for the next region. */
+    if (search->keeps_maps && process->written == NULL)
+        process->written = calloc(1, sizeof *process->written);
+    return hr_look_at_process(dirfd(search->list->directory), process->name, &search->file,
+                              search->deadline_ns, out, process->written);
 }
 
-static int search_directory(DIR *directory, hr_region *region, enum hr_own_handle own,
-                            const struct hr_slot_pids *only, uint64_t deadline_ns,
-                            struct hr_mappers *out)
+static int search_list(struct search *search, struct hr_mappers *out)
 {
-    struct search search = {.proc = dirfd(directory), .only = only, .deadline_ns = deadline_ns};
+    struct hr_process_list *list = search->list;
     struct hr_slot_pids slots;
-    int code = hr_own_mapping(region, &search.file, &search.with_self);
-    if (code != HR_OK)
-        return code;
-    search.with_self =
-        search.with_self || hr_is_used_by_process(region, own == HR_WITHOUT_OWN_HANDLE);
-    hr_read_link(search.proc, "self", search.self, sizeof search.self);
-    out->initial = shows_all_namespaces(search.proc);
-    if (!out->initial) {
+    out->filtered = search->only != NULL;
+    out->initial = list->initial;
+    int code = hr_own_mapping(search->region, &search->file, NULL);
+    if (code == HR_OK && !list->initial) {
         /* A later namespace is proved by those processes with slots that live in it. */
-        code = hr_read_slot_pids(region, &slots);
-        search.slots = &slots;
+        code = hr_read_slot_pids(search->region, &slots);
+        search->slots = &slots;
     }
-    if (code == HR_OK)
-        code = search_processes(&search, directory, out);
-    if (code != HR_OK)
+    bool late = list->cut_short;
+    for (uint32_t i = 0; code == HR_OK && !late && i < list->count; i++) {
+        if (!may_matter(search, &list->processes[i]))
+            continue;
+        code = look_at(search, &list->processes[i], out);
+        late = hr_clock_ns(CLOCK_MONOTONIC) >= search->deadline_ns;
+    }
+    if (code != HR_OK) {
+        hr_free_mappers(out);
         return code;
-    bool everybody = out->initial || is_namespace_of_slots(region, &slots, out);
-    out->complete = everybody && !out->incomplete && sees_first_process(search.proc);
+    }
+    out->incomplete = out->incomplete || late;
+    bool everybody = list->initial || is_namespace_of_slots(search->region, &slots, out);
+    out->complete = everybody && !out->incomplete && list->sees_first_process;
     return HR_OK;
 }
 
@@ -183,14 +167,12 @@ int hr_find_mappers(hr_region *region, const char *proc, enum hr_own_handle own,
                     const struct hr_slot_pids *only, uint64_t deadline_ns, struct hr_mappers *out)
 {
     memset(out, 0, sizeof *out);
-    out->filtered = only != NULL;
-    DIR *directory = opendir(proc == NULL ? "/proc" : proc);
-    if (directory == NULL)
-        return hr_fail_errno(HR_ESYSTEM, errno);
-    int code = search_directory(directory, region, own, only, deadline_ns, out);
-    closedir(directory);
+    struct search search = {.region = region, .own = own, .only = only, .deadline_ns = deadline_ns};
+    int code = hr_make_process_list(proc, only != NULL, deadline_ns, &search.list);
     if (code != HR_OK)
-        hr_free_mappers(out);
+        return code;
+    code = search_list(&search, out);
+    hr_free_process_list(search.list);
     return code;
 }
 
@@ -259,6 +241,41 @@ enum hr_life hr_life_of_slot(const struct hr_mappers *mappers, int32_t pid)
     return mappers->complete ? HR_DEAD : HR_LIFE_UNKNOWN;
 }
 
+static int judge_slots(hr_region *region, struct hr_process_list *list,
+                       const struct hr_slot_pids *asked, uint64_t deadline_ns, uint32_t *lives)
+{
+    struct search search = {.region = region,
+                            .list = list,
+                            .own = HR_WITH_OWN_HANDLE,
+                            .only = asked,
+                            .keeps_maps = true,
+                            .deadline_ns = deadline_ns};
+    struct hr_mappers mappers = {.list = NULL};
+    int code = search_list(&search, &mappers);
+    if (code != HR_OK)
+        return code;
+    /* No process has pid 0. */
+    for (int32_t i = 0; i < asked->count; i++)
+        lives[i] = asked->pids[i] == 0 ? HR_DEAD : hr_life_of_slot(&mappers, asked->pids[i]);
+    hr_free_mappers(&mappers);
+    return HR_OK;
+}
+
+int hr_judge_slots(hr_region *region, struct hr_process_list *list, const int32_t *pids,
+                   uint32_t count, uint64_t timeout_ns, uint32_t *lives)
+{
+    if (count > HR_SLOTS)
+        return hr_fail_code(HR_EINVAL);
+    struct hr_slot_pids asked = {.count = (int32_t)count};
+    memcpy(asked.pids, pids, count * sizeof *pids);
+    int code = hr_enter(region);
+    if (code != HR_OK)
+        return code;
+    code = judge_slots(region, list, &asked, hr_deadline_ns(timeout_ns), lives);
+    hr_leave(region);
+    return code;
+}
+
 /* ---- One file, two inodes --------------------------------------------------------- */
 
 /* mountinfo writes blanks and the like as a backslash and three octal digits. */
@@ -311,14 +328,18 @@ static bool is_in_upper_directory(const char *path)
     return found;
 }
 
-bool hr_may_have_two_inodes(int fd)
+bool hr_may_have_two_inodes(const hr_region *region)
 {
-    struct statfs status;
+    int fd;
+    struct stat status;
+    struct statfs system;
     char link[40], path[PATH_MAX];
-    if (fstatfs(fd, &status) != 0 || status.f_type == OVERLAYFS_SUPER_MAGIC)
+    if (hr_open_file(region->path, 0, &fd, &status) != HR_OK)
         return true;
+    bool may = fstatfs(fd, &system) != 0 || system.f_type == OVERLAYFS_SUPER_MAGIC;
     /* The descriptor's link: to resolve the name would walk where a container may mount. */
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     hr_read_link(AT_FDCWD, link, path, sizeof path);
-    return path[0] != '/' || is_in_upper_directory(path);
+    close(fd);
+    return may || path[0] != '/' || is_in_upper_directory(path);
 }

@@ -52,8 +52,8 @@ enum hr_life hr_life_of_slot(const struct hr_mappers *mappers, int32_t pid);
 /*
  * Whether the region's file may have a second inode, through which other processes map the same
  * memory: it lies on an overlay, or in the upper directory of one.  Locks on bytes of the one do
- * not exclude those on the other.  `fd` is an open file of the region.
+ * not exclude those on the other.  True where that cannot be told.
  */
-bool hr_may_have_two_inodes(int fd);
+bool hr_may_have_two_inodes(const hr_region *region);
 
 #endif

@@ -24,26 +24,37 @@ static FILE *open_at(int directory, const char *name)
 }
 
 struct mapping {
-    uint64_t start, end, inode;
-    unsigned major_number, minor_number;
+    uint64_t start;
     char permissions[5];
+    struct hr_mapped_file file; /* `bytes` of it are mapped */
 };
 
 static bool parse_mapping(const char *line, struct mapping *out)
 {
-    return sscanf(line, "%" SCNx64 "-%" SCNx64 " %4s %*x %x:%x %" SCNu64, &out->start, &out->end,
-                  out->permissions, &out->major_number, &out->minor_number, &out->inode) == 6;
+    struct hr_mapped_file *file = &out->file;
+    uint64_t end;
+    if (sscanf(line, "%" SCNx64 "-%" SCNx64 " %4s %*x %x:%x %" SCNu64, &out->start, &end,
+               out->permissions, &file->major_number, &file->minor_number, &file->inode) != 6)
+        return false;
+    file->bytes = end - out->start;
+    return true;
 }
 
-static bool is_writable(const struct mapping *mapping)
+/*
+ * A process that maps a file for reading only is an exporter somewhere: no process of the region,
+ * and no holder of its lock.  Nor is one with a private copy.
+ */
+static bool parse_written(const char *line, struct mapping *out)
 {
-    return mapping->permissions[1] == 'w';
+    const char *permissions = strchr(line, ' ');
+    return permissions != NULL && strnlen(permissions, 5) == 5 && permissions[2] == 'w' &&
+           permissions[4] == 's' && parse_mapping(line, out);
 }
 
-static bool is_same_file(const struct mapping *mapping, const struct hr_mapped_file *file)
+static bool is_same_file(const struct hr_mapped_file *one, const struct hr_mapped_file *other)
 {
-    return mapping->inode == file->inode && mapping->major_number == file->major_number &&
-           mapping->minor_number == file->minor_number;
+    return one->inode == other->inode && one->major_number == other->major_number &&
+           one->minor_number == other->minor_number;
 }
 
 static bool is_for_want_of_room(int error)
@@ -51,22 +62,20 @@ static bool is_for_want_of_room(int error)
     return error == EMFILE || error == ENFILE || error == ENOMEM;
 }
 
-static bool find_own(FILE *maps, const hr_region *region, struct hr_mapped_file *out)
+static void look_up_in_maps(FILE *maps, hr_region *region)
 {
     char *line = NULL;
     size_t room = 0;
-    bool found = false;
     struct mapping mapping;
-    while (!found && getline(&line, &room, maps) > 0) {
-        found = parse_mapping(line, &mapping) && mapping.start == (uint64_t)(uintptr_t)region->base;
-        if (found) {
-            out->major_number = mapping.major_number;
-            out->minor_number = mapping.minor_number;
-            out->inode = mapping.inode;
+    while (region->in_maps.inode == 0 && getline(&line, &room, maps) > 0) {
+        if (parse_mapping(line, &mapping) && mapping.start == (uint64_t)(uintptr_t)region->base) {
+            region->in_maps.major_number = mapping.file.major_number;
+            region->in_maps.minor_number = mapping.file.minor_number;
+            region->in_maps.inode = mapping.file.inode;
         }
     }
     free(line);
-    return found;
+    rewind(maps);
 }
 
 /* Under the fork lock, so that no handle is opened or closed meanwhile. */
@@ -77,30 +86,37 @@ static bool is_mapped_by_another(FILE *maps, const struct hr_mapped_file *file)
     bool found = false;
     struct mapping mapping;
     while (!found && getline(&line, &room, maps) > 0)
-        found = parse_mapping(line, &mapping) && is_writable(&mapping) &&
-                is_same_file(&mapping, file) && !hr_is_mapped_by_handle(mapping.start);
+        found = parse_written(line, &mapping) && is_same_file(&mapping.file, file) &&
+                !hr_is_mapped_by_handle(mapping.start);
     free(line);
     return found;
 }
 
-int hr_own_mapping(const hr_region *region, struct hr_mapped_file *out, bool *by_another)
+int hr_own_mapping(hr_region *region, struct hr_mapped_file *out, bool *by_another)
 {
     *out = (struct hr_mapped_file){.major_number = major(region->device_id),
                                    .minor_number = minor(region->device_id),
                                    .inode = region->inode,
                                    .bytes = region->mapped_bytes};
-    *by_another = false;
-    FILE *maps = fopen("/proc/self/maps", "re");
-    if (maps == NULL)
-        return is_for_want_of_room(errno) ? hr_fail_errno(HR_ESYSTEM, errno) : HR_OK;
+    int code = HR_OK;
     hr_fork_lock();
-    if (find_own(maps, region, out)) {
-        rewind(maps);
-        *by_another = is_mapped_by_another(maps, out);
+    bool look = by_another != NULL || region->in_maps.inode == 0;
+    FILE *maps = look ? fopen("/proc/self/maps", "re") : NULL;
+    if (look && maps == NULL && is_for_want_of_room(errno))
+        code = hr_fail_errno(HR_ESYSTEM, errno);
+    if (maps != NULL && region->in_maps.inode == 0)
+        look_up_in_maps(maps, region);
+    if (region->in_maps.inode != 0) {
+        out->major_number = region->in_maps.major_number;
+        out->minor_number = region->in_maps.minor_number;
+        out->inode = region->in_maps.inode;
     }
+    if (by_another != NULL)
+        *by_another = maps != NULL && region->in_maps.inode != 0 && is_mapped_by_another(maps, out);
     hr_fork_unlock();
-    fclose(maps);
-    return HR_OK;
+    if (maps != NULL)
+        fclose(maps);
+    return code;
 }
 
 /* Only these say that the process has ended.  All else, a lack of descriptors or of memory as much
@@ -110,18 +126,37 @@ static enum hr_seen after_failure(int error)
     return error == ENOENT || error == ESRCH ? HR_GONE : HR_REFUSED;
 }
 
-/*
- * What a line of maps says of the file.  A process that maps it for reading only is an exporter
- * somewhere: no process of the region, and no holder of its lock.
- */
-static enum hr_seen judge_line(const char *line, const struct hr_mapped_file *file)
+static enum hr_seen compare(const struct hr_mapped_file *mapped, const struct hr_mapped_file *file)
 {
-    struct mapping mapping;
-    if (!parse_mapping(line, &mapping) || !is_writable(&mapping) || mapping.inode != file->inode)
+    if (mapped->inode != file->inode)
         return HR_MAPS_NOT;
-    if (is_same_file(&mapping, file))
+    if (is_same_file(mapped, file))
         return HR_MAPS;
-    return mapping.end - mapping.start >= file->bytes ? HR_MAPS_UNSURE : HR_MAPS_NOT;
+    return mapped->bytes >= file->bytes ? HR_MAPS_UNSURE : HR_MAPS_NOT;
+}
+
+bool hr_is_not_written(const struct hr_written_files *written, const struct hr_mapped_file *file)
+{
+    bool matches = !written->complete;
+    for (uint32_t i = 0; i < written->count && !matches; i++)
+        matches = compare(&written->files[i], file) != HR_MAPS_NOT;
+    return !matches;
+}
+
+/* Whether it was kept. */
+static bool keep_written(struct hr_written_files *written, const struct hr_mapped_file *file)
+{
+    const uint32_t room = sizeof written->files / sizeof *written->files;
+    uint32_t i = 0;
+    while (i < written->count && !is_same_file(&written->files[i], file))
+        i++;
+    if (i == room)
+        return false;
+    if (i == written->count)
+        written->files[written->count++] = *file;
+    else if (file->bytes > written->files[i].bytes)
+        written->files[i].bytes = file->bytes;
+    return true;
 }
 
 /* A process can have 65,530 mappings with paths of 4 KiB: a quarter of a gigabyte to read. */
@@ -136,24 +171,31 @@ static bool is_past(uint64_t deadline_ns)
 /* An empty list is HR_MAPS_NOTHING.  Linux 6.16 refuses to open it instead, as if the process
  * had ended. */
 static enum hr_seen read_maps(int directory, const char *name, const struct hr_mapped_file *file,
-                              uint64_t deadline_ns)
+                              uint64_t deadline_ns, struct hr_written_files *written)
 {
     FILE *maps = open_at(directory, name);
     if (maps == NULL)
         return errno == ESRCH ? HR_MAPS_NOTHING : after_failure(errno);
     char inode[32];
     snprintf(inode, sizeof inode, " %" PRIu64, file->inode);
+    if (written != NULL)
+        written->count = 0;
     char *line = NULL;
     size_t room = 0, bytes = 0;
     enum hr_seen seen = HR_MAPS_NOTHING;
-    bool unsure = false, cut_short = is_past(deadline_ns);
+    bool unsure = false, kept = written != NULL, cut_short = is_past(deadline_ns);
     errno = 0;
     for (unsigned lines = 1; seen != HR_MAPS && !cut_short; lines++) {
         ssize_t length = getline(&line, &room, maps);
         if (length <= 0)
             break;
+        struct mapping mapping;
+        seen = HR_MAPS_NOT;
         /* A search tells nearly all lines apart, without parsing them. */
-        seen = strstr(line, inode) != NULL ? judge_line(line, file) : HR_MAPS_NOT;
+        if ((kept || strstr(line, inode) != NULL) && parse_written(line, &mapping)) {
+            seen = compare(&mapping.file, file);
+            kept = kept && keep_written(written, &mapping.file);
+        }
         unsure = unsure || seen == HR_MAPS_UNSURE;
         bytes += (size_t)length;
         cut_short = bytes > MOST_MAPS_BYTES ||
@@ -165,6 +207,8 @@ static enum hr_seen read_maps(int directory, const char *name, const struct hr_m
         seen = after_failure(errno);
     else if (seen != HR_MAPS && unsure)
         seen = HR_MAPS_UNSURE;
+    if (written != NULL)
+        written->complete = kept && (seen == HR_MAPS_NOT || seen == HR_MAPS_UNSURE);
     free(line);
     fclose(maps);
     return seen;
@@ -209,7 +253,7 @@ static enum hr_seen read_maps_of_threads(int process, const struct hr_mapped_fil
         char name[sizeof entry->d_name + 8];
         snprintf(name, sizeof name, "%s/maps", entry->d_name);
         if (entry->d_name[0] != '.')
-            seen = read_maps(fd, name, file, deadline_ns);
+            seen = read_maps(fd, name, file, deadline_ns, NULL);
         if (seen == HR_GONE) {
             seen = HR_MAPS_NOTHING;
             thread_ended = true;
@@ -280,7 +324,8 @@ static int append(struct hr_mapper **list, uint32_t *count, const struct hr_mapp
 }
 
 int hr_look_at_process(int proc, const char *name, const struct hr_mapped_file *file,
-                       uint64_t deadline_ns, struct hr_mappers *out)
+                       uint64_t deadline_ns, struct hr_mappers *out,
+                       struct hr_written_files *written)
 {
     int process = openat(proc, name, O_PATH | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
     if (process < 0) {
@@ -290,7 +335,7 @@ int hr_look_at_process(int proc, const char *name, const struct hr_mapped_file *
     }
     struct hr_mapper mapper;
     enum hr_seen known = HR_MAPS_NOT;
-    enum hr_seen seen = read_maps(process, "maps", file, deadline_ns);
+    enum hr_seen seen = read_maps(process, "maps", file, deadline_ns, written);
     if (seen != HR_MAPS_NOT && seen != HR_GONE)
         known = hr_read_status(process, "status", &mapper);
     /* A kernel thread, or one whose first thread has ended or is about to. */

@@ -57,10 +57,10 @@ struct hr_mapped_file {
  * How the region's file is called in everybody's maps: our own mapping tells.  A process that
  * has dropped its privileges may not read its own maps; then stat's numbers have to do.
  * `by_another` gets whether this process also maps the file for writing by something else than
- * our handles: it has libvgpu loaded.  HR_ESYSTEM where maps cannot be read now, for want of a
- * descriptor or of memory.
+ * our handles: it has libvgpu loaded.  Where it is NULL, maps are read once for each handle.
+ * HR_ESYSTEM where maps cannot be read now, for want of a descriptor or of memory.
  */
-int hr_own_mapping(const hr_region *region, struct hr_mapped_file *out, bool *by_another);
+int hr_own_mapping(hr_region *region, struct hr_mapped_file *out, bool *by_another);
 
 /*
  * HR_MAPS_NOTHING: an empty list, as kernel threads, zombies and dying processes have.
@@ -72,12 +72,25 @@ enum hr_seen { HR_MAPS_NOT, HR_MAPS, HR_MAPS_UNSURE, HR_MAPS_NOTHING, HR_REFUSED
 /* The line NSpid of a process's status file: HR_MAPS if it is there, else why not. */
 enum hr_seen hr_read_status(int directory, const char *name, struct hr_mapper *out);
 
+/* The files that a process maps shared and for writing, so that one look at its maps serves many
+ * regions. */
+struct hr_written_files {
+    bool complete; /* its maps were read to their end, and all of the files fit */
+    uint32_t count;
+    struct hr_mapped_file files[62];
+};
+
+/* Whether the process certainly does not map the file. */
+bool hr_is_not_written(const struct hr_written_files *written, const struct hr_mapped_file *file);
+
 /*
  * Put the process into one of the lists if it belongs there.  Maps that are too long, or
- * not read by the deadline, count as refused.  HR_OK or HR_ESYSTEM.
+ * not read by the deadline, count as refused.  `written`, if not NULL, gets the files.  HR_OK or
+ * HR_ESYSTEM.
  */
 int hr_look_at_process(int proc, const char *name, const struct hr_mapped_file *file,
-                       uint64_t deadline_ns, struct hr_mappers *out);
+                       uint64_t deadline_ns, struct hr_mappers *out,
+                       struct hr_written_files *written);
 
 /* The text of a link, cut to `room`; empty where it cannot be read. */
 void hr_read_link(int directory, const char *name, char *out, size_t room);

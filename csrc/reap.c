@@ -194,7 +194,7 @@ static int reap_work(void *argument)
     int32_t end = find_end(call, count);
     for (int32_t index = 0; index < count; index++) {
         /* Who was stopped while it had the lock may have lost it. */
-        if (!call->dry_run && hr_owner_of(region) != region->signature)
+        if (!call->dry_run && !hr_lock_is_kept(region))
             return hr_fail_code(HR_ELOST);
         reap_slot(call, index, end);
     }

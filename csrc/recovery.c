@@ -1,11 +1,9 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "identify.h"
 #include "lock_word.h"
 #include "mappers.h"
 #include "testpoint.h"
@@ -23,6 +21,12 @@ struct state_call {
     struct hr_lock_state *out;
 };
 
+/* What no protocol leaves for longer than a moment. */
+static bool is_damaged(struct hr_lock_words words)
+{
+    return hr_sem_value(words.sem) > (words.owner == 0 ? 1 : 0);
+}
+
 static int state_work(void *argument)
 {
     struct state_call *call = argument;
@@ -31,11 +35,19 @@ static int state_work(void *argument)
     int code = hr_check_header(region);
     if (code != HR_OK)
         return code;
-    uint64_t word = hr_load_u64(hr_sem_at(region), memory_order_acquire);
-    out->value = hr_sem_value(word);
-    out->waiters = (uint32_t)(word >> 32);
-    out->owner_pid = hr_owner_of(region);
-    out->is_ours = hr_is_foreign(out->owner_pid);
+    /* Two loads: a lock that changes hands can look damaged, but not at every look. */
+    const int looks = 50;
+    const struct timespec nap = {.tv_nsec = 20000};
+    struct hr_lock_words words = hr_load_lock(region);
+    for (int look = 1; look < looks && is_damaged(words); look++) {
+        nanosleep(&nap, NULL);
+        words = hr_load_lock(region);
+    }
+    out->value = hr_sem_value(words.sem);
+    out->waiters = (uint32_t)(words.sem >> 32);
+    out->owner_pid = words.owner;
+    out->is_ours = hr_is_number(words.owner);
+    out->is_damaged = is_damaged(words);
     out->postinit = 1;
     if (region->layout->sem_postinit != HR_ABSENT)
         out->postinit = hr_sem_value(
@@ -43,24 +55,17 @@ static int state_work(void *argument)
     return HR_OK;
 }
 
-/* A writer of this library lives while its host lock does. */
-static enum hr_life life_of_foreign(const hr_region *region)
+/*
+ * Keeps the number's byte where it could be locked, so that nobody draws that number
+ * until `kept` is given back.
+ */
+static enum hr_life life_of_number(const hr_region *region, uint64_t owner,
+                                   struct hr_byte_lock *kept)
 {
-    if (region->locked)
-        return HR_ALIVE;
-    int fd = region->fd;
-    struct stat status;
-    if (fd < 0 && hr_open_file(region->path, 0, &fd, &status) != HR_OK)
-        return HR_LIFE_UNKNOWN;
-    struct flock range = {
-        .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = HR_HOST_LOCK_BYTE, .l_len = 1};
-    enum hr_life life = HR_LIFE_UNKNOWN;
-    if (fstat(fd, &status) == 0 && status.st_ino == region->inode &&
-        status.st_dev == region->device_id && fcntl(fd, F_OFD_GETLK, &range) == 0)
-        life = range.l_type == F_UNLCK ? HR_DEAD : HR_ALIVE;
-    if (fd != region->fd)
-        close(fd);
-    return life;
+    int code = hr_lock_bytes(region, F_RDLCK, hr_number_byte(owner), 1, kept);
+    if (code != HR_OK)
+        return code == HR_EBUSY ? HR_ALIVE : HR_LIFE_UNKNOWN;
+    return hr_may_have_two_inodes(region) ? HR_LIFE_UNKNOWN : HR_DEAD;
 }
 
 static int judge_owner(hr_region *region, const char *proc, struct hr_lock_state *out)
@@ -68,11 +73,12 @@ static int judge_owner(hr_region *region, const char *proc, struct hr_lock_state
     if (out->owner_pid == 0)
         return HR_OK;
     if (out->is_ours) {
-        out->owner_pid_here = (int32_t)(out->owner_pid - HR_FOREIGN_OWNER);
-        out->owner_life = life_of_foreign(region);
+        struct hr_byte_lock kept;
+        out->owner_life = life_of_number(region, out->owner_pid, &kept);
+        hr_unlock_bytes(region, &kept);
         return HR_OK;
     }
-    if (out->owner_pid > INT32_MAX) {
+    if (out->owner_pid >= HR_FOREIGN_OWNER) {
         out->owner_life = HR_LIFE_UNKNOWN;
         return HR_OK;
     }
@@ -132,213 +138,287 @@ int hr_get_lock_state(hr_region *region, const char *proc, struct hr_lock_state 
 
 struct recovery {
     hr_region *region;
+    struct hr_recovery *progress; /* the caller's; its owner and value are what was judged */
     const struct hr_mappers *mappers;
-    uint64_t owner_pid; /* from before the scan, which says nothing about who came later */
-    uint32_t uses;      /* and hr_uses of then */
+    uint32_t uses; /* hr_uses of before the scan */
     uint64_t watch_ns;
-    int done; /* set of enum hr_recovered */
-    bool interrupted;
+    /* While these are locked, nobody draws the number that was judged, or any number. */
+    struct hr_byte_lock judged_byte, all_bytes;
+    enum hr_life life; /* of the owner */
+    int32_t here;
+    bool alone;
 };
 
-static int not_recoverable(int why, uint64_t owner, int32_t here)
+static int not_recoverable(int why, const struct recovery *recovery, uint64_t owner)
 {
     struct hr_detail detail = {.code = HR_ENOTRECOVERABLE,
                                .why = why,
                                .device = -1,
                                .layout = HR_LAYOUTS,
                                .found = owner,
-                               .wanted = (uint64_t)here};
+                               .wanted = (uint64_t)recovery->here};
     return hr_fail(&detail);
 }
 
+static bool is_as_judged(const struct recovery *recovery, struct hr_lock_words words)
+{
+    return words.owner == recovery->progress->owner_pid &&
+           hr_sem_value(words.sem) == recovery->progress->value;
+}
+
 /* Nobody uses the file, for certain: this process neither, by another handle. */
-static bool is_alone(const struct hr_mappers *mappers)
+static bool is_mapped_by_nobody(const struct hr_mappers *mappers)
 {
     return mappers->complete && !mappers->filtered && mappers->count == 0 &&
            mappers->unsure_count == 0;
 }
 
-/* Whether value and owner stay as they are for `long_enough`; waiters may come and go. */
-static bool stands_still(struct recovery *recovery, const unsigned char *sem, uint64_t long_enough)
+/* Outside the guard: everything that opens files. */
+static void judge_for_recovery(struct recovery *recovery)
 {
     hr_region *region = recovery->region;
-    uint64_t watch = recovery->watch_ns < long_enough ? recovery->watch_ns : long_enough;
-    uint32_t value = hr_sem_value(hr_load_u64(sem, memory_order_acquire));
-    uint64_t owner = hr_owner_of(region);
-    uint64_t deadline = hr_deadline_ns(watch);
+    uint64_t owner = recovery->progress->owner_pid;
+    const struct hr_mappers *mappers = recovery->mappers;
+    if (hr_is_number(owner)) {
+        recovery->life = life_of_number(region, owner, &recovery->judged_byte);
+        /* Where locks do not tell, no other process that maps the file can be its writer. */
+        if (recovery->life == HR_LIFE_UNKNOWN && is_mapped_by_nobody(mappers))
+            recovery->life = HR_DEAD;
+        return;
+    }
+    if (owner != 0 && owner < HR_FOREIGN_OWNER) {
+        recovery->life = hr_life_of_owner(mappers, (int32_t)owner, &recovery->here);
+        return;
+    }
+    recovery->alone = is_mapped_by_nobody(mappers) &&
+                      hr_lock_foreign_bytes(region, &recovery->all_bytes) == HR_OK;
+    /* Signed by another scheme, or with what is no signature at all. */
+    if (owner != 0)
+        recovery->life = recovery->alone ? HR_DEAD : HR_LIFE_UNKNOWN;
+}
+
+enum watched { CHANGED, STOOD, TOO_SHORT, INTERRUPTED };
+
+/* Whether the words stay as they were judged until `watched_ns` has come to `long_enough`; waiters
+ * may come and go. */
+static enum watched watch(struct recovery *recovery, uint64_t *watched_ns, uint64_t long_enough,
+                          bool (*is_same)(const struct recovery *))
+{
+    uint64_t start = hr_clock_ns(CLOCK_MONOTONIC);
+    /* Whoever was not looked at for that long may be another one. */
+    if (start - recovery->progress->interrupted_ns > HR_UNWATCHED_NS)
+        *watched_ns = 0;
+    uint64_t before = *watched_ns;
     const struct timespec nap = {.tv_nsec = 1000000};
-    while (hr_clock_ns(CLOCK_MONOTONIC) < deadline) {
-        if (hr_sem_value(hr_load_u64(sem, memory_order_acquire)) != value ||
-            hr_owner_of(region) != owner || hr_is_closing(region))
-            return false;
-        if (nanosleep(&nap, NULL) != 0) {
-            recovery->interrupted = true;
-            return false;
+    for (;;) {
+        if (!is_same(recovery) || hr_is_closing(recovery->region)) {
+            *watched_ns = 0;
+            return CHANGED;
+        }
+        if (*watched_ns >= long_enough)
+            return STOOD;
+        if (*watched_ns >= recovery->watch_ns)
+            return TOO_SHORT;
+        /* What passes in a signal's handler has not been watched. */
+        bool interrupted = nanosleep(&nap, NULL) != 0;
+        *watched_ns = before + (hr_clock_ns(CLOCK_MONOTONIC) - start);
+        if (interrupted) {
+            recovery->progress->interrupted_ns = hr_clock_ns(CLOCK_MONOTONIC);
+            return INTERRUPTED;
         }
     }
-    return watch >= long_enough;
+}
+
+static bool stands_still(const struct recovery *recovery)
+{
+    return is_as_judged(recovery, hr_load_lock(recovery->region));
+}
+
+/* Who came after the scan and has taken the semaphore signs within a moment. */
+static bool is_newcomer_seen(struct recovery *recovery)
+{
+    uint64_t deadline = hr_deadline_ns(HR_NEWCOMER_NS);
+    unsigned naps = 0;
+    do {
+        if (!stands_still(recovery))
+            return true;
+    } while (hr_nap(deadline, &naps));
+    return false;
 }
 
 /* Sign in the place of a holder that is gone: from here on the lock is ours. */
-static bool take_over(struct recovery *recovery, uint64_t gone, int what)
+static int sign_instead(struct recovery *recovery, int what)
 {
     hr_region *region = recovery->region;
-    if (!hr_swap_u64(hr_owner_at(region), &gone, region->signature))
-        return false;
+    struct hr_lock_words now = hr_load_lock(region);
+    if (!is_as_judged(recovery, now) ||
+        !hr_swap_lock(region, now, hr_lock_with(now, region->lock.signature, 0)))
+        return not_recoverable(HR_WHY_BUSY, recovery, now.owner);
     HR_POINT(RECOVER_OWNER_TAKEN);
-    region->locked = true;
-    recovery->done |= what;
-    return true;
+    hr_note_taken(region);
+    recovery->progress->done |= (uint32_t)what;
+    return HR_OK;
 }
 
-/* Only if it still is the word that was judged. */
-static bool set_value(unsigned char *sem, uint64_t word, uint32_t value)
-{
-    if (!hr_swap_u64(sem, &word, (word & ~(uint64_t)UINT32_MAX) | value))
-        return false;
-    HR_POINT(RECOVER_VALUE_STORED);
-    return true;
-}
-
-/* While a holder is inside the value is 0, whatever it stood at. */
-static void lower_to_held(unsigned char *sem)
-{
-    uint64_t word;
-    do {
-        word = hr_load_u64(sem, memory_order_acquire);
-    } while (hr_sem_value(word) > 0 && !set_value(sem, word, 0));
-}
-
-static enum hr_life owner_life(const struct recovery *recovery, uint64_t owner, int32_t *here)
-{
-    *here = 0;
-    if (hr_is_signed_by_dead_writer(recovery->region, owner))
-        return HR_DEAD;
-    if (owner > INT32_MAX)
-        return HR_LIFE_UNKNOWN;
-    return hr_life_of_owner(recovery->mappers, (int32_t)owner, here);
-}
-
-/* HR_OK with region->locked where the lock is ours now. */
-static int recover_signed(struct recovery *recovery, uint64_t owner, uint64_t word)
+/* The owner is inside, so 0 is right, and its post makes that 1; or nobody is, and 1 is. */
+static int set_value(struct recovery *recovery)
 {
     hr_region *region = recovery->region;
-    int32_t here;
-    enum hr_life life = owner_life(recovery, owner, &here);
-    if (life == HR_DEAD) {
-        if (!take_over(recovery, owner, HR_RECOVERED_OWNER))
-            return not_recoverable(HR_WHY_BUSY, owner, 0);
-        lower_to_held(hr_sem_at(region));
+    struct hr_lock_words now = hr_load_lock(region);
+    uint32_t right = now.owner == 0 ? 1 : 0;
+    if (!is_as_judged(recovery, now) ||
+        !hr_swap_lock(region, now, hr_lock_with(now, now.owner, right)))
+        return not_recoverable(HR_WHY_BUSY, recovery, now.owner);
+    HR_POINT(RECOVER_VALUE_STORED);
+    if (right == 1)
+        hr_sem_wake(hr_sem_at(region));
+    struct hr_lock_words after = hr_load_lock(region);
+    if (right == 0 && !hr_lock_is_paired(region) && after.owner == 0 &&
+        hr_sem_value(after.sem) == 0 &&
+        hr_swap_lock(region, after, hr_lock_with(after, region->lock.signature, 0))) {
+        hr_note_taken(region); /* the owner had just left: that was a free lock */
         return HR_OK;
     }
-    if (hr_sem_value(word) > 1 && life == HR_ALIVE) {
-        /* It is inside, so 0 is right, and 1 after its post. */
-        if (!set_value(hr_sem_at(region), word, 0))
-            return not_recoverable(HR_WHY_BUSY, owner, here);
-        recovery->done |= HR_RECOVERED_VALUE;
-        return HR_OK;
-    }
-    return not_recoverable(life == HR_ALIVE ? HR_WHY_ALIVE : HR_WHY_UNKNOWN, owner, here);
+    recovery->progress->done |= HR_RECOVERED_VALUE;
+    return HR_OK;
 }
 
 static int recover_unsigned(struct recovery *recovery)
 {
-    hr_region *region = recovery->region;
-    if (!is_alone(recovery->mappers) && !stands_still(recovery, hr_sem_at(region), OWNERLESS_NS))
-        return recovery->interrupted ? hr_fail_code(HR_EINTERRUPTED)
-                                     : not_recoverable(HR_WHY_BUSY, 0, 0);
-    if (hr_sem_value(hr_load_u64(hr_sem_at(region), memory_order_acquire)) != 0)
-        return HR_OK;
-    if (!take_over(recovery, 0, HR_RECOVERED_OWNERLESS))
-        return not_recoverable(HR_WHY_BUSY, 0, 0);
-    return HR_OK;
+    struct hr_recovery *progress = recovery->progress;
+    if (recovery->alone && !is_newcomer_seen(recovery))
+        return sign_instead(recovery, HR_RECOVERED_OWNERLESS);
+    switch (watch(recovery, &progress->watched_ns, OWNERLESS_NS, stands_still)) {
+    case STOOD:
+        return sign_instead(recovery, HR_RECOVERED_OWNERLESS);
+    case INTERRUPTED:
+        return hr_fail_code(HR_EINTERRUPTED);
+    default:
+        return not_recoverable(HR_WHY_BUSY, recovery, 0);
+    }
 }
 
 static int recover_work(void *argument)
 {
     struct recovery *recovery = argument;
-    hr_region *region = recovery->region;
-    uint64_t word = hr_load_u64(hr_sem_at(region), memory_order_acquire);
-    uint64_t owner = hr_owner_of(region);
-    uint32_t value = hr_sem_value(word);
-    int code = HR_OK;
+    struct hr_recovery *progress = recovery->progress;
+    uint64_t owner = progress->owner_pid;
     bool used_meanwhile = recovery->uses != atomic_load_explicit(&hr_uses, memory_order_seq_cst);
-    if (owner != recovery->owner_pid || (owner == (uint64_t)getpid() && used_meanwhile))
-        return not_recoverable(HR_WHY_BUSY, owner, 0);
-    if (value == 0 && owner == 0) {
-        code = recover_unsigned(recovery);
-    } else if (value == 0 || (value > 1 && owner != 0)) {
-        code = recover_signed(recovery, owner, word);
-    } else if (value > 1 && set_value(hr_sem_at(region), word, 1)) {
-        recovery->done |= HR_RECOVERED_VALUE;
-    } else if (value > 1) {
-        code = not_recoverable(HR_WHY_BUSY, owner, 0);
+    if (!stands_still(recovery) || (owner == (uint64_t)getpid() && used_meanwhile))
+        return not_recoverable(HR_WHY_BUSY, recovery, hr_owner_of(recovery->region));
+    if (owner == 0)
+        return progress->value == 0 ? recover_unsigned(recovery) : set_value(recovery);
+    if (recovery->life == HR_DEAD) {
+        if (recovery->alone && is_newcomer_seen(recovery))
+            return not_recoverable(HR_WHY_BUSY, recovery, owner);
+        int value = progress->value == 0 ? 0 : HR_RECOVERED_VALUE;
+        return sign_instead(recovery, HR_RECOVERED_OWNER | value);
     }
+    if (recovery->life == HR_ALIVE && progress->value > 0)
+        return set_value(recovery);
+    return not_recoverable(recovery->life == HR_ALIVE ? HR_WHY_ALIVE : HR_WHY_UNKNOWN, recovery,
+                           owner);
+}
+
+static int recover_main(struct recovery *recovery)
+{
+    hr_region *region = recovery->region;
+    judge_for_recovery(recovery);
+    int code = hr_run_entered(region, recover_work, recovery);
+    if (region->lock.held) {
+        int dropped = hr_give_back(region);
+        code = code == HR_OK ? dropped : code;
+    }
+    hr_unlock_bytes(region, &recovery->judged_byte);
+    hr_unlock_bytes(region, &recovery->all_bytes);
     return code;
+}
+
+/* ---- The second semaphore ----------------------------------------------------- */
+
+static unsigned char *postinit_at(const hr_region *region)
+{
+    return region->base + region->layout->sem_postinit;
+}
+
+static bool is_postinit_taken(const struct recovery *recovery)
+{
+    return hr_sem_value(hr_load_u64(postinit_at(recovery->region), memory_order_acquire)) == 0;
 }
 
 static int postinit_work(void *argument)
 {
     struct recovery *recovery = argument;
-    unsigned char *sem = recovery->region->base + recovery->region->layout->sem_postinit;
-    uint64_t word = hr_load_u64(sem, memory_order_acquire);
-    if (hr_sem_value(word) == 1)
+    struct hr_recovery *progress = recovery->progress;
+    unsigned char *sem = postinit_at(recovery->region);
+    const uint32_t judged = hr_sem_value(hr_load_u64(sem, memory_order_acquire));
+    if (judged == 1)
         return HR_OK;
-    if (hr_sem_value(word) == 0 && !is_alone(recovery->mappers) &&
-        !stands_still(recovery, sem, HR_POSTINIT_NS))
-        return recovery->interrupted ? hr_fail_code(HR_EINTERRUPTED)
-                                     : HR_OK; /* in use, as far as anybody can tell */
+    if (judged == 0 && !is_mapped_by_nobody(recovery->mappers)) {
+        enum watched watched =
+            watch(recovery, &progress->postinit_watched_ns, HR_POSTINIT_NS, is_postinit_taken);
+        if (watched == INTERRUPTED)
+            return hr_fail_code(HR_EINTERRUPTED);
+        if (watched == CHANGED)
+            return HR_OK;
+        if (watched == TOO_SHORT)
+            return progress->done != 0 ? HR_OK : not_recoverable(HR_WHY_BUSY, recovery, 0);
+    }
     /* Waiters may have come and gone since; the value must be the one that was judged. */
-    const uint32_t judged = hr_sem_value(word);
+    uint64_t word;
     do {
         word = hr_load_u64(sem, memory_order_acquire);
         if (hr_sem_value(word) != judged)
             return HR_OK;
-    } while (!set_value(sem, word, 1));
+    } while (!hr_swap_u64(sem, &word, (word & ~(uint64_t)UINT32_MAX) | 1));
+    HR_POINT(RECOVER_VALUE_STORED);
     hr_sem_wake(sem);
-    recovery->done |= HR_RECOVERED_POSTINIT;
+    progress->done |= HR_RECOVERED_POSTINIT;
     return HR_OK;
 }
 
-static bool needs_recovery(const struct hr_lock_state *state)
+/* ---- Both --------------------------------------------------------------------- */
+
+static bool is_lock_wrong(const struct hr_lock_state *state)
 {
-    return state->value != 1 || state->postinit != 1;
+    return state->value != 1 || state->owner_pid != 0;
 }
 
 /* With gate and host lock held. */
-static int recover_held(hr_region *region, const char *proc, uint64_t watch_ns)
+static int recover_held(hr_region *region, const char *proc, uint64_t watch_ns,
+                        struct hr_recovery *progress)
 {
     uint32_t uses = atomic_load_explicit(&hr_uses, memory_order_seq_cst);
     struct hr_lock_state state = {0};
     struct state_call look = {.region = region, .out = &state};
     int code = hr_run_entered(region, state_work, &look);
-    if (code != HR_OK || !needs_recovery(&state))
+    if (code != HR_OK || (!is_lock_wrong(&state) && state.postinit == 1))
         return code;
+    if (state.value != progress->value || state.owner_pid != progress->owner_pid)
+        progress->watched_ns = 0;
+    progress->value = state.value;
+    progress->owner_pid = state.owner_pid;
     struct hr_mappers mappers;
-    /* Of a signed lock only the owner has to be found; an unsigned one may be anybody's. */
+    /* Of a lock that is signed with a pid only the owner has to be found. */
     const struct hr_slot_pids owner = {
         .pids = {(int32_t)state.owner_pid}, .count = 1, .any_level = true};
-    bool has_owner = state.postinit == 1 && state.owner_pid != 0 && state.owner_pid <= INT32_MAX;
-    code = hr_find_mappers(region, proc, HR_WITHOUT_OWN_HANDLE, has_owner ? &owner : NULL,
+    bool is_pid = state.owner_pid != 0 && state.owner_pid < HR_FOREIGN_OWNER;
+    code = hr_find_mappers(region, proc, HR_WITHOUT_OWN_HANDLE,
+                           is_pid && state.postinit == 1 ? &owner : NULL,
                            hr_deadline_ns(HR_SEARCH_NS), &mappers);
     if (code != HR_OK)
         return code;
     struct recovery recovery = {.region = region,
+                                .progress = progress,
                                 .mappers = &mappers,
-                                .owner_pid = state.owner_pid,
                                 .uses = uses,
                                 .watch_ns = watch_ns};
-    if (state.value != 1)
-        code = hr_run_entered(region, recover_work, &recovery);
-    if (region->locked) {
-        int dropped = hr_run_entered(region, hr_drop_semaphore_work, region);
-        region->locked = false;
-        code = code == HR_OK ? dropped : code;
-    }
+    if (is_lock_wrong(&state))
+        code = recover_main(&recovery);
     if (code == HR_OK && region->layout->sem_postinit != HR_ABSENT)
         code = hr_run_entered(region, postinit_work, &recovery);
     hr_free_mappers(&mappers);
-    return code == HR_OK ? recovery.done : code;
+    return code;
 }
 
 /*
@@ -347,16 +427,16 @@ static int recover_held(hr_region *region, const char *proc, uint64_t watch_ns)
  * locks of open files and of processes exclude each other.
  */
 static int recover_apart_from_libvgpu(hr_region *region, const char *proc, uint64_t watch_ns,
-                                      uint64_t deadline_ns)
+                                      uint64_t deadline_ns, struct hr_recovery *progress)
 {
     if (region->layout->slot_seqlock != HR_ABSENT)
-        return recover_held(region, proc, watch_ns);
-    off_t length = (off_t)region->layout->size;
-    int code = hr_take_range(region, 0, length, deadline_ns);
+        return recover_held(region, proc, watch_ns, progress);
+    struct hr_byte_lock range;
+    int code = hr_await_bytes(region, 0, (off_t)region->layout->size, deadline_ns, &range);
     if (code != HR_OK)
         return code;
-    code = recover_held(region, proc, watch_ns);
-    hr_set_range_lock(region->fd, F_UNLCK, 0, length);
+    code = recover_held(region, proc, watch_ns, progress);
+    hr_unlock_bytes(region, &range);
     return code;
 }
 
@@ -371,11 +451,12 @@ static int held_meanwhile(hr_region *region, const char *proc)
     if (code != HR_OK)
         return code;
     bool alive = state.owner_pid != 0 && state.owner_life == HR_ALIVE;
-    return not_recoverable(alive ? HR_WHY_ALIVE : HR_WHY_BUSY, state.owner_pid,
-                           state.owner_pid_here);
+    struct recovery none = {.here = state.owner_pid_here};
+    return not_recoverable(alive ? HR_WHY_ALIVE : HR_WHY_BUSY, &none, state.owner_pid);
 }
 
-int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns)
+int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns,
+                    struct hr_recovery *progress)
 {
     if (!region->writable)
         return hr_fail_code(HR_EREADONLY);
@@ -386,12 +467,15 @@ int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns)
     uint64_t deadline = hr_deadline_ns(patience_ns);
     code = hr_gate_enter(region, deadline);
     if (code == HR_OK) {
-        hr_decide_signature(region);
-        code = hr_take_host_lock(region, deadline);
+        struct hr_byte_lock host = {NULL};
+        code = hr_choose_signature(region, deadline);
+        if (code == HR_OK)
+            code = hr_await_bytes(region, HR_HOST_LOCK_BYTE, 1, deadline, &host);
         if (code == HR_OK) {
-            code = recover_apart_from_libvgpu(region, proc, watch_ns, deadline);
-            hr_drop_host_lock(region);
+            HR_POINT(RECOVER_HOST_TAKEN);
+            code = recover_apart_from_libvgpu(region, proc, watch_ns, deadline, progress);
         }
+        hr_unlock_bytes(region, &host);
         hr_gate_leave(region);
     }
     if (code == HR_ETIMEOUT)

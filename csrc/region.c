@@ -41,23 +41,10 @@ static hr_region *new_handle(const char *path, uint32_t flags, const struct hr_l
     region->mapped_bytes = layout->size;
     region->fork_generation = hr_fork_generation;
     region->writable = (flags & HR_WRITE) != 0;
-    region->fd = -1;
+    region->references = 1;
     region->device_id = status->st_dev;
     region->inode = status->st_ino;
     return region;
-}
-
-/*
- * Locks need an open file of their own: the mapping holds on to the one it was made
- * from, and a child of fork(), which inherits the mapping, would keep its locks.
- * The descriptor's own link opens the same file, whatever its name leads to by now.
- */
-static int open_for_locks(int mapped)
-{
-    char link[40];
-    snprintf(link, sizeof link, "/proc/self/fd/%d", mapped);
-    int fd = open(link, O_RDWR | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
-    return fd >= 0 ? fd : hr_fail_errno(HR_ESYSTEM, errno);
 }
 
 int hr_open(const char *path, uint32_t flags, uint32_t layout, hr_region **out)
@@ -78,26 +65,22 @@ int hr_open(const char *path, uint32_t flags, uint32_t layout, hr_region **out)
         return hr_fail_errno(HR_ESYSTEM, ENOMEM);
     }
     int protection = region->writable ? PROT_READ | PROT_WRITE : PROT_READ;
+    /* No child is forked in between, and no other thread sees a mapping without its handle. */
+    hr_fork_lock();
     void *base = mmap(NULL, region->mapped_bytes, protection, MAP_SHARED, fd, 0);
-    code = base == MAP_FAILED ? hr_fail_errno(HR_ESYSTEM, errno) : HR_OK;
-    if (code == HR_OK && region->writable) {
-        hr_fork_lock();
-        region->fd = open_for_locks(fd);
-        code = region->fd < 0 ? region->fd : HR_OK;
+    if (base == MAP_FAILED) {
+        code = hr_fail_errno(HR_ESYSTEM, errno);
+    } else {
         region->base = base;
-        if (code == HR_OK)
+        if (region->writable)
             hr_link_writable(region);
-        hr_fork_unlock();
     }
+    hr_fork_unlock();
     close(fd);
     if (code != HR_OK) {
-        if (base != MAP_FAILED)
-            munmap(base, region->mapped_bytes);
-        free(region->path);
-        free(region);
+        hr_let_go(region);
         return code;
     }
-    region->base = base;
     *out = region;
     return found;
 }
@@ -125,32 +108,35 @@ int hr_is_stale(hr_region *region)
     return stale;
 }
 
-void hr_close(hr_region *region)
+int hr_close(hr_region *region)
 {
     uint32_t before = atomic_fetch_or_explicit(&region->users, HR_CLOSING, memory_order_acq_rel);
     if ((before & HR_CLOSING) != 0)
-        return;
+        return HR_OK;
     /* In a forked child the threads that were inside do not exist: nobody to wait for. */
     bool forked = region->fork_generation != hr_fork_generation;
     const struct timespec nap = {.tv_nsec = 20000};
     while (!forked &&
            (atomic_load_explicit(&region->users, memory_order_acquire) & ~HR_CLOSING) != 0)
         nanosleep(&nap, NULL); /* each call inside has a deadline of its own */
+    int code = HR_OK;
     if (!forked) {
         const uint64_t one_second = 1000000000;
         region->is_leaving = true;
-        hr_lock_abandon(region);
+        if (region->lock.held)
+            hr_lock_drop(region);
         if (region->attachment != NULL)
-            hr_leave_region(region, hr_deadline_ns(one_second));
+            code = hr_leave_region(region, hr_deadline_ns(one_second));
     }
+    hr_unclaim_attachment(region);
+    hr_fork_lock();
     munmap(region->base, region->mapped_bytes);
     region->base = NULL;
-    hr_unclaim_attachment(region);
     if (region->writable)
         hr_unlink_writable(region);
-    if (region->fd >= 0)
-        close(region->fd);
-    region->fd = -1;
+    hr_fork_unlock();
+    hr_unlock_bytes(region, &region->lock.own_bytes);
+    return code;
 }
 
 void hr_free(hr_region *region)
@@ -158,7 +144,22 @@ void hr_free(hr_region *region)
     if (region == NULL)
         return;
     hr_close(region);
-    free(region->attachment);
-    free(region->path);
-    free(region);
+    hr_let_go(region);
+}
+
+void hr_free_held(hr_region **held)
+{
+    hr_free(*held);
+    *held = NULL;
+}
+
+void hr_leave_all(void)
+{
+    const uint64_t one_second = 1000000000;
+    hr_region *region;
+    while ((region = hr_next_to_leave()) != NULL) {
+        hr_unlock_own(region);
+        hr_detach(region, one_second);
+        hr_let_go(region);
+    }
 }

@@ -42,9 +42,9 @@
  * - Replacement.  A container that restarts may replace the file.  The old
  *   mapping then shows old data for ever; hr_is_stale() tells.
  * - POSIX record locks.  Closing any descriptor of a file drops the process's
- *   POSIX locks on it.  hr_open() and hr_close() close descriptors of the
- *   region, so a process that has libvgpu.so loaded itself should not embed
- *   this core: it would drop the lock that libvgpu takes while it starts.
+ *   POSIX locks on it.  hr_open(), the first hr_lock(), and whatever judges a lock close
+ *   descriptors of the region, so a process that has libvgpu.so loaded itself should
+ *   not embed this core: it would drop the lock that libvgpu takes while it starts.
  */
 #ifndef HR_REGION_H
 #define HR_REGION_H
@@ -203,8 +203,19 @@ struct hr_place {
 uint32_t hr_find_changed(const struct hr_place *places, uint32_t count, unsigned char *changed);
 
 /* Unmap.  Waits until calls in progress have ended.  Idempotent. */
-void hr_close(hr_region *region);
+/*
+ * HR_ETIMEOUT: closed, but this process's slot could not be removed, because the lock was
+ * not free within a second; it goes on counting until it is reaped (detail.found =
+ * owner_pid, detail.wanted = the bytes that it counts).
+ */
+int hr_close(hr_region *region);
 void hr_free(hr_region *region);
+
+/* The destructor of what holds a handle from before hr_open() on; NULL where it failed. */
+void hr_free_held(hr_region **held);
+
+/* At the end of the process: give back the locks of this thread, and leave all regions. */
+void hr_leave_all(void);
 
 struct hr_create_spec {
     uint32_t layout;

@@ -46,6 +46,10 @@
  */
 int hr_attach(hr_region *region, uint64_t timeout_ns);
 
+/* With a ticket (lock.h) that owns the attachment: it detaches when it ends, if that is the one. */
+int hr_attach_by(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns);
+void hr_end_attachment(struct hr_ticket *ticket);
+
 /* Empty the slot, and remove it if it is the last one.  HR_EDETACHED: not attached. */
 int hr_detach(hr_region *region, uint64_t timeout_ns);
 
@@ -107,6 +111,25 @@ struct hr_reap {
  */
 int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t count,
             uint32_t dry_run, uint64_t timeout_ns, struct hr_reap *out);
+
+/*
+ * Judge the slots of many regions by one look at /proc.  hr_reap() reads /proc for its region
+ * alone, and under its lock; this is for a node, and changes nothing.
+ *
+ * List the processes first, after all slots have been read: a process that came later than the list
+ * is not in it, and its slot would count as dead.  A list keeps a descriptor of that /proc, 160
+ * bytes for each process, and 1.5 KiB for each whose maps were read.  Calls with one list exclude
+ * each other.
+ *
+ * hr_list_processes(): what is not reached in time makes slots unknown.  HR_ESYSTEM.
+ * hr_judge_slots(): `lives` gets an enum hr_life for each of `count` pids, HR_SLOTS at most, by the
+ * rules by which hr_reap() frees slots.  HR_ESYSTEM, HR_ESTALE, HR_ECORRUPT, HR_EINVAL.
+ */
+struct hr_process_list;
+int hr_list_processes(const char *proc, uint64_t timeout_ns, struct hr_process_list **out);
+int hr_judge_slots(hr_region *region, struct hr_process_list *list, const int32_t *pids,
+                   uint32_t count, uint64_t timeout_ns, uint32_t *lives);
+void hr_free_process_list(struct hr_process_list *list);
 
 enum hr_slot_repaired {
     HR_REPAIR_DONE = 1, /* the process counts once, in its own slot */

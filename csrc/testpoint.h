@@ -8,9 +8,11 @@
 #define HR_TESTPOINT_H
 
 #define HR_TESTPOINT_NAMES(X)                                                                      \
+    X(LOCK_NUMBERS_DRAWN)                                                                          \
     X(LOCK_HOST_TAKEN)                                                                             \
     X(LOCK_SEM_TAKEN)                                                                              \
     X(LOCK_OWNER_STORED)                                                                           \
+    X(LOCK_TAKEN_OVER)                                                                             \
     X(UNLOCK_OWNER_CLEARED)                                                                        \
     X(UNLOCK_SEM_POSTED)                                                                           \
     X(UNLOCK_WOKEN)                                                                                \
@@ -27,6 +29,7 @@
     X(RELEASE_SEQLOCK_EVEN)                                                                        \
     X(REMOVE_USAGE_CLEARED)                                                                        \
     X(REMOVE_COUNT_STORED)                                                                         \
+    X(RECOVER_HOST_TAKEN)                                                                          \
     X(RECOVER_OWNER_TAKEN)                                                                         \
     X(RECOVER_VALUE_STORED)                                                                        \
     X(REPAIR_COUNT_STORED)                                                                         \

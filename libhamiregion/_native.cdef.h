@@ -103,8 +103,9 @@ struct hr_place {
 };
 
 uint32_t hr_find_changed(const struct hr_place *places, uint32_t count, unsigned char *changed);
-void hr_close(hr_region *region);
-void hr_free(hr_region *region);
+int hr_close(hr_region *region);
+void hr_free_held(hr_region **held);
+void hr_leave_all(void);
 
 struct hr_create_spec {
     uint32_t layout;
@@ -250,7 +251,13 @@ int64_t hr_limiter_total(const hr_limiter *limiter);
 #define HR_FOREIGN_OWNER ...
 #define HR_OWNERLESS_NS ...
 
-int hr_lock(hr_region *region, uint64_t timeout_ns);
+struct hr_ticket {
+    hr_region *region;
+    uint64_t turn;
+};
+
+int hr_lock_by(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns);
+void hr_end_lock(struct hr_ticket *ticket);
 int hr_unlock(hr_region *region);
 int hr_unlock_own(hr_region *region);
 
@@ -263,6 +270,7 @@ struct hr_lock_state {
     uint32_t waiters;
     uint32_t postinit;
     uint32_t is_ours;
+    uint32_t is_damaged;
     uint64_t owner_pid;
     int32_t owner_pid_here;
     uint32_t owner_life;
@@ -275,11 +283,22 @@ int hr_get_lock_state(hr_region *region, const char *proc, struct hr_lock_state 
 #define HR_RECOVERED_VALUE ...
 #define HR_RECOVERED_POSTINIT ...
 
-int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns);
+struct hr_recovery {
+    uint32_t done;
+    uint32_t value;
+    uint64_t owner_pid;
+    uint64_t watched_ns;
+    uint64_t postinit_watched_ns;
+    uint64_t interrupted_ns;
+};
+
+int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns,
+                    struct hr_recovery *recovery);
 
 /* ---- slots.h ------------------------------------------------------------ */
 
-int hr_attach(hr_region *region, uint64_t timeout_ns);
+int hr_attach_by(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns);
+void hr_end_attachment(struct hr_ticket *ticket);
 int hr_detach(hr_region *region, uint64_t timeout_ns);
 
 #define HR_CONTEXT ...
@@ -329,6 +348,11 @@ struct hr_slot_repair {
     int32_t pid;
     uint32_t what;
 };
+struct hr_process_list;
+int hr_list_processes(const char *proc, uint64_t timeout_ns, struct hr_process_list **out);
+int hr_judge_slots(hr_region *region, struct hr_process_list *list, const int32_t *pids,
+                   uint32_t count, uint64_t timeout_ns, uint32_t *lives);
+void hr_free_process_list(struct hr_process_list *list);
 
 int hr_repair_slots(hr_region *region, const char *proc, uint32_t dry_run, uint64_t timeout_ns,
                     struct hr_slot_repair *out);

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import sys
 import time
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ._core import lib
+from ._core import ffi, lib
 from .errors import last_detail
 
 if TYPE_CHECKING:
@@ -21,9 +24,12 @@ OWNER_LIVES = {lib.HR_DEAD: "dead", lib.HR_ALIVE: "alive", lib.HR_LIFE_UNKNOWN: 
 _MAX_NS = (1 << 62) - 1
 SLICE_NS = 100_000_000
 
-_lock = lib.hr_lock
+_lock = lib.hr_lock_by
 _unlock = lib.hr_unlock
+_end_lock = lib.hr_end_lock
 _TIMEOUT = lib.HR_ETIMEOUT
+_TICKET = ffi.typeof("struct hr_ticket *")
+_new, _gc = ffi.new, ffi.gc
 
 
 def nanoseconds(timeout_s: float) -> int:
@@ -60,11 +66,13 @@ class LockState:
         held: Whether the semaphore is taken.
         owner_pid: The signature as it stands in the region, usually a pid in the container's
             namespace; None where nobody has signed.
-        owner_host_pid: The owner's pid in this process's /proc, None if it is not there.
+        owner_host_pid: The owner's pid in this process's /proc; None if it is not there, or has
+            signed with a number.
         owner_life: ``"alive"``, ``"dead"`` or ``"unknown"``; None where nobody has signed.
-        by_library: Signed by a process of this library that is not known to share the container's
-            namespace; `owner_host_pid` is then its pid in its own.
-        semaphore_value: 1 is free, 0 is taken, anything else is damage.
+        by_library: Signed by this library with a number, as it does unless it is attached.
+        semaphore_value: 1 is free, 0 is taken.
+        damaged: The value is above 1, or above 0 though somebody has signed: then the lock excludes
+            nobody, until `Region.recover_lock` mends it.
         waiters: Sleeping waiters, as glibc 2.21 and later count them.
         postinit_value: Of the second semaphore; None where the layout has none.
         held_for_s: Since when, at least, it has been in this state: since this Region first saw it
@@ -77,6 +85,7 @@ class LockState:
     owner_life: str | None
     by_library: bool
     semaphore_value: int
+    damaged: bool
     waiters: int
     postinit_value: int | None
     held_for_s: float
@@ -89,7 +98,7 @@ class LockRecovery:
     Attributes:
         dead_owner: A dead owner's lock was given back.
         ownerless: A lock that nobody had signed for was given back.
-        impossible_value: The semaphore stood above 1.
+        impossible_value: The semaphore stood above 1, or above 0 though somebody had signed.
         postinit: The second semaphore was given back.
     """
 
@@ -102,27 +111,38 @@ class LockRecovery:
         return any(attrs.astuple(self))
 
 
+def ticket(end: Any) -> Any:
+    """What a call of the core stores its taking in, from within the call.
+
+    When it is dropped, `end` undoes what still stands, in C: no signal's handler can come between.
+    """
+    return _gc(_new(_TICKET), end)
+
+
 class RegionLock:
-    """A region's lock, to be held for milliseconds. Made by `Region.lock`.
+    """A region's lock, to be held for microseconds. Made by `Region.lock`.
 
     Not re-entrant: taking it twice in one thread raises RuntimeError. While it is held, libvgpu
     can neither add nor remove processes, and up to HAMi 2.8.0 not account either.
+
+    An exception that a signal's handler raises leaves the lock taken in one case only: at the very
+    first instruction of leaving, until its traceback is dropped, and this object with it. If this
+    thread takes the lock through the same Region before that, it is given back first.
     """
 
-    __slots__ = ("_region", "_timeout_ns")
+    __slots__ = ("_region", "_ticket", "_timeout_ns")
 
     def __init__(self, region: Region, timeout_ns: int) -> None:
         self._region = region
         self._timeout_ns = timeout_ns
+        self._ticket = _gc(_new(_TICKET), _end_lock)
 
     def __enter__(self) -> None:
         handle = self._region._handle
         try:
-            code = _lock(handle, min(self._timeout_ns, SLICE_NS))
-            if code == _TIMEOUT and self._timeout_ns > SLICE_NS:
-                last_detail(code)
-                left_ns = self._timeout_ns - SLICE_NS
-                code = in_slices(lambda slice_ns: _lock(handle, slice_ns), left_ns)
+            code = _lock(handle, self._ticket, min(self._timeout_ns, SLICE_NS))
+            if code:
+                code = self._take(code)
         except BaseException:
             # A signal's handler runs after the call that has taken the lock, if it was that one.
             lib.hr_unlock_own(handle)
@@ -130,6 +150,18 @@ class RegionLock:
         if code:
             busy = "this thread holds the lock already; it is not re-entrant"
             self._region._fail_busy(code, busy)
+
+    def _take(self, code: int) -> int:
+        """Go on after the first attempt."""
+        handle = self._region._handle
+        if code == lib.HR_EBUSY and _end_interrupted(self._region):
+            last_detail(code)
+            code = _lock(handle, self._ticket, min(self._timeout_ns, SLICE_NS))
+        if code == _TIMEOUT and self._timeout_ns > SLICE_NS:
+            last_detail(code)
+            left_ns = self._timeout_ns - SLICE_NS
+            code = in_slices(lambda slice_ns: _lock(handle, self._ticket, slice_ns), left_ns)
+        return code
 
     def __exit__(
         self,
@@ -140,3 +172,24 @@ class RegionLock:
         code = _unlock(self._region._handle)
         if code:
             self._region._fail_busy(code, "the lock is not held")
+
+
+def _end_interrupted(region: Region) -> bool:
+    """Give the lock back if a signal's handler ended `RegionLock.__exit__` before it did so.
+
+    Such a lock lives on in the frame of `__exit__`, which a traceback keeps.
+    """
+    running = set()
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        running.add(frame)
+        frame = frame.f_back
+    for lock in gc.get_referrers(region):
+        if type(lock) is not RegionLock:
+            continue
+        for user in gc.get_referrers(lock):
+            ended = isinstance(user, FrameType) and user not in running
+            if ended and user.f_code is RegionLock.__exit__.__code__:
+                _end_lock(lock._ticket)
+                return True
+    return False

@@ -18,7 +18,14 @@ from .effects import (
     sm_limit_effects,
     switch_effect,
 )
-from .errors import RegionClosed, RegionNotFound, error_from_detail, last_detail, region_error
+from .errors import (
+    LockTimeout,
+    RegionClosed,
+    RegionNotFound,
+    error_from_detail,
+    last_detail,
+    region_error,
+)
 from .layouts import DEVICE_CAPACITY, LAYOUTS, SLOT_CAPACITY, Layout
 from .limits import (
     limit_below_usage,
@@ -38,10 +45,10 @@ from .slot import (
     Slot,
     SlotChange,
     SlotRepair,
-    attached_slots,
 )
 from .units import (
     UNLIMITED_SM_PERCENT,
+    format_size,
     integer,
     memory_limit_percent,
     memory_limit_value,
@@ -153,12 +160,13 @@ def open_region(path: PathLike, *, writable: bool = False, layout: Layout | None
         OSError: Any other failure of the system.
     """
     absolute = absolute_path(path)
-    out = ffi.new("hr_region **")
+    # Owned before it is made: no signal's handler can come between.
+    owner = ffi.gc(ffi.new("hr_region **"), lib.hr_free_held)
     flags = lib.HR_WRITE if writable else lib.HR_READ
-    code = lib.hr_open(os.fsencode(absolute), flags, _layout_number(layout), out)
+    code = lib.hr_open(os.fsencode(absolute), flags, _layout_number(layout), owner)
     if code < 0:
         raise region_error(code, absolute)
-    return Region(ffi.gc(out[0], lib.hr_free), absolute, LAYOUTS[code], writable=bool(writable))
+    return Region(owner, absolute, LAYOUTS[code], writable=bool(writable))
 
 
 def create_region(
@@ -261,11 +269,13 @@ class Region:
         "_handle",
         "_identity",
         "_lock_seen",
+        "_owner",
         "writable",
     )
 
-    def __init__(self, handle: Any, path: str, layout: Layout, *, writable: bool) -> None:
-        self._handle = handle
+    def __init__(self, owner: Any, path: str, layout: Layout, *, writable: bool) -> None:
+        self._owner = owner
+        self._handle = owner[0]
         self._identity = (path, layout)
         self._buffer_bytes = _BUFFER_BYTES
         self._closed = False
@@ -309,9 +319,22 @@ class Region:
         """Unmap the region. Waits for calls in progress in other threads; may be called again.
 
         A slot of this process is detached first, and a lock that is held is given back.
+
+        Raises:
+            LockTimeout: The lock was not free within a second, so that the slot could not be
+                removed and goes on counting until it is reaped. The region is closed all the same.
         """
         self._closed = True
-        lib.hr_close(self._handle)
+        code = lib.hr_close(self._handle)
+        if code:
+            detail = last_detail(code)
+            raise LockTimeout(
+                f"{self.path!r} is closed, but this process's slot stays in it and counts "
+                f"{format_size(detail.wanted)}: the lock was not free in time "
+                f"(owner_pid {detail.found}). reap() frees the slot once recover_lock() or the "
+                "lock's holder has freed the lock",
+                path=self.path,
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -322,7 +345,12 @@ class Region:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except LockTimeout:
+            # An exception that is on its way says more.
+            if exc is None:
+                raise
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "writable" if self.writable else "read-only"
@@ -742,11 +770,13 @@ class Region:
     def lock(self, timeout_s: float = 1.0) -> RegionLock:
         """The region's semaphore as a context manager, taken by libvgpu's own protocol.
 
-        Hold it for milliseconds only: libvgpu's processes wait for it, and take it away after 10 s
-        from a holder that they cannot see. Not re-entrant. Reading never needs it.
+        Hold it for microseconds only: libvgpu's processes wait for it, and one that has waited for
+        its 10 s takes it away from a holder that is no process of the container, however short the
+        time that this one has had it. Attached, it is never taken away. Not re-entrant. Reading
+        never needs it.
 
-        A dead holder that was a writer of this library from another namespace is replaced at once;
-        any other one that does not leave needs `recover_lock`.
+        A dead holder that was a writer of this library and not attached is replaced at once; any
+        other one that does not leave needs `recover_lock`.
 
         Args:
             timeout_s: How long to wait; 0 tries once.
@@ -785,6 +815,7 @@ class Region:
             owner_life=OWNER_LIVES[out.owner_life] if out.owner_pid else None,
             by_library=bool(out.is_ours),
             semaphore_value=out.value,
+            damaged=bool(out.is_damaged),
             waiters=out.waiters,
             postinit_value=out.postinit if self._has_postinit() else None,
             held_for_s=self._held_for_s(out.value, out.owner_pid),
@@ -807,15 +838,16 @@ class Region:
     def recover_lock(self, *, proc: PathLike = "/proc", watch_s: float = 10.5) -> LockRecovery:
         """Free a lock that nobody can hold any more. Never breaks one that a live process holds.
 
-        Proof is: the owner is dead; or nobody has signed and nobody else maps the file; or that
-        state stood unchanged for 10 s, longer than any holder can need; or the semaphore is above
-        1. For the second semaphore, which nobody signs, 60 s.
+        Proof is: the owner is dead; or nobody has signed, or nobody who can be judged, and nobody
+        else has the file open; or nobody has signed and that stood unchanged for 10 s, longer than
+        any holder can need; or the semaphore's value contradicts its owner. For the second
+        semaphore, which nobody signs, 60 s.
 
         Args:
             proc: The root of /proc, where it is mounted elsewhere.
             watch_s: How long to watch an unsigned lock while others map the file. 0 does not wait;
-                60 and more also judge the second semaphore. A signal begins the watch anew, so that
-                a timer that fires every few seconds keeps it from its end.
+                60 and more also judge the second semaphore. A signal whose handler takes longer
+                than 0.1 s begins the watch anew.
 
         Returns:
             What was done; false if nothing was wrong.
@@ -828,12 +860,16 @@ class Region:
         Source: docs, The protocol (Recovery). Shell: ``hamiregion lock recover FILE``.
         """
         root, watch_ns = _proc_root(proc), nanoseconds(watch_s)
-        # A signal ends the watch, so that its handler runs; what it has not ended begins anew.
+        progress = ffi.new("struct hr_recovery *")
+        # A signal ends the call, so that its handler runs; the next one goes on from there.
         code = lib.HR_EINTERRUPTED
         while code == lib.HR_EINTERRUPTED:
-            code = lib.hr_recover_lock(self._handle, root, watch_ns)
+            code = lib.hr_recover_lock(self._handle, root, watch_ns, progress)
+            if code == lib.HR_EINTERRUPTED:
+                last_detail(code)
         if code < 0:
             self._fail_busy(code, "this thread holds the lock; there is nothing to recover")
+        code = progress.done
         return LockRecovery(
             dead_owner=bool(code & lib.HR_RECOVERED_OWNER),
             ownerless=bool(code & lib.HR_RECOVERED_OWNERLESS),
@@ -866,31 +902,7 @@ class Region:
 
         Source: docs, The protocol (Attach).
         """
-        timeout_ns = nanoseconds(timeout_s)
-        before = self._slot_here()
-        try:
-            code = in_slices(lambda slice_ns: lib.hr_attach(self._handle, slice_ns), timeout_ns)
-            slot = None if code else Slot(self, timeout_ns)
-        except BaseException:
-            # A signal's handler runs after the call that has attached, if it was that one.
-            made = self._slot_here()
-            if before is None and made is not None:
-                made.detach()
-            elif made is None:
-                lib.hr_detach(self._handle, timeout_ns)
-            raise
-        if code == lib.HR_EATTACHED:
-            raise RuntimeError(_why_attached(last_detail(code).why))
-        if slot is None:
-            self._fail_busy(code, HOLDS_LOCK)
-        return slot
-
-    def _slot_here(self) -> Slot | None:
-        own = os.getpid()
-        for slot in attached_slots():
-            if slot.region is self and slot._attached and slot.pid == own:
-                return slot
-        return None
+        return Slot(self, nanoseconds(timeout_s))._attach()
 
     # ---- one process, by its pid in the container's namespace -----------------------------------
 
@@ -1226,15 +1238,6 @@ def _indices(bits: int) -> tuple[int, ...]:
 def _signed(value: int) -> int:
     """What the core has widened without its sign."""
     return value - (1 << 64) if value >= 1 << 63 else value
-
-
-def _why_attached(why: int) -> str:
-    if why == lib.HR_WHY_FOREIGN_MAPPING:
-        return (
-            "another library in this process, such as libvgpu, has the region mapped and accounts "
-            "for the process; its slot is not taken away from it"
-        )
-    return "this process is attached to the region already"
 
 
 def _before(field: str, raw: int) -> int:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
+import weakref
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 import attrs
 
 from ._core import lib
-from .errors import MemoryLimitExceeded, RegionError, error_from_detail, last_detail
+from .errors import MemoryLimitExceeded, error_from_detail, last_detail
 from .layouts import DEVICE_CAPACITY
-from .lock import SLICE_NS, in_slices
+from .lock import SLICE_NS, in_slices, ticket
 from .units import format_size, integer
 
 if TYPE_CHECKING:
@@ -94,7 +94,8 @@ class SlotRepair:
 class Slot:
     """This process's place in a region. Made by `Region.attach`; a context manager.
 
-    A slot that is still attached when the interpreter ends is detached then.
+    A slot that is still attached when the interpreter ends is detached then, and one that is left
+    by an exception no later than with the exception's traceback.
 
     Threads: may be shared. Fork: in the child every call raises `RegionClosed`; the parent's slot
     is not touched.
@@ -104,20 +105,53 @@ class Slot:
         region: The region that it belongs to.
     """
 
-    __slots__ = ("_attached", "_slice_ns", "_timeout_ns", "pid", "region")
+    __slots__ = (
+        "__weakref__",
+        "_attached",
+        "_slice_ns",
+        "_ticket",
+        "_timeout_ns",
+        "pid",
+        "region",
+    )
 
     def __init__(self, region: Region, timeout_ns: int) -> None:
         self.region = region
         self._timeout_ns = timeout_ns
         self._slice_ns = min(timeout_ns, SLICE_NS)
-        self._attached = True
+        self._attached = False
+        self._ticket = ticket(lib.hr_end_attachment)
         self.pid = os.getpid()
-        for slot in list(_slots):
+        for known in list(_slots):
+            if known() is None:
+                _slots.pop(known, None)
+        _slots[weakref.ref(self)] = None
+
+    def _attach(self) -> Self:
+        """Take a slot; it is this object's own until it is returned, and the process's then."""
+        for slot in list(_kept):
             if slot.region.closed:
-                _slots.discard(slot)
-        _slots.add(self)
+                _kept.pop(slot, None)
+        handle = self.region._handle
+        try:
+            code = in_slices(
+                lambda slice_ns: lib.hr_attach_by(handle, self._ticket, slice_ns), self._timeout_ns
+            )
+            if code == lib.HR_EATTACHED:
+                raise RuntimeError(_why_attached(last_detail(code).why))
+            if code:
+                self.region._fail_busy(code, HOLDS_LOCK)
+            self._attached = True
+            # Neither is a call, so that no signal's handler runs before the caller has the slot.
+            _kept[self] = None
+            return self
+        except BaseException:
+            lib.hr_end_attachment(self._ticket)
+            raise
 
     def __enter__(self) -> Self:
+        # From here on the caller's; what it drops, in whatever way, detaches.
+        _kept.pop(self, None)
         return self
 
     def __exit__(
@@ -225,26 +259,35 @@ class Slot:
         code = in_slices(lambda slice_ns: lib.hr_detach(handle, slice_ns), self._timeout_ns)
         if code in _ENDS_ATTACHMENT:
             self._attached = False
-            _slots.discard(self)
+            _kept.pop(self, None)
         if code and code != lib.HR_EDETACHED:
             self.region._fail_busy(code, HOLDS_LOCK)
+        self._attached = False
+        _kept.pop(self, None)
 
 
-# Those that are attached, also where nobody else remembers them.
-_slots: set[Slot] = set()
+_slots: dict[weakref.ref[Slot], None] = {}
+# Those that stay attached though nobody else has them.
+_kept: dict[Slot, None] = {}
 
 
 def attached_slots() -> list[Slot]:
     """The slots that this process has now."""
-    return [slot for slot in list(_slots) if slot._attached]
+    slots = [known() for known in list(_slots)]
+    return [slot for slot in slots if slot is not None and slot._attached]
 
 
-@atexit.register
-def _detach_all() -> None:
-    for slot in list(_slots):
-        # A child of fork() ends here too, and the slot is its parent's.
-        with contextlib.suppress(RegionError):
-            slot.detach()
+# In C: the main thread's locks are given back and all slots detached, whatever is interrupted.
+atexit.register(lib.hr_leave_all)
+
+
+def _why_attached(why: int) -> str:
+    if why == lib.HR_WHY_FOREIGN_MAPPING:
+        return (
+            "another library in this process, such as libvgpu, has the region mapped and accounts "
+            "for the process; its slot is not taken away from it"
+        )
+    return "this process is attached to the region already"
 
 
 def _check_account(device: int, nbytes: int, kind: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 # The kernel gives this number to the first one, always. Only there can everybody be seen.
 IS_FIRST = Path("/proc/self/ns/pid").readlink() == Path("pid:[4026531836]")
 FOREIGN_OWNER = 0x40000000
+FOREIGN_END = 0x50000000
 
 needs_first_namespace = pytest.mark.skipif(
     not IS_FIRST, reason="proof needs the first pid namespace, where every process can be seen"
@@ -31,6 +32,11 @@ def why_no_new_namespace() -> str:
     return "" if made.returncode == 0 else f"cannot make a pid namespace: {made.stderr.strip()}"
 
 
-def signature(*, attached: bool) -> int:
-    """What this process signs with in owner_pid."""
-    return os.getpid() if attached else FOREIGN_OWNER + os.getpid()
+def is_number(owner_pid: int) -> bool:
+    """Whether this library has signed so for a process that is not attached."""
+    return FOREIGN_OWNER <= owner_pid < FOREIGN_END
+
+
+def is_own_signature(owner_pid: int, *, attached: bool) -> bool:
+    """Whether this process may have signed so in owner_pid."""
+    return owner_pid == os.getpid() if attached else is_number(owner_pid)

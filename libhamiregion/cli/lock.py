@@ -103,10 +103,12 @@ def recover(
 def state_sentence(state: LockState) -> str:
     """Say in one line who holds a lock.
 
-    Damage comes first: a semaphore above 1 excludes nobody.
+    Damage comes first: such a lock excludes nobody.
     """
-    if state.semaphore_value > 1:
-        return f"damaged: the semaphore stands at {state.semaphore_value}, and so excludes nobody"
+    if state.damaged:
+        signed = "" if state.owner_pid is None else " though somebody has signed"
+        value = state.semaphore_value
+        return f"damaged: the semaphore stands at {value}{signed}, and so excludes nobody"
     if not state.held:
         words = "free"
     elif state.owner_pid is None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import attrs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from .host_process import HostProcess
 
@@ -22,8 +22,8 @@ class SlotMatch:
     Attributes:
         pid: The pid in the slot, of the container's namespace.
         state: ``"alive"``: `process` maps the region and has that pid in its own namespace;
-            ``"dead"``: proved that no process does; ``"unknown"``: /proc does not show enough, or
-            several processes could be meant.
+            ``"dead"``: no process does, by the proof by which `Region.reap` frees slots;
+            ``"unknown"``: /proc does not show enough, or several processes could be meant.
         process: The process if alive, else None.
     """
 
@@ -62,14 +62,11 @@ class Mapper:
         process: The process.
         namespace: The name of its pid namespace, None if it may not be looked at.
         may_use: Whether it can be a user of the region at all.
-        may_be_meant: Whether a slot may mean it although it cannot: its cgroup names another pod
-            than the region's directory, and one of the two may be wrong.
     """
 
     process: HostProcess
     namespace: str | None
     may_use: bool
-    may_be_meant: bool = False
 
     @property
     def pid(self) -> int:
@@ -77,44 +74,38 @@ class Mapper:
         return self.process.ns_pids[-1]
 
 
-@attrs.frozen
-class Sight:
-    """What /proc shows beside the mappers.
-
-    Attributes:
-        unreadable_pids: Innermost pids of processes whose maps were refused.
-        everybody: This is the /proc of the first pid namespace.
-        hidden: Some processes are not shown at all, or not even their pids.
-        too_old: It was read before the snapshot was taken.
-    """
-
-    unreadable_pids: frozenset[int]
-    everybody: bool
-    hidden: bool
-    too_old: bool
-
-
-def match_slots(pids: Sequence[int], mappers: Iterable[Mapper], sight: Sight) -> RegionProcesses:
+def match_slots(
+    pids: Sequence[int],
+    mappers: Iterable[Mapper],
+    *,
+    sees_host: bool,
+    dead: Callable[[Sequence[int]], frozenset[int]],
+) -> RegionProcesses:
     """Match slots with mappers, in time linear in both.
 
     A slot's process has the slot's pid in its innermost namespace. What a hostile container writes
     into its slots makes no process elsewhere map its file, but it can name the pids of monitors,
     which do. So users are told from bystanders first; what is still ambiguous is unknown.
+
+    Args:
+        pids: Those of the slots.
+        mappers: The processes that map the region.
+        sees_host: They were read from the /proc of the first pid namespace.
+        dead: Tells which of the pids without a process are of dead ones, and is called at most
+            once. That a mapper was not matched proves nothing.
     """
     onlookers: list[Mapper] = []
     users: list[Mapper] = []
     for mapper in mappers:
         (users if mapper.may_use else onlookers).append(mapper)
     named = set(pids)
-    bystanders = _Bystanders([each for each in users if each.pid in named], sight)
+    bystanders = _Bystanders([each for each in users if each.pid in named], sees_host=sees_host)
 
     candidates: dict[int, list[Mapper]] = defaultdict(list)
-    doubtful = {each.pid for each in onlookers if each.may_be_meant}
     inside: list[Mapper] = []
     for mapper in users:
         if mapper in bystanders:
             onlookers.append(mapper)
-            doubtful.add(mapper.pid)
         else:
             inside.append(mapper)
             if mapper.pid in named:
@@ -126,24 +117,22 @@ def match_slots(pids: Sequence[int], mappers: Iterable[Mapper], sight: Sight) ->
         at_home = [each for each in same if each.namespace == home] if len(same) > 1 else same
         if len(at_home) == 1:
             found[pid] = at_home[0]
-        else:
-            doubtful.add(pid)
 
-    # In a later namespace only the container's own /proc has all of its processes.
-    everybody = sight.everybody or any(len(each.process.ns_pids) == 1 for each in found.values())
-    blind = sight.hidden or sight.too_old or not everybody
+    lost = [pid for pid in pids if pid not in found]
+    proved = dead(lost) if lost else frozenset()
 
     def match(pid: int) -> SlotMatch:
         if pid in found:
             return SlotMatch(pid, "alive", found[pid].process)
-        in_doubt = blind or pid in doubtful or pid in sight.unreadable_pids
-        return SlotMatch(pid, "unknown" if in_doubt and pid > 0 else "dead", None)
+        return SlotMatch(pid, "dead" if pid in proved else "unknown", None)
 
     matched = {each.process.pid for each in found.values()}
+    # Of several that could be one slot's process it is not known which has none.
+    ambiguous = candidates.keys() - found.keys()
     return RegionProcesses(
         slots=tuple(map(match, pids)),
         unlisted=_processes(
-            each for each in inside if each.process.pid not in matched and each.pid not in doubtful
+            each for each in inside if each.process.pid not in matched and each.pid not in ambiguous
         ),
         onlookers=_processes(onlookers),
     )
@@ -152,10 +141,10 @@ def match_slots(pids: Sequence[int], mappers: Iterable[Mapper], sight: Sight) ->
 class _Bystanders:
     """Tells processes that map the region beside its container from those inside."""
 
-    def __init__(self, named: Sequence[Mapper], sight: Sight) -> None:
+    def __init__(self, named: Sequence[Mapper], *, sees_host: bool) -> None:
         # A container that has a namespace of its own has no processes in the host's.
         inner = [each for each in named if len(each.process.ns_pids) > 1]
-        self._host_too = not (sight.everybody and inner)
+        self._host_too = not (sees_host and inner)
         containers = [_container(each) for each in (named if self._host_too else inner)]
         self._home = _majority(containers)
         self._contested = self._home is None and any(containers)

@@ -20,14 +20,15 @@ from libhamiregion.slot import attached_slots
 from . import procfs
 from .cgroups import parse_cgroup
 from .host_process import HostProcess, RegionMapping
+from .liveness import Liveness
 from .mapped import MappedFile, MappedRegion, is_plain, looks_like_a_region, path_now
-from .matching import Mapper, RegionProcesses, Sight, match_slots
+from .matching import Mapper, RegionProcesses, match_slots
 from .process_view import Entry, View, view_of
 from .procfs import Gone, Mapping, Refused
 from .users import UserNames
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+    from collections.abc import Container, Iterator, Sequence
 
     from libhamiregion.errors import PathLike
     from libhamiregion.models import RegionSnapshot
@@ -53,6 +54,7 @@ def _unlock_in_child() -> None:
     for table in _tables:
         table._refreshing = threading.Lock()
         table._identifying = threading.Lock()
+        table._view = attrs.evolve(table._view, liveness=Liveness(table.proc))
 
 
 os.register_at_fork(after_in_child=_unlock_in_child)
@@ -67,15 +69,20 @@ class ProcessTable:
     mapping, nearly all of it in the kernel. Kernel threads cost ``stat`` only. So 1,000 processes
     cost 15 ms while they are idle, and 0.3 s, with 100 mappings each, where all of them are new or
     busy. A look at a process with tens of thousands of mappings takes up to 0.5 s; once they are
-    known, those share 0.25 s in each refresh. Who has to wait stays in the table as it was, and a
-    slot with its pid and no process is ``"unknown"`` and not dead.
+    known, those share 0.25 s in each refresh. Who has to wait stays in the table as it was.
+
+    Slots without a process in the table are judged by the core, as `Region.reap` does. That takes a
+    second pass over /proc at the first such slot after a refresh, 15 us for each process, and the
+    maps of those processes that have the same pid in their container; 1.5 s at most for all regions
+    together.
 
     What that misses: a process that maps a file, unmaps as many bytes elsewhere and touches no new
     page at all, until it does; a change of user or cgroup alone, until the process touches one.
 
     Memory: about 1 KiB per process, and 0.5 KiB per file that it maps in a region's size. Who maps
     more than 4,096 of those (64 where all together map more than 100,000), or has more than 32 MiB
-    of maps, counts as unreadable. No descriptor is kept open.
+    of maps, counts as unreadable. A descriptor of /proc is kept from when the core is asked until
+    the next refresh.
 
     Threads: may be shared. Refreshes exclude each other; all other methods work on the last
     complete one.
@@ -93,7 +100,7 @@ class ProcessTable:
         self._refreshing = threading.Lock()
         self._identifying = threading.Lock()
         _tables.add(self)
-        self._view = View()
+        self._view = View(Liveness(self.proc))
         self._users = UserNames(user_file)
         self._files_kept = 0
         # Address -> how maps calls what is mapped there, and what stat called it.
@@ -141,7 +148,7 @@ class ProcessTable:
             except Refused:
                 refused.append(pid)
         self._look_at_dear(directory, dear, entries, refused)
-        return view_of(directory, started_ns, entries, refused)
+        return view_of(directory, Liveness(self.proc), started_ns, entries, refused)
 
     def _look_at_dear(
         self,
@@ -154,7 +161,7 @@ class ProcessTable:
         left_s = _DEAR_LOOKS_S
         for pid, known in sorted(dear, key=lambda each: each[1].looked_at_s):
             if left_s <= 0:
-                entries[pid] = known if known.old else attrs.evolve(known, old=True)
+                entries[pid] = known
                 continue
             try:
                 entries[pid] = self._look_at(directory, str(pid))
@@ -401,6 +408,9 @@ class ProcessTable:
         from a dead one otherwise, and slots without a process are ``"unknown"``. `hostpid` in the
         region is not looked at.
 
+        The table tells which process is meant. That a slot's process is dead is said by the core
+        alone, by the proof by which `Region.reap` frees slots.
+
         Args:
             region: The region, for the identity of its file.
             snapshot: A snapshot of it.
@@ -422,19 +432,19 @@ class ProcessTable:
                 container = process.container
                 pod = container.pod_uid if container is not None else None
                 stranger = pod_uid is not None and pod is not None and pod != pod_uid
-                writes = mapping.writable and process.pid != own
-                # A monitor has many regions, and is meant by no slot.
-                alone = stranger and view.region_counts.get(process.pid, 0) <= 1
-                mappers.append(
-                    Mapper(process, entry.namespace, writes and not stranger, writes and alone)
-                )
-        sight = Sight(
-            unreadable_pids=view.unreadable_pids,
-            everybody=view.everybody,
-            hidden=view.hidden,
-            too_old=view.started_ns < snapshot.taken_at_ns,
+                may_use = mapping.writable and process.pid != own and not stranger
+                mappers.append(Mapper(process, entry.namespace, may_use))
+
+        def dead(pids: Sequence[int]) -> frozenset[int]:
+            is_too_old = view.started_ns < snapshot.taken_at_ns
+            return frozenset() if is_too_old else view.liveness.dead(region, pids)
+
+        return match_slots(
+            [process.pid for process in snapshot.processes],
+            mappers,
+            sees_host=view.everybody,
+            dead=dead,
         )
-        return match_slots([process.pid for process in snapshot.processes], mappers, sight)
 
     def _is_attached(self, identity: tuple[int, int]) -> bool:
         """Whether this process has a slot in that region."""

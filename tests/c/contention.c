@@ -239,7 +239,7 @@ static void mend_nothing(struct worker *worker)
 {
     static _Thread_local struct hr_reap reaped[HR_SLOTS];
     if (next_random(&worker->random) % 2 == 0) {
-        int code = hr_recover_lock(worker->member->region, NULL, ONE_SECOND / 100);
+        int code = recover_lock(worker->member->region, NULL, ONE_SECOND / 100);
         CHECK(code == 0 || code == HR_ENOTRECOVERABLE);
         return;
     }

@@ -48,6 +48,10 @@ static bool is_reachable(int point, const struct hr_layout *layout)
 {
     bool seqlock = layout->slot_seqlock != HR_ABSENT;
     switch (point) {
+    case HR_AT_LOCK_HOST_TAKEN:
+    case HR_AT_LOCK_SEM_TAKEN:
+    case HR_AT_UNLOCK_OWNER_CLEARED:
+        return takes_two_steps(layout);
     case HR_AT_CHARGE_SEQLOCK_ODD:
     case HR_AT_CHARGE_SEQLOCK_EVEN:
     case HR_AT_RELEASE_SEQLOCK_ODD:
@@ -78,6 +82,10 @@ static bool has_still_guest(const struct scene *scene)
 static enum script script_for(struct scene *scene, int point)
 {
     bool other = below(&scene->random, 2) == 0;
+    if (point == HR_AT_LOCK_NUMBERS_DRAWN)
+        return LOCKS_ONCE;
+    if (point == HR_AT_LOCK_TAKEN_OVER)
+        return TAKES_OVER;
     if (point == HR_AT_LOCK_HOST_TAKEN)
         return other ? LOCKS : ATTACHES;
     if (point <= HR_AT_UNLOCK_WOKEN)
@@ -93,7 +101,7 @@ static enum script script_for(struct scene *scene, int point)
         return REAPS_ONCE;
     if (is_removal(point))
         return other && scene->crowded ? ATTACHES : REAPS;
-    if (point == HR_AT_RECOVER_OWNER_TAKEN)
+    if (point == HR_AT_RECOVER_HOST_TAKEN || point == HR_AT_RECOVER_OWNER_TAKEN)
         return RECOVERS;
     return point == HR_AT_RECOVER_VALUE_STORED ? RECOVERS_ONCE : REPAIRS_ONCE;
 }
@@ -101,8 +109,8 @@ static enum script script_for(struct scene *scene, int point)
 /* Whether a death there leaves the lock as it was found. */
 static bool leaves_lock_free(int point, const struct scene *scene)
 {
-    return point == HR_AT_LOCK_HOST_TAKEN || point == HR_AT_UNLOCK_SEM_POSTED ||
-           point == HR_AT_UNLOCK_WOKEN ||
+    return point == HR_AT_LOCK_NUMBERS_DRAWN || point == HR_AT_LOCK_HOST_TAKEN ||
+           point == HR_AT_UNLOCK_SEM_POSTED || point == HR_AT_UNLOCK_WOKEN ||
            (scene_has_seqlock(scene) &&
             is_between(point, HR_AT_CHARGE_SEQLOCK_ODD, HR_AT_RELEASE_SEQLOCK_EVEN));
 }
@@ -127,6 +135,8 @@ static bool prepare(struct scene *scene, int point, enum agent agent)
     if (scene->crowded && below(&scene->random, 2) == 0 &&
         !prepare_still_guest(scene, is_removal(point) || point == AT_RANDOM))
         return false;
+    if (point == HR_AT_LOCK_TAKEN_OVER) /* or they would be first */
+        return pause_survivors(scene);
     return point != HR_AT_RECOVER_VALUE_STORED || prepare_value(scene);
 }
 
@@ -142,7 +152,7 @@ static bool free_the_lock(struct scene *scene, enum agent agent, const struct de
     if (agent == GOES_ON)
         code = hr_lock(scene->doctor, ONE_SECOND / 200);
     while (code == HR_ETIMEOUT) {
-        int recovered = hr_recover_lock(scene->doctor, NULL, 4 * scene->ownerless_ns);
+        int recovered = recover_lock(scene->doctor, NULL, 4 * scene->ownerless_ns);
         if (recovered < 0 && recovered != HR_ENOTRECOVERABLE)
             return scene_fail(scene, "hr_recover_lock() returned %d", recovered);
         if (recovered > 0 && point != AT_RANDOM && leaves_lock_free(point, scene))
@@ -181,11 +191,13 @@ static bool repair(struct scene *scene, enum agent agent, int point)
 static uint64_t most_turns(enum script script)
 {
     switch (script) {
+    case LOCKS_ONCE:
     case REAPS_ONCE:
     case RECOVERS_ONCE:
     case REPAIRS_ONCE:
         return 1;
     case REAPS:
+    case TAKES_OVER:
     case RECOVERS:
         return 2;
     case ATTACHES:

@@ -81,6 +81,8 @@ void scene_start(struct scene *scene, uint32_t layout, bool crowded);
 void scene_stop(struct scene *scene);
 bool scene_fail(struct scene *scene, const char *format, ...) __attribute__((format(printf, 2, 3)));
 bool scene_has_seqlock(const struct scene *scene);
+/* Where the semaphore and the signature cannot be stored together. */
+bool takes_two_steps(const struct hr_layout *layout);
 
 bool prepare_value(struct scene *scene);
 /* All of them are attached, and none leaves, so that nobody comes behind who attaches next. */
@@ -112,10 +114,12 @@ bool await_progress(struct scene *scene);
 
 enum script {
     LOCKS,      /* lock and unlock */
+    TAKES_OVER, /* locks from those that it lets die in them */
     ATTACHES,   /* attach and detach */
     ACCOUNTS,   /* charge and release */
     REAPS,      /* corpses that it makes itself */
     RECOVERS,   /* locks whose holders it lets die */
+    LOCKS_ONCE, /* not attached */
     REAPS_ONCE, /* what the doctor has prepared, as the next two */
     RECOVERS_ONCE,
     REPAIRS_ONCE,

@@ -175,7 +175,7 @@ void actor_reap(struct actor *actor)
 void actor_recover(struct actor *actor)
 {
     begin(actor, OTHERWISE);
-    int code = hr_recover_lock(actor->region, NULL, 4 * actor->scene->ownerless_ns);
+    int code = recover_lock(actor->region, NULL, 4 * actor->scene->ownerless_ns);
     EXPECT(code, HR_ENOTRECOVERABLE);
     end(actor);
 }

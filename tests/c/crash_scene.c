@@ -57,6 +57,11 @@ bool scene_has_seqlock(const struct scene *scene)
     return scene->layout->slot_seqlock != HR_ABSENT;
 }
 
+bool takes_two_steps(const struct hr_layout *layout)
+{
+    return layout->id == HR_UNVERSIONED_NO_UTIL || layout->id == HR_UNVERSIONED;
+}
+
 void scene_start(struct scene *scene, uint32_t layout, bool crowded)
 {
     region_file_make(&scene->file, layout);
@@ -106,12 +111,7 @@ bool prepare_value(struct scene *scene)
 {
     if (!pause_survivors(scene))
         return false;
-    const struct ledger *corpse = NULL;
-    if (below(&scene->random, 2) == 0 && (corpse = make_corpse(scene)) == NULL)
-        return false;
     poke64(&scene->file, scene->layout->sem, 2);
-    if (corpse != NULL)
-        poke64(&scene->file, scene->layout->owner_pid, (uint64_t)atomic_load(&corpse->pid));
     return true;
 }
 

@@ -43,9 +43,10 @@ static void let_die(struct actor *parent, int kill_at, bool attached)
             actor_attach(&actor);
             for (int i = 0; i < 4 && atomic_load(&actor.ledger->attached); i++)
                 actor_account(&actor);
-            raise(SIGKILL);
+            if (kill_at == NOWHERE)
+                raise(SIGKILL);
         }
-        hr_testpoint_kill_on = 1;
+        hr_testpoint_kill_on = kill_at == NOWHERE ? 1 : actor.ledger->reached[kill_at] + 1;
         hr_testpoint_kill_at = kill_at;
         for (;;)
             actor_lock_and_unlock(&actor);
@@ -92,6 +93,8 @@ static void act(struct actor *actor, enum script script)
     bool attached = atomic_load(&actor->ledger->attached);
     switch (script) {
     case LOCKS:
+    case LOCKS_ONCE:
+    case TAKES_OVER:
         actor_lock_and_unlock(actor);
         break;
     case ATTACHES:
@@ -128,10 +131,12 @@ static void prepare(struct actor *actor, enum script script)
         let_die(actor, NOWHERE, true);
         let_die(actor, NOWHERE, true);
         nap_us(below(&actor->random, 2000));
+    } else if (script == TAKES_OVER) {
+        let_die(actor, HR_AT_LOCK_OWNER_STORED, false);
     } else if (script == RECOVERS) {
-        let_die(actor,
-                below(&actor->random, 4) == 0 ? HR_AT_LOCK_SEM_TAKEN : HR_AT_LOCK_OWNER_STORED,
-                false);
+        /* Attached: whoever waits next takes over from one that is not. */
+        bool unsigned_too = takes_two_steps(actor->scene->layout) && below(&actor->random, 4) == 0;
+        let_die(actor, unsigned_too ? HR_AT_LOCK_SEM_TAKEN : HR_AT_LOCK_OWNER_STORED, true);
     }
 }
 

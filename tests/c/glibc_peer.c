@@ -246,7 +246,7 @@ static uint64_t wake_by_recovery(const struct region_file *file, const struct gl
     pid_t pid = start_sleeper(lock);
     NEED(kill(holder, SIGKILL) == 0 && waitpid(holder, NULL, 0) == holder);
     CHECK_EQ(shared->woken_ns, 0);
-    CHECK_EQ(hr_recover_lock(region, NULL, 0), HR_RECOVERED_OWNER);
+    CHECK_EQ(recover_lock(region, NULL, 0), HR_RECOVERED_OWNER);
     return await_sleeper(file, lock, pid, now_ns());
 }
 

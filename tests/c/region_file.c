@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "handle.h"
+#include "lock.h"
 
 void region_file_spec(struct hr_create_spec *spec, uint32_t layout)
 {
@@ -46,10 +48,20 @@ void region_file_make(struct region_file *file, uint32_t layout)
     file->size = (size_t)status.st_size;
     file->bytes = mmap(NULL, file->size, PROT_READ | PROT_WRITE, MAP_SHARED, file->fd, 0);
     NEED(file->bytes != MAP_FAILED);
+    file->disguise = calloc(1, sizeof *file->disguise);
+    NEED(file->disguise != NULL);
+    file->disguise->base = file->bytes;
+    hr_fork_lock();
+    hr_link_writable(file->disguise);
+    hr_fork_unlock();
 }
 
 void region_file_remove(struct region_file *file)
 {
+    hr_fork_lock();
+    hr_unlink_writable(file->disguise);
+    hr_fork_unlock();
+    free(file->disguise);
     munmap(file->bytes, file->size);
     close(file->fd);
     /* A test may have put something else there, or nothing. */
@@ -187,6 +199,16 @@ int set_value(hr_region *region, uint32_t kind, int32_t to, int32_t expected, ui
     const int code = hr_edit(region, &edit, 1, 1, flags & ~(uint32_t)HR_EXPECT);
     *before = (int32_t)edit.before;
     return code == 1 ? HR_OK : code;
+}
+
+int recover_lock(hr_region *region, const char *proc, uint64_t watch_ns)
+{
+    struct hr_recovery recovery = {0};
+    int code;
+    do {
+        code = hr_recover_lock(region, proc, watch_ns, &recovery);
+    } while (code == HR_EINTERRUPTED);
+    return code == HR_OK ? (int)recovery.done : code;
 }
 
 struct hr_detail last_detail(void)

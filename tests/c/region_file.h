@@ -19,6 +19,9 @@ struct region_file {
     int fd;
     uint8_t *bytes; /* the test's own mapping, beside the one under test */
     size_t size;    /* as created: what the mapping covers */
+    /* The mapping passes for one of this library's, or it would be another library's in this
+     * process, which then counts as a process of the region. */
+    hr_region *disguise;
 };
 
 #define GIB (UINT64_C(1) << 30)
@@ -66,6 +69,9 @@ int set_limits(hr_region *region, uint32_t kind, int32_t device, uint64_t value,
 /* One value of the whole region: HR_OK, or what hr_edit() says. */
 int set_value(hr_region *region, uint32_t kind, int32_t to, int32_t expected, uint32_t flags,
               int32_t *before);
+
+/* hr_recover_lock() without signals: the set of what was done, or a code. */
+int recover_lock(hr_region *region, const char *proc, uint64_t watch_ns);
 
 /* hr_last_detail(), for use inside a check. */
 struct hr_detail last_detail(void);

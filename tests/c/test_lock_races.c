@@ -186,7 +186,7 @@ static int call_reap(struct scan *scan)
 
 static int call_recover(struct scan *scan)
 {
-    return hr_recover_lock(scan->region, scan->proc->path, 0);
+    return recover_lock(scan->region, scan->proc->path, 0);
 }
 
 /* A process starts, maps the file and takes a slot. */
@@ -310,6 +310,68 @@ static void test_no_lock_is_broken_beside_a_live_process(void)
     }
 }
 
+/* Whoever cannot be looked at may be the one that is about to sign, or the owner. */
+static void test_no_lock_is_broken_beside_somebody_who_cannot_be_looked_at(void)
+{
+    static const uint64_t owners[] = {0, NEWCOMER, UINT64_C(1) << 40};
+    for (int i = 0; i < 3; i++) {
+        struct region_file file;
+        struct fake_proc proc;
+        static struct scan scan;
+        char path[400];
+        region_file_make(&file, HR_V1_2);
+        make_proc(&proc, &file);
+        add_process(&proc, NEWCOMER, "");
+        snprintf(path, sizeof path, "%s/%d/maps", proc.path, NEWCOMER);
+        NEED(unlink(path) == 0 && mkdir(path, 0755) == 0); /* opens, and cannot be read */
+        scan = (struct scan){.proc = &proc, .call = call_recover};
+        NEED(hr_open(file.path, HR_WRITE, HR_LAYOUTS, &scan.region) >= 0);
+        take_as(&file, owners[i]);
+        change_during(&scan, &file, change_nothing);
+        CHECK_EQ(scan.code, HR_ENOTRECOVERABLE);
+        CHECK_EQ(peek32(&file, file.layout->sem), 0);
+        CHECK_EQ(peek64(&file, file.layout->owner_pid), owners[i]);
+        hr_free(scan.region);
+        remove_proc(&proc);
+        region_file_remove(&file);
+    }
+}
+
+/*
+ * Somebody posted, ended, and another one came and took the semaphore, all behind the
+ * scan's back: it signs within a moment, and is not joined.
+ */
+static void test_a_newcomer_who_signs_after_the_scan_is_not_joined(void)
+{
+    static const uint64_t left[] = {0, UINT64_C(1) << 40};
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        for (int i = 0; i < 2; i++) {
+            struct region_file file;
+            struct fake_proc proc;
+            static struct scan scan;
+            pthread_t thread;
+            region_file_make(&file, id);
+            make_proc(&proc, &file);
+            scan = (struct scan){.proc = &proc, .call = call_recover};
+            NEED(hr_open(file.path, HR_WRITE, HR_LAYOUTS, &scan.region) >= 0);
+            take_as(&file, left[i]);
+            NEED(pthread_create(&thread, NULL, run_scan, &scan) == 0);
+            int fifo = open(proc.fifo, O_WRONLY | O_CLOEXEC);
+            NEED(fifo >= 0);
+            let_scan_pass(fifo);
+            usleep(3000); /* far less than it is waited for, and more than the scan's rest takes */
+            poke64(&file, file.layout->owner_pid, NEWCOMER);
+            pthread_join(thread, NULL);
+            CHECK_EQ(scan.code, HR_ENOTRECOVERABLE);
+            CHECK_EQ(peek32(&file, file.layout->sem), 0);
+            CHECK_EQ(peek64(&file, file.layout->owner_pid), NEWCOMER);
+            hr_free(scan.region);
+            remove_proc(&proc);
+            region_file_remove(&file);
+        }
+    }
+}
+
 /* With nobody else there, nobody can be about to sign. */
 static void test_an_unsigned_lock_is_free_at_once_where_nobody_else_is(void)
 {
@@ -392,7 +454,7 @@ static void test_waiters_do_not_keep_recovery_out(void)
         }
         usleep(200000); /* all of them wait, whichever wins below */
         NEED(hr_open(file.path, HR_WRITE, HR_LAYOUTS, &doctor) >= 0);
-        int code = hr_recover_lock(doctor, NULL, 0);
+        int code = recover_lock(doctor, NULL, 0);
         CHECK(code == HR_RECOVERED_OWNER || code == 0);
         if (code < 0) {
             poke64(&file, file.layout->owner_pid, 0);
@@ -415,6 +477,8 @@ int main(void)
     RUN(test_a_process_that_attaches_during_a_scan_is_not_reaped);
     RUN(test_a_lock_that_changes_hands_during_a_scan_is_not_broken);
     RUN(test_no_lock_is_broken_beside_a_live_process);
+    RUN(test_no_lock_is_broken_beside_somebody_who_cannot_be_looked_at);
+    RUN(test_a_newcomer_who_signs_after_the_scan_is_not_joined);
     RUN(test_an_unsigned_lock_is_free_at_once_where_nobody_else_is);
     RUN(test_accounting_while_standing_twice);
     RUN(test_waiters_do_not_keep_recovery_out);

@@ -262,7 +262,7 @@ static void *mend(void *argument)
     struct hr_reap *reaped = calloc(HR_SLOTS, sizeof *reaped);
     NEED(reaped != NULL);
     while (goes_on(member)) {
-        int code = hr_recover_lock(member->region, NULL, ONE_SECOND / 1000);
+        int code = recover_lock(member->region, NULL, ONE_SECOND / 1000);
         CHECK(code == 0 || code == HR_ENOTRECOVERABLE);
         CHECK_EQ(hr_reap(member->region, NULL, NULL, 0, 0, PATIENCE, reaped), 0);
     }

@@ -5,6 +5,7 @@ which answers under its own pid: commands may start with `@<pid>` to be passed o
 """
 
 import json
+import mmap
 import os
 import signal
 import sys
@@ -21,6 +22,7 @@ class Container:
     def __init__(self) -> None:
         self.regions: list[Region] = []
         self.slots: list[Slot] = []
+        self.libraries: list[mmap.mmap] = []
         self.children: dict[int, tuple[Any, Any]] = {}
 
     def pid(self) -> int:
@@ -28,6 +30,12 @@ class Container:
 
     def map(self, path: str, mode: str = "w") -> int:
         self.regions.append(open_region(path, writable=mode == "w"))
+        return os.getpid()
+
+    def load(self, path: str) -> int:
+        """Map a file, as a program does with its libraries."""
+        with open(path, "rb") as file:  # noqa: PTH123
+            self.libraries.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         return os.getpid()
 
     def attach(self, path: str) -> int:

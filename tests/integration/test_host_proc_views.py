@@ -8,7 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from containers import SCRIPT, Starter, containers, look, mounted_proc, needs_namespaces, states
+from containers import (
+    SCRIPT,
+    Starter,
+    containers,
+    libvgpu,
+    look,
+    mounted_proc,
+    needs_namespaces,
+    states,
+)
 from forked import in_child, unprivileged
 from poke import RegionFile, RegionFileFactory
 
@@ -45,12 +54,15 @@ def test_a_mounted_proc_of_the_host_shows_the_same(
 
 @needs_namespaces
 def test_from_inside_the_container_its_own_processes_are_told(
-    container: Starter, region: RegionFile
+    container: Starter, region: RegionFile, tmp_path: Path
 ) -> None:
     inside = container()
     inside.tell("attach", region.path)
     region.add_process(4321)
     table = ProcessTable(f"/proc/{inside.host_pid}/root/proc")
+    found = look(region, table)
+    assert states(found) == {1: "alive", 4321: "unknown"}, "it may be a sidecar's namespace"
+    inside.tell("load", libvgpu(tmp_path))
     found = look(region, table)
     assert states(found) == {1: "alive", 4321: "dead"}
     assert not table.is_complete, "the host's processes are not in there"
@@ -138,13 +150,15 @@ def test_a_table_older_than_the_snapshot_calls_nobody_dead(
     container: Starter, region: RegionFile
 ) -> None:
     table = ProcessTable()
-    table.refresh()
+    region.add_process(3_999_999)
+    assert states(look(region, table)) == {3_999_999: "dead"}
     inside = container()
     inside.tell("attach", region.path)
     with open_region(region) as opened:
         snapshot = opened.snapshot()
-        assert states(table.match(opened, snapshot)) == {1: "unknown"}
+        assert states(table.match(opened, snapshot)) == {1: "unknown", 3_999_999: "unknown"}
         table.refresh()
+        assert states(table.match(opened, snapshot)) == {1: "alive", 3_999_999: "dead"}
         assert table.match(opened, snapshot).host_pids == {1: inside.host_pid}
 
 

@@ -15,7 +15,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from containers import Starter, containers, look, needs_namespaces, pids, states, wait_for
+from containers import (
+    Starter,
+    containers,
+    libvgpu,
+    look,
+    needs_namespaces,
+    pids,
+    states,
+    wait_for,
+)
 from forked import unprivileged
 from own_cgroups import cgroup_of_pod
 from poke import RegionFile, RegionFileFactory
@@ -267,13 +276,14 @@ def test_a_dead_processs_pid_that_is_used_again_is_not_mistaken(
 
 @needs_namespaces
 def test_a_pid_that_is_used_again_between_two_refreshes_is_another_process(
-    container: Starter, region: RegionFile
+    container: Starter, region: RegionFile, tmp_path: Path
 ) -> None:
     """Seen through the namespace's own /proc, where the successor has the very same pid."""
     inside = container()
     table = ProcessTable(f"/proc/{inside.host_pid}/root/proc")
     other = inside.tell("spawn")
     inside.tell(f"@{other}", "attach", region.path)
+    inside.tell(f"@{other}", "load", libvgpu(tmp_path))
     inside.tell("spawn", 499)
     inside.tell("@500", "attach", region.path)
     assert look(region, table).host_pids == {other: other, 500: 500}

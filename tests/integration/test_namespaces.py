@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from actors import Actor, Nursery
-from lock_bytes import hold, is_free, let_go, set_value, value_of
-from namespaces import FOREIGN_OWNER, IS_FIRST, NEW_NAMESPACE, why_no_new_namespace
+from lock_bytes import NOBODY, hold, is_free, let_go, set_value, value_of
+from namespaces import IS_FIRST, NEW_NAMESPACE, is_number, why_no_new_namespace
 from poke import RegionFile, RegionFileFactory
 from slot_bytes import at_work, pids
 
@@ -150,11 +150,11 @@ def test_from_outside_one_signs_with_a_number_that_is_no_pid_inside(
     holder = outside(file)
     for process in (None, attached(inside, file)):
         holder("lock")
-        assert file.get("owner_pid") == FOREIGN_OWNER + holder.pid
+        assert is_number(file.get("owner_pid"))
         if process is not None:
             state = process("region.lock_state")
             assert (state.by_library, state.owner_life) == (True, "alive")
-            assert state.owner_host_pid == holder.pid
+            assert state.owner_host_pid is None
         holder("unlock")
 
 
@@ -176,19 +176,26 @@ def test_inside_one_signs_with_the_pid_that_it_has_there(
     assert is_free(file)
 
 
-def test_only_an_attached_process_signs_with_its_pid(
+def test_one_that_is_not_attached_signs_with_a_number_whoever_else_is_there(
     layout: Layout, region_file: RegionFileFactory, outside: MakeActor, inside: MakeActor
 ) -> None:
+    """Which namespace the processes with slots are in does not matter."""
     file = region_file(layout)
-    attached(inside, file)
-    stranger = outside(file)
-    stranger("lock")
-    assert file.get("owner_pid") == FOREIGN_OWNER + stranger.pid
-    stranger("unlock")
-    member = attached(outside, file)
-    member("lock")
-    assert file.get("owner_pid") == member.pid
-    member("unlock")
+    first = attached(outside, file)
+    member = attached(inside, file)
+    for make in (outside, inside):
+        late = make(file)
+        late("lock")
+        assert is_number(file.get("owner_pid"))
+        for judge in (first, member):
+            assert judge("region.lock_state").owner_life == "alive"
+        late.kill()
+        for judge in (first, member):
+            assert judge("region.lock_state").owner_life == "dead"
+        member("lock", 0.5)
+        assert file.get("owner_pid") == member.pid
+        member("unlock")
+        assert is_free(file)
 
 
 def test_a_pid_in_a_slot_proves_nothing_while_its_process_here_is_another_one(
@@ -201,7 +208,7 @@ def test_a_pid_in_a_slot_proves_nothing_while_its_process_here_is_another_one(
     file.add_process(os.getpid())
     stranger = outside(file)
     stranger("lock")
-    assert file.get("owner_pid") == FOREIGN_OWNER + stranger.pid
+    assert is_number(file.get("owner_pid"))
     stranger("unlock")
 
 
@@ -464,7 +471,7 @@ def test_a_host_writer_does_not_take_the_lock_of_one_inside_with_its_own_number(
     assert (value_of(file), file.get("owner_pid")) == (0, member.pid)
     let_go(file)
     writer("lock", 0.5)
-    assert file.get("owner_pid") == FOREIGN_OWNER + writer.pid
+    assert is_number(file.get("owner_pid"))
     writer("unlock")
     assert writer("region.reap") == ()
 
@@ -537,9 +544,31 @@ def test_a_writer_killed_in_another_container_is_no_obstacle_whatever_its_number
     namesake("attach")
     stranger = with_pid(elsewhere, 500, file)
     stranger("lock")
-    assert file.get("owner_pid") == FOREIGN_OWNER + 500
+    assert is_number(file.get("owner_pid"))
     stranger.kill()
     namesake("lock", 0.5)
     assert file.get("owner_pid") == 500
     namesake("unlock")
     assert is_free(file)
+
+
+# ---- what this process itself is ----
+
+
+def test_one_that_attaches_signs_with_its_pid_and_can_be_judged_from_both_sides(
+    layout: Layout, region_file: RegionFileFactory, outside: MakeActor, inside: MakeActor
+) -> None:
+    """Attaching is for processes of the container; one of the host is found by its pid as well."""
+    file = region_file(layout)
+    member, guest = attached(inside, file), attached(outside, file)
+    for holder in (member, guest):
+        holder("lock")
+        assert file.get("owner_pid") == holder.pid
+        state = guest("region.lock_state")
+        assert (state.owner_life, state.owner_host_pid) == ("alive", holder.pid_here)
+        holder.kill()
+        assert outside(file)("region.recover_lock", watch_s=0).dead_owner
+        assert is_free(file)
+        member, guest = attached(inside, file), attached(outside, file)
+    assert os.getpid() not in pids(file)
+    assert NOBODY not in pids(file)

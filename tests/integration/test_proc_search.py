@@ -3,6 +3,7 @@ and files that have two inodes.
 """
 
 import contextlib
+import itertools
 import os
 import subprocess
 import time
@@ -16,7 +17,9 @@ from namespaces import needs_first_namespace
 from poke import RegionFile, RegionFileFactory
 from slot_bytes import pids
 
-from libhamiregion import LockNotRecoverable, Region, open_region
+from libhamiregion import LockNotRecoverable, Region, RegionClosed, open_region
+from libhamiregion.host import liveness as liveness_module
+from libhamiregion.host.liveness import Liveness
 
 MakeActor = Callable[..., Actor]
 
@@ -45,6 +48,13 @@ class FakeProc:
 
     def add_long(self, pid: int, inner_pid: int, maps: Path) -> None:
         (self._describe(str(pid), f"{pid}\t{inner_pid}") / "maps").hardlink_to(maps)
+
+
+def line_of(region: Region) -> str:
+    """The region's line of this process's maps, as of one that may write."""
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines(keepends=True)
+    line = next(line for line in maps if line.endswith(f" {region.path}\n"))
+    return line.replace(" r--s ", " rw-s ")
 
 
 @pytest.fixture
@@ -90,9 +100,8 @@ def test_a_process_with_as_many_groups_as_there_can_be_is_seen(
     region: Region, file: RegionFile, fake_proc: FakeProc
 ) -> None:
     """Their line comes before that of its pids, and has most of a megabyte."""
-    maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines(keepends=True)
     ours = fake_proc.directory.parent / "ours"
-    ours.write_text(next(line for line in maps if line.endswith(f" {region.path}\n")))
+    ours.write_text(line_of(region))
     fake_proc.add_long(100, NOBODY, ours)
     groups = " ".join(map(str, range(4_000_000_000, 4_000_065_536)))
     hold(file, NOBODY)
@@ -127,6 +136,132 @@ def test_reaping_beside_hostile_maps_ends_in_time_and_frees_nothing(
     assert region.reap(proc=fake_proc.directory, timeout_s=1) == ()
     assert time.monotonic() - begun < 5
     assert pids(file) == [NOBODY]
+
+
+# ---- one search for many regions ----
+
+
+@pytest.fixture
+def others(region_file: RegionFileFactory) -> Iterator[list[Region]]:
+    with contextlib.ExitStack() as opened:
+        yield [opened.enter_context(open_region(region_file())) for _ in range(3)]
+
+
+def test_maps_are_read_once_for_all_regions(
+    region: Region, others: list[Region], fake_proc: FakeProc
+) -> None:
+    fake_proc.add_long(100, 5, fake_proc.directory / "1" / "maps")
+    liveness = Liveness(str(fake_proc.directory))
+    assert liveness.dead(region, [5]) == {5}
+    # Who wants to read them again does not come back.
+    maps = fake_proc.directory / "100" / "maps"
+    maps.unlink()
+    os.mkfifo(maps)
+    assert [liveness.dead(each, [5, 0, 6]) for each in others] == [{5, 0, 6}] * 3
+
+
+def test_maps_with_more_shared_files_than_are_kept_are_read_for_each_region(
+    region: Region, others: list[Region], fake_proc: FakeProc
+) -> None:
+    """Its last line is that of another region."""
+    shared = "7f0000000000-7f0000001000 rw-s 00000000 00:01 {} /dev/shm/{}\n"
+    lines = [shared.format(number, number) for number in range(2, 500)]
+    maps = fake_proc.directory.parent / "many"
+    maps.write_text("".join(lines) + line_of(others[0]))
+    fake_proc.add_long(100, 5, maps)
+    liveness = Liveness(str(fake_proc.directory))
+    assert liveness.dead(region, [5]) == {5}
+    assert liveness.dead(others[0], [5]) == frozenset()
+    assert liveness.dead(others[1], [5]) == {5}
+
+
+def test_what_was_read_for_one_region_tells_of_others(
+    region: Region, others: list[Region], fake_proc: FakeProc
+) -> None:
+    maps = fake_proc.directory.parent / "three"
+    first, second, third = map(line_of, others)
+    maps.write_text(first + LINE + second + third.replace(" rw-s ", " r--s "))
+    fake_proc.add_long(100, 5, maps)
+    expected = {0: set[int](), 1: set[int](), 2: {5}, 3: {5}}
+    regions = [*others, region]
+    for order in itertools.permutations(expected):
+        liveness = Liveness(str(fake_proc.directory))
+        assert {each: liveness.dead(regions[each], [5]) for each in order} == expected
+
+
+def test_maps_that_were_not_read_to_their_end_tell_of_no_region(
+    others: list[Region], fake_proc: FakeProc
+) -> None:
+    maps = fake_proc.directory.parent / "endless"
+    maps.write_text(LINE * ((33 << 20) // len(LINE)))
+    fake_proc.add_long(100, 5, maps)
+    liveness = Liveness(str(fake_proc.directory))
+    assert [liveness.dead(each, [5]) for each in others] == [set()] * 3
+
+
+def test_the_longest_mapping_tells_whether_it_may_be_the_same_file_by_another_way(
+    region: Region, others: list[Region], fake_proc: FakeProc
+) -> None:
+    _, inode = region.file_id
+    maps = fake_proc.directory.parent / "elsewhere"
+    ends = ("7f0000001000", "7f0010000000", "7f0000001000")
+    maps.write_text(
+        "".join(f"7f0000000000-{end} rw-s 00000000 00:99 {inode} /upper/a.cache\n" for end in ends)
+    )
+    fake_proc.add_long(100, 5, maps)
+    liveness = Liveness(str(fake_proc.directory))
+    assert [liveness.dead(each, [5, 6]) for each in (others[0], region)] == [{5, 6}, {6}]
+
+
+def test_a_process_whose_pids_are_not_told_is_looked_at(
+    region: Region, fake_proc: FakeProc
+) -> None:
+    maps = fake_proc.directory.parent / "ours"
+    maps.write_text(line_of(region))
+    fake_proc.add_long(100, 5, maps)
+    (fake_proc.directory / "100" / "status").write_text("Name:\tx\n")
+    assert Liveness(str(fake_proc.directory)).dead(region, [5, 6]) == frozenset()
+
+
+def test_a_list_that_is_cut_short_proves_nobody_dead(
+    region: Region, fake_proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(liveness_module, "_LIST_NS", 0)
+    assert Liveness(str(fake_proc.directory)).dead(region, [5]) == frozenset()
+
+
+def test_nobody_has_pid_0_wherever_one_looks(region: Region, tmp_path: Path) -> None:
+    assert Liveness(str(tmp_path)).dead(region, [0, 5]) == {0}
+
+
+def test_a_private_copy_of_the_file_makes_nobody_a_process_of_the_region(
+    region: Region, fake_proc: FakeProc
+) -> None:
+    maps = fake_proc.directory.parent / "private"
+    maps.write_text(line_of(region).replace(" rw-s ", " rw-p "))
+    fake_proc.add_long(100, 5, maps)
+    assert Liveness(str(fake_proc.directory)).dead(region, [5]) == {5}
+
+
+def test_hostile_maps_leave_time_for_the_regions_that_come_later(
+    region: Region, others: list[Region], fake_proc: FakeProc, long_maps: Path
+) -> None:
+    for pid in range(1000, 1100):
+        fake_proc.add_long(pid, 5, long_maps)
+    fake_proc.add_long(2000, 6, fake_proc.directory / "1" / "maps")
+    liveness = Liveness(str(fake_proc.directory))
+    begun = time.monotonic()
+    assert [liveness.dead(each, [5]) for each in others] == [set()] * 3
+    assert liveness.dead(region, [6]) == {6}
+    assert time.monotonic() - begun < 5
+
+
+def test_who_cannot_be_asked_says_nobody_is_dead(region: Region, tmp_path: Path) -> None:
+    assert Liveness(str(tmp_path / "none")).dead(region, [5]) == frozenset()
+    liveness = Liveness("/proc")
+    region.close()
+    with pytest.raises(RegionClosed):
+        liveness.dead(region, [5])
 
 
 # ---- libvgpu in this very process ----

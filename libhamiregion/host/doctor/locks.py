@@ -28,10 +28,11 @@ _LAST_LOOK_S = 0.02
 def locks(scene: Scene, used: Used) -> Iterator[Finding]:
     """Everything about one region's lock."""
     has_startup_lock = used.snapshot.layout is Layout.V1_1_POSTINIT
-    if scene.semaphores.get(id(used.container), 1) == 1 and not has_startup_lock:
+    free = scene.semaphores.get(id(used.container), 1) == 1 and not used.snapshot.owner_pid
+    if free and not has_startup_lock:
         return
     state = used.region.lock_state(proc=scene.node.proc)
-    if state.semaphore_value > 1:
+    if state.damaged:
         yield _impossible(used, "the lock's semaphore", state.semaphore_value, "lock")
     elif state.held:
         yield from _held(scene, used, state)
@@ -52,8 +53,8 @@ def _impossible(used: Used, which: str, value: int, cause: str) -> Finding:
     return finding(
         FindingKind.SEMAPHORE_IMPOSSIBLE,
         used.container,
-        f"{which} stands at {value}",
-        "it may be 0 (taken) or 1 (free)",
+        f"{which} stands at {value}" + (", though somebody has signed" if value == 1 else ""),
+        "it may be 0 (taken), or 1 (free) where nobody has signed",
         cause=cause,
     )
 
@@ -122,7 +123,7 @@ def _waiters_words(state: LockState) -> str:
 
 def _owner_words(state: LockState) -> str:
     if state.by_library:
-        return f"a tool with libhamiregion (pid {state.owner_host_pid} in its own namespace)"
+        return "a tool with libhamiregion"
     here = "" if state.owner_host_pid is None else f" ({state.owner_host_pid} on the host)"
     return f"process {state.owner_pid}{here}"
 

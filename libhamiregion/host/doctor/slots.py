@@ -271,7 +271,7 @@ def unknown_processes(scene: Scene) -> Iterator[Finding]:
             used.container,
             f"{count_words(len(pids), 'slot')} cannot be judged",
             f"{pid_words(pids)}: several processes that map the region could be meant, or one that"
-            " stands outside the container",
+            " stands outside the container, or there was no time to look at all of them",
             pid=pids[0] if len(pids) == 1 else None,
             cause="ambiguous",
             advice="see who else maps the file: no other container should have it mounted",

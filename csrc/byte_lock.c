@@ -1,0 +1,94 @@
+#define _GNU_SOURCE
+#include "byte_lock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "identify.h"
+
+/* By its path, as the region was opened: no descriptor is kept that others could close. */
+static int open_again(const hr_region *region, uint32_t flags, int *fd)
+{
+    struct stat status;
+    int code = hr_open_file(region->path, flags, fd, &status);
+    if (code == HR_ENOTFOUND || code == HR_ENOTREGION)
+        return hr_fail_why(HR_ESTALE, HR_WHY_REPLACED);
+    if (code != HR_OK)
+        return code;
+    if (status.st_ino == region->inode && status.st_dev == region->device_id)
+        return HR_OK;
+    close(*fd);
+    return hr_fail_why(HR_ESTALE, HR_WHY_REPLACED);
+}
+
+static int set_lock(int fd, short type, off_t start, off_t length)
+{
+    struct flock range = {.l_type = type, .l_whence = SEEK_SET, .l_start = start, .l_len = length};
+    if (fcntl(fd, F_OFD_SETLK, &range) == 0)
+        return HR_OK;
+    return errno == EAGAIN || errno == EACCES ? HR_EBUSY : hr_fail_errno(HR_ESYSTEM, errno);
+}
+
+/* All that lies between the numbers of the process's own handles, and behind the last of them. */
+static int set_foreign_locks(const hr_region *region, int fd)
+{
+    off_t start = HR_HOST_LOCK_BYTE + 1;
+    uint64_t own = HR_FOREIGN_OWNER;
+    while ((own = hr_next_own_numbers(region, own)) != HR_FOREIGN_END) {
+        off_t end = hr_number_byte(own);
+        int code = end > start ? set_lock(fd, F_RDLCK, start, end - start) : HR_OK;
+        if (code != HR_OK)
+            return code;
+        own += HR_TURNS;
+        start = end + HR_TURNS;
+    }
+    return set_lock(fd, F_RDLCK, start, 0); /* 0: to the end, wherever that is */
+}
+
+/* The wanted range, or with length 0 the bytes of everybody else. */
+static int lock_in_page(const hr_region *region, short type, off_t start, off_t length,
+                        struct hr_byte_lock *out)
+{
+    int fd;
+    out->page = NULL;
+    int code = open_again(region, type == F_WRLCK ? HR_WRITE : HR_READ, &fd);
+    if (code != HR_OK)
+        return code;
+    void *page = mmap(NULL, 1, PROT_NONE, MAP_SHARED, fd, 0);
+    if (page == MAP_FAILED || madvise(page, 1, MADV_DONTFORK) != 0)
+        code = hr_fail_errno(HR_ESYSTEM, errno);
+    else
+        code = length == 0 ? set_foreign_locks(region, fd) : set_lock(fd, type, start, length);
+    close(fd);
+    if (code == HR_OK)
+        out->page = page;
+    else if (page != MAP_FAILED)
+        munmap(page, 1);
+    return code;
+}
+
+int hr_lock_bytes(const hr_region *region, short type, off_t start, off_t length,
+                  struct hr_byte_lock *out)
+{
+    /* No child is forked while the descriptor is open. */
+    hr_fork_lock();
+    int code = lock_in_page(region, type, start, length, out);
+    hr_fork_unlock();
+    return code;
+}
+
+int hr_lock_foreign_bytes(const hr_region *region, struct hr_byte_lock *out)
+{
+    return hr_lock_bytes(region, F_RDLCK, 0, 0, out);
+}
+
+void hr_unlock_bytes(const hr_region *region, struct hr_byte_lock *lock)
+{
+    /* In a forked child the page is not there, and its address may be somebody else's. */
+    if (lock->page != NULL && region->fork_generation == hr_fork_generation)
+        munmap(lock->page, 1);
+    lock->page = NULL;
+}

@@ -1,0 +1,42 @@
+/*
+ * Locks on bytes of a region's file.  Internal to the core.
+ *
+ * They are locks of an open file (F_OFD_SETLK), which the kernel releases when the last
+ * reference to that open file is gone.  The reference is a one-page mapping that no child
+ * inherits (MADV_DONTFORK), and nothing else: the descriptor is closed at once.  So neither
+ * a child of fork() or clone() nor exec() keeps the lock of a dead process, and a program
+ * that closes all descriptors does not lose its locks.  The page cannot be accessed and
+ * does not count as mapping the region for writing.
+ */
+#ifndef HR_BYTE_LOCK_H
+#define HR_BYTE_LOCK_H
+
+#include <sys/types.h>
+
+#include "handle.h"
+
+/* Where the lock of the handle lies that signs so. */
+static inline off_t hr_number_byte(uint64_t signature)
+{
+    return HR_NUMBER_BYTE + (off_t)(signature - HR_FOREIGN_OWNER);
+}
+
+/*
+ * Lock a range for others' writing (F_WRLCK), or against such a lock (F_RDLCK: of these
+ * there may be several).  HR_EBUSY without a detail: somebody has a lock in the way.
+ * HR_ESTALE where the region's path leads to another file by now, HR_EACCESS, HR_ESYSTEM.
+ */
+int hr_lock_bytes(const hr_region *region, short type, off_t start, off_t length,
+                  struct hr_byte_lock *out);
+
+/*
+ * Lock, against writing, every byte behind HR_HOST_LOCK_BYTE but the numbers of this
+ * process's own handles: then no other handle that has a number is there, and none can
+ * draw one.
+ */
+int hr_lock_foreign_bytes(const hr_region *region, struct hr_byte_lock *out);
+
+/* May be called again, and of a lock that was never taken. */
+void hr_unlock_bytes(const hr_region *region, struct hr_byte_lock *lock);
+
+#endif

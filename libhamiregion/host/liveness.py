@@ -1,0 +1,78 @@
+"""Which slots are of dead processes: the core says so, by one search of /proc for many regions."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from libhamiregion._core import ffi, lib
+from libhamiregion.errors import region_error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from libhamiregion.region import Region
+
+_LIST_NS = 500_000_000
+# Containers decide how long the maps of their processes are. All regions together get this time,
+# and each a quarter of what is left, so that those that come later get some as well.
+_LOOKS_NS = 1_000_000_000
+_SHARE = 4
+
+
+def _free(owner: Any) -> None:
+    lib.hr_free_process_list(owner[0])
+
+
+class Liveness:
+    """The core's judgment of slots that were read before this object was made.
+
+    /proc is listed when the first slot is asked about, and the maps of a process are read once for
+    all regions. A descriptor of /proc is kept until the object goes.
+
+    Threads: may be shared. Not for a child of fork().
+
+    Args:
+        proc: The root of /proc.
+    """
+
+    def __init__(self, proc: str) -> None:
+        self._proc = os.fsencode(proc)
+        # A signal handler may ask while its thread is about to.
+        self._guard = threading.RLock()
+        self._list = ffi.gc(ffi.new("struct hr_process_list **"), _free)
+        self._left_ns = _LOOKS_NS
+
+    def dead(self, region: Region, pids: Iterable[int]) -> frozenset[int]:
+        """Those of these pids that `Region.reap` would take for dead; not all, if time runs out.
+
+        Args:
+            region: The region in whose slots they stand.
+            pids: Pids of the container's namespace.
+
+        Raises:
+            RegionClosed: After `Region.close`, or in a forked child.
+        """
+        asked = list(dict.fromkeys(pids))
+        lives = ffi.new("uint32_t[]", len(asked))
+        with self._guard:
+            code = self._judge(region, asked, lives)
+        if code in {lib.HR_ECLOSED, lib.HR_EFORKED}:
+            raise region_error(code, region.path)
+        if code != lib.HR_OK:
+            return frozenset()  # such as a lack of descriptors: it says nothing about a process
+        return frozenset(pid for pid, life in zip(asked, lives, strict=True) if life == lib.HR_DEAD)
+
+    def _judge(self, region: Region, pids: list[int], lives: Any) -> int:
+        if not self._list[0]:
+            code: int = lib.hr_list_processes(self._proc, _LIST_NS, self._list)
+            if code != lib.HR_OK:
+                return code
+        begun_ns = time.monotonic_ns()
+        code = lib.hr_judge_slots(
+            region._handle, self._list[0], pids, len(pids), self._left_ns // _SHARE, lives
+        )
+        self._left_ns = max(0, self._left_ns - (time.monotonic_ns() - begun_ns))
+        return code
