@@ -112,7 +112,9 @@ static int account_locked_work(void *argument)
     hr_region *region = call->region;
     if (region->attachment == NULL)
         return hr_fail_code(HR_EDETACHED);
-    int code = hr_remembered_slot(region) != NULL ? HR_OK : hr_regain_slot(region, call->view);
+    int code = hr_check_header(region);
+    if (code == HR_OK && hr_remembered_slot(region) == NULL)
+        code = hr_regain_slot(region, call->view);
     return code == HR_OK ? account_work(call) : code;
 }
 

@@ -229,7 +229,8 @@ int hr_region_devices(const hr_region *region, uint32_t *out)
         if (count == 0)
             count = HR_DEVICES;
     }
-    *out = (1u << count) - 1;
+    if (code == HR_OK)
+        *out = (1u << count) - 1;
     return code;
 }
 

@@ -429,13 +429,13 @@ ALWAYS_INLINE int measure(struct hr_reading *reading)
     const uint32_t span = 32 - (uint32_t)__builtin_clz(shown);
 
     struct hr_snapshot *head = reading->head;
-    reading->devices = (struct hr_device *)(head + 1);
-    reading->processes = (unsigned char *)(reading->devices + span);
     reading->process_bytes = sizeof(struct hr_process) + span * sizeof(struct hr_usage);
     reading->wanted =
         sizeof *head + span * sizeof(struct hr_device) + (size_t)proc_num * reading->process_bytes;
     if (reading->wanted > reading->bytes)
         return no_space(reading->wanted);
+    reading->devices = (struct hr_device *)(head + 1);
+    reading->processes = (unsigned char *)(reading->devices + span);
     head->device_num = device_num;
     head->proc_num = proc_num;
     head->shown = shown;

@@ -27,6 +27,12 @@ static void put64(const struct file *file, size_t offset, uint64_t value)
     memcpy(file->view.bytes + offset, &value, sizeof value);
 }
 
+static void track_usual_pages(struct file *file)
+{
+    file_track(file, 0, HOT_BYTES);
+    file_track(file, file->view.layout->proc_num, file->whole - file->view.layout->proc_num);
+}
+
 static void make_file(struct file *file, uint32_t id)
 {
     const struct hr_layout *layout = &hr_layouts[id];
@@ -57,8 +63,12 @@ static void make_file(struct file *file, uint32_t id)
     }
     file->view.bytes[layout->proc_num] = SLOTS_IN_USE;
     REQUIRE(slot_at(&file->view, SLOTS_IN_USE) <= HOT_BYTES);
-    memcpy(file->hot, file->view.bytes, HOT_BYTES);
-    memcpy(file->tail, file->view.bytes + layout->proc_num, layout->size - layout->proc_num);
+    file->made = calloc(1, MAX_FILE);
+    file->shadow = calloc(1, MAX_FILE);
+    REQUIRE(file->made != NULL && file->shadow != NULL);
+    memcpy(file->made, file->view.bytes, file->whole);
+    memcpy(file->shadow, file->view.bytes, file->whole);
+    track_usual_pages(file);
 }
 
 void files_make(void)
@@ -82,13 +92,40 @@ struct file *file_of_layout(uint32_t layout)
     return &files[layout];
 }
 
+const char *files_directory(void)
+{
+    return directory;
+}
+
+void file_track(struct file *file, size_t offset, size_t bytes)
+{
+    REQUIRE(offset + bytes <= MAX_FILE);
+    for (size_t page = offset / PAGE_BYTES; page * PAGE_BYTES < offset + bytes; page++) {
+        if (!file->is_tracked[page])
+            file->pages[file->page_count++] = (uint32_t)page;
+        file->is_tracked[page] = true;
+    }
+}
+
+bool file_tracks(const struct file *file, size_t offset)
+{
+    return file->is_tracked[offset / PAGE_BYTES];
+}
+
 void file_poke(struct file *file, size_t offset, uint64_t value, uint32_t bytes)
 {
-    if (file->pokes == MAX_POKES || offset + 8 > file->size)
+    if (offset + 8 > file->size)
         return;
-    file->undo[file->pokes].offset = offset;
-    file->undo[file->pokes++].before = get64(&file->view, offset);
+    file_track(file, offset, 8);
     memcpy(file->view.bytes + offset, &value, bytes);
+    memcpy(file->shadow + offset, &value, bytes);
+}
+
+/* The part of a page that the file has, at most up to `end`. */
+static size_t bytes_of_page(const struct file *file, uint32_t page, size_t end)
+{
+    const size_t start = (size_t)page * PAGE_BYTES, last = end < file->size ? end : file->size;
+    return start >= last ? 0 : last - start < PAGE_BYTES ? last - start : PAGE_BYTES;
 }
 
 void file_resize(struct file *file, size_t size)
@@ -96,27 +133,62 @@ void file_resize(struct file *file, size_t size)
     file->size = size;
     file->was_cut = file->was_cut || size < file->whole;
     REQUIRE(ftruncate(file->fd, (off_t)size) == 0);
+    /* What is cut off comes back as zeros. */
+    for (uint32_t i = 0; i < file->page_count; i++) {
+        const size_t kept = bytes_of_page(file, file->pages[i], MAX_FILE);
+        memset(file->shadow + (size_t)file->pages[i] * PAGE_BYTES + kept, 0, PAGE_BYTES - kept);
+    }
+}
+
+void file_compare(const struct file *file, size_t end, file_report *report, void *argument)
+{
+    for (uint32_t i = 0; i < file->page_count; i++) {
+        const size_t bytes = bytes_of_page(file, file->pages[i], end);
+        const size_t start = (size_t)file->pages[i] * PAGE_BYTES;
+        if (memcmp(file->shadow + start, file->view.bytes + start, bytes) == 0)
+            continue;
+        for (size_t at = start; at < start + bytes; at += 4)
+            if (memcmp(file->shadow + at, file->view.bytes + at, 4) != 0)
+                report(argument, at);
+    }
+}
+
+void file_accept(struct file *file)
+{
+    for (uint32_t i = 0; i < file->page_count; i++) {
+        const size_t start = (size_t)file->pages[i] * PAGE_BYTES;
+        memcpy(file->shadow + start, file->view.bytes + start,
+               bytes_of_page(file, file->pages[i], MAX_FILE));
+    }
+}
+
+void file_require_rest(const struct file *file)
+{
+    static const uint8_t zeros[PAGE_BYTES];
+    for (uint32_t page = 0; page < MAX_PAGES; page++) {
+        const size_t bytes = bytes_of_page(file, page, file->whole);
+        if (!file->is_tracked[page])
+            REQUIRE(memcmp(file->view.bytes + (size_t)page * PAGE_BYTES, zeros, bytes) == 0);
+    }
 }
 
 void file_mend(struct file *file)
 {
-    if (file->size != file->whole)
-        REQUIRE(ftruncate(file->fd, (off_t)file->whole) == 0);
-    while (file->pokes > 0) {
-        file->pokes--;
-        /* What was cut off is zero below, and what lay behind the end is gone. */
-        if (!file->was_cut && file->undo[file->pokes].offset + 8 <= file->whole)
-            put64(file, file->undo[file->pokes].offset, file->undo[file->pokes].before);
-    }
-    if (file->was_cut) {
+    if (file->was_cut)
         REQUIRE(ftruncate(file->fd, 0) == 0);
+    if (file->was_cut || file->size != file->whole)
         REQUIRE(ftruncate(file->fd, (off_t)file->whole) == 0);
-    }
-    memcpy(file->view.bytes, file->hot, HOT_BYTES);
-    memcpy(file->view.bytes + file->view.layout->proc_num, file->tail,
-           file->view.layout->size - file->view.layout->proc_num);
     file->size = file->whole;
     file->was_cut = false;
+    while (file->page_count > 0) {
+        const uint32_t page = file->pages[--file->page_count];
+        const size_t start = (size_t)page * PAGE_BYTES;
+        memcpy(file->view.bytes + start, file->made + start,
+               bytes_of_page(file, page, file->whole));
+        memcpy(file->shadow + start, file->made + start, PAGE_BYTES);
+        file->is_tracked[page] = false;
+    }
+    track_usual_pages(file);
 }
 
 const char *raw_file(const uint8_t *data, size_t size)

@@ -48,6 +48,15 @@ static inline size_t slot_at(const struct view *view, uint32_t slot)
     return view->layout->procs + (size_t)slot * view->layout->slot_stride;
 }
 
+/*
+ * The word of a slot that a process which remembers its slot counts in, or HR_ABSENT: also in
+ * layout 1.1, which such a process may use.
+ */
+static inline uint32_t seqlock_offset(const struct hr_layout *layout)
+{
+    return layout->id == HR_V1_1 ? hr_layouts[HR_V1_2].slot_seqlock : layout->slot_seqlock;
+}
+
 /* The magic and the version of its layout. */
 bool oracle_good_header(const struct view *view);
 

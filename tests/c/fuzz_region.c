@@ -6,79 +6,22 @@
  */
 #include <sanitizer/asan_interface.h>
 
-#include "fuzz_files.h"
-#include "fuzz_format.h"
+#include "fuzz_run.h"
+#include "fuzz_edits.h"
+#include "fuzz_limiter.h"
+#include "fuzz_writers.h"
 #include "snapshot_view.h"
-
-/* ---- When something is wrong -------------------------------------------------- */
-
-static void require_detail(int code)
-{
-    struct hr_detail detail;
-    hr_last_detail(&detail);
-    REQUIRE(detail.code == code);
-    REQUIRE(detail.device >= -1 && detail.device < HR_DEVICES);
-    REQUIRE(detail.layout <= HR_LAYOUTS);
-    REQUIRE(detail.candidates < 1u << (code == HR_ENODEVICE ? HR_DEVICES : HR_LAYOUTS));
-}
-
-static void require_one_of(int code, const int *codes)
-{
-    while (*codes != 0 && *codes != code)
-        codes++;
-    if (*codes == code)
-        require_detail(code);
-    else
-        REQUIRE(!"this code is not documented for this call");
-}
-
-#define REQUIRE_ONE_OF(code, ...) require_one_of(code, (const int[]){__VA_ARGS__, 0})
-
-/* ---- The input, byte by byte ------------------------------------------------------ */
-
-struct input {
-    const uint8_t *at, *end;
-};
-
-static uint8_t take8(struct input *input)
-{
-    return input->at < input->end ? *input->at++ : 0;
-}
-
-static uint32_t take16(struct input *input)
-{
-    const uint32_t low = take8(input);
-    return low | (uint32_t)take8(input) << 8;
-}
-
-static uint64_t take_value(struct input *input)
-{
-    static const uint64_t table[] = {FUZZ_VALUE_TABLE};
-    _Static_assert(sizeof table / sizeof table[0] == FUZZ_VALUES, "FUZZ_VALUES");
-    const uint8_t index = take8(input);
-    if (index < FUZZ_VALUES)
-        return table[index];
-    uint64_t value = 0;
-    for (int i = 0; i < 8; i++)
-        value |= (uint64_t)take8(input) << (8 * i);
-    return value;
-}
 
 /* Enough for any state; more would only make inputs slow. */
 enum { MAX_STEPS = 40 };
 
-/* ---- One run ------------------------------------------------------------------------ */
+/* ---- One run ----------------------------------------------------------------------- */
 
 static uint64_t *buffer;
 
-static struct {
-    struct file *file;
-    hr_region *region;
-    uint32_t open_as; /* the layout that the handle has */
-    bool writable;
-} run;
+struct run run;
 
-static void do_poke(struct input *input)
+struct poke take_poke(struct input *input)
 {
     const uint8_t field = take8(input) % FUZZ_FIELDS;
     const uint32_t device = take8(input) % HR_DEVICES;
@@ -108,8 +51,8 @@ static void do_poke(struct input *input)
         [FUZZ_SLOT_PID] = {at + layout->slot_pid, 4},
         [FUZZ_SLOT_HOSTPID] = {at + layout->slot_hostpid, 4},
         [FUZZ_SLOT_STATUS] = {at + layout->slot_status, 4},
-        [FUZZ_SLOT_SEQLOCK] = {layout->slot_seqlock == HR_ABSENT ? HR_ABSENT
-                                                                 : at + layout->slot_seqlock,
+        [FUZZ_SLOT_SEQLOCK] = {seqlock_offset(layout) == HR_ABSENT ? HR_ABSENT
+                                                                   : at + seqlock_offset(layout),
                                8},
         [FUZZ_SLOT_TOTAL] = {used + 32, 8},
         [FUZZ_SLOT_CONTEXT] = {used, 8},
@@ -118,9 +61,19 @@ static void do_poke(struct input *input)
                               ? HR_ABSENT
                               : at + layout->slot_util + device * layout->slot_util_stride + 16,
                           8},
+        [FUZZ_SEM_POSTINIT] = {layout->sem_postinit, 8},
     };
-    if (fields[field].offset < HR_ABSENT)
-        file_poke(run.file, fields[field].offset, value, fields[field].bytes);
+    const bool is_there = fields[field].offset < HR_ABSENT;
+    return (struct poke){.offset = is_there ? fields[field].offset : 0,
+                         .bytes = is_there ? fields[field].bytes : 0,
+                         .value = value};
+}
+
+static void do_poke(struct input *input)
+{
+    const struct poke poke = take_poke(input);
+    if (poke.bytes != 0)
+        file_poke(run.file, poke.offset, poke.value, poke.bytes);
 }
 
 static void do_text(struct input *input)
@@ -149,7 +102,7 @@ static void do_resize(struct input *input)
     file_resize(run.file, more < 0 && size < (size_t)-more ? 0 : size + (size_t)more);
 }
 
-/* ---- Opening -------------------------------------------------------------------------- */
+/* ---- Opening ----------------------------------------------------------------------- */
 
 static void require_open_code(int code)
 {
@@ -182,7 +135,8 @@ static void close_region(void)
 {
     if (run.region == NULL)
         return;
-    hr_close(run.region);
+    writers_close();
+    limiter_end();
     REQUIRE(hr_snapshot(run.region, buffer, HR_SNAPSHOT_MAX_BYTES) == HR_ECLOSED);
     REQUIRE(hr_is_stale(run.region) == HR_ECLOSED);
     hr_free(run.region);
@@ -205,25 +159,16 @@ static void open_region(uint32_t flags, uint32_t layout)
         return;
     run.open_as = (uint32_t)code;
     run.writable = flags == HR_WRITE;
+    /* Perhaps not where the layout has it in which the file was made. */
+    const struct hr_layout *opened = &hr_layouts[code];
+    file_track(run.file, opened->proc_num, opened->size - opened->proc_num);
     struct hr_info info;
     hr_get_info(run.region, &info);
     REQUIRE(info.layout == run.open_as && info.writable == run.writable);
     REQUIRE(info.mapped_bytes >= hr_layouts[code].size);
 }
 
-/* ---- Calls ----------------------------------------------------------------------------------- */
-
-/* As the handle reads the file, which may be another layout than it was made in. */
-static struct view as_opened(void)
-{
-    return (struct view){&hr_layouts[run.open_as], run.file->view.bytes};
-}
-
-/* Nothing to compare with where parts of the file are missing. */
-static bool is_whole(void)
-{
-    return run.file->size >= hr_layouts[run.open_as].size;
-}
+/* ---- Calls ------------------------------------------------------------------------- */
 
 /* `bytes` of the buffer, and not one more. */
 static void snapshot(size_t bytes)
@@ -340,59 +285,6 @@ static void read_set(size_t bytes, size_t apart)
     free(set);
 }
 
-static void set_limits(uint32_t kind, int32_t device, uint32_t flags, uint64_t value,
-                       uint64_t expected)
-{
-    const uint32_t own = HR_EXPECT | HR_PERCENT;
-    struct hr_edit edits[HR_DEVICES] = {{.kind = kind,
-                                         .device = device,
-                                         .flags = flags & own,
-                                         .value = value,
-                                         .expected = expected}};
-    uint8_t before[HOT_BYTES];
-    const bool comparable = is_whole();
-    const struct view view = as_opened();
-    if (comparable)
-        memcpy(before, view.bytes, HOT_BYTES);
-    const int code = hr_edit(run.region, edits, 1, HR_DEVICES, flags & ~own);
-    if (code < 0)
-        REQUIRE_ONE_OF(code, HR_ECONFLICT, HR_EBELOWUSE, HR_EUNWATCHED, HR_ENODEVICE, HR_EREADONLY,
-                       HR_EINVAL, HR_ESTALE, HR_ECORRUPT);
-    else
-        REQUIRE(code >= 1 && code <= HR_DEVICES && run.writable);
-    if (!comparable)
-        return;
-    /* Undo in a copy what is said to have been done: then nothing may differ. */
-    const uint32_t table = kind == HR_MEMORY ? view.layout->limit : view.layout->sm_limit;
-    uint8_t after[HOT_BYTES];
-    memcpy(after, view.bytes, HOT_BYTES);
-    for (int i = 0; i < code && (flags & HR_DRY_RUN) == 0; i++) {
-        const uint64_t stored = edits[i].after;
-        REQUIRE(edits[i].device < HR_DEVICES && (stored == value || (flags & HR_PERCENT) != 0));
-        REQUIRE(i == 0 || edits[i].device > edits[i - 1].device);
-        REQUIRE(get64(&view, table + (uint32_t)edits[i].device * 8) == stored);
-        memcpy(after + table + edits[i].device * 8, &edits[i].before, 8);
-    }
-    REQUIRE(memcmp(before, after, HOT_BYTES) == 0);
-}
-
-static void set_value(uint32_t kind, int32_t to)
-{
-    struct hr_edit edit = {.kind = kind, .value = (uint64_t)(int64_t)to};
-    const bool comparable = is_whole();
-    const struct view view = as_opened();
-    const struct hr_layout *layout = view.layout;
-    const uint32_t offset = kind == HR_PRIORITY ? layout->priority
-                            : kind == HR_SWITCH ? layout->utilization_switch
-                                                : layout->recent_kernel;
-    const int32_t old = comparable ? get32(&view, offset) : 0;
-    const int code = hr_edit(run.region, &edit, 1, 1, 0);
-    if (code != 1)
-        REQUIRE_ONE_OF(code, HR_EREADONLY, HR_ESTALE);
-    if (code == 1 && comparable)
-        REQUIRE((int32_t)edit.before == old && get32(&view, offset) == to);
-}
-
 static void do_call(uint8_t step, struct input *input)
 {
     if (step == FUZZ_OPEN) {
@@ -418,19 +310,6 @@ static void do_call(uint8_t step, struct input *input)
         read_set(bytes, take8(input));
         break;
     }
-    case FUZZ_SET_LIMITS: {
-        const uint32_t kind = take8(input) % 2;
-        const int32_t device = (int8_t)take8(input);
-        const uint32_t flags = take8(input) % 16;
-        const uint64_t value = take_value(input);
-        set_limits(kind, device, flags, value, take_value(input));
-        break;
-    }
-    case FUZZ_SET_VALUE: {
-        const uint32_t kind = HR_PRIORITY + take8(input) % 3;
-        set_value(kind, (int32_t)take_value(input));
-        break;
-    }
     case FUZZ_IS_STALE:
         REQUIRE(hr_is_stale(run.region) == !is_whole());
         break;
@@ -442,8 +321,27 @@ static void do_call(uint8_t step, struct input *input)
     }
 }
 
+/* With HR_FUZZ_TRACE in the environment each step is shown before it is done. */
+static bool is_traced;
+
+static void trace(const struct input *input)
+{
+    static const char *const names[FUZZ_STEPS] = {
+        "poke",    "poke-at",  "text",       "resize",   "identify",  "open",       "snapshot",
+        "get",     "read-set", "edit",       "is-stale", "close",     "slot",       "meanwhile",
+        "proc",    "process",  "other-lock", "lock",     "unlock",    "lock-state", "recover",
+        "attach",  "detach",   "charge",     "release",  "edit-slot", "reap",       "repair",
+        "limiter", "acquire",  "tick"};
+    fprintf(stderr, "%-10s", names[*input->at % FUZZ_STEPS]);
+    for (int i = 1; i <= 16 && input->at + i < input->end; i++)
+        fprintf(stderr, " %u", input->at[i]);
+    fprintf(stderr, "\n");
+}
+
 static void do_step(struct input *input)
 {
+    if (is_traced)
+        trace(input);
     const uint8_t step = take8(input) % FUZZ_STEPS;
     switch (step) {
     case FUZZ_POKE:
@@ -465,7 +363,8 @@ static void do_step(struct input *input)
         identify(run.file->path, take8(input) % (HR_LAYOUTS + 2));
         break;
     default:
-        do_call(step, input);
+        if (!writers_step(step, input) && !edit_step(step, input))
+            do_call(step, input);
     }
 }
 
@@ -475,7 +374,9 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
     (void)argc;
     (void)argv;
+    is_traced = getenv("HR_FUZZ_TRACE") != NULL;
     files_make();
+    system_make();
     buffer = malloc(HR_SNAPSHOT_MAX_BYTES);
     REQUIRE(buffer != NULL);
     return 0;
@@ -501,6 +402,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     }
     run.file = file_of_layout(choice);
+    writers_begin();
     struct input input = {data + 1, data + size};
     for (int steps = 0; steps < MAX_STEPS && input.at < input.end; steps++)
         do_step(&input);
@@ -516,6 +418,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         read_set(3 * sizeof(struct hr_snapshot) + HR_SNAPSHOT_MAX_BYTES, 9);
     }
     close_region();
+    limiter_end();
+    writers_end();
     file_mend(run.file);
     return 0;
 }

@@ -1,0 +1,167 @@
+#define _GNU_SOURCE
+#include <fcntl.h>
+
+#include "fuzz_writers.h"
+
+static void lock(uint64_t timeout_ns)
+{
+    begin_call();
+    const int code = hr_lock(run.region, timeout_ns);
+    if (code != HR_OK)
+        REQUIRE_ONE_OF(code, LOCK_CODES);
+    REQUIRE((code == HR_EBUSY) == (writers.has_lock && run.writable));
+    REQUIRE(code != HR_OK || run.writable);
+    if (changes_require(MAY_LOCK | MAY_COUNT, NULL) && code == HR_OK && !changes_are_disturbed()) {
+        const struct view before = was(), after = now();
+        REQUIRE(was_to_be_had());
+        REQUIRE(owner_of(&after) != 0 && is_lock(&after, owner_of(&after), 0));
+        REQUIRE(sem_of(&after) >> 32 == sem_of(&before) >> 32);
+    } else if (is_whole() && code != HR_OK) {
+        require_lock_given_back();
+    }
+    writers.has_lock = writers.has_lock || code == HR_OK;
+}
+
+static void unlock(void)
+{
+    begin_call();
+    const int code = hr_unlock(run.region);
+    if (code != HR_OK)
+        REQUIRE_ONE_OF(code, HR_EBUSY, HR_ELOST, HR_ESTALE);
+    REQUIRE((code == HR_EBUSY) == !writers.has_lock);
+    writers.has_lock = false;
+    if (code != HR_OK) {
+        changes_require_none();
+    } else if (changes_require(MAY_LOCK, NULL)) {
+        const struct view after = now();
+        REQUIRE(is_lock(&after, 0, 1));
+    }
+}
+
+static void lock_state(void)
+{
+    struct hr_lock_state found;
+    begin_call();
+    const int code = hr_get_lock_state(run.region, system_proc(), &found);
+    if (code != HR_OK)
+        REQUIRE_ONE_OF(code, HR_ESTALE, HR_ESYSTEM, HR_ECORRUPT);
+    if (!changes_require_none() || code != HR_OK)
+        return;
+    const struct view view = now();
+    const uint64_t owner = owner_of(&view);
+    REQUIRE(found.value == (uint32_t)sem_of(&view) && found.waiters == sem_of(&view) >> 32);
+    REQUIRE(found.owner_pid == owner && found.owner_life <= HR_LIFE_UNKNOWN);
+    if (owner == 0)
+        REQUIRE(found.owner_life == HR_DEAD);
+    else if (owner < HR_FOREIGN_OWNER && !is_own((int32_t)owner) && system_proc_flags() == 0)
+        REQUIRE(found.owner_life == (uint32_t)system_life((int32_t)owner, false));
+}
+
+/* What nobody holds has been given back; what somebody may hold has not. */
+static void require_recovered(int code, uint32_t done, uint64_t watch_ns)
+{
+    const struct view before = was(), after = now();
+    const uint64_t owner = owner_of(&before);
+    const uint32_t value = (uint32_t)sem_of(&before);
+    const bool is_free = is_lock(&after, 0, 1);
+    const bool is_same = is_lock(&after, owner, value);
+    const uint32_t corrected = value > 0 ? HR_RECOVERED_VALUE : 0;
+    REQUIRE(is_free || is_same || (owner != 0 && value > 0 && is_lock(&after, owner, 0)));
+    REQUIRE(is_same || (done & ~(uint32_t)HR_RECOVERED_POSTINIT) != 0);
+    if (writers.has_lock)
+        REQUIRE(is_same);
+    if (writers.has_lock || writers.is_attached || is_own((int32_t)owner) || writers.other_has_host)
+        return;
+    if (owner != 0 && owner < HR_FOREIGN_OWNER) {
+        const enum hr_life life = system_life((int32_t)owner, false);
+        if (life == HR_DEAD && system_is_plain())
+            REQUIRE(is_free && done == (HR_RECOVERED_OWNER | corrected));
+        else if (life == HR_ALIVE && value > 0)
+            REQUIRE(is_lock(&after, owner, 0) && done == HR_RECOVERED_VALUE);
+        else if (life != HR_DEAD)
+            REQUIRE(is_same && code == HR_ENOTRECOVERABLE);
+    } else if (is_dead_number(owner)) {
+        REQUIRE(is_free && done == (HR_RECOVERED_OWNER | corrected));
+    } else if (owner != 0 && owner == writers.other_number) {
+        REQUIRE(value > 0 ? is_lock(&after, owner, 0) : is_same);
+    } else if (owner == 0 && value == 0) {
+        const bool is_alone = system_is_empty() && writers.other_number == 0;
+        if (is_alone || watch_ns >= HR_OWNERLESS_NS)
+            REQUIRE(is_free && done == HR_RECOVERED_OWNERLESS);
+        else if (system_proc_flags() == 0)
+            REQUIRE(is_same && code == HR_ENOTRECOVERABLE);
+    }
+}
+
+static void recover(uint64_t watch_ns)
+{
+    struct hr_recovery recovery = {0};
+    begin_call();
+    int code;
+    /* Each signal comes once. */
+    do {
+        code = hr_recover_lock(run.region, system_proc(), watch_ns, &recovery);
+    } while (code == HR_EINTERRUPTED);
+    if (code != HR_OK)
+        REQUIRE_ONE_OF(code, HR_ENOTRECOVERABLE, LOCK_CODES);
+    REQUIRE(recovery.done < 32 && (recovery.done == 0 || run.writable));
+    if (!changes_require(MAY_LOCK | MAY_POSTINIT, NULL) || changes_are_disturbed())
+        return;
+    const struct view view = was();
+    const uint32_t postinit = view.layout->sem_postinit;
+    const bool is_usual = postinit == HR_ABSENT || get32(&view, postinit) == 1;
+    if (is_usual && run.writable && oracle_good_header(&view) && code != HR_ESYSTEM)
+        require_recovered(code, recovery.done, watch_ns);
+}
+
+/*
+ * Another writer of this library ends, or takes the host lock, or the byte of the number that
+ * stands in owner_pid.
+ */
+static void other_lock(bool number)
+{
+    if (writers.other_fd < 0)
+        writers.other_fd = open(run.file->path, O_RDWR | O_CLOEXEC);
+    REQUIRE(writers.other_fd >= 0);
+    struct flock range = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
+    if (writers.other_has_host || writers.other_number != 0) {
+        range.l_type = F_UNLCK;
+        range.l_len = 0;
+        REQUIRE(fcntl(writers.other_fd, F_OFD_SETLK, &range) == 0);
+        writers.other_has_host = false;
+        writers.other_number = 0;
+        return;
+    }
+    const struct view view = as_opened();
+    const uint64_t owner = is_whole() ? owner_of(&view) : 0;
+    if (number && (owner < HR_FOREIGN_OWNER || owner >= HR_FOREIGN_END))
+        return;
+    range.l_start = HR_HOST_LOCK_BYTE;
+    if (number)
+        range.l_start = (off_t)(HR_NUMBER_BYTE + (owner - HR_FOREIGN_OWNER));
+    if (fcntl(writers.other_fd, F_OFD_SETLK, &range) != 0)
+        return;
+    writers.other_has_host = !number;
+    writers.other_number = number ? owner : 0;
+}
+
+bool lock_step(uint8_t step, struct input *input)
+{
+    const uint8_t argument = step == FUZZ_UNLOCK || step == FUZZ_LOCK_STATE ? 0 : 1;
+    if (step < FUZZ_OTHER_LOCK || step > FUZZ_RECOVER)
+        return false;
+    const uint8_t given = argument != 0 ? take8(input) : 0;
+    if (run.region == NULL)
+        return true;
+    if (step == FUZZ_OTHER_LOCK)
+        other_lock(given % 2 != 0);
+    else if (step == FUZZ_LOCK)
+        lock(given * UINT64_C(1000000));
+    else if (step == FUZZ_UNLOCK)
+        unlock();
+    else if (step == FUZZ_LOCK_STATE)
+        lock_state();
+    else
+        recover(given * UINT64_C(1000000000));
+    return true;
+}
