@@ -174,11 +174,14 @@ inline look_at_all() {
 #define IS_NOBODYS(at, me) (!LIVES_HERE(s[at].name) && \
     (s[at].name != 0 || ALL_HAVE_SLOTS(me)))
 
-/* hr_empty_slot(): figures, then the seqlock, which a death may have left odd. */
-inline empty_slot(at) {
-    BY_US(s[at].used = 0);
-    if :: ODD(s[at].seq) -> BY_US(s[at].seq = s[at].seq + 1) :: else fi
+/* hr_empty_slot(): figures, then the seqlock, which a death may have left odd.  Only while the slot
+ * still has the pid that was judged: beside a cleaning without the lock a look and a store are not
+ * one step in truth, and nothing can make them one.  The pid changes by compare-and-swap. */
+inline empty_slot(at, was) {
+    BY_US(if :: s[at].name == was -> s[at].used = 0 :: else fi);
+    if :: ODD(s[at].seq) -> BY_US(if :: s[at].name == was -> s[at].seq = s[at].seq + 1 :: else fi) :: else fi
 }
+#define RENAME(at, from, to) BY_US(if :: s[at].name == from -> s[at].name = to :: else fi)
 
 /* A death, of whatever kind, frees the lock: lock.pml is about how. */
 #define DIE(p) \
@@ -362,25 +365,27 @@ inline take(p) {
                 :: else
                 fi
             :: else
-            fi
+            fi;
+            if :: at != NO_SLOT -> was = s[at].name :: else fi
         };
         if
         :: at == NO_SLOT -> break
         :: at != NO_SLOT && yes == 2 -> /* it holds nothing: let it count, whosever own it is */
             BY_US(if :: count == top -> count = top + 1 :: else fi)
         :: else ->
-            empty_slot(at);
+            empty_slot(at, was);
             if :: real[p] != 0 -> BY_US(s[at].used = real[p]) :: else fi;
             if
-            :: at < top -> BY_US(s[at].name = p; my[p] = at; in[p] = true); break
-            :: else ->
+            :: at < top && s[at].name == was -> BY_US(s[at].name = p; my[p] = at; in[p] = true); break
+            :: at < top && s[at].name != was -> skip
+            :: at >= top ->
                 BY_US(s[at].name = p);
                 BY_US(if :: count == top -> count = top + 1; my[p] = at; in[p] = true; top = NO_SLOT :: else fi);
                 if :: top == NO_SLOT -> break :: else fi
             fi
         fi
     od;
-    yes = 0; top = 0
+    yes = 0; top = 0; was = 0
 }
 
 /* Slots of our pid below proc_num but the one at `but`: a dead process's with our pid, or copies of
@@ -389,14 +394,14 @@ inline empty_our_others(p, but) {
     i = 0;
     do
     :: i >= count -> break
-    :: else -> if :: i != but && s[i].name == p && s[i].used != 0 -> empty_slot(i) :: else fi; i++
+    :: else -> if :: i != but && s[i].name == p && s[i].used != 0 -> empty_slot(i, p) :: else fi; i++
     od;
     i = 0
 }
 
 #define IS_MINE(p) (my[p] < count && s[my[p]].name == p)
 proctype ours(byte p) {
-    byte i, at, top, yes, old;
+    byte i, at, top, yes, old, was;
 again:
     {
         LOCK(p);
@@ -409,8 +414,8 @@ again:
         :: accounts[p] > 0 ->
             accounts[p]--;
             if
-            :: IS_MINE(p)
-            :: else -> /* regain_slot() */
+            :: IS_MINE(p) && LAYOUT_12
+            :: else -> /* regain_slot(); in older layouts all of the accounting is under the lock */
                 LOCK(p);
                 d_step {
                     old = my[p]; at = old;
@@ -427,14 +432,13 @@ again:
                 if :: at == NO_SLOT -> UNLOCK(p); goto gone :: else fi;
                 if :: old >= count && s[old].name == p -> BY_US(s[old].name = 0) :: else fi;
                 old = 0;
-                UNLOCK(p)
+                if :: LAYOUT_12 -> UNLOCK(p) :: else fi
             fi;
-            BY_US(s[my[p]].seq = s[my[p]].seq + 1);
-            if
-            :: real[p] == 0 -> BY_US(s[my[p]].used = s[my[p]].used + 1; real[p] = 1)
-            :: real[p] == 1 -> BY_US(s[my[p]].used = s[my[p]].used - 1; real[p] = 0)
-            fi;
-            BY_US(s[my[p]].seq = s[my[p]].seq + 1)
+            /* Moved from here on, it goes astray like libvgpu's own: see account_new(). */
+            atomic { IS_STILL_ITS(p) -> BY_US(s[my[p]].seq = s[my[p]].seq + 1) };
+            atomic { IS_STILL_ITS(p) -> BY_US(s[my[p]].used = s[my[p]].used + 1 - 2 * real[p]; real[p] = 1 - real[p]) };
+            atomic { IS_STILL_ITS(p) -> BY_US(s[my[p]].seq = s[my[p]].seq + 1) };
+            if :: lock == p -> UNLOCK(p) :: else fi
         :: real[p] == 0 -> /* detach: the slot stays, empty, with our pid */
             LOCK(p);
             in[p] = false;
@@ -446,7 +450,7 @@ again:
         od;
 gone:   i = 0; DIE(p)
     } unless { !alive[p] };
-    d_step { i = 0; at = 0; top = 0; yes = 0; old = 0 };
+    d_step { i = 0; at = 0; top = 0; yes = 0; old = 0; was = 0 };
 end_dead: BE_BORN(p);
     goto again
 }
@@ -469,15 +473,15 @@ inline reap() {
         if
 #if FAULT == FAULT_MOVE
         :: IS_NOBODYS(i, THE_TOOL) ->
-            empty_slot(i);
+            empty_slot(i, s[i].name);
             BY_US(s[i].used = s[count-1].used; s[i].seq = s[count-1].seq);
             BY_US(s[i].name = s[count-1].name);
             BY_US(count--)
 #endif
-        :: IS_NOBODYS(i, THE_TOOL) ->
-            empty_slot(i);
-            if :: s[i].name == 0 -> BY_US(s[i].name = NOBODY) :: else fi; /* or OLD hangs */
-            i++
+        :: atomic { IS_NOBODYS(i, THE_TOOL) -> j = s[i].name };
+            empty_slot(i, j);
+            if :: j == 0 -> RENAME(i, 0, NOBODY) :: else fi; /* or OLD hangs */
+            j = 0; i++
         :: else -> i++
         fi
     od;
@@ -552,7 +556,7 @@ inline repair() {
             od;
             yes = yes && STILL(i) && LIVES_HERE(s[i].name)
         };
-        if :: yes -> empty_slot(i) :: else fi;
+        if :: yes -> empty_slot(i, s[i].name) :: else fi;
         i++
     od;
     skip;
@@ -567,7 +571,7 @@ inline repair() {
         :: else ->
             if
             :: class[i] == FREE || class[i] == STALE ->
-                empty_slot(i);
+                empty_slot(i, s[i].name);
 #if FAULT == FAULT_KEEP_NAME
                 if :: class[i] == FREE && s[i].name == 0 -> BY_US(s[i].name = NOBODY) :: else fi
 #else
@@ -603,7 +607,7 @@ inline empty_copies() {
         i = 0;
         do
         :: class[j] == REAL && i < top ->
-            if :: s[i].name == s[j].name -> empty_slot(i) :: else fi; /* judged: each stands still */
+            if :: s[i].name == s[j].name -> empty_slot(i, s[j].name) :: else fi; /* judged: each stands still */
             i++
         :: else -> break
         od;
