@@ -147,6 +147,8 @@ inline look_at_all() {
         assert((kept_before & ~kept) == 0) \
     }
 
+/* Killed half-way it leaves nobody who counts less than before, but is right. */
+#define NOT_LESS(p) (net[p] < 128 || !(kept & (1 << p)) || (healthy & (1 << p)))
 /* Whom our work has touched is right now. */
 #define UNTOUCHED_OR_RIGHT(p) (net[p] == 0 || !(kept & (1 << p)) || (healthy & (1 << p)))
 #define WORK_DONE() \
@@ -642,7 +644,12 @@ end_kills:
     :: atomic { kills > 0 && alive[1] -> kills--; DIE(1) }
     :: atomic { kills > 0 && alive[2] -> kills--; DIE(2) }
     :: atomic { kills > 0 && alive[3] -> kills--; DIE(3) }
-    :: atomic { kills > 0 && alive[THE_TOOL] -> kills--; DIE(THE_TOOL) }
+    :: atomic {
+           kills > 0 && alive[THE_TOOL] ->
+           kills--;
+           d_step { look_at_all(); assert(NOT_LESS(1) && NOT_LESS(2) && NOT_LESS(3)) };
+           DIE(THE_TOOL)
+       }
     od
 }
 
