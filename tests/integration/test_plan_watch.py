@@ -255,7 +255,7 @@ def test_the_undo_plan_of_a_watch_restores_everything(
 # ---- refusals and failures ------------------------------------------------------------
 
 
-def put_used(region: RegionFile, slot: int, nbytes: int) -> None:
+def put_used(region: PlannedRegion, slot: int, nbytes: int) -> None:
     """As libvgpu leaves it: a total that is no sum of its kinds has a writer inside."""
     region.put("slot_used.data", nbytes, slot=slot)
     region.put("slot_used.total", nbytes, slot=slot)

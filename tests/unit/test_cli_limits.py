@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from cli_process import on_terminal, run
+from poke import truncate
 
 import libhamiregion as hami
 
@@ -288,7 +289,7 @@ def test_a_layout_that_contradicts_the_file_is_refused(
 def test_a_layout_is_named_where_a_file_has_two(tmp_path: Path) -> None:
     path = str(tmp_path / "longer.cache")
     hami.create_region(path, layout=hami.Layout.V1_1)
-    os.truncate(path, hami.Layout.V1_1_POSTINIT.size_bytes)
+    truncate(path, hami.Layout.V1_1_POSTINIT.size_bytes)
     answer = run("limits", "set", path, "--memory", "5GiB")
     assert answer.returncode == 1
     assert "--layout 1.1 or --layout 1.1-postinit" in answer.stderr
