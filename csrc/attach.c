@@ -189,14 +189,11 @@ unsigned char *hr_remembered_slot(const hr_region *region)
     int32_t count, index = (int32_t)region->attachment->index;
     if (hr_checked_proc_num(region, &count) != HR_OK || index >= count)
         return NULL;
-    if (!hr_has_seqlock(region)) {
-        /* Where others look for their slot each time, ours is moved and we need not notice: a
-         * second one with our pid must not go on counting. */
-        int32_t lowest = 0;
-        while (hr_slot_pid(region, hr_slot(region, (uint32_t)lowest)) != region->attached_pid &&
-               lowest < index)
-            lowest++;
-        if (lowest != index || hr_find_slot(region, region->attached_pid, count) != index)
+    /* Up to 2.8.0 each process looks for its slot, and so do we: a second one with our pid must
+     * not go on counting. */
+    for (int32_t other = 0; !hr_has_seqlock(region) && other < count; other++) {
+        if (other != index &&
+            hr_slot_pid(region, hr_slot(region, (uint32_t)other)) == region->attached_pid)
             return NULL;
     }
     unsigned char *slot = hr_slot(region, (uint32_t)index);

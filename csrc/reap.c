@@ -72,21 +72,11 @@ static int note_names(void *argument)
     return code;
 }
 
-/*
- * From 2.8.1 on a process that ends by itself stores pid 0 first and goes on: other threads and
- * destructors still give memory back there.  So each process of libvgpu that was seen must
- * have its name in some slot, and the slot must be as it was before they were looked for.
- */
+/* The slot must be as it was before the processes were looked for of which it may be. */
 static bool is_nobodys(const struct reap_call *call, int32_t index)
 {
-    const struct hr_mappers *before = call->before;
-    if (!before->complete || before->unsure_count != 0)
+    if (hr_may_be_ending(call->region, call->before))
         return false;
-    for (uint32_t i = 0; i < before->count; i++) {
-        const struct hr_mapper *mapper = &before->list[i];
-        if (mapper->has_libvgpu && !hr_names_slot(&call->names, mapper->pids[mapper->levels - 1]))
-            return false;
-    }
     unsigned char *slot = hr_slot(call->region, (uint32_t)index);
     for (int32_t i = 0; i < call->nameless_count; i++) {
         const struct nameless *known = &call->nameless[i];

@@ -118,9 +118,29 @@ static bool is_listed(const struct hr_table_view *view, int32_t pid)
            count_named(mappers->unsure, mappers->unsure_count, pid) != 0;
 }
 
-static bool is_nobodys(const struct hr_table_view *view, int32_t pid)
+/*
+ * From 2.8.1 on a process that ends by itself stores pid 0 first, and other threads and
+ * destructors still give memory back there.  It is over once each process of libvgpu
+ * that lives has its name in some slot.
+ */
+bool hr_may_be_ending(const hr_region *region, const struct hr_mappers *mappers)
 {
-    return pid <= 0 || pid == HR_NOBODY || hr_life_of_slot(&view->mappers, pid) == HR_DEAD;
+    for (uint32_t i = 0; i < mappers->count; i++) {
+        const struct hr_mapper *mapper = &mappers->list[i];
+        if (mapper->has_libvgpu &&
+            hr_find_slot(region, mapper->pids[mapper->levels - 1], HR_SLOTS) < 0)
+            return true;
+    }
+    return !mappers->complete || mappers->unsure_count != 0;
+}
+
+static bool is_nobodys(const hr_region *region, const struct hr_table_view *view, int32_t index)
+{
+    int32_t pid = pid_of(region, index);
+    if (pid == 0)
+        return hr_slot_bytes(region, hr_slot(region, (uint32_t)index)) == 0 ||
+               !hr_may_be_ending(region, &view->mappers);
+    return pid < 0 || pid == HR_NOBODY || hr_life_of_slot(&view->mappers, pid) == HR_DEAD;
 }
 
 /* How the other slots that name the process of this one behave. */
@@ -167,9 +187,9 @@ enum hr_slot_use hr_judge_use(const hr_region *region, const struct hr_table_vie
     enum hr_motion motion = hr_motion_of(region, view, index);
     if (motion == HR_MOTION_UNCLEAR)
         return HR_USE_UNDECIDED;
-    if (is_nobodys(view, pid))
+    if (is_nobodys(region, view, index))
         return motion == HR_STANDS_STILL ? HR_USE_NONE : HR_USE_UNDECIDED;
-    if (!hr_lives_once(view, pid))
+    if (pid <= 0 || !hr_lives_once(view, pid))
         return HR_USE_UNDECIDED;
     struct others others = look_at_others(region, view, index, pid);
     if (others.unclear != 0)
@@ -257,7 +277,7 @@ static bool is_free_to_take(const hr_region *region, const struct hr_table_view 
     enum hr_slot_use use = hr_judge_use(region, view, index, count);
     if (use == HR_USE_NONE || use == HR_USE_STALE)
         return true;
-    return hr_motion_of(region, view, index) == HR_STANDS_STILL &&
+    return hr_motion_of(region, view, index) == HR_STANDS_STILL && !view->mappers.incomplete &&
            !is_listed(view, pid_of(region, index));
 }
 

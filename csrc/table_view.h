@@ -55,6 +55,9 @@ enum hr_motion {
 enum hr_motion hr_motion_of(const hr_region *region, const struct hr_table_view *view,
                             int32_t index);
 
+/* Whether a process of libvgpu may live that has taken its name out of its slot. */
+bool hr_may_be_ending(const hr_region *region, const struct hr_mappers *mappers);
+
 /* Whether exactly one process lives that has this pid in its own namespace. */
 bool hr_lives_once(const struct hr_table_view *view, int32_t pid);
 

@@ -126,6 +126,20 @@ class Nursery:
         self._process.wait(PATIENCE_S)
 
 
+def map_libvgpu(actor: Actor, directory: Path) -> None:
+    """Let an actor look like a process that HAMi has given a GPU: a file of that name is mapped."""
+    library = directory / "libvgpu.so"
+    library.write_bytes(bytes(4096))
+    actor("evaluate", _MAP, library=str(library))
+
+
+_MAP = """
+import mmap
+with open(library, "rb") as stream:
+    scene.library = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+"""
+
+
 # ---- the other side ----
 
 

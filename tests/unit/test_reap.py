@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 import pytest
-from actors import Actor
+from actors import Actor, map_libvgpu
 from lock_bytes import NOBODY, is_free
 from namespaces import needs_first_namespace
 from poke import RegionFile, RegionFileFactory
@@ -214,10 +214,8 @@ def test_who_ends_by_itself_may_still_give_memory_back(
 ) -> None:
     """libvgpu 2.8.1 and later stores pid 0 first; then destructors run, and other threads."""
     file = region_file(layout)
-    library = tmp_path / "libvgpu.so"
-    library.write_bytes(bytes(4096))
     ending = actor(file)
-    ending("evaluate", MAP_LIBRARY, library=str(library))
+    map_libvgpu(ending, tmp_path)
     file.add_process(0, {0: 500})
     with open_region(file, writable=True) as region:
         before = file.content()
@@ -229,13 +227,6 @@ def test_who_ends_by_itself_may_still_give_memory_back(
         file.put("slot_pid", 0, slot=slot)
         ending.kill()
         assert [one.pid for one in region.reap()] == [NOBODYS, 0]
-
-
-MAP_LIBRARY = """
-import mmap
-with open(library, "rb") as stream:
-    scene.library = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-"""
 
 
 def test_no_live_slot_changes_and_none_has_pid_0_whatever_is_reaped(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from actors import Actor, Nursery
+from actors import Actor, Nursery, map_libvgpu
 from lock_bytes import NOBODY, hold, is_free, let_go
 from namespaces import NEW_NAMESPACE, needs_first_namespace, why_no_new_namespace
 from patience import eventually
@@ -400,6 +400,29 @@ def test_a_slot_of_a_dead_process_that_somebody_writes_to_bars_the_way(
         assert repair(file) == left(moved)
     assert pids(file) == [moved.pid]
     assert file.get("slot_used.total", slot=written) == 5
+
+
+@needs_first_namespace
+@with_newer
+def test_a_slot_that_an_ending_process_may_still_write_to_bars_the_way(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor, tmp_path: Path
+) -> None:
+    """libvgpu 2.8.1 and later stores pid 0 first, and gives memory back afterwards."""
+    file = region_file(layout)
+    moved, ending = actor(file), actor(file)
+    map_libvgpu(ending, tmp_path)
+    file.add_process(DEAD)
+    file.add_process(DEAD + 1)
+    nameless = file.add_process(0, {0: 500})
+    slot = start(file, moved, 100)
+    move_last_into(file, 0)
+    file.put("proc_num", nameless)
+    with at_work(file, slot):
+        assert repair(file) == left(moved)
+        assert file.get("slot_used.total", slot=nameless) == 500
+        ending.kill()
+        assert repair(file) == done(moved)
+    assert used(file) == 100
 
 
 # ---- slots that stand twice among those that count ----
