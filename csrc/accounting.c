@@ -32,7 +32,7 @@ static int check_limit(const struct account_call *call)
 
 static int check_books(const struct account_call *call)
 {
-    uint64_t charged = call->region->attachment->charged[call->device][call->kind];
+    uint64_t charged = call->region->own.attachment->charged[call->device][call->kind];
     const uint64_t most = (UINT64_C(1) << 62) - 1; /* three kinds of it still fit */
     uint64_t limit = call->charging ? most - charged : charged;
     if (call->bytes <= limit)
@@ -51,7 +51,7 @@ static void store_account(const struct account_call *call, unsigned char *slot)
     const hr_region *region = call->region;
     unsigned char *used = hr_slot_used(region, slot, call->device);
     uint64_t delta = call->charging ? call->bytes : 0 - call->bytes;
-    uint64_t *book = &region->attachment->charged[call->device][call->kind];
+    uint64_t *book = &region->own.attachment->charged[call->device][call->kind];
     if (hr_has_seqlock(region)) {
         unsigned char *seqlock = slot + region->layout->slot_seqlock;
         hr_add_u64(seqlock, 1, memory_order_relaxed);
@@ -88,7 +88,7 @@ static int account_work(void *argument)
 {
     struct account_call *call = argument;
     hr_region *region = call->region;
-    if (region->attachment == NULL)
+    if (region->own.attachment == NULL)
         return hr_fail_code(HR_EDETACHED);
     int code = hr_check_header(region);
     if (code == HR_OK)
@@ -110,7 +110,7 @@ static int account_locked_work(void *argument)
 {
     struct account_call *call = argument;
     hr_region *region = call->region;
-    if (region->attachment == NULL)
+    if (region->own.attachment == NULL)
         return hr_fail_code(HR_EDETACHED);
     int code = hr_check_header(region);
     if (code == HR_OK && hr_remembered_slot(region) == NULL)

@@ -107,9 +107,9 @@ static int attach_work(void *argument)
     if (code == HR_OK)
         code = hr_take_slot(region, call->view, call->pid, call->attachment);
     if (code == HR_OK) {
-        region->attachment = call->attachment;
-        region->attached_pid = call->pid;
-        call->turn = ++region->attachments;
+        region->own.attachment = call->attachment;
+        region->own.pid = call->pid;
+        call->turn = ++region->own.turn;
     }
     return code;
 }
@@ -177,7 +177,7 @@ void hr_end_attachment(struct hr_ticket *ticket)
     if (region == NULL)
         return;
     ticket->region = NULL;
-    if (region->attachments == ticket->turn)
+    if (region->own.turn == ticket->turn)
         hr_detach(region, patience_ns);
     hr_let_go(region);
 }
@@ -186,18 +186,18 @@ void hr_end_attachment(struct hr_ticket *ticket)
 
 unsigned char *hr_remembered_slot(const hr_region *region)
 {
-    int32_t count, index = (int32_t)region->attachment->index;
+    int32_t count, index = (int32_t)region->own.attachment->index;
     if (hr_checked_proc_num(region, &count) != HR_OK || index >= count)
         return NULL;
     /* Up to 2.8.0 each process looks for its slot, and so do we: a second one with our pid must
      * not go on counting. */
     for (int32_t other = 0; !hr_has_seqlock(region) && other < count; other++) {
         if (other != index &&
-            hr_slot_pid(region, hr_slot(region, (uint32_t)other)) == region->attached_pid)
+            hr_slot_pid(region, hr_slot(region, (uint32_t)other)) == region->own.pid)
             return NULL;
     }
     unsigned char *slot = hr_slot(region, (uint32_t)index);
-    return hr_slot_pid(region, slot) == region->attached_pid ? slot : NULL;
+    return hr_slot_pid(region, slot) == region->own.pid ? slot : NULL;
 }
 
 static void write_books(const hr_region *region, unsigned char *slot)
@@ -206,7 +206,7 @@ static void write_books(const hr_region *region, unsigned char *slot)
         unsigned char *used = hr_slot_used(region, slot, device);
         uint64_t total = 0;
         for (uint32_t kind = 0; kind < HR_KINDS; kind++) {
-            uint64_t bytes = region->attachment->charged[device][kind];
+            uint64_t bytes = region->own.attachment->charged[device][kind];
             hr_store_u64(used + kind * 8, bytes, memory_order_relaxed);
             total += bytes;
         }
@@ -220,26 +220,26 @@ static void forget_name(const hr_region *region, uint32_t index)
     int32_t count;
     unsigned char *slot = hr_slot(region, index);
     if (hr_checked_proc_num(region, &count) == HR_OK && (int32_t)index >= count &&
-        hr_slot_pid(region, slot) == region->attached_pid)
+        hr_slot_pid(region, slot) == region->own.pid)
         hr_set_slot_pid(region, slot, 0);
 }
 
 int hr_regain_slot(hr_region *region, const struct hr_table_view *view)
 {
-    struct hr_attachment *attachment = region->attachment;
+    struct hr_attachment *attachment = region->own.attachment;
     int32_t count;
     int code = hr_checked_proc_num(region, &count);
     if (code != HR_OK)
         return code;
     uint32_t old = attachment->index;
-    int32_t found = hr_find_slot(region, region->attached_pid, count);
+    int32_t found = hr_find_slot(region, region->own.pid, count);
     if (found >= 0) {
         /* libvgpu has moved it, with its status and host pid. */
         attachment->index = (uint32_t)found;
         attachment->is_appended = false;
-        give_up_others(region, region->attached_pid, found, count);
+        give_up_others(region, region->own.pid, found, count);
     } else {
-        code = hr_take_slot(region, view, region->attached_pid, attachment);
+        code = hr_take_slot(region, view, region->own.pid, attachment);
         if (code != HR_OK)
             return code;
     }
@@ -256,23 +256,23 @@ static int detach_work(void *argument)
 {
     hr_region *region = argument;
     int32_t count;
-    if (region->attachment == NULL)
+    if (region->own.attachment == NULL)
         return hr_fail_code(HR_EDETACHED);
     int code = hr_check_header(region);
     if (code == HR_OK)
         code = hr_checked_proc_num(region, &count);
     if (code != HR_OK)
         return code;
-    uint32_t old = region->attachment->index;
-    int32_t index = hr_find_slot(region, region->attached_pid, count);
+    uint32_t old = region->own.attachment->index;
+    int32_t index = hr_find_slot(region, region->own.pid, count);
     if (index >= 0) {
         hr_empty_slot(region, hr_slot(region, (uint32_t)index));
         HR_POINT(REMOVE_USAGE_CLEARED);
-        give_up_others(region, region->attached_pid, index, count);
+        give_up_others(region, region->own.pid, index, count);
     }
     /* libvgpu, which removes dead slots beside the lock, has never had reason to take this one for
      * dead: so it may go.  Another stays where it is, with our pid, while we live. */
-    if (index == (int32_t)old && index == count - 1 && region->attachment->is_appended &&
+    if (index == (int32_t)old && index == count - 1 && region->own.attachment->is_appended &&
         hr_swap_proc_num(region, count, index))
         HR_POINT(REMOVE_COUNT_STORED);
     forget_name(region, old);
@@ -283,9 +283,9 @@ static int detach_work(void *argument)
 static void forget_attachment(hr_region *region)
 {
     hr_unclaim_attachment(region);
-    free(region->attachment);
-    region->attachment = NULL;
-    region->attached_pid = 0;
+    free(region->own.attachment);
+    region->own.attachment = NULL;
+    region->own.pid = 0;
 }
 
 static int detach(hr_region *region, uint64_t deadline_ns)
@@ -300,7 +300,7 @@ static int detach(hr_region *region, uint64_t deadline_ns)
     }
     /* The file is gone under us: there is nothing left to detach from. */
     if (code == HR_ESTALE && hr_gate_enter(region, deadline_ns) == HR_OK) {
-        if (region->attachment != NULL)
+        if (region->own.attachment != NULL)
             forget_attachment(region);
         hr_gate_leave(region);
         return hr_fail_why(HR_ESTALE, HR_WHY_TRUNCATED);
@@ -313,7 +313,7 @@ int hr_leave_region(hr_region *region, uint64_t deadline_ns)
     uint64_t bytes = 0;
     for (uint32_t device = 0; device < HR_DEVICES; device++) {
         for (uint32_t kind = 0; kind < HR_KINDS; kind++)
-            bytes += region->attachment->charged[device][kind];
+            bytes += region->own.attachment->charged[device][kind];
     }
     int code = detach(region, deadline_ns);
     if (code != HR_ETIMEOUT)

@@ -35,6 +35,14 @@ struct hr_lock_part {
     struct hr_byte_lock range;     /* after a take-over up to 2.8.0: libvgpu's range */
 };
 
+/* What attach.c keeps in each handle: this process's own slot.  Touched under the gate. */
+struct hr_own_slot {
+    int32_t pid;                      /* that stands in it; 0 = not attached */
+    struct hr_attachment *attachment; /* NULL = not attached */
+    _Atomic bool is_claimed; /* by this handle, the only one of the process; under their guard */
+    _Atomic uint64_t turn;   /* how often this handle has been attached */
+};
+
 struct hr_region {
     const struct hr_layout *layout;
     unsigned char *base; /* NULL once closed */
@@ -60,13 +68,9 @@ struct hr_region {
     /* How many slots the last hr_read_set() found, for the next one to prefetch. */
     _Atomic uint32_t likely_slots;
     struct hr_lock_part lock;
-    int32_t attached_pid;             /* of this process's slot; 0 = not attached */
-    struct hr_attachment *attachment; /* NULL = not attached */
-    /* All writable handles of the process, for fork() and for one attachment each region. */
-    _Atomic bool claims_attachment;
-    _Atomic uint64_t attachments; /* how often this handle has been attached */
-    bool is_leaving;              /* hr_close() is alone and detaches; it may wait for the lock */
-    bool has_left;                /* hr_leave_all() has been here */
+    struct hr_own_slot own;
+    bool is_leaving; /* hr_close() is alone and detaches; it may wait for the lock */
+    bool has_left;   /* hr_leave_all() has been here */
     struct hr_region *next_writable, *previous_writable;
 };
 

@@ -85,7 +85,7 @@ bool hr_is_used_by_process(const hr_region *region, bool by_another)
     pthread_mutex_lock(&writable_guard);
     for (hr_region *other = writable_handles; other != NULL; other = other->next_writable) {
         if (is_same_region(region, other) && !(by_another && other == region))
-            used = used || other->claims_attachment || other->lock.held;
+            used = used || other->own.is_claimed || other->lock.held;
     }
     pthread_mutex_unlock(&writable_guard);
     return used;
@@ -112,7 +112,7 @@ void hr_let_go(hr_region *region)
     /* Acquire and release: all that others did with the handle comes before it is freed. */
     if (atomic_fetch_sub_explicit(&region->references, 1, memory_order_acq_rel) != 1)
         return;
-    free(region->attachment);
+    free(region->own.attachment);
     free(region->path);
     free(region);
 }
@@ -142,11 +142,11 @@ bool hr_claim_attachment(hr_region *region)
     bool is_free = true;
     pthread_mutex_lock(&writable_guard);
     for (hr_region *other = writable_handles; other != NULL; other = other->next_writable) {
-        if (is_same_region(region, other) && other->claims_attachment)
+        if (is_same_region(region, other) && other->own.is_claimed)
             is_free = false;
     }
     if (is_free)
-        region->claims_attachment = true;
+        region->own.is_claimed = true;
     pthread_mutex_unlock(&writable_guard);
     return is_free;
 }
@@ -154,7 +154,7 @@ bool hr_claim_attachment(hr_region *region)
 bool hr_claims_attachment(const hr_region *region)
 {
     pthread_mutex_lock(&writable_guard);
-    bool claims = region->claims_attachment;
+    bool claims = region->own.is_claimed;
     pthread_mutex_unlock(&writable_guard);
     return claims;
 }
@@ -162,7 +162,7 @@ bool hr_claims_attachment(const hr_region *region)
 void hr_unclaim_attachment(hr_region *region)
 {
     pthread_mutex_lock(&writable_guard);
-    region->claims_attachment = false;
+    region->own.is_claimed = false;
     pthread_mutex_unlock(&writable_guard);
 }
 

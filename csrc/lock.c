@@ -206,11 +206,11 @@ static int draw_numbers(hr_region *region, uint64_t deadline_ns)
 int hr_choose_signature(hr_region *region, uint64_t deadline_ns)
 {
     struct hr_lock_part *lock = &region->lock;
-    if (region->attached_pid != 0) {
-        lock->signature = (uint64_t)region->attached_pid;
+    if (region->own.pid != 0) {
+        lock->signature = (uint64_t)region->own.pid;
         return HR_OK;
     }
-    if (region->claims_attachment) { /* just attaching */
+    if (region->own.is_claimed) { /* just attaching */
         lock->signature = (uint64_t)getpid();
         return HR_OK;
     }

@@ -74,7 +74,7 @@ int hr_read_slot_pids(const hr_region *region, struct hr_slot_pids *out)
 static bool is_namespace_of_slots(const hr_region *region, const struct hr_slot_pids *slots,
                                   const struct hr_mappers *mappers)
 {
-    if (region->attached_pid != 0 && hr_names_slot(slots, region->attached_pid))
+    if (region->own.pid != 0 && hr_names_slot(slots, region->own.pid))
         return true;
     for (uint32_t i = 0; i < mappers->count; i++) {
         const struct hr_mapper *mapper = &mappers->list[i];

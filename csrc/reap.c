@@ -106,7 +106,7 @@ static enum hr_life judge(const struct reap_call *call, int32_t index)
  */
 static int32_t find_end(const struct reap_call *call, int32_t count)
 {
-    int32_t end = 0, own = call->region->attached_pid;
+    int32_t end = 0, own = call->region->own.pid;
     for (int32_t index = 0; index < HR_SLOTS; index++) {
         int32_t pid = pid_of(call, index);
         bool is_own = own != 0 && pid == own;
@@ -205,7 +205,7 @@ static int list_suspects(void *argument)
         if (pid == 0)
             continue;
         if (hr_life_of_slot(call->before, pid) != HR_DEAD) {
-            call->has_others = call->has_others || pid != call->region->attached_pid;
+            call->has_others = call->has_others || pid != call->region->own.pid;
         } else if (is_asked_for(call, pid)) {
             call->suspects->pids[call->suspects->count++] = pid;
             if (!hr_slot_is_empty(call->region, hr_slot(call->region, (uint32_t)index)))
@@ -256,7 +256,7 @@ static int reap_under_lock(struct reap_call *call, const char *proc, uint64_t ti
         return code;
     /* Having the lock in order to reap makes this process no process of the region. */
     enum hr_own_handle own =
-        region->attachment != NULL ? HR_WITH_OWN_HANDLE : HR_WITHOUT_OWN_HANDLE;
+        region->own.attachment != NULL ? HR_WITH_OWN_HANDLE : HR_WITHOUT_OWN_HANDLE;
     struct hr_slot_pids slots;
     const struct hr_slot_pids *only = call->suspects;
     if (!call->before->initial) {

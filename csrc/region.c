@@ -125,7 +125,7 @@ int hr_close(hr_region *region)
         region->is_leaving = true;
         if (region->lock.held)
             hr_lock_drop(region);
-        if (region->attachment != NULL)
+        if (region->own.attachment != NULL)
             code = hr_leave_region(region, hr_deadline_ns(one_second));
     }
     hr_unclaim_attachment(region);

@@ -60,16 +60,25 @@ static void remember_stuck(hr_region *region, uint64_t state)
     atomic_store_explicit(&region->stuck, state, memory_order_relaxed);
 }
 
-/* Never 0, so that it differs from "nothing stuck". */
+/* Of a lock, not of slots; never 0, which is "nothing stuck". */
+#define STUCK_LOCK (UINT64_C(1) << 63)
+
 static uint64_t stuck_lock(uint64_t semaphore, uint64_t owner_pid)
 {
-    return (owner_pid ^ semaphore << 32) | UINT64_C(1) << 63;
+    return (owner_pid ^ semaphore << 32) | STUCK_LOCK;
+}
+
+/* Its holder has only been slow: it is worth waiting for when it has the lock again. */
+static void forget_stuck_lock(hr_region *region)
+{
+    if ((atomic_load_explicit(&region->stuck, memory_order_relaxed) & STUCK_LOCK) != 0)
+        remember_stuck(region, 0);
 }
 
 static uint64_t with_stuck_slot(uint64_t state, uint64_t index, uint64_t seqlock)
 {
     /* An odd factor loses nothing; which one does not matter. */
-    return ((state ^ index ^ seqlock << 10) * UINT64_C(0x9e3779b97f4a7c15)) | 1;
+    return (((state ^ index ^ seqlock << 10) * UINT64_C(0x9e3779b97f4a7c15)) | 1) & ~STUCK_LOCK;
 }
 
 /* ---- The lock ---------------------------------------------------------------- */
@@ -554,6 +563,8 @@ ALWAYS_INLINE int read_as(const struct hr_layout *layout, struct hr_reading *rea
         if (code != HR_OK)
             return code;
         const bool is_free = lock_is_free(layout, region) || wait_for_holder(reading);
+        if (is_free)
+            forget_stuck_lock(region);
         code = measure(reading);
         if (code == HR_OK) {
             settled = look_twice(layout, reading, is_free);

@@ -233,7 +233,7 @@ static void look(const struct worker *worker)
 
 /*
  * Everybody lives, so there is nothing to recover and nobody to reap; but for the slot
- * that this process has left, where slots are emptied in place.
+ * that this process has left, which was emptied in place.
  */
 static void mend_nothing(struct worker *worker)
 {
@@ -244,7 +244,7 @@ static void mend_nothing(struct worker *worker)
         return;
     }
     int count = hr_reap(worker->member->region, NULL, NULL, 0, 0, PATIENCE, reaped);
-    CHECK(count >= 0 && count <= (worker->member->has_seqlock ? 1 : 0));
+    CHECK(count >= 0 && count <= 1);
     for (int i = 0; i < count; i++) {
         CHECK_EQ(reaped[i].pid, getpid());
         CHECK_EQ(reaped[i].bytes, 0);
@@ -380,7 +380,7 @@ static void check_all_released(const struct region_file *file)
     hr_free(region);
 }
 
-/* Nobody is: what is left where slots are emptied in place goes with their processes. */
+/* Nobody is: what was left, emptied in place, goes with its processes. */
 static void check_all_gone(const struct region_file *file)
 {
     static struct hr_reap reaped[HR_SLOTS];
@@ -390,11 +390,9 @@ static void check_all_gone(const struct region_file *file)
         CHECK_EQ(hr_get(region, HR_VALUE_MEMORY_USED, device), 0);
     int count = hr_reap(region, NULL, NULL, 0, 0, PATIENCE, reaped);
     CHECK(count >= 0 && count <= PROCESSES);
-    if (file->layout->slot_seqlock == HR_ABSENT)
-        CHECK_EQ(count, 0);
     for (int i = 0; i < count; i++)
         CHECK_EQ(reaped[i].bytes, 0);
-    if (file->layout->slot_seqlock == HR_ABSENT || is_first_pid_namespace())
+    if (is_first_pid_namespace())
         CHECK_EQ(hr_get(region, HR_VALUE_PROC_NUM, 0), 0);
     hr_free(region);
     check_lock(file);

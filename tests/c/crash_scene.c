@@ -115,6 +115,14 @@ bool prepare_value(struct scene *scene)
     return true;
 }
 
+/* A name behind the last slot would have a newcomer look for an emptied one. */
+static void clear_end(const struct scene *scene)
+{
+    const struct region_file *file = &scene->file;
+    uint32_t count = peek32(file, scene->layout->proc_num);
+    poke32(file, slot_at(file, count, scene->layout->slot_pid), 0);
+}
+
 bool keep_survivors(struct scene *scene)
 {
     atomic_store(&scene->shared->stay, 1);
@@ -122,6 +130,7 @@ bool keep_survivors(struct scene *scene)
         while (!atomic_load(&scene->shared->ledgers[i].attached))
             nap_us(50);
     }
+    clear_end(scene);
     return true;
 }
 
@@ -159,8 +168,7 @@ bool prepare_orphan(struct scene *scene, bool guest_notices)
     uint32_t hole, last;
     if (!pause_survivors(scene) || (corpse = make_corpse(scene)) == NULL)
         return false;
-    /* A name behind the last slot would have the guest look for an emptied one. */
-    poke32(file, slot_at(file, peek32(file, layout->proc_num), layout->slot_pid), 0);
+    clear_end(scene);
     start_live(scene, GUEST);
     if (!pause_survivors(scene) || !find_slot(scene, corpse, &hole) ||
         !find_slot(scene, guest, &last))

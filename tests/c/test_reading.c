@@ -149,6 +149,41 @@ static void test_waited_for(void)
     }
 }
 
+/* A head that changes between any two looks: nothing settles as a whole. */
+static void change_head(const struct region_file *file)
+{
+    poke32(file, file->layout->priority, loads);
+    store_at = loads + 1;
+}
+
+/* A holder that was slow once, and not dead, is waited for again, though nothing settled since. */
+static void test_slow_holder(void)
+{
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        struct region_file file;
+        make_full(&file, id, 4, 2);
+        hr_region *region = open_or_fail(file.path, HR_READ);
+        const uint32_t usual = loads_of_snapshot(region, true);
+        poke64(&file, file.layout->owner_pid, 100);
+        poke32(&file, file.layout->sem, 0);
+        loads_of_snapshot(region, false);
+        poke64(&file, file.layout->owner_pid, 0);
+        poke32(&file, file.layout->sem, 1);
+        stored_file = &file;
+        store = change_head;
+        store_at = 0;
+        loads_of_snapshot(region, false);
+        store = leave;
+        store_at = usual / 2;
+        poke64(&file, file.layout->owner_pid, 100);
+        poke32(&file, file.layout->sem, 0);
+        CHECK_EQ(snapshot_of(region)->settled, 1);
+        store = NULL;
+        close_and_free(region);
+        region_file_remove(&file);
+    }
+}
+
 /* One tool that edits everything at one moment: a settled snapshot has all of it or nothing. */
 static void edit_everything(const struct region_file *file)
 {
@@ -292,6 +327,7 @@ int main(void)
     RUN(test_dead_writers);
     RUN(test_budget);
     RUN(test_waited_for);
+    RUN(test_slow_holder);
     RUN(test_edits_during_a_read);
     RUN(test_count_out_of_range_is_read_again);
     return check_report("test_reading");

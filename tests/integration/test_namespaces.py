@@ -12,6 +12,7 @@ import pytest
 from actors import Actor, Nursery
 from lock_bytes import NOBODY, hold, is_free, let_go, set_value, value_of
 from namespaces import IS_FIRST, NEW_NAMESPACE, is_number, why_no_new_namespace
+from patience import eventually
 from poke import RegionFile, RegionFileFactory
 from slot_bytes import at_work, pids
 
@@ -370,7 +371,7 @@ def test_an_orphan_inside_is_repaired_from_outside(
     assert used(file) == 0
     doctor = outside(file)
     with at_work(file, slot):
-        assert doctor("region.repair_slots").repaired == (orphan.pid,)
+        eventually(lambda: doctor("region.repair_slots").repaired == (orphan.pid,))
     assert used(file) == 70
 
 

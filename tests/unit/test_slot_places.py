@@ -11,6 +11,7 @@ import pytest
 from actors import Actor
 from lock_bytes import NOBODY, hold, let_go
 from namespaces import needs_first_namespace
+from patience import eventually
 from poke import SLOTS, RegionFile, RegionFileFactory
 from slot_bytes import (
     NOBODYS,
@@ -68,7 +69,7 @@ def test_who_attaches_steps_over_the_slot_of_a_live_process(
     assert slot_bytes(file, slot) == own
     assert pids(file) == [moved.pid, moved.pid, newcomer.pid]
     with at_work(file, slot), open_region(file, writable=True) as region:
-        assert region.repair_slots().repaired == (moved.pid,)
+        eventually(lambda: region.repair_slots().repaired == (moved.pid,))
     assert used(file) == 108
     newcomer("slot.detach")
     account(file, slot, -101)
@@ -182,7 +183,7 @@ def test_who_has_lost_its_slot_steps_over_the_slot_of_a_live_process(
         now = 110 if what == "charge" else 90
         assert file.get("slot_used.total", slot=2) == now
         with at_work(file, slot_of_moved):
-            assert region.repair_slots().repaired == (moved.pid,)
+            eventually(lambda: region.repair_slots().repaired == (moved.pid,))
         assert used(file) == 405 + now
         account(file, slot_of_moved, -405)
         assert used(file) == now
