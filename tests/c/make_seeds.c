@@ -149,6 +149,16 @@ static void seed_writers(unsigned char layout)
          0, 1, FUZZ_DETACH, 0, 0, FUZZ_DETACH, 0, 1, FUZZ_ATTACH, 0, 1, FUZZ_CLOSE);
     SEED(layout, OPEN, LIVES(3, V50), FUZZ_PROCESS, 4, FUZZ_MAPS_REFUSED, 1, V101, FUZZ_JUDGE, 4,
          V50, V100, V101, OWN, FUZZ_PROC, FUZZ_PROC_HIDES, FUZZ_JUDGE, 2, V50, V100, FUZZ_IS_STALE);
+    /* To the last byte of a limit; into a file that has become another; after a death in a seqlock;
+     * where nothing can be judged. */
+    SEED(layout, OPEN, COUNT(V0), FUZZ_ATTACH, 0, 0, FUZZ_POKE, FUZZ_LIMIT, 0, 0, 0, V100,
+         FUZZ_CHARGE, 0, 0, V99, 0, FUZZ_CHARGE, 0, 1, V2, 0, FUZZ_CHARGE, 0, 2, V1, 0, FUZZ_CHARGE,
+         0, 0, V1, 0);
+    SEED(layout, OPEN, FUZZ_ATTACH, 0, 0, FUZZ_POKE, FUZZ_MAGIC, 0, 0, 0, V0, COUNT(V0),
+         FUZZ_CHARGE, 0, 0, V1, 0, FUZZ_REAP, 0, 0, FUZZ_REPAIR, 0, 0, FUZZ_LOCK, 0, 0);
+    SEED(layout, OPEN, FUZZ_POKE, FUZZ_SLOT_SEQLOCK, 0, 1, 0, V3, FUZZ_REAP, 0, 0);
+    SEED(layout, OPEN, FUZZ_PROC, FUZZ_PROC_HIDES, SEM(V0), OWNER(V50), FUZZ_RECOVER, 20, FUZZ_REAP,
+         0, 0, FUZZ_ATTACH, 0, 0);
     /* The limiter. */
     SEED(layout, OPEN, FUZZ_POKE, FUZZ_SM_LIMIT, 0, 0, 0, V50, FUZZ_LIMITER, V100, 10, 50, 0, 1,
          FUZZ_TICK, 20, FUZZ_ACQUIRE, V16M, 0, FUZZ_ACQUIRE, V1, 20, FUZZ_TICK, 90, FUZZ_TICK, 0,
