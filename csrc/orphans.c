@@ -84,13 +84,17 @@ static int32_t find_end(struct repair_call *call, int32_t count)
 static void empty_between(const struct repair_call *call, int32_t count, int32_t end)
 {
     hr_region *region = call->region;
+    /* All of them first: a slot that loses its name looks as if somebody had taken it, and puts the
+     * others of its process in doubt. */
+    enum hr_slot_use uses[HR_SLOTS];
+    for (int32_t index = count; index < end; index++)
+        uses[index] = hr_judge_use(region, &call->view, index, count);
     for (int32_t index = count; index < end; index++) {
-        enum hr_slot_use use = hr_judge_use(region, &call->view, index, count);
-        if (use == HR_USE_AT_WORK || use == HR_USE_BLANK)
+        if (uses[index] == HR_USE_AT_WORK || uses[index] == HR_USE_BLANK)
             continue;
         unsigned char *slot = hr_slot(region, (uint32_t)index);
         hr_empty_slot(region, slot);
-        if (use == HR_USE_STALE || hr_slot_pid(region, slot) <= 0)
+        if (uses[index] == HR_USE_STALE || hr_slot_pid(region, slot) <= 0)
             hr_set_slot_pid(region, slot, HR_NOBODY);
     }
 }

@@ -3,10 +3,13 @@
 
 #include "fuzz_writers.h"
 
-static void lock(uint64_t timeout_ns)
+static void lock(uint64_t timeout_ns, bool by_ticket)
 {
     begin_call();
-    const int code = hr_lock(run.region, timeout_ns);
+    const int code = by_ticket ? hr_lock_by(run.region, &writers.lock_ticket, timeout_ns)
+                               : hr_lock(run.region, timeout_ns);
+    if (code == HR_OK)
+        writers.has_ticket_lock = by_ticket;
     if (code != HR_OK)
         REQUIRE_ONE_OF(code, LOCK_CODES);
     REQUIRE((code == HR_EBUSY) == (writers.has_lock && run.writable));
@@ -22,14 +25,28 @@ static void lock(uint64_t timeout_ns)
     writers.has_lock = writers.has_lock || code == HR_OK;
 }
 
-static void unlock(void)
+enum { UNLOCK, UNLOCK_OWN, END_TICKET, UNLOCK_WAYS };
+
+static void unlock(uint32_t way)
 {
     begin_call();
-    const int code = hr_unlock(run.region);
-    if (code != HR_OK)
-        REQUIRE_ONE_OF(code, HR_EBUSY, HR_ELOST, HR_ESTALE);
-    REQUIRE((code == HR_EBUSY) == !writers.has_lock);
-    writers.has_lock = false;
+    int code = HR_EBUSY;
+    if (way == END_TICKET) {
+        const bool had_lock = writers.has_lock && writers.has_ticket_lock;
+        hr_end_lock(&writers.lock_ticket);
+        /* It tells nobody whether the lock had been lost. */
+        const struct view before = was(), after = now();
+        if (had_lock && is_whole() && owner_of(&after) == owner_of(&before))
+            code = HR_ELOST;
+        else if (had_lock)
+            code = HR_OK;
+    } else {
+        code = way == UNLOCK_OWN ? hr_unlock_own(run.region) : hr_unlock(run.region);
+        if (code != HR_OK)
+            REQUIRE_ONE_OF(code, HR_EBUSY, HR_ELOST, HR_ESTALE);
+        REQUIRE((code == HR_EBUSY) == !writers.has_lock);
+    }
+    writers.has_lock = writers.has_lock && code == HR_EBUSY;
     if (code != HR_OK) {
         changes_require_none();
     } else if (changes_require(MAY_LOCK, NULL)) {
@@ -68,9 +85,11 @@ static void require_recovered(int code, uint32_t done, uint64_t watch_ns)
     const uint32_t corrected = value > 0 ? HR_RECOVERED_VALUE : 0;
     REQUIRE(is_free || is_same || (owner != 0 && value > 0 && is_lock(&after, owner, 0)));
     REQUIRE(is_same || (done & ~(uint32_t)HR_RECOVERED_POSTINIT) != 0);
-    if (writers.has_lock)
+    /* In a later namespace the slots are looked at, too. */
+    if (writers.has_lock || code == HR_ECORRUPT)
         REQUIRE(is_same);
-    if (writers.has_lock || writers.is_attached || is_own((int32_t)owner) || writers.other_has_host)
+    if (writers.has_lock || code == HR_ECORRUPT || writers.is_attached || is_own((int32_t)owner) ||
+        writers.other_has_host)
         return;
     if (owner != 0 && owner < HR_FOREIGN_OWNER) {
         const enum hr_life life = system_life((int32_t)owner, false);
@@ -147,21 +166,21 @@ static void other_lock(bool number)
 
 bool lock_step(uint8_t step, struct input *input)
 {
-    const uint8_t argument = step == FUZZ_UNLOCK || step == FUZZ_LOCK_STATE ? 0 : 1;
     if (step < FUZZ_OTHER_LOCK || step > FUZZ_RECOVER)
         return false;
-    const uint8_t given = argument != 0 ? take8(input) : 0;
+    const uint8_t first = step == FUZZ_LOCK_STATE ? 0 : take8(input);
+    const uint8_t second = step == FUZZ_LOCK ? take8(input) : 0;
     if (run.region == NULL)
         return true;
     if (step == FUZZ_OTHER_LOCK)
-        other_lock(given % 2 != 0);
+        other_lock(first % 2 != 0);
     else if (step == FUZZ_LOCK)
-        lock(given * UINT64_C(1000000));
+        lock(first * UINT64_C(1000000), second % 2 != 0);
     else if (step == FUZZ_UNLOCK)
-        unlock();
+        unlock(first % UNLOCK_WAYS);
     else if (step == FUZZ_LOCK_STATE)
         lock_state();
     else
-        recover(given * UINT64_C(1000000000));
+        recover(first * UINT64_C(1000000000));
     return true;
 }

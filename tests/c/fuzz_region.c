@@ -140,6 +140,7 @@ static void close_region(void)
     REQUIRE(hr_snapshot(run.region, buffer, HR_SNAPSHOT_MAX_BYTES) == HR_ECLOSED);
     REQUIRE(hr_is_stale(run.region) == HR_ECLOSED);
     hr_free(run.region);
+    writers_free();
     run.region = NULL;
 }
 
@@ -285,6 +286,19 @@ static void read_set(size_t bytes, size_t apart)
     free(set);
 }
 
+/* A region has changed where its file has, or a snapshot of it would fail. */
+static void find_changed(void)
+{
+    const struct hr_place places[2] = {{.region = run.region}, {.directory = files_directory()}};
+    unsigned char changed[2];
+    const uint32_t count = hr_find_changed(places, 2, changed);
+    REQUIRE(changed[0] <= 1 && changed[1] == 1 && count == 1u + changed[0]);
+    const struct view view = as_opened();
+    size_t wanted = 0;
+    if (is_whole() && oracle_snapshot_code(&view, HR_SNAPSHOT_MAX_BYTES, &wanted) != HR_OK)
+        REQUIRE(changed[0] == 1);
+}
+
 static void do_call(uint8_t step, struct input *input)
 {
     if (step == FUZZ_OPEN) {
@@ -312,6 +326,7 @@ static void do_call(uint8_t step, struct input *input)
     }
     case FUZZ_IS_STALE:
         REQUIRE(hr_is_stale(run.region) == !is_whole());
+        find_changed();
         break;
     case FUZZ_CLOSE:
         close_region();
@@ -327,11 +342,11 @@ static bool is_traced;
 static void trace(const struct input *input)
 {
     static const char *const names[FUZZ_STEPS] = {
-        "poke",    "poke-at",  "text",       "resize",   "identify",  "open",       "snapshot",
-        "get",     "read-set", "edit",       "is-stale", "close",     "slot",       "meanwhile",
-        "proc",    "process",  "other-lock", "lock",     "unlock",    "lock-state", "recover",
-        "attach",  "detach",   "charge",     "release",  "edit-slot", "reap",       "repair",
-        "limiter", "acquire",  "tick"};
+        "poke",   "poke-at",  "text",       "resize",   "identify",  "open",       "snapshot",
+        "get",    "read-set", "edit",       "is-stale", "close",     "slot",       "meanwhile",
+        "proc",   "process",  "other-lock", "lock",     "unlock",    "lock-state", "recover",
+        "attach", "detach",   "charge",     "release",  "edit-slot", "reap",       "judge",
+        "repair", "limiter",  "acquire",    "tick"};
     fprintf(stderr, "%-10s", names[*input->at % FUZZ_STEPS]);
     for (int i = 1; i <= 16 && input->at + i < input->end; i++)
         fprintf(stderr, " %u", input->at[i]);

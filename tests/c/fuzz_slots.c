@@ -4,10 +4,13 @@
 
 /* ---- Our own slot ------------------------------------------------------------------ */
 
-static void attach(uint64_t timeout_ns)
+static void attach(uint64_t timeout_ns, bool by_ticket)
 {
     begin_call();
-    const int code = hr_attach(run.region, timeout_ns);
+    const int code = by_ticket ? hr_attach_by(run.region, &writers.slot_ticket, timeout_ns)
+                               : hr_attach(run.region, timeout_ns);
+    if (code == HR_OK)
+        writers.has_ticket_slot = by_ticket;
     if (code != HR_OK)
         REQUIRE_ONE_OF(code, HR_EATTACHED, HR_EFULL, LOCK_CODES);
     const bool is_new = code == HR_OK;
@@ -48,6 +51,17 @@ static void detach(uint64_t timeout_ns)
     REQUIRE(count_of(&after) <= count_of(&before));
     for (uint32_t slot = 0; code == HR_OK && (int32_t)slot < count_of(&after); slot++)
         REQUIRE(!is_own(pid_at(&after, slot)) || bytes_at(&after, slot) == 0);
+}
+
+/* As hr_detach(), but it tells nobody how that went. */
+static void end_attachment(void)
+{
+    begin_call();
+    hr_end_attachment(&writers.slot_ticket);
+    if (changes_require(MAY_LOCK | MAY_COUNT, writers.has_ticket_slot ? own_slot : NULL))
+        require_others_kept(LEEWAY_NONE);
+    const int code = hr_charge(run.region, 0, 0, 0, 0);
+    writers.is_attached = writers.is_attached && code != HR_EDETACHED;
 }
 
 static uint64_t sum_of(const struct view *view, uint32_t device)
@@ -217,6 +231,35 @@ static void reap(struct input *input)
         require_the_dead_reaped();
 }
 
+/* Many regions' slots are judged as one region's are. */
+static void judge(struct input *input)
+{
+    int32_t pids[MAX_PIDS];
+    uint32_t lives[MAX_PIDS];
+    const uint32_t count = take8(input) % (MAX_PIDS + 1);
+    struct hr_process_list *list = NULL;
+    for (uint32_t i = 0; i < count; i++)
+        pids[i] = (int32_t)take_value(input);
+    begin_call();
+    int code = hr_list_processes(system_proc(), HR_OWNERLESS_NS, &list);
+    if (code == HR_OK)
+        code = hr_judge_slots(run.region, list, pids, count, HR_OWNERLESS_NS, lives);
+    if (list != NULL)
+        hr_free_process_list(list);
+    changes_require_none();
+    if (code != HR_OK) {
+        REQUIRE_ONE_OF(code, HR_ESYSTEM, HR_ESTALE, HR_ECORRUPT);
+        return;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        if (pids[i] <= 0 || is_own(pids[i]))
+            continue;
+        const enum hr_life life = system_life(pids[i], true);
+        REQUIRE(lives[i] == (uint32_t)life || (lives[i] == HR_LIFE_UNKNOWN && life == HR_DEAD));
+        REQUIRE(lives[i] == (uint32_t)life || !system_is_plain());
+    }
+}
+
 /* Of a process that is said to be put right, one slot counts something at most. */
 static void require_counted_once(int32_t pid)
 {
@@ -266,10 +309,19 @@ bool slot_step(uint8_t step, struct input *input)
         return true;
     switch (step) {
     case FUZZ_ATTACH:
-        attach(take_ms(input));
+    case FUZZ_DETACH: {
+        const uint64_t timeout_ns = take_ms(input);
+        const bool by_ticket = take8(input) % 2 != 0;
+        if (step == FUZZ_ATTACH)
+            attach(timeout_ns, by_ticket);
+        else if (by_ticket)
+            end_attachment();
+        else
+            detach(timeout_ns);
         break;
-    case FUZZ_DETACH:
-        detach(take_ms(input));
+    }
+    case FUZZ_JUDGE:
+        judge(input);
         break;
     case FUZZ_CHARGE:
     case FUZZ_RELEASE:

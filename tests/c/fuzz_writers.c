@@ -1,6 +1,7 @@
 #include "fuzz_writers.h"
 
 #include "fuzz_limiter.h"
+#include "slots.h"
 
 struct writers writers = {.other_fd = -1};
 
@@ -220,6 +221,13 @@ void writers_close(void)
         require_lock_given_back();
     require_count_in_range();
     require_the_living_kept(LEEWAY_NONE);
+}
+
+void writers_free(void)
+{
+    hr_end_lock(&writers.lock_ticket);
+    hr_end_attachment(&writers.slot_ticket);
+    writers.has_ticket_lock = writers.has_ticket_slot = false;
 }
 
 void writers_begin(void)

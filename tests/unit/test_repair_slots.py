@@ -124,6 +124,27 @@ def test_an_orphans_slot_is_taken_in_and_its_frozen_copy_emptied(
 
 
 @with_newer
+def test_a_process_that_was_moved_twice_keeps_what_it_holds(
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    """One slot with its pid counts, one lies stale behind that, and it works in the third."""
+    file = region_file(layout)
+    moved = actor(file)
+    file.add_process(DEAD, {0: 10_000})
+    file.add_process(DEAD + 1, {0: 20_000})
+    slot = start(file, moved, 100)
+    move_last_into(file, 1)
+    move_last_into(file, 0)
+    account(file, slot, 50)
+    assert pids(file) == [moved.pid]
+    with at_work(file, slot):
+        assert_repaired(file, moved)
+        assert used(file) == 150
+    account(file, slot, -150)
+    assert used(file) == 0
+
+
+@with_newer
 @pytest.mark.parametrize("host_pid", ["its own", "another's", "the container's", "none"])
 def test_an_idle_one_is_left_and_said_to_be_left_whatever_host_pid_it_has(
     host_pid: str, layout: Layout, region_file: RegionFileFactory, actor: MakeActor
