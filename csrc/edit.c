@@ -94,7 +94,11 @@ static int find_devices(const struct edit_call *call, const struct hr_edit *edit
     if (!is_per_device(edit->kind))
         return HR_OK;
     uint32_t devices;
+    int32_t processes;
     int code = hr_region_devices(call->region, &devices);
+    /* No limit is stored in a region whose counts are damaged, needed or not. */
+    if (code == HR_OK)
+        code = hr_checked_proc_num(call->region, &processes);
     if (code != HR_OK)
         return code;
     const bool any = (call->flags & HR_FORCE) != 0;

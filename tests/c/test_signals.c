@@ -12,6 +12,7 @@
 #include "check.h"
 #include "guard.h"
 #include "region_file.h"
+#include "snapshot_view.h"
 
 /* A mapping whose file has lost its pages: touching it raises SIGBUS. */
 static volatile char *gone_page(void)
@@ -55,14 +56,12 @@ static void check_guarded(const struct region_file *file, hr_region *region)
     CHECK_EQ(hr_get(region, HR_VALUE_MEMORY_LIMIT, 0), HR_NO_VALUE);
     CHECK_EQ(last_detail().code, HR_ESTALE);
     let_a_burst_end();
-    uint64_t arena[HR_REGION_COLUMNS];
-    const struct hr_rows capacity = {1, 0, 0, 0};
-    struct hr_rows filled;
-    CHECK_EQ(hr_read_set(&region, &capacity, arena, buffer, &filled), 1);
-    CHECK_EQ(arena[HR_REGION_CODE], HR_ESTALE);
+    struct hr_set_size size;
+    CHECK_EQ(hr_read_set(&region, 1, buffer, sizeof buffer, &size), 1);
+    CHECK_EQ(set_snapshot(buffer, 0)->code, HR_ESTALE);
     let_a_burst_end();
     int32_t before;
-    CHECK_EQ(hr_set_value(region, HR_VALUE_PRIORITY, 1, 0, 0, &before), HR_ESTALE);
+    CHECK_EQ(set_value(region, HR_PRIORITY, 1, 0, 0, &before), HR_ESTALE);
 }
 
 /* ---- In children, because the first hr_open() of a process is what counts ---- */
