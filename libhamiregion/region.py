@@ -490,7 +490,7 @@ class Region:
 
     @property
     def device_indices(self) -> tuple[int, ...]:
-        """Indices of the devices that the region has, live: those that an edit can name.
+        """Live indices of the devices that the region has, which are those that an edit can name.
 
         The first `device_count`. While that is 0, every index up to the last device that has a
         memory limit, use, or an SM limit of its own (not one for all 16); where there is no such

@@ -151,7 +151,7 @@ class DeviceColumns(Columns):
 
     @property
     def uuid_bytes(self) -> memoryview:
-        """The uuids as they stand in the regions: 96 bytes a row, padded with NUL."""
+        """The uuids as they stand in the regions, 96 bytes a row, padded with NUL."""
         if self._uuids is None:
             end = self._end + self._rows * lib.HR_UUID_BYTES
             self._uuids = self._cells(lib.HR_TABLE_UUIDS, self._end, end)

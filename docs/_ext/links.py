@@ -39,6 +39,7 @@ ELSEWHERE = (
 ALIASES = {
     "Activity",
     "Advice",
+    "Anything",
     "Believe",
     "Emit",
     "Labels",
@@ -48,6 +49,8 @@ ALIASES = {
     "State",
     "TypeAliasForwardRef",
     "KeptValue",
+    "Kind",
+    "libhamiregion.effects.Anything",
     "ValueKey",
 }
 
