@@ -295,8 +295,7 @@ static int detach(hr_region *region, uint64_t deadline_ns)
         code = hr_run_entered(region, detach_work, region);
         if (code != HR_EDETACHED)
             forget_attachment(region);
-        int dropped = hr_lock_drop(region);
-        return code == HR_OK && dropped != HR_ELOST ? dropped : code;
+        return hr_lock_drop_after(region, code);
     }
     /* The file is gone under us: there is nothing left to detach from. */
     if (code == HR_ESTALE && hr_gate_enter(region, deadline_ns) == HR_OK) {

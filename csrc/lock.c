@@ -467,6 +467,18 @@ void hr_end_lock(struct hr_ticket *ticket)
     hr_let_go(region);
 }
 
+int hr_lock_drop_after(hr_region *region, int code)
+{
+    struct hr_detail detail;
+    if (code < 0)
+        hr_last_detail(&detail);
+    int dropped = hr_lock_drop(region);
+    if (code < 0)
+        hr_fail(&detail);
+    /* Done is done, also where somebody has taken the lock away before the end of it. */
+    return code >= 0 && dropped != HR_OK && dropped != HR_ELOST ? dropped : code;
+}
+
 /* ---- Running work under the lock ------------------------------------------------- */
 
 int hr_run_locked(hr_region *region, hr_guarded_work *work, void *argument, uint64_t timeout_ns)
@@ -479,10 +491,7 @@ int hr_run_locked(hr_region *region, hr_guarded_work *work, void *argument, uint
     code = hr_lock_take(region, hr_deadline_ns(timeout_ns));
     if (code == HR_OK) {
         code = hr_run_entered(region, work, argument);
-        int dropped = hr_lock_drop(region);
-        /* Done is done, also where somebody has taken the lock away before the end of it. */
-        if (code >= 0 && dropped != HR_OK && dropped != HR_ELOST)
-            code = dropped;
+        code = hr_lock_drop_after(region, code);
     }
     hr_leave(region);
     return code;

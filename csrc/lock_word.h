@@ -66,6 +66,9 @@ bool hr_swap_lock(hr_region *region, struct hr_lock_words from, struct hr_lock_w
  * `deadline_ns` is on the monotonic clock. */
 int hr_lock_take(hr_region *region, uint64_t deadline_ns);
 int hr_lock_drop(hr_region *region);
+/* Give it back after work that ended with `code`, and return what the call returns: a failure of
+ * the work keeps its detail. */
+int hr_lock_drop_after(hr_region *region, int code);
 /* Whether the lock that this handle has taken is still its own; inside the guard. */
 static inline bool hr_lock_is_kept(const hr_region *region)
 {

@@ -270,8 +270,7 @@ static int reap_under_lock(struct reap_call *call, const char *proc, uint64_t ti
         code = hr_run_entered(region, reap_work, call);
         hr_free_mappers(&mappers);
     }
-    int dropped = hr_lock_drop(region);
-    return code >= 0 && dropped != HR_OK && dropped != HR_ELOST ? dropped : code;
+    return hr_lock_drop_after(region, code);
 }
 
 static int reap_beside(struct reap_call *call, const char *proc, uint64_t timeout_ns)

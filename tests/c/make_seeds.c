@@ -157,7 +157,7 @@ static void seed_writers(unsigned char layout)
          0, 0, V1, 0);
     SEED(layout, OPEN, FUZZ_ATTACH, 0, 0, FUZZ_POKE, FUZZ_MAGIC, 0, 0, 0, V0, COUNT(V0),
          FUZZ_CHARGE, 0, 0, V1, 0, FUZZ_REAP, 0, 0, FUZZ_REPAIR, 0, 0, FUZZ_LOCK, 0, 0);
-    SEED(layout, OPEN, FUZZ_POKE, FUZZ_SLOT_SEQLOCK, 0, 1, 0, V3, FUZZ_REAP, 0, 0);
+    SEED(layout, OPEN, LIVES(3, V102), FUZZ_POKE, FUZZ_SLOT_SEQLOCK, 0, 1, 0, V3, FUZZ_REAP, 0, 0);
     SEED(layout, OPEN, FUZZ_PROC, FUZZ_PROC_HIDES, SEM(V0), OWNER(V50), FUZZ_RECOVER, 20, FUZZ_REAP,
          0, 0, FUZZ_ATTACH, 0, 0);
     /* The limiter. */
