@@ -99,6 +99,13 @@ static bool is_nobodys_tail(uint32_t slot)
     return below < HR_SLOTS && seqlock_at(&before, below) > seqlock + 1;
 }
 
+static bool is_emptied(uint32_t slot)
+{
+    const struct view before = was();
+    return bytes_at(&before, slot) == 0 &&
+           get32(&before, slot_at(&before, slot) + before.layout->slot_status) == 0;
+}
+
 void require_the_living_kept(enum leeway leeway)
 {
     const struct view before = was(), after = now();
@@ -114,7 +121,7 @@ void require_the_living_kept(enum leeway leeway)
             !is_slot_changed(slot) && (!was_counted || (int32_t)slot < count_of(&after));
         if (life == HR_DEAD || is_kept || is_nobodys_tail(slot))
             continue;
-        if (leeway == LEEWAY_NEWCOMER && !was_counted && !system_lists(pid))
+        if (leeway == LEEWAY_NEWCOMER && (!was_counted || is_emptied(slot)) && !system_lists(pid))
             continue;
         REQUIRE(life == HR_ALIVE && leeway != LEEWAY_NONE && works_elsewhere(slot, pid));
     }

@@ -71,7 +71,7 @@ void require_count_in_range(void);
 enum leeway {
     LEEWAY_NONE,
     LEEWAY_COPIES,  /* empty a copy that its process has left for another slot */
-    LEEWAY_NEWCOMER /* and take a slot above proc_num of a process that cannot be seen */
+    LEEWAY_NEWCOMER /* and take a slot, emptied or above proc_num, of one that cannot be seen */
 };
 /* Whoever lives, or may live, keeps its slot and is counted, but for that. */
 void require_the_living_kept(enum leeway leeway);
