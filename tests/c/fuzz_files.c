@@ -74,8 +74,10 @@ static void make_file(struct file *file, uint32_t id)
 void files_make(void)
 {
     /* In memory where there is such a place: a disk would be the slowest part by far. */
-    snprintf(directory, sizeof directory, "%s/hr-fuzz-XXXXXX",
-             access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
+    const char *parent = getenv("TMPDIR");
+    if (parent == NULL || *parent == '\0')
+        parent = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
+    snprintf(directory, sizeof directory, "%s/hr-fuzz-XXXXXX", parent);
     REQUIRE(mkdtemp(directory) != NULL);
     atexit(remove_files);
     for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
