@@ -16,7 +16,7 @@ import attrs
 from scene import DEVICES, PROCESSES, compiler, copies
 
 from libhamiregion import Layout
-from libhamiregion.host import ChainedNames, Node, NvmlSampler, PodLogNames
+from libhamiregion.node import ChainedNames, Node, NvmlSampler, PodLogNames
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

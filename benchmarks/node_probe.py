@@ -12,7 +12,7 @@ import sys
 
 from memory_probe import allocated_bytes
 
-from libhamiregion.host import Node
+from libhamiregion.node import Node
 
 
 def main(root: str) -> None:

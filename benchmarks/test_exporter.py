@@ -14,8 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from scene import DEVICES, PROCESSES
 
-from libhamiregion.agent import NodeExporter, RegionCollector
-from libhamiregion.agent.export import metrics
+from libhamiregion.exporter import NodeExporter, RegionCollector, metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -22,7 +22,7 @@ import pytest
 from exporter_scene import busy_node
 from scene import copies, working_directory_root
 
-from libhamiregion.host import Node
+from libhamiregion.node import Node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

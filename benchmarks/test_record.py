@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from libhamiregion.agent import (
+from libhamiregion.report import (
     CHART_POINTS,
     Reading,
     RecordedContainer,

@@ -14,7 +14,7 @@ from pathlib import Path
 from browser import chromium
 from recorded_day import DAY_S, MIDNIGHT_S, record, tenants
 
-from libhamiregion.agent import CHART_POINTS, Recording, make_report, report_html
+from libhamiregion.report import CHART_POINTS, Recording, make_report, report_html
 
 PICTURE = Path(__file__).parent / "images" / "report.png"
 WIDTH, HEIGHT = 1180, 1180

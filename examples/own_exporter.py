@@ -16,8 +16,8 @@ import signal
 
 from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
-from libhamiregion.agent import NodeExporter, RegionCollector
-from libhamiregion.host import Node, NvmlSampler
+from libhamiregion.exporter import NodeExporter, RegionCollector
+from libhamiregion.node import Node, NvmlSampler
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from libhamiregion import create_region
-from libhamiregion.host import ChainedNames, Node, PodLogNames
+from libhamiregion.node import ChainedNames, Node, PodLogNames
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,7 +10,7 @@ from typing import Any
 from patience import eventually
 
 from libhamiregion import create_region
-from libhamiregion.host import Container, Node, NodeChanges
+from libhamiregion.node import Container, Node, NodeChanges
 
 # Any number of seconds that lies well in the past: a directory is not settled while it is young.
 _clock = itertools.count(1_700_000_000)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from poke import RegionFile
 
 from libhamiregion import Layout, create_region
-from libhamiregion.agent.plan.limit_plan import LimitPlan, parse_plan
-from libhamiregion.agent.plan.state import PlanState
-from libhamiregion.host import Node, PodLogNames
+from libhamiregion.node import Node, PodLogNames
+from libhamiregion.plan.limit_plan import LimitPlan, parse_plan
+from libhamiregion.plan.state import PlanState
 
 if TYPE_CHECKING:
     from pathlib import Path

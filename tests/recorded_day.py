@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from libhamiregion.agent import Reading, RecordedContainer, RecordingWriter
+from libhamiregion.report import Reading, RecordedContainer, RecordingWriter
 
 if TYPE_CHECKING:
     from pathlib import Path

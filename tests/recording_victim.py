@@ -1,6 +1,6 @@
 """What a recorder that is about to be killed writes: known to the test that looks afterwards."""
 
-from libhamiregion.agent import Reading, RecordedContainer, RecordingWriter
+from libhamiregion.report import Reading, RecordedContainer, RecordingWriter
 
 T0 = 1_790_812_800_000
 SERIES = 40

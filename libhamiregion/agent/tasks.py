@@ -6,7 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from .events import Emit, Voice, silent
+from libhamiregion.node.events import Emit, Voice, silent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -17,9 +17,9 @@ from libhamiregion.agent import (
     TaskRunner,
     WriterWatch,
 )
-from libhamiregion.agent.durations import parse_duration
-from libhamiregion.agent.steering.root_watch import RootWatch
-from libhamiregion.host import NvmlSampler
+from libhamiregion.agent.root_watch import RootWatch
+from libhamiregion.durations import parse_duration
+from libhamiregion.node import NvmlSampler
 
 from . import exporter_options, node_options, options
 from .agent_log import EventLog
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from libhamiregion.agent import PodSource, Task
-    from libhamiregion.host import Node
+    from libhamiregion.node import Node
 
 OTHER_WRITER = 3
 # Between a device plugin's making a directory and kubelet's making its own.
@@ -340,8 +340,8 @@ def _tasks(wanted: Wanted, node: Node, sampler: NvmlSampler, log: EventLog) -> I
     if wanted.remove_gone:
         yield _removal(wanted, node, log)
     if wanted.plan:
-        from libhamiregion.agent.plan.state import PlanState
-        from libhamiregion.agent.plan.watch import PlanWatcher
+        from libhamiregion.plan.state import PlanState
+        from libhamiregion.plan.watch import PlanWatcher
 
         from .limits_plan import Origin, watched_sources
 
@@ -375,7 +375,7 @@ def _feedback(wanted: Wanted, node: Node, log: EventLog) -> Feedback:
 
 def _removal(wanted: Wanted, node: Node, log: EventLog) -> Task:
     from libhamiregion.agent import ApiPods, GoneRemover, KubeletPods
-    from libhamiregion.host import KubernetesNames
+    from libhamiregion.node import KubernetesNames
 
     source: PodSource = KubeletPods(wanted.pod_logs, wanted.kubelet_pods)
     if wanted.gone_by == "api":
@@ -399,10 +399,10 @@ def _exporting(
     if not wanted.listen:
         yield
         return
-    from libhamiregion.agent.export.node_exporter import NodeExporter
-    from libhamiregion.agent.serving.listening import ListenError
-    from libhamiregion.agent.serving.node_server import exporter_server
-    from libhamiregion.agent.serving.web_config import WebConfigError
+    from libhamiregion.exporter.listening import ListenError
+    from libhamiregion.exporter.node_exporter import NodeExporter
+    from libhamiregion.exporter.node_server import exporter_server
+    from libhamiregion.exporter.web_config import WebConfigError
 
     from .service_log import log_to_stderr
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from libhamiregion.agent.events import Event
+from libhamiregion.node.events import Event
 
 from .output import write, write_json
 

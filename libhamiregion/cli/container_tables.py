@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.text import Text
 
 from libhamiregion import format_size
-from libhamiregion.host.containers import MissingRegion, missing_for
+from libhamiregion.node.containers import MissingRegion, missing_for
 from libhamiregion.text import printable
 
 from .node_words import ROOMY, Names, name_cells, name_columns, names_of, shortened, word
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from libhamiregion import DeviceUsage, RegionSnapshot
-    from libhamiregion.host import ContainerView, Node, Selector
+    from libhamiregion.node import ContainerView, Node, Selector
 
 
 @attrs.frozen

@@ -16,7 +16,7 @@ from .ticking import ticks
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from libhamiregion.host import Node, Selector
+    from libhamiregion.node import Node, Selector
 
 
 @click.command()

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from libhamiregion.host import NvmlSampler, driver_gap
-from libhamiregion.host.doctor import FindingKind, diagnose, repair
+from libhamiregion.node import NvmlSampler, driver_gap
+from libhamiregion.node.doctor import FindingKind, diagnose, repair
 
 from . import node_options, options
 from .doctor_pictures import DoctorPicture, is_left, named_finding, selected
@@ -20,7 +20,7 @@ from .ticking import ticks
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from libhamiregion.host import Finding, Node, Repair, Selector
+    from libhamiregion.node import Finding, Node, Repair, Selector
 
 LEFT = 3
 

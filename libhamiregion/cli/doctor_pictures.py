@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from libhamiregion.errors import RegionError
-from libhamiregion.host.doctor import Severity
+from libhamiregion.node.doctor import Severity
 
 from .driver_tables import driver_object
 from .node_words import Names, names_of, word
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from libhamiregion.host import Finding, Node, NvmlSample, Repair, Selector
+    from libhamiregion.node import Finding, Node, NvmlSample, Repair, Selector
 
 # Longer lines are hard to read.
 _WIDEST = 100

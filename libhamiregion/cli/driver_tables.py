@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.text import Text
 
 from libhamiregion import format_size
-from libhamiregion.host import NvmlState, Selector
+from libhamiregion.node import NvmlState, Selector
 from libhamiregion.text import printable
 
 from .node_words import shortened, word
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from libhamiregion.host import NvmlProcess, NvmlSample, NvmlSampler, NvmlUtilization
+    from libhamiregion.node import NvmlProcess, NvmlSample, NvmlSampler, NvmlUtilization
 
 _UTILISATION = ("SM", "MEM", "ENC", "DEC")
 _ELSEWHERE = (

@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from libhamiregion import __version__
-from libhamiregion.agent.export.node_exporter import NodeExporter
-from libhamiregion.agent.serving.small_memory import stay_small
-from libhamiregion.host.nvml import NvmlSampler
+from libhamiregion.exporter.node_exporter import NodeExporter
+from libhamiregion.exporter.small_memory import stay_small
+from libhamiregion.node.nvml import NvmlSampler
 
 from . import exporter_options, node_options, options
 from .failures import Failure
@@ -115,7 +115,7 @@ def exporter(
 def _print(exported: NodeExporter, *, as_json: bool) -> None:
     exported.refresh()
     if as_json:
-        from libhamiregion.agent.export.collector import RegionCollector
+        from libhamiregion.exporter.collector import RegionCollector
 
         from .output import write_json
 
@@ -141,9 +141,9 @@ def _plain(metric: Any) -> dict[str, Any]:
 
 
 def _serve(exported: NodeExporter, listen: tuple[str, ...], web_config: str | None) -> None:
-    from libhamiregion.agent.serving.listening import ListenError
-    from libhamiregion.agent.serving.node_server import exporter_server
-    from libhamiregion.agent.serving.web_config import WebConfigError
+    from libhamiregion.exporter.listening import ListenError
+    from libhamiregion.exporter.node_server import exporter_server
+    from libhamiregion.exporter.web_config import WebConfigError
 
     try:
         server = exporter_server(exported, listen, web_config=web_config)

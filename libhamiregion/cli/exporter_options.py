@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from libhamiregion.agent.durations import parse_duration
-from libhamiregion.agent.serving.listening import parse_listen
+from libhamiregion.durations import parse_duration
+from libhamiregion.exporter.listening import parse_listen
 
 from . import options
 

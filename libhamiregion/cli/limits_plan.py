@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from libhamiregion.agent.plan.apply import PlanApplier
-from libhamiregion.agent.plan.diff import diff_plan
-from libhamiregion.agent.plan.journal import RecoveryOutcome, unfinished
-from libhamiregion.agent.plan.limit_plan import PlanError, load_plan, plan_document, plan_text
-from libhamiregion.agent.plan.pods import PodApiError, PodWatch
-from libhamiregion.agent.plan.sources import FixedPlan, PlanFile, PodAnnotations, SeveralSources
-from libhamiregion.agent.plan.state import PlanState
-from libhamiregion.agent.plan.undo import export_plan
-from libhamiregion.agent.plan.watch import PlanWatcher
-from libhamiregion.agent.steering.root_watch import RootWatch
+from libhamiregion.agent.root_watch import RootWatch
 from libhamiregion.agent.tasks import TaskRunner
+from libhamiregion.plan.apply import PlanApplier
+from libhamiregion.plan.diff import diff_plan
+from libhamiregion.plan.journal import RecoveryOutcome, unfinished
+from libhamiregion.plan.limit_plan import PlanError, load_plan, plan_document, plan_text
+from libhamiregion.plan.pods import PodApiError, PodWatch
+from libhamiregion.plan.sources import FixedPlan, PlanFile, PodAnnotations, SeveralSources
+from libhamiregion.plan.state import PlanState
+from libhamiregion.plan.undo import export_plan
+from libhamiregion.plan.watch import PlanWatcher
 from libhamiregion.text import printable
 
 from . import node_options, options
@@ -33,9 +33,9 @@ from .stopping import stop_signals
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from libhamiregion.agent.plan.diff import PlanDiff
-    from libhamiregion.agent.plan.sources import PlanSource, SourceReading
-    from libhamiregion.host.node import Node
+    from libhamiregion.node.node import Node
+    from libhamiregion.plan.diff import PlanDiff
+    from libhamiregion.plan.sources import PlanSource, SourceReading
 
 OFF_PLAN = 3
 

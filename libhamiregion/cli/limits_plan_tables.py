@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from libhamiregion.agent.plan.apply import ChangeStatus
-from libhamiregion.agent.plan.watch import alike, device_words, value_words
+from libhamiregion.plan.apply import ChangeStatus
+from libhamiregion.plan.watch import alike, device_words, value_words
 from libhamiregion.text import printable
 
 from .node_words import word
@@ -19,9 +19,9 @@ from .wording import NOTHING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from libhamiregion.agent.plan.apply import PlanResult
-    from libhamiregion.agent.plan.diff import ContainerDiff, PlanDiff, PlannedEdit, Skip
-    from libhamiregion.host import Container, PodName
+    from libhamiregion.node import Container, PodName
+    from libhamiregion.plan.apply import PlanResult
+    from libhamiregion.plan.diff import ContainerDiff, PlanDiff, PlannedEdit, Skip
 
 _HEADING = ("POD", "CONTAINER", "DEVICE", "LIMIT", "BEFORE", "AFTER", "EFFECT", "RULE")
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from libhamiregion.host.names import ChainedNames, DockerNames, PodLogNames
-from libhamiregion.host.node import Node
-from libhamiregion.host.selecting import Selector
+from libhamiregion.node.names import ChainedNames, DockerNames, PodLogNames
+from libhamiregion.node.node import Node
+from libhamiregion.node.selecting import Selector
 
 from . import options
 

@@ -14,7 +14,7 @@ from .wording import NOTHING
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from libhamiregion.host import Container, Node
+    from libhamiregion.node import Container, Node
 
 # Names of Kubernetes have 253 characters; a directory's name is anything.
 LONGEST_NAME = 253

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from libhamiregion.host import Node, NodeProcess, NvmlSample, ProcessDeviceRow, Selector
+    from libhamiregion.node import Node, NodeProcess, NvmlSample, ProcessDeviceRow, Selector
 
 # From this width on there is room for the pids of two namespaces.
 _PIDS = 90

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from libhamiregion.host import NvmlSampler, driver_gap, node_processes
+from libhamiregion.node import NvmlSampler, driver_gap, node_processes
 
 from . import node_options, options
 from .driver_tables import driver_picture
@@ -20,7 +20,7 @@ from .ticking import ticks
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from libhamiregion.host import Node, Selector
+    from libhamiregion.node import Node, Selector
 
 
 @click.command()

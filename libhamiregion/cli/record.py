@@ -13,7 +13,8 @@ import attrs
 import click
 
 from libhamiregion import format_size, parse_size
-from libhamiregion.agent import (
+from libhamiregion.node.nvml import NvmlSampler
+from libhamiregion.report import (
     NodeReader,
     Recorder,
     Recording,
@@ -21,12 +22,11 @@ from libhamiregion.agent import (
     RecordingWriter,
     parse_period,
 )
-from libhamiregion.agent.record.writer import (
+from libhamiregion.report.writer import (
     DEFAULT_INTERVAL_S,
     DEFAULT_MAX_SIZE_BYTES,
     DEFAULT_RETENTION_S,
 )
-from libhamiregion.host.nvml import NvmlSampler
 from libhamiregion.text import printable
 
 from . import node_options, options
@@ -36,8 +36,8 @@ from .output import as_plain, write, write_json
 from .stopping import stop_signals
 
 if TYPE_CHECKING:
-    from libhamiregion.agent import Written
-    from libhamiregion.host import Node
+    from libhamiregion.node import Node
+    from libhamiregion.report import Written
 
 _CAUSES = {
     "gap": "looks were missed: a gap",

@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from libhamiregion import format_size, parse_size
-from libhamiregion.agent import (
+from libhamiregion.report import (
     Credentials,
     PrometheusApi,
     PrometheusError,
@@ -29,7 +29,7 @@ from libhamiregion.agent import (
     report_csv,
     report_json,
 )
-from libhamiregion.agent.report.models import LEVELS
+from libhamiregion.report.models import LEVELS
 from libhamiregion.text import printable
 
 from . import node_options, options
@@ -40,7 +40,7 @@ from .report_text import report_lines, report_table
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from libhamiregion.agent import History, Report
+    from libhamiregion.report import History, Report
 
 FORMATS = ("text", "html", "csv", "json")
 _POLICY = SuggestionPolicy()
@@ -384,7 +384,7 @@ def _write(made: Report, chosen: str, path: str | None) -> None:
 
 def _rendered(made: Report, chosen: str) -> str:
     if chosen == "html":
-        from libhamiregion.agent import report_html
+        from libhamiregion.report import report_html
 
         return report_html(made)
     if chosen == "csv":

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
-from libhamiregion.agent.report.words import NOTHING as DASH
-from libhamiregion.agent.report.words import Times, hours, number, share
+from libhamiregion.report.words import NOTHING as DASH
+from libhamiregion.report.words import Times, hours, number, share
 
 from .node_words import shortened, word
 from .plain import aligned, size_word
@@ -18,7 +18,7 @@ from .wording import NOTHING, memory_words
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from libhamiregion.agent import Report, Usage
+    from libhamiregion.report import Report, Usage
 
 _IDENTITY = {
     "namespace": ("NAMESPACE",),

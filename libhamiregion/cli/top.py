@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from libhamiregion import format_size
-from libhamiregion.host import NvmlSampler
+from libhamiregion.node import NvmlSampler
 from libhamiregion.text import printable
 
 from . import node_options, options
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
-    from libhamiregion.host import NvmlDevice
+    from libhamiregion.node import NvmlDevice
 
 _INTERVAL_S = 1.0
 _KEYS = {"m": "memory", "s": "sm", "n": "name", "p": "pid"}

@@ -2,7 +2,7 @@
 
 import pynvml
 
-from libhamiregion.host.nvml import NvmlFault, NvmlProcess, NvmlSample, NvmlState
+from libhamiregion.node.nvml import NvmlFault, NvmlProcess, NvmlSample, NvmlState
 
 MIB = 1 << 20
 GPU = "GPU-00000000-0000-0000-0000-000000000000"

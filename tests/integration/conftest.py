@@ -11,7 +11,7 @@ from fake_nvml.scenes import initialisations
 from node_scene import Events, NodeScene
 
 from libhamiregion.agent import Feedback
-from libhamiregion.host import Node, NvmlSampler
+from libhamiregion.node import Node, NvmlSampler
 
 
 @pytest.fixture(scope="session")

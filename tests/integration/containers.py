@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from libhamiregion import open_region
-from libhamiregion.host import HostProcess, ProcessTable, RegionProcesses
+from libhamiregion.node import HostProcess, ProcessTable, RegionProcesses
 
 SCRIPT = Path(__file__).with_name("container_process.py")
 UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")

@@ -12,7 +12,7 @@ from containers import UNSHARE, Container
 from poke import RegionFile
 
 from libhamiregion import Layout, create_region, open_region
-from libhamiregion.host import Finding, FindingKind, Node, Repair, diagnose, repair
+from libhamiregion.node import Finding, FindingKind, Node, Repair, diagnose, repair
 
 GIB = 1 << 30
 GPU = "GPU-00000000-0000-0000-0000-000000000000"

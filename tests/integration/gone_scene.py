@@ -14,7 +14,7 @@ from patience import eventually
 
 from libhamiregion import create_region
 from libhamiregion.agent import GoneRemover, KubeletPods
-from libhamiregion.host import Node
+from libhamiregion.node import Node
 
 MIB = 1 << 20
 # Long enough for two looks to differ from one, short enough for a test.

@@ -12,7 +12,7 @@ from own_cgroups import cgroup_of_pod
 from poke import RegionFile
 
 from libhamiregion import Layout, create_region
-from libhamiregion.host import (
+from libhamiregion.node import (
     ChainedNames,
     Node,
     NodeProcess,

@@ -16,7 +16,8 @@ from typing_extensions import Self
 
 import libhamiregion
 from libhamiregion import Layout, create_region
-from libhamiregion.agent import Event, Task
+from libhamiregion.agent import Task
+from libhamiregion.node.events import Event
 
 PATIENCE_S = 30
 WRITER = Path(__file__).with_name("other_writer.py")

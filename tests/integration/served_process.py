@@ -8,7 +8,7 @@ The names are those of `ServerLimits`, and `web_config`. Prints its URL, then se
 import sys
 from typing import Any
 
-from libhamiregion.agent import MetricsServer, ServerLimits
+from libhamiregion.exporter import MetricsServer, ServerLimits
 
 
 def main(size: int, options: list[str]) -> None:

@@ -32,7 +32,7 @@ from unit.cli_process import start as start_command
 from libhamiregion import DeviceUsage, Layout
 from libhamiregion.cli.containers import container_pictures
 from libhamiregion.cli.ps import process_pictures
-from libhamiregion.host import (
+from libhamiregion.node import (
     NvmlDevice,
     NvmlProcess,
     NvmlSampler,

@@ -27,7 +27,7 @@ from libhamiregion import (
     RegionStale,
     open_region,
 )
-from libhamiregion.host import (
+from libhamiregion.node import (
     ContainerView,
     FindingKind,
     Node,
@@ -37,9 +37,9 @@ from libhamiregion.host import (
     directories,
     repair,
 )
-from libhamiregion.host.doctor import repairs as doctor_repair
-from libhamiregion.host.doctor.scene import memory_of
-from libhamiregion.host.mapped import MappedFile, MappedRegion
+from libhamiregion.node.doctor import repairs as doctor_repair
+from libhamiregion.node.doctor.scene import memory_of
+from libhamiregion.node.mapped import MappedFile, MappedRegion
 
 MakeActor = Callable[..., Actor]
 

@@ -12,7 +12,7 @@ from namespaces import needs_first_namespace
 from own_cgroups import cgroup_of_pod
 
 from libhamiregion import Layout, create_region
-from libhamiregion.host import Finding, FindingKind, Severity, diagnose, repair
+from libhamiregion.node import Finding, FindingKind, Severity, diagnose, repair
 
 pytestmark = [needs_namespaces, needs_first_namespace]
 

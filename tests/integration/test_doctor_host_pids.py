@@ -10,7 +10,7 @@ from doctor_scenes import GIB, Hospital, Place
 from namespaces import needs_first_namespace
 
 from libhamiregion import Layout
-from libhamiregion.host import FindingKind, Severity, repair
+from libhamiregion.node import FindingKind, Severity, repair
 
 pytestmark = [needs_namespaces, needs_first_namespace]
 

@@ -15,13 +15,13 @@ from lock_bytes import NOBODY, hold, is_free
 from namespaces import needs_first_namespace
 
 from libhamiregion import Layout
-from libhamiregion.host import FindingKind
+from libhamiregion.node import FindingKind
 
 pytestmark = [needs_namespaces, needs_first_namespace]
 
 REPAIR = """
 import sys
-from libhamiregion.host import Node, diagnose, repair
+from libhamiregion.node import Node, diagnose, repair
 with Node(sys.argv[1], outside=False) as node:
     while True:
         found = diagnose(node, settle_s=0)

@@ -13,8 +13,8 @@ from fake_nvml.driver import FakeDriver
 from namespaces import needs_first_namespace
 
 from libhamiregion import Layout, open_region
-from libhamiregion.host import FindingKind, NvmlSampler, Severity, repair
-from libhamiregion.host.doctor import limits
+from libhamiregion.node import FindingKind, NvmlSampler, Severity, repair
+from libhamiregion.node.doctor import limits
 
 pytestmark = [needs_namespaces, needs_first_namespace]
 

@@ -13,7 +13,7 @@ from namespaces import needs_first_namespace
 from patience import eventually
 
 from libhamiregion import Layout
-from libhamiregion.host import FindingKind, diagnose, repair
+from libhamiregion.node import FindingKind, diagnose, repair
 
 pytestmark = [needs_namespaces, needs_first_namespace]
 

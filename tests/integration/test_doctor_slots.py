@@ -14,7 +14,7 @@ from poke import SLOTS
 from slot_bytes import WITH_SEQLOCK, account, at_work, move_last_into
 
 from libhamiregion import Layout
-from libhamiregion.host import FindingKind, Severity, diagnose, repair
+from libhamiregion.node import FindingKind, Severity, diagnose, repair
 
 pytestmark = [needs_namespaces, needs_first_namespace]
 

@@ -12,7 +12,7 @@ from poke import RegionFile
 
 from libhamiregion import Layout, open_region
 from libhamiregion.agent import DriverFigures
-from libhamiregion.host import Node, NvmlSampler
+from libhamiregion.node import Node, NvmlSampler
 
 pytestmark = [needs_first_namespace, needs_namespaces]
 

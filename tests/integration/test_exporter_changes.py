@@ -17,9 +17,9 @@ from patience import eventually
 from poke import RegionFile, truncate
 
 from libhamiregion import Layout, create_region, open_region
-from libhamiregion.agent import ExporterStatus, NodeExporter, StageStatus
-from libhamiregion.agent.export.background import held_locks
-from libhamiregion.host import Node, NodeSnapshot
+from libhamiregion.exporter import ExporterStatus, NodeExporter, StageStatus
+from libhamiregion.exporter.background import held_locks
+from libhamiregion.node import Node, NodeSnapshot
 
 UUID = "GPU-00000000-0000-0000-0000-000000000000"
 USED = "hami_vgpu_memory_used_bytes"
@@ -426,7 +426,7 @@ def test_it_is_not_ready_where_none_of_the_usual_directories_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of them may be missing, all of them may not: nothing is mounted, perhaps."""
-    monkeypatch.setattr("libhamiregion.host.roots._DEFAULT_ROOTS", (str(tmp_path / "none"),))
+    monkeypatch.setattr("libhamiregion.node.roots._DEFAULT_ROOTS", (str(tmp_path / "none"),))
     monkeypatch.delenv("HOOK_PATH", raising=False)
     with Node(outside=False) as node:
         exporter = exporter_of(node)
@@ -465,7 +465,7 @@ def test_what_fails_is_logged_once_and_when_it_is_over(
 def test_readiness_goes_when_a_stage_has_not_succeeded_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("libhamiregion.agent.export.refreshing._OVERDUE_S", 0.3)
+    monkeypatch.setattr("libhamiregion.exporter.refreshing._OVERDUE_S", 0.3)
     files = NodeFiles(tmp_path)
     proc = tmp_path / "proc"
     proc.symlink_to("/proc")

@@ -15,14 +15,14 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from libhamiregion import RegionClosed
-from libhamiregion.agent import (
+from libhamiregion.exporter import (
     CATALOGUE,
     CONTENT_TYPE,
     OPENMETRICS_CONTENT_TYPE,
     NodeExporter,
     RegionCollector,
 )
-from libhamiregion.host import NvmlSampler
+from libhamiregion.node import NvmlSampler
 
 # One of each layout, and one whose lock a dead process holds.
 SHOWN = [name for name in NAMES if "many" in name] + ["1.2-owner-killed-holding-lock"]

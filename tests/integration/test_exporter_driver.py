@@ -14,9 +14,9 @@ from gpu_node import GpuNode, container_id, gpu_nodes
 from own_cgroups import needs_cgroups
 from patience import eventually
 
-from libhamiregion.agent import Bounds, NodeExporter
-from libhamiregion.agent.patient_driver import PatientDriver
-from libhamiregion.host import Node, NvmlSample, NvmlSampler, ProcessTable
+from libhamiregion.exporter import Bounds, NodeExporter
+from libhamiregion.node import Node, NvmlSample, NvmlSampler, ProcessTable
+from libhamiregion.node.nvml.timeout_sampler import PatientDriver
 
 HOST = {
     "node": "worker-1",
@@ -145,7 +145,7 @@ def test_what_the_driver_says_does_not_hang_on_the_rest_and_nothing_holds_for_ev
     sampler: NvmlSampler,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("libhamiregion.agent.export.refreshing._OVERDUE_S", 0.5)
+    monkeypatch.setattr("libhamiregion.exporter.refreshing._OVERDUE_S", 0.5)
     fake_driver.play(CARD)
     files = NodeFiles(tmp_path)
     files.region(uuids=[GPU])
@@ -197,7 +197,7 @@ class HangingSampler(NvmlSampler):
 def test_a_driver_that_hangs_holds_nothing_up_but_its_own_figures(
     tmp_path: Path, fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("libhamiregion.agent.export.refreshing._DRIVER_PATIENCE_S", 0.1)
+    monkeypatch.setattr("libhamiregion.exporter.refreshing._DRIVER_PATIENCE_S", 0.1)
     fake_driver.play(CARD)
     files = NodeFiles(tmp_path)
     files.region(pod="first", uuids=[GPU])

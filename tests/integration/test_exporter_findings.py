@@ -11,8 +11,8 @@ from poke import RegionFile
 from slot_bytes import at_work, move_last_into
 
 from libhamiregion import Layout
-from libhamiregion.agent import NodeExporter
-from libhamiregion.host.doctor.findings import FindingKind
+from libhamiregion.exporter import NodeExporter
+from libhamiregion.node.doctor.findings import FindingKind
 
 UUIDS = ["GPU-00000000-0000-0000-0000-000000000000", "GPU-11111111-1111-1111-1111-111111111111"]
 

@@ -9,7 +9,7 @@ import pytest
 from exposition import NodeFiles
 from golden_regions import NAMES
 
-from libhamiregion.agent import NodeExporter
+from libhamiregion.exporter import NodeExporter
 
 
 def descriptors() -> int:
@@ -22,7 +22,7 @@ def objects() -> int:
     return sum(
         # Some types have a descriptor there instead of a name.
         str(type(each).__module__).startswith(
-            ("libhamiregion.agent", "libhamiregion.host.containers")
+            ("libhamiregion.agent", "libhamiregion.node.containers")
         )
         for each in gc.get_objects()
     )

@@ -13,8 +13,8 @@ from exposition import NodeFiles, parsed
 from poke import DEVICES, SLOTS, RegionFile
 
 from libhamiregion import Layout
-from libhamiregion.agent import Bounds, NodeExporter
-from libhamiregion.host import ChainedNames, Node, PodName
+from libhamiregion.exporter import Bounds, NodeExporter
+from libhamiregion.node import ChainedNames, Node, PodName
 from libhamiregion.text import printable
 
 UUID = "GPU-00000000-0000-0000-0000-000000000000"

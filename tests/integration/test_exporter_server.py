@@ -8,8 +8,8 @@ from exposition import NodeFiles, parsed
 from patience import eventually
 from scrapers import Scraper, ask
 
-from libhamiregion.agent import NodeExporter, exporter_server
-from libhamiregion.agent.serving.small_memory import stay_small
+from libhamiregion.exporter import NodeExporter, exporter_server
+from libhamiregion.exporter.small_memory import stay_small
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ from golden_regions import NAMES, GoldenRegion
 from poke import RegionFile
 
 from libhamiregion import Layout, __version__
-from libhamiregion.agent import NodeExporter
+from libhamiregion.exporter import NodeExporter
 
 # What the first device of a container is called in either generation of names.
 LABELS = ("namespace", "pod", "container", "vdevice_index", "device_uuid")

@@ -21,7 +21,7 @@ from libhamiregion.agent import (
     WriterWatch,
     believed,
 )
-from libhamiregion.host import Container, Node
+from libhamiregion.node import Container, Node
 
 pytestmark = needs_first_namespace
 

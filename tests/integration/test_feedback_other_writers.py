@@ -11,12 +11,8 @@ from namespaces import needs_first_namespace
 from node_scene import Events, NodeScene, OtherWriter, launch, stopping, values
 from own_cgroups import cgroup_of_pod
 
-from libhamiregion.agent import (
-    Feedback,
-    OtherWriterRuns,
-    WriterWatch,
-)
-from libhamiregion.host import Node
+from libhamiregion.agent import Feedback, OtherWriterRuns, WriterWatch
+from libhamiregion.node import Node
 
 pytestmark = needs_first_namespace
 

@@ -24,7 +24,7 @@ from libhamiregion.agent import (
     PodsUnknown,
     TaskRunner,
 )
-from libhamiregion.host import KubernetesNames, Node
+from libhamiregion.node import KubernetesNames, Node
 
 pytestmark = [needs_first_namespace, needs_cgroups]
 

@@ -17,8 +17,8 @@ from gone_scene import GoneScene, gone, names, running_pod, until
 from namespaces import needs_first_namespace
 from own_cgroups import needs_cgroups
 
-from libhamiregion.agent.steering import directory_removal
-from libhamiregion.agent.steering.directory_removal import (
+from libhamiregion.agent import directory_removal
+from libhamiregion.agent.directory_removal import (
     RemovalRefused,
     Work,
     claim,
@@ -348,8 +348,8 @@ MOUNTED = """
 import os, subprocess, sys
 from pathlib import Path
 from libhamiregion.agent import GoneRemover, KubeletPods
-from libhamiregion.agent.steering.directory_removal import *
-from libhamiregion.host import Node
+from libhamiregion.agent.directory_removal import *
+from libhamiregion.node import Node
 
 POD, what, outside, directory = sys.argv[1], sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4])
 source = outside / "file" if what == "file" else outside

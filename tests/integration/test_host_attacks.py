@@ -18,14 +18,14 @@ from patience import PATIENCE_S
 from poke import RegionFile, RegionFileFactory
 
 from libhamiregion import NotARegion, RegionClosed, RegionStale, open_region
-from libhamiregion.host import (
+from libhamiregion.node import (
     Node,
     ProcessTable,
     processes,
     procfs,
 )
-from libhamiregion.host.doctor.process_facts import ProcessFacts
-from libhamiregion.host.doctor.raw_slots import RawSlots
+from libhamiregion.node.doctor.process_facts import ProcessFacts
+from libhamiregion.node.doctor.raw_slots import RawSlots
 
 MakeActor = Callable[..., Actor]
 

@@ -9,7 +9,7 @@ from containers import Starter, containers, look, needs_namespaces, pids
 from poke import RegionFile, RegionFileFactory
 
 from libhamiregion import RegionClosed, RegionStale, create_region, open_region
-from libhamiregion.host import MappedFile, MappedRegion, ProcessTable, RegionMapping
+from libhamiregion.node import MappedFile, MappedRegion, ProcessTable, RegionMapping
 from libhamiregion.text import printable
 
 GIB = 1 << 30

@@ -22,7 +22,7 @@ from forked import in_child, unprivileged
 from poke import RegionFile, RegionFileFactory
 
 from libhamiregion import create_region, open_region
-from libhamiregion.host import ProcessTable
+from libhamiregion.node import ProcessTable
 from libhamiregion.text import printable
 
 

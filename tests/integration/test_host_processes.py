@@ -30,7 +30,7 @@ from own_cgroups import cgroup_of_pod
 from poke import RegionFile, RegionFileFactory
 
 from libhamiregion import RegionClosed, create_region, open_region
-from libhamiregion.host import ProcessTable, SlotMatch
+from libhamiregion.node import ProcessTable, SlotMatch
 
 
 @pytest.fixture

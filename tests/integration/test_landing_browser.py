@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from browser import Browser, chromium, is_blank, needs_chromium
 
-from libhamiregion.agent import LandingFacts, MetricsServer
+from libhamiregion.exporter import LandingFacts, MetricsServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

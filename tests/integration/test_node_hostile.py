@@ -18,7 +18,7 @@ from patience import eventually
 from poke import SLOTS, RegionFile, locate
 
 from libhamiregion import Layout, create_region
-from libhamiregion.host import Node, directories, procfs
+from libhamiregion.node import Node, directories, procfs
 
 RACER = Path(__file__).with_name("racing_container.py")
 MakeActor = Callable[..., Actor]

@@ -16,7 +16,7 @@ from patience import eventually
 from poke import RegionFile, RegionFileFactory
 
 from libhamiregion import Layout, Region, RegionClosed, RegionStale, create_region, open_region
-from libhamiregion.host import Container, MissingReason, Node, NodeChanges
+from libhamiregion.node import Container, MissingReason, Node, NodeChanges
 
 GIB = 1 << 30
 POD, ID = "6d2b8f5e-3c1a-4b7d-9e0f-1a2b3c4d5e6f", "c0ffee42" * 8

@@ -22,7 +22,7 @@ from fake_nvml.scenes import (
     utils,
 )
 
-from libhamiregion.host.nvml import NvmlMigDevice, NvmlSampler, NvmlState
+from libhamiregion.node.nvml import NvmlMigDevice, NvmlSampler, NvmlState
 
 
 def test_devices_and_processes_are_what_the_driver_says(

@@ -7,7 +7,7 @@ import pytest
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, MIG, OTHER, SECOND, initialisations
 
-from libhamiregion.host.nvml import NvmlFault, NvmlProcess, NvmlSample, NvmlSampler, NvmlState
+from libhamiregion.node.nvml import NvmlFault, NvmlProcess, NvmlSample, NvmlSampler, NvmlState
 
 # All that `sample` and `process_view` call, as the library exports it.
 CALLS = (

@@ -13,7 +13,7 @@ from fake_nvml.driver import STATE
 REAL = """
 import ctypes, json, os, pathlib, sys, time
 from libhamiregion import create_region, open_region
-from libhamiregion.host.nvml import NvmlSampler, NvmlState
+from libhamiregion.node.nvml import NvmlSampler, NvmlState
 
 with NvmlSampler() as sampler:
     if sampler.state is not NvmlState.OK or not sampler.devices():
@@ -79,7 +79,7 @@ def test_a_real_card_tells_of_itself_and_of_a_process_on_it(tmp_path: Path) -> N
 
 SENSORS = """
 import json
-from libhamiregion.host.nvml import NvmlSampler
+from libhamiregion.node.nvml import NvmlSampler
 
 with NvmlSampler(sensors=True) as sampler:
     print(json.dumps({

@@ -10,7 +10,7 @@ import pytest
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, initialisations
 
-from libhamiregion.host.nvml import NvmlSampler, NvmlState
+from libhamiregion.node.nvml import NvmlSampler, NvmlState
 
 
 def test_initialisations_are_given_back_however_it_is_opened(fake_driver: FakeDriver) -> None:
@@ -75,7 +75,7 @@ def run_python(code: str, env: dict[str, str]) -> str:
 def test_nvidia_ml_py_finds_the_library_by_itself(fake_driver: FakeDriver) -> None:
     fake_driver.play(CARD)
     code = (
-        "from libhamiregion.host.nvml import NvmlSampler\n"
+        "from libhamiregion.node.nvml import NvmlSampler\n"
         "with NvmlSampler() as sampler: print(sampler.devices()[0].uuid)"
     )
     assert run_python(code, fake_driver.environment()) == GPU
@@ -85,7 +85,7 @@ def test_nvidia_ml_py_is_imported_by_the_first_question_only(fake_driver: FakeDr
     fake_driver.play(CARD)
     code = (
         "import sys\n"
-        "from libhamiregion.host.nvml import NvmlSampler\n"
+        "from libhamiregion.node.nvml import NvmlSampler\n"
         "sampler = NvmlSampler()\n"
         "before = 'pynvml' in sys.modules\n"
         "sampler.devices()\n"
@@ -96,7 +96,7 @@ def test_nvidia_ml_py_is_imported_by_the_first_question_only(fake_driver: FakeDr
 
 def test_without_the_library_or_the_package_there_is_a_state(fake_driver: FakeDriver) -> None:
     ask = (
-        "from libhamiregion.host.nvml import NvmlSampler\n"
+        "from libhamiregion.node.nvml import NvmlSampler\n"
         "sampler = NvmlSampler(LIBRARY)\n"
         "sample = sampler.sample()\n"
         "print(sampler.state.value, sample.fault.message, sampler.process_view())"
@@ -115,7 +115,7 @@ def test_without_any_library_nvidia_ml_pys_own_search_fails_the_same_way() -> No
         "import ctypes\n"
         "def refuse(*args, **options): raise OSError('no such library')\n"
         "import pynvml; pynvml.CDLL = refuse\n"
-        "from libhamiregion.host.nvml import NvmlSampler\n"
+        "from libhamiregion.node.nvml import NvmlSampler\n"
         "print(NvmlSampler().open().value)"
     )
     assert run_python(code, dict(os.environ)) == "library_not_found"

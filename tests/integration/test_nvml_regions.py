@@ -8,7 +8,7 @@ from fake_nvml.scenes import CARD, GPU, MIB, MIG, MIG_A, MIG_B, OTHER, SECOND
 from poke import RegionFile, RegionFileFactory
 
 from libhamiregion import Layout, LockTimeout, RegionReadOnly, open_region
-from libhamiregion.host.nvml import NvmlSampler
+from libhamiregion.node.nvml import NvmlSampler
 
 
 def with_slots(file: RegionFile, *pids: int) -> RegionFile:

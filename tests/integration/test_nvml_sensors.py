@@ -3,7 +3,7 @@
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, SECOND, states
 
-from libhamiregion.host import NvmlSampler, NvmlState
+from libhamiregion.node import NvmlSampler, NvmlState
 
 
 def test_the_sensors_are_read_where_they_are_wanted(fake_driver: FakeDriver) -> None:

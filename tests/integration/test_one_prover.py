@@ -25,7 +25,7 @@ from own_cgroups import cgroup_of_pod
 from poke import RegionFile, RegionFileFactory
 
 from libhamiregion import Layout, create_region, open_region
-from libhamiregion.host import ProcessTable, processes
+from libhamiregion.node import ProcessTable, processes
 
 MakeActor = Callable[..., Actor]
 
@@ -147,7 +147,7 @@ def test_this_process_without_a_slot_of_its_own(region: RegionFile) -> None:
 
 
 JUDGE = """
-from libhamiregion.host import ProcessTable
+from libhamiregion.node import ProcessTable
 import mmap, os
 descriptor = os.open(path, os.O_RDWR)
 scene.mapping = mmap.mmap(descriptor, 0)

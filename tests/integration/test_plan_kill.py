@@ -13,7 +13,7 @@ from patience import eventually
 from plan_scene import GIB, PlannedRegion, PlanScene, plan
 
 from libhamiregion import Layout, Region
-from libhamiregion.agent import (
+from libhamiregion.plan import (
     FixedPlan,
     LimitPlan,
     PlanApplier,
@@ -23,7 +23,7 @@ from libhamiregion.agent import (
     diff_plan,
     load_plan,
 )
-from libhamiregion.agent.plan.journal import recover, unfinished
+from libhamiregion.plan.journal import recover, unfinished
 
 OLD = plan(
     "{select: {}, set: {memory_limit: 8GiB, sm_limit: 50, priority: 1}}",

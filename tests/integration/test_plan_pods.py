@@ -10,7 +10,7 @@ from fake_kubernetes.server import FakeApi
 from patience import eventually
 from plan_scene import GIB, PlanScene, plan_yaml
 
-from libhamiregion.agent import (
+from libhamiregion.plan import (
     FixedPlan,
     PlanWatcher,
     PodAnnotations,
@@ -72,7 +72,7 @@ def test_the_pods_of_this_node_are_listed_once(api: FakeApi, watch: Watch) -> No
 def test_a_long_list_comes_in_pages(
     api: FakeApi, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("libhamiregion.agent.plan.pods._PAGE", 2)
+    monkeypatch.setattr("libhamiregion.plan.pods._PAGE", 2)
     for number in range(5):
         api.put(f"bert-{number}", UID % number, SIX)
     pods = watch()

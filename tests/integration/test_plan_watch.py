@@ -14,7 +14,9 @@ from patience import eventually
 from plan_scene import GIB, GPUS, PlannedRegion, PlanScene, plan_yaml
 
 from libhamiregion import create_region, open_region
-from libhamiregion.agent import (
+from libhamiregion.agent import TaskRunner
+from libhamiregion.node import Node
+from libhamiregion.plan import (
     FixedPlan,
     LimitPlan,
     PlanApplier,
@@ -24,12 +26,10 @@ from libhamiregion.agent import (
     SeveralSources,
     SourceReading,
     StateBusy,
-    TaskRunner,
     diff_plan,
     load_plan,
     parse_plan,
 )
-from libhamiregion.host import Node
 
 SIX = "{select: {}, set: {memory_limit: 6GiB}}"
 FIVE = "{select: {}, set: {memory_limit: 5GiB}}"

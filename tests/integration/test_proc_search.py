@@ -18,8 +18,8 @@ from poke import RegionFile, RegionFileFactory
 from slot_bytes import pids
 
 from libhamiregion import LockNotRecoverable, Region, RegionClosed, open_region
-from libhamiregion.host import liveness as liveness_module
-from libhamiregion.host.liveness import Liveness
+from libhamiregion.node import liveness as liveness_module
+from libhamiregion.node.liveness import Liveness
 
 MakeActor = Callable[..., Actor]
 

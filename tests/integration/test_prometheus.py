@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from fake_nvml.driver import FakeDriver
 
-    from libhamiregion.agent.export.metrics import MetricFamily
+    from libhamiregion.exporter.metrics import MetricFamily
 
 pytestmark = needs_prometheus
 
@@ -111,7 +111,7 @@ def test_a_container_without_figures_has_its_reason(prometheus: Prometheus) -> N
 
 
 def test_prometheus_knows_type_and_help_of_every_metric(prometheus: Prometheus) -> None:
-    from libhamiregion.agent.export.metrics import CATALOGUE
+    from libhamiregion.exporter.metrics import CATALOGUE
 
     known = prometheus.get("/api/v1/metadata")
     families: dict[str, MetricFamily] = {family.name: family for family in CATALOGUE}

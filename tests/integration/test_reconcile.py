@@ -17,11 +17,10 @@ from patience import eventually
 from poke import RegionFile
 
 from libhamiregion import Layout, open_region
-from libhamiregion.agent import Feedback, RepairLoop, TaskRunner
-from libhamiregion.agent.steering import reconcile
-from libhamiregion.agent.steering.reconcile import SAFE_KINDS
-from libhamiregion.host import Node, diagnose
-from libhamiregion.host.doctor.findings import FindingKind
+from libhamiregion.agent import Feedback, RepairLoop, TaskRunner, reconcile
+from libhamiregion.agent.reconcile import SAFE_KINDS
+from libhamiregion.node import Node, diagnose
+from libhamiregion.node.doctor.findings import FindingKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ from actors import Actor
 from patience import eventually
 from recording_victim import SERIES, T0, readings_of, start_writer
 
-from libhamiregion.agent import Recording
+from libhamiregion.report import Recording
 
 # What the victim does: look after look, each one's number noted in shared memory when it is done.
 # Segments are short and the file small, so that it is trimmed and shrunk all the time.

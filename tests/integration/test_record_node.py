@@ -25,7 +25,8 @@ from typing_extensions import Self
 from unit.cli_process import start
 
 from libhamiregion import Layout
-from libhamiregion.agent import (
+from libhamiregion.node import Container, Node, NvmlSampler, PodLogNames
+from libhamiregion.report import (
     NodeReader,
     Reading,
     Recorder,
@@ -34,7 +35,6 @@ from libhamiregion.agent import (
     RecordingWriter,
     Written,
 )
-from libhamiregion.host import Container, Node, NvmlSampler, PodLogNames
 
 GIB = 1 << 30
 SPAN = (0, 2**60)
@@ -148,7 +148,7 @@ def test_a_driver_that_hangs_does_not_keep_the_recorder(
 def test_a_pod_is_named_as_soon_as_its_logs_are_there(
     node: GpuNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("libhamiregion.agent.record.node_reader._ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr("libhamiregion.report.node_reader._ASK_AGAIN_S", 0.0)
     pod = node.add("train", process=False, memory_limits=[GIB], uuids=[GPU])
     with Node(node.root, names=PodLogNames(node.logs), outside=False) as opened:
         reader = NodeReader(opened)

@@ -8,7 +8,7 @@ import pytest
 from browser import Browser, Page, chromium, is_blank, needs_chromium
 from recorded_day import DAY_S, GIB, MIDNIGHT_S, record, tenants
 
-from libhamiregion.agent import (
+from libhamiregion.report import (
     CHART_POINTS,
     Reading,
     RecordedContainer,

@@ -15,7 +15,7 @@ from called import call
 from prometheus_server import Prometheus, needs_prometheus, prometheus_with
 from recorded_day import GAP_S, GPUS, looks, tenants
 
-from libhamiregion.agent import (
+from libhamiregion.report import (
     Credentials,
     PrometheusAnswer,
     PrometheusApi,

@@ -6,7 +6,13 @@ from collections.abc import Iterable, Iterator
 import pytest
 from prometheus_server import Prometheus, needs_prometheus, prometheus_with
 
-from libhamiregion.agent import PrometheusApi, PrometheusHistory, Report, Usage, make_report
+from libhamiregion.report import (
+    PrometheusApi,
+    PrometheusHistory,
+    Report,
+    Usage,
+    make_report,
+)
 
 pytestmark = needs_prometheus
 

@@ -14,7 +14,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from scrapers import GOOD_REQUEST, PROMETHEUS_ACCEPT, Scraper, ask, connect, read_to_end
 
-from libhamiregion.agent import LandingFacts, ListenError, MetricsServer, ServerLimits
+from libhamiregion.exporter import LandingFacts, ListenError, MetricsServer, ServerLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

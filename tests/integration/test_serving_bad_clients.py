@@ -35,7 +35,7 @@ from scrapers import (
     sends_a_body,
 )
 
-from libhamiregion.agent import MetricsServer, ServerLimits
+from libhamiregion.exporter import MetricsServer, ServerLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -17,7 +17,7 @@ from certificates import Authority, needs_openssl
 from patience import eventually
 from scrapers import GOOD_REQUEST, Scraper, ask, connect, in_threads, read_to_end
 
-from libhamiregion.agent import MetricsServer, ServerLimits, WebConfigError
+from libhamiregion.exporter import MetricsServer, ServerLimits, WebConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,7 +15,7 @@ from own_cgroups import needs_cgroups
 from poke import RegionFileFactory
 
 from libhamiregion import Layout, ProcessStatus
-from libhamiregion.host import (
+from libhamiregion.node import (
     NodeProcess,
     NvmlSampler,
     NvmlState,
@@ -458,7 +458,7 @@ def test_figures_for_pids_of_another_namespace_are_not_taken(
 def test_a_program_in_a_container_says_why_it_has_no_figures(fake_driver: FakeDriver) -> None:
     fake_driver.play(CARD)
     code = (
-        "from libhamiregion.host import NvmlSampler, ProcessTable, driver_gap\n"
+        "from libhamiregion.node import NvmlSampler, ProcessTable, driver_gap\n"
         "table = ProcessTable()\n"
         "table.refresh()\n"
         f"with NvmlSampler({str(fake_driver.library)!r}) as sampler:\n"

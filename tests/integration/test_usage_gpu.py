@@ -11,13 +11,13 @@ import pytest
 from fake_nvml.driver import STATE
 from unit.cli_process import run
 
-from libhamiregion.host import NvmlSampler, NvmlState
+from libhamiregion.node import NvmlSampler, NvmlState
 
 # Becomes a process of the first GPU by the CUDA driver's own functions, with a slot in a region.
 WORKER = """
 import ctypes, sys
 from libhamiregion import create_region, open_region
-from libhamiregion.host import NvmlSampler
+from libhamiregion.node import NvmlSampler
 
 with NvmlSampler() as sampler:
     uuid = sampler.devices()[0].uuid

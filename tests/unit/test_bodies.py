@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libhamiregion.agent.serving.bodies import Body, Gzip
+from libhamiregion.exporter.bodies import Body, Gzip
 
 SCRAPES = st.lists(st.lists(st.binary(max_size=300) | st.just(b"x" * 40_000)), max_size=5)
 
@@ -103,7 +103,7 @@ def test_many_small_parts_are_few_chunks() -> None:
 def test_the_faster_library_is_used_where_it_is_and_not_needed(missing: str) -> None:
     code = (
         f"import gzip, sys; sys.modules.update({{{missing!r}: None}} if {missing!r} else {{}});"
-        "from libhamiregion.agent.serving import bodies;"
+        "from libhamiregion.exporter import bodies;"
         "text = b'metric{label=\"value\"} 1234\\n' * 5000;"
         "squeezed = b''.join(bodies.Gzip().compress(bodies.Body.of(text)).parts);"
         "assert gzip.decompress(squeezed) == text;"

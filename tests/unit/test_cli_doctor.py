@@ -14,7 +14,7 @@ from namespaces import needs_first_namespace
 from poke import RegionFile
 
 import libhamiregion as hami
-from libhamiregion.host import FindingKind
+from libhamiregion.node import FindingKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

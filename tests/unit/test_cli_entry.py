@@ -16,8 +16,8 @@ from forked import unprivileged
 from integration.called import call
 
 import libhamiregion as hami
-from libhamiregion.agent import Reading, RecordedContainer, RecordingWriter
 from libhamiregion.cli.verbs import hamiregion
+from libhamiregion.report import Reading, RecordedContainer, RecordingWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,7 +16,7 @@ from integration.called import call
 from plan_scene import GIB, GPUS, PlanScene, plan_yaml
 
 from libhamiregion import open_region
-from libhamiregion.agent.plan.journal import unfinished
+from libhamiregion.plan.journal import unfinished
 
 SIX = "{select: {namespace: research}, set: {memory_limit: 6GiB}}"
 UID = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"

@@ -11,10 +11,10 @@ import pytest
 
 import libhamiregion
 import libhamiregion.agent
-import libhamiregion.host
+import libhamiregion.node
 
 TESTS = Path(__file__).parents[1]
-PACKAGES = (libhamiregion, libhamiregion.host, libhamiregion.agent)
+PACKAGES = (libhamiregion, libhamiregion.node, libhamiregion.agent)
 PUBLIC = {
     name: getattr(package, name)
     for package in PACKAGES
@@ -64,7 +64,7 @@ def test_public_names_are_unique_and_there(package: ModuleType) -> None:
         assert hasattr(package, name)
 
 
-@pytest.mark.parametrize("package", [libhamiregion, libhamiregion.host], ids=["core", "host"])
+@pytest.mark.parametrize("package", [libhamiregion, libhamiregion.node], ids=["core", "host"])
 def test_everything_that_looks_public_is_declared_so(package: ModuleType) -> None:
     undeclared = {
         name

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import libhamiregion
-from libhamiregion import agent, host
+from libhamiregion import agent, exporter, node, plan, report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -218,7 +218,11 @@ def test_a_program_for_the_whole_machine_is_found() -> None:
 
 # ---- The reference -------------------------------------------------------------------------------
 
-PUBLIC = {*libhamiregion.__all__, *host.__all__, *agent.__all__}
+PUBLIC = {
+    name
+    for floor in (libhamiregion, node, exporter, plan, report, agent)
+    for name in floor.__all__
+}
 
 
 @pytest.mark.parametrize("name", sorted(PUBLIC - {"__version__"}))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from libhamiregion.agent import parse_duration
+from libhamiregion.durations import parse_duration
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ from pathlib import Path
 import attrs
 import pytest
 
-from libhamiregion.host import Explanation, Finding, FindingKind, Severity
-from libhamiregion.host.doctor.catalogue import CATALOGUE
-from libhamiregion.host.doctor.findings import finding
-from libhamiregion.host.doctor.repairs import _STAGES
-from libhamiregion.host.doctor.scene import count_words, pid_words
+from libhamiregion.node import Explanation, Finding, FindingKind, Severity
+from libhamiregion.node.doctor.catalogue import CATALOGUE
+from libhamiregion.node.doctor.findings import finding
+from libhamiregion.node.doctor.repairs import _STAGES
+from libhamiregion.node.doctor.scene import count_words, pid_words
 
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 BEGIN = "<!-- The rest is made from the catalogue: python tests/unit/test_findings.py -->\n"

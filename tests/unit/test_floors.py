@@ -8,7 +8,15 @@ import pytest
 import libhamiregion
 
 PACKAGE = Path(libhamiregion.__file__).parent
-FLOORS = ("libhamiregion", "libhamiregion.host", "libhamiregion.agent", "libhamiregion.cli")
+FLOORS = (
+    "libhamiregion",
+    "libhamiregion.node",
+    "libhamiregion.exporter",
+    "libhamiregion.plan",
+    "libhamiregion.report",
+    "libhamiregion.agent",
+    "libhamiregion.cli",
+)
 MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
 
 

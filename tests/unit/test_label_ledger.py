@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import attrs
 
-from libhamiregion.agent.export.label_ledger import OTHER, LabelLedger
-from libhamiregion.agent.export.naming import Identity
-from libhamiregion.host import HostProcess
+from libhamiregion.exporter.label_ledger import OTHER, LabelLedger
+from libhamiregion.exporter.naming import Identity
+from libhamiregion.node import HostProcess
 
 ONE, TWO = (
     Identity("team-a", pod, "main", pod, is_named=True, age=(0, "")) for pod in ("one", "two")

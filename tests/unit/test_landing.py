@@ -8,8 +8,8 @@ import re
 from html.parser import HTMLParser
 
 from libhamiregion import __version__
-from libhamiregion.agent import LandingFacts
-from libhamiregion.agent.serving.landing import CONTENT_SECURITY_POLICY, landing_page
+from libhamiregion.exporter import LandingFacts
+from libhamiregion.exporter.landing import CONTENT_SECURITY_POLICY, landing_page
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 

@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from libhamiregion.agent import ListenError
-from libhamiregion.agent.serving.listening import ListenAddress, listen, parse_listen
+from libhamiregion.exporter import ListenError
+from libhamiregion.exporter.listening import ListenAddress, listen, parse_listen
 
 
 @pytest.mark.parametrize(

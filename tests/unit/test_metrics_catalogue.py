@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from exposition import NodeFiles
 
-from libhamiregion.agent import CATALOGUE, MetricFamily, NodeExporter, Unit
+from libhamiregion.exporter import CATALOGUE, MetricFamily, NodeExporter, Unit
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 

@@ -5,10 +5,9 @@ from exposition import parsed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libhamiregion.agent import Series
-from libhamiregion.agent.export import metrics
-from libhamiregion.agent.export.labels import LabelMaker, distinct, read_labels, safe_value
-from libhamiregion.agent.export.rendering import Sheet
+from libhamiregion.exporter import Series, metrics
+from libhamiregion.exporter.labels import LabelMaker, distinct, read_labels, safe_value
+from libhamiregion.exporter.rendering import Sheet
 
 make = LabelMaker(metrics.MEMORY_USED)
 

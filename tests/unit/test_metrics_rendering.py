@@ -2,10 +2,9 @@
 
 from exposition import parsed
 
-from libhamiregion.agent import Series
-from libhamiregion.agent.export import metrics
-from libhamiregion.agent.export.labels import LabelMaker
-from libhamiregion.agent.export.rendering import Sheet, ratio_text, steady
+from libhamiregion.exporter import Series, metrics
+from libhamiregion.exporter.labels import LabelMaker
+from libhamiregion.exporter.rendering import Sheet, ratio_text, steady
 
 device = LabelMaker(metrics.MEMORY_USED)
 own = LabelMaker(metrics.SM_LIMIT)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from libhamiregion.host import (
+from libhamiregion.node import (
     ChainedNames,
     DockerApiNames,
     DockerNames,
@@ -652,7 +652,7 @@ def test_files_are_tried_before_a_daemon(pods: Path, tmp_path: Path) -> None:
 
 def test_the_host_package_loads_neither_nvml_nor_kubernetes_nor_http() -> None:
     script = (
-        "import sys, libhamiregion.host; "
+        "import sys, libhamiregion.node; "
         "print([m for m in ('pynvml', 'kubernetes', 'urllib3', 'http.client') if m in sys.modules])"
     )
     done = subprocess.run(

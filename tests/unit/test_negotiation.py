@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client.exposition import choose_encoder
 
-from libhamiregion.agent.serving.negotiation import accepts_gzip, wants_openmetrics
+from libhamiregion.exporter.negotiation import accepts_gzip, wants_openmetrics
 
 PROMETHEUS_2 = (
     "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"

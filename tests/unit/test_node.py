@@ -17,7 +17,7 @@ from node_root import Root, only, refresh, remove, settle
 from poke import RegionFile, truncate
 
 from libhamiregion import Layout, RegionClosed, RegionStale, create_region
-from libhamiregion.host import (
+from libhamiregion.node import (
     ContainerView,
     MissingReason,
     Node,
@@ -27,7 +27,7 @@ from libhamiregion.host import (
     ProcessTable,
     directories,
 )
-from libhamiregion.host import node as node_module
+from libhamiregion.node import node as node_module
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from node_root import Root, refresh, touch
 from poke import RegionFile, truncate
 
 from libhamiregion import Layout, create_region
-from libhamiregion.host import Container, Node
+from libhamiregion.node import Container, Node
 
 _numbers = itertools.count()
 FILES = ("a.cache", "b.cache", "c.cache", "libvgpu.so")

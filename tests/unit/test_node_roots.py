@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from node_root import Root, only, pod_uid, refresh, settle
 
-from libhamiregion.host import Node, roots
+from libhamiregion.node import Node, roots
 
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give files away")

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_scene import GIB, HEAD, plan, plan_yaml
 
-from libhamiregion.agent import (
+from libhamiregion.node import Selector
+from libhamiregion.plan import (
     PLAN_SCHEMA,
     LimitField,
     LimitPlan,
@@ -24,9 +25,8 @@ from libhamiregion.agent import (
     parse_plan,
     plan_text,
 )
-from libhamiregion.agent.plan.document import MAX_BYTES, MAX_DEPTH, MAX_VALUES
-from libhamiregion.agent.plan.limit_plan import parse_value, plan_document, plan_value
-from libhamiregion.host import Selector
+from libhamiregion.plan.document import MAX_BYTES, MAX_DEPTH, MAX_VALUES
+from libhamiregion.plan.limit_plan import parse_value, plan_document, plan_value
 
 MEMORY, SM, PRIORITY = LimitField.MEMORY_LIMIT, LimitField.SM_LIMIT, LimitField.PRIORITY
 

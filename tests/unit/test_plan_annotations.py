@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from libhamiregion.agent import (
+from libhamiregion.plan import (
     AnnotatedPod,
     AnnotationPlan,
     LimitField,
@@ -13,7 +13,7 @@ from libhamiregion.agent import (
     plan_of_pods,
     plan_text,
 )
-from libhamiregion.agent.plan.annotations import annotated_pod
+from libhamiregion.plan.annotations import annotated_pod
 
 GIB = 1 << 30
 UID = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"

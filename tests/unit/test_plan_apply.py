@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from plan_scene import GIB, PlanScene, plan
 
 from libhamiregion import Layout, open_region
-from libhamiregion.agent import (
+from libhamiregion.node import Node, Selector
+from libhamiregion.plan import (
     ChangeStatus,
     ContainerOutcome,
     LimitField,
@@ -30,8 +31,7 @@ from libhamiregion.agent import (
     plan_text,
     undo_plan,
 )
-from libhamiregion.agent.plan.state import write_new, write_whole
-from libhamiregion.host import Node, Selector
+from libhamiregion.plan.state import write_new, write_whole
 
 SIX = "{select: {}, set: {memory_limit: 6GiB, sm_limit: 20, priority: 0}}"
 

@@ -8,7 +8,8 @@ from golden_regions import NAMES, unpack
 from plan_scene import GIB, GPUS, PlanScene, plan
 
 from libhamiregion import Effect, Layout
-from libhamiregion.agent import (
+from libhamiregion.node import MissingReason, Node
+from libhamiregion.plan import (
     ContainerDiff,
     LimitField,
     Override,
@@ -18,7 +19,6 @@ from libhamiregion.agent import (
     SkipReason,
     diff_plan,
 )
-from libhamiregion.host import MissingReason, Node
 
 MEMORY, SM, PRIORITY = LimitField.MEMORY_LIMIT, LimitField.SM_LIMIT, LimitField.PRIORITY
 NOW, LATER = Effect.IMMEDIATE, Effect.NEW_PROCESSES

@@ -15,7 +15,7 @@ import attrs
 import pytest
 from recorded_day import DAY_S, GIB, MIDNIGHT_S, record, tenants
 
-from libhamiregion.agent import (
+from libhamiregion.report import (
     CHART_POINTS,
     Allocation,
     AllocationState,
@@ -35,8 +35,8 @@ from libhamiregion.agent import (
     report_html,
     report_json,
 )
-from libhamiregion.agent.report.tables import JSON_SCHEMA
-from libhamiregion.agent.report.words import Times
+from libhamiregion.report.tables import JSON_SCHEMA
+from libhamiregion.report.words import Times
 
 SINCE_MS = MIDNIGHT_S * 1000
 HOSTILE = (

@@ -7,7 +7,8 @@ import attrs
 import pytest
 from recorded_day import DAY_S, GAP_S, GIB, MIB, MIDNIGHT_S, Tenant, looks, record, tenants
 
-from libhamiregion.agent import (
+from libhamiregion.node import Selector
+from libhamiregion.report import (
     Coverage,
     Gap,
     Reading,
@@ -22,8 +23,7 @@ from libhamiregion.agent import (
     make_report,
     report_html,
 )
-from libhamiregion.agent.report.models import LEVELS
-from libhamiregion.host import Selector
+from libhamiregion.report.models import LEVELS
 
 INTERVAL_S = 60
 SINCE_MS = MIDNIGHT_S * 1000

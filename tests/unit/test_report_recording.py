@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import attrs
 import pytest
 
-from libhamiregion.agent import (
+from libhamiregion.report import (
     Allocation,
     AllocationState,
     Look,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from libhamiregion.agent.steering.root_watch import RootWatch
-from libhamiregion.host import Node
+from libhamiregion.agent.root_watch import RootWatch
+from libhamiregion.node import Node
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from libhamiregion.agent import Event
+    from libhamiregion.node.events import Event
 
 
 def test_what_cannot_be_listed_is_said_once_and_its_return_too(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from libhamiregion.host import Container, ContainerId, PodName, Selector
 from libhamiregion.models import DeviceUsage
+from libhamiregion.node import Container, ContainerId, PodName, Selector
 
 UID = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"
 ID = "ab" * 32

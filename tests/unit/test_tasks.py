@@ -6,10 +6,10 @@ from collections.abc import Mapping
 import pytest
 from patience import eventually
 
-from libhamiregion.agent import Event, Task, TaskRunner
-from libhamiregion.agent.backoff import Backoff, owner_of
-from libhamiregion.agent.events import Voice, container_label
-from libhamiregion.host import Container, ContainerId
+from libhamiregion.agent import Task, TaskRunner
+from libhamiregion.node import Container, ContainerId
+from libhamiregion.node.backoff import Backoff, owner_of
+from libhamiregion.node.events import Event, Voice, container_label
 
 
 class Counting:

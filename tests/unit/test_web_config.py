@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from libhamiregion.agent import WebConfigError
-from libhamiregion.agent.serving.web_config import (
+from libhamiregion.exporter import WebConfigError
+from libhamiregion.exporter.web_config import (
     RateLimit,
     TlsSettings,
     WebConfig,

@@ -1,1 +1,0 @@
-"""The exporter: what is exported, from which figures, as which text."""

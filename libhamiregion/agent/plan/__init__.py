@@ -1,1 +1,0 @@
-"""Limits by plan: reading, comparing, applying, watching."""

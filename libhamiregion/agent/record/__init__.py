@@ -1,1 +1,0 @@
-"""Recording what a node uses into a file."""

@@ -1,1 +1,0 @@
-"""Reports about what was used, from a recording or from Prometheus."""

@@ -1,1 +1,0 @@
-"""Serving metrics over HTTP: listening, TLS and passwords, slow clients, the landing page."""

@@ -1,1 +1,0 @@
-"""What writes into regions for as long as an agent runs: feedback, repairs, figures."""

@@ -1,0 +1,215 @@
+"""The doctor: everything that can be told to be wrong on a node, each with proof and advice."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+from libhamiregion.errors import RegionError
+from libhamiregion.node.usage import node_processes
+
+from .files import missing_regions, mixed_layouts, other_cache_files, permissions, unreadable_roots
+from .findings import Finding, FindingKind, Severity
+from .host_pids import wrong_host_pids
+from .limits import blocked_launches, limits_unlike_environment, sm_limits_off
+from .locks import locks
+from .repairs import Repair, repair
+from .scene import Scene, memory_of, place_of
+from .slots import (
+    dead_processes,
+    exited_slots,
+    moved_slots,
+    slot_table_fill,
+    slots_without_pid,
+    stuck_seqlocks,
+    unknown_processes,
+)
+from .usage import (
+    device_count_zero,
+    driver_memory,
+    escaping_processes,
+    impossible_usage,
+    unrecorded_utilization,
+    usage_above_limit,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Iterator
+
+    from libhamiregion.node.node import ContainerView, Node
+    from libhamiregion.node.nvml import NvmlSample, NvmlSampler
+    from libhamiregion.node.usage import NodeProcess
+
+    from .scene import Used
+
+__all__ = ["Finding", "FindingKind", "Repair", "Severity", "diagnose", "repair"]
+
+# A lock or a seqlock is held for microseconds, or milliseconds where the driver is asked under it.
+_STUCK_S = 1.0
+# Without a second look: two diagnoses, as far apart as a scraper asks, see the same holder.
+_STUCK_BETWEEN_DIAGNOSES_S = 10.0
+_LOOK_EVERY_S = 0.005
+
+_CHECKS_OF_NODE: tuple[Callable[[Scene], Iterator[Finding]], ...] = (
+    unreadable_roots,
+    unknown_processes,
+    missing_regions,
+    other_cache_files,
+    permissions,
+    escaping_processes,
+)
+_CHECKS_OF_REGION: tuple[Callable[[Scene, Used], Iterator[Finding]], ...] = (
+    locks,
+    stuck_seqlocks,
+    slots_without_pid,
+    moved_slots,
+    dead_processes,
+    exited_slots,
+    slot_table_fill,
+    wrong_host_pids,
+    usage_above_limit,
+    impossible_usage,
+    device_count_zero,
+    driver_memory,
+    unrecorded_utilization,
+    sm_limits_off,
+    limits_unlike_environment,
+    blocked_launches,
+    mixed_layouts,
+)
+_ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.INFO: 2}
+
+
+def diagnose(
+    node: Node,
+    *,
+    sample: NvmlSample | None = None,
+    sampler: NvmlSampler | None = None,
+    views: Iterable[ContainerView] | None = None,
+    rows: Iterable[NodeProcess] | None = None,
+    settle_s: float = 1.5,
+) -> tuple[Finding, ...]:
+    """Look for everything that can be wrong on a node. Changes nothing and takes no lock.
+
+    A healthy node gives no finding. What a healthy node can show for a moment, such as a lock that
+    is held or a host pid that is not yet found, is looked at again after `settle_s`, and is a
+    finding only if it is there both times and has not moved in between. If there is nothing of
+    that kind, no time is spent.
+
+    With ``settle_s=0`` there is one look and no waiting, for an exporter that counts findings by
+    kind once per interval: what passes by itself may then be reported for one interval, and what
+    must stand still is compared with earlier calls for the same node. Then the files libvgpu.so
+    that processes have loaded are not compared (`FindingKind.LAYOUT_MIXED`), which costs
+    milliseconds per process.
+
+    Args:
+        node: The node. It is refreshed, unless `views` are given and `settle_s` is 0.
+        sample: What the driver said, taken before the views; None leaves out what needs it.
+        sampler: Asked for a sample before each look, in place of `sample`.
+        views: What ``Node.view`` gave a moment ago, for the first look; None looks now.
+        rows: `node_processes` of those views and that sample, if they are there already.
+        settle_s: How long to wait before the second look, seconds.
+
+    Returns:
+        By severity, then in the order of the node's containers.
+
+    Raises:
+        ValueError: A negative time.
+        RegionClosed: The node has been closed.
+        OSError: /proc cannot be listed.
+
+    Threads: may be called from several; diagnoses and repairs of one node take turns.
+
+    Shell: ``hamiregion doctor``.
+    """
+    if not settle_s >= 0:
+        raise ValueError(f"a time is 0 or more seconds, not {settle_s!r}")
+    with memory_of(node).turn:
+        first = _look(node, sample, sampler, views, rows, settle_s)
+        found = list(_check(first))
+        if settle_s and (first.suspects or any(each.kind.explanation.passes for each in found)):
+            found = _settled(first, found, sample, sampler, settle_s)
+        else:
+            _remember(first)
+    return tuple(sorted(found, key=lambda each: _ORDER[each.severity]))
+
+
+def _look(
+    node: Node,
+    sample: NvmlSample | None,
+    sampler: NvmlSampler | None,
+    views: Iterable[ContainerView] | None,
+    rows: Iterable[NodeProcess] | None,
+    settle_s: float,
+) -> Scene:
+    if sampler is not None:
+        sample = sampler.sample()
+    seen = node.view() if views is None else tuple(views)
+    if rows is None:
+        rows = () if sample is None else node_processes(seen, node.processes, sample)
+    return Scene(
+        node=node,
+        views=seen,
+        memory=memory_of(node),
+        sample=sample,
+        rows=tuple(rows),
+        lock_s=min(_STUCK_S, settle_s) if settle_s else _STUCK_BETWEEN_DIAGNOSES_S,
+        seqlock_s=min(_STUCK_S, settle_s) if settle_s else _STUCK_S,
+        thorough=settle_s > 0,
+    )
+
+
+def _check(scene: Scene) -> Iterator[Finding]:
+    for check_node in _CHECKS_OF_NODE:
+        yield from check_node(scene)
+    for used in scene.used:
+        for check_region in _CHECKS_OF_REGION:
+            # A region that goes away while it is looked at is the next look's business.
+            with contextlib.suppress(RegionError, OSError):
+                yield from check_region(scene, used)
+
+
+def _settled(
+    first: Scene,
+    found: list[Finding],
+    sample: NvmlSample | None,
+    sampler: NvmlSampler | None,
+    settle_s: float,
+) -> list[Finding]:
+    """What is still there after a while, and has not moved."""
+    deadline = time.monotonic() + settle_s
+    waits = any(each.kind.explanation.passes for each in found)
+    suspects = dict(first.suspects)
+    while time.monotonic() < deadline and (waits or suspects):
+        time.sleep(min(_LOOK_EVERY_S, settle_s))
+        for what in [what for what, has_moved in suspects.items() if _moved(has_moved)]:
+            first.memory.forget(what)
+            del suspects[what]
+    if not (waits or suspects):
+        _remember(first)
+        return found
+    second = _look(first.node, sample, sampler, None, None, settle_s)
+    before = {_key(each) for each in found}
+    again = [
+        each for each in _check(second) if not each.kind.explanation.passes or _key(each) in before
+    ]
+    _remember(second)
+    return again
+
+
+def _moved(has_moved: Callable[[], bool]) -> bool:
+    try:
+        return has_moved()
+    except (RegionError, OSError):
+        return True
+
+
+def _key(found: Finding) -> Hashable:
+    return found.kind, place_of(found.container), found.device, found.pid, found.cause
+
+
+def _remember(scene: Scene) -> None:
+    scene.memory.keep_only(
+        scene.standing, (process for used in scene.used for process in used.users)
+    )
