@@ -19,8 +19,7 @@ root_option = click.option(
     type=options.PATH,
     metavar="DIR",
     help="Only the <podUID>_<container> directories below DIR, which may be a pattern; may be given"
-    " again.  [default: $HOOK_PATH/containers, else HAMi's and volcano's, and regions that"
-    " processes map elsewhere]",
+    " again.  [default: $HOOK_PATH/containers, else HAMi's and volcano's]",
 )
 pod_logs_option = click.option(
     "--pod-logs",
@@ -65,13 +64,11 @@ def selector(
 def open_node(roots: tuple[str, ...], proc: str, pod_logs: str, *, outside: bool = False) -> Node:
     """Make the node that --root, --proc and --pod-logs choose; the caller closes it.
 
-    Who names directories means those: regions elsewhere count only if none are named.
-
     Args:
         roots: As typed.
         proc: As typed.
         pod_logs: As typed.
-        outside: Whether to look for regions elsewhere if no roots are given.
+        outside: Whether to look for regions outside the roots too.
     """
     names = ChainedNames([PodLogNames(pod_logs), DockerNames()])
-    return Node(roots or None, proc=proc, names=names, outside=outside and not roots)
+    return Node(roots or None, proc=proc, names=names, outside=outside)
