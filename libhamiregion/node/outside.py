@@ -164,8 +164,8 @@ def local_devices(proc: str) -> frozenset[int]:
     found = set()
     with (
         contextlib.suppress(FileNotFoundError, PermissionError),
-        open(f"{proc}/1/mountinfo", "rb") as file,
-    ):  # noqa: PTH123
+        open(f"{proc}/1/mountinfo", "rb") as file,  # noqa: PTH123
+    ):
         for line in file:
             fields, _, source = line.partition(b" - ")
             if source.split(b" ", 1)[0].decode("ascii", "replace") in _LOCAL_TYPES:
