@@ -15,15 +15,15 @@ int hr_fail(const struct hr_detail *detail)
     return detail->code;
 }
 
-int hr_fail_why(int code, int why)
+int hr_fail_reason(int code, int reason)
 {
-    struct hr_detail detail = {.code = code, .why = why, .device = -1, .layout = HR_LAYOUTS};
+    struct hr_detail detail = {.code = code, .reason = reason, .device = -1, .layout = HR_LAYOUTS};
     return hr_fail(&detail);
 }
 
 int hr_fail_code(int code)
 {
-    return hr_fail_why(code, HR_WHY_NONE);
+    return hr_fail_reason(code, HR_REASON_NONE);
 }
 
 int hr_fail_errno(int code, int sys_errno)

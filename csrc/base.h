@@ -14,7 +14,7 @@
 int hr_fail(const struct hr_detail *detail);
 int hr_fail_code(int code);
 int hr_fail_errno(int code, int sys_errno);
-int hr_fail_why(int code, int why);
+int hr_fail_reason(int code, int reason);
 
 uint64_t hr_clock_ns(int clock);
 uint64_t hr_deadline_ns(uint64_t timeout_ns);

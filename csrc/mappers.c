@@ -205,7 +205,7 @@ static bool has_pid(const struct hr_mapper *mapper, int32_t pid)
     return false;
 }
 
-enum hr_life hr_life_of_owner(const struct hr_mappers *mappers, int32_t pid, int32_t *here)
+enum hr_liveness hr_liveness_of_owner(const struct hr_mappers *mappers, int32_t pid, int32_t *here)
 {
     *here = 0;
     for (uint32_t i = 0; i < mappers->count; i++) {
@@ -217,10 +217,10 @@ enum hr_life hr_life_of_owner(const struct hr_mappers *mappers, int32_t pid, int
     for (uint32_t i = 0; i < mappers->unsure_count; i++) {
         if (has_pid(&mappers->unsure[i], pid)) {
             *here = mappers->unsure[i].pids[0];
-            return HR_LIFE_UNKNOWN;
+            return HR_LIVENESS_UNKNOWN;
         }
     }
-    return mappers->complete ? HR_DEAD : HR_LIFE_UNKNOWN;
+    return mappers->complete ? HR_DEAD : HR_LIVENESS_UNKNOWN;
 }
 
 static bool has_innermost(const struct hr_mapper *list, uint32_t count, int32_t pid)
@@ -232,13 +232,13 @@ static bool has_innermost(const struct hr_mapper *list, uint32_t count, int32_t 
     return false;
 }
 
-enum hr_life hr_life_of_slot(const struct hr_mappers *mappers, int32_t pid)
+enum hr_liveness hr_liveness_of_slot(const struct hr_mappers *mappers, int32_t pid)
 {
     if (has_innermost(mappers->list, mappers->count, pid))
         return HR_ALIVE;
     if (has_innermost(mappers->unsure, mappers->unsure_count, pid))
-        return HR_LIFE_UNKNOWN;
-    return mappers->complete ? HR_DEAD : HR_LIFE_UNKNOWN;
+        return HR_LIVENESS_UNKNOWN;
+    return mappers->complete ? HR_DEAD : HR_LIVENESS_UNKNOWN;
 }
 
 static int judge_slots(hr_region *region, struct hr_process_list *list,
@@ -256,7 +256,7 @@ static int judge_slots(hr_region *region, struct hr_process_list *list,
         return code;
     /* No process has pid 0. */
     for (int32_t i = 0; i < asked->count; i++)
-        lives[i] = asked->pids[i] == 0 ? HR_DEAD : hr_life_of_slot(&mappers, asked->pids[i]);
+        lives[i] = asked->pids[i] == 0 ? HR_DEAD : hr_liveness_of_slot(&mappers, asked->pids[i]);
     hr_free_mappers(&mappers);
     return HR_OK;
 }

@@ -46,8 +46,8 @@ int hr_look_for_mappers(hr_region *region, const char *proc, struct hr_mappers *
  * Whether the process lives that has `pid` in one of its namespaces, or, for the
  * pid of a slot, in its innermost one.  `here` gets its pid in this /proc, or 0.
  */
-enum hr_life hr_life_of_owner(const struct hr_mappers *mappers, int32_t pid, int32_t *here);
-enum hr_life hr_life_of_slot(const struct hr_mappers *mappers, int32_t pid);
+enum hr_liveness hr_liveness_of_owner(const struct hr_mappers *mappers, int32_t pid, int32_t *here);
+enum hr_liveness hr_liveness_of_slot(const struct hr_mappers *mappers, int32_t pid);
 
 /*
  * Whether the region's file may have a second inode, through which other processes map the same

@@ -87,15 +87,15 @@ static bool is_nobodys(const struct reap_call *call, int32_t index)
     return false;
 }
 
-static enum hr_life judge(const struct reap_call *call, int32_t index)
+static enum hr_liveness judge(const struct reap_call *call, int32_t index)
 {
     int32_t pid = pid_of(call, index);
     if (pid == 0)
-        return is_nobodys(call, index) ? HR_DEAD : HR_LIFE_UNKNOWN;
+        return is_nobodys(call, index) ? HR_DEAD : HR_LIVENESS_UNKNOWN;
     if (hr_names_slot(call->suspects, pid))
-        return hr_life_of_slot(call->mappers, pid);
+        return hr_liveness_of_slot(call->mappers, pid);
     /* A newcomer, or one that was no suspect: nothing is done to it. */
-    return hr_life_of_slot(call->before, pid) == HR_ALIVE ? HR_ALIVE : HR_LIFE_UNKNOWN;
+    return hr_liveness_of_slot(call->before, pid) == HR_ALIVE ? HR_ALIVE : HR_LIVENESS_UNKNOWN;
 }
 
 /*
@@ -110,8 +110,9 @@ static int32_t find_end(const struct reap_call *call, int32_t count)
     for (int32_t index = 0; index < HR_SLOTS; index++) {
         int32_t pid = pid_of(call, index);
         bool is_own = own != 0 && pid == own;
-        if (index >= count ? pid != 0 && !is_own && hr_life_of_slot(call->before, pid) != HR_DEAD
-                           : !is_own && judge(call, index) != HR_DEAD)
+        if (index >= count
+                ? pid != 0 && !is_own && hr_liveness_of_slot(call->before, pid) != HR_DEAD
+                : !is_own && judge(call, index) != HR_DEAD)
             return count;
         if (index < count && (is_own || !is_asked_for(call, pid)))
             end = index + 1;
@@ -128,7 +129,7 @@ static void reap_slot(struct reap_call *call, int32_t index, int32_t end)
     int32_t pid = hr_slot_pid(region, slot);
     if (!is_asked_for(call, pid))
         return;
-    enum hr_life life = judge(call, index);
+    enum hr_liveness life = judge(call, index);
     if (life != HR_DEAD) {
         if (call->pid_count > 0)
             report(call, pid, life == HR_ALIVE ? HR_REAP_ALIVE : HR_REAP_UNKNOWN, 0);
@@ -204,7 +205,7 @@ static int list_suspects(void *argument)
         int32_t pid = pid_of(call, index);
         if (pid == 0)
             continue;
-        if (hr_life_of_slot(call->before, pid) != HR_DEAD) {
+        if (hr_liveness_of_slot(call->before, pid) != HR_DEAD) {
             call->has_others = call->has_others || pid != call->region->own.pid;
         } else if (is_asked_for(call, pid)) {
             call->suspects->pids[call->suspects->count++] = pid;
@@ -234,7 +235,7 @@ static int drop_long_searches(struct reap_call *call, const char *proc)
         return code;
     int32_t kept = 0;
     for (int32_t i = 0; i < suspects->count; i++) {
-        if (hr_life_of_slot(&mappers, suspects->pids[i]) == HR_DEAD)
+        if (hr_liveness_of_slot(&mappers, suspects->pids[i]) == HR_DEAD)
             suspects->pids[kept++] = suspects->pids[i];
     }
     suspects->count = kept;

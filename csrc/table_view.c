@@ -140,7 +140,7 @@ static bool is_nobodys(const hr_region *region, const struct hr_table_view *view
     if (pid == 0)
         return hr_slot_bytes(region, hr_slot(region, (uint32_t)index)) == 0 ||
                !hr_may_be_ending(region, &view->mappers);
-    return pid < 0 || pid == HR_NOBODY || hr_life_of_slot(&view->mappers, pid) == HR_DEAD;
+    return pid < 0 || pid == HR_NOBODY || hr_liveness_of_slot(&view->mappers, pid) == HR_DEAD;
 }
 
 /* How the other slots that name the process of this one behave. */
