@@ -216,32 +216,9 @@ static int list_suspects(void *argument)
     return code;
 }
 
-/*
- * Others wait for the lock while /proc is searched under it.  A neighbour whose pid in
- * its own container is that of a dead process here must be looked at, and it decides how
- * long that takes.  So the search is tried without the lock: whom it does not come
- * to in time is no suspect.  What is left takes about as long again, and gets twice the time.
- */
-#define TRIAL_NS 250000000
+/* A neighbour whose pid in its own container is that of a dead process here decides how long its
+ * maps take to read, and others wait for the lock meanwhile. */
 #define SEARCH_NS 500000000
-
-static int drop_long_searches(struct reap_call *call, const char *proc)
-{
-    struct hr_slot_pids *suspects = call->suspects;
-    struct hr_mappers mappers;
-    int code = hr_find_mappers(call->region, proc, HR_WITH_OWN_HANDLE, suspects,
-                               hr_deadline_ns(TRIAL_NS), &mappers);
-    if (code != HR_OK)
-        return code;
-    int32_t kept = 0;
-    for (int32_t i = 0; i < suspects->count; i++) {
-        if (hr_liveness_of_slot(&mappers, suspects->pids[i]) == HR_DEAD)
-            suspects->pids[kept++] = suspects->pids[i];
-    }
-    suspects->count = kept;
-    hr_free_mappers(&mappers);
-    return HR_OK;
-}
 
 /*
  * The scan that judges is made under the lock: who has a slot by then has mapped the
@@ -277,14 +254,10 @@ static int reap_under_lock(struct reap_call *call, const char *proc, uint64_t ti
 static int reap_beside(struct reap_call *call, const char *proc, uint64_t timeout_ns)
 {
     int code = hr_run_entered(call->region, list_suspects, call);
-    if (code == HR_OK && call->before->initial && call->suspects->count > 0)
-        code = drop_long_searches(call, proc);
     /* Emptied slots are suspects too, which go where nobody else lives. */
     bool has_work = call->nameless_count > 0 || call->pid_count > 0 ||
                     (call->suspects->count > 0 && (call->has_work || !call->has_others));
-    if (code != HR_OK || !has_work)
-        return code;
-    return reap_under_lock(call, proc, timeout_ns);
+    return code == HR_OK && has_work ? reap_under_lock(call, proc, timeout_ns) : code;
 }
 
 int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t pid_count,
