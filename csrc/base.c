@@ -1,5 +1,6 @@
 #include "base.h"
 
+#include <stdlib.h>
 #include <time.h>
 
 const char *hr_core_version(void)
@@ -82,6 +83,18 @@ uint64_t hr_clock_ns(int clock)
 uint64_t hr_deadline_ns(uint64_t timeout_ns)
 {
     return hr_add_saturating(hr_clock_ns(CLOCK_MONOTONIC), timeout_ns);
+}
+
+bool hr_is_past(uint64_t deadline_ns)
+{
+    return hr_clock_ns(CLOCK_MONOTONIC) >= deadline_ns;
+}
+
+void *hr_grow(void *list, uint32_t count, size_t item)
+{
+    if ((count & (count - 1)) != 0) /* full at each power of two */
+        return list;
+    return realloc(list, (count == 0 ? 1 : (size_t)count * 2) * item);
 }
 
 bool hr_nap(uint64_t deadline_ns, unsigned *naps)

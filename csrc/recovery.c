@@ -170,8 +170,7 @@ static bool is_as_judged(const struct recovery *recovery, struct hr_lock_words w
 /* Nobody uses the file, for certain: this process neither, by another handle. */
 static bool is_mapped_by_nobody(const struct hr_mappers *mappers)
 {
-    return mappers->complete && !mappers->filtered && mappers->count == 0 &&
-           mappers->unsure_count == 0;
+    return mappers->complete && !mappers->filtered && mappers->count == 0;
 }
 
 /* Outside the guard: everything that opens files. */
