@@ -136,7 +136,7 @@ static int check_no_foreign_mapping(hr_region *region)
     return code;
 }
 
-int hr_attach_by(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns)
+int hr_attach(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns)
 {
     if (!region->writable)
         return hr_fail_code(HR_EREADONLY);
@@ -163,11 +163,6 @@ int hr_attach_by(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_n
         hr_unclaim_attachment(region);
     }
     return code;
-}
-
-int hr_attach(hr_region *region, uint64_t timeout_ns)
-{
-    return hr_attach_by(region, NULL, timeout_ns);
 }
 
 void hr_end_attachment(struct hr_ticket *ticket)

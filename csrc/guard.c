@@ -260,8 +260,8 @@ static bool check(uint64_t now)
 bool hr_guard_begin(void)
 {
     uint64_t now = ticks();
-    bool in_burst = now - last_began < BURST_TICKS && now - last_checked < CHECKED_TICKS &&
-                    !atomic_load_explicit(&is_aside, memory_order_relaxed);
+    bool in_burst = !atomic_load_explicit(&is_aside, memory_order_relaxed) &&
+                    now - last_began < BURST_TICKS && now - last_checked < CHECKED_TICKS;
     last_began = now;
     return __builtin_expect(!in_burst, 0) && check(now);
 }

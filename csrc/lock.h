@@ -69,13 +69,24 @@
 #define HR_NEWCOMER_NS 20000000u
 
 /*
- * Take the lock within `timeout_ns`, 0 = look once.
+ * A ticket owns what a call has taken, from within the call: it is made before, all
+ * zero, and ended by its destructor, from any thread, at any time, and as often as one
+ * likes.  What was given back meanwhile stays so, also if the handle has taken it anew.
+ */
+struct hr_ticket {
+    hr_region *region; /* NULL: never used.  The handle's memory stays until the end. */
+    uint64_t turn;
+};
+
+/*
+ * Take the lock within `timeout_ns`, 0 = look once, for the ticket, if that is not NULL.
  *
  * HR_ETIMEOUT (detail.found = owner_pid), HR_EBUSY (this thread has it already),
  * HR_EREADONLY, HR_ESTALE, HR_ECLOSED, HR_EFORKED, HR_ESYSTEM.  A handle that is not attached
  * opens the file anew the first time: HR_ESTALE if its path leads elsewhere, HR_EACCESS.
  */
-int hr_lock(hr_region *region, uint64_t timeout_ns);
+int hr_lock(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns);
+void hr_end_lock(struct hr_ticket *ticket);
 
 /*
  * Give it back.  HR_EBUSY: this handle does not hold it.  HR_ELOST: it was taken
@@ -86,18 +97,6 @@ int hr_unlock(hr_region *region);
 /* Give it back if this thread has it, else HR_EBUSY.  Use when it is unknown whether hr_lock()
  * succeeded, for example after a signal. */
 int hr_unlock_own(hr_region *region);
-
-/*
- * A ticket owns what a call has taken, from within the call: it is made before, all
- * zero, and ended by its destructor, from any thread, at any time, and as often as one
- * likes.  What was given back meanwhile stays so, also if the handle has taken it anew.
- */
-struct hr_ticket {
-    hr_region *region; /* NULL: never used.  The handle's memory stays until the end. */
-    uint64_t turn;
-};
-int hr_lock_by(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns);
-void hr_end_lock(struct hr_ticket *ticket);
 
 enum hr_liveness { HR_DEAD, HR_ALIVE, HR_LIVENESS_UNKNOWN };
 

@@ -40,14 +40,12 @@
  * is used again, where that is worth a look at /proc, or one at the end is taken, beyond all
  * in which a live process may be writing.  One attachment per handle, and one handle
  * per process and region: HR_EATTACHED; with detail.reason HR_REASON_FOREIGN_MAPPING another
- * library in this process, libvgpu, has the region mapped.
+ * library in this process, libvgpu, has the region mapped.  A ticket (lock.h), if not NULL, owns
+ * the attachment: it detaches when it ends, if that is the one.
  *
  * HR_EFULL, HR_ETIMEOUT and the rest of hr_lock().
  */
-int hr_attach(hr_region *region, uint64_t timeout_ns);
-
-/* With a ticket (lock.h) that owns the attachment: it detaches when it ends, if that is the one. */
-int hr_attach_by(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns);
+int hr_attach(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns);
 void hr_end_attachment(struct hr_ticket *ticket);
 
 /* Empty the slot, and remove it if it is the last one.  HR_EDETACHED: not attached. */

@@ -256,7 +256,7 @@ struct hr_ticket {
     uint64_t turn;
 };
 
-int hr_lock_by(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns);
+int hr_lock(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns);
 void hr_end_lock(struct hr_ticket *ticket);
 int hr_unlock(hr_region *region);
 int hr_unlock_own(hr_region *region);
@@ -297,7 +297,7 @@ int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns,
 
 /* ---- slots.h ------------------------------------------------------------ */
 
-int hr_attach_by(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns);
+int hr_attach(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns);
 void hr_end_attachment(struct hr_ticket *ticket);
 int hr_detach(hr_region *region, uint64_t timeout_ns);
 
