@@ -132,7 +132,7 @@ static int check_no_foreign_mapping(hr_region *region)
     bool by_another;
     int code = hr_own_mapping(region, &file, &by_another);
     if (code == HR_OK && by_another)
-        code = hr_fail_why(HR_EATTACHED, HR_WHY_FOREIGN_MAPPING);
+        code = hr_fail_reason(HR_EATTACHED, HR_REASON_FOREIGN_MAPPING);
     return code;
 }
 
@@ -302,7 +302,7 @@ static int detach(hr_region *region, uint64_t deadline_ns)
         if (region->own.attachment != NULL)
             forget_attachment(region);
         hr_gate_leave(region);
-        return hr_fail_why(HR_ESTALE, HR_WHY_TRUNCATED);
+        return hr_fail_reason(HR_ESTALE, HR_REASON_TRUNCATED);
     }
     return code;
 }

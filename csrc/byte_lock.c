@@ -15,13 +15,13 @@ static int open_again(const hr_region *region, uint32_t flags, int *fd)
     struct stat status;
     int code = hr_open_file(region->path, flags, fd, &status);
     if (code == HR_ENOTFOUND || code == HR_ENOTREGION)
-        return hr_fail_why(HR_ESTALE, HR_WHY_REPLACED);
+        return hr_fail_reason(HR_ESTALE, HR_REASON_REPLACED);
     if (code != HR_OK)
         return code;
     if (status.st_ino == region->inode && status.st_dev == region->device_id)
         return HR_OK;
     close(*fd);
-    return hr_fail_why(HR_ESTALE, HR_WHY_REPLACED);
+    return hr_fail_reason(HR_ESTALE, HR_REASON_REPLACED);
 }
 
 static int set_lock(int fd, short type, off_t start, off_t length)

@@ -321,7 +321,7 @@ int hr_guard_run_begun(const void *base, size_t bytes, hr_guarded_work *work, vo
     frame.end = frame.start + bytes;
     frame.outer = current;
     if (sigsetjmp(frame.resume, 0) != 0)
-        return hr_fail_why(HR_ESTALE, HR_WHY_TRUNCATED);
+        return hr_fail_reason(HR_ESTALE, HR_REASON_TRUNCATED);
     current = &frame;
     /* The handler runs in this thread: a compiler barrier is all it takes. */
     atomic_signal_fence(memory_order_seq_cst);

@@ -21,6 +21,13 @@ struct hr_byte_lock {
     void *page; /* NULL: not locked */
 };
 
+/* A file as maps shows it.  stat's device number differs on some file systems. */
+struct hr_mapped_file {
+    unsigned major_number, minor_number;
+    uint64_t inode;
+    uint64_t bytes; /* of a region's file: a process of the region maps at least so much of it */
+};
+
 /* What lock.c keeps in each handle.  All but the atomics is touched under the gate only. */
 struct hr_lock_part {
     /* The gate lets one thread of this handle at a time go for the lock. */
@@ -53,11 +60,7 @@ struct hr_region {
     bool writable;
     uint64_t device_id;
     uint64_t inode;
-    /* How maps calls the file, under the fork lock; inode 0 = not looked up yet. */
-    struct {
-        unsigned major_number, minor_number;
-        uint64_t inode;
-    } in_maps;
+    struct hr_mapped_file in_maps; /* under the fork lock; inode 0 = not looked up yet */
     char *path;
     /*
      * Which lock holder or odd seqlocks the last snapshot waited for in vain; 0: none.

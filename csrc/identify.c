@@ -38,7 +38,7 @@ int hr_open_directory(const char *path, const char **name)
         directory[length] = '\0';
     }
     if ((*name)[0] == '\0')
-        return hr_fail_why(HR_ENOTREGION, HR_WHY_DIRECTORY);
+        return hr_fail_reason(HR_ENOTREGION, HR_REASON_DIRECTORY);
     int fd = open(directory, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (fd >= 0)
         return fd;
@@ -53,15 +53,15 @@ static int check_type(const struct stat *status)
     case S_IFREG:
         return HR_OK;
     case S_IFLNK:
-        return hr_fail_why(HR_ENOTREGION, HR_WHY_SYMLINK);
+        return hr_fail_reason(HR_ENOTREGION, HR_REASON_SYMLINK);
     case S_IFDIR:
-        return hr_fail_why(HR_ENOTREGION, HR_WHY_DIRECTORY);
+        return hr_fail_reason(HR_ENOTREGION, HR_REASON_DIRECTORY);
     case S_IFIFO:
-        return hr_fail_why(HR_ENOTREGION, HR_WHY_FIFO);
+        return hr_fail_reason(HR_ENOTREGION, HR_REASON_FIFO);
     case S_IFSOCK:
-        return hr_fail_why(HR_ENOTREGION, HR_WHY_SOCKET);
+        return hr_fail_reason(HR_ENOTREGION, HR_REASON_SOCKET);
     default:
-        return hr_fail_why(HR_ENOTREGION, HR_WHY_DEVICE);
+        return hr_fail_reason(HR_ENOTREGION, HR_REASON_DEVICE);
     }
 }
 
@@ -76,11 +76,11 @@ static int open_error(int error)
     case EROFS:
         return hr_fail_errno(HR_EACCESS, error);
     case EISDIR:
-        return hr_fail_why(HR_ENOTREGION, HR_WHY_DIRECTORY);
+        return hr_fail_reason(HR_ENOTREGION, HR_REASON_DIRECTORY);
     case ENXIO:
-        return hr_fail_why(HR_ENOTREGION, HR_WHY_SOCKET);
+        return hr_fail_reason(HR_ENOTREGION, HR_REASON_SOCKET);
     case ELOOP: /* O_NOFOLLOW met a link that was put there after the stat */
-        return hr_fail_why(HR_ENOTREGION, HR_WHY_SYMLINK);
+        return hr_fail_reason(HR_ENOTREGION, HR_REASON_SYMLINK);
     default:
         return hr_fail_errno(HR_ESYSTEM, error);
     }
@@ -165,7 +165,7 @@ static int read_at(int fd, void *to, size_t bytes, uint64_t offset)
     if (got < 0)
         return hr_fail_errno(HR_ESYSTEM, errno);
     if ((size_t)got < bytes)
-        return hr_fail_why(HR_ESTALE, HR_WHY_TRUNCATED);
+        return hr_fail_reason(HR_ESTALE, HR_REASON_TRUNCATED);
     return HR_OK;
 }
 
@@ -189,11 +189,11 @@ static bool is_final(int code)
     return code != HR_OK && code != HR_ECORRUPT;
 }
 
-static int implausible(const struct file_view *view, const struct hr_layout *layout, int why,
+static int implausible(const struct file_view *view, const struct hr_layout *layout, int reason,
                        int device, uint64_t found)
 {
     struct hr_detail detail = {.code = HR_ECORRUPT,
-                               .why = why,
+                               .reason = reason,
                                .device = device,
                                .layout = layout->id,
                                .file_size = view->size,
@@ -206,26 +206,26 @@ static int judge(const struct file_view *view, const struct hr_layout *layout)
 {
     uint64_t version = (uint64_t)view->major_version << 32 | view->minor_version;
     if (view->size < layout->size)
-        return implausible(view, layout, HR_WHY_TRUNCATED, -1, view->size);
+        return implausible(view, layout, HR_REASON_TRUNCATED, -1, view->size);
     if (layout->major_version != 0 && (view->major_version != layout->major_version ||
                                        view->minor_version != layout->minor_version))
-        return implausible(view, layout, HR_WHY_VERSION, -1, version);
+        return implausible(view, layout, HR_REASON_VERSION, -1, version);
     if (layout->major_version == 0 && header_u64(view, layout->owner_pid) > OWNER_PID_PLAUSIBLE)
-        return implausible(view, layout, HR_WHY_VERSION, -1, version);
+        return implausible(view, layout, HR_REASON_VERSION, -1, version);
 
     uint64_t device_num = header_u64(view, layout->device_num);
     if (device_num > HR_DEVICES)
-        return implausible(view, layout, HR_WHY_DEVICE_NUM, -1, device_num);
+        return implausible(view, layout, HR_REASON_DEVICE_NUM, -1, device_num);
     for (int device = 0; device < HR_DEVICES; device++) {
         if (!hr_uuid_is_plausible(view->header + layout->uuids + device * HR_UUID_BYTES))
-            return implausible(view, layout, HR_WHY_UUID, device, 0);
+            return implausible(view, layout, HR_REASON_UUID, device, 0);
     }
     int32_t proc_num;
     int code = read_at(view->fd, &proc_num, sizeof proc_num, layout->proc_num);
     if (code != HR_OK)
         return code;
     if (proc_num < 0 || proc_num > HR_SLOTS)
-        return implausible(view, layout, HR_WHY_PROC_NUM, -1, (uint64_t)(int64_t)proc_num);
+        return implausible(view, layout, HR_REASON_PROC_NUM, -1, (uint64_t)(int64_t)proc_num);
     return HR_OK;
 }
 
@@ -332,7 +332,7 @@ static uint32_t likeliest_of(const struct file_view *view, uint32_t candidates)
 static int contradicted(const struct file_view *view, uint32_t named, uint32_t found)
 {
     struct hr_detail detail = {.code = HR_ENOTREGION,
-                               .why = HR_WHY_LAYOUT,
+                               .reason = HR_REASON_LAYOUT,
                                .device = -1,
                                .layout = named,
                                .file_size = view->size,
@@ -349,7 +349,7 @@ static int decide(const struct file_view *view, uint32_t named)
     if (candidates == 0) {
         bool cut = view->size < hr_layouts[HR_V1_1].size;
         struct hr_detail detail = {.code = HR_ECORRUPT,
-                                   .why = cut ? HR_WHY_TRUNCATED : HR_WHY_VERSION,
+                                   .reason = cut ? HR_REASON_TRUNCATED : HR_REASON_VERSION,
                                    .device = -1,
                                    .layout = HR_LAYOUTS,
                                    .file_size = view->size,
@@ -392,10 +392,10 @@ static int decide(const struct file_view *view, uint32_t named)
     return hr_fail(&detail);
 }
 
-static int not_ready(const struct file_view *view, int why)
+static int not_ready(const struct file_view *view, int reason)
 {
     struct hr_detail detail = {.code = HR_ENOTREADY,
-                               .why = why,
+                               .reason = reason,
                                .device = -1,
                                .layout = HR_LAYOUTS,
                                .file_size = view->size,
@@ -408,7 +408,7 @@ static int identify_file(int fd, const struct stat *status, uint32_t layout)
     struct file_view view = {.fd = fd, .size = (uint64_t)status->st_size};
     int32_t magic = 0;
     if (view.size == 0)
-        return not_ready(&view, HR_WHY_EMPTY);
+        return not_ready(&view, HR_REASON_EMPTY);
     if (view.size >= sizeof magic) {
         int code = read_at(fd, &magic, sizeof magic, 0);
         if (code != HR_OK)
@@ -416,7 +416,7 @@ static int identify_file(int fd, const struct stat *status, uint32_t layout)
     }
     if (magic != 0 && magic != HR_MAGIC) {
         struct hr_detail detail = {.code = HR_ENOTREGION,
-                                   .why = HR_WHY_MAGIC,
+                                   .reason = HR_REASON_MAGIC,
                                    .device = -1,
                                    .layout = HR_LAYOUTS,
                                    .file_size = view.size,
@@ -424,9 +424,9 @@ static int identify_file(int fd, const struct stat *status, uint32_t layout)
         return hr_fail(&detail);
     }
     if (view.size < hr_layouts[HR_UNVERSIONED_NO_UTIL].size)
-        return not_ready(&view, HR_WHY_SHORT);
+        return not_ready(&view, HR_REASON_SHORT);
     if (magic == 0)
-        return not_ready(&view, HR_WHY_MAGIC_ZERO);
+        return not_ready(&view, HR_REASON_MAGIC_ZERO);
 
     int code = read_at(fd, view.header, sizeof view.header, 0);
     if (code != HR_OK)

@@ -232,7 +232,7 @@ struct attempt {
     hr_region *region;
     bool only_look;
     struct hr_lock_words seen;
-    int why; /* HR_WHY_TWO_INODES where that kept us from taking over */
+    int reason; /* HR_REASON_TWO_INODES where that kept us from taking over */
 };
 
 static bool is_free(struct hr_lock_words words)
@@ -302,7 +302,7 @@ static int take_over(struct attempt *attempt)
     struct hr_byte_lock dead = {NULL};
     int code = hr_lock_bytes(region, F_RDLCK, hr_number_byte(attempt->seen.owner), 1, &dead);
     if (code == HR_OK && hr_may_have_two_inodes(region)) {
-        attempt->why = HR_WHY_TWO_INODES;
+        attempt->reason = HR_REASON_TWO_INODES;
         code = HR_EBUSY;
     }
     if (code == HR_OK && region->layout->slot_seqlock == HR_ABSENT)
@@ -317,10 +317,10 @@ static int take_over(struct attempt *attempt)
     return HR_OK;
 }
 
-static int timed_out(uint64_t owner, int why)
+static int timed_out(uint64_t owner, int reason)
 {
     struct hr_detail detail = {
-        .code = HR_ETIMEOUT, .why = why, .device = -1, .layout = HR_LAYOUTS, .found = owner};
+        .code = HR_ETIMEOUT, .reason = reason, .device = -1, .layout = HR_LAYOUTS, .found = owner};
     return hr_fail(&detail);
 }
 
@@ -345,7 +345,7 @@ static int take(hr_region *region, uint64_t deadline_ns)
                 return code;
         }
         if (is_last)
-            return timed_out(attempt.seen.owner, attempt.why);
+            return timed_out(attempt.seen.owner, attempt.reason);
         /* glibc's post does not know of us: never sleep past a millisecond. */
         uint64_t left = deadline_ns - now;
         futex_wait(hr_sem_at(region), nap_ns < left ? nap_ns : left);
@@ -357,7 +357,7 @@ static int take(hr_region *region, uint64_t deadline_ns)
  */
 static int name_owner_work(void *argument)
 {
-    return timed_out(hr_owner_of(argument), HR_WHY_NONE);
+    return timed_out(hr_owner_of(argument), HR_REASON_NONE);
 }
 
 int hr_lock_take(hr_region *region, uint64_t deadline_ns)

@@ -99,17 +99,17 @@ struct hr_ticket {
 int hr_lock_by(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns);
 void hr_end_lock(struct hr_ticket *ticket);
 
-enum hr_life { HR_DEAD, HR_ALIVE, HR_LIFE_UNKNOWN };
+enum hr_liveness { HR_DEAD, HR_ALIVE, HR_LIVENESS_UNKNOWN };
 
 struct hr_lock_state {
-    uint32_t value;         /* of the semaphore: 1 free, 0 taken */
-    uint32_t waiters;       /* as new glibc counts them */
-    uint32_t postinit;      /* value of sem_postinit; 1 where the layout has none */
-    uint32_t is_ours;       /* signed with a number of this library */
-    uint32_t is_damaged;    /* the value is above 1, or above 0 though somebody has signed */
-    uint64_t owner_pid;     /* as stored */
-    int32_t owner_pid_here; /* the owner's pid in this process's /proc; 0: none, or a number */
-    uint32_t owner_life;    /* enum hr_life; HR_DEAD where owner_pid is 0 */
+    uint32_t value;          /* of the semaphore: 1 free, 0 taken */
+    uint32_t waiters;        /* as new glibc counts them */
+    uint32_t postinit;       /* value of sem_postinit; 1 where the layout has none */
+    uint32_t is_ours;        /* signed with a number of this library */
+    uint32_t is_damaged;     /* the value is above 1, or above 0 though somebody has signed */
+    uint64_t owner_pid;      /* as stored */
+    int32_t owner_pid_here;  /* the owner's pid in this process's /proc; 0: none, or a number */
+    uint32_t owner_liveness; /* enum hr_liveness; HR_DEAD where owner_pid is 0 */
 };
 
 /* Works on a read-only handle too.  `proc` is the root of /proc, NULL = "/proc". */
@@ -143,8 +143,8 @@ struct hr_recovery {
  *
  * HR_OK: recovery->done says what was done; nothing where nothing was wrong.
  * HR_EINTERRUPTED: a signal came; call again with the same `recovery`, which goes on.
- * HR_ENOTRECOVERABLE with detail.why HR_WHY_ALIVE, HR_WHY_UNKNOWN or
- * HR_WHY_BUSY, detail.found = owner_pid, detail.wanted = its pid here.
+ * HR_ENOTRECOVERABLE with detail.reason HR_REASON_ALIVE, HR_REASON_UNKNOWN or
+ * HR_REASON_BUSY, detail.found = owner_pid, detail.wanted = its pid here.
  */
 #define HR_POSTINIT_NS 60000000000u
 int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns,

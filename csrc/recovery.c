@@ -59,13 +59,13 @@ static int state_work(void *argument)
  * Keeps the number's byte where it could be locked, so that nobody draws that number
  * until `kept` is given back.
  */
-static enum hr_life life_of_number(const hr_region *region, uint64_t owner,
-                                   struct hr_byte_lock *kept)
+static enum hr_liveness life_of_number(const hr_region *region, uint64_t owner,
+                                       struct hr_byte_lock *kept)
 {
     int code = hr_lock_bytes(region, F_RDLCK, hr_number_byte(owner), 1, kept);
     if (code != HR_OK)
-        return code == HR_EBUSY ? HR_ALIVE : HR_LIFE_UNKNOWN;
-    return hr_may_have_two_inodes(region) ? HR_LIFE_UNKNOWN : HR_DEAD;
+        return code == HR_EBUSY ? HR_ALIVE : HR_LIVENESS_UNKNOWN;
+    return hr_may_have_two_inodes(region) ? HR_LIVENESS_UNKNOWN : HR_DEAD;
 }
 
 static int judge_owner(hr_region *region, const char *proc, struct hr_lock_state *out)
@@ -74,12 +74,12 @@ static int judge_owner(hr_region *region, const char *proc, struct hr_lock_state
         return HR_OK;
     if (out->is_ours) {
         struct hr_byte_lock kept;
-        out->owner_life = life_of_number(region, out->owner_pid, &kept);
+        out->owner_liveness = life_of_number(region, out->owner_pid, &kept);
         hr_unlock_bytes(region, &kept);
         return HR_OK;
     }
     if (out->owner_pid >= HR_FOREIGN_OWNER) {
-        out->owner_life = HR_LIFE_UNKNOWN;
+        out->owner_liveness = HR_LIVENESS_UNKNOWN;
         return HR_OK;
     }
     struct hr_mappers mappers;
@@ -89,7 +89,8 @@ static int judge_owner(hr_region *region, const char *proc, struct hr_lock_state
                                hr_deadline_ns(HR_SEARCH_NS), &mappers);
     if (code != HR_OK)
         return code;
-    out->owner_life = hr_life_of_owner(&mappers, (int32_t)out->owner_pid, &out->owner_pid_here);
+    out->owner_liveness =
+        hr_liveness_of_owner(&mappers, (int32_t)out->owner_pid, &out->owner_pid_here);
     hr_free_mappers(&mappers);
     return HR_OK;
 }
@@ -120,7 +121,7 @@ static int judge_state(hr_region *region, const char *proc, struct hr_lock_state
     }
     /* Who lets go is alive, whatever was found of it afterwards. */
     if (out->owner_pid != 0)
-        out->owner_life = HR_ALIVE;
+        out->owner_liveness = HR_ALIVE;
     return HR_OK;
 }
 
@@ -144,15 +145,15 @@ struct recovery {
     uint64_t watch_ns;
     /* While these are locked, nobody draws the number that was judged, or any number. */
     struct hr_byte_lock judged_byte, all_bytes;
-    enum hr_life life; /* of the owner */
+    enum hr_liveness life; /* of the owner */
     int32_t here;
     bool alone;
 };
 
-static int not_recoverable(int why, const struct recovery *recovery, uint64_t owner)
+static int not_recoverable(int reason, const struct recovery *recovery, uint64_t owner)
 {
     struct hr_detail detail = {.code = HR_ENOTRECOVERABLE,
-                               .why = why,
+                               .reason = reason,
                                .device = -1,
                                .layout = HR_LAYOUTS,
                                .found = owner,
@@ -169,8 +170,7 @@ static bool is_as_judged(const struct recovery *recovery, struct hr_lock_words w
 /* Nobody uses the file, for certain: this process neither, by another handle. */
 static bool is_mapped_by_nobody(const struct hr_mappers *mappers)
 {
-    return mappers->complete && !mappers->filtered && mappers->count == 0 &&
-           mappers->unsure_count == 0;
+    return mappers->complete && !mappers->filtered && mappers->count == 0;
 }
 
 /* Outside the guard: everything that opens files. */
@@ -182,19 +182,19 @@ static void judge_for_recovery(struct recovery *recovery)
     if (hr_is_number(owner)) {
         recovery->life = life_of_number(region, owner, &recovery->judged_byte);
         /* Where locks do not tell, no other process that maps the file can be its writer. */
-        if (recovery->life == HR_LIFE_UNKNOWN && is_mapped_by_nobody(mappers))
+        if (recovery->life == HR_LIVENESS_UNKNOWN && is_mapped_by_nobody(mappers))
             recovery->life = HR_DEAD;
         return;
     }
     if (owner != 0 && owner < HR_FOREIGN_OWNER) {
-        recovery->life = hr_life_of_owner(mappers, (int32_t)owner, &recovery->here);
+        recovery->life = hr_liveness_of_owner(mappers, (int32_t)owner, &recovery->here);
         return;
     }
     recovery->alone = is_mapped_by_nobody(mappers) &&
                       hr_lock_foreign_bytes(region, &recovery->all_bytes) == HR_OK;
     /* Signed by another scheme, or with what is no signature at all. */
     if (owner != 0)
-        recovery->life = recovery->alone ? HR_DEAD : HR_LIFE_UNKNOWN;
+        recovery->life = recovery->alone ? HR_DEAD : HR_LIVENESS_UNKNOWN;
 }
 
 enum watched { CHANGED, STOOD, TOO_SHORT, INTERRUPTED };
@@ -253,7 +253,7 @@ static int sign_instead(struct recovery *recovery, int what)
     struct hr_lock_words now = hr_load_lock(region);
     if (!is_as_judged(recovery, now) ||
         !hr_swap_lock(region, now, hr_lock_with(now, region->lock.signature, 0)))
-        return not_recoverable(HR_WHY_BUSY, recovery, now.owner);
+        return not_recoverable(HR_REASON_BUSY, recovery, now.owner);
     HR_POINT(RECOVER_OWNER_TAKEN);
     hr_note_taken(region);
     recovery->progress->done |= (uint32_t)what;
@@ -268,7 +268,7 @@ static int set_value(struct recovery *recovery)
     uint32_t right = now.owner == 0 ? 1 : 0;
     if (!is_as_judged(recovery, now) ||
         !hr_swap_lock(region, now, hr_lock_with(now, now.owner, right)))
-        return not_recoverable(HR_WHY_BUSY, recovery, now.owner);
+        return not_recoverable(HR_REASON_BUSY, recovery, now.owner);
     HR_POINT(RECOVER_VALUE_STORED);
     if (right == 1)
         hr_sem_wake(hr_sem_at(region));
@@ -294,7 +294,7 @@ static int recover_unsigned(struct recovery *recovery)
     case INTERRUPTED:
         return hr_fail_code(HR_EINTERRUPTED);
     default:
-        return not_recoverable(HR_WHY_BUSY, recovery, 0);
+        return not_recoverable(HR_REASON_BUSY, recovery, 0);
     }
 }
 
@@ -305,19 +305,19 @@ static int recover_work(void *argument)
     uint64_t owner = progress->owner_pid;
     bool used_meanwhile = recovery->uses != atomic_load_explicit(&hr_uses, memory_order_seq_cst);
     if (!stands_still(recovery) || (owner == (uint64_t)getpid() && used_meanwhile))
-        return not_recoverable(HR_WHY_BUSY, recovery, hr_owner_of(recovery->region));
+        return not_recoverable(HR_REASON_BUSY, recovery, hr_owner_of(recovery->region));
     if (owner == 0)
         return progress->value == 0 ? recover_unsigned(recovery) : set_value(recovery);
     if (recovery->life == HR_DEAD) {
         if (recovery->alone && is_newcomer_seen(recovery))
-            return not_recoverable(HR_WHY_BUSY, recovery, owner);
+            return not_recoverable(HR_REASON_BUSY, recovery, owner);
         int value = progress->value == 0 ? 0 : HR_RECOVERED_VALUE;
         return sign_instead(recovery, HR_RECOVERED_OWNER | value);
     }
     if (recovery->life == HR_ALIVE && progress->value > 0)
         return set_value(recovery);
-    return not_recoverable(recovery->life == HR_ALIVE ? HR_WHY_ALIVE : HR_WHY_UNKNOWN, recovery,
-                           owner);
+    return not_recoverable(recovery->life == HR_ALIVE ? HR_REASON_ALIVE : HR_REASON_UNKNOWN,
+                           recovery, owner);
 }
 
 static int recover_main(struct recovery *recovery)
@@ -362,7 +362,7 @@ static int postinit_work(void *argument)
         if (watched == CHANGED)
             return HR_OK;
         if (watched == TOO_SHORT)
-            return progress->done != 0 ? HR_OK : not_recoverable(HR_WHY_BUSY, recovery, 0);
+            return progress->done != 0 ? HR_OK : not_recoverable(HR_REASON_BUSY, recovery, 0);
     }
     /* Waiters may have come and gone since; the value must be the one that was judged. */
     uint64_t word;
@@ -450,9 +450,9 @@ static int held_meanwhile(hr_region *region, const char *proc)
         code = judge_owner(region, proc, &state);
     if (code != HR_OK)
         return code;
-    bool alive = state.owner_pid != 0 && state.owner_life == HR_ALIVE;
+    bool alive = state.owner_pid != 0 && state.owner_liveness == HR_ALIVE;
     struct recovery none = {.here = state.owner_pid_here};
-    return not_recoverable(alive ? HR_WHY_ALIVE : HR_WHY_BUSY, &none, state.owner_pid);
+    return not_recoverable(alive ? HR_REASON_ALIVE : HR_REASON_BUSY, &none, state.owner_pid);
 }
 
 int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns,

@@ -39,7 +39,7 @@
  * is a dead predecessor's, or its own of before; it is emptied and taken.  Else an emptied one
  * is used again, where that is worth a look at /proc, or one at the end is taken, beyond all
  * in which a live process may be writing.  One attachment per handle, and one handle
- * per process and region: HR_EATTACHED; with detail.why HR_WHY_FOREIGN_MAPPING another
+ * per process and region: HR_EATTACHED; with detail.reason HR_REASON_FOREIGN_MAPPING another
  * library in this process, libvgpu, has the region mapped.
  *
  * HR_EFULL, HR_ETIMEOUT and the rest of hr_lock().
@@ -122,8 +122,8 @@ int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t c
  * each other.
  *
  * hr_list_processes(): what is not reached in time makes slots unknown.  HR_ESYSTEM.
- * hr_judge_slots(): `lives` gets an enum hr_life for each of `count` pids, HR_SLOTS at most, by the
- * rules by which hr_reap() frees slots.  HR_ESYSTEM, HR_ESTALE, HR_ECORRUPT, HR_EINVAL.
+ * hr_judge_slots(): `lives` gets an enum hr_liveness for each of `count` pids, HR_SLOTS at most, by
+ * the rules by which hr_reap() frees slots.  HR_ESYSTEM, HR_ESTALE, HR_ECORRUPT, HR_EINVAL.
  */
 struct hr_process_list;
 int hr_list_processes(const char *proc, uint64_t timeout_ns, struct hr_process_list **out);

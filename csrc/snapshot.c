@@ -538,7 +538,7 @@ ALWAYS_INLINE int read_as(const struct hr_layout *layout, struct hr_reading *rea
     if (reading->bad_uuid == HR_DEVICES)
         return HR_OK;
     struct hr_detail detail = {.code = HR_ECORRUPT,
-                               .why = HR_WHY_UUID,
+                               .reason = HR_REASON_UUID,
                                .device = (int32_t)reading->bad_uuid,
                                .layout = layout->id,
                                .file_size = layout->size};

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from .region import Region
 
-OWNER_LIVES = {lib.HR_DEAD: "dead", lib.HR_ALIVE: "alive", lib.HR_LIFE_UNKNOWN: "unknown"}
+OWNER_LIVES = {lib.HR_DEAD: "dead", lib.HR_ALIVE: "alive", lib.HR_LIVENESS_UNKNOWN: "unknown"}
 _MAX_NS = (1 << 62) - 1
 SLICE_NS = 100_000_000
 

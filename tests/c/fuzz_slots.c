@@ -254,8 +254,8 @@ static void judge(struct input *input)
     for (uint32_t i = 0; i < count; i++) {
         if (pids[i] <= 0 || is_own(pids[i]))
             continue;
-        const enum hr_life life = system_life(pids[i], true);
-        REQUIRE(lives[i] == (uint32_t)life || (lives[i] == HR_LIFE_UNKNOWN && life == HR_DEAD));
+        const enum hr_liveness life = system_life(pids[i], true);
+        REQUIRE(lives[i] == (uint32_t)life || (lives[i] == HR_LIVENESS_UNKNOWN && life == HR_DEAD));
         REQUIRE(lives[i] == (uint32_t)life || !system_is_plain());
     }
 }

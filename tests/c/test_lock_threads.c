@@ -173,7 +173,7 @@ static void *look_on(void *argument)
         CHECK(code == HR_OK || code == HR_ENOPROCESS);
         struct hr_lock_state state;
         CHECK_EQ(hr_get_lock_state(member->region, NULL, &state), HR_OK);
-        CHECK(state.owner_life != HR_DEAD || state.owner_pid == 0);
+        CHECK(state.owner_liveness != HR_DEAD || state.owner_pid == 0);
     }
     free(snapshot);
     return NULL;
