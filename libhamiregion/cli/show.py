@@ -107,14 +107,17 @@ def _error_page(error: RegionError) -> Page:
 
 def region_page(snapshot: RegionSnapshot, *more: Block) -> Page:
     """Show a whole region: facts, devices, processes."""
-    util = snapshot.layout.has_utilization
     blocks: list[Block] = [Facts(snapshot), device_table(snapshot)]
     if any(device.uuid for device in snapshot.devices):
         blocks.append(_Uuids(snapshot.devices))
-    if snapshot.processes:
-        blocks.append(Table(_process_columns(util), snapshot.processes, _busy_devices))
-    else:
-        blocks.append(Lines([("No process uses this region.", QUIET)], on="terminal"))
+    blocks.append(
+        Table(
+            _process_columns(snapshot.layout.has_utilization),
+            snapshot.processes,
+            _busy_devices,
+            empty="No process uses this region.",
+        )
+    )
     return Page(snapshot, [*blocks, *more])
 
 

@@ -19,7 +19,7 @@ from libhamiregion import format_size
 from libhamiregion.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from rich.console import RenderableType
 
@@ -54,6 +54,7 @@ class Kind:
         right: Whether a terminal aligns the column at its right.
         longest: As wide as a terminal makes the column at least: a live table must not jump.
         shrinks: Whether the column gives way where a terminal has too little room.
+        folds: Whether it does so by more lines, instead of cutting its words.
     """
 
     words: Callable[[Any], str]
@@ -62,6 +63,7 @@ class Kind:
     right: bool = True
     longest: int = 0
     shrinks: bool = False
+    folds: bool = False
 
     def text(self, value: Any) -> str:
         """Write a value for a terminal."""
@@ -83,8 +85,9 @@ def percent(number: int) -> str:
 
 # Text from outside: names, uuids; escaped, and cut where it is long.
 NAME = Kind(_name, blank=r"\x20", right=False, shrinks=True)
-# Text from outside that may be long, such as a path; best the last column.
-TEXT = Kind(_free_text, blank=r"\x20", right=False, shrinks=True)
+# Text from outside that may be long, such as a path or a message; best the last column.
+COMMAND = Kind(_free_text, blank=r"\x20", right=False, shrinks=True)
+TEXT = attrs.evolve(COMMAND, folds=True)
 # A word of ours: a state, a layout.
 WORD = Kind(str, blank="-", right=False)
 NUMBER = Kind(str)
@@ -159,11 +162,13 @@ class Table:
         columns: What is shown of them.
         records: What is shown.
         parts: Takes a record's parts; records have none by default.
+        empty: What a terminal shows in place of a table without records; a pipe shows the heading.
     """
 
     columns: Sequence[Column]
-    records: Iterable[Any]
+    records: Sequence[Any]
     parts: Callable[[Any], Sequence[Any]] = lambda _: ()
+    empty: str = ""
 
     def rows(self) -> Iterator[tuple[Any, Any]]:
         """Yield a record with one of its parts, or with None, per row."""
@@ -178,13 +183,15 @@ class Table:
         for record, part in self.rows():
             cells = [(column, column.words(column.of(record, part))) for column in shown]
             lines.append([words.replace(" ", column.kind.blank) for column, words in cells])
-            if cells[-1][0].kind in (NAME, TEXT):
+            if cells[-1][0].kind in (NAME, COMMAND, TEXT):
                 # Nothing follows that its blanks could be taken for.
                 lines[-1][-1] = cells[-1][1]
         return aligned(lines)
 
-    def drawn(self, width: int) -> RenderableType:
+    def drawn(self, width: int) -> RenderableType | None:
         """Draw the table for a terminal of that many columns."""
+        if not self.records:
+            return Lines([(self.empty, QUIET)] if self.empty else []).drawn(width)
         from .terminal import draw_table
 
         return draw_table(self, width)
@@ -208,11 +215,16 @@ class Lines:
         if self.on == "pipe" or not self.sentences:
             return None
         from rich.console import Group
+        from rich.padding import Padding
         from rich.text import Text
 
-        return Group(
-            *(Text(printable(text), style=style, overflow="fold") for text, style in self._styled())
-        )
+        lines: list[RenderableType] = []
+        for text, style in self._styled():
+            words = text.lstrip(" ")
+            line = Text(printable(words), style=style, overflow="fold")
+            # What is wrapped stays indented.
+            lines.append(Padding(line, (0, 0, 0, len(text) - len(words)), expand=False))
+        return Group(*lines)
 
     def _styled(self) -> list[tuple[str, str]]:
         return [(each, "") if isinstance(each, str) else each for each in self.sentences]

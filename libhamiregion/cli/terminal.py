@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from typing import TYPE_CHECKING
 
@@ -88,6 +89,8 @@ def _cell(column: Column, record: object, part: object) -> RenderableType:
         return Bar(value) if isinstance(value, Fill) else Text()
     words = column.words(value)
     style = QUIET if words in (NOTHING, UNLIMITED) else column.style_of(record, part)
+    if column.kind.folds:
+        return Text(words, style=style, overflow="fold")
     return Text(words, style=style, no_wrap=True, overflow="ellipsis")
 
 
@@ -111,8 +114,8 @@ class Bar:
         if fill.mark is not None:
             at = min(int(fill.mark * width), width - 1)
             cells[at], styles[at] = tick, ""
-        for cell, style in zip(cells, styles, strict=True):
-            yield Segment(cell, console.get_style(style))
+        for style, run in itertools.groupby(zip(cells, styles, strict=True), lambda pair: pair[1]):
+            yield Segment("".join(cell for cell, _ in run), console.get_style(style))
         yield Segment.line()
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:

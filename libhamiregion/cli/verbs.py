@@ -23,8 +23,8 @@ VERBS = {
         "create": ("create", "Make a new region FILE that libvgpu accepts."),
     },
     "A node": {
-        "ps": ("ps", "Show the processes that use a region or a GPU."),
-        "top": ("top", "Show the GPUs and the processes that use most of them, live."),
+        "ps": ("processes", "Show the processes that use a region or a GPU."),
+        "top": ("processes", "Show the GPUs and the processes that use most of them, live."),
         "containers": ("containers", "Show the containers: usage, limits, or why no region."),
         "doctor": ("doctor", "Say what is wrong, and repair it."),
     },
