@@ -7,8 +7,9 @@ import pytest
 from patience import eventually
 
 from libhamiregion.agent import Task, TaskRunner
-from libhamiregion.node import Container, ContainerId
+from libhamiregion.node import Container
 from libhamiregion.node.backoff import Backoff, owner_of
+from libhamiregion.node.cgroups import ContainerId
 from libhamiregion.node.events import Event, Voice, container_label
 
 
