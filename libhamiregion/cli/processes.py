@@ -41,14 +41,8 @@ from .ticking import ticks
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from libhamiregion.node import (
-        Node,
-        NodeProcess,
-        NvmlDevice,
-        NvmlSample,
-        ProcessDeviceRow,
-        Selector,
-    )
+    from libhamiregion.node import Node, NodeProcess, NvmlSample, ProcessDeviceRow, Selector
+    from libhamiregion.node.nvml import NvmlDevice
 
     from .options import DriverChoice, NodeChoice
     from .output import Block

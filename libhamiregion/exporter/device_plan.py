@@ -22,7 +22,8 @@ from .rendering import Series, steady
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from libhamiregion.node import Container, MissingRegion, Node, NodeSnapshot
+    from libhamiregion.node import Container, Node, NodeSnapshot
+    from libhamiregion.node.containers import MissingRegion
 
     from .background import Background
     from .label_ledger import LabelLedger

@@ -13,8 +13,9 @@ from node_root import Root, only, pod_uid, refresh, remove, settle, touch
 from poke import RegionFile, truncate
 
 from libhamiregion import Layout, RegionClosed, create_region, open_region
-from libhamiregion.node import Container, MissingReason, MissingRegion, Node, directories
+from libhamiregion.node import Container, MissingReason, Node, directories
 from libhamiregion.node import node as node_module
+from libhamiregion.node.containers import MissingRegion
 
 STATIC_POD = "5f2c1b1a9f6d4c0e8a7b6c5d4e3f2a1b"
 
