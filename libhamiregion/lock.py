@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import sys
 import time
 from types import FrameType
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
 OWNER_LIVES = {lib.HR_DEAD: "dead", lib.HR_ALIVE: "alive", lib.HR_LIVENESS_UNKNOWN: "unknown"}
 _MAX_NS = (1 << 62) - 1
+_MAX_S = _MAX_NS / 1e9
 SLICE_NS = 100_000_000
 
 _lock = lib.hr_lock
@@ -38,9 +38,11 @@ def nanoseconds(timeout_s: float) -> int:
     Raises:
         ValueError: Negative or not a number.
     """
-    if not timeout_s >= 0:
-        raise ValueError(f"a timeout is 0 or more seconds, not {timeout_s!r}")
-    return _MAX_NS if math.isinf(timeout_s) else min(int(timeout_s * 1e9), _MAX_NS)
+    if 0 <= timeout_s < _MAX_S:
+        return int(timeout_s * 1e9)
+    if timeout_s >= _MAX_S:
+        return _MAX_NS
+    raise ValueError(f"a timeout is 0 or more seconds, not {timeout_s!r}")
 
 
 def in_slices(call: Callable[[int], int], timeout_ns: int) -> int:
@@ -130,17 +132,18 @@ class RegionLock:
     thread takes the lock through the same Region before that, it is given back first.
     """
 
-    __slots__ = ("_region", "_ticket", "_timeout_ns")
+    __slots__ = ("_first_ns", "_region", "_ticket", "_timeout_ns")
 
     def __init__(self, region: Region, timeout_ns: int) -> None:
         self._region = region
         self._timeout_ns = timeout_ns
+        self._first_ns = timeout_ns if timeout_ns < SLICE_NS else SLICE_NS
         self._ticket = _gc(_new(_TICKET), _end_lock)
 
     def __enter__(self) -> None:
         handle = self._region._handle
         try:
-            code = _lock(handle, self._ticket, min(self._timeout_ns, SLICE_NS))
+            code = _lock(handle, self._ticket, self._first_ns)
             if code:
                 code = self._take(code)
         except BaseException:
@@ -156,7 +159,7 @@ class RegionLock:
         handle = self._region._handle
         if code == lib.HR_EBUSY and _end_interrupted(self._region):
             last_detail(code)
-            code = _lock(handle, self._ticket, min(self._timeout_ns, SLICE_NS))
+            code = _lock(handle, self._ticket, self._first_ns)
         if code == _TIMEOUT and self._timeout_ns > SLICE_NS:
             last_detail(code)
             left_ns = self._timeout_ns - SLICE_NS
