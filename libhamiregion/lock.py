@@ -132,18 +132,17 @@ class RegionLock:
     thread takes the lock through the same Region before that, it is given back first.
     """
 
-    __slots__ = ("_first_ns", "_region", "_ticket", "_timeout_ns")
+    __slots__ = ("_region", "_ticket", "_timeout_ns")
 
     def __init__(self, region: Region, timeout_ns: int) -> None:
         self._region = region
         self._timeout_ns = timeout_ns
-        self._first_ns = timeout_ns if timeout_ns < SLICE_NS else SLICE_NS
         self._ticket = _gc(_new(_TICKET), _end_lock)
 
     def __enter__(self) -> None:
         handle = self._region._handle
         try:
-            code = _lock(handle, self._ticket, self._first_ns)
+            code = _lock(handle, self._ticket, min(self._timeout_ns, SLICE_NS))
             if code:
                 code = self._take(code)
         except BaseException:
@@ -159,7 +158,7 @@ class RegionLock:
         handle = self._region._handle
         if code == lib.HR_EBUSY and _end_interrupted(self._region):
             last_detail(code)
-            code = _lock(handle, self._ticket, self._first_ns)
+            code = _lock(handle, self._ticket, min(self._timeout_ns, SLICE_NS))
         if code == _TIMEOUT and self._timeout_ns > SLICE_NS:
             last_detail(code)
             left_ns = self._timeout_ns - SLICE_NS
