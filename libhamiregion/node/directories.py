@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from libhamiregion.errors import RegionError
-from libhamiregion.place_watch import is_well
+from libhamiregion.change_detector import is_well
 from libhamiregion.region import identify, open_region
 
 from .containers import (
@@ -25,7 +25,7 @@ from .containers import (
 )
 
 if TYPE_CHECKING:
-    from libhamiregion.place_watch import Stamp
+    from libhamiregion.change_detector import Stamp
     from libhamiregion.region import Region
 
 _REGION_SUFFIX = ".cache"

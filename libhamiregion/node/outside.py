@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from libhamiregion.errors import RegionError
-from libhamiregion.place_watch import is_readable
+from libhamiregion.change_detector import is_readable
 
 from .containers import Container, missing_for
 

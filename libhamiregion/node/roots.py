@@ -17,7 +17,7 @@ from .containers import split_name
 from .directories import settled_stamp
 
 if TYPE_CHECKING:
-    from libhamiregion.place_watch import Stamp
+    from libhamiregion.change_detector import Stamp
 
 # HAMi's, volcano-vgpu's from 1.12 on, and volcano-vgpu's before.
 _DEFAULT_ROOTS = (

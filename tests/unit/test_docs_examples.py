@@ -219,9 +219,7 @@ def test_a_program_for_the_whole_machine_is_found() -> None:
 # ---- The reference -------------------------------------------------------------------------------
 
 PUBLIC = {
-    name
-    for floor in (libhamiregion, node, exporter, plan, report, agent)
-    for name in floor.__all__
+    name for floor in (libhamiregion, node, exporter, plan, report, agent) for name in floor.__all__
 }
 
 
