@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from libhamiregion.errors import RegionError
 from libhamiregion.change_detector import is_well
+from libhamiregion.errors import RegionError
 from libhamiregion.region import identify, open_region
 
 from .containers import (

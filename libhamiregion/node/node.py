@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from libhamiregion.errors import RegionClosed, RegionError, RegionStale
 from libhamiregion.change_detector import ChangeDetector
+from libhamiregion.errors import RegionClosed, RegionError, RegionStale
 from libhamiregion.region import open_region
 from libhamiregion.region_set import RegionSet
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from libhamiregion.errors import RegionError
 from libhamiregion.change_detector import is_readable
+from libhamiregion.errors import RegionError
 
 from .containers import Container, missing_for
 
