@@ -19,7 +19,7 @@ import attrs
 
 from libhamiregion.layouts import DEVICE_CAPACITY
 from libhamiregion.node.daemon_names import pod_uids
-from libhamiregion.node.selecting import Selector
+from libhamiregion.node.selector import Selector
 from libhamiregion.text import printable
 
 from .limit_plan import LimitPlan, Limits, Rule

@@ -24,7 +24,7 @@ import attrs
 from libhamiregion.effects import ANYTHING, Anything
 from libhamiregion.layouts import DEVICE_CAPACITY
 from libhamiregion.limits import sm_or_none
-from libhamiregion.node.selecting import Selector
+from libhamiregion.node.selector import Selector
 from libhamiregion.units import (
     UNLIMITED,
     format_size,
