@@ -23,6 +23,7 @@ research/bert-0  train      0       memory_limit  8GiB       6GiB   immediate   
 research/bert-0  train      1       memory_limit  4GiB       6GiB   immediate      rules[0]
 research/bert-0  train      1       sm_limit      unlimited  50%    new_processes  rules[1]
 research/bert-0  train      -       priority      1          0      immediate      rules[1]
+
 left as it is: {UID} empty: no .cache file: nothing in the container has used CUDA yet, or it \
 has a whole GPU or a MIG device (rules[1])
 some rules choose no container of this node (rules[2])
@@ -204,7 +205,7 @@ def test_apply_shows_the_diff_makes_it_true_and_says_how_to_undo_it(
     answer = limits("apply", full_scene, "--undo", str(undo))
     assert answer.returncode == 3, "one container has no region"
     assert answer.stdout == (
-        DIFF.replace(UID, "sales/gpt") + f"changed 1 of 1 containers\nundo plan: {undo}\n"
+        DIFF.replace(UID, "sales/gpt") + f"\nchanged 1 of 1 container\nundo plan: {undo}\n"
     )
     assert limits("diff", full_scene).stdout.startswith("nothing is to be changed\n")
     assert path.read_bytes() != before
@@ -261,7 +262,7 @@ def test_a_dry_run_writes_nothing_anywhere(full_scene: PlanScene) -> None:
     before = {path: path.read_bytes() for path in full_scene.root.rglob("*.cache")}
     answer = limits("apply", full_scene, "--dry-run")
     assert answer.returncode == 3
-    assert answer.stdout == DIFF.replace(UID, "sales/gpt") + "dry run: nothing was written\n"
+    assert answer.stdout == DIFF.replace(UID, "sales/gpt") + "\ndry run: nothing was written\n"
     assert json.loads(limits("apply", full_scene, "--dry-run", "--json").stdout)["dry_run"] is True
     assert {path: path.read_bytes() for path in before} == before
     assert not full_scene.state.exists()
