@@ -13,7 +13,7 @@ from .output import as_plain
 from .tables import NAME, NEAR, OVER, QUIET, WORD, Column, Lines, Table
 
 if TYPE_CHECKING:
-    from libhamiregion.node import Container, PodName
+    from libhamiregion.node import Container
     from libhamiregion.plan import PlanDiff, PlanResult
     from libhamiregion.plan.diff import ContainerDiff, PlannedEdit, Skip
 
@@ -128,27 +128,27 @@ def outcome_objects(result: PlanResult) -> list[dict[str, Any]]:
     ]
 
 
-def _names(container: Container, name: PodName | None) -> dict[str, Any]:
+def _names(container: Container) -> dict[str, Any]:
     return {
-        "namespace": None if name is None else name.namespace,
-        "pod": None if name is None else name.pod,
+        "namespace": container.namespace,
+        "pod": container.pod,
         "pod_uid": container.pod_uid,
         "container": container.name,
     }
 
 
 def _object(about: ContainerDiff | Skip) -> dict[str, Any]:
-    named = _names(about.container, about.name)
+    named = _names(about.container)
     return {**named, "region_path": about.container.region_path}
 
 
 def _called(about: ContainerDiff | Skip) -> str:
-    return Names(**_names(about.container, about.name), container_id=None).words
+    return Names(**_names(about.container), container_id=None).words
 
 
 def _changed(diff: ContainerDiff) -> _Changed:
     rows = tuple(_Row(edits, bool(diff.refused)) for edits in alike(diff.edits))
-    return _Changed(**_names(diff.container, diff.name), container_id=None, rows=rows)
+    return _Changed(**_names(diff.container), container_id=None, rows=rows)
 
 
 def _rule(number: int | None) -> str:

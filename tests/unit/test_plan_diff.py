@@ -60,8 +60,7 @@ def test_each_value_that_differs_is_an_edit_in_the_order_of_fields_and_devices(
         PlannedEdit("sm_limit", 1, None, 50, LATER, 0),
         PlannedEdit("priority", None, 1, 0, NOW, 0),
     )
-    assert found.name is not None
-    assert found.name.pod == "bert-0"
+    assert found.container.pod == "bert-0"
     assert diff.changes == diff.containers
     assert not diff.off_plan
 
@@ -122,7 +121,7 @@ def test_the_last_rule_that_sets_a_value_counts(scene: PlanScene, compare: Compa
         "{select: {pod: bert-1, device: 1}, set: {memory_limit: 3GiB}}",
         "{select: {pod: bert-2}, set: {sm_limit: 20}}",
     )
-    by_pod = {each.name.pod: edits(each) for each in diff.containers if each.name}
+    by_pod = {each.container.pod: edits(each) for each in diff.containers}
     assert [edit[3] for edit in by_pod["bert-0"]] == [5 * GIB, 5 * GIB, 20, 20]
     assert [edit[3] for edit in by_pod["bert-1"]] == [5 * GIB, 3 * GIB, 20, 20]
     assert [edit[3] for edit in by_pod["bert-2"]] == [6 * GIB, 6 * GIB, 20, 20]
@@ -140,7 +139,7 @@ def test_plans_of_thousands_of_exact_rules_keep_their_order(
     ]
     rules.append("{select: {pod: p-1}, set: {memory_limit: 9GiB}}")
     diff = compare(*rules)
-    by_pod = {each.name.pod: edits(each)[0][3] for each in diff.containers if each.name}
+    by_pod = {each.container.pod: edits(each)[0][3] for each in diff.containers}
     assert by_pod == {"p-0": 3 * GIB, "p-1": 9 * GIB, "p-2": GIB, "p-3": GIB}
 
 
@@ -382,7 +381,7 @@ def test_containers_outside_the_roots_are_left_alone(
     region = scene.container("inside")
     with scene.node() as node:
         (inside,) = node.containers
-        outside = attrs.evolve(inside, directory=None, pod_uid=None, name=None)
+        outside = attrs.evolve(inside, directory=None, directory_name=None, pod_uid=None)
         monkeypatch.setattr(Node, "containers", property(lambda _: (outside, inside)))
         diff = diff_plan(node, plan("{select: {}, set: {sm_limit: 1}}"))
         assert [each.container for each in diff.containers] == [inside]
