@@ -24,10 +24,10 @@ from libhamiregion.report.writer import (
 )
 from libhamiregion.text import printable
 
-from . import node_options, options
+from . import options
 from .failures import Failure, sentence
-from .node_words import root_failure, root_warnings
-from .output import as_plain, write, write_json
+from .format import count, root_failure, root_warnings
+from .output import DRY_RUN, write, write_json
 from .stopping import stop_signals
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     from libhamiregion.node import Node
     from libhamiregion.report.writer import Written
+
+    from .options import DriverChoice, NodeChoice
 
 
 def _or_unlimited(parse: Callable[[str], float]) -> Callable[..., float | None]:
@@ -90,24 +92,17 @@ def _or_unlimited(parse: Callable[[str], float]) -> Callable[..., float | None]:
     metavar="NAME",
     help="This node's name, for reports.  [default: $NODE_NAME, else the host's name]",
 )
-@click.option("--no-driver", is_flag=True, help="Do not ask the driver (NVML).")
-@node_options.library_option
-@node_options.root_option
-@options.proc_option
-@node_options.pod_logs_option
+@options.driver_options
+@options.node_options
 @options.dry_run_option
 @options.json_option
-@options.no_color_option
 def record(
     path: str,
     once: bool,
     node_name: str | None,
-    no_driver: bool,
-    library: str | None,
+    driver: DriverChoice,
+    place: NodeChoice,
     dry_run: bool,
-    roots: tuple[str, ...],
-    proc: str,
-    pod_logs: str,
     as_json: bool,
     **bounds: Any,
 ) -> None:
@@ -134,21 +129,21 @@ def record(
     readings, a list of objects with the fields of Allocation and Sample.
     """  # noqa: D301 (click looks for the character itself)
     try:
-        with node_options.open_node(roots, proc, pod_logs) as node:
+        with place.open() as node:
             if dry_run:
                 _dry_run(path, node, as_json=as_json)
                 return
             name = node_name or platform.node() or None
             with RecordingWriter(path, node=name, **bounds) as writer:
                 # Not closed: a driver that does not answer would keep this from ending.
-                sampler = None if no_driver else NvmlSampler(library)
+                sampler = None if driver.no_driver else NvmlSampler(driver.library)
                 recorder = Recorder(node, writer, sampler=sampler)
                 log = _Log(node, as_json=as_json)
                 every = "once" if once else f"every {writer.interval_s:g} s"
                 log.first = f"{every} to {printable(path)}"
                 if once:
                     log.looked(recorder.look())
-                    failure = root_failure(node, roots)
+                    failure = root_failure(node, place.roots)
                     if failure is not None:
                         raise Failure(failure)
                 else:
@@ -199,7 +194,7 @@ class _Log:
         self._looks += 1
         self._size_bytes = written.size_bytes
         if self._as_json:
-            write_json(as_plain(written))
+            write_json(written)
         elif self._looks == 1:
             write(f"recording {_devices(written.allocations)} {self.first}\n")
         if self._failing is not None:
@@ -221,8 +216,8 @@ class _Log:
 
     def ended(self) -> None:
         if not self._as_json:
-            looks = f"{self._looks:,} look{'' if self._looks == 1 else 's'}"
-            write(f"ended after {looks}; the file has {format_size(self._size_bytes)}\n")
+            size = format_size(self._size_bytes)
+            write(f"ended after {count(self._looks, 'look')}; the file has {size}\n")
 
 
 def _dry_run(path: str, node: Node, *, as_json: bool) -> None:
@@ -233,14 +228,11 @@ def _dry_run(path: str, node: Node, *, as_json: bool) -> None:
         readings = [{**attrs.asdict(of), **attrs.asdict(each)} for of, each in samples.items()]
         write_json({"path": path, "dry_run": True, "readings": readings})
     else:
-        write(
-            f"would record {_devices(len(samples))} to {printable(path)}\n"
-            "dry run: nothing was written\n"
-        )
+        write(f"would record {_devices(len(samples))} to {printable(path)}\n{DRY_RUN}\n")
 
 
-def _devices(count: int) -> str:
-    return f"{count:,} device{'' if count == 1 else 's'} of containers"
+def _devices(number: int) -> str:
+    return f"{count(number, 'device')} of containers"
 
 
 def _warn(words: str) -> None:

@@ -30,17 +30,31 @@ from libhamiregion.report import (
     report_json,
 )
 from libhamiregion.report.models import LEVELS
+from libhamiregion.report.words import Times, share
 from libhamiregion.text import printable
 
-from . import node_options, options
+from . import options
 from .failures import Failure
-from .output import on_terminal, terminal, write
-from .report_text import report_lines, report_table
+from .output import Page, show, write
+from .tables import (
+    BAR,
+    NAME,
+    NUMBER,
+    SIZE,
+    SIZE_LIMIT,
+    Column,
+    Fill,
+    Kind,
+    Lines,
+    Table,
+    ratio_style,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from libhamiregion.report import Report
+    from libhamiregion.node import Selector
+    from libhamiregion.report import Report, Usage
     from libhamiregion.report.history import History
 
 _FORMATS = ("text", "html", "csv", "json")
@@ -132,7 +146,7 @@ def _size(_: click.Context, __: click.Parameter, typed: str) -> int:
     help="What the rows are, in html the sections; `container` is one row per container and"
     " device.  [default: container, in html namespace]",
 )
-@node_options.selector_options
+@options.selector_options
 @click.option(
     "--headroom",
     type=click.FloatRange(0, 1_000),
@@ -205,7 +219,6 @@ def _size(_: click.Context, __: click.Parameter, typed: str) -> int:
     help="Prometheus: how long to wait for each answer.",
 )
 @options.json_option
-@options.no_color_option
 def report(
     source: str,
     since: str,
@@ -214,9 +227,12 @@ def report(
     path: str | None,
     by: Any,
     headroom: float,
+    round_to_bytes: int,
+    below_peak: bool,
     points: int | None,
+    selector: Selector,
     as_json: bool,
-    **more: Any,
+    **prometheus: Any,
 ) -> None:
     """Report who held and used what of the GPUs: per namespace, pod, container and device.
 
@@ -240,32 +256,26 @@ def report(
     """  # noqa: D301 (click looks for the character itself)
     form = _form(form, path, as_json=as_json)
     since_ms, until_ms = _span(since, until)
-    pattern_names = ("namespace", "pod", "container", "device")
-    patterns = {name: more.pop(name) for name in pattern_names}
-    policy = SuggestionPolicy(headroom / 100, more.pop("round_to_bytes"), more.pop("below_peak"))
     if points is None:
         points = CHART_POINTS if form == "html" else 0
     try:
-        with _history(source, **more) as history:
+        with _history(source, **prometheus) as history:
             made = make_report(
                 history,
                 since_ms,
                 until_ms,
                 by=by or ("namespace" if form == "html" else "container"),
-                select=node_options.selector(**patterns),
-                policy=policy,
+                select=selector,
+                policy=SuggestionPolicy(headroom / 100, round_to_bytes, below_peak),
                 points=points,
             )
             if made.total is None:
-                if any(patterns.values()):
+                if selector != type(selector)():
                     raise Failure("nothing of what was chosen was recorded in that time")
                 raise Failure(_nothing(history))
     except (RecordingError, PrometheusError) as error:
         raise Failure(str(error)) from None
     _write(made, form, path)
-    if form != "html":
-        for warning in made.warnings:
-            sys.stderr.write(f"note: {printable(warning)}\n")
 
 
 def _form(form: str | None, path: str | None, *, as_json: bool) -> str:
@@ -354,11 +364,14 @@ def _nothing(history: History) -> str:
 
 
 def _write(made: Report, form: str, path: str | None) -> None:
-    if form == "text" and path is None:
-        if on_terminal():
-            terminal().print(report_table(made))
-        else:
-            write(report_lines(made))
+    times = Times()
+    heading = (
+        f"{times.full(made.since_ms)} to {times.full(made.until_ms)}"
+        f" ({times.zone_name(made.until_ms)}), {share(made.coverage.ratio, 1)} recorded"
+    )
+    blocks = (Lines([heading]), Table(_columns(made), made.rows))
+    if path is None and form in {"text", "json"}:
+        show(Page(report_json(made), blocks, notes=made.warnings), form == "json")
         return
     if form == "html":
         content = report_html(made)
@@ -367,7 +380,7 @@ def _write(made: Report, form: str, path: str | None) -> None:
     elif form == "json":
         content = json.dumps(report_json(made)) + "\n"
     else:
-        content = report_lines(made)
+        content = "\n".join(block.text() for block in blocks)
     if path is None:
         write(content)
     elif os.path.exists(path) and not os.path.isfile(path):  # noqa: PTH110, PTH113
@@ -375,6 +388,58 @@ def _write(made: Report, form: str, path: str | None) -> None:
         Path(path).write_bytes(content.encode())
     else:
         _replace(path, content.encode())
+    # The page has them.
+    for warning in () if form == "html" else made.warnings:
+        sys.stderr.write(f"Note: {printable(warning)}\n")
+
+
+def _peak_ratio(row: Usage) -> float | None:
+    limit = row.memory_limit_bytes
+    return None if limit is None else row.memory_peak_bytes / limit
+
+
+def _bar(row: Usage) -> Fill:
+    ratio = _peak_ratio(row)
+    return Fill(ratio or 0.0, ratio_style(ratio))
+
+
+_HOURS = Kind("{:.2f}".format)
+_NAMES = {
+    "namespace": Column("NAMESPACE", lambda row: row.namespace, NAME),
+    "pod": Column("POD", lambda row: row.pod or row.pod_uid, NAME),
+    "container": Column("CONTAINER", lambda row: row.container, NAME),
+    "index": Column("DEVICE", lambda row: row.device_index, NUMBER),
+    "device": Column("UUID", lambda row: row.device_uuid, NAME),
+}
+_LEVELS = {
+    "namespace": ("namespace",),
+    "pod": ("namespace", "pod"),
+    "container": ("namespace", "pod", "container", "index"),
+    "device": ("device",),
+}
+_FIGURES = (
+    Column("BAR", _bar, BAR, title="peak", on="terminal"),
+    Column("LIMIT", lambda row: row.memory_limit_bytes, SIZE_LIMIT),
+    Column("AVERAGE", lambda row: row.memory_average_bytes, SIZE),
+    Column("P95", lambda row: row.memory_p95_bytes, SIZE, title="95 %"),
+    Column(
+        "PEAK",
+        lambda row: row.memory_peak_bytes,
+        SIZE,
+        style=lambda row: ratio_style(_peak_ratio(row)),
+    ),
+    Column("GPU-H-BUSY", lambda row: row.busy_gpu_hours, _HOURS, title="GPU h busy"),
+    Column("H-HELD", lambda row: row.device_hours, _HOURS, title="h held"),
+    Column("H-UNUSED", lambda row: row.unused_hours, _HOURS, title="unused"),
+)
+_SUGGESTED = Column(
+    "SUGGESTED", lambda row: None if row.suggestion is None else row.suggestion.limit_bytes, SIZE
+)
+
+
+def _columns(made: Report) -> list[Column]:
+    columns = [*(_NAMES[name] for name in _LEVELS[made.by]), *_FIGURES]
+    return [*columns, _SUGGESTED] if made.by == "container" else columns
 
 
 def _replace(path: str, content: bytes) -> None:

@@ -24,7 +24,7 @@ from .tally import AllocationTally, Bins, Tally
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from libhamiregion.node.selecting import Selector
+    from libhamiregion.node.selector import Selector
 
     from .history import Allocation, History, Look, Sample
 

@@ -6,7 +6,8 @@ import time
 from typing import TYPE_CHECKING, TypeAlias
 
 from libhamiregion.layouts import LAYOUTS
-from libhamiregion.node.nvml.timeout_sampler import PatientDriver
+from libhamiregion.node.nvml.timeout_sampler import TimeoutSampler
+from libhamiregion.node.slot_tracker import SLOT_STATES
 from libhamiregion.node.usage import node_processes
 
 from .history import Allocation, Sample
@@ -16,15 +17,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from libhamiregion.node.containers import Container
-    from libhamiregion.node.node import ContainerView, Node, NodeSnapshot
+    from libhamiregion.node.node import Node, NodeSnapshot
     from libhamiregion.node.nvml import NvmlSampler
+    from libhamiregion.node.slot_tracker import SlotStates
     from libhamiregion.node.usage import NodeProcess
 
     from .writer import RecordingWriter, Written
 
 _DRIVER_TIMEOUT_S = 5.0
-# A pod's directory of logs can come after its region.
-_ASK_AGAIN_S = 60.0
 _SHORT_ID = 12
 # namespace, pod, container, pod UID
 _Names: TypeAlias = "tuple[str | None, str | None, str | None, str | None]"
@@ -35,8 +35,6 @@ _HAS_UTILIZATION = tuple(layout.has_utilization for layout in LAYOUTS)
 
 class NodeReader:
     """Reads what all containers of a node hold and use.
-
-    A reading costs one native read of all regions, and /proc for who is alive.
 
     Threads: one at a time.
 
@@ -50,8 +48,7 @@ class NodeReader:
         self, node: Node, *, sampler: NvmlSampler | None = None, timeout_s: float = 5.0
     ) -> None:
         self._node = node
-        self._driver = None if sampler is None else PatientDriver(sampler, timeout_s)
-        self._named: dict[Container, tuple[_Names, float | None]] = {}
+        self._driver = None if sampler is None else TimeoutSampler(sampler, timeout_s)
 
     def read(self) -> dict[Allocation, Sample]:
         """Look at the node.
@@ -65,16 +62,16 @@ class NodeReader:
             OSError: /proc cannot be listed.
             RegionClosed: The node has been closed.
         """
-        sample = None if self._driver is None else self._driver.sample()
-        views = self._node.view()
-        processes = _alive(views)
+        node = self._node
         driver: dict[tuple[Container, int], _DriverFigures] = {}
-        if sample is not None:
-            driver = _driver_figures(node_processes(views, self._node.processes, sample))
-        snapshot = self._node.snapshot()
-        names = [self._name(container) for container in snapshot.containers]
-        for gone in self._named.keys() - set(snapshot.containers):
-            del self._named[gone]
+        sample = None if self._driver is None else self._driver.sample()
+        if sample is None:
+            node.refresh(processes=False)
+        else:
+            driver = _driver_figures(node_processes(node.view(), node.processes, sample))
+        snapshot = node.snapshot()
+        processes = _processes_of_regions(snapshot, node.slots(snapshot))
+        names = [_names_of(container) for container in snapshot.containers]
         counts = _regions_that_count(snapshot, names)
         layouts = snapshot.table.regions.layout.tolist()
         devices = snapshot.table.devices
@@ -92,10 +89,9 @@ class NodeReader:
         ):
             if region not in counts:
                 continue
-            container = snapshot.containers[region]
             layout = layouts[region]
             has_utilization = 0 <= layout < len(_HAS_UTILIZATION) and _HAS_UTILIZATION[layout]
-            driver_memory, driver_sm = driver.get((container, index), (None, None))
+            figures = driver.get((snapshot.containers[region], index), (None, None))
             namespace, pod, name, pod_uid = names[region]
             of = Allocation(namespace, pod, name, pod_uid, index, devices.uuid(row))
             found[of] = Sample(
@@ -103,29 +99,17 @@ class NodeReader:
                 limit or None,
                 sm_limit if 0 < sm_limit < 100 else 100,
                 sm if has_utilization else None,
-                processes.get(container),
-                driver_memory,
-                driver_sm,
+                processes[region],
+                *figures,
             )
         return found
 
-    def _name(self, container: Container) -> _Names:
-        now = time.monotonic()
-        names, again_s = self._named.get(container, (None, 0.0))
-        if names is not None and (again_s is None or now < again_s):
-            return names
-        pod = self._node.pod_name(container)
-        name = container.name or (None if pod is None else pod.container)
-        if name is None and container.container_id is not None:
-            name = container.container_id.id[:_SHORT_ID]
-        names = (
-            None if pod is None else pod.namespace,
-            None if pod is None else pod.pod,
-            name,
-            container.pod_uid,
-        )
-        self._named[container] = (names, now + _ASK_AGAIN_S if names[1] is None else None)
-        return names
+
+def _names_of(container: Container) -> _Names:
+    name = container.name
+    if name is None and container.container_id is not None:
+        name = container.container_id.id[:_SHORT_ID]
+    return container.namespace, container.pod, name, container.pod_uid
 
 
 def _regions_that_count(snapshot: NodeSnapshot, names: Sequence[_Names]) -> set[int]:
@@ -138,20 +122,20 @@ def _regions_that_count(snapshot: NodeSnapshot, names: Sequence[_Names]) -> set[
         used[region] += nbytes
     chosen: dict[tuple[object, ...], tuple[bool, int, int]] = {}
     for row, container in enumerate(snapshot.containers):
-        # Without a pod and a name nothing says that two regions are of one container.
+        # Without a name nothing says that two regions are of one container.
         _, _, name, pod_uid = names[row]
-        key = (pod_uid, name) if name is not None else (pod_uid, row)
+        key = (pod_uid, row if name is None else name)
         rank = (container.directory is not None, used[row], row)
         chosen[key] = max(rank, chosen.get(key, rank))
     return {row for _, _, row in chosen.values()}
 
 
-def _alive(views: Iterable[ContainerView]) -> dict[Container, int]:
-    return {
-        view.container: sum(slot.state != "dead" for slot in view.processes.slots)
-        for view in views
-        if view.processes is not None
-    }
+def _processes_of_regions(snapshot: NodeSnapshot, states: SlotStates) -> list[int]:
+    """Count the slots of each region whose processes are not proved dead."""
+    found = [0] * len(snapshot.containers)
+    for region, state in zip(snapshot.table.processes.region.tolist(), states.states, strict=True):
+        found[region] += SLOT_STATES[state] != "dead"
+    return found
 
 
 def _driver_figures(rows: Iterable[NodeProcess]) -> dict[tuple[Container, int], _DriverFigures]:

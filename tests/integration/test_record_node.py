@@ -155,9 +155,8 @@ def test_a_driver_that_hangs_does_not_keep_the_recorder(
 
 
 def test_a_pod_is_named_as_soon_as_its_logs_are_there(
-    node: GpuNode, monkeypatch: pytest.MonkeyPatch
+    node: GpuNode,
 ) -> None:
-    monkeypatch.setattr("libhamiregion.report.recorder._ASK_AGAIN_S", 0.0)
     pod = node.add("train", process=False, memory_limits=[GIB], uuids=[GPU])
     with Node(node.root, names=PodLogNames(node.logs), outside=False) as opened:
         reader = NodeReader(opened)
