@@ -9,9 +9,9 @@ import click
 
 from . import node_options, options
 from .container_tables import ContainerPicture, named_containers
+from .intervals import ticks
 from .node_words import node_notes, root_failure, root_warnings
 from .pictures import show
-from .ticking import ticks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

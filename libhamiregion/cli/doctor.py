@@ -13,9 +13,9 @@ from libhamiregion.node.doctor import FindingKind, diagnose, repair
 
 from . import node_options, options
 from .doctor_pictures import DoctorPicture, is_left, named_finding, selected
+from .intervals import ticks
 from .node_words import node_notes, root_failure, root_warnings
 from .pictures import show
-from .ticking import ticks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

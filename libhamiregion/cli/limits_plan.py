@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from libhamiregion.agent.root_watch import RootWatch
-from libhamiregion.agent.tasks import TaskRunner
+from libhamiregion.agent import PlanKeeper, TaskRunner
+from libhamiregion.agent.roots import RootWatch
 from libhamiregion.plan.apply import PlanApplier
 from libhamiregion.plan.diff import diff_plan
 from libhamiregion.plan.journal import RecoveryOutcome, unfinished
@@ -23,12 +23,12 @@ from libhamiregion.plan.watch import PlanWatcher
 from libhamiregion.text import printable
 
 from . import node_options, options
-from .agent_log import EventLog
 from .failures import FAILED, Failure
 from .limits_plan_tables import diff_object, outcome_objects, say_diff, say_outcomes
 from .node_words import root_failure, root_warnings
 from .output import as_plain, write, write_json
-from .stopping import stop_signals
+from .service_log import ServiceLog
+from .signals import stop_signals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -405,8 +405,12 @@ def _dry_run(
     return OFF_PLAN if found.off_plan or reading.problems else 0
 
 
-def watched_sources(origin: Origin) -> SeveralSources:
+def watched_sources(origin: Origin, *, check: bool = True) -> SeveralSources:
     """The plan as it is now and will be; the watch of pods has begun.
+
+    Args:
+        origin: Where the plan comes from.
+        check: Refuse a file that cannot be used now; else each pass tries it again.
 
     Raises:
         InvalidPlan: The file cannot be used now.
@@ -416,8 +420,9 @@ def watched_sources(origin: Origin) -> SeveralSources:
     sources: list[PlanSource] = []
     if origin.path is not None:
         file = PlanFile(origin.path)
-        with _usable():
-            file.load()
+        if check:
+            with _usable():
+                file.load()
         sources.append(file)
     if origin.from_annotations:
         pods = origin.pods()
@@ -437,24 +442,31 @@ def _watch(
     keep: bool,
     as_json: bool,
 ) -> None:
-    with stop_signals() as stop, node_options.open_node(roots, "/proc", pod_logs) as node:
-        log = EventLog(stop.ask, as_json=as_json)
+    with (
+        stop_signals(bounded=True) as stop,
+        node_options.open_node(roots, "/proc", pod_logs) as node,
+    ):
+        log = ServiceLog(as_json=as_json, lost=stop.ask)
         watcher = PlanWatcher(
             node,
             watched_sources(origin),
             state,
-            interval_s=interval_s,
             force=force,
             restore=not keep,
             emit=log,
         )
-        runner = TaskRunner([RootWatch(node, emit=log), watcher], emit=log)
+        keeper = PlanKeeper(watcher)
+        keeper.interval_s = interval_s
+        runner = TaskRunner([RootWatch(node, emit=log), keeper], emit=log)
+        left: tuple[str, ...] = ()
         try:
             # Here, so that what cannot work at all is a failure of the command.
             watcher.run()
             runner.start()
             stop.wait()
         finally:
-            runner.stop()
+            left = runner.stop()
         if log.is_lost:
             raise SystemExit(FAILED)
+        if left:
+            raise Failure("; ".join(left))

@@ -10,8 +10,8 @@ from libhamiregion import open_region
 
 from . import options
 from .failures import SpeakingGroup
+from .intervals import ticks
 from .output import as_plain, write, write_json
-from .ticking import ticks
 from .wording import OWN_WORDS
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from libhamiregion.node import NvmlSampler, driver_gap, node_processes
 
 from . import node_options, options
 from .driver_tables import driver_picture
+from .intervals import ticks
 from .node_words import node_notes, root_failure, root_warnings
 from .pictures import show
 from .process_tables import SORTS, ProcessPicture, named_processes
-from .ticking import ticks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -33,7 +33,7 @@ from . import node_options, options
 from .failures import Failure, sentence
 from .node_words import root_failure, root_warnings
 from .output import as_plain, write, write_json
-from .stopping import stop_signals
+from .signals import stop_signals
 
 if TYPE_CHECKING:
     from libhamiregion.node import Node

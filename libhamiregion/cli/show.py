@@ -19,10 +19,10 @@ from libhamiregion import (
 from libhamiregion.text import printable
 
 from . import options
+from .intervals import ticks
 from .output import as_plain, on_terminal, terminal, write, write_json
 from .plain import region_text
 from .render import NEAR, region_view
-from .ticking import ticks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

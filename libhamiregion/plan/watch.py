@@ -8,7 +8,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from libhamiregion.node.backoff import Backoff
-from libhamiregion.node.events import Voice, silent
+from libhamiregion.node.events import EventReporter, silent
 from libhamiregion.text import printable
 from libhamiregion.units import format_size
 
@@ -89,7 +89,7 @@ class PlanWatcher:
         self._state = PlanState() if state is None else state
         self._force = force
         self._restore = restore
-        self._voice = Voice(self.name, emit)
+        self._voice = EventReporter(self.name, emit)
         self._held = contextlib.ExitStack()
         self._kept: KeptValues | None = None
         self._backoff = Backoff()
@@ -114,6 +114,15 @@ class PlanWatcher:
         self._source.close()
         self._held.close()
         self._kept = None
+
+    def start(self) -> None:
+        """Make sure that no other process keeps this node on a plan; `run` does it as well.
+
+        Raises:
+            StateBusy: Another process does, or is applying one.
+            OSError: The state's directory cannot be used.
+        """
+        self._begun()
 
     def run(self) -> None:
         """Do one pass.
@@ -165,7 +174,12 @@ class PlanWatcher:
         self._skips.clear()
         named = "" if plan.name is None else f" {printable(plan.name, 100)}"
         rules = len(plan.rules)
-        self._voice.say("plan_loaded", f"the plan{named} has {rules} rules", rules=rules)
+        self._voice.emit(
+            "plan_loaded",
+            f"the plan{named} has {rules} rules",
+            distinct=self._counts["plan_passes"],
+            rules=rules,
+        )
 
     def _compare(self, reading: SourceReading, kept: KeptValues) -> PlanDiff:
         assert reading.plan is not None  # noqa: S101 (it was looked at)
@@ -226,7 +240,7 @@ class PlanWatcher:
     ) -> None:
         container = outcome.diff.container
         if outcome.status is ChangeStatus.APPLIED:
-            self._backoff.well(_key(container))
+            self._backoff.recovered(_key(container))
             kept.applied(outcome.diff)
             self._counts["plan_edits"] += len(outcome.diff.edits)
             drifted = sum(cause == "drift" for cause in causes.values())
@@ -247,7 +261,7 @@ class PlanWatcher:
     def _forget(self) -> None:
         """Remember nothing of containers that are gone."""
         there = {_key(container) for container in self._node.containers}
-        self._backoff.keep(frozenset(there))
+        self._backoff.retain(there)
         for key in self._drifts.keys() - there:
             del self._drifts[key]
 
@@ -267,7 +281,7 @@ class PlanWatcher:
     def _say_recovered(self, applier: PlanApplier) -> None:
         for recovered in applier.recovered:
             if recovered.outcome not in {RecoveryOutcome.OLD, RecoveryOutcome.NEW}:
-                self._voice.say("recovered", recovered.message, outcome=recovered.outcome.value)
+                self._voice.emit("recovered", recovered.message, outcome=recovered.outcome.value)
 
     def _say_skips(self, skips: Iterable[Skip]) -> None:
         lines = _Lines(self._voice, "containers or devices that are left as they are")
@@ -311,7 +325,7 @@ class PlanWatcher:
 class _Lines:
     """Says some lines of one kind, and of the rest how many there are."""
 
-    def __init__(self, voice: Voice, what: str) -> None:
+    def __init__(self, voice: EventReporter, what: str) -> None:
         self._voice = voice
         self._what = what
         self._said = 0
@@ -325,12 +339,14 @@ class _Lines:
     ) -> None:
         self._said += 1
         if self._said <= _LINES_PER_PASS:
-            self._voice.say(event, message, container, **detail)
+            self._voice.emit(
+                event, message, container, distinct=tuple(sorted(detail.items())), **detail
+            )
 
     def end(self) -> None:
         more = self._said - _LINES_PER_PASS
         if more > 0:
-            self._voice.say("more", f"and {more} more {self._what}", count=more)
+            self._voice.emit("more", f"and {more} more {self._what}", count=more)
 
 
 def _key(container: Container) -> str:
