@@ -11,7 +11,7 @@ import attrs
 from libhamiregion.errors import ProcessNotInRegion, RegionError, RegionNotFound, RegionStale
 from libhamiregion.node.backoff import owner_of
 from libhamiregion.node.events import container_label, silent
-from libhamiregion.node.nvml.timeout_sampler import PatientDriver as TimeoutSampler
+from libhamiregion.node.nvml.timeout_sampler import TimeoutSampler
 from libhamiregion.node.usage import driver_gap
 
 from .tasks import Task, run_each
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from libhamiregion.models import ProcessDeviceUsage
     from libhamiregion.node.containers import Container
     from libhamiregion.node.events import Emit
-    from libhamiregion.node.host_process import HostProcess
-    from libhamiregion.node.node import ContainerView, Node
+    from libhamiregion.node.matching import HostProcess
+    from libhamiregion.node.node import Node
     from libhamiregion.node.nvml import NvmlProcess, NvmlSample, NvmlSampler
+    from libhamiregion.node.views import ContainerView
     from libhamiregion.region import Region
 
 # A figure of one slot: the slot's pid, the device's index, the field.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from libhamiregion.node.containers import Container
-    from libhamiregion.node.host_process import HostProcess
+    from libhamiregion.node.matching import HostProcess
     from libhamiregion.node.node import Node
 
 #: The programs of HAMi and of volcano-vgpu that write these fields.
@@ -133,7 +133,7 @@ class WriterWatch:
             other.pid: other for other in (*self._by_mapping(tenants), *self._by_name(tenants))
         }
         found = list(by_pid.values())
-        if not (self._assume_alone or self._node.processes.sees_everybody):
+        if not (self._assume_alone or self._node.processes.visibility.sees_all_pids):
             message = (
                 f"{self._node.proc!r} does not show all processes of the node, so HAMi's monitor"
                 " may run unseen; run in the host's pid namespace (hostPID: true)"

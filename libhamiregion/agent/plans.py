@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
-
-from libhamiregion.plan.state import StateBusy
 
 from .tasks import Task
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from libhamiregion.plan.watch import PlanWatcher
+    from libhamiregion.plan import PlanWatcher
 
 
 class PlanKeeper(Task):
@@ -31,29 +30,23 @@ class PlanKeeper(Task):
         super().__init__()
         self._watcher = watcher
 
-    @property
-    def has_plan(self) -> bool:
-        """Whether there has been a plan that could be read."""
-        return self._watcher.plan is not None
-
     def start(self) -> None:
         """Make sure that no other process keeps this node on a plan.
 
         Raises:
-            StateBusy: Another process does.
+            OtherKeeperRuns: Another process does.
         """
-        try:
+        # What else keeps it from starting is reported by each pass, and tried again.
+        with contextlib.suppress(OSError):
             self._watcher.start()
-        except StateBusy:
-            raise
-        except OSError:
-            pass  # the first pass reports it, and each one tries again
 
     def run(self) -> None:
         """Do one pass.
 
         Raises:
-            OSError: The plan's state cannot be used.
+            RuntimeError: There has been no plan yet that can be used; an event says why.
+            OtherKeeperRuns: Another process keeps this node on a plan.
+            OSError: The state directory or a root cannot be used.
         """
         self._watcher.run()
 

@@ -13,6 +13,7 @@ import attrs
 from libhamiregion.node.cgroups import is_pod_uid
 from libhamiregion.node.containers import Container
 from libhamiregion.node.events import error_text, silent
+from libhamiregion.node.outside import mapped_regions
 
 from .quarantine import (
     Budget,
@@ -201,7 +202,7 @@ class StaleDirectoryCollector(Task):
         if not processes.is_complete:
             raise _PodsUnknown(
                 "not every process shows what it maps; that takes root and CAP_SYS_PTRACE"
-                if processes.sees_everybody
+                if processes.visibility.sees_all_pids
                 else "not every process of the node can be seen; that takes the host's /proc"
             )
         in_pods = (process.container for process in processes)
@@ -290,7 +291,7 @@ class StaleDirectoryCollector(Task):
         By the inode alone: what a device is called differs between maps and stat. A file of that
         number elsewhere only puts the removal off.
         """
-        used = {file.identity[1] for file in self._node.processes.mapped_files()}
+        used = {each.inode for each in mapped_regions(self._node.processes)}
         return not look.inodes.isdisjoint(used)
 
     def _quarantine(self, root: int, name: str, container: Container, look: DirectoryLook) -> str:

@@ -23,12 +23,11 @@ from libhamiregion.agent.roots import RootWatch
 from libhamiregion.agent.tasks import run_each
 from libhamiregion.durations import parse_duration
 from libhamiregion.node import NvmlSampler
-from libhamiregion.node.events import error_text
-from libhamiregion.plan.state import PlanState, StateBusy
+from libhamiregion.plan import OtherKeeperRuns
 
-from . import exporter_options, node_options, options
+from . import exporter_options, options
 from .failures import FAILED, Failure
-from .node_words import root_failure
+from .format import root_failure
 from .service_log import ServiceLog
 from .signals import stop_signals
 
@@ -68,14 +67,11 @@ class AgentOptions:
     web_config: str | None
     legacy_metrics: bool
     gone_after_s: float | None
-    roots: tuple[str, ...]
-    outside: bool
     assume_alone: bool
     once: bool
     dry_run: bool
     library: str | None
-    proc: str
-    pod_logs: str
+    place: options.NodeChoice
     as_json: bool
 
     @property
@@ -190,15 +186,9 @@ class AgentOptions:
     "state_directory",
     type=options.PATH,
     metavar="DIR",
-    help="Where a plan's journal and undo plans are.  [default: as `limits apply`]",
+    help="Where plans remember what was there before.  [default: as `limits apply`]",
 )
-@node_options.root_option
-@click.option(
-    "--outside",
-    is_flag=True,
-    help="Also repair regions outside HAMi's directories, found through the processes that map"
-    " them, such as those of containers that plain Docker has started.",
-)
+@options.node_options
 @click.option(
     "--assume-alone",
     is_flag=True,
@@ -206,11 +196,8 @@ class AgentOptions:
 )
 @click.option("--once", is_flag=True, help="One pass of everything, then end.")
 @options.dry_run_option
-@node_options.library_option
-@options.proc_option
-@node_options.pod_logs_option
+@options.library_option
 @options.json_option
-@options.no_color_option
 def agent(**given: Any) -> None:
     """Steer and repair the regions of this node for as long as it runs.
 
@@ -253,9 +240,7 @@ def agent(**given: Any) -> None:
         log = ServiceLog(as_json=wanted.as_json, lost=stop.ask, on_stdout=wanted.once)
         log.capture_logging("warning")
         # Neither is closed: a driver that does not answer would keep this from ending.
-        node = node_options.open_node(
-            wanted.roots, wanted.proc, wanted.pod_logs, outside=wanted.outside
-        )
+        node = wanted.place.open()
         sampler = NvmlSampler(wanted.library, sensors=bool(wanted.listen))
         tasks = list(_tasks(wanted, node, sampler, log))
         runner = TaskRunner([RootWatch(node, emit=log), *tasks], emit=log)
@@ -292,18 +277,15 @@ def agent(**given: Any) -> None:
 def _refuse(error: Exception) -> NoReturn:
     if isinstance(error, OtherWriterRuns):
         raise OtherWriterFailure(f"the feedback does not start: {error}") from None
-    if isinstance(error, StateBusy):
-        raise Failure(f"the plan's keeper does not start: {error_text(error)}") from None
+    if isinstance(error, OtherKeeperRuns):
+        raise Failure(str(error)) from None
     raise error
 
 
 def _check_passes(wanted: AgentOptions, node: Node, runner: TaskRunner) -> None:
     if runner.failures:
         raise Failure(f"{runner.failures} of {len(runner.tasks)} passes failed; the events say why")
-    for task in runner.tasks:
-        if isinstance(task, PlanKeeper) and not task.has_plan:
-            raise Failure("there is no plan that can be used; the events say why")
-    failure = root_failure(node, wanted.roots)
+    failure = root_failure(node, wanted.place.roots)
     if failure is not None:
         raise Failure(failure)
 
@@ -320,22 +302,21 @@ def _tasks(
     if wanted.remove_gone:
         yield StaleDirectoryCollector(
             node,
-            pod_logs=wanted.pod_logs,
+            pod_logs=wanted.place.pod_logs,
             kubelet_pods=wanted.kubelet_pods,
             gone_after_s=wanted.remove_after_s,
             dry_run=dry_run,
             emit=log,
         )
     if wanted.plan:
-        from libhamiregion.plan.watch import PlanWatcher
+        from libhamiregion.plan import PlanWatcher
 
-        from .limits_plan import Origin, watched_sources
+        from .limits_plan import PlanChoice
 
-        origin = Origin(
+        choice = PlanChoice(
             wanted.plan_path, wanted.from_annotations, wanted.node_name, wanted.kubeconfig
         )
-        source = watched_sources(origin, check=False)
-        yield PlanKeeper(PlanWatcher(node, source, PlanState(wanted.state_directory), emit=log))
+        yield PlanKeeper(PlanWatcher(node, choice.sources(), wanted.state_directory, emit=log))
 
 
 @contextlib.contextmanager
