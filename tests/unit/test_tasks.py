@@ -10,8 +10,9 @@ from patience import eventually
 
 from libhamiregion.agent import Task, TaskRunner, tasks
 from libhamiregion.agent.roots import RootWatch
-from libhamiregion.node import Container, ContainerId, Node
+from libhamiregion.node import Container, Node
 from libhamiregion.node.backoff import Backoff, owner_of
+from libhamiregion.node.cgroups import ContainerId
 from libhamiregion.node.events import Event, EventReporter, container_label
 
 if TYPE_CHECKING:
