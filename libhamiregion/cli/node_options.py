@@ -8,7 +8,7 @@ import click
 
 from libhamiregion.node.names import ChainedNames, DockerNames, PodLogNames
 from libhamiregion.node.node import Node
-from libhamiregion.node.selecting import Selector
+from libhamiregion.node.selector import Selector
 
 from . import options
 
@@ -62,7 +62,7 @@ def selector(
     return Selector(namespace=namespace, pod=pod, container=container, device=device)
 
 
-def open_node(roots: tuple[str, ...], proc: str, pod_logs: str, *, outside: bool = True) -> Node:
+def open_node(roots: tuple[str, ...], proc: str, pod_logs: str, *, outside: bool = False) -> Node:
     """Make the node that --root, --proc and --pod-logs choose; the caller closes it.
 
     Who names directories means those: regions elsewhere count only if none are named.

@@ -17,7 +17,8 @@ from .labels import safe_value
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from libhamiregion.node import Container, ContainerId, Node
+    from libhamiregion.node import Container, Node
+    from libhamiregion.node.cgroups import ContainerId
 
     from .labels import CardinalityLimiter
 

@@ -20,7 +20,7 @@ import attrs
 
 from libhamiregion.layouts import DEVICE_CAPACITY
 from libhamiregion.node.daemon_names import pod_uids
-from libhamiregion.node.selecting import Selector
+from libhamiregion.node.selector import Selector
 from libhamiregion.text import printable
 
 from .limit_plan import LimitField, LimitPlan, Rule, Setting, parse_value

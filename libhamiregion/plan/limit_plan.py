@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 
 from libhamiregion.layouts import DEVICE_CAPACITY
-from libhamiregion.node.selecting import Selector
+from libhamiregion.node.selector import Selector
 from libhamiregion.units import UNLIMITED_SM_PERCENT, format_size, parse_size
 
 from .document import MAX_BYTES, PlanError, PlanProblem, Problems, read_document

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from libhamiregion.errors import RegionError
 from libhamiregion.layouts import DEVICE_CAPACITY
-from libhamiregion.node.selecting import Selector
+from libhamiregion.node.selector import Selector
 from libhamiregion.text import printable
 from libhamiregion.units import MAX_SIZE_BYTES
 

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, TypeAlias
 
 from libhamiregion.layouts import LAYOUTS
-from libhamiregion.node.nvml.timeout_sampler import PatientDriver
+from libhamiregion.node.nvml.timeout_sampler import TimeoutSampler
 from libhamiregion.node.usage import node_processes
 
 from .recording import Reading, RecordedContainer
@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from libhamiregion.node.containers import Container
-    from libhamiregion.node.node import ContainerView, Node
+    from libhamiregion.node.node import Node
     from libhamiregion.node.nvml import NvmlSampler
     from libhamiregion.node.usage import NodeProcess
+    from libhamiregion.node.views import ContainerView
 
 # A pod's directories of logs can come after its region.
 _ASK_AGAIN_S = 60.0
@@ -45,7 +46,7 @@ class NodeReader:
         self, node: Node, *, sampler: NvmlSampler | None = None, patience_s: float = 5.0
     ) -> None:
         self._node = node
-        self._driver = None if sampler is None else PatientDriver(sampler, patience_s)
+        self._driver = None if sampler is None else TimeoutSampler(sampler, patience_s)
         self._named: dict[Container, tuple[RecordedContainer, float | None]] = {}
 
     def readings(self) -> list[Reading]:

@@ -15,6 +15,7 @@ ORDER = (
     "layout",
     "base",
     "guard",
+    "map_files",
     "identify",
     "handles",
     "fields",

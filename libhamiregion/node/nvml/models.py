@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import attrs
 
 from .states import NvmlFault, NvmlState
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
 
 
 def _find(faults: tuple[NvmlFault, ...], *figures: str) -> NvmlFault | None:
@@ -194,6 +198,22 @@ class NvmlSample:
     @cached_property
     def _listed(self) -> dict[tuple[str | None, int], NvmlProcess]:
         return {(process.device_uuid, process.pid): process for process in self.processes}
+
+    @cached_property
+    def _by_pid(self) -> dict[int, list[NvmlProcess]]:
+        found: dict[int, list[NvmlProcess]] = {}
+        for process in self.processes:
+            found.setdefault(process.pid, []).append(process)
+        return found
+
+    @property
+    def pids(self) -> Collection[int]:
+        """The processes on the GPUs."""
+        return self._by_pid.keys()
+
+    def of_pid(self, pid: int) -> Sequence[NvmlProcess]:
+        """What the driver lists of one process, one entry per device."""
+        return self._by_pid.get(pid, ())
 
     @cached_property
     def _sampled(self) -> frozenset[tuple[str | None, int]]:
