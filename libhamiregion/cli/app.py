@@ -11,6 +11,7 @@ EXTRAS = {
     "h11": "exporter",
     "jsonschema": "plan",
     "kubernetes": "kubernetes",
+    "isal": "exporter",
     "prometheus_client": "exporter",
     "rich": "cli",
     "uvicorn": "exporter",

@@ -8,8 +8,6 @@ from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs
 
-import attrs
-
 from libhamiregion._version import __version__
 
 from .log_lines import RepeatedEvents
@@ -21,6 +19,7 @@ from .text import CONTENT_TYPE, OPENMETRICS_CONTENT_TYPE
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
 
+    from .node_exporter import NodeExporter
     from .scrapes import Body, Source
     from .web_config import LiveWebConfig
 
@@ -41,20 +40,6 @@ _PAGE: Final = (
     "<li><a href='/readyz'>Readiness</a>: whether it can read the node\n"
     "</ul>\n</html>\n"
 )
-
-
-@attrs.frozen
-class AnswerLimits:
-    """What the answers to scrapes may take.
-
-    Attributes:
-        render_timeout_s: For a scrape to be made; then it is a 503.
-        answers_bytes: Of answers that are being sent, compressed. With more, those that have been
-            under way for longest are ended before a new scrape is made.
-    """
-
-    render_timeout_s: float = 30.0
-    answers_bytes: int = 16 * 1024 * 1024
 
 
 class _Request:
@@ -108,26 +93,26 @@ async def _say(send: Send, request: _Request, status: int, text: str, **headers:
 
 
 class MetricsApp:
-    """An ASGI application that answers every request with the metrics.
-
-        app.mount("/hami/metrics", metrics_app(exporter))     # Starlette, FastAPI
-
-    Text or OpenMetrics, compressed or not, as the client accepts; ``?name[]=NAME`` asks for these
-    metrics only. Scrapes are made one at a time in a thread; clients that ask meanwhile share the
-    next one, which begins after they asked. Whom to let in is the business of what it is mounted
-    in.
+    """Answers every request with the metrics; see `metrics_app`.
 
     To be used on one event loop.
 
     Args:
         source: A `NodeExporter`, or anything with its `pieces`.
-        limits: The bounds.
+        render_timeout_s: For a scrape to be made; then it is a 503.
+        answers_bytes: Of answers that are being sent, compressed. With more, those that have been
+            under way for longest are ended before a new scrape is made.
     """
 
-    def __init__(self, source: Source, limits: AnswerLimits | None = None) -> None:
-        limits = limits or AnswerLimits()
-        # Made on the loop on which it is used.
-        self._make = lambda: Scrapes(source, limits.render_timeout_s, limits.answers_bytes)
+    def __init__(
+        self,
+        source: Source,
+        *,
+        render_timeout_s: float = 30.0,
+        answers_bytes: int = 16 * 1024 * 1024,
+    ) -> None:
+        self._source = source
+        self._limits = render_timeout_s, answers_bytes
         self._scrapes: Scrapes | None = None
         self._failures = RepeatedEvents(_log)
 
@@ -161,22 +146,23 @@ class MetricsApp:
         if request.method == "HEAD":
             # To know how long it would be, a scrape would have to be made.
             return await _answer(send, request, 200, (), content_type, headers)
-        self._scrapes = self._scrapes or self._make()
+        if self._scrapes is None:
+            # Here: it belongs to the loop on which it is used.
+            self._scrapes = Scrapes(self._source, *self._limits)
         only = None if names is None else frozenset(names)
         try:
             body = await self._scrapes.get(openmetrics=openmetrics, names=only)
         except ScrapeTimeout as timeout:
-            self._failures.failed("", str(timeout))
+            self._failures.failed("scrape", str(timeout))
             return await _say(send, request, 503, f"503: {timeout}")
         except Exception as error:  # noqa: BLE001 (a scrape that fails must not end anything else)
-            self._failures.failed("", f"a scrape failed: {type(error).__name__}: {error}", error)
+            self._failures.failed("scrape", f"{type(error).__name__}: {error}", error)
             return await _say(
                 send, request, 500, "500: the scrape failed; the exporter's log tells why"
             )
-        if self._failures.recovered(""):
+        if self._failures.recovered("scrape"):
             _log.info("scrapes succeed again")
-        if gzip:
-            headers["content-length"] = str(body.size)
+        headers["content-length"] = str(body.size if gzip else body.text_size)
         return await self._send(request, send, body, content_type, headers)
 
     async def _send(
@@ -207,15 +193,14 @@ class Site:
     Args:
         source: Where metrics come from, and whether they are complete.
         web: Who may come in.
-        limits: The bounds.
+        metrics: Answers with the metrics.
     """
 
-    def __init__(self, source: Source, web: LiveWebConfig, limits: AnswerLimits) -> None:
+    def __init__(self, source: Source, web: LiveWebConfig, metrics: MetricsApp) -> None:
         self._source = source
-        self._metrics = MetricsApp(source, limits)
+        self._metrics = metrics
         self._web = web
         self._passwords = Passwords()
-        self._failures = RepeatedEvents(_log)
 
     async def __call__(self, scope: Mapping[str, Any], _receive: Any, send: Send) -> None:
         """Answer one request; see ASGI."""
@@ -275,6 +260,16 @@ class Site:
         return await _say(send, request, 503, f"503: not ready: {reason}")
 
 
-def metrics_app(source: Source, limits: AnswerLimits | None = None) -> MetricsApp:
-    """An ASGI application with an exporter's metrics; see `MetricsApp`."""
-    return MetricsApp(source, limits)
+def metrics_app(exporter: NodeExporter) -> MetricsApp:
+    """Make an ASGI application that answers every request with an exporter's metrics.
+
+        app.mount("/hami/metrics", metrics_app(exporter))     # Starlette, FastAPI
+
+    Text or OpenMetrics, compressed or not, as the client accepts; ``?name[]=NAME`` asks for these
+    metrics only. Scrapes are made one at a time in a thread; clients that ask meanwhile share the
+    next one. Whom to let in is the business of what it is mounted in. To be used on one event loop.
+
+    Args:
+        exporter: Where the figures come from; start it, or let scrapes do its work.
+    """
+    return MetricsApp(exporter)

@@ -29,7 +29,7 @@ _uvicorn_log.setLevel(logging.CRITICAL)
 _HIGH_WATER_BYTES: Final = 64 * 1024
 # An end of a connection that the other side does not acknowledge.
 _CLOSE_TIMEOUT_S: Final = 5.0
-# A newcomer takes the place of none that has waited for less.
+# A newcomer takes the place of none that has just come, or just begun to read.
 _GRACE_S: Final = 0.25
 # The C struct that says: on close, wait for nothing.
 _LINGER_NOT: Final = struct.pack("ii", 1, 0)
@@ -41,7 +41,7 @@ class ServerLimits:
 
     Attributes:
         connections: Open at once. One more takes the place of the one that has waited longest for
-            its client, be it for a request or for reading; without such a one it gets a 503.
+            its client, be it for a request or for reading; without such a one it is refused.
         header_bytes: Of a request's head that is not whole yet.
         header_timeout_s: From connecting, or a request's first byte, to the end of its head; for
             the handshake of TLS too.
@@ -51,7 +51,8 @@ class ServerLimits:
         answer_timeout_s: From a request to the end of its answer.
         render_timeout_s: For a scrape to be made; then it is a 503.
         stop_timeout_s: For answers under way when the server stops.
-        answers_bytes: Of answers that are being sent, compressed; see `AnswerLimits`.
+        answers_bytes: Of answers that are being sent, compressed. With more, those that have been
+            under way for longest are ended before a new scrape is made.
     """
 
     connections: int = 128
@@ -73,6 +74,7 @@ class Connection(H11Protocol):
             while the client waits for it.
         patience_s: How long it may.
         asked_at: When the request that is being answered came; None without one.
+        slow_since: When the client first failed to keep up with the answer under way.
     """
 
     def __init__(
@@ -86,23 +88,40 @@ class Connection(H11Protocol):
         self.waiting_since: float | None = self.loop.time()
         self.patience_s = limits.header_timeout_s
         self.asked_at: float | None = None
+        self.slow_since: float | None = None
+        self._is_half_closed = False
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         self.asked_at, self.waiting_since = self.loop.time(), None
+
+        async def send_on(message: Any) -> None:
+            if self.transport.is_closing():
+                raise ConnectionAbortedError
+            await send(message)
+
         try:
-            await self._site(scope, receive, send)
+            await self._site(scope, receive, send_on)
         except asyncio.CancelledError:
             # Its answer took too much memory for too long, or the server stops.
             self.abort("its answer was given up")
-        except Exception:
-            _log.debug("an answer could not be sent", exc_info=True)
-            raise
+        except ConnectionAbortedError:
+            _log.debug("%s: the client went before its answer", self.client)
         finally:
-            self.asked_at = None
-            self._wait(self._limits.idle_timeout_s)
+            self.asked_at = self.slow_since = None
+            # A part of the next request may be here already.
+            has_more = bool(self.conn.trailing_data[0])
+            limits = self._limits
+            self._wait(limits.header_timeout_s if has_more else limits.idle_timeout_s)
+            if self._is_half_closed:
+                self.transport.close()
 
     def _wait(self, patience_s: float) -> None:
         self.waiting_since, self.patience_s = self.loop.time(), patience_s
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has been asked before, and is not now."""
+        return self.asked_at is None and self.patience_s == self._limits.idle_timeout_s
 
     def waited_s(self, now: float) -> float:
         """How long it has been waiting for its client; 0 while it is not."""
@@ -141,17 +160,23 @@ class Connection(H11Protocol):
         """Take a part of a request."""
         if self.transport.is_closing():
             return
-        if self.asked_at is None and self.patience_s == self._limits.idle_timeout_s:
+        if self.is_idle:
             self._wait(self._limits.header_timeout_s)
         try:
             super().data_received(data)
         except Exception:  # noqa: BLE001 (no client's bytes are worth a traceback)
             self.abort("its bytes could not be handled")
 
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """Take the end of what the client sends; it may still read its answer."""
+        self._is_half_closed = self.asked_at is not None and self.scheme == "http"
+        return self._is_half_closed
+
     def pause_writing(self) -> None:
         """Wait until the client has read some."""
         super().pause_writing()
         self._wait(self._limits.stall_timeout_s)
+        self.slow_since = self.slow_since or self.waiting_since
 
     def resume_writing(self) -> None:
         """Go on with the answer."""
@@ -172,10 +197,15 @@ def make_room(connections: set[Any], most: int, newcomer: Connection) -> None:
     if len(connections) <= most:
         return
     now = newcomer.loop.time()
+
+    def waited_s(each: Connection) -> float:
+        return each.waited_s(now) if each.slow_since is None else now - each.slow_since
+
     others = [
-        each for each in connections if each is not newcomer and each.waited_s(now) > _GRACE_S
+        each
+        for each in connections
+        if each is not newcomer and (each.is_idle or waited_s(each) > _GRACE_S)
     ]
-    if others:
-        longest = max(others, key=lambda each: each.waited_s(now))
-        connections.discard(longest)
-        longest.abort("its place is needed")
+    victim = max(others, key=waited_s, default=newcomer)
+    connections.discard(victim)
+    victim.abort("there are too many")

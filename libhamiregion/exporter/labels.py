@@ -96,7 +96,7 @@ class LabelRows:
         """The labels of each row as a mapping, with the family's constant ones; kept."""
         found = self._named.get(family.constant)
         if found is None:
-            starts = [0, *self.ends[:-1]]
+            starts = [0, *self.ends][: len(self.ends)]
             found = self._named[family.constant] = [
                 {**read_labels(self.text[start:end]), **dict(family.constant)}
                 for start, end in zip(starts, self.ends, strict=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from libhamiregion.text import printable
+
+if TYPE_CHECKING:
+    import logging
 
 #: Characters of a log line at most.
 LINE_LIMIT: Final = 500
@@ -26,7 +28,7 @@ class RepeatedEvents:
         """Count a failure, and log it if it is its turn.
 
         Args:
-            key: What failures of the same kind have in common.
+            key: What failures of the same kind have in common; stands before the message.
             message: One line; it is escaped and cut.
             error: Its traceback is logged too where debug messages are wanted.
         """
@@ -35,8 +37,9 @@ class RepeatedEvents:
         times = self._times[key] = self._times.get(key, 0) + 1
         if times & (times - 1) == 0:
             repeated = f" ({times} times)" if times > 1 else ""
-            line = printable(message, LINE_LIMIT - len(repeated)) + repeated
-            self._log.warning("%s", line)
+            # Handlers that count repetitions tell records apart by their pattern.
+            pattern = key + ": %s" + repeated
+            self._log.warning(pattern, printable(message, LINE_LIMIT - len(pattern)))
             self._log.debug("the traceback of that", exc_info=error)
 
     def recovered(self, key: str) -> bool:

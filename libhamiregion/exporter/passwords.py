@@ -55,7 +55,7 @@ class Passwords:
         hashed = users.get(user)
         # The hash is part of it: with another one set, what was right is so no longer.
         digest = hashlib.blake2b((hashed or "").encode() + password, key=self._secret).digest()
-        if hashed is not None and hmac.compare_digest(self._right.get(user, b""), digest):
+        if self._is_known(user, digest):
             return True
         if self._waiting >= _WAITING_LIMIT:
             raise TooManyChecks
@@ -63,6 +63,9 @@ class Passwords:
         self._waiting += 1
         try:
             async with self._turn:
+                # The same may have been checked meanwhile.
+                if self._is_known(user, digest):
+                    return True
                 is_right = await in_thread(lambda: _matches(hashed, password, most))
         finally:
             self._waiting -= 1
@@ -70,6 +73,9 @@ class Passwords:
             self._right = {name: kept for name, kept in self._right.items() if name in users}
             self._right[user] = digest
         return is_right
+
+    def _is_known(self, user: str, digest: bytes) -> bool:
+        return hmac.compare_digest(self._right.get(user, b""), digest)
 
 
 def credentials(header: bytes) -> tuple[str, bytes] | None:

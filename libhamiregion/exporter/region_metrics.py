@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from libhamiregion._core import ffi, lib
 from libhamiregion.node.containers import MissingReason, missing_for
 
 from . import families
 from .identity import identity_of, shadowed
 from .labels import LabelRows, label_text
+from .process_metrics import ProcessMetrics, sum_slots
 from .text import NO_ROW, Series
 
 if TYPE_CHECKING:
@@ -51,11 +51,6 @@ _DEVICE_FAMILIES = tuple(
     family
     for family in families.FAMILIES
     if family.labels in (families.HAMI_DEVICE, families.LEGACY_DEVICE) and family.column
-)
-_PROCESS_FAMILIES = tuple(
-    family
-    for family in families.FAMILIES
-    if family.labels == families.PROCESS and family.column is not None
 )
 _REGION_FAMILIES = tuple(
     family
@@ -97,25 +92,6 @@ class _DeviceRows:
     reasons: Counter[str]
 
 
-@attrs.frozen(eq=False)
-class _ProcessRows:
-    """Which usages become series of processes."""
-
-    devices: _DeviceRows
-    processes: object
-    key: bytes
-    labels: LabelRows
-    usages: array[int]
-    utilization: array[int]
-    owners: Sequence[Container]
-    #: Processes that are summed up into one series for each device, those of `other`.
-    folded: bytes
-    other: LabelRows
-    other_devices: array[int]
-    other_utilization: array[int]
-    other_owners: Sequence[Container]
-
-
 class RegionMetrics:
     """Makes the series of one scrape.
 
@@ -133,12 +109,8 @@ class RegionMetrics:
         self._limiter = limiter
         self._known: dict[Container, _Known] = {}
         self._rows: _DeviceRows | None = None
-        self._process_rows: _ProcessRows | None = None
+        self._processes = ProcessMetrics()
         self._unsettled: dict[tuple[str, ...], int] = {}
-        # Containers in whose regions somebody has ever written such a figure.
-        self._coders: dict[str, set[Container]] = {
-            family.name: set() for family in (families.PROCESS_ENC, families.PROCESS_DEC)
-        }
 
     @property
     def shown(self) -> int:
@@ -164,9 +136,7 @@ class RegionMetrics:
         table = snapshot.table
         found = [*rows.series, *self._of_devices(rows, table, wanted)]
         found += self._of_regions(rows, table, state)
-        if state.processes and not wanted.isdisjoint(_PROCESS_FAMILIES):
-            found += self._of_processes(self._rows_of_processes(rows, table, state), table)
-        return found
+        return found + self._processes.series(rows.shown, table, state, wanted)
 
     # ---- devices and regions ---------------------------------------------------------------------
 
@@ -315,79 +285,10 @@ class RegionMetrics:
         legacy = label_text(families.LEGACY_DEVICE, *values) if self._legacy else b""
         return label_text(families.DEVICE, *values), legacy
 
-    # ---- processes -------------------------------------------------------------------------------
-
-    def _rows_of_processes(
-        self, devices: _DeviceRows, table: RegionTable, state: CollectedState
-    ) -> _ProcessRows:
-        """The rows of the last scrape, if what decides on them is still the same."""
-        key = table.processes.pid.tobytes() + table.regions.process_count.tobytes()
-        rows = self._process_rows
-        if (
-            rows is None
-            or rows.devices is not devices
-            or rows.processes is not state.processes
-            or rows.key != key
-        ):
-            rows = self._process_rows = _new_process_rows(devices, table, state, key)
-            for coders in self._coders.values():
-                coders.intersection_update({*rows.owners, *rows.other_owners})
-        return rows
-
-    def _of_processes(self, rows: _ProcessRows, table: RegionTable) -> list[Series]:
-        found = []
-        for family in _PROCESS_FAMILIES:
-            cells = getattr(table.usages, str(family.column))
-            at, other_at = rows.usages, rows.other_devices
-            if family is not families.PROCESS_MEMORY:
-                at, other_at = rows.utilization, rows.other_utilization
-            sums = sum_slots(table, rows.folded, cells) if len(rows.other) else None
-            coders = self._coders.get(family.name)
-            if coders is not None:
-                _add_coders(coders, cells, at, rows.owners)
-                _add_coders(coders, sums, other_at, rows.other_owners)
-                if not coders:
-                    continue
-                at = _only(coders, at, rows.owners)
-                other_at = _only(coders, other_at, rows.other_owners)
-            found.append(Series(family, rows.labels, cells, at))
-            if sums is not None:
-                found.append(Series(family, rows.other, sums, other_at))
-        return found
-
 
 def is_held(semaphore: int) -> bool:
     """Whether a region's semaphore is taken; the upper half counts who waits."""
     return semaphore & 0xFFFFFFFF == 0
-
-
-def sum_slots(table: RegionTable, chosen: bytes, usages: memoryview) -> array[int]:
-    """What the chosen processes use, by device row.
-
-    Args:
-        table: One read.
-        chosen: A byte per process of the table, not 0 for those that count.
-        usages: A column of ``table.usages``.
-    """
-    regions, processes = table.regions, table.processes
-    if len(chosen) != len(processes):
-        raise ValueError(f"{len(chosen)} bytes for {len(processes)} processes")
-    columns = ffi.new("struct hr_slot_columns *")
-    columns.region = region = ffi.from_buffer("uint64_t[]", processes.region)
-    columns.first_usage = usage = ffi.from_buffer("uint64_t[]", processes.first_usage)
-    columns.first_device = device = ffi.from_buffer("uint64_t[]", regions.first_device)
-    columns.device_rows = rows = ffi.from_buffer("uint64_t[]", regions.device_rows)
-    columns.processes, columns.regions = len(processes), len(regions)
-    columns.usages, columns.devices = len(table.usages), len(table.devices)
-    sums = array("Q", bytes(8 * len(table.devices)))
-    lib.hr_sum_slots(
-        columns,
-        ffi.from_buffer("unsigned char[]", chosen),
-        ffi.from_buffer("uint64_t[]", usages),
-        ffi.from_buffer("uint64_t[]", sums),
-    )
-    del region, usage, device, rows
-    return sums
 
 
 def _active_sums(table: RegionTable) -> dict[str, array[int]]:
@@ -465,84 +366,3 @@ def _missing_ones(
         for container, reason in reasons
     }
     return Series.of(family, texts)
-
-
-def _new_process_rows(
-    devices: _DeviceRows, table: RegionTable, state: CollectedState, key: bytes
-) -> _ProcessRows:
-    first_process, process_count = table.regions.first_process, table.regions.process_count
-    first_device, device_rows = table.regions.first_device, table.regions.device_rows
-    pids, first_usage = table.processes.pid, table.processes.first_usage
-    indexes = table.devices.index
-    texts, owners = [], []
-    usages, utilization = array("I"), array("I")
-    others, other_owners = [], []
-    other_devices, other_utilization = array("I"), array("I")
-    folded = bytearray(len(pids))
-    for row, container, _ in devices.shown:
-        processes = state.processes.get(container)
-        if processes is None:
-            continue
-        has_utilization = _has_utilization(container)
-        at = [indexes[first_device[row] + device] for device in range(device_rows[row])]
-        taken = set()
-        is_folded = False
-        for process in range(first_process[row], first_process[row] + process_count[row]):
-            pid = pids[process]
-            shown = processes.alone.get(pid)
-            if shown is None and pid not in processes.folded:
-                continue
-            # A pid that stands in several slots is one process: one series, the rest is summed.
-            if shown is None or pid in taken:
-                folded[process] = 1
-                is_folded = True
-                continue
-            taken.add(pid)
-            for usage, index in enumerate(at, first_usage[process]):
-                if index in shown:
-                    texts.append(shown[index])
-                    owners.append(container)
-                    usages.append(usage)
-                    utilization.append(usage if has_utilization else NO_ROW)
-        for device, index in enumerate(at, first_device[row]) if is_folded else ():
-            if index in processes.other:
-                others.append(processes.other[index])
-                other_owners.append(container)
-                other_devices.append(device)
-                other_utilization.append(device if has_utilization else NO_ROW)
-    return _ProcessRows(
-        devices=devices,
-        processes=state.processes,
-        key=key,
-        labels=LabelRows(texts),
-        usages=usages,
-        utilization=utilization,
-        owners=owners,
-        folded=bytes(folded),
-        other=LabelRows(others),
-        other_devices=other_devices,
-        other_utilization=other_utilization,
-        other_owners=other_owners,
-    )
-
-
-def _add_coders(
-    coders: set[Container],
-    cells: memoryview | array[int] | None,
-    rows: array[int],
-    owners: Sequence[Container],
-) -> None:
-    """Add the containers of which a cell is not 0: nearly always none."""
-    if cells is None:
-        return
-    content = cells.tobytes()
-    if content.count(0) != len(content):
-        coders.update(
-            owner for row, owner in zip(rows, owners, strict=True) if row != NO_ROW and cells[row]
-        )
-
-
-def _only(coders: set[Container], rows: array[int], owners: Sequence[Container]) -> array[int]:
-    """The rows of these containers alone."""
-    kept = [row if owner in coders else NO_ROW for row, owner in zip(rows, owners, strict=True)]
-    return array("I", kept)

@@ -35,28 +35,40 @@ class Source(Protocol):
 
 @attrs.frozen(eq=False)
 class Body:
-    """The text of one scrape as a gzip file, in parts."""
+    """The text of one scrape as a gzip file.
+
+    Attributes:
+        parts: What the file consists of.
+        size: Bytes of the file.
+        text_size: Bytes of the text.
+    """
 
     parts: tuple[bytes, ...]
     size: int
+    text_size: int
 
     @classmethod
     def of(cls, pieces: Iterator[memoryview]) -> Body:
         """Compress a text piece by piece: the whole of it never exists."""
         stream = isal_zlib.compressobj(_LEVEL, isal_zlib.DEFLATED, _GZIP)
-        parts = [part for piece in pieces if (part := stream.compress(piece))]
+        parts = []
+        text_size = 0
+        for piece in pieces:
+            text_size += len(piece)
+            if part := stream.compress(piece):
+                parts.append(part)
         parts.append(stream.flush())
-        return cls(tuple(parts), sum(map(len, parts)))
+        return cls(tuple(parts), sum(map(len, parts)), text_size)
 
     def text(self) -> Iterator[bytes]:
         """The text itself, in chunks."""
         stream: Any = isal_zlib.decompressobj(_GZIP)
         for part in self.parts:
-            while part:
-                chunk = stream.decompress(part, _CHUNK_BYTES)
-                part = stream.unconsumed_tail
-                if chunk:
+            left = part
+            while left:
+                if chunk := stream.decompress(left, _CHUNK_BYTES):
                     yield chunk
+                left = stream.unconsumed_tail
         if rest := stream.flush():
             yield rest
 

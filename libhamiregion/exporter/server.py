@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
 
-from .app import AnswerLimits, Site
+from .app import MetricsApp, Site
 from .connections import Connection, ServerLimits, make_room
-from .log_lines import RepeatedEvents
 from .listening import ListenError, listen_on
+from .log_lines import RepeatedEvents
 from .web_config import LiveWebConfig, ReloadingContext, WebConfigError
 
 if TYPE_CHECKING:
@@ -67,8 +67,6 @@ class _Server(uvicorn.Server):
                 proxy_headers=False,
                 server_header=False,
                 date_header=False,
-                # Connections that wait make room before; this is for those that cannot.
-                limit_concurrency=limits.connections + 1,
                 timeout_keep_alive=int(limits.idle_timeout_s) + 1,
                 timeout_graceful_shutdown=int(limits.stop_timeout_s) + 1,
                 h11_max_incomplete_event_size=limits.header_bytes,
@@ -123,7 +121,9 @@ class _Server(uvicorn.Server):
             except OSError as error:
                 if error.errno not in _ENDED_ALREADY:
                     # Such as no room for one more file, which passes.
-                    self._failures.failed("accept", f"no new connections for a moment: {error}")
+                    self._failures.failed(
+                        "accept", f"no new connections for a moment: {error.strerror}"
+                    )
                     await asyncio.sleep(1.0)
                 continue
             if len(self._handshakes) >= self._limits.connections:
@@ -163,23 +163,18 @@ class _Server(uvicorn.Server):
 
     async def main_loop(self) -> None:
         """Look at the clients and at the web configuration once a second, until it stops."""
+        self._tick()
+        await self.stopping.wait()
+        # What had arrived by then is taken in, and answered.
+        await asyncio.sleep(_LAST_CALL_S)
+
+    def _tick(self) -> None:
         loop = asyncio.get_running_loop()
-
-        def tick() -> None:
-            nonlocal timer
-            timer = loop.call_later(_TICK_S, tick)
-            now = loop.time()
-            for connection in tuple(self.server_state.connections):
-                connection.judge(now)  # type: ignore[union-attr]
-            self._web.refresh()
-
-        timer = loop.call_later(_TICK_S, tick)
-        try:
-            await self.stopping.wait()
-            # What had arrived by then is taken in, and answered.
-            await asyncio.sleep(_LAST_CALL_S)
-        finally:
-            timer.cancel()
+        for connection in tuple(self.server_state.connections):
+            if isinstance(connection, Connection):
+                connection.judge(loop.time())
+        self._web.refresh()
+        loop.call_later(_TICK_S, self._tick)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Finish the answers under way, then end all connections."""
@@ -187,7 +182,8 @@ class _Server(uvicorn.Server):
             task.cancel()
         await super().shutdown(sockets)
         for connection in tuple(self.server_state.connections):
-            connection.abort("the server stops")  # type: ignore[union-attr]
+            if isinstance(connection, Connection):
+                connection.abort("the server stops")
 
 
 class MetricsServer:
@@ -294,10 +290,13 @@ class MetricsServer:
                 listener.close()
 
     async def _serve(self) -> None:
-        limits = AnswerLimits(self._limits.render_timeout_s, self._limits.answers_bytes)
-        server = _Server(
-            Site(self._source, self._web, limits), self._web, self._limits, self._begun
+        metrics = MetricsApp(
+            self._source,
+            render_timeout_s=self._limits.render_timeout_s,
+            answers_bytes=self._limits.answers_bytes,
         )
+        site = Site(self._source, self._web, metrics)
+        server = _Server(site, self._web, self._limits, self._begun)
         self._loop, self._server = asyncio.get_running_loop(), server
         if self._stop_asked.is_set():
             server.end()

@@ -13,10 +13,10 @@ import attrs
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from libhamiregion.node import Container, NvmlSample
+    from libhamiregion.node import Container, NodeProcess, NodeSnapshot, NvmlSample
+    from libhamiregion.node.slot_tracker import SlotStates
 
     from .identity import Identity
-    from .matches import RegionMatch
     from .text import Series
 
 
@@ -62,7 +62,9 @@ class CollectedState:
         gone: Containers whose pod is gone.
         held: Locks that have been held for a while.
         sample: The driver's last answer; None where it is not asked, or does not answer.
-        matches: Who stands behind the slots of each region, as of the last look at processes.
+        slots: The regions as of the last look at processes, and what stands behind their slots;
+            None before the first.
+        uncounted: Processes that use a GPU and have no slot for it.
         series: Series that stay as they are until the collector's next turn, by collector.
     """
 
@@ -72,7 +74,8 @@ class CollectedState:
     gone: frozenset[Container] = frozenset()
     held: Mapping[Container, HeldLock] = attrs.Factory(dict)
     sample: NvmlSample | None = None
-    matches: Mapping[Container, RegionMatch] = attrs.Factory(dict)
+    slots: tuple[NodeSnapshot, SlotStates] | None = None
+    uncounted: Sequence[NodeProcess] = ()
     series: Mapping[str, Sequence[Series]] = attrs.Factory(dict)
 
     def with_series(self, collector: str, series: Sequence[Series]) -> CollectedState:

@@ -109,8 +109,9 @@ def _parse(name: str) -> Any:
                 )
             return found
 
+    content = _content(name)
     try:
-        return yaml.load(_content(name), UniqueKeys)  # noqa: S506 (a SafeLoader)
+        return yaml.load(content, UniqueKeys)  # noqa: S506 (a SafeLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = "" if mark is None else f":{mark.line + 1}"
@@ -123,10 +124,13 @@ def _content(name: str) -> bytes:
     """What a regular file holds; one that is no file, such as a FIFO, would be waited for."""
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with open(descriptor, "rb") as file:
+        try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise WebConfigError(f"{name}: not a regular file")
-            content = file.read(_SIZE_LIMIT + 1)
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                content = file.read(_SIZE_LIMIT + 1)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise WebConfigError(f"{name}: {error.strerror}") from error
     if len(content) > _SIZE_LIMIT:
@@ -225,9 +229,9 @@ class LiveWebConfig:
         try:
             self._load(self._path)
         except (WebConfigError, ImportError) as error:
-            self._failures.failed("", f"the web configuration stays as it was: {error}")
+            self._failures.failed("web configuration", f"it stays as it was: {error}")
         else:
-            self._failures.recovered("")
+            self._failures.recovered("web configuration")
             _log.info("the web configuration has changed and was read again")
 
     def _load(self, path: PathLike) -> None:

@@ -4,17 +4,11 @@ from .containers import ContainersCollector
 from .doctor import DoctorCollector
 from .locks import LocksCollector
 from .nvml import NvmlCollector
-from .processes import ProcessesCollector
+from .processes import ProcessesCollector, SeriesLimits
 from .unaccounted import UnaccountedCollector
 
-#: What can be switched, with whether it is on; containers are always looked for.
-COLLECTORS = {
-    "nvml": True,
-    "processes": True,
-    "unaccounted": True,
-    "locks": True,
-    "doctor": True,
-}
+#: What can be switched; containers are always looked for.
+COLLECTORS = ("nvml", "processes", "unaccounted", "locks", "doctor")
 
 __all__ = [
     "COLLECTORS",
@@ -23,5 +17,6 @@ __all__ = [
     "LocksCollector",
     "NvmlCollector",
     "ProcessesCollector",
+    "SeriesLimits",
     "UnaccountedCollector",
 ]

@@ -53,6 +53,11 @@ class ContainersCollector:
         self._gone = GoneContainers(node, gone_after_s)
         self._named_s = -_ASK_UNNAMED_S
 
+    def ask_again(self) -> None:
+        """Have the next look ask for all names, and for all left-overs."""
+        self._named_s = -_ASK_UNNAMED_S
+        self._gone.ask_again()
+
     def collect(self, state: CollectedState) -> CollectedState:
         """Look for containers, and name those that are new."""
         node = self._node
@@ -106,6 +111,10 @@ class GoneContainers:
         self._asked_s = -_ASK_GONE_S
         self._last: frozenset[Container] = frozenset()
 
+    def ask_again(self) -> None:
+        """Have the next call ask."""
+        self._asked_s = -_ASK_GONE_S
+
     def among(self, identities: Mapping[Container, Identity]) -> frozenset[Container]:
         """Those of these containers that are gone; asked once a minute."""
         now_s = time.monotonic()
@@ -133,7 +142,9 @@ class GoneContainers:
         """Whether a resolver knows the pod; what is kept of earlier answers does not count."""
         names = self._node.names
         resolvers = names.resolvers if isinstance(names, ChainedNames) else (names,)
-        return any(each.resolve(container.pod_uid, container.name) is not None for each in resolvers)
+        return any(
+            each.resolve(container.pod_uid, container.name) is not None for each in resolvers
+        )
 
     def _can_tell(self, named: frozenset[Container]) -> bool:
         """Whether the resolvers know any other pod at this moment: they may not be reached."""

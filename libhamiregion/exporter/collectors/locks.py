@@ -53,7 +53,9 @@ class LocksCollector:
     def _held_now(self) -> dict[Container, int]:
         snapshot = self._node.snapshot()
         regions = snapshot.table.regions
-        rows = zip(snapshot.containers, regions.code, regions.semaphore, regions.owner_pid, strict=True)
+        rows = zip(
+            snapshot.containers, regions.code, regions.semaphore, regions.owner_pid, strict=True
+        )
         return {
             container: owner
             for container, code, semaphore, owner in rows

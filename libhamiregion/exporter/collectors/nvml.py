@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 #: The state of a driver that hangs, beside the values of `NvmlState`.
 NO_ANSWER = "no_answer"
+_TIMEOUT_S = 5.0
 
 
 class NvmlCollector:
@@ -36,7 +37,7 @@ class NvmlCollector:
 
     def __init__(self, node: Node, sampler: NvmlSampler, node_name: str, *, legacy: bool) -> None:
         self._node = node
-        self._sampler = TimeoutSampler(sampler)
+        self._sampler = TimeoutSampler(sampler, _TIMEOUT_S)
         self._node_name = safe_value(node_name)
         self._legacy = legacy
         self._version = ""
@@ -98,15 +99,18 @@ class NvmlCollector:
         snapshot = self._node.snapshot()
         devices = snapshot.table.devices
         for row, region in enumerate(devices.region):
-            device, mig = places.get(devices.uuid(row), (None, None))
+            place = places.get(devices.uuid(row) or "")
             identity = state.identities.get(snapshot.containers[region])
-            if device is None or mig is None or device.uuid is None or identity is None:
+            if place is None or identity is None:
+                continue
+            device, mig = place
+            if device.uuid is None or mig.uuid is None:
                 continue
             if mig.gpu_instance_id is None or mig.compute_instance_id is None:
                 continue
             shown = (*identity.shown, str(devices.index[row]), safe_value(device.uuid))
             instance = str(mig.gpu_instance_id)
-            profile, uuid = safe_value(mig.profile or ""), safe_value(mig.uuid or "")
+            profile, uuid = safe_value(mig.profile or ""), safe_value(mig.uuid)
             values = (*shown, uuid, profile, instance, str(mig.compute_instance_id))
             rows[label_text(families.MIG_INFO.labels, *values)] = 1
             legacy_rows[label_text(families.LEGACY_MIG.labels, *shown, instance)] = 1
