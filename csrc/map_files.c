@@ -91,7 +91,10 @@ int hr_hold_mapped_file(int directory, const char *name)
         return hr_fail_errno(HR_ENOTFOUND, ENOENT);
     int held = openat(directory, name, O_PATH | O_CLOEXEC);
     if (held < 0)
-        return hr_fail_errno(errno == EPERM || errno == EACCES ? HR_EACCESS : HR_ENOTFOUND, errno);
+        return hr_fail_errno(errno == EPERM || errno == EACCES ? HR_EACCESS
+                             : errno == ENOENT                 ? HR_ENOTFOUND
+                                                               : HR_ESYSTEM,
+                             errno);
     /*
      * The file is not looked at before its mount is known: a stat of a file in a FUSE that nobody
      * serves does not return.  What the process has mounted itself stands in its own mountinfo
@@ -99,9 +102,10 @@ int hr_hold_mapped_file(int directory, const char *name)
      */
     struct mount mount;
     int number = mount_number(held);
+    int error = number < 0 ? errno : EREMOTE;
     if (number >= 0 && find_mount(directory, "../mountinfo", number, &mount) &&
         find_mount(directory, "../../1/mountinfo", -1, &mount))
         return held;
     close(held);
-    return hr_fail_errno(HR_ESYSTEM, EREMOTE);
+    return hr_fail_errno(HR_ESYSTEM, error);
 }

@@ -134,7 +134,7 @@ int hr_close(hr_region *region)
         if (region->own.attachment != NULL)
             code = hr_leave_region(region, hr_deadline_ns(one_second));
     }
-    hr_unclaim_attachment(region);
+    region->own.is_claimed = false;
     hr_fork_lock();
     munmap(region->base, region->mapped_bytes);
     region->base = NULL;

@@ -3,49 +3,74 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
+import attrs
 import click
 
-from . import node_options, options
-from .container_tables import ContainerPicture, named_containers
-from .node_words import node_notes, root_failure, root_warnings
-from .pictures import show
+from libhamiregion.node.containers import missing_for
+
+from . import options
+from .format import (
+    ABOVE_EVERY_PID,
+    NAME_COLUMNS,
+    Names,
+    fill_ratio,
+    names_of,
+    node_notes,
+    root_failure,
+    root_warnings,
+)
+from .output import Page, show_all
+from .show import memory_bar
+from .tables import (
+    BAR,
+    GOOD,
+    NAME,
+    NEAR,
+    NUMBER,
+    OVER,
+    PERCENT,
+    PERCENT_LIMIT,
+    QUIET,
+    ROOMY,
+    SIZE,
+    SIZE_LIMIT,
+    TEXT,
+    WIDE,
+    Column,
+    Table,
+    ratio_style,
+)
 from .ticking import ticks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Sequence
 
-    from libhamiregion.node import Node, Selector
+    from libhamiregion import DeviceUsage, Layout, RegionSnapshot
+    from libhamiregion.node import ContainerView, Node, Selector
+
+    from .options import NodeChoice
+
+
+# Columns of a terminal from which there is room for paths.
+_PATHS = 200
 
 
 @click.command()
-@node_options.root_option
-@node_options.selector_options
-@click.option("--wide", "-w", is_flag=True, help="With uuids and the regions' files.")
+@options.node_options
+@options.selector_options
+@options.wide_option
 @options.watch_option
-@options.proc_option
-@node_options.pod_logs_option
 @options.json_option
-@options.no_color_option
 def containers(
-    roots: tuple[str, ...],
-    namespace: str | None,
-    pod: str | None,
-    container: str | None,
-    device: str | None,
-    wide: bool,
-    interval_s: float | None,
-    proc: str,
-    pod_logs: str,
-    as_json: bool,
+    place: NodeChoice, selector: Selector, wide: bool, interval_s: float | None, as_json: bool
 ) -> None:
     """Show the containers of this node: usage, limits, processes, or why there is no region.
 
     One line per container and device, then the containers that have a directory and no region,
-    each with the reason.  Without --root, regions elsewhere count too, such as
-    /tmp/cudevshr.cache in a container without the device plugin; they are found through the
-    processes that map them.
+    each with the reason.
 
     SM is the sum over the processes, so it can pass 100.  ALIVE, DEAD and UNKNOWN count slots, as
     /proc proves it; a dead process's memory still counts (hamiregion reap).  LOCK is free,
@@ -60,29 +85,199 @@ def containers(
     JSON: taken_at_ns, complete (all processes could be seen), warnings, and containers, a list of
     objects with the keys namespace, pod, pod_uid, container, container_id, directory, region_path,
     other_files, reason (no_file, not_ready, not_a_region, unknown_layout, no_permission, stale,
-    failed, or null), message, the fields of RegionSnapshot but path and taken_at_ns, processes
-    (alive, dead, unknown, unlisted: how many) and devices, with the fields of DeviceUsage.  null is
-    unlimited, or not known.
+    failed, or null), message, the fields of RegionSnapshot but path and taken_at_ns, lock,
+    processes (alive, dead, unknown, unlisted: how many) and devices, with the fields of
+    DeviceUsage.  null is unlimited, or not known.
     """  # noqa: D301 (click looks for the character itself)
-    chosen = node_options.selector(namespace, pod, container, device)
-    with node_options.open_node(roots, proc, pod_logs) as node:
-        pictures = container_pictures(node, chosen, interval_s, wide=wide, roots=roots)
-        show(pictures, interval_s, as_json)
+    with place.open() as node:
+        pages = (container_page(node, selector, place, wide=wide) for _ in ticks(interval_s))
+        show_all(pages, interval_s, as_json)
 
 
-def container_pictures(
-    node: Node, selector: Selector, interval_s: float | None, *, wide: bool, roots: tuple[str, ...]
-) -> Iterator[ContainerPicture]:
-    """Look at the node, once or every so many seconds; as `process_pictures`."""
-    for _ in ticks(interval_s):
-        taken_at_ns = time.time_ns()
-        views = node.view()
-        yield ContainerPicture(
-            taken_at_ns,
-            named_containers(node, views, selector),
-            complete=node.processes.is_complete,
-            wide=wide,
-            notes=node_notes(node),
-            warnings=root_warnings(node),
-            failure=root_failure(node, roots),
+def container_page(node: Node, selector: Selector, place: NodeChoice, *, wide: bool) -> Page:
+    """Look at the node's containers."""
+    taken_at_ns = time.time_ns()
+    rows = [
+        container_row(node, view, selector)
+        for view in node.view()
+        if selector.matches_container(view.container, node.pod_name(view.container))
+    ]
+    if selector.device is not None:
+        rows = [row for row in rows if row.devices]
+    rows.sort(key=lambda row: row.order)
+    present = [row for row in rows if row.reason is None]
+    missing = [row for row in rows if row.reason is not None]
+    empty = "" if missing else "No container has a directory or maps a region."
+    blocks = [Table(_columns(wide), present, lambda row: row.shown, empty)]
+    if missing:
+        blocks.append(Table(_MISSING_COLUMNS, missing))
+    complete = node.processes.is_complete
+    warnings = root_warnings(node)
+    return Page(
+        {
+            "taken_at_ns": taken_at_ns,
+            "complete": complete,
+            "warnings": warnings,
+            "containers": rows,
+        },
+        blocks,
+        notes=node_notes(node),
+        warnings=warnings,
+        failure=root_failure(node, place.roots),
+    )
+
+
+@attrs.frozen
+class SlotCounts:
+    """How many processes of a region there are of each state."""
+
+    alive: int
+    dead: int
+    unknown: int
+    unlisted: int
+
+
+@attrs.frozen(kw_only=True)
+class ContainerRow(Names):
+    """A container; the fields are the keys of --json."""
+
+    directory: str | None
+    region_path: str | None
+    other_files: tuple[str, ...]
+    reason: str | None
+    message: str | None
+    layout: Layout | None = None
+    device_count: int | None = None
+    priority: int | None = None
+    utilization_switch: bool | None = None
+    recent_kernel: int | None = None
+    last_kernel_time_s: int | None = None
+    owner_pid: int | None = None
+    settled: bool | None = None
+    lock: str | None = None
+    processes: SlotCounts | None = None
+    devices: tuple[DeviceUsage, ...] = ()
+
+    @property
+    def shown(self) -> Sequence[DeviceUsage]:
+        """The devices; without utilisation where the layout has none."""
+        if self.layout is None or self.layout.has_utilization:
+            return self.devices
+        # None is "not known" in a column, and in no device of a snapshot.
+        return [attrs.evolve(each, sm_util_percent=None) for each in self.devices]  # type: ignore[arg-type]
+
+
+def container_row(node: Node, view: ContainerView, selector: Selector) -> ContainerRow:
+    """Gather what there is to show of a container."""
+    container, snapshot = view.container, view.snapshot
+    common = {
+        **names_of(node, container),
+        "directory": container.directory,
+        "region_path": container.region_path,
+        "other_files": container.other_files,
+    }
+    if snapshot is None:
+        missing = container.missing if view.error is None else missing_for(view.error)
+        return ContainerRow(
+            **common,
+            reason=None if missing is None else missing.reason.value,
+            message=None if missing is None else missing.message,
         )
+    slots = () if view.processes is None else view.processes.slots
+    states = Counter(slot.state for slot in slots)
+    unlisted = 0 if view.processes is None else len(view.processes.unlisted)
+    dead = {slot.pid for slot in slots if slot.state == "dead"}
+    return ContainerRow(
+        **common,
+        reason=None,
+        message=None,
+        layout=snapshot.layout,
+        device_count=snapshot.device_count,
+        priority=snapshot.priority,
+        utilization_switch=snapshot.utilization_switch,
+        recent_kernel=snapshot.recent_kernel,
+        last_kernel_time_s=snapshot.last_kernel_time_s,
+        owner_pid=snapshot.owner_pid,
+        settled=snapshot.settled,
+        lock=_lock_word(snapshot, dead),
+        processes=SlotCounts(states["alive"], states["dead"], states["unknown"], unlisted),
+        devices=tuple(
+            device
+            for device in snapshot.devices
+            if selector.device is None or selector.matches_device(device)
+        ),
+    )
+
+
+def _lock_word(snapshot: RegionSnapshot, dead: set[int]) -> str:
+    """Who has signed for the region's lock."""
+    owner = snapshot.owner_pid
+    if not owner:
+        return "free"
+    if owner >= ABOVE_EVERY_PID:
+        return "tool"
+    return f"dead:{owner}" if owner in dead else f"pid:{owner}"
+
+
+def _columns(wide: bool) -> Sequence[Column]:
+    more = (
+        Column("UUID", part=lambda device: device.uuid, kind=NAME, style=QUIET),
+        Column("FILE", lambda row: row.region_path, TEXT, style=QUIET, from_width=_PATHS),
+    )
+    return (*_COLUMNS, *(more if wide else ()))
+
+
+def _process_words(row: ContainerRow) -> str | None:
+    counts = row.processes
+    if counts is None:
+        return None
+    others = attrs.asdict(counts)
+    words = [str(others.pop("alive"))]
+    return " ".join(words + [f"+{number} {state}" for state, number in others.items() if number])
+
+
+def _process_style(row: ContainerRow) -> str:
+    counts = row.processes
+    if counts is None or not any(attrs.astuple(counts)):
+        return QUIET
+    if counts.dead:
+        return f"bold {OVER}"
+    return NEAR if counts.unknown or counts.unlisted else GOOD
+
+
+_COLUMNS = (
+    *NAME_COLUMNS,
+    Column("LAYOUT", lambda row: row.layout.value, from_width=ROOMY),
+    Column("DEVICE", part=lambda device: device.index, kind=NUMBER, title="dev", style="bold"),
+    Column("", part=memory_bar, kind=BAR, title="memory", on="terminal", from_width=WIDE),
+    Column(
+        "MEM-USED",
+        part=lambda device: device.memory_used_bytes,
+        kind=SIZE,
+        title="used",
+        style=lambda device: ratio_style(fill_ratio(device)),
+    ),
+    Column(
+        "MEM-LIMIT", part=lambda device: device.memory_limit_bytes, kind=SIZE_LIMIT, title="limit"
+    ),
+    Column("SM", part=lambda device: device.sm_util_percent, kind=PERCENT, title="SM"),
+    Column(
+        "SM-LIMIT", part=lambda device: device.sm_limit_percent, kind=PERCENT_LIMIT, title="limit"
+    ),
+    Column("ALIVE", lambda row: row.processes.alive, NUMBER, on="pipe"),
+    Column("DEAD", lambda row: row.processes.dead, NUMBER, on="pipe"),
+    Column("UNKNOWN", lambda row: row.processes.unknown, NUMBER, on="pipe"),
+    Column("", _process_words, title="processes", style=_process_style, on="terminal"),
+    Column("PRIORITY", lambda row: row.priority, NUMBER, title="prio", from_width=ROOMY),
+    Column(
+        "LOCK",
+        lambda row: row.lock,
+        style=lambda row: "" if row.lock == "free" else NEAR,
+        from_width=ROOMY,
+    ),
+)
+_MISSING_COLUMNS = (
+    *NAME_COLUMNS,
+    Column("REASON", lambda row: row.reason, on="pipe"),
+    Column("MESSAGE", lambda row: row.message, TEXT, title="no region, because"),
+)

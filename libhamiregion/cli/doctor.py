@@ -2,44 +2,52 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import attrs
 import click
 
-from libhamiregion.node import NvmlSampler, driver_gap
-from libhamiregion.node.doctor import FindingKind, diagnose, repair
+from libhamiregion import RegionError
+from libhamiregion.node import FindingKind, Severity, diagnose, driver_gap, repair
 
-from . import node_options, options
-from .doctor_pictures import DoctorPicture, is_left, named_finding, selected
-from .node_words import node_notes, root_failure, root_warnings
-from .pictures import show
+from . import options
+from .format import Names, count, names_of, node_notes, root_failure, root_warnings
+from .output import Page, as_plain, show_all
+from .processes import driver_object
+from .tables import GOOD, NEAR, NUMBER, OVER, QUIET, TEXT, Column, Lines, Table
 from .ticking import ticks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from libhamiregion.node import Finding, Node, Repair, Selector
+    from libhamiregion.node import Finding, Node, NvmlSampler, Repair, Selector
+
+    from .options import DriverChoice, NodeChoice
+    from .output import Block
 
 LEFT = 3
+# Findings of a kind, containers and repairs in one line, that are shown; --only shows all findings.
+_EXAMPLES = 3
+_STYLES = {Severity.ERROR: f"bold {OVER}", Severity.WARNING: NEAR, Severity.INFO: "cyan"}
+_NOUNS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
 
 
 @click.command(epilog=f"Exit codes: 0 nothing left, 1 failed, 2 wrong usage, {LEFT} findings left.")
-@node_options.root_option
-@node_options.selector_options
+@options.node_options
+@options.selector_options
 @click.option(
     "--only",
     "kinds",
     multiple=True,
     type=click.Choice([kind.value for kind in FindingKind]),
     metavar="KIND",
-    help="Only findings of this kind, such as host_pid_missing; may be given again.",
+    help="Only findings of this kind, such as host_pid_missing, and all of them; may be given"
+    " again.",
 )
-@click.option("--repair", "mend", is_flag=True, help="Mend what can be mended with proof.")
+@click.option("--repair", "mend", is_flag=True, help="Repair what can be repaired with proof.")
 @options.dry_run_option
-@click.option("--no-driver", is_flag=True, help="Do not ask the driver (NVML).")
-@node_options.library_option
+@options.driver_options
 @click.option(
     "--settle",
     "settle_s",
@@ -51,40 +59,33 @@ LEFT = 3
 )
 @options.watch_option
 @options.timeout_option
-@options.proc_option
-@node_options.pod_logs_option
 @options.json_option
-@options.no_color_option
 @click.pass_context
 def doctor(
     ctx: click.Context,
-    roots: tuple[str, ...],
-    namespace: str | None,
-    pod: str | None,
-    container: str | None,
-    device: str | None,
+    place: NodeChoice,
+    selector: Selector,
     kinds: tuple[str, ...],
     mend: bool,
     dry_run: bool,
-    no_driver: bool,
-    library: str | None,
+    driver: DriverChoice,
     settle_s: float,
     interval_s: float | None,
     timeout_s: float,
-    proc: str,
-    pod_logs: str,
     as_json: bool,
 ) -> None:
     """Say what is wrong on this node: what, by which evidence, what comes of it, what to do.
 
     Looked at are host pids, dead processes that still count, slots, locks, limits, the driver's
     figures, and files.  A healthy node gives no finding.  Nothing is changed, unless --repair is
-    given: that mends locks of the dead, slots, host pids and what dead processes hold, each only
+    given: that repairs locks of the dead, slots, host pids and what dead processes hold, each only
     with proof that is taken anew, says what it did, and leaves the rest.  A lock that nobody has
     signed for is watched for 10 s first.
 
-    Findings are errors, warnings or notes (info).  Notes may well be meant, and do not count for
-    the exit code, which is 3 while errors or warnings are left.  PATTERNs are those of the shell.
+    One line per kind of finding, then what is known of the first ones of each kind; --only KIND
+    shows all of that kind.  Findings are errors, warnings or notes (info).  Notes may well be
+    meant, and do not count for the exit code, which is 3 while errors or warnings are left.
+    PATTERNs are those of the shell.
 
     \b
     hamiregion doctor
@@ -102,94 +103,248 @@ def doctor(
         raise click.UsageError("--dry-run goes with --repair: without it nothing is changed.")
     if mend and interval_s is not None:
         raise click.UsageError("--repair goes without --watch; `hamiregion agent` keeps repairing.")
-    chosen = node_options.selector(namespace, pod, container, device)
-    with (
-        contextlib.nullcontext() if no_driver else NvmlSampler(library) as sampler,
-        node_options.open_node(roots, proc, pod_logs) as node,
-    ):
-        visit = _Visit(node, sampler, chosen, frozenset(map(FindingKind, kinds)), settle_s)
-        if mend:
-            pictures = iter([visit.mend(roots, dry_run=dry_run, timeout_s=timeout_s)])
-        else:
-            pictures = (visit.look(roots) for _ in ticks(interval_s))
-        last: DoctorPicture | None = None
+    with driver.open() as sampler, place.open() as node:
+        visit = _Visit(node, sampler, selector, place, frozenset(map(FindingKind, kinds)), settle_s)
+        left = 0
 
-        def remembered() -> Iterator[DoctorPicture]:
-            nonlocal last
-            for picture in pictures:
-                last = picture
-                yield picture
+        def pages() -> Iterator[Page]:
+            nonlocal left
+            for _ in ticks(interval_s):
+                found, repairs = visit.find(), None
+                if mend:
+                    repairs = repair(node, found, dry_run=dry_run, timeout_s=timeout_s)
+                    if not dry_run and any(each.actions for each in repairs):
+                        found = visit.find()
+                page = visit.page(found, repairs, dry_run=dry_run)
+                left = page.data["left"]
+                yield page
 
-        show(remembered(), interval_s, as_json)
-        if interval_s is None and last is not None and last.left:
-            ctx.exit(LEFT)
+        show_all(pages(), interval_s, as_json)
+    if interval_s is None and left:
+        ctx.exit(LEFT)
 
 
+@attrs.frozen(kw_only=True)
+class FindingRow(Names):
+    """A finding; the fields are the keys of --json."""
+
+    kind: FindingKind
+    severity: Severity
+    region_path: str | None
+    device: int | None
+    pid: int | None
+    cause: str | None
+    summary: str
+    evidence: str
+    consequence: str
+    advice: str
+    repairable: bool
+
+    @classmethod
+    def of(cls, node: Node, finding: Finding) -> FindingRow:
+        """Name a finding's container by the node's resolvers."""
+        container = finding.container
+        names = dict.fromkeys(("namespace", "pod", "pod_uid", "container", "container_id"))
+        own = {name: getattr(finding, name) for name in _OWN_FIELDS}
+        return cls(
+            **(names if container is None else names_of(node, container)),
+            region_path=None if container is None else container.region_path,
+            **own,
+        )
+
+    @property
+    def place(self) -> str:
+        """The container in words; printable."""
+        if self.pod_words is None and self.container_words is None:
+            return "the node" if self.region_path is None else "a container outside the roots"
+        return self.words
+
+    @property
+    def where(self) -> str:
+        """Container, device and pid in words; printable."""
+        parts = [self.place]
+        parts += [] if self.device is None else [f"device {self.device}"]
+        parts += [] if self.pid is None else [f"pid {self.pid}"]
+        return ", ".join(parts)
+
+
+_OWN_FIELDS = (
+    *("kind", "severity", "device", "pid", "cause"),
+    *("summary", "evidence", "consequence", "advice", "repairable"),
+)
+
+
+@attrs.frozen
+class _Device:
+    """A device as `Selector` compares it."""
+
+    index: int
+    uuid: str | None
+
+
+def _selected(node: Node, selector: Selector, finding: Finding) -> bool:
+    """Whether a finding is about what is chosen; one about the whole node always is."""
+    container = finding.container
+    if container is None:
+        return True
+    if not selector.matches_container(container, node.pod_name(container)):
+        return False
+    if selector.device is None or finding.device is None:
+        return True
+    try:
+        devices = () if container.region is None else container.region.snapshot().devices
+    except RegionError:
+        devices = ()
+    uuid = next((each.uuid for each in devices if each.index == finding.device), None)
+    return selector.matches_device(_Device(finding.device, uuid))
+
+
+@attrs.frozen
 class _Visit:
     """One run of the command."""
 
-    def __init__(
-        self,
-        node: Node,
-        sampler: NvmlSampler | None,
-        selector: Selector,
-        kinds: frozenset[FindingKind],
-        settle_s: float,
-    ) -> None:
-        self._node = node
-        self._sampler = sampler
-        self._selector = selector
-        self._kinds = kinds
-        self._settle_s = settle_s
+    node: Node
+    sampler: NvmlSampler | None
+    selector: Selector
+    place: NodeChoice
+    kinds: frozenset[FindingKind]
+    settle_s: float
 
-    def look(self, roots: tuple[str, ...]) -> DoctorPicture:
-        """Diagnose only."""
-        return self._picture(roots, self._diagnose(), None, dry_run=False)
-
-    def mend(self, roots: tuple[str, ...], *, dry_run: bool, timeout_s: float) -> DoctorPicture:
-        """Diagnose, repair, and diagnose again."""
-        found = self._diagnose()
-        done = repair(self._node, found, dry_run=dry_run, timeout_s=timeout_s)
-        if any(each.actions for each in done) and not dry_run:
-            found = self._diagnose()
-        return self._picture(roots, found, done, dry_run=dry_run)
-
-    def _diagnose(self) -> tuple[Finding, ...]:
-        found = diagnose(self._node, sampler=self._sampler, settle_s=self._settle_s)
-        return tuple(
+    def find(self) -> list[Finding]:
+        """Diagnose what is chosen."""
+        return [
             each
-            for each in found
-            if (not self._kinds or each.kind in self._kinds)
-            and selected(self._node, self._selector, each)
-        )
+            for each in diagnose(self.node, sampler=self.sampler, settle_s=self.settle_s)
+            if (not self.kinds or each.kind in self.kinds)
+            and _selected(self.node, self.selector, each)
+        ]
 
-    def _picture(
-        self,
-        roots: tuple[str, ...],
-        found: tuple[Finding, ...],
-        done: tuple[Repair, ...] | None,
-        *,
-        dry_run: bool,
-    ) -> DoctorPicture:
-        node = self._node
-        sample = None if self._sampler is None else self._sampler.sample()
+    def page(
+        self, found: Sequence[Finding], repairs: Sequence[Repair] | None, *, dry_run: bool
+    ) -> Page:
+        """Tell what was found, or is left after what was repaired."""
+        node = self.node
+        taken_at_ns = time.time_ns()
+        rows = [FindingRow.of(node, each) for each in found]
+        sample = None if self.sampler is None else self.sampler.sample()
         gap = None if sample is None else driver_gap(node.processes, sample)
         notes = node_notes(node)
         if gap is not None:
             notes = (*notes, f"nothing was compared with the driver's figures: {gap}")
-        return DoctorPicture(
-            taken_at_ns=time.time_ns(),
-            findings=tuple(named_finding(node, each) for each in found),
-            repairs=None
-            if done is None
-            else tuple((named_finding(node, each.finding), each) for each in done),
-            dry_run=dry_run,
-            left=sum(map(is_left, found)),
-            looked_at=len(node.containers),
-            sample=sample,
-            driver_gap=gap,
-            complete=node.processes.is_complete,
-            notes=notes,
-            warnings=root_warnings(node),
-            failure=root_failure(node, roots),
-        )
+        warnings = root_warnings(node)
+        repaired = [
+            {
+                **as_plain(FindingRow.of(node, each.finding)),
+                "done": each.done,
+                "actions": each.actions,
+                "error": each.error,
+            }
+            for each in repairs or ()
+        ]
+        data = {
+            "taken_at_ns": taken_at_ns,
+            "complete": node.processes.is_complete,
+            "driver": driver_object(sample, gap),
+            "warnings": warnings,
+            "dry_run": dry_run,
+            "repairs": None if repairs is None else repaired,
+            "findings": rows,
+            "left": sum(row.severity is not Severity.INFO for row in rows),
+        }
+        sentences = [_repair_sentence(node, each, dry_run) for each in repairs or ()]
+        blocks: list[Block] = [Lines(sentences)] if sentences else []
+        blocks += self._findings(rows)
+        total = _sum(rows, len(node.containers), repairs, dry_run=dry_run)
+        blocks.append(Lines([(total, "bold" if rows else GOOD)]))
+        return Page(data, blocks, notes, warnings, root_failure(node, self.place.roots))
+
+    def _findings(self, rows: Sequence[FindingRow]) -> Iterator[Block]:
+        """A table with a line per kind, and a paragraph for each kind."""
+        groups = _by_kind(rows)
+        if groups:
+            yield Table(_COLUMNS, groups)
+        for group in groups:
+            shown = group.rows if self.kinds else group.rows[:_EXAMPLES]
+            lines: list[str | tuple[str, str]] = [
+                (f"{group.severity.value}: {group.kind.value}", _STYLES[group.severity])
+            ]
+            for number, row in enumerate(shown):
+                lines.append(f"  {row.where}: {row.summary}")
+                if self.kinds or number == 0:
+                    lines.append((f"    Evidence: {row.evidence}", QUIET))
+            if len(shown) < len(group.rows):
+                more = len(group.rows) - len(shown)
+                lines.append((f"  and {more} more; --only {group.kind.value} shows all", QUIET))
+            # What comes of it and what to do may differ with the cause: of the first one.
+            yield Lines(
+                [
+                    *lines,
+                    f"  Consequence: {shown[0].consequence}",
+                    f"  What to do: {shown[0].advice}",
+                ]
+            )
+
+
+@attrs.frozen
+class _Group:
+    """The findings of one kind, worst first."""
+
+    kind: FindingKind
+    severity: Severity
+    rows: list[FindingRow]
+
+    @property
+    def containers(self) -> str:
+        """The containers, as many as fit a line."""
+        places = list(dict.fromkeys(row.place for row in self.rows))
+        more = f" and {len(places) - _EXAMPLES} more" if len(places) > _EXAMPLES else ""
+        return ", ".join(places[:_EXAMPLES]) + more
+
+
+_COLUMNS = (
+    Column(
+        "SEVERITY", lambda group: group.severity.value, style=lambda group: _STYLES[group.severity]
+    ),
+    Column("KIND", lambda group: group.kind.value),
+    Column("FINDINGS", lambda group: len(group.rows), NUMBER),
+    Column("REPAIR", lambda group: "yes" if group.rows[0].repairable else "no"),
+    Column("CONTAINERS", lambda group: group.containers, TEXT),
+)
+
+
+def _by_kind(rows: Iterable[FindingRow]) -> list[_Group]:
+    groups: dict[tuple[FindingKind, Severity], _Group] = {}
+    for row in rows:
+        key = (row.kind, row.severity)
+        groups.setdefault(key, _Group(*key, [])).rows.append(row)
+    worst = list(Severity)
+    return sorted(groups.values(), key=lambda group: worst.index(group.severity))
+
+
+def _repair_sentence(node: Node, done: Repair, dry_run: bool) -> tuple[str, str]:
+    row = FindingRow.of(node, done.finding)
+    where = f"{row.place}: {row.kind.value}"
+    if done.error is not None:
+        return f"not repaired  {where}: {done.error}", OVER
+    if not done.actions:
+        return f"was right     {where}: nothing was wrong any more", GOOD
+    verb = "dry run " if dry_run else "repaired"
+    actions = [*done.actions[:_EXAMPLES]]
+    actions += (
+        [f"and {len(done.actions) - _EXAMPLES} more"] if len(done.actions) > _EXAMPLES else []
+    )
+    return f"{verb}      {where}: {'; '.join(actions)}", GOOD
+
+
+def _sum(rows: Sequence[FindingRow], containers: int, repairs: Any, *, dry_run: bool) -> str:
+    if not rows:
+        what = "nothing is left" if repairs else "nothing found"
+        return f"{what} in {count(containers, 'container')}"
+    numbers = {each: sum(row.severity is each for row in rows) for each in Severity}
+    words = ", ".join(count(number, _NOUNS[each]) for each, number in numbers.items() if number)
+    repairable = sum(row.repairable for row in rows)
+    if dry_run:
+        return f"{words}; dry run: nothing was written"
+    if repairs is None and repairable:
+        return f"{words}; --repair repairs {repairable} of them"
+    return f"{words} left" if repairs is not None else words

@@ -14,7 +14,7 @@ from libhamiregion.exporter import ListenError, NodeExporter, WebConfigError, ex
 from libhamiregion.exporter.small_memory import stay_small
 from libhamiregion.node.nvml import NvmlSampler
 
-from . import exporter_options, node_options, options
+from . import exporter_options, options
 from .failures import Failure
 from .service_log import LEVELS, log_to_stderr
 
@@ -26,11 +26,8 @@ _log = logging.getLogger("libhamiregion.exporter")
 @exporter_options.web_config_option
 @exporter_options.legacy_metrics_option
 @exporter_options.node_name_option
-@node_options.root_option
-@exporter_options.outside_option
-@options.proc_option
-@node_options.pod_logs_option
-@node_options.library_option
+@options.node_options
+@options.library_option
 @exporter_options.collector_options
 @options.interval_option("scan", 5.0, "Between two looks for containers.", least_s=0.1)
 @options.interval_option("process", 10.0, "Between two looks at slots and the driver.", least_s=0.1)
@@ -51,10 +48,7 @@ def exporter(
     web_config: str | None,
     legacy_metrics: bool,
     node_name: str | None,
-    roots: tuple[str, ...],
-    outside: bool,
-    proc: str,
-    pod_logs: str,
+    place: options.NodeChoice,
     library: str | None,
     collectors: frozenset[str],
     scan_interval_s: float,
@@ -92,7 +86,7 @@ def exporter(
     stay_small()
     log_to_stderr(log_level, as_json=as_json)
     # Neither is closed: waiting for a driver that does not answer would never end.
-    node = node_options.open_node(roots, proc, pod_logs, outside=outside)
+    node = place.open()
     sampler = NvmlSampler(library, sensors=True) if "nvml" in collectors else None
     exported = NodeExporter(
         node,
@@ -100,7 +94,7 @@ def exporter(
         node_name=node_name,
         legacy=legacy_metrics,
         collectors=collectors,
-        outside=outside,
+        outside=place.outside,
         scan_interval_s=scan_interval_s,
         process_interval_s=process_interval_s,
         doctor_interval_s=doctor_interval_s,

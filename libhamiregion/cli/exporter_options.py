@@ -125,11 +125,6 @@ resync_interval_option = click.option(
     help="Leave out directories of pods that have been gone for so long, or `never`; nothing is"
     " deleted.",
 )
-outside_option = click.option(
-    "--outside",
-    is_flag=True,
-    help="Also regions outside these directories, found through the processes that map them.",
-)
 _HELP = {
     "nvml": "GPUs, and what the driver says of processes.",
     "processes": "Which processes stand behind the slots.",

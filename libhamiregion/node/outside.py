@@ -162,7 +162,10 @@ def open_mapped(table: ProcessTable, mapped: MappedRegion, *, writable: bool = F
 def local_devices(proc: str) -> frozenset[int]:
     """Devices of the host's mounts of those types on which no operation can hang."""
     found = set()
-    with contextlib.suppress(OSError), open(f"{proc}/1/mountinfo", "rb") as file:  # noqa: PTH123
+    with (
+        contextlib.suppress(FileNotFoundError, PermissionError),
+        open(f"{proc}/1/mountinfo", "rb") as file,  # noqa: PTH123
+    ):
         for line in file:
             fields, _, source = line.partition(b" - ")
             if source.split(b" ", 1)[0].decode("ascii", "replace") in _LOCAL_TYPES:

@@ -111,15 +111,12 @@ class NodeReader:
         if known is not None and (known[1] is None or now < known[1]):
             return known[0]
         name = self._node.pod_name(container)
-        place = None
         id_ = None if container.container_id is None else container.container_id.id
-        if container.directory is None:
-            place = _place(container.region_path, self._node.proc)
         recorded = RecordedContainer(
             container.pod_uid,
             container.name or (None if name is None else name.container),
             id_,
-            place,
+            container.path_in_namespace,
             None if name is None else name.namespace,
             None if name is None else name.pod,
         )
@@ -161,15 +158,3 @@ def _driver_figures(rows: Iterable[NodeProcess]) -> dict[tuple[Container, int], 
 
 def _added(total: int | None, more: int | None) -> int | None:
     return None if total is None or more is None else total + more
-
-
-def _place(region_path: str | None, proc: str) -> str | None:
-    """The region's path as its container sees it: the way there goes through a process of it."""
-    if region_path is None:
-        return None
-    prefix = f"{proc}/"
-    if region_path.startswith(prefix):
-        _, separator, inside = region_path[len(prefix) :].partition("/root/")
-        if separator:
-            return f"/{inside}"
-    return region_path

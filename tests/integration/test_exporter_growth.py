@@ -57,7 +57,7 @@ def test_hundreds_of_scrapes_leave_nothing_behind(tmp_path: Path) -> None:
         open_before, objects_before = descriptors(), objects()
         assert objects_before > 10
         scrape_for(files, exporter, 200, 20)
-        assert descriptors() == open_before
+        assert descriptors() <= open_before
         assert objects() == objects_before
 
 
@@ -74,5 +74,5 @@ def test_a_days_scrapes_leave_nothing_behind(tmp_path: Path) -> None:
         open_before, resident_before = descriptors(), resident_bytes()
         scrape_for(files, exporter, 24 * 3600 // 15, 50)
         gc.collect()
-        assert descriptors() == open_before
+        assert descriptors() <= open_before
         assert resident_bytes() - resident_before < 4 << 20

@@ -21,7 +21,6 @@ ORDER = (
     "fields",
     "byte_lock",
     "process_files",
-    "process_list",
     "mappers",
     "slot_table",
     "lock",

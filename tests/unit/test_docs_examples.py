@@ -145,9 +145,9 @@ def opens_a_whole_node_to_write(program: str) -> bool:
 
 def docstrings(path: Path) -> Iterator[str]:
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, kinds):
-            yield ast.get_docstring(node) or ""
+    for each in ast.walk(ast.parse(path.read_text())):
+        if isinstance(each, kinds):
+            yield ast.get_docstring(each) or ""
 
 
 def example_texts() -> Iterator[str]:
@@ -219,9 +219,7 @@ def test_a_program_for_the_whole_machine_is_found() -> None:
 # ---- The reference -------------------------------------------------------------------------------
 
 PUBLIC = {
-    name
-    for floor in (libhamiregion, node, exporter, plan, report, agent)
-    for name in floor.__all__
+    name for floor in (libhamiregion, node, exporter, plan, report, agent) for name in floor.__all__
 }
 
 

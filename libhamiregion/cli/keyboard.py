@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _SEQUENCE = re.compile(r"\x1b(?:\[[0-9;?]*[@-~]|O.|)")
 
 
-class Keys:
+class Keyboard:
     """A context in which keys come at once and are not shown; Ctrl-C stays what it is.
 
     Where stdin is no terminal there are none, and waiting is all that happens.
