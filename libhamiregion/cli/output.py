@@ -13,11 +13,16 @@ import attrs
 from libhamiregion.text import printable
 
 from .failures import Failure
+from .format import node_notes, root_failure, root_warnings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from rich.console import Console, RenderableType
+
+    from libhamiregion.node import Node
+
+    from .options import NodeChoice
 
 DRY_RUN = "dry run: nothing was written"
 
@@ -49,6 +54,26 @@ class Page:
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     failure: str | None = None
+
+
+def node_page(
+    node: Node,
+    place: NodeChoice,
+    taken_at_ns: int,
+    data: dict[str, Any],
+    blocks: Sequence[Block],
+    notes: Iterable[str] = (),
+) -> Page:
+    """Make a page about a node: with what could not be seen of it."""
+    warnings = root_warnings(node)
+    seen = {"complete": node.processes.is_complete, "warnings": warnings}
+    return Page(
+        {"taken_at_ns": taken_at_ns, **seen, **data},
+        blocks,
+        notes=(*node_notes(node), *notes),
+        warnings=warnings,
+        failure=root_failure(node, place.roots),
+    )
 
 
 def show(page: Page, as_json: bool) -> None:
