@@ -1,5 +1,6 @@
 #include "base.h"
 
+#include <stdlib.h>
 #include <time.h>
 
 const char *hr_core_version(void)
@@ -15,15 +16,15 @@ int hr_fail(const struct hr_detail *detail)
     return detail->code;
 }
 
-int hr_fail_why(int code, int why)
+int hr_fail_reason(int code, int reason)
 {
-    struct hr_detail detail = {.code = code, .why = why, .device = -1, .layout = HR_LAYOUTS};
+    struct hr_detail detail = {.code = code, .reason = reason, .device = -1, .layout = HR_LAYOUTS};
     return hr_fail(&detail);
 }
 
 int hr_fail_code(int code)
 {
-    return hr_fail_why(code, HR_WHY_NONE);
+    return hr_fail_reason(code, HR_REASON_NONE);
 }
 
 int hr_fail_errno(int code, int sys_errno)
@@ -82,6 +83,18 @@ uint64_t hr_clock_ns(int clock)
 uint64_t hr_deadline_ns(uint64_t timeout_ns)
 {
     return hr_add_saturating(hr_clock_ns(CLOCK_MONOTONIC), timeout_ns);
+}
+
+bool hr_is_past(uint64_t deadline_ns)
+{
+    return hr_clock_ns(CLOCK_MONOTONIC) >= deadline_ns;
+}
+
+void *hr_grow(void *list, uint32_t count, size_t item)
+{
+    if ((count & (count - 1)) != 0) /* full at each power of two */
+        return list;
+    return realloc(list, (count == 0 ? 1 : (size_t)count * 2) * item);
 }
 
 bool hr_nap(uint64_t deadline_ns, unsigned *naps)

@@ -14,12 +14,17 @@
 int hr_fail(const struct hr_detail *detail);
 int hr_fail_code(int code);
 int hr_fail_errno(int code, int sys_errno);
-int hr_fail_why(int code, int why);
+int hr_fail_reason(int code, int reason);
 
 uint64_t hr_clock_ns(int clock);
 uint64_t hr_deadline_ns(uint64_t timeout_ns);
+bool hr_is_past(uint64_t deadline_ns);
 /* Sleep a little longer each time, never past the deadline.  False once it has passed. */
 bool hr_nap(uint64_t deadline_ns, unsigned *naps);
+
+/* Room for one more behind `count` items: the list, perhaps moved.  NULL where memory is short;
+ * the list stays. */
+void *hr_grow(void *list, uint32_t count, size_t item);
 
 static inline uint64_t hr_add_saturating(uint64_t a, uint64_t b)
 {

@@ -15,13 +15,13 @@ static int open_again(const hr_region *region, uint32_t flags, int *fd)
     struct stat status;
     int code = hr_open_file(region->path, flags, fd, &status);
     if (code == HR_ENOTFOUND || code == HR_ENOTREGION)
-        return hr_fail_why(HR_ESTALE, HR_WHY_REPLACED);
+        return hr_fail_reason(HR_ESTALE, HR_REASON_REPLACED);
     if (code != HR_OK)
         return code;
     if (status.st_ino == region->inode && status.st_dev == region->device_id)
         return HR_OK;
     close(*fd);
-    return hr_fail_why(HR_ESTALE, HR_WHY_REPLACED);
+    return hr_fail_reason(HR_ESTALE, HR_REASON_REPLACED);
 }
 
 static int set_lock(int fd, short type, off_t start, off_t length)
@@ -83,6 +83,32 @@ int hr_lock_bytes(const hr_region *region, short type, off_t start, off_t length
 int hr_lock_foreign_bytes(const hr_region *region, struct hr_byte_lock *out)
 {
     return hr_lock_bytes(region, F_RDLCK, 0, 0, out);
+}
+
+int hr_take_host_lock(const hr_region *region, int *fd)
+{
+    hr_fork_lock();
+    int code = open_again(region, HR_WRITE, fd);
+    if (code == HR_OK) {
+        code = set_lock(*fd, F_WRLCK, HR_HOST_LOCK_BYTE, 1);
+        if (code != HR_OK)
+            close(*fd);
+    }
+    if (code != HR_OK) {
+        *fd = -1;
+        hr_fork_unlock();
+    }
+    return code;
+}
+
+void hr_drop_host_lock(int fd)
+{
+    if (fd < 0)
+        return;
+    /* Closing is not enough where a raw clone has copied the descriptor just now. */
+    set_lock(fd, F_UNLCK, HR_HOST_LOCK_BYTE, 1);
+    close(fd);
+    hr_fork_unlock();
 }
 
 void hr_unlock_bytes(const hr_region *region, struct hr_byte_lock *lock)

@@ -41,7 +41,7 @@ static int check_work(void *argument)
     if (code == HR_OK)
         code = hr_checked_device_num(region, &device_num);
     if (code == HR_OK && has_bad_uuid(region))
-        code = hr_fail_why(HR_ECORRUPT, HR_WHY_UUID);
+        code = hr_fail_reason(HR_ECORRUPT, HR_REASON_UUID);
     return code;
 }
 

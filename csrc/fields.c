@@ -34,7 +34,7 @@ int hr_explain_fault(const hr_region *region, int code)
         return code;
     struct hr_detail detail;
     hr_last_detail(&detail);
-    if (detail.why == HR_WHY_TRUNCATED && lacks_room(region))
+    if (detail.reason == HR_REASON_TRUNCATED && lacks_room(region))
         return hr_fail_errno(HR_ESYSTEM, ENOSPC);
     return code;
 }
@@ -73,13 +73,13 @@ int hr_check_header(const hr_region *region)
             hr_load_i32(region->base + 4, memory_order_relaxed) == (int32_t)layout->major_version &&
             hr_load_i32(region->base + 8, memory_order_relaxed) == (int32_t)layout->minor_version;
     }
-    return same ? HR_OK : hr_fail_why(HR_ESTALE, HR_WHY_REPLACED);
+    return same ? HR_OK : hr_fail_reason(HR_ESTALE, HR_REASON_REPLACED);
 }
 
-static int corrupt(const hr_region *region, int why, uint64_t found)
+static int corrupt(const hr_region *region, int reason, uint64_t found)
 {
     struct hr_detail detail = {.code = HR_ECORRUPT,
-                               .why = why,
+                               .reason = reason,
                                .device = -1,
                                .layout = region->layout->id,
                                .file_size = region->layout->size,
@@ -93,14 +93,14 @@ int hr_checked_proc_num(const hr_region *region, int32_t *out)
     *out = hr_load_i32(region->base + region->layout->proc_num, memory_order_acquire);
     if (*out >= 0 && *out <= HR_SLOTS)
         return HR_OK;
-    return corrupt(region, HR_WHY_PROC_NUM, (uint64_t)(int64_t)*out);
+    return corrupt(region, HR_REASON_PROC_NUM, (uint64_t)(int64_t)*out);
 }
 
 int hr_checked_device_num(const hr_region *region, uint32_t *out)
 {
     uint64_t count = hr_load_u64(region->base + region->layout->device_num, memory_order_relaxed);
     *out = (uint32_t)count;
-    return count <= HR_DEVICES ? HR_OK : corrupt(region, HR_WHY_DEVICE_NUM, count);
+    return count <= HR_DEVICES ? HR_OK : corrupt(region, HR_REASON_DEVICE_NUM, count);
 }
 
 static uint64_t limit_of(const hr_region *region, uint32_t device)

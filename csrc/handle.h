@@ -21,6 +21,13 @@ struct hr_byte_lock {
     void *page; /* NULL: not locked */
 };
 
+/* A file as maps shows it.  stat's device number differs on some file systems. */
+struct hr_mapped_file {
+    unsigned major_number, minor_number;
+    uint64_t inode;
+    uint64_t bytes; /* of a region's file: a process of the region maps at least so much of it */
+};
+
 /* What lock.c keeps in each handle.  All but the atomics is touched under the gate only. */
 struct hr_lock_part {
     /* The gate lets one thread of this handle at a time go for the lock. */
@@ -39,7 +46,7 @@ struct hr_lock_part {
 struct hr_own_slot {
     int32_t pid;                      /* that stands in it; 0 = not attached */
     struct hr_attachment *attachment; /* NULL = not attached */
-    _Atomic bool is_claimed; /* by this handle, the only one of the process; under their guard */
+    _Atomic bool is_claimed; /* by this handle, the only one of the process; set under fork lock */
     _Atomic uint64_t turn;   /* how often this handle has been attached */
 };
 
@@ -53,11 +60,7 @@ struct hr_region {
     bool writable;
     uint64_t device_id;
     uint64_t inode;
-    /* How maps calls the file, under the fork lock; inode 0 = not looked up yet. */
-    struct {
-        unsigned major_number, minor_number;
-        uint64_t inode;
-    } in_maps;
+    struct hr_mapped_file in_maps; /* under the fork lock; inode 0 = not looked up yet */
     char *path;
     /*
      * Which lock holder or odd seqlocks the last snapshot waited for in vain; 0: none.
@@ -117,8 +120,6 @@ bool hr_is_mapped_by_handle(uint64_t start);
 
 /* One attachment per process and region: false if another handle has it. */
 bool hr_claim_attachment(hr_region *region);
-void hr_unclaim_attachment(hr_region *region);
-bool hr_claims_attachment(const hr_region *region);
 /* Whether this process is attached to the region or has its lock, by any handle, or by any
  * other handle. */
 bool hr_is_used_by_process(const hr_region *region, bool by_another);

@@ -1,20 +1,17 @@
 #define _GNU_SOURCE
 #include "mappers.h"
 
+#include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <limits.h>
-#include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <sys/vfs.h>
 #include <time.h>
-#include <unistd.h>
 
-#include "identify.h"
-#include "process_list.h"
+#include "slots.h"
+
+/* The inode number that the kernel gives to the first pid namespace, always. */
+#define INITIAL_PID_NAMESPACE "pid:[4026531836]"
 
 /* ---- The pids that matter -------------------------------------------------------- */
 
@@ -27,11 +24,21 @@ bool hr_names_slot(const struct hr_slot_pids *slots, int32_t pid)
     return false;
 }
 
+static bool has_pid(const struct hr_mapper *mapper, int32_t pid, bool any_level)
+{
+    for (uint32_t level = any_level ? 0 : mapper->levels - 1; level < mapper->levels; level++) {
+        if (mapper->pids[level] == pid)
+            return true;
+    }
+    return false;
+}
+
 static bool matches(const struct hr_slot_pids *pids, const struct hr_mapper *mapper)
 {
-    for (uint32_t level = pids->any_level ? 0 : mapper->levels - 1; level < mapper->levels; level++)
-        if (hr_names_slot(pids, mapper->pids[level]))
+    for (int32_t i = 0; i < pids->count; i++) {
+        if (has_pid(mapper, pids->pids[i], pids->any_level))
             return true;
+    }
     return false;
 }
 
@@ -63,7 +70,125 @@ int hr_read_slot_pids(const hr_region *region, struct hr_slot_pids *out)
     return hr_run_entered(region, copy_slot_pids, &call);
 }
 
-/* ---- What this /proc shows ------------------------------------------------------- */
+/* ---- The processes of a /proc ---------------------------------------------------- */
+
+struct listed_process {
+    char name[12]; /* of its directory */
+    struct hr_mapper pids;
+    struct hr_written_files *written; /* NULL: its maps have not been read for others */
+};
+
+/*
+ * Read once, and then searched for many regions.  A pid in a region is older than the search for
+ * its process.  So whoever has it stands in a list that was made later, or is dead: a list is good
+ * for each region whose slots were read before it.
+ */
+struct hr_process_list {
+    DIR *directory; /* of the /proc that was read: its names mean other processes elsewhere */
+    char self[24];  /* this process's name there; empty where that /proc does not have it */
+    bool initial;   /* the /proc of the first pid namespace, which has everybody */
+    bool sees_first_process; /* else the others' directories are hidden (hidepid) */
+    bool cut_short;          /* the deadline passed */
+    struct listed_process *processes;
+    uint32_t count;
+};
+
+/*
+ * The first namespace sees everybody; a later one only itself and what it made.  We
+ * see it if we are in it: only its own /proc has a `self` for us then.  Or if its
+ * /proc is mounted here, where we may need a privilege to look at process 1.
+ */
+static bool is_initial(int proc, const char *namespace_link)
+{
+    char link[64];
+    hr_read_link(proc, namespace_link, link, sizeof link);
+    return strcmp(link, INITIAL_PID_NAMESPACE) == 0;
+}
+
+static int list_process(struct hr_process_list *list, const char *name)
+{
+    struct listed_process process = {.written = NULL};
+    char status[sizeof process.name + 8];
+    if (name[0] < '0' || name[0] > '9' || strlen(name) >= sizeof process.name)
+        return HR_OK;
+    strcpy(process.name, name);
+    snprintf(status, sizeof status, "%s/status", process.name);
+    if (hr_read_pids(dirfd(list->directory), status, &process.pids) == HR_GONE)
+        return HR_OK;
+    struct listed_process *longer = hr_grow(list->processes, list->count, sizeof *longer);
+    if (longer == NULL)
+        return hr_fail_errno(HR_ESYSTEM, ENOMEM);
+    list->processes = longer;
+    list->processes[list->count++] = process;
+    return HR_OK;
+}
+
+static int read_directory(struct hr_process_list *list, uint64_t deadline_ns)
+{
+    int proc = dirfd(list->directory);
+    struct hr_mapper first;
+    hr_read_link(proc, "self", list->self, sizeof list->self);
+    list->initial = is_initial(proc, "self/ns/pid") || is_initial(proc, "1/ns/pid");
+    /* With hidepid the others' directories are not listed, or not readable: then process 1's is
+     * neither. */
+    list->sees_first_process = hr_read_pids(proc, "1/status", &first) == HR_MAPS;
+    int code = HR_OK;
+    struct dirent *entry;
+    while (code == HR_OK && (errno = 0, entry = readdir(list->directory)) != NULL) {
+        if (hr_is_past(deadline_ns)) {
+            list->cut_short = true;
+            return HR_OK;
+        }
+        code = list_process(list, entry->d_name);
+    }
+    return code == HR_OK && errno != 0 ? hr_fail_errno(HR_ESYSTEM, errno) : code;
+}
+
+static int make_process_list(const char *proc, uint64_t deadline_ns, struct hr_process_list **out)
+{
+    *out = NULL;
+    struct hr_process_list *list = calloc(1, sizeof *list);
+    if (list == NULL)
+        return hr_fail_errno(HR_ESYSTEM, ENOMEM);
+    list->directory = opendir(proc == NULL ? "/proc" : proc);
+    int code = list->directory == NULL ? hr_fail_errno(HR_ESYSTEM, errno)
+                                       : read_directory(list, deadline_ns);
+    if (code == HR_OK)
+        *out = list;
+    else
+        hr_free_process_list(list);
+    return code;
+}
+
+int hr_list_processes(const char *proc, uint64_t timeout_ns, struct hr_process_list **out)
+{
+    return make_process_list(proc, hr_deadline_ns(timeout_ns), out);
+}
+
+void hr_free_process_list(struct hr_process_list *list)
+{
+    if (list == NULL)
+        return;
+    for (uint32_t i = 0; i < list->count; i++)
+        free(list->processes[i].written);
+    free(list->processes);
+    if (list->directory != NULL)
+        closedir(list->directory);
+    free(list);
+}
+
+/* ---- Searching ------------------------------------------------------------------- */
+
+struct search {
+    hr_region *region;
+    struct hr_process_list *list;
+    enum hr_own_handle own;
+    struct hr_mapped_file file;
+    const struct hr_slot_pids *only; /* NULL: all processes */
+    const struct hr_slot_pids *slots;
+    bool keeps_maps; /* for other regions */
+    uint64_t deadline_ns;
+};
 
 /*
  * Whether this /proc is that of the namespace whose pids stand in the slots.  Pids are small
@@ -84,22 +209,9 @@ static bool is_namespace_of_slots(const hr_region *region, const struct hr_slot_
     return false;
 }
 
-/* ---- Searching ------------------------------------------------------------------- */
-
-struct search {
-    hr_region *region;
-    struct hr_process_list *list;
-    enum hr_own_handle own;
-    struct hr_mapped_file file;
-    const struct hr_slot_pids *only; /* NULL: all processes */
-    const struct hr_slot_pids *slots;
-    bool keeps_maps; /* for other regions */
-    uint64_t deadline_ns;
-};
-
 /* Whether the maps of the process have to be read.  If unsure, yes: reading them says what is in
  * the way. */
-static bool may_matter(const struct search *search, const struct hr_listed_process *process)
+static bool may_matter(const struct search *search, const struct listed_process *process)
 {
     if (process->written != NULL && hr_is_not_written(process->written, &search->file))
         return false;
@@ -118,7 +230,7 @@ static int is_own_process_of_region(const struct search *search, bool *is_one)
     return code;
 }
 
-static int look_at(const struct search *search, struct hr_listed_process *process,
+static int look_at(const struct search *search, struct listed_process *process,
                    struct hr_mappers *out)
 {
     bool counts = true;
@@ -127,19 +239,39 @@ static int look_at(const struct search *search, struct hr_listed_process *proces
         code = is_own_process_of_region(search, &counts);
     if (code != HR_OK || !counts)
         return code;
+    struct hr_written_files unkept;
     /* Without memory for it, the maps are read again for the next region. */
     if (search->keeps_maps && process->written == NULL)
         process->written = calloc(1, sizeof *process->written);
-    return hr_look_at_process(dirfd(search->list->directory), process->name, &search->file,
-                              search->deadline_ns, out, process->written);
+    struct hr_mapper mapper = process->pids;
+    enum hr_seen seen = hr_look_at_process(
+        dirfd(search->list->directory), process->name, &search->file, search->deadline_ns,
+        process->written != NULL ? process->written : &unkept, &mapper.has_libvgpu);
+    if (seen == HR_MAPS_NOT || seen == HR_MAPS_NOTHING || seen == HR_GONE)
+        return HR_OK;
+    if (mapper.levels == 0) {
+        out->incomplete = true;
+        return HR_OK;
+    }
+    /* The init of the host itself is no process of a container, also where it may not be
+     * looked at. */
+    if (seen == HR_REFUSED && out->initial && mapper.levels == 1 && mapper.pids[0] == 1)
+        return HR_OK;
+    mapper.is_unsure = seen != HR_MAPS;
+    out->has_unsure = out->has_unsure || mapper.is_unsure;
+    struct hr_mapper *longer = hr_grow(out->list, out->count, sizeof *longer);
+    if (longer == NULL)
+        return hr_fail_errno(HR_ESYSTEM, ENOMEM);
+    out->list = longer;
+    out->list[out->count++] = mapper;
+    return HR_OK;
 }
 
 static int search_list(struct search *search, struct hr_mappers *out)
 {
     struct hr_process_list *list = search->list;
     struct hr_slot_pids slots;
-    out->filtered = search->only != NULL;
-    out->initial = list->initial;
+    *out = (struct hr_mappers){.filtered = search->only != NULL, .initial = list->initial};
     int code = hr_own_mapping(search->region, &search->file, NULL);
     if (code == HR_OK && !list->initial) {
         /* A later namespace is proved by those processes with slots that live in it. */
@@ -151,7 +283,7 @@ static int search_list(struct search *search, struct hr_mappers *out)
         if (!may_matter(search, &list->processes[i]))
             continue;
         code = look_at(search, &list->processes[i], out);
-        late = hr_clock_ns(CLOCK_MONOTONIC) >= search->deadline_ns;
+        late = hr_is_past(search->deadline_ns);
     }
     if (code != HR_OK) {
         hr_free_mappers(out);
@@ -166,9 +298,8 @@ static int search_list(struct search *search, struct hr_mappers *out)
 int hr_find_mappers(hr_region *region, const char *proc, enum hr_own_handle own,
                     const struct hr_slot_pids *only, uint64_t deadline_ns, struct hr_mappers *out)
 {
-    memset(out, 0, sizeof *out);
     struct search search = {.region = region, .own = own, .only = only, .deadline_ns = deadline_ns};
-    int code = hr_make_process_list(proc, only != NULL, deadline_ns, &search.list);
+    int code = make_process_list(proc, deadline_ns, &search.list);
     if (code != HR_OK)
         return code;
     code = search_list(&search, out);
@@ -190,75 +321,35 @@ int hr_look_for_mappers(hr_region *region, const char *proc, struct hr_mappers *
 void hr_free_mappers(struct hr_mappers *mappers)
 {
     free(mappers->list);
-    free(mappers->unsure);
-    memset(mappers, 0, sizeof *mappers);
+    *mappers = (struct hr_mappers){.list = NULL};
 }
 
 /* ---- Who lives ------------------------------------------------------------------- */
 
-static bool has_pid(const struct hr_mapper *mapper, int32_t pid)
+static enum hr_liveness judge(const struct hr_mappers *mappers, int32_t pid, bool any_level,
+                              int32_t *here)
 {
-    for (uint32_t level = 0; level < mapper->levels; level++) {
-        if (mapper->pids[level] == pid)
-            return true;
-    }
-    return false;
-}
-
-enum hr_life hr_life_of_owner(const struct hr_mappers *mappers, int32_t pid, int32_t *here)
-{
+    enum hr_liveness liveness = mappers->complete ? HR_DEAD : HR_LIVENESS_UNKNOWN;
     *here = 0;
-    for (uint32_t i = 0; i < mappers->count; i++) {
-        if (has_pid(&mappers->list[i], pid)) {
-            *here = mappers->list[i].pids[0];
-            return HR_ALIVE;
-        }
+    for (uint32_t i = 0; i < mappers->count && liveness != HR_ALIVE; i++) {
+        const struct hr_mapper *mapper = &mappers->list[i];
+        if (!has_pid(mapper, pid, any_level))
+            continue;
+        liveness = mapper->is_unsure ? HR_LIVENESS_UNKNOWN : HR_ALIVE;
+        *here = mapper->pids[0];
     }
-    for (uint32_t i = 0; i < mappers->unsure_count; i++) {
-        if (has_pid(&mappers->unsure[i], pid)) {
-            *here = mappers->unsure[i].pids[0];
-            return HR_LIFE_UNKNOWN;
-        }
-    }
-    return mappers->complete ? HR_DEAD : HR_LIFE_UNKNOWN;
+    return liveness;
 }
 
-static bool has_innermost(const struct hr_mapper *list, uint32_t count, int32_t pid)
+enum hr_liveness hr_liveness_of_owner(const struct hr_mappers *mappers, int32_t pid, int32_t *here)
 {
-    for (uint32_t i = 0; i < count; i++) {
-        if (list[i].pids[list[i].levels - 1] == pid)
-            return true;
-    }
-    return false;
+    return judge(mappers, pid, true, here);
 }
 
-enum hr_life hr_life_of_slot(const struct hr_mappers *mappers, int32_t pid)
+enum hr_liveness hr_liveness_of_slot(const struct hr_mappers *mappers, int32_t pid)
 {
-    if (has_innermost(mappers->list, mappers->count, pid))
-        return HR_ALIVE;
-    if (has_innermost(mappers->unsure, mappers->unsure_count, pid))
-        return HR_LIFE_UNKNOWN;
-    return mappers->complete ? HR_DEAD : HR_LIFE_UNKNOWN;
-}
-
-static int judge_slots(hr_region *region, struct hr_process_list *list,
-                       const struct hr_slot_pids *asked, uint64_t deadline_ns, uint32_t *lives)
-{
-    struct search search = {.region = region,
-                            .list = list,
-                            .own = HR_WITH_OWN_HANDLE,
-                            .only = asked,
-                            .keeps_maps = true,
-                            .deadline_ns = deadline_ns};
-    struct hr_mappers mappers = {.list = NULL};
-    int code = search_list(&search, &mappers);
-    if (code != HR_OK)
-        return code;
-    /* No process has pid 0. */
-    for (int32_t i = 0; i < asked->count; i++)
-        lives[i] = asked->pids[i] == 0 ? HR_DEAD : hr_life_of_slot(&mappers, asked->pids[i]);
-    hr_free_mappers(&mappers);
-    return HR_OK;
+    int32_t here;
+    return judge(mappers, pid, false, &here);
 }
 
 int hr_judge_slots(hr_region *region, struct hr_process_list *list, const int32_t *pids,
@@ -268,78 +359,22 @@ int hr_judge_slots(hr_region *region, struct hr_process_list *list, const int32_
         return hr_fail_code(HR_EINVAL);
     struct hr_slot_pids asked = {.count = (int32_t)count};
     memcpy(asked.pids, pids, count * sizeof *pids);
+    struct search search = {.region = region,
+                            .list = list,
+                            .only = &asked,
+                            .keeps_maps = true,
+                            .deadline_ns = hr_deadline_ns(timeout_ns)};
+    struct hr_mappers mappers;
     int code = hr_enter(region);
     if (code != HR_OK)
         return code;
-    code = judge_slots(region, list, &asked, hr_deadline_ns(timeout_ns), lives);
+    code = search_list(&search, &mappers);
     hr_leave(region);
-    return code;
-}
-
-/* ---- One file, two inodes --------------------------------------------------------- */
-
-/* mountinfo writes blanks and the like as a backslash and three octal digits. */
-static void unescape(char *text)
-{
-    char *to = text;
-    for (const char *from = text; *from != '\0'; to++) {
-        unsigned code;
-        if (from[0] == '\\' && sscanf(from + 1, "%3o", &code) == 1) {
-            *to = (char)code;
-            from += 4;
-        } else {
-            *to = *from++;
-        }
-    }
-    *to = '\0';
-}
-
-/*
- * Whether the mount is an overlay whose upper directory has the file below it.  Of a relative
- * upper directory it is not known where it lies: then a path that has it as a part will do.
- */
-static bool is_upper_file(char *mount, const char *path)
-{
-    char *options = strstr(mount, " - overlay ");
-    char *upper = options == NULL ? NULL : strstr(options, ",upperdir=");
-    if (upper == NULL)
-        return false;
-    upper += strlen(",upperdir=");
-    upper[strcspn(upper, ", \n")] = '\0';
-    unescape(upper);
-    const char *found = upper[0] == '/' ? path : strstr(path, upper);
-    bool begins =
-        found != NULL && strncmp(found, upper, strlen(upper)) == 0 && found[strlen(upper)] == '/';
-    return begins && (found == path || found[-1] == '/');
-}
-
-static bool is_in_upper_directory(const char *path)
-{
-    FILE *mounts = fopen("/proc/self/mountinfo", "re");
-    char *line = NULL;
-    size_t room = 0;
-    /* What cannot be told is taken for possible. */
-    bool found = mounts == NULL;
-    while (!found && getline(&line, &room, mounts) > 0)
-        found = is_upper_file(line, path);
-    free(line);
-    if (mounts != NULL)
-        fclose(mounts);
-    return found;
-}
-
-bool hr_may_have_two_inodes(const hr_region *region)
-{
-    int fd;
-    struct stat status;
-    struct statfs system;
-    char link[40], path[PATH_MAX];
-    if (hr_open_file(region->path, 0, &fd, &status) != HR_OK)
-        return true;
-    bool may = fstatfs(fd, &system) != 0 || system.f_type == OVERLAYFS_SUPER_MAGIC;
-    /* The descriptor's link: to resolve the name would walk where a container may mount. */
-    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    hr_read_link(AT_FDCWD, link, path, sizeof path);
-    close(fd);
-    return may || path[0] != '/' || is_in_upper_directory(path);
+    if (code != HR_OK)
+        return code;
+    /* No process has pid 0. */
+    for (uint32_t i = 0; i < count; i++)
+        lives[i] = pids[i] == 0 ? HR_DEAD : hr_liveness_of_slot(&mappers, pids[i]);
+    hr_free_mappers(&mappers);
+    return HR_OK;
 }

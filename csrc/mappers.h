@@ -19,6 +19,28 @@
 /* How long a search of /proc may take where nobody waits for the region's lock meanwhile. */
 #define HR_SEARCH_NS 1000000000u
 
+struct hr_mappers {
+    /*
+     * The processes that map the region for writing, or may: the absence of a pid proves nothing
+     * where one is unsure.  This process is among them if it uses the region itself: it has the
+     * lock by another handle, it is attached, or another library in it maps the file.  Merely
+     * reading the file does not count.
+     */
+    struct hr_mapper *list;
+    uint32_t count;
+    bool has_unsure;
+    bool filtered;   /* only processes with certain pids were looked for */
+    bool initial;    /* the /proc of the first pid namespace, which has everybody */
+    bool incomplete; /* some processes are hidden (hidepid, no privilege), or the deadline passed */
+    /*
+     * Whether every process of the region can be seen: this is the first namespace,
+     * or that of processes with slots.  In the latter case a process that started in
+     * a namespace around it would be missed, as libvgpu misses it too; on the host
+     * nothing is.
+     */
+    bool complete;
+};
+
 /* Pids of a container's namespace, each of another process. */
 struct hr_slot_pids {
     int32_t pids[HR_SLOTS];
@@ -46,14 +68,7 @@ int hr_look_for_mappers(hr_region *region, const char *proc, struct hr_mappers *
  * Whether the process lives that has `pid` in one of its namespaces, or, for the
  * pid of a slot, in its innermost one.  `here` gets its pid in this /proc, or 0.
  */
-enum hr_life hr_life_of_owner(const struct hr_mappers *mappers, int32_t pid, int32_t *here);
-enum hr_life hr_life_of_slot(const struct hr_mappers *mappers, int32_t pid);
-
-/*
- * Whether the region's file may have a second inode, through which other processes map the same
- * memory: it lies on an overlay, or in the upper directory of one.  Locks on bytes of the one do
- * not exclude those on the other.  True where that cannot be told.
- */
-bool hr_may_have_two_inodes(const hr_region *region);
+enum hr_liveness hr_liveness_of_owner(const struct hr_mappers *mappers, int32_t pid, int32_t *here);
+enum hr_liveness hr_liveness_of_slot(const struct hr_mappers *mappers, int32_t pid);
 
 #endif

@@ -43,7 +43,8 @@ static bool may_be_missed(const struct repair_call *call, int32_t index, int32_t
     hr_region *region = call->region;
     int32_t pid = pid_of(call, index);
     /* Our own process puts itself right, from its books. */
-    if (pid <= 0 || pid == region->own.pid || hr_life_of_slot(&call->view.mappers, pid) != HR_ALIVE)
+    if (pid <= 0 || pid == region->own.pid ||
+        hr_liveness_of_slot(&call->view.mappers, pid) != HR_ALIVE)
         return false;
     int32_t copy = hr_find_slot(region, pid, count);
     if (copy < 0)

@@ -5,23 +5,76 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
+#include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/sysmacros.h>
-#include <time.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
-static FILE *open_at(int directory, const char *name)
+#include "identify.h"
+
+/* ---- Lines ----------------------------------------------------------------------- */
+
+/* A process can have 65,530 mappings with paths of 4 KiB: a quarter of a gigabyte to read. */
+#define MOST_MAPS_BYTES ((size_t)32 << 20)
+#define LINES_BETWEEN_LOOKS_AT_THE_CLOCK 64
+
+struct lines {
+    FILE *file; /* NULL: not open */
+    char *text;
+    size_t room;
+    size_t bytes_left;
+    uint64_t deadline_ns;
+    unsigned count;
+    bool cut_short;
+};
+
+static bool open_lines(struct lines *lines, int directory, const char *name, uint64_t deadline_ns)
 {
+    *lines = (struct lines){.bytes_left = MOST_MAPS_BYTES, .deadline_ns = deadline_ns};
     int fd = openat(directory, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-    if (fd < 0)
-        return NULL;
-    FILE *file = fdopen(fd, "re");
-    if (file == NULL)
+    if (fd >= 0 && (lines->file = fdopen(fd, "re")) == NULL)
         close(fd);
-    return file;
+    return lines->file != NULL;
 }
+
+/* This process's own, which is read to its end. */
+static bool open_own(struct lines *lines, const char *path)
+{
+    *lines = (struct lines){.bytes_left = SIZE_MAX, .deadline_ns = UINT64_MAX};
+    lines->file = fopen(path, "re");
+    return lines->file != NULL;
+}
+
+static bool next_line(struct lines *lines)
+{
+    lines->cut_short =
+        lines->bytes_left == 0 ||
+        (lines->count++ % LINES_BETWEEN_LOOKS_AT_THE_CLOCK == 0 && hr_is_past(lines->deadline_ns));
+    ssize_t length = lines->cut_short ? 0 : getline(&lines->text, &lines->room, lines->file);
+    if (length <= 0)
+        return false;
+    lines->bytes_left -= (size_t)length < lines->bytes_left ? (size_t)length : lines->bytes_left;
+    return true;
+}
+
+static void close_lines(struct lines *lines)
+{
+    free(lines->text);
+    if (lines->file != NULL)
+        fclose(lines->file);
+}
+
+void hr_read_link(int directory, const char *name, char *out, size_t room)
+{
+    ssize_t length = readlinkat(directory, name, out, room - 1);
+    out[length < 0 ? 0 : length] = '\0';
+}
+
+/* ---- Mappings -------------------------------------------------------------------- */
 
 struct mapping {
     uint64_t start;
@@ -57,38 +110,25 @@ static bool is_same_file(const struct hr_mapped_file *one, const struct hr_mappe
            one->minor_number == other->minor_number;
 }
 
-static bool is_for_want_of_room(int error)
+static void look_up_in_maps(struct lines *maps, hr_region *region)
 {
-    return error == EMFILE || error == ENFILE || error == ENOMEM;
-}
-
-static void look_up_in_maps(FILE *maps, hr_region *region)
-{
-    char *line = NULL;
-    size_t room = 0;
     struct mapping mapping;
-    while (region->in_maps.inode == 0 && getline(&line, &room, maps) > 0) {
-        if (parse_mapping(line, &mapping) && mapping.start == (uint64_t)(uintptr_t)region->base) {
-            region->in_maps.major_number = mapping.file.major_number;
-            region->in_maps.minor_number = mapping.file.minor_number;
-            region->in_maps.inode = mapping.file.inode;
-        }
+    while (region->in_maps.inode == 0 && next_line(maps)) {
+        if (parse_mapping(maps->text, &mapping) &&
+            mapping.start == (uint64_t)(uintptr_t)region->base)
+            region->in_maps = mapping.file;
     }
-    free(line);
-    rewind(maps);
+    rewind(maps->file);
 }
 
 /* Under the fork lock, so that no handle is opened or closed meanwhile. */
-static bool is_mapped_by_another(FILE *maps, const struct hr_mapped_file *file)
+static bool is_mapped_by_another(struct lines *maps, const struct hr_mapped_file *file)
 {
-    char *line = NULL;
-    size_t room = 0;
     bool found = false;
     struct mapping mapping;
-    while (!found && getline(&line, &room, maps) > 0)
-        found = parse_written(line, &mapping) && is_same_file(&mapping.file, file) &&
+    while (!found && next_line(maps))
+        found = parse_written(maps->text, &mapping) && is_same_file(&mapping.file, file) &&
                 !hr_is_mapped_by_handle(mapping.start);
-    free(line);
     return found;
 }
 
@@ -96,26 +136,24 @@ int hr_own_mapping(hr_region *region, struct hr_mapped_file *out, bool *by_anoth
 {
     *out = (struct hr_mapped_file){.major_number = major(region->device_id),
                                    .minor_number = minor(region->device_id),
-                                   .inode = region->inode,
-                                   .bytes = region->mapped_bytes};
+                                   .inode = region->inode};
     int code = HR_OK;
+    struct lines maps = {.file = NULL};
     hr_fork_lock();
     bool look = by_another != NULL || region->in_maps.inode == 0;
-    FILE *maps = look ? fopen("/proc/self/maps", "re") : NULL;
-    if (look && maps == NULL && is_for_want_of_room(errno))
+    if (look && !open_own(&maps, "/proc/self/maps") &&
+        (errno == EMFILE || errno == ENFILE || errno == ENOMEM))
         code = hr_fail_errno(HR_ESYSTEM, errno);
-    if (maps != NULL && region->in_maps.inode == 0)
-        look_up_in_maps(maps, region);
-    if (region->in_maps.inode != 0) {
-        out->major_number = region->in_maps.major_number;
-        out->minor_number = region->in_maps.minor_number;
-        out->inode = region->in_maps.inode;
-    }
+    if (maps.file != NULL && region->in_maps.inode == 0)
+        look_up_in_maps(&maps, region);
+    bool is_known = region->in_maps.inode != 0;
+    if (is_known)
+        *out = region->in_maps;
+    out->bytes = region->mapped_bytes;
     if (by_another != NULL)
-        *by_another = maps != NULL && region->in_maps.inode != 0 && is_mapped_by_another(maps, out);
+        *by_another = maps.file != NULL && is_known && is_mapped_by_another(&maps, out);
     hr_fork_unlock();
-    if (maps != NULL)
-        fclose(maps);
+    close_lines(&maps);
     return code;
 }
 
@@ -159,84 +197,41 @@ static bool keep_written(struct hr_written_files *written, const struct hr_mappe
     return true;
 }
 
-/* A process can have 65,530 mappings with paths of 4 KiB: a quarter of a gigabyte to read. */
-#define MOST_MAPS_BYTES ((size_t)32 << 20)
-#define LINES_BETWEEN_LOOKS_AT_THE_CLOCK 64
-
-static bool is_past(uint64_t deadline_ns)
-{
-    return hr_clock_ns(CLOCK_MONOTONIC) >= deadline_ns;
-}
-
 /* An empty list is HR_MAPS_NOTHING.  Linux 6.16 refuses to open it instead, as if the process
  * had ended. */
 static enum hr_seen read_maps(int directory, const char *name, const struct hr_mapped_file *file,
                               uint64_t deadline_ns, struct hr_written_files *written)
 {
-    FILE *maps = open_at(directory, name);
-    if (maps == NULL)
+    written->count = 0;
+    written->complete = false;
+    struct lines maps;
+    if (!open_lines(&maps, directory, name, deadline_ns))
         return errno == ESRCH ? HR_MAPS_NOTHING : after_failure(errno);
-    char inode[32];
-    snprintf(inode, sizeof inode, " %" PRIu64, file->inode);
-    if (written != NULL)
-        written->count = 0;
-    char *line = NULL;
-    size_t room = 0, bytes = 0;
     enum hr_seen seen = HR_MAPS_NOTHING;
-    bool unsure = false, kept = written != NULL, cut_short = is_past(deadline_ns);
-    errno = 0;
-    for (unsigned lines = 1; seen != HR_MAPS && !cut_short; lines++) {
-        ssize_t length = getline(&line, &room, maps);
-        if (length <= 0)
-            break;
-        struct mapping mapping;
+    bool unsure = false, kept = true;
+    struct mapping mapping;
+    while (seen != HR_MAPS && next_line(&maps)) {
         seen = HR_MAPS_NOT;
-        /* A search tells nearly all lines apart, without parsing them. */
-        if ((kept || strstr(line, inode) != NULL) && parse_written(line, &mapping)) {
-            seen = compare(&mapping.file, file);
-            kept = kept && keep_written(written, &mapping.file);
-        }
+        if (!parse_written(maps.text, &mapping))
+            continue;
+        seen = compare(&mapping.file, file);
         unsure = unsure || seen == HR_MAPS_UNSURE;
-        bytes += (size_t)length;
-        cut_short = bytes > MOST_MAPS_BYTES ||
-                    (lines % LINES_BETWEEN_LOOKS_AT_THE_CLOCK == 0 && is_past(deadline_ns));
+        kept = keep_written(written, &mapping.file) && kept;
     }
-    if (seen != HR_MAPS && cut_short)
+    if (seen != HR_MAPS && maps.cut_short)
         seen = HR_REFUSED;
-    else if (seen != HR_MAPS && !feof(maps))
+    else if (seen != HR_MAPS && !feof(maps.file))
         seen = after_failure(errno);
     else if (seen != HR_MAPS && unsure)
         seen = HR_MAPS_UNSURE;
-    if (written != NULL)
-        written->complete = kept && (seen == HR_MAPS_NOT || seen == HR_MAPS_UNSURE);
-    free(line);
-    fclose(maps);
+    written->complete = kept && (seen == HR_MAPS_NOT || seen == HR_MAPS_UNSURE);
+    close_lines(&maps);
     return seen;
-}
-
-/* Every process of a container that HAMi has given a GPU has it loaded. */
-static bool has_libvgpu(int process, uint64_t deadline_ns)
-{
-    FILE *maps = open_at(process, "maps");
-    char *line = NULL;
-    size_t room = 0, bytes = 0;
-    bool found = false;
-    while (maps != NULL && !found && bytes <= MOST_MAPS_BYTES && !is_past(deadline_ns)) {
-        ssize_t length = getline(&line, &room, maps);
-        if (length <= 0)
-            break;
-        bytes += (size_t)length;
-        found = strstr(line, "/libvgpu.so") != NULL;
-    }
-    free(line);
-    if (maps != NULL)
-        fclose(maps);
-    return found;
 }
 
 /* A process whose first thread has ended shows its maps only under the other threads. */
 static enum hr_seen read_maps_of_threads(int process, const struct hr_mapped_file *file,
-                                         uint64_t deadline_ns)
+                                         uint64_t deadline_ns, struct hr_written_files *written)
 {
     int fd = openat(process, "task", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *tasks = fd < 0 ? NULL : fdopendir(fd);
@@ -253,7 +248,7 @@ static enum hr_seen read_maps_of_threads(int process, const struct hr_mapped_fil
         char name[sizeof entry->d_name + 8];
         snprintf(name, sizeof name, "%s/maps", entry->d_name);
         if (entry->d_name[0] != '.')
-            seen = read_maps(fd, name, file, deadline_ns, NULL);
+            seen = read_maps(fd, name, file, deadline_ns, written);
         if (seen == HR_GONE) {
             seen = HR_MAPS_NOTHING;
             thread_ended = true;
@@ -265,6 +260,38 @@ static enum hr_seen read_maps_of_threads(int process, const struct hr_mapped_fil
     closedir(tasks);
     return seen;
 }
+
+/* Every process of a container that HAMi has given a GPU has it loaded. */
+static bool maps_libvgpu(int process, uint64_t deadline_ns)
+{
+    struct lines maps;
+    bool found = false;
+    if (open_lines(&maps, process, "maps", deadline_ns)) {
+        while (!found && next_line(&maps))
+            found = strstr(maps.text, "/libvgpu.so") != NULL;
+    }
+    close_lines(&maps);
+    return found;
+}
+
+enum hr_seen hr_look_at_process(int proc, const char *name, const struct hr_mapped_file *file,
+                                uint64_t deadline_ns, struct hr_written_files *written,
+                                bool *has_libvgpu)
+{
+    int process = openat(proc, name, O_PATH | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    if (process < 0) /* what is no directory is no process */
+        return errno == ENOTDIR || errno == ELOOP ? HR_GONE : after_failure(errno);
+    enum hr_seen seen = read_maps(process, "maps", file, deadline_ns, written);
+    /* A kernel thread, or one whose first thread has ended or is about to. */
+    if (seen == HR_MAPS_NOTHING)
+        seen = read_maps_of_threads(process, file, deadline_ns, written);
+    if (seen == HR_MAPS)
+        *has_libvgpu = maps_libvgpu(process, deadline_ns);
+    close(process);
+    return seen;
+}
+
+/* ---- Pids ------------------------------------------------------------------------ */
 
 static void parse_pids(const char *at, struct hr_mapper *out)
 {
@@ -283,14 +310,14 @@ static void parse_pids(const char *at, struct hr_mapper *out)
  */
 #define NSPID_LINE_BYTES 512
 
-enum hr_seen hr_read_status(int directory, const char *name, struct hr_mapper *out)
+enum hr_seen hr_read_pids(int directory, const char *status, struct hr_mapper *out)
 {
     char text[4096];
     size_t length = 0;
     ssize_t got = 0;
     const char *pids = NULL, *end = NULL;
     memset(out, 0, sizeof *out);
-    int fd = openat(directory, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    int fd = openat(directory, status, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0)
         return after_failure(errno);
     while (end == NULL && (got = read(fd, text + length, sizeof text - 1 - length)) > 0) {
@@ -310,57 +337,66 @@ enum hr_seen hr_read_status(int directory, const char *name, struct hr_mapper *o
     return out->levels > 0 ? HR_MAPS : seen;
 }
 
-static int append(struct hr_mapper **list, uint32_t *count, const struct hr_mapper *mapper)
+/* ---- One file, two inodes --------------------------------------------------------- */
+
+/* mountinfo writes blanks and the like as a backslash and three octal digits. */
+static void unescape(char *text)
 {
-    if ((*count & (*count - 1)) == 0) { /* full at each power of two */
-        size_t room = *count == 0 ? 1 : (size_t)*count * 2;
-        struct hr_mapper *longer = realloc(*list, room * sizeof *longer);
-        if (longer == NULL)
-            return hr_fail_errno(HR_ESYSTEM, ENOMEM);
-        *list = longer;
+    char *to = text;
+    for (const char *from = text; *from != '\0'; to++) {
+        unsigned code;
+        if (from[0] == '\\' && sscanf(from + 1, "%3o", &code) == 1) {
+            *to = (char)code;
+            from += 4;
+        } else {
+            *to = *from++;
+        }
     }
-    (*list)[(*count)++] = *mapper;
-    return HR_OK;
+    *to = '\0';
 }
 
-int hr_look_at_process(int proc, const char *name, const struct hr_mapped_file *file,
-                       uint64_t deadline_ns, struct hr_mappers *out,
-                       struct hr_written_files *written)
+/*
+ * Whether the mount is an overlay whose upper directory has the file below it.  Of a relative
+ * upper directory it is not known where it lies: then a path that has it as a part will do.
+ */
+static bool is_upper_file(char *mount, const char *path)
 {
-    int process = openat(proc, name, O_PATH | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-    if (process < 0) {
-        bool is_file = errno == ENOTDIR || errno == ELOOP;
-        out->incomplete = out->incomplete || (!is_file && after_failure(errno) == HR_REFUSED);
-        return HR_OK;
-    }
-    struct hr_mapper mapper;
-    enum hr_seen known = HR_MAPS_NOT;
-    enum hr_seen seen = read_maps(process, "maps", file, deadline_ns, written);
-    if (seen != HR_MAPS_NOT && seen != HR_GONE)
-        known = hr_read_status(process, "status", &mapper);
-    /* A kernel thread, or one whose first thread has ended or is about to. */
-    if (seen == HR_MAPS_NOTHING && known == HR_MAPS)
-        seen = read_maps_of_threads(process, file, deadline_ns);
-    if (seen == HR_MAPS && known == HR_MAPS)
-        mapper.has_libvgpu = has_libvgpu(process, deadline_ns);
-    close(process);
-
-    if (known == HR_REFUSED)
-        out->incomplete = true;
-    if (known != HR_MAPS)
-        return HR_OK;
-    if (seen == HR_MAPS)
-        return append(&out->list, &out->count, &mapper);
-    /* The init of the host itself is no process of a container, also where it may not be
-     * looked at. */
-    bool host_init = out->initial && mapper.levels == 1 && mapper.pids[0] == 1;
-    if (seen == HR_MAPS_UNSURE || (seen == HR_REFUSED && !host_init))
-        return append(&out->unsure, &out->unsure_count, &mapper);
-    return HR_OK;
+    char *options = strstr(mount, " - overlay ");
+    char *upper = options == NULL ? NULL : strstr(options, ",upperdir=");
+    if (upper == NULL)
+        return false;
+    upper += strlen(",upperdir=");
+    upper[strcspn(upper, ", \n")] = '\0';
+    unescape(upper);
+    const char *found = upper[0] == '/' ? path : strstr(path, upper);
+    bool begins =
+        found != NULL && strncmp(found, upper, strlen(upper)) == 0 && found[strlen(upper)] == '/';
+    return begins && (found == path || found[-1] == '/');
 }
 
-void hr_read_link(int directory, const char *name, char *out, size_t room)
+static bool is_in_upper_directory(const char *path)
 {
-    ssize_t length = readlinkat(directory, name, out, room - 1);
-    out[length < 0 ? 0 : length] = '\0';
+    struct lines mounts;
+    /* What cannot be told is taken for possible. */
+    bool found = !open_own(&mounts, "/proc/self/mountinfo");
+    while (!found && next_line(&mounts))
+        found = is_upper_file(mounts.text, path);
+    close_lines(&mounts);
+    return found;
+}
+
+bool hr_may_have_two_inodes(const hr_region *region)
+{
+    int fd;
+    struct stat status;
+    struct statfs system;
+    char link[40], path[PATH_MAX];
+    if (hr_open_file(region->path, 0, &fd, &status) != HR_OK)
+        return true;
+    bool may = fstatfs(fd, &system) != 0 || system.f_type == OVERLAYFS_SUPER_MAGIC;
+    /* The descriptor's link: to resolve the name would walk where a container may mount. */
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    hr_read_link(AT_FDCWD, link, path, sizeof path);
+    close(fd);
+    return may || path[0] != '/' || is_in_upper_directory(path);
 }

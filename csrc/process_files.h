@@ -1,5 +1,5 @@
 /*
- * What /proc tells of one process: whether it maps a region, and its pids.  Internal
+ * What /proc tells of one process: its pids, and whether it maps a region.  Internal
  * to the core; mappers.h puts it together.
  */
 #ifndef HR_PROCESS_FILES_H
@@ -12,46 +12,17 @@
 
 struct hr_mapper {
     int32_t pids[HR_PID_LEVELS]; /* from this /proc's namespace to the innermost */
-    uint32_t levels;
+    uint32_t levels;             /* 0: not known */
     bool has_libvgpu;
+    /* Its maps were refused, too long or not reached before the deadline, or show the file's inode
+     * number on another device: it may be a process of the region. */
+    bool is_unsure;
 };
 
-struct hr_mappers {
-    /*
-     * The processes that map the region for writing.  This process is among them if it
-     * uses the region itself: it has the lock by another handle, it is attached, or
-     * another library in it maps the file.  Merely reading the file does not count.
-     */
-    struct hr_mapper *list;
-    uint32_t count;
-    /*
-     * Processes of which it is not known whether they map it: their maps were refused, too
-     * long, or not reached before the deadline, or show the file's inode number on another
-     * device.  Absence from `list` proves nothing about them.
-     */
-    struct hr_mapper *unsure;
-    uint32_t unsure_count;
-    bool filtered;   /* only processes with certain pids were looked for */
-    bool initial;    /* the /proc of the first pid namespace, which has everybody */
-    bool incomplete; /* some processes are hidden (hidepid, no privilege), or the deadline passed */
-    /*
-     * Whether every process of the region can be seen: this is the first namespace,
-     * or that of processes with slots.  In the latter case a process that started in
-     * a namespace around it would be missed, as libvgpu misses it too; on the host
-     * nothing is.
-     */
-    bool complete;
-};
-
-/* The inode number that the kernel gives to the first pid namespace, always. */
-#define HR_INITIAL_PID_NAMESPACE "pid:[4026531836]"
-
-/* A region's file as maps shows it.  stat's device number differs on some file systems. */
-struct hr_mapped_file {
-    unsigned major_number, minor_number;
-    uint64_t inode;
-    uint64_t bytes; /* a process of the region maps at least so much of it */
-};
+static inline int32_t hr_innermost_pid(const struct hr_mapper *mapper)
+{
+    return mapper->pids[mapper->levels - 1];
+}
 
 /*
  * How the region's file is called in everybody's maps: our own mapping tells.  A process that
@@ -70,7 +41,7 @@ int hr_own_mapping(hr_region *region, struct hr_mapped_file *out, bool *by_anoth
 enum hr_seen { HR_MAPS_NOT, HR_MAPS, HR_MAPS_UNSURE, HR_MAPS_NOTHING, HR_REFUSED, HR_GONE };
 
 /* The line NSpid of a process's status file: HR_MAPS if it is there, else why not. */
-enum hr_seen hr_read_status(int directory, const char *name, struct hr_mapper *out);
+enum hr_seen hr_read_pids(int directory, const char *status, struct hr_mapper *out);
 
 /* The files that a process maps shared and for writing, so that one look at its maps serves many
  * regions. */
@@ -84,13 +55,20 @@ struct hr_written_files {
 bool hr_is_not_written(const struct hr_written_files *written, const struct hr_mapped_file *file);
 
 /*
- * Put the process into one of the lists if it belongs there.  Maps that are too long, or
- * not read by the deadline, count as refused.  `written`, if not NULL, gets the files.  HR_OK or
- * HR_ESYSTEM.
+ * Whether the process of this name maps the file.  Maps that are too long, or not read by the
+ * deadline, count as refused.  `written` gets its files, and `has_libvgpu` is filled in where it
+ * maps the region.
  */
-int hr_look_at_process(int proc, const char *name, const struct hr_mapped_file *file,
-                       uint64_t deadline_ns, struct hr_mappers *out,
-                       struct hr_written_files *written);
+enum hr_seen hr_look_at_process(int proc, const char *name, const struct hr_mapped_file *file,
+                                uint64_t deadline_ns, struct hr_written_files *written,
+                                bool *has_libvgpu);
+
+/*
+ * Whether the region's file may have a second inode, through which other processes map the same
+ * memory: it lies on an overlay, or in the upper directory of one.  Locks on bytes of the one do
+ * not exclude those on the other.  True where that cannot be told.
+ */
+bool hr_may_have_two_inodes(const hr_region *region);
 
 /* The text of a link, cut to `room`; empty where it cannot be read. */
 void hr_read_link(int directory, const char *name, char *out, size_t room);

@@ -24,6 +24,12 @@ struct hr_reading {
     uint32_t bad_uuid;   /* first device with an implausible one, or HR_DEVICES */
     uint64_t seqlocks[HR_SLOTS];
     uint64_t changed[HR_SLOTS];
+
+    /* What the last pass has left. */
+    uint64_t stuck;     /* whom it found inside and cannot wait for, as a number; 0: nobody */
+    bool is_whole_next; /* every slot is to be copied again; else the disturbed ones */
+    size_t disturbed_count;
+    uint16_t disturbed[HR_SLOTS];
 };
 
 /* Read one region; an hr_guarded_work, its argument a struct hr_reading. */

@@ -87,15 +87,15 @@ static bool is_nobodys(const struct reap_call *call, int32_t index)
     return false;
 }
 
-static enum hr_life judge(const struct reap_call *call, int32_t index)
+static enum hr_liveness judge(const struct reap_call *call, int32_t index)
 {
     int32_t pid = pid_of(call, index);
     if (pid == 0)
-        return is_nobodys(call, index) ? HR_DEAD : HR_LIFE_UNKNOWN;
+        return is_nobodys(call, index) ? HR_DEAD : HR_LIVENESS_UNKNOWN;
     if (hr_names_slot(call->suspects, pid))
-        return hr_life_of_slot(call->mappers, pid);
+        return hr_liveness_of_slot(call->mappers, pid);
     /* A newcomer, or one that was no suspect: nothing is done to it. */
-    return hr_life_of_slot(call->before, pid) == HR_ALIVE ? HR_ALIVE : HR_LIFE_UNKNOWN;
+    return hr_liveness_of_slot(call->before, pid) == HR_ALIVE ? HR_ALIVE : HR_LIVENESS_UNKNOWN;
 }
 
 /*
@@ -110,8 +110,9 @@ static int32_t find_end(const struct reap_call *call, int32_t count)
     for (int32_t index = 0; index < HR_SLOTS; index++) {
         int32_t pid = pid_of(call, index);
         bool is_own = own != 0 && pid == own;
-        if (index >= count ? pid != 0 && !is_own && hr_life_of_slot(call->before, pid) != HR_DEAD
-                           : !is_own && judge(call, index) != HR_DEAD)
+        if (index >= count
+                ? pid != 0 && !is_own && hr_liveness_of_slot(call->before, pid) != HR_DEAD
+                : !is_own && judge(call, index) != HR_DEAD)
             return count;
         if (index < count && (is_own || !is_asked_for(call, pid)))
             end = index + 1;
@@ -128,7 +129,7 @@ static void reap_slot(struct reap_call *call, int32_t index, int32_t end)
     int32_t pid = hr_slot_pid(region, slot);
     if (!is_asked_for(call, pid))
         return;
-    enum hr_life life = judge(call, index);
+    enum hr_liveness life = judge(call, index);
     if (life != HR_DEAD) {
         if (call->pid_count > 0)
             report(call, pid, life == HR_ALIVE ? HR_REAP_ALIVE : HR_REAP_UNKNOWN, 0);
@@ -204,7 +205,7 @@ static int list_suspects(void *argument)
         int32_t pid = pid_of(call, index);
         if (pid == 0)
             continue;
-        if (hr_life_of_slot(call->before, pid) != HR_DEAD) {
+        if (hr_liveness_of_slot(call->before, pid) != HR_DEAD) {
             call->has_others = call->has_others || pid != call->region->own.pid;
         } else if (is_asked_for(call, pid)) {
             call->suspects->pids[call->suspects->count++] = pid;
@@ -215,32 +216,9 @@ static int list_suspects(void *argument)
     return code;
 }
 
-/*
- * Others wait for the lock while /proc is searched under it.  A neighbour whose pid in
- * its own container is that of a dead process here must be looked at, and it decides how
- * long that takes.  So the search is tried without the lock: whom it does not come
- * to in time is no suspect.  What is left takes about as long again, and gets twice the time.
- */
-#define TRIAL_NS 250000000
+/* A neighbour whose pid in its own container is that of a dead process here decides how long its
+ * maps take to read, and others wait for the lock meanwhile. */
 #define SEARCH_NS 500000000
-
-static int drop_long_searches(struct reap_call *call, const char *proc)
-{
-    struct hr_slot_pids *suspects = call->suspects;
-    struct hr_mappers mappers;
-    int code = hr_find_mappers(call->region, proc, HR_WITH_OWN_HANDLE, suspects,
-                               hr_deadline_ns(TRIAL_NS), &mappers);
-    if (code != HR_OK)
-        return code;
-    int32_t kept = 0;
-    for (int32_t i = 0; i < suspects->count; i++) {
-        if (hr_life_of_slot(&mappers, suspects->pids[i]) == HR_DEAD)
-            suspects->pids[kept++] = suspects->pids[i];
-    }
-    suspects->count = kept;
-    hr_free_mappers(&mappers);
-    return HR_OK;
-}
 
 /*
  * The scan that judges is made under the lock: who has a slot by then has mapped the
@@ -276,14 +254,10 @@ static int reap_under_lock(struct reap_call *call, const char *proc, uint64_t ti
 static int reap_beside(struct reap_call *call, const char *proc, uint64_t timeout_ns)
 {
     int code = hr_run_entered(call->region, list_suspects, call);
-    if (code == HR_OK && call->before->initial && call->suspects->count > 0)
-        code = drop_long_searches(call, proc);
     /* Emptied slots are suspects too, which go where nobody else lives. */
     bool has_work = call->nameless_count > 0 || call->pid_count > 0 ||
                     (call->suspects->count > 0 && (call->has_work || !call->has_others));
-    if (code != HR_OK || !has_work)
-        return code;
-    return reap_under_lock(call, proc, timeout_ns);
+    return code == HR_OK && has_work ? reap_under_lock(call, proc, timeout_ns) : code;
 }
 
 int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t pid_count,

@@ -91,36 +91,36 @@ enum hr_code {
     HR_EUNWATCHED = -28       /* the SM limit would stop running processes for good */
 };
 
-/* What about a file or a value was wrong; detail.why. */
-enum hr_why {
-    HR_WHY_NONE,
-    HR_WHY_SYMLINK,
-    HR_WHY_DIRECTORY,
-    HR_WHY_FIFO,
-    HR_WHY_SOCKET,
-    HR_WHY_DEVICE,
-    HR_WHY_EMPTY,
-    HR_WHY_SHORT,
-    HR_WHY_MAGIC_ZERO,
-    HR_WHY_MAGIC,
-    HR_WHY_VERSION,         /* found = major << 32 | minor */
-    HR_WHY_DEVICE_NUM,      /* found = the value */
-    HR_WHY_PROC_NUM,        /* found = the value, sign-extended */
-    HR_WHY_UUID,            /* device = which one */
-    HR_WHY_TRUNCATED,       /* SIGBUS, or the file is shorter than its layout */
-    HR_WHY_REPLACED,        /* magic or version changed under the mapping */
-    HR_WHY_ALIVE,           /* the lock's owner is alive */
-    HR_WHY_UNKNOWN,         /* /proc does not show enough to tell */
-    HR_WHY_BUSY,            /* the lock changed hands while it was watched */
-    HR_WHY_TWO_INODES,      /* the file may have another inode, whose locks are not seen here */
-    HR_WHY_FOREIGN_MAPPING, /* HR_EATTACHED: another library in this process maps the file */
-    HR_WHY_LAYOUT           /* HR_ENOTREGION: layout = the one named, found = the file's */
+/* What about a file or a value was wrong; detail.reason. */
+enum hr_reason {
+    HR_REASON_NONE,
+    HR_REASON_SYMLINK,
+    HR_REASON_DIRECTORY,
+    HR_REASON_FIFO,
+    HR_REASON_SOCKET,
+    HR_REASON_DEVICE,
+    HR_REASON_EMPTY,
+    HR_REASON_SHORT,
+    HR_REASON_MAGIC_ZERO,
+    HR_REASON_MAGIC,
+    HR_REASON_VERSION,         /* found = major << 32 | minor */
+    HR_REASON_DEVICE_NUM,      /* found = the value */
+    HR_REASON_PROC_NUM,        /* found = the value, sign-extended */
+    HR_REASON_UUID,            /* device = which one */
+    HR_REASON_TRUNCATED,       /* SIGBUS, or the file is shorter than its layout */
+    HR_REASON_REPLACED,        /* magic or version changed under the mapping */
+    HR_REASON_ALIVE,           /* the lock's owner is alive */
+    HR_REASON_UNKNOWN,         /* /proc does not show enough to tell */
+    HR_REASON_BUSY,            /* the lock changed hands while it was watched */
+    HR_REASON_TWO_INODES,      /* the file may have another inode, whose locks are not seen here */
+    HR_REASON_FOREIGN_MAPPING, /* HR_EATTACHED: another library in this process maps the file */
+    HR_REASON_LAYOUT           /* HR_ENOTREGION: layout = the one named, found = the file's */
 };
 
 struct hr_detail {
     int32_t code;        /* the HR_E... that this belongs to */
     int32_t sys_errno;   /* 0, or the errno behind it */
-    int32_t why;         /* enum hr_why */
+    int32_t reason;      /* enum hr_reason */
     int32_t device;      /* -1, or the device concerned */
     uint32_t candidates; /* bit set of layouts: HR_EAMBIGUOUS; of devices: HR_ENODEVICE */
     uint32_t layout;     /* the layout judged, or HR_LAYOUTS */
@@ -163,7 +163,7 @@ struct hr_info {
 /*
  * Find out which layout a file has.  `layout` HR_LAYOUTS asks; any other value names one,
  * which decides between the candidates of an ambiguous file.  Where it contradicts what
- * the file is, the answer is HR_ENOTREGION (HR_WHY_LAYOUT).  Opens read-only, never
+ * the file is, the answer is HR_ENOTREGION (HR_REASON_LAYOUT).  Opens read-only, never
  * follows a symbolic link in the last component, never blocks on a FIFO.
  *
  * Returns the layout (>= 0), or HR_ENOTFOUND, HR_EACCESS, HR_ENOTREGION,

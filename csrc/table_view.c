@@ -96,26 +96,22 @@ enum hr_motion hr_motion_of(const hr_region *region, const struct hr_table_view 
     return now > before + 1 ? HR_MOVES : HR_MOTION_UNCLEAR;
 }
 
-static uint32_t count_named(const struct hr_mapper *list, uint32_t count, int32_t pid)
+static uint32_t count_listed(const struct hr_table_view *view, int32_t pid)
 {
     uint32_t found = 0;
-    for (uint32_t i = 0; i < count; i++)
-        found += list[i].pids[list[i].levels - 1] == pid;
+    for (uint32_t i = 0; i < view->mappers.count; i++)
+        found += hr_innermost_pid(&view->mappers.list[i]) == pid;
     return found;
 }
 
 bool hr_lives_once(const struct hr_table_view *view, int32_t pid)
 {
-    const struct hr_mappers *mappers = &view->mappers;
-    return count_named(mappers->list, mappers->count, pid) == 1 &&
-           count_named(mappers->unsure, mappers->unsure_count, pid) == 0;
+    return count_listed(view, pid) == 1 && hr_liveness_of_slot(&view->mappers, pid) == HR_ALIVE;
 }
 
 static bool is_listed(const struct hr_table_view *view, int32_t pid)
 {
-    const struct hr_mappers *mappers = &view->mappers;
-    return count_named(mappers->list, mappers->count, pid) != 0 ||
-           count_named(mappers->unsure, mappers->unsure_count, pid) != 0;
+    return count_listed(view, pid) != 0;
 }
 
 /*
@@ -127,11 +123,10 @@ bool hr_may_be_ending(const hr_region *region, const struct hr_mappers *mappers)
 {
     for (uint32_t i = 0; i < mappers->count; i++) {
         const struct hr_mapper *mapper = &mappers->list[i];
-        if (mapper->has_libvgpu &&
-            hr_find_slot(region, mapper->pids[mapper->levels - 1], HR_SLOTS) < 0)
+        if (mapper->has_libvgpu && hr_find_slot(region, hr_innermost_pid(mapper), HR_SLOTS) < 0)
             return true;
     }
-    return !mappers->complete || mappers->unsure_count != 0;
+    return !mappers->complete || mappers->has_unsure;
 }
 
 static bool is_nobodys(const hr_region *region, const struct hr_table_view *view, int32_t index)
@@ -140,7 +135,7 @@ static bool is_nobodys(const hr_region *region, const struct hr_table_view *view
     if (pid == 0)
         return hr_slot_bytes(region, hr_slot(region, (uint32_t)index)) == 0 ||
                !hr_may_be_ending(region, &view->mappers);
-    return pid < 0 || pid == HR_NOBODY || hr_life_of_slot(&view->mappers, pid) == HR_DEAD;
+    return pid < 0 || pid == HR_NOBODY || hr_liveness_of_slot(&view->mappers, pid) == HR_DEAD;
 }
 
 /* How the other slots that name the process of this one behave. */

@@ -53,17 +53,17 @@ enum hr_code {
     HR_EFULL, HR_ENOPROCESS, HR_EBUSY, HR_ENODEVICE, HR_EUNWATCHED, ...
 };
 
-enum hr_why {
-    HR_WHY_NONE, HR_WHY_SYMLINK, HR_WHY_DIRECTORY, HR_WHY_FIFO, HR_WHY_SOCKET, HR_WHY_DEVICE,
-    HR_WHY_EMPTY, HR_WHY_SHORT, HR_WHY_MAGIC_ZERO, HR_WHY_MAGIC, HR_WHY_VERSION,
-    HR_WHY_DEVICE_NUM, HR_WHY_PROC_NUM, HR_WHY_UUID, HR_WHY_TRUNCATED, HR_WHY_REPLACED,
-    HR_WHY_LAYOUT, ...
+enum hr_reason {
+    HR_REASON_NONE, HR_REASON_SYMLINK, HR_REASON_DIRECTORY, HR_REASON_FIFO, HR_REASON_SOCKET, HR_REASON_DEVICE,
+    HR_REASON_EMPTY, HR_REASON_SHORT, HR_REASON_MAGIC_ZERO, HR_REASON_MAGIC, HR_REASON_VERSION,
+    HR_REASON_DEVICE_NUM, HR_REASON_PROC_NUM, HR_REASON_UUID, HR_REASON_TRUNCATED, HR_REASON_REPLACED,
+    HR_REASON_LAYOUT, ...
 };
 
 struct hr_detail {
     int32_t code;
     int32_t sys_errno;
-    int32_t why;
+    int32_t reason;
     int32_t device;
     uint32_t candidates;
     uint32_t layout;
@@ -239,11 +239,11 @@ int64_t hr_limiter_total(const hr_limiter *limiter);
 
 /* ---- lock.h ------------------------------------------------------------- */
 
-#define HR_WHY_ALIVE ...
-#define HR_WHY_UNKNOWN ...
-#define HR_WHY_BUSY ...
-#define HR_WHY_TWO_INODES ...
-#define HR_WHY_FOREIGN_MAPPING ...
+#define HR_REASON_ALIVE ...
+#define HR_REASON_UNKNOWN ...
+#define HR_REASON_BUSY ...
+#define HR_REASON_TWO_INODES ...
+#define HR_REASON_FOREIGN_MAPPING ...
 #define HR_ELOST ...
 #define HR_EATTACHED ...
 #define HR_EDETACHED ...
@@ -256,14 +256,14 @@ struct hr_ticket {
     uint64_t turn;
 };
 
-int hr_lock_by(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns);
+int hr_lock(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns);
 void hr_end_lock(struct hr_ticket *ticket);
 int hr_unlock(hr_region *region);
 int hr_unlock_own(hr_region *region);
 
 #define HR_DEAD ...
 #define HR_ALIVE ...
-#define HR_LIFE_UNKNOWN ...
+#define HR_LIVENESS_UNKNOWN ...
 
 struct hr_lock_state {
     uint32_t value;
@@ -273,7 +273,7 @@ struct hr_lock_state {
     uint32_t is_damaged;
     uint64_t owner_pid;
     int32_t owner_pid_here;
-    uint32_t owner_life;
+    uint32_t owner_liveness;
 };
 
 int hr_get_lock_state(hr_region *region, const char *proc, struct hr_lock_state *out);
@@ -297,7 +297,7 @@ int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns,
 
 /* ---- slots.h ------------------------------------------------------------ */
 
-int hr_attach_by(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns);
+int hr_attach(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns);
 void hr_end_attachment(struct hr_ticket *ticket);
 int hr_detach(hr_region *region, uint64_t timeout_ns);
 

@@ -163,11 +163,11 @@ _CLASSES: dict[int, type[RegionError]] = {
 _LOCK_CODES = {lib.HR_ELOST, lib.HR_ETIMEOUT, lib.HR_ENOTRECOVERABLE}
 
 _KINDS = {
-    lib.HR_WHY_SYMLINK: "a symbolic link, which a container could point anywhere",
-    lib.HR_WHY_DIRECTORY: "a directory",
-    lib.HR_WHY_FIFO: "a FIFO",
-    lib.HR_WHY_SOCKET: "a socket",
-    lib.HR_WHY_DEVICE: "a device node",
+    lib.HR_REASON_SYMLINK: "a symbolic link, which a container could point anywhere",
+    lib.HR_REASON_DIRECTORY: "a directory",
+    lib.HR_REASON_FIFO: "a FIFO",
+    lib.HR_REASON_SOCKET: "a socket",
+    lib.HR_REASON_DEVICE: "a device node",
 }
 
 
@@ -238,7 +238,7 @@ def _message(code: int, path: str, detail: Any) -> str:
     if code == lib.HR_ECORRUPT:
         return f"{path} is not a usable region: {_corruption(detail)}"
     if code == lib.HR_ESTALE:
-        done = "remade" if detail.why == lib.HR_WHY_REPLACED else "truncated"
+        done = "remade" if detail.reason == lib.HR_REASON_REPLACED else "truncated"
         return f"{path} was {done} while it was mapped; open it again"
     if code in _LOCK_CODES:
         return _lock_message(code, path, detail)
@@ -257,10 +257,10 @@ def _lock_message(code: int, path: str, detail: Any) -> str:
             f"the lock of {path} was not free in time ({owner}); lock_state() tells more, and "
             "recover_lock() frees it where its holder is proved dead"
         )
-    if detail.why == lib.HR_WHY_ALIVE:
+    if detail.reason == lib.HR_REASON_ALIVE:
         who = f"process, pid {detail.wanted} here" if detail.wanted else "writer of this library"
         return f"the lock of {path} is held by a live {who} ({owner})"
-    if detail.why == lib.HR_WHY_UNKNOWN:
+    if detail.reason == lib.HR_REASON_UNKNOWN:
         return (
             f"whether the holder of the lock of {path} lives cannot be told from here ({owner}): "
             "its processes are not all visible; run as root on the host or in the container"
@@ -289,12 +289,12 @@ def _state_message(code: int, path: str, detail: Any) -> str:
 
 
 def _not_a_region(path: str, detail: Any) -> str:
-    if detail.why == lib.HR_WHY_LAYOUT:
+    if detail.reason == lib.HR_REASON_LAYOUT:
         return (
             f"{path} has layout {LAYOUTS[detail.found].value}, not {LAYOUTS[detail.layout].value}; "
             "name a layout only where a file can be read as several"
         )
-    kind = _KINDS.get(detail.why)
+    kind = _KINDS.get(detail.reason)
     if kind is not None:
         return f"{path} is {kind}; give the path of the region file itself"
     return (
@@ -304,9 +304,9 @@ def _not_a_region(path: str, detail: Any) -> str:
 
 
 def _not_ready(path: str, detail: Any) -> str:
-    if detail.why == lib.HR_WHY_EMPTY:
+    if detail.reason == lib.HR_REASON_EMPTY:
         what = "it is empty"
-    elif detail.why == lib.HR_WHY_SHORT:
+    elif detail.reason == lib.HR_REASON_SHORT:
         what = f"it has {detail.file_size} bytes, and the smallest layout has {detail.wanted}"
     else:
         what = "its magic number is not set yet"
@@ -315,19 +315,19 @@ def _not_ready(path: str, detail: Any) -> str:
 
 def _corruption(detail: Any) -> str:
     signed = detail.found - (1 << 64) if detail.found >= 1 << 63 else detail.found
-    if detail.why == lib.HR_WHY_TRUNCATED:
+    if detail.reason == lib.HR_REASON_TRUNCATED:
         what = f"the file has {detail.file_size} bytes, too few for its layout; it was cut short"
-    elif detail.why == lib.HR_WHY_VERSION:
+    elif detail.reason == lib.HR_REASON_VERSION:
         version = f"{detail.found >> 32}.{detail.found & 0xFFFFFFFF}"
         what = (
             f"version {version} in a file of {detail.file_size} bytes fits no known layout; a "
             "newer libhamiregion may know it"
         )
-    elif detail.why == lib.HR_WHY_DEVICE_NUM:
+    elif detail.reason == lib.HR_REASON_DEVICE_NUM:
         what = f"the number of devices is {detail.found}, at most {DEVICE_CAPACITY} are possible"
-    elif detail.why == lib.HR_WHY_PROC_NUM:
+    elif detail.reason == lib.HR_REASON_PROC_NUM:
         what = f"the number of processes is {signed}, 0 to {SLOT_CAPACITY} are possible"
-    elif detail.why == lib.HR_WHY_UUID:
+    elif detail.reason == lib.HR_REASON_UUID:
         what = f"the uuid of device {detail.device} is no GPU- or MIG- text"
     else:
         what = "a count or a text was out of range for a moment"

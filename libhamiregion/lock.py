@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
     from .region import Region
 
-OWNER_LIVES = {lib.HR_DEAD: "dead", lib.HR_ALIVE: "alive", lib.HR_LIFE_UNKNOWN: "unknown"}
+OWNER_LIVES = {lib.HR_DEAD: "dead", lib.HR_ALIVE: "alive", lib.HR_LIVENESS_UNKNOWN: "unknown"}
 _MAX_NS = (1 << 62) - 1
 SLICE_NS = 100_000_000
 
-_lock = lib.hr_lock_by
+_lock = lib.hr_lock
 _unlock = lib.hr_unlock
 _end_lock = lib.hr_end_lock
 _TIMEOUT = lib.HR_ETIMEOUT

@@ -812,7 +812,7 @@ class Region:
             held=out.value == 0,
             owner_pid=out.owner_pid or None,
             owner_host_pid=out.owner_pid_here or None,
-            owner_life=OWNER_LIVES[out.owner_life] if out.owner_pid else None,
+            owner_life=OWNER_LIVES[out.owner_liveness] if out.owner_pid else None,
             by_library=bool(out.is_ours),
             semaphore_value=out.value,
             damaged=bool(out.is_damaged),

@@ -135,10 +135,10 @@ class Slot:
         handle = self.region._handle
         try:
             code = in_slices(
-                lambda slice_ns: lib.hr_attach_by(handle, self._ticket, slice_ns), self._timeout_ns
+                lambda slice_ns: lib.hr_attach(handle, self._ticket, slice_ns), self._timeout_ns
             )
             if code == lib.HR_EATTACHED:
-                raise RuntimeError(_why_attached(last_detail(code).why))
+                raise RuntimeError(_attached_reason(last_detail(code).reason))
             if code:
                 self.region._fail_busy(code, HOLDS_LOCK)
             self._attached = True
@@ -281,8 +281,8 @@ def attached_slots() -> list[Slot]:
 atexit.register(lib.hr_leave_all)
 
 
-def _why_attached(why: int) -> str:
-    if why == lib.HR_WHY_FOREIGN_MAPPING:
+def _attached_reason(reason: int) -> str:
+    if reason == lib.HR_REASON_FOREIGN_MAPPING:
         return (
             "another library in this process, such as libvgpu, has the region mapped and accounts "
             "for the process; its slot is not taken away from it"

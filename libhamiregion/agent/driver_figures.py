@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from libhamiregion.models import ProcessDeviceUsage
-    from libhamiregion.node.host_process import HostProcess
-    from libhamiregion.node.node import ContainerView, Node
+    from libhamiregion.node.matching import HostProcess
+    from libhamiregion.node.node import Node
     from libhamiregion.node.nvml import NvmlProcess, NvmlSample, NvmlSampler
+    from libhamiregion.node.views import ContainerView
 
 FIGURES_INTERVAL_S = 5.0
 

@@ -14,6 +14,7 @@ from libhamiregion.node.backoff import Backoff
 from libhamiregion.node.cgroups import is_pod_uid
 from libhamiregion.node.containers import Container
 from libhamiregion.node.events import Emit, Voice, container_place, silent
+from libhamiregion.node.outside import mapped_regions
 
 from .directory_removal import (
     RemovalRefused,
@@ -238,7 +239,7 @@ class GoneRemover:
         if not processes.is_complete:
             raise PodsUnknown(
                 "not every process shows what it maps; that takes root and CAP_SYS_PTRACE"
-                if processes.sees_everybody
+                if processes.visibility.sees_all_pids
                 else "not every process of the node can be seen; that takes the host's /proc"
             )
         running = running_pods(processes)
@@ -343,7 +344,7 @@ class GoneRemover:
         By the inode alone: what a device is called differs between maps and stat. A file of that
         number elsewhere only puts the removal off.
         """
-        used = {file.identity[1] for file in self._node.processes.mapped_files()}
+        used = {each.inode for each in mapped_regions(self._node.processes)}
         return not look.inodes.isdisjoint(used)
 
     def _claim(self, root: int, name: str, container: Container, look: DirectoryLook) -> str:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from libhamiregion.node.containers import Container
-    from libhamiregion.node.host_process import HostProcess
+    from libhamiregion.node.matching import HostProcess
     from libhamiregion.node.node import Node
 
 #: The programs of HAMi and of volcano-vgpu that write these fields.
@@ -140,7 +140,7 @@ class WriterWatch:
         self._locks.close()
 
     def _blind(self) -> Iterable[OtherWriter]:
-        if not (self._assume_alone or self._node.processes.sees_everybody):
+        if not (self._assume_alone or self._node.processes.visibility.sees_all_pids):
             yield OtherWriter(
                 "sight",
                 None,

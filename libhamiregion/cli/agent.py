@@ -207,7 +207,7 @@ class Wanted:
     "state_directory",
     type=options.PATH,
     metavar="DIR",
-    help="Where a plan's journal and undo plans are.  [default: as `limits apply`]",
+    help="Where plans remember what was there before.  [default: as `limits apply`]",
 )
 @node_options.root_option
 @options.interval_option("feedback", 5.0, "Between two passes of the feedback; HAMi's is 5.")
@@ -340,21 +340,23 @@ def _tasks(wanted: Wanted, node: Node, sampler: NvmlSampler, log: EventLog) -> I
     if wanted.remove_gone:
         yield _removal(wanted, node, log)
     if wanted.plan:
-        from libhamiregion.plan.state import PlanState
-        from libhamiregion.plan.watch import PlanWatcher
+        from libhamiregion.plan import PlanWatcher
 
-        from .limits_plan import Origin, watched_sources
+        from .limits_plan import PlanChoice, start_watcher
 
-        origin = Origin(
+        choice = PlanChoice(
             wanted.plan_path, wanted.from_annotations, wanted.node_name, wanted.kubeconfig
         )
-        yield PlanWatcher(
+        watcher = PlanWatcher(
             node,
-            watched_sources(origin),
-            PlanState(wanted.state_directory),
+            choice.sources(),
+            wanted.state_directory,
             interval_s=wanted.plan_interval_s,
             emit=log,
         )
+        # A second keeper is refused here; a bad plan is reported by each pass, and tried again.
+        start_watcher(watcher)
+        yield watcher
 
 
 def _feedback(wanted: Wanted, node: Node, log: EventLog) -> Feedback:

@@ -7,9 +7,9 @@ from typing import NoReturn
 # Module to the extra that installs it.
 EXTRAS = {
     "bcrypt": "exporter",
+    "cattrs": "plan",
     "click": "cli",
     "h11": "exporter",
-    "jsonschema": "plan",
     "kubernetes": "kubernetes",
     "prometheus_client": "exporter",
     "rich": "cli",

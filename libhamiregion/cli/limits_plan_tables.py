@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from libhamiregion.plan.apply import ChangeStatus
 from libhamiregion.plan.watch import alike, device_words, value_words
 from libhamiregion.text import printable
 
@@ -32,7 +31,6 @@ _HEADING = ("POD", "CONTAINER", "DEVICE", "LIMIT", "BEFORE", "AFTER", "EFFECT", 
 def diff_object(found: PlanDiff) -> dict[str, Any]:
     """A diff for programs."""
     return {
-        "kept": sum(each.kept for each in found.containers),
         "changes": [
             {
                 **_named(each.container, each.name),
@@ -44,7 +42,6 @@ def diff_object(found: PlanDiff) -> dict[str, Any]:
         ],
         "skipped": [_skip_object(skip) for skip in found.off_plan],
         "unused_rules": list(found.unused),
-        "overrides": [as_plain(each) for each in found.overrides],
     }
 
 
@@ -53,7 +50,7 @@ def outcome_objects(result: PlanResult) -> list[dict[str, Any]]:
     return [
         {
             **_named(each.diff.container, each.diff.name),
-            "status": each.status.value,
+            "status": each.status,
             "message": each.message,
         }
         for each in result.outcomes
@@ -61,10 +58,11 @@ def outcome_objects(result: PlanResult) -> list[dict[str, Any]]:
 
 
 def _skip_object(skip: Skip) -> dict[str, Any]:
+    missing = skip.container.missing
     return {
         **_named(skip.container, skip.name),
-        "reason": skip.reason.value,
-        "missing": None if skip.missing is None else skip.missing.value,
+        "reason": skip.reason,
+        "missing": None if missing is None else missing.reason.value,
         "message": skip.message,
         "device": skip.device,
         "rules": list(skip.rules),
@@ -105,12 +103,6 @@ def say_diff(found: PlanDiff) -> None:
     for skip in found.off_plan:
         called = _called(skip.container, skip.name)
         _say(f"left as it is: {called}: {skip.message}{_rule_words(skip.rules)}", NEAR)
-    for override in found.overrides:
-        _say(
-            f"rules[{override.rule}] sets the {override.field.value} of {override.containers}"
-            f" containers differently from rules[{override.over}]; the later rule counts",
-            QUIET,
-        )
     if found.unused:
         _say(f"some rules choose no container of this node{_rule_words(found.unused)}", QUIET)
 
@@ -118,10 +110,10 @@ def say_diff(found: PlanDiff) -> None:
 def say_outcomes(result: PlanResult) -> None:
     """Say what has become of a diff."""
     for outcome in result.outcomes:
-        if outcome.status is not ChangeStatus.APPLIED:
+        if outcome.status != "applied":
             called = _called(outcome.diff.container, outcome.diff.name)
             _say(f"left as it was ({outcome.status}): {called}: {outcome.message}", OVER)
-    done = sum(each.status is ChangeStatus.APPLIED for each in result.outcomes)
+    done = sum(each.status == "applied" for each in result.outcomes)
     if result.outcomes:
         _say(f"changed {done} of {len(result.outcomes)} containers", "")
     if result.undo_path is not None:
@@ -137,7 +129,7 @@ def _rows(change: ContainerDiff) -> Iterable[tuple[bool, tuple[str, ...]]]:
                 _pod_word(change.container, change.name),
                 word(change.container.name or ""),
                 device_words(edits) or NOTHING,
-                first.field.value,
+                first.field,
                 _value_word(first, first.before),
                 _value_word(first, first.after),
                 first.effect.value,

@@ -26,6 +26,6 @@ def selector(
     return Selector(namespace=namespace, pod=pod, container=container, device=device)
 
 
-def open_node(roots: tuple[str, ...], proc: str, pod_logs: str, *, outside: bool = True) -> Node:
+def open_node(roots: tuple[str, ...], proc: str, pod_logs: str, *, outside: bool = False) -> Node:
     """Make a node."""
-    return NodeChoice(roots, outside and not roots, proc, pod_logs).open()
+    return NodeChoice(roots, outside, proc, pod_logs).open()

@@ -18,7 +18,8 @@ from .labels import safe_value
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from libhamiregion.node import Container, ContainerId, Node
+    from libhamiregion.node import Container, Node
+    from libhamiregion.node.cgroups import ContainerId
 
     from .label_ledger import LabelLedger
 

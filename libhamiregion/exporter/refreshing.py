@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from libhamiregion.node import diagnose
-from libhamiregion.node.nvml.timeout_sampler import PatientDriver
+from libhamiregion.node.nvml.timeout_sampler import TimeoutSampler
 from libhamiregion.node.usage import node_processes
 from libhamiregion.text import printable
 
@@ -168,7 +168,7 @@ class Refresher:
             if not interval_s > 0:
                 raise ValueError(f"an interval is longer than 0 s, not {interval_s!r}")
         self._node = node
-        self._driver = None if sampler is None else PatientDriver(sampler, _DRIVER_PATIENCE_S)
+        self._driver = None if sampler is None else TimeoutSampler(sampler, _DRIVER_PATIENCE_S)
         self._node_name = node_name
         self._legacy = legacy
         self._bounds = bounds

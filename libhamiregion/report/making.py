@@ -26,7 +26,7 @@ from .tally import AllocationTally, Bins, GroupTally, percentile
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from libhamiregion.node.selecting import Selector
+    from libhamiregion.node.selector import Selector
 
     from .history import Allocation, AllocationState, History, HistoryFacts, Look
 

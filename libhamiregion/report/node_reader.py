@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, TypeAlias
 
 from libhamiregion.layouts import LAYOUTS
-from libhamiregion.node.nvml.timeout_sampler import PatientDriver
+from libhamiregion.node.nvml.timeout_sampler import TimeoutSampler
 from libhamiregion.node.usage import node_processes
 
 from .recording import Reading, RecordedContainer
@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from libhamiregion.node.containers import Container
-    from libhamiregion.node.node import ContainerView, Node
+    from libhamiregion.node.node import Node
     from libhamiregion.node.nvml import NvmlSampler
     from libhamiregion.node.usage import NodeProcess
+    from libhamiregion.node.views import ContainerView
 
 # A pod's directories of logs can come after its region.
 _ASK_AGAIN_S = 60.0
@@ -45,7 +46,7 @@ class NodeReader:
         self, node: Node, *, sampler: NvmlSampler | None = None, patience_s: float = 5.0
     ) -> None:
         self._node = node
-        self._driver = None if sampler is None else PatientDriver(sampler, patience_s)
+        self._driver = None if sampler is None else TimeoutSampler(sampler, patience_s)
         self._named: dict[Container, tuple[RecordedContainer, float | None]] = {}
 
     def readings(self) -> list[Reading]:
@@ -110,15 +111,12 @@ class NodeReader:
         if known is not None and (known[1] is None or now < known[1]):
             return known[0]
         name = self._node.pod_name(container)
-        place = None
         id_ = None if container.container_id is None else container.container_id.id
-        if container.directory is None:
-            place = _place(container.region_path, self._node.proc)
         recorded = RecordedContainer(
             container.pod_uid,
             container.name or (None if name is None else name.container),
             id_,
-            place,
+            container.path_in_namespace,
             None if name is None else name.namespace,
             None if name is None else name.pod,
         )
@@ -160,15 +158,3 @@ def _driver_figures(rows: Iterable[NodeProcess]) -> dict[tuple[Container, int], 
 
 def _added(total: int | None, more: int | None) -> int | None:
     return None if total is None or more is None else total + more
-
-
-def _place(region_path: str | None, proc: str) -> str | None:
-    """The region's path as its container sees it: the way there goes through a process of it."""
-    if region_path is None:
-        return None
-    prefix = f"{proc}/"
-    if region_path.startswith(prefix):
-        _, separator, inside = region_path[len(prefix) :].partition("/root/")
-        if separator:
-            return f"/{inside}"
-    return region_path

@@ -6,8 +6,7 @@
 static void lock(uint64_t timeout_ns, bool by_ticket)
 {
     begin_call();
-    const int code = by_ticket ? hr_lock_by(run.region, &writers.lock_ticket, timeout_ns)
-                               : hr_lock(run.region, timeout_ns);
+    const int code = hr_lock(run.region, by_ticket ? &writers.lock_ticket : NULL, timeout_ns);
     if (code == HR_OK)
         writers.has_ticket_lock = by_ticket;
     if (code != HR_OK)
@@ -67,11 +66,11 @@ static void lock_state(void)
     const struct view view = now();
     const uint64_t owner = owner_of(&view);
     REQUIRE(found.value == (uint32_t)sem_of(&view) && found.waiters == sem_of(&view) >> 32);
-    REQUIRE(found.owner_pid == owner && found.owner_life <= HR_LIFE_UNKNOWN);
+    REQUIRE(found.owner_pid == owner && found.owner_liveness <= HR_LIVENESS_UNKNOWN);
     if (owner == 0)
-        REQUIRE(found.owner_life == HR_DEAD);
+        REQUIRE(found.owner_liveness == HR_DEAD);
     else if (owner < HR_FOREIGN_OWNER && !is_own((int32_t)owner) && system_proc_flags() == 0)
-        REQUIRE(found.owner_life == (uint32_t)system_life((int32_t)owner, false));
+        REQUIRE(found.owner_liveness == (uint32_t)system_life((int32_t)owner, false));
 }
 
 /* What nobody holds has been given back; what somebody may hold has not. */
@@ -92,7 +91,7 @@ static void require_recovered(int code, uint32_t done, uint64_t watch_ns)
         writers.other_has_host)
         return;
     if (owner != 0 && owner < HR_FOREIGN_OWNER) {
-        const enum hr_life life = system_life((int32_t)owner, false);
+        const enum hr_liveness life = system_life((int32_t)owner, false);
         if (life == HR_DEAD && system_is_plain())
             REQUIRE(is_free && done == (HR_RECOVERED_OWNER | corrected));
         else if (life == HR_ALIVE && value > 0)

@@ -7,8 +7,7 @@
 static void attach(uint64_t timeout_ns, bool by_ticket)
 {
     begin_call();
-    const int code = by_ticket ? hr_attach_by(run.region, &writers.slot_ticket, timeout_ns)
-                               : hr_attach(run.region, timeout_ns);
+    const int code = hr_attach(run.region, by_ticket ? &writers.slot_ticket : NULL, timeout_ns);
     if (code == HR_OK)
         writers.has_ticket_slot = by_ticket;
     if (code != HR_OK)
@@ -254,8 +253,8 @@ static void judge(struct input *input)
     for (uint32_t i = 0; i < count; i++) {
         if (pids[i] <= 0 || is_own(pids[i]))
             continue;
-        const enum hr_life life = system_life(pids[i], true);
-        REQUIRE(lives[i] == (uint32_t)life || (lives[i] == HR_LIFE_UNKNOWN && life == HR_DEAD));
+        const enum hr_liveness life = system_life(pids[i], true);
+        REQUIRE(lives[i] == (uint32_t)life || (lives[i] == HR_LIVENESS_UNKNOWN && life == HR_DEAD));
         REQUIRE(lives[i] == (uint32_t)life || !system_is_plain());
     }
 }

@@ -356,7 +356,7 @@ static bool may_have_slots(void)
     return may;
 }
 
-enum hr_life system_life(int32_t pid, bool innermost)
+enum hr_liveness system_life(int32_t pid, bool innermost)
 {
     bool doubt = (machine.flags & FUZZ_PROC_HIDES) != 0 || !may_have_slots();
     for (uint32_t i = 0; i < SYSTEM_PIDS; i++) {
@@ -368,7 +368,7 @@ enum hr_life system_life(int32_t pid, bool innermost)
         doubt = doubt || process->maps == FUZZ_MAPS_NO_STATUS ||
                 (leaves_doubt(process) && has_pid(process, pid, innermost));
     }
-    return doubt ? HR_LIFE_UNKNOWN : HR_DEAD;
+    return doubt ? HR_LIVENESS_UNKNOWN : HR_DEAD;
 }
 
 bool system_lists(int32_t pid)

@@ -59,7 +59,7 @@ void system_set_process(uint32_t index, struct process *process);
  * the region has it (`innermost`: in its own namespace), HR_DEAD if all processes can be seen
  * and none has.
  */
-enum hr_life system_life(int32_t pid, bool innermost);
+enum hr_liveness system_life(int32_t pid, bool innermost);
 /* Whether a process in this /proc that maps the region, or may, has this pid as its own. */
 bool system_lists(int32_t pid);
 /* Everything can be seen, and leaves no doubt. */

@@ -115,7 +115,7 @@ void require_the_living_kept(enum leeway leeway)
         const int32_t pid = pid_at(&before, slot);
         if (pid <= 0 || is_own(pid))
             continue;
-        const enum hr_life life = system_life(pid, true);
+        const enum hr_liveness life = system_life(pid, true);
         const bool was_counted = (int32_t)slot < count_of(&before);
         const bool is_kept =
             !is_slot_changed(slot) && (!was_counted || (int32_t)slot < count_of(&after));

@@ -183,9 +183,9 @@ static void test_columns(void)
     CHECK_EQ(REGION_CELL(&tables, HR_REGION_CODE, 2), HR_ECORRUPT);
     CHECK_EQ(REGION_CELL(&tables, HR_REGION_CODE, 3), HR_ECORRUPT);
     CHECK_EQ(REGION_CELL(&tables, HR_REGION_CODE, 4), HR_OK);
-    CHECK_EQ(set_failure(tables.set, 2)->why, HR_WHY_PROC_NUM);
+    CHECK_EQ(set_failure(tables.set, 2)->reason, HR_REASON_PROC_NUM);
     CHECK_EQ(set_failure(tables.set, 2)->found, 5000);
-    CHECK_EQ(set_failure(tables.set, 3)->why, HR_WHY_DEVICE_NUM);
+    CHECK_EQ(set_failure(tables.set, 3)->reason, HR_REASON_DEVICE_NUM);
     CHECK_EQ(tables.size.devices, 6);
     CHECK_EQ(tables.size.processes, 1 + 2 + 5);
     CHECK_EQ(tables.size.usages, 2 * (1 + 2 + 5));

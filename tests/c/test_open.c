@@ -131,16 +131,16 @@ static void test_create_refuses_what_is_no_region(void)
 }
 
 /* What hr_identify() and hr_open() say about a path, which must agree. */
-static void check_refused(const char *path, int code, int why)
+static void check_refused(const char *path, int code, int reason)
 {
     hr_region *region = NULL;
     CHECK_EQ(hr_open(path, HR_READ, HR_LAYOUTS, &region), code);
     CHECK(region == NULL);
-    CHECK_EQ(last_detail().why, why);
+    CHECK_EQ(last_detail().reason, reason);
     CHECK_EQ(hr_identify(path, HR_LAYOUTS), code);
     const struct hr_detail detail = last_detail();
     CHECK_EQ(detail.code, code);
-    CHECK_EQ(detail.why, why);
+    CHECK_EQ(detail.reason, reason);
 }
 
 /* Only regular files are opened, and nothing is followed or waited for. */
@@ -151,22 +151,22 @@ static void test_refuses_what_is_no_file(void)
     char path[320];
 
     snprintf(path, sizeof path, "%s/missing", file.directory);
-    check_refused(path, HR_ENOTFOUND, HR_WHY_NONE);
+    check_refused(path, HR_ENOTFOUND, HR_REASON_NONE);
     snprintf(path, sizeof path, "%s/missing/region.cache", file.directory);
-    check_refused(path, HR_ENOTFOUND, HR_WHY_NONE);
+    check_refused(path, HR_ENOTFOUND, HR_REASON_NONE);
     snprintf(path, sizeof path, "%s/other", file.directory);
 
     NEED(symlink(file.path, path) == 0);
-    check_refused(path, HR_ENOTREGION, HR_WHY_SYMLINK);
+    check_refused(path, HR_ENOTREGION, HR_REASON_SYMLINK);
     unlink(path);
     NEED(symlink("/nowhere/at/all", path) == 0);
-    check_refused(path, HR_ENOTREGION, HR_WHY_SYMLINK);
+    check_refused(path, HR_ENOTREGION, HR_REASON_SYMLINK);
     unlink(path);
     NEED(mkdir(path, 0700) == 0);
-    check_refused(path, HR_ENOTREGION, HR_WHY_DIRECTORY);
+    check_refused(path, HR_ENOTREGION, HR_REASON_DIRECTORY);
     rmdir(path);
     NEED(mkfifo(path, 0600) == 0);
-    check_refused(path, HR_ENOTREGION, HR_WHY_FIFO);
+    check_refused(path, HR_ENOTREGION, HR_REASON_FIFO);
     unlink(path);
 
     /* A socket's name has to fit in 108 bytes, which a long TMPDIR does not. */
@@ -175,11 +175,11 @@ static void test_refuses_what_is_no_file(void)
         memcpy(address.sun_path, path, strlen(path));
         const int listener = socket(AF_UNIX, SOCK_STREAM, 0);
         NEED(bind(listener, (struct sockaddr *)&address, sizeof address) == 0);
-        check_refused(path, HR_ENOTREGION, HR_WHY_SOCKET);
+        check_refused(path, HR_ENOTREGION, HR_REASON_SOCKET);
         close(listener);
         unlink(path);
     }
-    check_refused("/dev/zero", HR_ENOTREGION, HR_WHY_DEVICE);
+    check_refused("/dev/zero", HR_ENOTREGION, HR_REASON_DEVICE);
 
     /* A link on the way there is the caller's own business. */
     char behind[400];
@@ -238,20 +238,20 @@ static void test_short_and_foreign_files(void)
         struct region_file file;
         region_file_make(&file, layout);
         poke32(&file, 0, 0);
-        check_refused(file.path, HR_ENOTREADY, HR_WHY_MAGIC_ZERO);
+        check_refused(file.path, HR_ENOTREADY, HR_REASON_MAGIC_ZERO);
         poke32(&file, 0, HR_MAGIC + 1);
-        check_refused(file.path, HR_ENOTREGION, HR_WHY_MAGIC);
+        check_refused(file.path, HR_ENOTREGION, HR_REASON_MAGIC);
         CHECK_EQ(last_detail().found, HR_MAGIC + 1);
         poke32(&file, 0, HR_MAGIC);
 
         const off_t shorts[] = {804679, 4096, 100, 4, 3, 1};
         for (size_t i = 0; i < sizeof shorts / sizeof shorts[0]; i++) {
             NEED(ftruncate(file.fd, shorts[i]) == 0);
-            check_refused(file.path, HR_ENOTREADY, HR_WHY_SHORT);
+            check_refused(file.path, HR_ENOTREADY, HR_REASON_SHORT);
             CHECK_EQ(last_detail().file_size, shorts[i]);
         }
         NEED(ftruncate(file.fd, 0) == 0);
-        check_refused(file.path, HR_ENOTREADY, HR_WHY_EMPTY);
+        check_refused(file.path, HR_ENOTREADY, HR_REASON_EMPTY);
         region_file_remove(&file);
     }
 }
@@ -278,7 +278,7 @@ static void test_a_named_layout_contradicts_nothing(void)
                 CHECK_EQ(code, named == layout ? (int)layout : HR_ENOTREGION);
                 CHECK_EQ(hr_identify(paths[i], named), code);
                 if (code < 0) {
-                    CHECK_EQ(detail.why, HR_WHY_LAYOUT);
+                    CHECK_EQ(detail.reason, HR_REASON_LAYOUT);
                     CHECK_EQ(detail.layout, named);
                     CHECK_EQ(detail.found, layout);
                 }
@@ -371,7 +371,7 @@ struct poke {
     size_t offset;
     uint64_t value;
     uint32_t bytes;
-    int why;
+    int reason;
     int device;
 };
 
@@ -388,11 +388,11 @@ static void check_corrupt(const struct region_file *file, const struct poke *pok
     const struct hr_detail detail = last_detail();
     CHECK_EQ(code, HR_ECORRUPT);
     CHECK_EQ(detail.code, HR_ECORRUPT);
-    CHECK_EQ(detail.why, poke->why);
+    CHECK_EQ(detail.reason, poke->reason);
     CHECK_EQ(detail.device, poke->device);
-    if (poke->why == HR_WHY_DEVICE_NUM)
+    if (poke->reason == HR_REASON_DEVICE_NUM)
         CHECK_EQ(detail.found, poke->value);
-    if (poke->why == HR_WHY_PROC_NUM)
+    if (poke->reason == HR_REASON_PROC_NUM)
         CHECK_EQ(detail.found, (int64_t)(int32_t)poke->value);
     memcpy(file->bytes + poke->offset, &before, 8);
     CHECK_EQ(hr_identify(file->path, HR_LAYOUTS), file->layout->id);
@@ -406,16 +406,16 @@ static void test_implausible_files(void)
         region_file_make(&file, id);
         const struct hr_layout *layout = file.layout;
         const struct poke pokes[] = {
-            {layout->device_num, 17, 8, HR_WHY_DEVICE_NUM, -1},
-            {layout->device_num, UINT64_MAX, 8, HR_WHY_DEVICE_NUM, -1},
-            {layout->device_num, UINT64_C(1) << 32, 8, HR_WHY_DEVICE_NUM, -1},
-            {layout->proc_num, 1025, 4, HR_WHY_PROC_NUM, -1},
-            {layout->proc_num, (uint32_t)-1, 4, HR_WHY_PROC_NUM, -1},
-            {layout->proc_num, (uint32_t)INT32_MIN, 4, HR_WHY_PROC_NUM, -1},
-            {layout->uuids, 0x9f8e7d6c5b4a3928, 8, HR_WHY_UUID, 0},
-            {layout->uuids + HR_UUID_BYTES + 4, '\n', 1, HR_WHY_UUID, 1},
-            {layout->uuids + HR_UUID_BYTES + 4, 0x80, 1, HR_WHY_UUID, 1},
-            {layout->uuids + HR_UUID_BYTES, 'X', 1, HR_WHY_UUID, 1},
+            {layout->device_num, 17, 8, HR_REASON_DEVICE_NUM, -1},
+            {layout->device_num, UINT64_MAX, 8, HR_REASON_DEVICE_NUM, -1},
+            {layout->device_num, UINT64_C(1) << 32, 8, HR_REASON_DEVICE_NUM, -1},
+            {layout->proc_num, 1025, 4, HR_REASON_PROC_NUM, -1},
+            {layout->proc_num, (uint32_t)-1, 4, HR_REASON_PROC_NUM, -1},
+            {layout->proc_num, (uint32_t)INT32_MIN, 4, HR_REASON_PROC_NUM, -1},
+            {layout->uuids, 0x9f8e7d6c5b4a3928, 8, HR_REASON_UUID, 0},
+            {layout->uuids + HR_UUID_BYTES + 4, '\n', 1, HR_REASON_UUID, 1},
+            {layout->uuids + HR_UUID_BYTES + 4, 0x80, 1, HR_REASON_UUID, 1},
+            {layout->uuids + HR_UUID_BYTES, 'X', 1, HR_REASON_UUID, 1},
         };
         for (size_t i = 0; i < sizeof pokes / sizeof pokes[0]; i++)
             check_corrupt(&file, &pokes[i]);
@@ -426,7 +426,7 @@ static void test_implausible_files(void)
         memset(uuid + 4, 'f', HR_UUID_BYTES - 4);
         CHECK_EQ(hr_identify(file.path, HR_LAYOUTS), HR_ECORRUPT);
         CHECK_EQ(hr_identify(file.path, id), HR_ECORRUPT);
-        CHECK_EQ(last_detail().why, HR_WHY_UUID);
+        CHECK_EQ(last_detail().reason, HR_REASON_UUID);
         CHECK_EQ(last_detail().device, 15);
         uuid[HR_UUID_BYTES - 1] = '\0';
         CHECK_EQ(hr_identify(file.path, HR_LAYOUTS), id);
@@ -442,7 +442,7 @@ static void test_unknown_versions(void)
         poke32(&file, 8, 99);
         hr_region *region = NULL;
         CHECK_EQ(hr_open(file.path, HR_READ, HR_LAYOUTS, &region), HR_ECORRUPT);
-        CHECK_EQ(last_detail().why, HR_WHY_VERSION);
+        CHECK_EQ(last_detail().reason, HR_REASON_VERSION);
         CHECK_EQ(last_detail().found, UINT64_C(1) << 32 | 99);
         region_file_remove(&file);
     }

@@ -51,7 +51,7 @@ static void check_guarded(const struct region_file *file, hr_region *region)
     let_a_burst_end();
     NEED(ftruncate(file->fd, 0) == 0);
     CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer), HR_ESTALE);
-    CHECK_EQ(last_detail().why, HR_WHY_TRUNCATED);
+    CHECK_EQ(last_detail().reason, HR_REASON_TRUNCATED);
     let_a_burst_end();
     CHECK_EQ(hr_get(region, HR_VALUE_MEMORY_LIMIT, 0), HR_NO_VALUE);
     CHECK_EQ(last_detail().code, HR_ESTALE);
@@ -755,7 +755,7 @@ static void test_nested_guards(void)
     nested.touch_inner = true;
     CHECK_EQ(hr_guard_run((const void *)nested.outer, 4096, outer_work, &nested), 9);
     CHECK_EQ(nested.inner_code, HR_ESTALE);
-    CHECK_EQ(last_detail().why, HR_WHY_TRUNCATED);
+    CHECK_EQ(last_detail().reason, HR_REASON_TRUNCATED);
 
     nested.touch_outer = true;
     CHECK_EQ(hr_guard_run((const void *)nested.outer, 4096, outer_work, &nested), HR_ESTALE);

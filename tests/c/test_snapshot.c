@@ -370,7 +370,7 @@ static void test_counts_turn_bad(void)
             poke32(&file, layout->proc_num, bad_counts[i]);
             CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer), HR_ECORRUPT);
             const struct hr_detail detail = last_detail();
-            CHECK_EQ(detail.why, HR_WHY_PROC_NUM);
+            CHECK_EQ(detail.reason, HR_REASON_PROC_NUM);
             CHECK_EQ(detail.found, (int64_t)(int32_t)bad_counts[i]);
             CHECK_EQ(hr_get(region, HR_VALUE_MEMORY_USED, 0), HR_NO_VALUE);
             CHECK_EQ(last_detail().code, HR_ECORRUPT);
@@ -381,21 +381,21 @@ static void test_counts_turn_bad(void)
 
         poke64(&file, layout->device_num, 17);
         CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer), HR_ECORRUPT);
-        CHECK_EQ(last_detail().why, HR_WHY_DEVICE_NUM);
+        CHECK_EQ(last_detail().reason, HR_REASON_DEVICE_NUM);
         CHECK_EQ(last_detail().found, 17);
         CHECK_EQ(set_limits(region, HR_MEMORY, HR_ALL_DEVICES, GIB, 0, 0, edits), HR_ECORRUPT);
         poke64(&file, layout->device_num, 2);
 
         memset(file.bytes + layout->uuids + HR_UUID_BYTES, 0xee, HR_UUID_BYTES);
         CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer), HR_ECORRUPT);
-        CHECK_EQ(last_detail().why, HR_WHY_UUID);
+        CHECK_EQ(last_detail().reason, HR_REASON_UUID);
         CHECK_EQ(last_detail().device, 1);
         memset(file.bytes + layout->uuids + HR_UUID_BYTES, 0, HR_UUID_BYTES);
         CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer), HR_OK);
 
         poke32(&file, 0, 0);
         CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer), HR_ESTALE);
-        CHECK_EQ(last_detail().why, HR_WHY_REPLACED);
+        CHECK_EQ(last_detail().reason, HR_REASON_REPLACED);
         poke32(&file, 0, HR_MAGIC);
         CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer), HR_OK);
         close_and_free(region);

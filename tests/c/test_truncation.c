@@ -201,7 +201,7 @@ static void test_every_call_on_a_truncated_file(void)
         struct hr_set_size size;
         CHECK_EQ(hr_read_set(&region, 1, buffer, sizeof buffer, &size), 1);
         CHECK_EQ(set_snapshot(buffer, 0)->code, HR_ESTALE);
-        CHECK_EQ(set_failure(buffer, 0)->why, HR_WHY_TRUNCATED);
+        CHECK_EQ(set_failure(buffer, 0)->reason, HR_REASON_TRUNCATED);
 
         /* Only the head is left: what lies in the tail is missed at its use. */
         NEED(ftruncate(file.fd, 4096) == 0);
@@ -209,7 +209,7 @@ static void test_every_call_on_a_truncated_file(void)
         poke32(&file, 4, file.layout->major_version);
         poke32(&file, 8, file.layout->minor_version);
         CHECK_EQ(hr_snapshot(region, buffer, sizeof buffer), HR_ESTALE);
-        CHECK_EQ(last_detail().why, HR_WHY_TRUNCATED);
+        CHECK_EQ(last_detail().reason, HR_REASON_TRUNCATED);
         CHECK_EQ(set_value(region, HR_PRIORITY, 1, 0, 0, &before), HR_ESTALE);
         CHECK_EQ(set_limits(region, HR_MEMORY, 0, GIB, 0, 0, edits), HR_ESTALE);
         CHECK_EQ(peek64(&file, file.layout->limit), 0);

@@ -329,7 +329,7 @@ def test_it_keeps_limits_on_a_plan_and_priorities_with_them(
     scene: NodeScene, agents: Any, tmp_path: Path
 ) -> None:
     """A container that makes itself urgent is put back, and waits."""
-    pytest.importorskip("jsonschema")
+    pytest.importorskip("cattrs")
     urgent, liar = busy_and_waiting(scene)
     plan = tmp_path / "plan.yaml"
     plan.write_text(
@@ -350,3 +350,42 @@ def test_it_keeps_limits_on_a_plan_and_priorities_with_them(
     assert agent.end() == 0
     assert run(scene, "--plan", str(plan), "--dry-run").returncode == 2
     assert run(scene, "--plan", str(tmp_path / "none.yaml"), "--once").returncode == 1
+
+
+def test_a_bad_plan_keeps_no_other_task_from_starting(
+    scene: NodeScene, agents: Any, tmp_path: Path
+) -> None:
+    """It is reported, and tried again until somebody has corrected it."""
+    pytest.importorskip("cattrs")
+    busy_and_waiting(scene)
+    plan = tmp_path / "plan.yaml"
+    plan.write_text("rules: [")
+    state = str(tmp_path / "state")
+    fast = ("--feedback-interval", "0.02", "--plan-interval", "0.02")
+    agent = agents("--feedback", "--repair", "--plan", str(plan), "--state", state, *fast)
+    agent.wait_for("blocked")
+    assert "plan.yaml:2:" in agent.wait_for("problem", about=str(plan))["message"]
+    plan.write_text(
+        "apiVersion: hamiregion.io/v1\nkind: LimitPlan\nrules:\n"
+        "- {select: {container: low}, set: {memory_limit: 3GiB}}\n"
+    )
+    agent.wait_for("changed", cause="plan")
+    assert agent.end() == 0
+
+
+def test_a_second_keeper_of_plans_is_refused_at_the_start(
+    scene: NodeScene, agents: Any, tmp_path: Path
+) -> None:
+    """Whatever its state directory; and one with other work only may run beside it."""
+    pytest.importorskip("cattrs")
+    plan = tmp_path / "plan.yaml"
+    plan.write_text("apiVersion: hamiregion.io/v1\nkind: LimitPlan\nrules: []\n")
+    first = agents("--plan", str(plan), "--state", str(tmp_path / "state"))
+    first.wait_for("plan_loaded")
+    for state in ("state", "another"):
+        second = run(scene, "--repair", "--plan", str(plan), "--state", str(tmp_path / state))
+        assert second.returncode == 1, second.stdout
+        assert "another process keeps" in second.stderr
+    assert run(scene, "--feedback", "--repair", "--once").returncode == 0
+    assert first.end() == 0
+    assert run(scene, "--plan", str(plan), "--once", "--state", state).returncode == 0

@@ -188,7 +188,7 @@ def test_the_jobs_are_what_kubernetes_and_the_command_line_accept() -> None:
 
 
 def test_the_plans_in_config_maps_are_plans() -> None:
-    from libhamiregion.plan.limit_plan import load_plan, parse_plan
+    from libhamiregion.plan import load_plan, parse_plan
 
     load_plan(KUSTOMIZE / "agent" / "plan.yaml")
     plans = [each["data"]["plan.yaml"] for each in job_files() if each["kind"] == "ConfigMap"]

@@ -426,7 +426,7 @@ def test_it_is_not_ready_where_none_of_the_usual_directories_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of them may be missing, all of them may not: nothing is mounted, perhaps."""
-    monkeypatch.setattr("libhamiregion.node.roots._DEFAULT_ROOTS", (str(tmp_path / "none"),))
+    monkeypatch.setattr("libhamiregion.node.directories._DEFAULT_ROOTS", (str(tmp_path / "none"),))
     monkeypatch.delenv("HOOK_PATH", raising=False)
     with Node(outside=False) as node:
         exporter = exporter_of(node)

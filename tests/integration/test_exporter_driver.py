@@ -16,7 +16,7 @@ from patience import eventually
 
 from libhamiregion.exporter import Bounds, NodeExporter
 from libhamiregion.node import Node, NvmlSample, NvmlSampler, ProcessTable
-from libhamiregion.node.nvml.timeout_sampler import PatientDriver
+from libhamiregion.node.nvml.timeout_sampler import TimeoutSampler
 
 HOST = {
     "node": "worker-1",
@@ -226,7 +226,7 @@ def test_what_the_sampler_raises_comes_to_who_asks(fake_driver: FakeDriver) -> N
         def sample(self) -> NvmlSample:
             raise MemoryError("no memory")
 
-    driver = PatientDriver(Failing(fake_driver.library))
+    driver = TimeoutSampler(Failing(fake_driver.library))
     with pytest.raises(MemoryError, match="no memory"):
         driver.sample()
     assert not driver.hangs

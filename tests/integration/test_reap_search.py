@@ -1,7 +1,6 @@
 """The search through /proc that judges dead slots: others wait for the lock meanwhile.
 
-It is made three times: before the lock, on trial, and under the lock. Here in a /proc of the test's
-own, where one process has the number of a dead one and decides how long its maps take to read.
+It is made twice: before the lock and under it. Here in a /proc of the test's own, where one process has the number of a dead one and decides how long its maps take to read.
 """
 
 import os
@@ -25,7 +24,7 @@ MakeActor = Callable[..., Actor]
 
 DEAD = 5
 LINE = "7f0000000000-7f0000001000 rw-s 00000000 00:01 1 /somewhere/else\n"
-BEFORE, ON_TRIAL, UNDER_THE_LOCK = range(3)
+BEFORE, UNDER_THE_LOCK = range(2)
 
 
 @pytest.fixture(params=[Layout.V1_1, Layout.V1_2], ids=lambda layout: layout.value)
@@ -97,19 +96,19 @@ def test_a_dead_one_is_reaped_where_the_search_is_short(
     opened: Region, region: RegionFile, neighbour: Neighbour
 ) -> None:
     assert opened.reap(proc=neighbour.proc) == (ReapedSlot(DEAD, 640, removed=True),)
-    assert neighbour.searches == 3
+    assert neighbour.searches == 2
     assert pids(region) == []
 
 
-def test_where_it_takes_long_on_trial_the_lock_is_not_even_asked_for(
+def test_where_it_takes_long_before_the_lock_it_is_not_even_asked_for(
     opened: Region, region: RegionFile, neighbour: Neighbour
 ) -> None:
-    neighbour.at[ON_TRIAL] = lambda _: time.sleep(0.4)
+    neighbour.at[BEFORE] = lambda _: time.sleep(0.7)
     before = region.content()
     hold(region, NOBODY)
     # Somebody has the lock all the time, and nobody waits for it.
     assert opened.reap(proc=neighbour.proc, timeout_s=0) == ()
-    assert neighbour.searches == 2
+    assert neighbour.searches == 1
     assert pids(region) == [DEAD]
     hold(region, 0)
     region.put("sem", 1)
@@ -121,7 +120,7 @@ def test_where_it_takes_long_under_the_lock_after_all_it_ends_and_nothing_is_don
 ) -> None:
     neighbour.at[UNDER_THE_LOCK] = lambda _: time.sleep(0.7)
     assert opened.reap(proc=neighbour.proc) == ()
-    assert neighbour.searches == 3
+    assert neighbour.searches == 2
     assert is_free(region)
     assert opened.memory_used(0) == 640
 
@@ -129,7 +128,7 @@ def test_where_it_takes_long_under_the_lock_after_all_it_ends_and_nothing_is_don
 def test_who_was_asked_for_and_could_not_be_judged_is_unknown(
     opened: Region, neighbour: Neighbour
 ) -> None:
-    neighbour.at[ON_TRIAL] = lambda _: time.sleep(0.4)
+    neighbour.at[UNDER_THE_LOCK] = lambda _: time.sleep(0.7)
     with pytest.raises(ValueError, match="cannot be told"):
         opened.reap([DEAD], proc=neighbour.proc)
     assert opened.memory_used(0) == 640

@@ -15,9 +15,6 @@ from fake_kubernetes.server import FakeApi
 from integration.called import call
 from plan_scene import GIB, GPUS, PlanScene, plan_yaml
 
-from libhamiregion import open_region
-from libhamiregion.plan.journal import unfinished
-
 SIX = "{select: {namespace: research}, set: {memory_limit: 6GiB}}"
 UID = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"
 DIFF = f"""\
@@ -33,8 +30,11 @@ some rules choose no container of this node (rules[2])
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> PlanScene:
-    return PlanScene(tmp_path)
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlanScene:
+    scene = PlanScene(tmp_path)
+    monkeypatch.setenv("HAMIREGION_STATE", os.fspath(scene.state))
+    monkeypatch.delenv("NODE_NAME", raising=False)
+    return scene
 
 
 @pytest.fixture
@@ -53,8 +53,7 @@ def full_scene(scene: PlanScene) -> PlanScene:
 
 def words_of(verb: str, scene: PlanScene, *arguments: str) -> tuple[str, ...]:
     plan = () if verb == "export" else (str(scene.directory / "plan.yaml"),)
-    node = scene.options[:4] if verb == "export" else scene.options
-    return ("limits", verb, *plan, *node, *arguments)
+    return ("limits", verb, *plan, *scene.options, *arguments)
 
 
 def limits(verb: str, scene: PlanScene, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -72,7 +71,7 @@ def test_diff_shows_what_would_change_and_what_would_not_and_changes_nothing(
     assert answer.returncode == 3, answer.stderr
     assert answer.stdout == DIFF.replace(UID, "sales/gpt")
     assert {path: path.read_bytes() for path in before} == before
-    assert not Path(full_scene.state.directory).exists()
+    assert not full_scene.state.exists()
 
 
 def test_diff_as_json(full_scene: PlanScene) -> None:
@@ -92,9 +91,7 @@ def test_diff_as_json(full_scene: PlanScene) -> None:
     }
     (skip,) = answer["skipped"]
     assert (skip["reason"], skip["missing"], skip["rules"]) == ("no_region", "no_file", [1])
-    assert answer["kept"] == 1
     assert answer["unused_rules"] == [2]
-    assert answer["overrides"] == []
     assert answer["problems"] == {}
 
 
@@ -112,15 +109,6 @@ def test_diff_of_a_node_that_is_on_the_plan(scene: PlanScene) -> None:
     scene.plan_file("{select: {}, set: {priority: 1}}")
     answer = limits("diff", scene)
     assert (answer.returncode, answer.stdout) == (0, "nothing is to be changed\n")
-
-
-def test_rules_that_contradict_each_other_are_told(scene: PlanScene) -> None:
-    scene.container()
-    scene.plan_file(SIX, "{select: {}, set: {memory_limit: 5GiB}}")
-    assert (
-        "rules[1] sets the memory_limit of 1 containers differently from rules[0]; the later rule"
-        " counts\n"
-    ) in limits("diff", scene).stdout
 
 
 def test_devices_that_are_alike_share_a_line(scene: PlanScene) -> None:
@@ -151,8 +139,7 @@ def test_a_plan_can_come_from_a_pipe(scene: PlanScene) -> None:
 def test_a_wrong_plan_is_wrong_usage_with_a_line_for_each_problem(scene: PlanScene) -> None:
     region = scene.container()
     before = region.content()
-    is_boolean = "YAML reads no as a boolean, and text is wanted:"
-    is_small = "`0` is out of range: 1 at least"
+    is_small = "an SM limit is 1 to 100 percent, or None for unlimited, not '0'"
     is_both = '"6GB" may mean powers of 1000 or of 1024: write "GiB" or "G" for 2**30 bytes'
     path = scene.plan_file("{select: {pod: no}, set: {memory_limit: 6GB, sm_limit: 0}}")
     for verb in (("diff",), ("apply",), ("apply", "--dry-run"), ("apply", "--watch")):
@@ -160,9 +147,8 @@ def test_a_wrong_plan_is_wrong_usage_with_a_line_for_each_problem(scene: PlanSce
         assert answer.returncode == 2, answer.stdout
         assert answer.stderr.splitlines() == [
             "Error: the plan cannot be used",
-            f'{path}:4:20: rules[0].select.pod: {is_boolean} write "no" in quotes',
             f"{path}:4:45: rules[0].set.memory_limit: {is_both}",
-            f'{path}:4:60: rules[0].set.sm_limit: {is_small}; write 1 to 100, "50%", or unlimited',
+            f"{path}:4:60: rules[0].set.sm_limit: {is_small}",
         ]
     assert region.content() == before
 
@@ -175,7 +161,6 @@ def test_a_wrong_plan_is_wrong_usage_with_a_line_for_each_problem(scene: PlanSce
         (("diff", "/nowhere/plan.yaml"), 1, "/nowhere/plan.yaml: No such file or directory"),
         (("apply", "/nowhere/plan.yaml", "--watch"), 1, "plan.yaml: No such file or directory"),
         (("apply", "/dev", "--watch"), 1, "/dev: a plan is a regular file"),
-        (("apply", "PLAN", "--keep"), 2, "--keep goes with --watch"),
         (("apply", "PLAN", "--watch", "--dry-run"), 2, "--watch goes with neither"),
         (("apply", "PLAN", "--watch", "--undo", "x"), 2, "--watch goes with neither"),
         (("apply", "PLAN", "--root", "/nowhere"), 1, "none of the directories given could be"),
@@ -184,18 +169,12 @@ def test_a_wrong_plan_is_wrong_usage_with_a_line_for_each_problem(scene: PlanSce
     ],
 )
 def test_what_cannot_be_done_is_said(
-    scene: PlanScene,
-    arguments: tuple[str, ...],
-    code: int,
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
+    scene: PlanScene, arguments: tuple[str, ...], code: int, said: str
 ) -> None:
     path = scene.plan_file(SIX)
     words = [str(path) if word == "PLAN" else word for word in arguments]
     if "--root" not in words:
         words += scene.options
-    monkeypatch.setenv("HAMIREGION_STATE", scene.state.directory)
-    monkeypatch.delenv("NODE_NAME", raising=False)
     answer = call("limits", *words)
     assert answer.returncode == code, answer.stdout + answer.stderr
     assert said in answer.stderr
@@ -203,13 +182,13 @@ def test_what_cannot_be_done_is_said(
 
 def test_the_extra_that_is_missing_is_named(scene: PlanScene, tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()
-    source = "raise ModuleNotFoundError(name='jsonschema')"
-    (tmp_path / "broken" / "jsonschema.py").write_text(source)
+    source = "raise ModuleNotFoundError(name='cattrs')"
+    (tmp_path / "broken" / "cattrs.py").write_text(source)
     scene.plan_file(SIX)
     answer = run(*words_of("diff", scene), env={"PYTHONPATH": str(tmp_path / "broken")})
     assert answer.returncode == 1
     assert answer.stderr == (
-        "hamiregion needs jsonschema, which is not installed: pip install 'libhamiregion[plan]'\n"
+        "hamiregion needs cattrs, which is not installed: pip install 'libhamiregion[plan]'\n"
     )
 
 
@@ -245,7 +224,7 @@ def test_an_undo_plan_is_written_over_nothing(scene: PlanScene, more: tuple[str,
     link.symlink_to(scene.directory / "nowhere")
     kept = plan.read_text()
     for undo, said in (
-        (plan, "is the plan itself; name a new file."),
+        (plan, "is there already"),
         (earlier, "is there already, and may be what undoes an earlier plan; name a new file."),
         (link, "is there already"),
         (scene.directory, "is there already"),
@@ -256,7 +235,7 @@ def test_an_undo_plan_is_written_over_nothing(scene: PlanScene, more: tuple[str,
     assert (plan.read_text(), earlier.read_text()) == (kept, "the way back")
     assert link.is_symlink()
     assert region.content() == before
-    assert not Path(scene.state.directory).exists()
+    assert not scene.state.exists()
 
 
 def test_an_undo_plan_that_cannot_be_written_is_named_as_typed(scene: PlanScene) -> None:
@@ -273,9 +252,8 @@ def test_apply_as_json(full_scene: PlanScene) -> None:
     answer = json.loads(limits("apply", full_scene, "--json").stdout)
     (outcome,) = answer["outcomes"]
     assert (outcome["pod"], outcome["status"], outcome["message"]) == ("bert-0", "applied", None)
-    assert Path(answer["undo"]).parent == Path(full_scene.state.directory)
+    assert Path(answer["undo"]).parent == full_scene.state
     assert answer["dry_run"] is False
-    assert answer["recovered"] == []
     assert len(answer["changes"]) == 1
 
 
@@ -286,7 +264,7 @@ def test_a_dry_run_writes_nothing_anywhere(full_scene: PlanScene) -> None:
     assert answer.stdout == DIFF.replace(UID, "sales/gpt") + "dry run: nothing was written\n"
     assert json.loads(limits("apply", full_scene, "--dry-run", "--json").stdout)["dry_run"] is True
     assert {path: path.read_bytes() for path in before} == before
-    assert not Path(full_scene.state.directory).exists()
+    assert not full_scene.state.exists()
     full_scene.plan_file(SIX)
     assert limits("apply", full_scene, "--dry-run").returncode == 0
 
@@ -304,30 +282,6 @@ def test_a_limit_below_use_is_refused_unless_forced(scene: PlanScene) -> None:
     assert region.limits()["memory"][:2] == [8 * GIB, 4 * GIB]
     assert limits("apply", scene, "--force").returncode == 0
     assert region.limits()["memory"][:2] == [6 * GIB, 6 * GIB]
-
-
-def test_what_a_killed_apply_left_is_told_by_diff_and_ended_by_apply(scene: PlanScene) -> None:
-    region = scene.container()
-    with open_region(region) as opened:
-        entry = {
-            "path": os.fsencode(region.path).hex(),
-            "file_id": list(opened.file_id),
-            "layout": region.layout.value,
-            "changes": [
-                ["memory_limit", 0, 16 * GIB, 8 * GIB],
-                ["memory_limit", 1, 4 * GIB, 2 * GIB],
-            ],
-        }
-    scene.state.write("journal.jsonl", json.dumps({"version": 1, "entries": [entry]}) + "\n")
-    scene.plan_file("{select: {}, set: {priority: 1}}")
-    told = limits("diff", scene)
-    assert "an apply has not come to its end in 1 containers" in told.stderr
-    assert len(unfinished(scene.state)) == 1
-    ended = limits("apply", scene)
-    assert ended.returncode == 0
-    assert "an earlier apply was killed: " in ended.stdout
-    assert "half of it had been changed, and now all of it" in ended.stdout
-    assert region.limits()["memory"][:2] == [8 * GIB, 2 * GIB]
 
 
 def test_names_from_a_node_cannot_steer_a_terminal(scene: PlanScene) -> None:
@@ -390,12 +344,12 @@ def test_watch_keeps_a_node_on_a_plan_until_it_is_told_to_end(scene: PlanScene) 
         changed = events(process, "changed")[-1]
         assert changed["task"] == "plan"
         assert changed["detail"]["memory_limit.0"] == 6 * GIB
-        assert scene.state.watcher_pid() == process.pid
         said = limits("diff", scene)
-        assert f"process {process.pid} keeps this node on a plan" in said.stderr
-        second = limits("apply", scene, "--watch")
-        assert second.returncode == 1
-        assert "another process keeps this node on a plan" in second.stderr
+        assert "another process keeps this node on a plan" in said.stderr
+        for state in (scene.state, scene.directory / "another"):
+            second = limits("apply", scene, "--watch", "--state", str(state))
+            assert (second.returncode, second.stdout) == (1, "")
+            assert "another process keeps" in second.stderr
         path.write_text("rules: none")
         os.utime(path, (time.time() - 10,) * 2)
         assert events(process, "problem")[-1]["detail"]["about"] == str(path)
@@ -425,8 +379,8 @@ def test_annotations_of_pods_are_a_plan(scene: PlanScene, api: FakeApi, tmp_path
     answer = call("limits", "apply", *asked, *config)
     assert answer.returncode == 3, "one pod has a bad annotation"
     assert (
-        "Warning: research/bert-1: hamiregion.io/sm-limit: an SM limit is 1 to 100 (percent), or"
-        " `unlimited`\n"
+        "Warning: research/bert-1: hamiregion.io/sm-limit: an SM limit is 1 to 100 percent, or None"
+        " for unlimited, not 'none'\n"
     ) in answer.stderr
     assert region.limits()["memory"][:2] == [6 * GIB, 6 * GIB]
     api.refusals.append(403)

@@ -1,5 +1,6 @@
 """A plan put into effect, and taken back."""
 
+import fcntl
 import os
 import stat
 from collections.abc import Iterator
@@ -14,16 +15,11 @@ from plan_scene import GIB, PlanScene, plan
 from libhamiregion import Layout, open_region
 from libhamiregion.node import Node, Selector
 from libhamiregion.plan import (
-    ChangeStatus,
-    ContainerOutcome,
-    LimitField,
     LimitPlan,
-    PlanApplier,
+    Limits,
+    OtherKeeperRuns,
     PlanResult,
-    PlanState,
-    Setting,
-    StateBusy,
-    default_state_directory,
+    apply_diff,
     diff_plan,
     export_plan,
     load_plan,
@@ -31,7 +27,8 @@ from libhamiregion.plan import (
     plan_text,
     undo_plan,
 )
-from libhamiregion.plan.state import write_new, write_whole
+from libhamiregion.plan.keeper import KeeperLock, is_kept
+from libhamiregion.plan.state import PlanState, default_state_directory, write_new
 
 SIX = "{select: {}, set: {memory_limit: 6GiB, sm_limit: 20, priority: 0}}"
 
@@ -48,13 +45,13 @@ def node(scene: PlanScene) -> Iterator[Node]:
         yield node
 
 
-def apply(scene: PlanScene, node: Node, wanted: LimitPlan, **options: Any) -> PlanResult:
+def apply(scene: PlanScene, node: Node, wanted: LimitPlan, *, force: bool = False) -> PlanResult:
     node.refresh(processes=False)
-    with PlanApplier(node, scene.state, **options) as applier:
-        return applier.apply(diff_plan(node, wanted, force=options.get("force", False)))
+    found = diff_plan(node, wanted, force=force)
+    return apply_diff(node, found, state=scene.state, force=force)
 
 
-def statuses(result: PlanResult) -> dict[str, ChangeStatus]:
+def statuses(result: PlanResult) -> dict[str, str]:
     return {each.diff.container.name or "": each.status for each in result.outcomes}
 
 
@@ -145,45 +142,52 @@ def test_an_undo_plan_can_be_written_of_a_name_that_is_no_unicode(
     assert region.limits()["priority"] == 1
 
 
-def test_what_only_a_damaged_region_holds_is_changed_and_left_out_of_the_undo_plan(
-    scene: PlanScene, node: Node
-) -> None:
+def test_what_only_a_damaged_region_holds_is_changed_as_well(scene: PlanScene, node: Node) -> None:
     """A container cannot escape a plan by a limit that nobody could set."""
     region = scene.container()
     region.put("limit", 2**64 - 1)
     region.put("priority", -5)
     result = apply(scene, node, plan(SIX))
-    assert statuses(result) == {"train": ChangeStatus.APPLIED}
+    assert statuses(result) == {"train": "applied"}
     assert region.limits()["memory"][0] == 6 * GIB
     assert result.undo_path is not None
-    undo = load_plan(result.undo_path)
-    assert {setting for rule in undo.rules for setting in rule.settings} == {
-        Setting(LimitField.MEMORY_LIMIT, 4 * GIB),
-        Setting(LimitField.SM_LIMIT, 50),
-        Setting(LimitField.SM_LIMIT, None),
-    }
+    # No plan can hold that priority.
+    assert [rule.set for rule in load_plan(result.undo_path).rules] == [
+        Limits(2**64 - 1, 50),
+        Limits(4 * GIB, None),
+    ]
 
 
-def test_undo_plans_are_written_before_the_first_change_and_the_newest_are_kept(
-    scene: PlanScene, node: Node, tmp_path: Path
+def test_the_undo_plan_is_written_before_the_first_change(
+    scene: PlanScene, node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.container()
     node.refresh(processes=False)
     seen = []
+    opened = Node.open
 
-    def told(outcome: ContainerOutcome) -> None:
-        seen.append((outcome.status, (tmp_path / "undo.yaml").exists()))
+    def looking(node: Node, container: Any) -> Any:
+        seen.append(load_plan(tmp_path / "undo.yaml"))
+        return opened(node, container)
 
-    with PlanApplier(node, scene.state) as applier:
-        diff = diff_plan(node, plan(SIX))
-        result = applier.apply(diff, undo=tmp_path / "undo.yaml", told=told)
-        assert seen == [(ChangeStatus.APPLIED, True)]
-        assert result.undo_path == str(tmp_path / "undo.yaml")
-        assert len(load_plan(tmp_path / "undo.yaml").rules) == 3
-    written = [scene.state.write_undo(str(number)) for number in range(25)]
-    kept = sorted(Path(scene.state.directory).glob("undo-*.yaml"))
-    assert {path.read_text() for path in kept} == {str(number) for number in range(5, 25)}
-    assert {str(path) for path in kept} < set(written)
+    monkeypatch.setattr(Node, "open", looking)
+    result = apply_diff(node, diff_plan(node, plan(SIX)), undo=tmp_path / "undo.yaml")
+    assert result.all_applied
+    assert result.undo_path == str(tmp_path / "undo.yaml")
+    assert len(seen[0].rules) == 3
+
+
+def test_of_the_undo_plans_in_the_state_directory_the_newest_are_kept(scene: PlanScene) -> None:
+    state = PlanState(scene.state)
+    watch = Path(state.write("undo-watch.yaml", "watch"))
+    os.utime(watch, (1, 1))
+    # As after a clock that was far ahead: what is there looks newer than what comes.
+    for number in range(25):
+        os.utime(state.write_undo(str(number)), (1 << 33, (1 << 33) + number))
+    assert Path(state.write_undo("new")).read_text() == "new"
+    assert watch.read_text() == "watch"
+    kept = {path.read_text() for path in scene.state.glob("undo-[0-9]*.yaml")}
+    assert kept == {"new", *(str(number) for number in range(6, 25))}
 
 
 def test_what_is_refused_is_not_applied_either_if_it_is_handed_over(
@@ -195,20 +199,8 @@ def test_what_is_refused_is_not_applied_either_if_it_is_handed_over(
     before = region.content()
     refused = diff_plan(node, plan(SIX)).containers
     assert refused[0].edits
-    with PlanApplier(node, scene.state) as applier:
-        assert applier.apply(refused) == PlanResult(())
+    assert apply_diff(node, refused, state=scene.state) == PlanResult(())
     assert region.content() == before
-
-
-def test_neither_the_new_undo_plan_nor_the_watchs_makes_way_for_others(scene: PlanScene) -> None:
-    watch = Path(scene.state.write("undo-watch.yaml", "watch"))
-    os.utime(watch, (1, 1))
-    # As after a clock that was far ahead: what is there looks newer than what comes.
-    for number in range(25):
-        os.utime(scene.state.write_undo(str(number)), (1 << 33, 1 << 33))
-    assert Path(scene.state.write_undo("new")).read_text() == "new"
-    assert watch.read_text() == "watch"
-    assert len(list(Path(scene.state.directory).glob("undo-[0-9]*.yaml"))) == 20
 
 
 def test_nothing_is_changed_where_the_undo_plan_cannot_be_written(
@@ -217,8 +209,8 @@ def test_nothing_is_changed_where_the_undo_plan_cannot_be_written(
     region = scene.container()
     before = region.content()
     node.refresh(processes=False)
-    with PlanApplier(node, scene.state) as applier, pytest.raises(FileNotFoundError):
-        applier.apply(diff_plan(node, plan(SIX)), undo=tmp_path / "none" / "undo.yaml")
+    with pytest.raises(FileNotFoundError):
+        apply_diff(node, diff_plan(node, plan(SIX)), undo=tmp_path / "none" / "undo.yaml")
     assert region.content() == before
 
 
@@ -233,14 +225,13 @@ def test_a_container_that_somebody_else_has_changed_is_left_as_it_is(
 ) -> None:
     contested, free = scene.container("contested"), scene.container("free")
     node.refresh(processes=False)
-    with PlanApplier(node, scene.state) as applier:
-        diff = diff_plan(node, plan(SIX))
-        contested.put(field, value, **({} if field == "priority" else {"device": 1}))
-        before = contested.content()
-        result = applier.apply(diff)
+    diff = diff_plan(node, plan(SIX))
+    contested.put(field, value, **({} if field == "priority" else {"device": 1}))
+    before = contested.content()
+    result = apply_diff(node, diff, state=scene.state)
     assert statuses(result) == {
-        "contested": ChangeStatus.CONFLICT,
-        "free": ChangeStatus.APPLIED,
+        "contested": "conflict",
+        "free": "applied",
     }
     assert not result.all_applied
     (message,) = (each.message for each in result.outcomes if each.message)
@@ -252,26 +243,15 @@ def test_a_container_that_somebody_else_has_changed_is_left_as_it_is(
 def test_a_container_that_uses_more_by_now_is_left_as_it_is(scene: PlanScene, node: Node) -> None:
     region = scene.container()
     node.refresh(processes=False)
-    with PlanApplier(node, scene.state) as applier:
-        diff = diff_plan(node, plan(SIX))
-        region.add_process(1, {0: 7 * GIB})
-        before = region.content()
-        result = applier.apply(diff)
-    assert statuses(result) == {"train": ChangeStatus.REFUSED}
+    diff = diff_plan(node, plan(SIX))
+    region.add_process(1, {0: 7 * GIB})
+    before = region.content()
+    result = apply_diff(node, diff, state=scene.state)
+    assert statuses(result) == {"train": "refused"}
     assert region.content() == before
     forced = apply(scene, node, plan(SIX), force=True)
     assert forced.all_applied
     assert region.limits()["memory"][0] == 6 * GIB
-
-
-def test_a_container_that_refuses_in_the_diff_is_left_as_it_is(
-    scene: PlanScene, node: Node
-) -> None:
-    region = scene.container()
-    region.add_process(1, {0: 7 * GIB})
-    before = region.content()
-    assert apply(scene, node, plan(SIX)).outcomes == ()
-    assert region.content() == before
 
 
 def test_a_container_whose_region_has_been_replaced_is_left_as_it_is(
@@ -279,51 +259,71 @@ def test_a_container_whose_region_has_been_replaced_is_left_as_it_is(
 ) -> None:
     region = scene.container()
     node.refresh(processes=False)
-    with PlanApplier(node, scene.state) as applier:
-        diff = diff_plan(node, plan(SIX))
-        copy = region.path.with_suffix(".new")
-        copy.write_bytes(region.content())
-        copy.replace(region.path)
-        before = region.content()
-        result = applier.apply(diff)
-    assert statuses(result) == {"train": ChangeStatus.FAILED}
+    diff = diff_plan(node, plan(SIX))
+    copy = region.path.with_suffix(".new")
+    copy.write_bytes(region.content())
+    copy.replace(region.path)
+    before = region.content()
+    result = apply_diff(node, diff, state=scene.state)
+    assert statuses(result) == {"train": "failed"}
     assert "has been replaced" in (result.outcomes[0].message or "")
     assert region.content() == before
 
 
-# ---- one at a time ----------------------------------------------------------------------
+# ---- one keeper, and the state directory -----------------------------------------------
 
 
-def test_two_do_not_apply_at_once_and_one_keeps_the_node_on_a_plan(scene: PlanScene) -> None:
-    other = PlanState(scene.state.directory)
-    with scene.state.applying(), pytest.raises(StateBusy, match="applying a plan"):
-        other.applying(0.05).__enter__()
-    with other.applying(0.05):
-        assert scene.state.watcher_pid() is None
-    with scene.state.watching():
-        assert other.watcher_pid() == os.getpid()
-        with pytest.raises(StateBusy, match="keeps this node on a plan"):
-            other.watching().__enter__()
-    assert other.watcher_pid() is None
+def test_one_process_keeps_a_root_on_a_plan_whatever_its_state_directory(tmp_path: Path) -> None:
+    """Also by another path to the root; and feedback has a lock of its own on it."""
+    roots = [tmp_path / name for name in ("a", "b", "state-1", "state-2")]
+    for root in roots:
+        root.mkdir()
+    first, second = KeeperLock(), KeeperLock()
+    (tmp_path / "link").symlink_to("a")
+    a, b, one, two = map(str, roots)
+    assert not is_kept([a, b])
+    first.hold([a, str(tmp_path / "gone")], one)
+    first.hold([a], one)
+    assert is_kept([b, a])
+    for root in (a, str(tmp_path / "link"), f"{a}/../a"):
+        with pytest.raises(OtherKeeperRuns, match="another process keeps"):
+            second.hold([b, root], two)
+        second.close()
+        assert not is_kept([b])
+    with pytest.raises(OtherKeeperRuns, match="with this state directory"):
+        second.hold([b], one)
+    descriptor = os.open(a, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(descriptor)
+    second.hold([b], two)
+    second.close()
+    first.close()
+    second.hold([a, b], one)
+    second.close()
+    assert list(roots[0].iterdir()) == []
 
 
 def test_what_plans_remember_is_for_their_owner_only(scene: PlanScene, node: Node) -> None:
     scene.container()
     result = apply(scene, node, plan(SIX))
-    assert stat.S_IMODE(Path(scene.state.directory).stat().st_mode) == 0o700
+    assert stat.S_IMODE(scene.state.stat().st_mode) == 0o700
     assert result.undo_path is not None
     assert stat.S_IMODE(Path(result.undo_path).stat().st_mode) == 0o600
 
 
-def test_a_directory_that_others_can_write_is_not_used(tmp_path: Path) -> None:
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    shared.chmod(0o777)
+def test_a_directory_that_others_can_write_is_not_used(
+    scene: PlanScene, node: Node, tmp_path: Path
+) -> None:
+    region = scene.container()
+    before = region.content()
+    scene.state.mkdir()
+    scene.state.chmod(0o777)
     with pytest.raises(PermissionError, match="others can write"):
-        PlanState(shared).applying().__enter__()
+        apply(scene, node, plan(SIX))
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="link"):
-        PlanState(tmp_path / "link").applying().__enter__()
+        PlanState(tmp_path / "link").make()
+    assert region.content() == before
 
 
 def test_where_plans_remember_things(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,47 +341,26 @@ def test_where_plans_remember_things(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_state_directory() == "/home/x/.local/state/hamiregion"
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    target = tmp_path / "undo.yaml"
-    target.write_text("before")
-    with pytest.raises(UnicodeEncodeError):
-        write_whole(target, "\ud800")
-    assert [path.name for path in tmp_path.iterdir()] == ["undo.yaml"]
-    assert target.read_text() == "before"
-    write_whole(target, "after")
-    assert target.read_text() == "after"
-
-
-def test_a_new_file_replaces_nothing_and_is_whole_or_not_there(tmp_path: Path) -> None:
-    target = tmp_path / "undo.yaml"
-    with pytest.raises(UnicodeEncodeError):
-        write_new(target, "\ud800")
-    assert list(tmp_path.iterdir()) == []
-    write_new(target, "first")
-    with pytest.raises(FileExistsError) as caught:
-        write_new(target, "second")
-    assert caught.value.filename == str(target)
-    assert target.read_text() == "first"
-
-
-def test_what_cannot_be_written_is_named_as_it_was_given(tmp_path: Path) -> None:
-    target = str(tmp_path / "nowhere" / "undo.yaml")
-    for write in (write_new, write_whole):
-        with pytest.raises(FileNotFoundError) as caught:
-            write(target, "limits")
-        assert caught.value.filename == target
-    with pytest.raises(IsADirectoryError) as refused:
-        write_whole(tmp_path, "limits")
-    assert refused.value.filename == str(tmp_path)
-
-
-def test_a_file_of_somebody_elses_in_the_way_is_not_written_into(tmp_path: Path) -> None:
-    trap, link = tmp_path / "trap", tmp_path / f"undo.yaml.{os.getpid()}.part"
+def test_a_file_is_written_whole_or_not_at_all_and_replaces_only_what_it_may(
+    tmp_path: Path,
+) -> None:
+    state = PlanState(tmp_path / "state")
+    target = Path(state.write("a.json", "before"))
+    trap = tmp_path / "trap"
     trap.write_text("mine")
-    link.hardlink_to(trap)
-    write_whole(tmp_path / "undo.yaml", "limits")
-    assert trap.read_text() == "mine"
-    assert (tmp_path / "undo.yaml").read_text() == "limits"
+    # A file of somebody else's in the way is not written into.
+    Path(f"{target}.{os.getpid()}.part").hardlink_to(trap)
+    with pytest.raises(UnicodeEncodeError):
+        state.write("a.json", "\ud800")
+    assert [path.name for path in (tmp_path / "state").iterdir()] == ["a.json"]
+    assert target.read_text() == "before"
+    state.write("a.json", "after")
+    assert (target.read_text(), trap.read_text()) == ("after", "mine")
+    for path, error in ((target, FileExistsError), (tmp_path / "no" / "a", FileNotFoundError)):
+        with pytest.raises(error) as caught:
+            write_new(path, "second")
+        assert caught.value.filename == str(path)
+    assert target.read_text() == "after"
 
 
 # ---- export -----------------------------------------------------------------------------
@@ -408,10 +387,7 @@ def test_an_export_can_be_of_some_containers_and_devices(scene: PlanScene, node:
     node.refresh(processes=False)
     (rule,) = export_plan(node, Selector(pod="bert-1", device="1")).rules
     assert (rule.select.container, rule.select.device) == ("serve", "1")
-    assert rule.settings == (
-        Setting(LimitField.MEMORY_LIMIT, 4 * GIB),
-        Setting(LimitField.SM_LIMIT, None),
-    )
+    assert rule.set == Limits(4 * GIB, None)
 
 
 def test_a_container_that_has_told_nothing_is_exported_as_one_rule(
@@ -421,7 +397,7 @@ def test_a_container_that_has_told_nothing_is_exported_as_one_rule(
     node.refresh(processes=False)
     (rule,) = export_plan(node).rules
     assert rule.select.device is None
-    assert [setting.value for setting in rule.settings] == [1, 8 * GIB, 30]
+    assert rule.set == Limits(8 * GIB, 30, 1)
 
 
 def test_a_container_that_tells_of_its_devices_later_is_restored_all_the_same(

@@ -37,9 +37,10 @@ from .usage import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator
 
-    from libhamiregion.node.node import ContainerView, Node
+    from libhamiregion.node.node import Node
     from libhamiregion.node.nvml import NvmlSample, NvmlSampler
     from libhamiregion.node.usage import NodeProcess
+    from libhamiregion.node.views import ContainerView
 
     from .scene import Used
 

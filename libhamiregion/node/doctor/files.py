@@ -15,6 +15,7 @@ import attrs
 from libhamiregion.errors import RegionClosed
 from libhamiregion.layouts import LAYOUTS, Layout
 from libhamiregion.node.containers import MissingReason, missing_for
+from libhamiregion.node.outside import mapped_regions
 from libhamiregion.text import printable
 
 from .findings import FindingKind, Severity, finding
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from libhamiregion.node.containers import Container, MissingRegion
-    from libhamiregion.node.host_process import HostProcess
-    from libhamiregion.node.mapped import MappedRegion
-    from libhamiregion.node.node import ContainerView
+    from libhamiregion.node.matching import HostProcess
+    from libhamiregion.node.outside import MappedRegion
+    from libhamiregion.node.views import ContainerView
 
     from .findings import Finding
     from .scene import Scene, Used
@@ -112,16 +113,15 @@ def _lost_mappings(scene: Scene) -> list[_Lost]:
     bystanders = {process.pid for used in scene.used for process in used.processes.onlookers}
     lost = []
     tried: Counter[str] = Counter()
-    for file in processes.mapped_files(without=known):
-        tried[file.payer] += 1
-        if tried[file.payer] > _LOST_PER_CONTAINER:
+    for mapped in mapped_regions(processes, without=known):
+        tried[mapped.payer] += 1
+        if tried[mapped.payer] > _LOST_PER_CONTAINER:
             continue
-        mapped = processes.resolve(file)
         container, size = short.get(_file_of(mapped), (None, None))
         if mapped.deleted or container is not None or _is_short_outside(scene, mapped):
             users = tuple(
                 process
-                for process in processes.mappers(*file.identity, writable=True)
+                for process in processes.mappers(mapped.device, mapped.inode, writable=True)
                 if process.pid not in bystanders and not is_monitor(process)
             )
             lost.append(_Lost(mapped, users, container, size))
@@ -436,19 +436,20 @@ def mixed_layouts(scene: Scene, used: Used) -> Iterator[Finding]:
     layout = used.snapshot.layout
     users = {process.pid: process for process in used.users}
     whole = _WHOLE[layout]
-    for mapping in scene.node.processes.mappings(used.region):
-        if mapping.process.pid not in users or not mapping.length_bytes % whole:
+    processes = scene.node.processes
+    for process, mapping in processes.mappings(processes.identity(used.region)):
+        if process.pid not in users or not mapping.length_bytes % whole:
             continue
         other = next((each for each in LAYOUTS if _WHOLE[each] == mapping.length_bytes), None)
         if other is not None:
             yield finding(
                 FindingKind.LAYOUT_MIXED,
                 used.container,
-                f"process {mapping.process.ns_pids[-1]} maps the region as another layout",
+                f"process {process.ns_pids[-1]} maps the region as another layout",
                 f"the region is of layout {layout.value}, {whole} bytes in pages; process"
-                f" {mapping.process.pid}{command_of(mapping.process)} maps"
+                f" {process.pid}{command_of(process)} maps"
                 f" {mapping.length_bytes} of it, as layout {other.value} is long",
-                pid=mapping.process.ns_pids[-1],
+                pid=process.ns_pids[-1],
                 cause="mapped_length",
             )
             return

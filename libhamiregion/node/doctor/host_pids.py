@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from libhamiregion.models import ProcessUsage
-    from libhamiregion.node.host_process import HostProcess
+    from libhamiregion.node.matching import HostProcess
 
     from .findings import Finding
     from .scene import Scene, Used

@@ -17,7 +17,7 @@ from .scene import is_monitor, pid_words
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from libhamiregion.node.host_process import HostProcess
+    from libhamiregion.node.matching import HostProcess
 
     from .findings import Finding
     from .process_facts import ProcessEnvironment
@@ -397,9 +397,8 @@ def _writer_seen(scene: Scene) -> bool:
     for used in scene.used:
         users = {process.pid for process in used.users}
         # Who can be neither matched nor ruled out counts as somebody.
-        for mapping in processes.mappings(used.region):
-            pid = mapping.process.pid
-            if mapping.writable and pid not in users and pid != processes.own_pid:
+        for process in processes.mappers(*processes.identity(used.region), writable=True):
+            if process.pid not in users and process.pid != processes.visibility.own_pid:
                 return True
     return _directories_locked(scene)
 

@@ -147,6 +147,6 @@ def _moves_at_last(has_moved: Callable[[], bool]) -> bool:
 def _is_alone(scene: Scene, used: Used) -> bool:
     """Whether it is certain that nobody uses the region."""
     processes = scene.node.processes
-    return processes.is_complete and not any(
-        mapping.writable for mapping in processes.mappings(used.region)
+    return processes.is_complete and not processes.mappers(
+        *processes.identity(used.region), writable=True
     )

@@ -15,7 +15,7 @@ from libhamiregion.node.procfs import Gone, Refused
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from libhamiregion.node.host_process import HostProcess
+    from libhamiregion.node.matching import HostProcess
 
 Policy: TypeAlias = Literal["default", "force", "disable"]
 

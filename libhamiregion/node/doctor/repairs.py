@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from libhamiregion.lock import LockRecovery
     from libhamiregion.models import ProcessUsage
     from libhamiregion.node.containers import Container
-    from libhamiregion.node.host_process import HostProcess
+    from libhamiregion.node.matching import HostProcess
     from libhamiregion.node.node import Node
     from libhamiregion.region import Region
     from libhamiregion.slot import SlotChange, SlotRepair
@@ -222,7 +222,7 @@ class _Work:
         pid = finding.pid
         if pid is None:
             raise _Left("the finding names no process")
-        if not self._node.processes.sees_host:
+        if not self._node.processes.visibility.sees_host:
             raise _Left(f"{self._node.proc} is not the host's, so its pids are not host pids")
         for _ in range(_TRIES):
             usage, process = self._proved(container, pid)

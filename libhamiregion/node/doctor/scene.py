@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from libhamiregion.layouts import Layout
     from libhamiregion.models import ProcessUsage, RegionSnapshot
     from libhamiregion.node.containers import Container
-    from libhamiregion.node.host_process import HostProcess
-    from libhamiregion.node.matching import RegionProcesses, SlotMatch
-    from libhamiregion.node.node import ContainerView, Node
+    from libhamiregion.node.matching import HostProcess, RegionProcesses, SlotMatch
+    from libhamiregion.node.node import Node
     from libhamiregion.node.nvml import NvmlSample
     from libhamiregion.node.usage import NodeProcess
+    from libhamiregion.node.views import ContainerView
     from libhamiregion.region import Region
 
 #: What a container goes by while it is looked at again: its own object may be another one by then.
@@ -219,7 +219,7 @@ class Scene:
     @property
     def sees_host(self) -> bool:
         """Whether pids of this /proc are the host's."""
-        return self.node.processes.sees_host
+        return self.node.processes.visibility.sees_host
 
     def stands_for_s(self, what: Hashable, value: Hashable) -> float:
         """As `Memory.stands_for_s`; what is not asked about any more is forgotten."""

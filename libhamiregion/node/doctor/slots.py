@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from libhamiregion.models import ProcessUsage
-    from libhamiregion.node.host_process import HostProcess
+    from libhamiregion.node.matching import HostProcess
 
     from .findings import Finding
     from .scene import Scene, Used
@@ -261,7 +261,7 @@ def unknown_processes(scene: Scene) -> Iterator[Finding]:
             None,
             f"{count_words(slots, 'slot')} in {count_words(len(unknown), 'region')} cannot be"
             " judged",
-            f"{scene.node.proc} {_blindness(scene, processes.unreadable)}",
+            f"{scene.node.proc} {_blindness(scene, processes.visibility.unreadable)}",
             cause="sight",
         )
         return

@@ -1,17 +1,17 @@
-"""What a plan has changed while a node was kept on it: as it was before, and as it was set."""
+"""What stood in containers before a node was kept on a plan, so that it can go back."""
 
 from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
 from libhamiregion.errors import RegionError
 from libhamiregion.node.containers import MissingReason
 
-from .journal import value_now
+from .diff import Original, value_now
 from .limit_plan import LimitField, LimitPlan
 from .undo import exact_rules
 
@@ -22,45 +22,64 @@ if TYPE_CHECKING:
     from libhamiregion.node.node import Node
     from libhamiregion.region import Region
 
-    from .diff import ContainerDiff
+    from .diff import ContainerDiff, ValueKey
     from .state import PlanState
-    from .values import KeptValue, ValueKey
 
-_NAME: Final = "kept.json"
-_VERSION: Final = 1
+_NAME: Final = "originals.json"
 
 
 @attrs.define
 class _Kept:
+    """A container's originals, and the file that they are of."""
+
     file_id: tuple[int, int]
-    values: dict[ValueKey, KeptValue]
+    values: dict[ValueKey, Original] = attrs.field(factory=dict)
 
 
-class KeptValues:
-    """Remembers what was there, so that it can go back when a plan names it no longer.
+@attrs.frozen
+class _SavedValue:
+    field: LimitField
+    device: int | None
+    original: Original
 
-    It outlives the process. A container that has another region now, or is gone, is forgotten: its
-    new region has the limits that it was given.
+
+@attrs.frozen
+class _SavedContainer:
+    directory: str
+    file_id: tuple[int, int]
+    values: tuple[_SavedValue, ...]
+
+
+class Originals:
+    """Remembers what stood there before the first change; it outlives the process.
+
+    A container that has another region now, or is gone, is forgotten: its new region has the
+    limits that it was given.
 
     Threads: one at a time.
+
+    Raises:
+        OSError: The state directory cannot be read.
     """
 
     def __init__(self, state: PlanState) -> None:
         self._state = state
-        self._containers = _read(state)
         self._changed = False
-        # The open regions of the last refresh: while one is open, its file keeps its number.
+        # The open regions of the last refresh: while one is open, no other file gets its inode.
         self._regions: dict[str, Region] = {}
+        #: Whether what was remembered could not be read, and is lost.
+        self.lost = False
+        self._containers = self._load()
 
     @property
-    def by_directory(self) -> Mapping[str, Mapping[ValueKey, KeptValue]]:
-        """The values of each container, as `diff_plan` takes them."""
+    def by_directory(self) -> Mapping[str, Mapping[ValueKey, Original]]:
+        """The originals of each container, as `diff_plan` takes them."""
         return {directory: kept.values for directory, kept in self._containers.items()}
 
     def was_set_to(self, container: Container, key: ValueKey, value: int | None) -> bool:
         """Whether this is for certain what a value was last set to."""
         kept = self._containers.get(container.directory or "")
-        return kept is not None and key in kept.values and kept.values[key][1] == (value,)
+        return kept is not None and key in kept.values and kept.values[key].ours == (value,)
 
     def note(self, changes: Iterable[ContainerDiff]) -> None:
         """Remember what is going to be changed, before it is.
@@ -70,23 +89,22 @@ class KeptValues:
         """
         for change in changes:
             directory = change.container.directory or ""
-            kept = self._containers.setdefault(directory, _Kept(change.file_id, {}))
+            kept = self._containers.setdefault(directory, _Kept(change.file_id))
             for edit in change.edits:
                 if edit.rule is None:
                     continue
-                before, ours = kept.values.get(edit.key, (edit.before, (edit.before,)))
+                known = kept.values.get(edit.key, Original(edit.before, (edit.before,)))
                 # Until the new value is known to stand there, the one that is there now may stay:
                 # an edit can fail, be contested, or end with its process.
-                still = (edit.before,) if edit.before in ours else ()
-                self._remember(kept, edit.key, (before, (*still, edit.after)))
+                still = (edit.before,) if edit.before in known.ours else ()
+                self._put(kept, edit.key, Original(known.before, (*still, edit.after)))
         self.save()
 
     def applied(self, change: ContainerDiff) -> None:
         """Note that a container's edits hold; what has gone back to what it was is forgotten."""
         kept = self._containers.get(change.container.directory or "")
-        if kept is None:
-            return
-        for edit in change.edits:
+        for edit in change.edits if kept is not None else ():
+            assert kept is not None  # noqa: S101
             known = kept.values.get(edit.key)
             if known is None:
                 continue
@@ -94,9 +112,9 @@ class KeptValues:
                 del kept.values[edit.key]
                 self._changed = True
             else:
-                self._remember(kept, edit.key, (known[0], (edit.after,)))
+                self._put(kept, edit.key, Original(known.before, (edit.after,)))
 
-    def _remember(self, kept: _Kept, key: ValueKey, value: KeptValue) -> None:
+    def _put(self, kept: _Kept, key: ValueKey, value: Original) -> None:
         if kept.values.get(key) != value:
             kept.values[key] = value
             self._changed = True
@@ -131,11 +149,9 @@ class KeptValues:
             before = self._regions.setdefault(container.directory or "", region)
             if before is region:
                 return False
-            # The same file again, or a new one that has got its number.
+            # The same file opened anew, or a new file that has got its inode.
             self._regions[container.directory or ""] = region
-            return any(
-                value_now(region, *key) not in ours for key, (_, ours) in kept.values.items()
-            )
+            return any(value_now(region, key) not in v.ours for key, v in kept.values.items())
         except RegionError:
             # Another thread has refreshed the node, or the file has just gone: next time.
             return False
@@ -158,6 +174,19 @@ class KeptValues:
             if not kept.values:
                 del self._containers[directory]
 
+    def undo_plan(self, node: Node) -> LimitPlan:
+        """The plan that puts back all that was changed and is remembered."""
+        there = {each.directory: each for each in node.containers}
+        rules = []
+        for directory, kept in self._containers.items():
+            container = there.get(directory)
+            if container is not None:
+                values = sorted(kept.values.items(), key=lambda each: each[0][1] or 0)
+                rules += exact_rules(container, [(key, each.before) for key, each in values])
+        return LimitPlan(tuple(rules), name="undo")
+
+    # ---- the file -------------------------------------------------------------------------------
+
     def save(self) -> None:
         """Write down what has changed.
 
@@ -166,60 +195,33 @@ class KeptValues:
         """
         if not self._changed:
             return
-        document = {
-            "version": _VERSION,
-            "containers": [
-                {
-                    "directory": os.fsencode(directory).hex(),
-                    "file_id": list(kept.file_id),
-                    "values": [
-                        [field.value, device, before, *ours]
-                        for (field, device), (before, ours) in kept.values.items()
-                    ],
-                }
-                for directory, kept in self._containers.items()
-                if kept.values
-            ],
-        }
-        self._state.write(_NAME, json.dumps(document) + "\n")
+        containers = [
+            _SavedContainer(
+                directory,
+                kept.file_id,
+                tuple(_SavedValue(*key, value) for key, value in kept.values.items()),
+            )
+            for directory, kept in self._containers.items()
+            if kept.values
+        ]
+        # ASCII: a directory's name may be no Unicode, and comes back as it was.
+        self._state.write(_NAME, json.dumps([attrs.asdict(each) for each in containers]) + "\n")
         self._changed = False
 
-    def undo_plan(self, node: Node) -> LimitPlan:
-        """The plan that puts back all that was changed and is remembered."""
-        there = {each.directory: each for each in node.containers}
-        rules = []
-        for directory, kept in self._containers.items():
-            container = there.get(directory)
-            if container is not None:
-                rules += exact_rules(
-                    container,
-                    [
-                        (*key, before)
-                        for key, (before, _) in sorted(kept.values.items(), key=_order)
-                    ],
-                )
-        return LimitPlan(tuple(rules), name="undo")
+    def _load(self) -> dict[str, _Kept]:
+        import cattrs
 
-
-def _order(item: tuple[ValueKey, object]) -> tuple[str, int]:
-    field, device = item[0]
-    return field.value, -1 if device is None else device
-
-
-def _read(state: PlanState) -> dict[str, _Kept]:
-    document: Any = state.read_json(_NAME)
-    try:
-        if document is None or document["version"] != _VERSION:
+        raw = self._state.read(_NAME)
+        if raw is None:
+            return {}
+        try:
+            saved = cattrs.structure(json.loads(raw), tuple[_SavedContainer, ...])
+        except (ValueError, TypeError, RecursionError, cattrs.BaseValidationError):
+            self.lost = True
             return {}
         return {
-            os.fsdecode(bytes.fromhex(each["directory"])): _Kept(
-                (int(each["file_id"][0]), int(each["file_id"][1])),
-                {
-                    (LimitField(field), device): (before, tuple(ours))
-                    for field, device, before, *ours in each["values"]
-                },
+            each.directory: _Kept(
+                each.file_id, {(value.field, value.device): value.original for value in each.values}
             )
-            for each in document["containers"]
+            for each in saved
         }
-    except (ValueError, KeyError, TypeError, IndexError):
-        return {}

@@ -44,15 +44,22 @@ class Selector:
     container: str | None = None
     device: str | None = None
 
+    def matches(self, container: Container) -> bool:
+        """Whether a container is meant."""
+        return self.matches_container(container, container.pod_name)
+
     def matches_container(self, container: Container, name: PodName | None) -> bool:
-        """Whether a container is meant; `name` is what ``Node.pod_name`` says of it."""
+        """Whether a container is meant whose pod has this name."""
         id_ = None if container.container_id is None else container.container_id.id
         return (
             _matches(self.pod_uid, container.pod_uid)
             and _matches(self.namespace, None if name is None else name.namespace)
             and _matches(self.pod, None if name is None else name.pod, container.pod_uid)
             and _matches(
-                self.container, container.name, None if name is None else name.container, id_
+                self.container,
+                container.directory_name,
+                None if name is None else name.container,
+                id_,
             )
         )
 
