@@ -79,10 +79,11 @@ def containers(
 
     JSON: taken_at_ns, complete (all processes could be seen), warnings, and containers, a list of
     objects with the keys namespace, pod, pod_uid, container, container_id, directory, region_path,
-    other_files, reason (no_file, not_ready, not_a_region, unknown_layout, no_permission, stale,
-    failed, or null), message, the fields of RegionSnapshot but path and taken_at_ns, lock,
-    processes (alive, dead, unknown, unlisted: how many) and devices, with the fields of
-    DeviceUsage.  null is unlimited, or not known.
+    path_in_namespace (outside the DIRs: the file as its processes see it), other_files, reason
+    (no_file, not_ready, not_a_region, unknown_layout, no_permission, stale, failed, or null),
+    message, the fields of RegionSnapshot but path and taken_at_ns, lock, processes (alive, dead,
+    unknown, unlisted: how many) and devices, with the fields of DeviceUsage.  null is unlimited,
+    or not known.
     """  # noqa: D301 (click looks for the character itself)
     with place.open() as node:
         pages = (container_page(node, selector, place, wide=wide) for _ in ticks(interval_s))
@@ -125,6 +126,7 @@ class ContainerRow(Names):
 
     directory: str | None
     region_path: str | None
+    path_in_namespace: str | None
     other_files: tuple[str, ...]
     reason: str | None
     message: str | None
@@ -139,6 +141,11 @@ class ContainerRow(Names):
     lock: str | None = None
     processes: SlotCounts | None = None
     devices: tuple[DeviceUsage, ...] = ()
+
+    @property
+    def file(self) -> str | None:
+        """The region's file; outside the roots as its processes see it."""
+        return self.path_in_namespace or self.region_path
 
     @property
     def shown(self) -> Sequence[DeviceUsage]:
@@ -156,6 +163,7 @@ def container_row(node: Node, view: ContainerView, selector: Selector) -> Contai
         **names_of(node, container),
         "directory": container.directory,
         "region_path": container.region_path,
+        "path_in_namespace": container.path_in_namespace,
         "other_files": container.other_files,
     }
     if snapshot is None:
@@ -167,6 +175,8 @@ def container_row(node: Node, view: ContainerView, selector: Selector) -> Contai
         )
     slots = () if view.processes is None else view.processes.slots
     states = Counter(slot.state for slot in slots)
+    for omitted in view.omitted:
+        states[omitted.state] += omitted.slots
     unlisted = 0 if view.processes is None else len(view.processes.unlisted)
     dead = {slot.pid for slot in slots if slot.state == "dead"}
     return ContainerRow(
@@ -204,7 +214,7 @@ def _lock_word(snapshot: RegionSnapshot, dead: set[int]) -> str:
 def _columns(wide: bool) -> Sequence[Column]:
     more = (
         Column("UUID", part="uuid", kind=NAME, style=QUIET),
-        Column("FILE", "region_path", TEXT, style=QUIET, from_width=_PATHS),
+        Column("FILE", "file", TEXT, style=QUIET, from_width=_PATHS),
     )
     return (*_COLUMNS, *(more if wide else ()))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import itertools
 import json
 import os
 import sys
@@ -10,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
+from libhamiregion import RegionError
 from libhamiregion.text import printable
 
 from .failures import Failure
-from .format import node_notes, root_failure, root_warnings
+from .format import count, node_notes, root_failure, root_warnings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
     from .options import NodeChoice
 
+_MANY = 100
 DRY_RUN = "dry run: nothing was written"
 
 
@@ -70,10 +74,34 @@ def node_page(
     return Page(
         {"taken_at_ns": taken_at_ns, **seen, **data},
         blocks,
-        notes=(*node_notes(node), *notes),
+        notes=(*node_notes(node), *_outside_notes(node, place), *notes),
         warnings=warnings,
         failure=root_failure(node, place.roots),
     )
+
+
+def _outside_notes(node: Node, place: NodeChoice) -> tuple[str, ...]:
+    """Say that processes map regions elsewhere, where they were not asked for."""
+    if place.outside:
+        return ()
+    from libhamiregion.node.outside import mapped_regions
+
+    known = set()
+    for container in node.containers:
+        if container.region is not None:
+            with contextlib.suppress(RegionError):
+                known.add(node.processes.identity(container.region))
+    # What is left over of a container that has gone is mapped by monitors for a while.
+    elsewhere = (
+        each
+        for each in mapped_regions(node.processes, without=known)
+        if each.exclusive or not each.deleted
+    )
+    number = sum(1 for _ in itertools.islice(elsewhere, _MANY))
+    if not number:
+        return ()
+    most = "at least " if number == _MANY else ""
+    return (f"processes map {most}{count(number, 'region')} elsewhere; --outside looks there too",)
 
 
 def show(page: Page, as_json: bool) -> None:

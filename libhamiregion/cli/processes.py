@@ -128,9 +128,9 @@ def ps(
     JSON: taken_at_ns, complete (all processes could be seen), driver (state, message, version;
     null with --no-driver), warnings, and processes, a list of objects with the keys namespace,
     pod, pod_uid, container, container_id, region_path, pid, host_pid, state, status, uid, user,
-    command and devices, whose keys are the fields of ProcessDeviceRow.  With --nvml: taken_at_ns,
-    driver, devices, processes and samples, with the fields of NvmlDevice, NvmlProcess and
-    NvmlUtilization.  null is not known.
+    command, slots (more than 1: a sum over what one container has too many of) and devices, whose
+    keys are the fields of ProcessDeviceRow.  With --nvml: taken_at_ns, driver, devices, processes
+    and samples, with the fields of NvmlDevice, NvmlProcess and NvmlUtilization.  null is not known.
     """  # noqa: D301 (click looks for the character itself)
     if nvml:
         patterns = (selector.namespace, selector.pod, selector.container)
@@ -210,7 +210,15 @@ class ProcessRow(Names):
     uid: int | None
     user: str | None
     command: str | None
+    slots: int
     devices: tuple[ProcessDeviceRow, ...]
+
+    @property
+    def pid_words(self) -> str | None:
+        """Its pid inside; or how many slots it stands for."""
+        if self.slots > 1:
+            return f"{self.slots} slots"
+        return None if self.pid is None else str(self.pid)
 
     @property
     def state_word(self) -> str:
@@ -268,6 +276,7 @@ def _process_row(node: Node, process: NodeProcess) -> ProcessRow:
         uid=None if host is None else host.uid,
         user=None if host is None else host.user,
         command=None if host is None else host.command,
+        slots=process.slots,
         devices=process.devices,
     )
 
@@ -358,7 +367,7 @@ def _columns(wide: bool, driver: bool) -> Sequence[Column]:
         *NAME_COLUMNS,
         Column("DEVICE", part="index", kind=NUMBER, title="dev"),
         gpu,
-        Column("PID", "pid", NUMBER, title="PID", style="bold", from_width=_PIDS),
+        Column("PID", "pid_words", NUMBER, title="PID", style="bold", from_width=_PIDS),
         Column("HOST-PID", "host_pid", NUMBER, title="host PID"),
         Column("STATE", "state_word", _STATE, style=_state_style),
         Column("MEM-USED", part="memory_used_bytes", kind=SIZE, title="used"),
@@ -382,7 +391,8 @@ def _sums(rows: Sequence[ProcessRow], driver: bool) -> str:
     devices = [device for row in rows for device in row.devices]
     containers = {row.region_path for row in rows} - {None}
     counted = format_size(sum(device.memory_used_bytes or 0 for device in devices))
-    words = f"{count(len(rows), 'process', 'processes')} of {count(len(containers), 'container')}"
+    slots = sum(row.slots for row in rows)
+    words = f"{count(slots, 'process', 'processes')} of {count(len(containers), 'container')}"
     words += f"; {counted} counted"
     if driver:
         total = sum(device.memory_driver_bytes or 0 for device in devices)
