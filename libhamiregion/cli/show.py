@@ -144,18 +144,22 @@ class Facts:
         from rich.text import Text
 
         directory, name = os.path.split(self.snapshot.path)
-        words = Text()
-        for label, fact, style in self._facts():
+        width = min(width, WIDE)
+        lines = [Text(printable(directory), style=QUIET, overflow="fold")]
+        for label, words, style in self._facts():
+            fact = Text.assemble((f"{label} ", QUIET), (words, style))
             # None is broken in two as long as it fits a line.
-            words.append(f"{label} ".replace(" ", "\N{NO-BREAK SPACE}"), QUIET)
-            words.append(fact.replace(" ", "\N{NO-BREAK SPACE}"), style).append("   ")
+            if len(lines) > 1 and lines[-1].cell_len + 3 + fact.cell_len <= width - 4:
+                lines[-1].append("   ").append_text(fact)
+            else:
+                lines.append(fact)
         return Panel(
-            Group(Text(printable(directory), style=QUIET, overflow="fold"), words),
+            Group(*lines),
             title=Text(printable(name), style="bold"),
             title_align="left",
             border_style=QUIET,
             box=box.ROUNDED,
-            width=min(width, WIDE),
+            width=width,
         )
 
     def _facts(self) -> Sequence[tuple[str, str, str]]:
