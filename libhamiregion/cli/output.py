@@ -37,8 +37,11 @@ class Block(Protocol):
     def text(self) -> str:
         """Write it for a pipe; empty if it is not shown there, else it ends with a newline."""
 
-    def drawn(self, width: int) -> RenderableType | None:
-        """Draw it for a terminal of that many columns; None if it is not shown there."""
+    def drawn(self, width: int, rows: int | None = None) -> RenderableType | None:
+        """Draw it for a terminal of that many columns; None if it is not shown there.
+
+        A table has so many rows at most, if that is given.
+        """
 
 
 @attrs.frozen
@@ -131,12 +134,12 @@ def show_all(pages: Iterator[Page], interval_s: float | None, as_json: bool) -> 
         return
     try:
         if on_terminal() and not as_json:
-            from .terminal import console, draw_page, live
+            from .terminal import console, fit_page, live
 
             screen = console()
             with live(screen) as picture:
                 for page in pages:
-                    picture.update(draw_page(page, screen.width), refresh=True)
+                    picture.update(fit_page(page, screen), refresh=True)
         else:
             pipe = _Pipe(as_json, watch=True)
             for page in pages:

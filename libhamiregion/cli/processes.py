@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -182,7 +181,7 @@ def top(
 
 def _top_live(look: Callable[..., Page], interval_s: float, sort: str) -> None:
     from .keyboard import Keyboard
-    from .terminal import console, draw_page, live
+    from .terminal import console, fit_page, live
 
     screen = console()
     with Keyboard() as keyboard, live(screen) as picture:
@@ -190,8 +189,7 @@ def _top_live(look: Callable[..., Page], interval_s: float, sort: str) -> None:
         while key != "q":
             due = time.monotonic() + interval_s
             sort = _KEYS.get(key, sort)
-            page = look(sort=sort, height=screen.height)
-            picture.update(draw_page(page, screen.width), refresh=True)
+            picture.update(fit_page(look(sort=sort, live=True), screen), refresh=True)
             key = keyboard.wait(due - time.monotonic())
 
 
@@ -299,7 +297,7 @@ def process_page(
     *,
     sort: str,
     wide: bool,
-    height: int | None = None,
+    live: bool = False,
 ) -> Page:
     """Look at the node's processes now.
 
@@ -310,7 +308,7 @@ def process_page(
         place: What the node was chosen by.
         sort: One of `_SORTS`.
         wide: Whether to show users, uuids and commands too.
-        height: Lines of the terminal, for `top`: GPUs, and as many processes as fit.
+        live: Whether it is for `top` on a terminal, with the GPUs and the keys.
     """
     # The driver first: what it lists has its slot by the time the regions are read.
     sample = None if sampler is None else sampler.sample()
@@ -320,19 +318,11 @@ def process_page(
     gap = None if sample is None else driver_gap(node.processes, sample)
     driver = sample is not None and gap is None
     data = {"driver": driver_object(sample, gap), "processes": rows}
-    gpus = () if sample is None or height is None else sample.devices
-    shown = rows
-    if height is not None:
-        # Beside them: headings, rules, sums, keys, empty lines, and two notes of two lines.
-        room = max(3, height - 14 - (len(gpus) + 3 if gpus else 0))
-        ends = itertools.accumulate(len(row.busy) or 1 for row in rows)
-        shown = [row for row, end in zip(rows, ends, strict=True) if end <= room]
-    more = [(f"and {len(rows) - len(shown)} more", QUIET)] if len(rows) > len(shown) else []
     blocks: list[Block] = [
-        *([Table(GPU_COLUMNS, gpus)] if gpus else []),
-        Table(_columns(wide, driver), shown, "busy"),
-        Lines([*more, (_sums(rows, driver), QUIET)], on="terminal"),
-        *([Lines([_hint(sort)])] if height is not None else []),
+        *([Table(GPU_COLUMNS, sample.devices, whole=True)] if live and sample is not None else []),
+        Table(_columns(wide, driver), rows, "busy"),
+        Lines([(_sums(rows, driver), QUIET)], on="terminal"),
+        *([Lines([_hint(sort)])] if live else []),
     ]
     notes = [] if gap is None else [f"no figures of the driver: {gap}"]
     return node_page(node, place, taken_at_ns, data, blocks, notes)

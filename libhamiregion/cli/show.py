@@ -136,7 +136,7 @@ class Facts:
         facts = [(label.replace(" ", "-").lower(), words) for label, words, _ in self._facts()]
         return aligned([("path", printable(self.snapshot.path)), *facts])
 
-    def drawn(self, width: int) -> RenderableType:
+    def drawn(self, width: int, rows: int | None = None) -> RenderableType:  # noqa: ARG002 (as all blocks)
         """See `output.Block`."""
         from rich import box
         from rich.console import Group

@@ -176,6 +176,7 @@ class Table:
         columns: What is shown of them.
         records: What is shown.
         parts: Takes a record's parts: the attribute's name, or a function; none by default.
+        whole: Whether it is never cut to the height of a terminal.
         empty: What a terminal shows in place of a table without records; a pipe shows the heading.
     """
 
@@ -183,6 +184,7 @@ class Table:
     records: Sequence[Any]
     parts: Getter | None = attrs.field(default=None, converter=_getter)
     empty: str = ""
+    whole: bool = False
 
     def rows(self) -> Iterator[tuple[Any, Any]]:
         """Yield a record with one of its parts, or with None, per row."""
@@ -203,13 +205,13 @@ class Table:
                 lines[-1][-1] = cells[-1][1]
         return aligned(lines)
 
-    def drawn(self, width: int) -> RenderableType | None:
-        """Draw the table for a terminal of that many columns."""
+    def drawn(self, width: int, rows: int | None = None) -> RenderableType | None:
+        """Draw the table for a terminal; see `output.Block`."""
         if not self.records:
             return Lines([(self.empty, QUIET)] if self.empty else []).drawn(width)
         from .terminal import draw_table
 
-        return draw_table(self, width)
+        return draw_table(self, width, None if self.whole else rows)
 
 
 @attrs.frozen
@@ -226,8 +228,8 @@ class Lines:
             return ""
         return "".join(f"{printable(text)}\n" for text, _ in self._styled())
 
-    def drawn(self, width: int) -> RenderableType | None:
-        """Draw them for a terminal of that many columns, if it has fewer than `to_width`."""
+    def drawn(self, width: int, rows: int | None = None) -> RenderableType | None:  # noqa: ARG002 (as all blocks)
+        """Draw them for a terminal with fewer columns than `to_width`; see `output.Block`."""
         if self.on == "pipe" or width >= self.to_width or not self.sentences:
             return None
         from rich.console import Group
