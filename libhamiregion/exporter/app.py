@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs
 
 from libhamiregion._version import __version__
-
 from libhamiregion.text import printable
 
 from .log_lines import RepeatedEvents
