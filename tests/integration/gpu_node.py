@@ -109,7 +109,7 @@ class GpuNode:
 
     def open(self, **options: Any) -> Node:
         names = ChainedNames([PodLogNames(self.logs)])
-        return Node(self.root, names=names, **{"outside": False, **options})
+        return Node(self.root, names=names, **options)
 
     def processes(self, sampler: NvmlSampler | None, **options: Any) -> tuple[NodeProcess, ...]:
         """Sample, look, join: in the order that the library asks for."""

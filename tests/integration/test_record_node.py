@@ -77,7 +77,7 @@ def test_a_reading_has_what_the_region_says(scene: NodeScene, layout: Layout) ->
     if layout.has_utilization:
         file.put("slot_util.sm", 37, slot=slot, device=0)
     sm = 37 if layout.has_utilization else None
-    with Node(scene.root, outside=False) as opened:
+    with Node(scene.root) as opened:
         found = NodeReader(opened).read()
     names = (None, None, "train", "0b5c")
     assert found == {
@@ -143,7 +143,7 @@ def test_a_driver_that_hangs_does_not_keep_the_recorder(
     scene.container("train", memory_limits=[8 * GIB])
     os.mkfifo(fake_driver.state)
     sampler = NvmlSampler(fake_driver.library, host_namespace=True)
-    with Node(scene.root, outside=False) as opened:
+    with Node(scene.root) as opened:
         reader = NodeReader(opened, sampler=sampler, timeout_s=0.05)
         for _ in range(2):
             assert only(reader)[1].driver_memory_bytes is None
@@ -158,7 +158,7 @@ def test_a_pod_is_named_as_soon_as_its_logs_are_there(
     node: GpuNode,
 ) -> None:
     pod = node.add("train", process=False, memory_limits=[GIB], uuids=[GPU])
-    with Node(node.root, names=PodLogNames(node.logs), outside=False) as opened:
+    with Node(node.root, names=PodLogNames(node.logs)) as opened:
         reader = NodeReader(opened)
         assert only(reader)[0].pod is None
         (node.logs / f"research_bert-0_{pod.pod_uid}" / "train").mkdir(parents=True)
@@ -169,7 +169,7 @@ def test_a_region_that_cannot_be_read_costs_nobody_else(scene: NodeScene, path: 
     good = scene.container("good", memory_limits=[GIB])
     bad = scene.container("bad", memory_limits=[GIB])
     with (
-        Node(scene.root, outside=False) as opened,
+        Node(scene.root) as opened,
         RecordingWriter(path, interval_s=15) as writer,
     ):
         recorder = Recorder(opened, writer)
@@ -197,7 +197,7 @@ def test_a_recorder_looks_until_it_is_told_to_stop(scene: NodeScene, path: Path)
         return len(waits) == 3
 
     with (
-        Node(scene.root, outside=False) as opened,
+        Node(scene.root) as opened,
         RecordingWriter(path, interval_s=15) as writer,
     ):
         Recorder(opened, writer).run(wait, looked=seen.append, failed=failures.append)

@@ -27,7 +27,7 @@ def root(tmp_path: Path) -> Root:
 
 @pytest.fixture
 def node(root: Root) -> Iterator[Node]:
-    with Node(root, outside=False) as node:
+    with Node(root) as node:
         yield node
 
 
@@ -216,7 +216,7 @@ def test_permissions_that_are_missing_are_told_and_noticed_when_they_come(
     closed_directory.chmod(0)
 
     def look() -> list[tuple[str | None, MissingReason | None]]:
-        with Node(public_directory, outside=False) as node:
+        with Node(public_directory) as node:
             node.refresh(processes=False)
             return [(each.name, reason(each)) for each in node.containers]
 
