@@ -1,4 +1,4 @@
-"""Lengths of time as Go programs and Prometheus write them: ``5m``, ``1h30m``, ``500ms``, ``7d``."""
+"""Lengths of time as Go and Prometheus write them: ``5m``, ``1h30m``, ``500ms``, ``7d``."""
 
 from __future__ import annotations
 
