@@ -18,8 +18,8 @@ from libhamiregion.agent import (
     WriterWatch,
 )
 from libhamiregion.agent.root_watch import RootWatch
-from libhamiregion.durations import parse_duration
 from libhamiregion.node import NvmlSampler
+from libhamiregion.units import parse_duration
 
 from . import exporter_options, node_options, options
 from .agent_log import EventLog

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from libhamiregion.durations import parse_duration
+from libhamiregion.units import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
