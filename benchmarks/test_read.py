@@ -88,9 +88,7 @@ def test_live_memory_limit(region: hami.Region, timed: Callable[..., Any]) -> No
 
 
 def test_live_memory_used(region: hami.Region, timed: Callable[..., Any]) -> None:
-    timed(
-        region.memory_used, 0, work="one live value: memory_used(0)", budget_us=0.3, against=USED
-    )
+    timed(region.memory_used, 0, work="one live value: memory_used(0)", budget_us=0.3, against=USED)
 
 
 def test_live_priority(region: hami.Region, timed: Callable[..., Any]) -> None:

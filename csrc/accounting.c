@@ -45,41 +45,35 @@ static int check_books(const struct account_call *call)
     return hr_fail(&detail);
 }
 
+#define ACCOUNT_POINT(name)                                                                        \
+    do {                                                                                           \
+        if (call->charging)                                                                        \
+            HR_POINT(CHARGE_##name);                                                               \
+        else                                                                                       \
+            HR_POINT(RELEASE_##name);                                                              \
+    } while (0)
+
 /* Adding the two's complement subtracts; the books say that it does not go below zero. */
 static void store_account(const struct account_call *call, unsigned char *slot)
 {
     const hr_region *region = call->region;
     unsigned char *used = hr_slot_used(region, slot, call->device);
     uint64_t delta = call->charging ? call->bytes : 0 - call->bytes;
-    uint64_t *book = &region->own.attachment->charged[call->device][call->kind];
     if (hr_has_seqlock(region)) {
-        unsigned char *seqlock = slot + region->layout->slot_seqlock;
-        hr_add_u64(seqlock, 1, memory_order_relaxed);
+        hr_add_u64(slot + region->layout->slot_seqlock, 1, memory_order_relaxed);
         /* Readers that see a value stored below also see the odd number. */
         atomic_thread_fence(memory_order_release);
-        if (call->charging)
-            HR_POINT(CHARGE_SEQLOCK_ODD);
-        else
-            HR_POINT(RELEASE_SEQLOCK_ODD);
+        ACCOUNT_POINT(SEQLOCK_ODD);
     }
     hr_add_u64(used + HR_TOTAL_OFFSET, delta, memory_order_relaxed);
-    if (call->charging)
-        HR_POINT(CHARGE_TOTAL_STORED);
-    else
-        HR_POINT(RELEASE_TOTAL_STORED);
+    ACCOUNT_POINT(TOTAL_STORED);
     hr_add_u64(used + call->kind * 8, delta, memory_order_relaxed);
-    if (call->charging)
-        HR_POINT(CHARGE_KIND_STORED);
-    else
-        HR_POINT(RELEASE_KIND_STORED);
-    *book += delta;
+    ACCOUNT_POINT(KIND_STORED);
+    region->own.attachment->charged[call->device][call->kind] += delta;
     if (hr_has_seqlock(region)) {
         /* Release: even again only after the values. */
         hr_add_u64(slot + region->layout->slot_seqlock, 1, memory_order_release);
-        if (call->charging)
-            HR_POINT(CHARGE_SEQLOCK_EVEN);
-        else
-            HR_POINT(RELEASE_SEQLOCK_EVEN);
+        ACCOUNT_POINT(SEQLOCK_EVEN);
     }
 }
 

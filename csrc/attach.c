@@ -136,11 +136,9 @@ static int check_no_foreign_mapping(hr_region *region)
     return code;
 }
 
-int hr_attach_by(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns)
+int hr_attach(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns)
 {
-    if (!region->writable)
-        return hr_fail_code(HR_EREADONLY);
-    int code = hr_enter(region);
+    int code = hr_enter_to_write(region);
     if (code != HR_OK)
         return code;
     code = check_no_foreign_mapping(region);
@@ -160,14 +158,9 @@ int hr_attach_by(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_n
     }
     if (call.turn == 0) {
         free(call.attachment);
-        hr_unclaim_attachment(region);
+        region->own.is_claimed = false;
     }
     return code;
-}
-
-int hr_attach(hr_region *region, uint64_t timeout_ns)
-{
-    return hr_attach_by(region, NULL, timeout_ns);
 }
 
 void hr_end_attachment(struct hr_ticket *ticket)
@@ -191,11 +184,9 @@ unsigned char *hr_remembered_slot(const hr_region *region)
         return NULL;
     /* Up to 2.8.0 each process looks for its slot, and so do we: a second one with our pid must
      * not go on counting. */
-    for (int32_t other = 0; !hr_has_seqlock(region) && other < count; other++) {
-        if (other != index &&
-            hr_slot_pid(region, hr_slot(region, (uint32_t)other)) == region->own.pid)
-            return NULL;
-    }
+    if (!hr_has_seqlock(region) && (hr_find_slot(region, region->own.pid, count) != index ||
+                                    hr_find_slot(region, region->own.pid, index) >= 0))
+        return NULL;
     unsigned char *slot = hr_slot(region, (uint32_t)index);
     return hr_slot_pid(region, slot) == region->own.pid ? slot : NULL;
 }
@@ -282,7 +273,7 @@ static int detach_work(void *argument)
 /* Under the gate, so that no other thread is accounting. */
 static void forget_attachment(hr_region *region)
 {
-    hr_unclaim_attachment(region);
+    region->own.is_claimed = false;
     free(region->own.attachment);
     region->own.attachment = NULL;
     region->own.pid = 0;
@@ -325,14 +316,12 @@ int hr_leave_region(hr_region *region, uint64_t deadline_ns)
 
 int hr_detach(hr_region *region, uint64_t timeout_ns)
 {
-    if (!region->writable)
-        return hr_fail_code(HR_EREADONLY);
-    int code = hr_enter(region);
+    int code = hr_enter_to_write(region);
     if (code != HR_OK)
         return code;
     /* Who has no slot does not wait for the lock to learn that. */
-    code = hr_claims_attachment(region) ? detach(region, hr_deadline_ns(timeout_ns))
-                                        : hr_fail_code(HR_EDETACHED);
+    code = region->own.is_claimed ? detach(region, hr_deadline_ns(timeout_ns))
+                                  : hr_fail_code(HR_EDETACHED);
     hr_leave(region);
     return code;
 }

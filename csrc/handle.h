@@ -46,7 +46,7 @@ struct hr_lock_part {
 struct hr_own_slot {
     int32_t pid;                      /* that stands in it; 0 = not attached */
     struct hr_attachment *attachment; /* NULL = not attached */
-    _Atomic bool is_claimed; /* by this handle, the only one of the process; under their guard */
+    _Atomic bool is_claimed; /* by this handle, the only one of the process; set under fork lock */
     _Atomic uint64_t turn;   /* how often this handle has been attached */
 };
 
@@ -102,6 +102,13 @@ static inline int hr_enter(hr_region *region)
     return HR_OK;
 }
 
+/* For a call that stores: HR_EREADONLY through a read-only handle. */
+static inline int hr_enter_to_write(hr_region *region)
+{
+    /* `writable` never changes after hr_open(). */
+    return region->writable ? hr_enter(region) : hr_fail_code(HR_EREADONLY);
+}
+
 static inline void hr_leave(hr_region *region)
 {
     atomic_fetch_sub_explicit(&region->users, 1, memory_order_release);
@@ -120,8 +127,6 @@ bool hr_is_mapped_by_handle(uint64_t start);
 
 /* One attachment per process and region: false if another handle has it. */
 bool hr_claim_attachment(hr_region *region);
-void hr_unclaim_attachment(hr_region *region);
-bool hr_claims_attachment(const hr_region *region);
 /* Whether this process is attached to the region or has its lock, by any handle, or by any
  * other handle. */
 bool hr_is_used_by_process(const hr_region *region, bool by_another);

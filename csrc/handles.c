@@ -63,9 +63,14 @@ void hr_unlink_writable(hr_region *region)
         region->next_writable->previous_writable = region->previous_writable;
 }
 
+#define EACH_WRITABLE(region)                                                                      \
+    hr_region *region = writable_handles;                                                          \
+    region != NULL;                                                                                \
+    region = region->next_writable
+
 bool hr_is_mapped_by_handle(uint64_t start)
 {
-    for (hr_region *region = writable_handles; region != NULL; region = region->next_writable) {
+    for (EACH_WRITABLE(region)) {
         if (start == (uint64_t)(uintptr_t)region->base)
             return true;
     }
@@ -82,19 +87,19 @@ static bool is_same_region(const hr_region *one, const hr_region *other)
 bool hr_is_used_by_process(const hr_region *region, bool by_another)
 {
     bool used = false;
-    pthread_mutex_lock(&writable_guard);
-    for (hr_region *other = writable_handles; other != NULL; other = other->next_writable) {
+    hr_fork_lock();
+    for (EACH_WRITABLE(other)) {
         if (is_same_region(region, other) && !(by_another && other == region))
             used = used || other->own.is_claimed || other->lock.held;
     }
-    pthread_mutex_unlock(&writable_guard);
+    hr_fork_unlock();
     return used;
 }
 
 uint64_t hr_next_own_numbers(const hr_region *region, uint64_t from)
 {
     uint64_t next = HR_FOREIGN_END;
-    for (const hr_region *other = writable_handles; other != NULL; other = other->next_writable) {
+    for (EACH_WRITABLE(other)) {
         uint64_t numbers = other->lock.numbers;
         if (is_same_region(region, other) && numbers >= from && numbers < next)
             next = numbers;
@@ -120,9 +125,8 @@ void hr_let_go(hr_region *region)
 hr_region *hr_next_to_leave(void)
 {
     hr_region *next = NULL;
-    pthread_mutex_lock(&writable_guard);
-    for (hr_region *other = writable_handles; next == NULL && other != NULL;
-         other = other->next_writable) {
+    hr_fork_lock();
+    for (EACH_WRITABLE(other)) {
         if (other->fork_generation == hr_fork_generation && !other->has_left)
             next = other;
     }
@@ -130,7 +134,7 @@ hr_region *hr_next_to_leave(void)
         next->has_left = true;
         hr_keep(next);
     }
-    pthread_mutex_unlock(&writable_guard);
+    hr_fork_unlock();
     return next;
 }
 
@@ -140,30 +144,13 @@ bool hr_claim_attachment(hr_region *region)
 {
     atomic_fetch_add_explicit(&hr_uses, 1, memory_order_seq_cst);
     bool is_free = true;
-    pthread_mutex_lock(&writable_guard);
-    for (hr_region *other = writable_handles; other != NULL; other = other->next_writable) {
-        if (is_same_region(region, other) && other->own.is_claimed)
-            is_free = false;
-    }
+    hr_fork_lock();
+    for (EACH_WRITABLE(other))
+        is_free = is_free && !(is_same_region(region, other) && other->own.is_claimed);
     if (is_free)
         region->own.is_claimed = true;
-    pthread_mutex_unlock(&writable_guard);
+    hr_fork_unlock();
     return is_free;
-}
-
-bool hr_claims_attachment(const hr_region *region)
-{
-    pthread_mutex_lock(&writable_guard);
-    bool claims = region->own.is_claimed;
-    pthread_mutex_unlock(&writable_guard);
-    return claims;
-}
-
-void hr_unclaim_attachment(hr_region *region)
-{
-    pthread_mutex_lock(&writable_guard);
-    region->own.is_claimed = false;
-    pthread_mutex_unlock(&writable_guard);
 }
 
 int hr_watch_forks(void)

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base.h"
+#include "map_files.h"
 
 /* Covers every field up to procs in every layout. */
 #define HEADER_BYTES 2048
@@ -92,12 +93,19 @@ int hr_open_file(const char *path, uint32_t flags, int *fd, struct stat *status)
 
     int code = HR_OK;
     *fd = -1;
-    int held = openat(directory, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
-    if (held < 0)
-        code = open_error(errno);
-    else if (fstat(held, status) != 0)
+    int held = -1;
+    if (hr_is_in_map_files(path)) {
+        held = hr_hold_mapped_file(directory, name);
+        if (held < 0)
+            code = held;
+    } else {
+        held = openat(directory, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+        if (held < 0)
+            code = open_error(errno);
+    }
+    if (code == HR_OK && fstat(held, status) != 0)
         code = hr_fail_errno(HR_ESYSTEM, errno);
-    else
+    if (code == HR_OK)
         code = check_type(status);
     if (code == HR_OK) {
         *fd = open_held(held, directory, name, (flags & HR_WRITE) != 0 ? O_RDWR : O_RDONLY);

@@ -141,17 +141,22 @@ void hr_gate_leave(hr_region *region)
 
 /* ---- Signatures --------------------------------------------------------------- */
 
+/* After HR_EBUSY: HR_EBUSY again after a nap, or what ends the waiting. */
+static int nap_before_next(hr_region *region, uint64_t deadline_ns, unsigned *naps)
+{
+    if (hr_is_closing(region))
+        return hr_fail_code(HR_ECLOSED);
+    return hr_nap(deadline_ns, naps) ? HR_EBUSY : hr_fail_code(HR_ETIMEOUT);
+}
+
 int hr_await_bytes(hr_region *region, off_t start, off_t length, uint64_t deadline_ns,
                    struct hr_byte_lock *out)
 {
     unsigned naps = 0;
     int code;
-    while ((code = hr_lock_bytes(region, F_WRLCK, start, length, out)) == HR_EBUSY) {
-        if (hr_is_closing(region))
-            return hr_fail_code(HR_ECLOSED);
-        if (!hr_nap(deadline_ns, &naps))
-            return hr_fail_code(HR_ETIMEOUT);
-    }
+    do
+        code = hr_lock_bytes(region, F_WRLCK, start, length, out);
+    while (code == HR_EBUSY && (code = nap_before_next(region, deadline_ns, &naps)) == HR_EBUSY);
     return code;
 }
 
@@ -177,30 +182,32 @@ static int check_numbers_work(void *argument)
     return hr_owner_of(region) / HR_TURNS == region->lock.numbers / HR_TURNS ? HR_EBUSY : HR_OK;
 }
 
+static int draw_once(hr_region *region)
+{
+    uint64_t numbers = draw();
+    int code =
+        hr_lock_bytes(region, F_WRLCK, hr_number_byte(numbers), HR_TURNS, &region->lock.own_bytes);
+    if (code != HR_OK)
+        return code;
+    HR_POINT(LOCK_NUMBERS_DRAWN);
+    set_numbers(region, numbers);
+    code = hr_run_entered(region, check_numbers_work, region);
+    if (code != HR_OK) {
+        set_numbers(region, 0);
+        hr_unlock_bytes(region, &region->lock.own_bytes);
+    }
+    return code;
+}
+
 static int draw_numbers(hr_region *region, uint64_t deadline_ns)
 {
     unsigned naps = 0;
-    for (;;) {
-        uint64_t numbers = draw();
-        int code = hr_lock_bytes(region, F_WRLCK, hr_number_byte(numbers), HR_TURNS,
-                                 &region->lock.own_bytes);
-        if (code == HR_OK) {
-            HR_POINT(LOCK_NUMBERS_DRAWN);
-            set_numbers(region, numbers);
-            code = hr_run_entered(region, check_numbers_work, region);
-            if (code == HR_OK)
-                return HR_OK;
-            set_numbers(region, 0);
-            hr_unlock_bytes(region, &region->lock.own_bytes);
-        }
-        if (code != HR_EBUSY)
-            return code;
-        /* A container may lock all bytes there are. */
-        if (hr_is_closing(region))
-            return hr_fail_code(HR_ECLOSED);
-        if (!hr_nap(deadline_ns, &naps))
-            return hr_fail_code(HR_ETIMEOUT);
-    }
+    int code;
+    /* A container may lock all bytes there are. */
+    do
+        code = draw_once(region);
+    while (code == HR_EBUSY && (code = nap_before_next(region, deadline_ns, &naps)) == HR_EBUSY);
+    return code;
 }
 
 int hr_choose_signature(hr_region *region, uint64_t deadline_ns)
@@ -230,29 +237,21 @@ void hr_note_taken(hr_region *region)
 
 struct attempt {
     hr_region *region;
-    bool only_look;
     struct hr_lock_words seen;
     int reason; /* HR_REASON_TWO_INODES where that kept us from taking over */
 };
-
-static bool is_free(struct hr_lock_words words)
-{
-    return words.owner == 0 && hr_sem_value(words.sem) > 0;
-}
 
 /* HR_EBUSY, without a detail: not taken. */
 static int attempt_work(void *argument)
 {
     struct attempt *attempt = argument;
     hr_region *region = attempt->region;
-    for (;;) {
+    do {
         attempt->seen = hr_load_lock(region);
-        if (!is_free(attempt->seen) || attempt->only_look)
+        if (attempt->seen.owner != 0 || hr_sem_value(attempt->seen.sem) == 0)
             return HR_EBUSY;
-        if (hr_swap_lock(region, attempt->seen,
-                         hr_lock_with(attempt->seen, region->lock.signature, 0)))
-            break;
-    }
+    } while (!hr_swap_lock(region, attempt->seen,
+                           hr_lock_with(attempt->seen, region->lock.signature, 0)));
     hr_note_taken(region);
     HR_POINT(LOCK_OWNER_STORED);
     return HR_OK;
@@ -261,19 +260,15 @@ static int attempt_work(void *argument)
 static int attempt_once(struct attempt *attempt)
 {
     hr_region *region = attempt->region;
-    bool paired = hr_lock_is_paired(region);
-    attempt->only_look = !paired;
-    int code = hr_run_entered(region, attempt_work, attempt);
-    if (paired || code != HR_EBUSY || !is_free(attempt->seen))
-        return code;
-    struct hr_byte_lock host = {NULL};
-    code = hr_lock_bytes(region, F_WRLCK, HR_HOST_LOCK_BYTE, 1, &host);
+    if (hr_lock_is_paired(region))
+        return hr_run_entered(region, attempt_work, attempt);
+    int host;
+    int code = hr_take_host_lock(region, &host);
     if (code != HR_OK)
         return code;
     HR_POINT(LOCK_HOST_TAKEN);
-    attempt->only_look = false;
     code = hr_run_entered(region, attempt_work, attempt);
-    hr_unlock_bytes(region, &host);
+    hr_drop_host_lock(host);
     return code;
 }
 
@@ -317,35 +312,29 @@ static int take_over(struct attempt *attempt)
     return HR_OK;
 }
 
-static int timed_out(uint64_t owner, int reason)
-{
-    struct hr_detail detail = {
-        .code = HR_ETIMEOUT, .reason = reason, .device = -1, .layout = HR_LAYOUTS, .found = owner};
-    return hr_fail(&detail);
-}
-
 /* Naps before a signature is judged: most holders are gone by then. */
 #define PATIENCE_NS 80000
 
-static int take(hr_region *region, uint64_t deadline_ns)
+static int take(struct attempt *attempt, uint64_t deadline_ns)
 {
-    struct attempt attempt = {.region = region};
+    hr_region *region = attempt->region;
     uint64_t nap_ns = 20000;
     for (;;) {
-        int code = attempt_once(&attempt);
+        attempt->seen.owner = 0;
+        int code = attempt_once(attempt);
         if (code != HR_EBUSY)
             return code;
         if (hr_is_closing(region))
             return hr_fail_code(HR_ECLOSED);
         uint64_t now = hr_clock_ns(CLOCK_MONOTONIC);
         bool is_last = now >= deadline_ns;
-        if (hr_is_number(attempt.seen.owner) && (is_last || nap_ns > PATIENCE_NS)) {
-            code = take_over(&attempt);
+        if (hr_is_number(attempt->seen.owner) && (is_last || nap_ns > PATIENCE_NS)) {
+            code = take_over(attempt);
             if (code != HR_EBUSY)
                 return code;
         }
         if (is_last)
-            return timed_out(attempt.seen.owner, attempt.reason);
+            return HR_ETIMEOUT;
         /* glibc's post does not know of us: never sleep past a millisecond. */
         uint64_t left = deadline_ns - now;
         futex_wait(hr_sem_at(region), nap_ns < left ? nap_ns : left);
@@ -353,23 +342,24 @@ static int take(hr_region *region, uint64_t deadline_ns)
     }
 }
 
-/* Another thread, or a container that has locked all numbers, was in the way: say who has signed.
- */
-static int name_owner_work(void *argument)
+/* Say who has signed, whether this lock was waited for, another thread, or numbers all locked. */
+static int time_out_work(void *argument)
 {
-    return timed_out(hr_owner_of(argument), HR_REASON_NONE);
+    const struct attempt *attempt = argument;
+    return HR_FAIL(HR_ETIMEOUT, .reason = attempt->reason, .found = hr_owner_of(attempt->region));
 }
 
 int hr_lock_take(hr_region *region, uint64_t deadline_ns)
 {
+    struct attempt attempt = {.region = region};
     int code = hr_gate_enter(region, deadline_ns);
     bool entered = code == HR_OK;
     if (code == HR_OK)
         code = hr_choose_signature(region, deadline_ns);
-    if (code == HR_ETIMEOUT)
-        code = hr_run_entered(region, name_owner_work, region);
     if (code == HR_OK)
-        code = take(region, deadline_ns);
+        code = take(&attempt, deadline_ns);
+    if (code == HR_ETIMEOUT)
+        code = hr_run_entered(region, time_out_work, &attempt);
     if (entered && code != HR_OK)
         hr_gate_leave(region);
     return code;
@@ -401,26 +391,33 @@ int hr_give_back(hr_region *region)
     return code;
 }
 
-int hr_lock_drop(hr_region *region)
+static int await_host_lock(hr_region *region)
 {
     const uint64_t patience_ns = 1000000000;
-    struct hr_byte_lock host = {NULL};
-    /* Who has locked that byte for longer than any recovery needs does not keep us. */
-    if (!hr_lock_is_paired(region))
-        hr_await_bytes(region, HR_HOST_LOCK_BYTE, 1, hr_deadline_ns(patience_ns), &host);
+    uint64_t deadline = hr_deadline_ns(patience_ns);
+    unsigned naps = 0;
+    int host;
+    while (hr_take_host_lock(region, &host) == HR_EBUSY &&
+           nap_before_next(region, deadline, &naps) == HR_EBUSY)
+        ;
+    return host;
+}
+
+int hr_lock_drop(hr_region *region)
+{
+    /* A program that keeps that byte for longer than any recovery does not keep us. */
+    int host = hr_lock_is_paired(region) ? -1 : await_host_lock(region);
     int code = hr_give_back(region);
-    hr_unlock_bytes(region, &host);
+    hr_drop_host_lock(host);
     hr_gate_leave(region);
     return code;
 }
 
 /* ---- For users -------------------------------------------------------------------- */
 
-int hr_lock_by(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns)
+int hr_lock(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns)
 {
-    if (!region->writable)
-        return hr_fail_code(HR_EREADONLY);
-    int code = hr_enter(region);
+    int code = hr_enter_to_write(region);
     if (code != HR_OK)
         return code;
     code = hr_lock_take(region, hr_deadline_ns(timeout_ns));
@@ -432,11 +429,6 @@ int hr_lock_by(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns)
     }
     hr_leave(region);
     return code;
-}
-
-int hr_lock(hr_region *region, uint64_t timeout_ns)
-{
-    return hr_lock_by(region, NULL, timeout_ns);
 }
 
 int hr_unlock(hr_region *region)
@@ -483,9 +475,7 @@ int hr_lock_drop_after(hr_region *region, int code)
 
 int hr_run_locked(hr_region *region, hr_guarded_work *work, void *argument, uint64_t timeout_ns)
 {
-    if (!region->writable)
-        return hr_fail_code(HR_EREADONLY);
-    int code = hr_enter(region);
+    int code = hr_enter_to_write(region);
     if (code != HR_OK)
         return code;
     code = hr_lock_take(region, hr_deadline_ns(timeout_ns));

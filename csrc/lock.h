@@ -1,15 +1,11 @@
 /*
  * The region's semaphore: taking it, telling who has it, breaking it with proof.
  *
- * CONCEPT
- *
- * libvgpu guards the slot table with an unnamed process-shared POSIX semaphore
- * and signs in owner_pid.  Its protocol is: wait; store the own pid in
- * owner_pid; work; store 0 in owner_pid; post.  This module speaks it without
- * libc's semaphores, because the bytes belong to the container's libc: the value
- * is the low half of the semaphore's first word, the high half counts waiters in new
- * glibc.  We never register there, but look again after short futex waits, so a
- * process that dies while it waits leaves nothing behind.
+ * docs/protocol.md is the manual, and proves it.  In short: libvgpu guards the slot table with
+ * an unnamed process-shared POSIX semaphore and signs in owner_pid.  Its bytes belong to the
+ * container's libc, so no function of ours touches it: the value is the low half of its first
+ * word, and a futex.  We never register as waiters, so a process that dies while it waits
+ * leaves nothing behind.
  *
  * From layout 1.1 on owner_pid and that word are neighbours, and one 16-byte
  * compare-and-swap changes both:
@@ -18,31 +14,22 @@
  *   give back  (our signature, any)      -> (0, 1), then always FUTEX_WAKE
  *   take over  (a dead signature, any)   -> (our signature, 0)
  *
- * So no writer of this library ever has the lock unsigned, and none gives back what it
- * has lost.  In the two older layouts the words cannot be swapped together: there
- * each of these is two steps, between which the *host lock* is held, an open file's lock
- * on HR_HOST_LOCK_BYTE.  Recovery holds it too, in all layouts.
+ * In the two older layouts each of these is two steps, between which the *host lock* is held,
+ * an open file's lock on HR_HOST_LOCK_BYTE.  Recovery holds it too, in all layouts.
  *
- * SIGNATURES
- *
- * A process that is attached, or is just attaching, signs with its pid: libvgpu and this
- * library alike look for it in /proc, and while it lives the lock is its own.
- *
- * Any other handle signs with numbers: HR_FOREIGN_OWNER + n, above any pid.  It draws a
- * random multiple of HR_TURNS, locks the bytes from HR_NUMBER_BYTE + n on for as long as
- * it is open, and counts through these HR_TURNS numbers, one each time.  Whoever can
- * lock the byte of a signature knows that its writer is dead, in whatever namespace it
- * was, and while the byte is locked nobody can draw it.  The next writer takes such a
- * lock over at once.  Signatures from HR_FOREIGN_END on belong to
+ * A process that is attached, or is just attaching, signs with its pid.  Any other handle signs
+ * with numbers, HR_FOREIGN_OWNER + n, above any pid.  It draws a random multiple of HR_TURNS, locks
+ * the bytes from HR_NUMBER_BYTE + n on for as long as it is open, and counts through these
+ * HR_TURNS numbers, one each time.  Whoever can lock the byte of a signature knows that its writer
+ * is dead, and while it is locked nobody can draw it.  Signatures from HR_FOREIGN_END on belong to
  * schemes to come: nothing is concluded from their bytes.
  *
  * CAVEATS
  *
  * - A number is no live pid in the container.  A waiter of libvgpu that has waited
- *   for its ten seconds (to a whole second: 9 to 10, counted from when *it* began, not
- *   from when the lock was taken) takes the lock from whoever is signed with a number
- *   then; up to HAMi 2.8.0 it does so at any moment from then on.  Hold it for microseconds.  A
- * lock that was lost is reported when it is given back (HR_ELOST).  A pid is never taken away.
+ *   for 9 to 10 s takes the lock from the holder that is signed with a number then, however
+ *   short that has held it.  Hold it for microseconds.  A lock that was lost is reported when it
+ *   is given back (HR_ELOST).  A pid is never taken away.
  * - Not re-entrant: a second hr_lock() by the thread that holds it is HR_EBUSY.
  * - Lock order: the handle's gate (threads), the host lock, the semaphore.
  */
@@ -69,13 +56,24 @@
 #define HR_NEWCOMER_NS 20000000u
 
 /*
- * Take the lock within `timeout_ns`, 0 = look once.
+ * A ticket owns what a call has taken, from within the call: it is made before, all
+ * zero, and ended by its destructor, from any thread, at any time, and as often as one
+ * likes.  What was given back meanwhile stays so, also if the handle has taken it anew.
+ */
+struct hr_ticket {
+    hr_region *region; /* NULL: never used.  The handle's memory stays until the end. */
+    uint64_t turn;
+};
+
+/*
+ * Take the lock within `timeout_ns`, 0 = look once, for the ticket, if that is not NULL.
  *
  * HR_ETIMEOUT (detail.found = owner_pid), HR_EBUSY (this thread has it already),
  * HR_EREADONLY, HR_ESTALE, HR_ECLOSED, HR_EFORKED, HR_ESYSTEM.  A handle that is not attached
  * opens the file anew the first time: HR_ESTALE if its path leads elsewhere, HR_EACCESS.
  */
-int hr_lock(hr_region *region, uint64_t timeout_ns);
+int hr_lock(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns);
+void hr_end_lock(struct hr_ticket *ticket);
 
 /*
  * Give it back.  HR_EBUSY: this handle does not hold it.  HR_ELOST: it was taken
@@ -86,18 +84,6 @@ int hr_unlock(hr_region *region);
 /* Give it back if this thread has it, else HR_EBUSY.  Use when it is unknown whether hr_lock()
  * succeeded, for example after a signal. */
 int hr_unlock_own(hr_region *region);
-
-/*
- * A ticket owns what a call has taken, from within the call: it is made before, all
- * zero, and ended by its destructor, from any thread, at any time, and as often as one
- * likes.  What was given back meanwhile stays so, also if the handle has taken it anew.
- */
-struct hr_ticket {
-    hr_region *region; /* NULL: never used.  The handle's memory stays until the end. */
-    uint64_t turn;
-};
-int hr_lock_by(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns);
-void hr_end_lock(struct hr_ticket *ticket);
 
 enum hr_liveness { HR_DEAD, HR_ALIVE, HR_LIVENESS_UNKNOWN };
 

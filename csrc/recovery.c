@@ -27,11 +27,20 @@ static bool is_damaged(struct hr_lock_words words)
     return hr_sem_value(words.sem) > (words.owner == 0 ? 1 : 0);
 }
 
+static unsigned char *postinit_at(const hr_region *region)
+{
+    return region->base + region->layout->sem_postinit;
+}
+
+static uint32_t postinit_value(const hr_region *region)
+{
+    return hr_sem_value(hr_load_u64(postinit_at(region), memory_order_acquire));
+}
+
 static int state_work(void *argument)
 {
     struct state_call *call = argument;
     const hr_region *region = call->region;
-    struct hr_lock_state *out = call->out;
     int code = hr_check_header(region);
     if (code != HR_OK)
         return code;
@@ -43,74 +52,83 @@ static int state_work(void *argument)
         nanosleep(&nap, NULL);
         words = hr_load_lock(region);
     }
-    out->value = hr_sem_value(words.sem);
-    out->waiters = (uint32_t)(words.sem >> 32);
-    out->owner_pid = words.owner;
-    out->is_ours = hr_is_number(words.owner);
-    out->is_damaged = is_damaged(words);
-    out->postinit = 1;
-    if (region->layout->sem_postinit != HR_ABSENT)
-        out->postinit = hr_sem_value(
-            hr_load_u64(region->base + region->layout->sem_postinit, memory_order_acquire));
+    bool has_postinit = region->layout->sem_postinit != HR_ABSENT;
+    *call->out = (struct hr_lock_state){.value = hr_sem_value(words.sem),
+                                        .waiters = (uint32_t)(words.sem >> 32),
+                                        .postinit = has_postinit ? postinit_value(region) : 1,
+                                        .is_ours = hr_is_number(words.owner),
+                                        .is_damaged = is_damaged(words),
+                                        .owner_pid = words.owner};
     return HR_OK;
+}
+
+static int read_state(hr_region *region, struct hr_lock_state *out)
+{
+    struct state_call call = {.region = region, .out = out};
+    return hr_run_entered(region, state_work, &call);
+}
+
+static bool is_signed_with_pid(const struct hr_lock_state *state)
+{
+    return state->owner_pid != 0 && state->owner_pid < HR_FOREIGN_OWNER;
+}
+
+/* Search for the owner alone, or for all processes that map the region. */
+static int search(hr_region *region, const char *proc, enum hr_own_handle own,
+                  const struct hr_lock_state *state, bool only_owner, struct hr_mappers *out)
+{
+    const struct hr_slot_pids owner = {
+        .pids = {(int32_t)state->owner_pid}, .count = 1, .any_level = true};
+    return hr_find_mappers(region, proc, own, only_owner ? &owner : NULL,
+                           hr_deadline_ns(HR_SEARCH_NS), out);
 }
 
 /*
- * Keeps the number's byte where it could be locked, so that nobody draws that number
- * until `kept` is given back.
+ * Outside the guard: it opens files.  `kept` keeps a number's byte where that could be locked, so
+ * that nobody draws that number until it is given back.
  */
-static enum hr_liveness life_of_number(const hr_region *region, uint64_t owner,
-                                       struct hr_byte_lock *kept)
+static void judge_owner(const hr_region *region, const struct hr_mappers *mappers,
+                        struct hr_lock_state *state, struct hr_byte_lock *kept)
 {
+    uint64_t owner = state->owner_pid;
+    state->owner_liveness = owner == 0 ? HR_DEAD : HR_LIVENESS_UNKNOWN;
+    if (is_signed_with_pid(state))
+        state->owner_liveness =
+            hr_liveness_of_owner(mappers, (int32_t)owner, &state->owner_pid_here);
+    if (!state->is_ours)
+        return;
     int code = hr_lock_bytes(region, F_RDLCK, hr_number_byte(owner), 1, kept);
-    if (code != HR_OK)
-        return code == HR_EBUSY ? HR_ALIVE : HR_LIVENESS_UNKNOWN;
-    return hr_may_have_two_inodes(region) ? HR_LIVENESS_UNKNOWN : HR_DEAD;
+    if (code == HR_EBUSY)
+        state->owner_liveness = HR_ALIVE;
+    else if (code == HR_OK && !hr_may_have_two_inodes(region))
+        state->owner_liveness = HR_DEAD;
 }
 
-static int judge_owner(hr_region *region, const char *proc, struct hr_lock_state *out)
+/* What the lock is like, and whether its owner lives. */
+static int judge_once(hr_region *region, const char *proc, struct hr_lock_state *out)
 {
-    if (out->owner_pid == 0)
-        return HR_OK;
-    if (out->is_ours) {
-        struct hr_byte_lock kept;
-        out->owner_liveness = life_of_number(region, out->owner_pid, &kept);
-        hr_unlock_bytes(region, &kept);
-        return HR_OK;
-    }
-    if (out->owner_pid >= HR_FOREIGN_OWNER) {
-        out->owner_liveness = HR_LIVENESS_UNKNOWN;
-        return HR_OK;
-    }
-    struct hr_mappers mappers;
-    const struct hr_slot_pids owner = {
-        .pids = {(int32_t)out->owner_pid}, .count = 1, .any_level = true};
-    int code = hr_find_mappers(region, proc, HR_WITH_OWN_HANDLE, &owner,
-                               hr_deadline_ns(HR_SEARCH_NS), &mappers);
-    if (code != HR_OK)
-        return code;
-    out->owner_liveness =
-        hr_liveness_of_owner(&mappers, (int32_t)out->owner_pid, &out->owner_pid_here);
+    struct hr_mappers mappers = {.list = NULL};
+    struct hr_byte_lock kept = {NULL};
+    int code = read_state(region, out);
+    if (code == HR_OK && is_signed_with_pid(out))
+        code = search(region, proc, HR_WITH_OWN_HANDLE, out, true, &mappers);
+    if (code == HR_OK)
+        judge_owner(region, &mappers, out, &kept);
+    hr_unlock_bytes(region, &kept);
     hr_free_mappers(&mappers);
-    return HR_OK;
+    return code;
 }
 
-/* State, then judgement; again where the lock has changed hands in between. */
+/* Again where the lock has changed hands in between. */
 static int judge_state(hr_region *region, const char *proc, struct hr_lock_state *out)
 {
     const int tries = 3;
-    struct hr_lock_state after;
     for (int try = 0; try < tries; try++) {
-        memset(out, 0, sizeof *out);
-        memset(&after, 0, sizeof after);
+        struct hr_lock_state after;
         uint32_t uses = atomic_load_explicit(&hr_uses, memory_order_seq_cst);
-        struct state_call before_call = {.region = region, .out = out};
-        struct state_call after_call = {.region = region, .out = &after};
-        int code = hr_run_entered(region, state_work, &before_call);
+        int code = judge_once(region, proc, out);
         if (code == HR_OK)
-            code = judge_owner(region, proc, out);
-        if (code == HR_OK)
-            code = hr_run_entered(region, state_work, &after_call);
+            code = read_state(region, &after);
         if (code != HR_OK)
             return code;
         bool is_own = out->owner_pid == (uint64_t)getpid();
@@ -119,7 +137,7 @@ static int judge_state(hr_region *region, const char *proc, struct hr_lock_state
             !(is_own && used_meanwhile))
             return HR_OK;
     }
-    /* Who lets go is alive, whatever was found of it afterwards. */
+    /* An owner that lets go is alive, whatever was found of it afterwards. */
     if (out->owner_pid != 0)
         out->owner_liveness = HR_ALIVE;
     return HR_OK;
@@ -140,61 +158,47 @@ int hr_get_lock_state(hr_region *region, const char *proc, struct hr_lock_state 
 struct recovery {
     hr_region *region;
     struct hr_recovery *progress; /* the caller's; its owner and value are what was judged */
-    const struct hr_mappers *mappers;
+    struct hr_lock_state state;
+    struct hr_mappers mappers;
     uint32_t uses; /* hr_uses of before the scan */
     uint64_t watch_ns;
     /* While these are locked, nobody draws the number that was judged, or any number. */
     struct hr_byte_lock judged_byte, all_bytes;
-    enum hr_liveness life; /* of the owner */
-    int32_t here;
     bool alone;
 };
 
 static int not_recoverable(int reason, const struct recovery *recovery, uint64_t owner)
 {
-    struct hr_detail detail = {.code = HR_ENOTRECOVERABLE,
-                               .reason = reason,
-                               .device = -1,
-                               .layout = HR_LAYOUTS,
-                               .found = owner,
-                               .wanted = (uint64_t)recovery->here};
-    return hr_fail(&detail);
+    return HR_FAIL(HR_ENOTRECOVERABLE, .reason = reason, .found = owner,
+                   .wanted = (uint64_t)recovery->state.owner_pid_here);
 }
 
 static bool is_as_judged(const struct recovery *recovery, struct hr_lock_words words)
 {
-    return words.owner == recovery->progress->owner_pid &&
-           hr_sem_value(words.sem) == recovery->progress->value;
+    return words.owner == recovery->state.owner_pid &&
+           hr_sem_value(words.sem) == recovery->state.value;
 }
 
 /* Nobody uses the file, for certain: this process neither, by another handle. */
-static bool is_mapped_by_nobody(const struct hr_mappers *mappers)
+static bool is_mapped_by_nobody(const struct recovery *recovery)
 {
+    const struct hr_mappers *mappers = &recovery->mappers;
     return mappers->complete && !mappers->filtered && mappers->count == 0;
 }
 
-/* Outside the guard: everything that opens files. */
 static void judge_for_recovery(struct recovery *recovery)
 {
     hr_region *region = recovery->region;
-    uint64_t owner = recovery->progress->owner_pid;
-    const struct hr_mappers *mappers = recovery->mappers;
-    if (hr_is_number(owner)) {
-        recovery->life = life_of_number(region, owner, &recovery->judged_byte);
-        /* Where locks do not tell, no other process that maps the file can be its writer. */
-        if (recovery->life == HR_LIVENESS_UNKNOWN && is_mapped_by_nobody(mappers))
-            recovery->life = HR_DEAD;
-        return;
-    }
-    if (owner != 0 && owner < HR_FOREIGN_OWNER) {
-        recovery->life = hr_liveness_of_owner(mappers, (int32_t)owner, &recovery->here);
-        return;
-    }
-    recovery->alone = is_mapped_by_nobody(mappers) &&
-                      hr_lock_foreign_bytes(region, &recovery->all_bytes) == HR_OK;
-    /* Signed by another scheme, or with what is no signature at all. */
-    if (owner != 0)
-        recovery->life = recovery->alone ? HR_DEAD : HR_LIVENESS_UNKNOWN;
+    struct hr_lock_state *state = &recovery->state;
+    judge_owner(region, &recovery->mappers, state, &recovery->judged_byte);
+    bool by_nobody = is_mapped_by_nobody(recovery);
+    if (!state->is_ours && !is_signed_with_pid(state))
+        recovery->alone = by_nobody && hr_lock_foreign_bytes(region, &recovery->all_bytes) == HR_OK;
+    /* Signed by another scheme, or with what is no signature at all; or where locks do not tell,
+     * no other process that maps the file can be the number's writer. */
+    if (state->owner_liveness == HR_LIVENESS_UNKNOWN &&
+        (state->is_ours ? by_nobody : recovery->alone))
+        state->owner_liveness = HR_DEAD;
 }
 
 enum watched { CHANGED, STOOD, TOO_SHORT, INTERRUPTED };
@@ -301,23 +305,22 @@ static int recover_unsigned(struct recovery *recovery)
 static int recover_work(void *argument)
 {
     struct recovery *recovery = argument;
-    struct hr_recovery *progress = recovery->progress;
-    uint64_t owner = progress->owner_pid;
+    uint64_t owner = recovery->state.owner_pid;
+    uint32_t value = recovery->state.value, liveness = recovery->state.owner_liveness;
     bool used_meanwhile = recovery->uses != atomic_load_explicit(&hr_uses, memory_order_seq_cst);
     if (!stands_still(recovery) || (owner == (uint64_t)getpid() && used_meanwhile))
         return not_recoverable(HR_REASON_BUSY, recovery, hr_owner_of(recovery->region));
     if (owner == 0)
-        return progress->value == 0 ? recover_unsigned(recovery) : set_value(recovery);
-    if (recovery->life == HR_DEAD) {
+        return value == 0 ? recover_unsigned(recovery) : set_value(recovery);
+    if (liveness == HR_DEAD) {
         if (recovery->alone && is_newcomer_seen(recovery))
             return not_recoverable(HR_REASON_BUSY, recovery, owner);
-        int value = progress->value == 0 ? 0 : HR_RECOVERED_VALUE;
-        return sign_instead(recovery, HR_RECOVERED_OWNER | value);
+        return sign_instead(recovery, HR_RECOVERED_OWNER | (value == 0 ? 0 : HR_RECOVERED_VALUE));
     }
-    if (recovery->life == HR_ALIVE && progress->value > 0)
+    if (liveness == HR_ALIVE && value > 0)
         return set_value(recovery);
-    return not_recoverable(recovery->life == HR_ALIVE ? HR_REASON_ALIVE : HR_REASON_UNKNOWN,
-                           recovery, owner);
+    return not_recoverable(liveness == HR_ALIVE ? HR_REASON_ALIVE : HR_REASON_UNKNOWN, recovery,
+                           owner);
 }
 
 static int recover_main(struct recovery *recovery)
@@ -336,14 +339,9 @@ static int recover_main(struct recovery *recovery)
 
 /* ---- The second semaphore ----------------------------------------------------- */
 
-static unsigned char *postinit_at(const hr_region *region)
-{
-    return region->base + region->layout->sem_postinit;
-}
-
 static bool is_postinit_taken(const struct recovery *recovery)
 {
-    return hr_sem_value(hr_load_u64(postinit_at(recovery->region), memory_order_acquire)) == 0;
+    return postinit_value(recovery->region) == 0;
 }
 
 static int postinit_work(void *argument)
@@ -351,10 +349,10 @@ static int postinit_work(void *argument)
     struct recovery *recovery = argument;
     struct hr_recovery *progress = recovery->progress;
     unsigned char *sem = postinit_at(recovery->region);
-    const uint32_t judged = hr_sem_value(hr_load_u64(sem, memory_order_acquire));
+    const uint32_t judged = postinit_value(recovery->region);
     if (judged == 1)
         return HR_OK;
-    if (judged == 0 && !is_mapped_by_nobody(recovery->mappers)) {
+    if (judged == 0 && !is_mapped_by_nobody(recovery)) {
         enum watched watched =
             watch(recovery, &progress->postinit_watched_ns, HR_POSTINIT_NS, is_postinit_taken);
         if (watched == INTERRUPTED)
@@ -388,36 +386,30 @@ static bool is_lock_wrong(const struct hr_lock_state *state)
 static int recover_held(hr_region *region, const char *proc, uint64_t watch_ns,
                         struct hr_recovery *progress)
 {
-    uint32_t uses = atomic_load_explicit(&hr_uses, memory_order_seq_cst);
-    struct hr_lock_state state = {0};
-    struct state_call look = {.region = region, .out = &state};
-    int code = hr_run_entered(region, state_work, &look);
-    if (code != HR_OK || (!is_lock_wrong(&state) && state.postinit == 1))
+    struct recovery recovery = {
+        .region = region,
+        .progress = progress,
+        .uses = atomic_load_explicit(&hr_uses, memory_order_seq_cst),
+        .watch_ns = watch_ns,
+    };
+    const struct hr_lock_state *state = &recovery.state;
+    int code = read_state(region, &recovery.state);
+    if (code != HR_OK || (!is_lock_wrong(state) && state->postinit == 1))
         return code;
-    if (state.value != progress->value || state.owner_pid != progress->owner_pid)
+    if (state->value != progress->value || state->owner_pid != progress->owner_pid)
         progress->watched_ns = 0;
-    progress->value = state.value;
-    progress->owner_pid = state.owner_pid;
-    struct hr_mappers mappers;
+    progress->value = state->value;
+    progress->owner_pid = state->owner_pid;
     /* Of a lock that is signed with a pid only the owner has to be found. */
-    const struct hr_slot_pids owner = {
-        .pids = {(int32_t)state.owner_pid}, .count = 1, .any_level = true};
-    bool is_pid = state.owner_pid != 0 && state.owner_pid < HR_FOREIGN_OWNER;
-    code = hr_find_mappers(region, proc, HR_WITHOUT_OWN_HANDLE,
-                           is_pid && state.postinit == 1 ? &owner : NULL,
-                           hr_deadline_ns(HR_SEARCH_NS), &mappers);
+    bool only_owner = is_signed_with_pid(state) && state->postinit == 1;
+    code = search(region, proc, HR_WITHOUT_OWN_HANDLE, state, only_owner, &recovery.mappers);
     if (code != HR_OK)
         return code;
-    struct recovery recovery = {.region = region,
-                                .progress = progress,
-                                .mappers = &mappers,
-                                .uses = uses,
-                                .watch_ns = watch_ns};
-    if (is_lock_wrong(&state))
+    if (is_lock_wrong(state))
         code = recover_main(&recovery);
     if (code == HR_OK && region->layout->sem_postinit != HR_ABSENT)
         code = hr_run_entered(region, postinit_work, &recovery);
-    hr_free_mappers(&mappers);
+    hr_free_mappers(&recovery.mappers);
     return code;
 }
 
@@ -443,24 +435,19 @@ static int recover_apart_from_libvgpu(hr_region *region, const char *proc, uint6
 /* Another writer of this library, or another thread, is at it: say who holds the lock. */
 static int held_meanwhile(hr_region *region, const char *proc)
 {
-    struct hr_lock_state state = {0};
-    struct state_call look = {.region = region, .out = &state};
-    int code = hr_run_entered(region, state_work, &look);
-    if (code == HR_OK)
-        code = judge_owner(region, proc, &state);
+    struct recovery none = {.region = region};
+    const struct hr_lock_state *state = &none.state;
+    int code = judge_once(region, proc, &none.state);
     if (code != HR_OK)
         return code;
-    bool alive = state.owner_pid != 0 && state.owner_liveness == HR_ALIVE;
-    struct recovery none = {.here = state.owner_pid_here};
-    return not_recoverable(alive ? HR_REASON_ALIVE : HR_REASON_BUSY, &none, state.owner_pid);
+    bool alive = state->owner_pid != 0 && state->owner_liveness == HR_ALIVE;
+    return not_recoverable(alive ? HR_REASON_ALIVE : HR_REASON_BUSY, &none, state->owner_pid);
 }
 
 int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns,
                     struct hr_recovery *progress)
 {
-    if (!region->writable)
-        return hr_fail_code(HR_EREADONLY);
-    int code = hr_enter(region);
+    int code = hr_enter_to_write(region);
     if (code != HR_OK)
         return code;
     const uint64_t patience_ns = 500000000;

@@ -9,25 +9,17 @@
  *   hr_attach(), hr_charge(), hr_release(), hr_detach()   for ourselves
  *   hr_edit_slot(), hr_reap(), hr_repair_slots()          from outside
  *
- * TWO GENERATIONS
- *
  * Up to HAMi 2.8.0 (layouts without a seqlock) everything happens under the
- * semaphore, and each process looks for its slot each time.  From 2.8.1 on (layouts
- * with a seqlock) processes remember where their slot is and account in it without the
- * semaphore.  The version in a file is its creator's: both may share one that says 1.1.
- *
- * So this library moves no slot, in no layout.  A slot that goes is emptied where it is,
- * under the pid that it had, and taken again by a later process.  libvgpu does move
- * slots of live processes.  A process of ours notices and puts it right from its own
- * books; for others there is hr_repair_slots().
- *
- * ORDER OF STORES
+ * semaphore, and each process looks for its slot each time.  From 2.8.1 on processes remember
+ * where their slot is and account in it without the semaphore.  The version in a file is its
+ * creator's: both may share one that says 1.1.  So this library moves no slot, in no layout.  A
+ * slot that goes is emptied where it is, under the pid that it had, and taken again by a later
+ * process.
  *
  * A slot is filled before proc_num admits it, and emptied before proc_num leaves it
- * out.  proc_num itself is changed by compare-and-swap alone: libvgpu lowers it without
- * the lock when it removes dead slots before it refuses an allocation.  A kill between
- * any two stores leaves, at worst, something that counts too much: a dead process until it
- * is reaped, or a frozen copy until the next repair.
+ * out.  A kill between any two stores leaves, at worst, something that counts too much: a dead
+ * process until it is reaped, or a frozen copy until the next repair.  docs/protocol.md tells all
+ * of it.
  */
 #ifndef HR_SLOTS_H
 #define HR_SLOTS_H
@@ -40,14 +32,12 @@
  * is used again, where that is worth a look at /proc, or one at the end is taken, beyond all
  * in which a live process may be writing.  One attachment per handle, and one handle
  * per process and region: HR_EATTACHED; with detail.reason HR_REASON_FOREIGN_MAPPING another
- * library in this process, libvgpu, has the region mapped.
+ * library in this process, libvgpu, has the region mapped.  A ticket (lock.h), if not NULL, owns
+ * the attachment: it detaches when it ends, if that is the one.
  *
  * HR_EFULL, HR_ETIMEOUT and the rest of hr_lock().
  */
-int hr_attach(hr_region *region, uint64_t timeout_ns);
-
-/* With a ticket (lock.h) that owns the attachment: it detaches when it ends, if that is the one. */
-int hr_attach_by(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns);
+int hr_attach(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns);
 void hr_end_attachment(struct hr_ticket *ticket);
 
 /* Empty the slot, and remove it if it is the last one.  HR_EDETACHED: not attached. */

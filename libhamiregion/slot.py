@@ -135,7 +135,7 @@ class Slot:
         handle = self.region._handle
         try:
             code = in_slices(
-                lambda slice_ns: lib.hr_attach_by(handle, self._ticket, slice_ns), self._timeout_ns
+                lambda slice_ns: lib.hr_attach(handle, self._ticket, slice_ns), self._timeout_ns
             )
             if code == lib.HR_EATTACHED:
                 raise RuntimeError(_attached_reason(last_detail(code).reason))

@@ -10,8 +10,7 @@ from poke import RegionFile
 
 from libhamiregion import Layout, create_region
 from libhamiregion.node import Node, PodLogNames
-from libhamiregion.plan.limit_plan import LimitPlan, parse_plan
-from libhamiregion.plan.state import PlanState
+from libhamiregion.plan import LimitPlan, parse_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +43,7 @@ class PlanScene:
         self.directory = directory
         self.root = directory / "containers"
         self.logs = directory / "pods"
-        self.state = PlanState(directory / "state")
+        self.state = directory / "state"
         self.root.mkdir()
         self.logs.mkdir()
 
@@ -88,7 +87,6 @@ class PlanScene:
         return (
             *("--root", os.fspath(self.root)),
             *("--pod-logs", os.fspath(self.logs)),
-            *("--state", self.state.directory),
         )
 
 

@@ -7,10 +7,11 @@ from typing import NoReturn
 # Module to the extra that installs it.
 EXTRAS = {
     "bcrypt": "exporter",
+    "cattrs": "plan",
     "click": "cli",
     "h11": "exporter",
-    "jsonschema": "plan",
     "kubernetes": "kubernetes",
+    "isal": "exporter",
     "prometheus_client": "exporter",
     "rich": "cli",
     "uvicorn": "exporter",

@@ -1,14 +1,11 @@
 """The node: its containers, processes, names and GPUs."""
 
-from .cgroups import ContainerId, parse_cgroup
 from .containers import Container, MissingReason, MissingRegion
 from .daemon_names import DockerApiNames, KubernetesNames
 from .doctor import Explanation, Finding, FindingKind, Repair, Severity, diagnose, repair
-from .host_process import HostProcess, RegionMapping
-from .mapped import MappedFile, MappedRegion
-from .matching import RegionProcesses, SlotMatch
+from .matching import HostProcess, RegionProcesses, SlotMatch
 from .names import ChainedNames, DockerNames, NameResolver, PodLogNames, PodName
-from .node import ContainerView, Node, NodeChanges, NodeSnapshot
+from .node import Node, NodeChanges, NodeSnapshot
 from .nvml import (
     NvmlDevice,
     NvmlFault,
@@ -20,13 +17,15 @@ from .nvml import (
     NvmlUtilization,
 )
 from .processes import ProcessTable
-from .selecting import Selector
+from .selector import Selector
+from .slot_tracker import SLOT_STATES, SlotStates
 from .usage import NodeProcess, ProcessDeviceRow, driver_gap, node_processes
+from .views import ContainerView
 
 __all__ = [
+    "SLOT_STATES",
     "ChainedNames",
     "Container",
-    "ContainerId",
     "ContainerView",
     "DockerApiNames",
     "DockerNames",
@@ -35,8 +34,6 @@ __all__ = [
     "FindingKind",
     "HostProcess",
     "KubernetesNames",
-    "MappedFile",
-    "MappedRegion",
     "MissingReason",
     "MissingRegion",
     "NameResolver",
@@ -56,15 +53,14 @@ __all__ = [
     "PodName",
     "ProcessDeviceRow",
     "ProcessTable",
-    "RegionMapping",
     "RegionProcesses",
     "Repair",
     "Selector",
     "Severity",
     "SlotMatch",
+    "SlotStates",
     "diagnose",
     "driver_gap",
     "node_processes",
-    "parse_cgroup",
     "repair",
 ]

@@ -1,6 +1,4 @@
-"""Limits as a plan says them: rules that choose containers and devices, and what they set.
-
-A plan is a YAML or JSON text:
+"""Limits of many containers as rules that choose containers and devices, and what they set.
 
     apiVersion: hamiregion.io/v1
     kind: LimitPlan
@@ -8,65 +6,108 @@ A plan is a YAML or JSON text:
       - select: {namespace: research, pod: "bert-*"}
         set: {memory_limit: 6GiB, sm_limit: 50}
 
-Rules are read from top to bottom, and the last one that sets a value counts: general rules first,
-exceptions after them.
+The last rule that sets a value counts: general rules first, exceptions after them.
 """
 
 from __future__ import annotations
 
-import enum
 import errno
+import functools
 import json
 import os
 import re
 import stat
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import attrs
 
+from libhamiregion.effects import ANYTHING, Anything
 from libhamiregion.layouts import DEVICE_CAPACITY
-from libhamiregion.node.selecting import Selector
-from libhamiregion.units import UNLIMITED_SM_PERCENT, format_size, parse_size
+from libhamiregion.node.selector import Selector
+from libhamiregion.units import (
+    UNLIMITED,
+    format_size,
+    integer,
+    memory_limit_percent,
+    memory_limit_value,
+    sm_limit_or_none,
+    sm_limit_value,
+)
 
-from .document import MAX_BYTES, PlanError, PlanProblem, Problems, read_document
-from .schema import API_VERSION, KIND, check
+from .document import MAX_BYTES, PlanError, read_document
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from libhamiregion.errors import PathLike
 
-    from .document import Document, Path
+    from .document import Document, Path, PlanProblem
 
-_Kind = TypeVar("_Kind", dict[str, Any], list[Any])
+API_VERSION: Final = "hamiregion.io/v1"
+KIND: Final = "LimitPlan"
+MAX_RULES: Final = 20_000
+# A name in Kubernetes has 253 characters at most; a pattern can spell each as [x].
+_MAX_TEXT: Final = 1024
+_UNSAFE: Final = re.compile("[^\n -~\U00010000-\U0010ffff]")
 
-UNLIMITED = "unlimited"
-_PERCENT = re.compile(r"([0-9]{1,3})\s*%?\Z", re.ASCII)
+#: What a plan can set: the limits of a device in bytes and percent, the priority of a container.
+LimitField: TypeAlias = Literal["memory_limit", "sm_limit", "priority"]
+LIMIT_FIELDS: Final[tuple[LimitField, ...]] = ("memory_limit", "sm_limit", "priority")
+#: Bytes, percent or a priority; None is unlimited; "80%" of a memory limit.
+LimitValue: TypeAlias = "int | str | None"
 
 
-class LimitField(str, enum.Enum):
-    """What a plan can set. Equal to its value, a plain string."""
+def _number(value: Any) -> Any:
+    """A number that is written as text, as in YAML and in annotations."""
+    digits = isinstance(value, str) and value.isascii() and value.strip().isdigit()
+    return int(value) if digits and len(value) <= _MAX_TEXT else value
 
-    #: Of a device, in bytes.
-    MEMORY_LIMIT = "memory_limit"
-    #: Of a device, in percent.
-    SM_LIMIT = "sm_limit"
-    #: Of a container; 0 is high, 1 is low.
-    PRIORITY = "priority"
 
-    def __str__(self) -> str:
-        return self.value
+def _memory(value: Any) -> int | str | Anything | None:
+    if isinstance(value, Anything):
+        return value
+    percent = memory_limit_percent(value)
+    return f"{percent}%" if percent else memory_limit_value(_number(value)) or None
+
+
+def _sm(value: Any) -> int | Anything | None:
+    return value if isinstance(value, Anything) else sm_limit_or_none(sm_limit_value(value))
+
+
+def _priority(value: Any) -> int | Anything:
+    if isinstance(value, Anything):
+        return value
+    number = _number(value)
+    if number is None or isinstance(number, str):
+        raise ValueError("a priority is a number: 0 is high, 1 is low")
+    return integer("a priority", number, 0, 2**31 - 1)
 
 
 @attrs.frozen
-class Setting:
-    """One value that a rule sets.
+class Limits:
+    """What a rule sets. A value that is left out stays as it is.
 
     Attributes:
-        field: What is set.
-        value: Bytes, percent (1 to 99) or a priority; None is unlimited.
+        memory_limit: Bytes, "6GiB", "80%", "unlimited" or None. A percentage is of what stands
+            there when the plan is applied; where a node is kept on a plan, of what stood there
+            before.
+        sm_limit: 1 to 100, "50%", "unlimited" or None.
+        priority: Of the whole container: 0 is high, 1 is low.
+
+    Raises:
+        ValueError, TypeError: A value that `Region.edit_limits` would not take.
     """
 
-    field: LimitField
-    value: int | None
+    memory_limit: int | str | Anything | None = attrs.field(default=ANYTHING, converter=_memory)
+    sm_limit: int | Anything | None = attrs.field(default=ANYTHING, converter=_sm)
+    priority: int | Anything = attrs.field(default=ANYTHING, converter=_priority)
+
+    def __iter__(self) -> Iterator[tuple[LimitField, LimitValue]]:
+        """Each field that is set, with its value; None is unlimited."""
+        for field in LIMIT_FIELDS:
+            value = getattr(self, field)
+            if value is not ANYTHING:
+                yield field, value
 
 
 @attrs.frozen
@@ -74,32 +115,37 @@ class Rule:
     """What some containers and devices shall have.
 
     Attributes:
-        select: Which ones. A priority belongs to the whole container, so a rule that sets one
-            names no device.
-        settings: What they shall have, each field once.
-        name: For people; None if it has none.
-        line: Where it stands in its file; None if it is from no file.
+        select: Which ones. A priority belongs to a whole container, so a rule that sets one names
+            no device.
+        set: What they shall have.
+        name: For people; None if the rule has none.
     """
 
     select: Selector
-    settings: tuple[Setting, ...]
+    set: Limits
     name: str | None = None
-    line: int | None = attrs.field(default=None, eq=False)
+
+    def __attrs_post_init__(self) -> None:
+        if self.select.device is not None and self.set.priority is not ANYTHING:
+            raise ValueError("a priority is of the whole container; set it without `device`")
 
 
 @attrs.frozen
 class LimitPlan:
-    """Rules, in the order in which they are read; the last that sets a value counts.
+    """Rules in the order in which they are read; the last that sets a value counts.
 
     Attributes:
         rules: The rules.
-        name: For people; None if it has none.
-        description: For people; None if it has none.
+        name: For people; None if the plan has none.
+        description: For people; None if the plan has none.
     """
 
     rules: tuple[Rule, ...] = ()
     name: str | None = None
     description: str | None = None
+
+
+# ---- reading ------------------------------------------------------------------------------------
 
 
 def load_plan(path: PathLike) -> LimitPlan:
@@ -119,15 +165,15 @@ def load_plan(path: PathLike) -> LimitPlan:
 
 
 def read_plan_file(path: PathLike) -> bytes:
-    """A plan's bytes, at most one more than a plan may have; never waits at a FIFO.
+    """Read a plan's bytes, at most one more than a plan may have.
 
     Raises:
-        OSError: The file cannot be read, or is no file.
+        OSError: The file cannot be read, or is neither a regular file nor a pipe.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         mode = os.fstat(descriptor).st_mode
-        # The shell's <(…) is a pipe as well. One that nobody has open for writing is empty.
+        # The shell's <(…) is a pipe. A FIFO that nobody has open for writing reads as empty.
         if stat.S_ISFIFO(mode):
             os.set_blocking(descriptor, True)
         elif not (stat.S_ISREG(mode) or stat.S_ISCHR(mode)):
@@ -156,163 +202,168 @@ def parse_plan(text: str | bytes, source: str = "plan") -> LimitPlan:
     ...   - select: {namespace: research, pod: "bert-*"}
     ...     set: {memory_limit: 6GiB, sm_limit: 50}
     ... ''')
-    >>> [(setting.field.value, setting.value) for setting in plan.rules[0].settings]
-    [('memory_limit', 6442450944), ('sm_limit', 50)]
+    >>> dict(plan.rules[0].set)
+    {'memory_limit': 6442450944, 'sm_limit': 50}
     """
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     document = read_document(raw, source)
-    problems = Problems(source)
-    check(document, problems)
-    settings = [
-        _settings(number, entry, document, problems)
-        for number, entry in enumerate(_inner(document.value, "rules", list))
-    ]
-    if problems:
-        raise problems.error()
-    rules = tuple(
-        _rule(number, entry, chosen, document)
-        for number, (entry, chosen) in enumerate(
-            zip(document.value["rules"], settings, strict=True)
-        )
-    )
-    metadata = document.value.get("metadata", {})
-    return LimitPlan(rules, metadata.get("name"), metadata.get("description"))
+    import cattrs
+
+    try:
+        found: _PlanText = _converter().structure(document.value, _PlanText)
+    except cattrs.BaseValidationError as error:
+        raise PlanError(source, list(_problems(error, (), document))) from None
+    except ValueError as error:
+        raise PlanError(source, [document.problem((), str(error))]) from None
+    return LimitPlan(found.rules, found.metadata.name, found.metadata.description)
 
 
-def _settings(
-    number: int, entry: Any, document: Document, problems: Problems
-) -> tuple[Setting, ...]:
-    """What a rule sets; notes what is wrong with values to which the schema had nothing to say."""
-    path: Path = ("rules", number)
-    device = _inner(entry, "select", dict).get("device")
-    where: Path = (*path, "select", "device")
-    named = device is not None and not problems.concern(where)
-    if named and (isinstance(device, float) or _is_no_index(str(device))):
-        problems.add(
-            document.places[where],
-            where,
-            "a device is an index from 0 to 15, or a pattern of its uuid",
-        )
-    settings = []
-    for key, value in _inner(entry, "set", dict).items():
-        where = (*path, "set", key)
-        if problems.concern(where):
-            continue
-        field = LimitField(key)
-        try:
-            settings.append(Setting(field, parse_value(field, value)))
-        except ValueError as error:
-            problems.add(document.places[where], where, str(error))
-        if field is LimitField.PRIORITY and device is not None:
-            problems.add(
-                document.key_places[where],
-                where,
-                "a priority is of the whole container; set it in a rule without `device`",
-            )
-    return tuple(settings)
+@attrs.frozen
+class _Metadata:
+    name: str | None = None
+    description: str | None = None
 
 
-def _inner(value: Any, key: str, kind: type[_Kind]) -> _Kind:
-    """What stands in a mapping; an empty one where the schema has found no such thing."""
-    inner = value.get(key) if isinstance(value, dict) else None
-    return inner if isinstance(inner, kind) else kind()
+@attrs.frozen
+class _PlanText:
+    """A plan as its text has it."""
+
+    apiVersion: str  # noqa: N815 (the key of the format)
+    kind: str
+    rules: tuple[Rule, ...]
+    metadata: _Metadata = attrs.field(factory=_Metadata)
 
 
-def _rule(
-    number: int, entry: dict[str, Any], settings: tuple[Setting, ...], document: Document
-) -> Rule:
-    select = dict(entry["select"])
-    if "device" in select:
-        select["device"] = str(select["device"])
-    place = document.places.get(("rules", number))
-    return Rule(
-        Selector(**select),
-        settings,
-        entry.get("name"),
-        None if place is None else place.line,
-    )
+@functools.cache
+def _converter() -> Any:
+    import cattrs
+    from cattrs.gen import make_dict_structure_fn, override
+
+    converter: Any = cattrs.Converter(forbid_extra_keys=True)
+
+    def mapping(cls: type, **readers: Callable[[Any], Any]) -> None:
+        """Have a class structured from a mapping, and some of its fields by these functions."""
+        hooks: Any = {name: override(struct_hook=_hook(reader)) for name, reader in readers.items()}
+        build: Any = make_dict_structure_fn(cls, converter, **hooks)
+
+        def structure(value: Any, wanted: Any) -> Any:
+            if not isinstance(value, dict):
+                raise ValueError(f"a mapping belongs here, not {_kind(value)}")
+            return build(value, wanted)
+
+        converter.register_structure_hook(cls, structure)
+
+    def rules(value: Any) -> Any:
+        if not isinstance(value, list) or len(value) > MAX_RULES:
+            raise ValueError(f"a list of at most {MAX_RULES} rules belongs here")
+        return converter.structure(value, tuple[Rule, ...])
+
+    def limits(value: Any) -> Any:
+        if value == {}:
+            raise ValueError(f"nothing is set; give {', '.join(LIMIT_FIELDS)}")
+        return converter.structure(value, Limits)
+
+    patterns = {field.name: _pattern for field in attrs.fields(Selector)}
+    mapping(Selector, **{**patterns, "device": _device})
+    mapping(Limits, memory_limit=_memory, sm_limit=_sm, priority=_priority)
+    mapping(_Metadata, name=_text, description=_text)
+    mapping(Rule, set=limits, name=_text)
+    mapping(_PlanText, apiVersion=_exactly(API_VERSION), kind=_exactly(KIND), rules=rules)
+    return converter
 
 
-def _is_no_index(device: str) -> bool:
-    """Whether a text has only digits, and yet no device has it as its index."""
-    return device.isdigit() and not (device.isascii() and int(device[:4]) < DEVICE_CAPACITY)
+def _hook(reader: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda value, _: reader(value)
 
 
-def parse_value(field: LimitField, value: Any) -> int | None:
-    """A value as people write it: a number, or text.
-
-    Args:
-        field: What it is for.
-        value: ``6GiB``, ``50``, ``50%``, ``unlimited``.
-
-    Returns:
-        Bytes, percent (1 to 99) or a priority; None is unlimited.
-
-    Raises:
-        ValueError: It is none of these; the message says what is wrong.
-
-    >>> parse_value(LimitField.SM_LIMIT, "50%"), parse_value(LimitField.SM_LIMIT, 100)
-    (50, None)
-    """
-    if isinstance(value, (float, bool)):
-        raise ValueError("a whole number is wanted")
-    text = value.strip() if isinstance(value, str) else ""
-    if field is LimitField.PRIORITY:
-        if text.isascii() and text.isdigit():
-            value = int(text[:11])
-        if not isinstance(value, int) or not 0 <= value < 1 << 31:
-            raise ValueError("a priority is a number from 0 (high) to 2147483647")
-        return value
-    if text.lower() == UNLIMITED:
-        return None
-    if field is LimitField.MEMORY_LIMIT:
-        nbytes = parse_size(value)
-        if nbytes == 0:
-            raise ValueError("0 is how a region spells no limit; write `unlimited`")
-        return nbytes
-    if isinstance(value, str):
-        match = _PERCENT.match(text)
-        value = int(match[1]) if match else 0
-    if not 1 <= value <= UNLIMITED_SM_PERCENT:
-        raise ValueError("an SM limit is 1 to 100 (percent), or `unlimited`")
-    percent: int = value
-    return None if percent == UNLIMITED_SM_PERCENT else percent
+def _kind(value: Any) -> str:
+    if isinstance(value, dict):
+        return "a mapping"
+    return "a list" if isinstance(value, list) else "null" if value is None else f"`{value}`"
 
 
-def plan_value(field: LimitField, value: int | None) -> int | str:
-    """A value as a plan writes it; `parse_value` reads it back.
-
-    >>> plan_value(LimitField.MEMORY_LIMIT, 6 * 2**30), plan_value(LimitField.MEMORY_LIMIT, 12345)
-    ('6GiB', 12345)
-    """
-    if value is None:
-        return UNLIMITED
-    if field is LimitField.MEMORY_LIMIT:
-        text = format_size(value)
-        # With a fraction it is near the number only; without a unit above it is no shorter.
-        if "." not in text and not text.endswith(" B"):
-            return text.replace(" ", "")
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > _MAX_TEXT:
+        raise ValueError(f"text of at most {_MAX_TEXT} characters belongs here")
     return value
+
+
+def _pattern(value: Any) -> str:
+    if value == "":
+        raise ValueError('an empty pattern matches nothing; leave it out, or write "*"')
+    return _text(value)
+
+
+def _device(value: Any) -> str:
+    device = _pattern(value)
+    if device.isdigit() and not (device.isascii() and int(device) < DEVICE_CAPACITY):
+        raise ValueError("a device is an index from 0 to 15, or a pattern of its uuid")
+    return device
+
+
+def _exactly(wanted: str) -> Callable[[Any], str]:
+    def check(value: Any) -> str:
+        if value != wanted:
+            raise ValueError(f"this version reads `{wanted}`, not {_kind(value)}")
+        return wanted
+
+    return check
+
+
+def _problems(error: BaseException, path: Path, document: Document) -> Iterator[PlanProblem]:
+    """What cattrs has found, each with its place."""
+    import cattrs
+
+    if isinstance(error, (cattrs.ClassValidationError, cattrs.IterableValidationError)):
+        groups: Any = error.group_exceptions()
+        within, alone = groups
+        for each, note in within:
+            in_list = isinstance(note, cattrs.IterableValidationNote)
+            inner = note.index if in_list else note.name
+            yield from _problems(each, (*path, inner), document)
+        for each in alone:
+            yield from _problems(each, path, document)
+    elif isinstance(error, cattrs.ForbiddenExtraKeysError):
+        known = ", ".join(field.name for field in attrs.fields(error.cl))
+        for key in sorted(error.extra_fields):
+            yield document.problem((*path, key), f"unknown; known are {known}", of_key=True)
+    elif isinstance(error, KeyError):
+        yield document.problem(path, "missing")
+    else:
+        yield document.problem(path, str(error))
+
+
+# ---- writing ------------------------------------------------------------------------------------
 
 
 def plan_document(plan: LimitPlan) -> dict[str, Any]:
     """A plan as the dictionaries and lists that its text stands for."""
-    document: dict[str, Any] = {"apiVersion": API_VERSION, "kind": KIND}
-    metadata = {"name": plan.name, "description": plan.description}
-    given = {key: text for key, text in metadata.items() if text is not None}
-    if given:
-        document["metadata"] = given
-    document["rules"] = [_rule_document(rule) for rule in plan.rules]
-    return document
+    metadata = _without_none({"name": plan.name, "description": plan.description})
+    rules = [
+        {
+            **_without_none({"name": rule.name}),
+            "select": _without_none(attrs.asdict(rule.select)),
+            "set": {field: _written(field, value) for field, value in rule.set},
+        }
+        for rule in plan.rules
+    ]
+    about = {"metadata": metadata} if metadata else {}
+    return {"apiVersion": API_VERSION, "kind": KIND, **about, "rules": rules}
 
 
-def _rule_document(rule: Rule) -> dict[str, Any]:
-    select = {key: text for key, text in attrs.asdict(rule.select).items() if text is not None}
-    settings = {
-        setting.field.value: plan_value(setting.field, setting.value) for setting in rule.settings
-    }
-    named = {} if rule.name is None else {"name": rule.name}
-    return {**named, "select": select, "set": settings}
+def _without_none(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _written(field: LimitField, value: LimitValue) -> int | str:
+    if value is None:
+        return UNLIMITED
+    if field == "memory_limit" and isinstance(value, int):
+        text = format_size(value)
+        # With a fraction it is near the number only; without a unit it is no shorter.
+        if "." not in text and not text.endswith(" B"):
+            return text.replace(" ", "")
+    return value
 
 
 def plan_text(plan: LimitPlan, *, as_json: bool = False) -> str:
@@ -327,26 +378,11 @@ def plan_text(plan: LimitPlan, *, as_json: bool = False) -> str:
     """
     document = plan_document(plan)
     if as_json:
-        return json.dumps(document, indent=2) + "\n"
+        text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+        # YAML takes no control characters as they are, and no pair of escapes for one character.
+        return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
     import yaml
 
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    text: str = yaml.dump(document, Dumper=dumper, sort_keys=False, width=100)
-    return text
-
-
-__all__ = [
-    "LimitField",
-    "LimitPlan",
-    "PlanError",
-    "PlanProblem",
-    "Rule",
-    "Setting",
-    "load_plan",
-    "parse_plan",
-    "parse_value",
-    "plan_document",
-    "plan_text",
-    "plan_value",
-    "read_plan_file",
-]
+    text = yaml.dump(document, Dumper=dumper, sort_keys=False, width=100)
+    return str(text)

@@ -127,7 +127,7 @@ static void come_or_leave(struct member *member, bool stay)
 {
     pthread_rwlock_wrlock(&member->leaving);
     if (!member->attached) {
-        CHECK_EQ(hr_attach(member->region, PATIENCE), HR_OK);
+        CHECK_EQ(hr_attach(member->region, NULL, PATIENCE), HR_OK);
         member->attachments++;
         member->attached = true;
     } else if (!stay) {
@@ -139,7 +139,7 @@ static void come_or_leave(struct member *member, bool stay)
 
 static void lock_and_unlock(const struct worker *worker)
 {
-    int code = hr_lock(worker->member->region, PATIENCE);
+    int code = hr_lock(worker->member->region, NULL, PATIENCE);
     CHECK_EQ(code, HR_OK);
     if (code != HR_OK)
         return;

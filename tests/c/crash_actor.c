@@ -55,7 +55,7 @@ static void end(struct actor *actor)
 void actor_attach(struct actor *actor)
 {
     begin(actor, ATTACHING);
-    int code = hr_attach(actor->region, actor->timeout_ns);
+    int code = hr_attach(actor->region, NULL, actor->timeout_ns);
     if (code == HR_OK)
         atomic_store(&actor->ledger->attached, 1);
     EXPECT(code, HR_OK);
@@ -103,7 +103,7 @@ void actor_account(struct actor *actor)
 void actor_lock_and_unlock(struct actor *actor)
 {
     begin(actor, OTHERWISE);
-    int code = hr_lock(actor->region, actor->timeout_ns);
+    int code = hr_lock(actor->region, NULL, actor->timeout_ns);
     EXPECT(code, HR_OK);
     if (code == HR_OK) {
         code = hr_unlock(actor->region);

@@ -6,8 +6,7 @@
 static void lock(uint64_t timeout_ns, bool by_ticket)
 {
     begin_call();
-    const int code = by_ticket ? hr_lock_by(run.region, &writers.lock_ticket, timeout_ns)
-                               : hr_lock(run.region, timeout_ns);
+    const int code = hr_lock(run.region, by_ticket ? &writers.lock_ticket : NULL, timeout_ns);
     if (code == HR_OK)
         writers.has_ticket_lock = by_ticket;
     if (code != HR_OK)

@@ -7,8 +7,7 @@
 static void attach(uint64_t timeout_ns, bool by_ticket)
 {
     begin_call();
-    const int code = by_ticket ? hr_attach_by(run.region, &writers.slot_ticket, timeout_ns)
-                               : hr_attach(run.region, timeout_ns);
+    const int code = hr_attach(run.region, by_ticket ? &writers.slot_ticket : NULL, timeout_ns);
     if (code == HR_OK)
         writers.has_ticket_slot = by_ticket;
     if (code != HR_OK)

@@ -29,7 +29,7 @@ static uint64_t run_ours(const struct region_file *file, uint64_t until_ns)
     NEED(hr_open(file->path, HR_WRITE, HR_LAYOUTS, &region) == (int)file->layout->id);
     uint64_t turns = 0;
     for (; now_ns() < until_ns; turns++) {
-        NEED(hr_lock(region, 10 * ONE_SECOND) == HR_OK);
+        NEED(hr_lock(region, NULL, 10 * ONE_SECOND) == HR_OK);
         NEED(hr_unlock(region) == HR_OK);
     }
     hr_free(region);

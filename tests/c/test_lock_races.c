@@ -408,7 +408,7 @@ static void test_accounting_while_standing_twice(void)
         hr_region *region;
         NEED(hr_open(file.path, HR_WRITE, HR_LAYOUTS, &region) >= 0);
         put_slot(&file, 0, DEAD, 100);
-        CHECK_EQ(hr_attach(region, ONE_SECOND), HR_OK);
+        CHECK_EQ(hr_attach(region, NULL, ONE_SECOND), HR_OK);
         CHECK_EQ(hr_charge(region, 0, HR_DATA, 1000, ONE_SECOND), HR_OK);
         memcpy(file.bytes + slot_at(&file, 0, 0), file.bytes + slot_at(&file, 1, 0),
                file.layout->slot_stride);
@@ -434,7 +434,7 @@ static void test_accounting_while_standing_twice(void)
 static void *wait_for_lock(void *argument)
 {
     hr_region *region = argument;
-    int code = hr_lock(region, 20 * ONE_SECOND);
+    int code = hr_lock(region, NULL, 20 * ONE_SECOND);
     CHECK_EQ(code, HR_OK);
     if (code == HR_OK)
         CHECK_EQ(hr_unlock(region), HR_OK);

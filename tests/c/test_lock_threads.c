@@ -62,7 +62,7 @@ static void start_crowd(struct crowd *crowd, const struct region_file *file, uin
     for (uint32_t i = 0; i < handles; i++) {
         NEED(hr_open(file->path, HR_WRITE, HR_LAYOUTS, &crowd->handles[i]) >= 0);
         /* The first time takes long: a handle looks around in /proc for how to sign. */
-        NEED(hr_lock(crowd->handles[i], PATIENCE) == HR_OK);
+        NEED(hr_lock(crowd->handles[i], NULL, PATIENCE) == HR_OK);
         NEED(hr_unlock(crowd->handles[i]) == HR_OK);
     }
     crowd->until_ns = now_ns() + CROWD_NS;
@@ -99,7 +99,7 @@ static void *take_turns(void *argument)
     struct member *member = argument;
     struct crowd *crowd = member->crowd;
     while (goes_on(member)) {
-        int code = hr_lock(member->region, PATIENCE);
+        int code = hr_lock(member->region, NULL, PATIENCE);
         CHECK_EQ(code, HR_OK);
         if (code != HR_OK)
             continue;
@@ -108,7 +108,7 @@ static void *take_turns(void *argument)
         if (crowd->handle_count == 1)
             crowd->turns++;
         atomic_fetch_add(&crowd->taken, 1);
-        CHECK_EQ(hr_lock(member->region, 0), HR_EBUSY);
+        CHECK_EQ(hr_lock(member->region, NULL, 0), HR_EBUSY);
         atomic_fetch_sub(&crowd->inside, 1);
         CHECK_EQ(hr_unlock(member->region), HR_OK);
     }
@@ -194,7 +194,7 @@ static void test_threads_account_in_one_slot(void)
         struct member members[THREADS];
         region_file_make(&file, id);
         start_crowd(&crowd, &file, 1);
-        CHECK_EQ(hr_attach(crowd.handles[0], PATIENCE), HR_OK);
+        CHECK_EQ(hr_attach(crowd.handles[0], NULL, PATIENCE), HR_OK);
         run_crowd(&crowd, roles, THREADS, members);
         uint64_t total = 0;
         for (uint32_t i = 0; i < THREADS; i++) {
@@ -219,7 +219,7 @@ static void *come_and_leave(void *argument)
 {
     struct member *member = argument;
     while (goes_on(member)) {
-        int code = next_random(&member->random) % 2 == 0 ? hr_attach(member->region, PATIENCE)
+        int code = next_random(&member->random) % 2 == 0 ? hr_attach(member->region, NULL, PATIENCE)
                                                          : hr_detach(member->region, PATIENCE);
         CHECK(code == HR_OK || code == HR_EATTACHED || code == HR_EDETACHED);
     }
@@ -280,7 +280,7 @@ static void test_a_process_does_not_mend_itself(void)
         struct member members[THREADS];
         region_file_make(&file, id);
         start_crowd(&crowd, &file, HANDLES);
-        CHECK_EQ(hr_attach(crowd.handles[0], PATIENCE), HR_OK);
+        CHECK_EQ(hr_attach(crowd.handles[0], NULL, PATIENCE), HR_OK);
         run_crowd(&crowd, roles, HANDLES, members);
         CHECK_EQ(hr_detach(crowd.handles[0], PATIENCE), HR_OK);
         end_crowd(&crowd);
@@ -315,7 +315,7 @@ static void *work_until_closed(void *argument)
     while (code != HR_ECLOSED) {
         switch (next_random(&member->random) % 4) {
         case 0:
-            code = hr_lock(member->region, PATIENCE);
+            code = hr_lock(member->region, NULL, PATIENCE);
             if (code == HR_OK)
                 code = hr_unlock(member->region);
             break;
@@ -323,7 +323,7 @@ static void *work_until_closed(void *argument)
             code = hr_charge(member->region, 0, HR_DATA, 1, PATIENCE);
             break;
         case 2:
-            code = hr_attach(member->region, PATIENCE);
+            code = hr_attach(member->region, NULL, PATIENCE);
             break;
         default:
             code = hr_detach(member->region, PATIENCE);

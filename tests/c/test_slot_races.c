@@ -23,18 +23,18 @@ typedef int deed(hr_region *region);
 
 static int attach(hr_region *region)
 {
-    return hr_attach(region, ONE_SECOND);
+    return hr_attach(region, NULL, ONE_SECOND);
 }
 
 static int attach_and_charge(hr_region *region)
 {
-    int code = hr_attach(region, ONE_SECOND);
+    int code = hr_attach(region, NULL, ONE_SECOND);
     return code == HR_OK ? hr_charge(region, 0, HR_DATA, 1000, ONE_SECOND) : code;
 }
 
 static int attach_and_detach(hr_region *region)
 {
-    int code = hr_attach(region, ONE_SECOND);
+    int code = hr_attach(region, NULL, ONE_SECOND);
     return code == HR_OK ? hr_detach(region, ONE_SECOND) : code;
 }
 

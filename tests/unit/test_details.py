@@ -87,7 +87,7 @@ def test_what_others_do_between_a_failure_and_its_error_changes_nothing(
 ) -> None:
     """The core's own calls, as they stand in the library, with a handler between the two."""
     ours, others = pair
-    code = lib.hr_lock_by(ours._handle, ticket(lib.hr_end_lock), 0)
+    code = lib.hr_lock(ours._handle, ticket(lib.hr_end_lock), 0)
     handler(others, 5)
     assert "(owner_pid 40)" in str(region_error(code, ours.path))
     code = lib.hr_snapshot(ours._handle, ffi.NULL, 0)

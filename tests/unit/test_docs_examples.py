@@ -145,9 +145,9 @@ def opens_a_whole_node_to_write(program: str) -> bool:
 
 def docstrings(path: Path) -> Iterator[str]:
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, kinds):
-            yield ast.get_docstring(node) or ""
+    for each in ast.walk(ast.parse(path.read_text())):
+        if isinstance(each, kinds):
+            yield ast.get_docstring(each) or ""
 
 
 def example_texts() -> Iterator[str]:

@@ -281,10 +281,10 @@ def test_an_interrupted_refresh_leaves_a_node_that_can_be_used(
     def interrupted(*arguments: Any) -> Any:
         if next(looks) == 2:
             raise KeyboardInterrupt
-        return directories.look_into(*arguments)
+        return directories.scan_directory(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(node_module, "look_into", interrupted)
+        patch.setattr(node_module, "scan_directory", interrupted)
         with pytest.raises(KeyboardInterrupt):
             node.refresh(processes=False)
         assert len(node.containers) == len(node.snapshot().containers) == 2

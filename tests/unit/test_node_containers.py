@@ -477,12 +477,12 @@ def test_a_directory_that_is_away_for_a_moment_is_found_again(
 
     def look_while_away(*arguments: Any) -> Any:
         path.parent.rename(root.path.parent / "away")
-        found = directories.look_into(*arguments)
+        found = directories.scan_directory(*arguments)
         (root.path.parent / "away").rename(path.parent)
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(node_module, "look_into", look_while_away)
+        patch.setattr(node_module, "scan_directory", look_while_away)
         refresh(node)
     assert node.containers == ()
     refresh(node)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from node_root import Root, only, pod_uid, refresh, settle
 
-from libhamiregion.node import Node, roots
+from libhamiregion.node import Node, directories
 
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give files away")
@@ -26,7 +26,7 @@ def defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, ...
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp").chmod(0o1777)
     paths = (tmp_path / "tmp/vgpu/containers", tmp_path / "usr/vgpu/containers")
-    monkeypatch.setattr(roots, "_DEFAULT_ROOTS", tuple(map(str, paths)))
+    monkeypatch.setattr(directories, "_DEFAULT_ROOTS", tuple(map(str, paths)))
     return paths
 
 
@@ -154,7 +154,7 @@ def test_one_bad_root_does_not_stop_the_others(tmp_path: Path) -> None:
 def test_a_root_with_too_many_entries_says_that_it_was_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(roots, "_ENTRIES_LIMIT", 10)
+    monkeypatch.setattr(directories, "_ROOT_ENTRIES_LIMIT", 10)
     root = Root(tmp_path / "containers")
     for number in range(10):
         root.container(f"c{number}")
@@ -281,5 +281,5 @@ def test_what_lies_around_a_sticky_directory_does_not_matter(
         return lstat(path)
 
     monkeypatch.setattr(os, "lstat", watched)
-    roots._check_makers(str(defaults[0]))
+    directories._check_makers(str(defaults[0]))
     assert looked_at == [str(each) for each in (defaults[0], *list(defaults[0].parents)[:2])]

@@ -186,7 +186,7 @@ class NvmlSampler:
                 self._driver.close()
                 self._state = refusal.state
                 return NvmlSample(
-                    taken_at_ns, refusal.state, refusal.fault("nvml"), None, (), (), (), False
+                    taken_at_ns, refusal.state, refusal.fault("nvml"), None, (), (), False
                 )
             version, fault = self._driver_version()
             self._reader.driver_version = version
@@ -197,8 +197,7 @@ class NvmlSampler:
                 fault,
                 version,
                 tuple(reading.device for reading in readings),
-                tuple(process for reading in readings for process in reading.processes),
-                tuple(row for reading in readings for row in reading.utilization),
+                tuple(each for reading in readings for each in reading.columns),
                 self._sees_all,
             )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 
 import attrs
 
@@ -11,8 +12,8 @@ class NvmlState(str, enum.Enum):
     """Why there is, or is not, an answer of the driver.
 
     ``OK``, one state for each documented value of ``nvmlReturn_t``, and those that no return value
-    tells: ``CLOSED``, ``PACKAGE_MISSING``, ``PACKAGE_UNFIT``, ``NO_FIGURE``, ``NO_SAMPLE``,
-    ``OUT_OF_RANGE`` and ``UNDOCUMENTED``.
+    tells: ``CLOSED``, ``PACKAGE_MISSING``, ``NO_FIGURE``, ``NO_SAMPLE``, ``OUT_OF_RANGE`` and
+    ``UNDOCUMENTED``.
     """
 
     OK = "ok"
@@ -53,8 +54,6 @@ class NvmlState(str, enum.Enum):
     CLOSED = "closed"
     #: nvidia-ml-py cannot be imported.
     PACKAGE_MISSING = "package_missing"
-    #: This release of nvidia-ml-py reads lists of processes wrongly (12.535.77 does).
-    PACKAGE_UNFIT = "package_unfit"
     #: The driver answers that it has no such figure (``NVML_VALUE_NOT_AVAILABLE``).
     NO_FIGURE = "no_figure"
     #: No sample of the last second, and nothing proves that the process was idle.
@@ -114,41 +113,12 @@ class Refusal(Exception):
         return NvmlFault(figure, self.call, self.state, self.code, self.said)
 
 
-# nvmlReturn_t: part of NVML's binary interface, the same in all of its versions.
-_NUMBERED = (
-    NvmlState.OK,
-    NvmlState.UNINITIALIZED,
-    NvmlState.INVALID_ARGUMENT,
-    NvmlState.NOT_SUPPORTED,
-    NvmlState.NO_PERMISSION,
-    NvmlState.ALREADY_INITIALIZED,
-    NvmlState.NOT_FOUND,
-    NvmlState.INSUFFICIENT_SIZE,
-    NvmlState.INSUFFICIENT_POWER,
-    NvmlState.DRIVER_NOT_LOADED,
-    NvmlState.TIMEOUT,
-    NvmlState.IRQ_ISSUE,
-    NvmlState.LIBRARY_NOT_FOUND,
-    NvmlState.FUNCTION_NOT_FOUND,
-    NvmlState.CORRUPTED_INFOROM,
-    NvmlState.GPU_IS_LOST,
-    NvmlState.RESET_REQUIRED,
-    NvmlState.OPERATING_SYSTEM,
-    NvmlState.LIB_RM_VERSION_MISMATCH,
-    NvmlState.IN_USE,
-    NvmlState.MEMORY,
-    NvmlState.NO_DATA,
-    NvmlState.VGPU_ECC_NOT_SUPPORTED,
-    NvmlState.INSUFFICIENT_RESOURCES,
-    NvmlState.FREQ_NOT_SUPPORTED,
-    NvmlState.ARGUMENT_VERSION_MISMATCH,
-    NvmlState.DEPRECATED,
-    NvmlState.NOT_READY,
-    NvmlState.GPU_NOT_FOUND,
-    NvmlState.INVALID_STATE,
-    NvmlState.RESET_TYPE_NOT_SUPPORTED,
+# nvmlReturn_t, part of NVML's binary interface: the members from OK to RESET_TYPE_NOT_SUPPORTED, in
+# their order, are the values from 0 on.
+_BY_CODE = dict(
+    enumerate(itertools.takewhile(lambda each: each is not NvmlState.UNKNOWN, NvmlState))
 )
-_BY_CODE = {**dict(enumerate(_NUMBERED)), 999: NvmlState.UNKNOWN}
+_BY_CODE[999] = NvmlState.UNKNOWN
 
 
 def state_of(code: int) -> NvmlState:
@@ -212,10 +182,6 @@ _EXPLANATIONS = {
     NvmlState.CLOSED: "the sampler is not open",
     NvmlState.PACKAGE_MISSING: (
         "the Python package nvidia-ml-py is not installed; pip install nvidia-ml-py"
-    ),
-    NvmlState.PACKAGE_UNFIT: (
-        "this release of nvidia-ml-py reads the driver's lists of processes wrongly; "
-        "pip install --upgrade nvidia-ml-py"
     ),
     NvmlState.NO_FIGURE: "the driver has no such figure for this process or device",
     NvmlState.NO_SAMPLE: (
