@@ -22,6 +22,7 @@ from .format import (
     root_failure,
     root_warnings,
 )
+from .intervals import ticks
 from .output import Page, show_all
 from .show import memory_bar
 from .tables import (
@@ -43,7 +44,6 @@ from .tables import (
     Table,
     ratio_style,
 )
-from .ticking import ticks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,10 +13,10 @@ from libhamiregion.node import FindingKind, Severity, diagnose, driver_gap, repa
 
 from . import options
 from .format import Names, count, names_of, node_notes, root_failure, root_warnings
+from .intervals import ticks
 from .output import Page, as_plain, show_all
 from .processes import driver_object
 from .tables import GOOD, NEAR, NUMBER, OVER, QUIET, TEXT, Column, Lines, Table
-from .ticking import ticks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -16,6 +16,7 @@ from libhamiregion.node import NvmlSampler, NvmlState, driver_gap, node_processe
 
 from . import options
 from .format import NAME_COLUMNS, Names, count, names_of, node_notes, root_failure, root_warnings
+from .intervals import ticks
 from .output import Page, on_terminal, show_all
 from .tables import (
     BAR,
@@ -36,7 +37,6 @@ from .tables import (
     Table,
     ratio_style,
 )
-from .ticking import ticks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -97,6 +97,7 @@ class Answers:
         web: Who may come in, and headers of the user's.
         landing: Tells what stands on the page at ``/``.
         ready: None if the node can be read, else why not.
+        healthy: None if this process works, else why not; does not wait.
         prober: Where these two run.
         passwords: Checks passwords.
     """
@@ -107,6 +108,7 @@ class Answers:
         web: LiveWebConfig,
         landing: Callable[[], LandingFacts] | None,
         ready: Callable[[], str | None] | None,
+        healthy: Callable[[], str | None] | None,
         prober: Worker,
         passwords: Passwords,
     ) -> None:
@@ -114,6 +116,7 @@ class Answers:
         self._web = web
         self._landing = _Shared(landing or LandingFacts, prober)
         self._ready = _Shared(ready or _always_ready, prober)
+        self._healthy = healthy
         self._passwords = passwords
         self._bucket = _Bucket()
         self._failing_since: float | None = None
@@ -234,6 +237,9 @@ class Answers:
             self._failing_since = now
 
     async def _health(self, _: _Request) -> Answer:
+        reason = None if self._healthy is None else self._healthy()
+        if reason is not None:
+            return Answer.text(503, f"503: {printable(reason, 1000)}")
         return Answer.text(200, "ok")
 
     async def _readiness(self, request: _Request) -> Answer:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from .server import DEFAULT_LISTEN, MetricsServer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from libhamiregion.errors import PathLike
     from libhamiregion.exporter.node_exporter import NodeExporter
@@ -20,6 +20,7 @@ def exporter_server(
     listen: str | Iterable[str] = DEFAULT_LISTEN,
     *,
     web_config: PathLike | None = None,
+    healthy: Callable[[], str | None] | None = None,
     limits: ServerLimits | None = None,
 ) -> MetricsServer:
     """Make the server that `hamiregion exporter` is; the caller starts both.
@@ -31,6 +32,7 @@ def exporter_server(
         exporter: Gives the metrics, the facts on the page at ``/``, and whether it is ready.
         listen: As for `MetricsServer`.
         web_config: As for `MetricsServer`.
+        healthy: As for `MetricsServer`.
         limits: As for `MetricsServer`.
 
     Raises:
@@ -44,5 +46,6 @@ def exporter_server(
         web_config=web_config,
         landing=exporter.landing,
         ready=exporter.not_ready,
+        healthy=healthy,
         limits=limits,
     )

@@ -69,6 +69,7 @@ class MetricsServer:
         landing: Tells what stands on the page at ``/``.
         ready: For ``/readyz``: None if all is well, else why not. Called in a thread, also while
             `render` runs.
+        healthy: For ``/healthz``: None if all is well, else why not. It must not wait.
         limits: The bounds.
 
     Attributes:
@@ -88,11 +89,13 @@ class MetricsServer:
         web_config: PathLike | None = None,
         landing: Callable[[], LandingFacts] | None = None,
         ready: Callable[[], str | None] | None = None,
+        healthy: Callable[[], str | None] | None = None,
         limits: ServerLimits | None = None,
     ) -> None:
         self._render = render
         self._landing = landing
         self._ready = ready
+        self._healthy = healthy
         self._limits = limits or ServerLimits()
         # What is wrong with it is said before anything listens.
         self._web = LiveWebConfig(web_config, time.monotonic)
@@ -183,7 +186,13 @@ class MetricsServer:
                 self._render, renderer, connections.room_for_answer, self._limits.render_timeout_s
             )
             connections.app = Answers(
-                scrapes, self._web, self._landing, self._ready, prober, Passwords(checker)
+                scrapes,
+                self._web,
+                self._landing,
+                self._ready,
+                self._healthy,
+                prober,
+                Passwords(checker),
             )
             accepting = [loop.create_task(connections.accept(each)) for each in self._sockets]
             self._begun.set()

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from libhamiregion.change_detector import is_readable
 from libhamiregion.errors import RegionError, RegionStale
 from libhamiregion.layouts import LAYOUTS
-from libhamiregion.place_watch import is_readable
 from libhamiregion.region import open_region
 
 from . import procfs

@@ -13,11 +13,11 @@ from own_cgroups import cgroup_of_pod
 from patience import eventually
 
 from libhamiregion import create_region
-from libhamiregion.agent import GoneRemover, KubeletPods
+from libhamiregion.agent import StaleDirectoryCollector
 from libhamiregion.node import Node
 
 MIB = 1 << 20
-# Long enough for two looks to differ from one, short enough for a test.
+# The shortest time that a pod has to be gone in these tests.
 SOON_S = 0.05
 
 
@@ -43,7 +43,7 @@ def process_in(cgroup: Path) -> Iterator[int]:
         eventually(lambda: not procs.read_text())
 
 
-class GoneScene:
+class StaleScene:
     """The directories of one node, and one pod that is there.
 
     Attributes:
@@ -86,25 +86,31 @@ class GoneScene:
             create_region(directory / "usage.cache")
         return directory
 
-    def remover(self, **options: Any) -> GoneRemover:
+    def collector(
+        self, *, entries_per_pass: int = 20_000, **options: Any
+    ) -> StaleDirectoryCollector:
         node = Node(self.root, outside=False, **options.pop("node", {}))
         self._opened.callback(node.close)
-        source = options.pop("source", None) or KubeletPods(self.logs, self.pods)
         options = {"gone_after_s": SOON_S, "emit": self.events.append, **options}
-        return GoneRemover(node, source, **options)
+        collector = StaleDirectoryCollector(
+            node, pod_logs=self.logs, kubelet_pods=self.pods, **options
+        )
+        collector.entries_per_pass = entries_per_pass
+        collector.interval_s = SOON_S
+        return collector
 
-    def claimed(self) -> list[Path]:
+    def quarantined(self) -> list[Path]:
         return [each for each in self.root.iterdir() if each.name.startswith(".gone-")]
 
     def saw(self, event: str) -> Callable[[], bool]:
         return lambda: bool(self.events.of(event))
 
 
-def until(remover: GoneRemover, condition: Callable[[], object]) -> None:
+def until(collector: StaleDirectoryCollector, condition: Callable[[], object]) -> None:
     """Do passes until the condition is true."""
 
     def passed() -> object:
-        remover.run()
+        collector.run()
         return condition()
 
     eventually(passed)

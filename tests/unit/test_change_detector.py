@@ -9,7 +9,7 @@ from forked import in_child
 from poke import RegionFile, RegionFileFactory
 
 from libhamiregion import Region, create_region, open_region
-from libhamiregion.place_watch import PlaceWatch, Stamp, is_readable, is_well
+from libhamiregion.change_detector import ChangeDetector, Stamp, is_readable, is_well
 
 
 def stamp(path: Path) -> Stamp:
@@ -18,7 +18,7 @@ def stamp(path: Path) -> Stamp:
 
 
 def test_only_what_is_not_as_it_was_is_named(tmp_path: Path) -> None:
-    watch = PlaceWatch()
+    watch = ChangeDetector()
     names = [f"d{number}" for number in range(200)]
     for name in names:
         (tmp_path / name).mkdir()
@@ -43,20 +43,20 @@ def test_only_what_is_not_as_it_was_is_named(tmp_path: Path) -> None:
 
 
 def test_what_has_no_stamp_counts_as_changed(tmp_path: Path) -> None:
-    watch = PlaceWatch()
+    watch = ChangeDetector()
     watch.put(1, str(tmp_path), None, None)
     assert watch.changed() == [1]
 
 
 def test_a_file_is_no_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    watch = PlaceWatch()
+    watch = ChangeDetector()
     watch.put(1, str(tmp_path / "file"), stamp(tmp_path / "file"), None)
     assert watch.changed() == [1]
 
 
-def test_places_may_come_and_go_in_any_order(tmp_path: Path) -> None:
-    watch = PlaceWatch()
+def test_entries_may_come_and_go_in_any_order(tmp_path: Path) -> None:
+    watch = ChangeDetector()
     there: set[int] = set()
     for number in range(300):
         (tmp_path / str(number)).mkdir()
@@ -81,7 +81,7 @@ def file(region_file: RegionFileFactory) -> RegionFile:
 
 def states(region: Region, path: Path) -> tuple[bool, bool, bool]:
     """Whether it is watched without news, well, readable."""
-    watch = PlaceWatch()
+    watch = ChangeDetector()
     watch.put(0, str(path.parent), stamp(path.parent), region)
     return watch.changed() == [], is_well(region), is_readable(region)
 
@@ -113,14 +113,14 @@ def test_a_region_is_well_while_its_name_leads_to_it_and_it_can_be_read(file: Re
 
 
 def test_a_region_is_kept_alive_while_it_is_watched(file: RegionFile) -> None:
-    watch = PlaceWatch()
+    watch = ChangeDetector()
     watch.put(0, str(file.path.parent), stamp(file.path.parent), open_region(file))
     gc.collect()
     assert watch.changed() == []
 
 
 def test_in_a_forked_child_every_region_has_changed(file: RegionFile) -> None:
-    watch = PlaceWatch()
+    watch = ChangeDetector()
     with open_region(file) as region:
         watch.put(0, str(file.path.parent), stamp(file.path.parent), region)
         assert in_child(lambda: (watch.changed(), is_well(region))) == ([0], False)

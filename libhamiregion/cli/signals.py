@@ -18,7 +18,7 @@ _SAME_REQUEST_S = 1.0
 
 
 class Stop:
-    """A wish to end, from a signal or from a thread.
+    """A stop request, from a signal or from a thread.
 
     A pipe and no threading.Event: that one's lock may be held by the very code that the signal
     interrupts.
@@ -31,9 +31,10 @@ class Stop:
         self.signal: int | None = None
 
     def ask(self) -> None:
-        """Ask for the end; from any thread, and more than once."""
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._writing, b".")
+        """Ask for the end; from any thread, more than once, and also after the end."""
+        if self._writing >= 0:
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._writing, b".")
 
     def wait(self) -> None:
         """Return once somebody has asked."""
@@ -41,16 +42,22 @@ class Stop:
 
     def close(self) -> None:
         """Close the pipe."""
-        os.close(self._reading)
-        os.close(self._writing)
+        reading, writing = self._reading, self._writing
+        self._reading = self._writing = -1
+        os.close(reading)
+        os.close(writing)
 
 
 @contextlib.contextmanager
-def stop_signals() -> Iterator[Stop]:
+def stop_signals(*, bounded: bool = False) -> Iterator[Stop]:
     """Have SIGTERM, SIGINT and SIGHUP ask for the end.
 
     What follows within a second is the same request. One that comes later ends the program as
     usual: the way out for people where the end takes too long.
+
+    Args:
+        bounded: The end takes some seconds at most, and must not be cut short: all that follows is
+            the same request.
     """
     stop = Stop()
     asked_s = 0.0
@@ -66,7 +73,7 @@ def stop_signals() -> Iterator[Stop]:
             stop.signal = number
             asked_s = time.monotonic()
             stop.ask()
-        elif time.monotonic() - asked_s > _SAME_REQUEST_S:
+        elif not bounded and time.monotonic() - asked_s > _SAME_REQUEST_S:
             restore()
             signal.raise_signal(number)
 
@@ -80,4 +87,8 @@ def stop_signals() -> Iterator[Stop]:
         # A repeat may come as late as in the program's last moments, and must not change its end.
         if stop.signal is None:
             restore()
+        elif bounded:
+            # The interpreter takes its own handlers away before it ends, and leaves this.
+            for number in _SIGNALS:
+                signal.signal(number, signal.SIG_IGN)
         stop.close()

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 # Its last work lasts until it is given a line: the time in which a repeat does harm.
 PROGRAM = """
 import sys
-from libhamiregion.cli.stopping import stop_signals
-with stop_signals() as stop:
+from libhamiregion.cli.signals import stop_signals
+with stop_signals(bounded=len(sys.argv) > 1) as stop:
     print("ready", flush=True)
     stop.wait()
     print("asked", flush=True)
@@ -31,16 +31,21 @@ print("left", sys.stdin.readline().strip(), flush=True)
 
 @pytest.fixture
 def worker() -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM],
+    with started() as process:
+        yield process
+        process.kill()
+
+
+def started(*words: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *words],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-    ) as process:
-        assert line(process) == "ready"
-        yield process
-        process.kill()
+    )
+    assert line(process) == "ready"
+    return process
 
 
 def line(process: subprocess.Popen[str]) -> str:
@@ -86,6 +91,21 @@ def test_a_later_signal_ends_the_program(
         time.sleep(0.05)
     assert worker.wait() == code
     assert time.monotonic() - asked_s > 0.9
+
+
+def test_an_end_that_is_bounded_is_never_cut_short() -> None:
+    """An agent that gives back what it has written takes seconds, and they are needed."""
+    with started("bounded") as process:
+        process.send_signal(signal.SIGTERM)
+        assert line(process) == "asked"
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) * 4:
+            time.sleep(0.1)
+            process.send_signal(number)
+        give(process, "on")
+        assert line(process) == "worked on"
+        give(process, "behind")
+        assert line(process) == "left behind"
+        assert process.wait(PATIENCE_S) == 0
 
 
 def test_timeout_signals_twice_and_the_recorder_ends_in_order(tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ _NEVER_THE_SAME: Stamp = (0, 0, -1)
 
 def is_readable(region: Region) -> bool:
     """Whether a snapshot of an open region is to be expected to succeed."""
-    place = ffi.new("struct hr_place *")
-    place.region = region._handle
-    changed: int = lib.hr_find_changed(place, 1, ffi.new("unsigned char *"))
+    entry = ffi.new("struct hr_watch_entry *")
+    entry.region = region._handle
+    changed: int = lib.hr_find_changed(entry, 1, ffi.new("unsigned char *"))
     return not changed
 
 
@@ -37,7 +37,7 @@ def is_well(region: Region) -> bool:
         return False
 
 
-class PlaceWatch:
+class ChangeDetector:
     """Looks at any number of directories and open regions in one call into the core.
 
     Two `stat` calls each, and no more. Threads: its user lets only one in at a time.
@@ -48,7 +48,7 @@ class PlaceWatch:
         self._rows: dict[Hashable, int] = {}
         # What the core's array points to has to live as long.
         self._alive: list[tuple[Any, Region | None]] = []
-        self._places: Any = ffi.new("struct hr_place[]", _FIRST_CAPACITY)
+        self._entries: Any = ffi.new("struct hr_watch_entry[]", _FIRST_CAPACITY)
         self._changed: Any = ffi.new("unsigned char[]", _FIRST_CAPACITY)
 
     def __len__(self) -> int:
@@ -76,17 +76,17 @@ class PlaceWatch:
         if path is None:
             path = ffi.new("char[]", os.fsencode(directory))
         self._alive[row] = (path, region)
-        place = self._places[row]
-        place.directory = path
-        place.device_id, place.inode, place.changed_ns = stamp or _NEVER_THE_SAME
-        place.region = ffi.NULL if region is None else region._handle
+        entry = self._entries[row]
+        entry.directory = path
+        entry.device_id, entry.inode, entry.changed_ns = stamp or _NEVER_THE_SAME
+        entry.region = ffi.NULL if region is None else region._handle
 
     def _make_room(self, rows: int) -> None:
-        if rows <= len(self._places):
+        if rows <= len(self._entries):
             return
-        longer = ffi.new("struct hr_place[]", 2 * rows)
-        ffi.memmove(longer, self._places, ffi.sizeof(self._places))
-        self._places = longer
+        longer = ffi.new("struct hr_watch_entry[]", 2 * rows)
+        ffi.memmove(longer, self._entries, ffi.sizeof(self._entries))
+        self._entries = longer
         self._changed = ffi.new("unsigned char[]", 2 * rows)
 
     def drop(self, key: Hashable) -> None:
@@ -98,7 +98,7 @@ class PlaceWatch:
         if last_key != key:
             self._keys[row], self._alive[row] = last_key, last
             self._rows[last_key] = row
-            self._places[row] = self._places[len(self._keys)]
+            self._entries[row] = self._entries[len(self._keys)]
 
     def clear(self) -> None:
         """Watch nothing."""
@@ -113,7 +113,7 @@ class PlaceWatch:
         closed, or a snapshot of it would fail.
         """
         count = len(self._keys)
-        if not lib.hr_find_changed(self._places, count, self._changed):
+        if not lib.hr_find_changed(self._entries, count, self._changed):
             return []
         flags = bytes(ffi.buffer(self._changed, count))
         return [key for key, flag in zip(self._keys, flags, strict=True) if flag]

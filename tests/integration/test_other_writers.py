@@ -8,20 +8,21 @@ from pathlib import Path
 import pytest
 from containers import containers, needs_namespaces
 from namespaces import needs_first_namespace
-from node_scene import Events, NodeScene, OtherWriter, launch, stopping, values
+from node_scene import MONITOR, Events, NodeScene, OtherWriter, launch, stopping, values
 from own_cgroups import cgroup_of_pod
 
-from libhamiregion.agent import Feedback, OtherWriterRuns, WriterWatch
+from libhamiregion.agent import Feedback, OtherWriterRuns
+from libhamiregion.agent.other_writers import WriterWatch
 from libhamiregion.node import Node
 
 pytestmark = needs_first_namespace
 
 
 def test_where_hamis_monitor_runs_it_does_not_start(feedback: Feedback) -> None:
-    for name in ("vGPUmonitor", "/usr/bin/vGPUmonitor", "volcano-vgpu-monitor"):
+    for name in (MONITOR, f"/usr/bin/{MONITOR}"):
         with OtherWriter(name) as monitor:
             with pytest.raises(
-                OtherWriterRuns, match=f"process {monitor.pid} is {Path(name).name}"
+                OtherWriterRuns, match=f"process {monitor.pid} is {MONITOR}"
             ) as told:
                 feedback.start()
             (other,) = told.value.others
@@ -79,25 +80,33 @@ def test_writing_stops_when_a_monitor_appears_and_goes_on_when_it_has_gone(
     scene: NodeScene, node: Node, events: Events
 ) -> None:
     urgent, low = scene.container("urgent", priority=0), scene.container("low")
-    task = Feedback(node, resume_after=2, emit=events.append)
+    task = Feedback(node, emit=events.append)
     with stopping(task):
         launch(urgent)
         task.run()
         assert low.get("recent_kernel") == -1
-        with OtherWriter("vGPUmonitor", [urgent, low]) as monitor:
+        with OtherWriter(MONITOR, [urgent, low]) as monitor:
             before = urgent.content(), low.content()
             for _ in range(3):
                 task.run()
-            assert (urgent.content(), low.content()) == before
             assert {each.pid for each in task.paused} == {monitor.pid}
             assert task.counters()["feedback_paused"] == 1
             (paused,) = events.of("paused")
             assert "nothing is written any more" in paused.message
-        task.run()
-        assert (urgent.content(), low.content()) == before, "it has been gone for one pass only"
+        for _ in range(2):
+            task.run()
+        assert task.paused, "it has been gone for two passes only"
+        with OtherWriter(MONITOR):
+            task.run()
+        # The count of passes without another writer has begun anew.
+        for _ in range(2):
+            task.run()
+        assert task.paused
+        assert (urgent.content(), low.content()) == before
         task.run()
         assert task.paused == ()
-        assert events.of("resumed")
+        (resumed,) = events.of("resumed")
+        assert "it had paused: HAMi's monitor runs: process" in resumed.message
         assert values(urgent) == (0, 0)
         assert task.counters()["feedback_pauses"] == 1
 
@@ -105,10 +114,10 @@ def test_writing_stops_when_a_monitor_appears_and_goes_on_when_it_has_gone(
 def test_what_a_monitor_has_left_behind_is_not_taken_back(scene: NodeScene, node: Node) -> None:
     urgent, low = scene.container("urgent", priority=0), scene.container("low")
     launch(urgent)
-    task = Feedback(node, resume_after=100)
+    task = Feedback(node)
     with stopping(task):
         task.run()
-        with OtherWriter("vGPUmonitor", [urgent, low]):
+        with OtherWriter(MONITOR, [urgent, low]):
             task.run()
             assert task.paused
         before = low.content()
@@ -118,25 +127,12 @@ def test_what_a_monitor_has_left_behind_is_not_taken_back(scene: NodeScene, node
     assert low.content() == before
 
 
-def test_it_can_be_told_not_to_go_on(scene: NodeScene, node: Node) -> None:
-    file = scene.container("a")
-    task = Feedback(node, resume_after=None)
-    with stopping(task):
-        with OtherWriter("vGPUmonitor"):
-            task.run()
-        for _ in range(5):
-            launch(file)
-            task.run()
-        assert file.get("recent_kernel") == 2
-        assert task.paused
-
-
 def test_at_the_end_a_monitor_keeps_what_it_finds(scene: NodeScene, node: Node) -> None:
     urgent, low = scene.container("urgent", priority=0), scene.container("low")
     launch(urgent)
     task = Feedback(node)
     task.run()
-    with OtherWriter("vGPUmonitor"):
+    with OtherWriter(MONITOR):
         node.refresh()
         task.stop()
         assert low.get("recent_kernel") == -1
@@ -148,12 +144,12 @@ def test_a_monitor_of_that_name_elsewhere_does_not_count(
     """A pod that calls its program so does not have the node's containers in its file system."""
     empty = tmp_path / "empty"
     empty.mkdir()
-    with OtherWriter("vGPUmonitor", chroot=empty):
+    with OtherWriter(MONITOR, chroot=empty):
         feedback.start()
     link = empty / scene.root.relative_to("/")
     link.parent.mkdir(parents=True)
     link.symlink_to(scene.root)
-    with OtherWriter("vGPUmonitor", chroot=empty):
+    with OtherWriter(MONITOR, chroot=empty):
         feedback.start()
 
 
@@ -163,7 +159,7 @@ def test_a_pod_that_holds_a_region_cannot_pass_for_a_monitor(
     """Neither by a name nor by what it maps: it would switch the feedback off for all others."""
     tenant, other = str(uuid.uuid4()), str(uuid.uuid4())
     files = [scene.container("a", pod_uid=tenant), scene.container("b")]
-    with OtherWriter("vGPUmonitor", files) as impostor:
+    with OtherWriter(MONITOR, files) as impostor:
         for pod_uid, counts in ((tenant, False), (other, True)):
             with cgroup_of_pod(pod_uid, "ab" * 32) as cgroup:
                 (cgroup / "cgroup.procs").write_text(str(impostor.pid))
@@ -176,10 +172,9 @@ def test_a_pod_that_holds_a_region_cannot_pass_for_a_monitor(
                         task.stop()
 
 
-def test_hook_path_tells_where_a_monitor_looks(
+def test_a_monitor_is_known_by_its_mounts_whatever_the_directory_is_called_there(
     scene: NodeScene, feedback: Feedback, tmp_path: Path
 ) -> None:
-    """In its container the directory can have another path."""
     there = tmp_path / "root"
     (there / "vgpu/containers").mkdir(parents=True)
     script = f'mount --bind {scene.root} {there}/vgpu/containers && exec "$@"'
@@ -187,11 +182,15 @@ def test_hook_path_tells_where_a_monitor_looks(
     if os.geteuid() != 0:
         pytest.skip("needs root to mount")
     with (
-        OtherWriter("vGPUmonitor", inside=inside, chroot=there, env={"HOOK_PATH": "/vgpu"}),
-        pytest.raises(OtherWriterRuns, match="is vGPUmonitor"),
+        OtherWriter(MONITOR, inside=inside, chroot=there),
+        pytest.raises(OtherWriterRuns, match=f"is {MONITOR}"),
     ):
         feedback.start()
-    with OtherWriter("vGPUmonitor", inside=inside, chroot=there, env={"HOOK_PATH": "/other"}):
+    # A mount of one container's directory is that container's.
+    one = scene.container("one").path.parent
+    script = script.replace(f"--bind {scene.root}", f"--bind {one}")
+    inside = ("unshare", "--mount", "sh", "-c", script, "sh")
+    with OtherWriter(MONITOR, inside=inside, chroot=there):
         feedback.start()
 
 
@@ -234,7 +233,7 @@ def test_where_processes_are_hidden_it_starts_only_if_told_that_it_is_alone(
     with Node(scene.root, proc=proc, outside=False) as node:
         with pytest.raises(OtherWriterRuns, match="does not show all processes") as told:
             Feedback(node).start()
-        assert told.value.others[0].evidence == "sight"
-        task = Feedback(node, watch=WriterWatch(node, assume_alone=True))
+        assert told.value.others[0].evidence == "hidden"
+        task = Feedback(node, assume_alone=True)
         task.start()
         task.stop()

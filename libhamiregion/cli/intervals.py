@@ -17,7 +17,7 @@ def ticks(interval_s: float | None) -> Iterator[int]:
     number = 0
     due = time.monotonic()
     while True:
-        # Who was slow skips ticks instead of catching up on them.
+        # After a slow tick, ticks are skipped instead of caught up on.
         due = max(due + interval_s, time.monotonic())
         time.sleep(max(0.0, due - time.monotonic()))
         number += 1

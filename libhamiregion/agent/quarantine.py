@@ -30,10 +30,8 @@ _LOOK_LIMIT = 4_096
 _ROOT_LIMIT = 20_000
 # No underscore, and the UID in capitals: neither this library nor HAMi's monitor, which looks for
 # the UIDs of pods in names, takes it for a container's directory.
-_CLAIMED = re.compile(r"\.gone-([0-9A-F-]{32,36})-[0-9a-f]{16}\Z")
+_QUARANTINED = re.compile(r"\.gone-([0-9A-F-]{32,36})-[0-9a-f]{16}-([-a-z0-9]+)\Z")
 _MOUNT = re.compile(rb"^mnt_id:\s*([0-9]+)$", re.MULTILINE)
-_ESCAPE = re.compile(rb"\\([0-7]{3})")
-_BLOCK_BYTES = 512
 _NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
 _RENAME_NOREPLACE = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -52,28 +50,24 @@ class DirectoryLook:
         changed_ns: The last change of it or of what is directly inside, Unix nanoseconds: the time
             that nobody can set.
         inodes: Of the regular files directly inside.
-        size_bytes: What the files directly inside take, those that have no other name.
     """
 
     identity: tuple[int, int]
     changed_ns: int
     inodes: frozenset[int]
-    size_bytes: int
 
 
 @attrs.define
-class Work:
-    """How much may still be done, and what has been done.
+class Budget:
+    """How many entries may still be touched.
 
     Attributes:
-        left: Entries that may still be touched.
-        entries: Entries that have been removed.
-        size_bytes: What they took, where no other name leads to it.
+        left: The number.
+        removed: How many entries have been removed.
     """
 
     left: int
-    entries: int = 0
-    size_bytes: int = 0
+    removed: int = 0
 
     def take(self) -> bool:
         """Whether one more entry may be touched; counts it."""
@@ -81,9 +75,6 @@ class Work:
             return False
         self.left -= 1
         return True
-
-
-# ---- what there is -----------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -124,7 +115,7 @@ def look_at(root: int, name: str) -> DirectoryLook:
         status = os.fstat(directory)
         if _mount(directory) != _mount(root):
             raise RemovalRefused("it is a mount point")
-        newest, inodes, size = status.st_ctime_ns, set(), 0
+        newest, inodes = status.st_ctime_ns, set()
         with os.scandir(directory) as entries:
             for entry in islice(entries, _LOOK_LIMIT):
                 try:
@@ -134,47 +125,36 @@ def look_at(root: int, name: str) -> DirectoryLook:
                 newest = max(newest, inside.st_ctime_ns)
                 if stat.S_ISREG(inside.st_mode):
                     inodes.add(inside.st_ino)
-                size += _freed_by(inside)
-    return DirectoryLook((status.st_dev, status.st_ino), newest, frozenset(inodes), size)
+    return DirectoryLook((status.st_dev, status.st_ino), newest, frozenset(inodes))
 
 
-def mount_points() -> tuple[str, ...]:
-    """All mount points that this process sees.
-
-    Raises:
-        OSError: The kernel does not tell.
-    """
-    with open("/proc/self/mountinfo", "rb") as file:  # noqa: PTH123
-        lines = file.read().splitlines()
-    points = (
-        _ESCAPE.sub(lambda match: bytes([int(match[1], 8)]), each.split()[4]) for each in lines
-    )
-    return tuple(map(os.fsdecode, points))
-
-
-def claimed_in(root: int) -> list[tuple[str, str]]:
-    """The directories that somebody has claimed and not yet removed: name and pod UID."""
-    found = []
+def quarantined_in(root: int) -> dict[str, tuple[str, str]]:
+    """The quarantined directories, whoever began: to each pod UID and container."""
+    found = {}
     with os.scandir(root) as entries:
         for entry in islice(entries, _ROOT_LIMIT):
-            uid = claimed_uid(entry.name)
-            if uid is not None and entry.is_dir(follow_symlinks=False):
-                found.append((entry.name, uid))
+            container = quarantined_container(entry.name)
+            if container is not None and entry.is_dir(follow_symlinks=False):
+                found[entry.name] = container
     return found
 
 
-def claimed_uid(name: str) -> str | None:
-    """The pod UID in the name of a claimed directory; None if it is none."""
-    match = _CLAIMED.match(name)
-    uid = None if match is None else match[1].lower()
-    return uid if uid is not None and is_pod_uid(uid) else None
+def quarantined_container(name: str) -> tuple[str, str] | None:
+    """Pod UID and container in the name of a quarantined directory; None if it is none."""
+    match = _QUARANTINED.match(name)
+    if match is None or not is_pod_uid(match[1].lower()):
+        return None
+    return match[1].lower(), match[2]
 
 
-# ---- what is done ------------------------------------------------------------------------------
-
-
-def claim(root: int, name: str, uid: str, look: DirectoryLook) -> str:
+def quarantine(root: int, name: str, container: tuple[str, str], look: DirectoryLook) -> str:
     """Give a directory a name that nobody uses: one step, and one of several agents makes it.
+
+    Args:
+        root: The open root.
+        name: The directory's name.
+        container: Its pod's UID and the container's name.
+        look: What it was like: nothing else is taken.
 
     Returns:
         The name.
@@ -184,18 +164,19 @@ def claim(root: int, name: str, uid: str, look: DirectoryLook) -> str:
             another one has that by now. Or the file system has no way to give a name back.
         OSError: It is gone, or may not be renamed.
     """
-    claimed = f".gone-{uid.upper()}-{secrets.token_hex(8)}"
+    uid, container_name = container
+    quarantined = f".gone-{uid.upper()}-{secrets.token_hex(8)}-{container_name}"
     # By the rename that can give it back: where there is none, nothing is taken.
-    rename_to_free_name(root, name, claimed)
-    status = os.stat(claimed, dir_fd=root, follow_symlinks=False)
+    rename_to_free_name(root, name, quarantined)
+    status = os.stat(quarantined, dir_fd=root, follow_symlinks=False)
     if (status.st_dev, status.st_ino) != look.identity or not stat.S_ISDIR(status.st_mode):
-        give_back(root, claimed, name)
+        give_back(root, quarantined, name)
         raise RemovalRefused("another one has come in its place")
-    return claimed
+    return quarantined
 
 
-def give_back(root: int, claimed: str, name: str) -> bool:
-    """Give a claimed directory its name again, unless there is a new one of that name.
+def give_back(root: int, quarantined: str, name: str) -> bool:
+    """Give a quarantined directory its name again, unless there is a new one of that name.
 
     Returns:
         Whether it has it.
@@ -204,7 +185,7 @@ def give_back(root: int, claimed: str, name: str) -> bool:
         OSError: It is gone, or may not be renamed.
     """
     try:
-        rename_to_free_name(root, claimed, name)
+        rename_to_free_name(root, quarantined, name)
     except FileExistsError:
         return False
     return True
@@ -231,8 +212,8 @@ def rename_to_free_name(root: int, name: str, free: str) -> None:
     raise OSError(number, os.strerror(number), name)
 
 
-def remove_claimed(root: int, claimed: str, work: Work) -> bool:
-    """Remove a claimed directory and what is in it, as far as the work goes.
+def remove_quarantined(root: int, quarantined: str, budget: Budget) -> bool:
+    """Remove a quarantined directory and what is in it, as far as the budget goes.
 
     Returns:
         Whether it is gone; if not, the next call goes on.
@@ -242,19 +223,19 @@ def remove_claimed(root: int, claimed: str, work: Work) -> bool:
         OSError: Something in it cannot be removed; the rest has been.
     """
     try:
-        with _opened(root, claimed) as top:
+        with _opened(root, quarantined) as top:
             if _mount(top) != _mount(root):
                 raise RemovalRefused("it is a mount point")
-            if not _Emptying(top, work).run():
+            if not _Emptying(top, budget).run():
                 return False
-        os.rmdir(claimed, dir_fd=root)
+        os.rmdir(quarantined, dir_fd=root)
     except FileNotFoundError:
         return True
     except OSError as error:
         if error.errno in _NOT_EMPTY:
             return False  # somebody goes on filling it
         raise
-    work.entries += 1
+    budget.removed += 1
     return True
 
 
@@ -265,18 +246,19 @@ class _Emptying:
     of any depth takes no more descriptors and no more stack than a flat one.
     """
 
-    def __init__(self, top: int, work: Work) -> None:
+    def __init__(self, top: int, budget: Budget) -> None:
         self._top = top
         self._place = _mount(top)
-        self._work = work
+        self._budget = budget
         self._errors: list[OSError] = []
 
     def run(self) -> bool:
+        """Whether it is empty; False when the budget is spent."""
         while True:
             self._errors.clear()
             found = moved = False
             for name in _names(self._top):
-                if not self._work.take():
+                if not self._budget.take():
                     return False
                 found = True
                 moved = self._remove(name) or moved
@@ -305,7 +287,7 @@ class _Emptying:
         """Empty a directory of the top: its files go, its directories move up."""
         moved = False
         for name in _names(inner):
-            if not self._work.take():
+            if not self._budget.take():
                 break
             try:
                 if not (self._unlink(inner, name) or self._rmdir(inner, name)):
@@ -320,12 +302,10 @@ class _Emptying:
 
     def _unlink(self, parent: int, name: str) -> bool:
         """Whether it was no directory, and is gone."""
-        status = os.stat(name, dir_fd=parent, follow_symlinks=False)
-        if stat.S_ISDIR(status.st_mode):
+        if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
             return False
         os.unlink(name, dir_fd=parent)
-        self._work.entries += 1
-        self._work.size_bytes += _freed_by(status)
+        self._budget.removed += 1
         return True
 
     def _rmdir(self, parent: int, name: str) -> bool:
@@ -336,7 +316,7 @@ class _Emptying:
             if error.errno in _NOT_EMPTY:
                 return False
             raise
-        self._work.entries += 1
+        self._budget.removed += 1
         return True
 
 
@@ -362,10 +342,3 @@ def _mount(descriptor: int) -> tuple[int, int]:
     if match is None:
         raise OSError(errno.ENOSYS, "the kernel does not tell what is mounted where")
     return os.fstat(descriptor).st_dev, int(match[1])
-
-
-def _freed_by(status: os.stat_result) -> int:
-    """What removing this name frees."""
-    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-        return 0
-    return status.st_blocks * _BLOCK_BYTES

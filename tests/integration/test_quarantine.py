@@ -13,19 +13,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gone_scene import GoneScene, gone, names, running_pod, until
 from namespaces import needs_first_namespace
 from own_cgroups import needs_cgroups
+from stale_scene import StaleScene, gone, names, running_pod, until
 
-from libhamiregion.agent import directory_removal
-from libhamiregion.agent.directory_removal import (
+from libhamiregion.agent import quarantine as quarantine_module
+from libhamiregion.agent.quarantine import (
+    Budget,
     RemovalRefused,
-    Work,
-    claim,
     give_back,
     look_at,
     opened_root,
-    remove_claimed,
+    quarantine,
+    remove_quarantined,
 )
 
 POD = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"
@@ -40,8 +40,8 @@ def alive() -> Iterator[str]:
 
 
 @pytest.fixture
-def scene(tmp_path: Path, alive: str) -> Iterator[GoneScene]:
-    scene = GoneScene(tmp_path, alive)
+def scene(tmp_path: Path, alive: str) -> Iterator[StaleScene]:
+    scene = StaleScene(tmp_path, alive)
     yield scene
     scene.close()
 
@@ -69,12 +69,12 @@ def is_whole(treasure: Path) -> bool:
     return [each.read_text() for each in files] == ["precious", "precious too"]
 
 
-def remove(directory: Path, work: int = 1_000_000) -> Work:
+def remove(directory: Path, work: int = 1_000_000) -> Budget:
     """Claim and remove a directory, in one go."""
-    done = Work(work)
+    done = Budget(work)
     with opened_root(str(directory.parent)) as root:
-        name = claim(root, directory.name, POD, look_at(root, directory.name))
-        assert remove_claimed(root, name, done)
+        name = quarantine(root, directory.name, (POD, "train"), look_at(root, directory.name))
+        assert remove_quarantined(root, name, done)
     return done
 
 
@@ -96,10 +96,9 @@ def test_everything_that_a_container_can_make_is_removed_and_nothing_followed(
     (closed / "to-outside").symlink_to(treasure / "inner")
     (closed / "file").write_bytes(bytes(8192))
     closed.chmod(0)
-    done = remove(directory)
+    remove(directory)
     assert names(directory.parent) == []
     assert is_whole(treasure)
-    assert done.size_bytes == 8192, "a hard link frees nothing"
 
 
 def test_a_tree_of_any_depth_takes_three_descriptors(directory: Path) -> None:
@@ -119,7 +118,7 @@ def test_a_tree_of_any_depth_takes_three_descriptors(directory: Path) -> None:
         done = remove(directory)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert done.entries == depth + 2
+    assert done.removed == depth + 2
     assert names(directory.parent) == []
 
 
@@ -131,13 +130,13 @@ def test_a_wide_tree_is_removed_in_as_many_calls_as_it_takes(directory: Path) ->
             (inner / f"f{file}").touch()
     calls = 0
     with opened_root(str(directory.parent)) as root:
-        name = claim(root, directory.name, POD, look_at(root, directory.name))
+        name = quarantine(root, directory.name, (POD, "train"), look_at(root, directory.name))
         removed = 0
         while True:
-            work = Work(100)
-            done = remove_claimed(root, name, work)
+            work = Budget(100)
+            done = remove_quarantined(root, name, work)
             assert work.left >= 0
-            removed += work.entries
+            removed += work.removed
             calls += 1
             if done:
                 break
@@ -146,19 +145,19 @@ def test_a_wide_tree_is_removed_in_as_many_calls_as_it_takes(directory: Path) ->
     assert calls >= removed / 100
 
 
-def test_one_huge_directory_does_not_keep_the_others_waiting(scene: GoneScene) -> None:
+def test_one_huge_directory_does_not_keep_the_others_waiting(scene: StaleScene) -> None:
     huge = scene.container(region=False)
     for number in range(1_000):
         (huge / str(number)).touch()
     small = [scene.container(region=False) for _ in range(5)]
-    remover = scene.remover(entries_per_pass=1_200)
-    until(remover, gone(*small))
-    assert scene.claimed(), "the huge one takes more passes"
-    before = remover.counters()["removal_entries"]
-    remover.run()
-    assert 0 < remover.counters()["removal_entries"] - before <= 300
-    until(remover, lambda: not scene.claimed())
-    assert max(int(each.detail["entries"] or 0) for each in scene.events) == 1_001
+    collector = scene.collector(entries_per_pass=1_200)
+    until(collector, gone(*small))
+    assert scene.quarantined(), "the huge one takes more passes"
+    before = collector.counters()["removal_entries"]
+    collector.run()
+    assert 0 < collector.counters()["removal_entries"] - before <= 300
+    until(collector, lambda: not scene.quarantined())
+    assert collector.counters()["removal_entries"] == 1_001 + 5
 
 
 def test_who_goes_on_filling_it_costs_no_more_than_the_share_of_a_directory(
@@ -180,15 +179,15 @@ def test_who_goes_on_filling_it_costs_no_more_than_the_share_of_a_directory(
     filler.start()
     try:
         with opened_root(str(directory.parent)) as root:
-            name = claim(root, directory.name, POD, look_at(root, directory.name))
-            work = Work(300)
-            remove_claimed(root, name, work)
+            name = quarantine(root, directory.name, (POD, "train"), look_at(root, directory.name))
+            work = Budget(300)
+            remove_quarantined(root, name, work)
     finally:
         stop.set()
         filler.join()
         os.close(at)
     assert work.left >= 0
-    assert work.entries <= 301
+    assert work.removed <= 301
 
 
 # ---- races ---------------------------------------------------------------------------------------
@@ -246,8 +245,10 @@ def test_a_directory_that_becomes_a_link_meanwhile_leads_nowhere(
         with Swapper(directory, lure), opened_root(str(directory.parent)) as root:
             for _ in range(20):
                 try:
-                    name = claim(root, directory.name, POD, look_at(root, directory.name))
-                    remove_claimed(root, name, Work(100))
+                    name = quarantine(
+                        root, directory.name, (POD, "train"), look_at(root, directory.name)
+                    )
+                    remove_quarantined(root, name, Budget(100))
                 except (OSError, RemovalRefused):
                     continue
                 break
@@ -271,12 +272,12 @@ def test_a_subdirectory_that_becomes_a_link_meanwhile_leads_nowhere(
             (inner / f"d{number}" / "e").mkdir(parents=True)
         lure.symlink_to(treasure)
         with opened_root(str(directory.parent)) as root:
-            name = claim(root, directory.name, POD, look_at(root, directory.name))
+            name = quarantine(root, directory.name, (POD, "train"), look_at(root, directory.name))
             claimed = directory.parent / name
             with Swapper(claimed / "inner", claimed / "lure"):
                 for _ in range(20):
                     try:
-                        if remove_claimed(root, name, Work(1_000)):
+                        if remove_quarantined(root, name, Budget(1_000)):
                             break
                     except OSError:
                         continue
@@ -292,7 +293,7 @@ def test_another_directory_in_its_place_keeps_its_name(directory: Path) -> None:
         directory.mkdir()
         (directory / "new").touch()
         with pytest.raises(RemovalRefused, match="another one has come in its place"):
-            claim(root, directory.name, POD, look)
+            quarantine(root, directory.name, (POD, "train"), look)
     assert names(directory.parent) == [directory.name, "aside"]
     assert (directory / "new").exists()
 
@@ -302,7 +303,7 @@ def test_a_new_directory_made_at_the_last_moment_keeps_its_name(
 ) -> None:
     """As a device plugin makes it: empty, so that a plain rename would replace it."""
     made: list[int] = []
-    rename = directory_removal.rename_to_free_name
+    rename = quarantine_module.rename_to_free_name
 
     def renamed(root: int, name: str, free: str) -> None:
         if free == directory.name:
@@ -312,8 +313,8 @@ def test_a_new_directory_made_at_the_last_moment_keeps_its_name(
 
     (directory / "old").touch()
     with opened_root(str(directory.parent)) as root:
-        claimed = claim(root, directory.name, POD, look_at(root, directory.name))
-        monkeypatch.setattr(directory_removal, "rename_to_free_name", renamed)
+        claimed = quarantine(root, directory.name, (POD, "train"), look_at(root, directory.name))
+        monkeypatch.setattr(quarantine_module, "rename_to_free_name", renamed)
         assert not give_back(root, claimed, directory.name)
     assert made == [directory.stat().st_ino]
     assert names(directory.parent / claimed) == ["old"]
@@ -334,21 +335,20 @@ def test_what_could_not_have_its_name_back_is_not_touched(
 
     if number is not None:
         Library.renameat2 = staticmethod(refuse)  # type: ignore[attr-defined]
-    monkeypatch.setattr(directory_removal, "_LIBC", Library)
+    monkeypatch.setattr(quarantine_module, "_LIBC", Library)
     with opened_root(str(directory.parent)) as root:
         look = look_at(root, directory.name)
         with pytest.raises(RemovalRefused, match="cannot rename it without replacing"):
-            claim(root, directory.name, POD, look)
+            quarantine(root, directory.name, (POD, "train"), look)
     assert names(directory.parent) == [directory.name]
 
 
 # ---- mounts --------------------------------------------------------------------------------------
 
 MOUNTED = """
-import os, subprocess, sys
+import os, subprocess, sys, time
 from pathlib import Path
-from libhamiregion.agent import GoneRemover, KubeletPods
-from libhamiregion.agent.directory_removal import *
+from libhamiregion.agent import StaleDirectoryCollector
 from libhamiregion.node import Node
 
 POD, what, outside, directory = sys.argv[1], sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4])
@@ -363,28 +363,21 @@ subprocess.run(["mount", "--bind", source, target], check=True)
 
 events = []
 with Node(directory.parent, outside=False) as node:
-    source = KubeletPods(*sys.argv[5:7])
-    remover = GoneRemover(node, source, gone_after_s=0, emit=events.append)
+    logs, pods = sys.argv[5:7]
+    collector = StaleDirectoryCollector(
+        node, pod_logs=logs, kubelet_pods=pods, gone_after_s=0.05, emit=events.append
+    )
     for _ in range(3):
-        remover.run()
+        collector.run()
+        time.sleep(0.06)
 print(*(each.message for each in events), sep="\\n")
-
-# What the mounts' list does not show, the descriptors do.
-with opened_root(str(directory.parent)) as root:
-    try:
-        name = claim(root, directory.name, POD, look_at(root, directory.name))
-        for _ in range(5):
-            remove_claimed(root, name, Work(1000))
-        print("REMOVED")
-    except (OSError, RemovalRefused) as error:
-        print(error)
 """
 
 
 @needs_first_namespace
 @needs_cgroups
 @pytest.mark.parametrize("what", ["itself", "directory", "file"])
-def test_what_is_mounted_inside_survives(scene: GoneScene, treasure: Path, what: str) -> None:
+def test_what_is_mounted_inside_survives(scene: StaleScene, treasure: Path, what: str) -> None:
     if subprocess.run(["unshare", "--mount", "true"], check=False).returncode != 0:
         pytest.skip("needs the right to make mount namespaces")
     directory = scene.container(POD, region=False)
@@ -397,16 +390,13 @@ def test_what_is_mounted_inside_survives(scene: GoneScene, treasure: Path, what:
     )
     assert done.returncode == 0, done.stderr
     assert is_whole(treasure)
-    said, *rest = done.stdout.splitlines()
-    assert said == f"{POD}/train: not removed: " + (
-        "it is a mount point" if what == "itself" else "something is mounted in it"
-    )
-    expected = {
-        "itself": ["it is a mount point"],
-        "directory": ["[Errno 16] Device or resource busy: 'mounted'"],
-        "file": ["[Errno 16] Device or resource busy: 'mounted'"],
-    }
-    assert [each.partition(" -> ")[0] for each in rest] == expected[what]
+    reason = {
+        "itself": "it is a mount point",
+        "directory": "mounted: Device or resource busy",
+        "file": "mounted: Device or resource busy",
+    }[what]
+    assert done.stdout.startswith(f"{POD}/train: {directory.parent}/"), done.stdout
+    assert done.stdout.splitlines()[0].endswith(f" was not removed: {reason}")
 
 
 # ---- rights --------------------------------------------------------------------------------------
@@ -421,7 +411,7 @@ def chattr(how: str, file: Path) -> bool:
 @needs_first_namespace
 @needs_cgroups
 def test_a_file_that_may_not_be_removed_is_said_once_and_holds_up_nothing_else(
-    scene: GoneScene,
+    scene: StaleScene,
 ) -> None:
     stubborn, other = scene.container(), scene.container()
     file = stubborn / "usage.cache"
@@ -430,33 +420,30 @@ def test_a_file_that_may_not_be_removed_is_said_once_and_holds_up_nothing_else(
     if shutil.which("chattr") is None or not chattr("+i", file):
         pytest.skip("needs chattr, and a file system that has immutable files")
     try:
-        remover = scene.remover()
-        until(remover, gone(stubborn, other))
+        collector = scene.collector()
+        until(collector, gone(stubborn, other))
         for _ in range(3):
-            remover.run()
-        (begun,) = scene.claimed()
+            collector.run()
+        (begun,) = scene.quarantined()
         assert names(begun) == ["usage.cache"]
     finally:
         for each in scene.root.glob("*/usage.cache"):
             assert chattr("-i", each)
-    (failure,) = scene.events.of("failed")
-    assert "not removed: [Errno 1] Operation not permitted: 'usage.cache'" in failure.message
-    until(remover, lambda: not scene.claimed())
+    failure, *_ = scene.events.of("failed")
+    assert "was not removed: usage.cache: Operation not permitted" in failure.message
+    until(collector, lambda: not scene.quarantined())
     assert scene.events.kinds("train").count("removed") == 2
 
 
 @needs_first_namespace
 @needs_cgroups
-def test_a_root_that_somebody_else_can_have_made_is_left_alone(scene: GoneScene) -> None:
+def test_a_root_that_somebody_else_can_have_made_is_left_alone(scene: StaleScene) -> None:
     directory = scene.container()
     os.chown(scene.root.parent, 12345, -1)
-    remover = scene.remover(gone_after_s=0)
-    for _ in range(4):
-        remover.run()
+    until(scene.collector(), scene.saw("failed"))
     os.chown(scene.root.parent, os.geteuid(), -1)
     assert directory.is_dir()
-    (event,) = scene.events
-    assert "on the way belongs to user 12345" in event.message
+    assert "on the way belongs to user 12345" in scene.events[0].message
 
 
 def test_a_link_on_the_way_to_the_root_is_not_followed(directory: Path, tmp_path: Path) -> None:

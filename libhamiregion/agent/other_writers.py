@@ -6,8 +6,8 @@ monitor, by its name and by what it maps, and a second agent of this library, by
 
 from __future__ import annotations
 
-import contextlib
 import os
+import re
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -19,7 +19,7 @@ from libhamiregion.text import printable
 from .root_locks import RootLocks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from libhamiregion.node.containers import Container
     from libhamiregion.node.matching import HostProcess
@@ -28,13 +28,16 @@ if TYPE_CHECKING:
 #: The programs of HAMi and of volcano-vgpu that write these fields.
 MONITOR_NAMES = frozenset({"vGPUmonitor", "volcano-vgpu-monitor"})
 
-_ENVIRONMENT_LIMIT = 1 << 16
-_WALK = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_COMMAND_LIMIT = 60
+_MOUNTS_LIMIT_BYTES = 1 << 24
 _MANY = 2
+_ESCAPE = re.compile(rb"\\([0-7]{3})")
 # Where there are no containers' directories, as with plain Docker, agents meet here.
 _WITHOUT_ROOTS = "/run"
 
-Evidence: TypeAlias = Literal["name", "mapping", "lock", "sight"]
+Evidence: TypeAlias = Literal["name", "mapping", "lock", "hidden"]
+# A directory as all mount namespaces know it: the file system's device, and the path in it.
+_Place: TypeAlias = "tuple[bytes, bytes]"
 
 
 @attrs.frozen
@@ -44,8 +47,8 @@ class OtherWriter:
     Attributes:
         evidence: ``"name"``: a program of HAMi's monitor's name that has the node's containers in
             its file system; ``"mapping"``: a process outside the containers that holds regions
-            open for writing; ``"lock"``: another agent of this library; ``"sight"``: nobody was
-            found, but not everybody can be seen.
+            open for writing; ``"lock"``: another agent of this library; ``"hidden"``: nobody was
+            found, but not all processes of the node can be seen.
         pid: The process in the /proc that was read; None if it is not known.
         message: The evidence as a sentence.
     """
@@ -75,7 +78,7 @@ class _Held:
     """What one process holds open for writing.
 
     Attributes:
-        pods: The pods of all such regions. Nobody inside a container has those of two pods.
+        pods: The pods of all such regions. No process inside a container has those of two pods.
         directories: Of those regions that it is certainly no user of.
     """
 
@@ -123,36 +126,34 @@ class WriterWatch:
         Raises:
             OSError: The directories of containers cannot be locked.
         """
-        others = {other.pid: other for other in (*self._mapping(), *self._named())}
-        found = [*others.values(), *self._blind()]
-        directories = self._node.directories or (_WITHOUT_ROOTS,)
-        for holder in self._locks.take(directories) if lock else ():
-            who = "a process that cannot be seen" if holder.pid is None else f"process {holder.pid}"
-            found.append(
-                OtherWriter(
-                    "lock", holder.pid, f"another agent runs: {who} has locked {holder.directory!r}"
-                )
+        tenants = frozenset(
+            each.pod_uid for each in self._node.containers if each.pod_uid is not None
+        )
+        by_pid = {
+            other.pid: other for other in (*self._by_mapping(tenants), *self._by_name(tenants))
+        }
+        found = list(by_pid.values())
+        if not (self._assume_alone or self._node.processes.visibility.sees_all_pids):
+            message = (
+                f"{self._node.proc!r} does not show all processes of the node, so HAMi's monitor"
+                " may run unseen; run in the host's pid namespace (hostPID: true)"
             )
+            found.append(OtherWriter("hidden", None, message))
+        directories = self._node.directories or (_WITHOUT_ROOTS,)
+        for directory, pid in self._locks.take(directories).items() if lock else ():
+            holder = "a process that cannot be seen" if pid is None else f"process {pid}"
+            message = f"another agent runs: {holder} has locked {directory!r}"
+            found.append(OtherWriter("lock", pid, message))
         return tuple(found)
 
     def close(self) -> None:
         """Give the lock back."""
         self._locks.close()
 
-    def _blind(self) -> Iterable[OtherWriter]:
-        if not (self._assume_alone or self._node.processes.visibility.sees_all_pids):
-            yield OtherWriter(
-                "sight",
-                None,
-                f"{self._node.proc!r} does not show all processes of the node, so HAMi's monitor"
-                " may run unseen; run in the host's pid namespace (hostPID: true)",
-            )
-
     # ---- by what it maps -------------------------------------------------------------------------
 
-    def _mapping(self) -> Iterable[OtherWriter]:
+    def _by_mapping(self, tenants: frozenset[str]) -> Iterator[OtherWriter]:
         held: dict[HostProcess, _Held] = {}
-        tenants = self._tenants()
         for container in self._node.containers:
             for process, certain in self._writers(container):
                 if _pod(process) in tenants or _is_this(process):
@@ -168,8 +169,9 @@ class WriterWatch:
                 yield OtherWriter(
                     "mapping",
                     process.pid,
-                    f"process {process.pid} ({_shown(process)}) holds regions of {len(of.pods)}"
-                    " pods open for writing and is in none of them, as HAMi's monitor does",
+                    f"process {process.pid} ({printable(process.command, _COMMAND_LIMIT)}) holds"
+                    f" regions of {len(of.pods)} pods open for writing and is in none of them, as"
+                    " HAMi's monitor does",
                 )
 
     def _writers(self, container: Container) -> Iterable[tuple[HostProcess, bool]]:
@@ -189,47 +191,38 @@ class WriterWatch:
         for process in writers:
             yield process, _pod(process) is not None or process in onlookers
 
-    def _tenants(self) -> frozenset[str | None]:
-        """The pods that hold a region, or a place for one."""
-        return frozenset(
-            container.pod_uid
-            for container in self._node.containers
-            if container.pod_uid is not None
-        )
-
     # ---- by its name -----------------------------------------------------------------------------
 
-    def _named(self) -> Iterable[OtherWriter]:
-        tenants = self._tenants()
+    def _by_name(self, tenants: frozenset[str]) -> Iterator[OtherWriter]:
+        places: list[_Place] | None = None
         for process in self._node.processes:
             name = PurePosixPath(process.command.partition(" ")[0]).name
             if name not in MONITOR_NAMES or _pod(process) in tenants or _is_this(process):
                 continue
-            if self._reaches_the_roots(process) is not False:
+            if places is None:
+                found = map(_place, self._node.directories)
+                places = [place for place in found if place is not None]
+            if not places or self._has_in_its_file_system(process, places):
                 yield OtherWriter(
                     "name", process.pid, f"HAMi's monitor runs: process {process.pid} is {name}"
                 )
 
-    def _reaches_the_roots(self, process: HostProcess) -> bool | None:
-        """Whether a process has the node's containers in its file system; None if in the dark."""
-        wanted = set()
-        for directory in self._node.directories:
-            with contextlib.suppress(OSError):
-                status = os.stat(directory)  # noqa: PTH116
-                wanted.add((status.st_dev, status.st_ino))
-        if not wanted:
-            return None
-        base = f"{self._node.proc}/{process.pid}"
-        paths = {*self._node.roots, *self._node.directories}
+    def _has_in_its_file_system(self, process: HostProcess, places: list[_Place]) -> bool:
+        """Whether a process can reach one of these directories.
+
+        By its list of mounts alone: whoever walked its file system could be made to wait for ever.
+        """
         try:
-            hook_path = _variable(f"{base}/environ", b"HOOK_PATH")
-            if hook_path is not None:
-                paths.add(f"{hook_path}/containers")
-            return any(_identity(f"{base}/root", path) in wanted for path in paths)
+            mounts = _mounts(f"{self._node.proc}/{process.pid}/mountinfo")
         except PermissionError:
-            return None
+            return True
         except OSError:
             return False  # it has ended
+        return any(
+            device == mounted and _is_below(path, top)
+            for device, path in places
+            for mounted, top, _ in mounts.values()
+        )
 
 
 def _pod(process: HostProcess) -> str | None:
@@ -238,43 +231,47 @@ def _pod(process: HostProcess) -> str | None:
 
 def _is_this(process: HostProcess) -> bool:
     """Whether it is this very process, whatever that /proc calls it."""
-    return process.ns_pids[-1] == os.getpid() and process.start_time_ticks == _own_start()
-
-
-def _own_start() -> int:
+    if process.ns_pids[-1] != os.getpid():
+        return False
     with open("/proc/self/stat", "rb") as file:  # noqa: PTH123
-        return int(file.read().rpartition(b")")[2].split()[19])
+        return process.start_time_ticks == int(file.read().rpartition(b")")[2].split()[19])
 
 
-def _shown(process: HostProcess) -> str:
-    command = printable(process.command)
-    return command if len(command) <= 60 else f"{command[:57]}..."
-
-
-def _variable(path: str, name: bytes) -> str | None:
+def _mounts(path: str) -> dict[int, tuple[bytes, bytes, bytes]]:
+    """The mounts of a process by their number: device, directory of that device, mount point."""
     with open(path, "rb") as file:  # noqa: PTH123
-        for entry in file.read(_ENVIRONMENT_LIMIT).split(b"\0"):
-            if entry.startswith(name + b"="):
-                return os.fsdecode(entry[len(name) + 1 :])
-    return None
+        lines = file.read(_MOUNTS_LIMIT_BYTES).split(b"\n")
+    mounts = {}
+    # What stands behind the last newline is nothing, or half a line.
+    for line in lines[:-1]:
+        number, _, device, top, point, *_ = line.split(b" ", 5)
+        mounts[int(number)] = (device, _unescaped(top), _unescaped(point))
+    return mounts
 
 
-def _identity(root: str, path: str) -> tuple[int, int] | None:
-    """Device and inode of a directory below a process's root.
-
-    No link is followed: one that is absolute would lead through this process's own root.
-    """
-    at = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+def _place(directory: str) -> _Place | None:
+    """What a directory is to all mount namespaces; None if that cannot be told."""
     try:
-        for part in PurePosixPath(path).parts[1:]:
-            if part == "..":
-                return None
-            inner = os.open(part, _WALK, dir_fd=at)
-            os.close(at)
-            at = inner
-        status = os.fstat(at)
-    except (FileNotFoundError, NotADirectoryError):
+        descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
         return None
+    try:
+        with open(f"/proc/self/fdinfo/{descriptor}", "rb") as file:  # noqa: PTH123
+            number = re.search(rb"^mnt_id:\s*(\d+)$", file.read(), re.MULTILINE)
+        real = os.fsencode(os.readlink(f"/proc/self/fd/{descriptor}"))  # noqa: PTH115
     finally:
-        os.close(at)
-    return status.st_dev, status.st_ino
+        os.close(descriptor)
+    mount = number and _mounts("/proc/self/mountinfo").get(int(number[1]))
+    if not mount:
+        return None
+    device, top, point = mount
+    inner = real if point == b"/" else real[len(point) :]
+    return device, (b"" if top == b"/" else top) + inner
+
+
+def _is_below(path: bytes, top: bytes) -> bool:
+    return top == b"/" or path == top or path.startswith(top + b"/")
+
+
+def _unescaped(field: bytes) -> bytes:
+    return _ESCAPE.sub(lambda match: bytes([int(match[1], 8)]), field)
