@@ -7,7 +7,6 @@ leaves such containers out.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from typing import TYPE_CHECKING
 
@@ -16,12 +15,12 @@ import attrs
 from .labels import safe_value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from libhamiregion.node import Container, Node
     from libhamiregion.node.cgroups import ContainerId
 
-    from .label_ledger import LabelLedger
+    from .labels import CardinalityLimiter
 
 
 @attrs.frozen
@@ -34,7 +33,6 @@ class Identity:
         container: Its name; failing that its id, failing that the path of its region.
         pod_uid: Empty outside Kubernetes.
         is_named: Whether a resolver knows it.
-        age: Of two containers with the same names, the one with the larger number is newer.
     """
 
     namespace: str
@@ -42,7 +40,6 @@ class Identity:
     container: str
     pod_uid: str
     is_named: bool
-    age: tuple[int, str] = attrs.field(eq=False)
 
     @property
     def shown(self) -> tuple[str, str, str]:
@@ -51,19 +48,13 @@ class Identity:
 
     @property
     def labels(self) -> tuple[str, str, str, str]:
-        """What ours tell of it."""
+        """What our labels tell of it."""
         return self.namespace, self.pod, self.container, self.pod_uid
 
 
-def identity_of(node: Node, container: Container, ledger: LabelLedger) -> Identity:
+def identity_of(node: Node, container: Container, limiter: CardinalityLimiter) -> Identity:
     """Name a container; asks the node's resolvers, which keep what they know."""
     name = node.pod_name(container)
-    directory = container.directory
-    path = directory or container.region_path or ""
-    changed_ns = 0
-    if directory is not None:
-        with contextlib.suppress(OSError):
-            changed_ns = os.lstat(directory).st_mtime_ns
     namespace = pod = ""
     own = container.name
     if name is not None:
@@ -71,13 +62,14 @@ def identity_of(node: Node, container: Container, ledger: LabelLedger) -> Identi
         own = own or name.container
     if not own and container.container_id is not None:
         own = container.container_id.id
+    if not own:
+        own = container.directory or limiter.path(container.region_path or "")
     return Identity(
         namespace=safe_value(namespace),
         pod=safe_value(pod or container.pod_uid or ""),
-        container=safe_value(own or (path if directory is not None else ledger.path(path))),
+        container=safe_value(own),
         pod_uid=safe_value(container.pod_uid or ""),
         is_named=name is not None,
-        age=(changed_ns, path),
     )
 
 
@@ -114,13 +106,15 @@ def shadowed(identities: Mapping[Container, Identity]) -> frozenset[Container]:
     A pod that was made again under its name is one: for some minutes its old directory is there
     too. Two series with the same labels cannot be told apart and are refused by Prometheus.
     """
+    if len({identity.shown for identity in identities.values()}) == len(identities):
+        return frozenset()
     newest: dict[tuple[str, str, str], Container] = {}
     hidden: set[Container] = set()
     for container, identity in identities.items():
         other = newest.setdefault(identity.shown, container)
         if other is container:
             continue
-        if _rank(container, identity) > _rank(other, identities[other]):
+        if _rank(container) > _rank(other):
             newest[identity.shown] = container
             hidden.add(other)
         else:
@@ -128,21 +122,17 @@ def shadowed(identities: Mapping[Container, Identity]) -> frozenset[Container]:
     return frozenset(hidden)
 
 
-def _rank(container: Container, identity: Identity) -> tuple[bool, tuple[int, str]]:
+def _rank(container: Container) -> tuple[bool, int, str]:
+    """Of two containers with the same names, the one with the larger rank is shown."""
+    changed_ns = 0
+    if container.directory is not None:
+        try:
+            changed_ns = os.lstat(container.directory).st_mtime_ns
+        except OSError:
+            changed_ns = 0
     # One without a region shows nothing anyway.
-    return container.region is not None, identity.age
-
-
-def identities_of(
-    node: Node,
-    containers: Iterable[Container],
-    known: Mapping[Container, Identity],
-    ledger: LabelLedger,
-) -> dict[Container, Identity]:
-    """Identities of these containers; those known keep theirs while their names stay the same."""
-    found = {}
-    for container in containers:
-        before = known.get(container)
-        now = identity_of(node, container, ledger)
-        found[container] = before if before is not None and before == now else now
-    return found
+    return (
+        container.region is not None,
+        changed_ns,
+        container.directory or container.region_path or "",
+    )

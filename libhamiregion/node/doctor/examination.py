@@ -6,30 +6,27 @@ import os
 import threading
 import time
 import weakref
-from functools import cache, cached_property
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 
 from libhamiregion.text import printable
 
-from .process_facts import ProcessFacts
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
 
-    from libhamiregion.layouts import Layout
     from libhamiregion.models import ProcessUsage, RegionSnapshot
     from libhamiregion.node.containers import Container
     from libhamiregion.node.matching import HostProcess, RegionProcesses, SlotMatch
     from libhamiregion.node.node import Node
     from libhamiregion.node.nvml import NvmlSample
     from libhamiregion.node.usage import NodeProcess
-    from libhamiregion.node.views import ContainerView
+    from libhamiregion.node.views import ContainerView, OmittedSlots
     from libhamiregion.region import Region
 
 #: What a container goes by while it is looked at again: its own object may be another one by then.
-Place: TypeAlias = "tuple[str | None, str | None, tuple[int, ...]]"
+ContainerKey: TypeAlias = "tuple[str | None, str | None, tuple[int, ...]]"
 
 _NAME_LIMIT = 120
 _COMMAND_LIMIT = 100
@@ -39,12 +36,7 @@ _MONITOR_NAMES = {"vGPUmonitor", "volcano-vgpu-monitor"}
 _LOW_HALF = 0xFFFFFFFF
 
 
-@cache
-def _has_seqlock(layout: Layout) -> bool:
-    return layout.has_seqlock
-
-
-def place_of(container: Container | None) -> Place:
+def key_of(container: Container | None) -> ContainerKey:
     """What a container goes by."""
     if container is None:
         return None, None, ()
@@ -52,30 +44,35 @@ def place_of(container: Container | None) -> Place:
 
 
 @attrs.frozen(slots=False, eq=False)
-class Used:
+class UsedRegion:
     """A container whose region could be read, with the processes behind it."""
 
     container: Container
     region: Region
     snapshot: RegionSnapshot
     processes: RegionProcesses
+    omitted: tuple[OmittedSlots, ...] = ()
 
     @cached_property
     def has_seqlock(self) -> bool:
         """Whether processes of the region remember where their slots are (HAMi 2.8.1 and later)."""
-        return _has_seqlock(self.snapshot.layout)
+        return self.snapshot.layout.has_seqlock
 
     @cached_property
-    def slots(self) -> tuple[tuple[int, ProcessUsage, SlotMatch], ...]:
-        """Number of the slot, what stands in it, and whose it is."""
-        pairs = zip(self.snapshot.processes, self.processes.slots, strict=True)
-        return tuple((slot, usage, match) for slot, (usage, match) in enumerate(pairs))
+    def slots(self) -> tuple[tuple[ProcessUsage, SlotMatch], ...]:
+        """What stands in a slot, and whose it is; a view leaves most of a crowded table out."""
+        return tuple(zip(self.snapshot.processes, self.processes.slots, strict=True))
+
+    @property
+    def slot_count(self) -> int:
+        """All slots in use."""
+        return len(self.slots) + sum(each.slots for each in self.omitted)
 
     @cached_property
     def alive(self) -> tuple[tuple[ProcessUsage, HostProcess], ...]:
         """Live processes with the slot that they write to."""
         found: dict[int, tuple[ProcessUsage, HostProcess]] = {}
-        for _, usage, match in self.slots:
+        for usage, match in self.slots:
             # Of two slots with one pid the last is the original, the other one a copy of it.
             if match.process is not None:
                 found[usage.pid] = (usage, match.process)
@@ -84,19 +81,17 @@ class Used:
     @cached_property
     def users(self) -> tuple[HostProcess, ...]:
         """The live processes that use the region, with a slot or without."""
-        return (*(process for _, process in self.alive), *self.processes.unlisted)
+        return (*self.processes.alive.values(), *self.processes.unlisted)
 
 
 @attrs.define
-class Memory:
+class Observations:
     """What earlier looks at a node have seen; it makes the difference between busy and stuck.
 
     Attributes:
-        facts: What processes were started with.
-        turn: Held by whoever diagnoses or repairs the node.
+        turn: Held while the node is diagnosed or repaired.
     """
 
-    facts: ProcessFacts
     turn: threading.RLock = attrs.field(factory=threading.RLock)
     _standing: dict[Hashable, tuple[Hashable, float]] = attrs.field(factory=dict)
 
@@ -113,73 +108,68 @@ class Memory:
         """It has moved."""
         self._standing.pop(what, None)
 
-    def keep_only(self, standing: Iterable[Hashable], processes: Iterable[HostProcess]) -> None:
+    def keep_only(self, standing: Iterable[Hashable]) -> None:
         """Forget all the rest."""
-        kept = set(standing)
-        for what in self._standing.keys() - kept:
+        for what in self._standing.keys() - set(standing):
             del self._standing[what]
-        self.facts.keep_only(processes)
 
 
 _remembering = threading.Lock()
-_memories: weakref.WeakKeyDictionary[Node, Memory] = weakref.WeakKeyDictionary()
+_observations: weakref.WeakKeyDictionary[Node, Observations] = weakref.WeakKeyDictionary()
 
 
 def _forget_in_child() -> None:
     # Another thread of the parent may have been inside, and does not exist in the child.
-    global _remembering, _memories  # noqa: PLW0603
+    global _remembering, _observations  # noqa: PLW0603
     _remembering = threading.Lock()
-    _memories = weakref.WeakKeyDictionary()
+    _observations = weakref.WeakKeyDictionary()
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
 
 
-def memory_of(node: Node) -> Memory:
+def observations_of(node: Node) -> Observations:
     """What is remembered of a node between two diagnoses; goes with it."""
     with _remembering:
-        memory = _memories.get(node)
-        if memory is None:
-            memory = _memories[node] = Memory(ProcessFacts(node.proc))
-        return memory
+        return _observations.setdefault(node, Observations())
 
 
 @attrs.define(slots=False)
-class Scene:
+class Examination:
     """One look at a node.
 
     Attributes:
         node: The node.
         views: Its containers.
-        memory: What earlier looks saw.
+        observations: What earlier looks saw.
         sample: What the driver said, None if it was not asked.
         rows: `node_processes` of all this; empty without a sample.
         lock_s: How long a lock must have stood still to be called stuck.
         seqlock_s: The same for a seqlock.
-        thorough: Whether to read what costs milliseconds per process.
         suspects: What may be stuck and has not been seen for long enough, with a function that
             tells whether it has moved since.
         standing: What was looked at for standing still.
-        writer_may_run: Whether somebody may write launch marks; None until somebody asks.
+        writer_may_run: Whether somebody may write launch marks; None until that is asked.
     """
 
     node: Node
     views: tuple[ContainerView, ...]
-    memory: Memory
+    observations: Observations
     sample: NvmlSample | None
     rows: tuple[NodeProcess, ...]
     lock_s: float
     seqlock_s: float
-    thorough: bool
     suspects: dict[Hashable, Callable[[], bool]] = attrs.field(factory=dict)
     standing: set[Hashable] = attrs.field(factory=set)
     writer_may_run: bool | None = None
 
     @cached_property
-    def used(self) -> tuple[Used, ...]:
+    def used(self) -> tuple[UsedRegion, ...]:
         """The containers whose region could be read."""
         return tuple(
-            Used(view.container, view.container.region, view.snapshot, view.processes)
+            UsedRegion(
+                view.container, view.container.region, view.snapshot, view.processes, view.omitted
+            )
             for view in self.views
             if view.container.region is not None
             and view.snapshot is not None
@@ -202,9 +192,9 @@ class Scene:
     def proved(self) -> dict[int, tuple[Container, int]]:
         """Host pid -> container and pid, of all live processes with a slot."""
         return {
-            process.pid: (used.container, usage.pid)
+            process.pid: (used.container, pid)
             for used in self.used
-            for usage, process in used.alive
+            for pid, process in used.processes.alive.items()
         }
 
     @cached_property
@@ -216,15 +206,10 @@ class Scene:
                 found.setdefault(id(row.container), []).append(row)
         return found
 
-    @property
-    def sees_host(self) -> bool:
-        """Whether pids of this /proc are the host's."""
-        return self.node.processes.visibility.sees_host
-
     def stands_for_s(self, what: Hashable, value: Hashable) -> float:
-        """As `Memory.stands_for_s`; what is not asked about any more is forgotten."""
+        """As `Observations.stands_for_s`; what is not asked about any more is forgotten."""
         self.standing.add(what)
-        return self.memory.stands_for_s(what, value)
+        return self.observations.stands_for_s(what, value)
 
 
 def is_monitor(process: HostProcess) -> bool:
@@ -242,18 +227,18 @@ def command_of(process: HostProcess | None) -> str:
     return "" if process is None else f" ({printable(process.command, limit=_COMMAND_LIMIT)})"
 
 
-def container_words(container: Container) -> str:
+def container_text(container: Container) -> str:
     """Name a container in a sentence."""
     if container.directory is None:
         id_ = "" if container.container_id is None else f" {container.container_id.id[:12]}"
         return f"container{id_} outside the roots"
-    return f"container {shown(container.name)} of pod {shown(container.pod_uid)}"
+    return f"container {shown(container.directory_name)} of pod {shown(container.pod_uid)}"
 
 
-def pid_words(pids: Sequence[int]) -> str:
+def pids_text(pids: Sequence[int]) -> str:
     """Some pids in a sentence.
 
-    >>> pid_words([7]), pid_words([7, 9]), pid_words(range(10))
+    >>> pids_text([7]), pids_text([7, 9]), pids_text(range(10))
     ('pid 7', 'pids 7 and 9', 'pids 0, 1, 2, 3, 4, 5, 6, 7 and 2 more')
     """
     if len(pids) == 1:
@@ -264,10 +249,10 @@ def pid_words(pids: Sequence[int]) -> str:
     return f"pids {', '.join(named)} and {last}"
 
 
-def count_words(count: int, noun: str) -> str:
+def count_text(count: int, noun: str) -> str:
     """A number of things.
 
-    >>> count_words(1, "slot"), count_words(3, "process")
+    >>> count_text(1, "slot"), count_text(3, "process")
     ('1 slot', '3 processes')
     """
     if count == 1:

@@ -104,7 +104,7 @@ class Place:
             each.end()
 
 
-class Hospital:
+class DoctorNode:
     """A root with containers, and the doctor's rounds through it."""
 
     def __init__(self, root: Path, *, outside: bool = False, **options: Any) -> None:
