@@ -2,7 +2,7 @@
 
 from .history import Allocation, Sample
 from .making import make_report
-from .models import Report, SuggestionPolicy, Usage
+from .models import Report, Usage
 from .page import CHART_POINTS, report_html
 from .prometheus import PrometheusHistory
 from .prometheus_http import PrometheusError
@@ -23,7 +23,6 @@ __all__ = [
     "RecordingWriter",
     "Report",
     "Sample",
-    "SuggestionPolicy",
     "Usage",
     "make_report",
     "report_csv",

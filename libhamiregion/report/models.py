@@ -43,37 +43,6 @@ class Coverage:
     gap_count: int
 
 
-@attrs.frozen
-class SuggestionPolicy:
-    """How memory limits are suggested.
-
-    Attributes:
-        headroom: Share to add to the 99th percentile, 0.1 for a tenth.
-        round_to_bytes: Suggestions are multiples of this, rounded up.
-        below_peak: Whether a suggestion may be below the highest use that was seen.
-        observed_s: How long an allocation must have been seen for one.
-    """
-
-    headroom: float = 0.1
-    round_to_bytes: int = 256 << 20
-    below_peak: bool = False
-    observed_s: float = 3_600.0
-
-    def limit_bytes(self, p99_bytes: int, peak_bytes: int) -> int:
-        """Return the limit for that use.
-
-        >>> SuggestionPolicy().limit_bytes(p99_bytes=2 << 30, peak_bytes=3 << 30) / 2**30
-        3.0
-        >>> SuggestionPolicy(below_peak=True).limit_bytes(2 << 30, 3 << 30) / 2**30
-        2.25
-        """
-        # In thousandths: the result shall not depend on how a float was rounded.
-        wanted = -(-p99_bytes * (1_000 + round(self.headroom * 1_000)) // 1_000)
-        if not self.below_peak:
-            wanted = max(wanted, peak_bytes)
-        return -(-wanted // self.round_to_bytes) * self.round_to_bytes
-
-
 Advice: TypeAlias = Literal["lower", "raise", "keep", "limit", "unused", "too_little_seen"]
 
 
@@ -104,8 +73,9 @@ class Timeline:
         memory_peak_bytes: The highest in each step.
         memory_used_bytes: The average over what was recorded of each step.
         memory_limit_bytes: The highest limit; 0 where there is none at all.
-        busy_gpus: Average SM utilisation, summed, in GPUs.
-        allocated_gpus: Average SM limits, summed, in GPUs, as far as they are known.
+        busy_gpus: Average SM utilisation, summed, in GPUs; empty for a single allocation.
+        allocated_gpus: Average SM limits, summed, in GPUs, as far as they are known; empty for a
+            single allocation.
     """
 
     start_ms: int
@@ -215,7 +185,8 @@ class Report:
         by: What `rows` are: namespaces, pods, devices, or containers: then one row per container
             and device.
         coverage: How much of the time was recorded.
-        policy: How limits were suggested.
+        headroom: What suggested limits add to the 99th percentile, 0.1 for a tenth.
+        round_to_bytes: What suggested limits are multiples of.
         total: Everything together; None if nothing was recorded.
         rows: In the order of their names.
         allocations: One row per container and device, whatever `by` is.
@@ -229,7 +200,8 @@ class Report:
     made_at_ms: int
     by: Level
     coverage: Coverage
-    policy: SuggestionPolicy
+    headroom: float
+    round_to_bytes: int
     total: Usage | None
     rows: tuple[Usage, ...]
     allocations: tuple[Usage, ...]

@@ -28,22 +28,7 @@ Series: TypeAlias = "tuple[dict[str, str], list[tuple[float, str]]]"
 
 
 class PrometheusError(Exception):
-    """A Prometheus cannot be asked, or refuses to answer.
-
-    Attributes:
-        url: Its address.
-    """
-
-    def __init__(self, message: str, *, url: str) -> None:
-        super().__init__(message)
-        self.url = url
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuilt, (str(self), self.url)
-
-
-def _rebuilt(message: str, url: str) -> PrometheusError:
-    return PrometheusError(message, url=url)
+    """A Prometheus cannot be asked, or refuses to answer."""
 
 
 class PrometheusServer:
@@ -114,9 +99,9 @@ class PrometheusServer:
         return series, [printable(str(each), _SHOWN) for each in said]
 
     def _error(self, message: str) -> PrometheusError:
-        return PrometheusError(f"{printable(self.url, _SHOWN)} {message}", url=self.url)
+        return PrometheusError(f"{printable(self.url, _SHOWN)} {message}")
 
-    def _get(self, what: str) -> bytes:
+    def _get(self, what: str) -> bytearray:
         request = urllib.request.Request(  # noqa: S310 (the opener knows http and https only)
             f"{self.url}/api/v1/{what}",
             headers={"Accept": "application/json", "User-Agent": "hamiregion"},
@@ -124,21 +109,17 @@ class PrometheusServer:
         if self._authorization is not None:
             request.add_unredirected_header("Authorization", self._authorization)
         deadline = time.monotonic() + self._timeout_s
-        body = b""
+        body = bytearray()
         try:
             with self._opener.open(request, timeout=self._timeout_s) as response:
-                pieces = []
                 while piece := response.read1(_PIECE):
-                    pieces.append(piece)
-                    if len(pieces) * _PIECE > _ANSWER_LIMIT and sum(map(len, pieces)) > (
-                        _ANSWER_LIMIT
-                    ):
+                    body += piece
+                    if len(body) > _ANSWER_LIMIT:
                         raise self._error(
                             f"sends more than {_ANSWER_LIMIT >> 20} MiB; use a longer step"
                         )
                     if time.monotonic() > deadline:
                         raise TimeoutError
-                body = b"".join(pieces)
         except urllib.error.HTTPError as error:
             with error:
                 raise self._refused(error) from None
@@ -150,7 +131,7 @@ class PrometheusServer:
             raise self._error(f"cannot be reached: {printable(said, _SHOWN)}") from None
         return body
 
-    def _document(self, body: bytes) -> dict[str, Any]:
+    def _document(self, body: bytearray) -> dict[str, Any]:
         try:
             document = json.loads(body)
         except (ValueError, RecursionError):

@@ -14,7 +14,6 @@ from libhamiregion.report import (
     RecordingWriter,
     Report,
     Sample,
-    SuggestionPolicy,
     make_report,
 )
 from libhamiregion.report.models import LEVELS, Coverage, Gap, Suggestion
@@ -281,15 +280,14 @@ def test_limits_are_suggested_from_the_99th_percentile(report: Report) -> None:
     assert (raised.verdict, unlimited.verdict, unlimited.change_bytes) == ("raise", "limit", None)
 
 
-def test_no_suggestion_is_below_the_peak_unless_it_may(path: Path) -> None:
+def test_no_suggestion_is_below_the_peak(path: Path) -> None:
     """A short peak that the percentile does not see."""
     two, seven = ({TRAIN: Sample(used * GIB, 8 * GIB)} for used in (2, 7))
     (row,) = minutes(path, (300, two), (1, seven), (299, two)).rows
     assert row.memory_p99_bytes == 2 * GIB
     assert row.suggestion == Suggestion("lower", 7 * GIB, -GIB)
-    policy = SuggestionPolicy(below_peak=True, headroom=0.5, round_to_bytes=GIB)
-    (row,) = of_day(path, policy=policy).rows
-    assert row.suggestion == Suggestion("lower", 3 * GIB, -5 * GIB)
+    (row,) = of_day(path, headroom=3.0, round_to_bytes=3 * GIB).rows
+    assert row.suggestion == Suggestion("raise", 9 * GIB, GIB)
 
 
 def test_a_device_whose_uuid_becomes_known_is_one_row_with_all_that_was_used(path: Path) -> None:
