@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import click
 from click.core import ParameterSource
 
@@ -409,10 +410,10 @@ _LEVELS = {
     "device": ("device",),
 }
 _FIGURES = (
-    Column("BAR", _bar, BAR, title="", on="terminal", from_width=ROOMY),
+    Column("BAR", _bar, BAR, title="", on="terminal"),
     Column("LIMIT", lambda row: row.memory_limit_bytes, SIZE_LIMIT),
-    Column("AVERAGE", lambda row: row.memory_average_bytes, SIZE, from_width=WIDE),
-    Column("P95", lambda row: row.memory_p95_bytes, SIZE, title="95 %", from_width=WIDE),
+    Column("AVERAGE", lambda row: row.memory_average_bytes, SIZE),
+    Column("P95", lambda row: row.memory_p95_bytes, SIZE, title="95 %"),
     Column(
         "PEAK",
         lambda row: row.memory_peak_bytes,
@@ -420,7 +421,7 @@ _FIGURES = (
         style=lambda row: ratio_style(_peak_ratio(row)),
     ),
     Column("GPU-H-BUSY", lambda row: row.busy_gpu_hours, _HOURS, title="GPU h busy"),
-    Column("H-HELD", lambda row: row.device_hours, _HOURS, title="h held", from_width=WIDE),
+    Column("H-HELD", lambda row: row.device_hours, _HOURS, title="h held"),
     Column("H-UNUSED", lambda row: row.unused_hours, _HOURS, title="unused"),
 )
 _SUGGESTED = Column(
@@ -428,9 +429,18 @@ _SUGGESTED = Column(
 )
 
 
+# Where a row has four names, a narrow terminal shows less of its figures.
+_FROM_WIDTH = {"BAR": ROOMY, "AVERAGE": WIDE, "P95": WIDE, "H-HELD": WIDE}
+
+
 def _columns(made: Report) -> list[Column]:
-    columns = [*(_NAMES[name] for name in _LEVELS[made.by]), *_FIGURES]
-    return [*columns, _SUGGESTED] if made.by == "container" else columns
+    names = [_NAMES[name] for name in _LEVELS[made.by]]
+    if made.by != "container":
+        return [*names, *_FIGURES]
+    figures = [
+        attrs.evolve(column, from_width=_FROM_WIDTH.get(column.name, 0)) for column in _FIGURES
+    ]
+    return [*names, *figures, _SUGGESTED]
 
 
 def _replace(path: str, content: bytes) -> None:
