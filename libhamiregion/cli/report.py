@@ -244,8 +244,9 @@ def report(
     Exit code 1 if nothing was recorded in that time, or the source cannot be read.
 
     JSON: schema ("hamiregion-report/1"), and the fields of Report: facts, since_ms, until_ms,
-    made_at_ms, by, coverage, headroom, round_to_bytes, total, rows (fields of Usage) and warnings.
-    Times are Unix milliseconds, sizes bytes; null is not known, or unlimited.
+    made_at_ms, by, recorded_ratio, gaps, gap_count, headroom, round_to_bytes, total, rows (fields
+    of Usage) and warnings.  Times are Unix milliseconds, sizes bytes; null is not known, or
+    unlimited.
     """  # noqa: D301 (click looks for the character itself)
     form = _form(form, path, as_json=as_json)
     since_ms, until_ms = _span(since, until)
@@ -359,7 +360,7 @@ def _write(made: Report, form: str, path: str | None) -> None:
     times = Times()
     heading = (
         f"{times.full(made.since_ms)} to {times.full(made.until_ms)}"
-        f" ({times.zone_name(made.until_ms)}), {share(made.coverage.ratio, 1)} recorded"
+        f" ({times.zone_name(made.until_ms)}), {share(made.recorded_ratio, 1)} recorded"
     )
     blocks = (Lines([heading]), Table(_columns(made), made.rows))
     if path is None and form in {"text", "json"}:
@@ -424,9 +425,7 @@ _FIGURES = (
     Column("H-HELD", lambda row: row.device_hours, _HOURS, title="h held"),
     Column("H-UNUSED", lambda row: row.unused_hours, _HOURS, title="unused"),
 )
-_SUGGESTED = Column(
-    "SUGGESTED", lambda row: None if row.suggestion is None else row.suggestion.limit_bytes, SIZE
-)
+_SUGGESTED = Column("SUGGESTED", lambda row: row.suggested_limit_bytes, SIZE)
 
 
 # Where a row has four names, a narrow terminal shows less of its figures.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import attrs
 
-from .models import LEVELS, Advice, Coverage, Gap, Level, Report, Suggestion, Usage
+from .models import LEVELS, Advice, Gap, Level, Report, Usage
 from .tally import AllocationTally, Bins, Tally
 
 if TYPE_CHECKING:
@@ -195,12 +195,9 @@ class _Adding:
             until_ms=self._until_ms,
             made_at_ms=time.time_ns() // 1_000_000,
             by=by,
-            coverage=Coverage(
-                (whole_ms - missing_ms) / 1000,
-                1 - missing_ms / whole_ms,
-                tuple(sorted(longest, key=lambda gap: gap.start_ms)),
-                len(self._gaps),
-            ),
+            recorded_ratio=1 - missing_ms / whole_ms,
+            gaps=tuple(sorted(longest, key=lambda gap: gap.start_ms)),
+            gap_count=len(self._gaps),
             headroom=headroom,
             round_to_bytes=round_to_bytes,
             total=_usage(self._total, members) if members else None,
@@ -283,30 +280,31 @@ def _usage_of_one(tally: AllocationTally, headroom: float, round_to_bytes: int) 
     usage = _usage(tally.own, [tally.allocation])
     assert tally.last is not None  # noqa: S101 (it was observed)
     limit, sm_limit = tally.last.memory_limit_bytes, tally.last.sm_limit_percent
+    advice, suggested = _advice(usage, limit, headroom, round_to_bytes)
     return attrs.evolve(
         usage,
         device_index=tally.allocation.device_index,
         memory_limit_bytes=limit,
         sm_limit_percent=sm_limit if sm_limit != 100 else None,
         driver_memory_peak_bytes=tally.driver_peak_bytes,
-        suggestion=_suggestion(usage, limit, headroom, round_to_bytes),
+        advice=advice,
+        suggested_limit_bytes=suggested,
     )
 
 
-def _suggestion(
+def _advice(
     usage: Usage, limit: int | None, headroom: float, round_to_bytes: int
-) -> Suggestion:
+) -> tuple[Advice, int | None]:
     if usage.observed_s < _OBSERVED_S:
-        return Suggestion("too_little_seen")
+        return "too_little_seen", None
     if not usage.memory_peak_bytes:
-        return Suggestion("unused")
+        return "unused", None
     # In thousandths: the result shall not depend on how a float was rounded.
     wanted = -(-usage.memory_p99_bytes * (1_000 + round(headroom * 1_000)) // 1_000)
     wanted = -(-max(wanted, usage.memory_peak_bytes) // round_to_bytes) * round_to_bytes
     if limit is None:
-        return Suggestion("limit", wanted)
-    verdict: Advice = "keep" if wanted == limit else "lower" if wanted < limit else "raise"
-    return Suggestion(verdict, wanted, wanted - limit)
+        return "limit", wanted
+    return ("keep" if wanted == limit else "lower" if wanted < limit else "raise"), wanted
 
 
 def _order(of: Allocation) -> tuple[object, ...]:

@@ -26,41 +26,7 @@ class Gap:
     end_ms: int
 
 
-@attrs.frozen
-class Coverage:
-    """How much of a report's time was recorded.
-
-    Attributes:
-        recorded_s: Time for which there are figures.
-        ratio: That time as a share of the whole, 0 to 1.
-        gaps: Where nothing was recorded, at the beginning and the end too; the longest 1,000.
-        gap_count: How many there are.
-    """
-
-    recorded_s: float
-    ratio: float
-    gaps: tuple[Gap, ...]
-    gap_count: int
-
-
 Advice: TypeAlias = Literal["lower", "raise", "keep", "limit", "unused", "too_little_seen"]
-
-
-@attrs.frozen
-class Suggestion:
-    """What an allocation's memory limit could be.
-
-    Attributes:
-        verdict: ``"lower"``, ``"raise"`` or ``"keep"`` the limit; ``"limit"`` what has none;
-            ``"unused"``: nothing was used at all, so the allocation itself is in question;
-            ``"too_little_seen"``.
-        limit_bytes: The limit suggested; None with the last two.
-        change_bytes: What it differs from the limit; None with ``"limit"`` and the last two.
-    """
-
-    verdict: Advice
-    limit_bytes: int | None = None
-    change_bytes: int | None = None
 
 
 @attrs.frozen
@@ -133,7 +99,10 @@ class Usage:
             not known.
         driver_memory_peak_bytes: The highest of the driver's figures; None if not known, or for a
             group.
-        suggestion: Of a single allocation.
+        advice: ``"lower"``, ``"raise"`` or ``"keep"`` the memory limit; ``"limit"`` what has none;
+            ``"unused"``: nothing was used at all, so the allocation itself is in question;
+            ``"too_little_seen"``: for less than an hour. None for a group.
+        suggested_limit_bytes: The memory limit that would do; None with the last two advices.
         timeline: Over time, if it was asked for.
     """
 
@@ -169,7 +138,8 @@ class Usage:
     loaded_idle_hours: float
     leftover_hours: float | None
     driver_memory_peak_bytes: int | None = None
-    suggestion: Suggestion | None = None
+    advice: Advice | None = None
+    suggested_limit_bytes: int | None = None
     timeline: Timeline | None = None
 
 
@@ -184,7 +154,9 @@ class Report:
         made_at_ms: When it was made.
         by: What `rows` are: namespaces, pods, devices, or containers: then one row per container
             and device.
-        coverage: How much of the time was recorded.
+        recorded_ratio: How much of the time was recorded, 0 to 1.
+        gaps: Where nothing was recorded, at the beginning and the end too; the longest 1,000.
+        gap_count: How many there are.
         headroom: What suggested limits add to the 99th percentile, 0.1 for a tenth.
         round_to_bytes: What suggested limits are multiples of.
         total: Everything together; None if nothing was recorded.
@@ -199,7 +171,9 @@ class Report:
     until_ms: int
     made_at_ms: int
     by: Level
-    coverage: Coverage
+    recorded_ratio: float
+    gaps: tuple[Gap, ...]
+    gap_count: int
     headroom: float
     round_to_bytes: int
     total: Usage | None

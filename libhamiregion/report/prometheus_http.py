@@ -55,17 +55,9 @@ class PrometheusServer:
         self._timeout_s = timeout_s
         self._authorization = authorization
         context = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
-        # No handler for file:, ftp: and data:, and none that follows redirects.
-        self._opener = urllib.request.OpenerDirector()
-        for handler in (
-            urllib.request.ProxyHandler(),
-            urllib.request.HTTPHandler(),
-            urllib.request.HTTPSHandler(context=context),
-            urllib.request.HTTPErrorProcessor(),
-            urllib.request.HTTPDefaultErrorHandler(),
-            urllib.request.UnknownHandler(),
-        ):
-            self._opener.add_handler(handler)
+        self._opener = urllib.request.build_opener(
+            urllib.request.HTTPSHandler(context=context), _NoRedirect
+        )
 
     def query_range(
         self, query: str, start_ms: int, end_ms: int, step_ms: int
@@ -155,6 +147,11 @@ class PrometheusServer:
             if error.code == 404:
                 said = "it has no /api/v1; is the address right?"
         return self._error(f"refuses (HTTP {error.code}): {printable(str(said), _SHOWN)}")
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: object) -> None:
+        return None
 
 
 def authorization(token: str | None, user: str | None, password: str | None) -> str | None:

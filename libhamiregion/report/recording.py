@@ -221,7 +221,7 @@ class Recording:
         with self._errors():
             about = dict(self._connection.execute("SELECT key, value FROM about"))
         interval_s = float(about.get("interval_s", 0))
-        return HistoryFacts("recording", self.path, about.get("node"), interval_s, averaged=False)
+        return HistoryFacts("recording", self.path, about.get("node"), interval_s)
 
     def looks(self, since_ms: int, until_ms: int) -> Iterator[Look]:
         """Yield the looks between two moments, cut to them.
