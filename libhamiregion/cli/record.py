@@ -28,7 +28,7 @@ from . import options
 from .failures import Failure, sentence
 from .format import count, root_failure, root_warnings
 from .output import DRY_RUN, write, write_json
-from .stopping import stop_signals
+from .signals import stop_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
