@@ -19,7 +19,6 @@ from click.core import ParameterSource
 from libhamiregion import format_size, parse_size
 from libhamiregion.durations import parse_duration
 from libhamiregion.report import (
-    CHART_POINTS,
     PrometheusError,
     PrometheusHistory,
     Recording,
@@ -31,6 +30,7 @@ from libhamiregion.report import (
 )
 from libhamiregion.report.making import DEFAULT_HEADROOM, DEFAULT_ROUND_TO_BYTES
 from libhamiregion.report.models import LEVELS
+from libhamiregion.report.page import CHART_POINTS
 from libhamiregion.report.words import Times, share
 from libhamiregion.text import printable
 

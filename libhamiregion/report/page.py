@@ -44,7 +44,7 @@ def report_html(report: Report, *, zone: dt.tzinfo | None = None) -> str:
     charts, 20 groups with a chart each, and 1,000 lines of tables, about 1.5 MiB at most.
 
     Args:
-        report: Made with ``points=CHART_POINTS``, or there are no charts.
+        report: Made with ``points``, or there are no charts; 240 is a good number.
         zone: The time zone of its times; None is the local one.
 
     Raises:

@@ -9,7 +9,6 @@ from browser import Browser, Page, chromium, is_blank, needs_chromium
 from recorded_day import DAY_S, GIB, MIDNIGHT_S, record, tenants
 
 from libhamiregion.report import (
-    CHART_POINTS,
     Allocation,
     Recording,
     RecordingWriter,
@@ -17,6 +16,7 @@ from libhamiregion.report import (
     make_report,
     report_html,
 )
+from libhamiregion.report.page import CHART_POINTS
 
 pytestmark = needs_chromium
 

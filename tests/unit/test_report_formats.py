@@ -16,7 +16,6 @@ import pytest
 from recorded_day import DAY_S, GIB, MIDNIGHT_S, record, tenants
 
 from libhamiregion.report import (
-    CHART_POINTS,
     Allocation,
     Recording,
     RecordingWriter,
@@ -29,6 +28,7 @@ from libhamiregion.report import (
     report_json,
 )
 from libhamiregion.report.history import HistoryFacts, Look
+from libhamiregion.report.page import CHART_POINTS
 from libhamiregion.report.tables import JSON_SCHEMA
 
 SINCE_MS = MIDNIGHT_S * 1000
