@@ -112,7 +112,7 @@ class Container:
 
     @property
     def name(self) -> str | None:
-        """The container's name: its directory's, raw text, else what the resolvers say."""
+        """The container's name, raw text of its directory, or what the resolvers say."""
         if self.directory_name is not None:
             return self.directory_name
         name = self.pod_name
