@@ -50,7 +50,7 @@ class MissingRegion:
 
     Attributes:
         reason: The kind of reason.
-        message: The same as a sentence; it can hold the file's name, escaped.
+        message: The reason as a sentence; it can hold the file's name, escaped.
     """
 
     reason: MissingReason

@@ -1,4 +1,4 @@
-"""Names from daemons: the Kubernetes API and the Docker API. Only for those who ask for it."""
+"""Names from daemons, used only where a program asks for them: Kubernetes' and Docker's APIs."""
 
 from __future__ import annotations
 

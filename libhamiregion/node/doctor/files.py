@@ -82,7 +82,7 @@ class _Lost:
     Attributes:
         mapped: What they map.
         users: Those of them that use it.
-        container: Whose file it is, where that is known.
+        container: The container whose file it is, where that is known.
         size_bytes: How long the file is now; None if it was deleted, or that is not known.
     """
 

@@ -1,4 +1,4 @@
-"""The driver's view: devices, who uses them, and its figures brought into regions.
+"""The driver's view: devices, their processes, and its figures brought into regions.
 
 What NVML does not tell is None and has a reason; no call of this module raises for it, and nothing
 becomes a 0 that is not one.
@@ -57,7 +57,7 @@ class NvmlSampler:
             under the root of a driver container. The library that a program loads first stays.
         host_namespace: Whether the driver tells this program the host's pids and all processes;
             None means to find out. In another pid namespace drivers hide processes, and translate
-            the pids of some lists and not of others: who is not listed is unknown there, not idle.
+            the pids of some lists and not of others: a process that is not listed is unknown there, not idle.
         sensors: Whether samples have each GPU's temperature, power and memory errors as well. That
             is four more questions, of which some GPUs answer one or the other only after
             milliseconds.
@@ -116,7 +116,7 @@ class NvmlSampler:
             return self._state
 
     def close(self) -> None:
-        """Give NVML back once all who opened this have closed it; may be called again.
+        """Give NVML back once this was closed as often as it was opened; may be called again.
 
         Calls ``nvmlShutdown``.
         """
@@ -204,7 +204,7 @@ class NvmlSampler:
         Names are raw text of the processes' own choice; escape them before printing.
 
         Args:
-            sample: Whose processes, to ask the driver for their names only; None takes a new one.
+            sample: The sample whose processes are named; None takes a new one.
 
         Calls: as `sample`, and ``nvmlSystemGetProcessName``. Shell: ``nvidia-smi
         --query-compute-apps=pid,name,used_memory --format=csv``.

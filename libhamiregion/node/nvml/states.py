@@ -109,7 +109,7 @@ class Refusal(Exception):
         self.said = said
 
     def fault(self, figure: str) -> NvmlFault:
-        """The same as a value."""
+        """The failure as a value."""
         return NvmlFault(figure, self.call, self.state, self.code, self.said)
 
 
