@@ -57,7 +57,8 @@ class NvmlSampler:
             under the root of a driver container. The library that a program loads first stays.
         host_namespace: Whether the driver tells this program the host's pids and all processes;
             None means to find out. In another pid namespace drivers hide processes, and translate
-            the pids of some lists and not of others: a process that is not listed is unknown there, not idle.
+            the pids of some lists and not of others: a process that is not listed is unknown there,
+            not idle.
         sensors: Whether samples have each GPU's temperature, power and memory errors as well. That
             is four more questions, of which some GPUs answer one or the other only after
             milliseconds.
