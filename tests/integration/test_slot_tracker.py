@@ -106,13 +106,13 @@ def test_one_region_that_changes_does_not_have_the_others_proved(
     attached(actor, *paths)
     told(node)
     proved: list[str | None] = []
-    match = node._slots._match
+    match = node._match_pids
 
     def counted(container, pids, taken_at_ns):  # type: ignore[no-untyped-def]
         proved.append(container.name)
         return match(container, pids, taken_at_ns)
 
-    monkeypatch.setattr(node._slots, "_match", counted)
+    monkeypatch.setattr(node, "_match_pids", counted)
     (more,) = attached(actor, paths[1])
     assert states(node)[more.pid] == "alive"
     assert proved == ["b"]
