@@ -2,8 +2,6 @@
 
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from containers import needs_namespaces, wait_for
@@ -23,15 +21,6 @@ DEAD = NOBODY
 BOTH = pytest.mark.parametrize(
     "layout", [Layout.V1_1, Layout.V1_2], ids=lambda layout: layout.value
 )
-
-
-@pytest.fixture
-def doctor_node(tmp_path: Path) -> Iterator[DoctorNode]:
-    made = DoctorNode(tmp_path / "containers")
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 def heals(doctor_node: DoctorNode) -> None:
