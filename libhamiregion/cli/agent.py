@@ -29,7 +29,7 @@ from . import exporter_options, options
 from .failures import FAILED, Failure
 from .format import root_failure
 from .service_log import ServiceLog
-from .signals import stop_signals
+from .signals import end_unfinished, stop_signals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -216,7 +216,7 @@ def agent(**given: Any) -> None:
 
     A plan that cannot be read is reported and tried again; it keeps nothing else from running.
 
-    Told to end (SIGTERM, Ctrl-C), it gives back what must not outlast it, within 15 seconds:
+    Told to end (SIGTERM, Ctrl-C), it gives back what must not outlast it, within 25 seconds:
     blocked launches go on, SM switches are as they were found, and the driver's figures that it has
     written become 0.  What could not be given back is in the last lines.  Killed, it leaves all of
     it; the next start puts it right.
@@ -269,7 +269,7 @@ def agent(**given: Any) -> None:
     if log.is_lost:
         raise SystemExit(FAILED)
     if left:
-        raise Failure(f"not ended in order: {'; '.join(left)}")
+        end_unfinished(left)
     if wanted.once:
         _check_passes(wanted, node, runner)
 

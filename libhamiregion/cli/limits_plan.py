@@ -31,7 +31,7 @@ from .limits_plan_tables import diff_object, outcome_objects, say_diff, say_outc
 from .node_words import root_failure, root_warnings
 from .output import write, write_json
 from .service_log import ServiceLog
-from .signals import stop_signals
+from .signals import end_unfinished, stop_signals
 
 if TYPE_CHECKING:
     from libhamiregion.node.node import Node
@@ -347,4 +347,4 @@ def _watch(
         if log.is_lost:
             raise SystemExit(FAILED)
         if left:
-            raise Failure(f"not ended in order: {'; '.join(left)}")
+            end_unfinished(left)
