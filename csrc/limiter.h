@@ -45,7 +45,7 @@ typedef struct hr_limiter hr_limiter;
  * instead, read here and at each tick.  NULL: no region, the switch is on.
  *
  * HR_EINVAL: a count is 0 or above its bound, or `device` is no device.
- * HR_ESYSTEM: no memory.  Any error of hr_get().
+ * HR_ESYSTEM: no memory.  Any error of hr_read_value().
  */
 int hr_limiter_new(uint32_t sm_count, uint32_t max_threads_per_sm, uint32_t sm_limit,
                    hr_region *region, uint32_t device, hr_limiter **out);
@@ -71,7 +71,7 @@ int hr_limiter_acquire(hr_limiter *limiter, int64_t blocks, int64_t timeout_ns);
  * switch is off it is refilled, as in libvgpu, so that switching on does not
  * begin with an old debt.
  *
- * An error of hr_get() is returned after the step was made with the limit and
+ * An error of hr_read_value() is returned after the step was made with the limit and
  * the switch read last: a launch that waits must not wait for ever because its
  * region went away.
  *

@@ -188,7 +188,7 @@ int hr_is_stale(hr_region *region);
  * What is watched on behalf of one container: a directory as it was, a region as
  * it is open, or both.
  */
-struct hr_place {
+struct hr_watch_entry {
     const char *directory; /* NULL: none; the region's name does not count then */
     uint64_t device_id, inode;
     int64_t changed_ns; /* its st_ctim */
@@ -196,11 +196,12 @@ struct hr_place {
 };
 
 /*
- * Which of many places are not as they were: the directory is another one or has
+ * Which of many entries are not as they were: the directory is another one or has
  * changed; the region's name leads to it no more, or a snapshot of it would fail.
  * One byte each in `changed`; returns how many.
  */
-uint32_t hr_find_changed(const struct hr_place *places, uint32_t count, unsigned char *changed);
+uint32_t hr_find_changed(const struct hr_watch_entry *entries, uint32_t count,
+                         unsigned char *changed);
 
 /* Unmap.  Waits until calls in progress have ended.  Idempotent. */
 /*

@@ -1,4 +1,4 @@
-"""Lengths of time as Go programs write them: ``5m``, ``1h30m``, ``500ms``."""
+"""Lengths of time as Go programs and Prometheus write them: ``5m``, ``1h30m``, ``500ms``, ``7d``."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ _UNITS_NS: Final = {
     "s": 1_000_000_000,
     "m": 60_000_000_000,
     "h": 3_600_000_000_000,
+    "d": 86_400_000_000_000,
+    "w": 604_800_000_000_000,
 }
 # What a Go program can hold: a signed 64-bit count of nanoseconds, 292 years.
 _MAX_NS: Final = 2**63 - 1
 _PART: Final = re.compile(
-    r"(?=\.?[0-9])([0-9]{0,20})(?:\.([0-9]{0,20}))?(ns|us|\u00b5s|\u03bcs|ms|s|m|h)", re.ASCII
+    r"(?=\.?[0-9])([0-9]{0,20})(?:\.([0-9]{0,20}))?(ns|us|\u00b5s|\u03bcs|ms|s|m|h|d|w)", re.ASCII
 )
 
 
@@ -28,7 +30,7 @@ def parse_duration(text: str) -> float:
     The notation is that of Go's ``time.ParseDuration``, which HAMi's settings and the web
     configuration of exporters use: one or more numbers, each with its unit (``h``, ``m``, ``s``,
     ``ms``, ``us``, ``ns``), with a plus sign before them or without. A number without a unit means
-    nothing, except ``0``.
+    nothing, except ``0``. ``d`` and ``w`` are days of 24 hours and weeks, as in Prometheus.
 
     Args:
         text: The length of time; never negative here.
@@ -39,8 +41,8 @@ def parse_duration(text: str) -> float:
     Raises:
         ValueError: Not a length of time, negative, or longer than 292 years.
 
-    >>> parse_duration("5m"), parse_duration("1h30m"), parse_duration("1.5s"), parse_duration("0")
-    (300.0, 5400.0, 1.5, 0.0)
+    >>> parse_duration("5m"), parse_duration("1h30m"), parse_duration("1.5s"), parse_duration("7d")
+    (300.0, 5400.0, 1.5, 604800.0)
     >>> parse_duration("5")
     Traceback (most recent call last):
     ...

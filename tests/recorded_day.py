@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from libhamiregion.report import Reading, RecordedContainer, RecordingWriter
+from libhamiregion.report import Allocation, RecordingWriter, Sample
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,16 +57,9 @@ class Tenant:
     to_s: int = DAY_S
 
     @property
-    def recorded(self) -> RecordedContainer:
-        uid = f"{abs(hash_of(self.namespace + self.pod)):032x}"
-        return RecordedContainer(uid, self.container, None, None, self.namespace, self.pod)
-
-
-def hash_of(text: str) -> int:
-    value = 0
-    for character in text:
-        value = (value * 1_000_003 + ord(character)) % 2**127
-    return value
+    def allocation(self) -> Allocation:
+        uid = f"uid-of-{self.pod}"
+        return Allocation(self.namespace, self.pod, self.container, uid, 0, GPUS[self.gpu])
 
 
 def unused(_: int, __: random.Random) -> Moment:
@@ -207,29 +200,24 @@ def tenants() -> list[Tenant]:
 
 def looks(
     which: Iterable[Tenant], *, interval_s: int = 15, until_s: int = DAY_S
-) -> Iterator[tuple[int, list[Reading]]]:
-    """Each look of the day, without those of the gap: (second, readings)."""
-    chosen = [(tenant, tenant.recorded, random.Random(tenant.pod)) for tenant in which]
+) -> Iterator[tuple[int, dict[Allocation, Sample]]]:
+    """Each look of the day, without those of the gap: (second, samples)."""
+    chosen = [(tenant, tenant.allocation, random.Random(tenant.pod)) for tenant in which]
     for second in range(0, until_s, interval_s):
         if GAP_S[0] <= second < GAP_S[1]:
             continue
-        readings = []
-        for tenant, recorded, dice in chosen:
+        samples = {}
+        for tenant, allocation, dice in chosen:
             if tenant.from_s <= second < tenant.to_s:
                 moment = tenant.behaviour(second - tenant.from_s, dice)
-                readings.append(
-                    Reading(
-                        recorded,
-                        0,
-                        GPUS[tenant.gpu],
-                        moment.used_bytes,
-                        tenant.limit_bytes,
-                        tenant.sm_limit,
-                        moment.sm_percent,
-                        moment.processes,
-                    )
+                samples[allocation] = Sample(
+                    moment.used_bytes,
+                    tenant.limit_bytes,
+                    tenant.sm_limit or 100,
+                    moment.sm_percent,
+                    moment.processes,
                 )
-        yield second, readings
+        yield second, samples
 
 
 def record(
@@ -237,5 +225,5 @@ def record(
 ) -> None:
     """Write the day into a recording."""
     with RecordingWriter(path, interval_s=interval_s, node="gpu-node-07") as writer:
-        for second, readings in looks(which, interval_s=interval_s, until_s=until_s):
-            writer.write(readings, at_ms=(MIDNIGHT_S + second) * 1000, running_ms=second * 1000)
+        for second, samples in looks(which, interval_s=interval_s, until_s=until_s):
+            writer.write(samples, at_ms=(MIDNIGHT_S + second) * 1000)

@@ -327,10 +327,12 @@ def _exporting(
     if not wanted.listen:
         yield
         return
-    from libhamiregion.exporter.listening import ListenError
-    from libhamiregion.exporter.node_exporter import NodeExporter
-    from libhamiregion.exporter.node_server import exporter_server
-    from libhamiregion.exporter.web_config import WebConfigError
+    from libhamiregion.exporter import (
+        ListenError,
+        NodeExporter,
+        WebConfigError,
+        exporter_server,
+    )
 
     def stuck() -> str | None:
         names = runner.stuck()

@@ -11,6 +11,7 @@ EXTRAS = {
     "click": "cli",
     "h11": "exporter",
     "kubernetes": "kubernetes",
+    "isal": "exporter",
     "prometheus_client": "exporter",
     "rich": "cli",
     "uvicorn": "exporter",

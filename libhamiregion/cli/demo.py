@@ -251,12 +251,12 @@ class _LiveStage(Stage):
         self._screen.print(sentence, style="" if sentence.startswith(" ") else "bold")
 
     def show(self, region: Region, workers: Crew) -> None:
-        from .terminal import draw_page
+        from .terminal import fit_page
 
         _, *blocks = region_page(region.snapshot()).blocks
         counts = f"allocations: {workers.granted} granted, {workers.refused} refused"
         page = Page(None, [Lines(["", counts]), *blocks])
-        self._picture.update(draw_page(page, self._screen.width), refresh=True)
+        self._picture.update(fit_page(page, self._screen), refresh=True)
 
 
 @contextlib.contextmanager

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from libhamiregion import Effect, ProcessStatus, format_size
-from libhamiregion.text import printable
 
-from .tables import LONGEST_NAME, NAME, NOTHING, ROOMY, UNLIMITED, Column, percent
+from .tables import NAME, NOTHING, ROOMY, UNLIMITED, Column, percent
 
 if TYPE_CHECKING:
     from libhamiregion import DeviceUsage
@@ -89,11 +88,11 @@ def fill_ratio(device: DeviceUsage) -> float | None:
 class Names:
     """What a container is called, raw text; None is not known."""
 
-    namespace: str | None
-    pod: str | None
-    pod_uid: str | None
-    container: str | None
-    container_id: str | None
+    namespace: str | None = None
+    pod: str | None = None
+    pod_uid: str | None = None
+    container: str | None = None
+    container_id: str | None = None
 
     @property
     def order(self) -> tuple[object, ...]:
@@ -122,16 +121,16 @@ class Names:
         return "/".join(part for part in parts if part) or None
 
     @property
-    def words(self) -> str:
-        """Pod and container in a sentence; printable."""
-        parts = (self.pod_words or NOTHING, self.container_words or NOTHING)
-        return " ".join(printable(part, LONGEST_NAME) for part in parts)
+    def words(self) -> str | None:
+        """Pod and container in a sentence, raw text."""
+        parts = (self.pod_words, self.container_words)
+        return None if parts == (None, None) else " ".join(part or NOTHING for part in parts)
 
 
 NAME_COLUMNS = (
-    Column("CONTAINER", lambda each: each.short_words, NAME, on="terminal", to_width=ROOMY),
-    Column("POD", lambda each: each.pod_words, NAME, from_width=ROOMY),
-    Column("CONTAINER", lambda each: each.container_words, NAME, from_width=ROOMY),
+    Column("CONTAINER", "short_words", NAME, on="terminal", to_width=ROOMY),
+    Column("POD", "pod_words", NAME, from_width=ROOMY),
+    Column("CONTAINER", "container_words", NAME, from_width=ROOMY),
 )
 
 

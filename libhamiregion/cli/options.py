@@ -91,16 +91,6 @@ device_option = click.option(
     callback=_device,
     help="Only this device, by CUDA ordinal or uuid; without it, every device of the region.",
 )
-timeout_option = click.option(
-    "--timeout",
-    "timeout_s",
-    type=Seconds(min=0, max=86_400),
-    default=1.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long to wait for the region's lock.",
-)
-
 # ---- all verbs -----------------------------------------------------------------------------------
 
 json_option = click.option("as_json", "--json", is_flag=True, help="One JSON object per answer.")

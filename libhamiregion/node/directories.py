@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from libhamiregion.change_detector import is_well
 from libhamiregion.errors import RegionError
-from libhamiregion.place_watch import is_well
 from libhamiregion.region import identify, open_region
 
 from .containers import (
@@ -27,7 +27,7 @@ from .containers import (
 )
 
 if TYPE_CHECKING:
-    from libhamiregion.place_watch import Stamp
+    from libhamiregion.change_detector import Stamp
     from libhamiregion.region import Region
 
     from .names import NameResolver

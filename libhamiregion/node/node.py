@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from libhamiregion.change_detector import ChangeDetector
 from libhamiregion.errors import RegionClosed, RegionError, RegionStale
-from libhamiregion.place_watch import PlaceWatch
 from libhamiregion.region import open_region
 from libhamiregion.region_set import RegionSet
 
@@ -160,7 +160,7 @@ class Node:
         self._set = RegionSet()
         # What a refresh has found, for `_note` to take over: to close, to adopt.
         self._exchanged: deque[tuple[Region | None, Region | None]] = deque()
-        self._watch = PlaceWatch()
+        self._watch = ChangeDetector()
         self._watched: dict[str, DirectoryScan] = {}
         # Of the regions in the roots, as maps prints them.
         self._inside: dict[str, tuple[int, int]] = {}

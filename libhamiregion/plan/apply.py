@@ -109,7 +109,7 @@ def apply_diff(
             plan; nothing has been changed.
         OSError: The undo plan cannot be written; nothing has been changed.
 
-    Shell: ``hamiregion limits apply FILE``.
+    Shell: ``hamiregion limits apply FILE --root DIR``.
     """
     containers = diff.changes if isinstance(diff, PlanDiff) else diff
     changes = [each for each in containers if each.edits and not each.refused]

@@ -59,7 +59,7 @@ class PlanFile:
     Args:
         path: The file.
 
-    Shell: ``hamiregion limits apply FILE --watch``.
+    Shell: ``hamiregion limits apply FILE --watch --root DIR``.
     """
 
     def __init__(self, path: PathLike) -> None:

@@ -11,21 +11,20 @@ from pathlib import Path
 import pytest
 from actors import Actor
 from patience import eventually
-from recording_victim import SERIES, T0, readings_of, start_writer
+from recording_victim import T0, samples_of, start_writer
 
 from libhamiregion.report import Recording
 
 # What the victim does: look after look, each one's number noted in shared memory when it is done.
-# Segments are short and the file small, so that it is trimmed and shrunk all the time.
 VICTIM = f"""
 import mmap, struct
-from recording_victim import readings_of, start_writer
+from recording_victim import samples_of, start_writer
 with open(progress, "r+b") as file:
     shared = mmap.mmap(file.fileno(), 16)
 writer = start_writer(path)
 number = first
 while True:
-    writer.write(readings_of(number), at_ms={T0} + number * 15_000, running_ms=number * 15_000)
+    writer.write(samples_of(number), at_ms={T0} + number * 15_000)
     number += 1
     shared[:8] = struct.pack("<Q", number)
 """
@@ -56,15 +55,11 @@ def check(path: Path, done: int) -> int:
     with Recording(path) as recording:
         span = recording.span_ms()
         assert span is not None
-        current: dict[int, int] = {}
         last = -1
         for look in recording.looks(*span):
-            for series, state in look.states.items():
-                assert state is not None
-                current[series] = state.memory_used_bytes
             last = (look.start_ms - T0) // 15_000
             # All of a look is there, or nothing of it.
-            assert sorted(current.values()) == [last * 1000 + series for series in range(SERIES)]
+            assert look.changes == samples_of(last)
     assert last + 1 >= done
     # One look can be in the file and not noted yet.
     assert last <= done
@@ -125,7 +120,7 @@ def test_a_writer_killed_while_it_makes_the_file_leaves_one_that_can_be_gone_on_
             victim.outcome()
         victim.kill()
         with start_writer(str(path)) as writer:
-            writer.write(readings_of(0), at_ms=T0, running_ms=0)
+            writer.write(samples_of(0), at_ms=T0)
         assert check(path, 0) == 1
         connection = sqlite3.connect(path)
         assert connection.execute("PRAGMA auto_vacuum").fetchone() == (2,)

@@ -10,7 +10,7 @@ import sqlite3
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from called import call
@@ -27,14 +27,17 @@ from unit.cli_process import start
 from libhamiregion import Layout
 from libhamiregion.node import Container, Node, NvmlSampler, PodLogNames
 from libhamiregion.report import (
-    NodeReader,
-    Reading,
+    Allocation,
     Recorder,
     Recording,
     RecordingUnavailable,
     RecordingWriter,
-    Written,
+    Sample,
 )
+from libhamiregion.report.recorder import NodeReader
+
+if TYPE_CHECKING:
+    from libhamiregion.report.writer import Written
 
 GIB = 1 << 30
 SPAN = (0, 2**60)
@@ -51,9 +54,10 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "node.db"
 
 
-def read(scene: NodeScene) -> list[Reading]:
-    with Node(scene.root, outside=False) as opened:
-        return NodeReader(opened).readings()
+def only(reader: NodeReader) -> tuple[Allocation, Sample]:
+    """The one device that there is, and what is read of it."""
+    (found,) = reader.read().items()
+    return found
 
 
 # ---- what a look sees ----------------------------------------------------------------------------
@@ -72,14 +76,23 @@ def test_a_reading_has_what_the_region_says(scene: NodeScene, layout: Layout) ->
     slot = file.add_process(4_000_000, {0: GIB, 1: 2 * GIB})
     if layout.has_utilization:
         file.put("slot_util.sm", 37, slot=slot, device=0)
-    first, second = read(scene)
-    assert (first.container.pod_uid, first.container.name) == ("0b5c", "train")
-    assert (first.device_index, first.device_uuid) == (0, GPU)
-    assert (first.memory_used_bytes, first.memory_limit_bytes) == (GIB, 8 * GIB)
-    assert (second.memory_used_bytes, second.memory_limit_bytes) == (2 * GIB, None)
-    assert (first.sm_limit_percent, second.sm_limit_percent) == (50, None)
-    assert first.sm_util_percent == (37 if layout.has_utilization else None)
-    assert first.driver_memory_bytes is None
+    sm = 37 if layout.has_utilization else None
+    with Node(scene.root, outside=False) as opened:
+        found = NodeReader(opened).read()
+    names = (None, None, "train", "0b5c")
+    assert found == {
+        Allocation(*names, 0, GPU): Sample(GIB, 8 * GIB, 50, sm, found_processes(found)),
+        Allocation(*names, 1, "GPU-b"): Sample(
+            2 * GIB, None, 100, 0 if layout.has_utilization else None, found_processes(found)
+        ),
+    }
+
+
+def found_processes(found: dict[Allocation, Sample]) -> int | None:
+    """The process has no pid that lives; whether that is proved depends on who looks."""
+    (number,) = {sample.processes for sample in found.values()}
+    assert number in {None, 0, 1}
+    return number
 
 
 @needs_namespaces
@@ -96,12 +109,12 @@ def test_processes_are_those_that_live_and_the_drivers_figures_are_theirs(
         CARD, f"process 0 compute {host_pid} {1300 * MIB}", f"sample 0 {host_pid} 1000 44 3 0 0"
     )
     with node.open() as opened:
-        (reading,) = NodeReader(opened, sampler=nvml_sampler).readings()
-    assert reading.processes == 1
-    assert reading.memory_used_bytes == GIB + 512 * MIB
-    assert reading.driver_memory_bytes == 1300 * MIB
-    assert reading.driver_sm_percent == 44
-    assert (reading.container.namespace, reading.container.pod) == ("research", "bert-0")
+        allocation, sample = only(NodeReader(opened, sampler=nvml_sampler))
+    assert sample.processes == 1
+    assert sample.memory_used_bytes == GIB + 512 * MIB
+    assert sample.driver_memory_bytes == 1300 * MIB
+    assert sample.driver_sm_percent == 44
+    assert (allocation.namespace, allocation.pod) == ("research", "bert-0")
 
 
 @needs_namespaces
@@ -117,14 +130,11 @@ def test_what_the_driver_does_not_tell_of_one_process_is_not_known_of_all(
     with node.open() as opened:
         reader = NodeReader(opened, sampler=nvml_sampler)
         fake_driver.play(CARD, known, f"process 0 compute {second} {200 * MIB}")
-        (reading,) = reader.readings()
-        assert reading.driver_memory_bytes == 1500 * MIB
+        assert only(reader)[1].driver_memory_bytes == 1500 * MIB
         fake_driver.play(CARD, known, f"process 0 compute {second} unavailable")
-        (reading,) = reader.readings()
-        assert reading.driver_memory_bytes is None
+        assert only(reader)[1].driver_memory_bytes is None
         fake_driver.play(CARD, known)
-        (reading,) = reader.readings()
-        assert reading.driver_memory_bytes == 1300 * MIB
+        assert only(reader)[1].driver_memory_bytes == 1300 * MIB
 
 
 def test_a_driver_that_hangs_does_not_keep_the_recorder(
@@ -134,10 +144,9 @@ def test_a_driver_that_hangs_does_not_keep_the_recorder(
     os.mkfifo(fake_driver.state)
     sampler = NvmlSampler(fake_driver.library, host_namespace=True)
     with Node(scene.root, outside=False) as opened:
-        reader = NodeReader(opened, sampler=sampler, patience_s=0.05)
+        reader = NodeReader(opened, sampler=sampler, timeout_s=0.05)
         for _ in range(2):
-            (reading,) = reader.readings()
-            assert reading.driver_memory_bytes is None
+            assert only(reader)[1].driver_memory_bytes is None
         # It answers at last: an empty scene, then its end.
         with fake_driver.state.open("w"):
             fake_driver.play(CARD)
@@ -146,15 +155,14 @@ def test_a_driver_that_hangs_does_not_keep_the_recorder(
 
 
 def test_a_pod_is_named_as_soon_as_its_logs_are_there(
-    node: GpuNode, monkeypatch: pytest.MonkeyPatch
+    node: GpuNode,
 ) -> None:
-    monkeypatch.setattr("libhamiregion.report.node_reader._ASK_AGAIN_S", 0.0)
     pod = node.add("train", process=False, memory_limits=[GIB], uuids=[GPU])
     with Node(node.root, names=PodLogNames(node.logs), outside=False) as opened:
         reader = NodeReader(opened)
-        assert reader.readings()[0].container.pod is None
+        assert only(reader)[0].pod is None
         (node.logs / f"research_bert-0_{pod.pod_uid}" / "train").mkdir(parents=True)
-        eventually(lambda: reader.readings()[0].container.pod == "bert-0")
+        eventually(lambda: only(reader)[0].pod == "bert-0")
 
 
 def test_a_region_that_cannot_be_read_costs_nobody_else(scene: NodeScene, path: Path) -> None:
@@ -165,9 +173,9 @@ def test_a_region_that_cannot_be_read_costs_nobody_else(scene: NodeScene, path: 
         RecordingWriter(path, interval_s=15) as writer,
     ):
         recorder = Recorder(opened, writer)
-        assert recorder.look().series == 2
+        assert recorder.look().allocations == 2
         bad.resize(100)
-        assert recorder.look().series == 1
+        assert recorder.look().allocations == 1
         assert not good.path.samefile(bad.path)
         assert isinstance(opened.containers[0], Container)
 
@@ -193,7 +201,7 @@ def test_a_recorder_looks_until_it_is_told_to_stop(scene: NodeScene, path: Path)
         RecordingWriter(path, interval_s=15) as writer,
     ):
         Recorder(opened, writer).run(wait, looked=seen.append, failed=failures.append)
-    assert [each.series for each in seen] == [1, 1]
+    assert [each.allocations for each in seen] == [1, 1]
     assert [type(each) for each in failures] == [RecordingUnavailable]
     # Nobody waited, so each look came that much earlier than it was due.
     assert [round(seconds / 15) for seconds in waits] == [1, 2, 3]
@@ -246,10 +254,10 @@ def used_over_time(path: Path) -> list[int]:
     """What was used, one value after the other; a busy machine makes gaps, which repeat them."""
     with Recording(path) as recording:
         values = [
-            state.memory_used_bytes
+            sample.memory_used_bytes
             for look in recording.looks(*SPAN)
-            for state in look.states.values()
-            if state is not None
+            for sample in look.changes.values()
+            if sample is not None
         ]
     return [value for value, _ in itertools.groupby(values)]
 
@@ -276,7 +284,7 @@ def test_what_happens_on_the_node_is_in_the_report(scene: NodeScene, path: Path)
         for _ in range(4):
             recording.next()
         assert recording.end() == 0
-        assert [each["series"] for each in recording.seen] == [1] * 9
+        assert [each["allocations"] for each in recording.seen] == [1] * 9
     # Ended in order, all of it is in the one file.
     assert not Path(f"{path}-wal").exists()
     assert used_over_time(path) == [GIB, 3 * GIB, 2 * GIB]
@@ -298,7 +306,7 @@ def test_a_killed_recorder_leaves_what_it_wrote_and_the_next_goes_on(
         recording.end(signal.SIGKILL)
     assert used_over_time(path) == [number * GIB for number in range(1, 6)]
     with Recorded(scene, path) as recording:
-        assert recording.next()["began"] == "start"
+        assert recording.next()["whole"]
         assert recording.end(signal.SIGINT) == 0
     assert used_over_time(path)[-1] == 5 * GIB
 
@@ -309,7 +317,7 @@ def test_a_second_recorder_is_refused(scene: NodeScene, path: Path) -> None:
         recording.next()
         answer = call("record", "--to", str(path), "--root", str(scene.root), "--once")
         assert answer.returncode == 1
-        assert f"process {recording.process.pid} records to" in answer.stderr
+        assert answer.stderr == f"Error: '{path}' is in use by another recorder\n"
 
 
 def test_one_look_and_a_dry_run(scene: NodeScene, path: Path) -> None:
@@ -354,14 +362,16 @@ def test_a_root_that_is_not_there_fails_and_a_file_of_others_is_left_alone(
     answer = call("record", "--to", str(tmp_path / "a.db"), "--root", nowhere, "--once")
     assert answer.returncode == 1
     assert "could be listed" in answer.stderr
-    text = tmp_path / "notes.txt"
-    text.write_text("mine\n" * 1000)
-    for more in ((), ("--dry-run",)):
-        words = ("--root", str(scene.root), "--once", *more)
-        answer = call("record", "--to", str(text), *words)
+    directory = tmp_path / "etc"
+    directory.mkdir()
+    text = directory / "passwd"
+    text.write_text("root:x:0:0\n" * 1000)
+    for more in (("--once",), ("--dry-run",), ()):
+        answer = call("record", "--to", str(text), "--root", str(scene.root), *more)
         assert answer.returncode == 1
         assert "not a recording" in answer.stderr
-    assert text.read_text() == "mine\n" * 1000
+        assert list(directory.iterdir()) == [text]
+    assert text.read_text() == "root:x:0:0\n" * 1000
 
 
 @pytest.fixture
@@ -386,29 +396,30 @@ def test_a_full_disk_is_told_once_and_recorded_again_when_there_is_room(
     path = small_disk / "node.db"
     with Recorded(scene, path) as recording:
         recording.next()
-        filler = small_disk / "filler"
-        with filler.open("wb", buffering=0) as stream, contextlib.suppress(OSError):
-            while True:
-                stream.write(bytes(4096))
-        assert shutil.disk_usage(small_disk).free == 0
-        used = GIB
-        while "error" not in recording.next():
-            used += MIB
-            set_used(file, used)
+        used, failed = GIB, 0
+        # A look that fails frees the log: the disk is filled until nothing is left to free.
+        with (small_disk / "filler").open("wb", buffering=0) as filler:
+            while failed < 4:
+                with contextlib.suppress(OSError):
+                    while filler.write(bytes(4096)):
+                        pass
+                used += MIB
+                set_used(file, used)
+                failed = failed + 1 if "error" in recording.next() else 0
         assert recording.seen[-1]["error"] == "RecordingUnavailable"
         assert "full" in recording.seen[-1]["message"]
-        for _ in range(3):
-            assert "error" in recording.next()
-        filler.unlink()
-        assert recording.until("rows")["began"] in {"gap", "continued"}
+        (small_disk / "filler").unlink()
+        assert recording.until("rows")["whole"]
         set_used(file, 5 * GIB)
         while recording.next()["rows"] == 0:
             pass
         assert recording.end() == 0
         told = recording.errors.splitlines()
-        assert len(told) == 2
-        assert "trying again at every look" in told[0]
-        assert told[1].endswith("recording again")
+        # Each trouble is told once, and its end.
+        words = [line.partition(" ")[2] for line in told]
+        assert all(one != other for one, other in itertools.pairwise(words))
+        assert words[-1] == "recording again"
+        assert all("trying again at every look" in line for line in words if line != words[-1])
     connection = sqlite3.connect(path)
     assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     connection.close()

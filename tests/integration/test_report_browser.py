@@ -10,10 +10,10 @@ from recorded_day import DAY_S, GIB, MIDNIGHT_S, record, tenants
 
 from libhamiregion.report import (
     CHART_POINTS,
-    Reading,
-    RecordedContainer,
+    Allocation,
     Recording,
     RecordingWriter,
+    Sample,
     make_report,
     report_html,
 )
@@ -133,14 +133,10 @@ def test_a_page_prints_on_a_few_sheets(page: Page) -> None:
 
 def test_names_of_containers_do_nothing(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "node.db"
-    container = RecordedContainer(HOSTILE, HOSTILE, None, None, HOSTILE, HOSTILE)
+    allocation = Allocation(HOSTILE, HOSTILE, HOSTILE, HOSTILE, 0, HOSTILE)
     with RecordingWriter(path, interval_s=60, node=HOSTILE) as writer:
         for minute in range(90):
-            writer.write(
-                [Reading(container, 0, HOSTILE, GIB, 2 * GIB)],
-                at_ms=SPAN[0] + minute * 60_000,
-                running_ms=minute * 60_000,
-            )
+            writer.write({allocation: Sample(GIB, 2 * GIB)}, at_ms=SPAN[0] + minute * 60_000)
     with browser.open(page_of(tmp_path, path).as_uri()) as opened:
         assert opened.messages == []
         assert len(opened.requests) == 1

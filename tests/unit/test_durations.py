@@ -21,6 +21,8 @@ from libhamiregion.durations import parse_duration
         ("0", 0),
         ("0s", 0),
         ("1m1m", 120),
+        ("1.5d", 129_600),
+        ("2w", 1_209_600),
         ("1.h", 3600),
     ],
 )
@@ -38,7 +40,7 @@ def test_go_s_notation_is_read(text: str, seconds: float) -> None:
         ("+", "no length of time"),
         ("+-5m", "no length of time"),
         ("5 m", "no length of time"),
-        ("5d", "no length of time"),
+        ("5y", "no length of time"),
         ("-5m", "is negative"),
         ("5m\n", "no length of time"),
         ("\u0665m", "no length of time"),
