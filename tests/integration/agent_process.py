@@ -19,15 +19,14 @@ from typing_extensions import Self
 # Its intervals are no options, and HAMi's monitor is called as in these tests.
 PROGRAM = f"""
 import faulthandler, os, signal
-from libhamiregion.agent import (
-    DriverFigures, Feedback, PlanKeeper, StaleDirectoryCollector, other_writers, tasks
-)
+from libhamiregion.agent import DriverFigures, Feedback, PlanKeeper, tasks
 from libhamiregion.cli.app import main
+from libhamiregion.node import writers
 for each in (DriverFigures, Feedback, PlanKeeper):
     each.interval_s = 0.02
 tasks.STUCK_AFTER_S = float(os.environ.get("TEST_STUCK_AFTER_S", "60"))
 tasks._LAST_PASS_S = float(os.environ.get("TEST_LAST_PASS_S", "15"))
-other_writers.MONITOR_NAMES = frozenset({{{MONITOR!r}}})
+writers.MONITOR_NAMES = frozenset({{{MONITOR!r}}})
 faulthandler.register(signal.SIGUSR1)
 main()
 """

@@ -83,7 +83,7 @@ def test_killed_it_leaves_a_block_that_the_next_start_lifts(
     first.wait_for("blocked")
     second = run(scene.root, "--feedback")
     assert (second.returncode, second.stdout) == (3, "")
-    assert f"another agent runs: process {first.process.pid} has locked" in second.stderr
+    assert f"another agent runs: a process has locked '{scene.root}'" in second.stderr
     assert first.end(signal.SIGKILL) == -signal.SIGKILL
     assert low.get("recent_kernel") == -1
     urgent.put("recent_kernel", 0)
@@ -141,7 +141,7 @@ def test_a_monitor_that_appears_stops_the_writing(
         assert (answer.returncode, answer.stdout) == (3, "")
         assert f"process {monitor.pid}" in answer.stderr
         assert [file.content() for file in files] == before
-    assert f"process {monitor.pid} is {MONITOR}" in agent.wait_for("resumed")["message"]
+    assert f"process {monitor.pid} " in agent.wait_for("resumed")["message"]
     eventually(lambda: files[0].content() != before[0])
     assert agent.end() == 0
 
