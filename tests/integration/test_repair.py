@@ -215,7 +215,7 @@ def test_where_not_everybody_can_be_seen_that_is_said_once(
     scene: NodeScene, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.container("one")
-    with Node(scene.root, outside=False) as node:
+    with Node(scene.root) as node:
         loop = RepairLoop(node, emit=events.append)
         loop.run()
         assert events == []

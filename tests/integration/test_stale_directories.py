@@ -329,7 +329,7 @@ def test_a_dry_run_says_once_what_it_would_remove(scene: StaleScene) -> None:
 
 
 def test_it_looks_twice_within_the_time_and_at_least_each_half_minute(scene: StaleScene) -> None:
-    with Node(scene.root, outside=False) as node:
+    with Node(scene.root) as node:
         assert StaleDirectoryCollector(node).interval_s == 30
         assert StaleDirectoryCollector(node, gone_after_s=10).interval_s == 5
         with pytest.raises(ValueError, match="longer than 0 s, not 0"):
