@@ -201,10 +201,11 @@ class _Visit:
 
     def _place(self, finding: Finding) -> str:
         """The container in words; raw text."""
-        names = self._names(finding)
         if finding.container is None:
             return "the node"
-        return names.words or "a container outside the roots"
+        names = self._names(finding)
+        known = names.pod_words or names.container_words
+        return names.words if known else "a container outside the roots"
 
     def _groups(self, found: Sequence[Finding]) -> list[_Group]:
         groups: dict[tuple[FindingKind, Severity], _Group] = {}

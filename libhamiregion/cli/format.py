@@ -121,10 +121,9 @@ class Names:
         return "/".join(part for part in parts if part) or None
 
     @property
-    def words(self) -> str | None:
+    def words(self) -> str:
         """Pod and container in a sentence, raw text."""
-        parts = (self.pod_words, self.container_words)
-        return None if parts == (None, None) else " ".join(part or NOTHING for part in parts)
+        return f"{self.pod_words or NOTHING} {self.container_words or NOTHING}"
 
 
 NAME_COLUMNS = (
