@@ -10,6 +10,8 @@ EXTRAS = {
     "cattrs": "plan",
     "click": "cli",
     "h11": "exporter",
+    "isal": "exporter",
+    "jinja2": "cli",
     "kubernetes": "kubernetes",
     "prometheus_client": "exporter",
     "rich": "cli",

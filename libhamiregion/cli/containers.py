@@ -13,9 +13,9 @@ from libhamiregion.node.containers import missing_for
 
 from . import options
 from .format import (
-    ABOVE_EVERY_PID,
     NAME_COLUMNS,
     Names,
+    lock_word,
     names_of,
 )
 from .output import Page, node_page, show_all
@@ -43,7 +43,7 @@ from .ticking import ticks
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from libhamiregion import DeviceUsage, Layout, RegionSnapshot
+    from libhamiregion import DeviceUsage, Layout
     from libhamiregion.node import ContainerView, Node, Selector
 
     from .options import NodeChoice
@@ -191,7 +191,7 @@ def container_row(node: Node, view: ContainerView, selector: Selector) -> Contai
         last_kernel_time_s=snapshot.last_kernel_time_s,
         owner_pid=snapshot.owner_pid,
         settled=snapshot.settled,
-        lock=_lock_word(snapshot, dead),
+        lock=lock_word(snapshot.owner_pid, dead),
         processes=SlotCounts(states["alive"], states["dead"], states["unknown"], unlisted),
         devices=tuple(
             device
@@ -199,16 +199,6 @@ def container_row(node: Node, view: ContainerView, selector: Selector) -> Contai
             if selector.device is None or selector.matches_device(device)
         ),
     )
-
-
-def _lock_word(snapshot: RegionSnapshot, dead: set[int]) -> str:
-    """Who has signed for the region's lock."""
-    owner = snapshot.owner_pid
-    if not owner:
-        return "free"
-    if owner >= ABOVE_EVERY_PID:
-        return "tool"
-    return f"dead:{owner}" if owner in dead else f"pid:{owner}"
 
 
 def _columns(wide: bool) -> Sequence[Column]:

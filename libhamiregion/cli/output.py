@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import itertools
 import json
 import os
 import sys
@@ -16,7 +15,7 @@ from libhamiregion import RegionError
 from libhamiregion.text import printable
 
 from .failures import Failure
-from .format import count, node_notes, root_failure, root_warnings
+from .format import node_notes, root_failure, root_warnings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
     from .options import NodeChoice
 
-_MANY = 100
 DRY_RUN = "dry run: nothing was written"
 
 
@@ -95,16 +93,10 @@ def _outside_notes(node: Node, place: NodeChoice) -> tuple[str, ...]:
             with contextlib.suppress(RegionError):
                 known.add(node.processes.identity(container.region))
     # What is left over of a container that has gone is mapped by monitors for a while.
-    elsewhere = (
-        each
-        for each in mapped_regions(node.processes, without=known)
-        if each.exclusive or not each.deleted
-    )
-    number = sum(1 for _ in itertools.islice(elsewhere, _MANY))
-    if not number:
-        return ()
-    most = "at least " if number == _MANY else ""
-    return (f"processes map {most}{count(number, 'region')} elsewhere; --outside looks there too",)
+    elsewhere = mapped_regions(node.processes, without=known)
+    if any(each.exclusive or not each.deleted for each in elsewhere):
+        return ("processes map regions elsewhere, too; --outside looks there",)
+    return ()
 
 
 def show(page: Page, as_json: bool) -> None:
