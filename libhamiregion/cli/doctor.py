@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LEFT = 3
 # How long what may pass by itself is watched before it is a finding.
 SETTLE_S = 1.5
-# Findings of a kind, containers and repairs in one line, that are shown; --only shows all findings.
+# Containers of a kind of findings, and what one repair did, that are named in a line.
 _EXAMPLES = 3
 _STYLES = {Severity.ERROR: f"bold {OVER}", Severity.WARNING: NEAR, Severity.INFO: "cyan"}
 _NOUNS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
@@ -72,7 +72,7 @@ def doctor(
     with proof that is taken anew, says what it did, and leaves the rest.  A lock that nobody has
     signed for is watched for 10 s first.
 
-    One line per kind of finding, then what is known of the first ones of each kind; --only KIND
+    One line per kind of finding, then what is known of the first one of each kind; --only KIND
     shows all of that kind.  Findings are errors, warnings or notes (info).  Notes may well be
     meant, and do not count for the exit code, which is 3 while errors or warnings are left.
     PATTERNs are those of the shell.
@@ -219,17 +219,16 @@ class _Visit:
 
     def _paragraph(self, group: _Group) -> Lines:
         found = group.findings
-        shown = found if self.kinds else found[:_EXAMPLES]
+        shown = found if self.kinds else found[:1]
         lines: list[str | tuple[str, str]] = [
             (f"{group.severity.value}: {group.kind.value}", _STYLES[group.severity])
         ]
-        for number, each in enumerate(shown):
+        for each in shown:
             where = self._place(each)
             where += "" if each.device is None else f", device {each.device}"
             where += "" if each.pid is None else f", pid {each.pid}"
             lines.append(f"  {where}: {each.summary}")
-            if self.kinds or number == 0:
-                lines.append((f"    Evidence: {each.evidence}", QUIET))
+            lines.append((f"    Evidence: {each.evidence}", QUIET))
         if len(shown) < len(found):
             more = len(found) - len(shown)
             lines.append((f"  and {more} more; --only {group.kind.value} shows all", QUIET))
