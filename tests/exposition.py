@@ -108,3 +108,7 @@ class NodeFiles:
 def pod_of(golden: str) -> str:
     """A pod's name made of a golden region's."""
     return golden.replace(".", "-")
+
+
+#: Collectors for tests that have other regions than healthy ones.
+WITHOUT_DOCTOR = ("nvml", "processes", "unaccounted", "locks")

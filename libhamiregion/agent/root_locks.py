@@ -6,33 +6,15 @@ import errno
 import fcntl
 import os
 import re
-import time
 from typing import TYPE_CHECKING
-
-import attrs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-# The doctor looks whether somebody has the lock by having it for an instant itself.
-_TRIES, _NAP_S = 4, 0.015
 _HELD = re.compile(
     r"^\d+: FLOCK\s+ADVISORY\s+\w+\s+(-?\d+)\s+([0-9a-f]+):([0-9a-f]+):(\d+)\s", re.MULTILINE
 )
-
-
-@attrs.frozen
-class LockHolder:
-    """Who has a directory locked.
-
-    Attributes:
-        directory: The directory.
-        pid: The process in this process's pid namespace; None if it is not known.
-    """
-
-    directory: str
-    pid: int | None
 
 
 class RootLocks:
@@ -47,17 +29,18 @@ class RootLocks:
     def __init__(self) -> None:
         self._held: dict[tuple[int, int], int] = {}
 
-    def take(self, directories: Iterable[str]) -> tuple[LockHolder, ...]:
+    def take(self, directories: Iterable[str]) -> dict[str, int | None]:
         """Lock these directories, as far as they are not locked yet, and no others any more.
 
         Returns:
-            Who has one of those that could not be locked; empty if all are locked.
+            The directories that others have locked, with the pid of the holder in this process's
+            pid namespace, None if it is not known. Empty if all are locked now.
 
         Raises:
-            OSError: One cannot be opened or locked at all.
+            OSError: A directory cannot be opened or locked at all.
         """
         wanted: set[tuple[int, int]] = set()
-        refused = []
+        refused = {}
         for directory in directories:
             try:
                 descriptor = os.open(directory, _OPEN)
@@ -65,17 +48,17 @@ class RootLocks:
                 continue
             status = os.fstat(descriptor)
             identity = (status.st_dev, status.st_ino)
+            wanted.add(identity)
             if identity in self._held:
                 os.close(descriptor)
-            elif _lock(descriptor):
+            elif _lock(descriptor, directory):
                 self._held[identity] = descriptor
             else:
-                refused.append(LockHolder(directory, _holder(status)))
-            wanted.add(identity)
+                refused[directory] = _holder(status)
         # A descriptor of a directory that was removed would be kept for ever.
         for identity in self._held.keys() - wanted:
             os.close(self._held.pop(identity))
-        return tuple(refused)
+        return refused
 
     def close(self) -> None:
         """Unlock all of them; may be called again."""
@@ -83,20 +66,15 @@ class RootLocks:
             os.close(self._held.popitem()[1])
 
 
-def _lock(descriptor: int) -> bool:
-    for tries_left in reversed(range(_TRIES)):
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno != errno.EWOULDBLOCK:
-                os.close(descriptor)
-                raise
-            if tries_left:
-                time.sleep(_NAP_S)
-        else:
-            return True
-    os.close(descriptor)
-    return False
+def _lock(descriptor: int, directory: str) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno == errno.EWOULDBLOCK:
+            return False
+        raise OSError(error.errno, error.strerror, directory) from None
+    return True
 
 
 def _holder(status: os.stat_result) -> int | None:

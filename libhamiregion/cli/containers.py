@@ -18,6 +18,7 @@ from .format import (
     lock_word,
     names_of,
 )
+from .intervals import ticks
 from .output import Page, node_page, show_all
 from .show import memory_bar, memory_style
 from .tables import (
@@ -38,7 +39,6 @@ from .tables import (
     Column,
     Table,
 )
-from .ticking import ticks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,9 +14,9 @@ from libhamiregion.node import FindingKind, Severity, diagnose, driver_gap, repa
 from . import options
 from .driver import Device, driver_object
 from .format import Names, count, names_of
+from .intervals import ticks
 from .output import Page, as_plain, node_page, show_all
 from .tables import GOOD, NEAR, NUMBER, OVER, QUIET, TEXT, Column, Lines, Table
-from .ticking import ticks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -26,12 +26,12 @@ from libhamiregion.plan.sources import SourceReading, join_readings
 from libhamiregion.text import printable
 
 from . import options
-from .agent_log import EventLog
 from .failures import FAILED, Failure
 from .format import root_failure, root_warnings
 from .limits_plan_tables import diff_blocks, diff_object, outcome_objects, result_lines
 from .output import DRY_RUN, Page, show, write
-from .stopping import stop_signals
+from .service_log import ServiceLog
+from .signals import stop_signals
 from .tables import Lines
 
 if TYPE_CHECKING:
@@ -316,35 +316,29 @@ def _watch(
     force: bool,
     as_json: bool,
 ) -> None:
-    from libhamiregion.agent.root_watch import RootWatch
-    from libhamiregion.agent.tasks import TaskRunner
+    from libhamiregion.agent import PlanKeeper, TaskRunner
+    from libhamiregion.agent.roots import RootWatch
 
     if choice.path is not None:
         # Somebody is there to correct it; later a bad plan is reported and the last one stays.
         choice.load_file()
-    with stop_signals() as stop:
-        log = EventLog(stop.ask, as_json=as_json)
+    with stop_signals(bounded=True) as stop:
+        log = ServiceLog(as_json=as_json, lost=stop.ask)
         watcher = PlanWatcher(
             node, choice.sources(), state, interval_s=interval_s, force=force, emit=log
         )
-        runner = TaskRunner([RootWatch(node, emit=log), watcher], emit=log)
+        keeper = PlanKeeper(watcher)
+        keeper.interval_s = interval_s
+        runner = TaskRunner([RootWatch(node, emit=log), keeper], emit=log)
+        left: tuple[str, ...] = ()
         try:
-            start_watcher(watcher)
             runner.start()
             stop.wait()
+        except OtherKeeperRuns as error:
+            raise Failure(str(error)) from None
         finally:
-            runner.stop()
+            left = runner.stop()
         if log.is_lost:
             raise SystemExit(FAILED)
-
-
-def start_watcher(watcher: PlanWatcher) -> None:
-    """Have this process keep the node on a plan.
-
-    Raises:
-        Failure: Another process does.
-    """
-    try:
-        watcher.start()
-    except OtherKeeperRuns as error:
-        raise Failure(str(error)) from None
+        if left:
+            raise Failure(f"not ended in order: {'; '.join(left)}")

@@ -11,9 +11,9 @@ from libhamiregion import open_region
 from . import options
 from .failures import ErrorGroup
 from .format import OWN_WORDS
+from .intervals import ticks
 from .output import DRY_RUN, Page, as_plain, show, show_all
 from .tables import Lines
-from .ticking import ticks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

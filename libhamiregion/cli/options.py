@@ -239,11 +239,3 @@ selector_options = all_of(
     click.option("--device", metavar="N|PATTERN", help="Only devices of this index or uuid."),
     _gathered("selector", ("namespace", "pod", "container", "device"), _selector),
 )
-
-
-UNLIMITED = "unlimited"
-
-
-def no_color_option(command: Command) -> Command:
-    """Nothing; NO_COLOR does it."""
-    return command

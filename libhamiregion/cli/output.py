@@ -20,7 +20,7 @@ from .format import node_notes, root_failure, root_warnings
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
     from libhamiregion.node import Node
 
@@ -196,10 +196,3 @@ def as_plain(instance: attrs.AttrsInstance) -> dict[str, Any]:
     """Return attrs classes as dictionaries, keys as their fields, enums by value."""
     plain: dict[str, Any] = json.loads(json.dumps(instance, default=_as_plain))
     return plain
-
-
-def terminal() -> Console:
-    """Open the terminal."""
-    from .terminal import console
-
-    return console()

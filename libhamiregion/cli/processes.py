@@ -16,6 +16,7 @@ from libhamiregion.node import NvmlSampler, driver_gap, node_processes
 from . import options
 from .driver import GPU_COLUMNS, driver_object, driver_page
 from .format import NAME_COLUMNS, Names, count, names_of
+from .intervals import ticks
 from .output import Page, node_page, on_terminal, show_all
 from .tables import (
     COMMAND,
@@ -34,7 +35,6 @@ from .tables import (
     On,
     Table,
 )
-from .ticking import ticks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -20,6 +20,7 @@ from libhamiregion.text import printable
 
 from . import options
 from .format import age_words, fill_ratio, lock_word, status_word
+from .intervals import ticks
 from .output import Page, show_all
 from .tables import (
     BAR,
@@ -43,7 +44,6 @@ from .tables import (
     aligned,
     ratio_style,
 )
-from .ticking import ticks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -1,34 +1,29 @@
 """Metrics of a node: collection, text, HTTP."""
 
-from .background import Bounds
+from .app import metrics_app
 from .collector import RegionCollector
+from .collectors import COLLECTORS, SeriesLimits
 from .connections import ServerLimits
-from .landing import LandingFacts
+from .families import FAMILIES, MetricFamily
 from .listening import ListenError
-from .metrics import CATALOGUE, MetricFamily, Unit
 from .node_exporter import NodeExporter
-from .node_server import exporter_server
-from .rendering import CONTENT_TYPE, OPENMETRICS_CONTENT_TYPE, Series
-from .server import MetricsServer
-from .status import ExporterStatus, StageStatus
+from .server import MetricsServer, exporter_server
+from .text import CONTENT_TYPE, OPENMETRICS_CONTENT_TYPE
 from .web_config import WebConfigError
 
 __all__ = [
-    "CATALOGUE",
+    "COLLECTORS",
     "CONTENT_TYPE",
+    "FAMILIES",
     "OPENMETRICS_CONTENT_TYPE",
-    "Bounds",
-    "ExporterStatus",
-    "LandingFacts",
     "ListenError",
     "MetricFamily",
     "MetricsServer",
     "NodeExporter",
     "RegionCollector",
-    "Series",
+    "SeriesLimits",
     "ServerLimits",
-    "StageStatus",
-    "Unit",
     "WebConfigError",
     "exporter_server",
+    "metrics_app",
 ]

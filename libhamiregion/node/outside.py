@@ -109,11 +109,10 @@ def mapped_regions(
     for identity, found in users.items():
         found.sort(key=lambda each: (counts[each[0].pid], each[0].pid))
         process, mapping = found[0]
-        path, deleted = _path_now(table.proc, process, mapping)
         yield MappedRegion(
             *identity,
-            path_in_namespace=path,
-            deleted=deleted,
+            path_in_namespace=mapping.path,
+            deleted=mapping.deleted,
             pids=tuple(process.pid for process, _ in found),
             exclusive=counts[process.pid] == 1,
             links=tuple(
@@ -122,6 +121,17 @@ def mapped_regions(
             ),
             payer=f"process {process.pid}" if process.container is None else process.container.id,
         )
+
+
+def resolve(mapped: MappedRegion) -> MappedRegion:
+    """Find out what a mapped file is called now.
+
+    A rename or deletion shows in no figure of a process, so maps may have been read before it.
+    """
+    with contextlib.suppress(OSError):
+        path, deleted = procfs.split_deleted(os.readlink(mapped.links[0]))  # noqa: PTH115
+        return attrs.evolve(mapped, path_in_namespace=path, deleted=deleted)
+    return mapped
 
 
 def open_mapped(table: ProcessTable, mapped: MappedRegion, *, writable: bool = False) -> Region:
@@ -180,17 +190,6 @@ def _stale(mapped: MappedRegion) -> RegionStale:
         " it no more; it was deleted or replaced",
         path=mapped.path_in_namespace,
     )
-
-
-def _path_now(proc: str, process: HostProcess, mapping: Mapping) -> tuple[str, bool]:
-    """What a mapped file is called now, and whether that name is gone.
-
-    A rename or deletion shows in no figure of a process.
-    """
-    link = f"{proc}/{process.pid}/map_files/{mapping.start:x}-{mapping.end:x}"
-    with contextlib.suppress(OSError):
-        return procfs.split_deleted(os.readlink(link))  # noqa: PTH115
-    return mapping.path, mapping.deleted
 
 
 @attrs.frozen
@@ -253,6 +252,7 @@ class OutsideRegions:
                 tried[each.payer] > _LIMIT_PER_CONTAINER or len(self._found) >= _LIMIT
             ):
                 continue
+            each = resolve(each)  # noqa: PLW2901
             # Monitors map for a while what its container has left behind.
             left_over = each.deleted and not each.exclusive
             is_inside = not each.deleted and (each.inode, each.name) in files
@@ -282,7 +282,9 @@ class OutsideRegions:
                     for each in mapped_regions(self._table)
                     if (each.device, each.inode) == identity
                 ]
-                return open_mapped(self._table, (now or [outside.mapped])[0], writable=True)
+                return open_mapped(
+                    self._table, resolve((now or [outside.mapped])[0]), writable=True
+                )
         return None
 
     def clear(self) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from libhamiregion.node.backoff import Backoff
-from libhamiregion.node.events import Voice, silent
+from libhamiregion.node.events import EventReporter, silent
 from libhamiregion.text import printable
 from libhamiregion.units import format_size
 
@@ -20,7 +19,7 @@ from .sources import SourceReading, join_readings
 from .state import PlanState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Hashable, Iterable, Iterator, Mapping
 
     from libhamiregion.errors import PathLike
     from libhamiregion.node.containers import Container
@@ -88,7 +87,7 @@ class PlanWatcher:
         self._sources = tuple(sources)
         self._state = PlanState(state)
         self._force = force
-        self._voice = Voice(self.name, emit)
+        self._voice = EventReporter(self.name, emit)
         self._lock = KeeperLock()
         self._originals: Originals | None = None
         self._backoff = Backoff()
@@ -97,7 +96,6 @@ class PlanWatcher:
         # Containers that the last pass left on this plan, with their regions.
         self._on_plan: dict[str, Region | None] = {}
         self._skips: set[object] = set()
-        self._drifts: dict[str, int] = defaultdict(int)
         self._counts: dict[str, int] = dict.fromkeys(
             ("plan_passes", "plan_edits", "plan_drifts", "plan_refusals", "plan_conflicts"), 0
         )
@@ -121,7 +119,7 @@ class PlanWatcher:
             self._lock.hold(self._node.directories, self._state.directory)
             self._originals = Originals(self._state)
             if self._originals.lost:
-                self._voice.say(
+                self._voice.emit(
                     "problem",
                     "what stood here before plans cannot be read, so values that plans have set"
                     " stay",
@@ -174,7 +172,7 @@ class PlanWatcher:
         done = self._change(changes, originals, cause) if changes else []
         done += [each for each in diff.containers if not each.edits]
         self._on_plan = {_key(each.container): each.container.region for each in done}
-        self._forget()
+        self._backoff.retain({_key(container) for container in self._node.containers})
         self.diff = diff
 
     # ---- a pass ---------------------------------------------------------------------------------
@@ -183,11 +181,15 @@ class PlanWatcher:
         self.plan = plan
         self._backoff = Backoff()
         self._on_plan = {}
-        self._drifts.clear()
         self._skips.clear()
         named = "" if plan.name is None else f" {printable(plan.name, 100)}"
         rules = len(plan.rules)
-        self._voice.say("plan_loaded", f"the plan{named} has {rules} rules", rules=rules)
+        self._voice.emit(
+            "plan_loaded",
+            f"the plan{named} has {rules} rules",
+            distinct=self._counts["plan_passes"],
+            rules=rules,
+        )
 
     def _change(
         self, changes: list[ContainerDiff], originals: Originals, cause: str
@@ -203,7 +205,7 @@ class PlanWatcher:
         for outcome in outcomes:
             key = _key(outcome.diff.container)
             if outcome.status == "applied":
-                self._backoff.well(key)
+                self._backoff.recovered(key)
                 originals.applied(outcome.diff)
                 self._count(outcome.diff, causes[key], lines)
             else:
@@ -233,8 +235,6 @@ class PlanWatcher:
         self._counts["plan_edits"] += len(change.edits)
         drifted = sum(cause == "drift" for cause in causes.values())
         self._counts["plan_drifts"] += drifted
-        if drifted:
-            self._drifts[_key(change.container)] += 1
         for cause in sorted(set(causes.values())):
             edits = [edit for edit in change.edits if causes[edit] == cause]
             self._say_changed(change, edits, cause, lines)
@@ -246,23 +246,18 @@ class PlanWatcher:
             self._counts["plan_refusals"] += 1
         lines.say(outcome.status, outcome.message or "", outcome.diff.container)
 
-    def _forget(self) -> None:
-        """Remember nothing of containers that are gone."""
-        there = {_key(container) for container in self._node.containers}
-        self._backoff.keep(frozenset(there))
-        for key in self._drifts.keys() - there:
-            del self._drifts[key]
-
     # ---- what is reported -----------------------------------------------------------------------
 
     def _say_problems(self, problems: Mapping[str, str]) -> None:
         lines = _Lines(self._voice, "problems")
         for about, message in problems.items():
             if self._problems.get(about) != message:
-                lines.say("problem", message.replace("\n", " | "), about=about)
+                text = message.replace("\n", " | ")
+                lines.say("problem", text, distinct=(about, message), about=about)
         for about in self._problems:
             if about not in problems:
-                lines.say("solved", f"{printable(about)}: all is well again", about=about)
+                text = f"{printable(about)}: all is well again"
+                lines.say("solved", text, distinct=(about, self._problems[about]), about=about)
         lines.end()
         self._problems = problems
 
@@ -276,48 +271,58 @@ class PlanWatcher:
                 refused = skip.reason in {"below_usage", "stops_launches"}
                 self._counts["plan_refusals"] += refused
                 event = "refused" if refused else "skipped"
-                lines.say(event, skip.message, skip.container, reason=skip.reason)
+                lines.say(
+                    event,
+                    skip.message,
+                    skip.container,
+                    distinct=(skip.reason, skip.device),
+                    reason=skip.reason,
+                )
         lines.end()
         self._skips = now
 
     def _say_changed(
         self, change: ContainerDiff, edits: list[PlannedEdit], cause: str, lines: _Lines
     ) -> None:
-        times = self._drifts[_key(change.container)]
-        if cause == "drift" and times & (times - 1):
-            # Somebody sets it again and again: reported for the 1st, 2nd, 4th, 8th ... time.
-            return
         words = "; ".join(change_words(each) for each in alike(edits))
         if cause == "drift":
-            words += " (somebody else had set it" + (f", {times} times now)" if times > 1 else ")")
+            words += " (somebody else had set it)"
         detail: dict[str, Detail] = {"cause": cause}
         if change.container.pod is not None:
             detail["pod"] = f"{change.container.namespace}/{change.container.pod}"
         for edit in edits:
             suffix = "" if edit.device is None else f".{edit.device}"
             detail[f"{edit.field}{suffix}"] = edit.after
-        lines.say("changed", words, change.container, **detail)
+        # What the plan changes is news each time; what a container brings about may repeat.
+        number = self._counts["plan_passes"] if cause in {"plan", "restore"} else 0
+        lines.say("changed", words, change.container, distinct=(cause, number), **detail)
 
 
 class _Lines:
     """Reports some lines of one kind, and of the rest how many there are."""
 
-    def __init__(self, voice: Voice, what: str) -> None:
+    def __init__(self, voice: EventReporter, what: str) -> None:
         self._voice = voice
         self._what = what
         self._said = 0
 
     def say(
-        self, event: str, message: str, container: Container | None = None, **detail: Detail
+        self,
+        event: str,
+        message: str,
+        container: Container | None = None,
+        *,
+        distinct: Hashable = None,
+        **detail: Detail,
     ) -> None:
         self._said += 1
         if self._said <= _LINES_PER_PASS:
-            self._voice.say(event, message, container, **detail)
+            self._voice.emit(event, message, container, distinct=distinct, **detail)
 
     def end(self) -> None:
         more = self._said - _LINES_PER_PASS
         if more > 0:
-            self._voice.say("more", f"and {more} more {self._what}", count=more)
+            self._voice.emit("more", f"and {more} more {self._what}", count=more)
 
 
 def _key(container: Container) -> str:

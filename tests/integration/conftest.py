@@ -8,9 +8,9 @@ import pytest
 from containers import Starter, containers
 from fake_nvml.driver import STATE, FakeDriver, build
 from fake_nvml.scenes import initialisations
-from node_scene import Events, NodeScene
+from node_scene import MONITOR, Events, NodeScene
 
-from libhamiregion.agent import Feedback
+from libhamiregion.agent import Feedback, other_writers
 from libhamiregion.node import Node, NvmlSampler
 
 
@@ -41,6 +41,12 @@ def nvml_sampler(fake_driver: FakeDriver) -> Iterator[NvmlSampler]:
     """A sampler that sees the host's pids; open, with no scene yet."""
     with NvmlSampler(fake_driver.library, host_namespace=True) as opened:
         yield opened
+
+
+@pytest.fixture(autouse=True)
+def own_monitor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The feedback heeds no fake monitor of another test that runs at the same time."""
+    monkeypatch.setattr(other_writers, "MONITOR_NAMES", frozenset({MONITOR}))
 
 
 @pytest.fixture

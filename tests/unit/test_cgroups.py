@@ -2,7 +2,7 @@
 
 import pytest
 
-from libhamiregion.node import ContainerId, parse_cgroup
+from libhamiregion.node.cgroups import ContainerId, parse_cgroup
 
 ID = "4f6c1d0e9b8a7f6e5d4c3b2a190817263544536271809faebdccdbea98765432"
 OTHER_ID = "a" * 64

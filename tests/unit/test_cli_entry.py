@@ -118,7 +118,7 @@ CLOSED = (
     ("doctor", "--root", "DIRECTORY", "--no-driver"),
     ("limits", "export", "--root", "DIRECTORY"),
     ("record", "--to", "NEW", "--root", "DIRECTORY", "--no-driver", "--once"),
-    ("exporter", "--root", "DIRECTORY", "--no-nvml", "--once"),
+    ("exporter", "--root", "DIRECTORY", "--no-collector.nvml", "--once"),
     ("agent", "--repair", "--no-figures", "--root", "DIRECTORY", "--once"),
     ("report", "--from", "RECORDING", "--format", "csv"),
     ("--version",),

@@ -281,5 +281,5 @@ def test_what_lies_around_a_sticky_directory_does_not_matter(
         return lstat(path)
 
     monkeypatch.setattr(os, "lstat", watched)
-    roots._check_makers(str(defaults[0]))
+    directories._check_makers(str(defaults[0]))
     assert looked_at == [str(each) for each in (defaults[0], *list(defaults[0].parents)[:2])]

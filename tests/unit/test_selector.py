@@ -3,8 +3,8 @@
 import pytest
 
 from libhamiregion.models import DeviceUsage
-from libhamiregion.node.cgroups import ContainerId
 from libhamiregion.node import Container, PodName, Selector
+from libhamiregion.node.cgroups import ContainerId
 
 UID = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"
 ID = "ab" * 32

@@ -1,8 +1,8 @@
 """What is wrong on a node, and mending it."""
 
-from .diagnosis import diagnose, repair
+from .diagnosis import diagnose
 from .findings import Explanation, Finding, FindingKind, Severity
-from .repairs import Repair
+from .repairs import Repair, repair
 
 __all__ = [
     "Explanation",

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import enum
+import shlex
 from typing import TYPE_CHECKING
 
 import attrs
 
+from libhamiregion.text import printable
+
 if TYPE_CHECKING:
     from libhamiregion.node.containers import Container
+
+
+_TEXT_LIMIT = 500
 
 
 class Severity(enum.Enum):
@@ -54,20 +60,13 @@ class FindingKind(enum.Enum):
     UTILIZATION_NOT_RECORDED = "utilization_not_recorded"
     DEVICE_COUNT_ZERO = "device_count_zero"
     SM_LIMIT_OFF = "sm_limit_off"
-    LIMIT_DIFFERS_FROM_ENVIRONMENT = "limit_differs_from_environment"
     LAUNCHES_BLOCKED = "launches_blocked"
 
     LAYOUT_MIXED = "layout_mixed"
-    PERMISSIONS = "permissions"
     REGION_TRUNCATED = "region_truncated"
     REGION_UNLINKED = "region_unlinked"
     SEVERAL_CACHE_FILES = "several_cache_files"
-    REGION_NOT_READY = "region_not_ready"
-    NOT_A_REGION = "not_a_region"
-    UNKNOWN_LAYOUT = "unknown_layout"
-    REGION_NO_PERMISSION = "region_no_permission"
-    REGION_STALE = "region_stale"
-    REGION_FAILED = "region_failed"
+    REGION_MISSING = "region_missing"
     ROOT_UNREADABLE = "root_unreadable"
 
     @property
@@ -105,7 +104,9 @@ class Explanation:
 
 @attrs.frozen
 class Finding:
-    """One thing that is wrong. All texts are printable: what came from outside is escaped.
+    """One thing that is wrong.
+
+    All texts are printable, what came from outside is escaped; each has at most 500 characters.
 
     Attributes:
         kind: What it is.
@@ -159,19 +160,35 @@ def finding(
 ) -> Finding:
     """Make a finding; what is not given comes from the catalogue."""
     general = kind.explanation
+    wanted = general.advice if advice is None else advice
     return Finding(
         kind=kind,
         severity=general.severity if severity is None else severity,
         container=container,
         device=device,
         pid=pid,
-        summary=summary,
-        evidence=evidence,
-        consequence=general.consequence if consequence is None else consequence,
-        advice=general.advice if advice is None else advice,
+        summary=_cut(summary),
+        evidence=_cut(evidence),
+        consequence=_cut(general.consequence if consequence is None else consequence),
+        # A command that is copied must not repair the whole machine.
+        advice=_cut(wanted.replace("--root DIR", _where(container))),
         repairable=general.repair is not None if repairable is None else repairable,
         cause=cause,
     )
+
+
+def _where(container: Container | None) -> str:
+    """The options that choose a container's root."""
+    if container is None:
+        return "--root DIR"
+    if container.directory is None:
+        return "--outside"
+    root = container.directory.rpartition("/")[0]
+    return f"--root {shlex.quote(printable(root, limit=_TEXT_LIMIT // 2))}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _TEXT_LIMIT else f"{text[: _TEXT_LIMIT - 1]}…"
 
 
 def _ended(text: str) -> str:

@@ -1,0 +1,94 @@
+"""What the collectors behind the scrapes have found out: names, proofs, the driver's figures.
+
+It costs too much for every scrape, and changes slowly. It is a value, replaced as a whole; parts
+that have not changed are the same objects as before, by which a scrape knows that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import attrs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from libhamiregion.node import Container, NodeProcess, NodeSnapshot, NvmlSample
+    from libhamiregion.node.slot_tracker import SlotStates
+
+    from .identity import Identity
+    from .text import Series
+
+
+@attrs.frozen(eq=False)
+class ShownProcesses:
+    """The processes of one container that are proved, as label texts.
+
+    Attributes:
+        key: What they were made from; equal keys mean equal texts.
+        alone: Pid in the slot -> index of a device -> label text, for those with series of their
+            own.
+        folded: Pids of those that are summed up.
+        other: Index of a device -> label text, for the sums.
+    """
+
+    key: tuple[object, ...]
+    alone: Mapping[int, Mapping[int, bytes]]
+    folded: frozenset[int]
+    other: Mapping[int, bytes]
+
+
+@attrs.frozen
+class HeldLock:
+    """A lock that was in the same hands at several looks.
+
+    Attributes:
+        owner_pid: As signed in the region; 0 if nobody has.
+        since_s: Monotonic time of the first look.
+    """
+
+    owner_pid: int
+    since_s: float
+
+
+@attrs.frozen(eq=False)
+class CollectedState:
+    """What the collectors have found.
+
+    Attributes:
+        identities: What containers are called.
+        container_ids: Their ids, where a process or Docker's files tell.
+        processes: Those that are proved, of containers that have any.
+        gone: Containers whose pod is gone.
+        held: Locks that have been held for a while.
+        sample: The driver's last answer; None where it is not asked, or does not answer.
+        slots: The regions as of the last look at processes, and what stands behind their slots;
+            None before the first.
+        uncounted: Processes that use a GPU and have no slot for it.
+        series: Series that stay as they are until the collector's next turn, by collector.
+    """
+
+    identities: Mapping[Container, Identity] = attrs.Factory(dict)
+    container_ids: Mapping[Container, str] = attrs.Factory(dict)
+    processes: Mapping[Container, ShownProcesses] = attrs.Factory(dict)
+    gone: frozenset[Container] = frozenset()
+    held: Mapping[Container, HeldLock] = attrs.Factory(dict)
+    sample: NvmlSample | None = None
+    slots: tuple[NodeSnapshot, SlotStates] | None = None
+    uncounted: Sequence[NodeProcess] = ()
+    series: Mapping[str, Sequence[Series]] = attrs.Factory(dict)
+
+    def with_series(self, collector: str, series: Sequence[Series]) -> CollectedState:
+        """A copy with other series of one collector."""
+        return attrs.evolve(self, series={**self.series, collector: tuple(series)})
+
+
+class Collector(Protocol):
+    """One part of the work behind the scrapes."""
+
+    @property
+    def name(self) -> str:
+        """As in ``--collector.NAME``."""
+
+    def collect(self, state: CollectedState) -> CollectedState:
+        """Look once, and return the state with what was found."""
