@@ -13,6 +13,7 @@ EXTRAS = {
     "isal": "exporter",
     "jinja2": "cli",
     "kubernetes": "kubernetes",
+    "markupsafe": "cli",
     "prometheus_client": "exporter",
     "rich": "cli",
     "uvicorn": "exporter",
