@@ -68,9 +68,9 @@ def containers(
     each with the reason.
 
     SM is the sum over the processes, so it can pass 100.  ALIVE, DEAD and UNKNOWN count slots, as
-    /proc proves it; a dead process's memory still counts (hamiregion reap).  LOCK is free,
-    pid:N or dead:N (who has signed for it, of the container's namespace), or tool (a program with
-    libhamiregion).  PATTERNs are those of the shell.
+    /proc proves it; a dead process's memory still counts (hamiregion reap).  LOCK is free, pid:N
+    or dead:N (the pid of the container's namespace that has signed for it), or tool (a program
+    with libhamiregion).  PATTERNs are those of the shell.
 
     \b
     hamiregion containers --namespace research --watch 2

@@ -240,8 +240,8 @@ class Stage:
         elif self._screen is not None and self._live is not None:
             from .terminal import fit_page
 
-            told = Lines(["", f"allocations: {granted} granted, {refused} refused"])
-            page = Page(None, [told, device_table(snapshot), process_table(snapshot)])
+            counts = Lines(["", f"allocations: {granted} granted, {refused} refused"])
+            page = Page(None, [counts, device_table(snapshot), process_table(snapshot)])
             self._live.update(fit_page(page, self._screen), refresh=True)
         else:
             devices = "  ".join(

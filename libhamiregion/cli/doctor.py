@@ -1,4 +1,4 @@
-"""`hamiregion doctor`: what is wrong on a node, what comes of it, and what can be mended."""
+"""`hamiregion doctor`: what is wrong on a node, what comes of it, and what can be repaired."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ _NOUNS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "
     help="Only findings of this kind, such as host_pid_missing, and all of them; may be given"
     " again.",
 )
-@click.option("--repair", "mend", is_flag=True, help="Repair what can be repaired with proof.")
+@click.option(
+    "--repair", "repairs_wanted", is_flag=True, help="Repair what can be repaired with proof."
+)
 @options.dry_run_option
 @options.driver_options
 @options.watch_option
@@ -58,7 +60,7 @@ def doctor(
     place: NodeChoice,
     selector: Selector,
     kinds: tuple[str, ...],
-    mend: bool,
+    repairs_wanted: bool,
     dry_run: bool,
     driver: DriverChoice,
     interval_s: float | None,
@@ -89,9 +91,9 @@ def doctor(
     device, pid, cause, summary, evidence, consequence, advice and repairable; repairs the same
     and done, actions and error.
     """  # noqa: D301 (click looks for the character itself)
-    if dry_run and not mend:
+    if dry_run and not repairs_wanted:
         raise click.UsageError("--dry-run goes with --repair: without it nothing is changed.")
-    if mend and interval_s is not None:
+    if repairs_wanted and interval_s is not None:
         raise click.UsageError("--repair goes without --watch; `hamiregion agent` keeps repairing.")
     with driver.open() as sampler, place.open() as node:
         visit = _Visit(node, sampler, selector, place, frozenset(map(FindingKind, kinds)))
@@ -101,7 +103,7 @@ def doctor(
             nonlocal left
             for _ in ticks(interval_s):
                 found, repairs = visit.find(), None
-                if mend:
+                if repairs_wanted:
                     repairs = repair(node, found, dry_run=dry_run)
                     if not dry_run and any(each.actions for each in repairs):
                         found = visit.find()

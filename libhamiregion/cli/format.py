@@ -39,7 +39,7 @@ def status_word(status: int) -> str:
 
 
 def lock_word(owner_pid: int, dead: Collection[int] = ()) -> str:
-    """Say who has signed for a region's lock; `dead` are the pids proved dead."""
+    """Name the process that has signed for a region's lock; `dead` are the pids proved dead."""
     if not owner_pid:
         return "free"
     if owner_pid >= _ABOVE_EVERY_PID:

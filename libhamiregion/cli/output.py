@@ -174,7 +174,7 @@ def on_terminal() -> bool:
 
 
 def write(text: str) -> None:
-    """Write to stdout now: whoever reads a pipe from `--watch` waits for whole pictures."""
+    """Write to stdout at once: the reader of a `--watch` waits for whole pictures."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
