@@ -740,7 +740,7 @@ class Region:
     ) -> ValueChange:
         """Set the launch mark: 2 as after a launch, -1 blocks launches of SM-limited processes.
 
-        Where HAMi's monitor runs, it sets this field every 5 s. Who counts it down says what is
+        Where HAMi's monitor runs, it sets this field every 5 s. To count it down, say what is
         `expected`: a launch in between is not lost then.
 
         Raises:
@@ -789,10 +789,11 @@ class Region:
         return RegionLock(self, nanoseconds(timeout_s))
 
     def lock_state(self, *, proc: PathLike = "/proc") -> LockState:
-        """Who holds the lock, and whether it lives. Changes nothing; works read-only.
+        """Tell whether the lock is held, by which process, and whether that lives. Changes nothing.
 
-        Alive means: some process that maps this very file has the owner's number as its pid in one
-        of its namespaces. Where /proc does not show enough to tell, the answer is ``"unknown"``.
+        Works read-only. Alive means: some process that maps this very file has the owner's number
+        as its pid in one of its namespaces. Where /proc does not show enough to tell, the answer is
+        ``"unknown"``.
 
         Args:
             proc: The root of /proc, where it is mounted elsewhere.
@@ -829,9 +830,9 @@ class Region:
     def recover_lock(self, *, proc: PathLike = "/proc", watch_s: float = 10.5) -> LockRecovery:
         """Free a lock that nobody can hold any more. Never breaks one that a live process holds.
 
-        Proof is: the owner is dead; or nobody has signed, or nobody who can be judged, and nobody
-        else has the file open; or nobody has signed and that stood unchanged for 10 s, longer than
-        any holder can need; or the semaphore's value contradicts its owner. For the second
+        Proof is: the owner is dead; or the lock is unsigned, or its signature cannot be judged, and
+        no other process has the file open; or it is unsigned and stood unchanged for 10 s, longer
+        than any holder can need; or the semaphore's value contradicts its owner. For the second
         semaphore, which nobody signs, 60 s.
 
         Args:
