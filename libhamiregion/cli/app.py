@@ -12,6 +12,8 @@ EXTRAS = {
     "h11": "exporter",
     "kubernetes": "kubernetes",
     "isal": "exporter",
+    "jinja2": "cli",
+    "markupsafe": "cli",
     "prometheus_client": "exporter",
     "rich": "cli",
     "uvicorn": "exporter",

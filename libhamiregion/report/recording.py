@@ -71,39 +71,23 @@ _Stretch: TypeAlias = "tuple[int, int, int, int]"
 
 
 class RecordingError(Exception):
-    """A recording cannot be read or written: another program's file, damaged, or in use.
-
-    Attributes:
-        path: The file.
-    """
-
-    def __init__(self, message: str, *, path: PathLike) -> None:
-        super().__init__(message)
-        self.path = str(path)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuilt, (type(self), str(self), self.path)
+    """A recording cannot be read or written: another program's file, damaged, or in use."""
 
 
 class RecordingUnavailable(RecordingError):
     """A recording cannot be opened or written now (no space, no permission, locked); try again."""
 
 
-def _rebuilt(cls: type[RecordingError], message: str, path: str) -> RecordingError:
-    return cls(message, path=path)
-
-
 def not_a_recording(path: PathLike, what: str) -> RecordingError:
     """Make the error for a file that is something else."""
-    return RecordingError(f"{str(path)!r} is not a recording: {what}", path=path)
+    return RecordingError(f"{str(path)!r} is not a recording: {what}")
 
 
 def damaged(path: PathLike, what: str) -> RecordingError:
     """Make the error for a file with wrong or missing pages or rows."""
     return RecordingError(
         f"{str(path)!r} is damaged ({what}); move it away, and what sqlite3's .recover saves of it"
-        " can be read again",
-        path=path,
+        " can be read again"
     )
 
 
@@ -115,7 +99,7 @@ def from_sqlite(error: sqlite3.Error, path: PathLike) -> RecordingError:
     # sqlite3 has no class of its own for a damaged file; what can pass is an OperationalError.
     if type(error) is sqlite3.DatabaseError:
         return damaged(path, said)
-    return RecordingUnavailable(f"{str(path)!r}: {said}", path=path)
+    return RecordingUnavailable(f"{str(path)!r}: {said}")
 
 
 def check_header(fd: int, path: PathLike) -> bool:
@@ -184,9 +168,7 @@ class Recording:
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
-            raise RecordingUnavailable(
-                f"{self.path!r}: {error.strerror}", path=self.path
-            ) from error
+            raise RecordingUnavailable(f"{self.path!r}: {error.strerror}") from error
         try:
             if not check_header(fd, self.path):
                 raise not_a_recording(self.path, "it is empty")
@@ -239,7 +221,7 @@ class Recording:
         with self._errors():
             about = dict(self._connection.execute("SELECT key, value FROM about"))
         interval_s = float(about.get("interval_s", 0))
-        return HistoryFacts("recording", self.path, about.get("node"), interval_s, averaged=False)
+        return HistoryFacts("recording", self.path, about.get("node"), interval_s)
 
     def looks(self, since_ms: int, until_ms: int) -> Iterator[Look]:
         """Yield the looks between two moments, cut to them.

@@ -23,10 +23,7 @@ JSON_SCHEMA: Final = "hamiregion-report/1"
 # Spreadsheets take a cell that begins so for a formula; full-width forms are read as the same. In
 # some countries they divide lines at semicolons, and see no quotes within what they divide.
 _FORMULA = re.compile(r"""(^|[,;\t])(?=[\s"]*[=+\-@\uff1d\uff0b\uff0d\uff20])""")
-_COLUMNS: Final = tuple(
-    field.name for field in attrs.fields(Usage) if field.name not in {"suggestion", "timeline"}
-)
-_SUGGESTED: Final = ("verdict", "limit_bytes", "change_bytes")
+_COLUMNS: Final = tuple(field.name for field in attrs.fields(Usage) if field.name != "timeline")
 
 
 def report_csv(report: Report) -> str:
@@ -39,14 +36,9 @@ def report_csv(report: Report) -> str:
     """
     lines = io.StringIO(newline="")
     writer = csv.writer(lines, lineterminator="\r\n")
-    writer.writerow(
-        [name.removesuffix("_ms") for name in _COLUMNS]
-        + ["suggestion", "suggested_limit_bytes", "suggested_change_bytes"]
-    )
+    writer.writerow([name.removesuffix("_ms") for name in _COLUMNS])
     for row in report.rows:
-        cells = [_cell(name, getattr(row, name)) for name in _COLUMNS]
-        cells += [_cell(name, getattr(row.suggestion, name, None)) for name in _SUGGESTED]
-        writer.writerow(cells)
+        writer.writerow([_cell(name, getattr(row, name)) for name in _COLUMNS])
     return lines.getvalue()
 
 

@@ -51,7 +51,6 @@ _NAME_LIMIT: Final = 253
 _MOST: Final = 2**63 - 1
 # About the size of a row of `changes`.
 _ROW_BYTES: Final = 24
-_SMALLEST_WAL_LIMIT: Final = 64 << 20
 # Pages given back to the file system per look: some milliseconds of work.
 _VACUUM_PAGES: Final = 1_000
 
@@ -135,7 +134,6 @@ class RecordingWriter:
         self._interval_ms = max(1, round(interval_s * 1000))
         self._retention_ms = None if retention_s is None else retention_s * 1000
         self._max_size_bytes = max_size_bytes
-        self._wal_limit = max(_SMALLEST_WAL_LIMIT, (max_size_bytes or 0) // 4)
         self._rows_per_run = None if max_size_bytes is None else max_size_bytes // 16 // _ROW_BYTES
         self._node = node
         self._guard = threading.Lock()
@@ -158,7 +156,7 @@ class RecordingWriter:
     # ---- opening and closing ---------------------------------------------------------------------
 
     def _open(self) -> sqlite3.Connection:
-        in_use = RecordingError(f"{self.path!r} is in use by another recorder", path=self.path)
+        in_use = RecordingError(f"{self.path!r} is in use by another recorder")
         # Closing a descriptor of a file drops the locks that SQLite has on it in this process: so
         # this one is closed after its connection, and none is opened beside it.
         if _named_file(self.path) in OPEN_FOR_WRITING:
@@ -232,9 +230,7 @@ class RecordingWriter:
             if isinstance(error, sqlite3.Error):
                 raise from_sqlite(error, self.path) from error
             if isinstance(error, OSError):
-                raise RecordingUnavailable(
-                    f"{self.path!r}: {error.strerror}", path=self.path
-                ) from error
+                raise RecordingUnavailable(f"{self.path!r}: {error.strerror}") from error
             raise
 
     def close(self) -> None:
@@ -288,20 +284,7 @@ class RecordingWriter:
         if self._file is not None and self._file != _named_file(self.path):
             # Written to a file without a name, everything would be lost.
             self._close()
-        connection = self._connection or self._open()
-        try:
-            log_bytes = os.stat(f"{self.path}-wal").st_size  # noqa: PTH116
-        except FileNotFoundError:
-            return connection
-        if log_bytes > self._wal_limit:
-            ((busy, _, _),) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            if busy:
-                raise RecordingUnavailable(
-                    f"{self.path!r}: a reader that does not end keeps {format_size(log_bytes)} from"
-                    " being taken into the file",
-                    path=self.path,
-                )
-        return connection
+        return self._connection or self._open()
 
     def _write(
         self, connection: sqlite3.Connection, samples: Mapping[Allocation, Sample], at_ms: int
