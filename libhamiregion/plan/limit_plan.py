@@ -164,20 +164,23 @@ def load_plan(path: PathLike) -> LimitPlan:
     return parse_plan(read_plan_file(path), os.fspath(path))
 
 
-def read_plan_file(path: PathLike) -> bytes:
+def read_plan_file(path: PathLike, *, wait: bool = True) -> bytes:
     """Read a plan's bytes, at most one more than a plan may have.
 
+    Args:
+        path: The file.
+        wait: Whether it may be a pipe, such as the shell's <(...), and be waited for.
+
     Raises:
-        OSError: The file cannot be read, or is neither a regular file nor a pipe.
+        OSError: The file cannot be read, or is of another kind.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         mode = os.fstat(descriptor).st_mode
-        # The shell's <(…) is a pipe. A FIFO that nobody has open for writing reads as empty.
-        if stat.S_ISFIFO(mode):
-            os.set_blocking(descriptor, True)
-        elif not (stat.S_ISREG(mode) or stat.S_ISCHR(mode)):
+        is_pipe = stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
+        if not (stat.S_ISREG(mode) or (wait and is_pipe)):
             raise OSError(errno.EINVAL, "a plan is a regular file", os.fspath(path))
+        os.set_blocking(descriptor, True)
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             return file.read(MAX_BYTES + 1)
     finally:

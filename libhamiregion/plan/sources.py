@@ -71,7 +71,7 @@ class PlanFile:
         """The plan as it is, or as it was when it was last good."""
         plan = self._reading.plan
         try:
-            raw = read_plan_file(self.path)
+            raw = read_plan_file(self.path, wait=False)
             if raw == self._raw or (self._raw is not None and self._is_being_written()):
                 return self._reading
             self._raw = raw

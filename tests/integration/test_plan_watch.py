@@ -471,6 +471,21 @@ def test_the_swap_of_a_config_map_is_a_new_plan(scene: PlanScene, watch: Watch) 
     assert memory(region) == [5 * GIB, 5 * GIB]
 
 
+def test_a_fifo_in_the_place_of_a_plan_holds_nothing_up(
+    scene: PlanScene, watch: Watch, events: Events
+) -> None:
+    """Also one that somebody has open for writing, and never writes to."""
+    path = scene.directory / "plan.yaml"
+    os.mkfifo(path)
+    writer = os.open(path, os.O_RDWR)
+    try:
+        with pytest.raises(RuntimeError, match="no plan can be used yet"):
+            watch().run()
+    finally:
+        os.close(writer)
+    assert "a plan is a regular file" in events.of("problem")[0].message
+
+
 def test_a_file_that_is_being_written_is_not_taken_for_a_plan(tmp_path: Path) -> None:
     """A plan cut off after its first rule is a plan as well, and nobody's."""
     path = tmp_path / "plan.yaml"

@@ -113,8 +113,8 @@ NODE_WRITERS = {
     "RepairLoop",
     "DriverFigures",
     "GoneRemover",
-    "PlanApplier",
     "PlanWatcher",
+    "apply_diff",
 }
 
 
