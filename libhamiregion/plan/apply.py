@@ -19,7 +19,7 @@ from libhamiregion.text import printable
 from libhamiregion.units import format_size
 
 from .diff import PlanDiff
-from .limit_plan import plan_text
+from .plan_file import plan_text
 from .state import PlanState, write_new
 from .undo import undo_plan
 

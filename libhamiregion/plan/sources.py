@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 import attrs
 
 from .document import PlanError
-from .limit_plan import LimitPlan, parse_plan, read_plan_file
+from .limit_plan import LimitPlan
+from .plan_file import parse_plan, read_plan_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

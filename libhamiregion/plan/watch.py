@@ -13,8 +13,8 @@ from libhamiregion.units import format_size
 from .apply import change_container
 from .diff import diff_plan
 from .keeper import KeeperLock
-from .limit_plan import LimitPlan, plan_text
 from .originals import Originals
+from .plan_file import plan_text
 from .sources import PlanFile, SourceReading, join_readings
 from .state import PlanState
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from .apply import ContainerOutcome
     from .diff import ContainerDiff, PlanDiff, PlannedEdit, Skip
-    from .limit_plan import LimitField
+    from .limit_plan import LimitField, LimitPlan
     from .sources import PlanSource
 
 _UNDO_NAME = "undo-watch.yaml"
