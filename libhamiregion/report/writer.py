@@ -174,10 +174,11 @@ class RecordingWriter:
             self.path, timeout=5, isolation_level=None, check_same_thread=False
         )
         if not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
-            # Before there is a write-ahead log, so that the file itself says what it is.
-            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            # All at once and before there is a write-ahead log, so that the file itself says what it
+            # is from its first page on.
             connection.executescript(
-                f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA application_id = {APPLICATION_ID};"
+                f"BEGIN; PRAGMA auto_vacuum = INCREMENTAL; {SCHEMA}"
+                f" PRAGMA application_id = {APPLICATION_ID};"
                 f" PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
             )
         connection.execute("PRAGMA journal_mode = WAL")
