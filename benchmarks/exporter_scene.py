@@ -42,7 +42,7 @@ class BusyNode:
     driver: FakeDriver
 
     def open(self) -> Node:
-        return Node(self.root, names=ChainedNames([PodLogNames(self.logs)]), outside=False)
+        return Node(self.root, names=ChainedNames([PodLogNames(self.logs)]))
 
     def sampler(self) -> NvmlSampler:
         os.environ[STATE] = str(self.driver.state)

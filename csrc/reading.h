@@ -23,7 +23,6 @@ struct hr_reading {
     uint64_t any_torn;   /* not 0: a total may be apart from the sum of its kinds */
     uint32_t bad_uuid;   /* first device with an implausible one, or HR_DEVICES */
     uint64_t seqlocks[HR_SLOTS];
-    uint64_t changed[HR_SLOTS];
 
     /* What the last pass has left. */
     uint64_t stuck;     /* whom it found inside and cannot wait for, as a number; 0: nobody */

@@ -11,31 +11,19 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ._core import ffi, lib
 from .effects import (
     ANYTHING,
+    REGION_FIELDS,
     Anything,
     Effect,
     ValueChange,
+    edit_error,
     limit_change,
+    no_such_device,
+    signed,
     sm_limit_effects,
     switch_effect,
 )
-from .errors import (
-    LockTimeout,
-    RegionClosed,
-    RegionNotFound,
-    error_from_detail,
-    last_detail,
-    region_error,
-)
+from .errors import LockTimeout, RegionClosed, RegionNotFound, last_detail, region_error
 from .layouts import DEVICE_CAPACITY, LAYOUTS, SLOT_CAPACITY, Layout
-from .limits import (
-    limit_below_usage,
-    limit_conflict,
-    limit_stops_launches,
-    no_percentage,
-    no_such_device,
-    sm_or_none,
-    value_conflict,
-)
 from .lock import OWNER_LIVES, LockRecovery, LockState, RegionLock, in_slices, nanoseconds
 from .models import ProcessStatus, RegionSnapshot, lazy_snapshot
 from .slot import (
@@ -52,6 +40,7 @@ from .units import (
     integer,
     memory_limit_percent,
     memory_limit_value,
+    sm_limit_or_none,
     sm_limit_value,
 )
 
@@ -77,11 +66,6 @@ _edit = lib.hr_edit
 _MEMORY, _SM, _PRIORITY = lib.HR_MEMORY, lib.HR_SM, lib.HR_PRIORITY
 _SWITCH, _RECENT_KERNEL = lib.HR_SWITCH, lib.HR_RECENT_KERNEL
 _KINDS = {"memory": _MEMORY, "sm": _SM, "priority": _PRIORITY}
-_FIELDS = {
-    _PRIORITY: "priority",
-    _SWITCH: "utilization_switch",
-    _RECENT_KERNEL: "recent_kernel",
-}
 _ALL_DEVICES = lib.HR_ALL_DEVICES
 _EXPECT, _PERCENT = lib.HR_EXPECT, lib.HR_PERCENT
 _FORCE, _DRY_RUN = lib.HR_FORCE, lib.HR_DRY_RUN
@@ -449,8 +433,7 @@ class Region:
             ValueError: Not an index from 0 to 15.
             RegionStale, RegionClosed: As `snapshot`.
         """
-        percent = self._live(_SM_LIMIT, device)
-        return percent if 0 < percent < UNLIMITED_SM_PERCENT else None
+        return sm_limit_or_none(self._live(_SM_LIMIT, device))
 
     def memory_used(self, device: SupportsIndex) -> int:
         """What all processes use of the device in bytes, live: the sum that libvgpu enforces.
@@ -464,7 +447,7 @@ class Region:
     @property
     def priority(self) -> int:
         """0 is high, 1 is low; live."""
-        return _signed(self._live(_PRIORITY_NOW))
+        return signed(self._live(_PRIORITY_NOW))
 
     @property
     def utilization_switch(self) -> bool:
@@ -474,7 +457,7 @@ class Region:
     @property
     def recent_kernel(self) -> int:
         """2 after a launch, counted down by HAMi's monitor; -1 blocks launches. Live."""
-        return _signed(self._live(_RECENT_KERNEL_NOW))
+        return signed(self._live(_RECENT_KERNEL_NOW))
 
     @property
     def last_kernel_time_s(self) -> int | None:
@@ -494,7 +477,8 @@ class Region:
 
         The first `device_count`. While that is 0, every index up to the last device that has a
         memory limit, use, or an SM limit of its own (not one for all 16); where there is no such
-        device, all 16.
+        device, all 16. So the first limit in such a region leaves only the indices up to it; edit
+        several in one call (`edit_limits`).
 
         Raises:
             RegionStale, RegionCorrupt, RegionClosed: As `snapshot`.
@@ -547,24 +531,17 @@ class Region:
         Shell: ``hamiregion limits set FILE --memory 6GiB``.
         """
         percent = memory_limit_percent(limit) if isinstance(limit, str) else None
-        edit, edits, uuid = _new_edits(device)
-        edit.value = memory_limit_value(limit) if percent is None else percent
-        if percent is not None:
-            edit.flags = _PERCENT
-        if expected is not ANYTHING:
-            edit.flags |= _EXPECT
-            edit.expected = memory_limit_value(expected)
+        value = memory_limit_value(limit) if percent is None else percent
+        compare = None if expected is ANYTHING else memory_limit_value(expected)
         flags = (_FORCE if force else 0) | (_DRY_RUN if dry_run else 0)
-        code = _edit(self._handle, edits, 1, DEVICE_CAPACITY if device is None else 1, flags)
-        if code < 0:
-            self._fail_edit(code, [device])
-        del uuid
-        if code == 1:
+        made, count = self._set_limit(_MEMORY, value, percent is not None, device, compare, flags)
+        if count == 1:
+            edit = made[0]
             return (limit_change(edit.device, edit.before or None, edit.after or None, _IMMEDIATE),)
         return tuple(
             [
                 limit_change(each.device, each.before or None, each.after or None, _IMMEDIATE)
-                for each in edits[0:code]
+                for each in made[0:count]
             ]
         )
 
@@ -602,49 +579,71 @@ class Region:
 
         Shell: ``hamiregion limits set FILE --sm 50``.
         """
-        edit, edits, uuid = _new_edits(device)
-        edit.kind, edit.value = _SM, sm_limit_value(percent)
-        if expected is not ANYTHING:
-            edit.flags, edit.expected = _EXPECT, sm_limit_value(expected)
+        value = sm_limit_value(percent)
+        compare = None if expected is ANYTHING else sm_limit_value(expected)
         flags = (_FORCE if force else 0) | (_DRY_RUN if dry_run else 0)
-        code = _edit(self._handle, edits, 1, DEVICE_CAPACITY if device is None else 1, flags)
+        made, count = self._set_limit(_SM, value, False, device, compare, flags)
+        return self._sm_changes(made[0:count])
+
+    def _set_limit(
+        self,
+        kind: int,
+        value: int,
+        is_percent: bool,
+        device: SupportsIndex | str | None,
+        expected: int | None,
+        flags: int,
+    ) -> tuple[Any, int]:
+        """Edit one device or all. Returns the core's edits, to be kept while read, and how many."""
+        if device is None:
+            edits = _new(_EDIT_PER_DEVICE)
+            edit, room = edits[0], DEVICE_CAPACITY
+        else:
+            edits = edit = _new(_ONE_EDIT)
+            room = 1
+        edit.kind, edit.value = kind, value
+        if is_percent:
+            edit.flags = _PERCENT
+        if expected is not None:
+            edit.flags |= _EXPECT
+            edit.expected = expected
+        if device is None:
+            edit.device = _ALL_DEVICES
+        elif type(device) is int and 0 <= device < DEVICE_CAPACITY:
+            edit.device = device
+        else:
+            # Lives until the edit is made.
+            _uuid = _name_device(edit, device)
+        code = _edit(self._handle, edits, 1, room, flags)
         if code < 0:
             self._fail_edit(code, [device])
-        del uuid
-        return self._sm_changes((edit,) if code == 1 else edits[0:code])
+        return edits, code
 
     def _sm_changes(self, made: Sequence[Any]) -> tuple[LimitChange, ...]:
         return sm_limit_effects(
             self.layout,
-            [(each.device, sm_or_none(each.before), sm_or_none(each.after)) for each in made],
+            [
+                (each.device, sm_limit_or_none(each.before), sm_limit_or_none(each.after))
+                for each in made
+            ],
             stops_launches=any(each.stops_launches for each in made),
         )
 
     def _fail_edit(self, code: int, devices: Sequence[SupportsIndex | str | None]) -> NoReturn:
         """Raise for a failed edit; `devices` are those named, one per edit."""
         detail = last_detail(code)
-        if code == lib.HR_ECONFLICT and detail.kind in _FIELDS:
-            field = _FIELDS[detail.kind]
-            raise value_conflict(self.path, field, _signed(detail.found), _signed(detail.wanted))
-        if code == lib.HR_ECONFLICT:
-            raise limit_conflict(self.path, detail, in_bytes=detail.kind == _MEMORY)
-        if code == lib.HR_EBELOWUSE:
-            raise limit_below_usage(self.path, detail)
-        if code == lib.HR_EUNWATCHED:
-            raise limit_stops_launches(self.path, detail)
-        if code == lib.HR_ENODEVICE:
-            there = _indices(detail.candidates)
-            uuids = dict(enumerate(self.uuids))
-            named = devices[detail.found]
-            wanted = named if isinstance(named, str) else detail.device
-            raise no_such_device(self.path, wanted, {each: uuids.get(each) for each in there})
-        if code == lib.HR_EINVAL and detail.device >= 0:
-            if detail.wanted:
-                raise no_percentage(self.path, detail)
-            raise ValueError(
-                f"the same limit of device {detail.device} stands twice among the edits"
-            )
-        raise error_from_detail(code, self.path, detail)
+        if code != lib.HR_ENODEVICE:
+            raise edit_error(code, self.path, detail)
+        snapshot = self.snapshot()
+        uuids = {device.index: device.uuid for device in snapshot.devices}
+        there = {each: uuids.get(each) for each in _indices(detail.candidates)}
+        named = devices[detail.found]
+        raise no_such_device(
+            self.path,
+            named if isinstance(named, str) else detail.device,
+            there,
+            reported=snapshot.device_count != 0,
+        )
 
     def edit_limits(
         self, edits: Iterable[LimitEdit], *, force: bool = False, dry_run: bool = False
@@ -688,7 +687,7 @@ class Region:
             elif each.kind == _MEMORY:
                 changes.append(limit_change(each.device, before or None, after or None, _IMMEDIATE))
             else:
-                changes.append(ValueChange("priority", _signed(before), after, _IMMEDIATE))
+                changes.append(ValueChange("priority", signed(before), after, _IMMEDIATE))
         return tuple(changes)
 
     def set_utilization_switch(
@@ -763,7 +762,7 @@ class Region:
         code = _edit(self._handle, edit, 1, 1, _DRY_RUN if dry_run else 0)
         if code < 0:
             self._fail_edit(code, [None])
-        return ValueChange(_FIELDS[kind], _signed(edit.before), to, effect)
+        return ValueChange(REGION_FIELDS[kind], signed(edit.before), to, effect)
 
     # ---- the lock -------------------------------------------------------------------------------
 
@@ -1168,20 +1167,6 @@ def _uuid_bytes(uuid: str) -> bytes:
     return text
 
 
-def _new_edits(device: SupportsIndex | str | None) -> tuple[Any, Any, Any]:
-    """An edit of a device or all, what it stands in, and what has to live until it is made."""
-    if device is None:
-        edits = _new(_EDIT_PER_DEVICE)
-        edit = edits[0]
-        edit.device = _ALL_DEVICES
-        return edit, edits, None
-    edit = _new(_ONE_EDIT)
-    if type(device) is int and 0 <= device < DEVICE_CAPACITY:
-        edit.device = device
-        return edit, edit, None
-    return edit, edit, _name_device(edit, device)
-
-
 def _name_device(raw: Any, device: SupportsIndex | str) -> Any:
     """Put a device into an edit. Returns what has to live until the edit is made."""
     if isinstance(device, str):
@@ -1235,14 +1220,8 @@ def _indices(bits: int) -> tuple[int, ...]:
     return tuple(device for device in range(DEVICE_CAPACITY) if bits & 1 << device)
 
 
-def _signed(value: int) -> int:
-    """What the core has widened without its sign."""
-    return value - (1 << 64) if value >= 1 << 63 else value
-
-
 def _before(field: str, raw: int) -> int:
-    # The core widens what is signed in the slot.
-    return raw - (1 << 64) if field in _SIGNED_SLOT_FIELDS and raw >= 1 << 63 else raw
+    return signed(raw) if field in _SIGNED_SLOT_FIELDS else raw
 
 
 def _why_left(entry: tuple[int, int]) -> str:

@@ -21,9 +21,9 @@ from libhamiregion.agent import (
 )
 from libhamiregion.agent.roots import RootWatch
 from libhamiregion.agent.tasks import run_each
-from libhamiregion.durations import parse_duration
 from libhamiregion.node import NvmlSampler
 from libhamiregion.plan import OtherKeeperRuns
+from libhamiregion.units import parse_duration
 
 from . import exporter_options, options
 from .failures import FAILED, Failure

@@ -226,8 +226,8 @@ def apply(
 
     JSON: the keys of `diff`, and dry_run, undo (a path) and outcomes, a list with pod_uid,
     namespace, pod, container, region_path, status (applied, conflict, refused or failed) and
-    message.  With --watch one event per line, as `hamiregion agent` has them: time_s, task, event,
-    message, container and detail.
+    message.  With --watch one event per line on stderr, as `hamiregion agent` has them: time_s,
+    task, event, message, container and detail.
     """  # noqa: D301 (click looks for the character itself)
     if watch and (dry_run or undo is not None):
         raise click.UsageError("--watch goes with neither --dry-run nor --undo.")
@@ -324,10 +324,7 @@ def _watch(
         choice.load_file()
     with stop_signals(bounded=True) as stop:
         log = ServiceLog(as_json=as_json, lost=stop.ask)
-        watcher = PlanWatcher(
-            node, choice.sources(), state, interval_s=interval_s, force=force, emit=log
-        )
-        keeper = PlanKeeper(watcher)
+        keeper = PlanKeeper(PlanWatcher(node, choice.sources(), state, force=force, emit=log))
         keeper.interval_s = interval_s
         runner = TaskRunner([RootWatch(node, emit=log), keeper], emit=log)
         left: tuple[str, ...] = ()

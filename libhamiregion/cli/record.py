@@ -13,7 +13,6 @@ import attrs
 import click
 
 from libhamiregion import format_size, parse_size
-from libhamiregion.durations import parse_duration
 from libhamiregion.node.nvml import NvmlSampler
 from libhamiregion.report import Recorder, Recording, RecordingError, RecordingWriter
 from libhamiregion.report.recorder import NodeReader
@@ -23,6 +22,7 @@ from libhamiregion.report.writer import (
     DEFAULT_RETENTION_S,
 )
 from libhamiregion.text import printable
+from libhamiregion.units import parse_duration
 
 from . import options
 from .failures import Failure, sentence

@@ -17,7 +17,6 @@ import click
 from click.core import ParameterSource
 
 from libhamiregion import format_size, parse_size
-from libhamiregion.durations import parse_duration
 from libhamiregion.report import (
     PrometheusError,
     PrometheusHistory,
@@ -33,6 +32,7 @@ from libhamiregion.report.models import LEVELS
 from libhamiregion.report.page import CHART_POINTS
 from libhamiregion.report.words import Times, share
 from libhamiregion.text import printable
+from libhamiregion.units import parse_duration
 
 from . import options
 from .failures import Failure

@@ -336,6 +336,4 @@ def exporter_server(
         WebConfigError: The web configuration cannot be used.
         ValueError: `listen` is no address.
     """
-    return MetricsServer(
-        exporter, listen, web_config=web_config, healthy=healthy, limits=limits
-    )
+    return MetricsServer(exporter, listen, web_config=web_config, healthy=healthy, limits=limits)

@@ -308,6 +308,8 @@ class ProcessTable:
             return False
         finally:
             os.close(descriptor)
+        if procfs.has_ended(line):
+            return False
         return int(procfs.activity(line)[2]) == process.start_time_ticks
 
     # ---- the files that they map -----------------------------------------------------------------

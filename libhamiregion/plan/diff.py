@@ -247,7 +247,8 @@ def _in_doubt(
         nameless = attrs.evolve(select, namespace=None, pod=None)
         return nameless != select and nameless.matches_container(container, None)
 
-    rules = [each for each in candidates if each not in chosen and might(each[1])]
+    numbers = {number for number, _ in chosen}
+    rules = [each for each in candidates if each[0] not in numbers and might(each[1])]
     message = "the name of its pod is not known here, and a rule asks for it"
     return _skip(container, "unknown_name", message, rules)
 

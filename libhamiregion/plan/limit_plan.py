@@ -23,7 +23,6 @@ import attrs
 
 from libhamiregion.effects import ANYTHING, Anything
 from libhamiregion.layouts import DEVICE_CAPACITY
-from libhamiregion.limits import sm_or_none
 from libhamiregion.node.selector import Selector
 from libhamiregion.units import (
     UNLIMITED,
@@ -31,6 +30,7 @@ from libhamiregion.units import (
     integer,
     memory_limit_percent,
     memory_limit_value,
+    sm_limit_or_none,
     sm_limit_value,
 )
 
@@ -71,7 +71,7 @@ def _memory(value: Any) -> int | str | Anything | None:
 
 
 def _sm(value: Any) -> int | Anything | None:
-    return value if isinstance(value, Anything) else sm_or_none(sm_limit_value(value))
+    return value if isinstance(value, Anything) else sm_limit_or_none(sm_limit_value(value))
 
 
 def _priority(value: Any) -> int | Anything:

@@ -57,7 +57,6 @@ class PodAnnotations:
         node: Only pods of this node, as the API selects them.
         kubeconfig: A kubeconfig file; without one the service account in a pod, else the default
             kubeconfig.
-        api_client: A ``kubernetes.client.ApiClient`` of the caller's own instead.
         watch_s: How long the server shall keep one watch open.
         first_pause_s: How long to wait after a first failure; each further one doubles it, up to
             30 s.
@@ -76,7 +75,6 @@ class PodAnnotations:
         node: str,
         *,
         kubeconfig: PathLike | None = None,
-        api_client: Any = None,
         watch_s: float = 240.0,
         first_pause_s: float = 0.5,
     ) -> None:
@@ -94,7 +92,7 @@ class PodAnnotations:
         )
         self._selector = f"spec.nodeName={node}"
         self._kubeconfig = None if kubeconfig is None else os.fspath(kubeconfig)
-        self._client = api_client
+        self._client: Any = None
         self._watch_s = watch_s
         self._first_pause_s = first_pause_s
         self._lock = threading.Lock()

@@ -58,7 +58,7 @@ def scene(tmp_path: Path) -> NodeScene:
 @pytest.fixture
 def node(scene: NodeScene) -> Iterator[Node]:
     """What stands in the scene, and nothing else of this machine."""
-    with Node(scene.root, outside=False) as opened:
+    with Node(scene.root) as opened:
         yield opened
 
 

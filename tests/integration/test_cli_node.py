@@ -34,14 +34,8 @@ from libhamiregion.cli.containers import container_page
 from libhamiregion.cli.options import NodeChoice
 from libhamiregion.cli.processes import process_page
 from libhamiregion.cli.terminal import draw_page
-from libhamiregion.node import (
-    NvmlDevice,
-    NvmlProcess,
-    NvmlSampler,
-    NvmlUtilization,
-    ProcessDeviceRow,
-    Selector,
-)
+from libhamiregion.node import NvmlSampler, ProcessDeviceRow, Selector
+from libhamiregion.node.nvml import NvmlDevice, NvmlProcess, NvmlUtilization
 
 GIB = 1 << 30
 POD_LONG = "a-rather-long-name-of-a-deployment-7d9f8b6c5-x2x4z"

@@ -351,7 +351,7 @@ def test_a_child_forked_during_a_diagnosis_is_told_that_the_node_is_not_its_own(
     tmp_path: Path,
 ) -> None:
     inside, done = threading.Event(), threading.Event()
-    with Node(Root(tmp_path / "containers"), outside=False) as node:
+    with Node(Root(tmp_path / "containers")) as node:
 
         def diagnosing() -> None:
             with observations_of(node).turn:
@@ -399,7 +399,7 @@ def test_a_region_that_the_doctor_may_not_open_is_a_finding(public_directory: Pa
     doctor_node.close()
 
     def told() -> list[tuple[str | None, str]]:
-        with Node(root, outside=False) as node:
+        with Node(root) as node:
             return [(each.cause, each.evidence) for each in diagnose(node, settle_s=0)]
 
     ((cause, evidence),) = unprivileged(told)
@@ -433,7 +433,7 @@ def test_a_process_that_calls_itself_a_monitor_hides_no_blocked_launches(
 
     def found() -> list[FindingKind]:
         # A process that is moved touches no memory, which a table would notice: take a new one.
-        with Node(doctor_node.root, outside=False) as node:
+        with Node(doctor_node.root) as node:
             return [each.kind for each in diagnose(node, settle_s=0)]
 
     try:

@@ -111,7 +111,9 @@ def test_who_has_no_directory_there_blocks_nobody(scene: NodeScene, tmp_path: Pa
     evil.put("recent_kernel", 100_000)
     with OtherWriter("evil", [evil]), Node(scene.root, outside=True) as node:
         node.refresh()
-        assert any((each.path_in_namespace or "").endswith(str(evil.path)) for each in node.containers)
+        assert any(
+            (each.path_in_namespace or "").endswith(str(evil.path)) for each in node.containers
+        )
         Feedback(node, assume_alone=True).run()
     assert (low.get("recent_kernel"), evil.get("recent_kernel")) == (1, 100_000)
 

@@ -127,7 +127,7 @@ def test_a_node_that_shall_not_look_outside_does_not(
 ) -> None:
     inside = private(container, tmp_path / "private")
     inside.tell("attach", tmp_path / "private/cudevshr.cache")
-    with Node(root, outside=False) as node:
+    with Node(root) as node:
         node.refresh()
         assert node.containers == ()
         assert node.view() == ()

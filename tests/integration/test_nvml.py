@@ -59,6 +59,8 @@ def test_a_sample_is_a_value(fake_driver: FakeDriver, nvml_sampler: NvmlSampler)
     assert sample.process(GPU, 999) is not None
     assert pickle.loads(pickle.dumps(sample)) == sample
     assert sample.processes[0].faults[0].state is NvmlState.NO_FIGURE
+    assert sample.pids == {101, 301, 302}
+    assert sample.of_pid(101) == sample.processes[:1]
 
 
 def test_a_process_in_several_lists_stands_once_and_its_memory_is_not_added_up(

@@ -362,7 +362,7 @@ else:
 subprocess.run(["mount", "--bind", source, target], check=True)
 
 events = []
-with Node(directory.parent, outside=False) as node:
+with Node(directory.parent) as node:
     logs, pods = sys.argv[5:7]
     collector = StaleDirectoryCollector(
         node, pod_logs=logs, kubelet_pods=pods, gone_after_s=0.05, emit=events.append

@@ -76,7 +76,7 @@ def test_the_directory_of_a_pod_that_is_gone_is_removed_and_nothing_else(
 
 def test_a_node_closes_the_region_of_a_removed_directory(scene: StaleScene) -> None:
     directory = scene.container()
-    with Node(scene.root, outside=False) as node:
+    with Node(scene.root) as node:
         node.refresh()
         regions = {each.directory: each.region for each in node.containers}
         until(scene.collector(), gone(directory))
@@ -356,7 +356,7 @@ def test_a_dry_run_says_once_what_it_would_remove(scene: StaleScene) -> None:
 
 
 def test_it_looks_twice_within_the_time_and_at_least_each_half_minute(scene: StaleScene) -> None:
-    with Node(scene.root, outside=False) as node:
+    with Node(scene.root) as node:
         assert StaleDirectoryCollector(node).interval_s == 30
         assert StaleDirectoryCollector(node, gone_after_s=10).interval_s == 5
         with pytest.raises(ValueError, match="longer than 0 s, not 0"):

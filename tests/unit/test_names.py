@@ -20,10 +20,10 @@ from libhamiregion.node import (
     DockerApiNames,
     DockerNames,
     KubernetesNames,
-    NameResolver,
     PodLogNames,
     PodName,
 )
+from libhamiregion.node.names import NameResolver  # noqa: TC001 (a protocol to be checked)
 
 UID = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"
 OTHER_UID = "11111111-2222-3333-4444-555555555555"

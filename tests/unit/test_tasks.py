@@ -247,7 +247,7 @@ def test_a_directory_that_cannot_be_listed_is_reported_once_and_so_is_its_return
     one, other = tmp_path / "one", tmp_path / "other"
     one.mkdir()
     said: list[Event] = []
-    with Node([str(one), str(other)], outside=False) as node:
+    with Node([str(one), str(other)]) as node:
         watch = RootWatch(node, emit=said.append)
         watch.run()
         watch.run()
