@@ -172,13 +172,15 @@ def test_names_that_become_known_stay_known(path: Path, writer: Clocked) -> None
     assert query(path, "SELECT namespace, pod FROM allocations") == [("research", "bert-0")]
 
 
-def test_a_device_is_the_one_that_is_reported_next(path: Path, writer: Clocked) -> None:
-    for number, uuid in enumerate(("GPU-a", None, "GPU-b")):
-        writer.look({attrs.evolve(TRAIN, device_uuid=uuid): number})
+def test_a_device_that_is_not_reported_is_the_one_before_or_the_first(
+    path: Path, writer: Clocked
+) -> None:
+    for uuid in (None, "GPU-a", None, "GPU-b"):
+        writer.look({attrs.evolve(TRAIN, device_uuid=uuid): 1})
     assert [
         {of.device_uuid for of, sample in look.changes.items() if sample is not None}
         for look in looks(path)
-    ] == [{"GPU-a"}, {"GPU-b"}, {"GPU-b"}]
+    ] == [{"GPU-a"}, set(), set(), {"GPU-b"}]
 
 
 def test_the_file_can_be_read_with_sqlite_alone(path: Path, writer: Clocked) -> None:
