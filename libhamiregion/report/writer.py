@@ -174,8 +174,8 @@ class RecordingWriter:
             self.path, timeout=5, isolation_level=None, check_same_thread=False
         )
         if not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
-            # All at once, and before there is a write-ahead log: so the file itself says what it is,
-            # from its first page on.
+            # All at once, and before there is a write-ahead log: from its first page on the file says
+            # what it is.
             connection.executescript(
                 f"BEGIN; PRAGMA auto_vacuum = INCREMENTAL; {SCHEMA}"
                 f" PRAGMA application_id = {APPLICATION_ID};"
@@ -361,20 +361,13 @@ class RecordingWriter:
         )
         devices = self._known.get((of.pod_uid, of.container), {})
         known = devices.get((of.device_index, of.device_uuid))
-        latest = next(
-            (
-                each
-                for each in reversed(devices.values())
-                if each[1].device_index == of.device_index
-            ),
-            None,
-        )
-        if known is None and latest is not None:
+        same_index = [each for (index, _), each in devices.items() if index == of.device_index]
+        if known is None and same_index:
             # A device that is not reported, or not yet, is the one that was reported last, and so
             # is one too many.
-            was, now = latest[1].device_uuid, of.device_uuid
+            was, now = same_index[-1][1].device_uuid, of.device_uuid
             if was is None or now is None or len(devices) >= _UUIDS_PER_CONTAINER:
-                known = latest
+                known = same_index[-1]
         if known is None:
             number = connection.execute(
                 "INSERT INTO allocations VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)",
