@@ -174,8 +174,8 @@ class RecordingWriter:
             self.path, timeout=5, isolation_level=None, check_same_thread=False
         )
         if not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
-            # All at once, and before there is a write-ahead log: from its first page on the file says
-            # what it is.
+            # All at once, and before there is a write-ahead log: the file says what it is from its
+            # first page on.
             connection.executescript(
                 f"BEGIN; PRAGMA auto_vacuum = INCREMENTAL; {SCHEMA}"
                 f" PRAGMA application_id = {APPLICATION_ID};"
