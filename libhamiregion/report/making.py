@@ -1,4 +1,4 @@
-"""Who held and used what of a node's GPUs, over a stretch of time."""
+"""Adds up what containers held and used of GPUs over a stretch of time."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
-        # Whatever is text, from wherever it comes, is bounded and steers nothing.
+        # Every text is bounded, and its control characters are spelled out, wherever it comes from.
         finalize=lambda value: (
             printable(value, _TEXT_LIMIT)
             if isinstance(value, str) and not isinstance(value, Markup)
