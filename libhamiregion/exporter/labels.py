@@ -88,6 +88,19 @@ class LabelRows:
         self.ends = array("I", accumulate(map(len, texts)))
         self._named: dict[tuple[tuple[str, str], ...], list[dict[str, str]]] = {}
 
+    @classmethod
+    def joined(cls, several: Iterable[LabelRows]) -> LabelRows:
+        """The texts of several, one after the other."""
+        made = cls(())
+        parts = []
+        start = 0
+        for each in several:
+            parts.append(each.text)
+            made.ends.extend([start + end for end in each.ends])
+            start += len(each.text)
+        made.text = b"".join(parts)
+        return made
+
     def __len__(self) -> int:
         return len(self.ends)
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import attrs
 
 from libhamiregion.exporter import families
-from libhamiregion.exporter.labels import LabelRows
 from libhamiregion.exporter.text import NO_ROW, Series
 from libhamiregion.node import NodeProcess, ProcessDeviceRow
 
@@ -38,7 +37,6 @@ class _Joined:
 
     Attributes:
         pids: As the driver listed them, to see whether they still are.
-        labels: Those with series of their own, last the sums of others.
         rows: Of each process: its label text, its device's number, and its row in the driver's
             columns; -1 where it is not listed and uses nothing, None where nothing is known.
         unlisted: What the driver says of processes that it does not list; None where nothing.
@@ -47,7 +45,6 @@ class _Joined:
     """
 
     pids: bytes
-    labels: LabelRows
     rows: Sequence[tuple[int, int, int | None]]
     unlisted: NvmlProcess | None
     strangers: Sequence[tuple[Container, int, HostProcess, int]]
@@ -103,22 +100,13 @@ class DriverFigures:
         sample: NvmlSample,
     ) -> _Joined:
         listed = {} if columns is None else columns.rows
-        texts: list[bytes] = []
-        others: dict[tuple[Container, int], int] = {}
         found: list[tuple[int, int, int | None]] = []
         own: set[int] = set()
         unlisted = None
         for container, pid, process, number, index in self._by_uuid.get(uuid, ()):
             own.add(process.pid)
-            shown = rows.shown[container]
-            label = len(texts)
-            if pid in shown.alone:
-                texts.append(shown.alone[pid][index])
-            elif (container, index) in others:
-                label = others[container, index]
-            else:
-                others[container, index] = label
-                texts.append(shown.other[index])
+            start, shown = rows.shown[container]
+            label = start + shown.alone.get(pid, shown.others) + shown.indexes.index(index)
             at: int | None = None
             # A process that began after the sample has the pid of one that has ended.
             if self._boot_ns + process.start_time_ticks * self._tick_ns <= sample.taken_at_ns:
@@ -133,7 +121,7 @@ class DriverFigures:
             for pid, row in listed.items()
             if pid not in own and pid in self._by_pid and self._tells_uuids(pid)
         ]
-        return _Joined(pids, LabelRows(texts), found, unlisted, strangers)
+        return _Joined(pids, found, unlisted, strangers)
 
     def _tells_uuids(self, pid: int) -> bool:
         """Whether the process's region names any device: until then it has none to be compared."""
@@ -179,28 +167,25 @@ class DriverFigures:
             uncounted: Processes that use a GPU and have no slot.
             sees_all: Whether /proc shows every process of the node.
         """
-        found = [
-            self._of_family(family, name, uuid, joined)
-            for family, name in _FAMILIES
-            for uuid, joined in self._joined.items()
-        ]
+        found = [self._of_family(family, name) for family, name in _FAMILIES]
         return [*found, self._memory_of_devices(uncounted, sees_all=sees_all)]
 
-    def _of_family(self, family: MetricFamily, name: str, uuid: str, joined: _Joined) -> Series:
-        columns = self._columns.get(uuid)
-        figures: Sequence[int] = () if columns is None else getattr(columns, name)
-        absent = -1
-        if joined.unlisted is not None and getattr(joined.unlisted, name) is not None:
-            absent = getattr(joined.unlisted, name)
-        cells = array("Q", bytes(8 * len(joined.labels)))
-        rows = array("I", [NO_ROW]) * len(joined.labels)
-        for label, _, at in joined.rows:
-            if at is not None:
-                figure = figures[at] if at >= 0 else absent
-                if figure >= 0:
-                    cells[label] += figure
-                    rows[label] = label
-        return Series(family, joined.labels, cells, rows)
+    def _of_family(self, family: MetricFamily, name: str) -> Series:
+        assert self._rows is not None  # noqa: S101 (joined before)
+        labels = self._rows.labels
+        cells = array("Q", bytes(8 * len(labels)))
+        rows = array("I", [NO_ROW]) * len(labels)
+        for uuid, joined in self._joined.items():
+            columns = self._columns.get(uuid)
+            figures: Sequence[int] = () if columns is None else getattr(columns, name)
+            absent = None if joined.unlisted is None else getattr(joined.unlisted, name)
+            for label, _, at in joined.rows:
+                if at is not None:
+                    figure = figures[at] if at >= 0 else -1 if absent is None else absent
+                    if figure >= 0:
+                        cells[label] += figure
+                        rows[label] = label
+        return Series(family, labels, cells, rows)
 
     def _memory_of_devices(self, uncounted: Sequence[NodeProcess], *, sees_all: bool) -> Series:
         """By device; absent where the figure of a process may be missing in the sum."""

@@ -105,7 +105,6 @@ class ProcessesCollector:
         ]
         return attrs.evolve(
             state,
-            processes=rows.shown,
             container_ids=rows.container_ids,
             uncounted=uncounted,
             slots=(snapshot, states),
@@ -141,7 +140,8 @@ class ProcessesCollector:
         table, before = snapshot.table, self._rows
         hidden = state.gone | shadowed(state.identities)
         regions, devices, pids = table.regions, table.devices, table.processes.pid
-        shown: dict[Container, ShownProcesses] = {}
+        shown: dict[Container, tuple[int, ShownProcesses]] = {}
+        rows_before = 0
         ids: dict[Container, str] = {}
         told: list[tuple[int, Container, int, str]] = []
         device_texts: list[bytes] = []
@@ -187,12 +187,14 @@ class ProcessesCollector:
             if found:
                 known = None if before is None else before.shown.get(container)
                 made = self._show(identity, container_id, found, places, left, known)
-                left -= sum(map(len, made.alone.values()))
-                shown[container] = made
+                left -= len(made.alone) * len(places)
+                shown[container] = rows_before, made
+                rows_before += len(made.labels)
         return ProcessRows(
             sources=sources,
             key=key,
             shown=shown,
+            labels=LabelRows.joined(each.labels for _, each in shown.values()),
             container_ids=ids,
             devices=told,
             device_labels=LabelRows(device_texts),
@@ -207,7 +209,7 @@ class ProcessesCollector:
         found: Sequence[tuple[int, HostProcess]],
         places: Sequence[tuple[int, int, str]],
         left: int,
-        known: ShownProcesses | None,
+        known: tuple[int, ShownProcesses] | None,
     ) -> ShownProcesses:
         """Which proved processes of a container get series of their own; the rest is summed up."""
         limits = self._limits
@@ -218,30 +220,29 @@ class ProcessesCollector:
             (index, self._limiter.uuid(identity.labels, index, uuid)) for _, index, uuid in places
         ]
         key = (identity, container_id, tuple(found), most, tuple(safe))
-        if known is not None and known.key == key:
-            return known
-
-        def text(own_id: str, index: int, uuid: str, pid: object, host_pid: object) -> bytes:
-            values = (own_id, str(index), uuid, str(pid), str(host_pid))
-            return label_text(families.PROCESS, *identity.shown, *values)
-
+        if known is not None and known[1].key == key:
+            return known[1]
+        texts = [
+            label_text(families.PROCESS, *identity.shown, own_id, str(index), uuid, *pids)
+            for own_id, *pids in (
+                *(
+                    (
+                        container_id if process.container is None else process.container.id,
+                        str(pid),
+                        str(process.pid),
+                    )
+                    for pid, process in alone
+                ),
+                (container_id, OTHER, OTHER),
+            )
+            for index, uuid in safe
+        ]
         return ShownProcesses(
             key,
-            {
-                pid: {
-                    index: text(
-                        container_id if process.container is None else process.container.id,
-                        index,
-                        uuid,
-                        pid,
-                        process.pid,
-                    )
-                    for index, uuid in safe
-                }
-                for pid, process in alone
-            },
+            LabelRows(texts),
+            [index for index, _ in safe],
+            {pid: number * len(safe) for number, (pid, _) in enumerate(alone)},
             frozenset(pid for pid, _ in folded),
-            {index: text(container_id, index, uuid, OTHER, OTHER) for index, uuid in safe},
         )
 
     def _counts(
@@ -275,8 +276,8 @@ class ProcessesCollector:
                 text = label_text(families.CONTAINER_PROCESSES.labels, *identity.labels, name)
                 counts[text] = count
             shown = rows.shown.get(container)
-            if shown is not None and shown.folded:
-                folded[label_text(families.CONTAINER, *identity.labels)] = len(shown.folded)
+            if shown is not None and shown[1].folded:
+                folded[label_text(families.CONTAINER, *identity.labels)] = len(shown[1].folded)
         series = [
             Series.of(families.CONTAINER_PROCESSES, counts),
             Series.of(families.PROCESSES_FOLDED, folded),
