@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from libhamiregion.change_detector import ChangeDetector
 from libhamiregion.errors import RegionClosed, RegionError, RegionStale
 from libhamiregion.region import open_region
 from libhamiregion.region_set import RegionSet
 
 from .cgroups import is_pod_uid
+from .change_detector import ChangeDetector
 from .directories import Roots, is_unchanged, scan_directory
 from .names import ChainedNames, DockerNames, PodLogNames
 from .outside import OutsideRegions

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from libhamiregion.change_detector import is_readable
 from libhamiregion.errors import RegionError, RegionStale
 from libhamiregion.layouts import LAYOUTS
 from libhamiregion.region import open_region
 
 from . import procfs
+from .change_detector import is_readable
 from .containers import Container, MissingReason, MissingRegion, missing_for
 
 if TYPE_CHECKING:

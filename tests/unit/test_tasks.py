@@ -225,14 +225,6 @@ def test_a_recovery_is_reported_if_a_failure_was_and_the_container_is_still_ther
     ]
 
 
-def test_the_counts_of_repetitions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("libhamiregion.node.events._COUNTS_LIMIT", 10)
-    reporter = EventReporter("task", lambda _: None)
-    for number in range(100):
-        reporter.emit("event", "text", distinct=number)
-    assert len(reporter._counts) == 10
-
-
 def test_a_container_is_named_without_anything_that_steers_a_terminal() -> None:
     hostile = Container("uid", "na\x1bme\n", "/roots/uid_name")
     assert container_label(hostile) == r"uid/na\x1bme\n"

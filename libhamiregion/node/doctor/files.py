@@ -16,9 +16,10 @@ from libhamiregion.errors import RegionClosed
 from libhamiregion.layouts import LAYOUTS, Layout
 from libhamiregion.node.containers import MissingReason, missing_for
 from libhamiregion.node.outside import mapped_regions, resolve
+from libhamiregion.node.writers import is_monitor
 from libhamiregion.text import printable
 
-from .examination import command_of, count_text, is_monitor, pids_text, shown
+from .examination import command_of, count_text, pids_text, shown
 from .findings import FindingKind, Severity, finding
 
 if TYPE_CHECKING:
