@@ -92,7 +92,7 @@ def test_findings_exit_with_3_and_are_a_line_and_a_paragraph_per_kind(region: Re
         ["warning", "dead_process_counted", "1", "yes", f"{POD} train"],
         ["warning", "host_pid_missing", "1", "yes", f"{POD} train"],
     ]
-    said = f"{POD} train, device 0, pid {DEAD}: 2 GiB of 1 dead process still count"
+    said = f"{POD} train, device 0, pid {DEAD}: 2 GiB of 1 dead process still counted"
     assert first.startswith(f"warning: dead_process_counted\n  {said}\n    Evidence: pid ")
     for part in ("Evidence: ", "Consequence: ", "What to do: "):
         assert part in first
@@ -139,7 +139,7 @@ def test_json_has_the_same(region: RegionFile) -> None:
         "device": 0,
         "pid": DEAD,
         "cause": None,
-        "summary": "2 GiB of 1 dead process still count",
+        "summary": "2 GiB of 1 dead process still counted",
         "repairable": True,
     }
     assert told["driver"] is None
