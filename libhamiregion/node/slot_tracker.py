@@ -7,6 +7,7 @@ import os
 import resource
 import select
 import time
+import weakref
 from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
@@ -208,6 +209,11 @@ class SlotTracker:
         return SlotStates(bytes(states), processes, proved)
 
 
+def _close_all(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
 class _ExitWatch:
     """Tells which of many processes have ended, by their pidfds in one epoll.
 
@@ -221,6 +227,8 @@ class _ExitWatch:
         self._by_process: dict[HostProcess, int] = {}
         # Without a pidfd.
         self._asked: set[HostProcess] = set()
+        # Of a node that nobody has closed.
+        weakref.finalize(self, _close_all, self._watched)
 
     def is_crowded(self, wanted: int) -> bool:
         """Whether many more are watched than are wanted."""

@@ -1,5 +1,6 @@
 """`Node.slots`: which slots are of live processes, told often and at little cost."""
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -134,6 +135,12 @@ def test_a_closed_node_keeps_no_descriptor(actor: MakeActor, root: Root) -> None
     with Node(root) as node:
         told(node)
         assert len(watching()) == before + 4 + 1
+    assert len(watching()) == before
+    # Nor does one that nobody has closed.
+    forgotten = Node(root)
+    told(forgotten)
+    del forgotten
+    gc.collect()
     assert len(watching()) == before
 
 
