@@ -6,7 +6,6 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from libhamiregion.report import (
-    CHART_POINTS,
     Allocation,
     Recording,
     RecordingWriter,
@@ -14,6 +13,7 @@ from libhamiregion.report import (
     make_report,
     report_html,
 )
+from libhamiregion.report.page import CHART_POINTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -28,7 +28,8 @@ from .tables import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from libhamiregion.node import NvmlDevice, NvmlSample, NvmlSampler, Selector
+    from libhamiregion.node import NvmlSample, NvmlSampler, Selector
+    from libhamiregion.node.nvml import NvmlDevice
 
 
 @attrs.frozen

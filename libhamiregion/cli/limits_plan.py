@@ -31,7 +31,7 @@ from .format import root_failure, root_warnings
 from .limits_plan_tables import diff_blocks, diff_object, outcome_objects, result_lines
 from .output import DRY_RUN, Page, show, write
 from .service_log import ServiceLog
-from .signals import stop_signals
+from .signals import end_unfinished, stop_signals
 from .tables import Lines
 
 if TYPE_CHECKING:
@@ -226,8 +226,8 @@ def apply(
 
     JSON: the keys of `diff`, and dry_run, undo (a path) and outcomes, a list with pod_uid,
     namespace, pod, container, region_path, status (applied, conflict, refused or failed) and
-    message.  With --watch one event per line, as `hamiregion agent` has them: time_s, task, event,
-    message, container and detail.
+    message.  With --watch one event per line on stderr, as `hamiregion agent` has them: time_s,
+    task, event, message, container and detail.
     """  # noqa: D301 (click looks for the character itself)
     if watch and (dry_run or undo is not None):
         raise click.UsageError("--watch goes with neither --dry-run nor --undo.")
@@ -324,10 +324,7 @@ def _watch(
         choice.load_file()
     with stop_signals(bounded=True) as stop:
         log = ServiceLog(as_json=as_json, lost=stop.ask)
-        watcher = PlanWatcher(
-            node, choice.sources(), state, interval_s=interval_s, force=force, emit=log
-        )
-        keeper = PlanKeeper(watcher)
+        keeper = PlanKeeper(PlanWatcher(node, choice.sources(), state, force=force, emit=log))
         keeper.interval_s = interval_s
         runner = TaskRunner([RootWatch(node, emit=log), keeper], emit=log)
         left: tuple[str, ...] = ()
@@ -341,4 +338,4 @@ def _watch(
         if log.is_lost:
             raise SystemExit(FAILED)
         if left:
-            raise Failure(f"not ended in order: {'; '.join(left)}")
+            end_unfinished(left)

@@ -10,7 +10,7 @@ from libhamiregion.plan.watch import alike, device_words, value_words
 
 from .format import NAME_COLUMNS, Names, count
 from .output import as_plain
-from .tables import NAME, NEAR, OVER, QUIET, WORD, Column, Lines, Table
+from .tables import NAME, NEAR, NOTHING, OVER, QUIET, WORD, Column, Lines, Table
 
 if TYPE_CHECKING:
     from libhamiregion.node import Container
@@ -143,12 +143,12 @@ def _object(about: ContainerDiff | Skip) -> dict[str, Any]:
 
 
 def _called(about: ContainerDiff | Skip) -> str:
-    return Names(**_names(about.container), container_id=None).words
+    return Names(**_names(about.container)).words or NOTHING
 
 
 def _changed(diff: ContainerDiff) -> _Changed:
     rows = tuple(_Row(edits, bool(diff.refused)) for edits in alike(diff.edits))
-    return _Changed(**_names(diff.container), container_id=None, rows=rows)
+    return _Changed(**_names(diff.container), rows=rows)
 
 
 def _rule(number: int | None) -> str:

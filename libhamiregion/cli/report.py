@@ -12,23 +12,24 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import click
 from click.core import ParameterSource
 
 from libhamiregion import format_size, parse_size
 from libhamiregion.report import (
-    CHART_POINTS,
     PrometheusError,
     PrometheusHistory,
     Recording,
     RecordingError,
-    SuggestionPolicy,
     make_report,
     report_csv,
     report_html,
     report_json,
 )
+from libhamiregion.report.making import DEFAULT_HEADROOM, DEFAULT_ROUND_TO_BYTES
 from libhamiregion.report.models import LEVELS
+from libhamiregion.report.page import CHART_POINTS
 from libhamiregion.report.words import Times, share
 from libhamiregion.text import printable
 from libhamiregion.units import parse_duration
@@ -40,8 +41,10 @@ from .tables import (
     BAR,
     NAME,
     NUMBER,
+    ROOMY,
     SIZE,
     SIZE_LIMIT,
+    WIDE,
     Column,
     Fill,
     Kind,
@@ -58,7 +61,6 @@ if TYPE_CHECKING:
     from libhamiregion.report.history import History
 
 _FORMATS = ("text", "html", "csv", "json")
-_POLICY = SuggestionPolicy()
 _SECRET_LIMIT = 64 << 10
 _FOR_PROMETHEUS = frozenset(
     {"step_s", "matchers", "token_file", "user", "password_file", "ca_file", "timeout_s"}
@@ -150,7 +152,7 @@ def _size(_: click.Context, __: click.Parameter, typed: str) -> int:
 @click.option(
     "--headroom",
     type=click.FloatRange(0, 1_000),
-    default=_POLICY.headroom * 100,
+    default=DEFAULT_HEADROOM * 100,
     show_default=True,
     metavar="PERCENT",
     help="What suggested limits add to the 99th percentile.",
@@ -159,17 +161,10 @@ def _size(_: click.Context, __: click.Parameter, typed: str) -> int:
     "--round-to",
     "round_to_bytes",
     callback=_size,
-    default=format_size(_POLICY.round_to_bytes).replace(" ", ""),
+    default=format_size(DEFAULT_ROUND_TO_BYTES).replace(" ", ""),
     show_default=True,
     metavar="SIZE",
     help="What suggested limits are multiples of.",
-)
-@click.option("--below-peak", is_flag=True, help="Suggest limits below the highest use seen too.")
-@click.option(
-    "--points",
-    type=click.IntRange(0, 10_000),
-    metavar="N",
-    help=f"Steps of charts and timelines; 0 is none.  [default: {CHART_POINTS} in html, else 0]",
 )
 @click.option(
     "--step",
@@ -228,8 +223,6 @@ def report(
     by: Any,
     headroom: float,
     round_to_bytes: int,
-    below_peak: bool,
-    points: int | None,
     selector: Selector,
     as_json: bool,
     **prometheus: Any,
@@ -251,13 +244,12 @@ def report(
     Exit code 1 if nothing was recorded in that time, or the source cannot be read.
 
     JSON: schema ("hamiregion-report/1"), and the fields of Report: facts, since_ms, until_ms,
-    made_at_ms, by, coverage, policy, total, rows (fields of Usage) and warnings.  Times are Unix
-    milliseconds, sizes bytes; null is not known, or unlimited.
+    made_at_ms, by, recorded_ratio, gaps, gap_count, headroom, round_to_bytes, total, rows (fields
+    of Usage) and warnings.  Times are Unix milliseconds, sizes bytes; null is not known, or
+    unlimited.
     """  # noqa: D301 (click looks for the character itself)
     form = _form(form, path, as_json=as_json)
     since_ms, until_ms = _span(since, until)
-    if points is None:
-        points = CHART_POINTS if form == "html" else 0
     try:
         with _history(source, **prometheus) as history:
             made = make_report(
@@ -266,8 +258,9 @@ def report(
                 until_ms,
                 by=by or ("namespace" if form == "html" else "container"),
                 select=selector,
-                policy=SuggestionPolicy(headroom / 100, round_to_bytes, below_peak),
-                points=points,
+                headroom=headroom / 100,
+                round_to_bytes=round_to_bytes,
+                points=CHART_POINTS if form == "html" else 0,
             )
             if made.total is None:
                 if selector != type(selector)():
@@ -367,7 +360,7 @@ def _write(made: Report, form: str, path: str | None) -> None:
     times = Times()
     heading = (
         f"{times.full(made.since_ms)} to {times.full(made.until_ms)}"
-        f" ({times.zone_name(made.until_ms)}), {share(made.coverage.ratio, 1)} recorded"
+        f" ({times.zone_name(made.until_ms)}), {share(made.recorded_ratio, 1)} recorded"
     )
     blocks = (Lines([heading]), Table(_columns(made), made.rows))
     if path is None and form in {"text", "json"}:
@@ -418,7 +411,7 @@ _LEVELS = {
     "device": ("device",),
 }
 _FIGURES = (
-    Column("BAR", _bar, BAR, title="peak", on="terminal"),
+    Column("BAR", _bar, BAR, title="", on="terminal"),
     Column("LIMIT", lambda row: row.memory_limit_bytes, SIZE_LIMIT),
     Column("AVERAGE", lambda row: row.memory_average_bytes, SIZE),
     Column("P95", lambda row: row.memory_p95_bytes, SIZE, title="95 %"),
@@ -432,14 +425,21 @@ _FIGURES = (
     Column("H-HELD", lambda row: row.device_hours, _HOURS, title="h held"),
     Column("H-UNUSED", lambda row: row.unused_hours, _HOURS, title="unused"),
 )
-_SUGGESTED = Column(
-    "SUGGESTED", lambda row: None if row.suggestion is None else row.suggestion.limit_bytes, SIZE
-)
+_SUGGESTED = Column("SUGGESTED", lambda row: row.suggested_limit_bytes, SIZE)
+
+
+# Where a row has four names, a narrow terminal shows less of its figures.
+_FROM_WIDTH = {"BAR": ROOMY, "AVERAGE": WIDE, "P95": WIDE, "H-HELD": WIDE}
 
 
 def _columns(made: Report) -> list[Column]:
-    columns = [*(_NAMES[name] for name in _LEVELS[made.by]), *_FIGURES]
-    return [*columns, _SUGGESTED] if made.by == "container" else columns
+    names = [_NAMES[name] for name in _LEVELS[made.by]]
+    if made.by != "container":
+        return [*names, *_FIGURES]
+    figures = [
+        attrs.evolve(column, from_width=_FROM_WIDTH.get(column.name, 0)) for column in _FIGURES
+    ]
+    return [*names, *figures, _SUGGESTED]
 
 
 def _replace(path: str, content: bytes) -> None:
@@ -459,6 +459,6 @@ def _replace(path: str, content: bytes) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(name)  # noqa: PTH108
         if isinstance(error, OSError):
-            # Not the temporary file, of which whoever typed this knows nothing.
+            # Name the file that was asked for, not the temporary one.
             raise OSError(error.errno, error.strerror, path) from error
         raise

@@ -44,9 +44,6 @@ _NO_CAPABILITY = (
     " open a region outside HAMi's directories"
 )
 
-#: A container as it was and as it is; None where there is none.
-Change = tuple[Container | None, Container | None]
-
 
 @attrs.frozen
 class MappedRegion:
@@ -217,10 +214,8 @@ class OutsideRegions:
         """One for each, in the order in which they were found."""
         return [outside.container for outside in self._found.values()]
 
-    def scan(
-        self, inside: AbstractSet[FileIdentity], files: AbstractSet[tuple[int, str]]
-    ) -> Iterator[Change]:
-        """Bring it up to date with the table; yield what has changed.
+    def scan(self, inside: AbstractSet[FileIdentity], files: AbstractSet[tuple[int, str]]) -> None:
+        """Bring it up to date with the table.
 
         Args:
             inside: The open regions of the roots.
@@ -238,7 +233,7 @@ class OutsideRegions:
         }
         for identity in list(self._found):
             if identity in inside or not (identity in mapped or self._is_mapped(identity)):
-                yield self._found.pop(identity).container, None
+                del self._found[identity]
         tried = Counter(
             outside.mapped.payer
             for identity, outside in self._found.items()
@@ -258,15 +253,12 @@ class OutsideRegions:
             is_inside = not each.deleted and (each.inode, each.name) in files
             is_read = before is not None and before.region is not None
             if not is_read and (left_over or is_inside):
-                if before is not None:
-                    yield self._found.pop(identity).container, None
+                self._found.pop(identity, None)
                 continue
             container = self._look_at(each)
             if before is not None and before.region is None and before.missing == container.missing:
                 container = before
             self._found[identity] = _Outside(each, container)
-            if container is not before:
-                yield before, container
 
     def open(self, container: Container) -> Region | None:
         """Open one for writing, through any process that maps it now; None if it is none of them.
@@ -318,7 +310,7 @@ class OutsideRegions:
         )
 
     def _container_id(self, mapped: MappedRegion, region: Region | None) -> ContainerId | None:
-        """Of the processes that are proved to have the slots; else of who maps nothing else."""
+        """That of the processes proved to have the slots, else of the first process that maps it."""
         table = self._table
         if region is not None:
             try:

@@ -131,6 +131,12 @@ def activity(line: bytes) -> Activity:
     return fields[7], fields[9], fields[19], fields[20]
 
 
+def has_ended(line: bytes) -> bool:
+    """Whether a line of ``stat`` is of a zombie, all threads of which have ended."""
+    fields = line[line.rindex(b")") + 2 :].split(None, 18)
+    return fields[0] in {b"Z", b"X"} and int(fields[17]) <= 1
+
+
 def parse_stat(line: bytes) -> Stat:
     """Take a line of ``stat`` apart."""
     end = line.rindex(b")")

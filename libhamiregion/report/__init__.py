@@ -2,8 +2,8 @@
 
 from .history import Allocation, Sample
 from .making import make_report
-from .models import Report, SuggestionPolicy, Usage
-from .page import CHART_POINTS, report_html
+from .models import Report, Usage
+from .page import report_html
 from .prometheus import PrometheusHistory
 from .prometheus_http import PrometheusError
 from .recorder import Recorder
@@ -12,7 +12,6 @@ from .tables import report_csv, report_json
 from .writer import RecordingWriter
 
 __all__ = [
-    "CHART_POINTS",
     "Allocation",
     "PrometheusError",
     "PrometheusHistory",
@@ -23,7 +22,6 @@ __all__ = [
     "RecordingWriter",
     "Report",
     "Sample",
-    "SuggestionPolicy",
     "Usage",
     "make_report",
     "report_csv",

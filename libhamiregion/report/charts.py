@@ -19,7 +19,7 @@ from .words import size
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from .models import Coverage, Timeline
+    from .models import Gap, Timeline
     from .words import Times
 
 HEIGHT: Final = 1_000
@@ -61,7 +61,7 @@ class Chart:
     times: tuple[tuple[float, str], ...] = ()
 
 
-def memory_chart(name: str, timeline: Timeline, gaps: Coverage, times: Times | None) -> Chart:
+def memory_chart(name: str, timeline: Timeline, gaps: Sequence[Gap], times: Times | None) -> Chart:
     """Draw memory used, its peaks, and the limit; without times no axes, for one of many."""
     highest = max(
         itertools.chain.from_iterable(
@@ -95,7 +95,7 @@ def memory_chart(name: str, timeline: Timeline, gaps: Coverage, times: Times | N
     )
 
 
-def gpu_chart(name: str, timeline: Timeline, gaps: Coverage, times: Times) -> Chart:
+def gpu_chart(name: str, timeline: Timeline, gaps: Sequence[Gap], times: Times) -> Chart:
     """Draw GPUs busy and GPUs allocated."""
     allocated = timeline.allocated_gpus if any(timeline.allocated_gpus) else ()
     highest = max((value or 0 for value in (*allocated, *timeline.busy_gpus)), default=0)
@@ -111,11 +111,11 @@ def gpu_chart(name: str, timeline: Timeline, gaps: Coverage, times: Times) -> Ch
 
 
 def gap_stripes(
-    coverage: Coverage, since_ms: int, until_ms: int
+    gaps: Sequence[Gap], since_ms: int, until_ms: int
 ) -> tuple[tuple[float, float], ...]:
     """Place what was not recorded: left edge and width, in percent."""
     whole_ms = until_ms - since_ms
-    longest = sorted(coverage.gaps, key=lambda gap: gap.start_ms - gap.end_ms)[:_GAPS_DRAWN]
+    longest = sorted(gaps, key=lambda gap: gap.start_ms - gap.end_ms)[:_GAPS_DRAWN]
     places = (
         (100 * (gap.start_ms - since_ms) / whole_ms, 100 * (gap.end_ms - gap.start_ms) / whole_ms)
         for gap in longest
@@ -126,7 +126,7 @@ def gap_stripes(
 def _chart(
     name: str,
     timeline: Timeline,
-    gaps: Coverage,
+    gaps: Sequence[Gap],
     paths: tuple[tuple[str, str], ...],
     ticks: Iterator[tuple[float, str]] | tuple[()],
     times: Times | None,

@@ -87,8 +87,8 @@ class HistoryFacts:
         kind: ``"recording"`` or ``"prometheus"``.
         source: The file's path, or the address without credentials.
         node: The node's name; None where it is not about one node.
-        resolution_s: Time from look to look.
-        averaged: Whether a look stands for several scrapes, with an average and a peak.
+        resolution_s: Time from look to look; of a Prometheus the step, which stands for all that
+            was scraped in it.
         warnings: What a reader of the report should know.
     """
 
@@ -96,7 +96,6 @@ class HistoryFacts:
     source: str
     node: str | None
     resolution_s: float
-    averaged: bool
     warnings: tuple[str, ...] = ()
 
 

@@ -1,4 +1,4 @@
-"""Who held and used what of a node's GPUs, over a stretch of time."""
+"""Adds up what containers held and used of GPUs over a stretch of time."""
 
 from __future__ import annotations
 
@@ -8,17 +8,9 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import attrs
 
-from .models import (
-    LEVELS,
-    Advice,
-    Coverage,
-    Gap,
-    Level,
-    Report,
-    Suggestion,
-    SuggestionPolicy,
-    Usage,
-)
+from libhamiregion.text import printable
+
+from .models import LEVELS, Advice, Gap, Level, Report, Usage
 from .tally import AllocationTally, Bins, Tally
 
 if TYPE_CHECKING:
@@ -28,11 +20,16 @@ if TYPE_CHECKING:
 
     from .history import Allocation, History, Look, Sample
 
+DEFAULT_HEADROOM: Final = 0.1
+DEFAULT_ROUND_TO_BYTES: Final = 256 << 20
+# How long an allocation must have been seen to suggest a limit for it.
+_OBSERVED_S: Final = 3_600
 # More than any GPU has: a container that writes such figures into its region must not decide what
 # everybody's sums and charts look like.
 _BELIEVABLE_BYTES: Final = 1 << 46
 _GAPS_LISTED: Final = 1_000
 _NAMED_IN_WARNINGS: Final = 3
+_NAME_LIMIT: Final = 80
 _GIB_HOUR: Final = (1 << 30) * 3_600_000
 _HOUR_MS: Final = 3_600_000
 
@@ -57,7 +54,8 @@ def make_report(
     *,
     by: Level = "container",
     select: Selector | None = None,
-    policy: SuggestionPolicy | None = None,
+    headroom: float = DEFAULT_HEADROOM,
+    round_to_bytes: int = DEFAULT_ROUND_TO_BYTES,
     points: int = 0,
 ) -> Report:
     """Add up what a recording, or a Prometheus, has of a stretch of time.
@@ -70,7 +68,9 @@ def make_report(
         until_ms: Until when, exclusive.
         by: What the rows are.
         select: Which containers and devices; None takes all.
-        policy: How limits are suggested.
+        headroom: What a suggested limit adds to the 99th percentile of the memory used, 0.1 for a
+            tenth; it is never below the highest use.
+        round_to_bytes: Suggested limits are multiples of this, rounded up.
         points: Steps of the timelines; 0 leaves them out.
 
     Raises:
@@ -84,7 +84,7 @@ def make_report(
     levels = {by, "device"} & GROUP_FIELDS.keys()
     adding = _Adding(history, since_ms, until_ms, select, points, levels)
     adding.run()
-    return adding.report(by, policy or SuggestionPolicy())
+    return adding.report(by, headroom, round_to_bytes)
 
 
 class _Adding:
@@ -111,11 +111,11 @@ class _Adding:
         self._gaps: list[Gap] = []
         self._unbelievable: set[Allocation] = set()
 
-    def _tally(self) -> Tally:
+    def _tally(self, *, gpus: bool = True) -> Tally:
         bins = None
         if self._step_ms:
             count = -(-(self._until_ms - self._since_ms) // self._step_ms)
-            bins = Bins(self._since_ms, self._step_ms, count)
+            bins = Bins(self._since_ms, self._step_ms, count, gpus=gpus)
         return Tally(self._until_ms, bins)
 
     @property
@@ -167,7 +167,7 @@ class _Adding:
             if key not in self._groups[level]:
                 self._groups[level][key] = self._tally()
             groups.append(self._groups[level][key])
-        return AllocationTally(allocation, self._tally(), groups)
+        return AllocationTally(allocation, self._tally(gpus=False), groups)
 
     def _believed(self, allocation: Allocation, sample: Sample | None) -> Sample | None:
         if sample is None:
@@ -182,12 +182,12 @@ class _Adding:
 
     # ---- what it came to -------------------------------------------------------------------------
 
-    def report(self, by: Level, policy: SuggestionPolicy) -> Report:
+    def report(self, by: Level, headroom: float, round_to_bytes: int) -> Report:
         facts = self._history.facts()
         seen = [tally for tally in self._selected if tally.own.observed_ms]
         seen.sort(key=lambda tally: _order(tally.allocation))
         members = [each.allocation for each in seen]
-        allocations = tuple(_usage_of_one(each, policy) for each in seen)
+        allocations = tuple(_usage_of_one(each, headroom, round_to_bytes) for each in seen)
         rows = {level: self._rows(level, members) for level in self._levels}
         whole_ms = self._until_ms - self._since_ms
         missing_ms = sum(gap.end_ms - gap.start_ms for gap in self._gaps)
@@ -198,13 +198,11 @@ class _Adding:
             until_ms=self._until_ms,
             made_at_ms=time.time_ns() // 1_000_000,
             by=by,
-            coverage=Coverage(
-                (whole_ms - missing_ms) / 1000,
-                1 - missing_ms / whole_ms,
-                tuple(sorted(longest, key=lambda gap: gap.start_ms)),
-                len(self._gaps),
-            ),
-            policy=policy,
+            recorded_ratio=1 - missing_ms / whole_ms,
+            gaps=tuple(sorted(longest, key=lambda gap: gap.start_ms)),
+            gap_count=len(self._gaps),
+            headroom=headroom,
+            round_to_bytes=round_to_bytes,
             total=_usage(self._total, members) if members else None,
             rows=rows.get(by, allocations),
             allocations=allocations,
@@ -222,7 +220,7 @@ class _Adding:
     def _doubts(self) -> Iterable[str]:
         if self._unbelievable:
             names = ", ".join(
-                f"{of.container!r} of pod {of.pod or of.pod_uid!r}"
+                printable(f"{of.container} of pod {of.pod or of.pod_uid}", _NAME_LIMIT)
                 for of in sorted(self._unbelievable, key=_order)[:_NAMED_IN_WARNINGS]
             )
             yield (
@@ -281,30 +279,35 @@ def _usage(tally: Tally, members: Sequence[Allocation]) -> Usage:
     )
 
 
-def _usage_of_one(tally: AllocationTally, policy: SuggestionPolicy) -> Usage:
+def _usage_of_one(tally: AllocationTally, headroom: float, round_to_bytes: int) -> Usage:
     usage = _usage(tally.own, [tally.allocation])
     assert tally.last is not None  # noqa: S101 (it was observed)
     limit, sm_limit = tally.last.memory_limit_bytes, tally.last.sm_limit_percent
+    advice, suggested = _advice(usage, limit, headroom, round_to_bytes)
     return attrs.evolve(
         usage,
         device_index=tally.allocation.device_index,
         memory_limit_bytes=limit,
         sm_limit_percent=sm_limit if sm_limit != 100 else None,
         driver_memory_peak_bytes=tally.driver_peak_bytes,
-        suggestion=_suggestion(usage, limit, policy),
+        advice=advice,
+        suggested_limit_bytes=suggested,
     )
 
 
-def _suggestion(usage: Usage, limit: int | None, policy: SuggestionPolicy) -> Suggestion:
-    if usage.observed_s < policy.observed_s:
-        return Suggestion("too_little_seen")
+def _advice(
+    usage: Usage, limit: int | None, headroom: float, round_to_bytes: int
+) -> tuple[Advice, int | None]:
+    if usage.observed_s < _OBSERVED_S:
+        return "too_little_seen", None
     if not usage.memory_peak_bytes:
-        return Suggestion("unused")
-    wanted = policy.limit_bytes(usage.memory_p99_bytes, usage.memory_peak_bytes)
+        return "unused", None
+    # In thousandths: the result shall not depend on how a float was rounded.
+    wanted = -(-usage.memory_p99_bytes * (1_000 + round(headroom * 1_000)) // 1_000)
+    wanted = -(-max(wanted, usage.memory_peak_bytes) // round_to_bytes) * round_to_bytes
     if limit is None:
-        return Suggestion("limit", wanted)
-    verdict: Advice = "keep" if wanted == limit else "lower" if wanted < limit else "raise"
-    return Suggestion(verdict, wanted, wanted - limit)
+        return "limit", wanted
+    return ("keep" if wanted == limit else "lower" if wanted < limit else "raise"), wanted
 
 
 def _order(of: Allocation) -> tuple[object, ...]:

@@ -26,72 +26,7 @@ class Gap:
     end_ms: int
 
 
-@attrs.frozen
-class Coverage:
-    """How much of a report's time was recorded.
-
-    Attributes:
-        recorded_s: Time for which there are figures.
-        ratio: That time as a share of the whole, 0 to 1.
-        gaps: Where nothing was recorded, at the beginning and the end too; the longest 1,000.
-        gap_count: How many there are.
-    """
-
-    recorded_s: float
-    ratio: float
-    gaps: tuple[Gap, ...]
-    gap_count: int
-
-
-@attrs.frozen
-class SuggestionPolicy:
-    """How memory limits are suggested.
-
-    Attributes:
-        headroom: Share to add to the 99th percentile, 0.1 for a tenth.
-        round_to_bytes: Suggestions are multiples of this, rounded up.
-        below_peak: Whether a suggestion may be below the highest use that was seen.
-        observed_s: How long an allocation must have been seen for one.
-    """
-
-    headroom: float = 0.1
-    round_to_bytes: int = 256 << 20
-    below_peak: bool = False
-    observed_s: float = 3_600.0
-
-    def limit_bytes(self, p99_bytes: int, peak_bytes: int) -> int:
-        """Return the limit for that use.
-
-        >>> SuggestionPolicy().limit_bytes(p99_bytes=2 << 30, peak_bytes=3 << 30) / 2**30
-        3.0
-        >>> SuggestionPolicy(below_peak=True).limit_bytes(2 << 30, 3 << 30) / 2**30
-        2.25
-        """
-        # In thousandths: the result shall not depend on how a float was rounded.
-        wanted = -(-p99_bytes * (1_000 + round(self.headroom * 1_000)) // 1_000)
-        if not self.below_peak:
-            wanted = max(wanted, peak_bytes)
-        return -(-wanted // self.round_to_bytes) * self.round_to_bytes
-
-
 Advice: TypeAlias = Literal["lower", "raise", "keep", "limit", "unused", "too_little_seen"]
-
-
-@attrs.frozen
-class Suggestion:
-    """What an allocation's memory limit could be.
-
-    Attributes:
-        verdict: ``"lower"``, ``"raise"`` or ``"keep"`` the limit; ``"limit"`` what has none;
-            ``"unused"``: nothing was used at all, so the allocation itself is in question;
-            ``"too_little_seen"``.
-        limit_bytes: The limit suggested; None with the last two.
-        change_bytes: What it differs from the limit; None with ``"limit"`` and the last two.
-    """
-
-    verdict: Advice
-    limit_bytes: int | None = None
-    change_bytes: int | None = None
 
 
 @attrs.frozen
@@ -104,8 +39,9 @@ class Timeline:
         memory_peak_bytes: The highest in each step.
         memory_used_bytes: The average over what was recorded of each step.
         memory_limit_bytes: The highest limit; 0 where there is none at all.
-        busy_gpus: Average SM utilisation, summed, in GPUs.
-        allocated_gpus: Average SM limits, summed, in GPUs, as far as they are known.
+        busy_gpus: Average SM utilisation, summed, in GPUs; empty for a single allocation.
+        allocated_gpus: Average SM limits, summed, in GPUs, as far as they are known; empty for a
+            single allocation.
     """
 
     start_ms: int
@@ -163,7 +99,10 @@ class Usage:
             not known.
         driver_memory_peak_bytes: The highest of the driver's figures; None if not known, or for a
             group.
-        suggestion: Of a single allocation.
+        advice: ``"lower"``, ``"raise"`` or ``"keep"`` the memory limit; ``"limit"`` what has none;
+            ``"unused"``: nothing was used at all, so the allocation itself is in question;
+            ``"too_little_seen"``: for less than an hour. None for a group.
+        suggested_limit_bytes: The memory limit that would do; None with the last two advices.
         timeline: Over time, if it was asked for.
     """
 
@@ -199,13 +138,14 @@ class Usage:
     loaded_idle_hours: float
     leftover_hours: float | None
     driver_memory_peak_bytes: int | None = None
-    suggestion: Suggestion | None = None
+    advice: Advice | None = None
+    suggested_limit_bytes: int | None = None
     timeline: Timeline | None = None
 
 
 @attrs.frozen
 class Report:
-    """Who held and used what. A value.
+    """What was held and used, by whom. A value.
 
     Attributes:
         facts: Where it comes from.
@@ -214,8 +154,11 @@ class Report:
         made_at_ms: When it was made.
         by: What `rows` are: namespaces, pods, devices, or containers: then one row per container
             and device.
-        coverage: How much of the time was recorded.
-        policy: How limits were suggested.
+        recorded_ratio: How much of the time was recorded, 0 to 1.
+        gaps: Where nothing was recorded, at the beginning and the end too; the longest 1,000.
+        gap_count: How many there are.
+        headroom: What suggested limits add to the 99th percentile, 0.1 for a tenth.
+        round_to_bytes: What suggested limits are multiples of.
         total: Everything together; None if nothing was recorded.
         rows: In the order of their names.
         allocations: One row per container and device, whatever `by` is.
@@ -228,8 +171,11 @@ class Report:
     until_ms: int
     made_at_ms: int
     by: Level
-    coverage: Coverage
-    policy: SuggestionPolicy
+    recorded_ratio: float
+    gaps: tuple[Gap, ...]
+    gap_count: int
+    headroom: float
+    round_to_bytes: int
     total: Usage | None
     rows: tuple[Usage, ...]
     allocations: tuple[Usage, ...]

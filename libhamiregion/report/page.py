@@ -44,7 +44,7 @@ def report_html(report: Report, *, zone: dt.tzinfo | None = None) -> str:
     charts, 20 groups with a chart each, and 1,000 lines of tables, about 1.5 MiB at most.
 
     Args:
-        report: Made with ``points=CHART_POINTS``, or there are no charts.
+        report: Made with ``points``, or there are no charts; 240 is a good number.
         zone: The time zone of its times; None is the local one.
 
     Raises:
@@ -63,7 +63,7 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
-        # Whatever is text, from wherever it comes, is bounded and steers nothing.
+        # Every text is bounded, and its control characters are spelled out, wherever it comes from.
         finalize=lambda value: (
             printable(value, _TEXT_LIMIT)
             if isinstance(value, str) and not isinstance(value, Markup)
@@ -121,13 +121,13 @@ class _Page:
 
         report = self._report
         node = report.facts.node
-        gaps = sorted(report.coverage.gaps, key=lambda gap: gap.start_ms - gap.end_ms)[:_GAPS]
+        gaps = sorted(report.gaps, key=lambda gap: gap.start_ms - gap.end_ms)[:_GAPS]
         shown: dict[str, Any] = {
             "report": report,
             "times": self._times,
             "end_ms": self._end_ms,
             "title": "GPU report" if node is None else f"GPU report: {node}",
-            "strip": gap_stripes(report.coverage, report.since_ms, report.until_ms),
+            "strip": gap_stripes(report.gaps, report.since_ms, report.until_ms),
             "warnings": report.warnings[:_WARNINGS],
             "gaps": sorted(gaps, key=lambda gap: gap.start_ms),
         }
@@ -139,8 +139,13 @@ class _Page:
         report = self._report
         rows = report.allocations
         timed = [row for row in rows if row.timeline is not None]
+        there = [row for row in rows if self._is_there(row)]
+        containers = {(row.namespace, row.pod, row.pod_uid, row.container) for row in rows}
         return {
-            "tiles": self._tiles(total),
+            "there": there,
+            "unused": [row for row in there if row.unused_since_ms is not None],
+            "container_count": len(containers),
+            "pod_count": len({container[:3] for container in containers}),
             "charts": self._charts(total),
             "idle": _Cut(
                 (row for row in rows if row.unused_hours),
@@ -148,12 +153,7 @@ class _Page:
                 lambda row: (-row.unused_gib_hours, -row.unused_hours),
             ),
             "suggested": _Cut(
-                (
-                    row
-                    for row in rows
-                    if row.suggestion is not None
-                    and row.suggestion.verdict in {"lower", "raise", "limit"}
-                ),
+                (row for row in rows if row.advice in {"lower", "raise", "limit"}),
                 _RANKED,
                 # What is there still can be changed; what has no limit yet comes last.
                 lambda row: (not self._is_there(row), *_change_order(row)),
@@ -173,60 +173,12 @@ class _Page:
     def _is_there(self, row: Usage) -> bool:
         return row.last_seen_ms >= self._end_ms
 
-    def _tiles(self, total: Usage) -> list[tuple[str, str, str]]:
-        rows = self._report.allocations
-        there = [row for row in rows if self._is_there(row)]
-        unused = [row for row in there if row.unused_since_ms is not None]
-        held = sum(row.memory_limit_bytes or 0 for row in unused)
-        freed = sum(
-            -(each.suggestion.change_bytes or 0)
-            for each in there
-            if each.suggestion is not None and each.suggestion.verdict == "lower"
-        )
-        containers = {(row.namespace, row.pod, row.pod_uid, row.container) for row in rows}
-        pods = {container[:3] for container in containers}
-        used, limits = total.limited_used_gib_hours, total.limit_gib_hours
-        busy, allocated = number(total.busy_gpu_hours), total.allocated_gpu_hours
-        return [
-            (
-                "Memory limits in use",
-                share(used, limits),
-                f"{number(used)} of {number(limits)} GiB\u00b7h",
-            ),
-            ("GPU hours busy", busy, f"in {number(total.device_hours)} device hours held")
-            if allocated is None
-            else (
-                "GPU time in use",
-                share(total.busy_gpu_hours, allocated),
-                f"{busy} of {number(allocated)} GPU hours allocated",
-            ),
-            (
-                "Unused at the end",
-                f"{len(unused):,} of {len(there):,}",
-                f"allocations, with {size(held)} of limits",
-            ),
-            ("Could be freed", size(freed), "by the limits suggested below"),
-            (
-                "Most memory in use",
-                size(total.memory_peak_bytes),
-                self._times.short(total.peak_at_ms),
-            ),
-            (
-                "Containers",
-                f"{len(containers):,}",
-                (
-                    f"in {counted(len(pods), 'pod')},"
-                    f" on {counted(len(self._report.devices), 'device')}"
-                ),
-            ),
-        ]
-
     def _charts(self, total: Usage) -> list[Chart]:
         from .charts import gpu_chart, memory_chart
 
         if total.timeline is None:
             return []
-        gaps = self._report.coverage
+        gaps = self._report.gaps
         found = [memory_chart("memory used and limits", total.timeline, gaps, self._times)]
         if total.busy_gpu_hours is not None:
             found.append(gpu_chart("GPUs busy and allocated", total.timeline, gaps, self._times))
@@ -235,7 +187,7 @@ class _Page:
     def _small_chart(self, timeline: Timeline) -> Chart:
         from .charts import memory_chart
 
-        return memory_chart("memory used and limit", timeline, self._report.coverage, None)
+        return memory_chart("memory used and limit", timeline, self._report.gaps, None)
 
     def _groups(self) -> list[tuple[Usage | None, Chart | None, Sequence[Usage], int]]:
         """List each group with its chart, its lines, and how many more lines it has."""
@@ -257,12 +209,12 @@ class _Page:
             chart = None
             if group.timeline is not None:
                 chart = memory_chart(
-                    "memory used and limits", group.timeline, report.coverage, self._times
+                    "memory used and limits", group.timeline, report.gaps, self._times
                 )
             found.append((group, chart, lines, len(rows) - len(lines)))
         return found
 
 
 def _change_order(row: Usage) -> tuple[bool, int]:
-    by = None if row.suggestion is None else row.suggestion.change_bytes
-    return (by is None, -abs(by or 0))
+    limit, suggested = row.memory_limit_bytes or 0, row.suggested_limit_bytes or 0
+    return (row.advice == "limit", -abs(suggested - limit))

@@ -130,9 +130,7 @@ class PrometheusHistory:
                 " leave that time out"
             )
         resolution_s = self._step_ms / 1000
-        return HistoryFacts(
-            "prometheus", self._server.url, None, resolution_s, True, tuple(warnings)
-        )
+        return HistoryFacts("prometheus", self._server.url, None, resolution_s, tuple(warnings))
 
     def looks(self, since_ms: int, until_ms: int) -> Iterator[Look]:
         """Yield the looks that hold between two moments.

@@ -28,22 +28,7 @@ Series: TypeAlias = "tuple[dict[str, str], list[tuple[float, str]]]"
 
 
 class PrometheusError(Exception):
-    """A Prometheus cannot be asked, or refuses to answer.
-
-    Attributes:
-        url: Its address.
-    """
-
-    def __init__(self, message: str, *, url: str) -> None:
-        super().__init__(message)
-        self.url = url
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuilt, (str(self), self.url)
-
-
-def _rebuilt(message: str, url: str) -> PrometheusError:
-    return PrometheusError(message, url=url)
+    """A Prometheus cannot be asked, or refuses to answer."""
 
 
 class PrometheusServer:
@@ -70,17 +55,9 @@ class PrometheusServer:
         self._timeout_s = timeout_s
         self._authorization = authorization
         context = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
-        # No handler for file:, ftp: and data:, and none that follows redirects.
-        self._opener = urllib.request.OpenerDirector()
-        for handler in (
-            urllib.request.ProxyHandler(),
-            urllib.request.HTTPHandler(),
-            urllib.request.HTTPSHandler(context=context),
-            urllib.request.HTTPErrorProcessor(),
-            urllib.request.HTTPDefaultErrorHandler(),
-            urllib.request.UnknownHandler(),
-        ):
-            self._opener.add_handler(handler)
+        self._opener = urllib.request.build_opener(
+            urllib.request.HTTPSHandler(context=context), _NoRedirect
+        )
 
     def query_range(
         self, query: str, start_ms: int, end_ms: int, step_ms: int
@@ -114,9 +91,9 @@ class PrometheusServer:
         return series, [printable(str(each), _SHOWN) for each in said]
 
     def _error(self, message: str) -> PrometheusError:
-        return PrometheusError(f"{printable(self.url, _SHOWN)} {message}", url=self.url)
+        return PrometheusError(f"{printable(self.url, _SHOWN)} {message}")
 
-    def _get(self, what: str) -> bytes:
+    def _get(self, what: str) -> bytearray:
         request = urllib.request.Request(  # noqa: S310 (the opener knows http and https only)
             f"{self.url}/api/v1/{what}",
             headers={"Accept": "application/json", "User-Agent": "hamiregion"},
@@ -124,21 +101,17 @@ class PrometheusServer:
         if self._authorization is not None:
             request.add_unredirected_header("Authorization", self._authorization)
         deadline = time.monotonic() + self._timeout_s
-        body = b""
+        body = bytearray()
         try:
             with self._opener.open(request, timeout=self._timeout_s) as response:
-                pieces = []
                 while piece := response.read1(_PIECE):
-                    pieces.append(piece)
-                    if len(pieces) * _PIECE > _ANSWER_LIMIT and sum(map(len, pieces)) > (
-                        _ANSWER_LIMIT
-                    ):
+                    body += piece
+                    if len(body) > _ANSWER_LIMIT:
                         raise self._error(
                             f"sends more than {_ANSWER_LIMIT >> 20} MiB; use a longer step"
                         )
                     if time.monotonic() > deadline:
                         raise TimeoutError
-                body = b"".join(pieces)
         except urllib.error.HTTPError as error:
             with error:
                 raise self._refused(error) from None
@@ -150,7 +123,7 @@ class PrometheusServer:
             raise self._error(f"cannot be reached: {printable(said, _SHOWN)}") from None
         return body
 
-    def _document(self, body: bytes) -> dict[str, Any]:
+    def _document(self, body: bytearray) -> dict[str, Any]:
         try:
             document = json.loads(body)
         except (ValueError, RecursionError):
@@ -174,6 +147,11 @@ class PrometheusServer:
             if error.code == 404:
                 said = "it has no /api/v1; is the address right?"
         return self._error(f"refuses (HTTP {error.code}): {printable(str(said), _SHOWN)}")
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: object) -> None:
+        return None
 
 
 def authorization(token: str | None, user: str | None, password: str | None) -> str | None:

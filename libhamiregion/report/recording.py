@@ -22,7 +22,7 @@ from urllib.parse import quote
 from .history import Allocation, HistoryFacts, Look, Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from typing_extensions import Self
 
@@ -71,39 +71,23 @@ _Stretch: TypeAlias = "tuple[int, int, int, int]"
 
 
 class RecordingError(Exception):
-    """A recording cannot be read or written: another program's file, damaged, or in use.
-
-    Attributes:
-        path: The file.
-    """
-
-    def __init__(self, message: str, *, path: PathLike) -> None:
-        super().__init__(message)
-        self.path = str(path)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuilt, (type(self), str(self), self.path)
+    """A recording cannot be read or written: another program's file, damaged, or in use."""
 
 
 class RecordingUnavailable(RecordingError):
     """A recording cannot be opened or written now (no space, no permission, locked); try again."""
 
 
-def _rebuilt(cls: type[RecordingError], message: str, path: str) -> RecordingError:
-    return cls(message, path=path)
-
-
 def not_a_recording(path: PathLike, what: str) -> RecordingError:
     """Make the error for a file that is something else."""
-    return RecordingError(f"{str(path)!r} is not a recording: {what}", path=path)
+    return RecordingError(f"{str(path)!r} is not a recording: {what}")
 
 
 def damaged(path: PathLike, what: str) -> RecordingError:
     """Make the error for a file with wrong or missing pages or rows."""
     return RecordingError(
         f"{str(path)!r} is damaged ({what}); move it away, and what sqlite3's .recover saves of it"
-        " can be read again",
-        path=path,
+        " can be read again"
     )
 
 
@@ -115,7 +99,7 @@ def from_sqlite(error: sqlite3.Error, path: PathLike) -> RecordingError:
     # sqlite3 has no class of its own for a damaged file; what can pass is an OperationalError.
     if type(error) is sqlite3.DatabaseError:
         return damaged(path, said)
-    return RecordingUnavailable(f"{str(path)!r}: {said}", path=path)
+    return RecordingUnavailable(f"{str(path)!r}: {said}")
 
 
 def check_header(fd: int, path: PathLike) -> bool:
@@ -184,9 +168,7 @@ class Recording:
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
-            raise RecordingUnavailable(
-                f"{self.path!r}: {error.strerror}", path=self.path
-            ) from error
+            raise RecordingUnavailable(f"{self.path!r}: {error.strerror}") from error
         try:
             if not check_header(fd, self.path):
                 raise not_a_recording(self.path, "it is empty")
@@ -239,7 +221,7 @@ class Recording:
         with self._errors():
             about = dict(self._connection.execute("SELECT key, value FROM about"))
         interval_s = float(about.get("interval_s", 0))
-        return HistoryFacts("recording", self.path, about.get("node"), interval_s, averaged=False)
+        return HistoryFacts("recording", self.path, about.get("node"), interval_s)
 
     def looks(self, since_ms: int, until_ms: int) -> Iterator[Look]:
         """Yield the looks between two moments, cut to them.
@@ -294,7 +276,7 @@ class Recording:
             " FROM looks LEFT JOIN changes ON look = id WHERE id BETWEEN ? AND ? ORDER BY id",
             (first, last),
         )
-        current: dict[int, Sample] = {}
+        current: dict[int, Sample | None] = {}
         # What changed before the report begins is what it begins with.
         changes: dict[Allocation, Sample | None] = {}
         whole = True
@@ -303,21 +285,14 @@ class Recording:
             if not before_ms <= at_ms < until_ms:
                 raise damaged(self.path, f"look {look} is not after the one before")
             before_ms = until_ms
-            here: dict[Allocation, Sample | None] = {}
             for row in group:
                 number = row[3]
                 if number is None:
                     continue  # nothing has changed
                 if number not in allocations:
                     raise damaged(self.path, f"allocation {number} of look {look} is missing")
-                sample = _sample(row, current.get(number))
-                # Before its uuid was known, an allocation has another number.
-                if sample is not None:
-                    current[number] = here[allocations[number]] = sample
-                else:
-                    current.pop(number, None)
-                    here.setdefault(allocations[number], None)
-            changes.update(here)
+                sample = current[number] = _sample(row, current.get(number))
+                changes[allocations[number]] = sample
             if until_ms <= start_ms:
                 continue
             if at_ms >= end_ms:
@@ -328,23 +303,9 @@ class Recording:
     def _allocations(self) -> dict[int, Allocation]:
         rows = self._connection.execute(
             "SELECT id, namespace, pod, container, pod_uid, device_index, device_uuid"
-            " FROM allocations ORDER BY id"
-        ).fetchall()
-        uuids: dict[tuple[Any, ...], list[tuple[int, str]]] = {}
-        for number, _, _, container, pod_uid, index, uuid in rows:
-            if uuid is not None:
-                uuids.setdefault((container, pod_uid, index), []).append((number, uuid))
-        return {
-            number: Allocation(
-                namespace,
-                pod,
-                container,
-                pod_uid,
-                index,
-                uuid or _later(number, uuids.get((container, pod_uid, index))),
-            )
-            for number, namespace, pod, container, pod_uid, index, uuid in rows
-        }
+            " FROM allocations"
+        )
+        return {number: Allocation(*fields) for number, *fields in rows}
 
 
 def _sample(row: tuple[Any, ...], before: Sample | None) -> Sample | None:
@@ -364,13 +325,6 @@ def _sample(row: tuple[Any, ...], before: Sample | None) -> Sample | None:
     if used < 0:
         return None
     return Sample(used, limit, sm_limit, sm, processes, driver, driver_sm)
-
-
-def _later(number: int, uuids: Sequence[tuple[int, str]] | None) -> str | None:
-    """Which device it was before the container reported one: the next reported, or the last."""
-    if not uuids:
-        return None
-    return next((uuid for reported, uuid in uuids if reported > number), uuids[-1][1])
 
 
 def _joined(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:

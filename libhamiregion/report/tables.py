@@ -19,14 +19,12 @@ if TYPE_CHECKING:
 
 #: Changes whenever a key of the JSON, or what it means, does.
 JSON_SCHEMA: Final = "hamiregion-report/1"
+_TEXT_LIMIT: Final = 253
 
 # Spreadsheets take a cell that begins so for a formula; full-width forms are read as the same. In
 # some countries they divide lines at semicolons, and see no quotes within what they divide.
 _FORMULA = re.compile(r"""(^|[,;\t])(?=[\s"]*[=+\-@\uff1d\uff0b\uff0d\uff20])""")
-_COLUMNS: Final = tuple(
-    field.name for field in attrs.fields(Usage) if field.name not in {"suggestion", "timeline"}
-)
-_SUGGESTED: Final = ("verdict", "limit_bytes", "change_bytes")
+_COLUMNS: Final = tuple(field.name for field in attrs.fields(Usage) if field.name != "timeline")
 
 
 def report_csv(report: Report) -> str:
@@ -39,14 +37,9 @@ def report_csv(report: Report) -> str:
     """
     lines = io.StringIO(newline="")
     writer = csv.writer(lines, lineterminator="\r\n")
-    writer.writerow(
-        [name.removesuffix("_ms") for name in _COLUMNS]
-        + ["suggestion", "suggested_limit_bytes", "suggested_change_bytes"]
-    )
+    writer.writerow([name.removesuffix("_ms") for name in _COLUMNS])
     for row in report.rows:
-        cells = [_cell(name, getattr(row, name)) for name in _COLUMNS]
-        cells += [_cell(name, getattr(row.suggestion, name, None)) for name in _SUGGESTED]
-        writer.writerow(cells)
+        writer.writerow([_cell(name, getattr(row, name)) for name in _COLUMNS])
     return lines.getvalue()
 
 
@@ -65,7 +58,7 @@ def _cell(name: str, value: object) -> object:
     if value is None:
         return ""
     if isinstance(value, str):
-        return _FORMULA.sub(r"\1'", printable(value))
+        return _FORMULA.sub(r"\1'", printable(value, _TEXT_LIMIT))
     if isinstance(value, float):
         return round(value, 6)
     if name.endswith("_ms") and isinstance(value, int):

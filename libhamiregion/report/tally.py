@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
     from .history import Allocation, Sample
 
-#: What an allocation adds to each of its groups at a moment. The first four can change a peak.
+#: What an allocation adds to each of its groups at a moment. The first four can change a peak; the
+#: last five come from utilisation, which changes most often.
 RATES: Final = (
     "present",
     "used",
@@ -21,15 +22,15 @@ RATES: Final = (
     "limited_used",
     "share",
     "share_known",
+    "unused",
+    "unused_limit",
+    "leftover",
+    "processes_known",
     "busy",
     "busy_known",
     "driver_busy",
     "driver_busy_known",
-    "unused",
-    "unused_limit",
     "idle",
-    "leftover",
-    "processes_known",
 )
 _CAN_PEAK: Final = 4
 _USED: Final = RATES.index("used")
@@ -51,7 +52,8 @@ def rates_of(sample: Sample | None) -> tuple[float, ...]:
         return _NOTHING
     used, limit = sample.memory_used_bytes, sample.memory_limit_bytes or 0
     peak = used if sample.memory_peak_bytes is None else sample.memory_peak_bytes
-    share, sm, driver = sample.sm_limit_percent, sample.sm_percent, sample.driver_sm_percent
+    share, processes = sample.sm_limit_percent, sample.processes
+    sm, driver = sample.sm_percent, sample.driver_sm_percent
     return (
         1,
         used,
@@ -60,15 +62,15 @@ def rates_of(sample: Sample | None) -> tuple[float, ...]:
         used if limit else 0,
         share or 0,
         share is not None,
+        not peak,
+        0 if peak else limit,
+        peak > 0 and processes == 0,
+        processes is not None,
         min(sm or 0, 100),
         sm is not None,
         min(driver or 0, 100),
         driver is not None,
-        not peak,
-        0 if peak else limit,
         peak > 0 and sm == 0,
-        peak > 0 and sample.processes == 0,
-        sample.processes is not None,
     )
 
 
@@ -83,27 +85,34 @@ def rounded_up(value: int) -> int:
 
 
 class Bins:
-    """Memory and GPUs over time, in equal steps."""
+    """Memory and GPUs over time, in equal steps.
 
-    def __init__(self, start_ms: int, step_ms: int, count: int) -> None:
+    Args:
+        start_ms: Where the first step begins.
+        step_ms: Length of a step.
+        count: How many there are.
+        gpus: Whether to add up GPUs as well.
+    """
+
+    def __init__(self, start_ms: int, step_ms: int, count: int, *, gpus: bool) -> None:
         self._start_ms = start_ms
         self._step_ms = step_ms
-        self._count = count
         self._covered_ms = [0] * count
         self._peak = [0] * count
         self._limit = [0] * count
-        # Integrals over each step, and by how much the rate changes from the next step on.
-        self._sums = {rate: [0.0] * (count + 1) for rate in (_USED, _SHARE, _BUSY)}
-        self._turns = {rate: [0.0] * (count + 1) for rate in (_USED, _SHARE, _BUSY)}
+        # By rate: its integral over each step, and by how much it changes from the next step on.
+        rates = (_USED, _SHARE, _BUSY) if gpus else (_USED,)
+        self._sums = {rate: ([0.0] * (count + 1), [0.0] * (count + 1)) for rate in rates}
 
     def change(self, now_ms: int, changes: Changes) -> None:
         """Change rates from now on."""
         at = (now_ms - self._start_ms) // self._step_ms
         left_ms = self._start_ms + (at + 1) * self._step_ms - now_ms
         for rate, by in changes:
-            if rate in self._sums and at < self._count:
-                self._sums[rate][at] += by * left_ms
-                self._turns[rate][at + 1] += by
+            found = self._sums.get(rate)
+            if found is not None and at + 1 < len(found[0]):
+                found[0][at] += by * left_ms
+                found[1][at + 1] += by
 
     def hold(self, since_ms: int, until_ms: int, peak: int, limit: int) -> None:
         """Note what has been the case for a while."""
@@ -117,24 +126,28 @@ class Bins:
             at += 1
 
     def timeline(self) -> Timeline:
-        """What it comes to."""
-        covered = self._covered_ms
+        """Return what it comes to."""
         return Timeline(
             self._start_ms,
             self._step_ms,
-            tuple(_where(covered, self._peak)),
+            tuple(_where(self._covered_ms, self._peak)),
             tuple(None if each is None else round(each) for each in self._averages(_USED)),
-            tuple(_where(covered, self._limit)),
-            tuple(None if each is None else round(each / 100, 4) for each in self._averages(_BUSY)),
-            tuple(
-                None if each is None else round(each / 100, 4) for each in self._averages(_SHARE)
-            ),
+            tuple(_where(self._covered_ms, self._limit)),
+            self._gpus(_BUSY),
+            self._gpus(_SHARE),
+        )
+
+    def _gpus(self, rate: int) -> tuple[float | None, ...]:
+        if rate not in self._sums:
+            return ()
+        return tuple(
+            None if each is None else round(each / 100, 4) for each in self._averages(rate)
         )
 
     def _averages(self, rate: int) -> Iterable[float | None]:
-        running = itertools.accumulate(self._turns[rate])
+        sums, turns = self._sums[rate]
         for covered_ms, here, before in zip(
-            self._covered_ms, self._sums[rate], running, strict=False
+            self._covered_ms, sums, itertools.accumulate(turns), strict=False
         ):
             yield (here + before * self._step_ms) / covered_ms if covered_ms else None
 
@@ -158,8 +171,11 @@ class Tally:
 
     def __init__(self, until_ms: int, bins: Bins | None) -> None:
         self.bins = bins
-        self.rates: list[float] = [0] * len(RATES)
+        self._rates: list[float] = [0] * len(RATES)
         self._sums: list[float] = [0] * len(RATES)
+        #: Changes of one moment, which count together.
+        self._pending: list[float] = [0] * len(RATES)
+        self._pending_ms = 0
         self._until_ms = until_ms
         self._since_ms = 0
         self._unused_from_ms: int | None = None
@@ -174,22 +190,38 @@ class Tally:
         self.unused_since_ms: int | None = None
         self._peak_time_ms: dict[int, int] = {}
 
+    def add(self, now_ms: int, changes: Changes) -> None:
+        """Change rates from now on, together with all other changes of this moment."""
+        if now_ms != self._pending_ms:
+            self._flush()
+            self._pending_ms = now_ms
+        for rate, by in changes:
+            self._pending[rate] += by
+
+    def _flush(self) -> None:
+        changes = [(rate, by) for rate, by in enumerate(self._pending) if by]
+        if changes:
+            self._pending = [0] * len(RATES)
+            self.change(self._pending_ms, changes)
+
     def change(self, now_ms: int, changes: Changes) -> None:
         """Change rates from now on; moments never go back."""
-        if changes[0][0] < _CAN_PEAK:
+        first = changes[0][0]
+        if first < _CAN_PEAK:
             self._advance(now_ms)
         left_ms = self._until_ms - now_ms
         for rate, by in changes:
-            self.rates[rate] += by
+            self._rates[rate] += by
             self._sums[rate] += by * left_ms
         if self.bins is not None:
             self.bins.change(now_ms, changes)
 
     def finish(self, now_ms: int) -> None:
         """End at the last moment that anything is known of."""
+        self._flush()
         self._advance(now_ms)
-        self.unused_since_ms = self._unused_from_ms if self.rates[0] else None
-        changes = [(rate, -by) for rate, by in enumerate(self.rates) if by]
+        self.unused_since_ms = self._unused_from_ms if self._rates[0] else None
+        changes = [(rate, -by) for rate, by in enumerate(self._rates) if by]
         if changes:
             self.change(now_ms, changes)
 
@@ -198,7 +230,7 @@ class Tally:
         passed_ms = now_ms - since_ms
         if not passed_ms:
             return
-        present, _, peak, limit = map(int, self.rates[:_CAN_PEAK])
+        present, _, peak, limit = map(int, self._rates[:_CAN_PEAK])
         if not present:
             self._unused_from_ms = None
             return
@@ -245,7 +277,7 @@ class AllocationTally:
     def __init__(self, allocation: Allocation, own: Tally, groups: Iterable[Tally]) -> None:
         self.allocation = allocation
         self.own = own
-        self._tallies = (own, *groups)
+        self._groups = tuple(groups)
         self._rates = _NOTHING
         self.sample: Sample | None = None
         #: The last that was seen.
@@ -257,15 +289,17 @@ class AllocationTally:
         before, self._rates, self.sample = self._rates, rates_of(sample), sample
         if sample is not None:
             self.last = sample
-            if sample.driver_memory_bytes is not None:
-                self.driver_peak_bytes = max(
-                    self.driver_peak_bytes or 0, sample.driver_memory_bytes
-                )
+            driver = sample.driver_memory_bytes
+            if driver is not None:
+                self.driver_peak_bytes = max(self.driver_peak_bytes or 0, driver)
+        after = self._rates
+        first = _BUSY if after[:_BUSY] == before[:_BUSY] else 0
         changes = [
-            (rate, new - old)
-            for rate, (new, old) in enumerate(zip(self._rates, before, strict=True))
-            if new != old
+            (rate, after[rate] - before[rate])
+            for rate in range(first, len(RATES))
+            if after[rate] != before[rate]
         ]
         if changes:
-            for tally in self._tallies:
-                tally.change(now_ms, changes)
+            self.own.change(now_ms, changes)
+            for group in self._groups:
+                group.add(now_ms, changes)

@@ -51,7 +51,6 @@ _NAME_LIMIT: Final = 253
 _MOST: Final = 2**63 - 1
 # About the size of a row of `changes`.
 _ROW_BYTES: Final = 24
-_SMALLEST_WAL_LIMIT: Final = 64 << 20
 # Pages given back to the file system per look: some milliseconds of work.
 _VACUUM_PAGES: Final = 1_000
 
@@ -135,7 +134,6 @@ class RecordingWriter:
         self._interval_ms = max(1, round(interval_s * 1000))
         self._retention_ms = None if retention_s is None else retention_s * 1000
         self._max_size_bytes = max_size_bytes
-        self._wal_limit = max(_SMALLEST_WAL_LIMIT, (max_size_bytes or 0) // 4)
         self._rows_per_run = None if max_size_bytes is None else max_size_bytes // 16 // _ROW_BYTES
         self._node = node
         self._guard = threading.Lock()
@@ -158,7 +156,7 @@ class RecordingWriter:
     # ---- opening and closing ---------------------------------------------------------------------
 
     def _open(self) -> sqlite3.Connection:
-        in_use = RecordingError(f"{self.path!r} is in use by another recorder", path=self.path)
+        in_use = RecordingError(f"{self.path!r} is in use by another recorder")
         # Closing a descriptor of a file drops the locks that SQLite has on it in this process: so
         # this one is closed after its connection, and none is opened beside it.
         if _named_file(self.path) in OPEN_FOR_WRITING:
@@ -176,10 +174,11 @@ class RecordingWriter:
             self.path, timeout=5, isolation_level=None, check_same_thread=False
         )
         if not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
-            # Before there is a write-ahead log, so that the file itself says what it is.
-            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            # All at once, and before there is a write-ahead log: the file says what it is from its
+            # first page on.
             connection.executescript(
-                f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA application_id = {APPLICATION_ID};"
+                f"BEGIN; PRAGMA auto_vacuum = INCREMENTAL; {SCHEMA}"
+                f" PRAGMA application_id = {APPLICATION_ID};"
                 f" PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
             )
         connection.execute("PRAGMA journal_mode = WAL")
@@ -232,9 +231,7 @@ class RecordingWriter:
             if isinstance(error, sqlite3.Error):
                 raise from_sqlite(error, self.path) from error
             if isinstance(error, OSError):
-                raise RecordingUnavailable(
-                    f"{self.path!r}: {error.strerror}", path=self.path
-                ) from error
+                raise RecordingUnavailable(f"{self.path!r}: {error.strerror}") from error
             raise
 
     def close(self) -> None:
@@ -288,20 +285,7 @@ class RecordingWriter:
         if self._file is not None and self._file != _named_file(self.path):
             # Written to a file without a name, everything would be lost.
             self._close()
-        connection = self._connection or self._open()
-        try:
-            log_bytes = os.stat(f"{self.path}-wal").st_size  # noqa: PTH116
-        except FileNotFoundError:
-            return connection
-        if log_bytes > self._wal_limit:
-            ((busy, _, _),) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            if busy:
-                raise RecordingUnavailable(
-                    f"{self.path!r}: a reader that does not end keeps {format_size(log_bytes)} from"
-                    " being taken into the file",
-                    path=self.path,
-                )
-        return connection
+        return self._connection or self._open()
 
     def _write(
         self, connection: sqlite3.Connection, samples: Mapping[Allocation, Sample], at_ms: int
@@ -377,27 +361,37 @@ class RecordingWriter:
         )
         devices = self._known.get((of.pod_uid, of.container), {})
         known = devices.get((of.device_index, of.device_uuid))
-        if known is not None:
-            number, before = known
-            # A name that has become known stays known.
-            if (of.namespace, of.pod) not in {(None, None), (before.namespace, before.pod)}:
-                connection.execute(
-                    "UPDATE allocations SET namespace = ?, pod = ? WHERE id = ?",
-                    (of.namespace, of.pod, number),
-                )
-                self._note(number, of)
+        same_index = [each for (index, _), each in devices.items() if index == of.device_index]
+        if known is None and same_index:
+            # A device that is not reported, or not yet, is the one that was reported last, and so
+            # is one too many.
+            was, now = same_index[-1][1].device_uuid, of.device_uuid
+            if was is None or now is None or len(devices) >= _UUIDS_PER_CONTAINER:
+                known = same_index[-1]
+        if known is None:
+            number = connection.execute(
+                "INSERT INTO allocations VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)",
+                (*attrs.astuple(of), look),
+            ).lastrowid
+            assert number is not None  # noqa: S101 (an INSERT has one)
+            self._note(number, of)
             return number
-        if len(devices) >= _UUIDS_PER_CONTAINER:
-            for (index, _), (number, _) in reversed(devices.items()):
-                if index == of.device_index:
-                    return number
-        added = connection.execute(
-            "INSERT INTO allocations VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)",
-            (*attrs.astuple(of), look),
-        ).lastrowid
-        assert added is not None  # noqa: S101 (an INSERT has one)
-        self._note(added, of)
-        return added
+        number, before = known
+        # What has become known stays known.
+        after = attrs.evolve(
+            before,
+            namespace=of.namespace or before.namespace,
+            pod=of.pod or before.pod,
+            device_uuid=before.device_uuid or of.device_uuid,
+        )
+        if after != before:
+            connection.execute(
+                "UPDATE allocations SET namespace = ?, pod = ?, device_uuid = ? WHERE id = ?",
+                (after.namespace, after.pod, after.device_uuid, number),
+            )
+            del devices[before.device_index, before.device_uuid]
+            self._note(number, after)
+        return number
 
     # ---- bounds ----------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from doctor_node_scenes import DoctorNode, OddContainer, Place
 from forked import in_child, unprivileged
 from namespaces import needs_first_namespace
 from node_root import Root
+from node_scene import MONITOR
 from own_cgroups import cgroup_of_pod
 from patience import eventually
 from poke import locate
@@ -351,7 +352,7 @@ def test_a_child_forked_during_a_diagnosis_is_told_that_the_node_is_not_its_own(
     tmp_path: Path,
 ) -> None:
     inside, done = threading.Event(), threading.Event()
-    with Node(Root(tmp_path / "containers"), outside=False) as node:
+    with Node(Root(tmp_path / "containers")) as node:
 
         def diagnosing() -> None:
             with observations_of(node).turn:
@@ -399,7 +400,7 @@ def test_a_region_that_the_doctor_may_not_open_is_a_finding(public_directory: Pa
     doctor_node.close()
 
     def told() -> list[tuple[str | None, str]]:
-        with Node(root, outside=False) as node:
+        with Node(root) as node:
             return [(each.cause, each.evidence) for each in diagnose(node, settle_s=0)]
 
     ((cause, evidence),) = unprivileged(told)
@@ -429,11 +430,11 @@ def test_a_process_that_calls_itself_a_monitor_hides_no_blocked_launches(
     place = doctor_node.place(sm_limits=[50])
     inside = place.start()
     place.file.put("recent_kernel", -1)
-    named = subprocess.Popen(["vGPUmonitor", "1000"], executable=shutil.which("sleep"))
+    named = subprocess.Popen([MONITOR, "1000"], executable=shutil.which("sleep"))
 
     def found() -> list[FindingKind]:
         # A process that is moved touches no memory, which a table would notice: take a new one.
-        with Node(doctor_node.root, outside=False) as node:
+        with Node(doctor_node.root) as node:
             return [each.kind for each in diagnose(node, settle_s=0)]
 
     try:

@@ -22,7 +22,7 @@ pytestmark = [needs_namespaces, needs_first_namespace]
 REPAIR = """
 import sys
 from libhamiregion.node import Node, diagnose, repair
-with Node(sys.argv[1], outside=False) as node:
+with Node(sys.argv[1]) as node:
     while True:
         found = diagnose(node, settle_s=0)
         print(flush=True)

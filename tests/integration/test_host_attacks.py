@@ -290,7 +290,7 @@ def test_a_view_reads_proc_once_and_an_idle_process_only_once(
     root = Root(tmp_path / "containers")
     idle = actor(root.region())
     idle("attach")
-    with Node(root, outside=False) as node:
+    with Node(root) as node:
         passes: list[int] = []
         looked: list[str] = []
         read, look_at = node.processes._read, node.processes._look_at
@@ -325,7 +325,7 @@ def test_a_region_that_somebody_closes_during_a_view_costs_that_one_only(
     root = Root(tmp_path / "containers")
     root.region("closed")
     root.region("kept")
-    with Node(root, outside=False) as node:
+    with Node(root) as node:
         refresh = node.processes.refresh
 
         def closing() -> None:

@@ -37,7 +37,7 @@ def root(tmp_path: Path) -> Root:
 
 @pytest.fixture
 def node(root: Root) -> Iterator[Node]:
-    with Node(root, outside=False) as node:
+    with Node(root) as node:
         yield node
 
 
@@ -96,7 +96,7 @@ def race(node: Node, root: Root, victim: Path, rounds: int, seed: int) -> None:
     # It was at it all the time.
     assert len(seen) > 2
     refresh(node)
-    with Node(root, outside=False) as fresh:
+    with Node(root) as fresh:
         refresh(fresh)
         pairs = zip(node.containers, fresh.containers, strict=True)
         assert all(

@@ -43,25 +43,6 @@ def test_who_holds_two_regions_open_for_writing_is_taken_for_a_monitor(
 
 
 @needs_namespaces
-def test_one_region_open_for_writing_is_an_edit_unless_it_stays(
-    scene: NodeScene, node: Node
-) -> None:
-    file = scene.container("a")
-    watch = WriterWatch(node)
-    with (
-        contextlib.closing(watch),
-        containers() as start,
-        OtherWriter("python3", [file]) as other,
-    ):
-        start().tell("attach", file.path)
-        node.refresh()
-        assert watch.look() == ()
-        node.refresh()
-        (found,) = watch.look()
-        assert (found.evidence, found.pid) == ("mapping", other.pid)
-
-
-@needs_namespaces
 def test_processes_of_the_containers_are_no_writers(scene: NodeScene, node: Node) -> None:
     files = [scene.container("a"), scene.container("b")]
     watch = WriterWatch(node)
@@ -164,7 +145,7 @@ def test_a_pod_that_holds_a_region_cannot_pass_for_a_monitor(
             with cgroup_of_pod(pod_uid, "ab" * 32) as cgroup:
                 (cgroup / "cgroup.procs").write_text(str(impostor.pid))
                 expected = pytest.raises(OtherWriterRuns) if counts else contextlib.nullcontext()
-                with expected, Node(scene.root, outside=False) as fresh:
+                with expected, Node(scene.root) as fresh:
                     task = Feedback(fresh)
                     try:
                         task.start()
@@ -198,9 +179,7 @@ def test_two_agents_exclude_each_other(scene: NodeScene, node: Node, feedback: F
     file = scene.container("a")
     feedback.start()
     second = Feedback(node)
-    with pytest.raises(
-        OtherWriterRuns, match=f"another agent runs: process {os.getpid()} has locked"
-    ):
+    with pytest.raises(OtherWriterRuns, match="another agent runs: a process has locked"):
         second.start()
     launch(file)
     second.run()
@@ -216,10 +195,10 @@ def test_the_lock_is_on_the_directory_whatever_its_name(
     link = tmp_path / "another-way"
     link.symlink_to(scene.root)
     feedback.start()
-    with Node(link, outside=False) as same, pytest.raises(OtherWriterRuns):
+    with Node(link) as same, pytest.raises(OtherWriterRuns):
         Feedback(same).start()
     elsewhere = NodeScene(tmp_path / "other-containers")
-    with Node(elsewhere.root, outside=False) as other:
+    with Node(elsewhere.root) as other:
         task = Feedback(other)
         task.start()
         task.stop()
@@ -230,7 +209,7 @@ def test_where_processes_are_hidden_it_starts_only_if_told_that_it_is_alone(
 ) -> None:
     proc = tmp_path / "proc"
     proc.mkdir()
-    with Node(scene.root, proc=proc, outside=False) as node:
+    with Node(scene.root, proc=proc) as node:
         with pytest.raises(OtherWriterRuns, match="does not show all processes") as told:
             Feedback(node).start()
         assert told.value.others[0].evidence == "hidden"

@@ -266,12 +266,10 @@ def test_an_export_is_a_plan_that_the_node_is_on(scene: PlanScene) -> None:
 
 
 def events(process: subprocess.Popen[str], until: str) -> list[dict[str, Any]]:
-    assert process.stdout is not None
+    assert process.stderr is not None
     seen: list[dict[str, Any]] = []
     while not seen or seen[-1]["event"] != until:
-        line = process.stdout.readline()
-        assert line, process.stderr.read() if process.stderr else ""
-        seen.append(json.loads(line))
+        seen.append(json.loads(process.stderr.readline()))
     return seen
 
 

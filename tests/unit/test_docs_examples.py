@@ -109,8 +109,8 @@ NODE_WRITERS = {
     "RepairLoop",
     "DriverFigures",
     "GoneRemover",
-    "PlanApplier",
     "PlanWatcher",
+    "apply_diff",
 }
 
 

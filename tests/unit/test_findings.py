@@ -10,7 +10,8 @@ from pathlib import Path
 import attrs
 import pytest
 
-from libhamiregion.node import Explanation, Finding, FindingKind, Severity
+from libhamiregion.node import Finding, FindingKind, Severity
+from libhamiregion.node.doctor import Explanation
 from libhamiregion.node.doctor.catalogue import CATALOGUE
 from libhamiregion.node.doctor.examination import count_text, pids_text
 from libhamiregion.node.doctor.findings import finding

@@ -102,8 +102,8 @@ def test_a_length_of_time_counts_from_the_end_and_suggestions_can_be_steered(day
     words = ("--since", "6h", "--until", "2026-10-01T12:00Z", "--json", "--pod", "bert-*")
     document = json.loads(call("report", "--from", day, *words, "--headroom", "50").stdout)
     assert document["since_ms"] == (MIDNIGHT_S + DAY_S // 4) * 1000
-    assert document["coverage"]["ratio"] == 1
-    assert document["rows"][0]["suggestion"]["limit_bytes"] == int(16.5 * 2**30)
+    assert document["recorded_ratio"] == 1
+    assert document["rows"][0]["suggested_limit_bytes"] == int(16.5 * 2**30)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ import pytest
 from recorded_day import DAY_S, GIB, MIDNIGHT_S, record, tenants
 
 from libhamiregion.report import (
-    CHART_POINTS,
     Allocation,
     Recording,
     RecordingWriter,
@@ -29,6 +28,7 @@ from libhamiregion.report import (
     report_json,
 )
 from libhamiregion.report.history import HistoryFacts, Look
+from libhamiregion.report.page import CHART_POINTS
 from libhamiregion.report.tables import JSON_SCHEMA
 
 SINCE_MS = MIDNIGHT_S * 1000
@@ -88,8 +88,7 @@ def test_csv_has_one_line_per_row_and_the_fields_by_name(day: Report) -> None:
         assert int(line["memory_peak_bytes"]) == row.memory_peak_bytes
         assert float(line["busy_gpu_hours"]) == pytest.approx(row.busy_gpu_hours, abs=1e-6)
         assert line["peak_at"].endswith("Z")
-        assert row.suggestion is not None
-        assert line["suggestion"] == row.suggestion.verdict
+        assert line["advice"] == row.advice
         if row.pod == "legacy-etl":
             assert line["memory_limit_bytes"] == ""
 
@@ -122,13 +121,13 @@ def test_json_has_the_fields_of_the_report(day: Report, hostile: Report) -> None
     document = json.loads(json.dumps(report_json(day)))
     assert document["schema"] == JSON_SCHEMA
     assert set(document) == {
-        "schema", "facts", "since_ms", "until_ms", "made_at_ms", "by", "coverage", "policy",
-        "total", "rows", "warnings",
+        "schema", "facts", "since_ms", "until_ms", "made_at_ms", "by", "recorded_ratio", "gaps",
+        "gap_count", "headroom", "round_to_bytes", "total", "rows", "warnings",
     }  # fmt: skip
     assert set(document["rows"][0]) == {field.name for field in attrs.fields(Usage)}
     assert document["rows"][0]["memory_peak_bytes"] == day.rows[0].memory_peak_bytes
     assert len(document["total"]["timeline"]["memory_peak_bytes"]) == CHART_POINTS
-    assert document["coverage"]["gap_count"] == 1
+    assert document["gap_count"] == 1
     names = {row["namespace"] for row in json.loads(json.dumps(report_json(hostile)))["rows"]}
     assert HOSTILE[0] in names
     assert len(names) == len(HOSTILE)
@@ -207,7 +206,7 @@ def test_a_page_says_what_it_is_about(day: Report) -> None:
     assert "1 Oct 2026, 00:00 to 2 Oct 2026, 00:00 (UTC), 24 h" in text
     assert "97 % of the time was recorded" in text
     for heading in (
-        "Over time", "Held and not used", "Suggested limits", "Counted for nobody",
+        "Over time", "Held and not used", "Suggested limits", "Left over",
         "Memory by container", "Namespaces", "Devices", "How it was measured", "Not recorded",
     ):  # fmt: skip
         assert heading in text
@@ -257,7 +256,7 @@ class Averaged:
         yield Look(since_ms, until_ms, True, {allocation: sample})
 
     def facts(self) -> HistoryFacts:
-        return HistoryFacts("prometheus", "http://p:9090", None, 60.0, True)
+        return HistoryFacts("prometheus", "http://p:9090", None, 60.0)
 
 
 def test_a_report_of_averages_has_peaks_and_no_gpu_hours_that_nobody_told() -> None:

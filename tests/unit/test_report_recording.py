@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import pickle
 import random
 import sqlite3
 import stat
@@ -173,13 +172,15 @@ def test_names_that_become_known_stay_known(path: Path, writer: Clocked) -> None
     assert query(path, "SELECT namespace, pod FROM allocations") == [("research", "bert-0")]
 
 
-def test_a_device_is_the_one_that_is_reported_next(path: Path, writer: Clocked) -> None:
-    for number, uuid in enumerate(("GPU-a", None, "GPU-b")):
-        writer.look({attrs.evolve(TRAIN, device_uuid=uuid): number})
+def test_a_device_that_is_not_reported_is_the_one_before_or_the_first(
+    path: Path, writer: Clocked
+) -> None:
+    for uuid in (None, "GPU-a", None, "GPU-b"):
+        writer.look({attrs.evolve(TRAIN, device_uuid=uuid): 1})
     assert [
         {of.device_uuid for of, sample in look.changes.items() if sample is not None}
         for look in looks(path)
-    ] == [{"GPU-a"}, {"GPU-b"}, {"GPU-b"}]
+    ] == [{"GPU-a"}, set(), set(), {"GPU-b"}]
 
 
 def test_the_file_can_be_read_with_sqlite_alone(path: Path, writer: Clocked) -> None:
@@ -195,6 +196,7 @@ def test_the_file_can_be_read_with_sqlite_alone(path: Path, writer: Clocked) -> 
 def test_a_look_holds_until_the_next_or_for_one_interval(path: Path, writer: Clocked) -> None:
     writer.look()
     writer.look(after_ms=29_000)
+    # A pause, or a clock that is set forward.
     writer.look(after_ms=600_000)
     assert writer.look().whole
     assert seconds(looks(path)) == [(0, 15), (15, 44), (44, 59), (644, 659)]
@@ -207,12 +209,6 @@ def test_a_recorder_that_starts_again_at_once_leaves_no_gap(path: Path) -> None:
         assert writer.look().whole
         writer.writer.close()
     assert seconds(looks(path)) == [(0, 20), (20, 35)]
-
-
-def test_a_clock_set_forward_leaves_a_gap(path: Path, writer: Clocked) -> None:
-    writer.look(after_ms=HOUR_MS)
-    writer.look()
-    assert seconds(looks(path)) == [(0, 15), (3600, 3615)]
 
 
 def test_where_the_clock_was_set_back_what_was_recorded_later_counts(
@@ -266,8 +262,11 @@ def test_what_is_older_than_the_retention_goes_and_what_is_in_use_stays(path: Pa
     writer.hours(6)
     # Whole hours go, and the one that is being written stays.
     assert 3 * HOUR_MS <= recorded_ms(path) <= 4 * HOUR_MS + 2 * STEP_MS
-    assert query(path, "SELECT container FROM allocations") == [("train",)]
+    assert query(path, "SELECT id, container FROM allocations") == [(1, "train")]
     assert looks(path)[0].whole
+    # No number is used twice.
+    writer.look({TRAIN: GIB, SERVE: GIB})
+    assert query(path, "SELECT id FROM allocations ORDER BY id") == [(1,), (3,)]
 
 
 @pytest.mark.parametrize("jump_ms", [YEAR_MS, -YEAR_MS, -T0])
@@ -315,10 +314,9 @@ def test_what_is_trimmed_is_never_charged_to_another(path: Path) -> None:
         for of, sample in look.changes.items():
             if sample is not None:
                 assert sample.memory_used_bytes // 1_000 == pods.index(of)
-    numbers = [number for (number,) in query(path, "SELECT id FROM allocations")]
-    assert 10 < len(numbers) < 60
-    # No number is used twice.
-    assert min(numbers) > 40  # type: ignore[type-var, operator]
+    ((kept,),) = query(path, "SELECT count(*) FROM allocations")
+    assert isinstance(kept, int)
+    assert 10 < kept < 60
 
 
 def test_an_allocation_that_came_back_in_the_middle_of_an_hour_is_kept(path: Path) -> None:
@@ -388,16 +386,11 @@ def test_a_container_costs_a_bounded_number_of_rows_and_cannot_hide_behind_names
         5 * GIB,
         6 * GIB,
     ]
-    writer.look({attrs.evolve(SERVE, container="tr\udcff\x1b[2J"): 1})
+    most = 2**63 - 1
+    writer.look({attrs.evolve(SERVE, container="tr\udcff\x1b[2J"): Sample(2**64 - 1, 2**63)})
+    assert Sample(most, most) in looks(path)[-1].changes.values()
     ((name,),) = query(path, "SELECT container FROM allocations ORDER BY id DESC LIMIT 1")
     assert name == r"tr\udcff\x1b[2J"
-
-
-def test_figures_that_sqlite_cannot_hold_are_the_largest_that_it_can(
-    path: Path, writer: Clocked
-) -> None:
-    writer.look({TRAIN: Sample(2**64 - 1, 2**63, sm_percent=2**64 - 1)})
-    assert looks(path)[0].changes == {TRAIN: Sample(2**63 - 1, 2**63 - 1, sm_percent=2**63 - 1)}
 
 
 @pytest.mark.parametrize(
@@ -468,6 +461,8 @@ def test_a_second_writer_of_the_same_file_is_refused(path: Path, writer: Clocked
     writer.writer.close()
     RecordingWriter(path).close()
     assert list(path.parent.iterdir()) == [path]
+    with pytest.raises(ValueError, match="closed"):
+        writer.look()
 
 
 def test_damage_is_called_damage(path: Path, writer: Clocked) -> None:
@@ -511,10 +506,8 @@ def test_a_file_that_was_begun_and_never_filled_is_filled(path: Path) -> None:
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         Recording(tmp_path / "none.db")
-    with pytest.raises(RecordingUnavailable, match="No such file or directory") as caught:
+    with pytest.raises(RecordingUnavailable, match=r"none/node\.db': No such file or directory"):
         RecordingWriter(tmp_path / "none" / "node.db")
-    error = pickle.loads(pickle.dumps(caught.value))
-    assert (type(error), error.path) == (RecordingUnavailable, str(tmp_path / "none" / "node.db"))
 
 
 def test_a_file_that_was_removed_meanwhile_is_made_anew(path: Path, writer: Clocked) -> None:
@@ -539,12 +532,6 @@ def test_what_a_writer_that_does_not_let_go_kept_out_is_a_gap(path: Path, writer
     writer.at_ms += 60_000
     writer.look()
     assert seconds(looks(path)) == [(0, 15), (75, 90)]
-
-
-def test_a_closed_writer_says_so(writer: Clocked) -> None:
-    writer.writer.close()
-    with pytest.raises(ValueError, match="closed"):
-        writer.look()
 
 
 def test_a_copy_in_a_directory_that_cannot_be_written_is_read(

@@ -1,7 +1,8 @@
 """What is wrong on a node, and mending it."""
 
+from .catalogue import Explanation, FindingKind, Severity
 from .diagnosis import diagnose
-from .findings import Explanation, Finding, FindingKind, Severity
+from .findings import Finding
 from .repairs import Repair, repair
 
 __all__ = [
