@@ -3,6 +3,8 @@
 import ast
 from pathlib import Path
 
+import pytest
+
 import libhamiregion
 
 PACKAGE = Path(libhamiregion.__file__).parent
