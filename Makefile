@@ -6,6 +6,8 @@ CC ?= cc
 VENV ?= .venv
 FUZZ_SECONDS ?= 60
 PYTEST_ARGS ?=
+# Test processes at once. Most of them wait for other processes most of the time.
+TEST_JOBS ?= 6
 BENCH_ARGS ?=
 MODELS_ARGS ?=
 
@@ -33,10 +35,10 @@ demo: $(INSTALLED) ## a region, real processes that use it, and limits edited li
 	@$(BIN)/hamiregion demo
 
 test: $(INSTALLED) ## the test suite, without the long runs (PYTEST_ARGS=...)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_JOBS) $(PYTEST_ARGS)
 
 stress: $(INSTALLED) ## the long runs that `make test` leaves out
-	$(BIN)/python -m pytest -m stress --timeout 1800 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m stress --timeout 1800 -n $(TEST_JOBS) $(PYTEST_ARGS)
 
 lint: $(VENV)/.lint ## ruff, clang-format, and the C core with -Werror
 	$(BIN)/ruff check .

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base.h"
+#include "map_files.h"
 
 /* Covers every field up to procs in every layout. */
 #define HEADER_BYTES 2048
@@ -20,49 +21,16 @@
 /* libvgpu stores pids here; ours stay below 2^31 as well (lock.h). */
 #define OWNER_PID_PLAUSIBLE INT32_MAX
 
-int hr_open_directory(const char *path, const char **name)
-{
-    char directory[PATH_MAX];
-    const char *slash = strrchr(path, '/');
-    size_t length = slash == NULL ? 0 : (size_t)(slash - path);
-
-    *name = slash == NULL ? path : slash + 1;
-    if (slash == NULL) {
-        strcpy(directory, ".");
-    } else if (length == 0) {
-        strcpy(directory, "/");
-    } else if (length >= sizeof directory) {
-        return hr_fail_errno(HR_ESYSTEM, ENAMETOOLONG);
-    } else {
-        memcpy(directory, path, length);
-        directory[length] = '\0';
-    }
-    if ((*name)[0] == '\0')
-        return hr_fail_reason(HR_ENOTREGION, HR_REASON_DIRECTORY);
-    int fd = open(directory, O_PATH | O_DIRECTORY | O_CLOEXEC);
-    if (fd >= 0)
-        return fd;
-    if (errno == ENOENT || errno == ENOTDIR)
-        return hr_fail_errno(HR_ENOTFOUND, errno);
-    return hr_fail_errno(errno == EACCES ? HR_EACCESS : HR_ESYSTEM, errno);
-}
-
 static int check_type(const struct stat *status)
 {
-    switch (status->st_mode & S_IFMT) {
-    case S_IFREG:
+    const mode_t type = status->st_mode & S_IFMT;
+    if (type == S_IFREG)
         return HR_OK;
-    case S_IFLNK:
-        return hr_fail_reason(HR_ENOTREGION, HR_REASON_SYMLINK);
-    case S_IFDIR:
-        return hr_fail_reason(HR_ENOTREGION, HR_REASON_DIRECTORY);
-    case S_IFIFO:
-        return hr_fail_reason(HR_ENOTREGION, HR_REASON_FIFO);
-    case S_IFSOCK:
-        return hr_fail_reason(HR_ENOTREGION, HR_REASON_SOCKET);
-    default:
-        return hr_fail_reason(HR_ENOTREGION, HR_REASON_DEVICE);
-    }
+    return hr_fail_reason(HR_ENOTREGION, type == S_IFLNK    ? HR_REASON_SYMLINK
+                                         : type == S_IFDIR  ? HR_REASON_DIRECTORY
+                                         : type == S_IFIFO  ? HR_REASON_FIFO
+                                         : type == S_IFSOCK ? HR_REASON_SOCKET
+                                                            : HR_REASON_DEVICE);
 }
 
 static int open_error(int error)
@@ -75,15 +43,29 @@ static int open_error(int error)
     case EPERM:
     case EROFS:
         return hr_fail_errno(HR_EACCESS, error);
-    case EISDIR:
-        return hr_fail_reason(HR_ENOTREGION, HR_REASON_DIRECTORY);
-    case ENXIO:
-        return hr_fail_reason(HR_ENOTREGION, HR_REASON_SOCKET);
     case ELOOP: /* O_NOFOLLOW met a link that was put there after the stat */
         return hr_fail_reason(HR_ENOTREGION, HR_REASON_SYMLINK);
     default:
         return hr_fail_errno(HR_ESYSTEM, error);
     }
+}
+
+int hr_open_directory(const char *path, const char **name)
+{
+    char directory[PATH_MAX];
+    const char *slash = strrchr(path, '/');
+    const size_t length = slash == NULL ? 1 : (size_t)(slash - path) + 1;
+    *name = slash == NULL ? path : slash + 1;
+    if (length >= sizeof directory)
+        return hr_fail_errno(HR_ESYSTEM, ENAMETOOLONG);
+    if ((*name)[0] == '\0')
+        return hr_fail_reason(HR_ENOTREGION, HR_REASON_DIRECTORY);
+    memcpy(directory, slash == NULL ? "." : path, length);
+    directory[length] = '\0';
+    int fd = open(directory, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (fd >= 0)
+        return fd;
+    return errno == ELOOP ? hr_fail_errno(HR_ESYSTEM, ELOOP) : open_error(errno);
 }
 
 /* Open what is held by an O_PATH descriptor, whatever the name leads to by now. */
@@ -111,12 +93,19 @@ int hr_open_file(const char *path, uint32_t flags, int *fd, struct stat *status)
 
     int code = HR_OK;
     *fd = -1;
-    int held = openat(directory, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
-    if (held < 0)
-        code = open_error(errno);
-    else if (fstat(held, status) != 0)
+    int held = -1;
+    if (hr_is_in_map_files(path)) {
+        held = hr_hold_mapped_file(directory, name);
+        if (held < 0)
+            code = held;
+    } else {
+        held = openat(directory, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+        if (held < 0)
+            code = open_error(errno);
+    }
+    if (code == HR_OK && fstat(held, status) != 0)
         code = hr_fail_errno(HR_ESYSTEM, errno);
-    else
+    if (code == HR_OK)
         code = check_type(status);
     if (code == HR_OK) {
         *fd = open_held(held, directory, name, (flags & HR_WRITE) != 0 ? O_RDWR : O_RDONLY);
@@ -142,7 +131,7 @@ struct file_view {
     int fd;
     uint64_t size;
     unsigned char header[HEADER_BYTES];
-    uint32_t major_version, minor_version;
+    uint64_t version; /* major << 32 | minor, where there is one */
 };
 
 static uint64_t header_u64(const struct file_view *view, uint32_t offset)
@@ -183,50 +172,41 @@ int hr_uuid_is_plausible(const unsigned char *uuid)
     return 1;
 }
 
-/* A code that is no verdict on the layout but on the attempt to read it. */
-static bool is_final(int code)
+/* `layout` is the one judged, or HR_LAYOUTS. */
+static int refuse(const struct file_view *view, int code, int reason, uint32_t layout,
+                  uint64_t found)
 {
-    return code != HR_OK && code != HR_ECORRUPT;
-}
-
-static int implausible(const struct file_view *view, const struct hr_layout *layout, int reason,
-                       int device, uint64_t found)
-{
-    struct hr_detail detail = {.code = HR_ECORRUPT,
-                               .reason = reason,
-                               .device = device,
-                               .layout = layout->id,
-                               .file_size = view->size,
-                               .found = found};
+    struct hr_detail detail = {
+        .code = code,
+        .reason = reason,
+        .device = -1,
+        .layout = layout,
+        .file_size = view->size,
+        .found = found,
+        .wanted = hr_layouts[layout < HR_LAYOUTS ? layout : HR_UNVERSIONED_NO_UTIL].size};
+    if (reason == HR_REASON_UUID)
+        detail.device = (int32_t)found;
     return hr_fail(&detail);
 }
 
-/* HR_OK, HR_ECORRUPT with the reason, or a final code. */
-static int judge(const struct file_view *view, const struct hr_layout *layout)
+/* HR_OK, HR_ECORRUPT with the reason, or why the file could not be read. */
+static int judge(const struct file_view *view, uint32_t id)
 {
-    uint64_t version = (uint64_t)view->major_version << 32 | view->minor_version;
-    if (view->size < layout->size)
-        return implausible(view, layout, HR_REASON_TRUNCATED, -1, view->size);
-    if (layout->major_version != 0 && (view->major_version != layout->major_version ||
-                                       view->minor_version != layout->minor_version))
-        return implausible(view, layout, HR_REASON_VERSION, -1, version);
+    const struct hr_layout *layout = &hr_layouts[id];
     if (layout->major_version == 0 && header_u64(view, layout->owner_pid) > OWNER_PID_PLAUSIBLE)
-        return implausible(view, layout, HR_REASON_VERSION, -1, version);
-
+        return refuse(view, HR_ECORRUPT, HR_REASON_VERSION, id, view->version);
     uint64_t device_num = header_u64(view, layout->device_num);
     if (device_num > HR_DEVICES)
-        return implausible(view, layout, HR_REASON_DEVICE_NUM, -1, device_num);
-    for (int device = 0; device < HR_DEVICES; device++) {
+        return refuse(view, HR_ECORRUPT, HR_REASON_DEVICE_NUM, id, device_num);
+    for (uint32_t device = 0; device < HR_DEVICES; device++) {
         if (!hr_uuid_is_plausible(view->header + layout->uuids + device * HR_UUID_BYTES))
-            return implausible(view, layout, HR_REASON_UUID, device, 0);
+            return refuse(view, HR_ECORRUPT, HR_REASON_UUID, id, device);
     }
     int32_t proc_num;
     int code = read_at(view->fd, &proc_num, sizeof proc_num, layout->proc_num);
-    if (code != HR_OK)
-        return code;
-    if (proc_num < 0 || proc_num > HR_SLOTS)
-        return implausible(view, layout, HR_REASON_PROC_NUM, -1, (uint64_t)(int64_t)proc_num);
-    return HR_OK;
+    if (code == HR_OK && (proc_num < 0 || proc_num > HR_SLOTS))
+        code = refuse(view, HR_ECORRUPT, HR_REASON_PROC_NUM, id, (uint64_t)(int64_t)proc_num);
+    return code;
 }
 
 /*
@@ -277,41 +257,33 @@ static int candidates_without_version(const struct file_view *view, uint32_t *ca
     return HR_OK;
 }
 
-/*
- * sm_init_flag 1 and owner_pid 1 or 2, the lock held by a container's first
- * process, look like a version 1.1 or 1.2.  Only such a file has the mark of a
- * process-shared semaphore at the older place; a newer one that was cut short, or
- * one of a version to come, has not.
- */
-static bool has_unversioned_semaphore(const struct file_view *view)
+/* Of a process-shared semaphore of glibc: its `private`, at 8 bytes or, in older ones, at 4. */
+static bool has_semaphore(const struct file_view *view, uint32_t offset)
 {
-    uint32_t sem = hr_layouts[HR_UNVERSIONED].sem;
-    return header_u32(view, sem + 8) == 128 || header_u32(view, sem + 4) == 128;
-}
-
-static uint32_t candidates_with_version(const struct file_view *view)
-{
-    uint32_t candidates = 0;
-    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
-        const struct hr_layout *layout = &hr_layouts[id];
-        if (layout->major_version != 0 && layout->major_version == view->major_version &&
-            layout->minor_version == view->minor_version && layout->size <= view->size)
-            candidates |= 1u << id;
-    }
-    return candidates;
+    return header_u32(view, offset + 8) == 128 || header_u32(view, offset + 4) == 128;
 }
 
 static int candidates_of(const struct file_view *view, uint32_t *candidates)
 {
-    uint32_t with_version = candidates_with_version(view);
-    bool cut_short =
-        view->major_version == 1 && (view->minor_version == 1 || view->minor_version == 2);
-    bool fits_version = view->size >= hr_layouts[HR_V1_1].size;
-    uint32_t without_version = 0;
+    uint32_t with_version = 0, without_version = 0;
+    bool is_known_version = false;
+    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
+        const struct hr_layout *layout = &hr_layouts[id];
+        if (view->version != ((uint64_t)layout->major_version << 32 | layout->minor_version))
+            continue;
+        is_known_version = true;
+        if (layout->size <= view->size)
+            with_version |= 1u << id;
+    }
+    /*
+     * sm_init_flag 1 and owner_pid 1 or 2, the lock held by a container's first process, look
+     * like a version 1.1 or 1.2.  Then, and at that size, only the mark of the semaphore at the
+     * older place tells an older file from a newer one that was cut short, is damaged, or is of
+     * a version to come.
+     */
     int code = HR_OK;
-    /* At that size, or with such a version, only the mark tells an older file from a newer
-     * one of an unknown version or a damaged one. */
-    if (!(fits_version || cut_short) || has_unversioned_semaphore(view))
+    if ((!is_known_version && view->size < hr_layouts[HR_V1_1].size) ||
+        has_semaphore(view, hr_layouts[HR_UNVERSIONED].sem))
         code = candidates_without_version(view, &without_version);
     *candidates = with_version | without_version;
     return code;
@@ -320,24 +292,11 @@ static int candidates_of(const struct file_view *view, uint32_t *candidates)
 /* What a file was made as, by the mark that creation leaves in the second semaphore. */
 static uint32_t likeliest_of(const struct file_view *view, uint32_t candidates)
 {
-    uint32_t sem = hr_layouts[HR_V1_1_POSTINIT].sem_postinit;
-    bool marked = header_u32(view, sem + 8) == 128 || header_u32(view, sem + 4) == 128;
-    if (marked && (candidates & 1u << HR_V1_1_POSTINIT) != 0)
+    const uint32_t postinit = 1u << HR_V1_1_POSTINIT;
+    if ((candidates & postinit) != 0 &&
+        (candidates == postinit || has_semaphore(view, hr_layouts[HR_V1_1_POSTINIT].sem_postinit)))
         return HR_V1_1_POSTINIT;
-    uint32_t others = candidates & ~(1u << HR_V1_1_POSTINIT);
-    return 31 - (uint32_t)__builtin_clz(others != 0 ? others : candidates);
-}
-
-/* The layout named is not the file's. */
-static int contradicted(const struct file_view *view, uint32_t named, uint32_t found)
-{
-    struct hr_detail detail = {.code = HR_ENOTREGION,
-                               .reason = HR_REASON_LAYOUT,
-                               .device = -1,
-                               .layout = named,
-                               .file_size = view->size,
-                               .found = found};
-    return hr_fail(&detail);
+    return 31 - (uint32_t)__builtin_clz(candidates & ~postinit);
 }
 
 static int decide(const struct file_view *view, uint32_t named)
@@ -347,16 +306,9 @@ static int decide(const struct file_view *view, uint32_t named)
     if (code != HR_OK)
         return code;
     if (candidates == 0) {
-        bool cut = view->size < hr_layouts[HR_V1_1].size;
-        struct hr_detail detail = {.code = HR_ECORRUPT,
-                                   .reason = cut ? HR_REASON_TRUNCATED : HR_REASON_VERSION,
-                                   .device = -1,
-                                   .layout = HR_LAYOUTS,
-                                   .file_size = view->size,
-                                   .found =
-                                       (uint64_t)view->major_version << 32 | view->minor_version,
-                                   .wanted = cut ? hr_layouts[HR_V1_1].size : 0};
-        return hr_fail(&detail);
+        bool is_cut = view->size < hr_layouts[HR_V1_1].size;
+        return refuse(view, HR_ECORRUPT, is_cut ? HR_REASON_TRUNCATED : HR_REASON_VERSION,
+                      HR_LAYOUTS, view->version);
     }
     const bool is_candidate = named < HR_LAYOUTS && (candidates & 1u << named) != 0;
     uint32_t likeliest = is_candidate ? named : likeliest_of(view, candidates);
@@ -365,8 +317,8 @@ static int decide(const struct file_view *view, uint32_t named)
         uint32_t id = (likeliest + 1 + at) % HR_LAYOUTS;
         if ((candidates & 1u << id) == 0)
             continue;
-        code = judge(view, &hr_layouts[id]);
-        if (is_final(code))
+        code = judge(view, id);
+        if (code != HR_OK && code != HR_ECORRUPT)
             return code;
         if (code != HR_OK)
             continue;
@@ -382,7 +334,8 @@ static int decide(const struct file_view *view, uint32_t named)
         return (int)named;
     if ((plausible & (plausible - 1)) == 0) {
         uint32_t found = (uint32_t)__builtin_ctz(plausible);
-        return named == HR_LAYOUTS ? (int)found : contradicted(view, named, found);
+        return named == HR_LAYOUTS ? (int)found
+                                   : refuse(view, HR_ENOTREGION, HR_REASON_LAYOUT, named, found);
     }
     struct hr_detail detail = {.code = HR_EAMBIGUOUS,
                                .device = -1,
@@ -392,47 +345,28 @@ static int decide(const struct file_view *view, uint32_t named)
     return hr_fail(&detail);
 }
 
-static int not_ready(const struct file_view *view, int reason)
-{
-    struct hr_detail detail = {.code = HR_ENOTREADY,
-                               .reason = reason,
-                               .device = -1,
-                               .layout = HR_LAYOUTS,
-                               .file_size = view->size,
-                               .wanted = hr_layouts[HR_UNVERSIONED_NO_UTIL].size};
-    return hr_fail(&detail);
-}
-
 static int identify_file(int fd, const struct stat *status, uint32_t layout)
 {
     struct file_view view = {.fd = fd, .size = (uint64_t)status->st_size};
     int32_t magic = 0;
+    int code = HR_OK;
     if (view.size == 0)
-        return not_ready(&view, HR_REASON_EMPTY);
-    if (view.size >= sizeof magic) {
-        int code = read_at(fd, &magic, sizeof magic, 0);
-        if (code != HR_OK)
-            return code;
-    }
-    if (magic != 0 && magic != HR_MAGIC) {
-        struct hr_detail detail = {.code = HR_ENOTREGION,
-                                   .reason = HR_REASON_MAGIC,
-                                   .device = -1,
-                                   .layout = HR_LAYOUTS,
-                                   .file_size = view.size,
-                                   .found = (uint32_t)magic};
-        return hr_fail(&detail);
-    }
-    if (view.size < hr_layouts[HR_UNVERSIONED_NO_UTIL].size)
-        return not_ready(&view, HR_REASON_SHORT);
-    if (magic == 0)
-        return not_ready(&view, HR_REASON_MAGIC_ZERO);
-
-    int code = read_at(fd, view.header, sizeof view.header, 0);
+        return refuse(&view, HR_ENOTREADY, HR_REASON_EMPTY, HR_LAYOUTS, 0);
+    if (view.size >= sizeof magic)
+        code = read_at(fd, &magic, sizeof magic, 0);
     if (code != HR_OK)
         return code;
-    view.major_version = header_u32(&view, 4);
-    view.minor_version = header_u32(&view, 8);
+    if (magic != 0 && magic != HR_MAGIC)
+        return refuse(&view, HR_ENOTREGION, HR_REASON_MAGIC, HR_LAYOUTS, (uint32_t)magic);
+    if (view.size < hr_layouts[HR_UNVERSIONED_NO_UTIL].size)
+        return refuse(&view, HR_ENOTREADY, HR_REASON_SHORT, HR_LAYOUTS, 0);
+    if (magic == 0)
+        return refuse(&view, HR_ENOTREADY, HR_REASON_MAGIC_ZERO, HR_LAYOUTS, 0);
+
+    code = read_at(fd, view.header, sizeof view.header, 0);
+    if (code != HR_OK)
+        return code;
+    view.version = (uint64_t)header_u32(&view, 4) << 32 | header_u32(&view, 8);
     return decide(&view, layout);
 }
 

@@ -1,10 +1,8 @@
 /*
  * The five layouts of HAMi's shared region.
  *
- * Every function of this core works on one `struct hr_layout`: a row of
- * offsets.  The rows are computed with offsetof() from real structs
- * (layout_rows.h), and static asserts hold each of them to the published format
- * (layout.c).  A sixth layout is one struct and one row.
+ * Every function of this core works on one `struct hr_layout`: a row of offsets
+ * (layout_rows.h).  A sixth layout is one more row.
  */
 #ifndef HR_LAYOUT_H
 #define HR_LAYOUT_H
@@ -33,7 +31,7 @@ enum hr_layout_id {
  * Offsets in bytes.  Header offsets count from the start of the file, slot
  * offsets from the start of a slot.  Inside one `used` record context, module,
  * data, offset and total follow each other as u64; inside one utilisation
- * record dec, enc and sm do.  That holds in all layouts, and layout.c asserts it.
+ * record dec, enc and sm do.  That holds in all layouts.
  */
 struct hr_layout {
     const char *name;

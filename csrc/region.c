@@ -12,6 +12,7 @@
 
 #include "attach.h"
 #include "identify.h"
+#include "map_files.h"
 #include "lock_word.h"
 
 /* hr_is_stale() must not depend on where the process goes later. */
@@ -102,8 +103,13 @@ int hr_is_stale(hr_region *region)
     if (code != HR_OK)
         return code;
     struct stat status;
-    int stale = fstatat(AT_FDCWD, region->path, &status, AT_SYMLINK_NOFOLLOW) != 0 ||
-                !hr_is_whole(region, &status);
+    int fd = -1;
+    bool is_there = hr_is_in_map_files(region->path)
+                        ? hr_open_file(region->path, HR_READ, &fd, &status) == HR_OK
+                        : fstatat(AT_FDCWD, region->path, &status, AT_SYMLINK_NOFOLLOW) == 0;
+    int stale = !is_there || !hr_is_whole(region, &status);
+    if (fd >= 0)
+        close(fd);
     hr_leave(region);
     return stale;
 }

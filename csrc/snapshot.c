@@ -22,63 +22,53 @@
  * second look.  It does not replace the second look at the values: two threads
  * of one process inside it at once make it even again.
  *
- * A slot that was not clean is tried again by itself.  A region that was not is
- * read again as a whole, a few times.  What cannot settle is not tried: a lock
- * that stays taken and a seqlock that stays odd are waited for once and then
- * remembered by the handle.
+ * What was disturbed is passed through again, after longer and longer pauses: each
+ * look takes the line of a counter away from the process that is counting.  Where
+ * there are seqlocks, which never come back to a value, only the slots that were
+ * disturbed are copied again, and all are looked at a second time: the fewer words
+ * lie between the two looks at a busy slot, the likelier it rests meanwhile.
+ *
+ * What cannot settle is not waited for twice: a lock that stays taken and a seqlock
+ * that stays odd are remembered by the handle.
  */
-#define ROUNDS 3
-#define SLOT_TRIES 16
 
-/* So many slots are gone through device by device, which leaves the loops enough
- * registers; those of more would not stay in the processor's nearest cache. */
-#define SLOTS_AT_ONCE 8
+/* Counts and uuids that are out of range may be about to be mended, but rarely are. */
+#define LOOKS_AT_DAMAGE 3
+
+#define SHORTEST_PAUSE_NS 125
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
 /* Constants: whatever takes a layout and is inlined is compiled for each of them. */
 static const struct hr_layout rows[HR_LAYOUTS] = HR_LAYOUT_ROWS;
 
-static bool time_is_up(struct hr_reading *reading)
+/* Wait a little, the longer the more often.  False if the budget is spent. */
+static bool pause_before(struct hr_reading *reading, unsigned look)
 {
     uint64_t now = hr_clock_ns(CLOCK_MONOTONIC);
     if (reading->deadline_ns == 0)
         reading->deadline_ns = now + HR_SNAPSHOT_BUDGET_NS;
-    return now >= reading->deadline_ns;
+    const uint64_t end = now + (SHORTEST_PAUSE_NS << (look < 6 ? look : 6));
+    while (now < end && now < reading->deadline_ns) {
+        hr_pause();
+        now = hr_clock_ns(CLOCK_MONOTONIC);
+    }
+    return now < reading->deadline_ns;
 }
 
 /* ---- What nobody can wait for ------------------------------------------------ */
 
-/* Only a hint, hence relaxed: another snapshot may wait once too often, or not at all. */
+/* In the handle, as a number; 0: nothing.  Only a hint, hence relaxed: another snapshot may
+ * wait once too often, or not at all. */
 static bool is_known_stuck(hr_region *region, uint64_t state)
 {
     return atomic_load_explicit(&region->stuck, memory_order_relaxed) == state;
 }
 
-static void remember_stuck(hr_region *region, uint64_t state)
+/* An odd factor loses nothing; which one does not matter.  Never 0. */
+static uint64_t with_stuck(uint64_t state, uint64_t index, uint64_t value)
 {
-    atomic_store_explicit(&region->stuck, state, memory_order_relaxed);
-}
-
-/* Of a lock, not of slots; never 0, which is "nothing stuck". */
-#define STUCK_LOCK (UINT64_C(1) << 63)
-
-static uint64_t stuck_lock(uint64_t semaphore, uint64_t owner_pid)
-{
-    return (owner_pid ^ semaphore << 32) | STUCK_LOCK;
-}
-
-/* Its holder has only been slow: it is worth waiting for when it has the lock again. */
-static void forget_stuck_lock(hr_region *region)
-{
-    if ((atomic_load_explicit(&region->stuck, memory_order_relaxed) & STUCK_LOCK) != 0)
-        remember_stuck(region, 0);
-}
-
-static uint64_t with_stuck_slot(uint64_t state, uint64_t index, uint64_t seqlock)
-{
-    /* An odd factor loses nothing; which one does not matter. */
-    return (((state ^ index ^ seqlock << 10) * UINT64_C(0x9e3779b97f4a7c15)) | 1) & ~STUCK_LOCK;
+    return ((state ^ index ^ value << 10) * UINT64_C(0x9e3779b97f4a7c15)) | 1;
 }
 
 /* ---- The lock ---------------------------------------------------------------- */
@@ -86,54 +76,22 @@ static uint64_t with_stuck_slot(uint64_t state, uint64_t index, uint64_t seqlock
 /*
  * The semaphore is 1 while it is free.  At 0 somebody is inside.  Above 1, which
  * libvgpu up to 2.7.1 brings about by itself, it excludes nobody, and an owner
- * beside a free semaphore is somebody who came in while it was.
+ * beside a free semaphore is a holder that came in while it was.
  */
 ALWAYS_INLINE bool nobody_is_inside(uint64_t semaphore, uint64_t owner_pid)
 {
     return (uint32_t)semaphore == 1 && owner_pid == 0;
 }
 
-ALWAYS_INLINE uint64_t owner_pid(const struct hr_layout *layout, const hr_region *region)
-{
-    return hr_load_u64(region->base + layout->owner_pid, memory_order_relaxed);
-}
-
 /*
  * The fence keeps the first look at the values before this one; acquire keeps the
- * second look behind it, and pairs with the release of whoever posted.
+ * second look behind it, and pairs with the release of the post.
  */
 ALWAYS_INLINE uint64_t semaphore_between_looks(const struct hr_layout *layout,
                                                const hr_region *region)
 {
     atomic_thread_fence(memory_order_acquire);
     return hr_load_u64(region->base + layout->sem, memory_order_acquire);
-}
-
-ALWAYS_INLINE bool lock_is_free(const struct hr_layout *layout, const hr_region *region)
-{
-    const uint64_t semaphore = semaphore_between_looks(layout, region);
-    return nobody_is_inside(semaphore, owner_pid(layout, region));
-}
-
-/* False if the budget is spent on it, now or by an earlier snapshot. */
-static bool wait_for_holder(struct hr_reading *reading)
-{
-    hr_region *region = reading->region;
-    const struct hr_layout *layout = region->layout;
-    for (;;) {
-        const uint64_t semaphore = semaphore_between_looks(layout, region);
-        const uint64_t owner = owner_pid(layout, region);
-        if (nobody_is_inside(semaphore, owner))
-            return true;
-        const uint64_t state = stuck_lock(semaphore, owner);
-        if (is_known_stuck(region, state))
-            return false;
-        if (time_is_up(reading)) {
-            remember_stuck(region, state);
-            return false;
-        }
-        hr_pause();
-    }
 }
 
 /* ---- Slots ------------------------------------------------------------------- */
@@ -166,35 +124,20 @@ static struct hr_process *process_at(const struct hr_reading *reading, size_t in
     return (struct hr_process *)(void *)(reading->processes + index * reading->process_bytes);
 }
 
-ALWAYS_INLINE void copy_usage(const struct hr_layout *layout, const unsigned char *slot,
-                              size_t device, struct hr_usage *to)
+/* The figures of struct hr_usage in their order. */
+enum { FIGURES = sizeof(struct hr_usage) / sizeof(uint64_t) };
+#define EACH_FIGURE _Pragma("GCC unroll 16") for (unsigned figure = 0; figure < FIGURES; figure++)
+
+ALWAYS_INLINE uint64_t look_at_figure(const struct hr_layout *layout, const unsigned char *slot,
+                                      size_t device, size_t figure)
 {
     const unsigned char *used = slot + layout->slot_used + device * layout->slot_used_stride;
     const unsigned char *util = slot + layout->slot_util + device * layout->slot_util_stride;
-    const bool has_util = layout->slot_util != HR_ABSENT;
-    to->context = look(used);
-    to->module = look(used + 8);
-    to->data = look(used + 16);
-    to->offset = look(used + 24);
-    to->total = look(used + 32);
-    to->monitor = look(slot + layout->slot_monitorused + device * 8);
-    to->dec = has_util ? look(util) : 0;
-    to->enc = has_util ? look(util + 8) : 0;
-    to->sm = has_util ? look(util + 16) : 0;
-}
-
-/* 0 if both are the same. */
-ALWAYS_INLINE uint64_t usage_difference(const struct hr_usage *a, const struct hr_usage *b)
-{
-    return (a->context ^ b->context) | (a->module ^ b->module) | (a->data ^ b->data) |
-           (a->offset ^ b->offset) | (a->total ^ b->total) | (a->monitor ^ b->monitor) |
-           (a->dec ^ b->dec) | (a->enc ^ b->enc) | (a->sm ^ b->sm);
-}
-
-ALWAYS_INLINE uint64_t any_of(const struct hr_usage *usage)
-{
-    return usage->context | usage->module | usage->data | usage->offset | usage->total |
-           usage->monitor | usage->dec | usage->enc | usage->sm;
+    if (figure < 5) /* the total stands behind its kinds and the offset */
+        return look(used + (figure == 0 ? 4 : figure - 1) * 8);
+    if (figure == 5)
+        return look(slot + layout->slot_monitorused + device * 8);
+    return layout->slot_util == HR_ABSENT ? 0 : look(util + (8 - figure) * 8);
 }
 
 /*
@@ -206,136 +149,54 @@ ALWAYS_INLINE uint64_t torn_total(const struct hr_usage *usage)
     return usage->total ^ (usage->context + usage->module + usage->data);
 }
 
-ALWAYS_INLINE struct hr_usage *usage_at(const struct hr_reading *reading, size_t index,
-                                        size_t device)
+/* The first look at a slot. */
+ALWAYS_INLINE void copy_slot(const struct hr_layout *layout, struct hr_reading *reading, size_t i)
 {
-    return (struct hr_usage *)(process_at(reading, index) + 1) + device;
-}
-
-ALWAYS_INLINE const struct hr_usage *next_process(const struct hr_usage *usage, size_t bytes)
-{
-    return (const struct hr_usage *)(const void *)((const unsigned char *)usage + bytes);
-}
-
-/* The first look, at the slots from `first` to before `end`. */
-ALWAYS_INLINE void copy_slots(const struct hr_layout *layout, struct hr_reading *reading,
-                              size_t first, size_t end)
-{
-    const hr_region *region = reading->region;
-    const size_t span = reading->head->span, process_bytes = reading->process_bytes;
-    for (size_t i = first; i < end; i++) {
-        const unsigned char *slot = slot_at(layout, region, i);
-        struct hr_process *process = process_at(reading, i);
-        reading->seqlocks[i] = seqlock_of(layout, slot);
-        reading->changed[i] = 0;
-        process->pid = look_at_32(slot + layout->slot_pid);
-        process->host_pid = look_at_32(slot + layout->slot_hostpid);
-        process->status = look_at_32(slot + layout->slot_status);
-        process->settled = 0;
-    }
+    const size_t span = reading->head->span;
+    const unsigned char *slot = slot_at(layout, reading->region, i);
+    struct hr_process *process = process_at(reading, i);
+    struct hr_usage *to = (struct hr_usage *)(process + 1);
+    reading->seqlocks[i] = seqlock_of(layout, slot);
+    process->pid = look_at_32(slot + layout->slot_pid);
+    process->host_pid = look_at_32(slot + layout->slot_hostpid);
+    process->status = look_at_32(slot + layout->slot_status);
+    process->settled = 0;
     uint64_t any = 0, torn = 0;
     for (size_t device = 0; device < span; device++) {
-        const unsigned char *slot = slot_at(layout, region, first);
-        struct hr_usage *to = usage_at(reading, first, device);
-        for (size_t i = first; i < end; i++, slot += layout->slot_stride) {
-            struct hr_usage usage;
-            copy_usage(layout, slot, device, &usage);
-            any |= any_of(&usage);
-            torn |= torn_total(&usage);
-            *to = usage;
-            to = (struct hr_usage *)next_process(to, process_bytes);
+        struct hr_usage usage;
+        EACH_FIGURE
+        {
+            const uint64_t found = look_at_figure(layout, slot, device, figure);
+            (&usage.total)[figure] = found;
+            any |= found;
         }
+        torn |= torn_total(&usage);
+        to[device] = usage;
     }
     reading->any_figure |= any;
     reading->any_torn |= torn;
 }
 
-/*
- * The second look, at the same slots; each process is marked settled that still
- * is what was copied.  Returns whether all are.
- */
-ALWAYS_INLINE bool look_again(const struct hr_layout *layout, struct hr_reading *reading,
-                              size_t first, size_t end)
+/* The second look at it; it is marked settled if it still is what was copied. */
+ALWAYS_INLINE bool look_again(const struct hr_layout *layout, struct hr_reading *reading, size_t i)
 {
-    const hr_region *region = reading->region;
-    const size_t span = reading->head->span, process_bytes = reading->process_bytes;
-    for (size_t device = 0; device < span; device++) {
-        const unsigned char *slot = slot_at(layout, region, first);
-        const struct hr_usage *copy = usage_at(reading, first, device);
-        for (size_t i = first; i < end; i++, slot += layout->slot_stride) {
-            struct hr_usage usage;
-            copy_usage(layout, slot, device, &usage);
-            reading->changed[i] |= usage_difference(&usage, copy);
-            copy = next_process(copy, process_bytes);
-        }
-    }
-    /* The fence: the seqlocks are read after the values. */
+    const size_t span = reading->head->span;
+    const unsigned char *slot = slot_at(layout, reading->region, i);
+    struct hr_process *process = process_at(reading, i);
+    const struct hr_usage *copy = (const struct hr_usage *)(process + 1);
+    uint64_t changed = 0;
+    for (size_t device = 0; device < span; device++)
+        EACH_FIGURE
+    changed |= look_at_figure(layout, slot, device, figure) ^ (&copy[device].total)[figure];
+    /* The fence: the seqlock is read after the values. */
     atomic_thread_fence(memory_order_acquire);
-    uint64_t any_changed = 0;
-    for (size_t i = first; i < end; i++) {
-        const unsigned char *slot = slot_at(layout, region, i);
-        struct hr_process *process = process_at(reading, i);
-        const uint64_t seqlock = reading->seqlocks[i];
-        uint64_t changed =
-            (uint32_t)((look_at_32(slot + layout->slot_pid) ^ process->pid) |
-                       (look_at_32(slot + layout->slot_hostpid) ^ process->host_pid) |
-                       (look_at_32(slot + layout->slot_status) ^ process->status));
-        changed |= reading->changed[i] | (seqlock & 1) | (seqlock_of(layout, slot) ^ seqlock);
-        process->settled = changed == 0;
-        any_changed |= changed;
-    }
-    return any_changed == 0;
-}
-
-ALWAYS_INLINE bool proc_num_is(const struct hr_layout *layout, const hr_region *region,
-                               int32_t count)
-{
-    return hr_load_i32(region->base + layout->proc_num, memory_order_acquire) == count;
-}
-
-/*
- * Try the slots that are not settled again, each by itself.  False if those that
- * are left are all stuck, so that another round would find the same.
- */
-static bool settle_slots(struct hr_reading *reading)
-{
-    hr_region *region = reading->region;
-    const struct hr_layout *layout = region->layout;
-    const struct hr_snapshot *head = reading->head;
-    for (unsigned try = 1;; try++) {
-        uint64_t stuck = 0;
-        bool others_are_left = false;
-        for (size_t i = 0; i < (size_t)head->proc_num; i++) {
-            struct hr_process *process = process_at(reading, i);
-            if (process->settled)
-                continue;
-            const uint64_t seqlock = seqlock_of(layout, slot_at(layout, region, i));
-            if ((seqlock & 1) != 0) {
-                stuck = with_stuck_slot(stuck, i, seqlock);
-                continue;
-            }
-            const int32_t pid = process->pid;
-            copy_slots(layout, reading, i, i + 1);
-            /* With another process in it, or another count, it is another table. */
-            if (process->pid != pid || !proc_num_is(layout, region, head->proc_num))
-                return true;
-            if (!lock_is_free(layout, region) || !look_again(layout, reading, i, i + 1))
-                others_are_left = true;
-        }
-        if (stuck == 0 && !others_are_left)
-            return true;
-        if (!others_are_left && is_known_stuck(region, stuck))
-            return false;
-        if (time_is_up(reading)) {
-            if (stuck != 0)
-                remember_stuck(region, stuck);
-            return others_are_left;
-        }
-        /* Rather another round, which can settle all of it, than many of one slot. */
-        if (others_are_left && try == SLOT_TRIES)
-            return true;
-        hr_pause();
-    }
+    const uint64_t seqlock = reading->seqlocks[i];
+    changed |= (uint32_t)((look_at_32(slot + layout->slot_pid) ^ process->pid) |
+                          (look_at_32(slot + layout->slot_hostpid) ^ process->host_pid) |
+                          (look_at_32(slot + layout->slot_status) ^ process->status));
+    changed |= (seqlock & 1) | (seqlock_of(layout, slot) ^ seqlock);
+    process->settled = changed == 0;
+    return changed == 0;
 }
 
 /* ---- Head and devices -------------------------------------------------------- */
@@ -344,7 +205,7 @@ ALWAYS_INLINE void copy_head(const struct hr_layout *layout, const hr_region *re
                              struct hr_snapshot *head)
 {
     const unsigned char *base = region->base;
-    head->owner_pid = owner_pid(layout, region);
+    head->owner_pid = look(base + layout->owner_pid);
     head->last_kernel_time =
         layout->last_kernel_time == HR_ABSENT ? 0 : look(base + layout->last_kernel_time);
     head->priority = look_at_32(base + layout->priority);
@@ -420,7 +281,7 @@ static uint32_t undeclared_devices(const hr_region *region, int32_t proc_num, ui
     return found;
 }
 
-/* Counts, listed devices and span: what decides how much is copied. */
+/* Counts, listed devices and span: what decides how much is copied, and where to. */
 ALWAYS_INLINE int measure(struct hr_reading *reading)
 {
     const hr_region *region = reading->region;
@@ -443,6 +304,8 @@ ALWAYS_INLINE int measure(struct hr_reading *reading)
         sizeof *head + span * sizeof(struct hr_device) + (size_t)proc_num * reading->process_bytes;
     if (reading->wanted > reading->bytes)
         return no_space(reading->wanted);
+    if (head->proc_num != proc_num || head->span != span)
+        reading->is_whole_next = true;
     reading->devices = (struct hr_device *)(head + 1);
     reading->processes = (unsigned char *)(reading->devices + span);
     head->device_num = device_num;
@@ -452,92 +315,115 @@ ALWAYS_INLINE int measure(struct hr_reading *reading)
     return HR_OK;
 }
 
-ALWAYS_INLINE size_t end_of_some(size_t first, size_t count)
+/* What a pass has found. */
+enum outcome { SETTLED, MOVING, STUCK };
+
+/* Note which slots are left, and which writers cannot be waited for: `reading->stuck`. */
+static enum outcome list_disturbed(struct hr_reading *reading, bool others_moved)
 {
-    return count - first < SLOTS_AT_ONCE ? count : first + SLOTS_AT_ONCE;
+    bool moving = others_moved;
+    reading->disturbed_count = 0;
+    for (size_t i = 0; i < (size_t)reading->head->proc_num; i++) {
+        if (process_at(reading, i)->settled)
+            continue;
+        reading->disturbed[reading->disturbed_count++] = (uint16_t)i;
+        if ((reading->seqlocks[i] & 1) != 0)
+            reading->stuck = with_stuck(reading->stuck, i, reading->seqlocks[i]);
+        else
+            moving = true;
+    }
+    return moving ? MOVING : STUCK;
 }
 
-/* Both looks, with the one at the lock between them; whether all of it is settled. */
-ALWAYS_INLINE bool look_twice(const struct hr_layout *layout, struct hr_reading *reading,
-                              bool lock_was_free)
+/*
+ * Both looks, with the one at the lock between them.  With `is_whole` every slot is copied;
+ * else those that the last pass has found disturbed.
+ */
+ALWAYS_INLINE enum outcome pass(const struct hr_layout *layout, struct hr_reading *reading,
+                                bool is_whole)
 {
     const hr_region *region = reading->region;
     struct hr_snapshot *head = reading->head;
     const size_t count = (size_t)head->proc_num;
     copy_head(layout, region, head);
     copy_devices(layout, reading);
-    reading->any_figure = reading->any_torn = 0;
-    for (size_t i = 0; i < count; i += SLOTS_AT_ONCE)
-        copy_slots(layout, reading, i, end_of_some(i, count));
-    head->semaphore = semaphore_between_looks(layout, region);
-    if (!lock_was_free)
-        return false;
-    /* proc_num after the semaphore: who adds a slot fills it before proc_num is raised,
-     * so the second look finds the slot changed. */
-    const bool undisturbed = nobody_is_inside(head->semaphore, head->owner_pid) &&
-                             proc_num_is(layout, region, head->proc_num);
-    bool same = true;
-    for (size_t i = 0; i < count; i += SLOTS_AT_ONCE)
-        same &= look_again(layout, reading, i, end_of_some(i, count));
-    if (!undisturbed) {
+    if (is_whole) {
+        reading->any_figure = reading->any_torn = 0;
         for (size_t i = 0; i < count; i++)
-            process_at(reading, i)->settled = 0;
+            copy_slot(layout, reading, i);
     }
-    return undisturbed && head_is_unchanged(layout, reading) && same &&
-           reading->bad_uuid == HR_DEVICES;
+    /* Twice: the first brings the lines here, so that the second takes little time. */
+    for (size_t i = 0; !is_whole && i < 2 * reading->disturbed_count; i++)
+        copy_slot(layout, reading, reading->disturbed[i / 2]);
+
+    reading->stuck = 0;
+    reading->is_whole_next = true;
+    head->semaphore = semaphore_between_looks(layout, region);
+    if (!nobody_is_inside(head->semaphore, head->owner_pid)) {
+        /* Waiters come and go; only the value counts. */
+        reading->stuck = with_stuck(0, head->owner_pid, (uint32_t)head->semaphore);
+        return STUCK;
+    }
+    /* After the semaphore: a slot is filled before proc_num is raised to take it in, so the
+     * second look finds it changed. */
+    if (hr_load_i32(region->base + layout->proc_num, memory_order_acquire) != head->proc_num)
+        return MOVING;
+
+    bool same = true;
+    if (is_whole) {
+        for (size_t i = 0; i < count; i++)
+            same &= look_again(layout, reading, i);
+    } else {
+        /* The busy ones first: each has to rest only from its copy until now. */
+        for (size_t i = 0; i < reading->disturbed_count; i++)
+            same &= look_again(layout, reading, reading->disturbed[i]);
+        for (size_t i = 0, next = 0; i < count; i++) {
+            if (next < reading->disturbed_count && reading->disturbed[next] == i)
+                next++;
+            else
+                same &= look_again(layout, reading, i);
+        }
+    }
+    const bool others_same = head_is_unchanged(layout, reading) && reading->bad_uuid == HR_DEVICES;
+    if (same && others_same)
+        return SETTLED;
+    reading->is_whole_next = layout->slot_seqlock == HR_ABSENT;
+    return list_disturbed(reading, !others_same);
 }
 
-static void sum_saturating(const struct hr_usage *usage, size_t count, size_t process_bytes,
-                           struct hr_usage *sums)
+static __attribute__((noinline)) enum outcome pass_again(struct hr_reading *reading)
 {
-    uint64_t *sum = &sums->total;
-    for (size_t i = 0; i < count; i++, usage = next_process(usage, process_bytes)) {
-        for (size_t figure = 0; figure < sizeof *sums / sizeof *sum; figure++)
-            sum[figure] = hr_add_saturating(sum[figure], (&usage->total)[figure]);
-    }
+    return pass(reading->region->layout, reading, reading->is_whole_next);
 }
 
-ALWAYS_INLINE void sum_plainly(const struct hr_usage *usage, size_t count, size_t process_bytes,
-                               struct hr_usage *to)
+ALWAYS_INLINE void add_up(const struct hr_reading *reading, bool is_plain)
 {
-    struct hr_usage sums = *to;
-    for (size_t i = 0; i < count; i++, usage = next_process(usage, process_bytes)) {
-        sums.total += usage->total;
-        sums.context += usage->context;
-        sums.module += usage->module;
-        sums.data += usage->data;
-        sums.offset += usage->offset;
-        sums.monitor += usage->monitor;
-        sums.sm += usage->sm;
-        sums.enc += usage->enc;
-        sums.dec += usage->dec;
+    const size_t span = reading->head->span, count = (size_t)reading->head->proc_num;
+    for (size_t device = 0; device < span; device++) {
+        struct hr_usage sums = {0};
+        uint64_t *sum = &sums.total;
+        for (size_t i = 0; i < count; i++) {
+            const struct hr_usage *usages = (const struct hr_usage *)(process_at(reading, i) + 1);
+            const uint64_t *more = &usages[device].total;
+            EACH_FIGURE
+            sum[figure] = is_plain ? sum[figure] + more[figure]
+                                   : hr_add_saturating(sum[figure], more[figure]);
+        }
+        reading->devices[device].sums = sums;
     }
-    *to = sums;
 }
 
 /* Of the copies, so that a device's sums are those of the processes beside them. */
 static void sum_up(const struct hr_reading *reading)
 {
-    const size_t span = reading->head->span, count = (size_t)reading->head->proc_num;
-    const size_t process_bytes = reading->process_bytes;
     /* 1,024 figures below 2^53 cannot pass 2^64: then plain additions will do. */
-    const bool is_plain = reading->any_figure >> 53 == 0;
-    for (size_t device = 0; device < span; device++)
-        reading->devices[device].sums = (struct hr_usage){0};
-    for (size_t i = 0; i < count; i += SLOTS_AT_ONCE) {
-        const size_t some = end_of_some(i, count) - i;
-        for (size_t device = 0; device < span; device++) {
-            const struct hr_usage *usage = usage_at(reading, i, device);
-            struct hr_usage *sums = &reading->devices[device].sums;
-            if (is_plain)
-                sum_plainly(usage, some, process_bytes, sums);
-            else
-                sum_saturating(usage, some, process_bytes, sums);
-        }
-    }
+    if (reading->any_figure >> 53 == 0)
+        add_up(reading, true);
+    else
+        add_up(reading, false);
 }
 
-/* Without a seqlock accounting is under the semaphore, which shows who died inside. */
+/* Without a seqlock accounting is under the semaphore, which shows a death inside. */
 static void unsettle_torn(struct hr_reading *reading)
 {
     struct hr_snapshot *head = reading->head;
@@ -556,38 +442,34 @@ ALWAYS_INLINE int read_as(const struct hr_layout *layout, struct hr_reading *rea
 {
     hr_region *region = reading->region;
     struct hr_snapshot *head = reading->head;
-    bool settled = false;
+    enum outcome outcome = MOVING;
     int code;
-    for (unsigned round = 1;; round++) {
+    reading->is_whole_next = true;
+    for (unsigned look = 0;; look++) {
         code = hr_check_header(region);
         if (code != HR_OK)
             return code;
-        const bool is_free = lock_is_free(layout, region) || wait_for_holder(reading);
-        if (is_free)
-            forget_stuck_lock(region);
         code = measure(reading);
-        if (code == HR_OK) {
-            settled = look_twice(layout, reading, is_free);
-            if (settled)
-                break;
-            const bool stuck = !is_free || !settle_slots(reading);
-            if (stuck && reading->bad_uuid == HR_DEVICES)
-                break;
-        } else if (code != HR_ECORRUPT) {
+        if (code == HR_OK)
+            outcome = look == 0 ? pass(layout, reading, true) : pass_again(reading);
+        else if (code != HR_ECORRUPT)
             return code;
-        }
-        /* A count that is out of range, too, may be about to be mended. */
-        if (round == ROUNDS || time_is_up(reading))
+        const bool is_damaged = code != HR_OK || reading->bad_uuid != HR_DEVICES;
+        if (is_damaged ? look + 1 == LOOKS_AT_DAMAGE
+                       : outcome == SETTLED ||
+                             (outcome == STUCK && is_known_stuck(region, reading->stuck)))
+            break;
+        if (!pause_before(reading, look))
             break;
     }
     if (code != HR_OK)
         return code;
-    if (settled && !is_known_stuck(region, 0))
-        remember_stuck(region, 0);
+    if (!is_known_stuck(region, reading->stuck))
+        atomic_store_explicit(&region->stuck, reading->stuck, memory_order_relaxed);
     head->code = HR_OK;
     head->layout = layout->id;
     head->taken_at_ns = reading->taken_at_ns;
-    head->settled = settled;
+    head->settled = outcome == SETTLED;
     if (layout->slot_seqlock != HR_ABSENT && reading->any_torn != 0)
         unsettle_torn(reading);
     sum_up(reading);

@@ -35,7 +35,7 @@ ffi = FFI()
 ffi.cdef((PACKAGE / "_native.cdef.h").read_text(encoding="utf-8"))
 ffi.set_source(
     "libhamiregion._native",
-    '#include "details.h"\n',
+    '#include "details.h"\n#include "samples.h"\n',
     sources=project_files("csrc/*.c"),
     include_dirs=["csrc"],
     depends=project_files("csrc/*.h") + project_files("libhamiregion/_native.cdef.h"),

@@ -95,14 +95,14 @@ int hr_open(const char *path, uint32_t flags, uint32_t layout, hr_region **out);
 void hr_get_info(const hr_region *region, struct hr_info *out);
 int hr_is_stale(hr_region *region);
 
-struct hr_place {
+struct hr_watch_entry {
     const char *directory;
     uint64_t device_id, inode;
     int64_t changed_ns;
     hr_region *region;
 };
 
-uint32_t hr_find_changed(const struct hr_place *places, uint32_t count, unsigned char *changed);
+uint32_t hr_find_changed(const struct hr_watch_entry *entries, uint32_t count, unsigned char *changed);
 int hr_close(hr_region *region);
 void hr_free_held(hr_region **held);
 void hr_leave_all(void);
@@ -198,6 +198,53 @@ int hr_read_set(hr_region *const *regions, uint32_t count, void *buffer, size_t 
 #define HR_TABLE_USAGES ...
 
 void hr_columns(const void *set, uint32_t count, uint32_t which, void *cells, size_t step);
+
+/* ---- samples.h ---------------------------------------------------------- */
+
+#define HR_WRITE_UNSIGNED ...
+#define HR_WRITE_SIGNED ...
+#define HR_WRITE_RATIO ...
+#define HR_WRITE_SM_LIMIT ...
+#define HR_WRITE_SINCE ...
+#define HR_WRITE_NEGATIVE ...
+#define HR_WRITE_DOUBLE ...
+#define HR_WRITE_ONE ...
+#define HR_NO_ROW ...
+
+struct hr_samples {
+    const char *before;
+    const char *head;
+    const char *tail;
+    const char *labels;
+    const uint32_t *ends;
+    const uint32_t *rows;
+    const void *cells;
+    uint32_t before_bytes, head_bytes, tail_bytes;
+    uint32_t count;
+    uint32_t cell_count;
+    uint32_t write_as;
+    uint64_t now;
+};
+
+struct hr_place_in_text {
+    uint32_t samples;
+    uint32_t row;
+    const char *begun;
+};
+
+size_t hr_write_samples(const struct hr_samples *samples, uint32_t count,
+                        struct hr_place_in_text *place, char *out, size_t room);
+
+struct hr_slot_columns {
+    const uint64_t *region;
+    const uint64_t *first_usage;
+    const uint64_t *first_device;
+    const uint64_t *device_rows;
+    uint32_t processes, regions, usages, devices;
+};
+
+void hr_sum_slots(const struct hr_slot_columns *columns, const unsigned char *chosen,
+                  const uint64_t *usages, uint64_t *sums);
 
 #define HR_MEMORY ...
 #define HR_SM ...

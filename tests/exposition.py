@@ -102,9 +102,13 @@ class NodeFiles:
 
     def open(self, **options: Any) -> Node:
         names = ChainedNames([PodLogNames(self.logs)], retry_s=0.0)
-        return Node(self.root, names=names, **{"outside": False, **options})
+        return Node(self.root, names=names, **options)
 
 
 def pod_of(golden: str) -> str:
     """A pod's name made of a golden region's."""
     return golden.replace(".", "-")
+
+
+#: Collectors for tests that have other regions than healthy ones.
+WITHOUT_DOCTOR = ("nvml", "processes", "unaccounted", "locks")

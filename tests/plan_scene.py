@@ -10,8 +10,7 @@ from poke import RegionFile
 
 from libhamiregion import Layout, create_region
 from libhamiregion.node import Node, PodLogNames
-from libhamiregion.plan.limit_plan import LimitPlan, parse_plan
-from libhamiregion.plan.state import PlanState
+from libhamiregion.plan import LimitPlan, parse_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +43,7 @@ class PlanScene:
         self.directory = directory
         self.root = directory / "containers"
         self.logs = directory / "pods"
-        self.state = PlanState(directory / "state")
+        self.state = directory / "state"
         self.root.mkdir()
         self.logs.mkdir()
 
@@ -73,7 +72,7 @@ class PlanScene:
 
     def node(self) -> Node:
         """The node, looked at once; the caller closes it."""
-        node = Node(self.root, names=PodLogNames(self.logs), outside=False)
+        node = Node(self.root, names=PodLogNames(self.logs))
         node.refresh(processes=False)
         return node
 
@@ -88,7 +87,6 @@ class PlanScene:
         return (
             *("--root", os.fspath(self.root)),
             *("--pod-logs", os.fspath(self.logs)),
-            *("--state", self.state.directory),
         )
 
 

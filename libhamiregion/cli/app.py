@@ -7,10 +7,13 @@ from typing import NoReturn
 # Module to the extra that installs it.
 EXTRAS = {
     "bcrypt": "exporter",
+    "cattrs": "plan",
     "click": "cli",
     "h11": "exporter",
-    "jsonschema": "plan",
+    "isal": "exporter",
+    "jinja2": "cli",
     "kubernetes": "kubernetes",
+    "markupsafe": "cli",
     "prometheus_client": "exporter",
     "rich": "cli",
     "uvicorn": "exporter",

@@ -3,54 +3,74 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
+import attrs
 import click
 
-from . import node_options, options
-from .container_tables import ContainerPicture, named_containers
-from .node_words import node_notes, root_failure, root_warnings
-from .pictures import show
-from .ticking import ticks
+from libhamiregion.node.containers import missing_for
+
+from . import options
+from .format import (
+    NAME_COLUMNS,
+    Names,
+    lock_word,
+    names_of,
+)
+from .intervals import ticks
+from .output import Page, node_page, show_all
+from .show import memory_bar, memory_style
+from .tables import (
+    BAR,
+    GOOD,
+    NAME,
+    NEAR,
+    NUMBER,
+    OVER,
+    PERCENT,
+    PERCENT_LIMIT,
+    QUIET,
+    ROOMY,
+    SIZE,
+    SIZE_LIMIT,
+    TEXT,
+    WIDE,
+    Column,
+    Table,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Sequence
 
-    from libhamiregion.node import Node, Selector
+    from libhamiregion import DeviceUsage, Layout
+    from libhamiregion.node import ContainerView, Node, Selector
+
+    from .options import NodeChoice
+
+
+# Columns of a terminal from which there is room for paths.
+_PATHS = 200
 
 
 @click.command()
-@node_options.root_option
-@node_options.selector_options
-@click.option("--wide", "-w", is_flag=True, help="With uuids and the regions' files.")
+@options.node_options
+@options.selector_options
+@options.wide_option
 @options.watch_option
-@options.proc_option
-@node_options.pod_logs_option
 @options.json_option
-@options.no_color_option
 def containers(
-    roots: tuple[str, ...],
-    namespace: str | None,
-    pod: str | None,
-    container: str | None,
-    device: str | None,
-    wide: bool,
-    interval_s: float | None,
-    proc: str,
-    pod_logs: str,
-    as_json: bool,
+    place: NodeChoice, selector: Selector, wide: bool, interval_s: float | None, as_json: bool
 ) -> None:
     """Show the containers of this node: usage, limits, processes, or why there is no region.
 
     One line per container and device, then the containers that have a directory and no region,
-    each with the reason.  Without --root, regions elsewhere count too, such as
-    /tmp/cudevshr.cache in a container without the device plugin; they are found through the
-    processes that map them.
+    each with the reason.
 
     SM is the sum over the processes, so it can pass 100.  ALIVE, DEAD and UNKNOWN count slots, as
-    /proc proves it; a dead process's memory still counts (hamiregion reap).  LOCK is free,
-    pid:N or dead:N (who has signed for it, of the container's namespace), or tool (a program with
-    libhamiregion).  PATTERNs are those of the shell.
+    /proc proves it; a dead process's memory still counts (hamiregion reap).  LOCK is free, pid:N
+    or dead:N (the pid of the container's namespace that has signed for it), or tool (a program
+    with libhamiregion).  PATTERNs are those of the shell.
 
     \b
     hamiregion containers --namespace research --watch 2
@@ -59,30 +79,176 @@ def containers(
 
     JSON: taken_at_ns, complete (all processes could be seen), warnings, and containers, a list of
     objects with the keys namespace, pod, pod_uid, container, container_id, directory, region_path,
-    other_files, reason (no_file, not_ready, not_a_region, unknown_layout, no_permission, stale,
-    failed, or null), message, the fields of RegionSnapshot but path and taken_at_ns, processes
-    (alive, dead, unknown, unlisted: how many) and devices, with the fields of DeviceUsage.  null is
-    unlimited, or not known.
+    path_in_namespace (outside the DIRs: the file as its processes see it), other_files, reason
+    (no_file, not_ready, not_a_region, unknown_layout, no_permission, stale, failed, or null),
+    message, the fields of RegionSnapshot but path and taken_at_ns, lock, processes (alive, dead,
+    unknown, unlisted: how many) and devices, with the fields of DeviceUsage.  null is unlimited,
+    or not known.
     """  # noqa: D301 (click looks for the character itself)
-    chosen = node_options.selector(namespace, pod, container, device)
-    with node_options.open_node(roots, proc, pod_logs) as node:
-        pictures = container_pictures(node, chosen, interval_s, wide=wide, roots=roots)
-        show(pictures, interval_s, as_json)
+    with place.open() as node:
+        pages = (container_page(node, selector, place, wide=wide) for _ in ticks(interval_s))
+        show_all(pages, interval_s, as_json)
 
 
-def container_pictures(
-    node: Node, selector: Selector, interval_s: float | None, *, wide: bool, roots: tuple[str, ...]
-) -> Iterator[ContainerPicture]:
-    """Look at the node, once or every so many seconds; as `process_pictures`."""
-    for _ in ticks(interval_s):
-        taken_at_ns = time.time_ns()
-        views = node.view()
-        yield ContainerPicture(
-            taken_at_ns,
-            named_containers(node, views, selector),
-            complete=node.processes.is_complete,
-            wide=wide,
-            notes=node_notes(node),
-            warnings=root_warnings(node),
-            failure=root_failure(node, roots),
+def container_page(node: Node, selector: Selector, place: NodeChoice, *, wide: bool) -> Page:
+    """Look at the node's containers."""
+    taken_at_ns = time.time_ns()
+    rows = [
+        container_row(node, view, selector)
+        for view in node.view()
+        if selector.matches_container(view.container, node.pod_name(view.container))
+    ]
+    if selector.device is not None:
+        rows = [row for row in rows if row.devices]
+    rows.sort(key=lambda row: row.order)
+    present = [row for row in rows if row.reason is None]
+    missing = [row for row in rows if row.reason is not None]
+    empty = "" if missing else "No container has a directory or maps a region."
+    blocks = [Table(_columns(wide), present, "shown", empty)]
+    if missing:
+        blocks.append(Table(_MISSING_COLUMNS, missing))
+    return node_page(node, place, taken_at_ns, {"containers": rows}, blocks)
+
+
+@attrs.frozen
+class SlotCounts:
+    """How many processes of a region there are of each state."""
+
+    alive: int
+    dead: int
+    unknown: int
+    unlisted: int
+
+
+@attrs.frozen(kw_only=True)
+class ContainerRow(Names):
+    """A container; the fields are the keys of --json."""
+
+    directory: str | None
+    region_path: str | None
+    path_in_namespace: str | None
+    other_files: tuple[str, ...]
+    reason: str | None
+    message: str | None
+    layout: Layout | None = None
+    device_count: int | None = None
+    priority: int | None = None
+    utilization_switch: bool | None = None
+    recent_kernel: int | None = None
+    last_kernel_time_s: int | None = None
+    owner_pid: int | None = None
+    settled: bool | None = None
+    lock: str | None = None
+    processes: SlotCounts | None = None
+    devices: tuple[DeviceUsage, ...] = ()
+
+    @property
+    def file(self) -> str | None:
+        """The region's file; outside the roots as its processes see it."""
+        return self.path_in_namespace or self.region_path
+
+    @property
+    def shown(self) -> Sequence[DeviceUsage]:
+        """The devices; without utilisation where the layout has none."""
+        if self.layout is None or self.layout.has_utilization:
+            return self.devices
+        # None is "not known" in a column, and in no device of a snapshot.
+        return [attrs.evolve(each, sm_util_percent=None) for each in self.devices]  # type: ignore[arg-type]
+
+
+def container_row(node: Node, view: ContainerView, selector: Selector) -> ContainerRow:
+    """Gather what there is to show of a container."""
+    container, snapshot = view.container, view.snapshot
+    common = {
+        **names_of(node, container),
+        "directory": container.directory,
+        "region_path": container.region_path,
+        "path_in_namespace": container.path_in_namespace,
+        "other_files": container.other_files,
+    }
+    if snapshot is None:
+        missing = container.missing if view.error is None else missing_for(view.error)
+        return ContainerRow(
+            **common,
+            reason=None if missing is None else missing.reason.value,
+            message=None if missing is None else missing.message,
         )
+    slots = () if view.processes is None else view.processes.slots
+    states = Counter(slot.state for slot in slots)
+    for omitted in view.omitted:
+        states[omitted.state] += omitted.slots
+    unlisted = 0 if view.processes is None else len(view.processes.unlisted)
+    dead = {slot.pid for slot in slots if slot.state == "dead"}
+    return ContainerRow(
+        **common,
+        reason=None,
+        message=None,
+        layout=snapshot.layout,
+        device_count=snapshot.device_count,
+        priority=snapshot.priority,
+        utilization_switch=snapshot.utilization_switch,
+        recent_kernel=snapshot.recent_kernel,
+        last_kernel_time_s=snapshot.last_kernel_time_s,
+        owner_pid=snapshot.owner_pid,
+        settled=snapshot.settled,
+        lock=lock_word(snapshot.owner_pid, dead),
+        processes=SlotCounts(states["alive"], states["dead"], states["unknown"], unlisted),
+        devices=tuple(
+            device
+            for device in snapshot.devices
+            if selector.device is None or selector.matches_device(device)
+        ),
+    )
+
+
+def _columns(wide: bool) -> Sequence[Column]:
+    more = (
+        Column("UUID", part="uuid", kind=NAME, style=QUIET),
+        Column("FILE", "file", TEXT, style=QUIET, from_width=_PATHS),
+    )
+    return (*_COLUMNS, *(more if wide else ()))
+
+
+def _process_words(row: ContainerRow) -> str | None:
+    counts = row.processes
+    if counts is None:
+        return None
+    others = attrs.asdict(counts)
+    words = [str(others.pop("alive"))]
+    return " ".join(words + [f"+{number} {state}" for state, number in others.items() if number])
+
+
+def _process_style(row: ContainerRow) -> str:
+    counts = row.processes
+    if counts is None or not any(attrs.astuple(counts)):
+        return QUIET
+    if counts.dead:
+        return f"bold {OVER}"
+    return NEAR if counts.unknown or counts.unlisted else GOOD
+
+
+def _lock_style(row: ContainerRow) -> str:
+    return "" if row.lock == "free" else NEAR
+
+
+_COLUMNS = (
+    *NAME_COLUMNS,
+    Column("LAYOUT", "layout", from_width=ROOMY),
+    Column("DEVICE", part="index", kind=NUMBER, title="dev", style="bold"),
+    Column("", part=memory_bar, kind=BAR, title="memory", on="terminal", from_width=WIDE),
+    Column("MEM-USED", part="memory_used_bytes", kind=SIZE, title="used", style=memory_style),
+    Column("MEM-LIMIT", part="memory_limit_bytes", kind=SIZE_LIMIT, title="limit"),
+    Column("SM", part="sm_util_percent", kind=PERCENT, title="SM"),
+    Column("SM-LIMIT", part="sm_limit_percent", kind=PERCENT_LIMIT, title="limit"),
+    Column("ALIVE", "processes.alive", NUMBER, on="pipe"),
+    Column("DEAD", "processes.dead", NUMBER, on="pipe"),
+    Column("UNKNOWN", "processes.unknown", NUMBER, on="pipe"),
+    Column("", _process_words, title="processes", style=_process_style, on="terminal"),
+    Column("PRIORITY", "priority", NUMBER, title="prio", from_width=ROOMY),
+    Column("LOCK", "lock", style=_lock_style, from_width=ROOMY),
+)
+_MISSING_COLUMNS = (
+    *NAME_COLUMNS,
+    Column("REASON", "reason", on="pipe"),
+    Column("MESSAGE", "message", TEXT, title="no region, because"),
+)

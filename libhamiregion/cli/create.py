@@ -15,41 +15,36 @@ from libhamiregion import Layout, create_region, limits_from_environment, open_r
 
 from . import options
 from .failures import bad_arguments
-from .output import as_plain, on_terminal, terminal, write, write_json
-from .plain import region_text
-from .render import region_view
+from .output import DRY_RUN, show
+from .show import region_page
+from .tables import Lines
 
 if TYPE_CHECKING:
-    from .options import Limit
+    from collections.abc import Sequence
+
+    from libhamiregion import RegionSnapshot
 
 
 @click.command()
 @options.file_argument
 @click.option(
     "--memory",
-    type=options.MEMORY,
     metavar="SIZE",
     multiple=True,
-    help="Memory limit of the next device: 6GiB, 3000m, or `unlimited`. Repeatable.",
+    help="Memory limit of the next device: 6GiB, 3000m or unlimited.  Repeatable.",
 )
 @click.option(
     "--sm",
-    type=options.SM,
     metavar="PERCENT",
     multiple=True,
-    help="SM limit of the next device: 1 to 100, or `unlimited`. Repeatable.",
+    help="SM limit of the next device: 1 to 100, or unlimited.  Repeatable.",
 )
 @click.option("--uuid", "uuids", metavar="UUID", multiple=True, help="UUID of the next device.")
 @click.option(
     "--priority", type=int, default=1, show_default=True, help="0 is high, 1 is low.", metavar="N"
 )
-@click.option(
-    "--layout",
-    type=options.LayoutName(),
-    default=Layout.V1_2.value,
-    show_default=True,
-    metavar="NAME",
-    help=f"Which generation of HAMi it is for: {options.LAYOUT_NAMES}.",
+@options.layout_option_of(
+    "Which generation of HAMi it is for:", default=Layout.V1_2.value, show_default=True
 )
 @click.option(
     "--from-environment",
@@ -59,11 +54,10 @@ if TYPE_CHECKING:
 )
 @options.dry_run_option
 @options.json_option
-@options.no_color_option
 def create(
     path: str,
-    memory: tuple[Limit, ...],
-    sm: tuple[Limit, ...],
+    memory: tuple[str, ...],
+    sm: tuple[str, ...],
     uuids: tuple[str, ...],
     priority: int,
     layout: Layout,
@@ -80,16 +74,15 @@ def create(
     Limits not given are unlimited.  The answer, also with --json, is what `hamiregion show` says
     of the new region.
     """  # noqa: D301 (click looks for the character itself)
+    memory_limits: Sequence[int | str | None] = memory
+    sm_limits: Sequence[int | str | None] = sm
     if from_environment:
         if memory or sm:
             raise click.UsageError("--from-environment already says what --memory and --sm would.")
         found = limits_from_environment(os.environ)
         memory_limits, sm_limits = found.memory_limits_bytes, found.sm_limits_percent
-    else:
-        memory_limits = tuple(limit.value for limit in memory)
-        sm_limits = tuple(limit.value for limit in sm)
 
-    def make(target: str) -> None:
+    def make(target: str) -> RegionSnapshot:
         with bad_arguments():
             create_region(
                 target,
@@ -99,28 +92,17 @@ def create(
                 uuids=uuids,
                 layout=layout,
             )
+        with open_region(target, layout=layout) as region:
+            return region.snapshot()
 
     if dry_run:
         _check_place(path)
         with tempfile.TemporaryDirectory(prefix="hamiregion-") as directory:
-            made = f"{directory}/dry-run.cache"
-            make(made)
-            with open_region(made, layout=layout) as region:
-                snapshot = attrs.evolve(region.snapshot(), path=str(Path(path).absolute()))
+            made = make(f"{directory}/dry-run.cache")
+        snapshot = attrs.evolve(made, path=str(Path(path).absolute()))
     else:
-        make(path)
-        with open_region(path, layout=layout) as region:
-            snapshot = region.snapshot()
-    if as_json:
-        write_json(as_plain(snapshot))
-        return
-    if on_terminal():
-        console = terminal()
-        console.print(region_view(snapshot, console.width))
-    else:
-        write(region_text(snapshot))
-    if dry_run:
-        write("dry run: nothing was written\n")
+        snapshot = make(path)
+    show(region_page(snapshot, *([Lines([DRY_RUN])] if dry_run else [])), as_json)
 
 
 def _check_place(path: str) -> None:

@@ -1,90 +1,83 @@
-"""`hamiregion doctor`: what is wrong on a node, what comes of it, and what can be mended."""
+"""`hamiregion doctor`: what is wrong on a node, what comes of it, and what can be repaired."""
 
 from __future__ import annotations
 
-import contextlib
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import attrs
 import click
 
-from libhamiregion.node import NvmlSampler, driver_gap
-from libhamiregion.node.doctor import FindingKind, diagnose, repair
+from libhamiregion import RegionError
+from libhamiregion.node import FindingKind, Severity, diagnose, driver_gap, repair
 
-from . import node_options, options
-from .doctor_pictures import DoctorPicture, is_left, named_finding, selected
-from .node_words import node_notes, root_failure, root_warnings
-from .pictures import show
-from .ticking import ticks
+from . import options
+from .driver import Device, driver_object
+from .format import Names, count, names_of
+from .intervals import ticks
+from .output import Page, as_plain, node_page, show_all
+from .tables import GOOD, NEAR, NUMBER, OVER, QUIET, TEXT, Column, Lines, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from libhamiregion.node import Finding, Node, Repair, Selector
+    from libhamiregion.node import Finding, Node, NvmlSampler, Repair, Selector
+
+    from .options import DriverChoice, NodeChoice
+    from .output import Block
 
 LEFT = 3
+# How long what may pass by itself is watched before it is a finding.
+SETTLE_S = 1.5
+# Containers of a kind of findings, and what one repair did, that are named in a line.
+_EXAMPLES = 3
+_STYLES = {Severity.ERROR: f"bold {OVER}", Severity.WARNING: NEAR, Severity.INFO: "cyan"}
+_NOUNS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
 
 
 @click.command(epilog=f"Exit codes: 0 nothing left, 1 failed, 2 wrong usage, {LEFT} findings left.")
-@node_options.root_option
-@node_options.selector_options
+@options.node_options
+@options.selector_options
 @click.option(
     "--only",
     "kinds",
     multiple=True,
     type=click.Choice([kind.value for kind in FindingKind]),
     metavar="KIND",
-    help="Only findings of this kind, such as host_pid_missing; may be given again.",
+    help="Only findings of this kind, such as host_pid_missing, and all of them; may be given"
+    " again.",
 )
-@click.option("--repair", "mend", is_flag=True, help="Mend what can be mended with proof.")
-@options.dry_run_option
-@click.option("--no-driver", is_flag=True, help="Do not ask the driver (NVML).")
-@node_options.library_option
 @click.option(
-    "--settle",
-    "settle_s",
-    type=options.Seconds(min=0, max=600),
-    default=1.5,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long what may pass by itself is watched before it is a finding.",
+    "--repair", "repairs_wanted", is_flag=True, help="Repair what can be repaired with proof."
 )
+@options.dry_run_option
+@options.driver_options
 @options.watch_option
-@options.timeout_option
-@options.proc_option
-@node_options.pod_logs_option
 @options.json_option
-@options.no_color_option
 @click.pass_context
 def doctor(
     ctx: click.Context,
-    roots: tuple[str, ...],
-    namespace: str | None,
-    pod: str | None,
-    container: str | None,
-    device: str | None,
+    place: NodeChoice,
+    selector: Selector,
     kinds: tuple[str, ...],
-    mend: bool,
+    repairs_wanted: bool,
     dry_run: bool,
-    no_driver: bool,
-    library: str | None,
-    settle_s: float,
+    driver: DriverChoice,
     interval_s: float | None,
-    timeout_s: float,
-    proc: str,
-    pod_logs: str,
     as_json: bool,
 ) -> None:
     """Say what is wrong on this node: what, by which evidence, what comes of it, what to do.
 
     Looked at are host pids, dead processes that still count, slots, locks, limits, the driver's
     figures, and files.  A healthy node gives no finding.  Nothing is changed, unless --repair is
-    given: that mends locks of the dead, slots, host pids and what dead processes hold, each only
+    given: that repairs locks of the dead, slots, host pids and what dead processes hold, each only
     with proof that is taken anew, says what it did, and leaves the rest.  A lock that nobody has
     signed for is watched for 10 s first.
 
-    Findings are errors, warnings or notes (info).  Notes may well be meant, and do not count for
-    the exit code, which is 3 while errors or warnings are left.  PATTERNs are those of the shell.
+    One line per kind of finding, then what is known of the first one of each kind; --only KIND
+    shows all of that kind.  Findings are errors, warnings or notes (info).  Notes may well be
+    meant, and do not count for the exit code, which is 3 while errors or warnings are left.
+    PATTERNs are those of the shell.
 
     \b
     hamiregion doctor
@@ -98,98 +91,200 @@ def doctor(
     device, pid, cause, summary, evidence, consequence, advice and repairable; repairs the same
     and done, actions and error.
     """  # noqa: D301 (click looks for the character itself)
-    if dry_run and not mend:
+    if dry_run and not repairs_wanted:
         raise click.UsageError("--dry-run goes with --repair: without it nothing is changed.")
-    if mend and interval_s is not None:
+    if repairs_wanted and interval_s is not None:
         raise click.UsageError("--repair goes without --watch; `hamiregion agent` keeps repairing.")
-    chosen = node_options.selector(namespace, pod, container, device)
-    with (
-        contextlib.nullcontext() if no_driver else NvmlSampler(library) as sampler,
-        node_options.open_node(roots, proc, pod_logs) as node,
-    ):
-        visit = _Visit(node, sampler, chosen, frozenset(map(FindingKind, kinds)), settle_s)
-        if mend:
-            pictures = iter([visit.mend(roots, dry_run=dry_run, timeout_s=timeout_s)])
-        else:
-            pictures = (visit.look(roots) for _ in ticks(interval_s))
-        last: DoctorPicture | None = None
+    with driver.open() as sampler, place.open() as node:
+        visit = _Visit(node, sampler, selector, place, frozenset(map(FindingKind, kinds)))
+        left = 0
 
-        def remembered() -> Iterator[DoctorPicture]:
-            nonlocal last
-            for picture in pictures:
-                last = picture
-                yield picture
+        def pages() -> Iterator[Page]:
+            nonlocal left
+            for _ in ticks(interval_s):
+                found, repairs = visit.find(), None
+                if repairs_wanted:
+                    repairs = repair(node, found, dry_run=dry_run)
+                    if not dry_run and any(each.actions for each in repairs):
+                        found = visit.find()
+                page = visit.page(found, repairs, dry_run=dry_run)
+                left = page.data["left"]
+                yield page
 
-        show(remembered(), interval_s, as_json)
-        if interval_s is None and last is not None and last.left:
-            ctx.exit(LEFT)
+        show_all(pages(), interval_s, as_json)
+    if interval_s is None and left:
+        ctx.exit(LEFT)
 
 
+_FIELDS = (
+    *("kind", "severity", "device", "pid", "cause"),
+    *("summary", "evidence", "consequence", "advice", "repairable"),
+)
+
+
+@attrs.frozen
 class _Visit:
     """One run of the command."""
 
-    def __init__(
-        self,
-        node: Node,
-        sampler: NvmlSampler | None,
-        selector: Selector,
-        kinds: frozenset[FindingKind],
-        settle_s: float,
-    ) -> None:
-        self._node = node
-        self._sampler = sampler
-        self._selector = selector
-        self._kinds = kinds
-        self._settle_s = settle_s
+    node: Node
+    sampler: NvmlSampler | None
+    selector: Selector
+    place: NodeChoice
+    kinds: frozenset[FindingKind]
 
-    def look(self, roots: tuple[str, ...]) -> DoctorPicture:
-        """Diagnose only."""
-        return self._picture(roots, self._diagnose(), None, dry_run=False)
-
-    def mend(self, roots: tuple[str, ...], *, dry_run: bool, timeout_s: float) -> DoctorPicture:
-        """Diagnose, repair, and diagnose again."""
-        found = self._diagnose()
-        done = repair(self._node, found, dry_run=dry_run, timeout_s=timeout_s)
-        if any(each.actions for each in done) and not dry_run:
-            found = self._diagnose()
-        return self._picture(roots, found, done, dry_run=dry_run)
-
-    def _diagnose(self) -> tuple[Finding, ...]:
-        found = diagnose(self._node, sampler=self._sampler, settle_s=self._settle_s)
-        return tuple(
+    def find(self) -> list[Finding]:
+        """Diagnose what is chosen."""
+        return [
             each
-            for each in found
-            if (not self._kinds or each.kind in self._kinds)
-            and selected(self._node, self._selector, each)
-        )
+            for each in diagnose(self.node, sampler=self.sampler, settle_s=SETTLE_S)
+            if (not self.kinds or each.kind in self.kinds) and self._is_chosen(each)
+        ]
 
-    def _picture(
-        self,
-        roots: tuple[str, ...],
-        found: tuple[Finding, ...],
-        done: tuple[Repair, ...] | None,
-        *,
-        dry_run: bool,
-    ) -> DoctorPicture:
-        node = self._node
-        sample = None if self._sampler is None else self._sampler.sample()
+    def _is_chosen(self, finding: Finding) -> bool:
+        """Whether a finding is about what is chosen; one about the whole node always is."""
+        container = finding.container
+        if container is None:
+            return True
+        if not self.selector.matches_container(container, self.node.pod_name(container)):
+            return False
+        if self.selector.device is None or finding.device is None:
+            return True
+        try:
+            devices = () if container.region is None else container.region.snapshot().devices
+        except RegionError:
+            devices = ()
+        uuid = next((each.uuid for each in devices if each.index == finding.device), None)
+        return self.selector.matches_device(Device(finding.device, uuid))
+
+    def page(
+        self, found: Sequence[Finding], repairs: Sequence[Repair] | None, *, dry_run: bool
+    ) -> Page:
+        """Tell what was found, or is left after what was repaired."""
+        node = self.node
+        sample = None if self.sampler is None else self.sampler.sample()
         gap = None if sample is None else driver_gap(node.processes, sample)
-        notes = node_notes(node)
-        if gap is not None:
-            notes = (*notes, f"nothing was compared with the driver's figures: {gap}")
-        return DoctorPicture(
-            taken_at_ns=time.time_ns(),
-            findings=tuple(named_finding(node, each) for each in found),
-            repairs=None
-            if done is None
-            else tuple((named_finding(node, each.finding), each) for each in done),
-            dry_run=dry_run,
-            left=sum(map(is_left, found)),
-            looked_at=len(node.containers),
-            sample=sample,
-            driver_gap=gap,
-            complete=node.processes.is_complete,
-            notes=notes,
-            warnings=root_warnings(node),
-            failure=root_failure(node, roots),
-        )
+        repaired = [
+            self._object(each.finding)
+            | {"done": each.done, "actions": each.actions, "error": each.error}
+            for each in repairs or ()
+        ]
+        data = {
+            "driver": driver_object(sample, gap),
+            "dry_run": dry_run,
+            "repairs": None if repairs is None else repaired,
+            "findings": list(map(self._object, found)),
+            "left": sum(each.severity is not Severity.INFO for each in found),
+        }
+        groups = self._groups(found)
+        sentences = [self._repair_sentence(each, dry_run=dry_run) for each in repairs or ()]
+        total = _sum(found, len(node.containers), repairs, dry_run=dry_run)
+        blocks: list[Block] = [
+            *([Lines(sentences)] if sentences else []),
+            *([Table(_COLUMNS, groups)] if groups else []),
+            *map(self._paragraph, groups),
+            Lines([(total, "bold" if found else GOOD)]),
+        ]
+        notes = [] if gap is None else [f"nothing was compared with the driver's figures: {gap}"]
+        return node_page(node, self.place, time.time_ns(), data, blocks, notes)
+
+    def _names(self, finding: Finding) -> Names:
+        if finding.container is None:
+            return Names()
+        return Names(**names_of(self.node, finding.container))
+
+    def _object(self, finding: Finding) -> dict[str, Any]:
+        """The finding for --json."""
+        container = finding.container
+        return {
+            **as_plain(self._names(finding)),
+            "region_path": None if container is None else container.region_path,
+            **{name: getattr(finding, name) for name in _FIELDS},
+        }
+
+    def _place(self, finding: Finding) -> str:
+        """The container in words; raw text."""
+        if finding.container is None:
+            return "the node"
+        names = self._names(finding)
+        known = names.pod_words or names.container_words
+        return names.words if known else "a container outside the roots"
+
+    def _groups(self, found: Sequence[Finding]) -> list[_Group]:
+        groups: dict[tuple[FindingKind, Severity], _Group] = {}
+        for each in found:
+            key = (each.kind, each.severity)
+            group = groups.setdefault(key, _Group(*key, each.repairable, [], {}))
+            group.findings.append(each)
+            group.places[self._place(each)] = None
+        worst = list(Severity)
+        return sorted(groups.values(), key=lambda group: worst.index(group.severity))
+
+    def _paragraph(self, group: _Group) -> Lines:
+        found = group.findings
+        shown = found if self.kinds else found[:1]
+        lines: list[str | tuple[str, str]] = [
+            (f"{group.severity.value}: {group.kind.value}", _STYLES[group.severity])
+        ]
+        for each in shown:
+            where = self._place(each)
+            where += "" if each.device is None else f", device {each.device}"
+            where += "" if each.pid is None else f", pid {each.pid}"
+            lines.append(f"  {where}: {each.summary}")
+            lines.append((f"    Evidence: {each.evidence}", QUIET))
+        if len(shown) < len(found):
+            more = len(found) - len(shown)
+            lines.append((f"  and {more} more; --only {group.kind.value} shows all", QUIET))
+        # What comes of it and what to do may differ with the cause: of the first one.
+        lines.append(f"  Consequence: {found[0].consequence}")
+        lines.append(f"  What to do: {found[0].advice}")
+        return Lines(lines)
+
+    def _repair_sentence(self, done: Repair, *, dry_run: bool) -> tuple[str, str]:
+        where = f"{self._place(done.finding)}: {done.finding.kind.value}"
+        if done.error is not None:
+            return f"not repaired  {where}: {done.error}", OVER
+        if not done.actions:
+            return f"was right     {where}: nothing was wrong any more", GOOD
+        verb = "dry run " if dry_run else "repaired"
+        return f"{verb}      {where}: {_some(done.actions, '; ')}", GOOD
+
+
+@attrs.frozen
+class _Group:
+    """The findings of one kind and severity, and the containers that they are about, in words."""
+
+    kind: FindingKind
+    severity: Severity
+    repairable: bool
+    findings: list[Finding]
+    places: dict[str, None]
+
+
+def _some(words: Iterable[str], separator: str) -> str:
+    """The first few, and how many more there are."""
+    known = list(words)
+    more = f" and {len(known) - _EXAMPLES} more" if len(known) > _EXAMPLES else ""
+    return separator.join(known[:_EXAMPLES]) + more
+
+
+_COLUMNS = (
+    Column("SEVERITY", "severity", style=lambda group: _STYLES[group.severity]),
+    Column("KIND", "kind"),
+    Column("FINDINGS", lambda group: len(group.findings), NUMBER),
+    Column("REPAIR", lambda group: "yes" if group.repairable else "no"),
+    Column("CONTAINERS", lambda group: _some(group.places, ", "), TEXT),
+)
+
+
+def _sum(found: Sequence[Finding], containers: int, repairs: Any, *, dry_run: bool) -> str:
+    if not found:
+        what = "nothing is left" if repairs else "nothing found"
+        return f"{what} in {count(containers, 'container')}"
+    numbers = {each: sum(finding.severity is each for finding in found) for each in Severity}
+    words = ", ".join(count(number, _NOUNS[each]) for each, number in numbers.items() if number)
+    repairable = sum(finding.repairable for finding in found)
+    if dry_run:
+        return f"{words}; dry run: nothing was written"
+    if repairs is None and repairable:
+        return f"{words}; --repair repairs {repairable} of them"
+    return f"{words} left" if repairs is not None else words

@@ -10,13 +10,13 @@ from typing import Any
 import click
 
 from libhamiregion import __version__
-from libhamiregion.exporter.node_exporter import NodeExporter
+from libhamiregion.exporter import ListenError, NodeExporter, WebConfigError, exporter_server
 from libhamiregion.exporter.small_memory import stay_small
 from libhamiregion.node.nvml import NvmlSampler
 
-from . import exporter_options, node_options, options
+from . import exporter_options, options
 from .failures import Failure
-from .service_log import LEVELS, log_to_stderr
+from .service_log import LEVELS, ServiceLog
 
 _log = logging.getLogger("libhamiregion.exporter")
 
@@ -26,18 +26,11 @@ _log = logging.getLogger("libhamiregion.exporter")
 @exporter_options.web_config_option
 @exporter_options.legacy_metrics_option
 @exporter_options.node_name_option
-@node_options.root_option
-@options.proc_option
-@node_options.pod_logs_option
-@exporter_options.nvml_option
-@node_options.library_option
-@click.option(
-    "--doctor/--no-doctor",
-    default=True,
-    help="Whether to look for what is wrong with the regions.  [default: doctor]",
-)
+@options.node_options
+@options.library_option
+@exporter_options.collector_options
 @options.interval_option("scan", 5.0, "Between two looks for containers.", least_s=0.1)
-@options.interval_option("process", 10.0, "Between two looks at /proc and the driver.", least_s=0.1)
+@options.interval_option("process", 10.0, "Between two looks at slots and the driver.", least_s=0.1)
 @options.interval_option("doctor", 30.0, "Between two looks for what is wrong.", least_s=0.1)
 @exporter_options.resync_interval_option
 @click.option("--once", is_flag=True, help="Print the metrics and end, without listening.")
@@ -49,18 +42,14 @@ _log = logging.getLogger("libhamiregion.exporter")
     help="What to say on stderr.",
 )
 @options.json_option
-@options.no_color_option
 def exporter(
     listen: tuple[str, ...],
     web_config: str | None,
     legacy_metrics: bool,
     node_name: str | None,
-    roots: tuple[str, ...],
-    proc: str,
-    pod_logs: str,
-    nvml: bool,
+    place: options.NodeChoice,
     library: str | None,
-    doctor: bool,
+    collectors: frozenset[str],
     scan_interval_s: float,
     process_interval_s: float,
     doctor_interval_s: float,
@@ -72,10 +61,13 @@ def exporter(
     """Export the metrics of this node's GPU containers, in place of HAMi's monitor.
 
     /metrics has every metric of that monitor under its name, and more; /healthz and /readyz are
-    for probes, / is a page for people.  It reads, and changes nothing: no region, no file.
+    for probes.  It reads, and changes nothing: no region, no file.
 
     It answers on 127.0.0.1 unless told otherwise.  Whoever can connect can read the metrics; use
     --web-config for TLS and passwords.
+
+    What it does behind the scrapes is switched by collector: --no-collector.doctor, or
+    --collector.disable-defaults --collector.nvml for HAMi's own metrics alone.
 
     \b
     hamiregion exporter --listen :9394
@@ -86,21 +78,22 @@ def exporter(
     Told to end (SIGTERM, Ctrl-C), it finishes the scrapes under way.  Exit codes: 0 ended in
     order, 1 failed (with --once: no directory could be read), 2 wrong usage.
 
-    JSON: the messages on stderr as objects with the keys time_s (Unix seconds), level and message.
-    With --once, one object on stdout: metrics, a list of objects with the keys name, type, help
-    and samples, which have name, labels and value.
+    JSON: the log on stderr as objects with the keys time_s (Unix seconds), task, event (the level),
+    message, container and detail.  With --once, one object on stdout: metrics, a list of objects
+    with the keys name, type, help and samples, which have name, labels and value.
     """  # noqa: D301 (click looks for the character itself)
     stay_small()
-    log_to_stderr(log_level, as_json=as_json)
-    # Neither is closed: who waits for a driver that does not answer would never end.
-    node = node_options.open_node(roots, proc, pod_logs)
-    sampler = NvmlSampler(library, sensors=True) if nvml else None
+    ServiceLog(as_json=as_json).capture_logging(log_level)
+    # Neither is closed: waiting for a driver that does not answer would never end.
+    node = place.open()
+    sampler = NvmlSampler(library, sensors=True) if "nvml" in collectors else None
     exported = NodeExporter(
         node,
         sampler=sampler,
         node_name=node_name,
         legacy=legacy_metrics,
-        doctor=doctor,
+        collectors=collectors,
+        outside=place.outside,
         scan_interval_s=scan_interval_s,
         process_interval_s=process_interval_s,
         doctor_interval_s=doctor_interval_s,
@@ -115,7 +108,7 @@ def exporter(
 def _print(exported: NodeExporter, *, as_json: bool) -> None:
     exported.refresh()
     if as_json:
-        from libhamiregion.exporter.collector import RegionCollector
+        from libhamiregion.exporter import RegionCollector
 
         from .output import write_json
 
@@ -141,10 +134,6 @@ def _plain(metric: Any) -> dict[str, Any]:
 
 
 def _serve(exported: NodeExporter, listen: tuple[str, ...], web_config: str | None) -> None:
-    from libhamiregion.exporter.listening import ListenError
-    from libhamiregion.exporter.node_server import exporter_server
-    from libhamiregion.exporter.web_config import WebConfigError
-
     try:
         server = exporter_server(exported, listen, web_config=web_config)
     except (ListenError, WebConfigError) as error:

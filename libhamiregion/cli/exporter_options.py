@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from libhamiregion.durations import parse_duration
+from libhamiregion.exporter import COLLECTORS
 from libhamiregion.exporter.listening import parse_listen
+from libhamiregion.units import parse_duration
 
 from . import options
 
@@ -97,7 +99,8 @@ web_config_option = click.option(
     "web_config",
     type=options.PATH,
     metavar="FILE",
-    help="How TLS and passwords are wanted: the web configuration file of Prometheus' exporters.",
+    help="Certificate, key, client CA and users: the web configuration file of Prometheus'"
+    " exporters.",
 )
 legacy_metrics_option = click.option(
     "--legacy-metrics",
@@ -122,8 +125,38 @@ resync_interval_option = click.option(
     help="Leave out directories of pods that have been gone for so long, or `never`; nothing is"
     " deleted.",
 )
-nvml_option = click.option(
-    "--nvml/--no-nvml",
-    default=True,
-    help="Whether to ask the GPUs' driver.  [default: nvml]",
-)
+_HELP = {
+    "nvml": "GPUs, and what the driver says of processes.",
+    "processes": "Which processes stand behind the slots.",
+    "unaccounted": "Processes that use a GPU and stand in no region.",
+    "locks": "Locks that are held for long.",
+    "doctor": "What is wrong with the regions.",
+}
+
+
+def collector_options(command: Any) -> Any:
+    """--collector.NAME and --no-collector.NAME; the command gets those that are on."""
+
+    @functools.wraps(command)
+    def called(*, disable_defaults: bool, **given: Any) -> Any:
+        switches = {name: given.pop(f"collector_{name}") for name in COLLECTORS}
+        given["collectors"] = frozenset(
+            name
+            for name, is_on in switches.items()
+            if (not disable_defaults if is_on is None else is_on)
+        )
+        return command(**given)
+
+    for name in reversed(COLLECTORS):
+        called = click.option(
+            f"--collector.{name}/--no-collector.{name}",
+            f"collector_{name}",
+            default=None,
+            help=f"{_HELP[name]}  [default: on]",
+        )(called)
+    return click.option(
+        "--collector.disable-defaults",
+        "disable_defaults",
+        is_flag=True,
+        help="Switch off the collectors that are not named.",
+    )(called)

@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from libhamiregion import AmbiguousLayout, LimitBelowUsage, RegionError, format_size
+from libhamiregion import RegionError
 from libhamiregion.text import printable
 
 if TYPE_CHECKING:
@@ -20,17 +20,6 @@ FAILED = 1
 INTERRUPTED = 130
 
 
-# What a message of the library has programs call, and what people type instead.
-_TYPED = {
-    "snapshot().processes lists them": "`hamiregion show FILE` lists them",
-    "lock_state() tells more, and recover_lock() frees it": (
-        "`hamiregion lock status FILE` tells more, and `hamiregion lock recover FILE` frees it"
-    ),
-    "force=True": "--force",
-    "name a layout": "give --layout",
-}
-
-
 class Failure(click.ClickException):
     """The command failed: one paragraph on stderr, exit code 1."""
 
@@ -38,33 +27,12 @@ class Failure(click.ClickException):
 
 
 def sentence(error: RegionError | OSError) -> str:
-    """Say what went wrong, in the words of someone who types commands."""
-    if (
-        isinstance(error, LimitBelowUsage)
-        and error.used_bytes is not None
-        and error.requested_bytes is not None
-    ):
-        return (
-            f"device {error.device} uses {format_size(error.used_bytes)},"
-            f" more than the {format_size(error.requested_bytes)} asked for."
-            " Programs in the container would see a huge amount of free memory."
-            " Nothing was changed; --force sets the limit all the same."
-        )
-    if isinstance(error, AmbiguousLayout):
-        names = " and ".join(layout.value for layout in error.candidates)
-        choices = " or ".join(f"--layout {layout.value}" for layout in error.candidates)
-        return f"{error.path} can be read as layout {names}; name the right one: {choices}"
+    """Say what went wrong: the library's own sentence, or the system's with the file."""
     if isinstance(error, RegionError) or error.strerror is None:
-        return _as_typed(str(error))
+        return str(error)
     if error.filename is None:
         return error.strerror
     return f"{os.fsdecode(error.filename)}: {error.strerror}"
-
-
-def _as_typed(words: str) -> str:
-    for called, typed in _TYPED.items():
-        words = words.replace(called, typed)
-    return words
 
 
 @contextlib.contextmanager
@@ -75,10 +43,10 @@ def bad_arguments() -> Iterator[None]:
     except RegionError:
         raise
     except (TypeError, ValueError) as error:
-        raise click.UsageError(_as_typed(str(error))) from None
+        raise click.UsageError(str(error)) from None
 
 
-class SpeakingGroup(click.Group):
+class ErrorGroup(click.Group):
     """A group whose failures are one paragraph, with nothing in it that steers a terminal."""
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -2,34 +2,52 @@
 
 from __future__ import annotations
 
-import functools
+from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 import attrs
 import click
-from rich.text import Text
 
-from libhamiregion import LimitChange, open_region
+from libhamiregion import open_region
 from libhamiregion.effects import ANYTHING
 
 from . import options
-from .failures import SpeakingGroup, bad_arguments
-from .output import as_plain, on_terminal, terminal, write, write_json
-from .plain import aligned, percent_word, size_word
-from .render import columns, limit_text, memory_bar, ratio_style
-from .wording import effect_words, memory_words, percent_words
+from .failures import ErrorGroup, bad_arguments
+from .format import effect_words, memory_words, percent_words
+from .output import DRY_RUN, Page, as_plain, show
+from .show import memory_bar
+from .tables import (
+    BAR,
+    NUMBER,
+    PERCENT_LIMIT,
+    SIZE,
+    SIZE_LIMIT,
+    Column,
+    Lines,
+    Table,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from libhamiregion import Layout, LimitChange, Region
 
-    from rich.table import Table
+# Over a node, by plan. Imported when asked for: most calls are about one file.
+_BY_PLAN = ("apply", "diff", "export")
 
-    from libhamiregion import Layout, Region
 
-    from .options import Limit
+class _Limits(ErrorGroup):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *_BY_PLAN])
 
-MEMORY = "memory"
-SM = "sm"
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _BY_PLAN:
+            return super().get_command(ctx, cmd_name)
+        module = import_module(".limits_plan", __package__)
+        return cast("click.Command", getattr(module, cmd_name))
+
+
+@click.group(cls=_Limits)
+def limits() -> None:
+    """Read and edit the limits of a region, or of all containers of a node by a plan."""
 
 
 @attrs.frozen
@@ -42,25 +60,13 @@ class DeviceLimits:
     sm_limit_percent: int | None
 
 
-# Over a node, by plan. Imported when asked for: most calls are about one file.
-_BY_PLAN = ("apply", "diff", "export")
-
-
-class _Limits(SpeakingGroup):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*super().list_commands(ctx), *_BY_PLAN])
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _BY_PLAN:
-            return super().get_command(ctx, cmd_name)
-        from . import limits_plan
-
-        return cast("click.Command", getattr(limits_plan, cmd_name))
-
-
-@click.group(cls=_Limits)
-def limits() -> None:
-    """Read and edit the limits of a region, or of all containers of a node by a plan."""
+_COLUMNS = (
+    Column("DEVICE", "index", NUMBER, title="GPU", style="bold"),
+    Column("", memory_bar, BAR, title="memory", on="terminal"),
+    Column("MEM-LIMIT", "memory_limit_bytes", SIZE_LIMIT, title="limit"),
+    Column("MEM-USED", "memory_used_bytes", SIZE, title="used"),
+    Column("SM-LIMIT", "sm_limit_percent", PERCENT_LIMIT, title="SM limit"),
+)
 
 
 @limits.command("get")
@@ -68,53 +74,28 @@ def limits() -> None:
 @options.device_option
 @options.layout_option
 @options.json_option
-@options.no_color_option
-def get(path: str, device: int | None, layout: Layout | None, as_json: bool) -> None:
+def get(path: str, device: int | str | None, layout: Layout | None, as_json: bool) -> None:
     """Show the limits in the region FILE.
 
     JSON: path, layout, and devices, a list of objects with the keys index, memory_limit_bytes,
     memory_used_bytes and sm_limit_percent; null is unlimited.
     """
-    with open_region(path, layout=layout) as region:
-        indices = (
-            [shown.index for shown in region.snapshot().devices] if device is None else [device]
-        )
+    with open_region(path, layout=layout) as region, bad_arguments():
+        indices = region.device_indices if device is None else (_index(region, device),)
         found = [
             DeviceLimits(
-                index,
-                region.memory_limit(index),
-                region.memory_used(index),
-                region.sm_limit(index),
+                index, region.memory_limit(index), region.memory_used(index), region.sm_limit(index)
             )
             for index in indices
         ]
-        path, name = region.path, region.layout.value
-    if as_json:
-        devices = [as_plain(entry) for entry in found]
-        write_json({"path": path, "layout": name, "devices": devices})
-    elif on_terminal():
-        terminal().print(_table(found))
-    else:
-        write(
-            aligned(
-                [["DEVICE", "MEM-LIMIT", "MEM-USED", "SM-LIMIT"]]
-                + [
-                    [
-                        str(entry.index),
-                        size_word(entry.memory_limit_bytes),
-                        size_word(entry.memory_used_bytes),
-                        percent_word(entry.sm_limit_percent),
-                    ]
-                    for entry in found
-                ]
-            )
-        )
+    data = {"path": region.path, "layout": region.layout, "devices": found}
+    show(Page(data, [Table(_COLUMNS, found)]), as_json)
 
 
 @limits.command("set")
 @options.file_argument
-@click.option("--memory", type=options.MEMORY, metavar="SIZE", help="6GiB, 3000m, or `unlimited`.")
-@click.option("--sm", type=options.SM, metavar="PERCENT", help="1 to 100, or `unlimited`.")
+@click.option("--memory", metavar="SIZE", help="6GiB, 3000m, 80% (of the limit now) or unlimited.")
+@click.option("--sm", metavar="PERCENT", help="1 to 100, or unlimited.")
 @options.device_option
 @options.dry_run_option
 @click.option(
@@ -130,12 +111,11 @@ def get(path: str, device: int | None, layout: Layout | None, as_json: bool) -> 
 )
 @options.layout_option
 @options.json_option
-@options.no_color_option
 def set_(
     path: str,
-    memory: Limit | None,
-    sm: Limit | None,
-    device: int | None,
+    memory: str | None,
+    sm: str | None,
+    device: int | str | None,
     dry_run: bool,
     force: bool,
     if_equals: str | None,
@@ -157,82 +137,50 @@ def set_(
         raise click.UsageError("Say what to set: --memory, --sm or both.")
     if if_equals is not None and memory is not None and sm is not None:
         raise click.UsageError("--if-equals compares one limit: give --memory or --sm, not both.")
-    with open_region(path, writable=True, layout=layout) as region:
-        edits = _edits(region, memory, sm, device=device, force=force, if_equals=if_equals)
-        with bad_arguments():
-            # Both are checked before either is stored: two limits, but one command.
-            changes = [(kind, edit(dry_run=True)) for kind, edit in edits]
-            if not dry_run:
-                changes = [(kind, edit(dry_run=False)) for kind, edit in edits]
-        path, name = region.path, region.layout.value
-    rows = [(kind, change) for kind, changed in changes for change in changed]
-    if as_json:
-        listed = [{"limit": kind, **as_plain(change)} for kind, change in rows]
-        write_json({"path": path, "layout": name, "dry_run": dry_run, "changes": listed})
-        return
-    _print_changes(rows, dry_run=dry_run)
+    expected = ANYTHING if if_equals is None else if_equals
+
+    def edit(region: Region, dry_run: bool) -> list[tuple[str, LimitChange]]:
+        done: list[tuple[str, LimitChange]] = []
+        for limit, value, setter in (
+            ("memory", memory, region.set_memory_limit),
+            ("sm", sm, region.set_sm_limit),
+        ):
+            if value is not None:
+                changed = setter(
+                    value, device=device, expected=expected, force=force, dry_run=dry_run
+                )
+                done += [(limit, change) for change in changed]
+        return done
+
+    with open_region(path, writable=True, layout=layout) as region, bad_arguments():
+        # Both are checked before either is stored: two limits, but one command.
+        changes = edit(region, dry_run=True)
+        if not dry_run:
+            changes = edit(region, dry_run=False)
+    data = {
+        "path": region.path,
+        "layout": region.layout,
+        "dry_run": dry_run,
+        "changes": [{"limit": limit, **as_plain(change)} for limit, change in changes],
+    }
+    lines = [_sentence(limit, change) for limit, change in changes]
+    show(Page(data, [Lines([*lines, DRY_RUN] if dry_run else lines)]), as_json)
 
 
-def _table(found: list[DeviceLimits]) -> Table:
-    table = columns()
-    table.add_column("GPU", justify="right", style="bold")
-    table.add_column("Memory")
-    for name in ("used", "limit", "SM limit"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for entry in found:
-        limit = entry.memory_limit_bytes
-        ratio = None if limit is None else entry.memory_used_bytes / limit
-        table.add_row(
-            str(entry.index),
-            memory_bar(ratio, width=20),
-            Text(memory_words(entry.memory_used_bytes), style=ratio_style(ratio)),
-            limit_text(memory_words(limit)),
-            limit_text(percent_words(entry.sm_limit_percent)),
-        )
-    return table
+def _sentence(limit: str, change: LimitChange) -> str:
+    words = memory_words if limit == "memory" else percent_words
+    name = "memory limit" if limit == "memory" else "SM limit"
+    what = f"device {change.device}: {name} {words(change.before)} -> {words(change.after)}"
+    if change.before == change.after:
+        return f"{what} (unchanged)"
+    return f"{what}, {effect_words(change.effect)}"
 
 
-def _edits(
-    region: Region,
-    memory: Limit | None,
-    sm: Limit | None,
-    *,
-    device: int | None,
-    force: bool,
-    if_equals: str | None,
-) -> list[tuple[str, Callable[..., tuple[LimitChange, ...]]]]:
-    kind = options.MEMORY if memory is not None else options.SM
-    expected = ANYTHING if if_equals is None else kind.convert(if_equals, None, None).value
-    edits: list[tuple[str, Callable[..., tuple[LimitChange, ...]]]] = []
-    if memory is not None:
-        set_memory = functools.partial(
-            region.set_memory_limit, memory.value, device=device, expected=expected, force=force
-        )
-        edits.append((MEMORY, set_memory))
-    if sm is not None:
-        set_sm = functools.partial(
-            region.set_sm_limit, sm.value, device=device, expected=expected, force=force
-        )
-        edits.append((SM, set_sm))
-    return edits
-
-
-def _print_changes(rows: list[tuple[str, LimitChange]], *, dry_run: bool) -> None:
-    fancy = on_terminal()
-    console = terminal()
-    for kind, change in rows:
-        words = memory_words if kind == MEMORY else percent_words
-        line = Text(f"device {change.device}: {'SM' if kind == SM else kind} limit ")
-        line.append(words(change.before))
-        line.append(" -> ")
-        line.append(words(change.after), style="bold")
-        if change.before == change.after:
-            line.append(" (unchanged)")
-        else:
-            line.append(f", {effect_words(change.effect)}")
-        if fancy:
-            console.print(line)
-        else:
-            write(f"{line.plain}\n")
-    if dry_run:
-        write("dry run: nothing was written\n")
+def _index(region: Region, device: int | str) -> int:
+    """The index of a device that may be named by its uuid."""
+    if isinstance(device, int):
+        return device
+    for each in region.snapshot().devices:
+        if each.uuid == device:
+            return each.index
+    raise ValueError(f"{region.path!r} has no device {device!r}")

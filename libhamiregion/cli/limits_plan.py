@@ -2,40 +2,44 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
 
-from libhamiregion.agent.root_watch import RootWatch
-from libhamiregion.agent.tasks import TaskRunner
-from libhamiregion.plan.apply import PlanApplier
-from libhamiregion.plan.diff import diff_plan
-from libhamiregion.plan.journal import RecoveryOutcome, unfinished
-from libhamiregion.plan.limit_plan import PlanError, load_plan, plan_document, plan_text
-from libhamiregion.plan.pods import PodApiError, PodWatch
-from libhamiregion.plan.sources import FixedPlan, PlanFile, PodAnnotations, SeveralSources
-from libhamiregion.plan.state import PlanState
-from libhamiregion.plan.undo import export_plan
-from libhamiregion.plan.watch import PlanWatcher
+from libhamiregion.plan import (
+    OtherKeeperRuns,
+    PlanError,
+    PlanFile,
+    PlanWatcher,
+    PodAnnotations,
+    PodApiError,
+    apply_diff,
+    diff_plan,
+    export_plan,
+    load_plan,
+    plan_text,
+)
+from libhamiregion.plan.keeper import is_kept
+from libhamiregion.plan.sources import SourceReading, join_readings
 from libhamiregion.text import printable
 
-from . import node_options, options
-from .agent_log import EventLog
+from . import options
 from .failures import FAILED, Failure
-from .limits_plan_tables import diff_object, outcome_objects, say_diff, say_outcomes
-from .node_words import root_failure, root_warnings
-from .output import as_plain, write, write_json
-from .stopping import stop_signals
+from .format import root_failure, root_warnings
+from .limits_plan_tables import diff_blocks, diff_object, outcome_objects, result_lines
+from .output import DRY_RUN, Page, show, write
+from .service_log import ServiceLog
+from .signals import end_unfinished, stop_signals
+from .tables import Lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from libhamiregion.node import Node, Selector
+    from libhamiregion.plan import LimitPlan, PlanDiff
+    from libhamiregion.plan.sources import PlanSource
 
-    from libhamiregion.node.node import Node
-    from libhamiregion.plan.diff import PlanDiff
-    from libhamiregion.plan.sources import PlanSource, SourceReading
+    from .output import Block
 
 OFF_PLAN = 3
 
@@ -47,113 +51,130 @@ class InvalidPlan(click.ClickException):
 
 
 @attrs.frozen
-class Origin:
-    """Where a plan comes from, as the command line says."""
+class PlanChoice:
+    """The plan that the command line names."""
 
     path: str | None
     from_annotations: bool
     node_name: str | None
     kubeconfig: str | None
 
-    def pods(self) -> PodWatch:
-        """The watch of this node's pods.
-
-        Raises:
-            click.UsageError: No node was named.
-        """
-        if self.node_name is None:
+    def __attrs_post_init__(self) -> None:
+        if self.path is None and not self.from_annotations:
+            raise click.UsageError("Say which plan: a FILE, --from-annotations, or both.")
+        if self.from_annotations and self.node_name is None:
             raise click.UsageError(
                 "--from-annotations asks for the pods of one node: name it with --node or NODE_NAME"
             )
-        return PodWatch(self.node_name, kubeconfig=self.kubeconfig)
+
+    def sources(self) -> list[PlanSource]:
+        """The plan as it is and will be; the watch of pods has begun. A bad plan is no failure."""
+        sources: list[PlanSource] = []
+        if self.path is not None:
+            sources.append(PlanFile(self.path))
+        if self.from_annotations:
+            pods = self._pods()
+            pods.start()
+            sources.append(pods)
+        return sources
+
+    def load(self) -> SourceReading:
+        """Read the plan, once.
+
+        Raises:
+            InvalidPlan: It cannot be used.
+            Failure: The Kubernetes API cannot be asked.
+        """
+        readings = []
+        if self.path is not None:
+            readings.append(SourceReading(self.load_file()))
+        if self.from_annotations:
+            pods = self._pods()
+            try:
+                pods.load()
+            except PodApiError as error:
+                raise Failure(f"the pods of this node cannot be listed: {error}") from None
+            readings.append(pods.read())
+        return join_readings(readings)
+
+    def load_file(self) -> LimitPlan:
+        """Read the plan's file.
+
+        Raises:
+            InvalidPlan: It cannot be used.
+        """
+        try:
+            return load_plan("/dev/stdin" if self.path == "-" else str(self.path))
+        except PlanError as error:
+            raise InvalidPlan(f"the plan cannot be used\n{error}") from None
+
+    def _pods(self) -> PodAnnotations:
+        return PodAnnotations(str(self.node_name), kubeconfig=self.kubeconfig)
 
 
-def plan_options(command: Any) -> Any:
-    """Add the options that choose a plan and a node."""
-    for option in (
-        options.no_color_option,
-        options.json_option,
-        click.option(
-            "--state",
-            "state_directory",
-            type=options.PATH,
-            metavar="DIR",
-            help="Where the journal and undo plans are."
-            "  [default: $HAMIREGION_STATE, /var/lib/hamiregion for root, else"
-            " ~/.local/state/hamiregion]",
-        ),
-        node_options.pod_logs_option,
-        node_options.root_option,
-        click.option(
-            "--force", is_flag=True, help="Also set memory limits below what is used now."
-        ),
-        click.option(
-            "--kubeconfig",
-            type=options.PATH,
-            metavar="FILE",
-            help="For --from-annotations.  [default: the pod's service account, else kubectl's]",
-        ),
-        click.option(
-            "--node",
-            "node_name",
-            envvar="NODE_NAME",
-            metavar="NAME",
-            help="For --from-annotations: this node's name.  [default: $NODE_NAME]",
-        ),
-        click.option(
-            "--from-annotations",
-            is_flag=True,
-            help="Take hamiregion.io/... annotations of this node's pods as rules, after PLAN's.",
-        ),
-        click.argument("path", metavar="[PLAN]", required=False, type=options.PATH),
-    ):
-        command = option(command)
-    return command
+plan_options = options.all_of(
+    click.argument("path", metavar="[PLAN]", required=False, type=options.PATH),
+    click.option(
+        "--from-annotations",
+        is_flag=True,
+        help="Take hamiregion.io/... annotations of this node's pods as rules, after PLAN's.",
+    ),
+    click.option(
+        "--node",
+        "node_name",
+        envvar="NODE_NAME",
+        metavar="NAME",
+        help="For --from-annotations: this node's name.  [default: $NODE_NAME]",
+    ),
+    click.option(
+        "--kubeconfig",
+        type=options.PATH,
+        metavar="FILE",
+        help="For --from-annotations.  [default: the pod's service account, else kubectl's]",
+    ),
+    click.option(
+        "--force",
+        is_flag=True,
+        help="Also set memory limits below what is used now, and SM limits that stop what runs.",
+    ),
+    options.root_option,
+    options.pod_logs_option,
+    options.json_option,
+)
 
 
 @click.command()
 @plan_options
 def diff(
-    path: str | None,
-    from_annotations: bool,
-    node_name: str | None,
-    kubeconfig: str | None,
-    force: bool,
-    roots: tuple[str, ...],
-    pod_logs: str,
-    state_directory: str | None,
-    as_json: bool,
+    *, force: bool, roots: tuple[str, ...], pod_logs: str, as_json: bool, **chosen: Any
 ) -> int:
     """Show what PLAN, a YAML or JSON file, would change on this node.  Nothing is changed.
 
     Exit codes: 0 all is as the plan says, 1 failed, 2 the plan or the command is wrong, 3
     something would be changed, or is left as it is although the plan says otherwise.
 
-    JSON: kept (values that stand as the plan says), changes, skipped, unused_rules, overrides and
-    problems (of annotations).  A change has the keys pod_uid, namespace, pod, container,
-    region_path, refused, and edits, a list with field, device, before, after (bytes, percent or
-    priority; null is unlimited), effect and rule (its index in the plan).
+    JSON: changes, skipped, unused_rules and problems (of annotations).  A change has the keys
+    pod_uid, namespace, pod, container, region_path, refused, and edits, a list with field, device,
+    before, after (bytes, percent or priority; null is unlimited), effect and rule (its index in the
+    plan).
     """
-    origin = _origin(path, from_annotations, node_name, kubeconfig)
-    reading = _read(origin)
-    with node_options.open_node(roots, "/proc", pod_logs) as node:
-        _look(node, roots)
-        found = _compared(node, reading, force=force)
-        state = PlanState(state_directory)
-        if not as_json:
-            _say_others(state)
-            _say_problems(reading)
-        if as_json:
-            write_json({**diff_object(found), "problems": dict(reading.problems)})
-        else:
-            say_diff(found)
-    calm = not found.changes and not found.off_plan and not reading.problems
-    return 0 if calm else OFF_PLAN
+    reading = PlanChoice(**chosen).load()
+    with _node(roots, pod_logs) as node:
+        found = _compared(node, reading, roots, force=force)
+        show(_page(node, reading, found), as_json)
+    return OFF_PLAN if found.changes or found.off_plan or reading.problems else 0
 
 
 @click.command()
 @plan_options
 @options.dry_run_option
+@click.option(
+    "--state",
+    type=options.PATH,
+    metavar="DIR",
+    help="Where undo plans are, and what was there before a watched plan."
+    "  [default: $HAMIREGION_STATE, /var/lib/hamiregion for root, else ~/.local/state/hamiregion]",
+)
 @click.option(
     "--undo",
     type=options.PATH,
@@ -170,24 +191,18 @@ def diff(
     metavar="SECONDS",
     help="With --watch: how often to look.",
 )
-@click.option(
-    "--keep", is_flag=True, help="With --watch: leave what the plan names no longer as it is."
-)
 def apply(
-    path: str | None,
-    from_annotations: bool,
-    node_name: str | None,
-    kubeconfig: str | None,
+    *,
     force: bool,
     roots: tuple[str, ...],
     pod_logs: str,
-    state_directory: str | None,
     as_json: bool,
     dry_run: bool,
+    state: str | None,
     undo: str | None,
     watch: bool,
     interval_s: float,
-    keep: bool,
+    **chosen: Any,
 ) -> int:
     """Set the limits of this node's containers as PLAN, a YAML or JSON file, says.
 
@@ -198,263 +213,129 @@ def apply(
     hamiregion limits apply --from-annotations --watch --root DIR
 
     Each container is changed wholly or not at all, and only if it is as shown.  Before the first
-    change a plan that restores what was there is written.  If the command is killed in the middle
-    of a container, another process finishes it, or the next apply.
+    change a plan is written that restores what was there.  Killed on the way, the same command
+    again does the rest, and the undo plan puts all back.
 
-    --watch keeps the node on the plan: when the file changes, a container comes or restarts, or
-    somebody edits a limit.  What the plan names no longer goes back to what it was.  A plan that
-    becomes wrong is said, and the last good one stays in force.  Ends by Ctrl-C or SIGTERM.
+    With --watch the node is kept on the plan, which is read again when it changes; what the plan
+    names no longer goes back to what it was.  One process keeps a node on a plan: a second one is
+    refused.  Told to end (SIGTERM, Ctrl-C), limits stay as they are; undo-watch.yaml in --state
+    puts everything back.
 
-    Exit codes: 0 all is as the plan says, 1 failed, 2 the plan or the command is wrong, 3 a
+    Exit codes: 0 done, 1 failed, 2 the plan or the command is wrong and nothing was changed, 3 a
     container was left as it was, because it refused or could not be reached.
 
-    JSON: the keys of `diff`, and dry_run, undo (a path), recovered, and outcomes, a list with
-    pod_uid, namespace, pod, container, region_path, status (applied, conflict, refused or failed)
-    and message.  With --watch one event per line, as `hamiregion agent` has them: time_s, task,
-    event, message, container and detail.
+    JSON: the keys of `diff`, and dry_run, undo (a path) and outcomes, a list with pod_uid,
+    namespace, pod, container, region_path, status (applied, conflict, refused or failed) and
+    message.  With --watch one event per line on stderr, as `hamiregion agent` has them: time_s,
+    task, event, message, container and detail.
     """  # noqa: D301 (click looks for the character itself)
     if watch and (dry_run or undo is not None):
         raise click.UsageError("--watch goes with neither --dry-run nor --undo.")
-    if keep and not watch:
-        raise click.UsageError("--keep goes with --watch: without it nothing is put back.")
-    if undo is not None:
-        _check_new(undo, path)
-    origin = _origin(path, from_annotations, node_name, kubeconfig)
-    state = PlanState(state_directory)
-    if watch:
-        _watch(origin, state, roots, pod_logs, interval_s, force=force, keep=keep, as_json=as_json)
-        return 0
-    reading = _read(origin)
-    if not as_json:
-        _say_problems(reading)
-    with node_options.open_node(roots, "/proc", pod_logs) as node:
-        if dry_run:
-            return _dry_run(node, reading, roots, state, force=force, as_json=as_json)
-        with PlanApplier(node, state, force=force, guard=True) as applier:
-            _look(node, roots)
-            found = _compared(node, reading, force=force)
-            if not as_json:
-                _say_others(state)
-                say_diff(found)
-            result = applier.apply(found, undo=undo)
-    recovered = [
-        each
-        for each in applier.recovered
-        if each.outcome not in {RecoveryOutcome.OLD, RecoveryOutcome.NEW}
-    ]
-    if as_json:
-        write_json(
-            {
-                **diff_object(found),
-                "problems": dict(reading.problems),
-                "dry_run": False,
-                "undo": result.undo_path,
-                "recovered": [as_plain(each) for each in recovered],
-                "outcomes": outcome_objects(result),
-            }
+    if undo is not None and os.path.lexists(undo):
+        raise click.UsageError(
+            f"--undo {undo} is there already, and may be what undoes an earlier plan;"
+            " name a new file."
         )
-    else:
-        for each in recovered:
-            write(f"an earlier apply was killed: {each.message}\n")
-        say_outcomes(result)
-    return 0 if result.all_applied and not found.off_plan and not reading.problems else OFF_PLAN
+    choice = PlanChoice(**chosen)
+    with _node(roots, pod_logs) as node:
+        if watch:
+            _watch(node, choice, state, interval_s, force=force, as_json=as_json)
+            return 0
+        reading = choice.load()
+        found = _compared(node, reading, roots, force=force)
+        page = _page(node, reading, found)
+        done: Block = Lines([DRY_RUN])
+        answer: dict[str, Any] = {"dry_run": True, "outcomes": []}
+        is_complete = not found.off_plan and not reading.problems
+        if not dry_run:
+            result = apply_diff(node, found, undo=undo, state=state, force=force)
+            done = result_lines(result)
+            outcomes = outcome_objects(result)
+            answer = {"dry_run": False, "undo": result.undo_path, "outcomes": outcomes}
+            is_complete = is_complete and result.all_applied
+    data = {**page.data, **answer}
+    show(attrs.evolve(page, data=data, blocks=[*page.blocks, done]), as_json)
+    return 0 if is_complete else OFF_PLAN
 
 
 @click.command()
-@node_options.selector_options
-@node_options.root_option
-@node_options.pod_logs_option
+@options.selector_options
+@options.root_option
+@options.pod_logs_option
 @options.json_option
-@options.no_color_option
-def export(
-    namespace: str | None,
-    pod: str | None,
-    container: str | None,
-    device: str | None,
-    roots: tuple[str, ...],
-    pod_logs: str,
-    as_json: bool,
-) -> None:
+def export(selector: Selector, roots: tuple[str, ...], pod_logs: str, as_json: bool) -> None:
     """Write the limits of this node's containers as they are, as a plan.
 
     A rule names each container by its pod's UID and its own name, and each device by its index.
     YAML, or with --json JSON; both are what `apply` and `diff` read.
     """
-    chosen = node_options.selector(namespace, pod, container, device)
-    with node_options.open_node(roots, "/proc", pod_logs) as node:
-        _look(node, roots)
-        plan = export_plan(node, chosen)
-    if as_json:
-        write_json(plan_document(plan))
-    else:
-        write(plan_text(plan))
+    with _node(roots, pod_logs) as node:
+        _refresh(node, roots)
+        plan = export_plan(node, selector)
+        for warning in root_warnings(node):
+            click.echo(f"Warning: {printable(warning)}", err=True)
+    write(plan_text(plan, as_json=as_json))
 
 
-def _origin(
-    path: str | None, from_annotations: bool, node_name: str | None, kubeconfig: str | None
-) -> Origin:
-    if path is None and not from_annotations:
-        raise click.UsageError("Say which plan: a FILE, --from-annotations, or both.")
-    return Origin("/dev/stdin" if path == "-" else path, from_annotations, node_name, kubeconfig)
+def _node(roots: tuple[str, ...], pod_logs: str) -> Node:
+    return options.NodeChoice(roots, False, "/proc", pod_logs).open()
 
 
-def _check_new(undo: str, plan: str | None) -> None:
-    """Refuse to write an undo plan over anything.
-
-    An earlier undo plan is the only way back to what was there before, and a second one knows only
-    what has changed since.
-
-    Raises:
-        click.UsageError: Something is there.
-    """
-    if not os.path.lexists(undo):
-        return
-    with contextlib.suppress(OSError):
-        if plan is not None and os.path.samefile(undo, plan):  # noqa: PTH121
-            raise click.UsageError(f"--undo {undo} is the plan itself; name a new file.")
-    raise click.UsageError(
-        f"--undo {undo} is there already, and may be what undoes an earlier plan; name a new file."
-    )
-
-
-def _read(origin: Origin) -> SourceReading:
-    """Read the plan, once.
-
-    Raises:
-        InvalidPlan: It cannot be used.
-        Failure: The Kubernetes API cannot be asked.
-    """
-    sources: list[PlanSource] = []
-    if origin.path is not None:
-        with _usable():
-            sources.append(FixedPlan(load_plan(origin.path)))
-    if origin.from_annotations:
-        pods = origin.pods()
-        try:
-            pods.load()
-        except PodApiError as error:
-            raise Failure(f"the pods of this node cannot be listed: {error}") from None
-        sources.append(PodAnnotations(pods))
-    return SeveralSources(sources).read()
-
-
-@contextlib.contextmanager
-def _usable() -> Iterator[None]:
-    try:
-        yield
-    except PlanError as error:
-        raise InvalidPlan(f"the plan cannot be used\n{error}") from None
-
-
-def _look(node: Node, roots: tuple[str, ...]) -> None:
+def _refresh(node: Node, roots: tuple[str, ...]) -> None:
     node.refresh(processes=False)
-    for warning in root_warnings(node):
-        click.echo(f"Warning: {printable(warning)}", err=True)
-    if node.scanned_roots:
-        return
-    failure = root_failure(node, roots) or f"there is none of {', '.join(node.roots)}"
-    raise Failure(f"{printable(failure)}; --root says where the containers' directories are")
+    if not node.scanned_roots:
+        failure = root_failure(node, roots) or f"there is none of {', '.join(node.roots)}"
+        raise Failure(f"{failure}; --root says where the containers' directories are")
 
 
-def _compared(node: Node, reading: SourceReading, *, force: bool) -> PlanDiff:
+def _compared(
+    node: Node, reading: SourceReading, roots: tuple[str, ...], *, force: bool
+) -> PlanDiff:
+    _refresh(node, roots)
     assert reading.plan is not None  # noqa: S101 (each source was read to its end)
     return diff_plan(node, reading.plan, force=force, held=reading.held)
 
 
-def _say_others(state: PlanState) -> None:
-    """Say who else has to do with the limits of this node."""
-    left = len(unfinished(state))
-    if left:
-        click.echo(
-            f"Note: an apply has not come to its end in {left} containers; it is at work now, or"
-            " was killed, and the next one finishes it.",
-            err=True,
-        )
-    pid = state.watcher_pid()
-    if pid is not None:
-        who = f"process {pid}" if pid else "a process"
-        click.echo(
-            f"Note: {who} keeps this node on a plan (--watch), and sets what differs from it.",
-            err=True,
-        )
-
-
-def _say_problems(reading: SourceReading) -> None:
-    for about, message in reading.problems.items():
-        click.echo(f"Warning: {printable(f'{about}: {message}')}", err=True)
-
-
-def _dry_run(
-    node: Node,
-    reading: SourceReading,
-    roots: tuple[str, ...],
-    state: PlanState,
-    *,
-    force: bool,
-    as_json: bool,
-) -> int:
-    _look(node, roots)
-    found = _compared(node, reading, force=force)
-    if as_json:
-        problems = dict(reading.problems)
-        write_json({**diff_object(found), "problems": problems, "dry_run": True, "outcomes": []})
-    else:
-        _say_others(state)
-        say_diff(found)
-        write("dry run: nothing was written\n")
-    return OFF_PLAN if found.off_plan or reading.problems else 0
-
-
-def watched_sources(origin: Origin) -> SeveralSources:
-    """The plan as it is now and will be; the watch of pods has begun.
-
-    Raises:
-        InvalidPlan: The file cannot be used now.
-        OSError: The file cannot be read now.
-        click.UsageError: No node was named for the annotations.
-    """
-    sources: list[PlanSource] = []
-    if origin.path is not None:
-        file = PlanFile(origin.path)
-        with _usable():
-            file.load()
-        sources.append(file)
-    if origin.from_annotations:
-        pods = origin.pods()
-        pods.start()
-        sources.append(PodAnnotations(pods))
-    return SeveralSources(sources)
+def _page(node: Node, reading: SourceReading, found: PlanDiff) -> Page:
+    problems = tuple(f"{about}: {message}" for about, message in reading.problems.items())
+    kept = "another process keeps this node on a plan, and sets back what differs from it"
+    return Page(
+        {**diff_object(found), "problems": dict(reading.problems)},
+        diff_blocks(found),
+        notes=(kept,) if is_kept(node.directories) else (),
+        warnings=(*root_warnings(node), *problems),
+    )
 
 
 def _watch(
-    origin: Origin,
-    state: PlanState,
-    roots: tuple[str, ...],
-    pod_logs: str,
+    node: Node,
+    choice: PlanChoice,
+    state: str | None,
     interval_s: float,
     *,
     force: bool,
-    keep: bool,
     as_json: bool,
 ) -> None:
-    with stop_signals() as stop, node_options.open_node(roots, "/proc", pod_logs) as node:
-        log = EventLog(stop.ask, as_json=as_json)
-        watcher = PlanWatcher(
-            node,
-            watched_sources(origin),
-            state,
-            interval_s=interval_s,
-            force=force,
-            restore=not keep,
-            emit=log,
-        )
-        runner = TaskRunner([RootWatch(node, emit=log), watcher], emit=log)
+    from libhamiregion.agent import PlanKeeper, TaskRunner
+    from libhamiregion.agent.roots import RootWatch
+
+    if choice.path is not None:
+        # Somebody is there to correct it; later a bad plan is reported and the last one stays.
+        choice.load_file()
+    with stop_signals(bounded=True) as stop:
+        log = ServiceLog(as_json=as_json, lost=stop.ask)
+        keeper = PlanKeeper(PlanWatcher(node, choice.sources(), state, force=force, emit=log))
+        keeper.interval_s = interval_s
+        runner = TaskRunner([RootWatch(node, emit=log), keeper], emit=log)
+        left: tuple[str, ...] = ()
         try:
-            # Here, so that what cannot work at all is a failure of the command.
-            watcher.run()
             runner.start()
             stop.wait()
+        except OtherKeeperRuns as error:
+            raise Failure(str(error)) from None
         finally:
-            runner.stop()
+            left = runner.stop()
         if log.is_lost:
             raise SystemExit(FAILED)
+        if left:
+            end_unfinished(left)

@@ -1,4 +1,4 @@
-"""`hamiregion lock`: who holds a region's lock, and freeing one that nobody can hold any more."""
+"""`hamiregion lock`: the holder of a region's lock, and freeing a lock whose holder is dead."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ import click
 from libhamiregion import open_region
 
 from . import options
-from .failures import SpeakingGroup
-from .output import as_plain, write, write_json
-from .ticking import ticks
-from .wording import OWN_WORDS
+from .failures import ErrorGroup
+from .format import OWN_WORDS
+from .intervals import ticks
+from .output import DRY_RUN, Page, as_plain, show, show_all
+from .tables import Lines
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from libhamiregion import Layout, LockRecovery, LockState
 
 
-@click.group(cls=SpeakingGroup)
+@click.group(cls=ErrorGroup)
 def lock() -> None:
     """Look at the lock of a region, and repair it."""
 
@@ -29,7 +32,6 @@ def lock() -> None:
 @options.proc_option
 @options.layout_option
 @options.json_option
-@options.no_color_option
 def status(
     path: str, interval_s: float | None, proc: str, layout: Layout | None, as_json: bool
 ) -> None:
@@ -39,18 +41,15 @@ def status(
 
     JSON: path, layout, and the fields of LockState.
     """
-    try:
+
+    def pages() -> Iterator[Page]:
         with open_region(path, layout=layout) as region:
             for _ in ticks(interval_s):
                 state = region.lock_state(proc=proc)
-                if as_json:
-                    name = region.layout.value
-                    write_json({"path": region.path, "layout": name, **as_plain(state)})
-                else:
-                    write(f"{state_sentence(state)}\n")
-    except KeyboardInterrupt:
-        if interval_s is None:
-            raise
+                data = {"path": region.path, "layout": region.layout, **as_plain(state)}
+                yield Page(data, [Lines([state_sentence(state)])])
+
+    show_all(pages(), interval_s, as_json)
 
 
 @lock.command("recover")
@@ -68,14 +67,8 @@ def status(
 @options.dry_run_option
 @options.layout_option
 @options.json_option
-@options.no_color_option
 def recover(
-    path: str,
-    watch_s: float,
-    proc: str,
-    dry_run: bool,
-    layout: Layout | None,
-    as_json: bool,
+    path: str, watch_s: float, proc: str, dry_run: bool, layout: Layout | None, as_json: bool
 ) -> None:
     """Free the lock of the region FILE, where there is proof that nobody holds it.
 
@@ -85,19 +78,15 @@ def recover(
     JSON: path, layout, dry_run, and the fields of LockRecovery (with --dry-run: of LockState).
     """
     with open_region(path, writable=not dry_run, layout=layout) as region:
-        common = {"path": region.path, "layout": region.layout.value, "dry_run": dry_run}
+        done: LockState | LockRecovery
         if dry_run:
-            state = region.lock_state(proc=proc)
-            if as_json:
-                write_json({**common, **as_plain(state)})
-            else:
-                write(f"{state_sentence(state)}\ndry run: nothing was written\n")
-            return
-        recovery = region.recover_lock(proc=proc, watch_s=watch_s)
-    if as_json:
-        write_json({**common, **as_plain(recovery)})
-    else:
-        write("".join(f"{sentence}\n" for sentence in recovery_sentences(recovery)))
+            done = region.lock_state(proc=proc)
+            sentences = [state_sentence(done), DRY_RUN]
+        else:
+            done = region.recover_lock(proc=proc, watch_s=watch_s)
+            sentences = recovery_sentences(done)
+        data = {"path": region.path, "layout": region.layout, "dry_run": dry_run}
+    show(Page({**data, **as_plain(done)}, [Lines(sentences)]), as_json)
 
 
 def state_sentence(state: LockState) -> str:
@@ -135,10 +124,10 @@ _LIVES = {
 
 def recovery_sentences(recovery: LockRecovery) -> list[str]:
     """Say what a recovery has done."""
-    told = {
+    done_words = {
         "dead owner's lock given back": recovery.dead_owner,
         "lock that nobody had signed for given back": recovery.ownerless,
         "semaphore set back to 1": recovery.impossible_value,
         "second semaphore given back": recovery.postinit,
     }
-    return [what for what, done in told.items() if done] or ["nothing was wrong"]
+    return [what for what, done in done_words.items() if done] or ["nothing was wrong"]

@@ -1,85 +1,29 @@
-"""Options and kinds of values that several verbs share."""
+"""Options that several verbs share, and what they choose together."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
-import re
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import click
 
-from libhamiregion import Layout, parse_size
+from libhamiregion import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from libhamiregion.node import Node, NvmlSampler, Selector
 
 Command = TypeVar("Command", bound="Callable[..., Any]")
 
-UNLIMITED = "unlimited"
-LAST_DEVICE = 15
-
-# Whoever opens the file says what the system refuses: a failure, where click's own look at it would
-# call the command wrong.
+# That the system refuses a file is a failure, and told when it is opened; a check by click itself
+# would be wrong usage.
 PATH = click.Path(path_type=str, readable=False)
 NO_DIRECTORY = click.Path(path_type=str, readable=False, dir_okay=False)
-
-
-@attrs.frozen
-class Limit:
-    """A limit as typed; None is `unlimited`, which an option not given is not."""
-
-    value: int | None
-
-
-if TYPE_CHECKING:
-    LimitType = click.ParamType[Limit]
-    LayoutType = click.ParamType[Layout]
-else:
-    # Generic for type checkers; at run time only since click 8.2.
-    LimitType = LayoutType = click.ParamType
-
-
-class MemoryLimit(LimitType):
-    """6GiB, 3000m, 512MiB, plain bytes, or `unlimited`."""
-
-    name = "size"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Limit:
-        """Read one value; see click."""
-        if isinstance(value, Limit):
-            return value
-        if value.strip().lower() == UNLIMITED:
-            return Limit(None)
-        try:
-            nbytes = parse_size(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-        if nbytes == 0:
-            self.fail("0 is how a region spells no limit; say `unlimited`", param, ctx)
-        return Limit(nbytes)
-
-
-class SmLimit(LimitType):
-    """1 to 100, with or without `%`, or `unlimited`."""
-
-    name = "percent"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Limit:
-        """Read one value; see click."""
-        if isinstance(value, Limit):
-            return value
-        text = value.strip().lower()
-        if text == UNLIMITED:
-            return Limit(None)
-        digits = text.removesuffix("%").rstrip()
-        if not (re.fullmatch("[0-9]{1,3}", digits) and 1 <= int(digits) <= 100):
-            self.fail(f"{value!r} is neither 1 to 100 nor `unlimited`", param, ctx)
-        return Limit(int(digits))
 
 
 class Seconds(click.FloatRange):
@@ -97,63 +41,77 @@ class Seconds(click.FloatRange):
         return seconds
 
 
-MEMORY = MemoryLimit()
-SM = SmLimit()
+def all_of(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Several options as one decorator, in that order in the help."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
 
 
-class LayoutName(LayoutType):
-    """One of the five layouts, by its name in the documentation."""
-
-    name = "layout"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Layout:
-        """Read one value; see click."""
-        try:
-            return Layout(value)
-        except ValueError:
-            self.fail(f"{value!r} is none of {LAYOUT_NAMES}", param, ctx)
-
-    def shell_complete(
-        self,
-        ctx: click.Context,  # noqa: ARG002 (click calls it so)
-        param: click.Parameter,  # noqa: ARG002
-        incomplete: str,
-    ) -> list[click.shell_completion.CompletionItem]:
-        """Offer the layouts' names."""
-        return [
-            click.shell_completion.CompletionItem(layout.value)
-            for layout in Layout
-            if layout.value.startswith(incomplete)
-        ]
-
-
-def _remember_no_color(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    if value:
-        ctx.meta[NO_COLOR] = True
-
-
-NO_COLOR = "libhamiregion.no_color"
+# ---- verbs about one region ----------------------------------------------------------------------
 
 file_argument = click.argument("path", metavar="FILE", type=PATH)
 pid_argument = click.argument("pid", metavar="PID", type=click.IntRange(1, 2**31 - 1))
 pids_argument = click.argument(
     "pids", metavar="[PID]...", type=click.IntRange(1, 2**31 - 1), nargs=-1
 )
-json_option = click.option("as_json", "--json", is_flag=True, help="One JSON object per answer.")
 LAYOUT_NAMES = ", ".join(layout.value for layout in reversed(Layout))
-layout_option = click.option(
-    "--layout",
-    type=LayoutName(),
-    metavar="NAME",
-    help=f"The file's layout, where it can be read as several; else refused. {LAYOUT_NAMES}.",
-)
+
+
+def _layout(_: click.Context, __: click.Parameter, name: str | None) -> Layout | None:
+    return None if name is None else Layout(name)
+
+
+def layout_option_of(what: str, **settings: Any) -> Callable[[Command], Command]:
+    """The option ``--layout``; the command gets a `Layout`, or None."""
+    return click.option(
+        "--layout",
+        type=click.Choice([layout.value for layout in Layout]),
+        callback=_layout,
+        metavar="NAME",
+        help=f"{what} {LAYOUT_NAMES}.",
+        **settings,
+    )
+
+
+layout_option = layout_option_of("The file's layout, where it fits several; else refused.")
+
+
+def _device(_: click.Context, __: click.Parameter, value: str | None) -> int | str | None:
+    return int(value) if value is not None and value.isascii() and value.isdecimal() else value
+
+
 device_option = click.option(
     "--device",
-    type=click.IntRange(0, LAST_DEVICE),
-    metavar="N",
-    help="Only this device (CUDA ordinal); without it, every device of the region.",
+    metavar="N|UUID",
+    callback=_device,
+    help="Only this device, by CUDA ordinal or uuid; without it, every device of the region.",
+)
+# ---- all verbs -----------------------------------------------------------------------------------
+
+json_option = click.option("as_json", "--json", is_flag=True, help="One JSON object per answer.")
+dry_run_option = click.option(
+    "--dry-run", is_flag=True, help="Check everything, say what would change, change nothing."
+)
+watch_option = click.option(
+    "--watch",
+    "-i",
+    "interval_s",
+    type=Seconds(min=0.05, max=86_400),
+    metavar="SECONDS",
+    help="Again every so many seconds, until Ctrl-C.",
+)
+proc_option = click.option(
+    "--proc",
+    type=PATH,
+    default="/proc",
+    show_default=True,
+    metavar="DIR",
+    help="Where the /proc of the processes is mounted.",
 )
 
 
@@ -172,38 +130,112 @@ def interval_option(
     )
 
 
-watch_option = click.option(
-    "--watch",
-    "-i",
-    "interval_s",
-    type=Seconds(min=0.05, max=86_400),
-    metavar="SECONDS",
-    help="Again every so many seconds, until Ctrl-C.",
-)
-timeout_option = click.option(
-    "--timeout",
-    "timeout_s",
-    type=Seconds(min=0, max=86_400),
-    default=1.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long to wait for the region's lock.",
-)
-proc_option = click.option(
-    "--proc",
+# ---- verbs about a node --------------------------------------------------------------------------
+
+root_option = click.option(
+    "--root",
+    "roots",
+    multiple=True,
     type=PATH,
-    default="/proc",
+    metavar="DIR",
+    help="Only the <podUID>_<container> directories below DIR, which may be a pattern; may be given"
+    " again.  [default: $HOOK_PATH/containers, else HAMi's and volcano's]",
+)
+outside_option = click.option(
+    "--outside",
+    is_flag=True,
+    help="Also regions outside these directories, found through the processes that map them, such"
+    " as /tmp/cudevshr.cache in a container without the device plugin.",
+)
+pod_logs_option = click.option(
+    "--pod-logs",
+    type=PATH,
+    default="/var/log/pods",
     show_default=True,
     metavar="DIR",
-    help="Where the /proc of the processes is mounted.",
+    help="Where kubelet keeps the pods' logs, which tell the pods' names.",
 )
-dry_run_option = click.option(
-    "--dry-run", is_flag=True, help="Check everything, say what would change, change nothing."
+library_option = click.option(
+    "--library",
+    type=PATH,
+    metavar="FILE",
+    help="The driver's libnvidia-ml.so.1, where the loader does not find it.",
 )
-no_color_option = click.option(
-    "--no-color",
-    is_flag=True,
-    expose_value=False,
-    callback=_remember_no_color,
-    help="No colours; the environment variable NO_COLOR does the same.",
+no_driver_option = click.option("--no-driver", is_flag=True, help="Do not ask the driver (NVML).")
+wide_option = click.option("--wide", "-w", is_flag=True, help="With uuids, users and files.")
+
+
+@attrs.frozen
+class NodeChoice:
+    """The node that --root, --outside, --proc and --pod-logs choose."""
+
+    roots: tuple[str, ...]
+    outside: bool
+    proc: str
+    pod_logs: str
+
+    def open(self) -> Node:
+        """Make the node; the caller closes it."""
+        # Verbs about one region need nothing of a node, and start sooner without it.
+        from libhamiregion.node import ChainedNames, DockerNames, Node, PodLogNames
+
+        names = ChainedNames([PodLogNames(self.pod_logs), DockerNames()])
+        return Node(self.roots or None, proc=self.proc, names=names, outside=self.outside)
+
+
+@attrs.frozen
+class DriverChoice:
+    """What --no-driver and --library choose."""
+
+    no_driver: bool
+    library: str | None
+
+    def open(self) -> AbstractContextManager[NvmlSampler | None]:
+        """A context with what asks the driver, or with None."""
+        from libhamiregion.node import NvmlSampler
+
+        return contextlib.nullcontext() if self.no_driver else NvmlSampler(self.library)
+
+
+def _gathered(
+    name: str, fields: tuple[str, ...], make: Callable[..., Any]
+) -> Callable[[Command], Command]:
+    """Have a command get the values of several options as one argument."""
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def called(*args: Any, **given: Any) -> Any:
+            given[name] = make(**{field: given.pop(field) for field in fields})
+            return command(*args, **given)
+
+        return called  # type: ignore[return-value]
+
+    return decorate
+
+
+def _selector(**patterns: str | None) -> Selector:
+    from libhamiregion.node import Selector
+
+    return Selector(**patterns)
+
+
+#: Adds --root, --outside, --proc and --pod-logs; the command gets `place`, a `NodeChoice`.
+node_options = all_of(
+    root_option,
+    outside_option,
+    proc_option,
+    pod_logs_option,
+    _gathered("place", ("roots", "outside", "proc", "pod_logs"), NodeChoice),
+)
+#: Adds --no-driver and --library; the command gets `driver`, a `DriverChoice`.
+driver_options = all_of(
+    no_driver_option, library_option, _gathered("driver", ("no_driver", "library"), DriverChoice)
+)
+#: Adds --namespace, --pod, --container and --device; the command gets `selector`.
+selector_options = all_of(
+    click.option("--namespace", metavar="PATTERN", help="Only pods of such namespaces."),
+    click.option("--pod", metavar="PATTERN", help="Only pods of this name or UID."),
+    click.option("--container", metavar="PATTERN", help="Only containers of this name or id."),
+    click.option("--device", metavar="N|PATTERN", help="Only devices of this index or uuid."),
+    _gathered("selector", ("namespace", "pod", "container", "device"), _selector),
 )

@@ -2,17 +2,170 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
-import click
-from rich.console import Console
 
-from .options import NO_COLOR
+from libhamiregion import RegionError
+from libhamiregion.text import printable
+
+from .failures import Failure
+from .format import node_notes, root_failure, root_warnings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from rich.console import RenderableType
+
+    from libhamiregion.node import Node
+
+    from .options import NodeChoice
+
+DRY_RUN = "dry run: nothing was written"
+
+
+class Block(Protocol):
+    """A part of an answer, such as a `tables.Table`."""
+
+    def text(self) -> str:
+        """Write it for a pipe; empty if it is not shown there, else it ends with a newline."""
+
+    def drawn(self, width: int, rows: int | None = None) -> RenderableType | None:
+        """Draw it for a terminal of that many columns; None if it is not shown there.
+
+        A table has so many rows at most, if that is given.
+        """
+
+
+@attrs.frozen
+class Page:
+    """One answer in all its forms.
+
+    Attributes:
+        data: For --json: what json takes, with attrs classes and enums anywhere in it.
+        blocks: For people; an empty line stands between two of them.
+        notes: What a person should know beside it: one sentence each, raw text.
+        warnings: What could not be looked at: one sentence each, raw text.
+        failure: Why the command has failed all the same, if it has.
+    """
+
+    data: Any
+    blocks: Sequence[Block]
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    failure: str | None = None
+
+
+def node_page(
+    node: Node,
+    place: NodeChoice,
+    taken_at_ns: int,
+    data: dict[str, Any],
+    blocks: Sequence[Block],
+    notes: Iterable[str] = (),
+) -> Page:
+    """Make a page about a node: with what could not be seen of it."""
+    warnings = root_warnings(node)
+    seen = {"complete": node.processes.is_complete, "warnings": warnings}
+    return Page(
+        {"taken_at_ns": taken_at_ns, **seen, **data},
+        blocks,
+        notes=(*node_notes(node), *_outside_notes(node, place), *notes),
+        warnings=warnings,
+        failure=root_failure(node, place.roots),
+    )
+
+
+def _outside_notes(node: Node, place: NodeChoice) -> tuple[str, ...]:
+    """Say that processes map regions elsewhere, where they were not asked for."""
+    if place.outside:
+        return ()
+    from libhamiregion.node.outside import mapped_regions
+
+    known = set()
+    for container in node.containers:
+        if container.region is not None:
+            with contextlib.suppress(RegionError):
+                known.add(node.processes.identity(container.region))
+    # What is left over of a container that has gone is mapped by monitors for a while.
+    elsewhere = mapped_regions(node.processes, without=known)
+    if any(each.exclusive or not each.deleted for each in elsewhere):
+        return ("processes map regions elsewhere, too; --outside looks there",)
+    return ()
+
+
+def show(page: Page, as_json: bool) -> None:
+    """Show one answer.
+
+    Raises:
+        Failure: The page says that the command has failed.
+    """
+    if not as_json and on_terminal():
+        from .terminal import console, draw_page
+
+        screen = console()
+        screen.print(draw_page(page, screen.width))
+    else:
+        _Pipe(as_json).show(page)
+    if page.failure is not None:
+        raise Failure(page.failure)
+
+
+def show_all(pages: Iterator[Page], interval_s: float | None, as_json: bool) -> None:
+    """Show the first answer, or with an interval each of them until Ctrl-C.
+
+    A failure of one among many is shown as a warning.
+    """
+    if interval_s is None:
+        show(next(pages), as_json)
+        return
+    try:
+        if on_terminal() and not as_json:
+            from .terminal import console, fit_page, live
+
+            screen = console()
+            with live(screen) as picture:
+                for page in pages:
+                    picture.update(fit_page(page, screen), refresh=True)
+        else:
+            pipe = _Pipe(as_json, watch=True)
+            for page in pages:
+                pipe.show(page)
+    except KeyboardInterrupt:
+        # Ctrl-C is how a watch ends, not how it fails.
+        return
+
+
+class _Pipe:
+    """Writes pages one after the other; what stands beside them goes to stderr when it is new."""
+
+    def __init__(self, as_json: bool, *, watch: bool = False) -> None:
+        self._as_json = as_json
+        self._watch = watch
+        self._shown = 0
+        self._said: tuple[str, ...] = ()
+
+    def show(self, page: Page) -> None:
+        if self._as_json:
+            write_json(page.data)
+        else:
+            text = "\n".join(filter(None, (block.text() for block in page.blocks)))
+            write(("\n" if self._shown else "") + text)
+        self._shown += 1
+        sentences = tuple(f"Warning: {each}" for each in page.warnings)
+        if self._watch and page.failure is not None:
+            sentences += (f"Warning: {page.failure}",)
+        if not self._as_json:
+            sentences += tuple(f"Note: {each}" for each in page.notes)
+        for sentence in sentences:
+            if sentence not in self._said:
+                sys.stderr.write(f"{printable(sentence)}\n")
+        self._said = sentences
 
 
 def on_terminal() -> bool:
@@ -20,35 +173,26 @@ def on_terminal() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def terminal() -> Console:
-    """Open the console for tables; nothing in text from a region is markup."""
-    context = click.get_current_context(silent=True)
-    no_color = context is not None and bool(context.meta.get(NO_COLOR))
-    return Console(
-        file=sys.stdout,
-        markup=False,
-        emoji=False,
-        highlight=False,
-        # None: rich asks NO_COLOR.
-        no_color=True if no_color else None,
-    )
-
-
 def write(text: str) -> None:
-    """Write to stdout now: whoever reads a pipe from `--watch` waits for whole pictures."""
+    """Write to stdout at once: the reader of a `--watch` waits for whole pictures."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
 
-def write_json(answer: dict[str, Any]) -> None:
+def write_json(answer: Any) -> None:
     """Write one object on one line.  ASCII only, so no path and no uuid steers a terminal."""
-    write(json.dumps(answer) + "\n")
+    write(json.dumps(answer, default=_as_plain) + "\n")
+
+
+def _as_plain(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return value.value
+    if attrs.has(type(value)):
+        return {field.name: getattr(value, field.name) for field in attrs.fields(type(value))}
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 
 def as_plain(instance: attrs.AttrsInstance) -> dict[str, Any]:
     """Return attrs classes as dictionaries, keys as their fields, enums by value."""
-    return attrs.asdict(instance, value_serializer=_serialized)
-
-
-def _serialized(_: type, __: Any, value: Any) -> Any:
-    return value.value if isinstance(value, enum.Enum) else value
+    plain: dict[str, Any] = json.loads(json.dumps(instance, default=_as_plain))
+    return plain

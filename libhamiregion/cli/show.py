@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+from typing import TYPE_CHECKING
 
+import attrs
 import click
-from rich.live import Live
-from rich.text import Text
 
 from libhamiregion import (
     RegionError,
@@ -19,17 +19,40 @@ from libhamiregion import (
 from libhamiregion.text import printable
 
 from . import options
-from .output import as_plain, on_terminal, terminal, write, write_json
-from .plain import region_text
-from .render import NEAR, region_view
-from .ticking import ticks
+from .format import age_words, fill_ratio, lock_word, status_word
+from .intervals import ticks
+from .output import Page, show_all
+from .tables import (
+    BAR,
+    GOOD,
+    NAME,
+    NEAR,
+    NUMBER,
+    OVER,
+    PERCENT,
+    PERCENT_LIMIT,
+    QUIET,
+    SHARE,
+    SIZE,
+    SIZE_LIMIT,
+    UNKNOWN,
+    WIDE,
+    Column,
+    Fill,
+    Lines,
+    Table,
+    aligned,
+    ratio_style,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from rich.console import RenderableType
 
-    from libhamiregion import Layout
+    from libhamiregion import DeviceUsage, Layout, ProcessDeviceUsage, ProcessUsage
+
+    from .output import Block
 
 # What passes when a container restarts: its region is removed, made anew and filled.
 PASSING = (RegionNotFound, RegionNotReady, RegionStale)
@@ -40,7 +63,6 @@ PASSING = (RegionNotFound, RegionNotReady, RegionStale)
 @options.watch_option
 @options.layout_option
 @options.json_option
-@options.no_color_option
 def show(path: str, interval_s: float | None, layout: Layout | None, as_json: bool) -> None:
     """Show the devices, limits and processes of the region FILE.
 
@@ -57,42 +79,14 @@ def show(path: str, interval_s: float | None, layout: Layout | None, as_json: bo
     """
     if interval_s is None:
         with open_region(path, layout=layout) as region:
-            snapshot = region.snapshot()
-        if as_json:
-            write_json(as_plain(snapshot))
-        elif on_terminal():
-            console = terminal()
-            console.print(region_view(snapshot, console.width))
-        else:
-            write(region_text(snapshot))
-        return
-    try:
-        _watch(path, interval_s, layout, as_json=as_json)
-    except KeyboardInterrupt:
-        # Ctrl-C is how a watch ends, not how it fails.
-        return
-
-
-def _watch(path: str, interval_s: float, layout: Layout | None, *, as_json: bool) -> None:
-    seen = _snapshots(path, interval_s, layout)
-    if as_json:
-        for snapshot in seen:
-            write_json(_as_object(snapshot))
-    elif on_terminal():
-        console = terminal()
-        # No refreshing thread and one write per picture: nothing to flicker.
-        with Live(console=console, auto_refresh=False) as live:
-            for snapshot in seen:
-                live.update(_as_view(snapshot, console.width), refresh=True)
+            pages = iter([region_page(region.snapshot())])
     else:
-        for number, snapshot in enumerate(seen):
-            write(("\n" if number else "") + _as_text(snapshot))
+        pages = _pages(path, interval_s, layout)
+    show_all(pages, interval_s, as_json)
 
 
-def _snapshots(
-    path: str, interval_s: float, layout: Layout | None
-) -> Iterator[RegionSnapshot | RegionError]:
-    """Yield a snapshot per interval; once there was one, also what passes when the file changes."""
+def _pages(path: str, interval_s: float, layout: Layout | None) -> Iterator[Page]:
+    """Yield a page per interval; once there was one, also what passes when the file changes."""
     region = open_region(path, layout=layout)
     try:
         for _ in ticks(interval_s):
@@ -100,26 +94,193 @@ def _snapshots(
                 if region.closed or region.is_stale():
                     region.close()
                     region = open_region(path, layout=layout)
-                yield region.snapshot()
+                yield region_page(region.snapshot())
             except PASSING as error:
-                yield error
+                yield _error_page(error)
     finally:
         region.close()
 
 
-def _as_object(answer: RegionSnapshot | RegionError) -> dict[str, Any]:
-    if isinstance(answer, RegionSnapshot):
-        return as_plain(answer)
-    return {"path": answer.path, "error": type(answer).__name__, "message": str(answer)}
+def _error_page(error: RegionError) -> Page:
+    data = {"path": error.path, "error": type(error).__name__, "message": str(error)}
+    return Page(data, [Lines([(str(error), NEAR)])])
 
 
-def _as_view(answer: RegionSnapshot | RegionError, width: int) -> RenderableType:
-    if isinstance(answer, RegionSnapshot):
-        return region_view(answer, width)
-    return Text(printable(str(answer)), style=NEAR)
+def region_page(snapshot: RegionSnapshot, *more: Block) -> Page:
+    """Show a whole region: facts, devices, processes."""
+    uuids = [(f"{each.index:>3}  {each.uuid}", QUIET) for each in snapshot.devices if each.uuid]
+    return Page(
+        snapshot,
+        [
+            Facts(snapshot),
+            device_table(snapshot),
+            # Where the table has no room for them.
+            Lines(uuids, on="terminal", to_width=WIDE),
+            process_table(snapshot),
+            *more,
+        ],
+    )
 
 
-def _as_text(answer: RegionSnapshot | RegionError) -> str:
-    if isinstance(answer, RegionSnapshot):
-        return region_text(answer)
-    return printable(str(answer)) + "\n"
+# ---- the region as a whole -----------------------------------------------------------------------
+
+
+@attrs.frozen
+class Facts:
+    """What holds for the whole region; framed on a terminal, and titled with the file's name."""
+
+    snapshot: RegionSnapshot
+
+    def text(self) -> str:
+        """See `output.Block`."""
+        facts = [(label.replace(" ", "-").lower(), words) for label, words, _ in self._facts()]
+        return aligned([("path", printable(self.snapshot.path)), *facts])
+
+    def drawn(self, width: int, rows: int | None = None) -> RenderableType:  # noqa: ARG002 (as all blocks)
+        """See `output.Block`."""
+        from rich import box
+        from rich.console import Group
+        from rich.panel import Panel
+        from rich.text import Text
+
+        directory, name = os.path.split(self.snapshot.path)
+        width = min(width, WIDE)
+        lines = [Text(printable(directory), style=QUIET, overflow="fold")]
+        for label, words, style in self._facts():
+            fact = Text.assemble((f"{label} ", QUIET), (words, style))
+            # None is broken in two as long as it fits a line.
+            if len(lines) > 1 and lines[-1].cell_len + 3 + fact.cell_len <= width - 4:
+                lines[-1].append("   ").append_text(fact)
+            else:
+                lines.append(fact)
+        return Panel(
+            Group(*lines),
+            title=Text(printable(name), style="bold"),
+            title_align="left",
+            border_style=QUIET,
+            box=box.ROUNDED,
+            width=width,
+        )
+
+    def _facts(self) -> Sequence[tuple[str, str, str]]:
+        """Label, words and style of each, in the order shown."""
+        snapshot = self.snapshot
+        priority = {0: "0 (high)", 1: "1 (low)"}.get(snapshot.priority, str(snapshot.priority))
+        if snapshot.last_kernel_time_s is None:
+            last_kernel = "not recorded by this layout"
+        elif snapshot.last_kernel_time_s == 0:
+            last_kernel = "never"
+        else:
+            last_kernel = age_words(snapshot.taken_at_ns // 10**9 - snapshot.last_kernel_time_s)
+        blocked = snapshot.recent_kernel < 0
+        return (
+            ("layout", snapshot.layout.value, ""),
+            ("priority", priority, ""),
+            ("SM limiting", "on" if snapshot.utilization_switch else "off", ""),
+            ("launches", *(("blocked", OVER) if blocked else ("allowed", ""))),
+            ("last kernel", last_kernel, ""),
+            ("lock", lock_word(snapshot.owner_pid), NEAR if snapshot.owner_pid else ""),
+            ("settled", *(("yes", "") if snapshot.settled else ("no, it changed meanwhile", NEAR))),
+        )
+
+
+# ---- devices -------------------------------------------------------------------------------------
+
+
+def device_table(snapshot: RegionSnapshot) -> Table:
+    """One row per device; the tick in the SM bar is the limit."""
+    util = snapshot.layout.has_utilization
+    percent = PERCENT if util else UNKNOWN
+    columns = (
+        Column("DEVICE", "index", NUMBER, title="GPU", style="bold"),
+        Column("", memory_bar, BAR, title="memory", on="terminal"),
+        Column("MEM-USED", "memory_used_bytes", SIZE, title="used", style=memory_style),
+        Column("MEM-LIMIT", "memory_limit_bytes", SIZE_LIMIT, title="limit"),
+        Column("", fill_ratio, SHARE, style=memory_style, on="terminal"),
+        Column("MEM-FREE", "memory_free_bytes", SIZE, on="pipe"),
+        Column("CONTEXT", "memory_context_bytes", SIZE, on="pipe"),
+        Column("MODULE", "memory_module_bytes", SIZE, on="pipe"),
+        Column("DATA", "memory_data_bytes", SIZE, on="pipe"),
+        Column("DRIVER", "memory_monitor_bytes", SIZE, on="pipe"),
+        *([Column("", _sm_bar, BAR, title="SM", on="terminal")] if util else []),
+        Column("SM", "sm_util_percent", percent, title="util"),
+        Column("SM-LIMIT", "sm_limit_percent", PERCENT_LIMIT, title="limit"),
+        Column("ENC", "enc_util_percent", percent, on="pipe"),
+        Column("DEC", "dec_util_percent", percent, on="pipe"),
+        Column("UUID", "uuid", NAME, style=QUIET, from_width=WIDE),
+    )
+    return Table(columns, snapshot.devices)
+
+
+def memory_bar(device: DeviceUsage) -> Fill:
+    """Show how full a device's memory is; empty where there is no limit."""
+    return Fill(fill_ratio(device) or 0.0, memory_style(device), width=14)
+
+
+def memory_style(device: DeviceUsage) -> str:
+    """The colour of a device's used memory."""
+    return ratio_style(fill_ratio(device))
+
+
+def _sm_bar(device: DeviceUsage) -> Fill:
+    limit = device.sm_limit_percent
+    # libvgpu keeps a process near its limit, not under it: a little above is how it works.
+    style = OVER if limit is not None and device.sm_util_percent > limit + 10 else "cyan"
+    mark = None if limit is None else limit / 100
+    return Fill(device.sm_util_percent / 100, style, mark, width=10)
+
+
+# ---- processes -----------------------------------------------------------------------------------
+
+_STATUS_STYLES = {0: QUIET, 1: GOOD, 2: NEAR}
+
+
+def process_table(snapshot: RegionSnapshot) -> Table:
+    """One row per process and device that it uses."""
+    percent = PERCENT if snapshot.layout.has_utilization else UNKNOWN
+    columns = (
+        Column("PID", "pid", NUMBER, on="pipe"),
+        Column("PID", _pid_words, NUMBER, title="PID", style="bold", on="terminal"),
+        Column("HOST-PID", "host_pid", NUMBER, title="host PID"),
+        Column("STATUS", _status_word, style=_status_style),
+        Column("SETTLED", _settled_word, on="pipe"),
+        Column("DEVICE", part="index", kind=NUMBER, title="GPU"),
+        Column("MEM-USED", part="memory_used_bytes", kind=SIZE, title="used"),
+        Column("CONTEXT", part="memory_context_bytes", kind=SIZE, from_width=WIDE),
+        Column("MODULE", part="memory_module_bytes", kind=SIZE, from_width=WIDE),
+        Column("DATA", part="memory_data_bytes", kind=SIZE),
+        Column("DRIVER", part="memory_monitor_bytes", kind=SIZE),
+        Column("SM", part="sm_util_percent", kind=percent, title="SM"),
+        Column("ENC", part="enc_util_percent", kind=percent, on="pipe"),
+        Column("DEC", part="dec_util_percent", kind=percent, on="pipe"),
+    )
+    return Table(columns, snapshot.processes, _busy_devices, "No process uses this region.")
+
+
+def _busy_devices(process: ProcessUsage) -> list[ProcessDeviceUsage]:
+    """Where the process has or does something."""
+    return [
+        usage
+        for usage in process.devices
+        if usage.memory_used_bytes
+        or usage.memory_monitor_bytes
+        or usage.sm_util_percent
+        or usage.enc_util_percent
+        or usage.dec_util_percent
+    ]
+
+
+def _pid_words(process: ProcessUsage) -> str:
+    return f"{process.pid}{'' if process.settled else '*'}"
+
+
+def _settled_word(process: ProcessUsage) -> str:
+    return "yes" if process.settled else "no"
+
+
+def _status_word(process: ProcessUsage) -> str:
+    return status_word(process.status)
+
+
+def _status_style(process: ProcessUsage) -> str:
+    return _STATUS_STYLES.get(process.status, OVER)

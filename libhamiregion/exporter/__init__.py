@@ -1,34 +1,42 @@
 """Metrics of a node: collection, text, HTTP."""
 
-from .background import Bounds
-from .collector import RegionCollector
+from typing import TYPE_CHECKING, Any
+
+from .app import metrics_app
+from .collectors import COLLECTORS, SeriesLimits
 from .connections import ServerLimits
-from .landing import LandingFacts
+from .families import FAMILIES, MetricFamily
 from .listening import ListenError
-from .metrics import CATALOGUE, MetricFamily, Unit
 from .node_exporter import NodeExporter
-from .node_server import exporter_server
-from .rendering import CONTENT_TYPE, OPENMETRICS_CONTENT_TYPE, Series
-from .server import MetricsServer
-from .status import ExporterStatus, StageStatus
+from .server import MetricsServer, exporter_server
+from .text import CONTENT_TYPE, OPENMETRICS_CONTENT_TYPE
 from .web_config import WebConfigError
 
+if TYPE_CHECKING:
+    from .collector import RegionCollector
+
 __all__ = [
-    "CATALOGUE",
+    "COLLECTORS",
     "CONTENT_TYPE",
+    "FAMILIES",
     "OPENMETRICS_CONTENT_TYPE",
-    "Bounds",
-    "ExporterStatus",
-    "LandingFacts",
     "ListenError",
     "MetricFamily",
     "MetricsServer",
     "NodeExporter",
     "RegionCollector",
-    "Series",
+    "SeriesLimits",
     "ServerLimits",
-    "StageStatus",
-    "Unit",
     "WebConfigError",
     "exporter_server",
+    "metrics_app",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # It takes 2 MiB of prometheus-client, which a server does without.
+    if name == "RegionCollector":
+        from .collector import RegionCollector
+
+        return RegionCollector
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

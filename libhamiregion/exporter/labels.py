@@ -1,24 +1,39 @@
-"""Label sets, escaped once and kept: most of what a scrape sends is the same each time."""
+"""Label texts: escaped once, kept, and bounded in how many different ones there may be."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+import threading
+from array import array
+from itertools import accumulate, islice
+from typing import TYPE_CHECKING
 
 from libhamiregion.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from .metrics import MetricFamily
+    from libhamiregion.node import HostProcess
 
-T = TypeVar("T")
+    from .families import MetricFamily
 
-#: Stands in a text where a figure comes. No label holds it: `safe_value` spells controls out.
-FIGURE = b"\0"
+#: What stands for all values that are too many.
+OTHER = "other"
 
 # Names of Kubernetes have 253 characters at most: none of those is cut.
 _VALUE_LIMIT = 253
+# A container has 16 devices at most, and real ones keep their uuids.
+_UUIDS_PER_CONTAINER = 64
+# A container that goes and comes again has no new allowance: a region outside the roots comes and
+# goes as its owner maps it.
+_GONE_CONTAINERS = 1024
+# Regions that only their path tells apart belong to no container: anybody can make some.
+_PATHS = 256
+# A process calls itself what it likes.
+_PROGRAM_LIMIT = 64
+
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_ESCAPE = re.compile(r"\\(.)")
 
 
 def safe_value(text: str) -> str:
@@ -30,55 +45,14 @@ def safe_value(text: str) -> str:
     return printable(text, _VALUE_LIMIT)
 
 
-#: The labels of one series as a sample line has them, braces included; `FIGURE` stands where a
-#: value is a figure. Nothing else is kept of them: there are thousands.
-Labels: TypeAlias = bytes
+def label_text(names: Sequence[str], *values: str) -> bytes:
+    r"""Names and values as a sample line has them, without the braces.
 
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_ESCAPE = re.compile(r"\\(.)")
-
-
-def read_labels(labels: Labels) -> dict[str, str]:
-    r"""The names and values in such a text.
-
-    >>> read_labels(b'{pod="a\\"b",zone="vGPU"}')
-    {'pod': 'a"b', 'zone': 'vGPU'}
+    >>> label_text(("pod", "device_uuid"), 'a"b', "GPU-1")
+    b'pod="a\\"b",device_uuid="GPU-1"'
     """
-    return {
-        name: _ESCAPE.sub(_unescaped, value) if "\\" in value else value
-        for name, value in _LABEL.findall(labels.decode())
-    }
-
-
-def _unescaped(match: re.Match[str]) -> str:
-    return "\n" if match[1] == "n" else match[1]
-
-
-class LabelMaker:
-    """Makes the labels of one family, or of several with the same names.
-
-    Args:
-        family: Whose names and constant labels to use.
-        figures: How many of the last names have figures as their values.
-    """
-
-    def __init__(self, family: MetricFamily, *, figures: int = 0) -> None:
-        self._taken = len(family.labels) - figures
-        pieces = [f'{name}="' for name in family.labels[: self._taken]]
-        marker = FIGURE.decode()
-        rest = [(name, marker) for name in family.labels[self._taken :]] + list(family.constant)
-        end = ",".join(f'{name}="{value}"' for name, value in rest)
-        self._pieces = ["{" + pieces[0], *('",' + piece for piece in pieces[1:])] if pieces else []
-        self._end = ('",' if pieces else "{") + end + "}" if end else '"}' if pieces else ""
-
-    def __call__(self, *values: str) -> Labels:
-        """The labels with these values, which have been through `safe_value` if from outside."""
-        if len(values) != self._taken:
-            raise ValueError(f"{self._taken} values are wanted, not {len(values)}")
-        text = "".join(
-            piece + _escaped(value) for piece, value in zip(self._pieces, values, strict=True)
-        )
-        return (text + self._end).encode()
+    pairs = zip(names, values, strict=True)
+    return ",".join([f'{name}="{_escaped(value)}"' for name, value in pairs]).encode()
 
 
 def _escaped(value: str) -> str:
@@ -87,12 +61,136 @@ def _escaped(value: str) -> str:
     return value
 
 
-def distinct(rows: Sequence[tuple[Labels, T]]) -> list[tuple[Labels, T]]:
-    """The rows without those whose labels stand there already: Prometheus takes no series twice."""
-    seen: set[bytes] = set()
-    kept = []
-    for row in rows:
-        if row[0] not in seen:
-            seen.add(row[0])
-            kept.append(row)
-    return kept
+def read_labels(text: bytes) -> dict[str, str]:
+    r"""The names and values in a label text.
+
+    >>> read_labels(b'pod="a\\"b",zone="vGPU"')
+    {'pod': 'a"b', 'zone': 'vGPU'}
+    """
+    return {
+        name: _ESCAPE.sub(lambda found: "\n" if found[1] == "n" else found[1], value)
+        for name, value in _LABEL.findall(text.decode())
+    }
+
+
+class LabelRows:
+    """The label texts of many series, one after the other, as the native writer takes them.
+
+    Attributes:
+        text: All of them.
+        ends: Where each ends in `text`.
+    """
+
+    __slots__ = ("_named", "ends", "text")
+
+    def __init__(self, texts: Sequence[bytes]) -> None:
+        self.text = b"".join(texts)
+        self.ends = array("I", accumulate(map(len, texts)))
+        self._named: dict[tuple[tuple[str, str], ...], list[dict[str, str]]] = {}
+
+    @classmethod
+    def joined(cls, several: Iterable[LabelRows]) -> LabelRows:
+        """The texts of several, one after the other."""
+        made = cls(())
+        parts = []
+        start = 0
+        for each in several:
+            parts.append(each.text)
+            made.ends.extend([start + end for end in each.ends])
+            start += len(each.text)
+        made.text = b"".join(parts)
+        return made
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def named(self, family: MetricFamily) -> list[dict[str, str]]:
+        """The labels of each row as a mapping, with the family's constant ones; kept."""
+        found = self._named.get(family.constant)
+        if found is None:
+            starts = [0, *self.ends][: len(self.ends)]
+            found = self._named[family.constant] = [
+                {**read_labels(self.text[start:end]), **dict(family.constant)}
+                for start, end in zip(starts, self.ends, strict=True)
+            ]
+        return found
+
+
+#: Of a family without labels.
+NO_LABELS = LabelRows([b""])
+
+
+class CardinalityLimiter:
+    """Bounds what containers may write into labels over time, and not only at one moment.
+
+    A container can show another uuid, or its processes another program, at every look. Prometheus
+    keeps each series that it has ever seen for weeks, so the number of different values is bounded.
+
+    Threads: may be shared.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # The containers that have been gone for longest come first, those that are there last.
+        self._uuids: dict[tuple[str, ...], set[tuple[int, str]]] = {}
+        self._paths: set[str] = set()
+        self._programs: dict[tuple[int, int], str] = {}
+
+    def uuid(self, container: tuple[str, ...], index: int, uuid: str) -> str:
+        """The uuid of a container's device as a label: itself, or `OTHER` if there were too many.
+
+        Args:
+            container: What tells it from others, as `keep_containers` gets it.
+            index: Of the device.
+            uuid: As its region has it.
+        """
+        with self._lock:
+            known = self._uuids.setdefault(container, set())
+            if (index, uuid) not in known:
+                if len(known) >= _UUIDS_PER_CONTAINER:
+                    return OTHER
+                known.add((index, uuid))
+            return uuid
+
+    def path(self, path: str) -> str:
+        """The path of a region as a label, where nothing else tells its container: or `OTHER`."""
+        with self._lock:
+            if path not in self._paths:
+                if len(self._paths) >= _PATHS:
+                    return OTHER
+                self._paths.add(path)
+            return path
+
+    def program(self, process: HostProcess | None) -> str:
+        """The program of a process: of its command line the first word's last part.
+
+        As it was when it was first asked for. Arguments can hold secrets, and change with every
+        job.
+        """
+        if process is None:
+            return ""
+        key = (process.pid, process.start_time_ticks)
+        with self._lock:
+            known = self._programs.get(key)
+            if known is None:
+                words = process.command.split(maxsplit=1)
+                name = words[0].rstrip("/").rpartition("/")[2] if words else ""
+                known = self._programs[key] = printable(name, _PROGRAM_LIMIT)
+            return known
+
+    def keep_containers(self, containers: Iterable[tuple[str, ...]]) -> None:
+        """Forget other containers, once too many have gone after them."""
+        with self._lock:
+            here = set(containers) & self._uuids.keys()
+            for labels in here:
+                self._uuids[labels] = self._uuids.pop(labels)
+            gone = len(self._uuids) - len(here)
+            for longest_gone in list(islice(self._uuids, max(0, gone - _GONE_CONTAINERS))):
+                del self._uuids[longest_gone]
+
+    def keep_programs(self, processes: Iterable[HostProcess]) -> None:
+        """Forget the programs of all other processes."""
+        pids = {(process.pid, process.start_time_ticks) for process in processes}
+        with self._lock:
+            for ended in self._programs.keys() - pids:
+                del self._programs[ended]

@@ -6,9 +6,12 @@ import contextlib
 import errno
 import re
 import socket
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 # Connections that the kernel completes before they are accepted.
 _BACKLOG: Final = 128
@@ -55,7 +58,25 @@ def parse_listen(text: str) -> ListenAddress:
     return ListenAddress(match["host"] or None, int(match["port"]))
 
 
-def listen(address: ListenAddress) -> tuple[socket.socket, ...]:
+def listen_on(addresses: Iterable[str]) -> tuple[socket.socket, ...]:
+    """Open what accepts connections at these addresses.
+
+    Raises:
+        ListenError: It is not possible to listen at one of them.
+        ValueError: One is no address.
+    """
+    parsed = [parse_listen(address) for address in addresses]
+    with contextlib.ExitStack() as opened:
+        sockets: list[socket.socket] = []
+        for address in parsed:
+            for each in _listen(address):
+                opened.callback(each.close)
+                sockets.append(each)
+        opened.pop_all()
+    return tuple(sockets)
+
+
+def _listen(address: ListenAddress) -> tuple[socket.socket, ...]:
     """Open what accepts connections there, one socket per address that the host's name has.
 
     Raises:

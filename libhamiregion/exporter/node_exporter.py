@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import os
 import platform
 import threading
 import time
+from array import array
 from typing import TYPE_CHECKING
 
 from libhamiregion import __version__
 from libhamiregion.text import printable
 
-from . import metrics
-from .background import Bounds
-from .figures import Figures
-from .label_ledger import LabelLedger
-from .labels import LabelMaker, safe_value
-from .refreshing import Refresher, Stage
-from .rendering import Series, Sheet, steady
-from .status import ExporterStatus
+from . import families
+from .collectors import (
+    COLLECTORS,
+    ContainersCollector,
+    DoctorCollector,
+    LocksCollector,
+    NvmlCollector,
+    ProcessesCollector,
+    SeriesLimits,
+    UnaccountedCollector,
+)
+from .labels import NO_LABELS, CardinalityLimiter, label_text, safe_value
+from .log_lines import LINE_LIMIT, RepeatedEvents
+from .region_metrics import RegionMetrics
+from .schedule import Schedule, Turn
+from .text import Series, TextEncoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -27,22 +36,15 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from libhamiregion.exporter.landing import LandingFacts
     from libhamiregion.node import Node, NvmlSampler
 
-_TEXT_LIMIT = 500
+    from .families import MetricFamily
+
+_log = logging.getLogger(__name__)
+
 _ROOTS_LIMIT = 64
 _COUNTERS_LIMIT = 256
 _PAUSED = "_paused"
-
-_nothing = LabelMaker(metrics.SCRAPES)
-_stage = LabelMaker(metrics.ERRORS)
-_root = LabelMaker(metrics.ROOT_READABLE)
-_containers = LabelMaker(metrics.CONTAINERS)
-_build = LabelMaker(metrics.BUILD)
-_hami_build = LabelMaker(metrics.HAMI_BUILD)
-_event = LabelMaker(metrics.AGENT_EVENTS)
-_task = LabelMaker(metrics.AGENT_PAUSED)
 
 
 class NodeExporter:
@@ -52,14 +54,13 @@ class NodeExporter:
             with NodeExporter(node, sampler=sampler) as exporter:
                 text = exporter.render()
 
-    A scrape reads all regions in one native call and writes their figures into lines that are kept
-    from one scrape to the next. What costs more is done behind it, in a thread of this object's own
-    between `start` and `stop`: finding containers, /proc, NVML and the doctor's findings. Without
-    that thread, a scrape does what is due itself.
+    A scrape reads all regions in one native call and writes their figures beside label texts that
+    are kept from one scrape to the next. What costs more is done behind it, in a thread of this
+    object's own between `start` and `stop`: finding containers, /proc, NVML and the doctor's
+    findings. Without that thread, a scrape does what is due itself.
 
-    Threads: may be shared; scrapes take turns, and wait for a refresh only while the node's regions
-    are listed and its processes are read. The node may be refreshed by others as well. Node and
-    sampler stay the caller's, who closes them after `stop`.
+    Threads: may be shared; scrapes take turns. The node may be refreshed by others as well. Node
+    and sampler stay the caller's, who closes them after `stop`.
 
     Args:
         node: The node.
@@ -67,19 +68,22 @@ class NodeExporter:
         node_name: The value of ``node`` in HAMi's metrics of GPUs; None means ``$NODE_NAME``, else
             the host's name.
         legacy: Whether to export the former names of HAMi's monitor as well.
-        doctor: Whether to look for what is wrong with the regions.
+        collectors: Of ``nvml``, ``processes``, ``unaccounted``, ``locks`` and ``doctor`` those that
+            work; None means all. HAMi's own metrics need ``nvml`` alone.
+        outside: Whether the node looks for regions outside its roots, which takes a look at /proc
+            each time.
         scan_interval_s: How often to look for containers that came or went.
-        process_interval_s: How often to read /proc and to ask the driver.
+        process_interval_s: How often to look at slots, locks and the driver.
         doctor_interval_s: How often to look for what is wrong.
         gone_after_s: A directory that has been left alone for so long, that no process uses and
             whose pod no resolver knows any more, has no figures: HAMi's monitor would delete it.
             None shows them all.
         counters: What an agent in this program counts, by name; asked at each scrape. Names that
             end in ``_paused`` are 0 or 1.
-        bounds: How many series there may be.
+        limits: How many series there may be.
 
     Raises:
-        ValueError: An interval that is not above 0.
+        ValueError: An interval that is not above 0, or a collector that there is not.
     """
 
     def __init__(
@@ -89,37 +93,48 @@ class NodeExporter:
         sampler: NvmlSampler | None = None,
         node_name: str | None = None,
         legacy: bool = False,
-        doctor: bool = True,
+        collectors: Collection[str] | None = None,
+        outside: bool = False,
         scan_interval_s: float = 5.0,
         process_interval_s: float = 10.0,
         doctor_interval_s: float = 30.0,
         gone_after_s: float | None = 300.0,
         counters: Callable[[], Mapping[str, int]] | None = None,
-        bounds: Bounds | None = None,
+        limits: SeriesLimits | None = None,
     ) -> None:
+        chosen = COLLECTORS if collectors is None else collectors
+        for name in chosen:
+            if name not in COLLECTORS:
+                raise ValueError(f"no collector {name!r}; there are {', '.join(COLLECTORS)}")
         self.node = node
         self.node_name = node_name or os.environ.get("NODE_NAME") or os.uname().nodename
         self.legacy = legacy
         self._counters = counters
-        ledger = LabelLedger()
-        self._refresher = Refresher(
-            node,
-            ledger=ledger,
-            sampler=sampler,
-            node_name=self.node_name,
-            legacy=legacy,
-            doctor=doctor,
-            intervals_s=(scan_interval_s, process_interval_s, doctor_interval_s),
-            gone_after_s=gone_after_s,
-            bounds=bounds or Bounds(),
-        )
-        self._scrape = Stage("scrape", 0.0)
+        limits = limits or SeriesLimits()
+        limiter = CardinalityLimiter()
+        # A sample comes right before the look at processes: what uses a GPU has its slot by then.
+        self._containers = ContainersCollector(node, limiter, gone_after_s, outside=outside)
+        turns = [Turn(self._containers, scan_interval_s)]
+        if sampler is not None and "nvml" in chosen:
+            nvml = NvmlCollector(node, sampler, self.node_name, legacy=legacy)
+            turns.append(Turn(nvml, process_interval_s))
+        if not {"processes", "unaccounted", "doctor"}.isdisjoint(chosen):
+            turns.append(Turn(ProcessesCollector(node, limiter, limits), process_interval_s))
+        if "unaccounted" in chosen:
+            turns.append(Turn(UnaccountedCollector(node, limiter, limits), process_interval_s))
+        if "locks" in chosen:
+            turns.append(Turn(LocksCollector(node), process_interval_s))
+        if "doctor" in chosen:
+            turns.append(Turn(DoctorCollector(node), doctor_interval_s))
+        self._schedule = Schedule(node, turns)
         # Held while a scrape is made.
         self._turn = threading.Lock()
-        self._figures = Figures(node, legacy=legacy, ledger=ledger)
-        self._sheet = Sheet()
+        self._regions = RegionMetrics(node, legacy=legacy, limiter=limiter)
+        self._encoder = TextEncoder()
+        self._failures = RepeatedEvents(_log)
         self._scrapes = 0
         self._scrape_seconds = 0.0
+        self._scrape_errors = 0
         self._builds = _build_series()
 
     def __enter__(self) -> Self:
@@ -140,41 +155,42 @@ class NodeExporter:
     # ---- the work behind the scrapes -------------------------------------------------------------
 
     def start(self) -> None:
-        """Refresh in a thread from now on; nothing happens if one is at it."""
-        self._refresher.start()
+        """Collect in a thread from now on; nothing happens if one is at it."""
+        self._schedule.start()
 
     def stop(self) -> None:
         """End that thread and wait for it; may be called again, and `start` after it."""
-        self._refresher.stop()
+        self._schedule.stop()
 
     def refresh(self) -> None:
         """Look at everything now: containers, processes, driver, what is wrong.
 
-        What fails is counted, kept in `status`, and tried again at its next turn.
+        What fails is counted, logged, and tried again at its next turn.
         """
-        self._refresher.refresh(everything=True)
+        self._containers.ask_again()
+        self._schedule.run(everything=True)
 
     def not_ready(self) -> str | None:
         """Why scrapes are not complete yet, or not any more: a short reason; None if they are.
 
         Waits for nothing.
         """
-        if not self._refresher.done_once:
+        if not self._schedule.done_once:
             return "the node has not been looked at yet"
-        never = [each for each in self._refresher.stages[:2] if each.refreshed_at_s is None]
-        if never:
-            return f"{never[0].name}: {never[0].last_error}"
-        for stage in self._refresher.stages[:2] if self._refresher.is_running else ():
-            overdue_s = stage.overdue_s()
+        needed = [turn for turn in self._schedule.turns if turn.name in ("containers", "processes")]
+        for turn in needed:
+            if turn.refreshed_at_s is None:
+                return turn.last_error
+            overdue_s = turn.overdue_s() if self._schedule.is_running else None
             if overdue_s is not None:
-                return f"{stage.name}: not looked at for {overdue_s:.0f} s; {stage.last_error}"
+                return f"{turn.name}: not looked at for {overdue_s:.0f} s; {turn.last_error}"
         if self.node.scanned_roots:
             return None
-        for root, error in self.node.root_errors.items():
-            return f"no directory of containers can be listed; {_short(root)}: {_short(error)}"
+        for error in self.node.root_errors.values():
+            return _short(f"no directory of containers can be listed: {error}")
         if self.node.containers:
             return None
-        return f"there is none of {_short(', '.join(self.node.roots))}, and no region elsewhere"
+        return _short(f"there is none of {', '.join(self.node.roots)}, and no region elsewhere")
 
     # ---- a scrape --------------------------------------------------------------------------------
 
@@ -190,15 +206,14 @@ class NodeExporter:
         Raises:
             RegionClosed: The node has been closed.
         """
-        return b"".join(self.render_parts(openmetrics, names=names))
+        return b"".join(map(bytes, self.pieces(openmetrics, names=names)))
 
-    def render_parts(
+    def pieces(
         self, openmetrics: bool = False, *, names: Collection[str] | None = None
-    ) -> list[bytes]:
-        """The same in parts, which make the text when put together.
+    ) -> Iterator[memoryview]:
+        """The text of `render` in pieces, of which each is used before the next is asked for.
 
-        Many parts are kept for the next scrape: a server that sends them one by one spares the
-        memory for a second copy.
+        For servers: the whole text never exists. Other scrapes wait until the last piece.
 
         Args:
             openmetrics: As for `render`.
@@ -207,12 +222,21 @@ class NodeExporter:
         Raises:
             RegionClosed: The node has been closed.
         """
-        self._refresh_if_nobody_does()
-        with self._turn, self._timed():
-            return self._sheet.render(self._gather(names), openmetrics=openmetrics)
+        self._collect_if_nobody_does()
+        with self._turn:
+            started_s = time.perf_counter()
+            try:
+                series, now_s = self._gather(names), int(time.time())
+                yield from self._encoder.pieces(series, now_s, openmetrics=openmetrics)
+            except Exception:
+                self._scrape_errors += 1
+                raise
+            finally:
+                self._scrapes += 1
+                self._scrape_seconds += time.perf_counter() - started_s
 
     def gather(self, names: Collection[str] | None = None) -> list[Series]:
-        """The same as values: the series of each family, in the catalogue's order.
+        """The series of each family, in the order of the table of families.
 
         Args:
             names: As for `render`.
@@ -220,134 +244,88 @@ class NodeExporter:
         Raises:
             RegionClosed: The node has been closed.
         """
-        self._refresh_if_nobody_does()
-        with self._turn, self._timed():
+        self._collect_if_nobody_does()
+        with self._turn:
             return self._gather(names)
 
-    def _refresh_if_nobody_does(self) -> None:
-        if not self._refresher.is_running:
-            self._refresher.refresh(everything=False)
-        elif not self._refresher.done_once:
-            self._refresher.wait_for_first()
-
-    @contextlib.contextmanager
-    def _timed(self) -> Iterator[None]:
-        scrape = self._scrape
-        started_s = time.perf_counter()
-        try:
-            yield
-        except Exception as error:
-            scrape.failed(error)
-            raise
-        else:
-            scrape.succeeded()
-        finally:
-            scrape.duration_s = time.perf_counter() - started_s
-            self._scrapes += 1
-            self._scrape_seconds += scrape.duration_s
+    def _collect_if_nobody_does(self) -> None:
+        if not self._schedule.is_running:
+            self._schedule.run(everything=False)
+        elif not self._schedule.done_once:
+            self._schedule.wait_for_first()
 
     def _gather(self, names: Collection[str] | None) -> list[Series]:
-        background = self._refresher.current()
+        state = self._schedule.current()
         snapshot = self.node.snapshot()
-        wanted = [family for family in metrics.CATALOGUE if names is None or family.name in names]
-        fresh = self._figures.series(snapshot, background, int(time.time()), set(wanted))
-        behind = [each for _, stage in background.series.values() for each in stage]
-        found = {
-            series.family: series
-            for series in (*self._builds, *behind, *fresh, *self._of_node(), *self._of_agent())
+        wanted = frozenset(
+            family for family in families.FAMILIES if names is None or family.name in names
+        )
+        found: dict[MetricFamily, list[Series]] = {
+            family: [] for family in families.FAMILIES if family in wanted
         }
-        return [found[family] for family in wanted if family in found]
+        collected = [each for series in state.series.values() for each in series]
+        fresh = self._regions.series(snapshot, state, wanted)
+        for each in (*self._builds, *collected, *fresh, *self._of_node(), *self._of_agent()):
+            if each.family in found:
+                found[each.family].append(each)
+        return [each for series in found.values() for each in series]
 
     def _of_node(self) -> list[Series]:
-        node = self.node
+        node, turns = self.node, self._schedule.turns
         # Of the usual ones one is enough.
         roots = dict.fromkeys(node.scanned_roots, 1) or dict.fromkeys(node.roots, 0)
         roots.update(dict.fromkeys(dict(node.root_errors), 0))
-        stages = self._refresher.stages
+        shown, missing = self._regions.shown, sum(self._regions.missing.values())
+        stages: dict[str, int] = {turn.name: turn.errors for turn in turns}
+
+        def labelled(family: MetricFamily, values: Mapping[str, float | None]) -> Series:
+            texts = {
+                label_text(family.labels, safe_value(name)): value
+                for name, value in values.items()
+                if value is not None
+            }
+            return Series.of(family, texts)
+
+        durations = {turn.name: turn.duration_s for turn in turns}
+        ran = [turn for turn in turns if turn.duration_s is not None]
+        scrape = families.SCRAPE_DURATION
         return [
-            steady(
-                metrics.CONTAINERS,
-                [
-                    (_containers("present"), self._figures.shown),
-                    (_containers("missing"), sum(self._figures.missing.values())),
-                ],
-            ),
-            steady(
-                metrics.ROOT_READABLE,
-                [(_root(safe_value(root)), up) for root, up in list(roots.items())[:_ROOTS_LIMIT]],
-            ),
-            steady(metrics.PROC_COMPLETE, [(_nothing(), int(node.processes.is_complete))]),
-            steady(
-                metrics.REFRESH_DURATION,
-                [
-                    (_stage(each.name), each.duration_s)
-                    for each in stages
-                    if each.duration_s is not None
-                ],
-            ),
-            steady(
-                metrics.REFRESH_TIME,
-                [
-                    (_stage(each.name), each.refreshed_at_s)
-                    for each in stages
-                    if each.refreshed_at_s is not None
-                ],
-            ),
-            steady(
-                metrics.ERRORS,
-                [(_stage(each.name), each.errors) for each in (*stages, self._scrape)],
-            ),
-            steady(metrics.SCRAPES, [(_nothing(), self._scrapes)]),
-            steady(metrics.SCRAPE_SECONDS, [(_nothing(), self._scrape_seconds)]),
-            steady(metrics.SCRAPE_DURATION, [(_nothing(), self._scrape.duration_s or 0.0)]),
+            labelled(families.CONTAINERS, {"present": shown, "missing": missing}),
+            labelled(families.ROOT_READABLE, dict(list(roots.items())[:_ROOTS_LIMIT])),
+            Series.of(families.PROC_COMPLETE, {b"": int(node.processes.is_complete)}),
+            labelled(families.REFRESH_DURATION, durations),
+            labelled(families.REFRESH_TIME, {turn.name: turn.refreshed_at_s for turn in turns}),
+            labelled(families.ERRORS, {**stages, "scrape": self._scrape_errors}),
+            labelled(families.COLLECTOR_SUCCESS, {turn.name: not turn.failing for turn in ran}),
+            labelled(families.COLLECTOR_DURATION, durations),
+            Series(scrape, NO_LABELS, array("d", [self._scrape_seconds]), suffix="_sum"),
+            Series(scrape, NO_LABELS, array("d", [self._scrapes]), suffix="_count"),
         ]
 
     def _of_agent(self) -> list[Series]:
         counted = {} if self._counters is None else dict(self._counters())
-        events, paused = [], []
+        events: dict[bytes, float] = {}
+        paused: dict[bytes, float] = {}
         for name, count in sorted(counted.items())[:_COUNTERS_LIMIT]:
             if name.endswith(_PAUSED):
-                paused.append((_task(safe_value(name.removesuffix(_PAUSED))), count))
+                task = safe_value(name.removesuffix(_PAUSED))
+                paused[label_text(families.AGENT_PAUSED.labels, task)] = count
             else:
-                events.append((_event(safe_value(name)), count))
-        return [steady(metrics.AGENT_EVENTS, events), steady(metrics.AGENT_PAUSED, paused)]
-
-    # ---- for people ------------------------------------------------------------------------------
-
-    def status(self) -> ExporterStatus:
-        """How the exporter is; figures of containers are the last scrape's. Waits for nothing."""
-        nvml, driver_version = self._refresher.nvml
-        errors = list(dict(self.node.root_errors).items())[:_ROOTS_LIMIT]
-        return ExporterStatus(
-            version=__version__,
-            node_name=_short(self.node_name),
-            ready=self.not_ready() is None,
-            roots=tuple(_short(root) for root in self.node.roots),
-            root_errors=tuple((_short(root), _short(error)) for root, error in errors),
-            with_region=self._figures.shown,
-            missing=self._figures.missing,
-            nvml=nvml,
-            driver_version=None if driver_version is None else _short(driver_version),
-            legacy=self.legacy,
-            scrapes=self._scrapes,
-            stages=tuple(stage.status() for stage in (*self._refresher.stages, self._scrape)),
-        )
-
-    def landing(self) -> LandingFacts:
-        """The same as rows for a page."""
-        return self.status().landing()
+                events[label_text(families.AGENT_EVENTS.labels, safe_value(name))] = count
+        return [Series.of(families.AGENT_EVENTS, events), Series.of(families.AGENT_PAUSED, paused)]
 
 
-def _short(text: object) -> str:
-    return printable(str(text), _TEXT_LIMIT)
+def _short(text: str) -> str:
+    return printable(text, LINE_LIMIT)
 
 
 def _build_series() -> list[Series]:
     machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, "")
     system = f"linux/{machine}" if machine else ""
     # No HAMi is here: its version cannot be told, and Go has not built this.
-    version = f"libhamiregion {__version__}"
+    hami = (f"libhamiregion {__version__}", "", "", "", "", system)
+    own = (__version__, platform.python_version())
     return [
-        steady(metrics.HAMI_BUILD, [(_hami_build(version, "", "", "", "", system), 1)]),
-        steady(metrics.BUILD, [(_build(__version__, platform.python_version()), 1)]),
+        Series.of(families.HAMI_BUILD, {label_text(families.HAMI_BUILD.labels, *hami): 1}),
+        Series.of(families.BUILD, {label_text(families.BUILD.labels, *own): 1}),
     ]

@@ -1,114 +1,43 @@
-"""The web configuration file: TLS, passwords and headers, as exporters of Prometheus read them.
+"""The web configuration file of Prometheus' exporters: certificate, key, client CA and users.
 
-The format is that of Prometheus' exporter-toolkit (``web.yml``). What this server cannot do is
-refused, never ignored: a file that asks for protection gets it, or an error that names the line.
+The format is that of the exporter-toolkit (``web.yml``). What this server does not do is refused,
+never ignored: a file that asks for protection gets it, or an error that names the field.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import re
-from difflib import get_close_matches
+import ssl
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from libhamiregion.durations import parse_duration
+from .log_lines import RepeatedEvents
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from libhamiregion.errors import PathLike
 
-_SIZE_LIMIT: Final = 1 << 20
+_log = logging.getLogger(__name__)
 
-# Go's name to OpenSSL's; those without one are always on in TLS 1.3, and only there.
-CIPHER_SUITES: Final[Mapping[str, str | None]] = {
-    "TLS_AES_128_GCM_SHA256": None,
-    "TLS_AES_256_GCM_SHA384": None,
-    "TLS_CHACHA20_POLY1305_SHA256": None,
-    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA": "ECDHE-ECDSA-AES128-SHA",
-    "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256": "ECDHE-ECDSA-AES128-GCM-SHA256",
-    "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA": "ECDHE-ECDSA-AES256-SHA",
-    "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384": "ECDHE-ECDSA-AES256-GCM-SHA384",
-    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-ECDSA-CHACHA20-POLY1305",
-    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA": "ECDHE-RSA-AES128-SHA",
-    "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256": "ECDHE-RSA-AES128-GCM-SHA256",
-    "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA": "ECDHE-RSA-AES256-SHA",
-    "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384": "ECDHE-RSA-AES256-GCM-SHA384",
-    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-RSA-CHACHA20-POLY1305",
+_SIZE_LIMIT: Final = 1 << 20
+_TLS_FIELDS: Final = ("cert_file", "key_file", "client_auth_type", "client_ca_file")
+_CLIENT_AUTH: Final[Mapping[str, ssl.VerifyMode]] = {
+    "NoClientCert": ssl.CERT_NONE,
+    "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
+    "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
-# Go's name to OpenSSL's.
-CURVES: Final[Mapping[str, str]] = {
-    "CurveP256": "prime256v1",
-    "CurveP384": "secp384r1",
-    "CurveP521": "secp521r1",
-    "X25519": "X25519",
-}
-_VERSIONS: Final = ("TLS12", "TLS13")
-_OLD_VERSIONS: Final = ("TLS10", "TLS11")
-NO_CLIENT_CERT: Final = "NoClientCert"
-VERIFY_IF_GIVEN: Final = "VerifyClientCertIfGiven"
-REQUIRE_AND_VERIFY: Final = "RequireAndVerifyClientCert"
-_CLIENT_AUTH: Final = (NO_CLIENT_CERT, VERIFY_IF_GIVEN, REQUIRE_AND_VERIFY)
-_UNVERIFIED_CLIENT_AUTH: Final = ("RequestClientCert", "RequireAnyClientCert", "RequireClientCert")
-# Header to the values that it may have; any where there are none.
-_HEADERS: Final[Mapping[str, tuple[str, ...]]] = {
-    "Content-Security-Policy": (),
-    "Strict-Transport-Security": (),
-    "X-Content-Type-Options": ("nosniff",),
-    "X-Frame-Options": ("deny", "sameorigin"),
-    "X-XSS-Protection": (),
-}
-_BCRYPT: Final = re.compile(r"\$2[abxy]\$(?:0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{53}\Z")
-_HEADER_VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?\Z")
+# With a cost of 17 a check takes several seconds.
+_BCRYPT: Final = re.compile(r"\$2[abxy]\$(?:0[4-9]|1[0-6])\$[./A-Za-z0-9]{53}\Z")
 
 
 class WebConfigError(ValueError):
-    """A web configuration that cannot be used; the message names the file, line and field."""
-
-
-@attrs.frozen
-class TlsSettings:
-    """How to speak TLS.
-
-    Attributes:
-        cert_file: The server's certificate and those between it and the root, PEM.
-        key_file: Its key, PEM.
-        cert: The same in place of a file.
-        key: The same in place of a file.
-        client_auth_type: One of three.
-        client_ca_file: Who may sign clients' certificates, PEM.
-        client_ca: The same in place of a file.
-        client_allowed_sans: A client's certificate has one of these names; empty asks for none.
-        min_version: ``TLS12`` or ``TLS13``.
-        max_version: The same.
-        cipher_suites: Of `CIPHER_SUITES`; empty leaves it to OpenSSL.
-        prefer_server_cipher_suites: Whether this server's order of ciphers counts.
-        curve: Of `CURVES`; None leaves it to OpenSSL.
-    """
-
-    cert_file: str | None = None
-    key_file: str | None = None
-    cert: str | None = None
-    key: str | None = attrs.field(default=None, repr=False)
-    client_auth_type: str = NO_CLIENT_CERT
-    client_ca_file: str | None = None
-    client_ca: str | None = None
-    client_allowed_sans: tuple[str, ...] = ()
-    min_version: str = "TLS12"
-    max_version: str = "TLS13"
-    cipher_suites: tuple[str, ...] = ()
-    prefer_server_cipher_suites: bool = True
-    curve: str | None = None
-
-
-@attrs.frozen
-class RateLimit:
-    """A token bucket: `burst` requests at once, then one per `interval_s`."""
-
-    interval_s: float
-    burst: int
+    """A web configuration that cannot be used; the message names the file and the field."""
 
 
 @attrs.frozen
@@ -116,292 +45,227 @@ class WebConfig:
     """A web configuration that has been checked.
 
     Attributes:
-        path: The file.
-        tls: None is plain HTTP.
         users: User to bcrypt hash; empty asks for no password.
-        headers: Added to every answer.
-        rate_limit: None is no limit.
+        tls: What connections are made with; None is plain HTTP.
+        files: The file and those that it names.
     """
 
-    path: str
-    tls: TlsSettings | None = None
     users: Mapping[str, str] = attrs.field(factory=dict, repr=False)
-    headers: Mapping[str, str] = attrs.field(factory=dict)
-    rate_limit: RateLimit | None = None
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """This file and those that it names: where any of them changes, so does the whole."""
-        if self.tls is None:
-            return (self.path,)
-        named = (self.tls.cert_file, self.tls.key_file, self.tls.client_ca_file)
-        return (self.path, *(file for file in named if file is not None))
+    tls: ssl.SSLContext | None = None
+    files: tuple[str, ...] = ()
 
 
 def load_web_config(path: PathLike) -> WebConfig:
-    """Read and check a web configuration; the files that it names are not opened.
+    """Read a web configuration, and the certificates that it names.
 
     Args:
         path: The YAML file. File names in it are relative to its directory.
 
     Raises:
         WebConfigError: It cannot be read, is no YAML, or asks for something unknown or impossible.
+        ModuleNotFoundError: It wants passwords, and bcrypt is not installed.
     """
+    name = str(Path(path).absolute())
+    root = _mapping(name, "the file", _parse(name))
+    _only(name, root, ("tls_server_config", "basic_auth_users"))
+    users = _mapping(name, "basic_auth_users", root.get("basic_auth_users"))
+    for user, hashed in users.items():
+        if not user or ":" in user:
+            raise WebConfigError(f"{name}: basic_auth_users: {user!r} can be no user's name")
+        # The message does not repeat the value: it might be a password.
+        if not isinstance(hashed, str) or not _BCRYPT.match(hashed):
+            raise WebConfigError(
+                f"{name}: basic_auth_users.{user}: no bcrypt hash of cost 4 to 16, such as"
+                " `htpasswd -nBC 10 USER` prints after the colon"
+            )
+    if users:
+        # Missing, it is missed when the program starts and not when somebody logs in.
+        import bcrypt  # noqa: F401
+    tls = _mapping(name, "tls_server_config", root.get("tls_server_config"))
+    _only(name, tls, _TLS_FIELDS)
+    for field, value in tls.items():
+        if not isinstance(value, str) or not value:
+            raise WebConfigError(f"{name}: tls_server_config.{field}: text is wanted")
+    files = {
+        field: str(Path(name).parent / value)
+        for field, value in tls.items()
+        if field.endswith("_file")
+    }
+    context = _server_context(name, tls, files) if tls else None
+    return WebConfig(users, context, (name, *files.values()))
+
+
+def _parse(name: str) -> Any:
     import yaml
 
-    name = str(Path(path).absolute())
+    class UniqueKeys(yaml.SafeLoader):
+        """A loader that takes no key twice."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            found = super().construct_mapping(node, deep)
+            if len(found) != len(node.value):
+                raise yaml.constructor.ConstructorError(
+                    None, None, "a key is there twice", node.start_mark
+                )
+            return found
+
+    content = _content(name)
     try:
-        with open(name, "rb") as file:  # noqa: PTH123
-            content = file.read(_SIZE_LIMIT + 1)
-    except OSError as error:
-        raise WebConfigError(f"{name}: {error.strerror}") from error
-    if len(content) > _SIZE_LIMIT:
-        raise WebConfigError(f"{name}: longer than {_SIZE_LIMIT} bytes")
-    try:
-        root = yaml.compose(content, yaml.SafeLoader)
+        return yaml.load(content, UniqueKeys)  # noqa: S506 (a SafeLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = "" if mark is None else f":{mark.line + 1}"
         raise WebConfigError(f"{name}{where}: no YAML: {error.problem}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise WebConfigError(f"{name}: no YAML: {error}") from error
-    return _Reader(name).read(root)
 
 
-class _Field:
-    """A value in the file, and where it stands."""
-
-    def __init__(self, file: str, name: str, node: Any) -> None:
-        self.file = file
-        self.name = name
-        self.node = node
-
-    @property
-    def is_null(self) -> bool:
-        return self.node is None or bool(self.node.tag == "tag:yaml.org,2002:null")
-
-    def wrong(self, why: str, node: Any = None) -> WebConfigError:
-        """An error at this field, or at a node inside it."""
-        line = (self.node if node is None else node).start_mark.line + 1
-        return WebConfigError(f"{self.file}:{line}: {self.name + ': ' if self.name else ''}{why}")
-
-    def mapping(self) -> dict[str, _Field]:
-        """The fields of a mapping; no key twice."""
-        if self.is_null:
-            return {}
-        if self.node.id != "mapping":
-            raise self.wrong(f"a mapping is wanted, not a {self.node.id}")
-        fields: dict[str, _Field] = {}
-        for key, value in self.node.value:
-            if key.tag != "tag:yaml.org,2002:str":
-                raise self.wrong(f"the name {key.value!r} is no text; quote it", key)
-            if key.value in fields:
-                raise self.wrong(f"{key.value!r} is there twice", key)
-            inner = f"{self.name}.{key.value}" if self.name else key.value
-            fields[key.value] = _Field(self.file, inner, value)
-        return fields
-
-    def text(self) -> str:
-        if self.node.tag != "tag:yaml.org,2002:str":
-            raise self.wrong("text is wanted; quote it if it is")
-        if not self.node.value:
-            raise self.wrong("is empty")
-        return str(self.node.value)
-
-    def flag(self) -> bool:
-        if self.node.tag != "tag:yaml.org,2002:bool":
-            raise self.wrong("true or false is wanted")
-        return str(self.node.value).lower() in ("true", "yes", "on")
-
-    def number(self) -> int:
-        if self.node.tag != "tag:yaml.org,2002:int" or not re.fullmatch(
-            "[0-9]{1,9}", self.node.value
-        ):
-            raise self.wrong("a whole number is wanted")
-        return int(self.node.value)
-
-    def texts(self) -> tuple[str, ...]:
-        if self.node.id != "sequence":
-            raise self.wrong("a list is wanted")
-        return tuple(_Field(self.file, self.name, item).text() for item in self.node.value)
-
-    def one_of(self, choices: tuple[str, ...]) -> str:
-        chosen = self.text()
-        if chosen not in choices:
-            raise self.wrong(f"{chosen!r} is none of {', '.join(choices)}")
-        return chosen
+def _content(name: str) -> bytes:
+    """What a regular file holds; one that is no file, such as a FIFO, would be waited for."""
+    try:
+        descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise WebConfigError(f"{name}: not a regular file")
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                content = file.read(_SIZE_LIMIT + 1)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise WebConfigError(f"{name}: {error.strerror}") from error
+    if len(content) > _SIZE_LIMIT:
+        raise WebConfigError(f"{name}: longer than {_SIZE_LIMIT} bytes")
+    return content
 
 
-class _Reader:
-    def __init__(self, path: str) -> None:
-        self.path = path
+def _mapping(name: str, field: str, value: Any) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise WebConfigError(f"{name}: {field}: a mapping of names is wanted")
+    return {key: inner for key, inner in value.items() if inner is not None}
 
-    def read(self, root: Any) -> WebConfig:
-        fields = self._known(
-            _Field(self.path, "", root),
-            ("tls_server_config", "http_server_config", "basic_auth_users", "rate_limit"),
+
+def _only(name: str, fields: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    for field in fields:
+        if field not in known:
+            raise WebConfigError(
+                f"{name}: {field!r} is not supported; there are {', '.join(known)}"
+            )
+
+
+def _server_context(name: str, tls: Mapping[str, str], files: Mapping[str, str]) -> ssl.SSLContext:
+    where = f"{name}: tls_server_config"
+    for field in ("cert_file", "key_file"):
+        if field not in files:
+            raise WebConfigError(f"{where}: {field} is missing")
+    asked = tls.get("client_auth_type", "NoClientCert")
+    if asked not in _CLIENT_AUTH:
+        raise WebConfigError(
+            f"{where}.client_auth_type: {asked!r} is none of {', '.join(_CLIENT_AUTH)}"
         )
-        tls, headers, users, rate_limit = None, {}, {}, None
-        if (field := fields.get("tls_server_config")) is not None:
-            tls = self._tls(field)
-        if (field := fields.get("http_server_config")) is not None:
-            headers = self._http(field)
-        if (field := fields.get("basic_auth_users")) is not None:
-            users = self._users(field)
-        if (field := fields.get("rate_limit")) is not None:
-            rate_limit = self._rate_limit(field)
-        return WebConfig(self.path, tls, users, headers, rate_limit)
+    if (asked != "NoClientCert") != ("client_ca_file" in files):
+        raise WebConfigError(
+            f"{where}: client_ca_file and a client_auth_type that verifies need each other"
+        )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # A client can ask for renegotiations without end, each of which costs the server more.
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    for file in files.values():
+        _content(file)
+    try:
+        # Without a password of ours, OpenSSL would ask for one on the terminal.
+        context.load_cert_chain(files["cert_file"], files["key_file"], password="")
+    except (OSError, ValueError) as error:
+        shown = f"certificate {files['cert_file']} with key {files['key_file']}"
+        raise WebConfigError(f"{shown}: {_reason(error)}") from error
+    if "client_ca_file" in files:
+        context.verify_mode = _CLIENT_AUTH[asked]
+        try:
+            context.load_verify_locations(cafile=files["client_ca_file"])
+        except (OSError, ValueError) as error:
+            raise WebConfigError(
+                f"{files['client_ca_file']}: no certificates in it: {_reason(error)}"
+            ) from error
+    return context
+
+
+def _reason(error: Exception) -> str:
+    reason = getattr(error, "reason", None)
+    return reason.lower().replace("_", " ") if reason else str(error)
+
+
+class LiveWebConfig:
+    """The web configuration as it is now.
+
+    A change that cannot be used is logged, what held before goes on holding, and the files are read
+    again at the next look: certificates and keys are often replaced one after the other. No change
+    takes away TLS or all passwords: a file that is just being written looks like that.
+
+    Args:
+        path: The file; None is plain HTTP for everybody.
+
+    Attributes:
+        config: What holds.
+
+    Raises:
+        WebConfigError: The configuration cannot be used.
+        ModuleNotFoundError: It wants passwords, and bcrypt is not installed.
+    """
+
+    def __init__(self, path: PathLike | None) -> None:
+        self._path = path
+        self._failures = RepeatedEvents(_log)
+        self._stamps: tuple[object, ...] = ()
+        self.config = WebConfig()
+        if path is not None:
+            self._load(path)
+
+    def refresh(self) -> None:
+        """Look at the files, and take over what has changed."""
+        if self._path is None or self._now_stamps(self.config.files) == self._stamps:
+            return
+        try:
+            self._load(self._path)
+        except (WebConfigError, ImportError) as error:
+            self._failures.failed("web configuration", f"it stays as it was: {error}")
+        else:
+            self._failures.recovered("web configuration")
+            _log.info("the web configuration has changed and was read again")
+
+    def _load(self, path: PathLike) -> None:
+        files = load_web_config(path).files
+        # Before reading what counts: a change in between is seen at the next look.
+        stamps = self._now_stamps(files)
+        config = load_web_config(path)
+        if self.config.tls is not None and config.tls is None:
+            raise WebConfigError(f"{path}: no TLS any more; restart to serve without")
+        if self.config.users and not config.users:
+            raise WebConfigError(f"{path}: no users any more; restart to serve without passwords")
+        self.config, self._stamps = config, stamps
 
     @staticmethod
-    def _known(field: _Field, names: tuple[str, ...]) -> dict[str, _Field]:
-        """The fields that say something; one without a value is as good as not there."""
-        fields = field.mapping()
-        for name, inner in fields.items():
-            if name not in names:
-                near = get_close_matches(name, names, 1)
-                hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(names)}"
-                raise inner.wrong(f"no such field; {hint}")
-        return {name: inner for name, inner in fields.items() if not inner.is_null}
+    def _now_stamps(files: tuple[str, ...]) -> tuple[object, ...]:
+        return tuple(_stamp(file) for file in files)
 
-    def _tls(self, field: _Field) -> TlsSettings | None:
-        names = [attribute.name for attribute in attrs.fields(TlsSettings)]
-        names[names.index("curve")] = "curve_preferences"
-        fields = self._known(field, tuple(names))
-        if not fields:
-            return None
-        given: dict[str, Any] = {}
-        for name in ("cert", "key", "client_ca"):
-            if name in fields and f"{name}_file" in fields:
-                raise fields[name].wrong(f"{name} and {name}_file exclude each other")
-            if name in fields:
-                given[name] = fields[name].text()
-            elif f"{name}_file" in fields:
-                file = fields[f"{name}_file"].text()
-                given[f"{name}_file"] = str(Path(self.path).parent / file)
-        for name in ("cert", "key"):
-            if name not in given and f"{name}_file" not in given:
-                raise field.wrong(f"neither {name}_file nor {name} is given")
-        if "client_auth_type" in fields:
-            given["client_auth_type"] = self._client_auth(fields["client_auth_type"])
-        for name in ("min_version", "max_version"):
-            if name in fields:
-                given[name] = self._version(fields[name])
-        if "client_allowed_sans" in fields:
-            given["client_allowed_sans"] = fields["client_allowed_sans"].texts()
-        if "cipher_suites" in fields:
-            suites = fields["cipher_suites"]
-            for suite in suites.texts():
-                if suite not in CIPHER_SUITES:
-                    raise suites.wrong(f"{suite!r} is none of {', '.join(CIPHER_SUITES)}")
-            given["cipher_suites"] = suites.texts()
-        if "prefer_server_cipher_suites" in fields:
-            prefer = fields["prefer_server_cipher_suites"].flag()
-            given["prefer_server_cipher_suites"] = prefer
-        if "curve_preferences" in fields:
-            given["curve"] = self._curve(fields["curve_preferences"])
-        settings = TlsSettings(**given)
-        self._check_together(field, settings)
-        return settings
 
-    @staticmethod
-    def _client_auth(field: _Field) -> str:
-        if field.text() in _UNVERIFIED_CLIENT_AUTH:
-            raise field.wrong(
-                f"{field.text()} takes any certificate, which protects nothing, and is not"
-                f" supported; use {REQUIRE_AND_VERIFY} or {VERIFY_IF_GIVEN}"
-            )
-        return field.one_of(_CLIENT_AUTH)
+def _stamp(file: str) -> tuple[int, int, int] | None:
+    try:
+        status = os.stat(file)  # noqa: PTH116 (some thousand times a day)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
-    @staticmethod
-    def _version(field: _Field) -> str:
-        if field.text() in _OLD_VERSIONS:
-            raise field.wrong(f"{field.text()} is broken and not supported; use TLS12 or TLS13")
-        return field.one_of(_VERSIONS)
 
-    @staticmethod
-    def _curve(field: _Field) -> str | None:
-        curves = field.texts()
-        for curve in curves:
-            if curve not in CURVES:
-                raise field.wrong(f"{curve!r} is none of {', '.join(CURVES)}")
-        if len(curves) > 1:
-            raise field.wrong("more than one curve is not supported; name one, or none")
-        return curves[0] if curves else None
+class ReloadingContext(ssl.SSLContext):
+    """A server's context whose connections are made with what the web configuration has now."""
 
-    @staticmethod
-    def _check_together(field: _Field, settings: TlsSettings) -> None:
-        has_ca = settings.client_ca is not None or settings.client_ca_file is not None
-        asks = settings.client_auth_type != NO_CLIENT_CERT
-        if has_ca and not asks:
-            raise field.wrong(
-                f"a client_ca is given, but client_auth_type asks for no certificate;"
-                f" set it to {REQUIRE_AND_VERIFY}"
-            )
-        if asks and not has_ca:
-            raise field.wrong(f"{settings.client_auth_type} needs client_ca_file or client_ca")
-        if settings.client_allowed_sans and settings.client_auth_type != REQUIRE_AND_VERIFY:
-            raise field.wrong(f"client_allowed_sans needs client_auth_type {REQUIRE_AND_VERIFY}")
-        if settings.min_version > settings.max_version:
-            raise field.wrong(
-                f"min_version {settings.min_version} is above max_version {settings.max_version}"
-            )
-        usable = any(CIPHER_SUITES[suite] for suite in settings.cipher_suites)
-        if settings.cipher_suites and not usable and settings.max_version == "TLS12":
-            raise field.wrong("none of cipher_suites works with TLS12")
+    live: LiveWebConfig
 
-    def _http(self, field: _Field) -> dict[str, str]:
-        fields = self._known(field, ("http2", "headers"))
-        if "http2" in fields and fields["http2"].flag():
-            raise fields["http2"].wrong(
-                "HTTP/2 is not supported; leave the field out, or set it to false"
-            )
-        if "headers" not in fields:
-            return {}
-        headers = {}
-        for name, inner in self._known(fields["headers"], tuple(_HEADERS)).items():
-            # A blank value unsets the header.
-            if inner.node.value == "":
-                continue
-            choices = _HEADERS[name]
-            value = inner.one_of(choices) if choices else self._header_value(inner)
-            headers[name] = value
-        return headers
-
-    @staticmethod
-    def _header_value(field: _Field) -> str:
-        # 0 is what some want of X-XSS-Protection, and no text for YAML.
-        if field.node.id == "scalar" and _HEADER_VALUE.match(field.node.value):
-            return str(field.node.value)
-        raise field.wrong("a header is one line of plain ASCII")
-
-    @staticmethod
-    def _users(field: _Field) -> dict[str, str]:
-        users = {}
-        for name, inner in field.mapping().items():
-            if not name or ":" in name:
-                raise inner.wrong("no user can have this name: basic authentication ends it at ':'")
-            # The message does not repeat the value: it might be a password.
-            if inner.is_null or not _BCRYPT.match(inner.text()):
-                raise inner.wrong(
-                    "no bcrypt hash such as `htpasswd -nBC 10 USER` prints after the colon"
-                )
-            users[name] = inner.text()
-        return users
-
-    def _rate_limit(self, field: _Field) -> RateLimit | None:
-        fields = self._known(field, ("interval", "burst"))
-        interval_s = 0.0
-        if "interval" in fields:
-            inner = fields["interval"]
-            # 0 is a number for YAML and a length of time for whoever writes it.
-            text = "0" if inner.node.value == "0" else inner.text()
-            try:
-                interval_s = parse_duration(text)
-            except ValueError as error:
-                raise inner.wrong(str(error)) from None
-        burst = fields["burst"].number() if "burst" in fields else 0
-        if interval_s == 0.0:
-            return None
-        if burst < 1:
-            raise field.wrong("a burst under 1 would refuse every request")
-        return RateLimit(interval_s, burst)
+    def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
+        """Begin one connection; see `ssl.SSLContext`."""
+        current = self.live.config.tls
+        if current is None:
+            raise ssl.SSLError("no TLS")
+        return current.wrap_bio(*args, **kwargs)

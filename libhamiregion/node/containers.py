@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from libhamiregion.region import Region
 
     from .cgroups import ContainerId
+    from .names import NameResolver, PodName
 
 
 class MissingReason(enum.Enum):
@@ -49,7 +50,7 @@ class MissingRegion:
 
     Attributes:
         reason: The kind of reason.
-        message: The same as a sentence; it can hold the file's name, escaped.
+        message: The reason as a sentence; it can hold the file's name, escaped.
     """
 
     reason: MissingReason
@@ -62,9 +63,11 @@ class Container:
 
     Attributes:
         pod_uid: UID of its pod; None where neither its directory nor its cgroup tells.
-        name: The container's name, from its directory: raw text; None outside the roots.
         directory: Its directory on the host; None for a region outside the roots.
-        region_path: The region's file; None if there is none.
+        region_path: The region's file; None if there is none. For a region outside the roots a
+            link of ``/proc/<pid>/map_files``.
+        path_in_namespace: For a region outside the roots the file as its processes see it, raw and
+            hostile: to be shown, never to be opened. Else None.
         region: The region, read-only, kept open by the `Node`, which also closes it; None if
             there is none that can be read.
         missing: Why there is none; None if there is.
@@ -75,15 +78,45 @@ class Container:
             of the /proc that was read; else empty.
     """
 
-    pod_uid: str | None
-    name: str | None
-    directory: str | None
+    pod_uid: str | None = None
+    directory_name: str | None = None
+    directory: str | None = None
     region_path: str | None = None
+    path_in_namespace: str | None = None
     region: Region | None = None
     missing: MissingRegion | None = None
     other_files: tuple[str, ...] = ()
     container_id: ContainerId | None = None
     pids: tuple[int, ...] = ()
+    _names: NameResolver | None = attrs.field(default=None, repr=False)
+
+    @property
+    def pod_name(self) -> PodName | None:
+        """The names of its pod; None if no resolver knows them. Resolvers keep what they know."""
+        if self._names is None:
+            return None
+        id_ = None if self.container_id is None else self.container_id.id
+        return self._names.resolve(self.pod_uid, self.directory_name, id_)
+
+    @property
+    def namespace(self) -> str | None:
+        """The namespace of its pod; None if that is not known."""
+        name = self.pod_name
+        return None if name is None else name.namespace
+
+    @property
+    def pod(self) -> str | None:
+        """The name of its pod; None if that is not known."""
+        name = self.pod_name
+        return None if name is None else name.pod
+
+    @property
+    def name(self) -> str | None:
+        """The container's name, raw text of its directory, or what the resolvers say."""
+        if self.directory_name is not None:
+            return self.directory_name
+        name = self.pod_name
+        return None if name is None else name.container
 
 
 def split_name(directory_name: str) -> tuple[str, str] | None:

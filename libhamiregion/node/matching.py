@@ -8,11 +8,36 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import attrs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from .host_process import HostProcess
+    from .cgroups import ContainerId
 
-State: TypeAlias = Literal["alive", "dead", "unknown"]
+SlotState: TypeAlias = Literal["alive", "dead", "unknown"]
+
+
+@attrs.frozen
+class HostProcess:
+    """A process as /proc shows it. Together, `pid` and `start_time_ticks` are its identity.
+
+    Attributes:
+        pid: Its pid in the namespace of the /proc that was read; the host's, on the host.
+        start_time_ticks: When it started, clock ticks after boot (field 22 of ``stat``).
+        ns_pids: Its pids from that namespace to its own, the innermost one; the last is what
+            stands in its slot.
+        uid: Its effective user.
+        user: That user's name in the passwd file, else the number.
+        command: Command line, raw and hostile, 4,096 characters at most; ``[name]`` where there is
+            none. Use `libhamiregion.text.printable` before showing it.
+        container: The container that its cgroup names, if any.
+    """
+
+    pid: int
+    start_time_ticks: int
+    ns_pids: tuple[int, ...]
+    uid: int
+    user: str
+    command: str
+    container: ContainerId | None
 
 
 @attrs.frozen
@@ -28,7 +53,7 @@ class SlotMatch:
     """
 
     pid: int
-    state: State
+    state: SlotState
     process: HostProcess | None
 
 
@@ -37,21 +62,36 @@ class RegionProcesses:
     """The processes of a region.
 
     Attributes:
-        slots: One entry per process of the snapshot, in the same order.
+        pids: The pids of the slots that were asked about, in their order.
+        alive: Pid in a slot to the process that it is.
+        dead: Pids in slots whose process is proved dead.
         unlisted: Processes that map the region for writing as its users do, and have no slot: what
             they allocate is counted by nobody. A child of fork() is one until it uses CUDA itself.
         onlookers: Processes that map it and are none of its users: they only read, belong to
             another pod or stand outside the container's pid namespace (monitors, this library).
     """
 
-    slots: tuple[SlotMatch, ...]
+    pids: Sequence[int]
+    alive: Mapping[int, HostProcess]
+    dead: frozenset[int]
     unlisted: tuple[HostProcess, ...]
     onlookers: tuple[HostProcess, ...]
+
+    def state(self, pid: int) -> SlotState:
+        """Whether the process of a slot with this pid is alive, dead or unknown."""
+        if pid in self.alive:
+            return "alive"
+        return "dead" if pid in self.dead else "unknown"
+
+    @property
+    def slots(self) -> tuple[SlotMatch, ...]:
+        """One entry per pid of `pids`, in their order."""
+        return tuple(SlotMatch(pid, self.state(pid), self.alive.get(pid)) for pid in self.pids)
 
     @property
     def host_pids(self) -> dict[int, int]:
         """Pid in the slot -> pid in /proc, of those that are alive."""
-        return {slot.pid: slot.process.pid for slot in self.slots if slot.process is not None}
+        return {pid: process.pid for pid, process in self.alive.items()}
 
 
 @attrs.frozen
@@ -81,16 +121,12 @@ def match_slots(
     sees_host: bool,
     dead: Callable[[Sequence[int]], frozenset[int]],
 ) -> RegionProcesses:
-    """Match slots with mappers, in time linear in both.
-
-    A slot's process has the slot's pid in its innermost namespace. What a hostile container writes
-    into its slots makes no process elsewhere map its file, but it can name the pids of monitors,
-    which do. So users are told from bystanders first; what is still ambiguous is unknown.
+    """Find the process of each slot among those that map the region.
 
     Args:
-        pids: Those of the slots.
-        mappers: The processes that map the region.
-        sees_host: They were read from the /proc of the first pid namespace.
+        pids: The pids in the slots.
+        mappers: The processes that map the region's file.
+        sees_host: Whether the pids of the mappers begin with those of the first pid namespace.
         dead: Tells which of the pids without a process are of dead ones, and is called at most
             once. That a mapper was not matched proves nothing.
     """
@@ -111,26 +147,21 @@ def match_slots(
             if mapper.pid in named:
                 candidates[mapper.pid].append(mapper)
 
-    found: dict[int, Mapper] = {}
+    found: dict[int, HostProcess] = {}
     home = _majority(each.namespace for same in candidates.values() for each in same)
     for pid, same in candidates.items():
         at_home = [each for each in same if each.namespace == home] if len(same) > 1 else same
         if len(at_home) == 1:
-            found[pid] = at_home[0]
+            found[pid] = at_home[0].process
 
-    lost = [pid for pid in pids if pid not in found]
-    proved = dead(lost) if lost else frozenset()
-
-    def match(pid: int) -> SlotMatch:
-        if pid in found:
-            return SlotMatch(pid, "alive", found[pid].process)
-        return SlotMatch(pid, "dead" if pid in proved else "unknown", None)
-
-    matched = {each.process.pid for each in found.values()}
+    lost = [pid for pid in named if pid not in found]
+    matched = {process.pid for process in found.values()}
     # Of several that could be one slot's process it is not known which has none.
     ambiguous = candidates.keys() - found.keys()
     return RegionProcesses(
-        slots=tuple(map(match, pids)),
+        pids=pids,
+        alive=found,
+        dead=dead(lost) if lost else frozenset(),
         unlisted=_processes(
             each for each in inside if each.process.pid not in matched and each.pid not in ambiguous
         ),

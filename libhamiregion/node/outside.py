@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import attrs
 
-from libhamiregion.errors import RegionError
-from libhamiregion.place_watch import is_readable
+from libhamiregion.errors import RegionError, RegionStale
+from libhamiregion.layouts import LAYOUTS
+from libhamiregion.region import open_region
 
-from .containers import Container, missing_for
+from . import procfs
+from .change_detector import is_readable
+from .containers import Container, MissingReason, MissingRegion, missing_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,25 +24,175 @@ if TYPE_CHECKING:
     from libhamiregion.region import Region
 
     from .cgroups import ContainerId
-    from .mapped import MappedRegion
-    from .processes import ProcessTable
+    from .matching import HostProcess
+    from .names import NameResolver
+    from .processes import FileIdentity, ProcessTable
+    from .procfs import Mapping
 
 # A process can map any number of files that look like regions.
 _LIMIT = 4_096
 _LIMIT_PER_CONTAINER = 16
+_LINKS_LIMIT = 8
+_REGION_SUFFIX = ".cache"
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_MAPPED_LENGTHS = frozenset(-(-layout.size_bytes // _PAGE) * _PAGE for layout in LAYOUTS)
+# The kernel serves these itself: nothing on them waits for a process. The core has the same list,
+# for the mount of the file that it opens.
+_LOCAL_TYPES = frozenset({"ext4", "xfs", "btrfs", "tmpfs", "overlay"})
+_NO_CAPABILITY = (
+    "following /proc/<pid>/map_files needs CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE, the only way to"
+    " open a region outside HAMi's directories"
+)
 
-#: A file as maps prints it: device and inode.
-Identity = tuple[int, int]
-#: A container as it was and as it is; None where there is none.
-Change = tuple[Container | None, Container | None]
+
+@attrs.frozen
+class MappedRegion:
+    """A file that processes map for writing and that looks like a region, wherever it is.
+
+    Attributes:
+        device: The file system's device number as maps prints it.
+        inode: The file's inode number as maps prints it.
+        path_in_namespace: The file as the first of `pids` sees it, raw and hostile. Never walked.
+        deleted: Whether that name is gone.
+        pids: The processes that map it, pids of the /proc that was read. Those that map the fewest
+            regions come first: a user maps one, a monitor all of them.
+        exclusive: Whether the first of `pids` maps no other region.
+        links: Links of ``map_files`` that lead to the file itself, of the first of `pids`.
+        payer: The container, or else the process, whose share of a limit it takes.
+    """
+
+    device: int
+    inode: int
+    path_in_namespace: str
+    deleted: bool
+    pids: tuple[int, ...]
+    exclusive: bool
+    links: tuple[str, ...]
+    payer: str
+
+    @property
+    def name(self) -> str:
+        """The last part of its path."""
+        return self.path_in_namespace.rpartition("/")[2]
+
+
+def looks_like_a_region(mapping: Mapping) -> bool:
+    """Whether a process maps a file as a region is mapped."""
+    return mapping.writable and (
+        mapping.path.endswith(_REGION_SUFFIX) or mapping.length_bytes in _MAPPED_LENGTHS
+    )
+
+
+def mapped_regions(
+    table: ProcessTable, *, without: AbstractSet[FileIdentity] = frozenset()
+) -> Iterator[MappedRegion]:
+    """Every file mapped by other processes for writing that looks like a region.
+
+    That is one called ``*.cache``, or one mapped in the exact length of a layout. Nothing below a
+    container's directories is looked at: only /proc is.
+
+    Args:
+        table: The processes.
+        without: Files to leave out, each as `ProcessTable.identity` gives it.
+    """
+    counts: Counter[int] = Counter()
+    users: dict[FileIdentity, list[tuple[HostProcess, Mapping]]] = {}
+    for identity in table.mapped_files():
+        for process, mapping in table.mappings(identity):
+            if looks_like_a_region(mapping):
+                counts[process.pid] += 1
+                if process.pid != table.visibility.own_pid and identity not in without:
+                    users.setdefault(identity, []).append((process, mapping))
+    for identity, found in users.items():
+        found.sort(key=lambda each: (counts[each[0].pid], each[0].pid))
+        process, mapping = found[0]
+        yield MappedRegion(
+            *identity,
+            path_in_namespace=mapping.path,
+            deleted=mapping.deleted,
+            pids=tuple(process.pid for process, _ in found),
+            exclusive=counts[process.pid] == 1,
+            links=tuple(
+                f"{table.proc}/{process.pid}/map_files/{mapping.start:x}-{mapping.end:x}"
+                for process, mapping in found[:_LINKS_LIMIT]
+            ),
+            payer=f"process {process.pid}" if process.container is None else process.container.id,
+        )
+
+
+def resolve(mapped: MappedRegion) -> MappedRegion:
+    """Find out what a mapped file is called now.
+
+    A rename or deletion shows in no figure of a process, so maps may have been read before it.
+    """
+    with contextlib.suppress(OSError):
+        path, deleted = procfs.split_deleted(os.readlink(mapped.links[0]))  # noqa: PTH115
+        return attrs.evolve(mapped, path_in_namespace=path, deleted=deleted)
+    return mapped
+
+
+def open_mapped(table: ProcessTable, mapped: MappedRegion, *, writable: bool = False) -> Region:
+    """Open a mapped region through ``/proc/<pid>/map_files``.
+
+    No directory of a container is walked. The device that maps shows must be one of the host's own
+    mounts, of a type that cannot hang; so must the mount of the file that the link leads to (the
+    core checks it before it looks at the file). What was opened is mapped, and this process's own
+    maps must show the device and inode of `mapped`: that holds on btrfs and overlay too, whose
+    `stat` gives other numbers than maps.
+
+    Raises:
+        RegionStale: The name is gone, or no process maps the file any more.
+        RegionError, OSError: As `open_region`; PermissionError where the capability is missing.
+    """
+    if mapped.deleted or not mapped.links:
+        raise _stale(mapped)
+    if mapped.device not in local_devices(table.proc):
+        raise OSError(
+            f"{mapped.path_in_namespace!r} is on a file system that the host has not mounted, or"
+            " of a type that can hang; it is not opened"
+        )
+    refusal: RegionError | OSError | None = None
+    for link in mapped.links:
+        try:
+            region = open_region(link, writable=writable)
+        except FileNotFoundError:
+            continue
+        except PermissionError as error:
+            refusal = refusal or PermissionError(error.errno, _NO_CAPABILITY, link)
+            continue
+        if table.identity(region) == (mapped.device, mapped.inode):
+            return region
+        region.close()
+    raise refusal or _stale(mapped)
+
+
+def local_devices(proc: str) -> frozenset[int]:
+    """Devices of the host's mounts of those types on which no operation can hang."""
+    found = set()
+    with (
+        contextlib.suppress(FileNotFoundError, PermissionError),
+        open(f"{proc}/1/mountinfo", "rb") as file,  # noqa: PTH123
+    ):
+        for line in file:
+            fields, _, source = line.partition(b" - ")
+            if source.split(b" ", 1)[0].decode("ascii", "replace") in _LOCAL_TYPES:
+                major, _, minor = fields.split(b" ", 3)[2].partition(b":")
+                found.add(os.makedev(int(major), int(minor)))
+    return frozenset(found)
+
+
+def _stale(mapped: MappedRegion) -> RegionStale:
+    return RegionStale(
+        f"{mapped.path_in_namespace!r} of process {mapped.pids[0]} is mapped, but its name leads to"
+        " it no more; it was deleted or replaced",
+        path=mapped.path_in_namespace,
+    )
 
 
 @attrs.frozen
 class _Outside:
     mapped: MappedRegion
     container: Container
-    # Whose share of the limit it takes.
-    payer: str
 
 
 class OutsideRegions:
@@ -50,134 +204,120 @@ class OutsideRegions:
     Threads: its user lets only one in at a time.
     """
 
-    def __init__(self, table: ProcessTable) -> None:
+    def __init__(self, table: ProcessTable, names: NameResolver) -> None:
         self._table = table
-        self._found: dict[Identity, _Outside] = {}
+        self._names = names
+        self._found: dict[FileIdentity, _Outside] = {}
 
     @property
     def containers(self) -> list[Container]:
         """One for each, in the order in which they were found."""
         return [outside.container for outside in self._found.values()]
 
-    def has_news(self, inside: AbstractSet[Identity]) -> bool:
-        """Whether the table knows mapped files that are neither inside a root nor known."""
-        known = inside | self._found.keys()
-        return next(self._table.mapped_files(without=known), None) is not None
-
-    def scan(
-        self, inside: AbstractSet[Identity], files: AbstractSet[tuple[int, int]]
-    ) -> Iterator[Change]:
-        """Bring it up to date with the table; yield what has changed.
+    def scan(self, inside: AbstractSet[FileIdentity], files: AbstractSet[tuple[int, str]]) -> None:
+        """Bring it up to date with the table.
 
         Args:
             inside: The open regions of the roots.
-            files: All files of the roots that may be regions, device and inode as `os.stat` gives
-                them: an older one, or one that cannot be opened, is not outside either.
+            files: All files of the roots that may be regions, by inode and name: an older one, or
+                one that cannot be opened, is not outside either.
         """
-        table = self._table
         good = {
             identity
             for identity, outside in self._found.items()
             if outside.container.region is not None and is_readable(outside.container.region)
         }
-        mapped = {each.identity: each for each in table.mapped_files(without=inside | good)}
+        mapped = {
+            (each.device, each.inode): each
+            for each in mapped_regions(self._table, without=inside | good)
+        }
         for identity in list(self._found):
             if identity in inside or not (identity in mapped or self._is_mapped(identity)):
-                yield self._found.pop(identity).container, None
+                del self._found[identity]
         tried = Counter(
-            outside.payer for identity, outside in self._found.items() if identity not in mapped
+            outside.mapped.payer
+            for identity, outside in self._found.items()
+            if identity not in mapped
         )
-        for identity, file in mapped.items():
-            tried[file.payer] += 1
+        for identity, each in mapped.items():
+            tried[each.payer] += 1
             known = self._found.get(identity)
             before = None if known is None else known.container
             if before is None and (
-                tried[file.payer] > _LIMIT_PER_CONTAINER or len(self._found) >= _LIMIT
+                tried[each.payer] > _LIMIT_PER_CONTAINER or len(self._found) >= _LIMIT
             ):
                 continue
-            each = table.resolve(file)
+            each = resolve(each)  # noqa: PLW2901
             # Monitors map for a while what its container has left behind.
             left_over = each.deleted and not each.exclusive
+            is_inside = not each.deleted and (each.inode, each.name) in files
             is_read = before is not None and before.region is not None
-            if not is_read and (left_over or self._is_inside(each, files)):
-                if before is not None:
-                    yield self._found.pop(identity).container, None
+            if not is_read and (left_over or is_inside):
+                self._found.pop(identity, None)
                 continue
             container = self._look_at(each)
             if before is not None and before.region is None and before.missing == container.missing:
                 container = before
-            self._found[identity] = _Outside(each, container, file.payer)
-            if container is not before:
-                yield before, container
+            self._found[identity] = _Outside(each, container)
 
     def open(self, container: Container) -> Region | None:
         """Open one for writing, through any process that maps it now; None if it is none of them.
 
         Raises:
-            RegionStale: Its name is gone, or is another file's now.
+            RegionStale: No process maps it any more.
             RegionError, OSError: As `open_region`.
         """
-        for (device, inode), outside in self._found.items():
+        for identity, outside in self._found.items():
             if outside.container is container:
-                pids = tuple(
-                    process.pid
-                    for process in self._table.mappers(device, inode, writable=True)
-                    if process.pid not in outside.mapped.pids
+                now = [
+                    each
+                    for each in mapped_regions(self._table)
+                    if (each.device, each.inode) == identity
+                ]
+                return open_mapped(
+                    self._table, resolve((now or [outside.mapped])[0]), writable=True
                 )
-                mapped = attrs.evolve(outside.mapped, pids=outside.mapped.pids + pids)
-                return self._table.open_mapped(mapped, writable=True)
         return None
 
     def clear(self) -> None:
         """Forget all; their regions are the caller's to close."""
         self._found.clear()
 
-    def _is_mapped(self, identity: Identity) -> bool:
-        own = self._table.own_pid
+    def _is_mapped(self, identity: FileIdentity) -> bool:
+        own = self._table.visibility.own_pid
         mappers = self._table.mappers(*identity, writable=True)
         return any(process.pid != own for process in mappers)
-
-    def _is_inside(self, mapped: MappedRegion, files: AbstractSet[tuple[int, int]]) -> bool:
-        if mapped.deleted:
-            return False
-        for pid in mapped.pids:
-            path = f"{self._table.proc}/{pid}/root{mapped.path_in_namespace}"
-            try:
-                status = os.lstat(path)
-            except OSError:
-                continue
-            # The inode number is the same in maps, where the device's may not be.
-            return status.st_ino == mapped.inode and (status.st_dev, status.st_ino) in files
-        return False
 
     def _look_at(self, mapped: MappedRegion) -> Container:
         region: Region | None = None
         missing = None
         try:
-            region = self._table.open_mapped(mapped)
+            region = open_mapped(self._table, mapped)
+        except PermissionError as error:
+            missing = MissingRegion(MissingReason.NO_PERMISSION, str(error))
         except (RegionError, OSError) as error:
             missing = missing_for(error)
         container_id = self._container_id(mapped, region)
         return Container(
             pod_uid=None if container_id is None else container_id.pod_uid,
-            name=None,
-            directory=None,
+            container_id=container_id,
             region_path=None if region is None else region.path,
+            path_in_namespace=mapped.path_in_namespace,
             region=region,
             missing=missing,
-            container_id=container_id,
             pids=mapped.pids,
+            names=self._names,
         )
 
     def _container_id(self, mapped: MappedRegion, region: Region | None) -> ContainerId | None:
-        """Of the processes that are proved to have the slots; else of who maps nothing else."""
+        """That of the processes proved to have the slots, else of the first process that maps it."""
         table = self._table
         if region is not None:
             try:
-                slots = table.match(region, region.snapshot()).slots
+                found = table.match(region, region.snapshot()).alive
             except RegionError:
-                slots = ()
-            owners = Counter(slot.process.container for slot in slots if slot.process is not None)
+                found = {}
+            owners = Counter(process.container for process in found.values())
             if owners:
                 return owners.most_common(1)[0][0]
         process = table.get(mapped.pids[0])

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 import weakref
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,36 +15,86 @@ import attrs
 
 from libhamiregion.errors import RegionClosed, RegionStale
 from libhamiregion.layouts import LAYOUTS
-from libhamiregion.region import open_region
 from libhamiregion.slot import attached_slots
 
 from . import procfs
 from .cgroups import parse_cgroup
-from .host_process import HostProcess, RegionMapping
 from .liveness import Liveness
-from .mapped import MappedFile, MappedRegion, is_plain, looks_like_a_region, path_now
-from .matching import Mapper, RegionProcesses, match_slots
-from .process_view import Entry, View, view_of
+from .matching import HostProcess, Mapper, RegionProcesses, match_slots
 from .procfs import Gone, Mapping, Refused
-from .users import UserNames
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from libhamiregion.errors import PathLike
     from libhamiregion.models import RegionSnapshot
     from libhamiregion.region import Region
 
+#: A file as maps prints it: device and inode. `os.stat` can give another device number.
+FileIdentity = tuple[int, int]
+
 _SMALLEST_REGION = min(layout.size_bytes for layout in LAYOUTS)
-# A monitor maps one file per container. What is kept of all processes together is bounded too: who
-# maps many is refused where thousands of processes do.
+# A monitor maps one file per container. What is kept of all processes together is bounded too: a
+# process with many files is refused where thousands of processes have many.
 _FILES_LIMIT = 4_096
 _FILES_LIMIT_IF_MANY = 64
 _MANY_FILES = 100_000
-# A process can have so many mappings that looking at it takes half a second, and stay busy, so that
-# it has to be looked at each time. Looks at such ones share this time, in each refresh.
-_DEAR_LOOK_S = 0.02
-_DEAR_LOOKS_S = 0.25
+# Reading the maps of a busy CUDA program takes a millisecond, and a program can have so many
+# mappings that it takes half a second. All processes that were seen before share this time.
+_SECOND_LOOKS_S = 0.05
+# The inode number that the kernel gives to the first pid namespace, always.
+INITIAL_PID_NAMESPACE = "pid:[4026531836]"
+
+
+@attrs.frozen
+class ProcVisibility:
+    """How much of the node a /proc shows.
+
+    Attributes:
+        sees_host: It is that of the first pid namespace: its pids are those that the driver and a
+            slot's ``hostpid`` mean.
+        sees_all_pids: Every process of the node is in it, with its pids and command line. The maps
+            of some may still be refused.
+        unreadable: Pids whose maps may not be read, or are too long; sorted, without the host's
+            own init.
+        own_pid: This process's pid in it; 0 where it is not shown.
+        is_own_namespace: Whether its pids are those of this process's own pid namespace.
+    """
+
+    sees_host: bool = False
+    sees_all_pids: bool = False
+    unreadable: tuple[int, ...] = ()
+    own_pid: int = 0
+    is_own_namespace: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every process of the node is shown and can be read."""
+        return self.sees_all_pids and not self.unreadable
+
+
+@attrs.frozen
+class Entry:
+    """What is kept of a process between refreshes; `process` is None for kernel threads."""
+
+    activity: procfs.Activity
+    process: HostProcess | None = None
+    mappings: tuple[Mapping, ...] = ()
+    namespace: str | None = None
+    readable: bool = True
+    looked_at_s: float = 0.0
+
+
+@attrs.frozen
+class _View:
+    """One state of the table, replaced as a whole."""
+
+    # Made after the entries were read.
+    liveness: Liveness
+    started_ns: int = 0
+    entries: dict[int, Entry] = attrs.field(factory=dict)
+    by_file: dict[FileIdentity, tuple[tuple[Entry, Mapping], ...]] = attrs.field(factory=dict)
+    visibility: ProcVisibility = attrs.field(factory=ProcVisibility)
 
 
 _tables: weakref.WeakSet[ProcessTable] = weakref.WeakSet()
@@ -63,26 +114,23 @@ os.register_at_fork(after_in_child=_unlock_in_child)
 class ProcessTable:
     """All processes that one /proc shows, and the regions they map.
 
-    Cost: a refresh lists /proc and reads ``stat`` of each process, about 15 us each. More is read
-    only of a process that is new, or whose page faults, address space or start time differ from
-    what they were: then its maps, status, cgroup and command line, about 0.1 ms and 2 us per
-    mapping, nearly all of it in the kernel. Kernel threads cost ``stat`` only. So 1,000 processes
-    cost 15 ms while they are idle, and 0.3 s, with 100 mappings each, where all of them are new or
-    busy. A look at a process with tens of thousands of mappings takes up to 0.5 s; once they are
-    known, those share 0.25 s in each refresh. Who has to wait stays in the table as it was.
+    Cost: a refresh lists /proc and reads ``stat`` of each process, about 15 us each. A process that
+    is new is looked at: its maps, status, cgroup and command line, about 0.1 ms and 2 us per
+    mapping, nearly all of it in the kernel. A process that was seen before is looked at again when
+    its address space or its page faults have changed, as far as 50 ms of CPU go in each refresh:
+    first those whose address space has changed, the one not looked at for longest before the
+    others. Kernel threads cost ``stat`` only.
 
-    Slots without a process in the table are judged by the core, as `Region.reap` does. That takes a
-    second pass over /proc at the first such slot after a refresh, 15 us for each process, and the
-    maps of those processes that have the same pid in their container; 1.5 s at most for all regions
-    together.
+    So a busy process can be up to date only some refreshes later: a file that it has mapped since
+    is not seen, one that it has unmapped still is. That a slot's process is dead is never taken
+    from here: the core judges slots without a process in the table, as `Region.reap` does. That
+    takes a second pass over /proc at the first such slot after a refresh, 15 us for each process,
+    and the maps of those processes that have the same pid in their container; 1.5 s at most for
+    all regions together.
 
-    What that misses: a process that maps a file, unmaps as many bytes elsewhere and touches no new
-    page at all, until it does; a change of user or cgroup alone, until the process touches one.
-
-    Memory: about 1 KiB per process, and 0.5 KiB per file that it maps in a region's size. Who maps
-    more than 4,096 of those (64 where all together map more than 100,000), or has more than 32 MiB
-    of maps, counts as unreadable. A descriptor of /proc is kept from when the core is asked until
-    the next refresh.
+    Memory: about 1 KiB per process, and 0.5 KiB per file that it maps in a region's size. A process
+    that maps more than 4,096 of those (64 where all together map more than 100,000), or has more
+    than 32 MiB of maps, counts as unreadable.
 
     Threads: may be shared. Refreshes exclude each other; all other methods work on the last
     complete one.
@@ -100,12 +148,13 @@ class ProcessTable:
         self._refreshing = threading.Lock()
         self._identifying = threading.Lock()
         _tables.add(self)
-        self._view = View(Liveness(self.proc))
-        self._users = UserNames(user_file)
+        self._view = _View(Liveness(self.proc))
+        self._user_file = Path(user_file)
+        self._users: dict[int, str] = {}
         self._files_kept = 0
         # Address -> how maps calls what is mapped there, and what stat called it.
-        self._own_mappings: dict[int, tuple[int, int]] = {}
-        self._checked: dict[int, tuple[int, int]] = {}
+        self._own_mappings: dict[int, FileIdentity] = {}
+        self._checked: dict[int, FileIdentity] = {}
 
     def refresh(self) -> None:
         """Read what has changed since the last refresh.
@@ -116,19 +165,25 @@ class ProcessTable:
         """
         with self._refreshing:
             started_ns = time.time_ns()
-            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-            directory = os.open(self.proc, flags)
+            directory = os.open(self.proc, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                self._users.refresh()
-                self._view = self._read(directory, started_ns)
+                self._users = _user_names(self._user_file)
+                entries, refused = self._read(directory)
+                self._view = _View(
+                    Liveness(self.proc),
+                    started_ns,
+                    entries,
+                    _by_file(entries),
+                    _visibility(directory, entries, refused),
+                )
             finally:
                 os.close(directory)
 
-    def _read(self, directory: int, started_ns: int) -> View:
+    def _read(self, directory: int) -> tuple[dict[int, Entry], list[int]]:
         before = self._view.entries
         entries: dict[int, Entry] = {}
         refused: list[int] = []
-        dear: list[tuple[int, Entry]] = []
+        again: list[tuple[bool, float, int]] = []
         self._files_kept = sum(len(entry.mappings) for entry in before.values())
         for name in os.listdir(directory):
             if not name.isdigit():
@@ -137,49 +192,37 @@ class ProcessTable:
             try:
                 activity = procfs.activity(procfs.stat_line(directory, f"{name}/stat"))
                 known = before.get(pid)
-                if known is not None and known.activity == activity:
-                    entries[pid] = known
-                elif known is not None and _may_wait(known, activity):
-                    dear.append((pid, known))
-                else:
+                if known is None or known.activity[2] != activity[2]:
                     entries[pid] = self._look_at(directory, name)
+                    continue
+                entries[pid] = known
+                if known.activity != activity:
+                    again.append((known.activity[3] == activity[3], known.looked_at_s, pid))
             except Gone:
                 continue
             except Refused:
                 refused.append(pid)
-        self._look_at_dear(directory, dear, entries, refused)
-        return view_of(directory, Liveness(self.proc), started_ns, entries, refused)
-
-    def _look_at_dear(
-        self,
-        directory: int,
-        dear: list[tuple[int, Entry]],
-        entries: dict[int, Entry],
-        refused: list[int],
-    ) -> None:
-        """Look at one, and at more as long as there is time; the rest stays as it was."""
-        left_s = _DEAR_LOOKS_S
-        for pid, known in sorted(dear, key=lambda each: each[1].looked_at_s):
-            if left_s <= 0:
-                entries[pid] = known
-                continue
+        end_s = time.thread_time() + _SECOND_LOOKS_S
+        for _, _, pid in sorted(again):
             try:
                 entries[pid] = self._look_at(directory, str(pid))
             except Gone:
-                continue
+                del entries[pid]
             except Refused:
+                del entries[pid]
                 refused.append(pid)
-                continue
-            left_s -= entries[pid].look_s
+            if time.thread_time() > end_s:
+                break
+        return entries, refused
 
     def _look_at(self, directory: int, name: str) -> Entry:
-        begun_s = time.thread_time()
         descriptor = procfs.open_process(directory, name)
         try:
             # stat comes first: what the process maps later differs from this and is seen next time.
-            stat = procfs.parse_stat(procfs.stat_line(descriptor))
+            line = procfs.stat_line(descriptor)
+            activity, stat = procfs.activity(line), procfs.parse_stat(line)
             if stat.kernel_thread:
-                return Entry(stat.activity)
+                return Entry(activity)
             status = procfs.read_status(descriptor)
             command = cgroup = ""
             mappings: tuple[Mapping, ...] = ()
@@ -203,15 +246,12 @@ class ProcessTable:
                 start_time_ticks=stat.start_time_ticks,
                 ns_pids=status.ns_pids,
                 uid=status.uid,
-                user=self._users.name(status.uid),
+                user=self._users.get(status.uid, str(status.uid)),
                 command=command or f"[{stat.name}]",
                 container=parse_cgroup(cgroup),
             )
-            namespace = procfs.pid_namespace(descriptor) if mappings else None
-            look_s = time.thread_time() - begun_s
-            return Entry(
-                stat.activity, process, mappings, namespace, readable, look_s, time.monotonic()
-            )
+            namespace = procfs.read_link(descriptor, "ns/pid") if mappings else None
+            return Entry(activity, process, mappings, namespace, readable, time.monotonic())
         finally:
             os.close(descriptor)
 
@@ -222,6 +262,22 @@ class ProcessTable:
         entry = self._view.entries.get(pid)
         return None if entry is None else entry.process
 
+    def look_up(self, pid: int) -> HostProcess | None:
+        """As `get`, and a process that the last refresh did not see is looked at now."""
+        known = self.get(pid)
+        if known is not None and self.is_running(known):
+            return known
+        try:
+            directory = os.open(self.proc, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            return self._look_at(directory, str(pid)).process
+        except (Gone, Refused):
+            return None
+        finally:
+            os.close(directory)
+
     def __iter__(self) -> Iterator[HostProcess]:
         """All processes but kernel threads, in no particular order."""
         entries = self._view.entries.values()
@@ -231,42 +287,35 @@ class ProcessTable:
         return sum(entry.process is not None for entry in self._view.entries.values())
 
     @property
+    def visibility(self) -> ProcVisibility:
+        """How much of the node the last refresh could see."""
+        return self._view.visibility
+
+    @property
     def is_complete(self) -> bool:
         """Whether this is the /proc of the first pid namespace and every process can be read."""
-        view = self._view
-        return view.everybody and not view.hidden and not view.unreadable
+        return self._view.visibility.is_complete
 
-    @property
-    def sees_host(self) -> bool:
-        """Whether this is the /proc of the first pid namespace, the host's.
-
-        Its pids are then those that the driver and a slot's ``hostpid`` mean.
-        """
-        return self._view.everybody
-
-    @property
-    def sees_everybody(self) -> bool:
-        """Whether every process of the node is in the table, with its pids and command line.
-
-        The maps of some may still be refused; see `is_complete`.
-        """
-        view = self._view
-        return view.everybody and not view.hidden
-
-    @property
-    def own_pid(self) -> int:
-        """This process's pid in the table; 0 where that /proc does not show it."""
-        return self._view.own_pid
-
-    @property
-    def unreadable(self) -> tuple[int, ...]:
-        """Pids whose maps may not be read, or are too long; sorted, without the host's own init."""
-        return self._view.unreadable
+    def is_running(self, process: HostProcess) -> bool:
+        """Whether that very process is still there; costs one look at its ``stat``."""
+        try:
+            descriptor = os.open(f"{self.proc}/{process.pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            line = os.read(descriptor, 4096)
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
+        if procfs.has_ended(line):
+            return False
+        return int(procfs.activity(line)[2]) == process.start_time_ticks
 
     # ---- the files that they map -----------------------------------------------------------------
 
-    def identity(self, region: Region) -> tuple[int, int]:
-        """A region's device and inode as maps prints them, for `mappers` and `mapped_regions`.
+    def identity(self, region: Region) -> FileIdentity:
+        """A region's device and inode as maps prints them.
 
         `os.stat` gives another device number on some file systems (btrfs, overlay).
 
@@ -292,12 +341,24 @@ class ProcessTable:
                 self._checked[info.address] = as_stat
         return as_stat if known is None else known
 
+    def mappings(self, identity: FileIdentity) -> tuple[tuple[HostProcess, Mapping], ...]:
+        """The processes that map a file shared, and how; sorted by pid.
+
+        Mappings of less than a region's size do not count.
+
+        Args:
+            identity: As `identity` gives it.
+        """
+        return tuple(
+            (entry.process, mapping)
+            for entry, mapping in self._view.by_file.get(identity, ())
+            if entry.process is not None
+        )
+
     def mappers(
         self, device: int, inode: int, *, writable: bool = False
     ) -> tuple[HostProcess, ...]:
         """The processes that map a file shared, by its identity as maps prints it; sorted by pid.
-
-        Mappings of less than a region's size do not count.
 
         Args:
             device: As `identity` gives it.
@@ -305,104 +366,21 @@ class ProcessTable:
             writable: Only those that may write it.
         """
         return tuple(
-            entry.process
-            for entry, mapping in self._view.by_file.get((device, inode), ())
-            if entry.process is not None and (mapping.writable or not writable)
+            process
+            for process, mapping in self.mappings((device, inode))
+            if mapping.writable or not writable
         )
 
-    def mappings(self, region: Region) -> tuple[RegionMapping, ...]:
-        """Who maps a region, and how; sorted by pid.
+    def mapped_files(self) -> Iterator[FileIdentity]:
+        """Every file that processes map shared, in a region's size or more."""
+        return iter(self._view.by_file)
 
-        Raises:
-            RegionClosed: After `Region.close`.
-        """
-        return tuple(
-            RegionMapping(entry.process, mapping.length_bytes, mapping.writable)
-            for entry, mapping in self._view.by_file.get(self.identity(region), ())
-            if entry.process is not None
-        )
-
-    def mapped_files(self, *, without: Container[tuple[int, int]] = ()) -> Iterator[MappedFile]:
-        """Every file mapped by others for writing that looks like a region.
-
-        That is one called ``*.cache``, or one mapped in the exact length of a layout. What this
-        process maps itself does not count. Costs no look at /proc.
-
-        Args:
-            without: Files to leave out, each as `identity` gives it.
-        """
-        view = self._view
-        for identity, users in view.by_file.items():
-            if identity in without:
-                continue
-            others = [
-                (view.region_counts[entry.process.pid], entry.process, mapping)
-                for entry, mapping in users
-                if entry.process is not None
-                and entry.process.pid != view.own_pid
-                and looks_like_a_region(mapping)
-            ]
-            if others:
-                others.sort(key=lambda each: (each[0], each[1].pid))
-                count, process, mapping = others[0]
-                pids = tuple(process.pid for _, process, _ in others)
-                yield MappedFile(identity, pids, count == 1, process, mapping)
-
-    def mapped_regions(self) -> tuple[MappedRegion, ...]:
-        """`mapped_files` with what they are called now.
-
-        Also outside any root, such as ``/tmp/cudevshr.cache`` inside a container: `open_mapped`
-        reaches those.
-        """
-        return tuple(map(self.resolve, self.mapped_files()))
-
-    def resolve(self, file: MappedFile) -> MappedRegion:
-        """Find out what a mapped file is called now."""
-        path, deleted = path_now(self.proc, file.process, file.mapping)
-        return MappedRegion(*file.identity, path, deleted, file.pids, file.exclusive)
-
-    def open_mapped(self, mapped: MappedRegion, *, writable: bool = False) -> Region:
-        """Open a mapped region through the root of one of its processes.
-
-        No symbolic link is followed inside the container, and what was opened is the mapped file
-        or nothing. The region's path leads through ``/proc/<pid>/root``: it is stale when that
-        process has ended.
-
-        Raises:
-            RegionStale: The name is gone, or is another file's now.
-            RegionError, OSError: As `open_region`.
-        """
-        refusal: OSError | None = None
-        for pid in mapped.pids:
-            path = f"{self.proc}/{pid}/root{mapped.path_in_namespace}"
-            try:
-                if mapped.deleted or not is_plain(
-                    f"{self.proc}/{pid}/root", mapped.path_in_namespace
-                ):
-                    continue
-                region = open_region(path, writable=writable)
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                # Another process may be looked into; and if not, this is why.
-                refusal = refusal or error
-                continue
-            if self.identity(region) == (mapped.device, mapped.inode):
-                return region
-            region.close()
-        if refusal is not None:
-            raise refusal
-        name = repr(mapped.path_in_namespace)
-        raise RegionStale(
-            f"{name} of process {mapped.pids[0]} is mapped, but its name leads to it no more; "
-            "it was deleted or replaced",
-            path=mapped.path_in_namespace,
-        )
+    # ---- slots -----------------------------------------------------------------------------------
 
     def match(
         self, region: Region, snapshot: RegionSnapshot, *, pod_uid: str | None = None
     ) -> RegionProcesses:
-        """Which process each slot of a region belongs to, and who maps it without a slot.
+        """Which process each slot of a region belongs to, and which map it without a slot.
 
         Take the snapshot first and refresh afterwards: a process that came between cannot be told
         from a dead one otherwise, and slots without a process are ``"unknown"``. `hostpid` in the
@@ -422,9 +400,16 @@ class ProcessTable:
 
         Source: docs, The protocol (Which process is which).
         """
+        pids = [process.pid for process in snapshot.processes]
+        return self.match_pids(region, pids, snapshot.taken_at_ns, pod_uid=pod_uid)
+
+    def match_pids(
+        self, region: Region, pids: Sequence[int], taken_at_ns: int, *, pod_uid: str | None = None
+    ) -> RegionProcesses:
+        """As `match`, with the pids of the slots and when they were read (Unix nanoseconds)."""
         view = self._view
         identity = self.identity(region)
-        own = view.own_pid if not self._is_attached(identity) else 0
+        own = view.visibility.own_pid if not self._is_attached(identity) else 0
         mappers = []
         for entry, mapping in view.by_file.get(identity, ()):
             process = entry.process
@@ -435,18 +420,13 @@ class ProcessTable:
                 may_use = mapping.writable and process.pid != own and not stranger
                 mappers.append(Mapper(process, entry.namespace, may_use))
 
-        def dead(pids: Sequence[int]) -> frozenset[int]:
-            is_too_old = view.started_ns < snapshot.taken_at_ns
-            return frozenset() if is_too_old else view.liveness.dead(region, pids)
+        def dead(lost: Sequence[int]) -> frozenset[int]:
+            is_too_old = view.started_ns < taken_at_ns
+            return frozenset() if is_too_old else view.liveness.dead(region, lost)
 
-        return match_slots(
-            [process.pid for process in snapshot.processes],
-            mappers,
-            sees_host=view.everybody,
-            dead=dead,
-        )
+        return match_slots(pids, mappers, sees_host=view.visibility.sees_host, dead=dead)
 
-    def _is_attached(self, identity: tuple[int, int]) -> bool:
+    def _is_attached(self, identity: FileIdentity) -> bool:
         """Whether this process has a slot in that region."""
         for slot in attached_slots():
             with contextlib.suppress(RegionClosed, RegionStale):
@@ -455,6 +435,44 @@ class ProcessTable:
         return False
 
 
-def _may_wait(known: Entry, activity: tuple[bytes, ...]) -> bool:
-    """Whether it is still the same process, and a look at it is dear."""
-    return known.look_s > _DEAR_LOOK_S and procfs.is_same_process(known.activity, activity)
+def _by_file(entries: dict[int, Entry]) -> dict[FileIdentity, tuple[tuple[Entry, Mapping], ...]]:
+    found: defaultdict[FileIdentity, list[tuple[Entry, Mapping]]] = defaultdict(list)
+    for pid in sorted(pid for pid, entry in entries.items() if entry.mappings):
+        for mapping in entries[pid].mappings:
+            found[mapping.device, mapping.inode].append((entries[pid], mapping))
+    return {identity: tuple(users) for identity, users in found.items()}
+
+
+def _visibility(directory: int, entries: dict[int, Entry], refused: list[int]) -> ProcVisibility:
+    sees_host = INITIAL_PID_NAMESPACE in (
+        procfs.read_link(directory, "self/ns/pid"),
+        procfs.read_link(directory, "1/ns/pid"),
+    )
+    own = procfs.read_link(directory, "self") or ""
+    own_pid = int(own) if own.isdigit() else 0
+    unreadable = list(refused)
+    for pid, entry in entries.items():
+        # The init of the host itself is no process of a container, also where it may not be
+        # looked at.
+        is_host_init = sees_host and entry.process is not None and entry.process.ns_pids == (1,)
+        if not entry.readable and not is_host_init:
+            unreadable.append(pid)
+    itself = entries[own_pid].process if own_pid in entries else None
+    return ProcVisibility(
+        sees_host=sees_host,
+        # hidepid leaves out other users' processes, and the first of all is one of them.
+        sees_all_pids=sees_host and not refused and 1 in entries,
+        unreadable=tuple(sorted(unreadable)),
+        own_pid=own_pid,
+        is_own_namespace=itself is not None and len(itself.ns_pids) == 1,
+    )
+
+
+def _user_names(path: Path) -> dict[int, str]:
+    """Names by number, from a passwd file; no directory service is asked, which could hang."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="backslashreplace")
+    except OSError:
+        return {}
+    rows = [line.split(":") for line in text.splitlines()]
+    return {int(row[2]): row[0] for row in rows if len(row) > 2 and row[2].isdecimal()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 
@@ -99,18 +99,19 @@ class Stat:
 
     Attributes:
         start_time_ticks: Clock ticks after boot at which the process started.
-        activity: Equal at two moments only if it is the same process and it has touched no new
-            memory in between; see `activity`.
         kernel_thread: It has no memory of its own and never will.
         leader_gone: The first thread has ended and others go on.
         name: The kernel's short name of it.
     """
 
     start_time_ticks: int
-    activity: tuple[bytes, ...]
     kernel_thread: bool
     leader_gone: bool
     name: str
+
+
+#: Page faults (minor and major), start time and size of the address space, as ``stat`` prints them.
+Activity: TypeAlias = tuple[bytes, bytes, bytes, bytes]
 
 
 def open_process(proc: int, pid: str) -> int:
@@ -123,20 +124,17 @@ def stat_line(directory: int, name: str = "stat") -> bytes:
     return _first_bytes(directory, name, 4096)
 
 
-def activity(line: bytes) -> tuple[bytes, ...]:
-    """Page faults, start time and size of the address space, out of a line of ``stat``.
-
-    A process that maps a file and uses it, that executes another program, or that gives way to
-    another one under the same pid changes at least one of them.
-    """
+def activity(line: bytes) -> Activity:
+    """What tells, out of a line of ``stat``, whether the process has done anything since."""
     # The name in parentheses may hold anything, parentheses and newlines too.
     fields = line[line.rindex(b")") + 2 :].split(None, 21)
     return fields[7], fields[9], fields[19], fields[20]
 
 
-def is_same_process(one: tuple[bytes, ...], other: tuple[bytes, ...]) -> bool:
-    """Whether two `activity` of one pid are of one process: both started at the same time."""
-    return one[2] == other[2]
+def has_ended(line: bytes) -> bool:
+    """Whether a line of ``stat`` is of a zombie, all threads of which have ended."""
+    fields = line[line.rindex(b")") + 2 :].split(None, 18)
+    return fields[0] in {b"Z", b"X"} and int(fields[17]) <= 1
 
 
 def parse_stat(line: bytes) -> Stat:
@@ -145,7 +143,6 @@ def parse_stat(line: bytes) -> Stat:
     fields = line[end + 2 :].split(None, 21)
     return Stat(
         start_time_ticks=int(fields[19]),
-        activity=activity(line),
         kernel_thread=bool(int(fields[6]) & _KERNEL_THREAD),
         leader_gone=fields[0] == b"Z" and int(fields[17]) > 1,
         name=_text(line[line.index(b"(") + 1 : end]),
@@ -171,7 +168,7 @@ def read_mappings(
         Refused: This process may not look, or there are more than `most`.
     """
     try:
-        raw = _read_all(process, "maps", _MAPS_LIMIT)
+        raw = read_all(process, "maps", _MAPS_LIMIT)
     except Gone:
         # Linux 6.16 says so of zombies, whose maps are empty elsewhere; of one that has ended, the
         # next file says it too.
@@ -212,7 +209,7 @@ def read_own_mappings() -> dict[int, tuple[int, int]]:
     """Start address -> (device, inode) of this process's own shared file mappings."""
     process = _open(None, "/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        raw = _read_all(process, "maps", _MAPS_LIMIT)
+        raw = read_all(process, "maps", _MAPS_LIMIT)
     finally:
         os.close(process)
     return {
@@ -233,7 +230,7 @@ def _shared(maps: bytes) -> Iterator[tuple[int, int, bool, re.Match[bytes]]]:
 
 def read_cgroup(process: int) -> str:
     """The text of ``cgroup``."""
-    return _text(_read_all(process, "cgroup", _CGROUP_LIMIT, cut=True))
+    return _text(read_all(process, "cgroup", _CGROUP_LIMIT, cut=True))
 
 
 def read_command(process: int) -> str:
@@ -261,7 +258,7 @@ def _maps_of_threads(process: int) -> bytes:
     try:
         for name in os.listdir(tasks):  # noqa: PTH208 (a descriptor)
             try:
-                raw = _read_all(tasks, f"{name}/maps", _MAPS_LIMIT)
+                raw = read_all(tasks, f"{name}/maps", _MAPS_LIMIT)
             except Gone:
                 thread_ended = True
                 continue
@@ -272,7 +269,7 @@ def _maps_of_threads(process: int) -> bytes:
     finally:
         os.close(tasks)
     if thread_ended:
-        raise Refused  # who has ended may have left a successor behind that was not listed
+        raise Refused  # a thread that ended may have left a successor that was not listed
     return b""
 
 
@@ -302,7 +299,8 @@ def _first_bytes(directory: int, name: str, nbytes: int) -> bytes:
         os.close(descriptor)
 
 
-def _read_all(directory: int, name: str, limit: int, *, cut: bool = False) -> bytes:
+def read_all(directory: int, name: str, limit: int, *, cut: bool = False) -> bytes:
+    """A whole file; where it is longer than the limit, Refused or its beginning."""
     descriptor = _open(directory, name, _READ)
     chunks = []
     total = 0

@@ -1,4 +1,4 @@
-"""Who uses the GPUs of a node: slots, processes and the driver's figures in one list."""
+"""What uses the GPUs of a node: slots, processes and the driver's figures in one list."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from .nvml.states import NvmlState
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from libhamiregion.models import ProcessUsage, RegionSnapshot
+    from libhamiregion.models import ProcessUsage
 
     from .cgroups import ContainerId
-    from .host_process import HostProcess
-    from .matching import RegionProcesses, SlotMatch
-    from .node import ContainerView
+    from .matching import HostProcess
+    from .node import Node, NodeSnapshot
     from .nvml.models import NvmlDevice, NvmlMigDevice, NvmlProcess, NvmlSample
     from .processes import ProcessTable
+    from .slot_tracker import SlotStates
+    from .views import ContainerView, OmittedSlots
 
 ProcessState: TypeAlias = Literal["alive", "dead", "unknown", "unlisted", "escaped", "unmanaged"]
 
@@ -78,6 +79,8 @@ class NodeProcess:
         status: Of the slot; a `ProcessStatus`, or whatever number stands there.
         devices: One entry per device of the region, in its order, then those that only the driver
             tells of.
+        slots: How many slots it stands for: 1, or as many as `ContainerView` has summed, in a row
+            without a pid.
     """
 
     container: Container | None
@@ -88,6 +91,7 @@ class NodeProcess:
     process: HostProcess | None
     status: int | None
     devices: tuple[ProcessDeviceRow, ...]
+    slots: int = 1
 
     @property
     def owner(self) -> Container:
@@ -98,7 +102,7 @@ class NodeProcess:
         if self.container is not None:
             return self.container
         pod_uid = None if self.container_id is None else self.container_id.pod_uid
-        return Container(pod_uid, None, None, container_id=self.container_id)
+        return Container(pod_uid, container_id=self.container_id)
 
 
 def node_processes(
@@ -124,8 +128,9 @@ def node_processes(
         sample: What the driver said; None leaves its figures out.
 
     Returns:
-        By container in the order of the views, in each the slots in their order, then the
-        processes without a slot; last what belongs to no container, by host pid.
+        By container in the order of the views, in each the slots in their order, one row per state
+        for those that the view has summed, then the processes without a slot; last what belongs to
+        no container, by host pid.
 
     Cost: linear in slots and processes, some 10 us per slot with two devices.
 
@@ -150,50 +155,121 @@ def driver_gap(processes: ProcessTable, sample: NvmlSample | None) -> str | None
             "the driver does not tell this program the host's pids, because it runs in another pid"
             " namespace; in Kubernetes, set hostPID: true"
         )
-    if not _is_own_namespace(processes):
+    if not processes.visibility.is_own_namespace:
         return f"the pids in {processes.proc!r} are not the host's, which the driver tells"
     return None
+
+
+def uncounted_processes(
+    node: Node, snapshot: NodeSnapshot, states: SlotStates, sample: NvmlSample
+) -> tuple[NodeProcess, ...]:
+    """The processes that the driver lists and that have no slot, from columns.
+
+    What `node_processes` says of them, for programs that look every few seconds: no object is made
+    for a process with a slot, and nothing is read but the cgroups of those without.
+
+    Args:
+        node: The node.
+        snapshot: Its regions.
+        states: `Node.slots` of that snapshot.
+        sample: What the driver said, taken before the snapshot.
+    """
+    driver = _Driver(node.processes, sample)
+    known = {process.pid for process in states.processes.values()}
+    pids = [pid for pid in driver.pids if pid not in known]
+    if not pids:
+        return ()
+    places = [
+        *_places_of(snapshot, states),
+        *(
+            _Place(each, each.container_id, False, _is_unreadable(each), frozenset(), {})
+            for each in snapshot.missing
+        ),
+    ]
+    placing = _Placing(places, node.processes, driver)
+    by_region = {id(place.container): place for place in places}
+    unlisted = {
+        process.pid: by_region[id(snapshot.containers[row])]
+        for row, found in states.unlisted.items()
+        for process in found
+    }
+    rows = []
+    for pid in pids:
+        process = node.processes.look_up(pid)
+        if process is not None and pid in unlisted and not driver.is_newer(process):
+            rows.append(placing.uncounted(unlisted[pid], process, "escaped"))
+            continue
+        row = placing.row(pid, process)
+        if row is not None:
+            rows.append(row[1])
+    return tuple(rows)
+
+
+def _places_of(snapshot: NodeSnapshot, states: SlotStates) -> list[_Place]:
+    regions, devices = snapshot.table.regions, snapshot.table.devices
+    pids = snapshot.table.processes.pid
+    places = []
+    for row, container in enumerate(snapshot.containers):
+        first, count = regions.first_process[row], regions.process_count[row]
+        readable = regions.code[row] == 0
+        doubtful: set[int] = set()
+        indexes: dict[str, int] = {}
+        if readable:
+            doubtful.update(pids[at] for at in range(first, first + count) if not states.states[at])
+            at = regions.first_device[row]
+            for device in range(at, at + regions.device_rows[row]):
+                uuid = devices.uuid(device)
+                if uuid is not None:
+                    indexes.setdefault(uuid, devices.index[device])
+        proved = states.proved.get(row)
+        seen = None
+        if proved is not None:
+            seen = _seen_id(proved.alive.values()) or _seen_id(proved.unlisted)
+        places.append(
+            _Place(
+                container,
+                container.container_id or seen,
+                readable,
+                not readable,
+                frozenset(doubtful),
+                indexes,
+            )
+        )
+    return places
 
 
 class _Driver:
     """The driver's figures of processes whose pids are certain."""
 
     def __init__(self, processes: ProcessTable, sample: NvmlSample | None) -> None:
-        self._sample = sample
-        self._by_pid: dict[int, list[NvmlProcess]] = {}
-        self._taken_at_ns = 0
+        usable = sample is not None and driver_gap(processes, sample) is None
+        self._sample = sample if usable else None
         self._boot_ns = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         self._tick_ns = 10**9 // os.sysconf("SC_CLK_TCK")
         self._indexes: dict[str | None, int] = {}
-        self.lists_all = False
-        if sample is None or driver_gap(processes, sample) is not None:
-            self._sample = None
-            return
-        self._taken_at_ns = sample.taken_at_ns
-        for entry in sample.processes:
-            self._by_pid.setdefault(entry.pid, []).append(entry)
-        places: list[NvmlDevice | NvmlMigDevice] = []
-        for device in sample.devices:
+        self.lists_all = self._sample is not None
+        for device in () if self._sample is None else self._sample.devices:
             own: tuple[NvmlDevice | NvmlMigDevice, ...] = (device, *device.mig_devices)
-            places += own
-            self._indexes.update((place.uuid, device.index) for place in own if place.uuid)
-        self.lists_all = all(place.processes_state is NvmlState.OK for place in places)
+            for place in own:
+                self.lists_all = self.lists_all and place.processes_state is NvmlState.OK
+                if place.uuid:
+                    self._indexes[place.uuid] = device.index
 
     @property
     def pids(self) -> list[int]:
-        return sorted(self._by_pid)
+        return [] if self._sample is None else sorted(self._sample.pids)
 
     def is_newer(self, process: HostProcess) -> bool:
         """Whether a process began after the sample: then the sample is of another one."""
         started_ns = self._boot_ns + process.start_time_ticks * self._tick_ns
-        return started_ns > self._taken_at_ns
+        return self._sample is None or started_ns > self._sample.taken_at_ns
 
     def entries(self, process: HostProcess) -> Sequence[NvmlProcess]:
         """The devices on which the driver lists a process."""
-        return () if self.is_newer(process) else self._by_pid.get(process.pid, ())
+        return () if self.is_newer(process) else self.of_pid(process.pid)
 
     def of_pid(self, pid: int) -> Sequence[NvmlProcess]:
-        return self._by_pid[pid]
+        return () if self._sample is None else self._sample.of_pid(pid)
 
     def index(self, uuid: str | None) -> int | None:
         """NVML index of a GPU, or of the one that a MIG device is part of."""
@@ -205,112 +281,87 @@ class _Driver:
         return self._sample.process(uuid, process.pid)
 
 
+@attrs.frozen(eq=False)
 class _Place:
-    """One container, and what is known of it when its other processes are to be found."""
+    """One container, and what is known of it when its other processes are to be found.
 
-    def __init__(self, view: ContainerView) -> None:
-        self.container = view.container
-        self.snapshot: RegionSnapshot | None = view.snapshot
-        self.matched: RegionProcesses | None = view.processes
-        self.unreadable = view.snapshot is None and not (
-            view.container.missing is not None
-            and view.container.missing.reason is MissingReason.NO_FILE
-        )
-        self.container_id = view.container.container_id or self._seen_id()
-        self.rows: list[NodeProcess] = []
-        self.in_doubt: frozenset[int] = frozenset(
-            slot.pid for slot in self._slots() if slot.state == "unknown"
-        )
+    Attributes:
+        container: The container.
+        container_id: Its id, as the cgroups of its processes show.
+        has_region: Whether its region was read.
+        unreadable: Whether it has one that could not be read.
+        in_doubt: Pids in slots of which it is not known whose they are.
+        indexes: Uuid of a device to its index in the region.
+    """
 
-    def _slots(self) -> tuple[SlotMatch, ...]:
-        return () if self.matched is None else self.matched.slots
-
-    def _seen_id(self) -> ContainerId | None:
-        if self.matched is None:
-            return None
-        for group in ([slot.process for slot in self.matched.slots], self.matched.unlisted):
-            seen = Counter(
-                process.container
-                for process in group
-                if process is not None and process.container is not None
-            )
-            if seen:
-                return seen.most_common(1)[0][0]
-        return None
-
-    @property
-    def indexes(self) -> Mapping[str, int]:
-        """Index of each device of the region, by uuid."""
-        found: dict[str, int] = {}
-        for device in () if self.snapshot is None else self.snapshot.devices:
-            if device.uuid is not None:
-                found.setdefault(device.uuid, device.index)
-        return found
+    container: Container
+    container_id: ContainerId | None
+    has_region: bool
+    unreadable: bool
+    in_doubt: frozenset[int]
+    indexes: Mapping[str, int]
 
 
-class _Join:
-    def __init__(
-        self, views: Sequence[ContainerView], processes: ProcessTable, driver: _Driver
-    ) -> None:
+def _is_unreadable(container: Container) -> bool:
+    return container.missing is None or container.missing.reason is not MissingReason.NO_FILE
+
+
+def _seen_id(processes: Iterable[HostProcess]) -> ContainerId | None:
+    seen = Counter(process.container for process in processes if process.container is not None)
+    return seen.most_common(1)[0][0] if seen else None
+
+
+class _Placing:
+    """Finds the container of a process that uses a GPU and has no slot."""
+
+    def __init__(self, places: Sequence[_Place], processes: ProcessTable, driver: _Driver) -> None:
+        self.places = places
         self._processes = processes
         self._driver = driver
-        self._places = [_Place(view) for view in views]
         self._by_id: dict[str, _Place] = {}
         self._by_pod: defaultdict[str, list[_Place]] = defaultdict(list)
-        for place in self._places:
+        for place in places:
             if place.container_id is not None:
                 # Regions outside the roots come last: a container can map any number of those.
                 self._by_id.setdefault(place.container_id.id, place)
             if place.container.pod_uid is not None and place.container.directory is not None:
                 self._by_pod[place.container.pod_uid].append(place)
-        # Host pids that have their row, with the driver's figures in it.
-        self._told: set[int] = set()
 
-    def rows(self) -> tuple[NodeProcess, ...]:
-        for place in self._places:
-            self._add_slots(place)
-        for place in self._places:
-            self._add_unlisted(place)
-        rest = self._add_others()
-        return (*(row for place in self._places for row in place.rows), *rest)
-
-    # ---- processes with a slot -------------------------------------------------------------------
-
-    def _add_slots(self, place: _Place) -> None:
-        if place.snapshot is None or place.matched is None:
-            return
-        beside = self._stands_beside(place)
-        uuids = [device.uuid for device in place.snapshot.devices]
-        has_utilization = place.snapshot.layout.has_utilization
-        container, fallback = place.container, place.container_id
-        for usage, slot in zip(place.snapshot.processes, place.matched.slots, strict=True):
-            process = slot.process
-            state: ProcessState = slot.state
-            driven = None
-            host_pid = None
-            container_id = fallback
-            if process is not None:
-                host_pid = process.pid
-                container_id = process.container or fallback
-                if host_pid not in self._told:
-                    self._told.add(host_pid)
-                    driven = process
-                    if beside and self._driver.entries(process):
-                        state = "escaped"
-            place.rows.append(
-                NodeProcess(
-                    container,
-                    container_id,
-                    slot.pid,
-                    host_pid,
-                    state,
-                    process,
-                    usage.status,
-                    self._counted(usage, uuids, driven, has_utilization=has_utilization),
-                )
+    def row(
+        self, pid: int, process: HostProcess | None
+    ) -> tuple[_Place | None, NodeProcess] | None:
+        """Where a process belongs that the driver lists; None if the pid is another's by now."""
+        if process is None:
+            devices = tuple(
+                _row(None, entry.device_uuid, None, None, entry)
+                for entry in self._driver.of_pid(pid)
             )
+            return None, NodeProcess(None, None, None, pid, "unknown", None, None, devices)
+        if self._driver.is_newer(process):
+            return None
+        place, state = self._judge(process)
+        return place, self.uncounted(place, process, state)
 
-    def _stands_beside(self, place: _Place) -> bool:
+    def uncounted(
+        self, place: _Place | None, process: HostProcess, state: ProcessState
+    ) -> NodeProcess:
+        """The row of a process without a slot."""
+        indexes = {} if place is None else place.indexes
+        return NodeProcess(
+            None if place is None else place.container,
+            process.container or (None if place is None else place.container_id),
+            None,
+            process.pid,
+            state,
+            process,
+            None,
+            tuple(
+                _row(indexes.get(entry.device_uuid or ""), entry.device_uuid, None, None, entry)
+                for entry in self._driver.entries(process)
+            ),
+        )
+
+    def stands_beside(self, place: _Place) -> bool:
         """Whether a region outside the roots is of a container that has one inside.
 
         A container can make any number of these; being counted there limits nothing.
@@ -320,7 +371,105 @@ class _Join:
             return False
         known = self._by_id[container_id.id]
         inside = [known] if known.container.directory is not None else self._unnamed(container_id)
-        return any(each.snapshot is not None for each in inside)
+        return any(each.has_region for each in inside)
+
+    def _judge(self, process: HostProcess) -> tuple[_Place | None, ProcessState]:
+        candidates = self._candidates(process)
+        inside = process.ns_pids[-1]
+        if any(inside in place.in_doubt or place.unreadable for place in candidates):
+            state: ProcessState = "unknown"
+        elif not any(place.has_region for place in candidates):
+            state = "unmanaged"
+        elif all(place.has_region for place in candidates):
+            state = "escaped"
+        else:
+            state = "unknown"
+        return candidates[0] if len(candidates) == 1 else None, state
+
+    def _candidates(self, process: HostProcess) -> list[_Place]:
+        container_id = process.container
+        if container_id is None:
+            # It may be one of several that a slot can mean.
+            inside = process.ns_pids[-1]
+            doubtful = [place for place in self.places if inside in place.in_doubt]
+            return [place for place in doubtful if self._maps(process, place)]
+        place = self._by_id.get(container_id.id)
+        return [place] if place is not None else self._unnamed(container_id)
+
+    def _unnamed(self, container_id: ContainerId) -> list[_Place]:
+        """The containers of a pod that a container id may mean."""
+        if container_id.pod_uid is None:
+            return []
+        # One whose id is known is another container of the pod.
+        return [each for each in self._by_pod[container_id.pod_uid] if each.container_id is None]
+
+    def _maps(self, process: HostProcess, place: _Place) -> bool:
+        region = place.container.region
+        if region is None or region.closed:
+            return False
+        return process in self._processes.mappers(*self._processes.identity(region))
+
+
+class _Join:
+    def __init__(
+        self, views: Sequence[ContainerView], processes: ProcessTable, driver: _Driver
+    ) -> None:
+        self._processes = processes
+        self._driver = driver
+        self._views = views
+        self._placing = _Placing([_place_of(view) for view in views], processes, driver)
+        self._rows: dict[int, list[NodeProcess]] = {}
+        # Host pids that have their row, with the driver's figures in it.
+        self._told: set[int] = set()
+
+    def rows(self) -> tuple[NodeProcess, ...]:
+        places = self._placing.places
+        rows: dict[int, list[NodeProcess]] = {id(place): [] for place in places}
+        for place, view in zip(places, self._views, strict=True):
+            rows[id(place)] += self._slots(place, view)
+        for place, view in zip(places, self._views, strict=True):
+            rows[id(place)] += self._unlisted(place, view)
+        rest: list[NodeProcess] = []
+        for pid in self._driver.pids:
+            found = None
+            if pid not in self._told:
+                found = self._placing.row(pid, self._processes.get(pid))
+            if found is not None:
+                (rest if found[0] is None else rows[id(found[0])]).append(found[1])
+        return (*(row for place in places for row in rows[id(place)]), *rest)
+
+    def _slots(self, place: _Place, view: ContainerView) -> list[NodeProcess]:
+        if view.snapshot is None or view.processes is None:
+            return []
+        beside = self._placing.stands_beside(place)
+        uuids = [device.uuid for device in view.snapshot.devices]
+        has_utilization = view.snapshot.layout.has_utilization
+        rows = []
+        for usage, slot in zip(view.snapshot.processes, view.processes.slots, strict=True):
+            process = slot.process
+            state: ProcessState = slot.state
+            driven = None
+            if process is not None and process.pid not in self._told:
+                self._told.add(process.pid)
+                driven = process
+                if beside and self._driver.entries(process):
+                    state = "escaped"
+            rows.append(
+                NodeProcess(
+                    place.container,
+                    (None if process is None else process.container) or place.container_id,
+                    slot.pid,
+                    None if process is None else process.pid,
+                    state,
+                    process,
+                    usage.status,
+                    self._counted(usage, uuids, driven, has_utilization=has_utilization),
+                )
+            )
+        # Those beyond what a view holds have no row of their own, but they have been told of.
+        self._told.update(process.pid for process in view.processes.alive.values())
+        rows += [_omitted(place, uuids, each) for each in view.omitted]
+        return rows
 
     def _counted(
         self,
@@ -361,99 +510,55 @@ class _Join:
         rows += [_row(None, entry.device_uuid, None, None, entry) for entry in beside]
         return tuple(rows)
 
-    # ---- processes without -----------------------------------------------------------------------
-
-    def _add_unlisted(self, place: _Place) -> None:
-        if place.matched is None:
-            return
-        for process in place.matched.unlisted:
+    def _unlisted(self, place: _Place, view: ContainerView) -> list[NodeProcess]:
+        rows = []
+        for process in () if view.processes is None else view.processes.unlisted:
             if process.pid not in self._told:
                 self._told.add(process.pid)
                 state: ProcessState = "escaped" if self._driver.entries(process) else "unlisted"
-                place.rows.append(self._uncounted(place, process, state))
+                rows.append(self._placing.uncounted(place, process, state))
+        return rows
 
-    def _add_others(self) -> list[NodeProcess]:
-        """What only the driver knows."""
-        rest = []
-        for pid in self._driver.pids:
-            if pid in self._told:
-                continue
-            process = self._processes.get(pid)
-            if process is None:
-                rest.append(self._unseen(pid))
-                continue
-            if self._driver.is_newer(process):
-                continue  # who was sampled has gone, and its pid is another's
-            place, state = self._judge(process)
-            row = self._uncounted(place, process, state)
-            (rest if place is None else place.rows).append(row)
-        return rest
 
-    def _judge(self, process: HostProcess) -> tuple[_Place | None, ProcessState]:
-        """Where a process belongs that uses a GPU and has no slot."""
-        candidates = self._candidates(process)
-        inside = process.ns_pids[-1]
-        if any(inside in place.in_doubt for place in candidates):
-            state: ProcessState = "unknown"
-        elif any(place.unreadable for place in candidates):
-            state = "unknown"
-        elif not any(place.snapshot is not None for place in candidates):
-            state = "unmanaged"
-        elif all(place.snapshot is not None for place in candidates):
-            state = "escaped"
-        else:
-            state = "unknown"
-        return candidates[0] if len(candidates) == 1 else None, state
+def _place_of(view: ContainerView) -> _Place:
+    processes = view.processes
+    seen = None
+    indexes: dict[str, int] = {}
+    if processes is not None:
+        seen = _seen_id(processes.alive.values()) or _seen_id(processes.unlisted)
+    for device in () if view.snapshot is None else view.snapshot.devices:
+        if device.uuid is not None:
+            indexes.setdefault(device.uuid, device.index)
+    return _Place(
+        view.container,
+        view.container.container_id or seen,
+        view.snapshot is not None,
+        view.snapshot is None and _is_unreadable(view.container),
+        frozenset(
+            ()
+            if processes is None
+            else (p for p in processes.pids if processes.state(p) == "unknown")
+        ),
+        indexes,
+    )
 
-    def _candidates(self, process: HostProcess) -> list[_Place]:
-        container_id = process.container
-        if container_id is None:
-            # It may be one of several that a slot can mean.
-            inside = process.ns_pids[-1]
-            doubtful = [place for place in self._places if inside in place.in_doubt]
-            return [place for place in doubtful if self._maps(process, place)]
-        place = self._by_id.get(container_id.id)
-        if place is not None:
-            return [place]
-        return self._unnamed(container_id)
 
-    def _unnamed(self, container_id: ContainerId) -> list[_Place]:
-        """The containers of a pod that a container id may mean."""
-        if container_id.pod_uid is None:
-            return []
-        # Whose id is known is another container of the pod.
-        return [each for each in self._by_pod[container_id.pod_uid] if each.container_id is None]
-
-    def _maps(self, process: HostProcess, place: _Place) -> bool:
-        region = place.container.region
-        if region is None or region.closed:
-            return False
-        return process in self._processes.mappers(*self._processes.identity(region))
-
-    def _uncounted(
-        self, place: _Place | None, process: HostProcess, state: ProcessState
-    ) -> NodeProcess:
-        indexes = {} if place is None else place.indexes
-        return NodeProcess(
-            None if place is None else place.container,
-            process.container or (None if place is None else place.container_id),
-            None,
-            process.pid,
-            state,
-            process,
-            None,
-            tuple(
-                _row(indexes.get(entry.device_uuid or ""), entry.device_uuid, None, None, entry)
-                for entry in self._driver.entries(process)
-            ),
-        )
-
-    def _unseen(self, pid: int) -> NodeProcess:
-        """A process that the driver lists and /proc does not show."""
-        devices = tuple(
-            _row(None, entry.device_uuid, None, None, entry) for entry in self._driver.of_pid(pid)
-        )
-        return NodeProcess(None, None, None, pid, "unknown", None, None, devices)
+def _omitted(place: _Place, uuids: Sequence[str | None], omitted: OmittedSlots) -> NodeProcess:
+    devices = tuple(
+        ProcessDeviceRow(index, uuid, used)
+        for (index, used), uuid in zip(omitted.memory_used_bytes.items(), uuids, strict=False)
+    )
+    return NodeProcess(
+        place.container,
+        place.container_id,
+        None,
+        None,
+        omitted.state,
+        None,
+        None,
+        devices,
+        omitted.slots,
+    )
 
 
 def _row(
@@ -475,13 +580,3 @@ def _row(
         entry.dec_util_percent,
         entry.device_index,
     )
-
-
-def _is_own_namespace(processes: ProcessTable) -> bool:
-    """Whether the pids of this /proc are those of the pid namespace that this program is in."""
-    try:
-        own = os.readlink(f"{processes.proc}/self")  # noqa: PTH115
-    except OSError:
-        return False
-    process = processes.get(int(own)) if own.isdigit() else None
-    return process is not None and len(process.ns_pids) == 1

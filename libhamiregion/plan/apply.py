@@ -1,58 +1,52 @@
-"""A plan put into effect: each container wholly or not at all."""
+"""A plan put into effect: each container wholly or not at all.
+
+The undo plan is written and synced before the first edit, and all edits of a container are one call
+of `Region.edit_limits`. A process that is killed leaves containers that are on the plan and
+containers that are not; killed within the some 100 ns between two stores of one call, a mixture
+in that container. Applying the plan again makes the rest true, and the undo plan puts all back.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import enum
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import attrs
 
+from libhamiregion.effects import LimitEdit
 from libhamiregion.errors import LimitBelowUsage, LimitConflict, RegionError
 from libhamiregion.text import printable
 from libhamiregion.units import format_size
 
 from .diff import PlanDiff
-from .journal import Change, Journal, JournalEntry, core_edit, guarded, recover
-from .limit_plan import plan_text
-from .state import write_new
+from .plan_file import plan_text
+from .state import PlanState, write_new
 from .undo import undo_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable
 
-    from typing_extensions import Self
-
+    from libhamiregion.effects import LimitKind
     from libhamiregion.errors import PathLike
     from libhamiregion.node.node import Node
-    from libhamiregion.region import Region
 
-    from .diff import ContainerDiff, PlannedEdit
-    from .journal import Recovered
-    from .limit_plan import LimitPlan
-    from .state import PlanState
+    from .diff import ContainerDiff
+    from .limit_plan import LimitField
 
-_UNDO_COMMENT = """\
+_UNDO_COMMENT: Final = """\
 # What stood here before a plan was applied on {now}, of what it changed.
 # hamiregion limits apply FILE puts it back.
 """
+_KINDS: Final[dict[LimitField, LimitKind]] = {
+    "memory_limit": "memory",
+    "sm_limit": "sm",
+    "priority": "priority",
+}
 
-
-class ChangeStatus(str, enum.Enum):
-    """What has become of a container's edits. Equal to its value, a plain string."""
-
-    #: All of them hold.
-    APPLIED = "applied"
-    #: None of them, as somebody else changed one of the values meanwhile.
-    CONFLICT = "conflict"
-    #: None of them, as what runs there could not bear one of the limits.
-    REFUSED = "refused"
-    #: None of them, for the reason that the message tells.
-    FAILED = "failed"
-
-    def __str__(self) -> str:
-        return self.value
+#: What has become of a container's edits. ``applied``: all of them hold; ``conflict``: none, as
+#: somebody else changed one of the values meanwhile; ``refused``: none, as what runs there could
+#: not bear one of the limits; ``failed``: none, for the reason that the message tells.
+ChangeStatus: TypeAlias = Literal["applied", "conflict", "refused", "failed"]
 
 
 @attrs.frozen
@@ -61,8 +55,8 @@ class ContainerOutcome:
 
     Attributes:
         diff: What was to be done.
-        status: What has been done.
-        message: Why not, as a sentence, escaped; None if it was.
+        status: What has been done, a `ChangeStatus`.
+        message: Why nothing was, as a sentence, escaped; None if it was done.
     """
 
     diff: ContainerDiff
@@ -76,7 +70,7 @@ class PlanResult:
 
     Attributes:
         outcomes: One for each container that was to be edited, in the order of the diff.
-        undo_path: The undo plan; None if none was written, as nothing was to be changed.
+        undo_path: The undo plan; None if nothing was to be changed.
     """
 
     outcomes: tuple[ContainerOutcome, ...]
@@ -85,170 +79,73 @@ class PlanResult:
     @property
     def all_applied(self) -> bool:
         """Whether every container was edited that was to be."""
-        return all(outcome.status is ChangeStatus.APPLIED for outcome in self.outcomes)
+        return all(outcome.status == "applied" for outcome in self.outcomes)
 
 
-class PlanApplier:
-    """Puts diffs into effect, one process at a time.
+def apply_diff(
+    node: Node,
+    diff: PlanDiff | Iterable[ContainerDiff],
+    *,
+    undo: PathLike | None = None,
+    state: PathLike | None = None,
+    force: bool = False,
+) -> PlanResult:
+    """Make a diff's edits.
 
-        with PlanApplier(node, state) as applier:
-            result = applier.apply(diff_plan(node, plan))
-
-    On entering it waits for its turn, and brings to an end what an apply that was killed has left
-    half done. Each container's values are compared with those of the diff and changed together; if
-    one is another by now, or is refused, that container is left as it was.
-
-    Where this process is killed between two of a container's stores, a mixture stands in the
-    region: `Region.edit_limits` needs some 100 ns for all of them. The next applier ends it; with
-    `guard`, a child process does so at once.
-
-    Threads: one at a time.
+    Each container's values are compared with those of the diff and changed in one call; if one is
+    another by now, or is refused, that container is left as it was.
 
     Args:
-        node: The node.
-        state: Where the journal is, and the undo plans.
-        force: Allow memory limits under what is in use.
-        guard: Have a child process ready that finishes what this one leaves half done. It forks:
-            for programs with one thread.
-        timeout_s: How long to wait for others that apply plans.
+        node: The node that was compared.
+        diff: From `diff_plan`, or some of its containers; those that are refused are left out.
+        undo: Where to write the undo plan: a file that is not there yet. None means one of its own
+            in the state directory.
+        state: The state directory; None means ``$HAMIREGION_STATE``, ``/var/lib/hamiregion`` for
+            root, else ``~/.local/state/hamiregion``.
+        force: Allow what `diff_plan` allows with it.
 
-    Attributes:
-        recovered: What was found half done on entering.
+    Raises:
+        FileExistsError: There is something at `undo`, which may be the way back from an earlier
+            plan; nothing has been changed.
+        OSError: The undo plan cannot be written; nothing has been changed.
+
+    Shell: ``hamiregion limits apply FILE --root DIR``.
     """
-
-    def __init__(
-        self,
-        node: Node,
-        state: PlanState,
-        *,
-        force: bool = False,
-        guard: bool = False,
-        timeout_s: float = 10.0,
-    ) -> None:
-        self._node = node
-        self._state = state
-        self._force = force
-        self._guard = guard
-        self._timeout_s = timeout_s
-        self._held = contextlib.ExitStack()
-        self.recovered: tuple[Recovered, ...] = ()
-
-    def __enter__(self) -> Self:
-        """Wait for the turn.
-
-        Raises:
-            StateBusy: It did not come.
-            OSError: The state's directory cannot be used.
-        """
-        with contextlib.ExitStack() as held:
-            held.enter_context(self._state.applying(self._timeout_s))
-            self.recovered = recover(self._state)
-            self._held = held.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._held.close()
-
-    def apply(
-        self,
-        diff: PlanDiff | Iterable[ContainerDiff],
-        *,
-        undo: PathLike | None = None,
-        keep_undo: bool = True,
-        told: Callable[[ContainerOutcome], None] | None = None,
-    ) -> PlanResult:
-        """Make a diff's edits.
-
-        Args:
-            diff: From `diff_plan`, or some of its containers; those that are refused are left out.
-            undo: Where to write the undo plan, before the first edit: a file that is not there yet.
-                None means one of its own in the state's directory.
-            keep_undo: False writes no undo plan.
-            told: Called after each container.
-
-        Raises:
-            FileExistsError: There is something at `undo`, which may be the way back from an earlier
-                plan; nothing has been changed.
-            OSError: The journal or the undo plan cannot be written; nothing has been changed.
-        """
-        containers = diff.changes if isinstance(diff, PlanDiff) else diff
-        changes = tuple(each for each in containers if each.edits and not each.refused)
-        if not changes:
-            return PlanResult(())
-        undo_path = None
-        if keep_undo:
-            undo_path = self._write_undo(undo_plan(changes), undo)
-        outcomes = []
-        with self._journalled(changes) as settled:
-            for number, change in enumerate(changes):
-                outcome = self._change(change)
-                settled(number)
-                outcomes.append(outcome)
-                if told is not None:
-                    told(outcome)
-        return PlanResult(tuple(outcomes), undo_path)
-
-    def _write_undo(self, plan: LimitPlan, path: PathLike | None) -> str:
-        now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        text = _UNDO_COMMENT.format(now=now) + plan_text(plan)
-        if path is None:
-            return self._state.write_undo(text)
-        write_new(path, text)
-        return str(path)
-
-    @contextlib.contextmanager
-    def _journalled(self, changes: tuple[ContainerDiff, ...]) -> Iterator[Callable[[int], None]]:
-        # One value is one store, and needs no journal.
-        several = [number for number, change in enumerate(changes) if len(change.edits) > 1]
-        if not several:
-            yield lambda _: None
-            return
-        places = {number: place for place, number in enumerate(several)}
-        journal = Journal(self._state)
-
-        def settled(number: int) -> None:
-            if number in places:
-                journal.settled(places[number])
-
-        with guarded(self._state) if self._guard else contextlib.nullcontext():
-            journal.begin(_entry(changes[number]) for number in several)
-            try:
-                yield settled
-            finally:
-                # No exception comes between two stores; only a kill does.
-                journal.end()
-
-    def _change(self, change: ContainerDiff) -> ContainerOutcome:
-        try:
-            with self._node.open(change.container) as region:
-                _edit(region, change.edits, force=self._force)
-        except LimitConflict as error:
-            status, message = ChangeStatus.CONFLICT, str(error)
-        except LimitBelowUsage as error:
-            status, message = ChangeStatus.REFUSED, str(error)
-            if error.used_bytes is not None and error.requested_bytes is not None:
-                used, wanted = format_size(error.used_bytes), format_size(error.requested_bytes)
-                message = (
-                    f"device {error.device} uses {used} by now, more than the {wanted} of the plan"
-                )
-        except (RegionError, OSError, ValueError) as error:
-            status, message = ChangeStatus.FAILED, str(error)
-        else:
-            return ContainerOutcome(change, ChangeStatus.APPLIED)
-        return ContainerOutcome(change, status, printable(message))
+    containers = diff.changes if isinstance(diff, PlanDiff) else diff
+    changes = [each for each in containers if each.edits and not each.refused]
+    if not changes:
+        return PlanResult(())
+    now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    text = _UNDO_COMMENT.format(now=now) + plan_text(undo_plan(changes))
+    if undo is None:
+        undo_path = PlanState(state).write_undo(text)
+    else:
+        write_new(undo, text)
+        undo_path = str(undo)
+    outcomes = tuple(change_container(node, each, force=force) for each in changes)
+    return PlanResult(outcomes, undo_path)
 
 
-def _edit(region: Region, edits: tuple[PlannedEdit, ...], *, force: bool) -> None:
-    region.edit_limits(
-        [core_edit(edit.field, edit.device, edit.before, edit.after) for edit in edits],
-        force=force,
-    )
-
-
-def _entry(change: ContainerDiff) -> JournalEntry:
-    return JournalEntry(
-        change.path,
-        change.file_id,
-        change.layout,
-        tuple(Change(each.field, each.device, each.before, each.after) for each in change.edits),
-    )
+def change_container(node: Node, change: ContainerDiff, *, force: bool = False) -> ContainerOutcome:
+    """Make one container's edits, all of them or none."""
+    edits = [
+        LimitEdit(_KINDS[edit.field], edit.after, edit.device, edit.before) for edit in change.edits
+    ]
+    try:
+        with node.open(change.container) as region:
+            # What goes back may be of a device that without it has neither limit nor use.
+            former = {edit.device for edit in edits} - {None, *region.device_indices}
+            region.edit_limits(edits, force=force or bool(former))
+    except LimitConflict as error:
+        return ContainerOutcome(change, "conflict", printable(str(error)))
+    except LimitBelowUsage as error:
+        message = str(error)
+        if error.used_bytes is not None and error.requested_bytes is not None:
+            used, wanted = format_size(error.used_bytes), format_size(error.requested_bytes)
+            message = (
+                f"device {error.device} uses {used} by now, more than the {wanted} of the plan"
+            )
+        return ContainerOutcome(change, "refused", printable(message))
+    except (RegionError, OSError, ValueError) as error:
+        return ContainerOutcome(change, "failed", printable(str(error)))
+    return ContainerOutcome(change, "applied")

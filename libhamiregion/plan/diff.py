@@ -1,53 +1,48 @@
-"""What a plan would change on a node, and what it cannot reach, and why."""
+"""What a plan would change on a node, and what it leaves as it is, and why."""
 
 from __future__ import annotations
 
-import enum
 import glob
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import attrs
 
 from libhamiregion.effects import Effect, sm_limit_effects, sm_limit_stops_launches
 from libhamiregion.errors import RegionError
 from libhamiregion.text import printable
-from libhamiregion.units import format_size
+from libhamiregion.units import format_size, memory_limit_percent
 
-from .limit_plan import LimitField
-from .values import RegionValues, settled_snapshot
+from .limit_plan import LIMIT_FIELDS, LimitField
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from libhamiregion.layouts import Layout
-    from libhamiregion.models import RegionSnapshot
-    from libhamiregion.node.containers import Container, MissingReason
-    from libhamiregion.node.names import PodName
+    from libhamiregion.node.containers import Container
     from libhamiregion.node.node import Node
+    from libhamiregion.node.selector import Selector
+    from libhamiregion.region import Region
 
-    from .limit_plan import LimitPlan, Rule
-    from .values import KeptValue, ValueKey
+    from .limit_plan import LimitPlan, LimitValue, Rule
 
+#: A value of a container: its field, and the device's index, None for one of the whole container.
+ValueKey: TypeAlias = "tuple[LimitField, int | None]"
 
-class SkipReason(str, enum.Enum):
-    """Why something that a rule chooses is left as it is. Equal to its value, a plain string."""
-
-    #: The container has no region that can be read; `Skip.missing` tells why.
-    NO_REGION = "no_region"
-    #: Its region could not be read just now.
-    UNREADABLE = "unreadable"
-    #: Nobody knows the name of its pod, and the rule asks for it.
-    UNKNOWN_NAME = "unknown_name"
-    #: It has no device that the rule chooses.
-    NO_DEVICE = "no_device"
-    #: The memory limit would be less than what is in use.
-    BELOW_USAGE = "below_usage"
-    #: What is in use could not be told for certain, and the limit would be lowered.
-    UNSETTLED = "unsettled"
-
-    def __str__(self) -> str:
-        return self.value
+#: Why something that a rule chooses is left as it is. ``no_region``: the container has no region
+#: that can be read, `Container.missing` tells why; ``unreadable``: its region could not be read
+#: just now; ``unknown_name``: the name of its pod is not known, and the rule asks for it;
+#: ``no_device``: it has no device that the rule chooses; ``below_usage``: the memory limit would be
+#: less than what is in use; ``stops_launches``: the SM limit would stop what runs there for good;
+#: ``no_limit``: the rule has a percentage of a memory limit, and there is none.
+SkipReason: TypeAlias = Literal[
+    "no_region",
+    "unreadable",
+    "unknown_name",
+    "no_device",
+    "below_usage",
+    "stops_launches",
+    "no_limit",
+]
 
 
 @attrs.frozen
@@ -56,21 +51,17 @@ class Skip:
 
     Attributes:
         container: The container.
-        name: Its names; None if no resolver knows them.
-        reason: The kind of reason.
-        message: The same as a sentence, escaped.
+        reason: The kind of reason, a `SkipReason`.
+        message: The reason as a sentence, escaped.
         rules: Indices of the rules that choose it.
-        device: Index of the device; None where it is not about one.
-        missing: Why there is no region; None with other reasons.
+        device: Index of the device; None where the reason is not about one.
     """
 
     container: Container
-    name: PodName | None
     reason: SkipReason
     message: str
     rules: tuple[int, ...] = ()
     device: int | None = None
-    missing: MissingReason | None = None
 
 
 @attrs.frozen
@@ -78,10 +69,10 @@ class PlannedEdit:
     """One value that differs from what the plan says.
 
     Attributes:
-        field: What is edited.
+        field: ``memory_limit``, ``sm_limit`` or ``priority``.
         device: Index of the device; None for a priority.
         before: As it is: bytes, percent or a priority; None is unlimited.
-        after: As the plan says.
+        after: As the plan says, in the same unit.
         effect: Whether running processes will see it.
         rule: Index of the rule that counts; None where a value goes back to what it was before
             this plan or an earlier one set it.
@@ -101,47 +92,22 @@ class PlannedEdit:
 
 
 @attrs.frozen
-class Override:
-    """A value that two rules set differently; the later one counts.
-
-    Attributes:
-        field: What is set.
-        rule: Index of the rule that counts.
-        over: Index of the one that does not.
-        containers: How many containers are concerned.
-    """
-
-    field: LimitField
-    rule: int
-    over: int
-    containers: int
-
-
-@attrs.frozen
 class ContainerDiff:
-    """What a plan changes in one container, all of it or nothing.
+    """What a plan changes in one container: all of it or nothing.
 
     Attributes:
         container: The container.
-        name: Its names; None if no resolver knows them.
-        path: Its region's file.
-        file_id: That file's device and inode.
-        layout: The region's layout.
         edits: What differs; empty where the container is on the plan.
-        kept: How many values the plan sets that stand as it says.
         refused: Why none of the edits may be made; empty if they may.
         governed: The values that some rule sets, whether they differ or not.
+        file_id: Device and inode of the region's file.
     """
 
     container: Container
-    name: PodName | None
-    path: str
-    file_id: tuple[int, int]
-    layout: Layout
     edits: tuple[PlannedEdit, ...] = ()
-    kept: int = 0
     refused: tuple[Skip, ...] = ()
     governed: frozenset[ValueKey] = attrs.field(default=frozenset(), repr=False)
+    file_id: tuple[int, int] = attrs.field(default=(0, 0), repr=False)
 
 
 @attrs.frozen
@@ -150,16 +116,13 @@ class PlanDiff:
 
     Attributes:
         containers: Those that some rule chooses and whose region can be read.
-        skipped: What rules choose and cannot reach; with the containers' own `refused`, all that
-            stays off the plan.
+        skipped: What rules choose and cannot reach.
         unused: Indices of rules that choose no container of this node.
-        overrides: Rules that set what a later rule sets differently.
     """
 
     containers: tuple[ContainerDiff, ...]
     skipped: tuple[Skip, ...]
     unused: tuple[int, ...]
-    overrides: tuple[Override, ...]
 
     @property
     def changes(self) -> tuple[ContainerDiff, ...]:
@@ -169,8 +132,20 @@ class PlanDiff:
     @property
     def off_plan(self) -> tuple[Skip, ...]:
         """All that stays as it is although the plan says otherwise."""
-        refused = tuple(skip for each in self.containers for skip in each.refused)
-        return self.skipped + refused
+        return self.skipped + tuple(skip for each in self.containers for skip in each.refused)
+
+
+@attrs.frozen
+class Original:
+    """A value as it was before a plan changed it.
+
+    Attributes:
+        before: The value before the first change; None is unlimited.
+        ours: The values that may stand there without anybody else having set them.
+    """
+
+    before: int | None
+    ours: tuple[int | None, ...]
 
 
 def diff_plan(
@@ -178,259 +153,276 @@ def diff_plan(
     plan: LimitPlan,
     *,
     force: bool = False,
-    kept: Mapping[str, Mapping[ValueKey, KeptValue]] | None = None,
+    originals: Mapping[str, Mapping[ValueKey, Original]] | None = None,
     held: frozenset[str] = frozenset(),
 ) -> PlanDiff:
     """Compare a node with a plan. Nothing is changed.
 
-    Containers outside the node's roots are left alone: a directory's name is what tells which
-    container a plan means.
+    Containers outside the node's roots are left alone: only a directory's name says which
+    container a region belongs to.
 
     Args:
         node: As it was at its last refresh.
         plan: The plan.
-        force: Whether a memory limit may be less than what is in use.
-        kept: What earlier plans changed: by a container's directory, each value as it was before,
-            and the values that it may have been set to. What the plan sets no longer, and still
-            stands at one of these, goes back.
+        force: Whether a memory limit may be less than what is in use, and an SM limit may stop
+            what runs.
+        originals: What earlier plans changed, by a container's directory. What the plan sets no
+            longer, and still stands as it was set, goes back; percentages are of these values.
         held: UIDs of pods that are to be left alone.
 
     Raises:
         RegionClosed: The node has been closed.
+
+    Shell: ``hamiregion limits diff FILE``.
     """
-    return _Diff(node, plan, force, kept or {}, held).made()
+    rules = _Rules(plan)
+    found: list[ContainerDiff] = []
+    skipped: list[Skip] = []
+    used: set[int] = set()
+    for container in node.containers:
+        if container.directory is None or container.pod_uid in held:
+            continue
+        before = (originals or {}).get(container.directory, {})
+        candidates = rules.candidates(container.pod_uid)
+        if not candidates and not before:
+            continue
+        name = container.pod_name
+        chosen = [each for each in candidates if each[1].select.matches_container(container, name)]
+        used.update(number for number, _ in chosen)
+        if name is None:
+            skipped += _in_doubt(container, candidates, chosen)
+        if not chosen and not before:
+            continue
+        try:
+            compared = _Comparison(container, chosen, before, force=force)
+        except RegionError as error:
+            skipped += _skip(container, "unreadable", str(error), chosen)
+            continue
+        skipped += compared.skipped
+        if compared.diff is not None:
+            found.append(compared.diff)
+    unused = tuple(number for number in range(len(plan.rules)) if number not in used)
+    return PlanDiff(tuple(found), tuple(skipped), unused)
 
 
-class _Diff:
+NumberedRule: TypeAlias = "tuple[int, Rule]"
+
+
+class _Rules:
+    """A plan's rules by the pod that they name.
+
+    Plans that a program wrote name each pod; matching all of their rules with each container would
+    take the square of the time.
+    """
+
+    def __init__(self, plan: LimitPlan) -> None:
+        self._by_uid: dict[str, list[NumberedRule]] = defaultdict(list)
+        self._general: list[NumberedRule] = []
+        for number, rule in enumerate(plan.rules):
+            uid = rule.select.pod_uid
+            exact = uid is not None and not glob.has_magic(uid)
+            (self._by_uid[uid] if exact and uid else self._general).append((number, rule))
+
+    def candidates(self, pod_uid: str | None) -> list[NumberedRule]:
+        exact = self._by_uid.get(pod_uid or "", [])
+        return sorted([*self._general, *exact], key=lambda each: each[0])
+
+
+def _skip(
+    container: Container,
+    reason: SkipReason,
+    message: str,
+    rules: Iterable[NumberedRule],
+) -> list[Skip]:
+    numbers = tuple(number for number, _ in rules)
+    return [Skip(container, reason, printable(message), numbers)] if numbers else []
+
+
+def _in_doubt(
+    container: Container, candidates: list[NumberedRule], chosen: list[NumberedRule]
+) -> list[Skip]:
+    """Which rules might choose a container if the name of its pod were known."""
+
+    def might(rule: Rule) -> bool:
+        select = rule.select
+        nameless = attrs.evolve(select, namespace=None, pod=None)
+        return nameless != select and nameless.matches_container(container, None)
+
+    numbers = {number for number, _ in chosen}
+    rules = [each for each in candidates if each[0] not in numbers and might(each[1])]
+    message = "the name of its pod is not known here, and a rule asks for it"
+    return _skip(container, "unknown_name", message, rules)
+
+
+def _former_device(select: Selector) -> list[int]:
+    """The device of a rule for one container, as undo plans have them.
+
+    Where a container has not reported its devices, only limits and use tell which it has, and a
+    plan may have taken the last limit of one.
+    """
+    exact = select.pod_uid is not None and select.container is not None
+    index = select.device or ""
+    return [int(index)] if exact and index.isascii() and index.isdigit() else []
+
+
+@attrs.frozen
+class RegionDevice:
+    """A device that an edit can name.
+
+    Attributes:
+        index: Index of the device.
+        uuid: None until something in the container initialises NVML.
+    """
+
+    index: int
+    uuid: str | None
+
+
+def region_devices(region: Region) -> list[RegionDevice]:
+    """The devices of `Region.device_indices`.
+
+    Raises:
+        RegionStale, RegionCorrupt, RegionClosed: As `Region.snapshot`.
+    """
+    uuids = dict(enumerate(region.uuids))
+    return [RegionDevice(index, uuids.get(index)) for index in region.device_indices]
+
+
+def value_now(region: Region, key: ValueKey) -> int | None:
+    """A value as it stands in a region.
+
+    Raises:
+        RegionStale, RegionCorrupt, RegionClosed: As `Region.snapshot`.
+    """
+    field, device = key
+    if device is None:
+        return region.priority
+    return region.memory_limit(device) if field == "memory_limit" else region.sm_limit(device)
+
+
+class _Comparison:
+    """One container compared with the rules that choose it."""
+
     def __init__(
         self,
-        node: Node,
-        plan: LimitPlan,
-        force: bool,
-        kept: Mapping[str, Mapping[ValueKey, KeptValue]],
-        held: frozenset[str],
-    ) -> None:
-        self._node = node
-        self._rules = tuple(enumerate(plan.rules))
-        self._force = force
-        self._kept = kept
-        self._held = held
-        # Plans that were written by a program name each pod; looking at all of their rules for
-        # each container would take the square of the time.
-        self._by_uid: dict[str, list[tuple[int, Rule]]] = defaultdict(list)
-        self._general: list[tuple[int, Rule]] = []
-        for number, rule in self._rules:
-            uid = rule.select.pod_uid
-            if uid is not None and not glob.has_magic(uid):
-                self._by_uid[uid].append((number, rule))
-            else:
-                self._general.append((number, rule))
-        self._skipped: list[Skip] = []
-        self._used: set[int] = set()
-        self._overrides: dict[tuple[LimitField, int, int], int] = defaultdict(int)
-
-    def made(self) -> PlanDiff:
-        found = []
-        for container in self._node.containers:
-            if container.directory is None or container.pod_uid in self._held:
-                continue
-            diff = self._container(container, self._kept.get(container.directory, {}))
-            if diff is not None:
-                found.append(diff)
-        return PlanDiff(
-            tuple(found),
-            tuple(self._skipped),
-            tuple(number for number, _ in self._rules if number not in self._used),
-            tuple(
-                Override(field, rule, over, containers)
-                for (field, rule, over), containers in sorted(self._overrides.items())
-            ),
-        )
-
-    def _container(
-        self, container: Container, kept: Mapping[ValueKey, KeptValue]
-    ) -> ContainerDiff | None:
-        candidates = self._general
-        if container.pod_uid in self._by_uid:
-            candidates = sorted(
-                [*candidates, *self._by_uid[container.pod_uid]], key=lambda entry: entry[0]
-            )
-        if not candidates and not kept:
-            return None
-        name = self._node.pod_name(container)
-        rules = [
-            entry for entry in candidates if entry[1].select.matches_container(container, name)
-        ]
-        self._used.update(number for number, _ in rules)
-        if name is None:
-            self._skip_unnamed(container, candidates, rules)
-        if not rules and not kept:
-            return None
-        if container.region is None:
-            if rules:
-                missing = container.missing
-                self._skip(
-                    container,
-                    name,
-                    SkipReason.NO_REGION,
-                    "no region" if missing is None else missing.message,
-                    rules,
-                    missing=None if missing is None else missing.reason,
-                )
-            return None
-        try:
-            snapshot = settled_snapshot(container.region)
-            values = RegionValues(container.region, snapshot)
-            return self._compared(container, name, rules, values, kept)
-        except RegionError as error:
-            self._skip(container, name, SkipReason.UNREADABLE, str(error), rules)
-            return None
-
-    def _skip_unnamed(
-        self,
         container: Container,
-        candidates: list[tuple[int, Rule]],
-        chosen: list[tuple[int, Rule]],
-    ) -> None:
-        """Say which rules might choose a container, if somebody knew its names."""
-        in_doubt = []
-        for entry in candidates:
-            select = entry[1].select
-            if entry not in chosen and (select.namespace is not None or select.pod is not None):
-                rest = attrs.evolve(select, namespace=None, pod=None)
-                if rest.matches_container(container, None):
-                    in_doubt.append(entry)
-        if in_doubt:
-            message = "the name of its pod is not known here, and a rule asks for it"
-            self._skip(container, None, SkipReason.UNKNOWN_NAME, message, in_doubt)
-
-    def _skip(
-        self,
-        container: Container,
-        name: PodName | None,
-        reason: SkipReason,
-        message: str,
-        rules: list[tuple[int, Rule]],
+        rules: list[NumberedRule],
+        originals: Mapping[ValueKey, Original],
         *,
-        missing: MissingReason | None = None,
+        force: bool,
     ) -> None:
-        numbers = tuple(number for number, _ in rules)
-        self._skipped.append(
-            Skip(container, name, reason, printable(message), numbers, missing=missing)
-        )
-
-    def _compared(
-        self,
-        container: Container,
-        name: PodName | None,
-        rules: list[tuple[int, Rule]],
-        values: RegionValues,
-        kept: Mapping[ValueKey, KeptValue],
-    ) -> ContainerDiff:
-        wanted = self._wanted(container, name, rules, values)
-        edits = []
-        for key, (after, rule) in wanted.items():
-            before = values[key]
-            if before != after:
-                edits.append(PlannedEdit(*key, before, after, Effect.IMMEDIATE, rule))
-        for key, (before_us, ours) in kept.items():
-            now = values[key]
-            # What somebody else has set since is theirs.
-            if key not in wanted and now in ours and now != before_us:
-                edits.append(PlannedEdit(*key, now, before_us, Effect.IMMEDIATE))
-        ordered = _with_effects(values.snapshot, edits)
-        return ContainerDiff(
+        self._container = container
+        self._originals = originals
+        self.skipped: list[Skip] = []
+        self.diff: ContainerDiff | None = None
+        if container.region is None:
+            missing = container.missing
+            message = "no region" if missing is None else missing.message
+            self.skipped += _skip(container, "no_region", message, rules)
+            return
+        self._region = container.region
+        self._refused: list[Skip] = []
+        wanted = self._wanted(rules)
+        edits = self._ordered([*self._changed(wanted), *self._going_back(wanted)])
+        if not force:
+            self._check(edits)
+        self.diff = ContainerDiff(
             container,
-            name,
-            values.region.path,
-            values.region.file_id,
-            values.region.layout,
-            ordered,
-            sum(1 for edit in wanted if values[edit] == wanted[edit][0]),
-            () if self._force else tuple(_refusals(container, name, ordered, values)),
+            edits,
+            tuple(self._refused),
             frozenset(wanted),
+            self._region.file_id,
         )
 
-    def _wanted(
-        self,
-        container: Container,
-        name: PodName | None,
-        rules: list[tuple[int, Rule]],
-        values: RegionValues,
-    ) -> dict[ValueKey, tuple[int | None, int]]:
-        wanted: dict[ValueKey, tuple[int | None, int]] = {}
-        overrides: set[tuple[LimitField, int, int]] = set()
-        empty = []
+    def _wanted(self, rules: list[NumberedRule]) -> dict[ValueKey, tuple[LimitValue, int]]:
+        """What the rules set, each value with the rule that counts."""
+        wanted: dict[ValueKey, tuple[LimitValue, int]] = {}
+        there = region_devices(self._region)
+        without_device = []
         for number, rule in rules:
-            devices = values.chosen(rule)
+            devices = [each.index for each in there if rule.select.matches_device(each)]
+            if not devices and not self._region.device_count:
+                devices = _former_device(rule.select)
             if not devices:
-                empty.append((number, rule))
+                without_device.append((number, rule))
                 continue
-            for setting in rule.settings:
-                whole = setting.field is LimitField.PRIORITY
-                for device in (None,) if whole else devices:
-                    key = (setting.field, device)
-                    earlier = wanted.get(key)
-                    if earlier is not None and earlier[0] != setting.value:
-                        overrides.add((setting.field, number, earlier[1]))
-                    wanted[key] = (setting.value, number)
-        for override in overrides:
-            self._overrides[override] += 1
-        if empty:
-            message = _no_device(values.snapshot)
-            self._skip(container, name, SkipReason.NO_DEVICE, message, empty)
+            for field, value in rule.set:
+                for device in (None,) if field == "priority" else devices:
+                    wanted[field, device] = (value, number)
+        count = self._region.snapshot().device_count
+        message = f"it has no device that a rule chooses; it has {count}"
+        if not count:
+            message = "it has not reported its devices yet, so no uuid chooses one of them"
+        self.skipped += _skip(self._container, "no_device", message, without_device)
         return wanted
 
+    def _changed(self, wanted: Mapping[ValueKey, tuple[LimitValue, int]]) -> Iterator[PlannedEdit]:
+        for key, (value, rule) in wanted.items():
+            now = value_now(self._region, key)
+            after = value if not isinstance(value, str) else self._share(key, value, now, rule)
+            if now != after:
+                yield PlannedEdit(*key, now, after, Effect.IMMEDIATE, rule)
 
-def _no_device(snapshot: RegionSnapshot) -> str:
-    if not snapshot.device_count:
-        return "it has not told of its devices yet, so no rule can choose them by their uuids"
-    return f"it has no device that a rule chooses; it has {snapshot.device_count}"
-
-
-def _with_effects(snapshot: RegionSnapshot, edits: list[PlannedEdit]) -> tuple[PlannedEdit, ...]:
-    """The edits in the order in which they are made, each with its effect."""
-    order = list(LimitField)
-    edits.sort(key=lambda edit: (order.index(edit.field), edit.device or 0))
-    percents = [
-        (edit.device, edit.before, edit.after)
-        for edit in edits
-        if edit.field is LimitField.SM_LIMIT and edit.device is not None
-    ]
-    effects = {
-        change.device: change.effect
-        for change in sm_limit_effects(
-            snapshot.layout,
-            percents,
-            stops_launches=bool(snapshot.processes)
-            and any(sm_limit_stops_launches(snapshot.layout, *edit) for edit in percents),
+    def _share(self, key: ValueKey, percentage: str, now: int | None, rule: int) -> int | None:
+        """A percentage of a memory limit in bytes, rounded as the core does."""
+        original = self._originals.get(key)
+        base = now if original is None else original.before
+        share = (base or 0) * (memory_limit_percent(percentage) or 0) // 100
+        if share:
+            return share
+        limit = "unlimited" if base is None else format_size(base)
+        message = (
+            f"the memory limit of device {key[1]} is {limit}, and {percentage} of it is no limit"
         )
-    }
-    return tuple(
-        attrs.evolve(edit, effect=effects[edit.device])
-        if edit.field is LimitField.SM_LIMIT and edit.device is not None
-        else edit
-        for edit in edits
-    )
+        self._refuse("no_limit", message, key[1], rule)
+        return now
 
+    def _going_back(self, wanted: Mapping[ValueKey, object]) -> Iterator[PlannedEdit]:
+        for key, original in self._originals.items():
+            now = value_now(self._region, key)
+            # A value that somebody else has set since is theirs.
+            if key not in wanted and now in original.ours and now != original.before:
+                yield PlannedEdit(*key, now, original.before, Effect.IMMEDIATE)
 
-def _refusals(
-    container: Container, name: PodName | None, edits: Iterable[PlannedEdit], values: RegionValues
-) -> Iterable[Skip]:
-    for edit in edits:
-        rules = () if edit.rule is None else (edit.rule,)
-        if edit.field is not LimitField.MEMORY_LIMIT or edit.after is None or edit.device is None:
-            continue
-        used = values.used_bytes(edit.device)
-        if used > edit.after:
-            message = (
-                f"device {edit.device} uses {format_size(used)}, more than the"
-                f" {format_size(edit.after)} that the plan says"
-            )
-            yield Skip(container, name, SkipReason.BELOW_USAGE, message, rules, edit.device)
-        elif not values.snapshot.settled and (edit.before is None or edit.after < edit.before):
-            message = (
-                f"its figures did not stand still, so it is not certain that device {edit.device}"
-                f" uses no more than {format_size(edit.after)}"
-            )
-            yield Skip(container, name, SkipReason.UNSETTLED, message, rules, edit.device)
+    def _ordered(self, edits: list[PlannedEdit]) -> tuple[PlannedEdit, ...]:
+        """The edits in the order in which they are made, each with its effect."""
+        edits.sort(key=lambda edit: (LIMIT_FIELDS.index(edit.field), edit.device or 0))
+        sm = [
+            (edit.device or 0, edit.before, edit.after)
+            for edit in edits
+            if edit.field == "sm_limit"
+        ]
+        layout = self._region.layout
+        stops = any(sm_limit_stops_launches(layout, *edit) for edit in sm) and bool(
+            self._region.snapshot().processes
+        )
+        effects: dict[ValueKey, Effect] = {
+            ("sm_limit", change.device): change.effect
+            for change in sm_limit_effects(layout, sm, stops_launches=stops)
+        }
+        return tuple(attrs.evolve(e, effect=effects.get(e.key, e.effect)) for e in edits)
+
+    def _check(self, edits: Iterable[PlannedEdit]) -> None:
+        """Note which edits what runs there could not bear."""
+        for edit in edits:
+            if edit.effect is Effect.STOPS_LAUNCHES and edit.device == 0:
+                message = (
+                    "a running process that started without an SM limit would launch once more and"
+                    " then never again"
+                )
+                self._refuse("stops_launches", message, 0, edit.rule)
+            if edit.field != "memory_limit" or edit.device is None or edit.after is None:
+                continue
+            used = self._region.memory_used(edit.device)
+            if used > edit.after:
+                message = (
+                    f"device {edit.device} uses {format_size(used)}, more than the"
+                    f" {format_size(edit.after)} that the plan says"
+                )
+                self._refuse("below_usage", message, edit.device, edit.rule)
+
+    def _refuse(
+        self, reason: SkipReason, message: str, device: int | None, rule: int | None
+    ) -> None:
+        rules = () if rule is None else (rule,)
+        self._refused.append(Skip(self._container, reason, message, rules, device))

@@ -1,17 +1,20 @@
-"""This node's pods, kept as the Kubernetes API has them: list, watch, resume, and list again."""
+"""The annotations of a node's pods as a plan: listed once, then watched."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
+import socket
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
 from libhamiregion.node.daemon_names import kubernetes_client
 
-from .annotations import annotated_pod
+from .annotations import annotated_pod, plan_of_pods
+from .sources import SourceReading
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +28,6 @@ _LIST_LIMIT: Final = 256 << 20
 # A pod has 1.5 MiB at most: what etcd takes.
 _LINE_LIMIT: Final = 8 << 20
 _GONE: Final = 410
-_FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 30.0
 _CONNECT_TIMEOUT_S: Final = 10.0
 
@@ -42,30 +44,25 @@ class PodApiError(Exception):
         self.status = status
 
 
-class PodWatch:
-    """The pods of a node that have annotations of this library, up to date.
+class PodAnnotations:
+    """The ``hamiregion.io/…`` annotations of a node's pods as a source of a plan.
 
-    A thread lists them, then watches for changes from there on. A watch that ends, by itself or
+    A thread lists the pods, then watches for changes from there on. A watch that ends, by itself or
     because the connection broke, is resumed where it was; one that the server has forgotten (410)
     begins with a new list. What was known stays in force while the API cannot be reached.
 
-    Threads: may be shared.
+    Threads: `read` is for one at a time; the others may be called from any.
 
     Args:
         node: Only pods of this node, as the API selects them.
         kubeconfig: A kubeconfig file; without one the service account in a pod, else the default
             kubeconfig.
-        context: A context of the kubeconfig.
-        api_client: A ``kubernetes.client.ApiClient`` of the caller's own instead.
         watch_s: How long the server shall keep one watch open.
         first_pause_s: How long to wait after a first failure; each further one doubles it, up to
             30 s.
 
     Attributes:
         error: Why the API could not be used the last time; None if it could.
-        revision: A number that changes with every change of the pods.
-        lists: How often the pods have been listed.
-        watches: How often a watch has been begun or resumed.
 
     Raises:
         ModuleNotFoundError: The extra ``kubernetes`` is not installed.
@@ -78,10 +75,8 @@ class PodWatch:
         node: str,
         *,
         kubeconfig: PathLike | None = None,
-        context: str | None = None,
-        api_client: Any = None,
         watch_s: float = 240.0,
-        first_pause_s: float = _FIRST_PAUSE_S,
+        first_pause_s: float = 0.5,
     ) -> None:
         import kubernetes
         import urllib3.exceptions
@@ -96,24 +91,28 @@ class PodWatch:
             PodApiError,
         )
         self._selector = f"spec.nodeName={node}"
-        self._config = (None if kubeconfig is None else os.fspath(kubeconfig), context)
-        self._client = api_client
+        self._kubeconfig = None if kubeconfig is None else os.fspath(kubeconfig)
+        self._client: Any = None
         self._watch_s = watch_s
         self._first_pause_s = first_pause_s
         self._lock = threading.Lock()
         self._pods: dict[str, AnnotatedPod] | None = None
+        self._reading: SourceReading | None = None
         self._stopping = threading.Event()
         self._response: Any = None
         self._thread: threading.Thread | None = None
         self.error: str | None = None
-        self.revision = 0
-        self.lists = 0
-        self.watches = 0
 
-    def pods(self) -> tuple[AnnotatedPod, ...] | None:
-        """The annotated pods; None as long as they have never been listed."""
+    def read(self) -> SourceReading:
+        """The rules of all pods whose annotations are right; no plan before the first list."""
+        problems = {} if self.error is None else {"kubernetes": self.error}
         with self._lock:
-            return None if self._pods is None else tuple(self._pods.values())
+            if self._reading is None and self._pods is not None:
+                self._reading = plan_of_pods(self._pods.values())
+            found = self._reading
+        if found is None:
+            return SourceReading(None, problems)
+        return SourceReading(found.plan, {**problems, **found.problems}, found.held)
 
     def load(self) -> None:
         """List the pods here and now, once.
@@ -124,27 +123,29 @@ class PodWatch:
         try:
             self._list()
         except self._errors as error:
-            raise PodApiError(self._said(error), getattr(error, "status", None)) from error
+            raise PodApiError(self._error_text(error), getattr(error, "status", None)) from error
 
     def start(self) -> None:
         """Begin to list and to watch, in a thread."""
         if self._thread is None:
             # A daemon: a server that never answers must not keep the program from ending.
-            self._thread = threading.Thread(target=self._go_on, name="hami-pods", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="hami-pods", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
         """End the watch; may be called again."""
         self._stopping.set()
-        response = self._response
-        if response is not None:
-            _shut(response)
+        opened = getattr(getattr(self._response, "connection", None), "sock", None)
+        if opened is not None:
+            # This wakes the thread that reads from it.
+            with contextlib.suppress(OSError):
+                opened.shutdown(socket.SHUT_RDWR)
         if self._thread is not None:
             self._thread.join(_CONNECT_TIMEOUT_S)
 
     # ---- the thread -----------------------------------------------------------------------------
 
-    def _go_on(self) -> None:
+    def _run(self) -> None:
         version: str | None = None
         failures = 0
         while not self._stopping.is_set():
@@ -152,12 +153,11 @@ class PodWatch:
             try:
                 if version is None:
                     version = self._list()
-                begun_s = time.monotonic()
-                accepted = False
-                for reached in self._watch(version):
-                    # That it was accepted may be all that comes of it, again and again.
-                    failures = 0 if accepted else failures
-                    version, accepted, self.error = reached, True, None
+                    begun_s = time.monotonic()
+                for number, reached in enumerate(self._watch(version)):
+                    # That the watch was accepted may be all that comes of it, again and again.
+                    failures = 0 if number else failures
+                    version, self.error = reached, None
                 # The server ends a watch after its time. One that is ended at once is no watch.
                 if time.monotonic() - begun_s >= self._first_pause_s:
                     failures = 0
@@ -168,10 +168,9 @@ class PodWatch:
                 if time.monotonic() - begun_s >= _LONGEST_PAUSE_S:
                     failures = 0
                 if getattr(error, "status", None) == _GONE:
-                    # The server has forgotten what came after that version.
                     version = None
                 else:
-                    self.error = self._said(error)
+                    self.error = self._error_text(error)
             pause_s = min(self._first_pause_s * 2 ** min(failures, 16), _LONGEST_PAUSE_S)
             failures += 1
             # Many nodes lose one server at the same moment, and must not come back at one.
@@ -181,11 +180,9 @@ class PodWatch:
         """List all pods; returns the version from which to watch."""
         pods: dict[str, AnnotatedPod] = {}
         total = 0
-        token = None
-        version = ""
+        query: dict[str, Any] = {"limit": _PAGE}
         while True:
-            response = self._ask(limit=_PAGE, _continue=token)
-            raw = response.data
+            raw = self._ask(**query).data
             total += len(raw)
             if total > _LIST_LIMIT:
                 raise PodApiError(f"a listing of more than {_LIST_LIMIT} bytes")
@@ -194,20 +191,16 @@ class PodWatch:
             if not isinstance(items, list) or not isinstance(metadata, dict):
                 raise PodApiError("the answer is no list of pods")
             for item in items:
-                key = _key(item)
                 pod = annotated_pod(item)
-                if key is not None and pod is not None:
-                    pods[key] = pod
-            version = str(metadata.get("resourceVersion") or "")
-            token = metadata.get("continue")
-            if not token:
+                if pod is not None:
+                    pods[_uid(item)] = pod
+            query["_continue"] = metadata.get("continue")
+            if not query["_continue"]:
                 break
         with self._lock:
-            self._pods = pods
-            self.revision += 1
-            self.lists += 1
+            self._pods, self._reading = pods, None
         self.error = None
-        return version
+        return str(metadata.get("resourceVersion") or "")
 
     def _watch(self, version: str) -> Iterator[str]:
         """Follow the changes after a version; yields each version that has been reached."""
@@ -219,7 +212,6 @@ class PodWatch:
             timeout_seconds=max(1, int(self._watch_s)),
             _request_timeout=(_CONNECT_TIMEOUT_S, self._watch_s + _CONNECT_TIMEOUT_S),
         )
-        self.watches += 1
         self._response = response
         try:
             if self._stopping.is_set():
@@ -228,7 +220,7 @@ class PodWatch:
             yield version
             for line in _lines(response):
                 reached = self._take(_object(line))
-                if reached is not None:
+                if reached:
                     yield reached
         finally:
             self._response = None
@@ -236,6 +228,7 @@ class PodWatch:
             response.release_conn()
 
     def _take(self, event: dict[str, Any]) -> str | None:
+        """Take one event of the watch; returns the version that it brings."""
         kind, item = event.get("type"), event.get("object")
         if not isinstance(item, dict):
             raise PodApiError("an event of the watch has no object")
@@ -243,27 +236,25 @@ class PodWatch:
             status = item.get("code")
             message = item.get("message") or item.get("reason") or "an error"
             raise PodApiError(str(message), status if isinstance(status, int) else None)
-        metadata = item.get("metadata")
-        version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
-        key = _key(item)
-        if kind in {"ADDED", "MODIFIED", "DELETED"} and key is not None:
+        uid = _uid(item)
+        if kind in {"ADDED", "MODIFIED", "DELETED"} and uid:
             pod = None if kind == "DELETED" else annotated_pod(item)
             with self._lock:
                 assert self._pods is not None  # noqa: S101 (a watch follows a list)
-                before = self._pods.get(key)
-                if pod is not None:
-                    self._pods[key] = pod
+                if pod != self._pods.get(uid):
+                    self._reading = None
+                if pod is None:
+                    self._pods.pop(uid, None)
                 else:
-                    self._pods.pop(key, None)
-                if pod != before:
-                    self.revision += 1
-        return version if isinstance(version, str) and version else None
+                    self._pods[uid] = pod
+        version = _metadata(item).get("resourceVersion")
+        return version if isinstance(version, str) else None
 
     # ---- the connection -------------------------------------------------------------------------
 
     def _ask(self, **query: Any) -> Any:
         if self._client is None:
-            self._client = kubernetes_client(self._kubernetes, *self._config)
+            self._client = kubernetes_client(self._kubernetes, self._kubeconfig)
         api = self._kubernetes.client.CoreV1Api(self._client)
         query.setdefault("_request_timeout", (_CONNECT_TIMEOUT_S, 60.0))
         # Raw: the client's models refuse what a newer server may send.
@@ -276,7 +267,7 @@ class PodWatch:
             raise PodApiError(_reason(response.status, raw), response.status)
         return response
 
-    def _said(self, error: Exception) -> str:
+    def _error_text(self, error: Exception) -> str:
         if isinstance(error, self._kubernetes.client.ApiException):
             return _reason(error.status, error.body) if error.status else str(error.reason)
         return str(error) or type(error).__name__
@@ -292,10 +283,14 @@ def _object(raw: bytes) -> dict[str, Any]:
     return value
 
 
-def _key(item: Any) -> str | None:
+def _metadata(item: Any) -> dict[str, Any]:
     metadata = item.get("metadata") if isinstance(item, dict) else None
-    uid = metadata.get("uid") if isinstance(metadata, dict) else None
-    return uid if isinstance(uid, str) else None
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def _uid(item: Any) -> str:
+    uid = _metadata(item).get("uid")
+    return uid if isinstance(uid, str) else ""
 
 
 def _reason(status: int, raw: Any) -> str:
@@ -310,23 +305,8 @@ def _lines(response: Any) -> Iterator[bytes]:
     waiting = bytearray()
     for chunk in response.stream(amt=None, decode_content=False):
         waiting += chunk
-        while (end := waiting.find(b"\n")) >= 0:
-            line = bytes(waiting[:end])
-            del waiting[: end + 1]
-            if line.strip():
-                yield line
+        *lines, rest = waiting.split(b"\n")
+        waiting = rest
+        yield from (bytes(line) for line in lines if line.strip())
         if len(waiting) > _LINE_LIMIT:
             raise PodApiError(f"an event of more than {_LINE_LIMIT} bytes")
-
-
-def _shut(response: Any) -> None:
-    """Wake the thread that reads from it."""
-    import socket
-
-    connection = getattr(response, "connection", None)
-    opened = getattr(connection, "sock", None)
-    if opened is not None:
-        try:
-            opened.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return

@@ -1,24 +1,22 @@
-"""Where a plan comes from that a node is kept on: a file, the annotations of pods, or both."""
+"""Where a plan comes from: a file, the annotations of pods (`.pods`), or both."""
 
 from __future__ import annotations
 
+import operator
 import os
 import time
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
-from .annotations import plan_of_pods
-from .limit_plan import LimitPlan, PlanError, parse_plan, read_plan_file
+from .document import PlanError
+from .limit_plan import LimitPlan
+from .plan_file import parse_plan, read_plan_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping, Sequence
 
     from libhamiregion.errors import PathLike
-
-    from .annotations import AnnotationPlan
-    from .limit_plan import Rule
-    from .pods import PodWatch
 
 # An editor that does not replace the file writes it within this time.
 _BEING_WRITTEN_S = 0.2
@@ -29,7 +27,8 @@ class SourceReading:
     """What a source says now.
 
     Attributes:
-        plan: The plan; None as long as nothing is known, and then nothing is to be changed.
+        plan: The plan; None as long as nothing is known, and then nothing is to be changed. The
+            same object as before where nothing has changed.
         problems: What is wrong, by what it is about (a path, ``namespace/pod``, ``kubernetes``).
             What was known before stays in force.
         held: The UIDs of pods that are to be left as they are.
@@ -44,24 +43,10 @@ class PlanSource(Protocol):
     """Anything that says which plan a node is to be kept on."""
 
     def read(self) -> SourceReading:
-        """What it says now; never waits, never raises for what others have written."""
+        """What it says now. Never waits, never raises for what others have written."""
 
     def close(self) -> None:
         """Give back what it holds."""
-
-
-class FixedPlan:
-    """A plan that does not change."""
-
-    def __init__(self, plan: LimitPlan) -> None:
-        self._reading = SourceReading(plan)
-
-    def read(self) -> SourceReading:
-        """The plan."""
-        return self._reading
-
-    def close(self) -> None:
-        """Do nothing; it holds nothing."""
 
 
 class PlanFile:
@@ -83,39 +68,23 @@ class PlanFile:
         self._raw: bytes | None = None
         self._reading = SourceReading(None)
 
-    def load(self) -> None:
-        """Read it for the first time, while somebody is there to correct it.
-
-        Raises:
-            PlanError: It is no plan.
-            OSError: It cannot be read.
-        """
-        raw = read_plan_file(self.path)
-        self._reading = SourceReading(parse_plan(raw, self.path))
-        self._raw = raw
-
     def read(self) -> SourceReading:
         """The plan as it is, or as it was when it was last good."""
+        plan = self._reading.plan
         try:
-            raw = read_plan_file(self.path)
-            if raw == self._raw:
+            raw = read_plan_file(self.path, wait=False)
+            if raw == self._raw or (self._raw is not None and self._is_being_written()):
                 return self._reading
-            if self._raw is not None and self._is_being_written():
-                return self._reading
-            plan = parse_plan(raw, self.path)
-        except PlanError as error:
             self._raw = raw
-            return self._failed(str(error))
+            self._reading = SourceReading(parse_plan(raw, self.path))
+        except PlanError as error:
+            self._reading = SourceReading(plan, {self.path: str(error)})
         except OSError as error:
             # When it is back, it is looked at even if it is the same.
             self._raw = None
-            return self._failed(f"{self.path}: {error.strerror or error}")
-        self._raw = raw
-        self._reading = SourceReading(plan)
-        return self._reading
-
-    def _failed(self, message: str) -> SourceReading:
-        self._reading = SourceReading(self._reading.plan, {self.path: message})
+            self._reading = SourceReading(
+                plan, {self.path: f"{self.path}: {error.strerror or error}"}
+            )
         return self._reading
 
     def _is_being_written(self) -> bool:
@@ -126,77 +95,33 @@ class PlanFile:
         """Do nothing; it holds nothing."""
 
 
-class PodAnnotations:
-    """The annotations of this node's pods as a plan.
-
-    Threads: one at a time.
-
-    Args:
-        pods: The pods; `close` closes it.
-    """
-
-    def __init__(self, pods: PodWatch) -> None:
-        self.pods = pods
-        self._revision: int | None = None
-        self._found: AnnotationPlan | None = None
-
-    def read(self) -> SourceReading:
-        """The rules of all pods whose annotations are right."""
-        error = self.pods.error
-        problems = {} if error is None else {"kubernetes": error}
-        revision = self.pods.revision
-        if revision != self._revision:
-            pods = self.pods.pods()
-            self._found = None if pods is None else plan_of_pods(pods)
-            self._revision = revision
-        if self._found is None:
-            return SourceReading(None, problems)
-        return SourceReading(self._found.plan, {**problems, **self._found.errors}, self._found.held)
-
-    def close(self) -> None:
-        """End the watch of the pods."""
-        self.pods.close()
-
-
-class SeveralSources:
+def join_readings(
+    readings: Sequence[SourceReading], before: SourceReading | None = None
+) -> SourceReading:
     """Several sources as one; where they set the same value, the later one counts.
 
-    Nothing is known until each of them knows something.
-
-    Threads: one at a time.
+    Args:
+        readings: What each source says. Nothing is known until each of them knows something.
+        before: The last result; its plan is returned again where no source's plan has changed.
     """
-
-    def __init__(self, sources: Iterable[PlanSource]) -> None:
-        self.sources = tuple(sources)
-        self._plans: tuple[LimitPlan | None, ...] = ()
-        self._plan: LimitPlan | None = None
-
-    def read(self) -> SourceReading:
-        """The rules of all sources, in order."""
-        readings = [source.read() for source in self.sources]
-        plans = tuple(reading.plan for reading in readings)
-        # The same plans are the same object again, so that nobody compares thousands of rules.
-        if len(plans) != len(self._plans) or any(
-            new is not old for new, old in zip(plans, self._plans, strict=True)
+    plans = [reading.plan for reading in readings]
+    plan: LimitPlan | None = None
+    if len(plans) == 1:
+        plan = plans[0]
+    elif None not in plans:
+        rules = tuple(rule for each in plans if each is not None for rule in each.rules)
+        known = None if before is None else before.plan
+        # Rules of plans that have not changed are the same objects.
+        if (
+            known is not None
+            and len(known.rules) == len(rules)
+            and all(map(operator.is_, known.rules, rules))
         ):
-            self._plans = plans
-            self._plan = _joined(plans)
-        return SourceReading(
-            self._plan,
-            {key: text for reading in readings for key, text in reading.problems.items()},
-            frozenset().union(*(reading.held for reading in readings)),
-        )
-
-    def close(self) -> None:
-        """Close all of them."""
-        for source in self.sources:
-            source.close()
-
-
-def _joined(plans: Iterable[LimitPlan | None]) -> LimitPlan | None:
-    rules: list[Rule] = []
-    for plan in plans:
-        if plan is None:
-            return None
-        rules += plan.rules
-    return LimitPlan(tuple(rules))
+            plan = known
+        else:
+            plan = LimitPlan(rules)
+    return SourceReading(
+        plan,
+        {key: text for reading in readings for key, text in reading.problems.items()},
+        frozenset().union(*(reading.held for reading in readings)),
+    )

@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import glob
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from libhamiregion.errors import RegionError
 from libhamiregion.layouts import DEVICE_CAPACITY
-from libhamiregion.node.selecting import Selector
+from libhamiregion.node.selector import Selector
 from libhamiregion.text import printable
-from libhamiregion.units import MAX_SIZE_BYTES
 
-from .limit_plan import LimitField, LimitPlan, Rule, Setting
-from .values import covered_devices
+from .diff import region_devices, value_now
+from .limit_plan import LimitPlan, Limits, Rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from libhamiregion.node.node import Node
     from libhamiregion.region import Region
 
-    from .diff import ContainerDiff
+    from .diff import ContainerDiff, ValueKey
 
 _NO_UNICODE = re.compile("[\ud800-\udfff]")
 
@@ -36,9 +35,7 @@ def undo_plan(changes: Iterable[ContainerDiff]) -> LimitPlan:
     """
     rules: list[Rule] = []
     for change in changes:
-        rules += exact_rules(
-            change.container, [(edit.field, edit.device, edit.before) for edit in change.edits]
-        )
+        rules += exact_rules(change.container, ((edit.key, edit.before) for edit in change.edits))
     return LimitPlan(tuple(rules), name="undo")
 
 
@@ -58,43 +55,35 @@ def export_plan(node: Node, select: Selector | None = None) -> LimitPlan:
     chosen = Selector() if select is None else select
     rules: list[Rule] = []
     for container in node.containers:
-        if container.directory is None or container.region is None:
+        region = container.region
+        if container.directory is None or region is None:
             continue
-        if not chosen.matches_container(container, node.pod_name(container)):
-            continue
-        with contextlib.suppress(RegionError):
-            rules += exact_rules(container, _values(container.region, chosen))
+        if chosen.matches(container):
+            with contextlib.suppress(RegionError):
+                keys = _keys(region, chosen)
+                rules += exact_rules(container, [(key, value_now(region, key)) for key in keys])
     return LimitPlan(tuple(rules))
 
 
-def _values(region: Region, chosen: Selector) -> list[tuple[LimitField, int | None, int | None]]:
-    snapshot = region.snapshot()
-    values: list[tuple[LimitField, int | None, int | None]] = []
-    if chosen.device is None:
-        values.append((LimitField.PRIORITY, None, snapshot.priority))
-    for device in covered_devices(region, snapshot):
+def _keys(region: Region, chosen: Selector) -> list[ValueKey]:
+    keys: list[ValueKey] = [("priority", None)] if chosen.device is None else []
+    for device in region_devices(region):
         if chosen.matches_device(device):
-            values += [
-                (LimitField.MEMORY_LIMIT, device.index, device.memory_limit_bytes),
-                (LimitField.SM_LIMIT, device.index, device.sm_limit_percent),
-            ]
-    return values
+            keys += [("memory_limit", device.index), ("sm_limit", device.index)]
+    return keys
 
 
-def exact_rules(
-    container: Container, values: Iterable[tuple[LimitField, int | None, int | None]]
-) -> list[Rule]:
+def exact_rules(container: Container, values: Iterable[tuple[ValueKey, int | None]]) -> list[Rule]:
     """Rules for one container and nothing else, one per device."""
-    by_device: dict[int | None, list[Setting]] = {}
-    for field, device, value in values:
-        settings = by_device.setdefault(device, [])
-        if _is_plannable(field, value):
-            settings.append(Setting(field, value))
+    by_device: dict[int | None, dict[str, Any]] = {}
+    for (field, device), value in values:
+        # No plan can hold the negative priority of a damaged region.
+        if field != "priority" or (value is not None and value >= 0):
+            by_device.setdefault(device, {})[field] = value
     alike = [by_device.get(device) for device in range(DEVICE_CAPACITY)]
     if alike[0] is not None and all(each == alike[0] for each in alike):
-        # A container that has not told of its devices: it will not turn out to have 16.
-        whole = by_device.get(None, []) + alike[0]
-        by_device = {None: whole}
+        # A container that has not reported its devices: it will not turn out to have 16.
+        by_device = {None: by_device.get(None, {}) | alike[0]}
     name = printable(f"{container.pod_uid}/{container.name}", 200)
     return [
         Rule(
@@ -103,11 +92,10 @@ def exact_rules(
                 container=_exact(container.name or ""),
                 device=None if device is None else str(device),
             ),
-            tuple(settings),
+            Limits(**limits),
             name if device is None else f"{name} device {device}",
         )
-        for device, settings in sorted(by_device.items(), key=_none_first)
-        if settings
+        for device, limits in sorted(by_device.items(), key=_none_first)
     ]
 
 
@@ -118,9 +106,3 @@ def _none_first(item: tuple[int | None, object]) -> int:
 def _exact(text: str) -> str:
     """The pattern of one text only; what is no Unicode, as a file's name may hold, is a `?`."""
     return _NO_UNICODE.sub("?", glob.escape(text))
-
-
-def _is_plannable(field: LimitField, value: int | None) -> bool:
-    if field is LimitField.PRIORITY:
-        return value is not None and value >= 0
-    return value is None or value <= MAX_SIZE_BYTES

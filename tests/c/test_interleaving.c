@@ -271,12 +271,13 @@ static struct {
     uint32_t at[MAX_BURSTS], to[MAX_BURSTS];
 } plan;
 
-/* A load takes 10 ns, whatever else the machine does. */
+/* A load takes 10 ns, and so does a look at the clock, whatever else the machine does. */
 static uint64_t now_ns;
 
 int hooked_clock_gettime(clockid_t clock, struct timespec *now)
 {
     (void)clock;
+    now_ns += 10;
     *now = (struct timespec){(time_t)(now_ns / 1000000000), (long)(now_ns % 1000000000)};
     return 0;
 }

@@ -13,12 +13,13 @@ static uint32_t loads, store_at;
 static void (*store)(const struct region_file *file);
 static const struct region_file *stored_file;
 
-/* A load takes 10 ns, whatever else the machine does. */
+/* A load takes 10 ns, and so does a look at the clock, whatever else the machine does. */
 static uint64_t now_ns;
 
 int hooked_clock_gettime(clockid_t clock, struct timespec *now)
 {
     (void)clock;
+    now_ns += 10;
     *now = (struct timespec){(time_t)(now_ns / 1000000000), (long)(now_ns % 1000000000)};
     return 0;
 }

@@ -1,11 +1,13 @@
 """What is no region file is refused, each kind with its own error and a hint."""
 
 import ctypes
+import itertools
 import os
 import signal
 import socket
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -372,8 +374,12 @@ def test_a_name_that_changes_hands_gives_the_region_or_the_error(
     make(other, secret.path)
     opened = 0
     refused_as: list[str] = []
+    deadline = time.monotonic() + 30
     with exchanged_without_pause(file.path, other):
-        for attempt in range(6000):
+        for attempt in itertools.count():
+            if attempt >= 6000 and min(opened, len(refused_as)) > 100:
+                break
+            assert time.monotonic() < deadline, (opened, len(refused_as))
             try:
                 with open_region(file, writable=attempt % 2 == 1) as region:
                     # Never what a link points to.
@@ -381,6 +387,4 @@ def test_a_name_that_changes_hands_gives_the_region_or_the_error(
                 opened += 1
             except NotARegion as error:
                 refused_as.append(str(error))
-    assert opened > 100
-    assert len(refused_as) > 100
     assert all(kind in message for message in refused_as)

@@ -1,5 +1,6 @@
 """The programs of `tests/c`: built by its Makefile, each once, and run."""
 
+import fcntl
 import json
 import shutil
 import subprocess
@@ -11,22 +12,26 @@ import pytest
 SOURCES = Path(__file__).resolve().parents[1] / "c"
 
 
-def build(tool: str) -> Path:
+def build(tool: str, variant: str = "tools") -> Path:
     """Where `tool` is, made from the sources as they are; skips where that cannot be."""
-    target = f"build/tools/{tool}"
-    make(target)
+    for needed in ("make", "cc"):
+        if shutil.which(needed) is None:
+            pytest.skip(f"needs {needed} for {tool}")
+    if not (SOURCES.parents[1] / "csrc").is_dir():
+        pytest.skip("needs the C sources beside the tests")
+    target = f"build/{variant}/{tool}"
+    # Test processes that run at the same time share one directory of built programs.
+    with (SOURCES / "Makefile").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        called(["make", "-C", str(SOURCES), target])
     return SOURCES / target
 
 
-def make(target: str) -> None:
-    """Have a target made; what make and the programs say comes with the failure."""
-    for needed in ("make", "cc"):
-        if shutil.which(needed) is None:
-            pytest.skip(f"needs {needed} for {target}")
-    if not (SOURCES.parents[1] / "csrc").is_dir():
-        pytest.skip("needs the C sources beside the tests")
+def called(command: list[str]) -> None:
+    """Run a command to its end; what it prints comes with the failure."""
     done = subprocess.run(
-        ["make", "-C", str(SOURCES), target],
+        command,
+        cwd=SOURCES,
         check=False,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

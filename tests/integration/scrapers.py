@@ -17,7 +17,7 @@ import attrs
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from typing_extensions import Self
 
@@ -27,6 +27,26 @@ PROMETHEUS_ACCEPT = (
     "text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
 )
 GOOD_REQUEST = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+class TextSource:
+    """What a server serves in place of a node: always the same text."""
+
+    def __init__(self, text: bytes, reason: str | None = None) -> None:
+        self.text = text
+        self.reason = reason
+
+    def pieces(
+        self,
+        openmetrics: bool = False,
+        *,
+        names: Collection[str] | None = None,  # noqa: ARG002
+    ) -> Iterator[memoryview]:
+        view = memoryview(self.text + b"# EOF\n" * openmetrics)
+        yield from (view[at : at + 100_000] for at in range(0, len(view), 100_000))
+
+    def not_ready(self) -> str | None:
+        return self.reason
 
 
 @attrs.frozen

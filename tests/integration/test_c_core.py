@@ -8,4 +8,4 @@ PROGRAMS = sorted(path.stem for path in c_tools.SOURCES.glob("test_*.c"))
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_program(program: str) -> None:
-    c_tools.make(f"build/check/{program}.passed")
+    c_tools.called([str(c_tools.build(program, "check"))])

@@ -1,5 +1,6 @@
 """What the driver says: GPUs, MIG devices, and processes, with a region and without."""
 
+import os
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -7,16 +8,18 @@ from pathlib import Path
 
 import pytest
 from containers import needs_namespaces
-from exposition import Exposition, NodeFiles, parsed
+from exposition import WITHOUT_DOCTOR, Exposition, NodeFiles, parsed
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, MIG, MIG_B, OTHER, SECOND
 from gpu_node import GpuNode, container_id, gpu_nodes
 from own_cgroups import needs_cgroups
 from patience import eventually
+from poke import RegionFile
 
-from libhamiregion.exporter import Bounds, NodeExporter
+from libhamiregion import Layout
+from libhamiregion.exporter import NodeExporter, SeriesLimits
 from libhamiregion.node import Node, NvmlSample, NvmlSampler, ProcessTable
-from libhamiregion.node.nvml.timeout_sampler import PatientDriver
+from libhamiregion.node.nvml.timeout_sampler import TimeoutSampler
 
 HOST = {
     "node": "worker-1",
@@ -53,7 +56,7 @@ def exported(node: Node, sampler: NvmlSampler, **options: object) -> Exposition:
         node,
         sampler=sampler,
         node_name="worker-1",
-        **{"doctor": False, **options},  # type: ignore[arg-type]
+        **{"collectors": WITHOUT_DOCTOR, **options},  # type: ignore[arg-type]
     )
     return parsed(exporter.render())
 
@@ -126,13 +129,11 @@ def test_a_driver_that_goes_takes_its_series_with_it_and_nothing_else(
     files = NodeFiles(tmp_path)
     files.region(uuids=[GPU])
     with files.open() as node:
-        exporter = NodeExporter(node, sampler=sampler, doctor=False)
+        exporter = NodeExporter(node, sampler=sampler, collectors=WITHOUT_DOCTOR)
         assert "hami_host_gpu_memory_used_bytes" in parsed(exporter.render()).names
         fake_driver.unload()
         exporter.refresh()
         found = parsed(exporter.render())
-        assert exporter.status().nvml == "driver_not_loaded"
-        assert dict(exporter.landing().rows)["NVIDIA driver"].startswith("driver_not_loaded")
     assert "hami_host_gpu_memory_used_bytes" not in found.names
     assert found.value("hamiregion_nvml_up") == 0
     assert found.labels("hamiregion_nvml_info")["state"] == "driver_not_loaded"
@@ -145,10 +146,10 @@ def test_what_the_driver_says_does_not_hang_on_the_rest_and_nothing_holds_for_ev
     sampler: NvmlSampler,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("libhamiregion.exporter.refreshing._OVERDUE_S", 0.5)
+    monkeypatch.setattr("libhamiregion.exporter.schedule._OVERDUE_S", 0.5)
     fake_driver.play(CARD)
     files = NodeFiles(tmp_path)
-    files.region(uuids=[GPU])
+    region = RegionFile(files.region(uuids=[GPU]), Layout.V1_2)
     proc = tmp_path / "proc"
     proc.symlink_to("/proc")
     looked = {"hamiregion_container_processes", "hamiregion_device_memory_dead_bytes"}
@@ -161,13 +162,15 @@ def test_what_the_driver_says_does_not_hang_on_the_rest_and_nothing_holds_for_ev
         NodeExporter(
             node,
             sampler=sampler,
-            doctor=False,
+            collectors=WITHOUT_DOCTOR,
             scan_interval_s=0.05,
             process_interval_s=0.05,
         ) as exporter,
     ):
         assert {"hami_host_gpu_memory_used_bytes", *looked} <= names()
         proc.unlink()
+        # A process that has not been proved yet makes /proc necessary.
+        region.add_process(os.getpid())
         eventually(lambda: looked.isdisjoint(names()))
         assert "hami_host_gpu_memory_used_bytes" in names()
         fake_driver.unload()
@@ -197,7 +200,7 @@ class HangingSampler(NvmlSampler):
 def test_a_driver_that_hangs_holds_nothing_up_but_its_own_figures(
     tmp_path: Path, fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("libhamiregion.exporter.refreshing._DRIVER_PATIENCE_S", 0.1)
+    monkeypatch.setattr("libhamiregion.exporter.collectors.nvml._TIMEOUT_S", 0.1)
     fake_driver.play(CARD)
     files = NodeFiles(tmp_path)
     files.region(pod="first", uuids=[GPU])
@@ -206,12 +209,11 @@ def test_a_driver_that_hangs_holds_nothing_up_but_its_own_figures(
     with (
         sampler,
         files.open() as node,
-        NodeExporter(node, sampler=sampler, doctor=False, **intervals) as exporter,
+        NodeExporter(node, sampler=sampler, collectors=WITHOUT_DOCTOR, **intervals) as exporter,
     ):
         found = parsed(exporter.render())
         assert found.value("hamiregion_nvml_up") == 0
         assert found.labels("hamiregion_nvml_info")["state"] == "no_answer"
-        assert exporter.status().nvml == "no_answer"
         assert exporter.not_ready() is None, "the regions can be read"
         files.region(pod="late", uuids=[GPU])
         eventually(lambda: b'"late"' in exporter.render(names={"hami_vgpu_memory_used_bytes"}))
@@ -226,7 +228,7 @@ def test_what_the_sampler_raises_comes_to_who_asks(fake_driver: FakeDriver) -> N
         def sample(self) -> NvmlSample:
             raise MemoryError("no memory")
 
-    driver = PatientDriver(Failing(fake_driver.library))
+    driver = TimeoutSampler(Failing(fake_driver.library))
     with pytest.raises(MemoryError, match="no memory"):
         driver.sample()
     assert not driver.hangs
@@ -234,9 +236,8 @@ def test_what_the_sampler_raises_comes_to_who_asks(fake_driver: FakeDriver) -> N
 
 def test_without_a_sampler_nothing_is_said_of_the_driver(tmp_path: Path) -> None:
     with NodeFiles(tmp_path).open() as node:
-        exporter = NodeExporter(node, doctor=False)
+        exporter = NodeExporter(node, collectors=WITHOUT_DOCTOR)
         assert "hamiregion_nvml_up" not in parsed(exporter.render()).names
-        assert exporter.status().nvml is None
 
 
 def test_a_region_on_a_mig_device_is_told_with_its_instances(
@@ -423,12 +424,12 @@ def test_too_many_of_them_are_summed_up_per_gpu(
     fake_driver.play(CARD, *lines)
     name = "hamiregion_unaccounted_process_memory_driver_bytes"
     with node.open() as opened:
-        found = exported(opened, sampler, bounds=Bounds(unaccounted_per_container=2))
+        found = exported(opened, sampler, limits=SeriesLimits(unaccounted_per_container=2))
         assert len(found.series(name)) == 2 + 1 + 1
         assert found.value(name, host_pid="other") == 2 * MIB
         assert found.labels(name, host_pid="other")["device_uuid"] == GPU
         assert found.value(name, host_pid=str(bystander)) == MIB
-        found = exported(opened, sampler, bounds=Bounds(unaccounted=1))
+        found = exported(opened, sampler, limits=SeriesLimits(unaccounted=1))
         assert len(found.series(name)) == 1 + 1
         assert sum(found.series(name).values()) == 5 * MIB
 

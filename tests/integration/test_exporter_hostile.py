@@ -9,11 +9,11 @@ from pathlib import Path
 import attrs
 import pytest
 from actors import Actor
-from exposition import NodeFiles, parsed
+from exposition import WITHOUT_DOCTOR, NodeFiles, parsed
 from poke import DEVICES, SLOTS, RegionFile
 
 from libhamiregion import Layout
-from libhamiregion.exporter import Bounds, NodeExporter
+from libhamiregion.exporter import NodeExporter, SeriesLimits
 from libhamiregion.node import ChainedNames, Node, PodName
 from libhamiregion.text import printable
 
@@ -23,7 +23,7 @@ CONTAINER_FAMILIES = 20
 
 
 def exporter_of(node: Node, **options: object) -> NodeExporter:
-    return NodeExporter(node, **{"doctor": False, **options})  # type: ignore[arg-type]
+    return NodeExporter(node, **{"collectors": WITHOUT_DOCTOR, **options})  # type: ignore[arg-type]
 
 
 def test_1024_invented_processes_get_no_series_of_their_own(tmp_path: Path) -> None:
@@ -59,8 +59,8 @@ def test_more_real_processes_than_allowed_are_summed_up_and_nothing_is_lost(
         each("slot.charge", 1, (number + 1) << 10)
         each("region.set_utilization", each.pid, 0, sm=10 * (number + 1), enc=number)
     with files.open() as node:
-        bounds = Bounds(processes_per_container=3)
-        found = parsed(exporter_of(node, bounds=bounds).render())
+        limits = SeriesLimits(processes_per_container=3)
+        found = parsed(exporter_of(node, limits=limits).render())
         for name, expected in (
             ("hamiregion_process_memory_used_bytes", {"0": 15 << 20, "1": 15 << 10}),
             ("hamiregion_process_sm_utilization_ratio", {"0": 1.5, "1": 0}),
@@ -73,9 +73,9 @@ def test_more_real_processes_than_allowed_are_summed_up_and_nothing_is_lost(
         other = found.value("hamiregion_process_memory_used_bytes", pid="other", vdevice_index="0")
         assert other == 9 << 20
         assert found.value("hamiregion_container_processes_folded") == 2
-        by_rows = parsed(exporter_of(node, bounds=Bounds(rows_per_container=4)).render())
+        by_rows = parsed(exporter_of(node, limits=SeriesLimits(rows_per_container=4)).render())
         assert len(by_rows.series("hamiregion_process_memory_used_bytes")) == 4 + 2
-        by_node = parsed(exporter_of(node, bounds=Bounds(rows_per_node=2)).render())
+        by_node = parsed(exporter_of(node, limits=SeriesLimits(rows_per_node=2)).render())
         assert len(by_node.series("hamiregion_process_memory_used_bytes")) == 2 + 2
         assert (
             "hamiregion_container_processes_folded" not in parsed(exporter_of(node).render()).names
@@ -212,7 +212,7 @@ def test_names_of_4_kib_from_a_resolver_are_cut_and_still_told_apart(tmp_path: P
     files.region("one", uuids=[UUID])
     files.region("two", uuids=[UUID])
     liar = Liar(PodName("n" * 4096, 'p"\n\\' * 1024, None))
-    with Node(files.root, names=ChainedNames([liar]), outside=False) as node:
+    with Node(files.root, names=ChainedNames([liar])) as node:
         found = parsed(exporter_of(node).render())
     series = found.series("hami_vgpu_memory_used_bytes")
     assert len(series) == 2

@@ -30,7 +30,7 @@ MISSING = "hamiregion_container_missing_info"
 GIB = 1 << 30
 MIB = 1 << 20
 QUICKLY = (
-    "--no-nvml",
+    "--no-collector.nvml",
     "--scan-interval",
     "0.2",
     "--process-interval",

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exposition import Exposition, NodeFiles, parsed, pod_of
+from exposition import WITHOUT_DOCTOR, Exposition, NodeFiles, parsed, pod_of
 from golden_regions import NAMES, GoldenRegion
 from poke import RegionFile
 
@@ -25,7 +25,7 @@ class Served:
         self.regions = {name: self.files.golden(name) for name in NAMES}
         self.before_s = int(time.time())
         with self.files.open() as node:
-            exporter = NodeExporter(node, legacy=legacy, doctor=False)
+            exporter = NodeExporter(node, legacy=legacy, collectors=WITHOUT_DOCTOR)
             self.exposition: Exposition = parsed(exporter.render())
         self.after_s = int(time.time())
 
@@ -187,7 +187,7 @@ def test_slots_of_status_0_count_for_libvgpu_and_not_for_the_monitor(tmp_path: P
     file.put("slot_status", 0, slot=1)
     gone = golden.expected["processes"][1]["devices"]
     with files.open() as node:
-        found = parsed(NodeExporter(node, legacy=True, doctor=False).render())
+        found = parsed(NodeExporter(node, legacy=True, collectors=WITHOUT_DOCTOR).render())
     for device in (0, 1):
         at = {"vdevice_index": str(device)}
         enforced = golden.expected["device_used"][device]
@@ -211,7 +211,7 @@ def test_a_kernel_of_the_future_was_just_now(
     golden = files.golden("1.2-one-process")
     RegionFile(golden.path, golden.layout).put("last_kernel_time", int(time.time()) + ahead_s)
     with files.open() as node:
-        found = parsed(NodeExporter(node, doctor=False).render())
+        found = parsed(NodeExporter(node, collectors=WITHOUT_DOCTOR).render())
     values = found.series("hami_container_last_kernel_elapsed_seconds").values()
     assert len(values) == 2
     assert set(values) <= elapsed
@@ -222,7 +222,7 @@ def test_a_first_launch_makes_a_series_appear(tmp_path: Path) -> None:
     file = RegionFile(files.region(uuids=["GPU-a"]), Layout.V1_2)
     file.put("last_kernel_time", 0)
     with files.open() as node:
-        exporter = NodeExporter(node, doctor=False)
+        exporter = NodeExporter(node, collectors=WITHOUT_DOCTOR)
         assert parsed(exporter.render()).series("hami_container_last_kernel_elapsed_seconds") == {}
         file.put("last_kernel_time", int(time.time()) + 60)
         assert parsed(exporter.render()).value("hami_container_last_kernel_elapsed_seconds") == 0
@@ -232,7 +232,7 @@ def test_a_device_without_a_uuid_has_no_series_until_it_has_one(tmp_path: Path) 
     files = NodeFiles(tmp_path)
     file = RegionFile(files.region(memory_limits=["1GiB", "2GiB"]), Layout.V1_2)
     with files.open() as node:
-        exporter = NodeExporter(node, doctor=False)
+        exporter = NodeExporter(node, collectors=WITHOUT_DOCTOR)
         first = parsed(exporter.render())
         assert first.series("hami_vgpu_memory_limit_bytes") == {}
         assert len(first.series("hamiregion_container_info")) == 1

@@ -3,6 +3,8 @@
 import contextlib
 import os
 import resource
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,17 +12,19 @@ import pytest
 from actors import Actor
 from containers import Container as Processes
 from containers import Starter, containers, needs_namespaces
+from namespaces import NEW_NAMESPACE
 from node_root import Root
 from own_cgroups import cgroup_of_pod
 from patience import eventually
 from poke import RegionFile, RegionFileFactory
 
 from libhamiregion import Layout, Region, RegionClosed, RegionStale, create_region, open_region
-from libhamiregion.node import Container, MissingReason, Node, NodeChanges
+from libhamiregion.node import Container, MissingReason, Node, NodeChanges, ProcessTable, outside
 
 GIB = 1 << 30
 POD, ID = "6d2b8f5e-3c1a-4b7d-9e0f-1a2b3c4d5e6f", "c0ffee42" * 8
 MakeActor = Callable[..., Actor]
+SCENES = Path(__file__).with_name("outside_scenes.py")
 
 
 @pytest.fixture
@@ -36,7 +40,7 @@ def root(tmp_path: Path) -> Root:
 
 @pytest.fixture
 def node(root: Root) -> Iterator[Node]:
-    with Node(root) as node:
+    with Node(root, outside=True) as node:
         yield node
 
 
@@ -62,14 +66,10 @@ def region_of(container: Container) -> Region:
 
 
 def private(start: Starter, directory: Path) -> Processes:
-    """A container with a file system of its own at that place."""
+    """A container with a region of its own at that place."""
     directory.mkdir()
-    script = f'mount -t tmpfs none {directory} && exec "$@"'
-    inside = start(1, ("unshare", "--mount", "sh", "-c", script, "sh"))
-    create_region(
-        Path(f"/proc/{inside.host_pid}/root{directory}/cudevshr.cache"), memory_limits=(GIB,)
-    )
-    return inside
+    create_region(directory / "cudevshr.cache", memory_limits=(GIB,))
+    return start(1)
 
 
 @needs_namespaces
@@ -127,7 +127,7 @@ def test_a_node_that_shall_not_look_outside_does_not(
 ) -> None:
     inside = private(container, tmp_path / "private")
     inside.tell("attach", tmp_path / "private/cudevshr.cache")
-    with Node(root, outside=False) as node:
+    with Node(root) as node:
         node.refresh()
         assert node.containers == ()
         assert node.view() == ()
@@ -154,7 +154,7 @@ def test_it_stays_while_anybody_maps_it_and_goes_with_the_last(
     assert before.is_stale()
     before.snapshot()
     with node.open(found) as opened:
-        assert opened.path.startswith(f"/proc/{survivor.pid_here}/root/")
+        assert opened.path.startswith(f"/proc/{survivor.pid_here}/map_files/")
     survivor.kill()
     changes = node.refresh()
     assert found in changes.removed
@@ -211,11 +211,11 @@ def test_a_file_that_was_unlinked_is_read_on_where_it_was_open(
     with pytest.raises(RegionStale, match="deleted or replaced"):
         node.open(found)
     # Who comes later has no name to open it by.
-    with Node(root) as late:
+    with Node(root, outside=True) as late:
         missing = refreshed(late, user.pid_here).missing
         assert missing is not None
         assert missing.reason is MissingReason.STALE
-        assert not late.refresh().replaced
+        assert not mapped_by(late.refresh().replaced, user.pid_here)
 
 
 def test_a_file_that_took_its_name_is_another_region(
@@ -274,14 +274,14 @@ def test_a_region_of_the_roots_is_not_found_a_second_time(
         "damaged",
         "two",
     ]
-    assert not node.refresh()
+    assert not any(each.directory for each in node.refresh().replaced)
 
 
 def test_a_directory_that_appears_while_processes_are_read_is_still_inside(
     actor: MakeActor, root: Root
 ) -> None:
     """A view reads the directories before the processes."""
-    with Node(root) as node:
+    with Node(root, outside=True) as node:
         node.refresh()
         user = actor()
         read = node.processes.refresh
@@ -353,6 +353,28 @@ def test_a_file_of_another_name_is_told_by_its_length(
     assert region_of(refreshed(node, user.pid_here)).layout is layout
 
 
+# ---- file systems that hang, and those that do not ----
+
+
+@needs_namespaces
+@pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="needs /dev/fuse")
+@pytest.mark.parametrize(
+    "scene",
+    [
+        "dead_fuse_over_the_directory",
+        "command_line_beside_a_dead_fuse",
+        "file_on_a_fuse",
+        "region_on_an_overlay",
+        "mount_of_the_containers_own",
+    ],
+)
+def test_no_file_system_of_a_container_is_walked(scene: str, tmp_path: Path) -> None:
+    """What the host has mounted is found by map_files, what a container has is left alone."""
+    command = [*NEW_NAMESPACE, sys.executable, str(SCENES), scene, str(tmp_path)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
 # ---- hostile ----
 
 MAP_MANY = """
@@ -376,13 +398,13 @@ def test_a_process_that_maps_a_thousand_files_hides_no_others_and_costs_a_bounde
     (tmp_path / "many").mkdir()
     hostile("evaluate", MAP_MANY, directory=str(tmp_path / "many"), count=1000)
     tried: list[int] = []
-    look_at = node.processes.open_mapped
+    open_mapped = outside.open_mapped
 
-    def counted(mapped: object, **options: object) -> Region:
-        tried.append(mapped.pids[0])  # type: ignore[attr-defined]
-        return look_at(mapped, **options)  # type: ignore[arg-type]
+    def counted(table: ProcessTable, mapped: outside.MappedRegion) -> Region:
+        tried.append(mapped.pids[0])
+        return open_mapped(table, mapped)
 
-    monkeypatch.setattr(node.processes, "open_mapped", counted)
+    monkeypatch.setattr(outside, "open_mapped", counted)
     for _ in range(3):
         node.refresh()
         assert region_of(mapped_by(node.containers, honest.pid_here)[0]).snapshot()

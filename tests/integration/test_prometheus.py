@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from fake_nvml.driver import FakeDriver
 
-    from libhamiregion.exporter.metrics import MetricFamily
+    from libhamiregion.exporter import MetricFamily
 
 pytestmark = needs_prometheus
 
@@ -111,10 +111,10 @@ def test_a_container_without_figures_has_its_reason(prometheus: Prometheus) -> N
 
 
 def test_prometheus_knows_type_and_help_of_every_metric(prometheus: Prometheus) -> None:
-    from libhamiregion.exporter.metrics import CATALOGUE
+    from libhamiregion.exporter import FAMILIES
 
     known = prometheus.get("/api/v1/metadata")
-    families: dict[str, MetricFamily] = {family.name: family for family in CATALOGUE}
+    families: dict[str, MetricFamily] = {family.name: family for family in FAMILIES}
     exported = {
         name for name in prometheus.get("/api/v1/label/__name__/values") if name in families
     }

@@ -11,7 +11,6 @@ import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import attrs
 import pytest
@@ -21,6 +20,7 @@ from scrapers import (
     GOOD_REQUEST,
     Crowd,
     Scraper,
+    TextSource,
     ask,
     asks_by_halves,
     asks_without_reading,
@@ -97,12 +97,8 @@ def here() -> Iterator[Callable[..., str]]:
     with contextlib.ExitStack() as stack:
 
         def start(size: int = 1000, **limits: Any) -> str:
-            text = b"x 1\n" * (size // 4)
-            server = MetricsServer(
-                lambda *, openmetrics: text + b"# EOF\n" * openmetrics,
-                "127.0.0.1:0",
-                limits=ServerLimits(**limits),
-            )
+            source = TextSource(b"x 1\n" * (size // 4))
+            server = MetricsServer(source, "127.0.0.1:0", limits=ServerLimits(**limits))
             return stack.enter_context(server).urls[0]
 
         yield start
@@ -250,37 +246,17 @@ def ask_patiently(url: str) -> int:
     return 0
 
 
-def test_who_has_most_connections_loses_them_first(here: Callable[..., str]) -> None:
-    url = here(connections=10)
-    parts = urlsplit(url)
-    with contextlib.ExitStack() as stack:
-        idle = [stack.enter_context(Scraper(url)) for _ in range(2)]
-        for each in idle:
-            assert each.ask().status == 200
-        for number in range(30):
-            # One of another address has just been let in each time.
-            crowd = socket.create_connection(
-                (parts.hostname, parts.port), timeout=20, source_address=("127.0.0.2", 0)
-            )
-            stack.enter_context(crowd)
-            with contextlib.suppress(OSError):
-                crowd.sendall(GOOD_REQUEST)
-                assert crowd.recv(1000) or number > 8
-        # The longest idle of all, and still there.
-        for each in idle:
-            assert each.ask().status == 200
-
-
 def test_when_all_are_busy_one_more_is_refused_and_nothing_else_happens() -> None:
     go_on = threading.Event()
 
-    def render(*, openmetrics: bool) -> bytes:  # noqa: ARG001
-        assert go_on.wait(20)
-        return b"done 1\n"
+    class Waiting(TextSource):
+        def pieces(self, *_: Any, **__: Any) -> Iterator[memoryview]:
+            assert go_on.wait(20)
+            yield memoryview(b"done 1\n")
 
     limits = ServerLimits(connections=4)
     with (
-        MetricsServer(render, "127.0.0.1:0", limits=limits) as server,
+        MetricsServer(Waiting(b""), "127.0.0.1:0", limits=limits) as server,
         contextlib.ExitStack() as stack,
     ):
         url = server.urls[0]
@@ -341,7 +317,7 @@ def test_an_answer_is_not_mixed_up_with_another(impatient: Served) -> None:
             for _ in range(20):
                 text = scraper.ask(accept_encoding="gzip").text
                 number = int(text.rpartition(" ")[2])
-                lines = 200_000 // len('served{line="00000000"} 1\n')
+                lines = 200_000 // len('served{line="00000000"} 0123456789012\n')
                 assert text.count("\n") == lines + 1
                 assert number > last
                 last = number

@@ -189,7 +189,8 @@ def test_what_a_region_repeats_is_counted_once(
     pod.region.put("proc_num", 200)
     fake_driver.play(CARD, f"process 0 compute {host_pid} {300 * MIB}")
     rows = node.processes(nvml_sampler)
-    assert {row.host_pid for row in rows} == {host_pid}
+    assert {row.host_pid for row in rows} == {host_pid, None}
+    assert sum(row.slots for row in rows) == 200
     figures = [each for row in rows for each in driver_bytes(row) if each is not None]
     assert figures == [300 * MIB]
 

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 COMMAND = (sys.executable, "-m", "libhamiregion")
 PATIENCE_S = 30.0
 
-# The terminal has to control the process, so that what is typed there reaches it as a signal.
+# The terminal has to control the process, so that what is typed there reaches it as a signal. A
+# shell that runs tests in the background has them ignore Ctrl-C, and their children too.
 TAKE_TERMINAL = (
-    "import fcntl, os, sys, termios;"
+    "import fcntl, os, signal, sys, termios; signal.signal(signal.SIGINT, signal.SIG_DFL);"
     " fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
 )
 
@@ -38,7 +39,9 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """An environment that says nothing about terminals but what a test says."""
     silent = {"NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TTY_COMPATIBLE", "COLORTERM"}
     kept = {name: value for name, value in os.environ.items() if name not in silent}
-    return {**kept, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", **(extra or {})}
+    # What pytest's workers have of a terminal's size comes also with what was made of os.environ.
+    said = {name: value for name, value in (extra or {}).items() if os.environ.get(name) != value}
+    return {**kept, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", **said}
 
 
 def run(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -59,7 +62,8 @@ def run(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Com
 def start(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
     """Start `hamiregion ARGUMENTS` in a pipe, for tests that read while it runs."""
     return subprocess.Popen(
-        [*COMMAND, *arguments],
+        # It takes Ctrl-C also where the tests themselves were started to ignore it.
+        ["env", "--default-signal=INT", *COMMAND, *arguments],
         env=environment(env),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -72,10 +76,14 @@ class Terminal:
     """`hamiregion ARGUMENTS` on a terminal of its own; `screen` is all that it wrote to it."""
 
     def __init__(
-        self, *arguments: str, env: Mapping[str, str] | None = None, columns: int = 100
+        self,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        columns: int = 100,
+        rows: int = 40,
     ) -> None:
         self.master, slave = pty.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.process = subprocess.Popen(
             [sys.executable, "-c", TAKE_TERMINAL, *COMMAND, *arguments],
             env=environment(env),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
-from cli_process import on_terminal, run
-from poke import truncate
+from cli_process import on_terminal
+from integration.called import call
 
 import libhamiregion as hami
 
@@ -16,16 +15,10 @@ GIB = 2**30
 UUIDS = ("GPU-9f1c2a60-0d5e-4c3b-8a77-1b2f6e5d4c30", "GPU-4b7d8e12-6a9f-4f01-b3c5-7e8d9a0b1c2d")
 
 
-def made(
-    directory: Path, layout: hami.Layout = hami.Layout.V1_2, memory: tuple[int, ...] = (8, 4)
-) -> str:
+def made(directory: Path, layout: hami.Layout = hami.Layout.V1_2) -> str:
     path = str(directory / "usage.cache")
     hami.create_region(
-        path,
-        memory_limits=[gib * GIB for gib in memory],
-        sm_limits=(50,),
-        uuids=UUIDS,
-        layout=layout,
+        path, memory_limits=(8 * GIB, 4 * GIB), sm_limits=(50,), uuids=UUIDS, layout=layout
     )
     return path
 
@@ -45,144 +38,106 @@ def sm_limits(path: str) -> tuple[int | None, int | None]:
         return region.sm_limit(0), region.sm_limit(1)
 
 
-# ---- get ----------------------------------------------------------------------
+# ---- get ----------------------------------------------------------------------------------------
 
 
-def test_get_as_json(path: str) -> None:
-    answer = json.loads(run("limits", "get", path, "--json").stdout)
+def test_get_shows_the_limits_of_every_device(path: str) -> None:
+    first = {"index": 0, "memory_limit_bytes": 8 * GIB, "sm_limit_percent": 50}
+    second = {"index": 1, "memory_limit_bytes": 4 * GIB, "sm_limit_percent": None}
+    answer = json.loads(call("limits", "get", path, "--json").stdout)
     assert answer == {
         "path": path,
         "layout": "1.2",
-        "devices": [
-            {
-                "index": 0,
-                "memory_limit_bytes": 8 * GIB,
-                "memory_used_bytes": 0,
-                "sm_limit_percent": 50,
-            },
-            {
-                "index": 1,
-                "memory_limit_bytes": 4 * GIB,
-                "memory_used_bytes": 0,
-                "sm_limit_percent": None,
-            },
-        ],
+        "devices": [{**first, "memory_used_bytes": 0}, {**second, "memory_used_bytes": 0}],
     }
-
-
-def test_get_in_a_pipe(path: str) -> None:
-    assert run("limits", "get", path).stdout == (
+    assert call("limits", "get", path).stdout == (
         "DEVICE  MEM-LIMIT  MEM-USED  SM-LIMIT\n"
         "0       8GiB       0B        50%\n"
         "1       4GiB       0B        unlimited\n"
     )
-
-
-def test_get_on_a_terminal(path: str) -> None:
     text = on_terminal("limits", "get", path).text
     assert "8 GiB" in text
     assert "unlimited" in text
 
 
-def test_get_of_one_device_reaches_those_not_shown(path: str) -> None:
-    (device,) = json.loads(run("limits", "get", path, "--device", "9", "--json").stdout)["devices"]
-    assert device["index"] == 9
-    assert device["memory_limit_bytes"] is None
+def test_get_of_one_device_by_index_or_uuid(path: str) -> None:
+    for device, index in (("9", 9), (UUIDS[1], 1)):
+        answer = call("limits", "get", path, "--device", device, "--json")
+        (found,) = json.loads(answer.stdout)["devices"]
+        assert found["index"] == index
+    assert call("limits", "get", path, "--device", "GPU-none").returncode == 2
 
 
-# ---- set ----------------------------------------------------------------------
+# ---- set ----------------------------------------------------------------------------------------
 
 
 def test_set_says_before_after_and_when_it_takes_effect(path: str) -> None:
-    answer = run("limits", "set", path, "--memory", "6GiB", "--sm", "30%")
+    answer = call("limits", "set", path, "--memory", "75%", "--sm", "30%")
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout == (
         "device 0: memory limit 8 GiB -> 6 GiB, at once, also in running processes\n"
-        "device 1: memory limit 4 GiB -> 6 GiB, at once, also in running processes\n"
+        "device 1: memory limit 4 GiB -> 3 GiB, at once, also in running processes\n"
         "device 0: SM limit 50 % -> 30 %, for processes started from now on\n"
         "device 1: SM limit unlimited -> 30 %, for processes started from now on\n"
     )
-    assert memory_limits(path) == (6 * GIB, 6 * GIB)
+    assert memory_limits(path) == (6 * GIB, 3 * GIB)
     assert sm_limits(path) == (30, 30)
+    again = call("limits", "set", path, "--memory", "6144m", "--device", UUIDS[0])
+    assert again.stdout == "device 0: memory limit 6 GiB -> 6 GiB (unchanged)\n"
 
 
-def test_set_on_a_terminal(path: str) -> None:
-    text = on_terminal("limits", "set", path, "--memory", "6GiB", "--device", "0").text
-    assert text.rstrip() == (
-        "device 0: memory limit 8 GiB -> 6 GiB, at once, also in running processes"
-    )
-
-
-def test_set_as_json(path: str) -> None:
-    answer = run("limits", "set", path, "--device", "0", "--memory", "unlimited", "--json")
+def test_set_as_json_and_on_a_terminal(path: str) -> None:
+    answer = call("limits", "set", path, "--device", "0", "--memory", "unlimited", "--json")
+    change = {"limit": "memory", "device": 0, "before": 8 * GIB, "after": None}
     assert json.loads(answer.stdout) == {
         "path": path,
         "layout": "1.2",
         "dry_run": False,
-        "changes": [
-            {
-                "limit": "memory",
-                "device": 0,
-                "before": 8 * GIB,
-                "after": None,
-                "effect": "immediate",
-            }
-        ],
+        "changes": [{**change, "effect": "immediate"}],
     }
     assert memory_limits(path) == (None, 4 * GIB)
+    text = on_terminal("limits", "set", path, "--memory", "6GiB", "--device", "0").text
+    assert text.rstrip() == (
+        "device 0: memory limit unlimited -> 6 GiB, at once, also in running processes"
+    )
 
 
-@pytest.mark.parametrize("layout", hami.Layout)
-def test_the_effect_told_is_that_of_the_layout(layout: hami.Layout, tmp_path: Path) -> None:
-    path = made(tmp_path, layout)
-    with hami.open_region(path, writable=True) as region:
-        (expected,) = region.set_sm_limit(30, device=0, dry_run=True)
-    answer = run("limits", "set", path, "--sm", "30", "--device", "0", "--json")
-    (change,) = json.loads(answer.stdout)["changes"]
-    assert change["effect"] == expected.effect.value
+def test_a_dry_run_changes_nothing_and_says_so(path: str) -> None:
+    before = Path(path).read_bytes()
+    for arguments in (("--memory", "6g"), ("--sm", "20"), ("--sm", "unlimited")):
+        answer = call("limits", "set", path, *arguments, "--dry-run")
+        assert " -> " in answer.stdout
+        assert answer.stdout.endswith("\ndry run: nothing was written\n")
+        as_json = json.loads(call("limits", "set", path, *arguments, "--dry-run", "--json").stdout)
+        assert as_json["dry_run"] is True
+        assert Path(path).read_bytes() == before
 
 
-def test_an_unchanged_limit_is_called_so(path: str) -> None:
-    answer = run("limits", "set", path, "--memory", "8192m", "--device", "0")
-    assert answer.stdout == "device 0: memory limit 8 GiB -> 8 GiB (unchanged)\n"
-
-
-@pytest.mark.parametrize("arguments", [("--memory", "6g"), ("--sm", "20"), ("--sm", "unlimited")])
-def test_a_dry_run_changes_nothing_and_says_so(path: str, arguments: tuple[str, ...]) -> None:
-    before = memory_limits(path), sm_limits(path)
-    answer = run("limits", "set", path, *arguments, "--dry-run")
-    assert answer.returncode == 0
-    assert " -> " in answer.stdout
-    assert answer.stdout.endswith("\ndry run: nothing was written\n")
-    as_json = json.loads(run("limits", "set", path, *arguments, "--dry-run", "--json").stdout)
-    assert as_json["dry_run"] is True
-    assert (memory_limits(path), sm_limits(path)) == before
-
-
-def test_a_limit_below_usage_is_refused_with_both_numbers(path: str) -> None:
+def test_a_limit_below_usage_is_refused_unless_forced(path: str) -> None:
+    """Two limits are checked before either is stored."""
     with hami.open_region(path, writable=True) as region, region.attach() as slot:
         slot.charge(0, 5 * GIB)
-        for dry in ((), ("--dry-run",)):
-            answer = run("limits", "set", path, "--device", "0", "--memory", "3GiB", *dry)
-            assert answer.returncode == 1
-            assert answer.stdout == ""
-            assert answer.stderr.startswith("Error: device 0 uses 5 GiB, more than the 3 GiB")
-            assert "--force" in answer.stderr
-            assert memory_limits(path) == (8 * GIB, 4 * GIB)
-        forced = run("limits", "set", path, "--device", "0", "--memory", "3GiB", "--force")
-    assert forced.returncode == 0
+        lower = ("limits", "set", path, "--device", "0", "--memory", "3GiB")
+        for more in ((), ("--dry-run",), ("--sm", "10")):
+            answer = call(*lower, *more)
+            assert (answer.returncode, answer.stdout) == (1, "")
+            assert "device 0 uses 5 GiB" in answer.stderr
+            assert (memory_limits(path), sm_limits(path)) == ((8 * GIB, 4 * GIB), (50, None))
+        assert call(*lower, "--force").returncode == 0
     assert memory_limits(path) == (3 * GIB, 4 * GIB)
 
 
-def test_two_limits_are_checked_before_one_is_stored(path: str) -> None:
-    with hami.open_region(path, writable=True) as region, region.attach() as slot:
-        slot.charge(0, 5 * GIB)
-        answer = run("limits", "set", path, "--sm", "10", "--memory", "3GiB")
-    assert answer.returncode == 1
-    assert sm_limits(path) == (50, None)
-
-
-# ---- --if-equals ----------------------------------------------------------------
+def test_an_sm_limit_that_would_stop_running_processes_needs_force(tmp_path: Path) -> None:
+    path = made(tmp_path, hami.Layout.UNVERSIONED)
+    with hami.open_region(path, writable=True) as region, region.attach():
+        region.set_sm_limit(None)
+        before = Path(path).read_bytes()
+        answer = call("limits", "set", path, "--sm", "30")
+        assert (answer.returncode, answer.stdout) == (1, "")
+        assert "may have started without an SM limit" in answer.stderr
+        assert Path(path).read_bytes() == before
+        forced = call("limits", "set", path, "--sm", "30", "--device", "0", "--force")
+    assert "running processes without a limit so far stop for good" in forced.stdout
 
 
 @pytest.mark.parametrize(
@@ -201,15 +156,13 @@ def test_two_limits_are_checked_before_one_is_stored(path: str) -> None:
     ],
 )
 def test_if_equals_compares_and_sets(path: str, arguments: tuple[str, ...], *, holds: bool) -> None:
-    before = memory_limits(path), sm_limits(path)
-    answer = run("limits", "set", path, *arguments)
+    before = Path(path).read_bytes()
+    answer = call("limits", "set", path, *arguments)
     assert answer.returncode == (0 if holds else 1), answer.stderr
-    if not holds:
-        assert answer.stderr.startswith("Error: ")
-        assert (memory_limits(path), sm_limits(path)) == before
+    assert holds or Path(path).read_bytes() == before
 
 
-# ---- Wrong usage ------------------------------------------------------------------
+# ---- Wrong usage --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -219,11 +172,9 @@ def test_if_equals_compares_and_sets(path: str, arguments: tuple[str, ...], *, h
         ("--memory", "6GB"),
         ("--memory", "0"),
         ("--memory", "-1"),
-        ("--memory", "much"),
         ("--memory", "1.0000001k"),
         ("--sm", "0"),
         ("--sm", "101"),
-        ("--sm", "01000"),
         ("--sm", "half"),
         ("--device", "16", "--memory", "1g"),
         ("--device", "-1", "--memory", "1g"),
@@ -235,79 +186,28 @@ def test_if_equals_compares_and_sets(path: str, arguments: tuple[str, ...], *, h
 def test_wrong_usage_is_exit_code_2_and_touches_nothing(
     path: str, arguments: tuple[str, ...]
 ) -> None:
-    before = memory_limits(path), sm_limits(path)
-    answer = run("limits", "set", path, *arguments)
+    before = Path(path).read_bytes()
+    answer = call("limits", "set", path, *arguments)
     assert answer.returncode == 2, answer.stdout + answer.stderr
-    assert "Traceback" not in answer.stderr
     assert "Error: " in answer.stderr
-    assert (memory_limits(path), sm_limits(path)) == before
+    assert Path(path).read_bytes() == before
 
 
-@pytest.mark.parametrize("device", ["2", "5"])
-def test_a_device_that_the_region_does_not_have_is_wrong_usage(path: str, device: str) -> None:
+def test_a_device_that_the_region_does_not_have_is_wrong_usage_unless_forced(path: str) -> None:
     before = Path(path).read_bytes()
     for arguments in (("--sm", "10"), ("--memory", "1g"), ("--memory", "1g", "--dry-run")):
-        answer = run("limits", "set", path, "--device", device, *arguments)
+        answer = call("limits", "set", path, "--device", "5", *arguments)
         assert answer.returncode == 2
-        assert f"has no device {device}, only 0 ({UUIDS[0]}), 1 ({UUIDS[1]});" in answer.stderr
-        assert "--force sets any index" in answer.stderr
+        assert f"has no device 5, only 0 ({UUIDS[0]}), 1 ({UUIDS[1]});" in answer.stderr
     assert Path(path).read_bytes() == before
-    forced = run("limits", "set", path, "--device", device, "--sm", "10", "--force", "--json")
+    forced = call("limits", "set", path, "--device", "5", "--sm", "10", "--force", "--json")
     assert json.loads(forced.stdout)["changes"][0]["after"] == 10
 
 
-def test_an_sm_limit_that_would_stop_running_processes_needs_force(tmp_path: Path) -> None:
-    path = made(tmp_path, hami.Layout.UNVERSIONED)
-    with hami.open_region(path, writable=True) as region, region.attach():
-        region.set_sm_limit(None)
-        before = Path(path).read_bytes()
-        for dry in ((), ("--dry-run",)):
-            answer = run("limits", "set", path, "--sm", "30", *dry)
-            assert (answer.returncode, answer.stdout) == (1, "")
-            assert "may have started without an SM limit" in answer.stderr
-            assert "--force sets it all the same" in answer.stderr
-            assert Path(path).read_bytes() == before
-        forced = run("limits", "set", path, "--sm", "30", "--device", "0", "--force")
-    assert "running processes without a limit so far stop for good" in forced.stdout
-
-
-@pytest.mark.parametrize("verb", [("limits", "set", "--memory", "5GiB"), ("show",)])
-def test_a_layout_that_contradicts_the_file_is_refused(
-    verb: tuple[str, ...], tmp_path: Path
-) -> None:
-    path = str(tmp_path / "fresh.cache")
-    hami.create_region(path)
+def test_a_layout_that_contradicts_the_file_is_refused(path: str) -> None:
     before = Path(path).read_bytes()
-    answer = run(*verb, path, "--layout", "unversioned")
-    assert (answer.returncode, answer.stdout) == (1, "")
-    assert "has layout 1.2, not unversioned; give --layout only where" in answer.stderr
+    for verb in (("limits", "set", "--memory", "5GiB"), ("show",)):
+        answer = call(*verb, path, "--layout", "unversioned")
+        assert (answer.returncode, answer.stdout) == (1, "")
+        assert "has layout 1.2, not unversioned" in answer.stderr
     assert Path(path).read_bytes() == before
-    with hami.open_region(path) as region:
-        assert region.layout is hami.Layout.V1_2
-
-
-def test_a_layout_is_named_where_a_file_has_two(tmp_path: Path) -> None:
-    path = str(tmp_path / "longer.cache")
-    hami.create_region(path, layout=hami.Layout.V1_1)
-    truncate(path, hami.Layout.V1_1_POSTINIT.size_bytes)
-    answer = run("limits", "set", path, "--memory", "5GiB")
-    assert answer.returncode == 1
-    assert "--layout 1.1 or --layout 1.1-postinit" in answer.stderr
-    assert run("limits", "set", path, "--memory", "5GiB", "--layout", "1.1").returncode == 0
-    with hami.open_region(path) as region:
-        assert (region.layout, region.memory_limit(0)) == (hami.Layout.V1_1, 5 * GIB)
-
-
-def test_a_region_that_has_told_of_no_devices_may_have_any(tmp_path: Path) -> None:
-    path = str(tmp_path / "usage.cache")
-    hami.create_region(path)
-    answer = run("limits", "set", path, "--device", "5", "--sm", "10")
-    assert (answer.returncode, answer.stderr) == (0, "")
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
-def test_a_region_that_may_only_be_read_is_not_written(path: str) -> None:
-    Path(path).chmod(0o444)
-    answer = run("limits", "set", path, "--memory", "1g")
-    assert answer.returncode == 1
-    assert "permission" in answer.stderr.lower()

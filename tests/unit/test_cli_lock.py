@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 import pytest
-from cli_process import interrupt, run, start
+from cli_process import interrupt, start
+from integration.called import call
 
 import libhamiregion as hami
 
@@ -50,26 +51,26 @@ def holder(path: str) -> Iterator[int]:
 
 
 def test_a_free_lock_is_called_free(path: str) -> None:
-    answer = run("lock", "status", path)
+    answer = call("lock", "status", path)
     assert (answer.returncode, answer.stdout) == (0, "free\n")
 
 
 def test_a_held_lock_is_told_with_its_living_owner_and_not_broken(path: str) -> None:
     with holder(path):
-        status = run("lock", "status", path)
+        status = call("lock", "status", path)
         assert status.returncode == 0
         assert status.stdout == "held by a tool with libhamiregion, which is alive\n"
-        assert "lock         held by a tool with libhamiregion\n" in run("show", path).stdout
-        recover = run("lock", "recover", path)
+        assert "lock         tool\n" in call("show", path).stdout
+        recover = call("lock", "recover", path)
         assert recover.returncode == 1
         assert recover.stdout == ""
         assert "live" in recover.stderr
-        assert json.loads(run("lock", "status", path, "--json").stdout)["held"] is True
-    assert run("lock", "status", path).stdout == "free\n"
+        assert json.loads(call("lock", "status", path, "--json").stdout)["held"] is True
+    assert call("lock", "status", path).stdout == "free\n"
 
 
 def test_status_as_json_has_the_fields_of_the_state(path: str) -> None:
-    answer = json.loads(run("lock", "status", path, "--json").stdout)
+    answer = json.loads(call("lock", "status", path, "--json").stdout)
     fields = [field.name for field in attrs.fields(hami.LockState)]
     assert list(answer) == ["path", "layout", *fields]
     assert (answer["path"], answer["layout"], answer["held"]) == (path, "1.2", False)
@@ -91,25 +92,25 @@ def test_a_dead_owners_lock_is_recovered(golden: Path, tmp_path: Path) -> None:
     path.write_bytes(gzip.decompress(golden.read_bytes()))
     with hami.open_region(path) as region:
         owner = region.snapshot().owner_pid
-    status = run("lock", "status", str(path)).stdout
+    status = call("lock", "status", str(path)).stdout
     assert status.startswith(f"held by pid {owner}, which is dead")
     before = path.read_bytes()
-    dry = run("lock", "recover", str(path), "--dry-run")
+    dry = call("lock", "recover", str(path), "--dry-run")
     assert dry.stdout == f"{status}dry run: nothing was written\n"
     assert path.read_bytes() == before
-    recovered = run("lock", "recover", str(path))
+    recovered = call("lock", "recover", str(path))
     assert recovered.returncode == 0, recovered.stderr
     assert "dead owner's lock given back\n" in recovered.stdout
-    assert run("lock", "status", str(path)).stdout == "free\n"
-    again = run("lock", "recover", str(path))
+    assert call("lock", "status", str(path)).stdout == "free\n"
+    again = call("lock", "recover", str(path))
     assert (again.returncode, again.stdout) == (0, "nothing was wrong\n")
 
 
 def test_recover_as_json_has_the_fields_of_the_recovery(path: str) -> None:
-    answer = json.loads(run("lock", "recover", path, "--json").stdout)
+    answer = json.loads(call("lock", "recover", path, "--json").stdout)
     fields = [field.name for field in attrs.fields(hami.LockRecovery)]
     assert list(answer) == ["path", "layout", "dry_run", *fields]
     assert not any(answer[field] for field in fields)
-    dry = json.loads(run("lock", "recover", path, "--json", "--dry-run").stdout)
+    dry = json.loads(call("lock", "recover", path, "--json", "--dry-run").stdout)
     assert dry["dry_run"] is True
     assert dry["held"] is False

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from cli_process import run
+from integration.called import call
 
 import libhamiregion as hami
 
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 GIB = 2**30
+VERBS = ("suspend", "resume", "reap")
 
 ATTACH = """
 import sys, libhamiregion as hami
@@ -61,18 +61,18 @@ def used(path: str) -> int:
 
 def test_suspend_and_resume(path: str, attached: subprocess.Popen[bytes]) -> None:
     pid = attached.pid
-    dry = run("suspend", path, str(pid), "--dry-run")
     words = f"process {pid}: running -> suspended\n"
+    dry = call("suspend", path, str(pid), "--dry-run")
     assert dry.stdout == f"{words}dry run: nothing was written\n"
     assert status_of(path, pid) == hami.ProcessStatus.RUNNING
 
-    assert run("suspend", path, str(pid)).stdout == words
+    assert call("suspend", path, str(pid)).stdout == words
     assert status_of(path, pid) == hami.ProcessStatus.SUSPENDED
-    assert "suspended" in run("show", path).stdout
-    again = run("suspend", path, str(pid)).stdout
+    assert "suspended" in call("show", path).stdout
+    again = call("suspend", path, str(pid)).stdout
     assert again == f"process {pid}: suspended -> suspended (unchanged)\n"
 
-    answer = json.loads(run("resume", path, str(pid), "--json").stdout)
+    answer = json.loads(call("resume", path, str(pid), "--json").stdout)
     assert answer == {
         "path": path,
         "layout": "1.2",
@@ -84,57 +84,46 @@ def test_suspend_and_resume(path: str, attached: subprocess.Popen[bytes]) -> Non
     assert status_of(path, pid) == hami.ProcessStatus.RUNNING
 
 
-@pytest.mark.parametrize("verb", ["suspend", "resume", "reap"])
-def test_a_process_that_is_not_there_is_a_failure(path: str, verb: str) -> None:
-    answer = run(verb, path, "4194303")
-    assert answer.returncode == 1
-    assert answer.stdout == ""
-    assert answer.stderr.startswith("Error: ")
-    assert "4194303; `hamiregion show FILE` lists them" in answer.stderr
-
-
-@pytest.mark.parametrize("verb", ["suspend", "resume", "reap"])
-@pytest.mark.parametrize("pid", ["0", "x", "2147483648"])
-def test_a_pid_that_is_none_is_wrong_usage(path: str, verb: str, pid: str) -> None:
-    assert run(verb, path, pid).returncode == 2
+def test_a_process_that_is_not_there_is_a_failure_and_no_pid_wrong_usage(path: str) -> None:
+    for verb in VERBS:
+        answer = call(verb, path, "4194303")
+        assert (answer.returncode, answer.stdout) == (1, "")
+        assert answer.stderr.startswith("Error: ")
+        assert "4194303" in answer.stderr
+        for pid in ("0", "x", "2147483648"):
+            assert call(verb, path, pid).returncode == 2
 
 
 def test_reap_frees_what_the_dead_held(path: str, attached: subprocess.Popen[bytes]) -> None:
-    attached.send_signal(signal.SIGKILL)
+    attached.kill()
     attached.wait()
-    assert used(path) == 3 * GIB
     words = f"process {attached.pid}: slot removed, 3 GiB no longer counted\n"
-    dry = run("reap", path, "--dry-run")
+    dry = call("reap", path, "--dry-run")
     assert dry.stdout == f"{words}dry run: nothing was written\n"
     assert used(path) == 3 * GIB
-    assert run("reap", path).stdout == words
-    assert used(path) == 0
-    assert run("reap", path).stdout == "no dead process has a slot\n"
-
-
-def test_reap_as_json(path: str, attached: subprocess.Popen[bytes]) -> None:
-    attached.send_signal(signal.SIGKILL)
-    attached.wait()
-    answer = json.loads(run("reap", path, str(attached.pid), "--json").stdout)
-    assert answer == {
+    as_json = json.loads(call("reap", path, str(attached.pid), "--dry-run", "--json").stdout)
+    assert as_json == {
         "path": path,
         "layout": "1.2",
-        "dry_run": False,
+        "dry_run": True,
         "reaped": [{"pid": attached.pid, "memory_bytes": 3 * GIB, "removed": True}],
     }
+    assert call("reap", path).stdout == words
+    assert used(path) == 0
+    assert call("reap", path).stdout == "no dead process has a slot\n"
 
 
 def test_the_living_are_never_reaped(path: str, attached: subprocess.Popen[bytes]) -> None:
-    assert run("reap", path).stdout == "no dead process has a slot\n"
-    named = run("reap", path, str(attached.pid))
+    assert call("reap", path).stdout == "no dead process has a slot\n"
+    named = call("reap", path, str(attached.pid))
     assert named.returncode == 1
     assert "alive" in named.stderr
     assert used(path) == 3 * GIB
     assert status_of(path, attached.pid) == hami.ProcessStatus.RUNNING
 
 
-def test_a_lock_that_is_held_costs_the_timeout(path: str) -> None:
+def test_a_lock_that_is_held_is_a_failure_after_a_second(path: str) -> None:
     with hami.open_region(path, writable=True) as region, region.lock():
-        answer = run("suspend", path, str(os.getpid()), "--timeout", "0.1")
+        answer = call("suspend", path, str(os.getpid()))
     assert answer.returncode == 1
     assert answer.stderr.count("\n") == 1

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from libhamiregion.exporter import ListenError
-from libhamiregion.exporter.listening import ListenAddress, listen, parse_listen
+from libhamiregion.exporter.listening import ListenAddress, listen_on, parse_listen
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_anything_else_is_refused(text: str) -> None:
 
 
 def test_one_port_serves_ipv4_and_ipv6() -> None:
-    (listener,) = listen(parse_listen(":0"))
+    (listener,) = listen_on([":0"])
     with listener:
         port = listener.getsockname()[1]
         for host in ["127.0.0.1"] + ["::1"] * socket.has_dualstack_ipv6():
@@ -59,7 +59,7 @@ def test_one_port_serves_ipv4_and_ipv6() -> None:
 
 def test_a_name_is_listened_on_at_all_its_addresses_with_one_port() -> None:
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(each) for each in listen(parse_listen("localhost:0"))]
+        sockets = [stack.enter_context(each) for each in listen_on(["localhost:0"])]
         assert len({each.getsockname()[1] for each in sockets}) == 1
         hosts = {each.getsockname()[0] for each in sockets}
         assert hosts <= {"127.0.0.1", "::1"}
@@ -70,21 +70,21 @@ def test_a_port_in_use_is_one_clear_line() -> None:
         port = taken.getsockname()[1]
         for text in (f"127.0.0.1:{port}", f":{port}"):
             with pytest.raises(ListenError, match=f"^cannot listen on .*:{port}: the port is in"):
-                listen(parse_listen(text))
+                listen_on([text])
 
 
 def test_an_address_of_another_machine_is_one_clear_line() -> None:
     with pytest.raises(ListenError, match="this machine does not have that address"):
-        listen(parse_listen("192.0.2.1:9394"))
+        listen_on(["192.0.2.1:9394"])
 
 
 def test_a_name_that_there_is_not_is_one_clear_line() -> None:
     with pytest.raises(ListenError, match=r"^cannot listen on no-such-host\.invalid:9394: "):
-        listen(parse_listen("no-such-host.invalid:9394"))
+        listen_on(["no-such-host.invalid:9394"])
 
 
 def test_an_answer_s_second_packet_does_not_wait_for_its_first_to_be_acknowledged() -> None:
-    (listener,) = listen(parse_listen("127.0.0.1:0"))
+    (listener,) = listen_on(["127.0.0.1:0"])
     with listener, socket.create_connection(listener.getsockname(), timeout=5):
         listener.setblocking(True)
         accepted, _ = listener.accept()

@@ -1,4 +1,4 @@
-"""The catalogue: names, labels and units are what dashboards and the documentation say."""
+"""The table of families: names, labels and units are what dashboards and the documentation say."""
 
 import re
 import shutil
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from exposition import NodeFiles
 
-from libhamiregion.exporter import CATALOGUE, MetricFamily, NodeExporter, Unit
+from libhamiregion.exporter import FAMILIES, NodeExporter, families
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -49,43 +49,40 @@ GIVEN = {
 def test_the_monitors_names_and_labels_are_all_there_with_the_zone() -> None:
     found = {
         family.name: family.labels
-        for family in CATALOGUE
+        for family in FAMILIES
         if family.origin != "own" and family.constant == (("zone", "vGPU"),)
     }
     assert found == GIVEN
 
 
 def test_the_build_info_alone_has_no_zone() -> None:
-    (build,) = (each for each in CATALOGUE if each.origin != "own" and not each.constant)
+    (build,) = (each for each in FAMILIES if each.origin != "own" and not each.constant)
     assert build.name == "hami_build_info"
     assert {"version", "revision", "build_date"} <= set(build.labels)
 
 
 def test_no_name_stands_twice() -> None:
-    names = [family.name for family in CATALOGUE]
+    names = [family.name for family in FAMILIES]
     assert len(set(names)) == len(names)
-    assert len({family.base_name for family in CATALOGUE}) == len(names)
+    assert len({family.base_name for family in FAMILIES}) == len(names)
 
 
-OWN = [family for family in CATALOGUE if family.origin == "own"]
-
-
-@pytest.mark.parametrize("family", OWN, ids=lambda family: family.name)
-def test_our_own_names_are_in_base_units_under_our_prefix(family: MetricFamily) -> None:
-    assert re.fullmatch(r"hamiregion_[a-z]+(_[a-z]+)*", family.name)
-    assert family.help.endswith(".")
-    assert family.constant == ()
-    assert (family.kind == "counter") == family.name.endswith("_total")
-    if family.unit is Unit.PERCENT_AS_RATIO:
-        assert family.name.endswith("_ratio")
-    if family.unit is Unit.REAL:
-        assert "_seconds" in family.name
-    for wrong in ("percent", "megabytes", "_mib", "milliseconds", "_ms", "minutes"):
-        assert wrong not in family.name
+def test_our_own_names_are_in_base_units_under_our_prefix() -> None:
+    for family in (each for each in FAMILIES if each.origin == "own"):
+        assert re.fullmatch(r"hamiregion_[a-z]+(_[a-z]+)*", family.name)
+        assert family.help.endswith(".")
+        assert family.constant == ()
+        assert (family.kind == "counter") == family.name.endswith("_total")
+        if family.write_as in (families.RATIO, families.LIMIT_RATIO):
+            assert family.name.endswith("_ratio")
+        if family.write_as == families.REAL:
+            assert "_seconds" in family.name
+        for wrong in ("percent", "megabytes", "_mib", "milliseconds", "_ms", "minutes"):
+            assert wrong not in family.name
 
 
 def test_all_labels_are_valid_names_and_none_stands_twice_in_a_family() -> None:
-    for family in CATALOGUE:
+    for family in FAMILIES:
         names = [*family.labels, *dict(family.constant)]
         assert len(set(names)) == len(names)
         assert all(re.fullmatch(r"[a-z][a-z0-9_]*", name) for name in names)
@@ -99,7 +96,7 @@ def test_the_documentation_lists_exactly_these_families_with_their_labels_and_he
             rows[match[1]] = (match[2], match[3])
     expected = {
         family.name: (", ".join(f"`{label}`" for label in family.labels) or "none", family.help)
-        for family in CATALOGUE
+        for family in FAMILIES
     }
     assert rows == expected
 

@@ -4,16 +4,9 @@ from typing import Any
 
 import pytest
 
-from libhamiregion.plan import (
-    AnnotatedPod,
-    AnnotationPlan,
-    LimitField,
-    Setting,
-    parse_plan,
-    plan_of_pods,
-    plan_text,
-)
-from libhamiregion.plan.annotations import annotated_pod
+from libhamiregion.plan import Limits, Rule, parse_plan, plan_text
+from libhamiregion.plan.annotations import AnnotatedPod, annotated_pod, plan_of_pods
+from libhamiregion.plan.sources import SourceReading
 
 GIB = 1 << 30
 UID = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"
@@ -32,14 +25,17 @@ def pod(annotations: dict[str, str], *containers: str, **metadata: Any) -> dict[
     }
 
 
-def plan_of(*items: dict[str, Any]) -> AnnotationPlan:
+def plan_of(*items: dict[str, Any]) -> SourceReading:
     return plan_of_pods(found for found in map(annotated_pod, items) if found)
 
 
-def rules(found: AnnotationPlan) -> list[tuple[str | None, str | None, Setting]]:
-    return [
-        (rule.select.container, rule.select.device, rule.settings[0]) for rule in found.plan.rules
-    ]
+def rules_of(found: SourceReading) -> tuple[Rule, ...]:
+    assert found.plan is not None
+    return found.plan.rules
+
+
+def rules(found: SourceReading) -> list[tuple[str | None, str | None, Limits]]:
+    return [(rule.select.container, rule.select.device, rule.set) for rule in rules_of(found)]
 
 
 def test_what_says_more_exactly_what_it_means_overrides_what_does_not() -> None:
@@ -57,64 +53,59 @@ def test_what_says_more_exactly_what_it_means_overrides_what_does_not() -> None:
             "side",
         )
     )
-    memory, sm, priority = LimitField.MEMORY_LIMIT, LimitField.SM_LIMIT, LimitField.PRIORITY
     assert rules(found) == [
-        (None, None, Setting(memory, 4 * GIB)),
-        (None, None, Setting(priority, 0)),
-        (None, None, Setting(sm, 50)),
-        (None, "1", Setting(memory, 3 * GIB)),
-        ("train", None, Setting(memory, 2 * GIB)),
-        ("train", "1", Setting(memory, GIB)),
+        (None, None, Limits(4 * GIB)),
+        (None, None, Limits(priority=0)),
+        (None, None, Limits(sm_limit=50)),
+        (None, "1", Limits(3 * GIB)),
+        ("train", None, Limits(2 * GIB)),
+        ("train", "1", Limits(GIB)),
     ]
-    assert {rule.select.pod_uid for rule in found.plan.rules} == {UID}
-    assert {rule.name for rule in found.plan.rules} == {"annotations of research/bert-0"}
-    assert (found.errors, found.held) == ({}, frozenset())
+    assert {rule.select.pod_uid for rule in rules_of(found)} == {UID}
+    assert {rule.name for rule in rules_of(found)} == {"annotations of research/bert-0"}
+    assert (found.problems, found.held) == ({}, frozenset())
     assert parse_plan(plan_text(found.plan)) == found.plan
 
 
-@pytest.mark.parametrize(
-    ("key", "text", "said"),
-    [
-        ("memory-limt", "6GiB", "unknown; did you mean memory-limit?"),
-        (
-            "train.sm_limit",
-            "6",
-            "unknown; known are [CONTAINER.]{memory-limit,sm-limit,priority}[.DEVICE]",
-        ),
-        (
-            "colour",
-            "blue",
-            "unknown; known are [CONTAINER.]{memory-limit,sm-limit,priority}[.DEVICE]",
-        ),
-        ("", "x", "unknown; known are [CONTAINER.]{memory-limit,sm-limit,priority}[.DEVICE]"),
-        ("memory-limit", "6GB", '"6GB" may mean powers of 1000'),
-        ("memory-limit", "", '"" is not a size'),
-        ("memory-limit", "0", "0 is how a region spells no limit; write `unlimited`"),
-        ("sm-limit", "0", "an SM limit is 1 to 100 (percent), or `unlimited`"),
-        ("sm-limit", "half", "an SM limit is 1 to 100 (percent), or `unlimited`"),
-        ("priority", "-1", "a priority is a number from 0 (high) to 2147483647"),
-        ("priority", "9" * 100, "a priority is a number from 0 (high) to 2147483647"),
-        ("priority.0", "1", "a priority is of the whole container; leave out the device"),
-        ("memory-limit.16", "6GiB", "a device is 0 to 15, not 16"),
-        ("memory-limit.01", "6GiB", "a device is 0 to 15, not 01"),
-        ("other.memory-limit", "6GiB", "the pod has no container other (it has train, side)"),
-        ("memory-limit.memory-limit", "6GiB", "the pod has no container memory-limit"),
-    ],
-)
-def test_a_bad_annotation_concerns_its_pod_only(key: str, text: str, said: str) -> None:
-    bad = pod({key: text, "sm-limit.1": "5"}, "train", "side")
-    good = pod({"sm-limit": "7"}, uid="8" * 32, name="good")
-    found = plan_of(bad, good)
-    ((about, message),) = found.errors.items()
-    assert about == "research/bert-0"
-    assert message.startswith(f"hamiregion.io/{key}: {said}")
-    assert found.held == {UID}
-    assert [rule.select.pod_uid for rule in found.plan.rules] == ["8" * 32]
+KNOWN = "unknown; known are [CONTAINER.]{memory-limit,sm-limit,priority}[.DEVICE]"
+SM = "an SM limit is 1 to 100 percent"
+BAD = [
+    ("memory-limt", "6GiB", KNOWN),
+    ("train.sm_limit", "6", KNOWN),
+    ("", "x", KNOWN),
+    ("memory-limit.01", "6GiB", KNOWN),
+    ("memory-limit", "6GB", '"6GB" may mean powers of 1000'),
+    ("memory-limit", "", '"" is not a size'),
+    ("memory-limit", "0", "a memory limit of 0 would mean unlimited"),
+    ("sm-limit", "0", SM),
+    ("sm-limit", "half", SM),
+    ("priority", "-1", "a priority is a number"),
+    ("priority", "9" * 20, "a priority is 0 to 2147483647"),
+    ("priority", "9" * 100_000, "a priority is a number"),
+    ("priority.0", "1", "a priority is of the whole container; leave out the device"),
+    ("memory-limit.16", "6GiB", "a device is 0 to 15, not 16"),
+    ("other.memory-limit", "6GiB", "the pod has no container other (it has train, side)"),
+    ("memory-limit.memory-limit", "6GiB", "the pod has no container memory-limit"),
+]
 
 
-def test_all_that_is_wrong_with_a_pod_is_told() -> None:
-    (message,) = plan_of(pod({"sm-limit": "0", "priority": "x"})).errors.values()
+def test_a_bad_annotation_concerns_its_pod_only() -> None:
+    for key, text, said in BAD:
+        bad = pod({key: text, "sm-limit.1": "5"}, "train", "side")
+        good = pod({"sm-limit": "7"}, uid="8" * 32, name="good")
+        found = plan_of(bad, good)
+        ((about, message),) = found.problems.items()
+        assert about == "research/bert-0"
+        assert message.startswith(f"hamiregion.io/{key}: {said}"), message
+        assert found.held == {UID}
+        assert [rule.select.pod_uid for rule in rules_of(found)] == ["8" * 32]
+
+
+def test_what_is_wrong_with_a_pod_is_told_up_to_five() -> None:
+    (message,) = plan_of(pod({"sm-limit": "0", "priority": "x"})).problems.values()
     assert message.count("hamiregion.io/") == 2
+    (message,) = plan_of(pod({f"x{number}": "" for number in range(1000)})).problems.values()
+    assert message.endswith("; and 995 more")
 
 
 def test_containers_of_all_kinds_can_be_named() -> None:
@@ -131,7 +122,7 @@ def test_a_static_pod_is_known_by_the_uid_that_kubelet_uses() -> None:
     assert found == AnnotatedPod(
         "research", "bert-0", (UID, "9" * 32), ("train",), {"sm-limit": "5"}
     )
-    assert [rule.select.pod_uid for rule in plan_of(item).plan.rules] == [UID, "9" * 32]
+    assert [rule.select.pod_uid for rule in rules_of(plan_of(item))] == [UID, "9" * 32]
 
 
 @pytest.mark.parametrize("key", ["kubernetes.io/config.mirror", "kubernetes.io/config.hash"])
@@ -139,7 +130,7 @@ def test_a_static_pod_is_known_by_the_uid_that_kubelet_uses() -> None:
 def test_no_pod_steers_another_by_calling_itself_its_mirror(key: str, uid: str) -> None:
     item = pod({"memory-limit": "1MiB"})
     item["metadata"]["annotations"][key] = uid
-    assert [rule.select.pod_uid for rule in plan_of(item).plan.rules] == [UID]
+    assert [rule.select.pod_uid for rule in rules_of(plan_of(item))] == [UID]
 
 
 def test_a_static_pod_says_its_uid_twice() -> None:
@@ -183,7 +174,7 @@ def test_what_an_annotation_holds_cannot_steer_a_terminal() -> None:
             {"\x1b[2J": "1", "memory-limit": "\x1b[2J" * 100, "\x1b.sm-limit": "\u202e"}, "\x1b[31m"
         )
     )
-    for about, message in found.errors.items():
+    for about, message in found.problems.items():
         assert about.isprintable()
         assert message.isprintable()
         assert len(message) < 1000

@@ -1,5 +1,6 @@
-"""A plan put into effect, and taken back."""
+"""A plan put into effect, and taken back; the state directory; export."""
 
+import fcntl
 import os
 import stat
 from collections.abc import Iterator
@@ -7,23 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from plan_scene import GIB, PlanScene, plan
 
 from libhamiregion import Layout, open_region
 from libhamiregion.node import Node, Selector
 from libhamiregion.plan import (
-    ChangeStatus,
-    ContainerOutcome,
-    LimitField,
     LimitPlan,
-    PlanApplier,
+    Limits,
+    OtherKeeperRuns,
     PlanResult,
-    PlanState,
-    Setting,
-    StateBusy,
-    default_state_directory,
+    apply_diff,
     diff_plan,
     export_plan,
     load_plan,
@@ -31,7 +27,8 @@ from libhamiregion.plan import (
     plan_text,
     undo_plan,
 )
-from libhamiregion.plan.state import write_new, write_whole
+from libhamiregion.plan.keeper import KeeperLock, is_kept
+from libhamiregion.plan.state import PlanState, default_state_directory, write_new
 
 SIX = "{select: {}, set: {memory_limit: 6GiB, sm_limit: 20, priority: 0}}"
 
@@ -48,52 +45,56 @@ def node(scene: PlanScene) -> Iterator[Node]:
         yield node
 
 
-def apply(scene: PlanScene, node: Node, wanted: LimitPlan, **options: Any) -> PlanResult:
+def apply(scene: PlanScene, node: Node, wanted: LimitPlan, *, force: bool = False) -> PlanResult:
     node.refresh(processes=False)
-    with PlanApplier(node, scene.state, **options) as applier:
-        return applier.apply(diff_plan(node, wanted, force=options.get("force", False)))
+    found = diff_plan(node, wanted, force=force)
+    return apply_diff(node, found, state=scene.state, force=force)
 
 
-def statuses(result: PlanResult) -> dict[str, ChangeStatus]:
+def statuses(result: PlanResult) -> dict[str, str]:
     return {each.diff.container.name or "": each.status for each in result.outcomes}
 
 
-def test_a_plan_is_applied_to_every_container_in_every_layout(scene: PlanScene, node: Node) -> None:
+def undo(scene: PlanScene, node: Node, result: PlanResult) -> PlanResult:
+    assert result.undo_path is not None
+    return apply(scene, node, load_plan(result.undo_path))
+
+
+def test_a_plan_is_applied_in_every_layout_and_undone_byte_for_byte(
+    scene: PlanScene, node: Node
+) -> None:
     regions = [scene.container(layout=layout) for layout in Layout]
+    before = [region.content() for region in regions]
     result = apply(scene, node, plan(SIX))
-    assert result.all_applied
-    assert len(result.outcomes) == len(regions)
+    assert (result.all_applied, len(result.outcomes)) == (True, len(regions))
     for region in regions:
         found = region.limits()
         assert found["memory"][:3] == [6 * GIB, 6 * GIB, 0]
         assert found["sm"][:3] == [20, 20, 100]
         assert found["priority"] == 0
-    again = apply(scene, node, plan(SIX))
-    assert again == PlanResult(())
-    assert again.all_applied
+    assert apply(scene, node, plan(SIX)) == PlanResult(())
+    assert undo(scene, node, result).all_applied
+    assert [region.content() for region in regions] == before
 
 
-def test_the_undo_plan_restores_the_file_byte_for_byte(
-    scene: PlanScene, node: Node, layout: Layout
-) -> None:
-    region = scene.container(layout=layout)
-    before = region.content()
-    result = apply(scene, node, plan(SIX))
-    assert region.content() != before
-    assert result.undo_path is not None
-    apply(scene, node, load_plan(result.undo_path))
-    assert region.content() == before
-
-
-LIMITS = st.one_of(st.none(), st.integers(1, 2**63 - 1))
+LIMITS = st.one_of(st.none(), st.integers(1, 2**64 - 1))
 PERCENTS = st.one_of(st.none(), st.integers(1, 99))
 
 
+# The last limit of the last device of a container that has not reported its devices.
+@example(
+    memory=[],
+    sm=[None, None, None, 1, 1],
+    has_reported=False,
+    device=4,
+    limit=None,
+    percent=None,
+)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(
     memory=st.lists(LIMITS, max_size=16),
     sm=st.lists(PERCENTS, max_size=16),
-    told=st.booleans(),
+    has_reported=st.booleans(),
     device=st.none() | st.integers(0, 15),
     limit=LIMITS,
     percent=PERCENTS,
@@ -102,13 +103,13 @@ def test_whatever_stood_there_is_restored(
     tmp_path_factory: pytest.TempPathFactory,
     memory: list[int | None],
     sm: list[int | None],
-    told: bool,
+    has_reported: bool,
     device: int | None,
     limit: int | None,
     percent: int | None,
 ) -> None:
     scene = PlanScene(tmp_path_factory.mktemp("node"))
-    spec = {} if told else {"uuids": ()}
+    spec = {} if has_reported else {"uuids": ()}
     region = scene.container(memory_limits=memory, sm_limits=sm, **spec)
     select = "" if device is None else f"device: {device}"
     shown = "unlimited" if limit is None else limit
@@ -118,218 +119,184 @@ def test_whatever_stood_there_is_restored(
         result = apply(scene, node, plan(wanted))
         assert result.all_applied
         if result.undo_path is not None:
-            assert apply(scene, node, load_plan(result.undo_path)).all_applied
+            assert undo(scene, node, result).all_applied
     assert region.limits() == before
 
 
 def test_the_undo_plan_names_one_container_of_one_pod(scene: PlanScene, node: Node) -> None:
-    """Also where a name looks like a pattern."""
+    """Also where a name looks like a pattern, or is no Unicode."""
     odd, other = scene.container("a[bc]*"), scene.container("ab", pod_uid="u")
     node.refresh(processes=False)
     chosen = diff_plan(node, plan('{select: {container: "a[[]*"}, set: {sm_limit: 7}}')).changes
-    undo = parse_plan(plan_text(undo_plan(chosen)))
-    assert {rule.select.pod_uid for rule in undo.rules} == {odd.pod_uid}
-    assert [rule.select.device for rule in undo.rules] == ["0", "1"]
-    assert {each.container.name for each in diff_plan(node, undo).containers} == {"a[bc]*"}
+    found = parse_plan(plan_text(undo_plan(chosen)))
+    assert {rule.select.pod_uid for rule in found.rules} == {odd.pod_uid}
+    assert [rule.select.device for rule in found.rules] == ["0", "1"]
+    assert {each.container.name for each in diff_plan(node, found).containers} == {"a[bc]*"}
     assert other.limits()["sm"][0] == 50
-
-
-def test_an_undo_plan_can_be_written_of_a_name_that_is_no_unicode(
-    scene: PlanScene, node: Node
-) -> None:
-    region = scene.container(os.fsdecode(b"tr\xffin"), namespace=None)
+    raw = scene.container(os.fsdecode(b"tr\xffin"), namespace=None)
     result = apply(scene, node, plan(SIX))
-    assert region.limits()["priority"] == 0
-    assert result.undo_path is not None
-    assert apply(scene, node, load_plan(result.undo_path)).all_applied
-    assert region.limits()["priority"] == 1
+    assert raw.limits()["priority"] == 0
+    assert undo(scene, node, result).all_applied
+    assert raw.limits()["priority"] == 1
 
 
-def test_what_only_a_damaged_region_holds_is_changed_and_left_out_of_the_undo_plan(
-    scene: PlanScene, node: Node
-) -> None:
+def test_what_only_a_damaged_region_holds_is_changed_as_well(scene: PlanScene, node: Node) -> None:
     """A container cannot escape a plan by a limit that nobody could set."""
     region = scene.container()
     region.put("limit", 2**64 - 1)
     region.put("priority", -5)
     result = apply(scene, node, plan(SIX))
-    assert statuses(result) == {"train": ChangeStatus.APPLIED}
+    assert statuses(result) == {"train": "applied"}
     assert region.limits()["memory"][0] == 6 * GIB
     assert result.undo_path is not None
-    undo = load_plan(result.undo_path)
-    assert {setting for rule in undo.rules for setting in rule.settings} == {
-        Setting(LimitField.MEMORY_LIMIT, 4 * GIB),
-        Setting(LimitField.SM_LIMIT, 50),
-        Setting(LimitField.SM_LIMIT, None),
-    }
+    # No plan can hold that priority.
+    limits = [rule.set for rule in load_plan(result.undo_path).rules]
+    assert limits == [Limits(2**64 - 1, 50), Limits(4 * GIB, None)]
 
 
-def test_undo_plans_are_written_before_the_first_change_and_the_newest_are_kept(
-    scene: PlanScene, node: Node, tmp_path: Path
-) -> None:
-    scene.container()
-    node.refresh(processes=False)
-    seen = []
-
-    def told(outcome: ContainerOutcome) -> None:
-        seen.append((outcome.status, (tmp_path / "undo.yaml").exists()))
-
-    with PlanApplier(node, scene.state) as applier:
-        diff = diff_plan(node, plan(SIX))
-        result = applier.apply(diff, undo=tmp_path / "undo.yaml", told=told)
-        assert seen == [(ChangeStatus.APPLIED, True)]
-        assert result.undo_path == str(tmp_path / "undo.yaml")
-        assert len(load_plan(tmp_path / "undo.yaml").rules) == 3
-    written = [scene.state.write_undo(str(number)) for number in range(25)]
-    kept = sorted(Path(scene.state.directory).glob("undo-*.yaml"))
-    assert {path.read_text() for path in kept} == {str(number) for number in range(5, 25)}
-    assert {str(path) for path in kept} < set(written)
-
-
-def test_what_is_refused_is_not_applied_either_if_it_is_handed_over(
+def test_a_container_that_reports_its_devices_later_is_restored_all_the_same(
     scene: PlanScene, node: Node
 ) -> None:
+    region = scene.container(memory_limits=("8GiB",) * 16, sm_limits=(30,) * 16, uuids=())
+    node.refresh(processes=False)
+    (rule,) = export_plan(node).rules
+    assert (rule.select.device, rule.set) == (None, Limits(8 * GIB, 30, 1))
+    result = apply(scene, node, plan(SIX))
+    with open_region(region, writable=True):
+        region.put("device_num", 1)
+        region.put("uuids", b"GPU-9f1c2a60-0d5e-4c3b-8a77-1b2f6e5d4c30".ljust(96, b"\0"))
+    assert undo(scene, node, result).all_applied
+    assert region.limits()["memory"][0] == 8 * GIB
+    assert region.limits()["priority"] == 1
+
+
+# ---- each container wholly, or not at all ---------------------------------------------
+
+
+def test_the_undo_plan_is_on_disk_before_the_first_change_or_nothing_is_changed(
+    scene: PlanScene, node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    region = scene.container()
+    before = region.content()
+    node.refresh(processes=False)
+    diff = diff_plan(node, plan(SIX))
+    (tmp_path / "undo").write_text("an earlier one")
+    for path, error in ((tmp_path / "no" / "a", FileNotFoundError), ("undo", FileExistsError)):
+        with pytest.raises(error):
+            apply_diff(node, diff, undo=tmp_path / path)
+    assert region.content() == before
+    assert (tmp_path / "undo").read_text() == "an earlier one"
+    seen = []
+    opened = Node.open
+
+    def looking(node: Node, container: Any) -> Any:
+        seen.append(load_plan(tmp_path / "undo.yaml"))
+        return opened(node, container)
+
+    monkeypatch.setattr(Node, "open", looking)
+    result = apply_diff(node, diff, undo=tmp_path / "undo.yaml")
+    assert (result.all_applied, result.undo_path) == (True, str(tmp_path / "undo.yaml"))
+    assert len(seen[0].rules) == 3
+
+
+def test_a_container_that_has_changed_since_the_diff_is_left_as_it_is(
+    scene: PlanScene, node: Node
+) -> None:
+    """By another writer, by more use, by another region; the others are changed."""
+    names = ("limit", "sm_limit", "priority", "use", "replaced", "free")
+    regions = {name: scene.container(name) for name in names}
+    node.refresh(processes=False)
+    diff = diff_plan(node, plan(SIX))
+    regions["limit"].put("limit", 7 * GIB, device=1)
+    regions["sm_limit"].put("sm_limit", 77, device=1)
+    regions["priority"].put("priority", 3)
+    regions["use"].add_process(1, {0: 7 * GIB})
+    path = regions["replaced"].path
+    path.with_suffix(".new").write_bytes(regions["replaced"].content())
+    path.with_suffix(".new").replace(path)
+    before = {name: region.content() for name, region in regions.items()}
+    result = apply_diff(node, diff, state=scene.state)
+    assert statuses(result) == {
+        **dict.fromkeys(("limit", "sm_limit", "priority"), "conflict"),
+        "use": "refused",
+        "replaced": "failed",
+        "free": "applied",
+    }
+    assert not result.all_applied
+    messages = {each.diff.container.name: each.message or "" for each in result.outcomes}
+    assert "as expected; nothing was changed" in messages["limit"]
+    assert messages["use"] == "device 0 uses 7 GiB by now, more than the 6 GiB of the plan"
+    assert "has been replaced" in messages["replaced"]
+    changed = {name for name, region in regions.items() if region.content() != before[name]}
+    assert changed == {"free"}
+
+
+def test_what_is_refused_in_the_diff_is_applied_only_by_force(scene: PlanScene, node: Node) -> None:
     region = scene.container()
     region.add_process(1, {1: 7 * GIB})
     node.refresh(processes=False)
     before = region.content()
     refused = diff_plan(node, plan(SIX)).containers
     assert refused[0].edits
-    with PlanApplier(node, scene.state) as applier:
-        assert applier.apply(refused) == PlanResult(())
+    assert apply_diff(node, refused, state=scene.state) == PlanResult(())
     assert region.content() == before
+    assert apply(scene, node, plan(SIX), force=True).all_applied
+    assert region.limits()["memory"][1] == 6 * GIB
 
 
-def test_neither_the_new_undo_plan_nor_the_watchs_makes_way_for_others(scene: PlanScene) -> None:
-    watch = Path(scene.state.write("undo-watch.yaml", "watch"))
-    os.utime(watch, (1, 1))
-    # As after a clock that was far ahead: what is there looks newer than what comes.
-    for number in range(25):
-        os.utime(scene.state.write_undo(str(number)), (1 << 33, 1 << 33))
-    assert Path(scene.state.write_undo("new")).read_text() == "new"
-    assert watch.read_text() == "watch"
-    assert len(list(Path(scene.state.directory).glob("undo-[0-9]*.yaml"))) == 20
+# ---- one keeper, and the state directory -----------------------------------------------
 
 
-def test_nothing_is_changed_where_the_undo_plan_cannot_be_written(
+def test_one_process_keeps_a_root_on_a_plan_whatever_its_state_directory(tmp_path: Path) -> None:
+    """Also by another path to the root; and feedback has a lock of its own on it."""
+    roots = [tmp_path / name for name in ("a", "b", "state-1", "state-2")]
+    for root in roots:
+        root.mkdir()
+    first, second = KeeperLock(), KeeperLock()
+    (tmp_path / "link").symlink_to("a")
+    a, b, one, two = map(str, roots)
+    assert not is_kept([a, b])
+    first.hold([a, str(tmp_path / "gone")], one)
+    first.hold([a], one)
+    assert is_kept([b, a])
+    for root in (a, str(tmp_path / "link"), f"{a}/../a"):
+        with pytest.raises(OtherKeeperRuns, match="another process keeps"):
+            second.hold([b, root], two)
+        assert not is_kept([b])
+    with pytest.raises(OtherKeeperRuns, match="with this state directory"):
+        second.hold([b], one)
+    descriptor = os.open(a, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(descriptor)
+    second.hold([b], two)
+    second.close()
+    first.close()
+    second.hold([a, b], one)
+    second.close()
+    assert list(roots[0].iterdir()) == []
+
+
+def test_what_plans_remember_is_for_their_owner_only(
     scene: PlanScene, node: Node, tmp_path: Path
 ) -> None:
     region = scene.container()
-    before = region.content()
-    node.refresh(processes=False)
-    with PlanApplier(node, scene.state) as applier, pytest.raises(FileNotFoundError):
-        applier.apply(diff_plan(node, plan(SIX)), undo=tmp_path / "none" / "undo.yaml")
-    assert region.content() == before
-
-
-# ---- each container wholly, or not at all ---------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("field", "value"), [("limit", 7 * GIB), ("sm_limit", 77), ("priority", 3)]
-)
-def test_a_container_that_somebody_else_has_changed_is_left_as_it_is(
-    scene: PlanScene, node: Node, field: str, value: int
-) -> None:
-    contested, free = scene.container("contested"), scene.container("free")
-    node.refresh(processes=False)
-    with PlanApplier(node, scene.state) as applier:
-        diff = diff_plan(node, plan(SIX))
-        contested.put(field, value, **({} if field == "priority" else {"device": 1}))
-        before = contested.content()
-        result = applier.apply(diff)
-    assert statuses(result) == {
-        "contested": ChangeStatus.CONFLICT,
-        "free": ChangeStatus.APPLIED,
-    }
-    assert not result.all_applied
-    (message,) = (each.message for each in result.outcomes if each.message)
-    assert "as expected; nothing was changed" in message
-    assert contested.content() == before
-    assert free.limits()["priority"] == 0
-
-
-def test_a_container_that_uses_more_by_now_is_left_as_it_is(scene: PlanScene, node: Node) -> None:
-    region = scene.container()
-    node.refresh(processes=False)
-    with PlanApplier(node, scene.state) as applier:
-        diff = diff_plan(node, plan(SIX))
-        region.add_process(1, {0: 7 * GIB})
-        before = region.content()
-        result = applier.apply(diff)
-    assert statuses(result) == {"train": ChangeStatus.REFUSED}
-    assert region.content() == before
-    forced = apply(scene, node, plan(SIX), force=True)
-    assert forced.all_applied
-    assert region.limits()["memory"][0] == 6 * GIB
-
-
-def test_a_container_that_refuses_in_the_diff_is_left_as_it_is(
-    scene: PlanScene, node: Node
-) -> None:
-    region = scene.container()
-    region.add_process(1, {0: 7 * GIB})
-    before = region.content()
-    assert apply(scene, node, plan(SIX)).outcomes == ()
-    assert region.content() == before
-
-
-def test_a_container_whose_region_has_been_replaced_is_left_as_it_is(
-    scene: PlanScene, node: Node
-) -> None:
-    region = scene.container()
-    node.refresh(processes=False)
-    with PlanApplier(node, scene.state) as applier:
-        diff = diff_plan(node, plan(SIX))
-        copy = region.path.with_suffix(".new")
-        copy.write_bytes(region.content())
-        copy.replace(region.path)
-        before = region.content()
-        result = applier.apply(diff)
-    assert statuses(result) == {"train": ChangeStatus.FAILED}
-    assert "has been replaced" in (result.outcomes[0].message or "")
-    assert region.content() == before
-
-
-# ---- one at a time ----------------------------------------------------------------------
-
-
-def test_two_do_not_apply_at_once_and_one_keeps_the_node_on_a_plan(scene: PlanScene) -> None:
-    other = PlanState(scene.state.directory)
-    with scene.state.applying(), pytest.raises(StateBusy, match="applying a plan"):
-        other.applying(0.05).__enter__()
-    with other.applying(0.05):
-        assert scene.state.watcher_pid() is None
-    with scene.state.watching():
-        assert other.watcher_pid() == os.getpid()
-        with pytest.raises(StateBusy, match="keeps this node on a plan"):
-            other.watching().__enter__()
-    assert other.watcher_pid() is None
-
-
-def test_what_plans_remember_is_for_their_owner_only(scene: PlanScene, node: Node) -> None:
-    scene.container()
     result = apply(scene, node, plan(SIX))
-    assert stat.S_IMODE(Path(scene.state.directory).stat().st_mode) == 0o700
+    assert stat.S_IMODE(scene.state.stat().st_mode) == 0o700
     assert result.undo_path is not None
     assert stat.S_IMODE(Path(result.undo_path).stat().st_mode) == 0o600
-
-
-def test_a_directory_that_others_can_write_is_not_used(tmp_path: Path) -> None:
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    shared.chmod(0o777)
+    scene.state.chmod(0o777)
+    before = region.content()
     with pytest.raises(PermissionError, match="others can write"):
-        PlanState(shared).applying().__enter__()
+        undo(scene, node, result)
+    assert region.content() == before
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="link"):
-        PlanState(tmp_path / "link").applying().__enter__()
+        PlanState(tmp_path / "link").make()
 
 
 def test_where_plans_remember_things(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HAMIREGION_STATE", "/x/y")
-    assert default_state_directory() == "/x/y"
-    assert PlanState().directory == "/x/y"
+    assert PlanState().directory == default_state_directory() == "/x/y"
     monkeypatch.delenv("HAMIREGION_STATE")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert default_state_directory() == "/var/lib/hamiregion"
@@ -341,47 +308,39 @@ def test_where_plans_remember_things(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_state_directory() == "/home/x/.local/state/hamiregion"
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    target = tmp_path / "undo.yaml"
-    target.write_text("before")
+def test_a_file_is_written_whole_or_not_at_all_and_replaces_only_what_it_may(
+    tmp_path: Path,
+) -> None:
+    state = PlanState(tmp_path / "state")
+    target = Path(state.write("a.json", "before"))
+    trap = tmp_path / "trap"
+    trap.write_text("mine")
+    # A file of somebody else's in the way is not written into.
+    Path(f"{target}.{os.getpid()}.part").hardlink_to(trap)
     with pytest.raises(UnicodeEncodeError):
-        write_whole(target, "\ud800")
-    assert [path.name for path in tmp_path.iterdir()] == ["undo.yaml"]
+        state.write("a.json", "\ud800")
+    assert [path.name for path in (tmp_path / "state").iterdir()] == ["a.json"]
     assert target.read_text() == "before"
-    write_whole(target, "after")
+    state.write("a.json", "after")
+    assert (target.read_text(), trap.read_text()) == ("after", "mine")
+    for path, error in ((target, FileExistsError), (tmp_path / "no" / "a", FileNotFoundError)):
+        with pytest.raises(error) as caught:
+            write_new(path, "second")
+        assert caught.value.filename == str(path)
     assert target.read_text() == "after"
 
 
-def test_a_new_file_replaces_nothing_and_is_whole_or_not_there(tmp_path: Path) -> None:
-    target = tmp_path / "undo.yaml"
-    with pytest.raises(UnicodeEncodeError):
-        write_new(target, "\ud800")
-    assert list(tmp_path.iterdir()) == []
-    write_new(target, "first")
-    with pytest.raises(FileExistsError) as caught:
-        write_new(target, "second")
-    assert caught.value.filename == str(target)
-    assert target.read_text() == "first"
-
-
-def test_what_cannot_be_written_is_named_as_it_was_given(tmp_path: Path) -> None:
-    target = str(tmp_path / "nowhere" / "undo.yaml")
-    for write in (write_new, write_whole):
-        with pytest.raises(FileNotFoundError) as caught:
-            write(target, "limits")
-        assert caught.value.filename == target
-    with pytest.raises(IsADirectoryError) as refused:
-        write_whole(tmp_path, "limits")
-    assert refused.value.filename == str(tmp_path)
-
-
-def test_a_file_of_somebody_elses_in_the_way_is_not_written_into(tmp_path: Path) -> None:
-    trap, link = tmp_path / "trap", tmp_path / f"undo.yaml.{os.getpid()}.part"
-    trap.write_text("mine")
-    link.hardlink_to(trap)
-    write_whole(tmp_path / "undo.yaml", "limits")
-    assert trap.read_text() == "mine"
-    assert (tmp_path / "undo.yaml").read_text() == "limits"
+def test_of_the_undo_plans_in_the_state_directory_the_newest_are_kept(scene: PlanScene) -> None:
+    state = PlanState(scene.state)
+    watch = Path(state.write("undo-watch.yaml", "watch"))
+    os.utime(watch, (1, 1))
+    # As after a clock that was far ahead: what is there looks newer than what comes.
+    for number in range(25):
+        os.utime(state.write_undo(str(number)), (1 << 33, (1 << 33) + number))
+    assert Path(state.write_undo("new")).read_text() == "new"
+    assert watch.read_text() == "watch"
+    kept = {path.read_text() for path in scene.state.glob("undo-[0-9]*.yaml")}
+    assert kept == {"new", *(str(number) for number in range(6, 25))}
 
 
 # ---- export -----------------------------------------------------------------------------
@@ -393,9 +352,7 @@ def test_an_exported_plan_says_what_is_there(scene: PlanScene, node: Node) -> No
     node.refresh(processes=False)
     exported = parse_plan(plan_text(export_plan(node)))
     diff = diff_plan(node, exported)
-    assert not diff.changes
-    assert not diff.off_plan
-    assert not diff.unused
+    assert (diff.changes, diff.off_plan, diff.unused) == ((), (), ())
     before = [region.limits() for region in regions]
     apply(scene, node, plan(SIX))
     assert apply(scene, node, exported).all_applied
@@ -408,31 +365,4 @@ def test_an_export_can_be_of_some_containers_and_devices(scene: PlanScene, node:
     node.refresh(processes=False)
     (rule,) = export_plan(node, Selector(pod="bert-1", device="1")).rules
     assert (rule.select.container, rule.select.device) == ("serve", "1")
-    assert rule.settings == (
-        Setting(LimitField.MEMORY_LIMIT, 4 * GIB),
-        Setting(LimitField.SM_LIMIT, None),
-    )
-
-
-def test_a_container_that_has_told_nothing_is_exported_as_one_rule(
-    scene: PlanScene, node: Node
-) -> None:
-    scene.container(memory_limits=("8GiB",) * 16, sm_limits=(30,) * 16, uuids=())
-    node.refresh(processes=False)
-    (rule,) = export_plan(node).rules
-    assert rule.select.device is None
-    assert [setting.value for setting in rule.settings] == [1, 8 * GIB, 30]
-
-
-def test_a_container_that_tells_of_its_devices_later_is_restored_all_the_same(
-    scene: PlanScene, node: Node
-) -> None:
-    region = scene.container(memory_limits=("8GiB",) * 16, uuids=())
-    result = apply(scene, node, plan(SIX))
-    with open_region(region, writable=True):
-        region.put("device_num", 1)
-        region.put("uuids", b"GPU-9f1c2a60-0d5e-4c3b-8a77-1b2f6e5d4c30".ljust(96, b"\0"))
-    assert result.undo_path is not None
-    assert apply(scene, node, load_plan(result.undo_path)).all_applied
-    assert region.limits()["memory"][0] == 8 * GIB
-    assert region.limits()["priority"] == 1
+    assert rule.set == Limits(4 * GIB, None)

@@ -187,6 +187,7 @@ def test_a_live_process_that_is_inside_its_seqlock_is_left_alone(
 NOBODYS = 2**31 - 1
 
 
+@pytest.mark.root
 def test_a_slot_with_pid_0_gets_a_name_that_no_process_ever_has(
     layout: Layout, region_file: RegionFileFactory, actor: MakeActor
 ) -> None:
@@ -208,6 +209,7 @@ def test_a_slot_with_pid_0_gets_a_name_that_no_process_ever_has(
         assert region.memory_used(0) == 2
 
 
+@pytest.mark.root
 @with_seqlock
 def test_who_ends_by_itself_may_still_give_memory_back(
     layout: Layout, region_file: RegionFileFactory, actor: MakeActor, tmp_path: Path
@@ -229,6 +231,7 @@ def test_who_ends_by_itself_may_still_give_memory_back(
         assert [one.pid for one in region.reap()] == [NOBODYS, 0]
 
 
+@pytest.mark.root
 def test_no_live_slot_changes_and_none_has_pid_0_whatever_is_reaped(
     layout: Layout, region_file: RegionFileFactory, actor: MakeActor
 ) -> None:

@@ -349,6 +349,7 @@ memory.close()
 """
 
 
+@pytest.mark.root
 @with_newer
 def test_several_orphans_and_the_stale_slots_between_them(
     layout: Layout, region_file: RegionFileFactory, actor: MakeActor
@@ -434,6 +435,7 @@ def test_a_slot_of_a_dead_process_that_somebody_writes_to_bars_the_way(
     assert file.get("slot_used.total", slot=written) == 5
 
 
+@pytest.mark.root
 @needs_first_namespace
 @with_newer
 def test_a_slot_that_an_ending_process_may_still_write_to_bars_the_way(

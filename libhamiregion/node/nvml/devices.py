@@ -9,74 +9,106 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
-from .driver import Driver, plausible_bytes, plausible_percent
-from .models import NvmlDevice, NvmlMigDevice, NvmlProcess, NvmlUtilization
-from .sensors import NOT_ASKED, read_sensors
+from .driver import (
+    MAX_BYTES,
+    NOT_AVAILABLE,
+    UTILIZATION,
+    Driver,
+    plausible_bytes,
+    plausible_figure,
+)
+from .models import KINDS, NvmlDevice, NvmlMigDevice, ProcessColumns
 from .states import NvmlFault, NvmlState, Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from .driver import SampledProcess
+
 T = TypeVar("T")
 
 _LISTS = (
-    ("compute", "nvmlDeviceGetComputeRunningProcesses"),
-    ("graphics", "nvmlDeviceGetGraphicsRunningProcesses"),
-    ("mps", "nvmlDeviceGetMPSComputeRunningProcesses"),
+    "nvmlDeviceGetComputeRunningProcesses",
+    "nvmlDeviceGetGraphicsRunningProcesses",
+    "nvmlDeviceGetMPSComputeRunningProcesses",
 )
-_UTILIZATION = "nvmlDeviceGetProcessUtilization"
-_UTIL_FIELDS = (
-    ("sm_util_percent", "smUtil"),
-    ("memory_util_percent", "memUtil"),
-    ("enc_util_percent", "encUtil"),
-    ("dec_util_percent", "decUtil"),
+_UTIL_FIGURES = (
+    "sm_util_percent",
+    "memory_util_percent",
+    "enc_util_percent",
+    "dec_util_percent",
 )
+_ABSENT = (NvmlState.NOT_SUPPORTED, NvmlState.FUNCTION_NOT_FOUND)
 
 # Far above real hardware: a number out of range must not become a long loop.
 _MAX_MIG_DEVICES = 64
-
 # What the driver gives as the instances of a process that runs in none.
 _NO_INSTANCE = 0xFFFFFFFF
-
+# How old a sample of utilisation may be.
+_WINDOW_US = 1_000_000
 # The driver's clock and ours are the same; a sample from further ahead is rubbish.
 _AHEAD_US = 1_000_000
-
 _PROFILE = re.compile(r"\bMIG ((?:\d+c\.)?\d+g\.\d+gb\S*)")
 
-
-@attrs.define
-class _Entry:
-    """A process in the driver's lists; memory by the (GPU, compute) instance it is used in."""
-
-    kinds: list[str] = attrs.Factory(list)
-    memory: dict[tuple[int, int], int | None] = attrs.Factory(dict)
-    fault: NvmlFault | None = None
-
-    def add(self, kind: str, call: str, row: Any) -> None:
-        if kind not in self.kinds:
-            self.kinds.append(kind)
-        key = (row.gpuInstanceId, row.computeInstanceId)
-        try:
-            used = plausible_bytes(call, row.usedGpuMemory)
-        except Refusal as refusal:
-            self.memory.setdefault(key, None)
-            self.fault = refusal.fault("memory_used_bytes")
-            return
-        # A process in two lists has the same memory in both: the figure is all that it uses.
-        self.memory[key] = max(used, self.memory.get(key) or 0)
-
-    def total(self, keys: Iterable[tuple[int, int]]) -> int | None:
-        figures = [self.memory[key] for key in keys]
-        return None if None in figures else sum(figure or 0 for figure in figures)
+# nvmlTemperatureSensors_t, nvmlMemoryErrorType_t, nvmlEccCounterType_t; ranges wider than hardware.
+_GPU = 0
+_CORRECTED, _UNCORRECTED = 0, 1
+_LIFETIME = 1
+_CELSIUS = (0, 300)
+_MILLIWATTS = (0, 100_000_000)
+_ERRORS = (0, (1 << 63) - 1)
 
 
 @attrs.define
 class _Lists:
-    """The processes of one handle, and what could not be read of them."""
+    """The processes of one handle, and what could not be read of them.
 
-    entries: dict[int, _Entry] = attrs.Factory(dict)
+    Attributes:
+        kinds: Pid to the lists that it stands in, as `ProcessColumns.kinds` has them.
+        memory: Pid and (GPU, compute) instance to bytes; -1 where not known.
+        odd: Pid to why its memory is not known.
+    """
+
+    kinds: dict[int, int] = attrs.Factory(dict)
+    memory: dict[tuple[int, int, int], int] = attrs.Factory(dict)
+    odd: dict[int, NvmlFault] = attrs.Factory(dict)
     state: NvmlState = NvmlState.OK
     faults: list[NvmlFault] = attrs.Factory(list)
+
+    def add(self, kind: int, call: str, rows: Iterable[tuple[int, int, int, int]]) -> None:
+        for pid, used, gpu_instance, compute_instance in rows:
+            if not pid:
+                continue
+            self.kinds[pid] = self.kinds.get(pid, 0) | 1 << kind
+            key = (pid, gpu_instance, compute_instance)
+            if used <= MAX_BYTES:
+                # A process in two lists has the same memory in both: it is all that it uses.
+                self.memory[key] = max(used, self.memory.get(key, 0))
+            else:
+                self.memory.setdefault(key, -1)
+                none = used == NOT_AVAILABLE
+                state = NvmlState.NO_FIGURE if none else NvmlState.OUT_OF_RANGE
+                self.odd[pid] = NvmlFault("memory_used_bytes", call, state)
+
+    def totals(self) -> dict[int, int]:
+        """Pid to bytes over all instances; -1 where one of them is not known."""
+        found: dict[int, int] = {}
+        for (pid, _, _), used in self.memory.items():
+            before = found.get(pid, 0)
+            found[pid] = -1 if used < 0 or before < 0 else before + used
+        return found
+
+    def only(self, keys: Iterable[tuple[int, int, int]]) -> _Lists:
+        """Those of certain processes and instances."""
+        memory = {key: self.memory[key] for key in keys}
+        pids = {pid for pid, _, _ in memory}
+        return _Lists(
+            {pid: self.kinds[pid] for pid in pids},
+            memory,
+            {pid: fault for pid, fault in self.odd.items() if pid in pids},
+            self.state,
+            self.faults,
+        )
 
 
 @attrs.define
@@ -84,25 +116,16 @@ class _Usage:
     """The utilisation of one handle's processes.
 
     Attributes:
-        newest: The newest sample of the window, by pid.
+        samples: Those of the window.
+        newest: The newest of them, by pid.
         stirring: Pids that were busy shortly before the window; None if that is not known.
     """
 
-    rows: list[NvmlUtilization] = attrs.Factory(list)
-    newest: dict[int, Any] = attrs.Factory(dict)
+    samples: tuple[SampledProcess, ...] = ()
+    newest: dict[int, SampledProcess] = attrs.Factory(dict)
     stirring: set[int] | None = None
     state: NvmlState = NvmlState.OK
     fault: NvmlFault | None = None
-
-
-@attrs.define
-class _ProcessUtil:
-    sm_util_percent: int | None = None
-    memory_util_percent: int | None = None
-    enc_util_percent: int | None = None
-    dec_util_percent: int | None = None
-    at_us: int | None = None
-    faults: list[NvmlFault] = attrs.Factory(list)
 
 
 class _Questions:
@@ -118,10 +141,13 @@ class _Questions:
                 raise self.lost
             return read()
         except Refusal as refusal:
-            self.faults.append(refusal.fault(figure))
-            if refusal.state is NvmlState.GPU_IS_LOST:
-                self.lost = refusal
+            self.faults.append(self.note(figure, refusal))
             return None
+
+    def note(self, figure: str, refusal: Refusal) -> NvmlFault:
+        if refusal.state is NvmlState.GPU_IS_LOST:
+            self.lost = refusal
+        return refusal.fault(figure)
 
     @property
     def state(self) -> NvmlState:
@@ -130,11 +156,10 @@ class _Questions:
 
 @attrs.frozen
 class DeviceReading:
-    """One GPU with its processes."""
+    """One GPU with the processes on it and on its MIG devices."""
 
     device: NvmlDevice
-    processes: list[NvmlProcess]
-    utilization: list[NvmlUtilization]
+    columns: tuple[ProcessColumns, ...]
 
 
 class DeviceReader:
@@ -142,7 +167,6 @@ class DeviceReader:
 
     Args:
         driver: NVML, open.
-        window_us: How old a sample may be.
         sees_all: Whether the driver's lists hold every process, under its pid of the host.
         sensors: Whether to ask for temperature, power and memory errors.
 
@@ -150,11 +174,8 @@ class DeviceReader:
         driver_version: The driver's version; the shape of its lists depends on it.
     """
 
-    def __init__(
-        self, driver: Driver, *, window_us: int, sees_all: bool, sensors: bool = False
-    ) -> None:
+    def __init__(self, driver: Driver, *, sees_all: bool, sensors: bool = False) -> None:
         self._driver = driver
-        self._window_us = window_us
         self._sees_all = sees_all
         self._sensors = sensors
         self.driver_version: str | None = None
@@ -167,23 +188,22 @@ class DeviceReader:
 
     def read(self, index: int) -> DeviceReading:
         """All of one GPU; what fails becomes a fault."""
-        driver, questions = self._driver, _Questions()
+        questions = _Questions()
         known_uuid, known_name = self._identities.get(index, (None, None))
         try:
-            handle = driver.call("nvmlDeviceGetHandleByIndex", index)
+            handle = self._driver.call("nvmlDeviceGetHandleByIndex", index)
         except Refusal as refusal:
             return _unreachable(index, known_uuid, known_name, refusal)
-        uuid = questions.ask("uuid", lambda: _text(driver.call("nvmlDeviceGetUUID", handle)))
-        name = questions.ask("name", lambda: _text(driver.call("nvmlDeviceGetName", handle)))
-        uuid, name = uuid or known_uuid, name or known_name
+        uuid = self._text(questions, "uuid", "nvmlDeviceGetUUID", handle) or known_uuid
+        name = self._text(questions, "name", "nvmlDeviceGetName", handle) or known_name
         self._identities[index] = (uuid, name)
         memory = self._memory(questions, handle)
         util = self._device_util(questions, handle)
-        sensors = read_sensors(driver, questions.ask, handle) if self._sensors else NOT_ASKED
+        sensors = self._read_sensors(questions, handle) if self._sensors else {}
         mig_enabled = questions.ask("mig_enabled", lambda: self._mig_enabled(handle))
         lists = self._lists(questions, handle)
         migs = self._mig_handles(questions, handle) if mig_enabled else []
-        usage = self._usage(questions, handle, mig_enabled, lists, (index, uuid))
+        usage = self._usage(questions, handle, mig_enabled, lists)
         readings = [self._read_mig(index, slot, mig, lists) for slot, mig in migs]
         device = NvmlDevice(
             index,
@@ -193,21 +213,21 @@ class DeviceReader:
             *memory,
             *util,
             mig_enabled,
-            tuple(mig for mig, _, _ in readings),
+            tuple(mig for mig, _ in readings),
             lists.state,
             usage.state,
             tuple(questions.faults),
             **sensors,
         )
         own = _without(lists, readings) if readings else lists
-        processes = self._processes((index, uuid), own, usage)
-        utilization = usage.rows
-        for _, more_processes, more_rows in readings:
-            processes += more_processes
-            utilization = utilization + more_rows
-        return DeviceReading(device, processes, utilization)
+        columns = _columns(index, uuid, own, usage)
+        return DeviceReading(device, (columns, *(each for _, each in readings)))
 
     # ---- figures of a device --------------------------------------------------------------------
+
+    def _text(self, questions: _Questions, figure: str, call: str, handle: Any) -> str | None:
+        text: str | None = questions.ask(figure, lambda: self._driver.call(call, handle))
+        return text or None
 
     def _memory(self, questions: _Questions, handle: Any) -> tuple[int | None, int | None]:
         call = "nvmlDeviceGetMemoryInfo"
@@ -221,24 +241,44 @@ class DeviceReader:
         )
 
     def _device_util(self, questions: _Questions, handle: Any) -> tuple[int | None, int | None]:
-        call = "nvmlDeviceGetUtilizationRates"
+        call, second = "nvmlDeviceGetUtilizationRates", "memory_util_percent"
         rates = questions.ask("gpu_util_percent", lambda: self._driver.call(call, handle))
         if rates is None:
-            questions.faults.append(
-                attrs.evolve(questions.faults[-1], figure="memory_util_percent")
-            )
+            questions.faults.append(attrs.evolve(questions.faults[-1], figure=second))
             return None, None
         return (
-            questions.ask("gpu_util_percent", lambda: plausible_percent(call, rates.gpu)),
-            questions.ask("memory_util_percent", lambda: plausible_percent(call, rates.memory)),
+            questions.ask("gpu_util_percent", lambda: plausible_figure(call, rates.gpu, 0, 100)),
+            questions.ask(second, lambda: plausible_figure(call, rates.memory, 0, 100)),
         )
+
+    def _read_sensors(self, questions: _Questions, handle: Any) -> dict[str, Any]:
+        def ask(figure: str, call: str, limits: tuple[int, int], *args: int) -> int | None:
+            return questions.ask(
+                figure,
+                lambda: plausible_figure(call, self._driver.call(call, handle, *args), *limits),
+            )
+
+        milliwatts = ask("power_usage_watts", "nvmlDeviceGetPowerUsage", _MILLIWATTS)
+        errors = "nvmlDeviceGetTotalEccErrors"
+        return {
+            "temperature_celsius": ask(
+                "temperature_celsius", "nvmlDeviceGetTemperature", _CELSIUS, _GPU
+            ),
+            "power_usage_watts": None if milliwatts is None else milliwatts / 1000,
+            "ecc_corrected_errors": ask(
+                "ecc_corrected_errors", errors, _ERRORS, _CORRECTED, _LIFETIME
+            ),
+            "ecc_uncorrected_errors": ask(
+                "ecc_uncorrected_errors", errors, _ERRORS, _UNCORRECTED, _LIFETIME
+            ),
+        }
 
     def _mig_enabled(self, handle: Any) -> bool:
         try:
             current, _ = self._driver.call("nvmlDeviceGetMigMode", handle)
         except Refusal as refusal:
             # The GPU, or a driver from before MIG, has none.
-            if refusal.state in (NvmlState.NOT_SUPPORTED, NvmlState.FUNCTION_NOT_FOUND):
+            if refusal.state in _ABSENT:
                 return False
             raise
         return bool(current)
@@ -267,10 +307,10 @@ class DeviceReader:
 
     def _read_mig(
         self, index: int, slot: int, handle: Any, parent: _Lists
-    ) -> tuple[NvmlMigDevice, list[NvmlProcess], list[NvmlUtilization]]:
+    ) -> tuple[NvmlMigDevice, ProcessColumns]:
         driver, questions = self._driver, _Questions()
-        uuid = questions.ask("uuid", lambda: _text(driver.call("nvmlDeviceGetUUID", handle)))
-        name = questions.ask("name", lambda: _text(driver.call("nvmlDeviceGetName", handle)))
+        uuid = self._text(questions, "uuid", "nvmlDeviceGetUUID", handle)
+        name = self._text(questions, "name", "nvmlDeviceGetName", handle)
         gpu_instance: int | None = questions.ask(
             "gpu_instance_id", lambda: driver.call("nvmlDeviceGetGpuInstanceId", handle)
         )
@@ -279,10 +319,12 @@ class DeviceReader:
         )
         memory = self._memory(questions, handle)
         lists = self._lists(questions, handle)
-        if lists.state is not NvmlState.OK and parent.state is NvmlState.OK:
-            own = (gpu_instance, compute_instance)
-            lists = _instance(parent, own, lists.faults) if None not in own else lists
-        usage = self._usage(questions, handle, True, lists, (index, uuid))
+        own = (gpu_instance, compute_instance)
+        if lists.state is not NvmlState.OK and parent.state is NvmlState.OK and None not in own:
+            faults = lists.faults
+            lists = parent.only(key for key in parent.memory if key[1:] == own)
+            lists.faults = faults
+        usage = self._usage(questions, handle, True, lists)
         profile = _PROFILE.search(name or "")
         mig = NvmlMigDevice(
             slot,
@@ -297,133 +339,103 @@ class DeviceReader:
             usage.state,
             tuple(questions.faults),
         )
-        return mig, self._processes((index, uuid), lists, usage), usage.rows
+        return mig, _columns(index, uuid, lists, usage)
 
     # ---- processes ------------------------------------------------------------------------------
 
     def _lists(self, questions: _Questions, handle: Any) -> _Lists:
         lists = _Lists()
-        for kind, name in _LISTS:
+        for kind, name in enumerate(_LISTS):
             try:
                 if questions.lost is not None:
                     raise questions.lost
-                rows = self._driver.listed(name, self.driver_version, handle)
+                lists.add(kind, name, self._driver.listed(name, self.driver_version, handle))
             except Refusal as refusal:
-                absent = (NvmlState.NOT_SUPPORTED, NvmlState.FUNCTION_NOT_FOUND)
-                if kind != "compute" and refusal.state in absent:
+                if KINDS[kind] != "compute" and refusal.state in _ABSENT:
                     continue  # there is no such kind of process on this device
                 if lists.state is NvmlState.OK:
                     lists.state = refusal.state
-                lists.faults.append(refusal.fault("processes"))
-                if refusal.state is NvmlState.GPU_IS_LOST:
-                    questions.lost = refusal
-                continue
-            for row in rows:
-                if row.pid:
-                    lists.entries.setdefault(row.pid, _Entry()).add(kind, name, row)
+                lists.faults.append(questions.note("processes", refusal))
         questions.faults += lists.faults
         return lists
 
     def _usage(
-        self,
-        questions: _Questions,
-        handle: Any,
-        mig_enabled: bool | None,
-        lists: _Lists,
-        place: tuple[int, str | None],
+        self, questions: _Questions, handle: Any, mig_enabled: bool | None, lists: _Lists
     ) -> _Usage:
         usage = _Usage()
         try:
             if questions.lost is not None:
                 raise questions.lost
-            rows = self._samples(handle, self._window_us)
+            usage.samples = self._samples(handle, _WINDOW_US)
         except Refusal as refusal:
-            usage.state, usage.fault = refusal.state, refusal.fault("utilization")
+            usage.state, usage.fault = refusal.state, questions.note("utilization", refusal)
             questions.faults.append(usage.fault)
-            if refusal.state is NvmlState.GPU_IS_LOST:
-                questions.lost = refusal
             return usage
-        usage.rows = [_utilization(row, *place) for row in rows]
-        for row in sorted(rows, key=lambda row: row.timeStamp):
-            usage.newest[row.pid] = row
+        usage.newest = {row[0]: row for row in sorted(usage.samples, key=lambda row: row[1])}
         if mig_enabled is not False:
             # Where MIG is on, the driver samples no processes, and silence means nothing.
             usage.state = NvmlState.NOT_SUPPORTED
-            usage.fault = NvmlFault("utilization", _UTILIZATION, usage.state)
+            usage.fault = NvmlFault("utilization", UTILIZATION, usage.state)
             questions.faults.append(usage.fault)
-        elif self._sees_all and lists.entries.keys() - usage.newest.keys():
-            usage.stirring = self._stirring(handle)
+        elif self._sees_all and lists.kinds.keys() - usage.newest.keys():
+            # The driver samples about once a second: a process without a sample in the last
+            # window, but with one in the window before, may be as busy as ever.
+            try:
+                usage.stirring = {row[0] for row in self._samples(handle, 2 * _WINDOW_US)}
+            except Refusal:
+                usage.stirring = None
         return usage
 
-    def _stirring(self, handle: Any) -> set[int] | None:
-        # The driver samples about once a second: who has no sample in the last window, but one in
-        # the window before, may be as busy as ever.
-        try:
-            return {row.pid for row in self._samples(handle, 2 * self._window_us)}
-        except Refusal:
-            return None
-
-    def _samples(self, handle: Any, window_us: int) -> list[Any]:
+    def _samples(self, handle: Any, window_us: int) -> tuple[SampledProcess, ...]:
         since = time.time_ns() // 1000 - window_us
         try:
-            rows = self._driver.entries(_UTILIZATION, handle, since)
+            rows = self._driver.sampled(handle, since)
         except Refusal as refusal:
             if refusal.state is NvmlState.NOT_FOUND:
-                return []  # nobody was busy
+                return ()  # nobody was busy
             raise
         # Some drivers return older samples as well, and entries that they have not filled in.
         until = time.time_ns() // 1000 + _AHEAD_US
-        return [row for row in rows if row.pid and since < row.timeStamp <= until]
-
-    def _processes(
-        self, place: tuple[int, str | None], lists: _Lists, usage: _Usage
-    ) -> list[NvmlProcess]:
-        entries = dict(lists.entries)
-        if lists.state is not NvmlState.OK:
-            for pid in usage.newest:
-                entries.setdefault(pid, _Entry(fault=lists.faults[0]))
-        processes = []
-        for pid, entry in sorted(entries.items()):
-            memory = entry.total(entry.memory) if entry.memory else None
-            faults = [entry.fault] if memory is None and entry.fault is not None else []
-            util = self._process_util(pid, usage)
-            processes.append(
-                NvmlProcess(
-                    pid,
-                    *place,
-                    tuple(entry.kinds),
-                    memory,
-                    util.sm_util_percent,
-                    util.memory_util_percent,
-                    util.enc_util_percent,
-                    util.dec_util_percent,
-                    util.at_us,
-                    faults=(*faults, *util.faults),
-                )
-            )
-        return processes
-
-    def _process_util(self, pid: int, usage: _Usage) -> _ProcessUtil:
-        row = usage.newest.get(pid)
-        if row is not None:
-            questions = _Questions()
-            figures = {
-                figure: questions.ask(
-                    figure, partial(plausible_percent, _UTILIZATION, getattr(row, name))
-                )
-                for figure, name in _UTIL_FIELDS
-            }
-            return _ProcessUtil(**figures, at_us=row.timeStamp, faults=questions.faults)
-        if usage.fault is not None:
-            return _ProcessUtil(faults=[usage.fault])
-        if usage.stirring is None or pid in usage.stirring:
-            fault = NvmlFault("utilization", _UTILIZATION, NvmlState.NO_SAMPLE)
-            return _ProcessUtil(faults=[fault])
-        return _ProcessUtil(0, 0, 0, 0)
+        return tuple(row for row in rows if row[0] and since < row[1] <= until)
 
 
-def _text(text: str) -> str | None:
-    return text or None
+def _columns(index: int, uuid: str | None, lists: _Lists, usage: _Usage) -> ProcessColumns:
+    found = ProcessColumns(
+        index,
+        uuid,
+        samples=usage.samples,
+        utilization_fault=usage.fault or NvmlFault("utilization", UTILIZATION, NvmlState.NO_SAMPLE),
+    )
+    totals = lists.totals()
+    pids = set(lists.kinds)
+    if lists.state is not NvmlState.OK:
+        pids.update(usage.newest)
+    found.pids.extend(sorted(pids))
+    kinds = bytearray()
+    columns = [getattr(found, figure) for figure in _UTIL_FIGURES]
+    for row, pid in enumerate(found.pids):
+        kinds.append(lists.kinds.get(pid, 0))
+        used = totals.get(pid, -1)
+        found.memory_used_bytes.append(used)
+        faults = []
+        if used < 0:
+            faults = [lists.odd[pid]] if pid in lists.odd else lists.faults[:1]
+        sample = usage.newest.get(pid)
+        if sample is not None:
+            found.sampled_at_us.append(sample[1])
+            for figure, column, percent in zip(_UTIL_FIGURES, columns, sample[2:], strict=True):
+                column.append(percent if percent <= 100 else -1)
+                if percent > 100:
+                    faults.append(NvmlFault(figure, UTILIZATION, NvmlState.OUT_OF_RANGE))
+        else:
+            is_known = usage.fault is None and usage.stirring is not None
+            idle = is_known and pid not in (usage.stirring or ())
+            found.sampled_at_us.append(0)
+            for column in columns:
+                column.append(0 if idle else -1)
+        if faults:
+            found.faults[row] = tuple(faults)
+    return attrs.evolve(found, kinds=bytes(kinds))
 
 
 def _unreachable(index: int, uuid: str | None, name: str | None, refusal: Refusal) -> DeviceReading:
@@ -440,41 +452,15 @@ def _unreachable(index: int, uuid: str | None, name: str | None, refusal: Refusa
         utilization_state=refusal.state,
         faults=(refusal.fault("device"),),
     )
-    return DeviceReading(device, [], [])
+    return DeviceReading(device, ())
 
 
-def _utilization(row: Any, index: int, uuid: str | None) -> NvmlUtilization:
-    figures = (getattr(row, name) for _, name in _UTIL_FIELDS)
-    percents = (figure if 0 <= figure <= 100 else None for figure in figures)
-    return NvmlUtilization(row.pid, index, uuid, row.timeStamp, *percents)
-
-
-def _instance(
-    parent: _Lists, own: tuple[int | None, int | None], faults: list[NvmlFault]
-) -> _Lists:
-    """The processes of one MIG device, from its GPU's list."""
-    lists = _Lists(faults=faults)
-    for pid, entry in parent.entries.items():
-        for key, used in entry.memory.items():
-            if key == own:
-                lists.entries[pid] = _Entry(list(entry.kinds), {key: used}, entry.fault)
-    return lists
-
-
-def _without(
-    lists: _Lists,
-    readings: list[tuple[NvmlMigDevice, list[NvmlProcess], list[NvmlUtilization]]],
-) -> _Lists:
+def _without(lists: _Lists, readings: list[tuple[NvmlMigDevice, ProcessColumns]]) -> _Lists:
     """What of a GPU's list none of its MIG devices accounts for."""
-    instances = {(mig.gpu_instance_id, mig.compute_instance_id) for mig, _, _ in readings}
-    listed = {process.pid for _, processes, _ in readings for process in processes}
-    rest = _Lists(state=lists.state, faults=lists.faults)
-    for pid, entry in lists.entries.items():
-        memory = {
-            key: used
-            for key, used in entry.memory.items()
-            if key not in instances and not (pid in listed and _NO_INSTANCE in key)
-        }
-        if memory:
-            rest.entries[pid] = _Entry(list(entry.kinds), memory, entry.fault)
-    return rest
+    instances = {(mig.gpu_instance_id, mig.compute_instance_id) for mig, _ in readings}
+    listed = {pid for _, columns in readings for pid in columns.pids}
+    return lists.only(
+        key
+        for key in lists.memory
+        if key[1:] not in instances and not (key[0] in listed and _NO_INSTANCE in key[1:])
+    )

@@ -5,20 +5,30 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from typing import Any
+import struct
+from typing import Any, TypeAlias
 
 from .states import NvmlState, Refusal, state_of
 
-# A list that grows between the question for its size and the question for its entries.
+# A list that grows from one question to the next.
 _GROWTH_TRIES = 4
 
 # The drivers from 535.43 to 535.86 let the third version of the list functions write entries of 32
 # bytes. All others, earlier and later, write 24, as the second version always does.
 _WIDE_ENTRIES = re.compile(r"535\.(4[3-9]|[5-7]\d|8[0-6])\b")
-_ENTRY_BYTES = 24
+_PROCESS = struct.Struct("=I4xQII")
+_SAMPLE = struct.Struct("=I4xQIIII")
+_FIRST_CAPACITY = 64
+_MAX_CAPACITY = 1 << 20
 
-_NOT_AVAILABLE = (1 << 64) - 1
-_MAX_BYTES = (1 << 62) - 1
+UTILIZATION = "nvmlDeviceGetProcessUtilization"
+#: nvmlProcessInfo_t: pid, memory in bytes, GPU instance, compute instance.
+ListedProcess: TypeAlias = tuple[int, int, int, int]
+#: nvmlProcessUtilizationSample_t: pid, time in microseconds, SM, memory, encoder, decoder.
+SampledProcess: TypeAlias = tuple[int, int, int, int, int, int]
+
+NOT_AVAILABLE = (1 << 64) - 1
+MAX_BYTES = (1 << 62) - 1
 
 
 class Driver:
@@ -32,6 +42,8 @@ class Driver:
         self._library = library
         self._handle: ctypes.CDLL | None = None
         self._nvml: Any = None
+        # How much room the last list needed.
+        self._capacities: dict[str, int] = {}
         self.is_open = False
 
     def open(self) -> None:
@@ -87,48 +99,59 @@ class Driver:
             # nvidia-ml-py decodes texts as UTF-8; a program may be called anything.
             return error.object.decode("utf-8", "backslashreplace")
 
-    def entries(self, name: str, *args: Any) -> list[Any]:
-        """Call a function that returns a list, again if the list has grown meanwhile.
-
-        Raises:
-            Refusal: It failed, or grew each time.
-        """
-        for _ in range(_GROWTH_TRIES):
-            try:
-                return list(self.call(name, *args))
-            except Refusal as refusal:
-                # nvidia-ml-py raises "success" for a list without entries.
-                if refusal.state is NvmlState.OK:
-                    return []
-                if refusal.state is not NvmlState.INSUFFICIENT_SIZE:
-                    raise
-                last = refusal
-        raise last
-
-    def listed(self, name: str, driver_version: str | None, *args: Any) -> list[Any]:
+    def listed(self, name: str, driver_version: str | None, handle: Any) -> list[ListedProcess]:
         """Call a function that lists processes, in the newest version that can be trusted.
 
         Raises:
-            Refusal: It failed.
+            Refusal: It failed, or the list grew each time.
         """
         versions = ["_v3", "_v2"]
         if driver_version is not None and _WIDE_ENTRIES.match(driver_version):
             versions.remove("_v3")
         for version in versions:
-            self._check_entries(name + version, version)
             try:
-                return self.entries(name + version, *args)
+                return self._entries(name + version, _PROCESS, handle)
             except Refusal as refusal:
                 if refusal.state is not NvmlState.FUNCTION_NOT_FOUND:
                     raise
                 last = refusal
         raise last
 
-    def _check_entries(self, name: str, version: str) -> None:
-        entry = getattr(self._nvml, f"c_nvmlProcessInfo{version}_t", None)
-        entry = entry or getattr(self._nvml, "c_nvmlProcessInfo_t", None)
-        if entry is None or ctypes.sizeof(entry) != _ENTRY_BYTES:
-            raise Refusal(name, NvmlState.PACKAGE_UNFIT)
+    def sampled(self, handle: Any, since_us: int) -> list[SampledProcess]:
+        """The samples of utilisation of a device's processes since a time, Unix microseconds.
+
+        Raises:
+            Refusal: It failed.
+        """
+        return self._entries(UTILIZATION, _SAMPLE, handle, ctypes.c_ulonglong(since_us))
+
+    def _entries(self, name: str, entry: struct.Struct, handle: Any, *since: Any) -> list[Any]:
+        """Call a function that fills an array, and take the array apart in one go.
+
+        nvidia-ml-py makes several objects of each entry, which on a node with a thousand processes
+        costs more than the driver.
+        """
+        # Loaded by nvidia-ml-py already: the loader knows it by this name.
+        function = getattr(ctypes.CDLL("libnvidia-ml.so.1"), name, None)
+        if function is None:
+            raise Refusal(name, NvmlState.FUNCTION_NOT_FOUND)
+        capacity = self._capacities.get(name, _FIRST_CAPACITY)
+        for _ in range(_GROWTH_TRIES):
+            count, memory = (
+                ctypes.c_uint(capacity),
+                ctypes.create_string_buffer(capacity * entry.size),
+            )
+            order = (memory, ctypes.byref(count)) if since else (ctypes.byref(count), memory)
+            code = function(handle, *order, *since)
+            state = state_of(code)
+            if state is NvmlState.OK:
+                self._capacities[name] = capacity
+                filled = memory.raw[: min(count.value, capacity) * entry.size]
+                return list(entry.iter_unpack(filled))
+            if state is not NvmlState.INSUFFICIENT_SIZE:
+                break
+            capacity = min(max(count.value, capacity) * 3 // 2, _MAX_CAPACITY)
+        raise Refusal(name, state, code)
 
 
 def plausible_bytes(call: str, value: int | None) -> int:
@@ -137,26 +160,13 @@ def plausible_bytes(call: str, value: int | None) -> int:
     Raises:
         Refusal: It is none.
     """
-    if value is None or value == _NOT_AVAILABLE:
+    if value is None or value == NOT_AVAILABLE:
         raise Refusal(call, NvmlState.NO_FIGURE)
-    if not 0 <= value <= _MAX_BYTES:
-        raise Refusal(call, NvmlState.OUT_OF_RANGE)
-    return value
-
-
-def plausible_percent(call: str, value: int) -> int:
-    """A utilisation; drivers are known to return numbers of ten digits.
-
-    Raises:
-        Refusal: It is none.
-    """
-    if not 0 <= value <= 100:
-        raise Refusal(call, NvmlState.OUT_OF_RANGE)
-    return value
+    return plausible_figure(call, value, 0, MAX_BYTES)
 
 
 def plausible_figure(call: str, value: int, least: int, most: int) -> int:
-    """A number in its range.
+    """A number in its range; drivers are known to return utilisations of ten digits.
 
     Raises:
         Refusal: It is out of it.

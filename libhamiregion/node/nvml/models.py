@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from array import array
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import attrs
 
 from .states import NvmlFault, NvmlState
+
+if TYPE_CHECKING:
+    from .driver import SampledProcess
+
+#: The driver's lists of processes.
+KINDS = ("compute", "graphics", "mps")
 
 
 def _find(faults: tuple[NvmlFault, ...], *figures: str) -> NvmlFault | None:
@@ -166,6 +174,86 @@ class NvmlUtilization:
 
 
 @attrs.frozen(slots=False)
+class ProcessColumns:
+    """The processes of one GPU, or of one MIG device, as columns; one row per process, by pid.
+
+    Attributes:
+        device_index: NVML index of the GPU.
+        device_uuid: Uuid of the GPU, or of the MIG device; None where the driver does not tell.
+        pids: The processes.
+        kinds: In which lists they stand: 1 compute, 2 graphics, 4 mps, summed.
+        memory_used_bytes: -1 where not known.
+        sm_util_percent: -1 where not known.
+        memory_util_percent: As above.
+        enc_util_percent: As above.
+        dec_util_percent: As above.
+        sampled_at_us: Of the newest sample; 0 where there is none.
+        samples: The driver's samples of the last second, as it gave them: pid, time in
+            microseconds, SM, memory, encoder, decoder.
+        utilization_fault: Why utilisation is not known where there is no other reason.
+        faults: Row to the reasons of that row alone.
+    """
+
+    device_index: int
+    device_uuid: str | None
+    pids: array[int] = attrs.field(factory=lambda: array("q"))
+    kinds: bytes = b""
+    memory_used_bytes: array[int] = attrs.field(factory=lambda: array("q"))
+    sm_util_percent: array[int] = attrs.field(factory=lambda: array("b"))
+    memory_util_percent: array[int] = attrs.field(factory=lambda: array("b"))
+    enc_util_percent: array[int] = attrs.field(factory=lambda: array("b"))
+    dec_util_percent: array[int] = attrs.field(factory=lambda: array("b"))
+    sampled_at_us: array[int] = attrs.field(factory=lambda: array("q"))
+    samples: tuple[SampledProcess, ...] = ()
+    utilization_fault: NvmlFault | None = None
+    faults: dict[int, tuple[NvmlFault, ...]] = attrs.field(factory=dict)
+
+    @cached_property
+    def rows(self) -> dict[int, int]:
+        """Pid to row."""
+        return {pid: row for row, pid in enumerate(self.pids)}
+
+    def process(self, row: int) -> NvmlProcess:
+        """One row as an object."""
+        kinds = self.kinds[row]
+        faults = self.faults.get(row, ())
+        has_sample = self.sampled_at_us[row] or self.sm_util_percent[row] >= 0
+        if self.utilization_fault is not None and not has_sample:
+            faults = (*faults, self.utilization_fault)
+        return NvmlProcess(
+            self.pids[row],
+            self.device_index,
+            self.device_uuid,
+            tuple(name for bit, name in enumerate(KINDS) if kinds & 1 << bit),
+            _known(self.memory_used_bytes[row]),
+            _known(self.sm_util_percent[row]),
+            _known(self.memory_util_percent[row]),
+            _known(self.enc_util_percent[row]),
+            _known(self.dec_util_percent[row]),
+            self.sampled_at_us[row] or None,
+            faults=faults,
+        )
+
+    @property
+    def utilization(self) -> tuple[NvmlUtilization, ...]:
+        """The samples as objects."""
+        return tuple(
+            NvmlUtilization(
+                pid,
+                self.device_index,
+                self.device_uuid,
+                at_us,
+                *(percent if percent <= 100 else None for percent in percents),
+            )
+            for pid, at_us, *percents in self.samples
+        )
+
+
+def _known(figure: int) -> int | None:
+    return None if figure < 0 else figure
+
+
+@attrs.frozen(slots=False)
 class NvmlSample:
     """All that the driver said at one time. A value: it compares, pickles and may be shared.
 
@@ -175,11 +263,11 @@ class NvmlSample:
         fault: The call that failed, for `state` or for `driver_version`; None if none did.
         driver_version: Such as ``570.124.06``; None where the driver does not tell.
         devices: The GPUs, by index.
-        processes: The processes on them, by GPU and pid. A process on several devices stands here
-            once for each of them; on a GPU with MIG, under the MIG device alone.
-        utilization: The samples of the last second, one and more per process.
+        columns: The processes on them, one entry per GPU and MIG device, for programs that look
+            often: no object is made per process. On a GPU with MIG a process stands under the MIG
+            device alone.
         sees_all_processes: Whether the pids are those of the host's namespace and the lists hold
-            every process, so that who is not listed uses nothing.
+            every process, so that a process that is not listed uses nothing.
     """
 
     taken_at_ns: int
@@ -187,17 +275,36 @@ class NvmlSample:
     fault: NvmlFault | None
     driver_version: str | None
     devices: tuple[NvmlDevice, ...]
-    processes: tuple[NvmlProcess, ...]
-    utilization: tuple[NvmlUtilization, ...]
+    columns: tuple[ProcessColumns, ...]
     sees_all_processes: bool
 
     @cached_property
-    def _listed(self) -> dict[tuple[str | None, int], NvmlProcess]:
-        return {(process.device_uuid, process.pid): process for process in self.processes}
+    def processes(self) -> tuple[NvmlProcess, ...]:
+        """The processes on the GPUs, by GPU and pid.
+
+        A process on several devices stands here once for each of them.
+        """
+        return tuple(each.process(row) for each in self.columns for row in range(len(each.pids)))
+
+    @property
+    def utilization(self) -> tuple[NvmlUtilization, ...]:
+        """The samples of the last second, one and more per process."""
+        return tuple(sample for each in self.columns for sample in each.utilization)
+
+    @cached_property
+    def pids(self) -> frozenset[int]:
+        """The processes on the GPUs."""
+        return frozenset(pid for each in self.columns for pid in each.pids)
+
+    @cached_property
+    def _by_uuid(self) -> dict[str | None, ProcessColumns]:
+        return {each.device_uuid: each for each in self.columns}
 
     @cached_property
     def _sampled(self) -> frozenset[tuple[str | None, int]]:
-        return frozenset((row.device_uuid, row.pid) for row in self.utilization)
+        return frozenset(
+            (each.device_uuid, sample[0]) for each in self.columns for sample in each.samples
+        )
 
     @cached_property
     def _places(self) -> dict[str, tuple[NvmlDevice, NvmlDevice | NvmlMigDevice]]:
@@ -206,6 +313,10 @@ class NvmlSample:
             own: tuple[NvmlDevice | NvmlMigDevice, ...] = (device, *device.mig_devices)
             places.update((place.uuid, (device, place)) for place in own if place.uuid is not None)
         return places
+
+    def of_pid(self, pid: int) -> tuple[NvmlProcess, ...]:
+        """What the driver lists of one process, one entry per device."""
+        return tuple(each.process(each.rows[pid]) for each in self.columns if pid in each.rows)
 
     def process(self, device_uuid: str, pid: int) -> NvmlProcess | None:
         """What a process uses of a GPU or MIG device.
@@ -220,9 +331,9 @@ class NvmlSample:
         Returns:
             The figures; None if nothing is known.
         """
-        listed = self._listed.get((device_uuid, pid))
-        if listed is not None:
-            return listed
+        columns = self._by_uuid.get(device_uuid)
+        if columns is not None and pid in columns.rows:
+            return columns.process(columns.rows[pid])
         found = self._places.get(device_uuid)
         if found is None or not self.sees_all_processes:
             return None

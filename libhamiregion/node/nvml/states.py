@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 
 import attrs
 
@@ -11,8 +12,8 @@ class NvmlState(str, enum.Enum):
     """Why there is, or is not, an answer of the driver.
 
     ``OK``, one state for each documented value of ``nvmlReturn_t``, and those that no return value
-    tells: ``CLOSED``, ``PACKAGE_MISSING``, ``PACKAGE_UNFIT``, ``NO_FIGURE``, ``NO_SAMPLE``,
-    ``OUT_OF_RANGE`` and ``UNDOCUMENTED``.
+    tells: ``CLOSED``, ``PACKAGE_MISSING``, ``NO_FIGURE``, ``NO_SAMPLE``, ``OUT_OF_RANGE`` and
+    ``UNDOCUMENTED``.
     """
 
     OK = "ok"
@@ -53,8 +54,6 @@ class NvmlState(str, enum.Enum):
     CLOSED = "closed"
     #: nvidia-ml-py cannot be imported.
     PACKAGE_MISSING = "package_missing"
-    #: This release of nvidia-ml-py reads lists of processes wrongly (12.535.77 does).
-    PACKAGE_UNFIT = "package_unfit"
     #: The driver answers that it has no such figure (``NVML_VALUE_NOT_AVAILABLE``).
     NO_FIGURE = "no_figure"
     #: No sample of the last second, and nothing proves that the process was idle.
@@ -67,7 +66,7 @@ class NvmlState(str, enum.Enum):
     @property
     def explanation(self) -> str:
         """What it means, and what to do about it."""
-        return _EXPLANATIONS[self]
+        return _EXPLANATIONS.get(self) or f"the driver says: {self.value.replace('_', ' ')}"
 
 
 @attrs.frozen
@@ -110,45 +109,16 @@ class Refusal(Exception):
         self.said = said
 
     def fault(self, figure: str) -> NvmlFault:
-        """The same as a value."""
+        """The failure as a value."""
         return NvmlFault(figure, self.call, self.state, self.code, self.said)
 
 
-# nvmlReturn_t: part of NVML's binary interface, the same in all of its versions.
-_NUMBERED = (
-    NvmlState.OK,
-    NvmlState.UNINITIALIZED,
-    NvmlState.INVALID_ARGUMENT,
-    NvmlState.NOT_SUPPORTED,
-    NvmlState.NO_PERMISSION,
-    NvmlState.ALREADY_INITIALIZED,
-    NvmlState.NOT_FOUND,
-    NvmlState.INSUFFICIENT_SIZE,
-    NvmlState.INSUFFICIENT_POWER,
-    NvmlState.DRIVER_NOT_LOADED,
-    NvmlState.TIMEOUT,
-    NvmlState.IRQ_ISSUE,
-    NvmlState.LIBRARY_NOT_FOUND,
-    NvmlState.FUNCTION_NOT_FOUND,
-    NvmlState.CORRUPTED_INFOROM,
-    NvmlState.GPU_IS_LOST,
-    NvmlState.RESET_REQUIRED,
-    NvmlState.OPERATING_SYSTEM,
-    NvmlState.LIB_RM_VERSION_MISMATCH,
-    NvmlState.IN_USE,
-    NvmlState.MEMORY,
-    NvmlState.NO_DATA,
-    NvmlState.VGPU_ECC_NOT_SUPPORTED,
-    NvmlState.INSUFFICIENT_RESOURCES,
-    NvmlState.FREQ_NOT_SUPPORTED,
-    NvmlState.ARGUMENT_VERSION_MISMATCH,
-    NvmlState.DEPRECATED,
-    NvmlState.NOT_READY,
-    NvmlState.GPU_NOT_FOUND,
-    NvmlState.INVALID_STATE,
-    NvmlState.RESET_TYPE_NOT_SUPPORTED,
+# nvmlReturn_t, part of NVML's binary interface: the members from OK to RESET_TYPE_NOT_SUPPORTED, in
+# their order, are the values from 0 on.
+_BY_CODE = dict(
+    enumerate(itertools.takewhile(lambda each: each is not NvmlState.UNKNOWN, NvmlState))
 )
-_BY_CODE = {**dict(enumerate(_NUMBERED)), 999: NvmlState.UNKNOWN}
+_BY_CODE[999] = NvmlState.UNKNOWN
 
 
 def state_of(code: int) -> NvmlState:
@@ -156,6 +126,7 @@ def state_of(code: int) -> NvmlState:
     return _BY_CODE.get(code, NvmlState.UNDOCUMENTED)
 
 
+# Where there is more to say than the state's own name.
 _EXPLANATIONS = {
     NvmlState.OK: "the driver answered",
     NvmlState.UNINITIALIZED: (
@@ -165,14 +136,10 @@ _EXPLANATIONS = {
     NvmlState.INVALID_ARGUMENT: "the driver does not accept this question for this device",
     NvmlState.NOT_SUPPORTED: "this device, or its present mode, does not have the figure",
     NvmlState.NO_PERMISSION: "the driver refuses this user; run as root",
-    NvmlState.ALREADY_INITIALIZED: "NVML says that it was initialised already",
-    NvmlState.NOT_FOUND: "the driver knows no such object, or has nothing to tell about it",
     NvmlState.INSUFFICIENT_SIZE: (
         "the list grew faster than it could be read, several times; the next sample may succeed"
     ),
-    NvmlState.INSUFFICIENT_POWER: "the GPU's external power cables are not attached properly",
     NvmlState.DRIVER_NOT_LOADED: "the NVIDIA kernel driver is not loaded; load it: modprobe nvidia",
-    NvmlState.TIMEOUT: "the driver did not answer in time",
     NvmlState.IRQ_ISSUE: "the kernel has a problem with the GPU's interrupts; see dmesg",
     NvmlState.LIBRARY_NOT_FOUND: (
         "libnvidia-ml.so.1 cannot be loaded: there is no NVIDIA driver here, or it is not mounted "
@@ -181,7 +148,6 @@ _EXPLANATIONS = {
     NvmlState.FUNCTION_NOT_FOUND: (
         "this driver, or this release of nvidia-ml-py, does not know the question; update it"
     ),
-    NvmlState.CORRUPTED_INFOROM: "the GPU's infoROM is corrupted",
     NvmlState.GPU_IS_LOST: (
         "the GPU has fallen off the bus or cannot be reached any more; see dmesg for its Xid, and "
         "reset it or restart the node"
@@ -194,28 +160,14 @@ _EXPLANATIONS = {
         "the NVML library and the loaded kernel driver are of different versions, as after an "
         "update; restart the node, or this program if it has an old library open"
     ),
-    NvmlState.IN_USE: "the GPU is in use by an operation that excludes this one; try again",
-    NvmlState.MEMORY: "NVML had too little memory",
-    NvmlState.NO_DATA: "the driver has no data for it",
-    NvmlState.VGPU_ECC_NOT_SUPPORTED: "a vGPU does not do this while ECC is on",
-    NvmlState.INSUFFICIENT_RESOURCES: "the driver ran out of a resource other than memory",
-    NvmlState.FREQ_NOT_SUPPORTED: "the GPU does not support that frequency",
     NvmlState.ARGUMENT_VERSION_MISMATCH: (
         "the driver does not know this version of the question; update the driver or nvidia-ml-py"
     ),
     NvmlState.DEPRECATED: "the driver does not answer this question any more; update nvidia-ml-py",
-    NvmlState.NOT_READY: "the system is not ready for it; try again",
-    NvmlState.GPU_NOT_FOUND: "the driver found no GPU",
-    NvmlState.INVALID_STATE: "the GPU is in a state that does not allow it",
-    NvmlState.RESET_TYPE_NOT_SUPPORTED: "the GPU does not support that kind of reset",
     NvmlState.UNKNOWN: "an internal error of the driver, of which it tells no more; see dmesg",
     NvmlState.CLOSED: "the sampler is not open",
     NvmlState.PACKAGE_MISSING: (
         "the Python package nvidia-ml-py is not installed; pip install nvidia-ml-py"
-    ),
-    NvmlState.PACKAGE_UNFIT: (
-        "this release of nvidia-ml-py reads the driver's lists of processes wrongly; "
-        "pip install --upgrade nvidia-ml-py"
     ),
     NvmlState.NO_FIGURE: "the driver has no such figure for this process or device",
     NvmlState.NO_SAMPLE: (

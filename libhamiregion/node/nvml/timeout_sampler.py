@@ -6,10 +6,11 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from libhamiregion.node import NvmlSample, NvmlSampler
+    from .models import NvmlSample
+    from .sampler import NvmlSampler
 
 
-class PatientDriver:
+class TimeoutSampler:
     """Asks a sampler in a thread of its own, and waits for so long and no longer.
 
     NVML has no timeouts: after some faults of a GPU, or of the driver, a question is never
@@ -19,13 +20,13 @@ class PatientDriver:
     Threads: one at a time.
 
     Args:
-        sampler: Whom to ask.
-        patience_s: How long to wait for an answer.
+        sampler: What asks the driver.
+        timeout_s: How long to wait for an answer.
     """
 
-    def __init__(self, sampler: NvmlSampler, patience_s: float = 5.0) -> None:
+    def __init__(self, sampler: NvmlSampler, timeout_s: float = 5.0) -> None:
         self._sampler = sampler
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._question: _Question | None = None
 
     @property
@@ -47,7 +48,7 @@ class PatientDriver:
             self._question = None
         question = _Question(self._sampler)
         question.start()
-        if not question.done.wait(self._patience_s):
+        if not question.done.wait(self._timeout_s):
             self._question = question
             return None
         if question.error is not None:

@@ -1,0 +1,176 @@
+"""How states, names and counts are called; the same words on a terminal and in a pipe."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from libhamiregion import Effect, ProcessStatus, format_size
+
+from .tables import NAME, NOTHING, ROOMY, UNLIMITED, Column, percent
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from libhamiregion import DeviceUsage
+    from libhamiregion.node import Container, Node
+
+_SHORT_ID = 12
+# A process of this library that is none of the container's signs with a number that is no pid.
+_ABOVE_EVERY_PID = 2**30
+OWN_WORDS = "a tool with libhamiregion"
+
+_STATUSES = {status.value: status.name.lower() for status in ProcessStatus}
+_EFFECTS = {
+    Effect.IMMEDIATE: "at once, also in running processes",
+    Effect.NEW_PROCESSES: "for processes started from now on",
+    Effect.STOPS_LAUNCHES: "at once, and running processes without a limit so far stop for good",
+}
+_INCOMPLETE = (
+    "not all of the node's processes can be seen from here, so states may be unknown; run as root"
+    " in the host's pid namespace"
+)
+
+
+def status_word(status: int) -> str:
+    """Name a slot's status."""
+    return _STATUSES.get(status, f"status {status}")
+
+
+def lock_word(owner_pid: int, dead: Collection[int] = ()) -> str:
+    """Name the process that has signed for a region's lock; `dead` are the pids proved dead."""
+    if not owner_pid:
+        return "free"
+    if owner_pid >= _ABOVE_EVERY_PID:
+        return "tool"
+    return f"dead:{owner_pid}" if owner_pid in dead else f"pid:{owner_pid}"
+
+
+def effect_words(effect: Effect) -> str:
+    """Say from when on an edit holds."""
+    return _EFFECTS[effect]
+
+
+def memory_words(nbytes: int | None) -> str:
+    """Write a memory limit for people."""
+    return UNLIMITED if nbytes is None else format_size(nbytes)
+
+
+def percent_words(number: int | None) -> str:
+    """Write a percentage limit for people."""
+    return UNLIMITED if number is None else percent(number)
+
+
+def count(number: int, noun: str, plural: str | None = None) -> str:
+    """Write a number of things.
+
+    >>> count(1, "process", "processes"), count(2, "process", "processes"), count(0, "device")
+    ('1 process', '2 processes', '0 devices')
+    """
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def age_words(seconds: int) -> str:
+    """Say how long ago, in the largest unit that fits.
+
+    >>> age_words(0), age_words(75), age_words(7200), age_words(200_000)
+    ('just now', '75 s ago', '2 h ago', '2 d ago')
+    """
+    if seconds <= 0:
+        return "just now"
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length} {unit} ago"
+    return f"{seconds} s ago"
+
+
+def fill_ratio(device: DeviceUsage) -> float | None:
+    """Used memory as a share of the limit; None where there is no limit."""
+    if device.memory_limit_bytes is None:
+        return None
+    return device.memory_used_bytes / device.memory_limit_bytes
+
+
+# ---- containers of a node ------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class Names:
+    """What a container is called, raw text; None is not known."""
+
+    namespace: str | None = None
+    pod: str | None = None
+    pod_uid: str | None = None
+    container: str | None = None
+    container_id: str | None = None
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """A key that sorts by name, what has none last."""
+        key = (self.namespace, self.pod or self.pod_uid, self.container or self.container_id)
+        return tuple((part is None, part or "") for part in key)
+
+    @property
+    def pod_words(self) -> str | None:
+        """``namespace/pod``, else the UID."""
+        if self.pod is None or self.namespace is None:
+            return self.pod or self.pod_uid
+        return f"{self.namespace}/{self.pod}"
+
+    @property
+    def container_words(self) -> str | None:
+        """The container's name, else the beginning of its id."""
+        if self.container is None and self.container_id is not None:
+            return self.container_id[:_SHORT_ID]
+        return self.container
+
+    @property
+    def short_words(self) -> str | None:
+        """``pod/container`` in one, without the namespace."""
+        parts = (self.pod or self.pod_uid, self.container_words)
+        return "/".join(part for part in parts if part) or None
+
+    @property
+    def words(self) -> str:
+        """Pod and container in a sentence, raw text."""
+        return f"{self.pod_words or NOTHING} {self.container_words or NOTHING}"
+
+
+NAME_COLUMNS = (
+    Column("CONTAINER", "short_words", NAME, on="terminal", to_width=ROOMY),
+    Column("POD", "pod_words", NAME, from_width=ROOMY),
+    Column("CONTAINER", "container_words", NAME, from_width=ROOMY),
+)
+
+
+def names_of(node: Node, container: Container) -> dict[str, Any]:
+    """The fields of `Names` for a container, by the node's resolvers."""
+    name = node.pod_name(container)
+    container_id = container.container_id
+    return {
+        "namespace": None if name is None else name.namespace,
+        "pod": None if name is None else name.pod,
+        "pod_uid": container.pod_uid,
+        "container": container.name or (None if name is None else name.container),
+        "container_id": None if container_id is None else container_id.id,
+    }
+
+
+def root_warnings(node: Node) -> tuple[str, ...]:
+    """Say which directories could not be listed, and why."""
+    return tuple(
+        f"{root}: {error.strerror or error}" for root, error in sorted(node.root_errors.items())
+    )
+
+
+def root_failure(node: Node, roots: tuple[str, ...]) -> str | None:
+    """Say so if roots were given and none of them could be listed."""
+    if not roots or node.scanned_roots:
+        return None
+    return "none of the directories given could be listed"
+
+
+def node_notes(node: Node) -> tuple[str, ...]:
+    """Say what this user, in this place, cannot see."""
+    return () if node.processes.is_complete else (_INCOMPLETE,)

@@ -1,0 +1,395 @@
+"""`hamiregion ps` and `hamiregion top`: the processes of a node, and what they use of its GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import click
+
+from libhamiregion import ProcessStatus, format_size
+from libhamiregion.node import NvmlSampler, driver_gap, node_processes
+
+from . import options
+from .driver import GPU_COLUMNS, driver_object, driver_page
+from .format import NAME_COLUMNS, Names, count, names_of
+from .intervals import ticks
+from .output import Page, node_page, on_terminal, show_all
+from .tables import (
+    COMMAND,
+    GOOD,
+    NAME,
+    NEAR,
+    NUMBER,
+    OVER,
+    PERCENT,
+    QUIET,
+    ROOMY,
+    SIZE,
+    Column,
+    Kind,
+    Lines,
+    On,
+    Table,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from libhamiregion.node import (
+        Node,
+        NodeProcess,
+        ProcessDeviceRow,
+        Selector,
+    )
+
+    from .options import DriverChoice, NodeChoice
+    from .output import Block
+
+# Columns of a terminal from which there is room for the pids of two namespaces.
+_PIDS = 90
+_SORTS = ("name", "memory", "sm", "pid")
+_KEYS = {"m": "memory", "s": "sm", "n": "name", "p": "pid"}
+_STATE_STYLES = {
+    "alive": GOOD,
+    "suspended": NEAR,
+    "dead": f"bold {OVER}",
+    "unknown": NEAR,
+    "unlisted": NEAR,
+    "escaped": f"bold {OVER}",
+    "unmanaged": QUIET,
+}
+
+
+def _sort_option(default: str) -> Callable[[options.Command], options.Command]:
+    return click.option(
+        "--sort",
+        type=click.Choice(_SORTS),
+        default=default,
+        show_default=True,
+        help="By name of pod and container, by what is used, or by host pid.",
+    )
+
+
+@click.command()
+@options.node_options
+@options.selector_options
+@options.wide_option
+@_sort_option("name")
+@options.driver_options
+@click.option(
+    "--nvml",
+    is_flag=True,
+    help="Only what the driver says, without regions; works inside a container too.",
+)
+@options.watch_option
+@options.json_option
+def ps(
+    place: NodeChoice,
+    selector: Selector,
+    wide: bool,
+    sort: str,
+    driver: DriverChoice,
+    nvml: bool,
+    interval_s: float | None,
+    as_json: bool,
+) -> None:
+    """Show the processes of this node that use a region or a GPU.
+
+    One line per process and device: what the region counts, and what the driver says.  Which
+    process stands in which slot is proved by /proc; what the region calls host pids is not used.
+
+    \b
+    alive      has a slot, and runs
+    suspended  the same, blocked by `hamiregion suspend`
+    dead       has a slot whose process is gone; its memory still counts (hamiregion reap)
+    unknown    /proc does not show enough to tell
+    unlisted   maps a region and has no slot; a forked child is one until it uses CUDA
+    escaped    uses a GPU in a container with a region, not counted there
+    unmanaged  uses a GPU outside all containers with a region
+
+    DEVICE is the container's own index, GPU the one of nvidia-smi.  PATTERNs are those of the
+    shell.  Where the driver cannot be asked, the rest is shown and a note says why.
+
+    \b
+    hamiregion ps --pod 'bert-*' --watch 1
+    hamiregion ps --nvml
+
+    --nvml shows the driver's two lists instead: processes (pid, name, memory, utilisation), and
+    the samples of the last second.
+
+    Exit code 1 if none of the DIRs given by --root could be listed, or, with --nvml, if the
+    driver could not be asked.
+
+    JSON: taken_at_ns, complete (all processes could be seen), driver (state, message, version;
+    null with --no-driver), warnings, and processes, a list of objects with the keys namespace,
+    pod, pod_uid, container, container_id, region_path, pid, host_pid, state, status, uid, user,
+    command, slots (more than 1: a sum over what one container has too many of) and devices, whose
+    keys are the fields of ProcessDeviceRow.  With --nvml: taken_at_ns, driver, devices, processes
+    and samples, with the fields of NvmlDevice, NvmlProcess and NvmlUtilization.  null is not known.
+    """  # noqa: D301 (click looks for the character itself)
+    if nvml:
+        patterns = (selector.namespace, selector.pod, selector.container)
+        if any((*patterns, place.roots, place.outside, driver.no_driver, wide)):
+            raise click.UsageError(
+                "--nvml shows what the driver says, which knows no pods and no regions: it goes"
+                " with --device, --library, --watch and --json."
+            )
+        with NvmlSampler(driver.library) as sampler:
+            pages = (driver_page(sampler, selector) for _ in ticks(interval_s))
+            show_all(pages, interval_s, as_json)
+        return
+    with driver.open() as sampler, place.open() as node:
+        look = functools.partial(process_page, node, sampler, selector, place, wide=wide)
+        show_all((look(sort=sort) for _ in ticks(interval_s)), interval_s, as_json)
+
+
+@click.command()
+@options.node_options
+@options.selector_options
+@options.wide_option
+@_sort_option("memory")
+@options.driver_options
+@options.watch_option
+@options.json_option
+def top(
+    place: NodeChoice,
+    selector: Selector,
+    wide: bool,
+    sort: str,
+    driver: DriverChoice,
+    interval_s: float | None,
+    as_json: bool,
+) -> None:
+    """Show the GPUs of this node and the processes that use most of them, live.
+
+    On a terminal again every second, or as --watch says, until q or Ctrl-C; the keys m, s, n and p
+    sort by memory, SM utilisation, name and host pid.  In a pipe, and with --json, once unless
+    --watch is given.  Columns, states, PATTERNs, JSON and exit codes are those of `hamiregion ps`.
+    """
+    with driver.open() as sampler, place.open() as node:
+        look = functools.partial(process_page, node, sampler, selector, place, wide=wide)
+        if as_json or not on_terminal():
+            show_all((look(sort=sort) for _ in ticks(interval_s)), interval_s, as_json)
+        else:
+            with contextlib.suppress(KeyboardInterrupt):
+                _top_live(look, interval_s or 1.0, sort)
+
+
+def _top_live(look: Callable[..., Page], interval_s: float, sort: str) -> None:
+    from .keyboard import Keyboard
+    from .terminal import console, fit_page, live
+
+    screen = console()
+    with Keyboard() as keyboard, live(screen) as picture:
+        key = ""
+        while key != "q":
+            due = time.monotonic() + interval_s
+            sort = _KEYS.get(key, sort)
+            picture.update(fit_page(look(sort=sort, live=True), screen), refresh=True)
+            key = keyboard.wait(due - time.monotonic())
+
+
+# ---- regions, /proc and the driver together ------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class ProcessRow(Names):
+    """A process; the fields are the keys of --json."""
+
+    region_path: str | None
+    pid: int | None
+    host_pid: int | None
+    state: str
+    status: int | None
+    uid: int | None
+    user: str | None
+    command: str | None
+    slots: int
+    devices: tuple[ProcessDeviceRow, ...]
+
+    @property
+    def pid_words(self) -> str | None:
+        """Its pid inside; or how many slots it stands for."""
+        if self.slots > 1:
+            return f"{self.slots} slots"
+        return None if self.pid is None else str(self.pid)
+
+    @property
+    def state_word(self) -> str:
+        """Its state; a suspended process has one of its own."""
+        suspended = self.status == ProcessStatus.SUSPENDED and self.state == "alive"
+        return "suspended" if suspended else self.state
+
+    @property
+    def busy(self) -> Sequence[ProcessDeviceRow]:
+        """The devices that it uses."""
+        return [row for row in self.devices if _is_busy(row)]
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it uses in all: as counted, or what the driver says where that is more."""
+        return sum(
+            max(row.memory_used_bytes or 0, row.memory_driver_bytes or 0) for row in self.devices
+        )
+
+    @property
+    def sm_percent(self) -> int:
+        """Its utilisation in all; the driver's where it is known."""
+        return sum(
+            (row.sm_util_percent or 0) if row.driver_sm_percent is None else row.driver_sm_percent
+            for row in self.devices
+        )
+
+
+def _is_busy(row: ProcessDeviceRow) -> bool:
+    """Whether the process has or does something there, or the driver lists it there."""
+    return row.memory_used_bytes is None or any(
+        (
+            row.memory_used_bytes,
+            row.sm_util_percent,
+            row.memory_driver_bytes,
+            row.driver_sm_percent,
+            row.driver_memory_percent,
+            row.driver_enc_percent,
+            row.driver_dec_percent,
+        )
+    )
+
+
+def _process_row(node: Node, process: NodeProcess) -> ProcessRow:
+    host, container = process.process, process.container
+    # Without a slot, its pid inside its container.
+    inner = host.ns_pids[-1] if process.pid is None and host is not None else process.pid
+    return ProcessRow(
+        **names_of(node, process.owner),
+        region_path=None if container is None else container.region_path,
+        pid=inner,
+        host_pid=process.host_pid,
+        state=process.state,
+        status=process.status,
+        uid=None if host is None else host.uid,
+        user=None if host is None else host.user,
+        command=None if host is None else host.command,
+        slots=process.slots,
+        devices=process.devices,
+    )
+
+
+def _in_order(rows: Iterable[ProcessRow], sort: str) -> list[ProcessRow]:
+    keys: dict[str, Callable[[ProcessRow], Any]] = {
+        "name": lambda row: row.order,
+        "memory": lambda row: -row.memory_bytes,
+        "sm": lambda row: (-row.sm_percent, -row.memory_bytes),
+        "pid": lambda row: row.host_pid or 0,
+    }
+    return sorted(rows, key=keys[sort])
+
+
+def process_page(
+    node: Node,
+    sampler: NvmlSampler | None,
+    selector: Selector,
+    place: NodeChoice,
+    *,
+    sort: str,
+    wide: bool,
+    live: bool = False,
+) -> Page:
+    """Look at the node's processes now.
+
+    Args:
+        node: The node; kept up to date.
+        sampler: Asks the driver; None leaves its figures out.
+        selector: What to show.
+        place: What the node was chosen by.
+        sort: One of `_SORTS`.
+        wide: Whether to show users, uuids and commands too.
+        live: Whether it is for `top` on a terminal, with the GPUs and the keys.
+    """
+    # The driver first: what it lists has its slot by the time the regions are read.
+    sample = None if sampler is None else sampler.sample()
+    taken_at_ns = time.time_ns()
+    processes = node_processes(node.view(), node.processes, sample)
+    rows = _in_order(_chosen(node, processes, selector), sort)
+    gap = None if sample is None else driver_gap(node.processes, sample)
+    driver = sample is not None and gap is None
+    data = {"driver": driver_object(sample, gap), "processes": rows}
+    blocks: list[Block] = [
+        *([Table(GPU_COLUMNS, sample.devices, whole=True)] if live and sample is not None else []),
+        Table(_columns(wide, driver), rows, "busy"),
+        Lines([(_sums(rows, driver), QUIET)], on="terminal"),
+        *([Lines([_hint(sort)])] if live else []),
+    ]
+    notes = [] if gap is None else [f"no figures of the driver: {gap}"]
+    return node_page(node, place, taken_at_ns, data, blocks, notes)
+
+
+def _chosen(
+    node: Node, processes: Iterable[NodeProcess], selector: Selector
+) -> Iterable[ProcessRow]:
+    for process in processes:
+        owner = process.owner
+        if not selector.matches_container(owner, node.pod_name(owner)):
+            continue
+        row = _process_row(node, process)
+        if selector.device is not None:
+            chosen = [each for each in row.busy if selector.matches_device(each)]
+            if not chosen:
+                continue
+            row = attrs.evolve(row, devices=tuple(chosen))
+        yield row
+
+
+def _columns(wide: bool, driver: bool) -> Sequence[Column]:
+    on: On = "both" if driver else "pipe"
+
+    more = (
+        Column("USER", "user", NAME),
+        Column("UUID", part="uuid", kind=NAME, style=QUIET, from_width=ROOMY),
+        Column("COMMAND", "command", COMMAND),
+    )
+    gpu = Column("GPU", part="driver_index", kind=NUMBER, title="GPU", on=on, from_width=ROOMY)
+    return (
+        *NAME_COLUMNS,
+        Column("DEVICE", part="index", kind=NUMBER, title="dev"),
+        gpu,
+        Column("PID", "pid_words", NUMBER, title="PID", style="bold", from_width=_PIDS),
+        Column("HOST-PID", "host_pid", NUMBER, title="host PID"),
+        Column("STATE", "state_word", _STATE, style=_state_style),
+        Column("MEM-USED", part="memory_used_bytes", kind=SIZE, title="used"),
+        Column("MEM-DRIVER", part="memory_driver_bytes", kind=SIZE, title="driver", on=on),
+        Column("SM", part="sm_util_percent", kind=PERCENT, title="SM"),
+        Column("SM-DRIVER", part="driver_sm_percent", kind=PERCENT, title="SM drv", on=on),
+        *(more if wide else ()),
+    )
+
+
+def _state_style(row: ProcessRow) -> str:
+    return _STATE_STYLES.get(row.state_word, "")
+
+
+_STATE = Kind(str, right=False, longest=len("unmanaged"))
+
+
+def _sums(rows: Sequence[ProcessRow], driver: bool) -> str:
+    if not rows:
+        return "No process uses a region or a GPU."
+    devices = [device for row in rows for device in row.devices]
+    containers = {row.region_path for row in rows} - {None}
+    counted = format_size(sum(device.memory_used_bytes or 0 for device in devices))
+    slots = sum(row.slots for row in rows)
+    words = f"{count(slots, 'process', 'processes')} of {count(len(containers), 'container')}"
+    words += f"; {counted} counted"
+    if driver:
+        total = sum(device.memory_driver_bytes or 0 for device in devices)
+        words += f", {format_size(total)} by the driver"
+    return words
+
+
+def _hint(sort: str) -> tuple[str, str]:
+    keys = "  ".join(f"[{key}] {name}{' <' if name == sort else ''}" for key, name in _KEYS.items())
+    return f"sort by {keys}     [q] quit", QUIET

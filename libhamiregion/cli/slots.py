@@ -1,0 +1,117 @@
+"""`hamiregion suspend`, `resume` and `reap`: the process slots of a region."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from libhamiregion import Region, RegionError, format_size, open_region
+
+from . import options
+from .failures import Failure
+from .format import status_word
+from .output import DRY_RUN, Page, show
+from .tables import Lines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from libhamiregion import Layout, SlotChange
+
+_common = options.all_of(
+    options.dry_run_option,
+    options.layout_option,
+    options.json_option,
+)
+
+
+@click.command()
+@options.file_argument
+@options.pid_argument
+@_common
+def suspend(path: str, pid: int, **settings: Any) -> None:
+    """Block the CUDA calls of process PID in the region FILE, within a second.
+
+    PID is that of the container's namespace, as `hamiregion show` lists it.  `hamiregion resume`
+    lets the process go on.
+
+    JSON: path, layout, dry_run, pid, before and after (0 exited, 1 running, 2 suspended).
+    """
+    _set_status(Region.suspend, path, pid, **settings)
+
+
+@click.command()
+@options.file_argument
+@options.pid_argument
+@_common
+def resume(path: str, pid: int, **settings: Any) -> None:
+    """Let the suspended process PID in the region FILE go on, within a second.
+
+    PID is that of the container's namespace, as `hamiregion show` lists it.
+
+    JSON: path, layout, dry_run, pid, before and after (0 exited, 1 running, 2 suspended).
+    """
+    _set_status(Region.resume, path, pid, **settings)
+
+
+def _set_status(
+    edit: Callable[..., SlotChange],
+    path: str,
+    pid: int,
+    dry_run: bool,
+    layout: Layout | None,
+    as_json: bool,
+) -> None:
+    with open_region(path, writable=True, layout=layout) as region:
+        change = edit(region, pid, dry_run=dry_run)
+    data = {
+        "path": region.path,
+        "layout": region.layout,
+        "dry_run": dry_run,
+        "pid": change.pid,
+        "before": change.before,
+        "after": change.after,
+    }
+    words = f"process {change.pid}: {status_word(change.before)} -> {status_word(change.after)}"
+    words += " (unchanged)" if change.before == change.after else ""
+    show(Page(data, [Lines([words, DRY_RUN] if dry_run else [words])]), as_json)
+
+
+@click.command()
+@options.file_argument
+@options.pids_argument
+@options.proc_option
+@_common
+def reap(
+    path: str,
+    pids: tuple[int, ...],
+    proc: str,
+    dry_run: bool,
+    layout: Layout | None,
+    as_json: bool,
+) -> None:
+    """Free the slots of dead processes in the region FILE, whose memory still counts.
+
+    Without PIDs, all processes that are proved dead: no process that maps this very file has that
+    pid.  With PIDs (of the container's namespace) only those; one that lives, or cannot be judged
+    from here, keeps its slot, and the exit code is 1.
+
+    JSON: path, layout, dry_run, and reaped, a list of objects with the keys pid, memory_bytes and
+    removed (false where the slot was emptied in place).
+    """
+    with open_region(path, writable=True, layout=layout) as region:
+        try:
+            reaped = region.reap(pids or None, proc=proc, dry_run=dry_run)
+        except RegionError:
+            raise
+        except ValueError as error:
+            # One of the processes lives: the command was right, and yet not all of it was done.
+            raise Failure(str(error)) from None
+    data = {"path": region.path, "layout": region.layout, "dry_run": dry_run, "reaped": reaped}
+    lines = [
+        f"process {slot.pid}: slot {'removed' if slot.removed else 'emptied'},"
+        f" {format_size(slot.memory_bytes)} no longer counted"
+        for slot in reaped
+    ] or ["no dead process has a slot"]
+    show(Page(data, [Lines([*lines, DRY_RUN] if dry_run else lines)]), as_json)

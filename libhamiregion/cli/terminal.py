@@ -1,0 +1,131 @@
+"""What a terminal shows: tables with colours and bars, and live pictures."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.measure import Measurement
+from rich.segment import Segment
+from rich.style import Style
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from libhamiregion.text import printable
+
+from .tables import BAR, NEAR, NOTHING, QUIET, UNLIMITED, Column, Fill, Table
+
+if TYPE_CHECKING:
+    from rich.console import ConsoleOptions, RenderableType, RenderResult
+
+    from .output import Page
+
+
+def console() -> Console:
+    """Open the terminal; nothing in a text is markup, and NO_COLOR is respected."""
+    return Console(file=sys.stdout, markup=False, emoji=False, highlight=False)
+
+
+def live(on: Console) -> Live:
+    """Open a picture that is repainted in place: no thread and one write each, so no flicker."""
+    return Live(console=on, auto_refresh=False, vertical_overflow="crop")
+
+
+def draw_page(page: Page, width: int, rows: int | None = None) -> RenderableType:
+    """Draw all blocks of a page with empty lines between, and its warnings and notes."""
+    blocks = [block.drawn(width, rows) for block in page.blocks]
+    asides = [Text(printable(each), style=NEAR) for each in page.warnings]
+    asides += [Text(printable(each), style=QUIET) for each in page.notes]
+    if asides:
+        blocks.append(Group(*asides))
+    parts: list[RenderableType] = []
+    for block in blocks:
+        if block is not None:
+            parts += [Text(), block] if parts else [block]
+    return Group(*parts)
+
+
+def fit_page(page: Page, screen: Console) -> RenderableType:
+    """Draw a page with as many rows in its tables as the terminal has room for."""
+    frame = len(screen.render_lines(draw_page(page, screen.width, 0)))
+    return draw_page(page, screen.width, max(3, screen.height - frame - 1))
+
+
+def draw_table(table: Table, width: int, limit: int | None) -> RenderableType:
+    """Draw a table: a rule under the heading, and air; with so many rows at most."""
+    shown = [
+        column
+        for column in table.columns
+        if column.on != "pipe" and column.from_width <= width < column.to_width
+    ]
+    drawn = RichTable(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+        header_style=Style(bold=True),
+        border_style=QUIET,
+    )
+    for column in shown:
+        drawn.add_column(
+            column.name.lower() if column.title is None else column.title,
+            justify="right" if column.kind.right else "left",
+            # Only columns that may wrap give way to others.
+            no_wrap=not column.kind.shrinks,
+            min_width=6 if column.kind.shrinks else column.kind.longest or None,
+        )
+    before = None
+    rows = list(table.rows())
+    for record, part in rows[:limit]:
+        cells: list[RenderableType] = []
+        for column in shown:
+            # One process on several devices is one process.
+            again = column.part is None and record is before
+            cells.append(Text() if again else _cell(column, record, part))
+        drawn.add_row(*cells)
+        before = record
+    if limit is None or len(rows) <= limit:
+        return drawn
+    return Group(drawn, Text(f"and {len(rows) - limit} more", style=QUIET))
+
+
+def _cell(column: Column, record: object, part: object) -> RenderableType:
+    value = column.of(record, part)
+    if column.kind is BAR:
+        return Bar(value) if isinstance(value, Fill) else Text()
+    words = column.words(value)
+    style = QUIET if words in (NOTHING, UNLIMITED) else column.style_of(record, part)
+    if column.kind.folds:
+        return Text(words, style=style, overflow="fold")
+    return Text(words, style=style, no_wrap=True, overflow="ellipsis")
+
+
+class Bar:
+    """A horizontal bar."""
+
+    def __init__(self, fill: Fill) -> None:
+        self.fill = fill
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        fill = self.fill
+        width = min(fill.width, options.max_width)
+        full, half, rest, tick = "#-.|" if options.ascii_only else "━╸─┃"
+        halves = round(min(max(fill.ratio, 0.0), 1.0) * width * 2)
+        if fill.ratio > 0:
+            # Little is not nothing.
+            halves = max(halves, 1)
+        cells = [*full * (halves // 2), *half * (halves % 2)]
+        styles = [fill.style] * len(cells) + [QUIET] * (width - len(cells))
+        cells += rest * (width - len(cells))
+        if fill.mark is not None:
+            at = min(int(fill.mark * width), width - 1)
+            cells[at], styles[at] = tick, ""
+        for style, run in itertools.groupby(zip(cells, styles, strict=True), lambda pair: pair[1]):
+            yield Segment("".join(cell for cell, _ in run), console.get_style(style))
+        yield Segment.line()
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(min(4, self.fill.width), self.fill.width)

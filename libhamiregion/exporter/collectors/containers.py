@@ -1,0 +1,169 @@
+"""Which containers there are, what they are called, and which of them are left-overs."""
+
+from __future__ import annotations
+
+import os
+import time
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import attrs
+
+from libhamiregion.exporter.identity import identity_of
+from libhamiregion.node import ChainedNames
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from libhamiregion.exporter.identity import Identity
+    from libhamiregion.exporter.labels import CardinalityLimiter
+    from libhamiregion.exporter.state import CollectedState
+    from libhamiregion.node import Container, Node
+
+# A name that is not known yet is asked for again; known ones do not change.
+_ASK_UNNAMED_S = 30.0
+# Whether a pod is gone may take a question to a server.
+_ASK_GONE_S = 60.0
+_OTHERS_ASKED = 8
+
+
+class ContainersCollector:
+    """Finds containers that came or went, and names them.
+
+    Args:
+        node: The node.
+        limiter: Bounds what containers may write into labels.
+        gone_after_s: How old a directory must be to be taken for a left-over; None means never.
+        outside: Whether to look at /proc as well, for regions outside the roots.
+    """
+
+    name = "containers"
+
+    def __init__(
+        self,
+        node: Node,
+        limiter: CardinalityLimiter,
+        gone_after_s: float | None,
+        *,
+        outside: bool = False,
+    ) -> None:
+        self._node = node
+        self._limiter = limiter
+        self._outside = outside
+        self._gone = GoneContainers(node, gone_after_s)
+        self._named_s = -_ASK_UNNAMED_S
+
+    def ask_again(self) -> None:
+        """Have the next look ask for all names, and for all left-overs."""
+        self._named_s = -_ASK_UNNAMED_S
+        self._gone.ask_again()
+
+    def collect(self, state: CollectedState) -> CollectedState:
+        """Look for containers, and name those that are new."""
+        node = self._node
+        node.refresh(processes=self._outside)
+        identities = self._identities(state.identities)
+        gone = self._gone.among(identities)
+        if gone != state.gone:
+            state = attrs.evolve(state, gone=gone)
+        if identities is not state.identities:
+            state = attrs.evolve(state, identities=identities)
+            self._limiter.keep_containers(each.labels for each in identities.values())
+        return state
+
+    def _identities(self, before: Mapping[Container, Identity]) -> Mapping[Container, Identity]:
+        now_s = time.monotonic()
+        asks_unnamed = now_s - self._named_s >= _ASK_UNNAMED_S
+        if asks_unnamed:
+            self._named_s = now_s
+        found = {}
+        for container in self._node.containers:
+            known = before.get(container)
+            if known is None or (asks_unnamed and not known.is_named):
+                now = identity_of(self._node, container, self._limiter)
+                known = now if known != now else known
+            found[container] = known
+        is_same = found.keys() == before.keys() and all(
+            identity is before[container] for container, identity in found.items()
+        )
+        return before if is_same else found
+
+
+class GoneContainers:
+    """Tells which containers a deleted pod has left behind.
+
+    HAMi's monitor deletes such a directory once its pod is gone from the API and its time is some
+    minutes back. This library deletes nothing; it stops telling of them. All of this must hold: the
+    directory's time is `after_s` back; no resolver knows the pod any more, and at the same time one
+    knows another pod, so that silence means something; no process maps the region for writing, and
+    /proc shows all of them.
+
+    Threads: one at a time.
+
+    Args:
+        node: The node.
+        after_s: How old the directory must be; None means that none is ever taken for gone.
+    """
+
+    def __init__(self, node: Node, after_s: float | None) -> None:
+        self._node = node
+        self._after_s = after_s
+        self._asked_s = -_ASK_GONE_S
+        self._last: frozenset[Container] = frozenset()
+
+    def ask_again(self) -> None:
+        """Have the next call ask."""
+        self._asked_s = -_ASK_GONE_S
+
+    def among(self, identities: Mapping[Container, Identity]) -> frozenset[Container]:
+        """Those of these containers that are gone; asked once a minute."""
+        now_s = time.monotonic()
+        if self._after_s is None:
+            return frozenset()
+        if now_s - self._asked_s < _ASK_GONE_S:
+            return self._last & identities.keys()
+        self._asked_s = now_s
+        silent = [each for each in identities if self._is_old(each) and not self._is_known(each)]
+        named = frozenset(each for each, identity in identities.items() if identity.is_named)
+        gone = [each for each in silent if self._can_tell(named - {each})]
+        self._last = frozenset(self._unused(gone))
+        return self._last
+
+    def _is_old(self, container: Container) -> bool:
+        if container.directory is None or container.pod_uid is None or self._after_s is None:
+            return False
+        try:
+            changed_s = os.lstat(container.directory).st_mtime
+        except OSError:
+            return False
+        return time.time() - changed_s > self._after_s
+
+    def _is_known(self, container: Container) -> bool:
+        """Whether a resolver knows the pod; what is kept of earlier answers does not count."""
+        names = self._node.names
+        resolvers = names.resolvers if isinstance(names, ChainedNames) else (names,)
+        return any(
+            each.resolve(container.pod_uid, container.name) is not None for each in resolvers
+        )
+
+    def _can_tell(self, named: frozenset[Container]) -> bool:
+        """Whether the resolvers know any other pod at this moment: they may not be reached."""
+        return any(self._is_known(each) for each in islice(named, _OTHERS_ASKED))
+
+    def _unused(self, containers: Iterable[Container]) -> list[Container]:
+        """Those of these that no process uses, proved by a complete /proc."""
+        candidates = list(containers)
+        if not candidates:
+            return []
+        snapshot = self._node.snapshot()
+        states = self._node.slots(snapshot)
+        if not self._node.processes.is_complete:
+            return []
+        used = set()
+        regions = snapshot.table.regions
+        for row, container in enumerate(snapshot.containers):
+            first = regions.first_process[row]
+            slots = states.states[first : first + regions.process_count[row]]
+            if slots.strip(b"\2") or states.unlisted.get(row):
+                used.add(container)
+        return [each for each in candidates if each not in used]

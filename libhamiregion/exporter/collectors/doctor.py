@@ -1,0 +1,216 @@
+"""What `hamiregion doctor` would find, counted."""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import attrs
+
+from libhamiregion.errors import RegionError
+from libhamiregion.exporter import families
+from libhamiregion.exporter.labels import label_text
+from libhamiregion.exporter.process_metrics import sum_slots
+from libhamiregion.exporter.region_metrics import is_held
+from libhamiregion.exporter.text import Series
+from libhamiregion.node import ContainerView, FindingKind, diagnose, node_processes
+from libhamiregion.node.views import bounded_view
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable
+
+    from libhamiregion.exporter.state import CollectedState, ProcessRows
+    from libhamiregion.node import Container, Finding, Node, NodeProcess, NodeSnapshot
+    from libhamiregion.node.nvml.models import ProcessColumns
+    from libhamiregion.node.slot_tracker import SlotStates
+
+# A container that has not changed and is in order is looked at every so many turns.
+_TURNS = 20
+
+
+class DoctorCollector:
+    """Looks for what is wrong with the regions, at those first that have changed.
+
+    Each turn looks at the containers whose columns have changed, at those with findings or a held
+    lock, and at a share of the others. What can be there for a moment on a healthy node counts only
+    if it is there at two turns in a row.
+
+    Args:
+        node: The node.
+    """
+
+    name = "doctor"
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._turn = 0
+        self._seen: dict[Container, bytes] = {}
+        self._findings: dict[Container | None, list[Finding]] = {}
+        self._passing: set[Hashable] = set()
+
+    def collect(self, state: CollectedState) -> CollectedState:
+        """Look at the containers whose turn it is."""
+        if state.slots is None or state.rows is None:
+            return state
+        snapshot, states = state.slots
+        chosen = self._chosen(snapshot, states)
+        views = self._views(snapshot, states, chosen)
+        rows: list[NodeProcess] = []
+        if state.sample is not None:
+            pids = {
+                process.pid
+                for view in views
+                if view.processes is not None
+                for process in view.processes.alive.values()
+            }
+            columns = tuple(_only(each, pids) for each in state.sample.columns)
+            sample = attrs.evolve(state.sample, columns=columns)
+            joined = node_processes(views, self._node.processes, sample)
+            rows = [*(row for row in joined if row.pid is not None), *state.uncounted]
+        findings = diagnose(self._node, sample=state.sample, views=views, rows=rows, settle_s=0)
+        for container in (None, *chosen):
+            self._findings.pop(container, None)
+        for finding in findings:
+            self._findings.setdefault(finding.container, []).append(finding)
+        present = {*snapshot.containers, *snapshot.missing}
+        for gone in self._findings.keys() - present - {None}:
+            del self._findings[gone]
+        series = self._series(self._believed(), state, snapshot, state.rows)
+        return state.with_series(self.name, series)
+
+    def _chosen(self, snapshot: NodeSnapshot, states: SlotStates) -> dict[Container, None]:
+        """The containers to look at, in the order of the node."""
+        self._turn += 1
+        table = snapshot.table
+        regions, processes, devices = table.regions, table.processes, table.devices
+        before, self._seen = self._seen, {}
+        # Containers without a region cost nothing but a look at their directory.
+        chosen = dict.fromkeys(snapshot.missing)
+        for row, container in enumerate(snapshot.containers):
+            first = regions.first_process[row]
+            slots = slice(first, first + regions.process_count[row])
+            start = regions.first_device[row]
+            rows = slice(start, start + regions.device_rows[row])
+            used, limits = devices.memory_used_bytes[rows], devices.memory_limit_bytes[rows]
+            over = bytes(0 < limit < use for use, limit in zip(used, limits, strict=True))
+            figures = (regions.code[row], regions.priority[row], regions.recent_kernel[row] < 0)
+            seen = self._seen[container] = b"".join(
+                (
+                    processes.pid[slots].tobytes(),
+                    processes.status[slots].tobytes(),
+                    states.states[slots],
+                    limits.tobytes(),
+                    devices.sm_limit_percent[rows].tobytes(),
+                    over,
+                    repr(figures).encode(),
+                )
+            )
+            if (
+                before.get(container) != seen
+                or container in self._findings
+                or is_held(regions.semaphore[row])
+                or row % _TURNS == self._turn % _TURNS
+            ):
+                chosen[container] = None
+        return chosen
+
+    def _views(
+        self, snapshot: NodeSnapshot, states: SlotStates, chosen: Iterable[Container]
+    ) -> list[ContainerView]:
+        places = {container: row for row, container in enumerate(snapshot.containers)}
+        views = []
+        for container in chosen:
+            proved = states.proved.get(places.get(container, -1))
+            if container.region is None or proved is None:
+                views.append(ContainerView(container))
+                continue
+            try:
+                picture = container.region.snapshot()
+            except RegionError as error:
+                views.append(ContainerView(container, error=error))
+                continue
+            # A slot that has changed since is looked at in the next turn.
+            if [process.pid for process in picture.processes] == list(proved.pids):
+                views.append(bounded_view(container, picture, proved))
+        return views
+
+    def _believed(self) -> list[Finding]:
+        """Without what can be there for a moment on a healthy node and was not there last time."""
+        before, self._passing = self._passing, set()
+        believed = []
+        for findings in self._findings.values():
+            for finding in findings:
+                if finding.kind.explanation.passes:
+                    key = (finding.kind, finding.container, finding.device, finding.pid)
+                    self._passing.add(key)
+                    if key not in before:
+                        continue
+                believed.append(finding)
+        return believed
+
+    def _series(
+        self,
+        findings: Iterable[Finding],
+        state: CollectedState,
+        snapshot: NodeSnapshot,
+        rows: ProcessRows,
+    ) -> list[Series]:
+        totals = dict.fromkeys(FindingKind, 0)
+        of_container: defaultdict[bytes, float] = defaultdict(int)
+        orphans: defaultdict[Container, set[int]] = defaultdict(set)
+        for finding in findings:
+            totals[finding.kind] += 1
+            container = finding.container
+            identity = None if container is None else state.identities.get(container)
+            if container is None or identity is None:
+                continue
+            values = (*identity.labels, finding.kind.value, finding.severity.value)
+            of_container[label_text(families.CONTAINER_FINDINGS.labels, *values)] += 1
+            # While its process is idle it may as well be an earlier one's.
+            proved = finding.kind is FindingKind.ORPHANED_SLOT and finding.repairable
+            if proved and finding.pid is not None:
+                orphans[container].add(finding.pid)
+        kinds = {label_text(("kind",), kind.value): count for kind, count in totals.items()}
+        return [
+            Series.of(families.FINDINGS, kinds),
+            Series.of(families.CONTAINER_FINDINGS, of_container),
+            self._orphaned(orphans, snapshot, rows),
+        ]
+
+    @staticmethod
+    def _orphaned(
+        orphans: defaultdict[Container, set[int]], snapshot: NodeSnapshot, rows: ProcessRows
+    ) -> Series:
+        """What orphaned slots hold, by device."""
+        table = snapshot.table
+        regions, pids = table.regions, table.processes.pid
+        chosen = bytearray(len(pids))
+        for row, container in enumerate(snapshot.containers) if orphans else ():
+            first = regions.first_process[row]
+            for at in range(first, first + regions.process_count[row]):
+                chosen[at] = pids[at] in orphans.get(container, ())
+        sums = sum_slots(table, bytes(chosen), table.usages.memory_used_bytes)
+        return rows.series_of_devices(families.MEMORY_ORPHANED, sums)
+
+
+def _only(columns: ProcessColumns, pids: set[int]) -> ProcessColumns:
+    """The rows of these processes."""
+    rows = [row for row, pid in enumerate(columns.pids) if pid in pids]
+
+    def picked(column: array[int]) -> array[int]:
+        return array(column.typecode, [column[row] for row in rows])
+
+    return attrs.evolve(
+        columns,
+        pids=picked(columns.pids),
+        kinds=bytes(columns.kinds[row] for row in rows),
+        memory_used_bytes=picked(columns.memory_used_bytes),
+        sm_util_percent=picked(columns.sm_util_percent),
+        memory_util_percent=picked(columns.memory_util_percent),
+        enc_util_percent=picked(columns.enc_util_percent),
+        dec_util_percent=picked(columns.dec_util_percent),
+        sampled_at_us=picked(columns.sampled_at_us),
+        samples=tuple(sample for sample in columns.samples if sample[0] in pids),
+        faults={at: columns.faults[row] for at, row in enumerate(rows) if row in columns.faults},
+    )

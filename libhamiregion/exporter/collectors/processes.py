@@ -1,0 +1,296 @@
+"""Which processes stand behind the slots, and what the driver says of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from operator import is_not
+from typing import TYPE_CHECKING
+
+import attrs
+
+from libhamiregion.exporter import families
+from libhamiregion.exporter.identity import shadowed
+from libhamiregion.exporter.labels import OTHER, LabelRows, label_text
+from libhamiregion.exporter.process_metrics import sum_slots
+from libhamiregion.exporter.state import ProcessRows, ShownProcesses
+from libhamiregion.exporter.text import Series
+from libhamiregion.node.usage import driver_gap, uncounted_processes
+
+from .driver_figures import DriverFigures
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from libhamiregion.exporter.identity import Identity
+    from libhamiregion.exporter.labels import CardinalityLimiter
+    from libhamiregion.exporter.state import CollectedState
+    from libhamiregion.node import (
+        Container,
+        HostProcess,
+        Node,
+        NodeProcess,
+        NodeSnapshot,
+    )
+    from libhamiregion.node.slot_tracker import SlotStates
+
+# Of `SlotStates.states`, with the label for each.
+_STATES = ((1, "alive"), (2, "dead"), (0, "unknown"))
+# Translates states to whether they are "dead".
+_IS_DEAD = bytes(number == 2 for number in range(256))
+
+
+@attrs.frozen
+class SeriesLimits:
+    """How many series there may be, whatever containers write and do.
+
+    Attributes:
+        processes_per_container: With series of their own; the rest is summed up.
+        rows_per_container: Processes times devices with series of their own.
+        rows_per_node: Processes times devices of the node.
+        unaccounted: Processes and devices that no region accounts for.
+        unaccounted_per_container: Of one container.
+    """
+
+    processes_per_container: int = 64
+    rows_per_container: int = 512
+    rows_per_node: int = 16_384
+    unaccounted: int = 512
+    unaccounted_per_container: int = 64
+
+
+class ProcessesCollector:
+    """Proves which processes use which region, and adds the driver's figures of them.
+
+    Args:
+        node: The node.
+        limiter: Bounds what containers may write into labels.
+        limits: How many series there may be.
+    """
+
+    name = "processes"
+
+    def __init__(self, node: Node, limiter: CardinalityLimiter, limits: SeriesLimits) -> None:
+        self._node = node
+        self._limiter = limiter
+        self._limits = limits
+        self._rows: ProcessRows | None = None
+        self._figures = DriverFigures()
+        self._counted: tuple[ProcessRows, set[int | None], list[Series]] | None = None
+
+    def collect(self, state: CollectedState) -> CollectedState:
+        """Look once at all slots, and at what the driver lists beside them."""
+        processes = self._node.processes
+        if not processes.visibility.own_pid:
+            # Without a slot nobody has read /proc yet.
+            processes.refresh()
+        snapshot = self._node.snapshot()
+        states = self._node.slots(snapshot)
+        sample = state.sample
+        if sample is not None and driver_gap(processes, sample) is not None:
+            sample = None
+        rows = self._current_rows(snapshot, states, state)
+        uncounted: tuple[NodeProcess, ...] = ()
+        figures: list[Series] = []
+        if sample is not None:
+            uncounted = uncounted_processes(self._node, snapshot, states, sample)
+            self._figures.join(rows, sample)
+            figures = self._figures.series(uncounted, sees_all=processes.is_complete)
+            uncounted += self._figures.other_devices()
+        dead = states.states.translate(_IS_DEAD)
+        sums = sum_slots(snapshot.table, dead, snapshot.table.usages.memory_used_bytes)
+        series = [
+            *self._counts(snapshot, states, state, rows, uncounted),
+            rows.series_of_devices(families.MEMORY_DEAD, sums),
+            *figures,
+        ]
+        return attrs.evolve(
+            state,
+            container_ids=rows.container_ids,
+            uncounted=uncounted,
+            slots=(snapshot, states),
+            rows=rows,
+        ).with_series(self.name, series)
+
+    # ---- what is kept ----------------------------------------------------------------------------
+
+    def _current_rows(
+        self, snapshot: NodeSnapshot, states: SlotStates, state: CollectedState
+    ) -> ProcessRows:
+        table = snapshot.table
+        sources = (snapshot.containers, states, state.identities, state.gone)
+        key = (
+            table.regions.code.tobytes(),
+            table.processes.pid.tobytes(),
+            table.devices.index.tobytes(),
+            table.devices.uuid_bytes.tobytes(),
+        )
+        rows = self._rows
+        if rows is None or rows.key != key or any(map(is_not, rows.sources, sources)):
+            rows = self._rows = self._new_rows(snapshot, states, state, sources, key)
+        return rows
+
+    def _new_rows(
+        self,
+        snapshot: NodeSnapshot,
+        states: SlotStates,
+        state: CollectedState,
+        sources: tuple[object, ...],
+        key: tuple[bytes, ...],
+    ) -> ProcessRows:
+        table, before = snapshot.table, self._rows
+        hidden = state.gone | shadowed(state.identities)
+        regions, devices, pids = table.regions, table.devices, table.processes.pid
+        shown: dict[Container, tuple[int, ShownProcesses]] = {}
+        rows_before = 0
+        ids: dict[Container, str] = {}
+        told: list[tuple[int, Container, int, str]] = []
+        device_texts: list[bytes] = []
+        alive: list[tuple[Container, int, HostProcess, Sequence[tuple[int, int, str]]]] = []
+        doubtful: set[Container] = set()
+        taken: set[int] = set()
+        left = self._limits.rows_per_node
+        for row, container in enumerate(snapshot.containers):
+            identity = state.identities.get(container)
+            if regions.code[row] != 0 or identity is None:
+                continue
+            first, count = regions.first_process[row], regions.process_count[row]
+            found = [
+                (pids[at], states.processes[at])
+                for at in range(first, first + count)
+                if at in states.processes
+            ]
+            proved = states.proved.get(row)
+            container_id = _container_id(container, found, proved.unlisted if proved else ())
+            if container_id:
+                ids[container] = container_id
+            if container in hidden:
+                continue
+            if 0 in states.states[first : first + count]:
+                doubtful.add(container)
+            places: list[tuple[int, int, str]] = []
+            start = regions.first_device[row]
+            for at in range(start, start + regions.device_rows[row]):
+                uuid = devices.uuid(at)
+                if uuid is not None:
+                    index = devices.index[at]
+                    places.append((len(told), index, uuid))
+                    told.append((at, container, index, uuid))
+                    safe = self._limiter.uuid(identity.labels, index, uuid)
+                    device_texts.append(
+                        label_text(families.DEVICE, *identity.shown, str(index), safe)
+                    )
+            for pid, process in found:
+                # Of several regions that a process has a slot in, the first has its figures.
+                if process.pid not in taken:
+                    taken.add(process.pid)
+                    alive.append((container, pid, process, places))
+            if found:
+                known = None if before is None else before.shown.get(container)
+                made = self._show(identity, container_id, found, places, left, known)
+                left -= len(made.alone) * len(places)
+                shown[container] = rows_before, made
+                rows_before += len(made.labels)
+        return ProcessRows(
+            sources=sources,
+            key=key,
+            shown=shown,
+            labels=LabelRows.joined(each.labels for _, each in shown.values()),
+            container_ids=ids,
+            devices=told,
+            device_labels=LabelRows(device_texts),
+            alive=alive,
+            doubtful=frozenset(doubtful),
+        )
+
+    def _show(
+        self,
+        identity: Identity,
+        container_id: str,
+        found: Sequence[tuple[int, HostProcess]],
+        places: Sequence[tuple[int, int, str]],
+        left: int,
+        known: tuple[int, ShownProcesses] | None,
+    ) -> ShownProcesses:
+        """Which proved processes of a container get series of their own; the rest is summed up."""
+        limits = self._limits
+        most = min(limits.rows_per_container, left) // max(1, len(places))
+        most = min(limits.processes_per_container, most)
+        alone, folded = found[:most], found[most:]
+        safe = [
+            (index, self._limiter.uuid(identity.labels, index, uuid)) for _, index, uuid in places
+        ]
+        key = (identity, container_id, tuple(found), most, tuple(safe))
+        if known is not None and known[1].key == key:
+            return known[1]
+        texts = [
+            label_text(families.PROCESS, *identity.shown, own_id, str(index), uuid, *pids)
+            for own_id, *pids in (
+                *(
+                    (
+                        container_id if process.container is None else process.container.id,
+                        str(pid),
+                        str(process.pid),
+                    )
+                    for pid, process in alone
+                ),
+                (container_id, OTHER, OTHER),
+            )
+            for index, uuid in safe
+        ]
+        return ShownProcesses(
+            key,
+            LabelRows(texts),
+            [index for index, _ in safe],
+            {pid: number * len(safe) for number, (pid, _) in enumerate(alone)},
+            frozenset(pid for pid, _ in folded),
+        )
+
+    def _counts(
+        self,
+        snapshot: NodeSnapshot,
+        states: SlotStates,
+        state: CollectedState,
+        rows: ProcessRows,
+        uncounted: Sequence[NodeProcess],
+    ) -> list[Series]:
+        """Processes by state; made anew when one comes or goes."""
+        escaped_pids = {row.host_pid for row in uncounted if row.state == "escaped"}
+        if self._counted is not None and self._counted[:2] == (rows, escaped_pids):
+            return self._counted[2]
+        regions, unlisted = snapshot.table.regions, states.unlisted
+        escaped = Counter(row.container for row in uncounted if row.state == "escaped")
+        counts: dict[bytes, float] = {}
+        folded: dict[bytes, float] = {}
+        hidden = state.gone | shadowed(state.identities)
+        for row, container in enumerate(snapshot.containers):
+            identity = state.identities.get(container)
+            if regions.code[row] != 0 or identity is None or container in hidden:
+                continue
+            first = regions.first_process[row]
+            slots = states.states[first : first + regions.process_count[row]]
+            by_state = {name: slots.count(number) for number, name in _STATES}
+            of_row = unlisted.get(row, ())
+            by_state["unlisted"] = sum(each.pid not in escaped_pids for each in of_row)
+            by_state["escaped"] = escaped[container]
+            for name, count in by_state.items():
+                text = label_text(families.CONTAINER_PROCESSES.labels, *identity.labels, name)
+                counts[text] = count
+            shown = rows.shown.get(container)
+            if shown is not None and shown[1].folded:
+                folded[label_text(families.CONTAINER, *identity.labels)] = len(shown[1].folded)
+        series = [
+            Series.of(families.CONTAINER_PROCESSES, counts),
+            Series.of(families.PROCESSES_FOLDED, folded),
+        ]
+        self._counted = rows, escaped_pids, series
+        return series
+
+
+def _container_id(
+    container: Container, found: Sequence[tuple[int, HostProcess]], unlisted: Sequence[HostProcess]
+) -> str:
+    """The id of a container, as its processes tell, or its region outside the roots."""
+    for process in (*(process for _, process in found), *unlisted):
+        if process.container is not None:
+            return process.container.id
+    return "" if container.container_id is None else container.container_id.id

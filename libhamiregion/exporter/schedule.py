@@ -1,0 +1,204 @@
+"""The work behind the scrapes, done in turns by a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import attrs
+
+from libhamiregion.text import printable
+
+from .log_lines import LINE_LIMIT, RepeatedEvents
+from .state import CollectedState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from libhamiregion.node import Node
+
+    from .state import Collector
+
+_log = logging.getLogger(__name__)
+
+_STOP_PATIENCE_S = 10.0
+_FIRST_LOOK_PATIENCE_S = 8.0
+# What has not succeeded for so many of its intervals, and so many seconds, has stopped.
+_OVERDUE_INTERVALS = 10
+_OVERDUE_S = 60.0
+# The thread's shortest nap, also where intervals are shorter than the work.
+_NAP_S = 0.05
+
+
+@attrs.define(eq=False)
+class Turn:
+    """One collector, and how it went.
+
+    Attributes:
+        collector: It.
+        interval_s: Between two of its turns.
+        due_s: Monotonic time of its next turn.
+        refreshed_at_s: When it last succeeded, Unix seconds; None if it never has.
+        succeeded_s: Monotonic time of that.
+        duration_s: How long it took the last time; None if it never ran.
+        errors: How often it has failed.
+        last_error: The message of the last failure, escaped; None if there was none.
+        failing: Whether it failed the last time.
+    """
+
+    collector: Collector
+    interval_s: float
+    due_s: float = 0.0
+    refreshed_at_s: float | None = None
+    succeeded_s: float | None = None
+    duration_s: float | None = None
+    errors: int = 0
+    last_error: str | None = None
+    failing: bool = False
+
+    @property
+    def name(self) -> str:
+        """The collector's."""
+        return self.collector.name
+
+    @property
+    def patience_s(self) -> float:
+        """How old its results may be."""
+        return max(_OVERDUE_INTERVALS * self.interval_s, _OVERDUE_S)
+
+    def overdue_s(self) -> float | None:
+        """For how long it has not succeeded, if that is too long."""
+        if self.succeeded_s is None:
+            return None
+        since_s = time.monotonic() - self.succeeded_s
+        return since_s if since_s > self.patience_s else None
+
+
+class Schedule:
+    """Has each collector look in its turn, and keeps what they have found.
+
+    Threads: may be shared; collectors take turns.
+
+    Args:
+        node: The node.
+        turns: The collectors, in the order in which they need each other.
+
+    Attributes:
+        state: What was found; replaced as a whole.
+        turns: As given.
+    """
+
+    def __init__(self, node: Node, turns: Sequence[Turn]) -> None:
+        for turn in turns:
+            if not turn.interval_s > 0:
+                raise ValueError(f"an interval is longer than 0 s, not {turn.interval_s!r}")
+        self.state = CollectedState()
+        self.turns = tuple(turns)
+        self._node = node
+        self._failures = RepeatedEvents(_log)
+        self._overdue: tuple[CollectedState, frozenset[str], CollectedState] | None = None
+        self._one_at_a_time = threading.Lock()
+        self._done = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+
+    def current(self) -> CollectedState:
+        """`state`, without what has not been looked at for too long: nothing holds for ever.
+
+        Names and container ids stay.
+        """
+        state = self.state
+        overdue = frozenset(turn.name for turn in self.turns if turn.overdue_s() is not None)
+        if not overdue:
+            return state
+        if self._overdue is None or self._overdue[:2] != (state, overdue):
+            # Made once: a scrape keeps what has not changed.
+            series = {name: made for name, made in state.series.items() if name not in overdue}
+            bare = attrs.evolve(state, series=series)
+            if "processes" in overdue:
+                # Pids may be others' by now.
+                bare = attrs.evolve(bare, rows=None)
+            if "locks" in overdue:
+                bare = attrs.evolve(bare, held={})
+            self._overdue = state, overdue, bare
+        return self._overdue[2]
+
+    @property
+    def done_once(self) -> bool:
+        """Whether every collector has had its turn once, with success or without."""
+        return self._done.is_set()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread is at it."""
+        return self._thread is not None
+
+    def wait_for_first(self) -> None:
+        """Wait until the thread has looked at everything once, for some seconds at most."""
+        self._done.wait(_FIRST_LOOK_PATIENCE_S)
+
+    def start(self) -> None:
+        """Look in a thread from now on; nothing happens if one is at it."""
+        if self._thread is None:
+            self._stopping = threading.Event()
+            self._thread = threading.Thread(
+                target=self._keep_on, args=(self._stopping,), name="hamiregion-collect", daemon=True
+            )
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End that thread and wait for it."""
+        self._stopping.set()
+        thread, self._thread = self._thread, None
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_STOP_PATIENCE_S)
+
+    def _keep_on(self, stopping: threading.Event) -> None:
+        while not stopping.is_set():
+            self.run(everything=False)
+            left_s = min(turn.due_s for turn in self.turns) - time.monotonic()
+            stopping.wait(max(_NAP_S, left_s))
+
+    def run(self, *, everything: bool) -> None:
+        """Have those look whose turn it is, or all. What fails is counted and tried again."""
+        with self._one_at_a_time:
+            now = time.monotonic()
+            due = [turn for turn in self.turns if everything or turn.due_s <= now]
+            for turn in due:
+                self._run(turn)
+            if due:
+                self._say_roots()
+                self._done.set()
+
+    def _run(self, turn: Turn) -> None:
+        started_s = time.monotonic()
+        try:
+            self.state = turn.collector.collect(self.state)
+        except Exception as error:  # noqa: BLE001 (whatever it is, scrapes go on with what is known)
+            turn.errors += 1
+            turn.failing = True
+            message = f"{type(error).__name__}: {error}"
+            turn.last_error = printable(f"{turn.name}: {message}", LINE_LIMIT)
+            self._failures.failed(turn.name, message, error)
+        else:
+            turn.refreshed_at_s, turn.succeeded_s = time.time(), time.monotonic()
+            turn.failing = False
+            if self._failures.recovered(turn.name):
+                _log.info("%s: all is well again", turn.name)
+        ended_s = time.monotonic()
+        turn.duration_s = ended_s - started_s
+        turn.due_s = ended_s + turn.interval_s
+
+    def _say_roots(self) -> None:
+        """Log which directories of containers cannot be listed."""
+        unreadable = dict(self._node.root_errors)
+        for root, error in unreadable.items():
+            self._failures.failed(
+                "root " + printable(root, 200).replace("%", "%%"),
+                f"{error}; the containers there are not seen",
+            )
+        for root in self._node.scanned_roots:
+            if self._failures.recovered("root " + printable(root, 200).replace("%", "%%")):
+                _log.info("containers: %s can be listed again", printable(root, LINE_LIMIT))

@@ -1,0 +1,74 @@
+"""Which containers and devices are meant: by name, with shell patterns."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Protocol
+
+import attrs
+
+if TYPE_CHECKING:
+    from .containers import Container
+    from .names import PodName
+
+
+class HasDevice(Protocol):
+    """Anything that is about one device: of a region, or of a process."""
+
+    @property
+    def index(self) -> int | None:
+        """Its index in the region; None where it is in none."""
+
+    @property
+    def uuid(self) -> str | None:
+        """``GPU-…`` or ``MIG-…``; None if unknown."""
+
+
+@attrs.frozen
+class Selector:
+    """Chooses containers and devices. Every pattern that is given must match.
+
+    Patterns are those of the shell (``*``, ``?``, ``[abc]``), of the whole name, with case.
+
+    Attributes:
+        pod_uid: Pattern of the pod's UID.
+        namespace: Pattern of the pod's namespace; a pod that no resolver can name does not match.
+        pod: Pattern of the pod's name, or of its UID.
+        container: Pattern of the container's name, or of its id.
+        device: An index, or a pattern of the uuid.
+    """
+
+    pod_uid: str | None = None
+    namespace: str | None = None
+    pod: str | None = None
+    container: str | None = None
+    device: str | None = None
+
+    def matches(self, container: Container) -> bool:
+        """Whether a container is meant."""
+        return self.matches_container(container, container.pod_name)
+
+    def matches_container(self, container: Container, name: PodName | None) -> bool:
+        """Whether a container is meant whose pod has this name."""
+        id_ = None if container.container_id is None else container.container_id.id
+        return (
+            _matches(self.pod_uid, container.pod_uid)
+            and _matches(self.namespace, None if name is None else name.namespace)
+            and _matches(self.pod, None if name is None else name.pod, container.pod_uid)
+            and _matches(
+                self.container,
+                container.directory_name,
+                None if name is None else name.container,
+                id_,
+            )
+        )
+
+    def matches_device(self, device: HasDevice) -> bool:
+        """Whether a device is meant: a `DeviceUsage`, or anything with its index and uuid."""
+        if self.device is not None and self.device.isdecimal() and self.device.isascii():
+            return device.index == int(self.device)
+        return _matches(self.device, device.uuid)
+
+
+def _matches(pattern: str | None, *names: str | None) -> bool:
+    return pattern is None or any(name is not None and fnmatchcase(name, pattern) for name in names)
