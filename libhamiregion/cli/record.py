@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
 
 from libhamiregion import format_size, parse_size
+from libhamiregion.node.events import EventReporter, error_text
 from libhamiregion.node.nvml import NvmlSampler
 from libhamiregion.report import Recorder, Recording, RecordingError, RecordingWriter
 from libhamiregion.report.recorder import NodeReader
@@ -25,10 +24,12 @@ from libhamiregion.text import printable
 from libhamiregion.units import parse_duration
 
 from . import options
-from .failures import Failure, sentence
+from .failures import Failure
 from .format import count, root_failure, root_warnings
 from .output import DRY_RUN, write, write_json
+from .service_log import ServiceLog
 from .signals import stop_signals
+from .tables import UNLIMITED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 def _or_unlimited(parse: Callable[[str], float]) -> Callable[..., float | None]:
     def callback(_: click.Context, __: click.Parameter, typed: str) -> float | None:
         try:
-            return None if typed.strip().lower() == options.UNLIMITED else parse(typed)
+            return None if typed.strip().lower() == UNLIMITED else parse(typed)
         except ValueError as error:
             raise click.BadParameter(str(error)) from None
 
@@ -117,8 +118,8 @@ def record(
     hamiregion report --from /var/lib/hamiregion/node.db --since 24h --to report.html
 
     One recorder per FILE, and nothing is made beside a FILE that is no recording.  A disk that is
-    full, or may not be written to, does not end it: it says so once, tries again at every look, and
-    what it missed is a gap.  Readers need not be kept out.
+    full, or may not be written to, does not end it: it says so on stderr (at the 1st, 2nd, 4th, 8th
+    time), tries again at every look, and what it missed is a gap.  Readers need not be kept out.
 
     Ended by Ctrl-C or SIGTERM.  Exit codes: 0 ended in order, 1 failed (FILE is no recording, or
     damaged, or another recorder's; with --once: the look could not be written), 2 wrong usage.
@@ -138,9 +139,8 @@ def record(
                 # Not closed: a driver that does not answer would keep this from ending.
                 sampler = None if driver.no_driver else NvmlSampler(driver.library)
                 recorder = Recorder(node, writer, sampler=sampler)
-                log = _Log(node, as_json=as_json)
                 every = "once" if once else f"every {writer.interval_s:g} s"
-                log.first = f"{every} to {printable(path)}"
+                log = _Log(node, f"{every} to {printable(path)}", as_json=as_json)
                 if once:
                     log.looked(recorder.look())
                     failure = root_failure(node, place.roots)
@@ -180,15 +180,13 @@ def _run(recorder: Recorder, log: _Log) -> None:
 class _Log:
     """What is said while it runs: the first look, what goes wrong, and when it is right again."""
 
-    def __init__(self, node: Node, *, as_json: bool) -> None:
+    def __init__(self, node: Node, where: str, *, as_json: bool) -> None:
         self._node = node
+        self._where = where
         self._as_json = as_json
+        self._reporter = EventReporter("record", ServiceLog(as_json=as_json))
         self._looks = 0
-        self._failing: str | None = None
-        self._warned: tuple[str, ...] = ()
         self._size_bytes = 0
-        #: How often and where to, for the first look.
-        self.first = ""
 
     def looked(self, written: Written) -> None:
         self._looks += 1
@@ -196,23 +194,15 @@ class _Log:
         if self._as_json:
             write_json(written)
         elif self._looks == 1:
-            write(f"recording {_devices(written.allocations)} {self.first}\n")
-        if self._failing is not None:
-            self._failing = None
-            _warn("recording again")
-        warnings = root_warnings(self._node)
-        for warning in warnings:
-            if warning not in self._warned:
-                _warn(warning)
-        self._warned = warnings
+            write(f"recording {_devices(written.allocations)} {self._where}\n")
+        self._reporter.recovered()
+        for warning in root_warnings(self._node):
+            self._reporter.emit("warning", warning, distinct=warning)
 
     def failed(self, error: Exception) -> None:
-        words = sentence(error) if isinstance(error, OSError) else str(error)
         if self._as_json:
-            write_json({"error": type(error).__name__, "message": words})
-        if words != self._failing:
-            self._failing = words
-            _warn(f"{words}; trying again at every look")
+            write_json({"error": type(error).__name__, "message": error_text(error)})
+        self._reporter.failed("this look is a gap, the next is tried", error)
 
     def ended(self) -> None:
         if not self._as_json:
@@ -233,9 +223,3 @@ def _dry_run(path: str, node: Node, *, as_json: bool) -> None:
 
 def _devices(number: int) -> str:
     return f"{count(number, 'device')} of containers"
-
-
-def _warn(words: str) -> None:
-    now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    sys.stderr.write(f"{now} {printable(words)}\n")
-    sys.stderr.flush()

@@ -459,6 +459,6 @@ def _replace(path: str, content: bytes) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(name)  # noqa: PTH108
         if isinstance(error, OSError):
-            # Not the temporary file, of which whoever typed this knows nothing.
+            # Name the file that was asked for, not the temporary one.
             raise OSError(error.errno, error.strerror, path) from error
         raise

@@ -1,4 +1,4 @@
-"""Who held and used what of a node's GPUs, over a stretch of time."""
+"""Adds up what containers held and used of GPUs over a stretch of time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import attrs
+
+from libhamiregion.text import printable
 
 from .models import LEVELS, Advice, Gap, Level, Report, Usage
 from .tally import AllocationTally, Bins, Tally
@@ -27,6 +29,7 @@ _OBSERVED_S: Final = 3_600
 _BELIEVABLE_BYTES: Final = 1 << 46
 _GAPS_LISTED: Final = 1_000
 _NAMED_IN_WARNINGS: Final = 3
+_NAME_LIMIT: Final = 80
 _GIB_HOUR: Final = (1 << 30) * 3_600_000
 _HOUR_MS: Final = 3_600_000
 
@@ -217,7 +220,7 @@ class _Adding:
     def _doubts(self) -> Iterable[str]:
         if self._unbelievable:
             names = ", ".join(
-                f"{of.container!r} of pod {of.pod or of.pod_uid!r}"
+                printable(f"{of.container} of pod {of.pod or of.pod_uid}", _NAME_LIMIT)
                 for of in sorted(self._unbelievable, key=_order)[:_NAMED_IN_WARNINGS]
             )
             yield (

@@ -145,7 +145,7 @@ class Usage:
 
 @attrs.frozen
 class Report:
-    """Who held and used what. A value.
+    """What was held and used, by whom. A value.
 
     Attributes:
         facts: Where it comes from.

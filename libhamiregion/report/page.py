@@ -63,7 +63,7 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
-        # Whatever is text, from wherever it comes, is bounded and steers nothing.
+        # Every text is bounded, and its control characters are spelled out, wherever it comes from.
         finalize=lambda value: (
             printable(value, _TEXT_LIMIT)
             if isinstance(value, str) and not isinstance(value, Markup)
@@ -139,8 +139,13 @@ class _Page:
         report = self._report
         rows = report.allocations
         timed = [row for row in rows if row.timeline is not None]
+        there = [row for row in rows if self._is_there(row)]
+        containers = {(row.namespace, row.pod, row.pod_uid, row.container) for row in rows}
         return {
-            "tiles": self._tiles(total),
+            "there": there,
+            "unused": [row for row in there if row.unused_since_ms is not None],
+            "container_count": len(containers),
+            "pod_count": len({container[:3] for container in containers}),
             "charts": self._charts(total),
             "idle": _Cut(
                 (row for row in rows if row.unused_hours),
@@ -167,54 +172,6 @@ class _Page:
 
     def _is_there(self, row: Usage) -> bool:
         return row.last_seen_ms >= self._end_ms
-
-    def _tiles(self, total: Usage) -> list[tuple[str, str, str]]:
-        rows = self._report.allocations
-        there = [row for row in rows if self._is_there(row)]
-        unused = [row for row in there if row.unused_since_ms is not None]
-        held = sum(row.memory_limit_bytes or 0 for row in unused)
-        freed = sum(
-            (each.memory_limit_bytes or 0) - (each.suggested_limit_bytes or 0)
-            for each in there
-            if each.advice == "lower"
-        )
-        containers = {(row.namespace, row.pod, row.pod_uid, row.container) for row in rows}
-        pods = {container[:3] for container in containers}
-        used, limits = total.limited_used_gib_hours, total.limit_gib_hours
-        busy, allocated = number(total.busy_gpu_hours), total.allocated_gpu_hours
-        return [
-            (
-                "Memory limits in use",
-                share(used, limits),
-                f"{number(used)} of {number(limits)} GiB\u00b7h",
-            ),
-            ("GPU hours busy", busy, f"in {number(total.device_hours)} device hours held")
-            if allocated is None
-            else (
-                "GPU time in use",
-                share(total.busy_gpu_hours, allocated),
-                f"{busy} of {number(allocated)} GPU hours allocated",
-            ),
-            (
-                "Unused at the end",
-                f"{len(unused):,} of {len(there):,}",
-                f"allocations, with {size(held)} of limits",
-            ),
-            ("Could be freed", size(freed), "by the limits suggested below"),
-            (
-                "Most memory in use",
-                size(total.memory_peak_bytes),
-                self._times.short(total.peak_at_ms),
-            ),
-            (
-                "Containers",
-                f"{len(containers):,}",
-                (
-                    f"in {counted(len(pods), 'pod')},"
-                    f" on {counted(len(self._report.devices), 'device')}"
-                ),
-            ),
-        ]
 
     def _charts(self, total: Usage) -> list[Chart]:
         from .charts import gpu_chart, memory_chart

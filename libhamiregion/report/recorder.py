@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, TypeAlias
 
 from libhamiregion.layouts import LAYOUTS
+from libhamiregion.node.nvml import NvmlState
 from libhamiregion.node.nvml.timeout_sampler import TimeoutSampler
 from libhamiregion.node.slot_tracker import SLOT_STATES
 from libhamiregion.node.usage import node_processes
@@ -65,7 +66,7 @@ class NodeReader:
         node = self._node
         driver: dict[tuple[Container, int], _DriverFigures] = {}
         sample = None if self._driver is None else self._driver.sample()
-        if sample is None:
+        if sample is None or sample.state is not NvmlState.OK:
             node.refresh(processes=False)
         else:
             driver = _driver_figures(node_processes(node.view(), node.processes, sample))

@@ -22,7 +22,7 @@ from urllib.parse import quote
 from .history import Allocation, HistoryFacts, Look, Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from typing_extensions import Self
 
@@ -276,7 +276,7 @@ class Recording:
             " FROM looks LEFT JOIN changes ON look = id WHERE id BETWEEN ? AND ? ORDER BY id",
             (first, last),
         )
-        current: dict[int, Sample] = {}
+        current: dict[int, Sample | None] = {}
         # What changed before the report begins is what it begins with.
         changes: dict[Allocation, Sample | None] = {}
         whole = True
@@ -285,21 +285,14 @@ class Recording:
             if not before_ms <= at_ms < until_ms:
                 raise damaged(self.path, f"look {look} is not after the one before")
             before_ms = until_ms
-            here: dict[Allocation, Sample | None] = {}
             for row in group:
                 number = row[3]
                 if number is None:
                     continue  # nothing has changed
                 if number not in allocations:
                     raise damaged(self.path, f"allocation {number} of look {look} is missing")
-                sample = _sample(row, current.get(number))
-                # Before its uuid was known, an allocation has another number.
-                if sample is not None:
-                    current[number] = here[allocations[number]] = sample
-                else:
-                    current.pop(number, None)
-                    here.setdefault(allocations[number], None)
-            changes.update(here)
+                sample = current[number] = _sample(row, current.get(number))
+                changes[allocations[number]] = sample
             if until_ms <= start_ms:
                 continue
             if at_ms >= end_ms:
@@ -310,23 +303,9 @@ class Recording:
     def _allocations(self) -> dict[int, Allocation]:
         rows = self._connection.execute(
             "SELECT id, namespace, pod, container, pod_uid, device_index, device_uuid"
-            " FROM allocations ORDER BY id"
-        ).fetchall()
-        uuids: dict[tuple[Any, ...], list[tuple[int, str]]] = {}
-        for number, _, _, container, pod_uid, index, uuid in rows:
-            if uuid is not None:
-                uuids.setdefault((container, pod_uid, index), []).append((number, uuid))
-        return {
-            number: Allocation(
-                namespace,
-                pod,
-                container,
-                pod_uid,
-                index,
-                uuid or _later(number, uuids.get((container, pod_uid, index))),
-            )
-            for number, namespace, pod, container, pod_uid, index, uuid in rows
-        }
+            " FROM allocations"
+        )
+        return {number: Allocation(*fields) for number, *fields in rows}
 
 
 def _sample(row: tuple[Any, ...], before: Sample | None) -> Sample | None:
@@ -346,13 +325,6 @@ def _sample(row: tuple[Any, ...], before: Sample | None) -> Sample | None:
     if used < 0:
         return None
     return Sample(used, limit, sm_limit, sm, processes, driver, driver_sm)
-
-
-def _later(number: int, uuids: Sequence[tuple[int, str]] | None) -> str | None:
-    """Which device it was before the container reported one: the next reported, or the last."""
-    if not uuids:
-        return None
-    return next((uuid for reported, uuid in uuids if reported > number), uuids[-1][1])
 
 
 def _joined(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:

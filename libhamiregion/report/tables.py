@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 #: Changes whenever a key of the JSON, or what it means, does.
 JSON_SCHEMA: Final = "hamiregion-report/1"
+_TEXT_LIMIT: Final = 253
 
 # Spreadsheets take a cell that begins so for a formula; full-width forms are read as the same. In
 # some countries they divide lines at semicolons, and see no quotes within what they divide.
@@ -57,7 +58,7 @@ def _cell(name: str, value: object) -> object:
     if value is None:
         return ""
     if isinstance(value, str):
-        return _FORMULA.sub(r"\1'", printable(value))
+        return _FORMULA.sub(r"\1'", printable(value, _TEXT_LIMIT))
     if isinstance(value, float):
         return round(value, 6)
     if name.endswith("_ms") and isinstance(value, int):

@@ -174,10 +174,11 @@ class RecordingWriter:
             self.path, timeout=5, isolation_level=None, check_same_thread=False
         )
         if not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
-            # Before there is a write-ahead log, so that the file itself says what it is.
-            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            # All at once, and before there is a write-ahead log: the file says what it is from its
+            # first page on.
             connection.executescript(
-                f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA application_id = {APPLICATION_ID};"
+                f"BEGIN; PRAGMA auto_vacuum = INCREMENTAL; {SCHEMA}"
+                f" PRAGMA application_id = {APPLICATION_ID};"
                 f" PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
             )
         connection.execute("PRAGMA journal_mode = WAL")
@@ -360,27 +361,37 @@ class RecordingWriter:
         )
         devices = self._known.get((of.pod_uid, of.container), {})
         known = devices.get((of.device_index, of.device_uuid))
-        if known is not None:
-            number, before = known
-            # A name that has become known stays known.
-            if (of.namespace, of.pod) not in {(None, None), (before.namespace, before.pod)}:
-                connection.execute(
-                    "UPDATE allocations SET namespace = ?, pod = ? WHERE id = ?",
-                    (of.namespace, of.pod, number),
-                )
-                self._note(number, of)
+        same_index = [each for (index, _), each in devices.items() if index == of.device_index]
+        if known is None and same_index:
+            # A device that is not reported, or not yet, is the one that was reported last, and so
+            # is one too many.
+            was, now = same_index[-1][1].device_uuid, of.device_uuid
+            if was is None or now is None or len(devices) >= _UUIDS_PER_CONTAINER:
+                known = same_index[-1]
+        if known is None:
+            number = connection.execute(
+                "INSERT INTO allocations VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)",
+                (*attrs.astuple(of), look),
+            ).lastrowid
+            assert number is not None  # noqa: S101 (an INSERT has one)
+            self._note(number, of)
             return number
-        if len(devices) >= _UUIDS_PER_CONTAINER:
-            for (index, _), (number, _) in reversed(devices.items()):
-                if index == of.device_index:
-                    return number
-        added = connection.execute(
-            "INSERT INTO allocations VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)",
-            (*attrs.astuple(of), look),
-        ).lastrowid
-        assert added is not None  # noqa: S101 (an INSERT has one)
-        self._note(added, of)
-        return added
+        number, before = known
+        # What has become known stays known.
+        after = attrs.evolve(
+            before,
+            namespace=of.namespace or before.namespace,
+            pod=of.pod or before.pod,
+            device_uuid=before.device_uuid or of.device_uuid,
+        )
+        if after != before:
+            connection.execute(
+                "UPDATE allocations SET namespace = ?, pod = ?, device_uuid = ? WHERE id = ?",
+                (after.namespace, after.pod, after.device_uuid, number),
+            )
+            del devices[before.device_index, before.device_uuid]
+            self._note(number, after)
+        return number
 
     # ---- bounds ----------------------------------------------------------------------------------
 

@@ -379,11 +379,12 @@ def test_a_full_disk_is_told_once_and_recorded_again_when_there_is_room(
             pass
         assert recording.end() == 0
         told = recording.errors.splitlines()
-        # Each trouble is told once, and its end.
-        words = [line.partition(" ")[2] for line in told]
-        assert all(one != other for one, other in itertools.pairwise(words))
-        assert words[-1] == "recording again"
-        assert all("trying again at every look" in line for line in words if line != words[-1])
+        # Each trouble is told at its 1st, 2nd, 4th, 8th time, and its end.
+        events = [json.loads(line) for line in told]
+        assert {each["event"] for each in events} == {"failed", "recovered"}
+        assert events[-1]["event"] == "recovered"
+        failures = sum("error" in each for each in recording.seen)
+        assert sum(each["event"] == "failed" for each in events) <= failures.bit_length()
     connection = sqlite3.connect(path)
     assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     connection.close()

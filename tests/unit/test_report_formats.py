@@ -206,7 +206,7 @@ def test_a_page_says_what_it_is_about(day: Report) -> None:
     assert "1 Oct 2026, 00:00 to 2 Oct 2026, 00:00 (UTC), 24 h" in text
     assert "97 % of the time was recorded" in text
     for heading in (
-        "Over time", "Held and not used", "Suggested limits", "Counted for nobody",
+        "Over time", "Held and not used", "Suggested limits", "Left over",
         "Memory by container", "Namespaces", "Devices", "How it was measured", "Not recorded",
     ):  # fmt: skip
         assert heading in text

@@ -171,7 +171,7 @@ def test_whose_failures_count_together_is_nothing_that_a_container_can_change() 
     named = Container("uid", "name", "/roots/uid_name", "/roots/uid_name/1.cache")
     renamed = Container("uid", "name", "/roots/uid_name", "/roots/uid_name/2.cache")
     assert owner_of(named) == owner_of(renamed) == "/roots/uid_name"
-    docker = ContainerId("c" * 64, "docker", None, None)
+    docker = ContainerId("c" * 64)
     outside = [
         Container(None, None, None, f"/proc/7/root/{name}", container_id=docker) for name in "ab"
     ]

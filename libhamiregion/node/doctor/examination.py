@@ -188,8 +188,11 @@ class Examination:
 
     @cached_property
     def proved(self) -> dict[int, tuple[Container, int]]:
-        """Host pid -> container and pid, of all live processes with a slot."""
-        return {
+        """Host pid -> container and pid, of all live processes with a slot.
+
+        Of containers that are not looked at, as of the last `Node.slots`.
+        """
+        return self.node.proved_processes() | {
             process.pid: (used.container, pid)
             for used in self.used
             for pid, process in used.processes.alive.items()

@@ -83,7 +83,7 @@ class _Lost:
     Attributes:
         mapped: What they map.
         users: Those of them that use it.
-        container: Whose file it is, where that is known.
+        container: The container whose file it is, where that is known.
         size_bytes: How long the file is now; None if it was deleted, or that is not known.
     """
 
@@ -96,9 +96,14 @@ class _Lost:
 def _lost_mappings(look: Examination) -> list[_Lost]:
     processes = look.node.processes
     known = set()
-    for used in look.used:
-        with contextlib.suppress(RegionClosed):
-            known.add(processes.identity(used.region))
+    for each in look.node.containers:
+        if each.region is not None:
+            with contextlib.suppress(RegionClosed):
+                known.add(processes.identity(each.region))
+    for view in look.views:
+        if view.container.region is not None and view.snapshot is None:
+            with contextlib.suppress(RegionClosed):
+                known.discard(processes.identity(view.container.region))
     short = _short_files(look)
     # A monitor goes on mapping the region of a container that has gone.
     bystanders = {process.pid for used in look.used for process in used.processes.onlookers}

@@ -202,7 +202,7 @@ def unrecorded_utilization(look: Examination, used: UsedRegion) -> Iterator[Find
 
 
 class _Rivals(enum.Enum):
-    """For whom HAMi's monitor would switch a region's limit on."""
+    """Containers in whose favour HAMi's monitor would switch a region's limit on."""
 
     MORE_URGENT = "a more urgent container competes"
     AS_URGENT = "several containers compete"
@@ -352,7 +352,7 @@ def _is_launching(used: UsedRegion) -> bool:
 
 
 def blocked_launches(look: Examination, used: UsedRegion) -> Iterator[Finding]:
-    """Regions whose launches are blocked while nobody runs who unblocks them."""
+    """Regions whose launches are blocked while no writer of launch marks runs."""
     if used.snapshot.recent_kernel >= 0 or not used.alive:
         return
     if look.writer_may_run is None:
@@ -382,7 +382,7 @@ def _writer_seen(look: Examination) -> bool:
     processes = look.node.processes
     for used in look.used:
         users = {process.pid for process in used.users}
-        # Who can be neither matched nor ruled out counts as somebody.
+        # A process that can be neither matched nor ruled out counts as the writer.
         for process in processes.mappers(*processes.identity(used.region), writable=True):
             if process.pid not in users and process.pid != processes.visibility.own_pid:
                 return True
