@@ -1,6 +1,6 @@
 """A node full of containers whose processes are real: for the exporter, which shows no others.
 
-Run by test_exporter.py, and by who wants a whole exporter to measure.
+Run by test_exporter.py, and by hand, to measure a whole exporter.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
-from scene import DEVICES, PROCESSES, compiler, copies
+from scene import DEVICES, PROCESSES, compiler
 
-from libhamiregion import Layout
+from libhamiregion import Layout, create_region
 from libhamiregion.node import ChainedNames, Node, NvmlSampler, PodLogNames
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ MIB = 1 << 20
 UUIDS = tuple(f"GPU-{device:08}-1111-2222-3333-444444444444" for device in range(DEVICES))
 
 
+MEMORY = 300 * MIB
+
+
 @attrs.frozen
 class BusyNode:
     """Its directories, and a driver that knows its processes."""
@@ -40,6 +44,7 @@ class BusyNode:
     root: Path
     logs: Path
     driver: FakeDriver
+    regions: tuple[RegionFile, ...]
 
     def open(self) -> Node:
         return Node(self.root, names=ChainedNames([PodLogNames(self.logs)]))
@@ -47,6 +52,16 @@ class BusyNode:
     def sampler(self) -> NvmlSampler:
         os.environ[STATE] = str(self.driver.state)
         return NvmlSampler(self.driver.library, host_namespace=True, sensors=True)
+
+    def work(self, step: int) -> None:
+        """Let every process launch kernels, as libvgpu's watcher writes it."""
+        now_s = int(time.time())
+        for number, region in enumerate(self.regions):
+            region.put("last_kernel_time", now_s)
+            for slot in range(PROCESSES):
+                for device in range(DEVICES):
+                    busy = (number + slot * 13 + device + step) % 25
+                    region.put("slot_util.sm", busy, device=device, slot=slot)
 
 
 def mapping_program(directory: Path) -> Path:
@@ -57,37 +72,49 @@ def mapping_program(directory: Path) -> Path:
 
 
 @contextlib.contextmanager
-def busy_node(directory: Path, containers: int) -> Iterator[BusyNode]:
-    """So many containers with two devices and four processes each, which live until the end."""
+def busy_node(directory: Path, containers: int, *, at_work: bool = False) -> Iterator[BusyNode]:
+    """So many containers with two devices and four processes each, which live until the end.
+
+    Healthy ones: the doctor finds nothing. `at_work` has the processes fault pages in and map as
+    much as CUDA programs do.
+    """
     root, logs = directory / "containers", directory / "logs"
     paths = []
-    for number, made in enumerate(copies(directory, containers)):
+    for number in range(containers):
         uid = f"0b5c1e64-27a1-4a1c-8a3c-7ab0d3{number:06x}"
         (logs / f"team-{number % 7}_train-{number}-worker-0_{uid}" / "main").mkdir(parents=True)
         path = root / f"{uid}_main" / "usage.cache"
         path.parent.mkdir(parents=True)
-        paths.append(made.rename(path))
+        path.parent.chmod(0o777)
+        create_region(
+            path,
+            uuids=UUIDS,
+            memory_limits=["8GiB"] * DEVICES,
+            sm_limits=[50] * DEVICES,
+            priority=1,
+        )
+        path.chmod(0o666)
+        paths.append(path)
     listed = directory / "list"
     listed.write_text("".join(f"{path}\n" for path in paths))
     command = [str(mapping_program(directory)), str(PROCESSES), str(listed)]
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [*command, *(["busy"] if at_work else [])],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        pids: dict[int, list[int]] = {}
+        pids: list[int] = []
+        regions = tuple(RegionFile(path, Layout.V1_2) for path in paths)
         for line in iter(process.stdout.readline, "\n"):
             file, pid = map(int, line.split())
-            pids.setdefault(file, []).append(pid)
-        for file, own in pids.items():
-            region = RegionFile(paths[file], Layout.V1_2)
-            for slot, pid in enumerate(own):
-                region.put("slot_pid", pid, slot=slot)
-                region.put("slot_hostpid", pid, slot=slot)
+            regions[file].add_process(pid, dict.fromkeys(range(DEVICES), MEMORY), host_pid=pid)
+            pids.append(pid)
         driver = FakeDriver(build(directory / "nvml"), directory / "nvml-scene")
-        everybody = [pid for own in pids.values() for pid in own]
-        driver.play(*(line for device in range(DEVICES) for line in _lines(device, everybody)))
-        yield BusyNode(root, logs, driver)
+        driver.play(*(line for device in range(DEVICES) for line in _lines(device, pids)))
+        yield BusyNode(root, logs, driver, regions)
         process.stdin.close()
 
 
@@ -95,4 +122,4 @@ def _lines(device: int, pids: list[int]) -> Iterator[str]:
     yield f"device {device} {UUIDS[device]} {81920 * MIB} {5000 * MIB} 37 12 NVIDIA H100 80GB HBM3"
     yield f"sensors {device} 41 187500 3 1"
     for pid in pids:
-        yield f"process {device} compute {pid} {300 * MIB}"
+        yield f"process {device} compute {pid} {MEMORY}"

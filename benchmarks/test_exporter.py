@@ -1,50 +1,59 @@
-"""What a scrape costs, and what is done behind it.
+"""What an exporter costs: a scrape, the work behind it, and the whole process in a minute.
 
-Rendering alone; test_scrape.py has the same over HTTP. Each scrape writes every figure anew, so it
-makes no difference that the regions here do not change. What the refresh found is written once.
+On healthy regions of live processes that go on working. The budgets are of processor time.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gzip
+import http.client
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
 import time
-from itertools import cycle
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from exporter_scene import busy_node
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily
 from scene import DEVICES, PROCESSES
 
-from libhamiregion.exporter import NodeExporter, RegionCollector, metrics
+from libhamiregion.exporter import NodeExporter, RegionCollector
+from libhamiregion.exporter.scrapes import Body
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from exporter_scene import BusyNode
     from ledger import Ledger
 
-EIGHT = frozenset(
-    family.name
-    for family in (
-        metrics.MEMORY_USED,
-        metrics.MEMORY_LIMIT,
-        metrics.CONTAINER_MEMORY,
-        metrics.MEMORY_CONTEXT,
-        metrics.MEMORY_MODULE,
-        metrics.MEMORY_BUFFER,
-        metrics.UTILIZATION,
-        metrics.LAST_KERNEL,
-    )
-)
-# The budgets are of processor time.
 pytestmark = pytest.mark.benchmark(timer=time.process_time)
-SHAPE = f"x {DEVICES} devices x {PROCESSES} processes"
-# Nothing is refreshed but by hand.
+
+EIGHT = (
+    "hami_vgpu_memory_used_bytes",
+    "hami_container_device_memory_bytes",
+    "hami_vgpu_memory_limit_bytes",
+    "hami_vgpu_memory_context_bytes",
+    "hami_vgpu_memory_module_bytes",
+    "hami_vgpu_memory_buffer_bytes",
+    "hami_container_device_utilization_ratio",
+    "hami_container_last_kernel_elapsed_seconds",
+)
+# Nothing is collected but by hand.
 NEVER_S = 1e9
+MIB = 1 << 20
+PATIENCE_S = 60.0
+INTERVAL_S = 15.0
 
 
 @pytest.fixture(scope="module")
 def containers(busy: BusyNode) -> int:
-    return len(list(busy.root.iterdir()))
+    return len(busy.regions)
 
 
 @pytest.fixture(scope="module")
@@ -62,110 +71,209 @@ def exporter(busy: BusyNode) -> Iterator[NodeExporter]:
 
 
 def budget(containers: int, whole_us: float) -> float | None:
-    return whole_us if containers == 256 else None
+    """Of 256 containers; what larger nodes cost is shown beside it, to be linear."""
+    return whole_us * containers / 256
 
 
-def test_the_eight_metrics_of_containers(
-    exporter: NodeExporter, containers: int, timed: Callable[..., Any]
+@pytest.mark.parametrize(("what", "budget_us"), [("eight", 2_500), ("all", 5_000)])
+@pytest.mark.parametrize("compressed", [True, False], ids=["gzip", "plain"])
+def test_a_scrape(
+    exporter: NodeExporter,
+    busy: BusyNode,
+    containers: int,
+    timed: Callable[..., Any],
+    what: str,
+    budget_us: int,
+    compressed: bool,
 ) -> None:
-    text = timed(
-        lambda: exporter.render(names=EIGHT),
-        work=f"scrape, eight container metrics, {containers} {SHAPE}",
-        budget_us=budget(containers, 3_000),
-    )
-    assert text.count(b"\n") == len(EIGHT) * (containers * DEVICES + 2)
+    names = frozenset(EIGHT) if what == "eight" else None
+    busy.work(containers)
+
+    def scrape() -> int:
+        pieces = exporter.pieces(names=names)
+        return Body.of(pieces).size if compressed else sum(map(len, pieces))
+
+    words = f"{what} metrics, {'gzip' if compressed else 'not compressed'}"
+    work = f"scrape, {words}, {containers} x {DEVICES} x {PROCESSES}"
+    assert timed(scrape, work=work, budget_us=budget(containers, budget_us)) > 0
+    text = exporter.render(names=names)
+    assert text.count(b"\nhami_vgpu_memory_used_bytes{") == containers * DEVICES
+    lines = text.count(b"\nhamiregion_process_memory_used_bytes{")
+    assert lines == (0 if names else containers * DEVICES * PROCESSES)
 
 
-def test_all_metrics(
-    exporter: NodeExporter, containers: int, timed: Callable[..., Any], ledger: Ledger
-) -> None:
-    text = timed(
-        exporter.render,
-        work=f"  all metrics, with the driver's, {containers} {SHAPE}",
-        budget_us=budget(containers, 12_000),
-    )
-    for family in (metrics.PROCESS_MEMORY, metrics.PROCESS_DRIVER_MEMORY):
-        lines = text.count(b"\n" + family.name.encode() + b"{")
-        assert lines == containers * DEVICES * PROCESSES
-    ledger.add("    the text of that", "bytes", None, len(text))
+class ByHand:
+    """The eight metrics as somebody would write them with prometheus-client."""
 
+    def __init__(self, exporter: NodeExporter) -> None:
+        self._exporter = exporter
 
-def test_the_first_scrape_after_a_refresh(
-    exporter: NodeExporter, containers: int, timed: Callable[..., Any]
-) -> None:
-    """Which most scrapes are: what was refreshed has its text, the rest is as it was."""
-    refresher = exporter._refresher
-    first = refresher.background
-    exporter.refresh()
-    found = cycle((first, refresher.background))
-
-    def change_and_render() -> None:
-        refresher.background = next(found)
-        exporter.render()
-
-    timed(change_and_render, work=f"    the first after a refresh, {containers} containers")
-
-
-def test_after_a_container_came(
-    exporter: NodeExporter, containers: int, timed: Callable[..., Any]
-) -> None:
-    """Every line of every region is made anew."""
-    figures = exporter._figures
-
-    def plan_and_render() -> None:
-        plan = figures._devices.plan
-        assert plan is not None
-        plan.sources = ()
-        exporter.render()
-
-    timed(plan_and_render, work=f"    after a container came, {containers} containers")
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        snapshot = self._exporter.node.snapshot()
+        devices, regions = snapshot.table.devices, snapshot.table.regions
+        columns = (
+            devices.memory_used_bytes,
+            devices.memory_used_bytes,
+            devices.memory_limit_bytes,
+            devices.memory_context_bytes,
+            devices.memory_module_bytes,
+            devices.memory_data_bytes,
+            devices.sm_util_percent,
+        )
+        labels = ("namespace", "pod", "container", "vdevice_index", "device_uuid", "zone")
+        metrics = [GaugeMetricFamily(name, "By hand.", labels=labels) for name in EIGHT]
+        for row, region in enumerate(devices.region):
+            container = snapshot.containers[region]
+            name = container.pod_name
+            assert name is not None
+            values = (
+                str(name.namespace),
+                str(name.pod),
+                str(container.name),
+                str(devices.index[row]),
+                str(devices.uuid(row)),
+                "vGPU",
+            )
+            for metric, column in zip(metrics, columns, strict=False):
+                metric.add_metric(values, column[row])
+            metrics[-1].add_metric(values, time.time() - regions.last_kernel_time_s[region])
+        return metrics
 
 
 def test_through_prometheus_client(
-    exporter: NodeExporter, containers: int, timed: Callable[..., Any]
+    exporter: NodeExporter, containers: int, benchmark: Any, ledger: Ledger
 ) -> None:
     if containers > 256:
         pytest.skip("one size tells enough")
-    registry = CollectorRegistry()
-    registry.register(RegionCollector(exporter))
-    timed(
-        lambda: generate_latest(registry),
-        work=f"    the same through prometheus-client, {containers} containers",
+
+    class Eight(RegionCollector):
+        def collect(self) -> Iterator[Any]:
+            return (metric for metric in super().collect() if metric.name in EIGHT)
+
+    def least_us(collector: Any) -> float:
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(collector)
+        return min(cpu_us(lambda: generate_latest(registry)) for _ in range(7))
+
+    found = benchmark.pedantic(
+        lambda: {
+            "RegionCollector, eight metrics": least_us(Eight(exporter)),
+            "a collector by hand, eight metrics": least_us(ByHand(exporter)),
+            "RegionCollector, all metrics": least_us(RegionCollector(exporter)),
+        },
+        rounds=1,
     )
+    for words, cost_us in found.items():
+        ledger.add(f"  generate_latest of {words}", "us", None, cost_us)
 
 
-class Behind:
-    """The stages of the refresh, one by one.
-
-    Without the driver: the fake one reads its scene from a file at each question.
-    """
-
-    def __init__(self, busy: BusyNode) -> None:
-        self.node = busy.open()
-        exporter = NodeExporter(self.node)
-        exporter.refresh()
-        self.refresher = exporter._refresher
-        self.look = self.refresher._look_at_processes()
+def cpu_us(work: Callable[[], object]) -> float:
+    began = time.thread_time()
+    work()
+    return (time.thread_time() - began) * 1e6
 
 
-@pytest.fixture(scope="module")
-def behind(busy: BusyNode) -> Iterator[Behind]:
-    stages = Behind(busy)
-    yield stages
-    stages.node.close()
+def test_the_collectors_behind_it(
+    exporter: NodeExporter, containers: int, benchmark: Any, ledger: Ledger
+) -> None:
+    schedule = exporter._schedule
 
+    def least_us(turn: Any) -> float:
+        return min(cpu_us(lambda: schedule._run(turn)) for _ in range(7))
 
-def test_finding_containers(behind: Behind, containers: int, timed: Callable[..., Any]) -> None:
-    timed(
-        behind.refresher._find_containers, work=f"  behind it: {containers} containers, every 5 s"
+    found = benchmark.pedantic(
+        lambda: {turn.name: least_us(turn) for turn in schedule.turns}, rounds=1
     )
+    for name, cost_us in found.items():
+        ledger.add(f"  behind it: {name}, {containers} containers", "us", None, cost_us)
 
 
-def test_looking_at_processes(behind: Behind, containers: int, timed: Callable[..., Any]) -> None:
-    work = f"  behind it: {containers * PROCESSES} processes, every 10 s"
-    timed(behind.refresher._look_at_processes, work=work)
+class Served:
+    """`hamiregion exporter` of a node, a process of its own."""
+
+    def __init__(self, node: BusyNode, *arguments: str) -> None:
+        command = [sys.executable, "-m", "libhamiregion", "exporter", "--listen", "127.0.0.1:0"]
+        where = ["--root", str(node.root), "--pod-logs", str(node.logs)]
+        self.process = subprocess.Popen(
+            [*command, *where, *arguments],
+            env=node.driver.environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stderr is not None
+        port = None
+        while port is None:
+            port = re.search(r"http://127.0.0.1:(\d+)", self.process.stderr.readline())
+        self.connection = http.client.HTTPConnection("127.0.0.1", int(port[1]), PATIENCE_S)
+
+    def ask(self, path: str = "/metrics") -> tuple[int, bytes]:
+        self.connection.request("GET", path, headers={"Accept-Encoding": "gzip"})
+        answer = self.connection.getresponse()
+        return answer.status, answer.read()
+
+    def cpu_s(self) -> float:
+        """Of all its threads, also those that have ended."""
+        # The clock of another process, as clock_getcpuclockid() gives it.
+        return time.clock_gettime((~self.process.pid << 3) | 2)
+
+    def resident_bytes(self) -> int:
+        rollup = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text()
+        found = re.search(r"^Rss:\s+(\d+) kB", rollup, re.MULTILINE)
+        assert found is not None
+        return int(found[1]) * 1024
 
 
-def test_diagnosing(behind: Behind, containers: int, timed: Callable[..., Any]) -> None:
-    work = f"  behind it: the doctor, {containers} containers, every 30 s"
-    timed(lambda: behind.refresher._diagnose(behind.look), work=work)
+@contextlib.contextmanager
+def serving(node: BusyNode, *arguments: str) -> Iterator[Served]:
+    served = Served(node, *arguments)
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while served.ask("/readyz")[0] != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        yield served
+    finally:
+        served.connection.close()
+        served.process.terminate()
+        served.process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("at_work", "only_hami", "budget_ms"),
+    [(True, False, 250), (False, False, 150), (False, True, 40)],
+    ids=["busy", "idle", "hami-alone"],
+)
+def test_a_minute_of_the_whole_process(
+    directory: Path,
+    benchmark: Any,
+    ledger: Ledger,
+    quick: bool,
+    at_work: bool,
+    only_hami: bool,
+    budget_ms: int,
+) -> None:
+    """Scraped every 15 s with gzip, beside 1,024 processes."""
+    minutes = 0.5 if quick else 2
+    arguments = ["--collector.disable-defaults", "--collector.nvml"] if only_hami else []
+    own = Path(tempfile.mkdtemp(dir=directory))
+
+    def measure() -> tuple[float, int]:
+        with busy_node(own, 256, at_work=at_work) as node, serving(node, *arguments) as served:
+            served.ask()
+            time.sleep(1)
+            began, before = time.monotonic(), served.cpu_s()
+            for step in range(int(minutes * 60 / INTERVAL_S)):
+                node.work(step)
+                time.sleep(INTERVAL_S)
+                status, body = served.ask()
+                assert status == 200
+                assert gzip.decompress(body).endswith(b"\n")
+            spent_s = served.cpu_s() - before
+            return spent_s * 60 / (time.monotonic() - began), served.resident_bytes()
+
+    cost_s, resident = benchmark.pedantic(measure, rounds=1)
+    shutil.rmtree(own)
+    beside = "HAMi's metrics alone" if only_hami else f"{'busy' if at_work else 'idle'} processes"
+    ledger.add(f"a minute of the exporter, {beside}", "us", budget_ms * 1e3, cost_s * 1e6)
+    if not only_hami:
+        ledger.add(f"  resident then, {beside}", "bytes", 50.0 * MIB, float(resident))

@@ -12,9 +12,9 @@
  *
  * CAVEATS
  *
- * - Nothing ticks by itself: who owns the limiter calls hr_limiter_tick() every
+ * - Nothing ticks by itself: the limiter's owner calls hr_limiter_tick() every
  *   HR_LIMITER_PERIOD_NS.  Without ticks a launch waits for its whole timeout.
- * - Launches are not served in order: whoever wakes first takes the tokens.
+ * - Launches are not served in order: the first to wake takes the tokens.
  * - Threads.  All functions but hr_limiter_free() may run at once on one limiter.
  *   The three getters read one number each, not a common picture.
  * - Fork.  The child has a copy that goes its own way; with a region its ticks

@@ -76,7 +76,7 @@ static uint64_t with_stuck(uint64_t state, uint64_t index, uint64_t value)
 /*
  * The semaphore is 1 while it is free.  At 0 somebody is inside.  Above 1, which
  * libvgpu up to 2.7.1 brings about by itself, it excludes nobody, and an owner
- * beside a free semaphore is somebody who came in while it was.
+ * beside a free semaphore is a holder that came in while it was.
  */
 ALWAYS_INLINE bool nobody_is_inside(uint64_t semaphore, uint64_t owner_pid)
 {
@@ -85,7 +85,7 @@ ALWAYS_INLINE bool nobody_is_inside(uint64_t semaphore, uint64_t owner_pid)
 
 /*
  * The fence keeps the first look at the values before this one; acquire keeps the
- * second look behind it, and pairs with the release of whoever posted.
+ * second look behind it, and pairs with the release of the post.
  */
 ALWAYS_INLINE uint64_t semaphore_between_looks(const struct hr_layout *layout,
                                                const hr_region *region)
@@ -318,7 +318,7 @@ ALWAYS_INLINE int measure(struct hr_reading *reading)
 /* What a pass has found. */
 enum outcome { SETTLED, MOVING, STUCK };
 
-/* Note what is left to do, and for whom nobody can wait: `reading->stuck`. */
+/* Note which slots are left, and which writers cannot be waited for: `reading->stuck`. */
 static enum outcome list_disturbed(struct hr_reading *reading, bool others_moved)
 {
     bool moving = others_moved;
@@ -364,8 +364,8 @@ ALWAYS_INLINE enum outcome pass(const struct hr_layout *layout, struct hr_readin
         reading->stuck = with_stuck(0, head->owner_pid, (uint32_t)head->semaphore);
         return STUCK;
     }
-    /* After the semaphore: who adds a slot fills it before proc_num is raised, so the second
-     * look finds the slot changed. */
+    /* After the semaphore: a slot is filled before proc_num is raised to take it in, so the
+     * second look finds it changed. */
     if (hr_load_i32(region->base + layout->proc_num, memory_order_acquire) != head->proc_num)
         return MOVING;
 
@@ -423,7 +423,7 @@ static void sum_up(const struct hr_reading *reading)
         add_up(reading, false);
 }
 
-/* Without a seqlock accounting is under the semaphore, which shows who died inside. */
+/* Without a seqlock accounting is under the semaphore, which shows a death inside. */
 static void unsettle_torn(struct hr_reading *reading)
 {
     struct hr_snapshot *head = reading->head;

@@ -152,7 +152,7 @@ class RegionSnapshot(_Lazy):
         utilization_switch: Whether SM limiting is on.
         recent_kernel: 2 after a launch, counted down by HAMi's monitor; -1 blocks launches.
         last_kernel_time_s: Unix seconds of the last launch; None where the layout has none.
-        owner_pid: Who holds the region's semaphore, 0 if nobody has signed for it.
+        owner_pid: The holder of the region's semaphore, 0 if nobody has signed for it.
         settled: Whether all of it belongs to one moment: no writer was inside and nothing moved
             while it was read.
     """

@@ -263,7 +263,8 @@ class Region:
         self._identity = (path, layout)
         self._buffer_bytes = _BUFFER_BYTES
         self._closed = False
-        self._lock_seen: tuple[tuple[int, int], float] | None = None
+        # The owner_pid that the lock was first seen held with, and when.
+        self._lock_seen: tuple[int, float] | None = None
         #: Whether the region can be changed.
         self.writable = writable
 
@@ -402,17 +403,15 @@ class Region:
     def _live(self, value: int, device: SupportsIndex = 0) -> int:
         if type(device) is not int or not 0 <= device < DEVICE_CAPACITY:
             device = integer("a device", device, 0, DEVICE_CAPACITY - 1)
-        result: int = _get(self._handle, value, device)
-        # The largest number can also stand in the file, so it says nothing.
-        return result if result != _NO_VALUE else self._live_or_error(value, device)
-
-    def _live_or_error(self, value: int, device: int) -> int:
-        out = ffi.new("uint64_t *")
-        code = lib.hr_read_value(self._handle, value, device, out)
-        if code:
-            self._fail(code)
-        result: int = out[0]
-        return result
+        found: int = _get(self._handle, value, device)
+        if found == _NO_VALUE:
+            # The largest number can also stand in the file, so it says nothing.
+            out = ffi.new("uint64_t *")
+            code = lib.hr_read_value(self._handle, value, device, out)
+            if code:
+                self._fail(code)
+            found = out[0]
+        return found
 
     def memory_limit(self, device: SupportsIndex) -> int | None:
         """The device's memory limit in bytes, live; None if unlimited.
@@ -741,7 +740,7 @@ class Region:
     ) -> ValueChange:
         """Set the launch mark: 2 as after a launch, -1 blocks launches of SM-limited processes.
 
-        Where HAMi's monitor runs, it sets this field every 5 s. Who counts it down says what is
+        Where HAMi's monitor runs, it sets this field every 5 s. To count it down, say what is
         `expected`: a launch in between is not lost then.
 
         Raises:
@@ -790,10 +789,11 @@ class Region:
         return RegionLock(self, nanoseconds(timeout_s))
 
     def lock_state(self, *, proc: PathLike = "/proc") -> LockState:
-        """Who holds the lock, and whether it lives. Changes nothing; works read-only.
+        """Tell whether the lock is held, by which process, and whether that lives. Changes nothing.
 
-        Alive means: some process that maps this very file has the owner's number as its pid in one
-        of its namespaces. Where /proc does not show enough to tell, the answer is ``"unknown"``.
+        Works read-only. Alive means: some process that maps this very file has the owner's number
+        as its pid in one of its namespaces. Where /proc does not show enough to tell, the answer is
+        ``"unknown"``.
 
         Args:
             proc: The root of /proc, where it is mounted elsewhere.
@@ -816,30 +816,23 @@ class Region:
             semaphore_value=out.value,
             damaged=bool(out.is_damaged),
             waiters=out.waiters,
-            postinit_value=out.postinit if self._has_postinit() else None,
+            postinit_value=None if self.layout.offsets["sem_postinit"] is None else out.postinit,
             held_for_s=self._held_for_s(out.value, out.owner_pid),
         )
 
-    def _has_postinit(self) -> bool:
-        return self.layout.offsets["sem_postinit"] is not None
-
     def _held_for_s(self, value: int, owner_pid: int) -> float:
-        if value != 0:
-            self._lock_seen = None
-            return 0.0
-        now = time.monotonic()
-        seen = self._lock_seen
-        if seen is None or seen[0] != (value, owner_pid):
-            self._lock_seen = ((value, owner_pid), now)
-            return 0.0
+        now, seen = time.monotonic(), self._lock_seen
+        if value != 0 or seen is None or seen[0] != owner_pid:
+            seen = owner_pid, now
+        self._lock_seen = None if value else seen
         return now - seen[1]
 
     def recover_lock(self, *, proc: PathLike = "/proc", watch_s: float = 10.5) -> LockRecovery:
         """Free a lock that nobody can hold any more. Never breaks one that a live process holds.
 
-        Proof is: the owner is dead; or nobody has signed, or nobody who can be judged, and nobody
-        else has the file open; or nobody has signed and that stood unchanged for 10 s, longer than
-        any holder can need; or the semaphore's value contradicts its owner. For the second
+        Proof is: the owner is dead; or the lock is unsigned, or its signature cannot be judged, and
+        no other process has the file open; or it is unsigned and stood unchanged for 10 s, longer
+        than any holder can need; or the semaphore's value contradicts its owner. For the second
         semaphore, which nobody signs, 60 s.
 
         Args:

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from libhamiregion.node.containers import Container
     from libhamiregion.node.events import Emit
     from libhamiregion.node.node import Node, NodeSnapshot
+    from libhamiregion.node.writers import OtherWriter
     from libhamiregion.region import Region
 
-    from .other_writers import OtherWriter
     from .priority_rule import Verdict
 
 #: For so many passes in a row another writer has to be gone before the feedback goes on.

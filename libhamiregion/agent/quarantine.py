@@ -224,9 +224,12 @@ def remove_quarantined(root: int, quarantined: str, budget: Budget) -> bool:
     """
     try:
         with _opened(root, quarantined) as top:
-            if _mount(top) != _mount(root):
+            place = _mount(top)
+            if place != _mount(root):
                 raise RemovalRefused("it is a mount point")
-            if not _Emptying(top, budget).run():
+            while _empty(top, place, budget):
+                pass
+            if budget.left <= 0:
                 return False
         os.rmdir(quarantined, dir_fd=root)
     except FileNotFoundError:
@@ -239,85 +242,71 @@ def remove_quarantined(root: int, quarantined: str, budget: Budget) -> bool:
     return True
 
 
-class _Emptying:
-    """Removes everything in one directory, with two of them open at most.
+def _empty(top: int, place: tuple[int, int], budget: Budget) -> bool:
+    """Remove each entry of a directory, or part of what is in it; False if there was none.
 
     What is deeper is first moved up: a directory in a directory becomes one of the top. So a tree
     of any depth takes no more descriptors and no more stack than a flat one.
+
+    Raises:
+        OSError: Nothing of what is left can be removed.
     """
-
-    def __init__(self, top: int, budget: Budget) -> None:
-        self._top = top
-        self._place = _mount(top)
-        self._budget = budget
-        self._errors: list[OSError] = []
-
-    def run(self) -> bool:
-        """Whether it is empty; False when the budget is spent."""
-        while True:
-            self._errors.clear()
-            found = moved = False
-            for name in _names(self._top):
-                if not self._budget.take():
-                    return False
-                found = True
-                moved = self._remove(name) or moved
-            if not found:
-                return True
-            if self._errors and not moved:
-                raise self._errors[0]
-
-    def _remove(self, name: str) -> bool:
-        """Remove an entry of the top, or part of what is in it; whether something happened."""
+    found = moved = False
+    errors: list[OSError] = []
+    for name in _names(top):
+        if not budget.take():
+            return False
+        found = True
         try:
-            if self._unlink(self._top, name) or self._rmdir(self._top, name):
-                return True
-            with _opened(self._top, name) as inner:
-                if _mount(inner) != self._place:
+            moved = _remove_entry(top, name, budget) or moved
+            continue
+        except OSError as error:
+            if error.errno not in _NOT_EMPTY:
+                errors.append(error)
+                continue
+        try:
+            with _opened(top, name) as inner:
+                if _mount(inner) != place:
                     raise OSError(errno.EBUSY, "something is mounted there", name)
-                moved = self._clear(inner)
-            return self._rmdir(self._top, name) or moved
+                for below in _names(inner):
+                    if not budget.take():
+                        return False
+                    try:
+                        moved = _remove_entry(inner, below, budget, up=top) or moved
+                    except OSError as error:
+                        errors.append(error)
         except FileNotFoundError:
-            return True
+            moved = True  # somebody else has removed it
         except OSError as error:
-            self._errors.append(error)
-            return False
+            errors.append(error)
+    if errors and not moved:
+        raise errors[0]
+    return found
 
-    def _clear(self, inner: int) -> bool:
-        """Empty a directory of the top: its files go, its directories move up."""
-        moved = False
-        for name in _names(inner):
-            if not self._budget.take():
-                break
-            try:
-                if not (self._unlink(inner, name) or self._rmdir(inner, name)):
-                    up = secrets.token_hex(8)
-                    os.rename(name, up, src_dir_fd=inner, dst_dir_fd=self._top)
-                moved = True
-            except FileNotFoundError:
-                moved = True
-            except OSError as error:
-                self._errors.append(error)
-        return moved
 
-    def _unlink(self, parent: int, name: str) -> bool:
-        """Whether it was no directory, and is gone."""
-        if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
-            return False
-        os.unlink(name, dir_fd=parent)
-        self._budget.removed += 1
-        return True
+def _remove_entry(parent: int, name: str, budget: Budget, up: int | None = None) -> bool:
+    """Remove an entry; a directory that is not empty moves up, where that is asked for.
 
-    def _rmdir(self, parent: int, name: str) -> bool:
-        """Whether it was empty, and is gone."""
-        try:
+    Returns:
+        True: something has happened.
+
+    Raises:
+        OSError: Nothing has.
+    """
+    try:
+        if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+            os.unlink(name, dir_fd=parent)
+        else:
             os.rmdir(name, dir_fd=parent)
-        except OSError as error:
-            if error.errno in _NOT_EMPTY:
-                return False
+    except FileNotFoundError:
+        return True  # somebody else has removed it
+    except OSError as error:
+        if up is None or error.errno not in _NOT_EMPTY:
             raise
-        self._budget.removed += 1
+        os.rename(name, secrets.token_hex(8), src_dir_fd=parent, dst_dir_fd=up)
         return True
+    budget.removed += 1
+    return True
 
 
 @contextlib.contextmanager

@@ -8,8 +8,6 @@ import time
 from itertools import islice
 from typing import TYPE_CHECKING
 
-import attrs
-
 from libhamiregion.node.cgroups import is_pod_uid
 from libhamiregion.node.containers import Container
 from libhamiregion.node.events import error_text, silent
@@ -52,19 +50,6 @@ _CONTAINER = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?\Z")
 
 class _PodsUnknown(Exception):
     """Which pods there are cannot be told now; the message says why."""
-
-
-@attrs.define
-class _Absence:
-    """A directory whose pod is absent.
-
-    Attributes:
-        since_s: Since when, on the clock that is never set.
-        tried_at: The pass that has last tried to remove it.
-    """
-
-    since_s: float
-    tried_at: int = 0
 
 
 class StaleDirectoryCollector(Task):
@@ -126,8 +111,8 @@ class StaleDirectoryCollector(Task):
         self._sources = (os.fspath(pod_logs), os.fspath(kubelet_pods))
         self._gone_after_s = gone_after_s
         self._dry_run = dry_run
-        self._absent: dict[str, _Absence] = {}
-        self._passes = 0
+        # Since when the pod of a directory is absent, on the clock that is never set.
+        self._absent_since_s: dict[str, float] = {}
         self._why: str | None = None
 
     @property
@@ -149,9 +134,9 @@ class StaleDirectoryCollector(Task):
         """
         self._node.refresh()
         self.count("runs")
-        self._passes += 1
         candidates = self._candidates()
-        self._absent = {path: each for path, each in self._absent.items() if path in candidates}
+        for path in self._absent_since_s.keys() - candidates.keys():
+            del self._absent_since_s[path]
         self.backoff.retain(candidates)
         self.events.retain(candidates.values())
         try:
@@ -160,10 +145,9 @@ class StaleDirectoryCollector(Task):
             self._note(str(unknown))
             return
         self._note(None)
-        due = [path for path, each in candidates.items() if self._is_due(path, each, alive)]
-        # Fewest attempts first; those of which the removal has begun come last.
-        due.sort(key=lambda path: (self._absent[path].tried_at, _is_quarantined(path)))
-        self._remove_all([(path, candidates[path]) for path in due])
+        due = [(path, each) for path, each in candidates.items() if self._is_due(path, each, alive)]
+        # Huge ones, of which the removal has begun, come last.
+        self._remove_all(sorted(due, key=lambda each: _is_quarantined(each[0])))
 
     def _candidates(self) -> dict[str, Container]:
         """Directories that could be removed, by path."""
@@ -227,11 +211,11 @@ class StaleDirectoryCollector(Task):
     def _is_due(self, path: str, container: Container, alive: frozenset[str]) -> bool:
         """Note whether the pod is there; whether it has been gone for long enough."""
         if container.pod_uid in alive:
-            self._absent.pop(path, None)
+            self._absent_since_s.pop(path, None)
             return False
         now_s = time.monotonic()
-        if path not in self._absent:
-            self._absent[path] = _Absence(now_s)
+        if path not in self._absent_since_s:
+            self._absent_since_s[path] = now_s
             if self._dry_run:
                 self.events.emit(
                     "would_remove",
@@ -240,7 +224,7 @@ class StaleDirectoryCollector(Task):
                 )
         if self._dry_run:
             return False
-        return _is_quarantined(path) or now_s - self._absent[path].since_s >= self._gone_after_s
+        return _is_quarantined(path) or now_s - self._absent_since_s[path] >= self._gone_after_s
 
     # ---- removing --------------------------------------------------------------------------------
 
@@ -252,7 +236,6 @@ class StaleDirectoryCollector(Task):
             if self.backoff.waits(path):
                 continue
             tries -= 1
-            self._absent[path].tried_at = self._passes
             given = min(left, max(1, self.entries_per_pass // 4))
             budget = Budget(given)
             try:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # What is in the middle of a pass gets this long to come to its end, then giving back this long.
 # Together less than the 30 s after which kubelet kills.
-_LAST_PASS_S, _GIVE_BACK_S = 10.0, 5.0
+_LAST_PASS_S, _GIVE_BACK_S = 15.0, 5.0
 # The longest pass that is no sign of trouble: the proof that a lock has no owner takes 10 s.
 STUCK_AFTER_S = 60.0
 _LISTED = 5
@@ -165,7 +165,7 @@ class TaskRunner:
         _daemon(partial(self._watch, working, finished), "watch")
 
     def stop(self) -> tuple[str, ...]:
-        """End: wait for the passes in progress, then have each task give back; 15 s at most.
+        """End: wait for the passes in progress, then have each task give back; 20 s at most.
 
         Returns:
             What has not come to its end in order, a sentence per task; each is reported as well.

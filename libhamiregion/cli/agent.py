@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -29,10 +28,10 @@ from . import exporter_options, options
 from .failures import FAILED, Failure
 from .format import root_failure
 from .service_log import ServiceLog
-from .signals import stop_signals
+from .signals import end_unfinished, stop_signals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from libhamiregion.agent import Task
     from libhamiregion.node import Node
@@ -216,7 +215,7 @@ def agent(**given: Any) -> None:
 
     A plan that cannot be read is reported and tried again; it keeps nothing else from running.
 
-    Told to end (SIGTERM, Ctrl-C), it gives back what must not outlast it, within 15 seconds:
+    Told to end (SIGTERM, Ctrl-C), it gives back what must not outlast it, within 25 seconds:
     blocked launches go on, SM switches are as they were found, and the driver's figures that it has
     written become 0.  What could not be given back is in the last lines.  Killed, it leaves all of
     it; the next start puts it right.
@@ -257,11 +256,13 @@ def agent(**given: Any) -> None:
                 refusals.append(error)
                 stop.ask()
 
-        with _exporting(wanted, node, sampler, runner, log):
-            # In a thread, so that a signal is heard whatever hangs.
-            threading.Thread(target=begin, name="hami-start", daemon=True).start()
-            stop.wait()
-            left = runner.stop()
+        closers = _export(wanted, node, sampler, runner, log)
+        # In a thread, so that a signal is heard whatever hangs.
+        threading.Thread(target=begin, name="hami-start", daemon=True).start()
+        stop.wait()
+        left = runner.stop()
+        if run_each(lambda close: close(), closers, _CLOSING_S):
+            left = (*left, "exporter: a refresh does not end")
         if not refusals:
             log.emit("agent", "stopped", "not in order" if left else "ended in order")
     for refusal in refusals:
@@ -269,7 +270,7 @@ def agent(**given: Any) -> None:
     if log.is_lost:
         raise SystemExit(FAILED)
     if left:
-        raise Failure(f"not ended in order: {'; '.join(left)}")
+        end_unfinished(left)
     if wanted.once:
         _check_passes(wanted, node, runner)
 
@@ -319,14 +320,12 @@ def _tasks(
         yield PlanKeeper(PlanWatcher(node, choice.sources(), wanted.state_directory, emit=log))
 
 
-@contextlib.contextmanager
-def _exporting(
+def _export(
     wanted: AgentOptions, node: Node, sampler: NvmlSampler, runner: TaskRunner, log: ServiceLog
-) -> Iterator[None]:
-    """Serve the metrics meanwhile, if that is wanted."""
+) -> tuple[Callable[[], None], ...]:
+    """Serve the metrics from now on, if that is wanted; returns what ends it."""
     if not wanted.listen:
-        yield
-        return
+        return ()
     from libhamiregion.exporter import (
         ListenError,
         NodeExporter,
@@ -356,8 +355,4 @@ def _exporting(
     server.start()
     for url in server.urls:
         log.emit("agent", "listening", f"metrics at {url}/metrics", url=url)
-    try:
-        yield
-    finally:
-        # A refresh that hangs must not keep the program from ending.
-        run_each(lambda stop: stop(), (server.stop, exporter.stop), _CLOSING_S)
+    return (server.stop, exporter.stop)

@@ -13,9 +13,9 @@ from libhamiregion.node.containers import missing_for
 
 from . import options
 from .format import (
-    ABOVE_EVERY_PID,
     NAME_COLUMNS,
     Names,
+    lock_word,
     names_of,
 )
 from .intervals import ticks
@@ -43,7 +43,7 @@ from .tables import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from libhamiregion import DeviceUsage, Layout, RegionSnapshot
+    from libhamiregion import DeviceUsage, Layout
     from libhamiregion.node import ContainerView, Node, Selector
 
     from .options import NodeChoice
@@ -68,9 +68,9 @@ def containers(
     each with the reason.
 
     SM is the sum over the processes, so it can pass 100.  ALIVE, DEAD and UNKNOWN count slots, as
-    /proc proves it; a dead process's memory still counts (hamiregion reap).  LOCK is free,
-    pid:N or dead:N (who has signed for it, of the container's namespace), or tool (a program with
-    libhamiregion).  PATTERNs are those of the shell.
+    /proc proves it; a dead process's memory still counts (hamiregion reap).  LOCK is free, pid:N
+    or dead:N (the pid of the container's namespace that has signed for it), or tool (a program
+    with libhamiregion).  PATTERNs are those of the shell.
 
     \b
     hamiregion containers --namespace research --watch 2
@@ -191,7 +191,7 @@ def container_row(node: Node, view: ContainerView, selector: Selector) -> Contai
         last_kernel_time_s=snapshot.last_kernel_time_s,
         owner_pid=snapshot.owner_pid,
         settled=snapshot.settled,
-        lock=_lock_word(snapshot, dead),
+        lock=lock_word(snapshot.owner_pid, dead),
         processes=SlotCounts(states["alive"], states["dead"], states["unknown"], unlisted),
         devices=tuple(
             device
@@ -199,16 +199,6 @@ def container_row(node: Node, view: ContainerView, selector: Selector) -> Contai
             if selector.device is None or selector.matches_device(device)
         ),
     )
-
-
-def _lock_word(snapshot: RegionSnapshot, dead: set[int]) -> str:
-    """Who has signed for the region's lock."""
-    owner = snapshot.owner_pid
-    if not owner:
-        return "free"
-    if owner >= ABOVE_EVERY_PID:
-        return "tool"
-    return f"dead:{owner}" if owner in dead else f"pid:{owner}"
 
 
 def _columns(wide: bool) -> Sequence[Column]:

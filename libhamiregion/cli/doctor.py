@@ -1,4 +1,4 @@
-"""`hamiregion doctor`: what is wrong on a node, what comes of it, and what can be mended."""
+"""`hamiregion doctor`: what is wrong on a node, what comes of it, and what can be repaired."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LEFT = 3
 # How long what may pass by itself is watched before it is a finding.
 SETTLE_S = 1.5
-# Findings of a kind, containers and repairs in one line, that are shown; --only shows all findings.
+# Containers of a kind of findings, and what one repair did, that are named in a line.
 _EXAMPLES = 3
 _STYLES = {Severity.ERROR: f"bold {OVER}", Severity.WARNING: NEAR, Severity.INFO: "cyan"}
 _NOUNS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
@@ -47,7 +47,9 @@ _NOUNS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "
     help="Only findings of this kind, such as host_pid_missing, and all of them; may be given"
     " again.",
 )
-@click.option("--repair", "mend", is_flag=True, help="Repair what can be repaired with proof.")
+@click.option(
+    "--repair", "repairs_wanted", is_flag=True, help="Repair what can be repaired with proof."
+)
 @options.dry_run_option
 @options.driver_options
 @options.watch_option
@@ -58,7 +60,7 @@ def doctor(
     place: NodeChoice,
     selector: Selector,
     kinds: tuple[str, ...],
-    mend: bool,
+    repairs_wanted: bool,
     dry_run: bool,
     driver: DriverChoice,
     interval_s: float | None,
@@ -72,7 +74,7 @@ def doctor(
     with proof that is taken anew, says what it did, and leaves the rest.  A lock that nobody has
     signed for is watched for 10 s first.
 
-    One line per kind of finding, then what is known of the first ones of each kind; --only KIND
+    One line per kind of finding, then what is known of the first one of each kind; --only KIND
     shows all of that kind.  Findings are errors, warnings or notes (info).  Notes may well be
     meant, and do not count for the exit code, which is 3 while errors or warnings are left.
     PATTERNs are those of the shell.
@@ -89,9 +91,9 @@ def doctor(
     device, pid, cause, summary, evidence, consequence, advice and repairable; repairs the same
     and done, actions and error.
     """  # noqa: D301 (click looks for the character itself)
-    if dry_run and not mend:
+    if dry_run and not repairs_wanted:
         raise click.UsageError("--dry-run goes with --repair: without it nothing is changed.")
-    if mend and interval_s is not None:
+    if repairs_wanted and interval_s is not None:
         raise click.UsageError("--repair goes without --watch; `hamiregion agent` keeps repairing.")
     with driver.open() as sampler, place.open() as node:
         visit = _Visit(node, sampler, selector, place, frozenset(map(FindingKind, kinds)))
@@ -101,7 +103,7 @@ def doctor(
             nonlocal left
             for _ in ticks(interval_s):
                 found, repairs = visit.find(), None
-                if mend:
+                if repairs_wanted:
                     repairs = repair(node, found, dry_run=dry_run)
                     if not dry_run and any(each.actions for each in repairs):
                         found = visit.find()
@@ -201,10 +203,11 @@ class _Visit:
 
     def _place(self, finding: Finding) -> str:
         """The container in words; raw text."""
-        names = self._names(finding)
         if finding.container is None:
             return "the node"
-        return names.words or "a container outside the roots"
+        names = self._names(finding)
+        known = names.pod_words or names.container_words
+        return names.words if known else "a container outside the roots"
 
     def _groups(self, found: Sequence[Finding]) -> list[_Group]:
         groups: dict[tuple[FindingKind, Severity], _Group] = {}
@@ -218,17 +221,16 @@ class _Visit:
 
     def _paragraph(self, group: _Group) -> Lines:
         found = group.findings
-        shown = found if self.kinds else found[:_EXAMPLES]
+        shown = found if self.kinds else found[:1]
         lines: list[str | tuple[str, str]] = [
             (f"{group.severity.value}: {group.kind.value}", _STYLES[group.severity])
         ]
-        for number, each in enumerate(shown):
+        for each in shown:
             where = self._place(each)
             where += "" if each.device is None else f", device {each.device}"
             where += "" if each.pid is None else f", pid {each.pid}"
             lines.append(f"  {where}: {each.summary}")
-            if self.kinds or number == 0:
-                lines.append((f"    Evidence: {each.evidence}", QUIET))
+            lines.append((f"    Evidence: {each.evidence}", QUIET))
         if len(shown) < len(found):
             more = len(found) - len(shown)
             lines.append((f"  and {more} more; --only {group.kind.value} shows all", QUIET))

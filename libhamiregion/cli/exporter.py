@@ -42,7 +42,6 @@ _log = logging.getLogger("libhamiregion.exporter")
     help="What to say on stderr.",
 )
 @options.json_option
-@options.no_color_option
 def exporter(
     listen: tuple[str, ...],
     web_config: str | None,

@@ -11,12 +11,14 @@ from libhamiregion import Effect, ProcessStatus, format_size
 from .tables import NAME, NOTHING, ROOMY, UNLIMITED, Column, percent
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from libhamiregion import DeviceUsage
     from libhamiregion.node import Container, Node
 
 _SHORT_ID = 12
 # A process of this library that is none of the container's signs with a number that is no pid.
-ABOVE_EVERY_PID = 2**30
+_ABOVE_EVERY_PID = 2**30
 OWN_WORDS = "a tool with libhamiregion"
 
 _STATUSES = {status.value: status.name.lower() for status in ProcessStatus}
@@ -34,6 +36,15 @@ _INCOMPLETE = (
 def status_word(status: int) -> str:
     """Name a slot's status."""
     return _STATUSES.get(status, f"status {status}")
+
+
+def lock_word(owner_pid: int, dead: Collection[int] = ()) -> str:
+    """Name the process that has signed for a region's lock; `dead` are the pids proved dead."""
+    if not owner_pid:
+        return "free"
+    if owner_pid >= _ABOVE_EVERY_PID:
+        return "tool"
+    return f"dead:{owner_pid}" if owner_pid in dead else f"pid:{owner_pid}"
 
 
 def effect_words(effect: Effect) -> str:
@@ -121,10 +132,9 @@ class Names:
         return "/".join(part for part in parts if part) or None
 
     @property
-    def words(self) -> str | None:
+    def words(self) -> str:
         """Pod and container in a sentence, raw text."""
-        parts = (self.pod_words, self.container_words)
-        return None if parts == (None, None) else " ".join(part or NOTHING for part in parts)
+        return f"{self.pod_words or NOTHING} {self.container_words or NOTHING}"
 
 
 NAME_COLUMNS = (

@@ -31,7 +31,7 @@ from .format import root_failure, root_warnings
 from .limits_plan_tables import diff_blocks, diff_object, outcome_objects, result_lines
 from .output import DRY_RUN, Page, show, write
 from .service_log import ServiceLog
-from .signals import stop_signals
+from .signals import end_unfinished, stop_signals
 from .tables import Lines
 
 if TYPE_CHECKING:
@@ -338,4 +338,4 @@ def _watch(
         if log.is_lost:
             raise SystemExit(FAILED)
         if left:
-            raise Failure(f"not ended in order: {'; '.join(left)}")
+            end_unfinished(left)

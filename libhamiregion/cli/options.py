@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound="Callable[..., Any]")
 
-# Opening the file tells what the system refuses: a failure, where click's own look at it would
-# call the command wrong.
+# That the system refuses a file is a failure, and told when it is opened; a check by click itself
+# would be wrong usage.
 PATH = click.Path(path_type=str, readable=False)
 NO_DIRECTORY = click.Path(path_type=str, readable=False, dir_okay=False)
 
@@ -239,11 +239,3 @@ selector_options = all_of(
     click.option("--device", metavar="N|PATTERN", help="Only devices of this index or uuid."),
     _gathered("selector", ("namespace", "pod", "container", "device"), _selector),
 )
-
-
-UNLIMITED = "unlimited"
-
-
-def no_color_option(command: Command) -> Command:
-    """Nothing; NO_COLOR does it."""
-    return command

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import itertools
 import json
 import os
 import sys
@@ -16,18 +15,17 @@ from libhamiregion import RegionError
 from libhamiregion.text import printable
 
 from .failures import Failure
-from .format import count, node_notes, root_failure, root_warnings
+from .format import node_notes, root_failure, root_warnings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
     from libhamiregion.node import Node
 
     from .options import NodeChoice
 
-_MANY = 100
 DRY_RUN = "dry run: nothing was written"
 
 
@@ -95,16 +93,10 @@ def _outside_notes(node: Node, place: NodeChoice) -> tuple[str, ...]:
             with contextlib.suppress(RegionError):
                 known.add(node.processes.identity(container.region))
     # What is left over of a container that has gone is mapped by monitors for a while.
-    elsewhere = (
-        each
-        for each in mapped_regions(node.processes, without=known)
-        if each.exclusive or not each.deleted
-    )
-    number = sum(1 for _ in itertools.islice(elsewhere, _MANY))
-    if not number:
-        return ()
-    most = "at least " if number == _MANY else ""
-    return (f"processes map {most}{count(number, 'region')} elsewhere; --outside looks there too",)
+    elsewhere = mapped_regions(node.processes, without=known)
+    if any(each.exclusive or not each.deleted for each in elsewhere):
+        return ("processes map regions elsewhere, too; --outside looks there",)
+    return ()
 
 
 def show(page: Page, as_json: bool) -> None:
@@ -182,7 +174,7 @@ def on_terminal() -> bool:
 
 
 def write(text: str) -> None:
-    """Write to stdout now: whoever reads a pipe from `--watch` waits for whole pictures."""
+    """Write to stdout at once: the reader of a `--watch` waits for whole pictures."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
@@ -204,10 +196,3 @@ def as_plain(instance: attrs.AttrsInstance) -> dict[str, Any]:
     """Return attrs classes as dictionaries, keys as their fields, enums by value."""
     plain: dict[str, Any] = json.loads(json.dumps(instance, default=_as_plain))
     return plain
-
-
-def terminal() -> Console:
-    """Open the terminal."""
-    from .terminal import console
-
-    return console()

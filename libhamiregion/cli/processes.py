@@ -104,7 +104,7 @@ def ps(
 
     \b
     alive      has a slot, and runs
-    suspended  the same, held up by `hamiregion suspend`
+    suspended  the same, blocked by `hamiregion suspend`
     dead       has a slot whose process is gone; its memory still counts (hamiregion reap)
     unknown    /proc does not show enough to tell
     unlisted   maps a region and has no slot; a forked child is one until it uses CUDA
@@ -220,7 +220,7 @@ class ProcessRow(Names):
 
     @property
     def state_word(self) -> str:
-        """Its state; held up is one too."""
+        """Its state; a suspended process has one of its own."""
         suspended = self.status == ProcessStatus.SUSPENDED and self.state == "alive"
         return "suspended" if suspended else self.state
 

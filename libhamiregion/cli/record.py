@@ -29,6 +29,7 @@ from .format import count, root_failure, root_warnings
 from .output import DRY_RUN, write, write_json
 from .service_log import ServiceLog
 from .signals import stop_signals
+from .tables import UNLIMITED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 def _or_unlimited(parse: Callable[[str], float]) -> Callable[..., float | None]:
     def callback(_: click.Context, __: click.Parameter, typed: str) -> float | None:
         try:
-            return None if typed.strip().lower() == options.UNLIMITED else parse(typed)
+            return None if typed.strip().lower() == UNLIMITED else parse(typed)
         except ValueError as error:
             raise click.BadParameter(str(error)) from None
 

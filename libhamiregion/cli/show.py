@@ -19,7 +19,7 @@ from libhamiregion import (
 from libhamiregion.text import printable
 
 from . import options
-from .format import ABOVE_EVERY_PID, OWN_WORDS, age_words, fill_ratio, status_word
+from .format import age_words, fill_ratio, lock_word, status_word
 from .intervals import ticks
 from .output import Page, show_all
 from .tables import (
@@ -179,25 +179,9 @@ class Facts:
             ("SM limiting", "on" if snapshot.utilization_switch else "off", ""),
             ("launches", *(("blocked", OVER) if blocked else ("allowed", ""))),
             ("last kernel", last_kernel, ""),
-            ("lock", _lock_words(snapshot.owner_pid), NEAR if snapshot.owner_pid else ""),
-            ("settled", _settled_words(snapshot), "" if snapshot.settled else NEAR),
+            ("lock", lock_word(snapshot.owner_pid), NEAR if snapshot.owner_pid else ""),
+            ("settled", *(("yes", "") if snapshot.settled else ("no, it changed meanwhile", NEAR))),
         )
-
-
-def _lock_words(owner_pid: int) -> str:
-    if not owner_pid:
-        return "free"
-    return f"held by {OWN_WORDS if owner_pid >= ABOVE_EVERY_PID else f'pid {owner_pid}'}"
-
-
-def _settled_words(snapshot: RegionSnapshot) -> str:
-    if snapshot.settled:
-        return "yes"
-    moving = [str(process.pid) for process in snapshot.processes if not process.settled]
-    if not moving:
-        return "no, it changed while it was read"
-    shown = ", ".join(moving[:5]) + (", ..." if len(moving) > 5 else "")
-    return f"no, pid {shown} changed while it was read"
 
 
 # ---- devices -------------------------------------------------------------------------------------

@@ -5,11 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
+
+from libhamiregion.text import printable
+
+from .failures import FAILED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # The `timeout` of coreutils signals its child and then the child's whole group, and a terminal that
@@ -92,3 +97,20 @@ def stop_signals(*, bounded: bool = False) -> Iterator[Stop]:
             for number in _SIGNALS:
                 signal.signal(number, signal.SIG_IGN)
         stop.close()
+
+
+def end_unfinished(left: Iterable[str]) -> NoReturn:
+    """End the program at once with exit code 1.
+
+    A thread that hangs in a region's call would keep the interpreter from ending: it closes regions
+    then, which waits for calls in progress.
+
+    Args:
+        left: What has not come to its end in order, as sentences.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            if stream is sys.stderr:
+                stream.write(f"Error: not ended in order: {printable('; '.join(left))}\n")
+            stream.flush()
+    os._exit(FAILED)

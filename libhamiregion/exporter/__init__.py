@@ -1,7 +1,8 @@
 """Metrics of a node: collection, text, HTTP."""
 
+from typing import TYPE_CHECKING, Any
+
 from .app import metrics_app
-from .collector import RegionCollector
 from .collectors import COLLECTORS, SeriesLimits
 from .connections import ServerLimits
 from .families import FAMILIES, MetricFamily
@@ -10,6 +11,9 @@ from .node_exporter import NodeExporter
 from .server import MetricsServer, exporter_server
 from .text import CONTENT_TYPE, OPENMETRICS_CONTENT_TYPE
 from .web_config import WebConfigError
+
+if TYPE_CHECKING:
+    from .collector import RegionCollector
 
 __all__ = [
     "COLLECTORS",
@@ -27,3 +31,12 @@ __all__ = [
     "exporter_server",
     "metrics_app",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # It takes 2 MiB of prometheus-client, which a server does without.
+    if name == "RegionCollector":
+        from .collector import RegionCollector
+
+        return RegionCollector
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from libhamiregion.node import HostProcess
 
     from .families import MetricFamily
-    from .identity import Identity
 
 #: What stands for all values that are too many.
 OTHER = "other"
@@ -89,6 +88,19 @@ class LabelRows:
         self.ends = array("I", accumulate(map(len, texts)))
         self._named: dict[tuple[tuple[str, str], ...], list[dict[str, str]]] = {}
 
+    @classmethod
+    def joined(cls, several: Iterable[LabelRows]) -> LabelRows:
+        """The texts of several, one after the other."""
+        made = cls(())
+        parts = []
+        start = 0
+        for each in several:
+            parts.append(each.text)
+            made.ends.extend([start + end for end in each.ends])
+            start += len(each.text)
+        made.text = b"".join(parts)
+        return made
+
     def __len__(self) -> int:
         return len(self.ends)
 
@@ -124,16 +136,16 @@ class CardinalityLimiter:
         self._paths: set[str] = set()
         self._programs: dict[tuple[int, int], str] = {}
 
-    def uuid(self, identity: Identity, index: int, uuid: str) -> str:
+    def uuid(self, container: tuple[str, ...], index: int, uuid: str) -> str:
         """The uuid of a container's device as a label: itself, or `OTHER` if there were too many.
 
         Args:
-            identity: The container.
+            container: What tells it from others, as `keep_containers` gets it.
             index: Of the device.
             uuid: As its region has it.
         """
         with self._lock:
-            known = self._uuids.setdefault(identity.labels, set())
+            known = self._uuids.setdefault(container, set())
             if (index, uuid) not in known:
                 if len(known) >= _UUIDS_PER_CONTAINER:
                     return OTHER
@@ -166,11 +178,10 @@ class CardinalityLimiter:
                 known = self._programs[key] = printable(name, _PROGRAM_LIMIT)
             return known
 
-    def keep_containers(self, identities: Iterable[Identity]) -> None:
+    def keep_containers(self, containers: Iterable[tuple[str, ...]]) -> None:
         """Forget other containers, once too many have gone after them."""
-        containers: set[tuple[str, ...]] = {identity.labels for identity in identities}
         with self._lock:
-            here = containers & self._uuids.keys()
+            here = set(containers) & self._uuids.keys()
             for labels in here:
                 self._uuids[labels] = self._uuids.pop(labels)
             gone = len(self._uuids) - len(here)

@@ -125,7 +125,7 @@ class NodeExporter:
         if "locks" in chosen:
             turns.append(Turn(LocksCollector(node), process_interval_s))
         if "doctor" in chosen:
-            turns.append(Turn(DoctorCollector(node, limiter), doctor_interval_s))
+            turns.append(Turn(DoctorCollector(node), doctor_interval_s))
         self._schedule = Schedule(node, turns)
         # Held while a scrape is made.
         self._turn = threading.Lock()

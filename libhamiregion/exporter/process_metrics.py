@@ -10,18 +10,17 @@ import attrs
 from libhamiregion._core import ffi, lib
 
 from . import families
-from .labels import LabelRows
 from .text import NO_ROW, Series
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from libhamiregion.node import Container
     from libhamiregion.region_set import RegionTable
 
     from .families import MetricFamily
     from .identity import Identity
-    from .state import CollectedState
+    from .state import CollectedState, ProcessRows
 
 _PROCESS_FAMILIES = tuple(
     family
@@ -31,22 +30,32 @@ _PROCESS_FAMILIES = tuple(
 
 
 @attrs.frozen(eq=False)
-class _ProcessRows:
-    """Which usages become series of processes."""
+class _Cells:
+    """Which usages the label texts of processes belong to.
 
-    shown: Sequence[tuple[int, Container, Identity]]
-    processes: object
+    Attributes:
+        sources: What it was made of, compared by identity.
+        key: What it was made of, compared by content.
+        usages: Of each label text the row of its usage.
+        sums: Of each label text of others the row of its device.
+        folded: A byte per process: whether it is summed up.
+        ranges: Container, the first of its label texts, and the one after the last.
+    """
+
+    sources: tuple[object, ...]
     key: bytes
-    labels: LabelRows
     usages: array[int]
-    utilization: array[int]
-    owners: Sequence[Container]
-    #: Processes that are summed up into one series for each device, those of `other`.
+    sums: array[int]
     folded: bytes
-    other: LabelRows
-    other_devices: array[int]
-    other_utilization: array[int]
-    other_owners: Sequence[Container]
+    ranges: Sequence[tuple[Container, int, int]]
+
+    def only(self, rows: array[int], containers: Collection[Container]) -> array[int]:
+        """The rows of these containers alone."""
+        kept = array("I", [NO_ROW]) * len(rows)
+        for container, start, end in self.ranges:
+            if container in containers:
+                kept[start:end] = rows[start:end]
+        return kept
 
 
 class ProcessMetrics:
@@ -56,7 +65,7 @@ class ProcessMetrics:
     """
 
     def __init__(self) -> None:
-        self._rows: _ProcessRows | None = None
+        self._cells: _Cells | None = None
         # Containers in whose regions somebody has ever written such a figure.
         self._coders: dict[str, set[Container]] = {
             family.name: set() for family in (families.PROCESS_ENC, families.PROCESS_DEC)
@@ -77,50 +86,49 @@ class ProcessMetrics:
             state: Which processes are proved.
             wanted: The families that are wanted; more may come.
         """
-        if not state.processes or wanted.isdisjoint(_PROCESS_FAMILIES):
+        rows = state.rows
+        if rows is None or wanted.isdisjoint(_PROCESS_FAMILIES):
             return []
-        return self._of_processes(self._rows_of_processes(shown, table, state), table)
-
-    def _rows_of_processes(
-        self,
-        shown: Sequence[tuple[int, Container, Identity]],
-        table: RegionTable,
-        state: CollectedState,
-    ) -> _ProcessRows:
-        """The rows of the last scrape, if what decides on them is still the same."""
-        key = table.processes.pid.tobytes() + table.regions.process_count.tobytes()
-        rows = self._rows
-        if (
-            rows is None
-            or rows.shown is not shown
-            or rows.processes is not state.processes
-            or rows.key != key
-        ):
-            rows = self._rows = _new_process_rows(shown, table, state, key)
-            for coders in self._coders.values():
-                coders.intersection_update({*rows.owners, *rows.other_owners})
-        return rows
-
-    def _of_processes(self, rows: _ProcessRows, table: RegionTable) -> list[Series]:
+        where = self._cells_of(shown, table, rows)
+        measured = {container for container, _, _ in where.ranges if _has_utilization(container)}
         found = []
         for family in _PROCESS_FAMILIES:
             cells = getattr(table.usages, str(family.column))
-            at, other_at = rows.usages, rows.other_devices
-            if family is not families.PROCESS_MEMORY:
-                at, other_at = rows.utilization, rows.other_utilization
-            sums = sum_slots(table, rows.folded, cells) if len(rows.other) else None
+            sums = sum_slots(table, where.folded, cells) if any(where.folded) else None
             coders = self._coders.get(family.name)
             if coders is not None:
-                _add_coders(coders, cells, at, rows.owners)
-                _add_coders(coders, sums, other_at, rows.other_owners)
+                for used, at in ((cells, where.usages), (sums, where.sums)):
+                    coders.update(_writers(where, used, at))
                 if not coders:
                     continue
-                at = _only(coders, at, rows.owners)
-                other_at = _only(coders, other_at, rows.other_owners)
-            found.append(Series(family, rows.labels, cells, at))
-            if sums is not None:
-                found.append(Series(family, rows.other, sums, other_at))
+            # Of the others the layout has none, and 0 would say that they are idle.
+            chosen = measured if coders is None else coders & measured
+            for used, at in ((cells, where.usages), (sums, where.sums)):
+                if used is not None:
+                    is_all = family is families.PROCESS_MEMORY or len(chosen) == len(where.ranges)
+                    own = at if is_all else where.only(at, chosen)
+                    found.append(Series(family, rows.labels, used, own))
         return found
+
+    def _cells_of(
+        self,
+        shown: Sequence[tuple[int, Container, Identity]],
+        table: RegionTable,
+        rows: ProcessRows,
+    ) -> _Cells:
+        """The cells of the last scrape, if what decides on them is still the same."""
+        key = table.processes.pid.tobytes() + table.regions.process_count.tobytes()
+        where = self._cells
+        if (
+            where is None
+            or where.sources[0] is not shown
+            or where.sources[1] is not rows
+            or where.key != key
+        ):
+            where = self._cells = _new_cells(shown, table, rows, key)
+            for coders in self._coders.values():
+                coders.intersection_update(container for container, _, _ in where.ranges)
+        return where
 
 
 def sum_slots(table: RegionTable, chosen: bytes, usages: memoryview) -> array[int]:
@@ -152,85 +160,57 @@ def sum_slots(table: RegionTable, chosen: bytes, usages: memoryview) -> array[in
     return sums
 
 
-def _new_process_rows(
+def _new_cells(
     shown: Sequence[tuple[int, Container, Identity]],
     table: RegionTable,
-    state: CollectedState,
+    rows: ProcessRows,
     key: bytes,
-) -> _ProcessRows:
-    first_process, process_count = table.regions.first_process, table.regions.process_count
-    first_device, device_rows = table.regions.first_device, table.regions.device_rows
-    pids, first_usage = table.processes.pid, table.processes.first_usage
-    indexes = table.devices.index
-    texts, owners = [], []
-    usages, utilization = array("I"), array("I")
-    others, other_owners = [], []
-    other_devices, other_utilization = array("I"), array("I")
+) -> _Cells:
+    regions, pids, indexes = table.regions, table.processes.pid, table.devices.index
+    first_usage = table.processes.first_usage
+    usages = array("I", [NO_ROW]) * len(rows.labels)
+    sums = array("I", [NO_ROW]) * len(rows.labels)
     folded = bytearray(len(pids))
+    ranges = []
     for row, container, _ in shown:
-        processes = state.processes.get(container)
+        start, processes = rows.shown.get(container, (0, None))
         if processes is None:
             continue
-        has_utilization = container.region is not None and container.region.layout.has_utilization
-        at = [indexes[first_device[row] + device] for device in range(device_rows[row])]
+        ranges.append((container, start, start + len(processes.labels)))
+        order = {index: number for number, index in enumerate(processes.indexes)}
+        first_device, first = regions.first_device[row], regions.first_process[row]
+        devices = [
+            (device, order[indexes[first_device + device]])
+            for device in range(regions.device_rows[row])
+            if indexes[first_device + device] in order
+        ]
         taken = set()
-        is_folded = False
-        for process in range(first_process[row], first_process[row] + process_count[row]):
+        for process in range(first, first + regions.process_count[row]):
             pid = pids[process]
             own = processes.alone.get(pid)
-            if own is None and pid not in processes.folded:
-                continue
             # A pid that stands in several slots is one process: one series, the rest is summed.
-            if own is None or pid in taken:
+            if own is not None and pid not in taken:
+                taken.add(pid)
+                for device, number in devices:
+                    usages[start + own + number] = first_usage[process] + device
+            elif own is not None or pid in processes.folded:
                 folded[process] = 1
-                is_folded = True
-                continue
-            taken.add(pid)
-            for usage, index in enumerate(at, first_usage[process]):
-                if index in own:
-                    texts.append(own[index])
-                    owners.append(container)
-                    usages.append(usage)
-                    utilization.append(usage if has_utilization else NO_ROW)
-        for device, index in enumerate(at, first_device[row]) if is_folded else ():
-            if index in processes.other:
-                others.append(processes.other[index])
-                other_owners.append(container)
-                other_devices.append(device)
-                other_utilization.append(device if has_utilization else NO_ROW)
-    return _ProcessRows(
-        shown=shown,
-        processes=state.processes,
-        key=key,
-        labels=LabelRows(texts),
-        usages=usages,
-        utilization=utilization,
-        owners=owners,
-        folded=bytes(folded),
-        other=LabelRows(others),
-        other_devices=other_devices,
-        other_utilization=other_utilization,
-        other_owners=other_owners,
-    )
+                for device, number in devices:
+                    sums[start + processes.others + number] = first_device + device
+    return _Cells((shown, rows), key, usages, sums, bytes(folded), ranges)
 
 
-def _add_coders(
-    coders: set[Container],
-    cells: memoryview | array[int] | None,
-    rows: array[int],
-    owners: Sequence[Container],
-) -> None:
-    """Add the containers of which a cell is not 0: nearly always none."""
-    if cells is None:
+def _has_utilization(container: Container) -> bool:
+    return container.region is not None and container.region.layout.has_utilization
+
+
+def _writers(
+    where: _Cells, cells: memoryview | array[int] | None, rows: array[int]
+) -> Iterator[Container]:
+    """The containers of which a cell is not 0: nearly always none."""
+    content = b"" if cells is None else cells.tobytes()
+    if cells is None or content.count(0) == len(content):
         return
-    content = cells.tobytes()
-    if content.count(0) != len(content):
-        coders.update(
-            owner for row, owner in zip(rows, owners, strict=True) if row != NO_ROW and cells[row]
-        )
-
-
-def _only(coders: set[Container], rows: array[int], owners: Sequence[Container]) -> array[int]:
-    """The rows of these containers alone."""
-    kept = [row if owner in coders else NO_ROW for row, owner in zip(rows, owners, strict=True)]
-    return array("I", kept)
+    for container, start, end in where.ranges:
+        if any(cells[row] for row in rows[start:end] if row != NO_ROW):
+            yield container

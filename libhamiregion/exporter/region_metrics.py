@@ -245,7 +245,7 @@ class RegionMetrics:
                 if uuid is None:
                     continue
                 index = indexes[at]
-                place = (index, self._limiter.uuid(known.identity, index, uuid))
+                place = (index, self._limiter.uuid(known.identity.labels, index, uuid))
                 kept[place] = known.devices.get(place) or self._label(known.identity, *place)
                 texts.append(kept[place])
                 devices.append(at)

@@ -119,7 +119,7 @@ class Schedule:
             bare = attrs.evolve(state, series=series)
             if "processes" in overdue:
                 # Pids may be others' by now.
-                bare = attrs.evolve(bare, processes={})
+                bare = attrs.evolve(bare, rows=None)
             if "locks" in overdue:
                 bare = attrs.evolve(bare, held={})
             self._overdue = state, overdue, bare

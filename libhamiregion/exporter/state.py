@@ -6,18 +6,22 @@ that have not changed are the same objects as before, by which a scrape knows th
 
 from __future__ import annotations
 
+from array import array
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
+from .text import Series
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from libhamiregion.node import Container, NodeProcess, NodeSnapshot, NvmlSample
+    from libhamiregion.node import Container, HostProcess, NodeProcess, NodeSnapshot, NvmlSample
     from libhamiregion.node.slot_tracker import SlotStates
 
+    from .families import MetricFamily
     from .identity import Identity
-    from .text import Series
+    from .labels import LabelRows
 
 
 @attrs.frozen(eq=False)
@@ -26,16 +30,64 @@ class ShownProcesses:
 
     Attributes:
         key: What they were made from; equal keys mean equal texts.
-        alone: Pid in the slot -> index of a device -> label text, for those with series of their
-            own.
+        labels: The label texts: for each process of its own those of its devices, last the sums of
+            the others.
+        indexes: Of the devices that have a uuid, in the order of their texts.
+        alone: Pid in the slot -> its first row in `labels`, for those with series of their own.
         folded: Pids of those that are summed up.
-        other: Index of a device -> label text, for the sums.
     """
 
     key: tuple[object, ...]
-    alone: Mapping[int, Mapping[int, bytes]]
+    labels: LabelRows
+    indexes: Sequence[int]
+    alone: Mapping[int, int]
     folded: frozenset[int]
-    other: Mapping[int, bytes]
+
+    @property
+    def others(self) -> int:
+        """The first row of the sums."""
+        return len(self.labels) - len(self.indexes)
+
+
+@attrs.frozen(eq=False)
+class ProcessRows:
+    """What is made of slots, names and devices, and kept until one of these changes.
+
+    Attributes:
+        sources: What it was made of, compared by identity.
+        key: What it was made of, compared by content.
+        shown: The processes with series, by container, with their first row in `labels`.
+        labels: The label texts of all processes.
+        container_ids: The ids of containers, where known.
+        devices: The row of each device that is told of, its container, index and uuid.
+        device_labels: One per entry of `devices`.
+        alive: Proved processes: container, pid in the slot, process, and for each device of the
+            container its number in `devices`, index and uuid.
+        doubtful: Containers with slots of which it is not known whose they are.
+    """
+
+    sources: tuple[object, ...]
+    key: tuple[bytes, ...]
+    shown: Mapping[Container, tuple[int, ShownProcesses]]
+    labels: LabelRows
+    container_ids: Mapping[Container, str]
+    devices: Sequence[tuple[int, Container, int, str]]
+    device_labels: LabelRows
+    alive: Sequence[tuple[Container, int, HostProcess, Sequence[tuple[int, int, str]]]]
+    doubtful: frozenset[Container]
+
+    def series_of_devices(
+        self, family: MetricFamily, cells: array[int], chosen: array[int] | None = None
+    ) -> Series:
+        """Series of a family of containers' devices.
+
+        Args:
+            family: The family.
+            cells: A number per device of the read, or of `devices` where `chosen` is given.
+            chosen: The cell of each device, or `NO_ROW`.
+        """
+        at = array("I", [row for row, _, _, _ in self.devices]) if chosen is None else chosen
+        return Series(family, self.device_labels, cells, at)
 
 
 @attrs.frozen
@@ -58,23 +110,23 @@ class CollectedState:
     Attributes:
         identities: What containers are called.
         container_ids: Their ids, where a process or Docker's files tell.
-        processes: Those that are proved, of containers that have any.
         gone: Containers whose pod is gone.
         held: Locks that have been held for a while.
         sample: The driver's last answer; None where it is not asked, or does not answer.
         slots: The regions as of the last look at processes, and what stands behind their slots;
             None before the first.
+        rows: The proved processes of those slots; None before the first look.
         uncounted: Processes that use a GPU and have no slot for it.
         series: Series that stay as they are until the collector's next turn, by collector.
     """
 
     identities: Mapping[Container, Identity] = attrs.Factory(dict)
     container_ids: Mapping[Container, str] = attrs.Factory(dict)
-    processes: Mapping[Container, ShownProcesses] = attrs.Factory(dict)
     gone: frozenset[Container] = frozenset()
     held: Mapping[Container, HeldLock] = attrs.Factory(dict)
     sample: NvmlSample | None = None
     slots: tuple[NodeSnapshot, SlotStates] | None = None
+    rows: ProcessRows | None = None
     uncounted: Sequence[NodeProcess] = ()
     series: Mapping[str, Sequence[Series]] = attrs.Factory(dict)
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from libhamiregion.change_detector import is_well
 from libhamiregion.errors import RegionError
 from libhamiregion.region import identify, open_region
 
+from .change_detector import is_well
 from .containers import (
     NO_FILE,
     Container,
@@ -27,9 +27,9 @@ from .containers import (
 )
 
 if TYPE_CHECKING:
-    from libhamiregion.change_detector import Stamp
     from libhamiregion.region import Region
 
+    from .change_detector import Stamp
     from .names import NameResolver
 
 _REGION_SUFFIX = ".cache"

@@ -60,7 +60,7 @@ def silent(_: Event) -> None:
 
 
 def container_label(container: Container) -> str:
-    """A container in a message: pod UID and name, or the region's path; escaped and bounded.
+    """A container in a message: pod UID and name, or its region's path; escaped and bounded.
 
     >>> from libhamiregion.node import Container
     >>> container_label(Container("0b5c", "train", "/vgpu/0b5c_train"))
@@ -68,7 +68,8 @@ def container_label(container: Container) -> str:
     """
     if container.directory is not None:
         return printable(f"{container.pod_uid}/{container.name}", _LABEL_LIMIT)
-    return printable(container.region_path or "a region outside the roots", _LABEL_LIMIT)
+    path = container.path_in_namespace or container.region_path
+    return printable(path or "a region outside the roots", _LABEL_LIMIT)
 
 
 def error_text(error: BaseException) -> str:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from libhamiregion.change_detector import ChangeDetector
 from libhamiregion.errors import RegionClosed, RegionError, RegionStale
 from libhamiregion.region import open_region
 from libhamiregion.region_set import RegionSet
 
 from .cgroups import is_pod_uid
+from .change_detector import ChangeDetector
 from .directories import Roots, is_unchanged, scan_directory
 from .names import ChainedNames, DockerNames, PodLogNames
 from .outside import OutsideRegions
@@ -353,6 +353,16 @@ class Node:
         with self._refreshing:
             self._check_open()
             return self._slots.update(snapshot.containers, snapshot.table)
+
+    def proved_processes(self) -> dict[int, tuple[Container, int]]:
+        """Pid in /proc to container and pid in its slot, of live ones, as of the last `slots`."""
+        found = {}
+        for container in self._containers:
+            proof = None if container.region is None else self._slots.proof(container.region)
+            if proof is not None:
+                for pid, process in proof.alive.items():
+                    found[process.pid] = (container, pid)
+        return found
 
     def view(self) -> tuple[ContainerView, ...]:
         """Refresh, then look at every container with the processes behind its slots.

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from libhamiregion.change_detector import is_readable
 from libhamiregion.errors import RegionError, RegionStale
 from libhamiregion.layouts import LAYOUTS
 from libhamiregion.region import open_region
 
 from . import procfs
+from .change_detector import is_readable
 from .containers import Container, MissingReason, MissingRegion, missing_for
 
 if TYPE_CHECKING:
@@ -310,7 +310,7 @@ class OutsideRegions:
         )
 
     def _container_id(self, mapped: MappedRegion, region: Region | None) -> ContainerId | None:
-        """Of the processes that are proved to have the slots; else of who maps nothing else."""
+        """That of the processes proved to have the slots, else of the first process that maps it."""
         table = self._table
         if region is not None:
             try:

@@ -1,4 +1,4 @@
-"""Who uses the GPUs of a node: slots, processes and the driver's figures in one list."""
+"""What uses the GPUs of a node: slots, processes and the driver's figures in one list."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from libhamiregion.node.containers import Container
     from libhamiregion.node.node import Node
+    from libhamiregion.node.selector import Selector
     from libhamiregion.region import Region
 
     from .limit_plan import LimitPlan, LimitValue, Rule
@@ -253,6 +254,17 @@ def _in_doubt(
     return _skip(container, "unknown_name", message, rules)
 
 
+def _former_device(select: Selector) -> list[int]:
+    """The device of a rule for one container, as undo plans have them.
+
+    Where a container has not reported its devices, only limits and use tell which it has, and a
+    plan may have taken the last limit of one.
+    """
+    exact = select.pod_uid is not None and select.container is not None
+    index = select.device or ""
+    return [int(index)] if exact and index.isascii() and index.isdigit() else []
+
+
 @attrs.frozen
 class RegionDevice:
     """A device that an edit can name.
@@ -329,6 +341,8 @@ class _Comparison:
         without_device = []
         for number, rule in rules:
             devices = [each.index for each in there if rule.select.matches_device(each)]
+            if not devices and not self._region.device_count:
+                devices = _former_device(rule.select)
             if not devices:
                 without_device.append((number, rule))
                 continue

@@ -123,7 +123,7 @@ class PodAnnotations:
         try:
             self._list()
         except self._errors as error:
-            raise PodApiError(self._said(error), getattr(error, "status", None)) from error
+            raise PodApiError(self._error_text(error), getattr(error, "status", None)) from error
 
     def start(self) -> None:
         """Begin to list and to watch, in a thread."""
@@ -170,7 +170,7 @@ class PodAnnotations:
                 if getattr(error, "status", None) == _GONE:
                     version = None
                 else:
-                    self.error = self._said(error)
+                    self.error = self._error_text(error)
             pause_s = min(self._first_pause_s * 2 ** min(failures, 16), _LONGEST_PAUSE_S)
             failures += 1
             # Many nodes lose one server at the same moment, and must not come back at one.
@@ -267,7 +267,7 @@ class PodAnnotations:
             raise PodApiError(_reason(response.status, raw), response.status)
         return response
 
-    def _said(self, error: Exception) -> str:
+    def _error_text(self, error: Exception) -> str:
         if isinstance(error, self._kubernetes.client.ApiException):
             return _reason(error.status, error.body) if error.status else str(error.reason)
         return str(error) or type(error).__name__

@@ -13,8 +13,8 @@ from libhamiregion.units import format_size
 from .apply import change_container
 from .diff import diff_plan
 from .keeper import KeeperLock
-from .limit_plan import LimitPlan, plan_text
 from .originals import Originals
+from .plan_file import plan_text
 from .sources import PlanFile, SourceReading, join_readings
 from .state import PlanState
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from .apply import ContainerOutcome
     from .diff import ContainerDiff, PlanDiff, PlannedEdit, Skip
-    from .limit_plan import LimitField
+    from .limit_plan import LimitField, LimitPlan
     from .sources import PlanSource
 
 _UNDO_NAME = "undo-watch.yaml"
@@ -137,7 +137,7 @@ class PlanWatcher:
         self._counts["plan_passes"] += 1
         readings = [source.read() for source in self._sources]
         reading = self._reading = join_readings(readings, self._reading)
-        self._say_problems(reading.problems)
+        self._report_problems(reading.problems)
         if reading.plan is None:
             if reading.problems:
                 raise RuntimeError("no plan can be used yet; the problems say why")
@@ -159,7 +159,7 @@ class PlanWatcher:
         )
         originals.compared(diff.containers)
         originals.save()
-        self._say_skips(diff.off_plan)
+        self._report_skips(diff.off_plan)
         changes = [each for each in diff.changes if not self._backoff.waits(_key(each.container))]
         done = self._change(changes, originals, cause) if changes else []
         done += [each for each in diff.containers if not each.edits]
@@ -176,10 +176,12 @@ class PlanWatcher:
         self._skips.clear()
         named = "" if plan.name is None else f" {printable(plan.name, 100)}"
         rules = len(plan.rules)
+        # Whoever edits a file waits for this; annotations may change all the time.
+        edited = len(self._files) == len(self._sources)
         self._events.emit(
             "plan_loaded",
             f"the plan{named} has {rules} rules",
-            distinct=self._counts["plan_passes"],
+            distinct=self._counts["plan_passes"] if edited else 0,
             rules=rules,
         )
 
@@ -248,7 +250,7 @@ class PlanWatcher:
             self._counts["plan_refusals"] += 1
         self._events.emit(outcome.status, outcome.message or "", outcome.diff.container)
 
-    def _say_problems(self, problems: Mapping[str, str]) -> None:
+    def _report_problems(self, problems: Mapping[str, str]) -> None:
         for about, message in problems.items():
             if self._problems.get(about) != message:
                 # A file's problems are its author's; an annotation may change all the time.
@@ -262,7 +264,7 @@ class PlanWatcher:
                 self._events.emit("solved", text, distinct=distinct, about=about)
         self._problems = problems
 
-    def _say_skips(self, skips: Iterable[Skip]) -> None:
+    def _report_skips(self, skips: Iterable[Skip]) -> None:
         now: set[object] = set()
         for skip in skips:
             key = (_key(skip.container), skip.reason, skip.rules, skip.device)

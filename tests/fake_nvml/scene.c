@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #define UNAVAILABLE (~0ULL)
 
@@ -178,13 +179,31 @@ static void parse_line(struct scene *scene, const char *line)
         reject(line);
 }
 
+/* Whether the file is the one that was read last: it is replaced, never written to. */
+static bool is_known(FILE *file)
+{
+    static struct stat last;
+    struct stat now;
+    if (fstat(fileno(file), &now) != 0)
+        return false;
+    bool is_same = now.st_dev == last.st_dev && now.st_ino == last.st_ino &&
+                   now.st_size == last.st_size && now.st_mtim.tv_sec == last.st_mtim.tv_sec &&
+                   now.st_mtim.tv_nsec == last.st_mtim.tv_nsec;
+    last = now;
+    return is_same;
+}
+
 bool read_scene(struct scene *scene)
 {
-    memset(scene, 0, sizeof *scene);
     const char *path = getenv("FAKE_NVML_STATE");
     FILE *file = path == NULL ? NULL : fopen(path, "re");
     if (file == NULL)
         return false;
+    if (is_known(file)) {
+        fclose(file);
+        return true;
+    }
+    memset(scene, 0, sizeof *scene);
     char *line = NULL;
     size_t room = 0;
     while (getline(&line, &room, file) >= 0) {

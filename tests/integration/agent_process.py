@@ -2,9 +2,11 @@
 
 import contextlib
 import json
+import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,15 +18,16 @@ from typing_extensions import Self
 
 # Its intervals are no options, and HAMi's monitor is called as in these tests.
 PROGRAM = f"""
-from libhamiregion.agent import (
-    DriverFigures, Feedback, PlanKeeper, StaleDirectoryCollector, other_writers, tasks
-)
+import faulthandler, os, signal
+from libhamiregion.agent import DriverFigures, Feedback, PlanKeeper, tasks
 from libhamiregion.cli.app import main
+from libhamiregion.node import writers
 for each in (DriverFigures, Feedback, PlanKeeper):
     each.interval_s = 0.02
-tasks.STUCK_AFTER_S = 0.5
-tasks._LAST_PASS_S = 0.5
-other_writers.MONITOR_NAMES = frozenset({{{MONITOR!r}}})
+tasks.STUCK_AFTER_S = float(os.environ.get("TEST_STUCK_AFTER_S", "60"))
+tasks._LAST_PASS_S = float(os.environ.get("TEST_LAST_PASS_S", "15"))
+writers.MONITOR_NAMES = frozenset({{{MONITOR!r}}})
+faulthandler.register(signal.SIGUSR1)
 main()
 """
 COMMAND = (sys.executable, "-c", PROGRAM, "agent")
@@ -34,12 +37,13 @@ class Agent:
     """A running agent; its events are read when they are asked for."""
 
     def __init__(
-        self, root: Path, *words: str, log: Path, inside: tuple[str, ...] = (), **popen: Any
+        self, root: Path | None, *words: str, log: Path, inside: tuple[str, ...] = (), **popen: Any
     ) -> None:
         self.log = log
+        place = () if root is None else ("--root", str(root))
         with log.open("wb") as stream:
             self.process = subprocess.Popen(
-                [*inside, *COMMAND, "--root", str(root), "--json", *words],
+                [*inside, *COMMAND, *place, "--json", *words],
                 stdout=subprocess.DEVNULL,
                 stderr=stream,
                 stdin=subprocess.DEVNULL,
@@ -78,12 +82,28 @@ class Agent:
         assert found(), f"it ended with {self.process.poll()}: {self.log.read_text()}"
         return found()[0]
 
+    def wait_until_it_hears_signals(self) -> None:
+        status = Path(f"/proc/{self.process.pid}/status")
+
+        def hears() -> bool:
+            caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status.read_text(), re.MULTILINE)
+            assert caught is not None
+            return bool(int(caught[1], 16) & 1 << (signal.SIGTERM - 1))
+
+        eventually(hears)
+
     def end(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
         return self.wait()
 
     def wait(self) -> int:
-        return self.process.wait(PATIENCE_S)
+        try:
+            return self.process.wait(1.5 * PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            # It tells where its threads are.
+            self.process.send_signal(signal.SIGUSR1)
+            time.sleep(1)
+            raise AssertionError(f"it does not end: {self.log.read_text()}") from None
 
 
 @contextlib.contextmanager

@@ -10,8 +10,8 @@ from fake_nvml.driver import STATE, FakeDriver, build
 from fake_nvml.scenes import initialisations
 from node_scene import MONITOR, Events, NodeScene
 
-from libhamiregion.agent import Feedback, other_writers
-from libhamiregion.node import Node, NvmlSampler
+from libhamiregion.agent import Feedback
+from libhamiregion.node import Node, NvmlSampler, writers
 
 
 @pytest.fixture(scope="session")
@@ -46,7 +46,7 @@ def nvml_sampler(fake_driver: FakeDriver) -> Iterator[NvmlSampler]:
 @pytest.fixture(autouse=True)
 def own_monitor(monkeypatch: pytest.MonkeyPatch) -> None:
     """The feedback heeds no fake monitor of another test that runs at the same time."""
-    monkeypatch.setattr(other_writers, "MONITOR_NAMES", frozenset({MONITOR}))
+    monkeypatch.setattr(writers, "MONITOR_NAMES", frozenset({MONITOR}))
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from doctor_node_scenes import DoctorNode, OddContainer, Place
 from forked import in_child, unprivileged
 from namespaces import needs_first_namespace
 from node_root import Root
+from node_scene import MONITOR
 from own_cgroups import cgroup_of_pod
 from patience import eventually
 from poke import locate
@@ -429,7 +430,7 @@ def test_a_process_that_calls_itself_a_monitor_hides_no_blocked_launches(
     place = doctor_node.place(sm_limits=[50])
     inside = place.start()
     place.file.put("recent_kernel", -1)
-    named = subprocess.Popen(["vGPUmonitor", "1000"], executable=shutil.which("sleep"))
+    named = subprocess.Popen([MONITOR, "1000"], executable=shutil.which("sleep"))
 
     def found() -> list[FindingKind]:
         # A process that is moved touches no memory, which a table would notice: take a new one.

@@ -10,7 +10,7 @@ from doctor_node_scenes import GIB, DoctorNode, Place
 from namespaces import needs_first_namespace
 
 from libhamiregion import Layout
-from libhamiregion.node import FindingKind, Severity, repair
+from libhamiregion.node import FindingKind, Severity, diagnose, repair
 
 pytestmark = [needs_namespaces, needs_first_namespace]
 
@@ -81,6 +81,24 @@ def test_host_pids_swapped_between_two_containers(doctor_node: DoctorNode) -> No
     assert places[0].host_pids() == {1: first.host_pid}
     assert places[1].host_pids() == {1: second.host_pid}
     assert doctor_node.findings() == ()
+
+
+def test_a_look_at_one_container_knows_the_processes_of_the_others(
+    doctor_node: DoctorNode,
+) -> None:
+    """As an exporter looks, at what has changed."""
+    first, second = doctor_node.place(), doctor_node.place()
+    other = second.start()
+    first.start()
+    first.set_host_pid(1, other.host_pid)
+    node = doctor_node.node
+    views = [each for each in node.view() if each.container.pod_uid == first.pod_uid]
+    (found,) = diagnose(node, views=views, settle_s=0)
+    assert found.kind is FindingKind.HOST_PID_FOREIGN, "nothing is known of the others yet"
+    node.slots(node.snapshot())
+    assert set(node.proved_processes()) == {other.host_pid, first.running[0].host_pid}
+    (found,) = diagnose(node, views=views, settle_s=0)
+    assert found.kind is FindingKind.HOST_PID_SWAPPED
 
 
 def test_host_pids_swapped_inside_one_container(doctor_node: DoctorNode) -> None:

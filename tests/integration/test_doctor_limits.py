@@ -1,7 +1,6 @@
 """Limits that do not hold, and figures that do not agree with the driver's."""
 
-import fcntl
-import os
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from namespaces import needs_first_namespace
 
 from libhamiregion import Layout, open_region
 from libhamiregion.node import FindingKind, NvmlSampler, Severity, repair
+from libhamiregion.node.root_lock import RootLock, RootUse
 
 pytestmark = [needs_namespaces, needs_first_namespace]
 
@@ -321,10 +321,7 @@ def test_where_an_agent_has_the_directories_locked_they_will_be_unblocked(
     doctor_node: DoctorNode,
 ) -> None:
     blocked(doctor_node)
-    descriptor = os.open(doctor_node.root, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with contextlib.closing(RootLock(RootUse.FEEDBACK)) as lock:
+        lock.hold([str(doctor_node.root)])
         assert doctor_node.findings() == ()
-    finally:
-        os.close(descriptor)
     assert doctor_node.kinds() == [FindingKind.LAUNCHES_BLOCKED]

@@ -57,7 +57,7 @@ def test_killed_processes_that_count_are_one_finding(
         inside.tell("kill", pid)
     (found,) = doctor_node.findings()
     assert (found.kind, found.severity) == (FindingKind.DEAD_PROCESS_COUNTED, Severity.WARNING)
-    assert found.summary == "4 GiB of 2 dead processes still count"
+    assert found.summary == "4 GiB of 2 dead processes still counted"
     assert f"pids {killed[0]} and {killed[1]}" in found.evidence
     (done,) = doctor_node.repair()
     assert len(done.actions) == 2

@@ -66,41 +66,37 @@ def test_what_stands_still_is_written_at_the_second_look_and_kept_up(
     assert counters["figures_errors"] == 0
 
 
-def test_what_moves_by_itself_is_left_to_libvgpu(
+def test_what_moves_by_itself_is_libvgpus(
     scene: NodeScene, start: Starter, task: DriverFigures, fake_driver: FakeDriver
 ) -> None:
     """The watcher's samples are of other moments than the agent's, and neither is to win."""
     file = scene.container("a", uuids=[GPU])
     process = start()
     process.tell("attach", file.path)
-    for second in range(6):
+
+    def libvgpu_writes(second: int) -> None:
         plays(fake_driver, process, (300 + second) * MIB, 50 + second)
         file.put("slot_monitorused", (299 + second) * MIB)
         for part, percent in (("sm", 40 + second), ("enc", 3), ("dec", 4)):
             file.put(f"slot_util.{part}", percent)
+
+    for second in range(4):
+        libvgpu_writes(second)
         task.run()
         assert figures(file) == ((299 + second) * MIB, 40 + second)
     assert task.counters()["figures_writes"] == 0
-
-
-def test_once_libvgpu_writes_itself_the_agent_leaves_off(
-    scene: NodeScene, start: Starter, task: DriverFigures, fake_driver: FakeDriver
-) -> None:
-    """As when a host pid has been put right, and its watcher finds the process."""
-    file = scene.container("a", uuids=[GPU])
-    process = start()
-    process.tell("attach", file.path)
     for _ in range(2):
         plays(fake_driver, process, 300 * MIB, 61)
         task.run()
-    assert figures(file) == (300 * MIB, 61)
+    assert figures(file) == (300 * MIB, 61), "it has stopped"
     written = task.counters()["figures_writes"]
-    for second in range(3):
-        plays(fake_driver, process, 300 * MIB, 70)
-        file.put("slot_util.sm", 50 + second)
+    # As when a host pid has been put right, and its watcher finds the process.
+    for second in range(10, 13):
+        libvgpu_writes(second)
         task.run()
-    assert figures(file) == (300 * MIB, 52)
+        assert figures(file) == ((299 + second) * MIB, 40 + second)
     assert task.counters()["figures_writes"] == written
+    assert task.outstanding() == ()
 
 
 def test_only_a_process_that_is_proved_to_be_the_slots_gets_figures(

@@ -211,13 +211,14 @@ def test_wrong_usage_exits_with_2(wrong: tuple[str, str], message: str) -> None:
 def test_a_missing_extra_is_one_clear_line(files: NodeFiles, tmp_path: Path, module: str) -> None:
     hashed = "$2b$04$" + "a" * 53
     (tmp_path / "web.yml").write_text(f"basic_auth_users: {{alice: '{hashed}'}}")
+    more = ["--once", "--json"] if module == "prometheus_client" else []
     words = ["exporter", "--listen", "127.0.0.1:0", "--web-config", str(tmp_path / "web.yml")]
     program = (
         f"import sys; sys.modules[{module!r}] = None; sys.argv[0] = 'hamiregion';"
         " from libhamiregion.cli import main; main()"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, *words, *map(str, arguments(files))],
+        [sys.executable, "-c", program, *words, *map(str, arguments(files)), *more],
         env=environment(),
         capture_output=True,
         text=True,

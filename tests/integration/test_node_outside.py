@@ -362,6 +362,7 @@ def test_a_file_of_another_name_is_told_by_its_length(
     "scene",
     [
         "dead_fuse_over_the_directory",
+        "command_line_beside_a_dead_fuse",
         "file_on_a_fuse",
         "region_on_an_overlay",
         "mount_of_the_containers_own",

@@ -43,25 +43,6 @@ def test_who_holds_two_regions_open_for_writing_is_taken_for_a_monitor(
 
 
 @needs_namespaces
-def test_one_region_open_for_writing_is_an_edit_unless_it_stays(
-    scene: NodeScene, node: Node
-) -> None:
-    file = scene.container("a")
-    watch = WriterWatch(node)
-    with (
-        contextlib.closing(watch),
-        containers() as start,
-        OtherWriter("python3", [file]) as other,
-    ):
-        start().tell("attach", file.path)
-        node.refresh()
-        assert watch.look() == ()
-        node.refresh()
-        (found,) = watch.look()
-        assert (found.evidence, found.pid) == ("mapping", other.pid)
-
-
-@needs_namespaces
 def test_processes_of_the_containers_are_no_writers(scene: NodeScene, node: Node) -> None:
     files = [scene.container("a"), scene.container("b")]
     watch = WriterWatch(node)
@@ -198,9 +179,7 @@ def test_two_agents_exclude_each_other(scene: NodeScene, node: Node, feedback: F
     file = scene.container("a")
     feedback.start()
     second = Feedback(node)
-    with pytest.raises(
-        OtherWriterRuns, match=f"another agent runs: process {os.getpid()} has locked"
-    ):
+    with pytest.raises(OtherWriterRuns, match="another agent runs: a process has locked"):
         second.start()
     launch(file)
     second.run()

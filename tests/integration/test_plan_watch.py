@@ -210,6 +210,21 @@ def test_what_the_plan_names_no_longer_goes_back_to_what_it_was(
     assert diff_plan(node, LimitPlan()).changes == ()
 
 
+def test_the_last_limit_of_a_container_that_has_not_reported_its_devices_goes_back(
+    scene: PlanScene, watch: Watch
+) -> None:
+    """Without it, nothing says that the container has that device."""
+    region = scene.container(memory_limits=("8GiB", "4GiB"), sm_limits=(), uuids=())
+    before = region.content()
+    set_plan(scene, "{select: {device: 1}, set: {memory_limit: unlimited}}")
+    watcher = watch()
+    watcher.run()
+    assert memory(region) == [8 * GIB, 0]
+    set_plan(scene)
+    watcher.run()
+    assert region.content() == before
+
+
 def test_what_somebody_else_has_set_since_is_not_taken_back(scene: PlanScene, watch: Watch) -> None:
     region = scene.container()
     set_plan(scene, SIX)
@@ -454,6 +469,21 @@ def test_the_swap_of_a_config_map_is_a_new_plan(scene: PlanScene, watch: Watch) 
     publish("..2026_2", plan_yaml(FIVE))
     watcher.run()
     assert memory(region) == [5 * GIB, 5 * GIB]
+
+
+def test_a_fifo_in_the_place_of_a_plan_holds_nothing_up(
+    scene: PlanScene, watch: Watch, events: Events
+) -> None:
+    """Also one that somebody has open for writing, and never writes to."""
+    path = scene.directory / "plan.yaml"
+    os.mkfifo(path)
+    writer = os.open(path, os.O_RDWR)
+    try:
+        with pytest.raises(RuntimeError, match="no plan can be used yet"):
+            watch().run()
+    finally:
+        os.close(writer)
+    assert "a plan is a regular file" in events.of("problem")[0].message
 
 
 def test_a_file_that_is_being_written_is_not_taken_for_a_plan(tmp_path: Path) -> None:

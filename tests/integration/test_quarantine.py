@@ -122,29 +122,6 @@ def test_a_tree_of_any_depth_takes_three_descriptors(directory: Path) -> None:
     assert names(directory.parent) == []
 
 
-def test_a_wide_tree_is_removed_in_as_many_calls_as_it_takes(directory: Path) -> None:
-    for number in range(30):
-        inner = directory / f"d{number}" / "e"
-        inner.mkdir(parents=True)
-        for file in range(30):
-            (inner / f"f{file}").touch()
-    calls = 0
-    with opened_root(str(directory.parent)) as root:
-        name = quarantine(root, directory.name, (POD, "train"), look_at(root, directory.name))
-        removed = 0
-        while True:
-            work = Budget(100)
-            done = remove_quarantined(root, name, work)
-            assert work.left >= 0
-            removed += work.removed
-            calls += 1
-            if done:
-                break
-            assert work.left == 0, "it stops only when it has done what it may"
-    assert removed == 30 * 30 + 60 + 1
-    assert calls >= removed / 100
-
-
 def test_one_huge_directory_does_not_keep_the_others_waiting(scene: StaleScene) -> None:
     huge = scene.container(region=False)
     for number in range(1_000):

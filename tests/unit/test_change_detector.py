@@ -9,7 +9,7 @@ from forked import in_child
 from poke import RegionFile, RegionFileFactory
 
 from libhamiregion import Region, create_region, open_region
-from libhamiregion.change_detector import ChangeDetector, Stamp, is_readable, is_well
+from libhamiregion.node.change_detector import ChangeDetector, Stamp, is_readable, is_well
 
 
 def stamp(path: Path) -> Stamp:

@@ -92,7 +92,7 @@ def test_findings_exit_with_3_and_are_a_line_and_a_paragraph_per_kind(region: Re
         ["warning", "dead_process_counted", "1", "yes", f"{POD} train"],
         ["warning", "host_pid_missing", "1", "yes", f"{POD} train"],
     ]
-    said = f"{POD} train, device 0, pid {DEAD}: 2 GiB of 1 dead process still count"
+    said = f"{POD} train, device 0, pid {DEAD}: 2 GiB of 1 dead process still counted"
     assert first.startswith(f"warning: dead_process_counted\n  {said}\n    Evidence: pid ")
     for part in ("Evidence: ", "Consequence: ", "What to do: "):
         assert part in first
@@ -113,8 +113,8 @@ def test_many_findings_of_a_kind_are_bounded_unless_the_kind_is_asked_for(
     (line,) = (line for line in told.splitlines() if line.startswith("info "))
     assert line.split()[2] == "40"
     assert line.endswith(" and 37 more")
-    assert "  and 37 more; --only not_a_region shows all\n" in told
-    every = call(*arguments(region, "--only", "not_a_region")).stdout
+    assert "  and 39 more; --only region_missing shows all\n" in told
+    every = call(*arguments(region, "--only", "region_missing")).stdout
     assert every.count("Evidence: ") == 40
 
 
@@ -139,7 +139,7 @@ def test_json_has_the_same(region: RegionFile) -> None:
         "device": 0,
         "pid": DEAD,
         "cause": None,
-        "summary": "2 GiB of 1 dead process still count",
+        "summary": "2 GiB of 1 dead process still counted",
         "repairable": True,
     }
     assert told["driver"] is None
@@ -169,7 +169,7 @@ def test_what_cannot_be_repaired_is_left_and_said(region: RegionFile) -> None:
     os.mkfifo(region.path.parent.parent / f"{POD}_other" / "a.cache")
     answer = call(*arguments(region, "--repair"))
     assert answer.stdout.count("repaired ") == 2
-    assert "not_a_region" in answer.stdout
+    assert "region_missing" in answer.stdout
     assert "left\n" in answer.stdout
 
 
@@ -208,7 +208,7 @@ def test_on_a_terminal_there_are_colours_and_nothing_raw(region: RegionFile) -> 
         assert "\x1b[2J" not in terminal.screen
         assert "\u202e" not in terminal.screen
         assert r"evil\x1b[2J\u202ename" in terminal.text
-        for part in ("dead_process_counted", "Consequence:", "not_a_region"):
+        for part in ("dead_process_counted", "Consequence:", "region_missing"):
             assert part in terminal.text
 
 

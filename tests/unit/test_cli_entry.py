@@ -119,7 +119,7 @@ CLOSED = (
     ("limits", "export", "--root", "DIRECTORY"),
     ("record", "--to", "NEW", "--root", "DIRECTORY", "--no-driver", "--once"),
     ("exporter", "--root", "DIRECTORY", "--no-collector.nvml", "--once"),
-    ("agent", "--repair", "--no-figures", "--root", "DIRECTORY", "--once"),
+    ("agent", "--repair", "--root", "DIRECTORY", "--once"),
     ("report", "--from", "RECORDING", "--format", "csv"),
     ("--version",),
     ("--help",),

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libhamiregion.exporter import families
-from libhamiregion.exporter.identity import Identity
 from libhamiregion.exporter.labels import (
     OTHER,
     CardinalityLimiter,
@@ -20,7 +19,7 @@ from libhamiregion.exporter.labels import (
 from libhamiregion.exporter.text import Series, TextEncoder
 from libhamiregion.node import HostProcess
 
-ONE, TWO = (Identity("team-a", pod, "main", pod, is_named=True) for pod in ("one", "two"))
+ONE, TWO = (("team-a", pod, "main", pod) for pod in ("one", "two"))
 
 
 def text_of(*values: str) -> bytes:
@@ -96,7 +95,7 @@ def test_of_containers_that_are_gone_the_longest_gone_is_forgotten() -> None:
         limiter.uuid(ONE, 0, f"GPU-{number}")
         limiter.uuid(TWO, 0, f"GPU-{number}")
     for number in range(2000):
-        one_more = attrs.evolve(ONE, pod=f"pod-{number}")
+        one_more = ("team-a", f"pod-{number}", "main", "uid")
         limiter.uuid(one_more, 0, "GPU-0")
         # The second one is there all the time.
         limiter.keep_containers([TWO, one_more])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from plan_scene import GIB, PlanScene, plan
 
@@ -81,6 +81,15 @@ LIMITS = st.one_of(st.none(), st.integers(1, 2**64 - 1))
 PERCENTS = st.one_of(st.none(), st.integers(1, 99))
 
 
+# The last limit of the last device of a container that has not reported its devices.
+@example(
+    memory=[],
+    sm=[None, None, None, 1, 1],
+    has_reported=False,
+    device=4,
+    limit=None,
+    percent=None,
+)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(
     memory=st.lists(LIMITS, max_size=16),

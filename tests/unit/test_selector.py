@@ -14,7 +14,7 @@ UID = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"
 ID = "ab" * 32
 NAME = PodName("research", "bert-0", "train")
 INSIDE = Container(UID, "train", f"/root/{UID}_train")
-OUTSIDE = Container(None, None, None, container_id=ContainerId(ID, "docker", None, None))
+OUTSIDE = Container(None, None, None, container_id=ContainerId(ID))
 
 
 class Named:

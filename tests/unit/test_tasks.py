@@ -171,7 +171,7 @@ def test_whose_failures_count_together_is_nothing_that_a_container_can_change() 
     named = Container("uid", "name", "/roots/uid_name", "/roots/uid_name/1.cache")
     renamed = Container("uid", "name", "/roots/uid_name", "/roots/uid_name/2.cache")
     assert owner_of(named) == owner_of(renamed) == "/roots/uid_name"
-    docker = ContainerId("c" * 64, "docker", None, None)
+    docker = ContainerId("c" * 64)
     outside = [
         Container(None, None, None, f"/proc/7/root/{name}", container_id=docker) for name in "ab"
     ]
@@ -223,14 +223,6 @@ def test_a_recovery_is_reported_if_a_failure_was_and_the_container_is_still_ther
         ("failed", "uid/other"),
         ("recovered", "uid/one"),
     ]
-
-
-def test_the_counts_of_repetitions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("libhamiregion.node.events._COUNTS_LIMIT", 10)
-    reporter = EventReporter("task", lambda _: None)
-    for number in range(100):
-        reporter.emit("event", "text", distinct=number)
-    assert len(reporter._counts) == 10
 
 
 def test_a_container_is_named_without_anything_that_steers_a_terminal() -> None:

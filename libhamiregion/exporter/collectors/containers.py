@@ -68,7 +68,7 @@ class ContainersCollector:
             state = attrs.evolve(state, gone=gone)
         if identities is not state.identities:
             state = attrs.evolve(state, identities=identities)
-            self._limiter.keep_containers(identities.values())
+            self._limiter.keep_containers(each.labels for each in identities.values())
         return state
 
     def _identities(self, before: Mapping[Container, Identity]) -> Mapping[Container, Identity]:

@@ -6,10 +6,11 @@ from array import array
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+import attrs
+
 from libhamiregion.errors import RegionError
 from libhamiregion.exporter import families
-from libhamiregion.exporter.identity import shadowed
-from libhamiregion.exporter.labels import LabelRows, label_text
+from libhamiregion.exporter.labels import label_text
 from libhamiregion.exporter.process_metrics import sum_slots
 from libhamiregion.exporter.region_metrics import is_held
 from libhamiregion.exporter.text import Series
@@ -19,32 +20,30 @@ from libhamiregion.node.views import bounded_view
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
-    from libhamiregion.exporter.labels import CardinalityLimiter
-    from libhamiregion.exporter.state import CollectedState
-    from libhamiregion.node import Container, Finding, Node, NodeSnapshot
+    from libhamiregion.exporter.state import CollectedState, ProcessRows
+    from libhamiregion.node import Container, Finding, Node, NodeProcess, NodeSnapshot
+    from libhamiregion.node.nvml.models import ProcessColumns
     from libhamiregion.node.slot_tracker import SlotStates
 
 # A container that has not changed and is in order is looked at every so many turns.
-_TURNS = 10
+_TURNS = 20
 
 
 class DoctorCollector:
     """Looks for what is wrong with the regions, at those first that have changed.
 
     Each turn looks at the containers whose columns have changed, at those with findings or a held
-    lock, and at a tenth of the others. What can be there for a moment on a healthy node counts only
+    lock, and at a share of the others. What can be there for a moment on a healthy node counts only
     if it is there at two turns in a row.
 
     Args:
         node: The node.
-        limiter: Bounds what containers may write into labels.
     """
 
     name = "doctor"
 
-    def __init__(self, node: Node, limiter: CardinalityLimiter) -> None:
+    def __init__(self, node: Node) -> None:
         self._node = node
-        self._limiter = limiter
         self._turn = 0
         self._seen: dict[Container, bytes] = {}
         self._findings: dict[Container | None, list[Finding]] = {}
@@ -52,17 +51,23 @@ class DoctorCollector:
 
     def collect(self, state: CollectedState) -> CollectedState:
         """Look at the containers whose turn it is."""
-        if state.slots is None:
+        if state.slots is None or state.rows is None:
             return state
         snapshot, states = state.slots
         chosen = self._chosen(snapshot, states)
         views = self._views(snapshot, states, chosen)
-        rows = []
+        rows: list[NodeProcess] = []
         if state.sample is not None:
-            looked_at = {view.container for view in views}
-            joined = node_processes(views, self._node.processes, state.sample)
-            rows = [row for row in joined if row.container in looked_at and row.pid is not None]
-            rows += state.uncounted
+            pids = {
+                process.pid
+                for view in views
+                if view.processes is not None
+                for process in view.processes.alive.values()
+            }
+            columns = tuple(_only(each, pids) for each in state.sample.columns)
+            sample = attrs.evolve(state.sample, columns=columns)
+            joined = node_processes(views, self._node.processes, sample)
+            rows = [*(row for row in joined if row.pid is not None), *state.uncounted]
         findings = diagnose(self._node, sample=state.sample, views=views, rows=rows, settle_s=0)
         for container in (None, *chosen):
             self._findings.pop(container, None)
@@ -71,16 +76,17 @@ class DoctorCollector:
         present = {*snapshot.containers, *snapshot.missing}
         for gone in self._findings.keys() - present - {None}:
             del self._findings[gone]
-        believed = self._believed()
-        return state.with_series(self.name, self._series(believed, state, snapshot))
+        series = self._series(self._believed(), state, snapshot, state.rows)
+        return state.with_series(self.name, series)
 
-    def _chosen(self, snapshot: NodeSnapshot, states: SlotStates) -> set[Container]:
+    def _chosen(self, snapshot: NodeSnapshot, states: SlotStates) -> dict[Container, None]:
+        """The containers to look at, in the order of the node."""
         self._turn += 1
         table = snapshot.table
         regions, processes, devices = table.regions, table.processes, table.devices
         before, self._seen = self._seen, {}
         # Containers without a region cost nothing but a look at their directory.
-        chosen = set(snapshot.missing)
+        chosen = dict.fromkeys(snapshot.missing)
         for row, container in enumerate(snapshot.containers):
             first = regions.first_process[row]
             slots = slice(first, first + regions.process_count[row])
@@ -106,7 +112,7 @@ class DoctorCollector:
                 or is_held(regions.semaphore[row])
                 or row % _TURNS == self._turn % _TURNS
             ):
-                chosen.add(container)
+                chosen[container] = None
         return chosen
 
     def _views(
@@ -144,7 +150,11 @@ class DoctorCollector:
         return believed
 
     def _series(
-        self, findings: Iterable[Finding], state: CollectedState, snapshot: NodeSnapshot
+        self,
+        findings: Iterable[Finding],
+        state: CollectedState,
+        snapshot: NodeSnapshot,
+        rows: ProcessRows,
     ) -> list[Series]:
         totals = dict.fromkeys(FindingKind, 0)
         of_container: defaultdict[bytes, float] = defaultdict(int)
@@ -165,35 +175,42 @@ class DoctorCollector:
         return [
             Series.of(families.FINDINGS, kinds),
             Series.of(families.CONTAINER_FINDINGS, of_container),
-            self._orphaned(orphans, state, snapshot),
+            self._orphaned(orphans, snapshot, rows),
         ]
 
+    @staticmethod
     def _orphaned(
-        self,
-        orphans: defaultdict[Container, set[int]],
-        state: CollectedState,
-        snapshot: NodeSnapshot,
+        orphans: defaultdict[Container, set[int]], snapshot: NodeSnapshot, rows: ProcessRows
     ) -> Series:
         """What orphaned slots hold, by device."""
         table = snapshot.table
-        regions, devices, pids = table.regions, table.devices, table.processes.pid
-        hidden = state.gone | shadowed(state.identities)
+        regions, pids = table.regions, table.processes.pid
         chosen = bytearray(len(pids))
-        texts, rows = [], array("I")
-        for row, container in enumerate(snapshot.containers):
-            identity = state.identities.get(container)
-            if identity is None or container in hidden:
-                continue
+        for row, container in enumerate(snapshot.containers) if orphans else ():
             first = regions.first_process[row]
-            for at in range(first, first + regions.process_count[row]) if orphans else ():
+            for at in range(first, first + regions.process_count[row]):
                 chosen[at] = pids[at] in orphans.get(container, ())
-            start = regions.first_device[row]
-            for at in range(start, start + regions.device_rows[row]):
-                uuid = devices.uuid(at)
-                if uuid is not None:
-                    index = devices.index[at]
-                    safe = self._limiter.uuid(identity, index, uuid)
-                    texts.append(label_text(families.DEVICE, *identity.shown, str(index), safe))
-                    rows.append(at)
         sums = sum_slots(table, bytes(chosen), table.usages.memory_used_bytes)
-        return Series(families.MEMORY_ORPHANED, LabelRows(texts), sums, rows)
+        return rows.series_of_devices(families.MEMORY_ORPHANED, sums)
+
+
+def _only(columns: ProcessColumns, pids: set[int]) -> ProcessColumns:
+    """The rows of these processes."""
+    rows = [row for row, pid in enumerate(columns.pids) if pid in pids]
+
+    def picked(column: array[int]) -> array[int]:
+        return array(column.typecode, [column[row] for row in rows])
+
+    return attrs.evolve(
+        columns,
+        pids=picked(columns.pids),
+        kinds=bytes(columns.kinds[row] for row in rows),
+        memory_used_bytes=picked(columns.memory_used_bytes),
+        sm_util_percent=picked(columns.sm_util_percent),
+        memory_util_percent=picked(columns.memory_util_percent),
+        enc_util_percent=picked(columns.enc_util_percent),
+        dec_util_percent=picked(columns.dec_util_percent),
+        sampled_at_us=picked(columns.sampled_at_us),
+        samples=tuple(sample for sample in columns.samples if sample[0] in pids),
+        faults={at: columns.faults[row] for at, row in enumerate(rows) if row in columns.faults},
+    )

@@ -31,8 +31,6 @@ ContainerKey: TypeAlias = "tuple[str | None, str | None, tuple[int, ...]]"
 _NAME_LIMIT = 120
 _COMMAND_LIMIT = 100
 _LISTED_PIDS = 8
-# The programs of HAMi and of volcano-vgpu that write launch marks and switches.
-_MONITOR_NAMES = {"vGPUmonitor", "volcano-vgpu-monitor"}
 _LOW_HALF = 0xFFFFFFFF
 
 
@@ -190,8 +188,11 @@ class Examination:
 
     @cached_property
     def proved(self) -> dict[int, tuple[Container, int]]:
-        """Host pid -> container and pid, of all live processes with a slot."""
-        return {
+        """Host pid -> container and pid, of all live processes with a slot.
+
+        Of containers that are not looked at, as of the last `Node.slots`.
+        """
+        return self.node.proved_processes() | {
             process.pid: (used.container, pid)
             for used in self.used
             for pid, process in used.processes.alive.items()
@@ -210,11 +211,6 @@ class Examination:
         """As `Observations.stands_for_s`; what is not asked about any more is forgotten."""
         self.standing.add(what)
         return self.observations.stands_for_s(what, value)
-
-
-def is_monitor(process: HostProcess) -> bool:
-    """Whether a process is called as the monitor of HAMi, or of volcano-vgpu."""
-    return process.command.partition(" ")[0].rpartition("/")[2] in _MONITOR_NAMES
 
 
 def shown(text: str | None, limit: int = _NAME_LIMIT) -> str:

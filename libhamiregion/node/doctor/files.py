@@ -16,9 +16,10 @@ from libhamiregion.errors import RegionClosed
 from libhamiregion.layouts import LAYOUTS, Layout
 from libhamiregion.node.containers import MissingReason, missing_for
 from libhamiregion.node.outside import mapped_regions, resolve
+from libhamiregion.node.writers import is_monitor
 from libhamiregion.text import printable
 
-from .examination import command_of, count_text, is_monitor, pids_text, shown
+from .examination import command_of, count_text, pids_text, shown
 from .findings import FindingKind, Severity, finding
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class _Lost:
     Attributes:
         mapped: What they map.
         users: Those of them that use it.
-        container: Whose file it is, where that is known.
+        container: The container whose file it is, where that is known.
         size_bytes: How long the file is now; None if it was deleted, or that is not known.
     """
 
@@ -95,9 +96,14 @@ class _Lost:
 def _lost_mappings(look: Examination) -> list[_Lost]:
     processes = look.node.processes
     known = set()
-    for used in look.used:
-        with contextlib.suppress(RegionClosed):
-            known.add(processes.identity(used.region))
+    for each in look.node.containers:
+        if each.region is not None:
+            with contextlib.suppress(RegionClosed):
+                known.add(processes.identity(each.region))
+    for view in look.views:
+        if view.container.region is not None and view.snapshot is None:
+            with contextlib.suppress(RegionClosed):
+                known.discard(processes.identity(view.container.region))
     short = _short_files(look)
     # A monitor goes on mapping the region of a container that has gone.
     bystanders = {process.pid for used in look.used for process in used.processes.onlookers}

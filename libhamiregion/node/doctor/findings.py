@@ -28,7 +28,7 @@ class Finding:
     Attributes:
         kind: What it is.
         severity: How bad.
-        container: Whose; None for the node as a whole.
+        container: The container that has it; None for the node as a whole.
         device: Index of the device in the container's region; None if it is not about one.
         pid: The process in the container's pid namespace; None if it is not about one.
         summary: One line with the numbers that matter.

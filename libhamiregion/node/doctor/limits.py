@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import enum
-import os
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from libhamiregion.layouts import Layout
+from libhamiregion.node.root_lock import RootUse, is_root_locked
+from libhamiregion.node.writers import find_monitors
 from libhamiregion.text import printable
 from libhamiregion.units import format_size
 
-from .examination import command_of, count_text, is_monitor, pids_text
+from .examination import command_of, count_text, pids_text
 from .findings import FindingKind, Severity, finding
 from .process_facts import has_libvgpu, policy_of
 from .slots import IMPOSSIBLE_BYTES, memory_bytes
@@ -201,7 +202,7 @@ def unrecorded_utilization(look: Examination, used: UsedRegion) -> Iterator[Find
 
 
 class _Rivals(enum.Enum):
-    """For whom HAMi's monitor would switch a region's limit on."""
+    """Containers in whose favour HAMi's monitor would switch a region's limit on."""
 
     MORE_URGENT = "a more urgent container competes"
     AS_URGENT = "several containers compete"
@@ -351,7 +352,7 @@ def _is_launching(used: UsedRegion) -> bool:
 
 
 def blocked_launches(look: Examination, used: UsedRegion) -> Iterator[Finding]:
-    """Regions whose launches are blocked while nobody runs who unblocks them."""
+    """Regions whose launches are blocked while no writer of launch marks runs."""
     if used.snapshot.recent_kernel >= 0 or not used.alive:
         return
     if look.writer_may_run is None:
@@ -376,43 +377,13 @@ def blocked_launches(look: Examination, used: UsedRegion) -> Iterator[Finding]:
 
 def _writer_seen(look: Examination) -> bool:
     """Whether somebody is seen who can be the writer of launch marks."""
-    processes = look.node.processes
-    # Who is in a container that has a region can be called anything.
-    inside = {
-        user.container.id for used in look.used for user in used.users if user.container is not None
-    }
-    monitors = (
-        each
-        for each in processes
-        if is_monitor(each) and (each.container is None or each.container.id not in inside)
-    )
-    if any(monitors):
+    if find_monitors(look.node) or is_root_locked(look.node.directories, RootUse.FEEDBACK):
         return True
+    processes = look.node.processes
     for used in look.used:
         users = {process.pid for process in used.users}
-        # Who can be neither matched nor ruled out counts as somebody.
+        # A process that can be neither matched nor ruled out counts as the writer.
         for process in processes.mappers(*processes.identity(used.region), writable=True):
             if process.pid not in users and process.pid != processes.visibility.own_pid:
                 return True
-    return _directories_locked(look)
-
-
-def _directories_locked(look: Examination) -> bool:
-    """Whether an agent of this library has the containers' directories locked (flock)."""
-    wanted = set()
-    for directory in look.node.directories:
-        try:
-            status = os.stat(directory)  # noqa: PTH116
-        except OSError:
-            continue
-        device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
-        wanted.add(f"{device}:{status.st_ino}")
-    try:
-        with open(f"{look.node.proc}/locks", encoding="ascii") as file:  # noqa: PTH123
-            lines = file.read().splitlines()
-    except OSError:
-        return True
-    return any(
-        len(words) > 5 and words[1] == "FLOCK" and words[5] in wanted
-        for words in map(str.split, lines)
-    )
+    return False

@@ -64,7 +64,7 @@ class RawSlots:
     Threads: one at a time.
 
     Args:
-        region: Whose file; what is opened is that very file or nothing.
+        region: The region whose file is read; that very file is opened, or nothing.
 
     Raises:
         RegionStale: The path leads to another file now.

@@ -301,7 +301,7 @@ class _Work:
             if container.region is not None:
                 with contextlib.suppress(RegionError):
                     looked.append((container, container.region, container.region.snapshot()))
-        # After the snapshots, so that who has come between is not taken for dead.
+        # After the snapshots: a process that came between must not be taken for dead.
         self._node.processes.refresh()
         used = [
             UsedRegion(container, region, snapshot, self._node.match(container, snapshot))

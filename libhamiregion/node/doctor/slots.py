@@ -69,7 +69,7 @@ def dead_processes(look: Examination, used: UsedRegion) -> Iterator[Finding]:  #
     yield finding(
         FindingKind.DEAD_PROCESS_COUNTED,
         used.container,
-        f"{_size(nbytes)} of {count_text(count, 'dead process')} still count",
+        f"{_size(nbytes)} of {count_text(count, 'dead process')} still counted",
         f"{pids_text(pids)}{f' and {more} more' if more else ''}: no process that maps this region"
         f" has that pid, and /proc shows all processes; {_size(nbytes)} on {_devices(devices)}",
         device=devices[0] if len(devices) == 1 else None,

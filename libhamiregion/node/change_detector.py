@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from ._core import ffi, lib
-from .errors import RegionClosed
+from libhamiregion._core import ffi, lib
+from libhamiregion.errors import RegionClosed
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from .region import Region
+    from libhamiregion.region import Region
 
 #: Device, inode and time of the last change (ctime, ns) of a directory.
 Stamp = tuple[int, int, int]
