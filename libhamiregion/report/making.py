@@ -10,7 +10,7 @@ import attrs
 
 from libhamiregion.text import printable
 
-from .models import LEVELS, Advice, Gap, Level, Report, Usage
+from .models import LEVELS, Advice, Level, Report, Usage
 from .tally import AllocationTally, Bins, Tally
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class _Adding:
         self._tallies: dict[Allocation, AllocationTally | None] = {}
         self._total = self._tally()
         self._groups: dict[str, dict[_Key, Tally]] = {level: {} for level in self._levels}
-        self._gaps: list[Gap] = []
+        self._gaps: list[tuple[int, int]] = []
         self._unbelievable: set[Allocation] = set()
 
     def _tally(self, *, gpus: bool = True) -> Tally:
@@ -130,7 +130,7 @@ class _Adding:
             if look.start_ms > end_ms:
                 for tally in self._selected:
                     tally.change(end_ms, None)
-                self._gaps.append(Gap(end_ms, look.start_ms))
+                self._gaps.append((end_ms, look.start_ms))
             self._add(look)
             end_ms = look.end_ms
         for own in self._selected:
@@ -141,7 +141,7 @@ class _Adding:
         ):
             group.finish(end_ms)
         if end_ms < self._until_ms:
-            self._gaps.append(Gap(end_ms, self._until_ms))
+            self._gaps.append((end_ms, self._until_ms))
 
     def _add(self, look: Look) -> None:
         for allocation, sample in look.changes.items():
@@ -190,16 +190,19 @@ class _Adding:
         allocations = tuple(_usage_of_one(each, headroom, round_to_bytes) for each in seen)
         rows = {level: self._rows(level, members) for level in self._levels}
         whole_ms = self._until_ms - self._since_ms
-        missing_ms = sum(gap.end_ms - gap.start_ms for gap in self._gaps)
-        longest = sorted(self._gaps, key=lambda gap: gap.start_ms - gap.end_ms)[:_GAPS_LISTED]
+        missing_ms = sum(end_ms - start_ms for start_ms, end_ms in self._gaps)
+        longest = sorted(self._gaps, key=lambda gap: gap[0] - gap[1])[:_GAPS_LISTED]
         return Report(
-            facts=facts,
+            kind=facts.kind,
+            source=facts.source,
+            node=facts.node,
+            resolution_s=facts.resolution_s,
             since_ms=self._since_ms,
             until_ms=self._until_ms,
             made_at_ms=time.time_ns() // 1_000_000,
             by=by,
             recorded_ratio=1 - missing_ms / whole_ms,
-            gaps=tuple(sorted(longest, key=lambda gap: gap.start_ms)),
+            gaps=tuple(sorted(longest)),
             gap_count=len(self._gaps),
             headroom=headroom,
             round_to_bytes=round_to_bytes,
