@@ -8,6 +8,7 @@ import shutil
 import signal
 import sqlite3
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -263,6 +264,39 @@ def test_what_happens_on_the_node_is_in_the_report_whatever_ends_the_recorder(
     answer = call("report", "--from", str(path), "--since", "1h", "--json")
     (row,) = json.loads(answer.stdout)["rows"]
     assert (row["memory_peak_bytes"], row["memory_limit_bytes"]) == (5 * GIB, 8 * GIB)
+
+
+HANGING = """
+import sys, time
+import libhamiregion.cli.record as verb
+from libhamiregion.cli import main
+from libhamiregion.report.recorder import NodeReader
+
+def read(self):
+    print("looking", flush=True)
+    time.sleep(1000)
+
+NodeReader.read = read
+verb._LAST_LOOK_S = 0.1
+sys.argv[0] = "hamiregion"
+main()
+"""
+
+
+def test_a_look_that_hangs_does_not_keep_the_recorder_from_ending(
+    scene: NodeScene, path: Path
+) -> None:
+    words = ("record", "--to", str(path), "--root", str(scene.root), "--no-driver")
+    with subprocess.Popen(
+        [sys.executable, "-c", HANGING, *words],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "looking\n"
+        process.terminate()
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "a look has not ended" in errors
 
 
 def test_one_look_and_a_dry_run(scene: NodeScene, path: Path) -> None:
