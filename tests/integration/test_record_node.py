@@ -255,6 +255,8 @@ def test_what_happens_on_the_node_is_in_the_report_whatever_ends_the_recorder(
                 # The look that is being made may be of before.
                 for _ in range(3):
                     recording.next()
+            # Readers need not be kept out.
+            assert call("report", "--from", str(path), "--since", "1h").returncode == 0
             second = call("record", "--to", str(path), "--root", str(scene.root), "--once")
             assert second.returncode == 1
             assert second.stderr == f"Error: '{path}' is in use by another recorder\n"
