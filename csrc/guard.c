@@ -32,8 +32,8 @@ struct frame {
 GUARD_TLS struct frame *current;
 
 /*
- * Our handler is one function per layer, and each layer knows whom it covers: a
- * SIGBUS that is not ours goes on to covered[layer].  Who takes the signal from us
+ * Our handler is one function per layer, and each layer knows which handler it covers: a
+ * SIGBUS that is not ours goes on to covered[layer].  Code that takes the signal from us
  * and puts it back some day puts back the layer that was there, and so names all
  * those below it and none above: the chain needs no other memory.  A handler that
  * was covered before gets its old layer again, so the chain does not grow.
