@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from libhamiregion.exporter.families import MetricFamily
     from libhamiregion.exporter.state import ProcessRows
-    from libhamiregion.node import Container, HostProcess, NvmlProcess, NvmlSample
+    from libhamiregion.node import Container, HostProcess, NvmlSample
+    from libhamiregion.node.nvml import NvmlProcess
     from libhamiregion.node.nvml.models import ProcessColumns
 
 
