@@ -52,6 +52,7 @@ class ContainersCollector:
         self._outside = outside
         self._gone = GoneContainers(node, gone_after_s)
         self._named_s = -_ASK_UNNAMED_S
+        self._named: tuple[Container, ...] | None = None
 
     def ask_again(self) -> None:
         """Have the next look ask for all names, and for all left-overs."""
@@ -74,10 +75,14 @@ class ContainersCollector:
     def _identities(self, before: Mapping[Container, Identity]) -> Mapping[Container, Identity]:
         now_s = time.monotonic()
         asks_unnamed = now_s - self._named_s >= _ASK_UNNAMED_S
+        containers = self._node.containers
+        if containers is self._named and not asks_unnamed:
+            return before
         if asks_unnamed:
             self._named_s = now_s
+        self._named = containers
         found = {}
-        for container in self._node.containers:
+        for container in containers:
             known = before.get(container)
             if known is None or (asks_unnamed and not known.is_named):
                 now = identity_of(self._node, container, self._limiter)
