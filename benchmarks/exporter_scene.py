@@ -1,6 +1,6 @@
 """A node full of containers whose processes are real: for the exporter, which shows no others.
 
-Run by test_exporter.py, and by who wants a whole exporter to measure.
+Run by test_exporter.py, and by hand, to measure a whole exporter.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class BusyNode:
     regions: tuple[RegionFile, ...]
 
     def open(self) -> Node:
-        return Node(self.root, names=ChainedNames([PodLogNames(self.logs)]), outside=False)
+        return Node(self.root, names=ChainedNames([PodLogNames(self.logs)]))
 
     def sampler(self) -> NvmlSampler:
         os.environ[STATE] = str(self.driver.state)

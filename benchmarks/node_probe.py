@@ -16,10 +16,10 @@ from libhamiregion.node import Node
 
 
 def main(root: str) -> None:
-    with Node(root, outside=False) as first:  # what is paid once
+    with Node(root) as first:  # what is paid once
         first.refresh()
     start = allocated_bytes()
-    with Node(root, outside=False) as node:
+    with Node(root) as node:
         node.refresh(processes=False)
         with_containers = allocated_bytes()
         node.processes.refresh()

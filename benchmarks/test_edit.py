@@ -25,13 +25,13 @@ def test_set_memory_limit(region: hami.Region, timed: Callable[..., Any]) -> Non
     def edit() -> tuple[hami.LimitChange, ...]:
         return region.set_memory_limit(LIMIT_BYTES, device=0)
 
-    (change,) = timed(edit, work="set_memory_limit(), one device", budget_us=2.0)
+    (change,) = timed(edit, work="set_memory_limit(), one device", budget_us=1.8)
     assert change.after == LIMIT_BYTES == region.memory_limit(0)
 
 
 def test_set_memory_limit_of_all_devices(region: hami.Region, timed: Callable[..., Any]) -> None:
     changes = timed(
-        region.set_memory_limit, LIMIT_BYTES, work="set_memory_limit(), both devices", budget_us=2.0
+        region.set_memory_limit, LIMIT_BYTES, work="set_memory_limit(), both devices", budget_us=1.8
     )
     assert [change.after for change in changes] == [LIMIT_BYTES, LIMIT_BYTES]
 

@@ -35,7 +35,7 @@ def test_memory_per_open_region(many: list[Path], benchmark: Any, ledger: Ledger
 
     found = benchmark.pedantic(probe)
     benchmark.extra_info.update(found)
-    ledger.add("an open region: allocated, Python and C", "bytes", 2048, found["allocated"])
-    ledger.add("  resident, without the region's pages", "bytes", 2048, found["resident"])
+    ledger.add("an open region: allocated, Python and C", "bytes", 1024, found["allocated"])
+    ledger.add("  resident, without the region's pages", "bytes", 1024, found["resident"])
     ledger.add("  the region's pages that were touched", "bytes", None, found["touched_pages"])
     ledger.add("  the kernel's page tables", "bytes", None, found["page_tables"])

@@ -76,7 +76,7 @@ def root(containers: int, with_processes: bool) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def node(root: Path) -> Iterator[Node]:
-    with Node(root, outside=False) as node:
+    with Node(root) as node:
         node.refresh(processes=False)
         yield node
 
@@ -87,7 +87,7 @@ def named(work: str, containers: int) -> str:
 
 def test_a_full_scan(root: Path, containers: int, timed: Callable[..., Any]) -> None:
     def scan() -> int:
-        with Node(root, outside=False) as node:
+        with Node(root) as node:
             node.refresh(processes=False)
             return len(node.containers)
 
@@ -99,7 +99,7 @@ def test_a_first_look_at_all_processes(
     root: Path, containers: int, benchmark: Any, ledger: Ledger
 ) -> None:
     def look() -> None:
-        with Node(root, outside=False) as node:
+        with Node(root) as node:
             node.processes.refresh()
 
     benchmark.pedantic(look, rounds=2, iterations=1)
@@ -152,10 +152,31 @@ def test_all_regions_read(node: Node, containers: int, timed: Callable[..., Any]
 
 
 @pytest.mark.usefixtures("processes")
+def test_slots_with_nothing_changed(node: Node, containers: int, timed: Callable[..., Any]) -> None:
+    """What a program that looks every few seconds pays, whatever the processes do."""
+    work = named("slots(snapshot()), nothing changed", containers)
+    states = timed(lambda: node.slots(node.snapshot()), work=work)
+    assert len(states.processes) == 4 * containers
+
+
+@pytest.mark.usefixtures("processes")
+def test_slots_proved_anew(node: Node, containers: int, timed: Callable[..., Any]) -> None:
+    """What it pays once a minute."""
+
+    def prove() -> int:
+        with Node(node.roots) as new:
+            new.refresh(processes=False)
+            return len(new.slots(new.snapshot()).processes)
+
+    work = named("a new Node, all slots proved", containers)
+    assert timed(prove, work=work) == 4 * containers
+
+
+@pytest.mark.usefixtures("processes")
 def test_everything_looked_at(node: Node, containers: int, timed: Callable[..., Any]) -> None:
     views = timed(node.view, work=named("view(): snapshots, processes, slots matched", containers))
     assert len(views) == containers
-    assert all(len(view.processes.host_pids) == 4 for view in views)
+    assert all(len(view.processes.alive) == 4 for view in views)
 
 
 @pytest.mark.usefixtures("processes")

@@ -6,14 +6,14 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from libhamiregion.report import (
-    CHART_POINTS,
-    Reading,
-    RecordedContainer,
+    Allocation,
     Recording,
     RecordingWriter,
+    Sample,
     make_report,
     report_html,
 )
+from libhamiregion.report.page import CHART_POINTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,41 +21,39 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 T0 = 1_790_812_800_000
-CONTAINERS = [
-    RecordedContainer(f"{number:032x}", "main", None, None, f"team-{number % 9}", f"pod-{number}")
+ALLOCATIONS = [
+    Allocation(
+        f"team-{number % 9}", f"pod-{number}", "main", f"{number:032x}", device,
+        f"GPU-{number % 8}-{device}",
+    )
     for number in range(256)
-]
+    for device in range(2)
+]  # fmt: skip
 NODE = "256 containers x 2 devices"
 
 
-def readings(look: int) -> list[Reading]:
-    """Half of the devices are busy: their utilisation changes with every look."""
-    return [
-        Reading(
-            container,
-            device,
-            f"GPU-{number % 8}-{device}",
-            (2 + number % 5) * GIB,
+def samples_of(look: int) -> dict[Allocation, Sample]:
+    """Half of the containers are busy: their utilisation changes with every look."""
+    return {
+        allocation: Sample(
+            (2 + number // 2 % 5) * GIB,
             8 * GIB,
             50,
-            (number + look) % 100 if number % 2 else 0,
+            (number + look) % 100 if number // 2 % 2 else 0,
             1,
         )
-        for number, container in enumerate(CONTAINERS)
-        for device in range(2)
-    ]
+        for number, allocation in enumerate(ALLOCATIONS)
+    }
 
 
 def test_write(directory: Path, timed: Callable[..., Any]) -> None:
-    prepared = [readings(look) for look in range(100)]
+    prepared = [samples_of(look) for look in range(100)]
     numbers = itertools.count()
     with RecordingWriter(directory / "written.db") as writer:
 
         def look() -> None:
             number = next(numbers)
-            writer.write(
-                prepared[number % 100], at_ms=T0 + number * 15_000, running_ms=number * 15_000
-            )
+            writer.write(prepared[number % 100], at_ms=T0 + number * 15_000)
 
         timed(look, work=f"a look of the recorder written, {NODE}, half busy")
 
@@ -64,7 +62,7 @@ def test_report(directory: Path, timed: Callable[..., Any]) -> None:
     path = directory / "hour.db"
     with RecordingWriter(path) as writer:
         for number in range(240):
-            writer.write(readings(number), at_ms=T0 + number * 15_000, running_ms=number * 15_000)
+            writer.write(samples_of(number), at_ms=T0 + number * 15_000)
     with Recording(path) as recording:
 
         def report() -> str:

@@ -138,9 +138,7 @@ static int check_no_foreign_mapping(hr_region *region)
 
 int hr_attach(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns)
 {
-    if (!region->writable)
-        return hr_fail_code(HR_EREADONLY);
-    int code = hr_enter(region);
+    int code = hr_enter_to_write(region);
     if (code != HR_OK)
         return code;
     code = check_no_foreign_mapping(region);
@@ -318,9 +316,7 @@ int hr_leave_region(hr_region *region, uint64_t deadline_ns)
 
 int hr_detach(hr_region *region, uint64_t timeout_ns)
 {
-    if (!region->writable)
-        return hr_fail_code(HR_EREADONLY);
-    int code = hr_enter(region);
+    int code = hr_enter_to_write(region);
     if (code != HR_OK)
         return code;
     /* Who has no slot does not wait for the lock to learn that. */

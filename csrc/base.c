@@ -18,8 +18,7 @@ int hr_fail(const struct hr_detail *detail)
 
 int hr_fail_reason(int code, int reason)
 {
-    struct hr_detail detail = {.code = code, .reason = reason, .device = -1, .layout = HR_LAYOUTS};
-    return hr_fail(&detail);
+    return HR_FAIL(code, .reason = reason);
 }
 
 int hr_fail_code(int code)
@@ -29,9 +28,7 @@ int hr_fail_code(int code)
 
 int hr_fail_errno(int code, int sys_errno)
 {
-    struct hr_detail detail = {
-        .code = code, .sys_errno = sys_errno, .device = -1, .layout = HR_LAYOUTS};
-    return hr_fail(&detail);
+    return HR_FAIL(code, .sys_errno = sys_errno);
 }
 
 void hr_last_detail(struct hr_detail *out)

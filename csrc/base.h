@@ -15,6 +15,9 @@ int hr_fail(const struct hr_detail *detail);
 int hr_fail_code(int code);
 int hr_fail_errno(int code, int sys_errno);
 int hr_fail_reason(int code, int reason);
+/* With fields of struct hr_detail, where no device and no layout is meant. */
+#define HR_FAIL(failed, ...)                                                                       \
+    hr_fail(&(struct hr_detail){.code = (failed), .device = -1, .layout = HR_LAYOUTS, __VA_ARGS__})
 
 uint64_t hr_clock_ns(int clock);
 uint64_t hr_deadline_ns(uint64_t timeout_ns);

@@ -5,15 +5,15 @@
 #include "fields.h"
 #include "identify.h"
 
-static bool is_directory_as_it_was(const struct hr_place *place)
+static bool is_directory_as_it_was(const struct hr_watch_entry *entry)
 {
     struct stat status;
-    if (fstatat(AT_FDCWD, place->directory, &status, AT_SYMLINK_NOFOLLOW) != 0)
+    if (fstatat(AT_FDCWD, entry->directory, &status, AT_SYMLINK_NOFOLLOW) != 0)
         return false;
     /* The time of the last change, which nobody can set, unlike that of the last modification. */
     int64_t changed_ns = (int64_t)status.st_ctim.tv_sec * 1000000000 + status.st_ctim.tv_nsec;
-    return S_ISDIR(status.st_mode) && status.st_ino == place->inode &&
-           status.st_dev == place->device_id && changed_ns == place->changed_ns;
+    return S_ISDIR(status.st_mode) && status.st_ino == entry->inode &&
+           status.st_dev == entry->device_id && changed_ns == entry->changed_ns;
 }
 
 static bool has_bad_uuid(const hr_region *region)
@@ -52,15 +52,16 @@ static bool is_region_as_it_was(hr_region *region, bool by_name)
     return hr_run(region, check_work, region) == HR_OK;
 }
 
-uint32_t hr_find_changed(const struct hr_place *places, uint32_t count, unsigned char *changed)
+uint32_t hr_find_changed(const struct hr_watch_entry *entries, uint32_t count,
+                         unsigned char *changed)
 {
     uint32_t found = 0;
     for (uint32_t i = 0; i < count; i++) {
-        const struct hr_place *place = &places[i];
-        bool has_directory = place->directory != NULL;
-        bool same = !has_directory || is_directory_as_it_was(place);
-        if (same && place->region != NULL)
-            same = is_region_as_it_was(place->region, has_directory);
+        const struct hr_watch_entry *entry = &entries[i];
+        bool has_directory = entry->directory != NULL;
+        bool same = !has_directory || is_directory_as_it_was(entry);
+        if (same && entry->region != NULL)
+            same = is_region_as_it_was(entry->region, has_directory);
         changed[i] = !same;
         found += !same;
     }

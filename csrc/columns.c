@@ -1,3 +1,4 @@
+#include <stdbool.h>
 #include <string.h>
 
 #include "region.h"
@@ -11,10 +12,11 @@ struct table {
     size_t step;
 };
 
-static inline uint64_t *put(uint64_t *cell, size_t step, uint64_t value)
+static inline void put_row(struct table *table, const uint64_t *row, size_t columns)
 {
-    *cell = value;
-    return cell + step;
+    uint64_t *cell = table->to++;
+    for (size_t i = 0; i < columns; i++, cell += table->step)
+        *cell = row[i];
 }
 
 static inline uint64_t widen(int32_t value)
@@ -30,25 +32,9 @@ _Static_assert(FIGURES(hr_usage, offset) == HR_USAGE_OFFSET - HR_USAGE_TOTAL &&
                    FIGURES(hr_device, uuid) == HR_DEVICE_COLUMNS - HR_DEVICE_LIMIT,
                "their order");
 
-static inline void put_figures(uint64_t *cell, size_t step, const uint64_t *figures, size_t count)
-{
-    for (size_t i = 0; i < count; i++)
-        cell = put(cell, step, figures[i]);
-}
-
-/* The devices of a snapshot that are shown, by their index. */
-struct shown {
-    uint32_t count;
-    uint8_t devices[HR_DEVICES];
-};
-
-static struct shown shown_of(const struct hr_snapshot *head)
-{
-    struct shown shown = {0};
-    for (uint32_t left = head->shown; left != 0; left &= left - 1)
-        shown.devices[shown.count++] = (uint8_t)__builtin_ctz(left);
-    return shown;
-}
+#define EACH_SHOWN(head, device)                                                                   \
+    for (uint32_t left = (head)->shown, device;                                                    \
+         left != 0 && ((device) = (uint32_t)__builtin_ctz(left), true); left &= left - 1)
 
 static const struct hr_device *devices_of(const struct hr_snapshot *head)
 {
@@ -65,43 +51,42 @@ static const struct hr_process *process_of(const struct hr_snapshot *head, size_
 static void put_region(struct table *table, const struct hr_member *member,
                        const struct hr_snapshot *head)
 {
-    const size_t step = table->step;
-    uint64_t *to = table->to++;
-    to = put(to, step, widen(head->code));
-    to = put(to, step, head->layout);
-    to = put(to, step, head->taken_at_ns);
-    to = put(to, step, head->settled);
-    to = put(to, step, head->device_num);
-    to = put(to, step, (uint32_t)head->proc_num);
-    to = put(to, step, widen(head->priority));
-    to = put(to, step, widen(head->utilization_switch));
-    to = put(to, step, widen(head->recent_kernel));
-    to = put(to, step, head->last_kernel_time);
-    to = put(to, step, head->owner_pid);
-    to = put(to, step, head->semaphore);
-    to = put(to, step, member->first_device);
-    to = put(to, step, member->devices);
-    put(to, step, member->first_process);
+    const uint64_t row[HR_REGION_COLUMNS] = {
+        widen(head->code),
+        head->layout,
+        head->taken_at_ns,
+        head->settled,
+        head->device_num,
+        (uint32_t)head->proc_num,
+        widen(head->priority),
+        widen(head->utilization_switch),
+        widen(head->recent_kernel),
+        head->last_kernel_time,
+        head->owner_pid,
+        head->semaphore,
+        member->first_device,
+        member->devices,
+        member->first_process,
+    };
+    put_row(table, row, HR_REGION_COLUMNS);
 }
 
 static void put_devices(struct table *table, const struct hr_snapshot *head, uint32_t region)
 {
-    const size_t step = table->step;
-    const struct shown shown = shown_of(head);
-    for (uint32_t i = 0; i < shown.count; i++) {
-        const struct hr_device *device = &devices_of(head)[shown.devices[i]];
-        uint64_t *to = table->to++;
-        to = put(to, step, region);
-        to = put(to, step, shown.devices[i]);
-        put_figures(to, step, &device->limit, HR_DEVICE_COLUMNS - HR_DEVICE_LIMIT);
+    EACH_SHOWN(head, device)
+    {
+        uint64_t row[HR_DEVICE_COLUMNS] = {region, device};
+        memcpy(row + HR_DEVICE_LIMIT, &devices_of(head)[device],
+               (HR_DEVICE_COLUMNS - HR_DEVICE_LIMIT) * sizeof *row);
+        put_row(table, row, HR_DEVICE_COLUMNS);
     }
 }
 
 static void put_uuids(struct table *table, const struct hr_snapshot *head)
 {
-    const struct shown shown = shown_of(head);
-    for (uint32_t i = 0; i < shown.count; i++) {
-        memcpy(table->to, devices_of(head)[shown.devices[i]].uuid, HR_UUID_BYTES);
+    EACH_SHOWN(head, device)
+    {
+        memcpy(table->to, devices_of(head)[device].uuid, HR_UUID_BYTES);
         table->to += HR_UUID_BYTES / sizeof *table->to;
     }
 }
@@ -109,34 +94,30 @@ static void put_uuids(struct table *table, const struct hr_snapshot *head)
 static void put_processes(struct table *table, const struct hr_member *member,
                           const struct hr_snapshot *head, uint32_t region)
 {
-    const size_t step = table->step;
-    uint32_t usage = member->first_usage;
-    for (size_t i = 0; i < (size_t)head->proc_num; i++) {
+    for (uint32_t i = 0; i < (uint32_t)head->proc_num; i++) {
         const struct hr_process *process = process_of(head, i);
-        uint64_t *to = table->to++;
-        to = put(to, step, region);
-        to = put(to, step, widen(process->pid));
-        to = put(to, step, widen(process->host_pid));
-        to = put(to, step, widen(process->status));
-        to = put(to, step, process->settled);
-        put(to, step, usage);
-        usage += member->devices;
+        const uint64_t row[HR_PROCESS_COLUMNS] = {
+            region,
+            widen(process->pid),
+            widen(process->host_pid),
+            widen(process->status),
+            process->settled,
+            member->first_usage + i * member->devices,
+        };
+        put_row(table, row, HR_PROCESS_COLUMNS);
     }
 }
 
 static void put_usages(struct table *table, const struct hr_member *member,
                        const struct hr_snapshot *head)
 {
-    const size_t step = table->step;
-    const struct shown shown = shown_of(head);
     for (uint32_t i = 0; i < (uint32_t)head->proc_num; i++) {
         const struct hr_usage *usages = (const struct hr_usage *)(process_of(head, i) + 1);
-        for (uint32_t j = 0; j < shown.count; j++) {
-            uint64_t *to = table->to++;
-            to = put(to, step, member->first_process + i);
-            to = put(to, step, shown.devices[j]);
-            put_figures(to, step, &usages[shown.devices[j]].total,
-                        HR_USAGE_COLUMNS - HR_USAGE_TOTAL);
+        EACH_SHOWN(head, device)
+        {
+            uint64_t row[HR_USAGE_COLUMNS] = {member->first_process + i, device};
+            memcpy(row + HR_USAGE_TOTAL, &usages[device], sizeof usages[device]);
+            put_row(table, row, HR_USAGE_COLUMNS);
         }
     }
 }

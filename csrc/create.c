@@ -79,7 +79,7 @@ static int write_region(int fd, const struct hr_layout *layout, const struct hr_
     int code = write_at(fd, header, layout->procs, 0);
     if (code == HR_OK)
         code = write_at(fd, tail, layout->size - layout->proc_num, layout->proc_num);
-    /* Magic last: until then whoever looks sees a region that is not ready. */
+    /* Magic last: until then a reader sees a region that is not ready. */
     const int32_t magic = HR_MAGIC;
     if (code == HR_OK)
         code = write_at(fd, &magic, sizeof magic, 0);

@@ -233,7 +233,7 @@ static void fetch_page(const hr_region *region, const struct hr_edit *edit)
     swap(region, edit, &found, found);
 }
 
-/* Others who write at the same moment cannot win each time, unless they mean to. */
+/* Another writer cannot win each time, unless it means to. */
 #define STORE_TRIES 64
 
 /*

@@ -43,14 +43,13 @@ static struct sigaction covered[LAYERS];
 static int layers_used;
 static pthread_mutex_t installing = PTHREAD_MUTEX_INITIALIZER;
 
-static void on_sigbus(int layer, siginfo_t *info, void *context);
+static void on_sigbus(int layer, int signal_number, siginfo_t *info, void *context);
 
 /* clang-format off */
 #define LAYER(number) \
     static void on_sigbus_##number(int signal_number, siginfo_t *info, void *context) \
     { \
-        (void)signal_number; \
-        on_sigbus(number, info, context); \
+        on_sigbus(number, signal_number, info, context); \
     }
 LAYER(0) LAYER(1) LAYER(2) LAYER(3) LAYER(4) LAYER(5) LAYER(6) LAYER(7)
 static void (*const layers[LAYERS])(int, siginfo_t *, void *) = {
@@ -59,54 +58,60 @@ static void (*const layers[LAYERS])(int, siginfo_t *, void *) = {
 };
 /* clang-format on */
 
-/* Whether a run may find that ours is not on top, because it has stepped aside. */
-static atomic_bool is_aside;
-
-/* What was sent to this thread during its work, until that is over; si_signo 0: nothing. */
-GUARD_TLS siginfo_t postponed;
-/* Also where this thread has the signal blocked and is about to work, or has just done so. */
-GUARD_TLS bool postponing;
-
-static bool is_same(const struct sigaction *one, const struct sigaction *other)
-{
-    /* Of the mask libc fills in only as much as the kernel has. */
-    return one->sa_sigaction == other->sa_sigaction && one->sa_flags == other->sa_flags &&
-           memcmp(&one->sa_mask, &other->sa_mask, (_NSIG - 1) / 8) == 0;
-}
-
-/* Sent, not caused by the instruction that it interrupts. */
-static bool was_sent(const siginfo_t *info)
-{
-    return info->si_code <= 0 || info->si_code == BUS_MCEERR_AO;
-}
-
-/* With all that its sender said, to the thread or the process as it was. */
-static void send_again(siginfo_t *info)
-{
-    /* The kernel lets nobody name a sender but the thread itself, by its own number:
-     * that leads to the whole process too. */
-    pid_t thread = (pid_t)syscall(SYS_gettid);
-    if (info->si_code == SI_TKILL)
-        syscall(SYS_rt_tgsigqueueinfo, getpid(), thread, SIGBUS, info);
-    else
-        syscall(SYS_rt_sigqueueinfo, thread, SIGBUS, info);
-}
-
 /*
- * Let it happen again to the handler that this layer covers, as if ours were not there: a
- * fault comes back by itself when its instruction runs again.  The next run of any thread
- * puts ours on top again.
+ * A handler that was installed a second time, over ours, may hand the signal down
+ * to the layer that covers it.  Then nobody is left to ask.  Told by the context,
+ * which such handlers pass on, and by the address: one that leaves by longjmp()
+ * does not come back to reset this.
  */
-static void step_aside(int layer, siginfo_t *info)
+struct passing {
+    const void *context;
+    uintptr_t frame;
+    unsigned layers;
+};
+GUARD_TLS struct passing passing;
+
+/* A SIGBUS that this thread had blocked, until it is blocked again; si_signo 0: none. */
+GUARD_TLS bool postponing;
+GUARD_TLS siginfo_t postponed;
+
+static void end_by_default(int signal_number, const siginfo_t *info)
 {
-    struct sigaction now, other = covered[layer];
-    /* It is on top, and hands the signal to the layer that covers it: nobody is left to ask. */
-    if (sigaction(SIGBUS, NULL, &now) == 0 && is_same(&now, &other))
-        other = (struct sigaction){.sa_handler = SIG_DFL};
-    atomic_store_explicit(&is_aside, true, memory_order_relaxed);
-    sigaction(SIGBUS, &other, NULL);
-    if (was_sent(info))
-        send_again(info);
+    struct sigaction by_default;
+    memset(&by_default, 0, sizeof by_default);
+    by_default.sa_handler = SIG_DFL;
+    sigaction(signal_number, &by_default, NULL);
+    /* A fault comes back by itself when the instruction runs again, with its address. */
+    if (info->si_code <= 0)
+        raise(signal_number);
+}
+
+static void pass_on(int layer, int signal_number, siginfo_t *info, void *context)
+{
+    const struct passing outer = passing;
+    uintptr_t frame = (uintptr_t)__builtin_frame_address(0);
+    bool is_nested = context == outer.context && frame < outer.frame;
+    struct sigaction to = covered[layer];
+    if ((is_nested && (outer.layers & (1u << layer)) != 0) || to.sa_handler == SIG_DFL ||
+        (to.sa_handler == SIG_IGN && info->si_code > 0)) {
+        end_by_default(signal_number, info);
+        return;
+    }
+    if (to.sa_handler == SIG_IGN)
+        return;
+    if ((to.sa_flags & (int)SA_RESETHAND) != 0)
+        covered[layer].sa_handler = SIG_DFL;
+    sigset_t blocked = to.sa_mask, before;
+    if ((to.sa_flags & SA_NODEFER) == 0)
+        sigaddset(&blocked, signal_number);
+    pthread_sigmask(SIG_BLOCK, &blocked, &before);
+    passing = (struct passing){context, frame, (is_nested ? outer.layers : 0) | 1u << layer};
+    if ((to.sa_flags & SA_SIGINFO) != 0)
+        to.sa_sigaction(signal_number, info, context);
+    else
+        to.sa_handler(signal_number);
+    passing = outer;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
 static bool is_ours(const struct frame *frame, const siginfo_t *info)
@@ -122,7 +127,13 @@ static bool is_ours(const struct frame *frame, const siginfo_t *info)
     return info->si_code == SI_TKILL && info->si_pid == getpid();
 }
 
-static void on_sigbus(int layer, siginfo_t *info, void *context)
+/* Sent, not caused by the instruction that it interrupts. */
+static bool was_sent(const siginfo_t *info)
+{
+    return info->si_code <= 0 || info->si_code == BUS_MCEERR_AO;
+}
+
+static void on_sigbus(int layer, int signal_number, siginfo_t *info, void *context)
 {
     int saved_errno = errno;
     struct frame *frame = current;
@@ -133,8 +144,8 @@ static void on_sigbus(int layer, siginfo_t *info, void *context)
         pthread_sigmask(SIG_SETMASK, &((ucontext_t *)context)->uc_sigmask, NULL);
         siglongjmp(frame->resume, 1);
     }
-    if (!was_sent(info) || (frame == NULL && !postponing))
-        step_aside(layer, info);
+    if (!postponing || !was_sent(info))
+        pass_on(layer, signal_number, info, context);
     else if (postponed.si_signo == 0)
         postponed = *info;
     errno = saved_errno;
@@ -164,6 +175,12 @@ static int layer_of(const struct sigaction *action)
     return layer;
 }
 
+static bool is_same(const struct sigaction *one, const struct sigaction *other)
+{
+    return one->sa_sigaction == other->sa_sigaction && one->sa_flags == other->sa_flags &&
+           memcmp(&one->sa_mask, &other->sa_mask, sizeof one->sa_mask) == 0;
+}
+
 static int layer_over(const struct sigaction *found)
 {
     for (int layer = 0; layer < layers_used; layer++) {
@@ -177,19 +194,32 @@ static int layer_over(const struct sigaction *found)
     return layers_used - 1;
 }
 
-static void install_over(struct sigaction found)
+/* sigaction() with what the kernel does not fill set to zero, for is_same(). */
+static bool swap_action(const struct sigaction *wanted, struct sigaction *found)
 {
-    struct sigaction ours = {.sa_flags = OUR_FLAGS}, replaced;
+    memset(found, 0, sizeof *found);
+    return sigaction(SIGBUS, wanted, found) == 0;
+}
+
+static void install_over(struct sigaction *found)
+{
+    struct sigaction ours;
+    memset(&ours, 0, sizeof ours);
+    ours.sa_flags = OUR_FLAGS;
     sigemptyset(&ours.sa_mask);
-    bool installed = false;
-    while (!installed) {
-        int layer = layer_of(&found);
-        ours.sa_sigaction = layers[layer < 0 ? layer_over(&found) : layer];
-        if (sigaction(SIGBUS, &ours, &replaced) != 0)
+    bool disturbed = true;
+    for (int before = -1; disturbed;) {
+        int layer = layer_of(found);
+        if (layer < 0)
+            layer = layer_over(found);
+        ours.sa_sigaction = layers[layer];
+        struct sigaction replaced;
+        if (!swap_action(&ours, &replaced))
             return;
         /* Another thread came in between: what it installed is what counts. */
-        installed = is_same(&replaced, &found) || layer_of(&replaced) >= 0;
-        found = replaced;
+        disturbed = before < 0 ? !is_same(&replaced, found) : layer_of(&replaced) != before;
+        before = layer;
+        *found = replaced;
     }
 }
 
@@ -200,14 +230,13 @@ static void install_over(struct sigaction found)
 static void be_on_top(void)
 {
     struct sigaction found;
-    atomic_store_explicit(&is_aside, false, memory_order_relaxed);
     /* signal() puts a handler back without its flags. */
-    if (sigaction(SIGBUS, NULL, &found) != 0 ||
+    if (!swap_action(NULL, &found) ||
         (layer_of(&found) >= 0 && (found.sa_flags & OUR_FLAGS) == OUR_FLAGS))
         return;
     pthread_mutex_lock(&installing);
-    if (sigaction(SIGBUS, NULL, &found) == 0)
-        install_over(found);
+    if (swap_action(NULL, &found))
+        install_over(&found);
     pthread_mutex_unlock(&installing);
 }
 
@@ -260,27 +289,29 @@ static bool check(uint64_t now)
 bool hr_guard_begin(void)
 {
     uint64_t now = ticks();
-    bool in_burst = !atomic_load_explicit(&is_aside, memory_order_relaxed) &&
-                    now - last_began < BURST_TICKS && now - last_checked < CHECKED_TICKS;
+    bool in_burst = now - last_began < BURST_TICKS && now - last_checked < CHECKED_TICKS;
     last_began = now;
     return __builtin_expect(!in_burst, 0) && check(now);
 }
 
 void hr_guard_end(bool unblocked)
 {
-    if (__builtin_expect(!unblocked && postponed.si_signo == 0, 1))
+    if (__builtin_expect(!unblocked, 1))
         return;
-    if (unblocked) {
-        change_sigbus(SIG_BLOCK);
-        last_checked = 0;
-        postponing = false;
-    }
-    /* A run inside another one leaves it to that. */
-    if (current != NULL || postponed.si_signo == 0)
-        return;
+    change_sigbus(SIG_BLOCK);
+    last_checked = 0;
+    postponing = false;
     siginfo_t info = postponed;
     postponed.si_signo = 0;
-    send_again(&info);
+    if (info.si_signo == 0)
+        return;
+    /* The kernel lets nobody name a sender but the thread itself, by its own number:
+     * that leads to the whole process too. */
+    pid_t thread = (pid_t)syscall(SYS_gettid);
+    if (info.si_code == SI_TKILL)
+        syscall(SYS_rt_tgsigqueueinfo, getpid(), thread, SIGBUS, &info);
+    else
+        syscall(SYS_rt_sigqueueinfo, thread, SIGBUS, &info);
 }
 
 int hr_guard_run_begun(const void *base, size_t bytes, hr_guarded_work *work, void *argument)

@@ -7,20 +7,20 @@
  *
  * Before the work it looks whether our handler is installed and whether SIGBUS
  * is blocked in this thread, as a fault under a blocked signal kills the process.
- * A handler that was installed meanwhile, or an older one that was put back, is covered by
- * ours; a blocked signal is let through during the work only.
+ * Whoever has installed a handler meanwhile, or put an older one back, finds ours
+ * on top again, and himself behind it; a blocked signal is let through during the
+ * work only, and one that was sent meanwhile is handed back blocked, as it was.
  *
- * A SIGBUS that is not at the mapping that the *current thread* is working on goes to
- * the handler that ours covers: ours puts that one back and lets the signal happen
- * again.  One that was sent to a thread during its work waits for the end of it.
+ * A SIGBUS that is not at the mapping that the *current thread* is working on
+ * goes to the handler that ours covers, with that handler's own mask.
  *
  * Caveats
- *  - Another thread may install a handler between the look and a fault, or have a fault of its
- *    own, at which ours steps aside.  A handler that hands the signal down to ours, by a
- *    call or by restoring ours and raising it again as faulthandler does, is understood.
- *    One that just returns, as Python's does, runs again and again until any thread
+ *  - Another thread may install a handler between the look and a fault.  If it
+ *    hands the signal down, by a call or by restoring ours and raising it again as
+ *    faulthandler does, we take it as the fault that it stands for.  One that
+ *    just returns, as Python's does, runs again and again until any thread
  *    begins the next run; one that ends the process ends it.
- *  - A work that is left by longjmp() leaves the signal unblocked.
+ *  - Whoever leaves the work by longjmp() leaves the signal unblocked.
  */
 #ifndef HR_GUARD_H
 #define HR_GUARD_H

@@ -102,6 +102,13 @@ static inline int hr_enter(hr_region *region)
     return HR_OK;
 }
 
+/* For a call that stores: HR_EREADONLY through a read-only handle. */
+static inline int hr_enter_to_write(hr_region *region)
+{
+    /* `writable` never changes after hr_open(). */
+    return region->writable ? hr_enter(region) : hr_fail_code(HR_EREADONLY);
+}
+
 static inline void hr_leave(hr_region *region)
 {
     atomic_fetch_sub_explicit(&region->users, 1, memory_order_release);

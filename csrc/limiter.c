@@ -8,8 +8,6 @@
 
 #include "base.h"
 
-#define NS_PER_S 1000000000
-
 /*
  * `total` doubles whenever a full bucket is not enough; it stops here, so that
  * tokens + share stays within int64.
@@ -19,8 +17,7 @@
 #define UNLIMITED 100u
 
 /* How long a tick waits for another one, which takes under a microsecond. */
-#define TICK_DEADLINE_NS NS_PER_S
-#define TICK_NAP_NS 20000
+#define TICK_DEADLINE_NS 1000000000
 
 struct hr_limiter {
     uint32_t sm_count;
@@ -50,18 +47,6 @@ struct hr_limiter {
     atomic_flag ticking;
 };
 
-static int64_t now_ns(void)
-{
-    return (int64_t)hr_clock_ns(CLOCK_MONOTONIC);
-}
-
-/* A signal may end it early; the callers look again anyway. */
-static void nap(int64_t ns)
-{
-    struct timespec duration = {.tv_sec = 0, .tv_nsec = ns};
-    nanosleep(&duration, NULL);
-}
-
 static int64_t load(const _Atomic int64_t *word)
 {
     return atomic_load_explicit(word, memory_order_relaxed);
@@ -74,23 +59,14 @@ static uint32_t normal_limit(uint64_t limit)
 
 static int read_region(hr_limiter *limiter)
 {
+    uint64_t limit, on;
     if (!limiter->region)
         return HR_OK;
-
-    uint64_t limit = hr_get(limiter->region, HR_VALUE_SM_LIMIT, limiter->device);
-    struct hr_detail detail;
-    if (limit == HR_NO_VALUE) {
-        hr_last_detail(&detail);
-        /* Otherwise the container wrote that number: unlimited, like any above 100. */
-        if (detail.code != HR_OK)
-            return detail.code;
-    }
-    uint64_t on = hr_get(limiter->region, HR_VALUE_UTILIZATION_SWITCH, 0);
-    if (on == HR_NO_VALUE) {
-        hr_last_detail(&detail);
-        if (detail.code != HR_OK)
-            return detail.code;
-    }
+    int code = hr_read_value(limiter->region, HR_VALUE_SM_LIMIT, limiter->device, &limit);
+    if (code == HR_OK)
+        code = hr_read_value(limiter->region, HR_VALUE_UTILIZATION_SWITCH, 0, &on);
+    if (code != HR_OK)
+        return code;
     atomic_store_explicit(&limiter->limit, normal_limit(limit), memory_order_relaxed);
     atomic_store_explicit(&limiter->on, on != 0, memory_order_relaxed);
     return HR_OK;
@@ -158,10 +134,12 @@ int hr_limiter_acquire(hr_limiter *limiter, int64_t blocks, int64_t timeout_ns)
         return hr_fail_code(HR_EINVAL);
     if (!limits_launches(limiter) || try_take(limiter, blocks))
         return HR_OK;
-
-    int64_t start = timeout_ns > 0 ? now_ns() : 0;
-    for (int64_t left = timeout_ns; left > 0; left = timeout_ns - (now_ns() - start)) {
-        nap(left < HR_LIMITER_NAP_NS ? left : HR_LIMITER_NAP_NS);
+    const uint64_t deadline = hr_deadline_ns((uint64_t)timeout_ns);
+    for (uint64_t now; (now = hr_clock_ns(CLOCK_MONOTONIC)) < deadline;) {
+        const uint64_t left = deadline - now;
+        const struct timespec nap = {
+            .tv_nsec = (long)(left < HR_LIMITER_NAP_NS ? left : HR_LIMITER_NAP_NS)};
+        nanosleep(&nap, NULL); /* a signal may end it early; the bucket is looked at anyway */
         if (!limits_launches(limiter) || try_take(limiter, blocks))
             return HR_OK;
     }
@@ -215,16 +193,14 @@ static void step(hr_limiter *limiter, int32_t util)
 
 static bool begin_tick(hr_limiter *limiter)
 {
-    if (!atomic_flag_test_and_set_explicit(&limiter->ticking, memory_order_acquire))
-        return true;
     /* A thread that was inside at fork() never comes out in the child: no wait without an end. */
-    int64_t deadline = now_ns() + TICK_DEADLINE_NS;
-    do {
-        nap(TICK_NAP_NS);
-        if (!atomic_flag_test_and_set_explicit(&limiter->ticking, memory_order_acquire))
-            return true;
-    } while (now_ns() < deadline);
-    return false;
+    const uint64_t deadline = hr_deadline_ns(TICK_DEADLINE_NS);
+    unsigned naps = 0;
+    while (atomic_flag_test_and_set_explicit(&limiter->ticking, memory_order_acquire)) {
+        if (!hr_nap(deadline, &naps))
+            return false;
+    }
+    return true;
 }
 
 int hr_limiter_tick(hr_limiter *limiter, int32_t util_percent)

@@ -12,9 +12,9 @@
  *
  * CAVEATS
  *
- * - Nothing ticks by itself: who owns the limiter calls hr_limiter_tick() every
+ * - Nothing ticks by itself: the limiter's owner calls hr_limiter_tick() every
  *   HR_LIMITER_PERIOD_NS.  Without ticks a launch waits for its whole timeout.
- * - Launches are not served in order: whoever wakes first takes the tokens.
+ * - Launches are not served in order: the first to wake takes the tokens.
  * - Threads.  All functions but hr_limiter_free() may run at once on one limiter.
  *   The three getters read one number each, not a common picture.
  * - Fork.  The child has a copy that goes its own way; with a region its ticks
@@ -45,7 +45,7 @@ typedef struct hr_limiter hr_limiter;
  * instead, read here and at each tick.  NULL: no region, the switch is on.
  *
  * HR_EINVAL: a count is 0 or above its bound, or `device` is no device.
- * HR_ESYSTEM: no memory.  Any error of hr_get().
+ * HR_ESYSTEM: no memory.  Any error of hr_read_value().
  */
 int hr_limiter_new(uint32_t sm_count, uint32_t max_threads_per_sm, uint32_t sm_limit,
                    hr_region *region, uint32_t device, hr_limiter **out);
@@ -71,7 +71,7 @@ int hr_limiter_acquire(hr_limiter *limiter, int64_t blocks, int64_t timeout_ns);
  * switch is off it is refilled, as in libvgpu, so that switching on does not
  * begin with an old debt.
  *
- * An error of hr_get() is returned after the step was made with the limit and
+ * An error of hr_read_value() is returned after the step was made with the limit and
  * the switch read last: a launch that waits must not wait for ever because its
  * region went away.
  *

@@ -346,12 +346,7 @@ static int take(struct attempt *attempt, uint64_t deadline_ns)
 static int time_out_work(void *argument)
 {
     const struct attempt *attempt = argument;
-    struct hr_detail detail = {.code = HR_ETIMEOUT,
-                               .reason = attempt->reason,
-                               .device = -1,
-                               .layout = HR_LAYOUTS,
-                               .found = hr_owner_of(attempt->region)};
-    return hr_fail(&detail);
+    return HR_FAIL(HR_ETIMEOUT, .reason = attempt->reason, .found = hr_owner_of(attempt->region));
 }
 
 int hr_lock_take(hr_region *region, uint64_t deadline_ns)
@@ -422,9 +417,7 @@ int hr_lock_drop(hr_region *region)
 
 int hr_lock(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns)
 {
-    if (!region->writable)
-        return hr_fail_code(HR_EREADONLY);
-    int code = hr_enter(region);
+    int code = hr_enter_to_write(region);
     if (code != HR_OK)
         return code;
     code = hr_lock_take(region, hr_deadline_ns(timeout_ns));
@@ -482,9 +475,7 @@ int hr_lock_drop_after(hr_region *region, int code)
 
 int hr_run_locked(hr_region *region, hr_guarded_work *work, void *argument, uint64_t timeout_ns)
 {
-    if (!region->writable)
-        return hr_fail_code(HR_EREADONLY);
-    int code = hr_enter(region);
+    int code = hr_enter_to_write(region);
     if (code != HR_OK)
         return code;
     code = hr_lock_take(region, hr_deadline_ns(timeout_ns));

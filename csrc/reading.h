@@ -23,10 +23,9 @@ struct hr_reading {
     uint64_t any_torn;   /* not 0: a total may be apart from the sum of its kinds */
     uint32_t bad_uuid;   /* first device with an implausible one, or HR_DEVICES */
     uint64_t seqlocks[HR_SLOTS];
-    uint64_t changed[HR_SLOTS];
 
     /* What the last pass has left. */
-    uint64_t stuck;     /* whom it found inside and cannot wait for, as a number; 0: nobody */
+    uint64_t stuck;     /* the holder or writers that cannot be waited for, as a number; or 0 */
     bool is_whole_next; /* every slot is to be copied again; else the disturbed ones */
     size_t disturbed_count;
     uint16_t disturbed[HR_SLOTS];

@@ -263,8 +263,6 @@ static int reap_beside(struct reap_call *call, const char *proc, uint64_t timeou
 int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t pid_count,
             uint32_t dry_run, uint64_t timeout_ns, struct hr_reap *out)
 {
-    if (!region->writable)
-        return hr_fail_code(HR_EREADONLY);
     struct hr_mappers before;
     struct hr_slot_pids suspects = {.count = 0};
     struct reap_call call = {.region = region,
@@ -274,7 +272,7 @@ int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t p
                              .pid_count = pid_count,
                              .dry_run = dry_run,
                              .out = out};
-    int code = hr_enter(region);
+    int code = hr_enter_to_write(region);
     if (code != HR_OK)
         return code;
     code = hr_run_entered(region, note_names, &call);

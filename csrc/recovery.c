@@ -169,13 +169,8 @@ struct recovery {
 
 static int not_recoverable(int reason, const struct recovery *recovery, uint64_t owner)
 {
-    struct hr_detail detail = {.code = HR_ENOTRECOVERABLE,
-                               .reason = reason,
-                               .device = -1,
-                               .layout = HR_LAYOUTS,
-                               .found = owner,
-                               .wanted = (uint64_t)recovery->state.owner_pid_here};
-    return hr_fail(&detail);
+    return HR_FAIL(HR_ENOTRECOVERABLE, .reason = reason, .found = owner,
+                   .wanted = (uint64_t)recovery->state.owner_pid_here);
 }
 
 static bool is_as_judged(const struct recovery *recovery, struct hr_lock_words words)
@@ -452,9 +447,7 @@ static int held_meanwhile(hr_region *region, const char *proc)
 int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns,
                     struct hr_recovery *progress)
 {
-    if (!region->writable)
-        return hr_fail_code(HR_EREADONLY);
-    int code = hr_enter(region);
+    int code = hr_enter_to_write(region);
     if (code != HR_OK)
         return code;
     const uint64_t patience_ns = 500000000;

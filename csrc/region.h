@@ -135,12 +135,10 @@ struct hr_detail {
 void hr_last_detail(struct hr_detail *out);
 
 /*
- * For callers that a signal handler can interrupt between a failed call and the question
- * why it failed, and whose handlers call this core themselves (Python; details.h).
- * hr_keep_detail() puts the last detail on a small stack of the thread; hr_take_detail()
- * takes the newest one of a code and drops those kept after it.  Where there is none, it
- * gives a detail that tells nothing.  Handlers run nested: one that takes what it has kept
- * leaves the stack as it found it.
+ * For callers whose signal handlers call this core too (details.h).  hr_keep_detail() puts
+ * the last detail on a small stack of the thread; hr_take_detail() takes the newest one of a
+ * code and drops those kept after it.  Where there is none, it gives a detail that tells
+ * nothing.
  */
 void hr_keep_detail(int code);
 void hr_take_detail(int code, struct hr_detail *out);
@@ -161,10 +159,10 @@ struct hr_info {
 };
 
 /*
- * Find out which layout a file has.  `layout` HR_LAYOUTS asks; any other value names one,
- * which decides between the candidates of an ambiguous file.  Where it contradicts what
- * the file is, the answer is HR_ENOTREGION (HR_REASON_LAYOUT).  Opens read-only, never
- * follows a symbolic link in the last component, never blocks on a FIFO.
+ * Find out which layout a file has: `layout` HR_LAYOUTS.  Any other value names one, which
+ * decides between the candidates of an ambiguous file; one that contradicts what the file
+ * is gives HR_ENOTREGION.  Opens read-only, never follows a symbolic link in the last
+ * component, never blocks on a FIFO.
  *
  * Returns the layout (>= 0), or HR_ENOTFOUND, HR_EACCESS, HR_ENOTREGION,
  * HR_ENOTREADY, HR_EAMBIGUOUS, HR_ECORRUPT, HR_ESTALE, HR_EINVAL, HR_ESYSTEM.
@@ -172,9 +170,8 @@ struct hr_info {
 int hr_identify(const char *path, uint32_t layout);
 
 /*
- * Identify as hr_identify() does, then map.  HR_READ maps PROT_READ and keeps
- * no descriptor; HR_WRITE keeps one, for the host lock.  Returns the layout
- * (>= 0) and the handle, or one of hr_identify()'s codes.
+ * Identify as hr_identify() does, then map; HR_READ maps PROT_READ.  Keeps no descriptor.
+ * Returns the layout (>= 0) and the handle, or one of hr_identify()'s codes.
  */
 int hr_open(const char *path, uint32_t flags, uint32_t layout, hr_region **out);
 
@@ -188,7 +185,7 @@ int hr_is_stale(hr_region *region);
  * What is watched on behalf of one container: a directory as it was, a region as
  * it is open, or both.
  */
-struct hr_place {
+struct hr_watch_entry {
     const char *directory; /* NULL: none; the region's name does not count then */
     uint64_t device_id, inode;
     int64_t changed_ns; /* its st_ctim */
@@ -196,14 +193,16 @@ struct hr_place {
 };
 
 /*
- * Which of many places are not as they were: the directory is another one or has
+ * Which of many entries are not as they were: the directory is another one or has
  * changed; the region's name leads to it no more, or a snapshot of it would fail.
  * One byte each in `changed`; returns how many.
  */
-uint32_t hr_find_changed(const struct hr_place *places, uint32_t count, unsigned char *changed);
+uint32_t hr_find_changed(const struct hr_watch_entry *entries, uint32_t count,
+                         unsigned char *changed);
 
-/* Unmap.  Waits until calls in progress have ended.  Idempotent. */
 /*
+ * Unmap.  Waits until calls in progress have ended.  Idempotent.
+ *
  * HR_ETIMEOUT: closed, but this process's slot could not be removed, because the lock was
  * not free within a second; it goes on counting until it is reaped (detail.found =
  * owner_pid, detail.wanted = the bytes that it counts).

@@ -26,25 +26,26 @@ static bool is_edit_valid(const hr_region *region, const struct hr_slot_edit *ed
     }
 }
 
-static void edit_i32(unsigned char *at, struct hr_slot_edit *edit, uint32_t dry_run)
+static unsigned char *value_at(const struct hr_layout *layout, unsigned char *slot,
+                               const struct hr_slot_edit *edit)
 {
-    edit->before = (uint64_t)(int64_t)hr_load_i32(at, memory_order_relaxed);
-    if (!dry_run)
-        hr_store_i32(at, (int32_t)edit->to, memory_order_relaxed);
-}
-
-static void edit_u64(unsigned char *at, struct hr_slot_edit *edit, uint32_t dry_run)
-{
-    edit->before = hr_load_u64(at, memory_order_relaxed);
-    if (!dry_run)
-        hr_store_u64(at, edit->to, memory_order_relaxed);
+    switch (edit->value) {
+    case HR_SLOT_HOST_PID:
+        return slot + layout->slot_hostpid;
+    case HR_SLOT_STATUS:
+        return slot + layout->slot_status;
+    case HR_SLOT_MONITOR_USED:
+        return slot + layout->slot_monitorused + edit->device * 8;
+    default: /* dec, enc, sm lie in the reverse order of the enum */
+        return slot + layout->slot_util + edit->device * layout->slot_util_stride +
+               (HR_SLOT_DEC - edit->value) * 8;
+    }
 }
 
 static int edit_work(void *argument)
 {
     struct edit_call *call = argument;
     const hr_region *region = call->region;
-    const struct hr_layout *layout = region->layout;
     int32_t count;
     int code = hr_check_header(region);
     if (code == HR_OK)
@@ -57,18 +58,16 @@ static int edit_work(void *argument)
     unsigned char *slot = hr_slot(region, (uint32_t)index);
     for (uint32_t i = 0; i < call->count; i++) {
         struct hr_slot_edit *edit = &call->edits[i];
-        unsigned char *monitor = slot + layout->slot_monitorused + edit->device * 8;
-        if (edit->value == HR_SLOT_HOST_PID)
-            edit_i32(slot + layout->slot_hostpid, edit, call->dry_run);
-        else if (edit->value == HR_SLOT_STATUS)
-            edit_i32(slot + layout->slot_status, edit, call->dry_run);
-        else if (edit->value == HR_SLOT_MONITOR_USED)
-            edit_u64(monitor, edit, call->dry_run);
+        unsigned char *at = value_at(region->layout, slot, edit);
+        const bool is_narrow = edit->value == HR_SLOT_HOST_PID || edit->value == HR_SLOT_STATUS;
+        edit->before = is_narrow ? (uint64_t)(int64_t)hr_load_i32(at, memory_order_relaxed)
+                                 : hr_load_u64(at, memory_order_relaxed);
+        if (call->dry_run)
+            continue;
+        if (is_narrow)
+            hr_store_i32(at, (int32_t)edit->to, memory_order_relaxed);
         else
-            /* dec, enc, sm lie in the reverse order of the enum. */
-            edit_u64(slot + layout->slot_util + edit->device * layout->slot_util_stride +
-                         (HR_SLOT_DEC - edit->value) * 8,
-                     edit, call->dry_run);
+            hr_store_u64(at, edit->to, memory_order_relaxed);
     }
     return HR_OK;
 }

@@ -52,9 +52,7 @@ int32_t hr_find_slot(const hr_region *region, int32_t pid, int32_t count)
 
 int hr_no_process(int32_t pid)
 {
-    struct hr_detail detail = {
-        .code = HR_ENOPROCESS, .device = -1, .layout = HR_LAYOUTS, .found = (uint64_t)(int64_t)pid};
-    return hr_fail(&detail);
+    return HR_FAIL(HR_ENOPROCESS, .found = (uint64_t)(int64_t)pid);
 }
 
 /* ---- Emptying, under the lock ------------------------------------------------------ */

@@ -37,10 +37,6 @@
 
 #define SHORTEST_PAUSE_NS 125
 
-/* So many slots are gone through device by device, which leaves the loops enough
- * registers; those of more would not stay in the processor's nearest cache. */
-#define SLOTS_AT_ONCE 8
-
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
 /* Constants: whatever takes a layout and is inlined is compiled for each of them. */
@@ -80,7 +76,7 @@ static uint64_t with_stuck(uint64_t state, uint64_t index, uint64_t value)
 /*
  * The semaphore is 1 while it is free.  At 0 somebody is inside.  Above 1, which
  * libvgpu up to 2.7.1 brings about by itself, it excludes nobody, and an owner
- * beside a free semaphore is somebody who came in while it was.
+ * beside a free semaphore is a holder that came in while it was.
  */
 ALWAYS_INLINE bool nobody_is_inside(uint64_t semaphore, uint64_t owner_pid)
 {
@@ -89,7 +85,7 @@ ALWAYS_INLINE bool nobody_is_inside(uint64_t semaphore, uint64_t owner_pid)
 
 /*
  * The fence keeps the first look at the values before this one; acquire keeps the
- * second look behind it, and pairs with the release of whoever posted.
+ * second look behind it, and pairs with the release of the post.
  */
 ALWAYS_INLINE uint64_t semaphore_between_looks(const struct hr_layout *layout,
                                                const hr_region *region)
@@ -153,96 +149,54 @@ ALWAYS_INLINE uint64_t torn_total(const struct hr_usage *usage)
     return usage->total ^ (usage->context + usage->module + usage->data);
 }
 
-ALWAYS_INLINE struct hr_usage *usage_at(const struct hr_reading *reading, size_t index,
-                                        size_t device)
+/* The first look at a slot. */
+ALWAYS_INLINE void copy_slot(const struct hr_layout *layout, struct hr_reading *reading, size_t i)
 {
-    return (struct hr_usage *)(process_at(reading, index) + 1) + device;
-}
-
-ALWAYS_INLINE const struct hr_usage *next_process(const struct hr_usage *usage, size_t bytes)
-{
-    return (const struct hr_usage *)(const void *)((const unsigned char *)usage + bytes);
-}
-
-/* The first look, at the slots from `first` to before `end`. */
-ALWAYS_INLINE void copy_slots(const struct hr_layout *layout, struct hr_reading *reading,
-                              size_t first, size_t end)
-{
-    const hr_region *region = reading->region;
-    const size_t span = reading->head->span, process_bytes = reading->process_bytes;
-    for (size_t i = first; i < end; i++) {
-        const unsigned char *slot = slot_at(layout, region, i);
-        struct hr_process *process = process_at(reading, i);
-        reading->seqlocks[i] = seqlock_of(layout, slot);
-        reading->changed[i] = 0;
-        process->pid = look_at_32(slot + layout->slot_pid);
-        process->host_pid = look_at_32(slot + layout->slot_hostpid);
-        process->status = look_at_32(slot + layout->slot_status);
-        process->settled = 0;
-    }
+    const size_t span = reading->head->span;
+    const unsigned char *slot = slot_at(layout, reading->region, i);
+    struct hr_process *process = process_at(reading, i);
+    struct hr_usage *to = (struct hr_usage *)(process + 1);
+    reading->seqlocks[i] = seqlock_of(layout, slot);
+    process->pid = look_at_32(slot + layout->slot_pid);
+    process->host_pid = look_at_32(slot + layout->slot_hostpid);
+    process->status = look_at_32(slot + layout->slot_status);
+    process->settled = 0;
     uint64_t any = 0, torn = 0;
     for (size_t device = 0; device < span; device++) {
-        const unsigned char *slot = slot_at(layout, region, first);
-        struct hr_usage *to = usage_at(reading, first, device);
-        for (size_t i = first; i < end; i++, slot += layout->slot_stride) {
-            struct hr_usage usage;
-            EACH_FIGURE
-            {
-                const uint64_t found = look_at_figure(layout, slot, device, figure);
-                (&usage.total)[figure] = found;
-                any |= found;
-            }
-            torn |= torn_total(&usage);
-            *to = usage;
-            to = (struct hr_usage *)next_process(to, process_bytes);
+        struct hr_usage usage;
+        EACH_FIGURE
+        {
+            const uint64_t found = look_at_figure(layout, slot, device, figure);
+            (&usage.total)[figure] = found;
+            any |= found;
         }
+        torn |= torn_total(&usage);
+        to[device] = usage;
     }
     reading->any_figure |= any;
     reading->any_torn |= torn;
 }
 
-/*
- * The second look, at the same slots; each process is marked settled that still
- * is what was copied.  Returns whether all are.
- */
-ALWAYS_INLINE bool look_again(const struct hr_layout *layout, struct hr_reading *reading,
-                              size_t first, size_t end)
+/* The second look at it; it is marked settled if it still is what was copied. */
+ALWAYS_INLINE bool look_again(const struct hr_layout *layout, struct hr_reading *reading, size_t i)
 {
-    const hr_region *region = reading->region;
-    const size_t span = reading->head->span, process_bytes = reading->process_bytes;
-    for (size_t device = 0; device < span; device++) {
-        const unsigned char *slot = slot_at(layout, region, first);
-        const struct hr_usage *copy = usage_at(reading, first, device);
-        for (size_t i = first; i < end; i++, slot += layout->slot_stride) {
-            uint64_t changed = 0;
-            EACH_FIGURE
-            changed |= look_at_figure(layout, slot, device, figure) ^ (&copy->total)[figure];
-            reading->changed[i] |= changed;
-            copy = next_process(copy, process_bytes);
-        }
-    }
-    /* The fence: the seqlocks are read after the values. */
+    const size_t span = reading->head->span;
+    const unsigned char *slot = slot_at(layout, reading->region, i);
+    struct hr_process *process = process_at(reading, i);
+    const struct hr_usage *copy = (const struct hr_usage *)(process + 1);
+    uint64_t changed = 0;
+    for (size_t device = 0; device < span; device++)
+        EACH_FIGURE
+    changed |= look_at_figure(layout, slot, device, figure) ^ (&copy[device].total)[figure];
+    /* The fence: the seqlock is read after the values. */
     atomic_thread_fence(memory_order_acquire);
-    uint64_t any_changed = 0;
-    for (size_t i = first; i < end; i++) {
-        const unsigned char *slot = slot_at(layout, region, i);
-        struct hr_process *process = process_at(reading, i);
-        const uint64_t seqlock = reading->seqlocks[i];
-        uint64_t changed =
-            (uint32_t)((look_at_32(slot + layout->slot_pid) ^ process->pid) |
-                       (look_at_32(slot + layout->slot_hostpid) ^ process->host_pid) |
-                       (look_at_32(slot + layout->slot_status) ^ process->status));
-        changed |= reading->changed[i] | (seqlock & 1) | (seqlock_of(layout, slot) ^ seqlock);
-        process->settled = changed == 0;
-        any_changed |= changed;
-    }
-    return any_changed == 0;
-}
-
-ALWAYS_INLINE bool proc_num_is(const struct hr_layout *layout, const hr_region *region,
-                               int32_t count)
-{
-    return hr_load_i32(region->base + layout->proc_num, memory_order_acquire) == count;
+    const uint64_t seqlock = reading->seqlocks[i];
+    changed |= (uint32_t)((look_at_32(slot + layout->slot_pid) ^ process->pid) |
+                          (look_at_32(slot + layout->slot_hostpid) ^ process->host_pid) |
+                          (look_at_32(slot + layout->slot_status) ^ process->status));
+    changed |= (seqlock & 1) | (seqlock_of(layout, slot) ^ seqlock);
+    process->settled = changed == 0;
+    return changed == 0;
 }
 
 /* ---- Head and devices -------------------------------------------------------- */
@@ -361,15 +315,10 @@ ALWAYS_INLINE int measure(struct hr_reading *reading)
     return HR_OK;
 }
 
-ALWAYS_INLINE size_t end_of_some(size_t first, size_t count)
-{
-    return count - first < SLOTS_AT_ONCE ? count : first + SLOTS_AT_ONCE;
-}
-
 /* What a pass has found. */
 enum outcome { SETTLED, MOVING, STUCK };
 
-/* Note what is left to do, and for whom nobody can wait: `reading->stuck`. */
+/* Note which slots are left, and which writers cannot be waited for: `reading->stuck`. */
 static enum outcome list_disturbed(struct hr_reading *reading, bool others_moved)
 {
     bool moving = others_moved;
@@ -400,14 +349,12 @@ ALWAYS_INLINE enum outcome pass(const struct hr_layout *layout, struct hr_readin
     copy_devices(layout, reading);
     if (is_whole) {
         reading->any_figure = reading->any_torn = 0;
-        for (size_t i = 0; i < count; i += SLOTS_AT_ONCE)
-            copy_slots(layout, reading, i, end_of_some(i, count));
+        for (size_t i = 0; i < count; i++)
+            copy_slot(layout, reading, i);
     }
     /* Twice: the first brings the lines here, so that the second takes little time. */
-    for (size_t i = 0; !is_whole && i < 2 * reading->disturbed_count; i++) {
-        const size_t slot = reading->disturbed[i / 2];
-        copy_slots(layout, reading, slot, slot + 1);
-    }
+    for (size_t i = 0; !is_whole && i < 2 * reading->disturbed_count; i++)
+        copy_slot(layout, reading, reading->disturbed[i / 2]);
 
     reading->stuck = 0;
     reading->is_whole_next = true;
@@ -417,24 +364,24 @@ ALWAYS_INLINE enum outcome pass(const struct hr_layout *layout, struct hr_readin
         reading->stuck = with_stuck(0, head->owner_pid, (uint32_t)head->semaphore);
         return STUCK;
     }
-    /* After the semaphore: who adds a slot fills it before proc_num is raised, so the second
-     * look finds the slot changed. */
+    /* After the semaphore: a slot is filled before proc_num is raised to take it in, so the
+     * second look finds it changed. */
     if (hr_load_i32(region->base + layout->proc_num, memory_order_acquire) != head->proc_num)
         return MOVING;
 
     bool same = true;
     if (is_whole) {
-        for (size_t i = 0; i < count; i += SLOTS_AT_ONCE)
-            same &= look_again(layout, reading, i, end_of_some(i, count));
+        for (size_t i = 0; i < count; i++)
+            same &= look_again(layout, reading, i);
     } else {
         /* The busy ones first: each has to rest only from its copy until now. */
         for (size_t i = 0; i < reading->disturbed_count; i++)
-            same &= look_again(layout, reading, reading->disturbed[i], reading->disturbed[i] + 1u);
+            same &= look_again(layout, reading, reading->disturbed[i]);
         for (size_t i = 0, next = 0; i < count; i++) {
             if (next < reading->disturbed_count && reading->disturbed[next] == i)
                 next++;
             else
-                same &= look_again(layout, reading, i, i + 1);
+                same &= look_again(layout, reading, i);
         }
     }
     const bool others_same = head_is_unchanged(layout, reading) && reading->bad_uuid == HR_DEVICES;
@@ -449,43 +396,34 @@ static __attribute__((noinline)) enum outcome pass_again(struct hr_reading *read
     return pass(reading->region->layout, reading, reading->is_whole_next);
 }
 
-ALWAYS_INLINE void add_up(const struct hr_usage *usage, size_t count, size_t process_bytes,
-                          struct hr_usage *to, bool is_plain)
+ALWAYS_INLINE void add_up(const struct hr_reading *reading, bool is_plain)
 {
-    struct hr_usage sums = *to;
-    uint64_t *sum = &sums.total;
-    for (size_t i = 0; i < count; i++, usage = next_process(usage, process_bytes)) {
-        const uint64_t *more = &usage->total;
-        EACH_FIGURE
-        sum[figure] =
-            is_plain ? sum[figure] + more[figure] : hr_add_saturating(sum[figure], more[figure]);
+    const size_t span = reading->head->span, count = (size_t)reading->head->proc_num;
+    for (size_t device = 0; device < span; device++) {
+        struct hr_usage sums = {0};
+        uint64_t *sum = &sums.total;
+        for (size_t i = 0; i < count; i++) {
+            const struct hr_usage *usages = (const struct hr_usage *)(process_at(reading, i) + 1);
+            const uint64_t *more = &usages[device].total;
+            EACH_FIGURE
+            sum[figure] = is_plain ? sum[figure] + more[figure]
+                                   : hr_add_saturating(sum[figure], more[figure]);
+        }
+        reading->devices[device].sums = sums;
     }
-    *to = sums;
 }
 
 /* Of the copies, so that a device's sums are those of the processes beside them. */
 static void sum_up(const struct hr_reading *reading)
 {
-    const size_t span = reading->head->span, count = (size_t)reading->head->proc_num;
-    const size_t process_bytes = reading->process_bytes;
     /* 1,024 figures below 2^53 cannot pass 2^64: then plain additions will do. */
-    const bool is_plain = reading->any_figure >> 53 == 0;
-    for (size_t device = 0; device < span; device++)
-        reading->devices[device].sums = (struct hr_usage){0};
-    for (size_t i = 0; i < count; i += SLOTS_AT_ONCE) {
-        const size_t some = end_of_some(i, count) - i;
-        for (size_t device = 0; device < span; device++) {
-            const struct hr_usage *usage = usage_at(reading, i, device);
-            struct hr_usage *sums = &reading->devices[device].sums;
-            if (is_plain)
-                add_up(usage, some, process_bytes, sums, true);
-            else
-                add_up(usage, some, process_bytes, sums, false);
-        }
-    }
+    if (reading->any_figure >> 53 == 0)
+        add_up(reading, true);
+    else
+        add_up(reading, false);
 }
 
-/* Without a seqlock accounting is under the semaphore, which shows who died inside. */
+/* Without a seqlock accounting is under the semaphore, which shows a death inside. */
 static void unsettle_torn(struct hr_reading *reading)
 {
     struct hr_snapshot *head = reading->head;

@@ -4,14 +4,14 @@
 
 #include "testpoint.h"
 
-/* Long enough to see a process at work, short enough for who waits for it. */
+/* Long enough to see a process at work, short enough to wait for. */
 #define WATCH_NS 20000000
 /* So old may a view be when it is acted upon: no container starts again within it. */
 #define FRESH_NS 250000000
 
 /*
  * Below as many slots, finding one to use again costs a newcomer more than it saves
- * everybody who adds up the table.
+ * all that add up the table.
  */
 enum { REUSED_FROM = 64 };
 
@@ -257,7 +257,7 @@ int32_t hr_find_emptied(const hr_region *region, const struct hr_table_view *vie
 {
     for (int32_t index = 0; index < count && !view->mappers.incomplete; index++) {
         int32_t named = pid_of(region, index);
-        /* Who has ended by itself stores 0 there and may still be giving memory back. */
+        /* A process that has ended by itself stores 0 there and may still be giving memory back. */
         if (named > 0 && named != pid && is_emptied(region, index) && !is_listed(view, named) &&
             hr_motion_of(region, view, index) == HR_STANDS_STILL)
             return index;
@@ -265,7 +265,7 @@ int32_t hr_find_emptied(const hr_region *region, const struct hr_table_view *vie
     return -1;
 }
 
-/* Who cannot be seen at all is no process of this container; libvgpu takes it for dead as well. */
+/* A pid that cannot be seen at all is of no process here; libvgpu takes it for dead as well. */
 static bool is_free_to_take(const hr_region *region, const struct hr_table_view *view,
                             int32_t index, int32_t count)
 {

@@ -1,6 +1,6 @@
 /*
- * What can be known of the slot table from outside its processes: who lives, by /proc,
- * and which slots they write to, by a short watch.  Internal to the core.
+ * What can be known of the slot table from outside its processes: which of them live, by
+ * /proc, and which slots they write to, by a short watch.  Internal to the core.
  *
  * A process of HAMi 2.8.1 or later remembers the address of its slot.  When libvgpu
  * removes dead slots it moves live ones downwards, and such a process goes on

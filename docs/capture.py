@@ -18,10 +18,10 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
-from libhamiregion import create_region, open_region
-from libhamiregion.cli.demo import ROLES, UUIDS
-from libhamiregion.cli.demo_crew import GIB, Crew
-from libhamiregion.cli.render import region_view
+from libhamiregion import open_region
+from libhamiregion.cli.demo import crew
+from libhamiregion.cli.show import region_page
+from libhamiregion.cli.terminal import draw_page
 
 COLUMNS = 88
 PICTURE = Path(__file__).parent / "images" / "demo.svg"
@@ -50,28 +50,27 @@ SVG = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="hamiregion-") as directory:
-        path = f"{directory}/usage.cache"
-        create_region(path, memory_limits=(8 * GIB, 4 * GIB), sm_limits=(50, 30), uuids=UUIDS)
-        with (
-            open_region(path) as region,
-            Crew(path, ROLES, Path(directory) / "workers.log") as crew,
-        ):
-            deadline = time.monotonic() + 20
-            while not all(worker.granted > 12 for worker in crew.workers):
-                assert time.monotonic() < deadline, "the workers do not get on"
-                crew.listen(0.1)
-            console = Console(
-                record=True,
-                width=COLUMNS,
-                file=io.StringIO(),
-                force_terminal=True,
-                color_system="truecolor",
-                legacy_windows=False,
-                markup=False,
-                highlight=False,
-            )
-            console.print(region_view(region.snapshot(), console.width))
+    with (
+        tempfile.TemporaryDirectory(prefix="hamiregion-") as directory,
+        crew(f"{directory}/usage.cache") as workers,
+        open_region(workers.path) as region,
+    ):
+        deadline = time.monotonic() + 20
+        while workers.granted < 48:
+            assert time.monotonic() < deadline, "the workers do not get on"
+            time.sleep(0.1)
+            workers.check()
+        console = Console(
+            record=True,
+            width=COLUMNS,
+            file=io.StringIO(),
+            force_terminal=True,
+            color_system="truecolor",
+            legacy_windows=False,
+            markup=False,
+            highlight=False,
+        )
+        console.print(draw_page(region_page(region.snapshot()), console.width))
     PICTURE.parent.mkdir(exist_ok=True)
     console.save_svg(
         str(PICTURE),

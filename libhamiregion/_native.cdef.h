@@ -95,14 +95,14 @@ int hr_open(const char *path, uint32_t flags, uint32_t layout, hr_region **out);
 void hr_get_info(const hr_region *region, struct hr_info *out);
 int hr_is_stale(hr_region *region);
 
-struct hr_place {
+struct hr_watch_entry {
     const char *directory;
     uint64_t device_id, inode;
     int64_t changed_ns;
     hr_region *region;
 };
 
-uint32_t hr_find_changed(const struct hr_place *places, uint32_t count, unsigned char *changed);
+uint32_t hr_find_changed(const struct hr_watch_entry *entries, uint32_t count, unsigned char *changed);
 int hr_close(hr_region *region);
 void hr_free_held(hr_region **held);
 void hr_leave_all(void);

@@ -1,14 +1,20 @@
-"""What an edit changes, and whether processes that already run notice."""
+"""What an edit changes, whether processes that already run notice, and why it is refused."""
 
 from __future__ import annotations
 
 import enum
-from typing import Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import attrs
 
-from .frozen import twin
-from .layouts import Layout
+from ._core import lib
+from .errors import LimitBelowUsage, LimitConflict, error_from_detail
+from .layouts import DEVICE_CAPACITY, Layout
+from .models import unfrozen
+from .units import format_size, sm_limit_or_none
+
+if TYPE_CHECKING:
+    from .errors import RegionError
 
 LimitKind: TypeAlias = Literal["memory", "sm", "priority"]
 
@@ -80,7 +86,7 @@ class LimitEdit:
     expected: int | str | Anything | None = ANYTHING
 
 
-_LimitChange = twin(LimitChange)
+_LimitChange = unfrozen(LimitChange)
 
 
 def limit_change(device: int, before: int | None, after: int | None, effect: Effect) -> LimitChange:
@@ -158,3 +164,127 @@ def sm_limit_effects(
 def switch_effect(layout: Layout) -> Effect:
     """2.8.1 reads the switch at its start only; 2.8.2, of the newest layout, does too."""
     return Effect.NEW_PROCESSES if layout is Layout.V1_1_POSTINIT else Effect.IMMEDIATE
+
+
+# ---- Why an edit is refused ---------------------------------------------------------------------
+
+#: The fields of the whole region that an edit can change, by the core's kind.
+REGION_FIELDS: Final[dict[int, str]] = {
+    lib.HR_PRIORITY: "priority",
+    lib.HR_SWITCH: "utilization_switch",
+    lib.HR_RECENT_KERNEL: "recent_kernel",
+}
+
+
+def signed(value: int) -> int:
+    """What the core has widened to 64 bits without its sign."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def edit_error(code: int, path: str, detail: Any) -> Exception:
+    """The error for an edit that the core has refused, but for a device that is not there.
+
+    Args:
+        code: The negative code of ``hr_edit``.
+        path: The region's file.
+        detail: The core's ``struct hr_detail *``.
+    """
+    if code == lib.HR_ECONFLICT:
+        return _conflict(path, detail)
+    if code == lib.HR_EBELOWUSE:
+        return _below_usage(path, detail)
+    if code == lib.HR_EUNWATCHED:
+        return _stops_launches(path, detail)
+    if code == lib.HR_EINVAL and detail.device >= 0 and detail.wanted:
+        return ValueError(
+            f"{path!r}: the memory limit of device {detail.device} is "
+            f"{_limit_text(detail.found or None, in_bytes=True)}, and {detail.wanted}% of that is "
+            "no limit; nothing was changed"
+        )
+    if code == lib.HR_EINVAL and detail.device >= 0:
+        return ValueError(f"the same limit of device {detail.device} stands twice among the edits")
+    return error_from_detail(code, path, detail)
+
+
+def no_such_device(
+    path: str, device: int | str, devices: dict[int, str | None], *, reported: bool
+) -> ValueError:
+    """The error for a device that the region does not have.
+
+    Args:
+        path: The region's file.
+        device: What was named.
+        devices: Those that there are, with their uuids.
+        reported: Whether the container has reported its devices; else these are only those that
+            have left traces.
+    """
+    listed = ", ".join(
+        f"{number} ({uuid})" if uuid else str(number) for number, uuid in devices.items()
+    )
+    why = (
+        ""
+        if reported
+        else (": its container has not reported its devices, and no limit or use speaks of another")
+    )
+    return ValueError(
+        f"{path!r} has no device {device!r}, only {listed}{why}; nothing was changed; force=True "
+        f"sets any index from 0 to {DEVICE_CAPACITY - 1}"
+    )
+
+
+def _limit_text(limit: int | None, *, in_bytes: bool) -> str:
+    if limit is None:
+        return "unlimited"
+    return f"{format_size(limit)} ({limit} bytes)" if in_bytes else f"{limit}%"
+
+
+def _conflict(path: str, detail: Any) -> RegionError:
+    found: int | None
+    expected: int | None
+    field = REGION_FIELDS.get(detail.kind)
+    if field is not None:
+        device, what = None, field
+        found, expected = signed(detail.found), signed(detail.wanted)
+        texts = str(found), str(expected)
+    else:
+        in_bytes, device = detail.kind == lib.HR_MEMORY, detail.device
+        what = f"the {'memory' if in_bytes else 'SM'} limit of device {device}"
+        found, expected = (
+            (value or None) if in_bytes else sm_limit_or_none(value)
+            for value in (detail.found, detail.wanted)
+        )
+        texts = _limit_text(found, in_bytes=in_bytes), _limit_text(expected, in_bytes=in_bytes)
+    error = LimitConflict(
+        f"{path!r}: {what} is {texts[0]}, not {texts[1]} as expected; nothing was changed",
+        path=path,
+    )
+    error.device, error.found, error.expected = device, found, expected
+    return error
+
+
+def _below_usage(path: str, detail: Any) -> RegionError:
+    used = _limit_text(detail.found, in_bytes=True)
+    wanted = _limit_text(detail.wanted, in_bytes=True)
+    error = LimitBelowUsage(
+        f"{path!r}: device {detail.device} uses {used}, more than the limit asked for, {wanted}; "
+        "its programs would see an enormous amount of free memory. Nothing was changed; "
+        "force=True sets it all the same",
+        path=path,
+    )
+    error.device = detail.device
+    error.used_bytes, error.requested_bytes = detail.found, detail.wanted
+    return error
+
+
+def _stops_launches(path: str, detail: Any) -> RegionError:
+    processes = f"{detail.found} process{'' if detail.found == 1 else 'es'}"
+    error = LimitBelowUsage(
+        f"{path!r}: {processes} may have started without an SM limit, and an SM limit of "
+        f"{detail.wanted}% would let each launch once more and then never again, also after it "
+        "is taken back: libvgpu of that generation starts what lets launches through only where "
+        "it finds a limit. Set it while nothing runs there. Nothing was changed; force=True sets "
+        "it all the same",
+        path=path,
+    )
+    error.device = detail.device
+    return error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import sys
 import time
 from types import FrameType
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
 OWNER_LIVES = {lib.HR_DEAD: "dead", lib.HR_ALIVE: "alive", lib.HR_LIVENESS_UNKNOWN: "unknown"}
 _MAX_NS = (1 << 62) - 1
+_MAX_S = _MAX_NS / 1e9
 SLICE_NS = 100_000_000
 
 _lock = lib.hr_lock
@@ -38,9 +38,11 @@ def nanoseconds(timeout_s: float) -> int:
     Raises:
         ValueError: Negative or not a number.
     """
-    if not timeout_s >= 0:
-        raise ValueError(f"a timeout is 0 or more seconds, not {timeout_s!r}")
-    return _MAX_NS if math.isinf(timeout_s) else min(int(timeout_s * 1e9), _MAX_NS)
+    if 0 <= timeout_s < _MAX_S:
+        return int(timeout_s * 1e9)
+    if timeout_s >= _MAX_S:
+        return _MAX_NS
+    raise ValueError(f"a timeout is 0 or more seconds, not {timeout_s!r}")
 
 
 def in_slices(call: Callable[[int], int], timeout_ns: int) -> int:

@@ -10,8 +10,18 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from ._core import ffi
-from .frozen import twin
 from .layouts import Layout
+
+
+def unfrozen(cls: type) -> Any:
+    """Make a class with the same slots as a frozen attrs class, and nothing else.
+
+    The generated ``__init__`` of a frozen class stores through ``object.__setattr__``: 1,000 ns
+    for nine fields. An empty instance of this one, nine plain stores and an assignment to
+    ``__class__``, which is allowed between classes of the same slots, come to 130 ns.
+    """
+    slots = tuple(field.name for field in attrs.fields(cls))
+    return type(f"_{cls.__name__}", cls.__bases__, {"__slots__": slots})
 
 
 class ProcessStatus(enum.IntEnum):
@@ -142,7 +152,7 @@ class RegionSnapshot(_Lazy):
         utilization_switch: Whether SM limiting is on.
         recent_kernel: 2 after a launch, counted down by HAMi's monitor; -1 blocks launches.
         last_kernel_time_s: Unix seconds of the last launch; None where the layout has none.
-        owner_pid: Who holds the region's semaphore, 0 if nobody has signed for it.
+        owner_pid: The holder of the region's semaphore, 0 if nobody has signed for it.
         settled: Whether all of it belongs to one moment: no writer was inside and nothing moved
             while it was read.
     """
@@ -182,10 +192,10 @@ class RegionSnapshot(_Lazy):
 
 
 # To be filled, then turned into the frozen class by an assignment to `__class__`.
-_ProcessDevice = twin(ProcessDeviceUsage)
-_Process = twin(ProcessUsage)
-_Device = twin(DeviceUsage)
-_Snapshot = twin(RegionSnapshot)
+_ProcessDevice = unfrozen(ProcessDeviceUsage)
+_Process = unfrozen(ProcessUsage)
+_Device = unfrozen(DeviceUsage)
+_Snapshot = unfrozen(RegionSnapshot)
 
 _FIELDS = tuple(attrs.fields_dict(RegionSnapshot))
 # What `lazy_snapshot` leaves empty. A snapshot that has been handed out stays what it is, so its

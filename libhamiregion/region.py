@@ -11,31 +11,19 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ._core import ffi, lib
 from .effects import (
     ANYTHING,
+    REGION_FIELDS,
     Anything,
     Effect,
     ValueChange,
+    edit_error,
     limit_change,
+    no_such_device,
+    signed,
     sm_limit_effects,
     switch_effect,
 )
-from .errors import (
-    LockTimeout,
-    RegionClosed,
-    RegionNotFound,
-    error_from_detail,
-    last_detail,
-    region_error,
-)
+from .errors import LockTimeout, RegionClosed, RegionNotFound, last_detail, region_error
 from .layouts import DEVICE_CAPACITY, LAYOUTS, SLOT_CAPACITY, Layout
-from .limits import (
-    limit_below_usage,
-    limit_conflict,
-    limit_stops_launches,
-    no_percentage,
-    no_such_device,
-    sm_or_none,
-    value_conflict,
-)
 from .lock import OWNER_LIVES, LockRecovery, LockState, RegionLock, in_slices, nanoseconds
 from .models import ProcessStatus, RegionSnapshot, lazy_snapshot
 from .slot import (
@@ -52,6 +40,7 @@ from .units import (
     integer,
     memory_limit_percent,
     memory_limit_value,
+    sm_limit_or_none,
     sm_limit_value,
 )
 
@@ -77,11 +66,6 @@ _edit = lib.hr_edit
 _MEMORY, _SM, _PRIORITY = lib.HR_MEMORY, lib.HR_SM, lib.HR_PRIORITY
 _SWITCH, _RECENT_KERNEL = lib.HR_SWITCH, lib.HR_RECENT_KERNEL
 _KINDS = {"memory": _MEMORY, "sm": _SM, "priority": _PRIORITY}
-_FIELDS = {
-    _PRIORITY: "priority",
-    _SWITCH: "utilization_switch",
-    _RECENT_KERNEL: "recent_kernel",
-}
 _ALL_DEVICES = lib.HR_ALL_DEVICES
 _EXPECT, _PERCENT = lib.HR_EXPECT, lib.HR_PERCENT
 _FORCE, _DRY_RUN = lib.HR_FORCE, lib.HR_DRY_RUN
@@ -279,7 +263,8 @@ class Region:
         self._identity = (path, layout)
         self._buffer_bytes = _BUFFER_BYTES
         self._closed = False
-        self._lock_seen: tuple[tuple[int, int], float] | None = None
+        # The owner_pid that the lock was first seen held with, and when.
+        self._lock_seen: tuple[int, float] | None = None
         #: Whether the region can be changed.
         self.writable = writable
 
@@ -418,17 +403,15 @@ class Region:
     def _live(self, value: int, device: SupportsIndex = 0) -> int:
         if type(device) is not int or not 0 <= device < DEVICE_CAPACITY:
             device = integer("a device", device, 0, DEVICE_CAPACITY - 1)
-        result: int = _get(self._handle, value, device)
-        # The largest number can also stand in the file, so it says nothing.
-        return result if result != _NO_VALUE else self._live_or_error(value, device)
-
-    def _live_or_error(self, value: int, device: int) -> int:
-        out = ffi.new("uint64_t *")
-        code = lib.hr_read_value(self._handle, value, device, out)
-        if code:
-            self._fail(code)
-        result: int = out[0]
-        return result
+        found: int = _get(self._handle, value, device)
+        if found == _NO_VALUE:
+            # The largest number can also stand in the file, so it says nothing.
+            out = ffi.new("uint64_t *")
+            code = lib.hr_read_value(self._handle, value, device, out)
+            if code:
+                self._fail(code)
+            found = out[0]
+        return found
 
     def memory_limit(self, device: SupportsIndex) -> int | None:
         """The device's memory limit in bytes, live; None if unlimited.
@@ -449,8 +432,7 @@ class Region:
             ValueError: Not an index from 0 to 15.
             RegionStale, RegionClosed: As `snapshot`.
         """
-        percent = self._live(_SM_LIMIT, device)
-        return percent if 0 < percent < UNLIMITED_SM_PERCENT else None
+        return sm_limit_or_none(self._live(_SM_LIMIT, device))
 
     def memory_used(self, device: SupportsIndex) -> int:
         """What all processes use of the device in bytes, live: the sum that libvgpu enforces.
@@ -464,7 +446,7 @@ class Region:
     @property
     def priority(self) -> int:
         """0 is high, 1 is low; live."""
-        return _signed(self._live(_PRIORITY_NOW))
+        return signed(self._live(_PRIORITY_NOW))
 
     @property
     def utilization_switch(self) -> bool:
@@ -474,7 +456,7 @@ class Region:
     @property
     def recent_kernel(self) -> int:
         """2 after a launch, counted down by HAMi's monitor; -1 blocks launches. Live."""
-        return _signed(self._live(_RECENT_KERNEL_NOW))
+        return signed(self._live(_RECENT_KERNEL_NOW))
 
     @property
     def last_kernel_time_s(self) -> int | None:
@@ -494,7 +476,8 @@ class Region:
 
         The first `device_count`. While that is 0, every index up to the last device that has a
         memory limit, use, or an SM limit of its own (not one for all 16); where there is no such
-        device, all 16.
+        device, all 16. So the first limit in such a region leaves only the indices up to it; edit
+        several in one call (`edit_limits`).
 
         Raises:
             RegionStale, RegionCorrupt, RegionClosed: As `snapshot`.
@@ -547,24 +530,17 @@ class Region:
         Shell: ``hamiregion limits set FILE --memory 6GiB``.
         """
         percent = memory_limit_percent(limit) if isinstance(limit, str) else None
-        edit, edits, uuid = _new_edits(device)
-        edit.value = memory_limit_value(limit) if percent is None else percent
-        if percent is not None:
-            edit.flags = _PERCENT
-        if expected is not ANYTHING:
-            edit.flags |= _EXPECT
-            edit.expected = memory_limit_value(expected)
+        value = memory_limit_value(limit) if percent is None else percent
+        compare = None if expected is ANYTHING else memory_limit_value(expected)
         flags = (_FORCE if force else 0) | (_DRY_RUN if dry_run else 0)
-        code = _edit(self._handle, edits, 1, DEVICE_CAPACITY if device is None else 1, flags)
-        if code < 0:
-            self._fail_edit(code, [device])
-        del uuid
-        if code == 1:
+        made, count = self._set_limit(_MEMORY, value, percent is not None, device, compare, flags)
+        if count == 1:
+            edit = made[0]
             return (limit_change(edit.device, edit.before or None, edit.after or None, _IMMEDIATE),)
         return tuple(
             [
                 limit_change(each.device, each.before or None, each.after or None, _IMMEDIATE)
-                for each in edits[0:code]
+                for each in made[0:count]
             ]
         )
 
@@ -602,49 +578,71 @@ class Region:
 
         Shell: ``hamiregion limits set FILE --sm 50``.
         """
-        edit, edits, uuid = _new_edits(device)
-        edit.kind, edit.value = _SM, sm_limit_value(percent)
-        if expected is not ANYTHING:
-            edit.flags, edit.expected = _EXPECT, sm_limit_value(expected)
+        value = sm_limit_value(percent)
+        compare = None if expected is ANYTHING else sm_limit_value(expected)
         flags = (_FORCE if force else 0) | (_DRY_RUN if dry_run else 0)
-        code = _edit(self._handle, edits, 1, DEVICE_CAPACITY if device is None else 1, flags)
+        made, count = self._set_limit(_SM, value, False, device, compare, flags)
+        return self._sm_changes(made[0:count])
+
+    def _set_limit(
+        self,
+        kind: int,
+        value: int,
+        is_percent: bool,
+        device: SupportsIndex | str | None,
+        expected: int | None,
+        flags: int,
+    ) -> tuple[Any, int]:
+        """Edit one device or all. Returns the core's edits, to be kept while read, and how many."""
+        if device is None:
+            edits = _new(_EDIT_PER_DEVICE)
+            edit, room = edits[0], DEVICE_CAPACITY
+        else:
+            edits = edit = _new(_ONE_EDIT)
+            room = 1
+        edit.kind, edit.value = kind, value
+        if is_percent:
+            edit.flags = _PERCENT
+        if expected is not None:
+            edit.flags |= _EXPECT
+            edit.expected = expected
+        if device is None:
+            edit.device = _ALL_DEVICES
+        elif type(device) is int and 0 <= device < DEVICE_CAPACITY:
+            edit.device = device
+        else:
+            # Lives until the edit is made.
+            _uuid = _name_device(edit, device)
+        code = _edit(self._handle, edits, 1, room, flags)
         if code < 0:
             self._fail_edit(code, [device])
-        del uuid
-        return self._sm_changes((edit,) if code == 1 else edits[0:code])
+        return edits, code
 
     def _sm_changes(self, made: Sequence[Any]) -> tuple[LimitChange, ...]:
         return sm_limit_effects(
             self.layout,
-            [(each.device, sm_or_none(each.before), sm_or_none(each.after)) for each in made],
+            [
+                (each.device, sm_limit_or_none(each.before), sm_limit_or_none(each.after))
+                for each in made
+            ],
             stops_launches=any(each.stops_launches for each in made),
         )
 
     def _fail_edit(self, code: int, devices: Sequence[SupportsIndex | str | None]) -> NoReturn:
         """Raise for a failed edit; `devices` are those named, one per edit."""
         detail = last_detail(code)
-        if code == lib.HR_ECONFLICT and detail.kind in _FIELDS:
-            field = _FIELDS[detail.kind]
-            raise value_conflict(self.path, field, _signed(detail.found), _signed(detail.wanted))
-        if code == lib.HR_ECONFLICT:
-            raise limit_conflict(self.path, detail, in_bytes=detail.kind == _MEMORY)
-        if code == lib.HR_EBELOWUSE:
-            raise limit_below_usage(self.path, detail)
-        if code == lib.HR_EUNWATCHED:
-            raise limit_stops_launches(self.path, detail)
-        if code == lib.HR_ENODEVICE:
-            there = _indices(detail.candidates)
-            uuids = dict(enumerate(self.uuids))
-            named = devices[detail.found]
-            wanted = named if isinstance(named, str) else detail.device
-            raise no_such_device(self.path, wanted, {each: uuids.get(each) for each in there})
-        if code == lib.HR_EINVAL and detail.device >= 0:
-            if detail.wanted:
-                raise no_percentage(self.path, detail)
-            raise ValueError(
-                f"the same limit of device {detail.device} stands twice among the edits"
-            )
-        raise error_from_detail(code, self.path, detail)
+        if code != lib.HR_ENODEVICE:
+            raise edit_error(code, self.path, detail)
+        snapshot = self.snapshot()
+        uuids = {device.index: device.uuid for device in snapshot.devices}
+        there = {each: uuids.get(each) for each in _indices(detail.candidates)}
+        named = devices[detail.found]
+        raise no_such_device(
+            self.path,
+            named if isinstance(named, str) else detail.device,
+            there,
+            reported=snapshot.device_count != 0,
+        )
 
     def edit_limits(
         self, edits: Iterable[LimitEdit], *, force: bool = False, dry_run: bool = False
@@ -688,7 +686,7 @@ class Region:
             elif each.kind == _MEMORY:
                 changes.append(limit_change(each.device, before or None, after or None, _IMMEDIATE))
             else:
-                changes.append(ValueChange("priority", _signed(before), after, _IMMEDIATE))
+                changes.append(ValueChange("priority", signed(before), after, _IMMEDIATE))
         return tuple(changes)
 
     def set_utilization_switch(
@@ -742,7 +740,7 @@ class Region:
     ) -> ValueChange:
         """Set the launch mark: 2 as after a launch, -1 blocks launches of SM-limited processes.
 
-        Where HAMi's monitor runs, it sets this field every 5 s. Who counts it down says what is
+        Where HAMi's monitor runs, it sets this field every 5 s. To count it down, say what is
         `expected`: a launch in between is not lost then.
 
         Raises:
@@ -763,7 +761,7 @@ class Region:
         code = _edit(self._handle, edit, 1, 1, _DRY_RUN if dry_run else 0)
         if code < 0:
             self._fail_edit(code, [None])
-        return ValueChange(_FIELDS[kind], _signed(edit.before), to, effect)
+        return ValueChange(REGION_FIELDS[kind], signed(edit.before), to, effect)
 
     # ---- the lock -------------------------------------------------------------------------------
 
@@ -791,10 +789,11 @@ class Region:
         return RegionLock(self, nanoseconds(timeout_s))
 
     def lock_state(self, *, proc: PathLike = "/proc") -> LockState:
-        """Who holds the lock, and whether it lives. Changes nothing; works read-only.
+        """Tell whether the lock is held, by which process, and whether that lives. Changes nothing.
 
-        Alive means: some process that maps this very file has the owner's number as its pid in one
-        of its namespaces. Where /proc does not show enough to tell, the answer is ``"unknown"``.
+        Works read-only. Alive means: some process that maps this very file has the owner's number
+        as its pid in one of its namespaces. Where /proc does not show enough to tell, the answer is
+        ``"unknown"``.
 
         Args:
             proc: The root of /proc, where it is mounted elsewhere.
@@ -817,30 +816,23 @@ class Region:
             semaphore_value=out.value,
             damaged=bool(out.is_damaged),
             waiters=out.waiters,
-            postinit_value=out.postinit if self._has_postinit() else None,
+            postinit_value=None if self.layout.offsets["sem_postinit"] is None else out.postinit,
             held_for_s=self._held_for_s(out.value, out.owner_pid),
         )
 
-    def _has_postinit(self) -> bool:
-        return self.layout.offsets["sem_postinit"] is not None
-
     def _held_for_s(self, value: int, owner_pid: int) -> float:
-        if value != 0:
-            self._lock_seen = None
-            return 0.0
-        now = time.monotonic()
-        seen = self._lock_seen
-        if seen is None or seen[0] != (value, owner_pid):
-            self._lock_seen = ((value, owner_pid), now)
-            return 0.0
+        now, seen = time.monotonic(), self._lock_seen
+        if value != 0 or seen is None or seen[0] != owner_pid:
+            seen = owner_pid, now
+        self._lock_seen = None if value else seen
         return now - seen[1]
 
     def recover_lock(self, *, proc: PathLike = "/proc", watch_s: float = 10.5) -> LockRecovery:
         """Free a lock that nobody can hold any more. Never breaks one that a live process holds.
 
-        Proof is: the owner is dead; or nobody has signed, or nobody who can be judged, and nobody
-        else has the file open; or nobody has signed and that stood unchanged for 10 s, longer than
-        any holder can need; or the semaphore's value contradicts its owner. For the second
+        Proof is: the owner is dead; or the lock is unsigned, or its signature cannot be judged, and
+        no other process has the file open; or it is unsigned and stood unchanged for 10 s, longer
+        than any holder can need; or the semaphore's value contradicts its owner. For the second
         semaphore, which nobody signs, 60 s.
 
         Args:
@@ -1168,20 +1160,6 @@ def _uuid_bytes(uuid: str) -> bytes:
     return text
 
 
-def _new_edits(device: SupportsIndex | str | None) -> tuple[Any, Any, Any]:
-    """An edit of a device or all, what it stands in, and what has to live until it is made."""
-    if device is None:
-        edits = _new(_EDIT_PER_DEVICE)
-        edit = edits[0]
-        edit.device = _ALL_DEVICES
-        return edit, edits, None
-    edit = _new(_ONE_EDIT)
-    if type(device) is int and 0 <= device < DEVICE_CAPACITY:
-        edit.device = device
-        return edit, edit, None
-    return edit, edit, _name_device(edit, device)
-
-
 def _name_device(raw: Any, device: SupportsIndex | str) -> Any:
     """Put a device into an edit. Returns what has to live until the edit is made."""
     if isinstance(device, str):
@@ -1235,14 +1213,8 @@ def _indices(bits: int) -> tuple[int, ...]:
     return tuple(device for device in range(DEVICE_CAPACITY) if bits & 1 << device)
 
 
-def _signed(value: int) -> int:
-    """What the core has widened without its sign."""
-    return value - (1 << 64) if value >= 1 << 63 else value
-
-
 def _before(field: str, raw: int) -> int:
-    # The core widens what is signed in the slot.
-    return raw - (1 << 64) if field in _SIGNED_SLOT_FIELDS and raw >= 1 << 63 else raw
+    return signed(raw) if field in _SIGNED_SLOT_FIELDS else raw
 
 
 def _why_left(entry: tuple[int, int]) -> str:

@@ -371,7 +371,7 @@ class RegionSet:
             self._drop(key)  # somebody else has put one there since
         self._change = object()
         if self._closed:
-            # Since we looked: whoever closed may have missed this one.
+            # Since we looked: close() may have missed this one.
             self._regions.pop(key, None)
             self._check_open()
 

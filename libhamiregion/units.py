@@ -1,4 +1,4 @@
-"""Numbers, sizes and limits as people write them, and as libvgpu reads them from an environment.
+"""Numbers, sizes, limits and durations as people write them, and as libvgpu reads them.
 
 Two notations that look alike and are not: `parse_size` is strict and decimal;
 `limits_from_environment` repeats what libvgpu does with the same text, down to its octal numbers
@@ -133,6 +133,11 @@ def sm_limit_value(percent: SupportsIndex | str | None) -> int:
     return number
 
 
+def sm_limit_or_none(percent: int) -> int | None:
+    """A stored SM limit in percent; None if it is unlimited."""
+    return percent if 0 < percent < UNLIMITED_SM_PERCENT else None
+
+
 def _says_unlimited(limit: object) -> bool:
     return isinstance(limit, str) and limit.strip().lower() == UNLIMITED
 
@@ -242,6 +247,65 @@ def _rounded_tenths(number: int, exponent: int) -> int:
     return (10 * number + unit // 2) // unit
 
 
+_UNITS_NS: Final = {
+    "ns": 1,
+    "us": 1_000,
+    "\u00b5s": 1_000,  # micro sign
+    "\u03bcs": 1_000,  # Greek mu
+    "ms": 1_000_000,
+    "s": 1_000_000_000,
+    "m": 60_000_000_000,
+    "h": 3_600_000_000_000,
+    "d": 86_400_000_000_000,
+    "w": 604_800_000_000_000,
+}
+_DURATION_PART: Final = re.compile(
+    rf"(?=\.?[0-9])([0-9]{{0,20}})(?:\.([0-9]{{0,20}}))?({'|'.join(_UNITS_NS)})", re.ASCII
+)
+
+
+def parse_duration(text: str) -> float:
+    """Turn a length of time such as "5m" into seconds.
+
+    The notation is that of Go's ``time.ParseDuration``, which HAMi's settings and the web
+    configuration of exporters use: one or more numbers, each with its unit (``h``, ``m``, ``s``,
+    ``ms``, ``us``, ``ns``), with a plus sign before them or without. A number without a unit means
+    nothing, except ``0``. ``d`` and ``w`` are days of 24 hours and weeks, as in Prometheus.
+
+    Args:
+        text: The length of time; never negative here.
+
+    Raises:
+        ValueError: Not a length of time, negative, or longer than 292 years.
+
+    >>> parse_duration("5m"), parse_duration("1h30m"), parse_duration("1.5s"), parse_duration("7d")
+    (300.0, 5400.0, 1.5, 604800.0)
+    >>> parse_duration("5")
+    Traceback (most recent call last):
+    ...
+    ValueError: '5' is no length of time such as 30s, 5m or 1h30m: it has no unit
+    """
+    shown = ascii(text if len(text) <= 40 else text[:40] + "...")
+    if text.startswith("-"):
+        raise ValueError(f"{shown} is negative; a length of time is not")
+    digits = text.removeprefix("+")
+    if digits == "0":
+        return 0.0
+    total_ns = end = 0
+    while match := _DURATION_PART.match(digits, end):
+        whole, fraction, unit = match.groups()
+        total_ns += int(whole or 0) * _UNITS_NS[unit]
+        if fraction:
+            total_ns += int(fraction) * _UNITS_NS[unit] // 10 ** len(fraction)
+        end = match.end()
+    if not digits or end < len(digits):
+        why = ": it has no unit" if digits.isascii() and digits.isdigit() else ""
+        raise ValueError(f"{shown} is no length of time such as 30s, 5m or 1h30m{why}")
+    if total_ns >= 2**63:  # more than a Go program can hold
+        raise ValueError(f"{shown} is longer than 292 years")
+    return total_ns / 1e9
+
+
 @attrs.frozen
 class EnvironmentLimits:
     """What libvgpu takes from an environment when it creates a region.
@@ -288,7 +352,7 @@ def limits_from_environment(env: Mapping[str, str]) -> EnvironmentLimits:
             limit or None for limit in _per_device(env, "CUDA_DEVICE_MEMORY_LIMIT")
         ),
         sm_limits_percent=tuple(
-            limit if 0 < limit < 100 else None for limit in _per_device(env, "CUDA_DEVICE_SM_LIMIT")
+            sm_limit_or_none(limit) for limit in _per_device(env, "CUDA_DEVICE_SM_LIMIT")
         ),
     )
 

@@ -102,7 +102,7 @@ class NodeFiles:
 
     def open(self, **options: Any) -> Node:
         names = ChainedNames([PodLogNames(self.logs)], retry_s=0.0)
-        return Node(self.root, names=names, **{"outside": False, **options})
+        return Node(self.root, names=names, **options)
 
 
 def pod_of(golden: str) -> str:

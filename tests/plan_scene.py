@@ -72,7 +72,7 @@ class PlanScene:
 
     def node(self) -> Node:
         """The node, looked at once; the caller closes it."""
-        node = Node(self.root, names=PodLogNames(self.logs), outside=False)
+        node = Node(self.root, names=PodLogNames(self.logs))
         node.refresh(processes=False)
         return node
 

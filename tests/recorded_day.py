@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from libhamiregion.report import Reading, RecordedContainer, RecordingWriter
+from libhamiregion.report import Allocation, RecordingWriter, Sample
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,16 +57,9 @@ class Tenant:
     to_s: int = DAY_S
 
     @property
-    def recorded(self) -> RecordedContainer:
-        uid = f"{abs(hash_of(self.namespace + self.pod)):032x}"
-        return RecordedContainer(uid, self.container, None, None, self.namespace, self.pod)
-
-
-def hash_of(text: str) -> int:
-    value = 0
-    for character in text:
-        value = (value * 1_000_003 + ord(character)) % 2**127
-    return value
+    def allocation(self) -> Allocation:
+        uid = f"uid-of-{self.pod}"
+        return Allocation(self.namespace, self.pod, self.container, uid, 0, GPUS[self.gpu])
 
 
 def unused(_: int, __: random.Random) -> Moment:
@@ -83,11 +76,12 @@ def training(nbytes: int, sm: int) -> Behaviour:
     return at
 
 
-def serving(base: int, swing: int, sm: int) -> Behaviour:
+def serving(base_gib: int, swing_gib: int, sm: int) -> Behaviour:
     def at(second: int, dice: random.Random) -> Moment:
         # Busiest at 14:00.
         load = 0.5 - 0.5 * math.cos(2 * math.pi * (second - 2 * HOUR_S) / DAY_S)
-        used = base + int(swing * load * (0.85 + 0.15 * dice.random())) // (64 * MIB) * (64 * MIB)
+        swing = swing_gib * GIB * load * (0.85 + 0.15 * dice.random())
+        used = base_gib * GIB + int(swing) // (64 * MIB) * (64 * MIB)
         return Moment(used, int(sm * load * dice.uniform(0.6, 1.0)), 2)
 
     return at
@@ -117,119 +111,59 @@ def growing(second: int, dice: random.Random) -> Moment:
 
 
 def tenants() -> list[Tenant]:
+    """Everybody of that day, with names of their own."""
+    research, inference, notebooks, batch = "research", "inference", "notebooks", "batch"
+    sessions = {
+        "ada": (9, 12), "grace": (10, 18), "kurt": (13, 14), "emmy": None, "alan": (20, 23),
+        "sofia": None, "hedy": (8, 11), "claude": (15, 17),
+    }  # fmt: skip
     found = [
-        Tenant("research", "llm-pretrain-0", "train", 0, 72 * GIB, None, training(61 * GIB, 92)),
-        Tenant("research", "llm-pretrain-1", "train", 1, 72 * GIB, None, training(61 * GIB, 92)),
-        Tenant("research", "bert-sweep-7d9f4", "train", 2, 32 * GIB, 50, training(11 * GIB, 46)),
-        Tenant("research", "vision-ablation", "train", 2, 32 * GIB, 50, unused),
-        Tenant("research", "graph-nets-2", "train", 3, 24 * GIB, 30, leaking),
-        Tenant("research", "tabular-rnn", "fit", 3, 16 * GIB, 30, growing),
-        Tenant(
-            "inference",
-            "chat-6c8b5f7d9-x2v4k",
-            "vllm",
-            4,
-            64 * GIB,
-            80,
-            serving(46 * GIB, 14 * GIB, 75),
-        ),
-        Tenant(
-            "inference",
-            "embed-55d7c9f4b-q8t2m",
-            "server",
-            5,
-            16 * GIB,
-            40,
-            serving(3 * GIB, 2 * GIB, 30),
-        ),
-        Tenant(
-            "inference",
-            "rerank-7f5d8c6b9-m4n7p",
-            "server",
-            5,
-            16 * GIB,
-            20,
-            serving(2 * GIB, GIB, 12),
-        ),
-        Tenant(
-            "inference",
-            "asr-5b9d7c4f8-k2j6h",
-            "triton",
-            5,
-            24 * GIB,
-            40,
-            serving(7 * GIB, 9 * GIB, 38),
-        ),
-        Tenant("inference", "canary-84c7d9f5b-z3x8w", "vllm", 6, 40 * GIB, 50, unused),
+        Tenant(research, "llm-pretrain-0", "train", 0, 72 * GIB, None, training(61 * GIB, 92)),
+        Tenant(research, "llm-pretrain-1", "train", 1, 72 * GIB, None, training(61 * GIB, 92)),
+        Tenant(research, "bert-sweep-7d9f4", "train", 2, 32 * GIB, 50, training(11 * GIB, 46)),
+        Tenant(research, "vision-ablation", "train", 2, 32 * GIB, 50, unused),
+        Tenant(research, "graph-nets-2", "train", 3, 24 * GIB, 30, leaking),
+        Tenant(research, "tabular-rnn", "fit", 3, 16 * GIB, 30, growing),
+        Tenant(inference, "chat-6c8b5f7d9-x2v4k", "vllm", 4, 64 * GIB, 80, serving(46, 14, 75)),
+        Tenant(inference, "embed-55d7c9f4b-q8t2m", "server", 5, 16 * GIB, 40, serving(3, 2, 30)),
+        Tenant(inference, "rerank-7f5d8c6b9-m4n7p", "server", 5, 16 * GIB, 20, serving(2, 1, 12)),
+        Tenant(inference, "asr-5b9d7c4f8-k2j6h", "triton", 5, 24 * GIB, 40, serving(7, 9, 38)),
+        Tenant(inference, "canary-84c7d9f5b-z3x8w", "vllm", 6, 40 * GIB, 50, unused),
+        Tenant(batch, "legacy-etl", "job", 3, None, None, serving(1, 3, 20)),
     ]
-    for number, (person, hours) in enumerate(
-        [
-            ("ada", (9, 12)),
-            ("grace", (10, 18)),
-            ("kurt", (13, 14)),
-            ("emmy", ()),
-            ("alan", (20, 23)),
-            ("sofia", ()),
-            ("hedy", (8, 11)),
-            ("claude", (15, 17)),
-        ]
-    ):
-        sessions = ((hours[0] * HOUR_S, hours[1] * HOUR_S),) if hours else ()
-        found.append(
-            Tenant(
-                "notebooks",
-                f"jupyter-{person}",
-                "notebook",
-                6 + number % 2,
-                8 * GIB,
-                25,
-                notebook((2 + number % 4) * GIB + 300 * MIB, sessions),
-            )
-        )
+    for number, (person, hours) in enumerate(sessions.items()):
+        times = () if hours is None else ((hours[0] * HOUR_S, hours[1] * HOUR_S),)
+        used = notebook((2 + number % 4) * GIB + 300 * MIB, times)
+        gpu = 6 + number % 2
+        found.append(Tenant(notebooks, f"jupyter-{person}", "notebook", gpu, 8 * GIB, 25, used))
     for number in range(9):
         start = (2 * number + 1) * HOUR_S + 137 * number
-        found.append(
-            Tenant(
-                "batch",
-                f"render-{number:02}",
-                "job",
-                7,
-                20 * GIB,
-                50,
-                training((9 + number) * GIB, 48),
-                start,
-                start + 5_400 + 300 * number,
-            )
-        )
-    found.append(Tenant("batch", "legacy-etl", "job", 3, None, None, serving(GIB, 3 * GIB, 20)))
+        end = start + 5_400 + 300 * number
+        used = training((9 + number) * GIB, 48)
+        found.append(Tenant(batch, f"render-{number:02}", "job", 7, 20 * GIB, 50, used, start, end))
     return found
 
 
 def looks(
     which: Iterable[Tenant], *, interval_s: int = 15, until_s: int = DAY_S
-) -> Iterator[tuple[int, list[Reading]]]:
-    """Each look of the day, without those of the gap: (second, readings)."""
-    chosen = [(tenant, tenant.recorded, random.Random(tenant.pod)) for tenant in which]
+) -> Iterator[tuple[int, dict[Allocation, Sample]]]:
+    """Each look of the day, without those of the gap: (second, samples)."""
+    chosen = [(tenant, tenant.allocation, random.Random(tenant.pod)) for tenant in which]
     for second in range(0, until_s, interval_s):
         if GAP_S[0] <= second < GAP_S[1]:
             continue
-        readings = []
-        for tenant, recorded, dice in chosen:
+        samples = {}
+        for tenant, allocation, dice in chosen:
             if tenant.from_s <= second < tenant.to_s:
                 moment = tenant.behaviour(second - tenant.from_s, dice)
-                readings.append(
-                    Reading(
-                        recorded,
-                        0,
-                        GPUS[tenant.gpu],
-                        moment.used_bytes,
-                        tenant.limit_bytes,
-                        tenant.sm_limit,
-                        moment.sm_percent,
-                        moment.processes,
-                    )
+                samples[allocation] = Sample(
+                    moment.used_bytes,
+                    tenant.limit_bytes,
+                    tenant.sm_limit or 100,
+                    moment.sm_percent,
+                    moment.processes,
                 )
-        yield second, readings
+        yield second, samples
 
 
 def record(
@@ -237,5 +171,5 @@ def record(
 ) -> None:
     """Write the day into a recording."""
     with RecordingWriter(path, interval_s=interval_s, node="gpu-node-07") as writer:
-        for second, readings in looks(which, interval_s=interval_s, until_s=until_s):
-            writer.write(readings, at_ms=(MIDNIGHT_S + second) * 1000, running_ms=second * 1000)
+        for second, samples in looks(which, interval_s=interval_s, until_s=until_s):
+            writer.write(samples, at_ms=(MIDNIGHT_S + second) * 1000)

@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 ROLE = "link-or-code"
 PACKAGE = "libhamiregion"
 # Where users import from, and so where things are documented.
-MODULES = (PACKAGE, f"{PACKAGE}.host", f"{PACKAGE}.agent")
+FLOORS = ("node", "exporter", "plan", "report", "agent")
+MODULES = (PACKAGE, *(f"{PACKAGE}.{floor}" for floor in FLOORS))
 
 # Names in signatures that lead out of this documentation.
 ELSEWHERE = (
     "PathLike",
+    "array",
     "collections.abc.",
     "datetime.",
     "dt.",
@@ -42,10 +44,13 @@ ALIASES = {
     "Anything",
     "Believe",
     "Emit",
+    "FileIdentity",
     "Labels",
     "Level",
     "Metric",
     "ProcessState",
+    "SampledProcess",
+    "SlotState",
     "State",
     "TypeAliasForwardRef",
     "KeptValue",

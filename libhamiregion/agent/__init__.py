@@ -1,30 +1,24 @@
-"""What runs for long on a node: feedback, repair, driver figures, stale directories."""
+"""What runs for long on a node: feedback, repair, driver figures, plans, stale directories."""
 
 from .driver_figures import DriverFigures
 from .feedback import Feedback
-from .gone_remover import GoneRemover
-from .monitor_watch import OtherWriter, OtherWriterRuns, WriterWatch
-from .pod_presence import ApiPods, KubeletPods, PodSource, PodsUnknown
-from .priority_rule import LaunchState, Verdict, believed, decide
-from .reconcile import RepairLoop
+from .other_writers import OtherWriterRuns
+from .plans import PlanKeeper
+from .priority_rule import LaunchState, Verdict, decide
+from .repair import RepairLoop
+from .stale_directories import StaleDirectoryCollector
 from .tasks import Task, TaskRunner
 
 __all__ = [
-    "ApiPods",
     "DriverFigures",
     "Feedback",
-    "GoneRemover",
-    "KubeletPods",
     "LaunchState",
-    "OtherWriter",
     "OtherWriterRuns",
-    "PodSource",
-    "PodsUnknown",
+    "PlanKeeper",
     "RepairLoop",
+    "StaleDirectoryCollector",
     "Task",
     "TaskRunner",
     "Verdict",
-    "WriterWatch",
-    "believed",
     "decide",
 ]

@@ -2,91 +2,109 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import TYPE_CHECKING, TypeAlias
 
-from libhamiregion.errors import RegionError
-from libhamiregion.node.backoff import Backoff, owner_of
-from libhamiregion.node.events import Emit, Voice, silent
+import attrs
+
+from libhamiregion.errors import ProcessNotInRegion, RegionError, RegionNotFound, RegionStale
+from libhamiregion.node.backoff import owner_of
+from libhamiregion.node.events import container_label, silent
+from libhamiregion.node.nvml.timeout_sampler import TimeoutSampler
 from libhamiregion.node.usage import driver_gap
+
+from .tasks import Task, run_each
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from libhamiregion.models import ProcessDeviceUsage
+    from libhamiregion.node.containers import Container
+    from libhamiregion.node.events import Emit
     from libhamiregion.node.matching import HostProcess
     from libhamiregion.node.node import Node
     from libhamiregion.node.nvml import NvmlProcess, NvmlSample, NvmlSampler
     from libhamiregion.node.views import ContainerView
+    from libhamiregion.region import Region
 
-FIGURES_INTERVAL_S = 5.0
-
-# The value that stood there at the last look, by device and field.
-_Seen: TypeAlias = "dict[tuple[int, str], int]"
+# A figure of one slot: the slot's pid, the device's index, the field.
+_Figure: TypeAlias = "tuple[int, int, str]"
 # A process in a region: the file, and pid and start time.
-_Key: TypeAlias = "tuple[tuple[str, tuple[int, int]], int, int]"
+_Process: TypeAlias = "tuple[tuple[str, tuple[int, int]], int, int]"
 
-_COUNTERS = ("figures_runs", "figures_writes", "figures_processes", "figures_errors")
-_SM_FIELDS = ("sm_util_percent", "enc_util_percent", "dec_util_percent")
+_MEMORY = "monitor_used_bytes"
+_PERCENTS = ("sm_util_percent", "enc_util_percent", "dec_util_percent")
+# Field to its attribute of `ProcessDeviceUsage`, and to that of `NvmlProcess`.
+_ATTRIBUTES = {
+    _MEMORY: ("memory_monitor_bytes", "memory_used_bytes"),
+    **{name: (name, name) for name in _PERCENTS},
+}
+# The agent gives its tasks 5 s to give back.
+_GIVE_BACK_S = 4.0
 
 
-class DriverFigures:
-    """Writes NVML's memory and utilisation into slots whose figures stand still; a `Task`.
+@attrs.define(eq=False)
+class _Written:
+    """The figures that stand in a region as this process has written them.
+
+    Attributes:
+        container: The container, as of the last pass.
+        figures: The values.
+    """
+
+    container: Container
+    figures: dict[_Figure, int] = attrs.field(factory=dict)
+
+
+class DriverFigures(Task):
+    """Writes NVML's memory and utilisation into slots whose figures stand still.
 
     libvgpu's watcher does it itself, every 120 ms, in processes whose container has an SM limit and
     whose host pid it knows. Where it does not, a figure stands still: it is the same at two looks,
     and other than what the driver says at the second. Only then is it written; what moves by
     itself is libvgpu's. Having written a figure, this goes on with it until it moves by itself.
 
+    Figures that cannot be kept up any more, because the task is stopped, the driver does not answer
+    or /proc cannot be read, become 0: an old figure would look like a new one.
+
     One sample of NVML serves all regions. Only processes that are proved to be the slot's get
-    anything.
+    anything. A container whose lock is not free is left alone for more and more passes.
 
     Args:
         node: The node.
         sampler: Asked once per pass.
-        interval_s: Seconds between two passes.
-        dry_run: Write nothing, and say what would be written.
-        timeout_s: How long to wait for a region's lock. A container whose lock is not free is left
-            alone for more and more passes.
+        dry_run: Write nothing, and report what would be written.
         emit: Gets the events.
-
-    Threads: `counters` may be read from any; the rest one at a time.
     """
 
     name = "figures"
+    counted = ("runs", "writes", "processes", "errors")
+    interval_s = 5.0
+    #: How long to wait for a region's lock.
+    timeout_s = 0.2
 
     def __init__(
-        self,
-        node: Node,
-        sampler: NvmlSampler,
-        *,
-        interval_s: float = FIGURES_INTERVAL_S,
-        dry_run: bool = False,
-        timeout_s: float = 0.2,
-        emit: Emit = silent,
+        self, node: Node, sampler: NvmlSampler, *, dry_run: bool = False, emit: Emit = silent
     ) -> None:
-        self.interval_s = interval_s
+        super().__init__(emit)
         self._node = node
         self._sampler = sampler
+        self._driver = TimeoutSampler(sampler)
         self._dry_run = dry_run
-        self._timeout_s = timeout_s
-        self._voice = Voice(self.name, emit)
-        self._backoff = Backoff()
         # By owner: whether something may be written in this pass.
         self._turns: dict[str, bool] = {}
-        self._counts = dict.fromkeys(_COUNTERS, 0)
-        self._counting = threading.Lock()
-        self._seen: dict[_Key, _Seen] = {}
+        # What stood there at the last look.
+        self._seen: dict[_Process, dict[_Figure, int]] = {}
+        self._written: dict[str, _Written] = {}
         self._gap: str | None = None
+        # Held while something is written, so that nothing is once giving back has begun.
+        self._writing = threading.Lock()
+        self._ended = False
 
-    def counters(self) -> Mapping[str, int]:
-        """How often what has happened; the names end in what is counted."""
-        with self._counting:
-            return dict(self._counts)
-
-    def _count(self, what: str, number: int = 1) -> None:
-        with self._counting:
-            self._counts[f"figures_{what}"] += number
+    def start(self) -> None:
+        """Begin."""
+        self._ended = False
 
     def run(self) -> None:
         """Look once at all slots, and write the figures that stand still.
@@ -94,40 +112,46 @@ class DriverFigures:
         Raises:
             OSError: /proc cannot be listed.
         """
-        # The sample first: who uses a GPU in it has its slot in the views, if it has one.
-        sample = self._sampler.sample()
-        views = self._node.view()
-        gap = driver_gap(self._node.processes, sample)
-        if gap != self._gap:
-            self._gap = gap
-            if gap is not None:
-                self._voice.say("no_driver", f"no figures of the driver: {gap}")
-        if gap is not None:
-            self._seen.clear()
+        try:
+            # The sample first: what uses a GPU in it has its slot in the views, if it has one.
+            sample = self._driver.sample()
+            views = self._node.view()
+        except Exception:
+            self._withdraw()
+            raise
+        gap = "the driver does not answer"
+        if sample is not None:
+            gap = driver_gap(self._node.processes, sample) or ""
+        if gap and gap != self._gap:
+            self.events.emit("no_driver", f"no figures of the driver: {gap}")
+        self._gap = gap
+        if gap or sample is None:
+            self._withdraw()
             return
-        self._count("runs")
+        self.count("runs")
         before, self._seen = self._seen, {}
-        self._voice.keep(frozenset(view.container.region_path or "" for view in views))
-        self._backoff.keep(frozenset(owner_of(view.container) for view in views))
+        containers = [view.container for view in views]
+        self.events.retain(containers)
+        self.backoff.retain(list(map(owner_of, containers)))
+        regions = {each.region.path for each in containers if each.region is not None}
+        for path in self._written.keys() - regions:
+            del self._written[path]
         self._turns.clear()
         for view in views:
             try:
                 self._look_at(view, sample, before)
             except (RegionError, OSError) as error:
-                self._count("errors")
+                self.count("errors")
                 self._end_turn(owner_of(view.container))
-                self._voice.failed(
+                self.events.failed(
                     "the driver's figures could not be written", error, view.container
                 )
         for owner, has_turn in self._turns.items():
             if has_turn:
-                self._backoff.well(owner)
-
-    def stop(self) -> None:
-        """Nothing has to be taken back: the figures were true when they were written."""
+                self.backoff.recovered(owner)
 
     def _look_at(
-        self, view: ContainerView, sample: NvmlSample, before: Mapping[_Key, _Seen]
+        self, view: ContainerView, sample: NvmlSample, before: Mapping[_Process, dict[_Figure, int]]
     ) -> None:
         region, snapshot, processes = view.container.region, view.snapshot, view.processes
         if region is None or snapshot is None or processes is None:
@@ -135,81 +159,165 @@ class DriverFigures:
         file = (region.path, region.file_id)
         has_utilization = snapshot.layout.has_utilization
         uuids = {device.index: device.uuid for device in snapshot.devices}
+        written = self._written.get(region.path, _Written(view.container))
+        written.container = view.container
+        standing: dict[_Figure, int] = {}
+        proved: set[int] = set()
         still: dict[int, HostProcess] = {}
         for usage, slot in zip(snapshot.processes, processes.slots, strict=True):
             process = slot.process
-            if process is None:
-                continue
-            key = (file, process.pid, process.start_time_ticks)
-            last = before.get(key, {})
-            now = self._seen[key] = {}
+            last: dict[_Figure, int] = {}
+            now: dict[_Figure, int] = {}
+            if process is not None:
+                proved.add(slot.pid)
+                key = (file, process.pid, process.start_time_ticks)
+                last = before.get(key, {})
+                self._seen[key] = now
             for device in usage.devices:
                 uuid = uuids[device.index]
-                driver = None if uuid is None else sample.process(uuid, process.pid)
-                if driver is None:
-                    continue
+                driver = None
+                if uuid is not None and process is not None:
+                    driver = sample.process(uuid, process.pid)
                 for field, stands, says in _figures(device, driver, has_utilization):
-                    now[device.index, field] = stands
-                    if says is not None and says != stands == last.get((device.index, field)):
+                    figure = (slot.pid, device.index, field)
+                    standing[figure] = stands
+                    if driver is None or process is None:
+                        continue
+                    now[figure] = stands
+                    if says is not None and says != stands == last.get(figure):
                         still[slot.pid] = process
-        if still:
-            if not self._has_turn(owner_of(view.container)):
-                return
+        # What has moved by itself since is libvgpu's again.
+        for figure in [
+            each for each in written.figures if standing.get(each) != written.figures[each]
+        ]:
+            del written.figures[figure]
+        lost = [figure for figure in written.figures if figure[0] not in proved]
+        owner = owner_of(view.container)
+        if (still or lost) and self._has_turn(owner):
             self._write(view, sample, still)
-        self._voice.well(view.container)
+            self._set_to_0(written, lost)
+            self.events.recovered(view.container)
 
     def _has_turn(self, owner: str) -> bool:
         if owner not in self._turns:
-            self._turns[owner] = not self._backoff.waits(owner)
+            self._turns[owner] = not self.backoff.waits(owner)
         return self._turns[owner]
 
     def _end_turn(self, owner: str) -> None:
         """Write into none of an owner's regions any more: outside the roots one can have many."""
         if self._turns.get(owner, True):
             self._turns[owner] = False
-            self._backoff.failed(owner)
+            self.backoff.failed(owner)
 
     def _write(
         self, view: ContainerView, sample: NvmlSample, still: Mapping[int, HostProcess]
     ) -> None:
-        with self._node.open(view.container) as region:
+        if not still:
+            return
+        with self._node.open(view.container) as region, self._writing:
+            if self._ended:
+                return
             changes = self._sampler.write(
                 region,
                 {pid: process.pid for pid, process in still.items()},
                 sample=sample,
                 dry_run=self._dry_run,
-                timeout_s=self._timeout_s,
+                timeout_s=self.timeout_s,
             )
             file = (region.path, region.file_id)
-        for change in changes:
-            process = still[change.pid]
-            if self._dry_run:
-                self._voice.say(
-                    "would_write",
-                    f"{change.field} of process {change.pid} would become {change.after}, from"
-                    f" {change.before}",
-                    view.container,
-                    pid=change.pid,
-                    host_pid=process.pid,
-                    field=change.field,
-                    device=change.device,
-                    before=change.before,
-                    after=change.after,
-                )
-            elif change.device is not None:
-                # If it still stands there at the next look, libvgpu does not write it.
-                key = (file, process.pid, process.start_time_ticks)
-                self._seen[key][change.device, change.field] = change.after
-        if not self._dry_run:
-            self._count("writes", len(changes))
-            self._count("processes", len({change.pid for change in changes}))
+            if not self._dry_run:
+                self.count("writes", len(changes))
+                self.count("processes", len({change.pid for change in changes}))
+            written = self._written.setdefault(region.path, _Written(view.container))
+            for change in changes:
+                process = still[change.pid]
+                if self._dry_run:
+                    self.events.emit(
+                        "would_write",
+                        f"{change.field} of process {change.pid} would become {change.after}, from"
+                        f" {change.before}",
+                        view.container,
+                        distinct=change.field,
+                        pid=change.pid,
+                        host_pid=process.pid,
+                        field=change.field,
+                        device=change.device,
+                        before=change.before,
+                        after=change.after,
+                    )
+                elif change.device is not None:
+                    # If it still stands there at the next look, libvgpu does not write it.
+                    figure = (change.pid, change.device, change.field)
+                    key = (file, process.pid, process.start_time_ticks)
+                    self._seen[key][figure] = written.figures[figure] = change.after
+
+    # ---- the end ---------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Set the figures to 0 that still stand as they were written."""
+        with self._writing:
+            self._ended = True
+        self._withdraw()
+
+    def outstanding(self) -> tuple[str, ...]:
+        """The containers in which figures of the driver stand that nobody keeps up."""
+        return tuple(
+            f"the driver's figures stand in {container_label(each.container)}"
+            for each in self._written.copy().values()
+            if any(each.figures.values())
+        )
+
+    def _withdraw(self) -> None:
+        self._seen.clear()
+        run_each(self._give_back, list(self._written.items()), _GIVE_BACK_S)
+
+    def _give_back(self, entry: tuple[str, _Written]) -> None:
+        path, written = entry
+        try:
+            self._set_to_0(written, list(written.figures))
+        except (RegionStale, RegionNotFound):
+            pass  # the region is gone, and what was written into it with it
+        except (RegionError, OSError) as error:
+            self.count("errors")
+            self.events.failed("the driver's figures stand", error, written.container)
+            return
+        self._written.pop(path, None)
+
+    def _set_to_0(self, written: _Written, figures: list[_Figure]) -> None:
+        """Set those of these figures to 0 that still stand as they were written."""
+        stale = {figure for figure in figures if written.figures[figure]}
+        path = written.container.region_path
+        container = next((each for each in self._node.containers if each.region_path == path), None)
+        if not stale or container is None or container.region is None:
+            return
+        with self._node.open(container) as region:
+            for process in region.snapshot().processes:
+                for device in process.devices:
+                    fields = [
+                        field
+                        for field in _ATTRIBUTES
+                        if (figure := (process.pid, device.index, field)) in stale
+                        and getattr(device, _ATTRIBUTES[field][0]) == written.figures[figure]
+                    ]
+                    with contextlib.suppress(ProcessNotInRegion):  # it has left since the snapshot
+                        self._store_0(region, process.pid, device.index, fields)
+        for figure in figures:
+            del written.figures[figure]
+
+    def _store_0(self, region: Region, pid: int, device: int, fields: list[str]) -> None:
+        if _MEMORY in fields:
+            region.set_monitor_used(pid, device, 0, timeout_s=self.timeout_s)
+        sm, enc, dec = (0 if field in fields else None for field in _PERCENTS)
+        if (sm, enc, dec) != (None, None, None):
+            region.set_utilization(pid, device, sm=sm, enc=enc, dec=dec, timeout_s=self.timeout_s)
 
 
 def _figures(
-    device: ProcessDeviceUsage, driver: NvmlProcess, has_utilization: bool
+    device: ProcessDeviceUsage, driver: NvmlProcess | None, has_utilization: bool
 ) -> list[tuple[str, int, int | None]]:
     """Field, what stands in the region, what the driver says."""
-    figures = [("monitor_used_bytes", device.memory_monitor_bytes, driver.memory_used_bytes)]
-    if has_utilization:
-        figures += [(name, getattr(device, name), getattr(driver, name)) for name in _SM_FIELDS]
-    return figures
+    return [
+        (field, getattr(device, standing), None if driver is None else getattr(driver, said))
+        for field, (standing, said) in _ATTRIBUTES.items()
+        if has_utilization or field == _MEMORY
+    ]

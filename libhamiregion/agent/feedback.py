@@ -10,105 +10,111 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 
-from libhamiregion.errors import LimitConflict, RegionClosed, RegionError
-from libhamiregion.node.events import Emit, Voice, silent
-
-from .monitor_watch import OtherWriterRuns, WriterWatch
-from .priority_rule import (
-    BLOCKED,
-    FEEDBACK_INTERVAL_S,
-    LaunchState,
-    believed,
-    decide,
-    uuids_of,
+from libhamiregion.errors import (
+    LimitConflict,
+    RegionClosed,
+    RegionError,
+    RegionNotFound,
+    RegionStale,
 )
+from libhamiregion.node.events import container_label, silent
+
+from .other_writers import OtherWriterRuns, WriterWatch
+from .priority_rule import BLOCKED, LaunchState, decide
+from .tasks import Task, run_each
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from libhamiregion.node.containers import Container
+    from libhamiregion.node.events import Emit
     from libhamiregion.node.node import Node, NodeSnapshot
+    from libhamiregion.node.writers import OtherWriter
     from libhamiregion.region import Region
 
-    from .monitor_watch import OtherWriter
     from .priority_rule import Verdict
 
-Believe: TypeAlias = "Callable[[Container, LaunchState], LaunchState]"
+#: For so many passes in a row another writer has to be gone before the feedback goes on.
+RESUME_AFTER_PASSES = 3
+# The agent gives its tasks 5 s to give back.
+_GIVE_BACK_S = 4.0
 
-_COUNTERS = (
-    "feedback_runs",
-    "feedback_writes",
-    "feedback_blocks",
-    "feedback_unblocks",
-    "feedback_launches_kept",
-    "feedback_errors",
-    "feedback_pauses",
-)
+# A region: its path, and the very file.
+_Key: TypeAlias = "tuple[str, tuple[int, int]]"
 
 
-@attrs.define
+@attrs.define(eq=False)
 class _Written:
-    """What this process has done to a region and will take back when it ends."""
+    """What this process has done to a region and gives back when it ends.
 
+    Attributes:
+        container: The container, as of the last pass.
+        blocked: Whether this process keeps its launches waiting.
+        switch_found: The switch before the first change; None without a change.
+        switch_set: The switch after the last change.
+    """
+
+    container: Container
     blocked: bool = False
     switch_found: int | None = None
     switch_set: int | None = None
 
+    def phrase(self) -> str | None:
+        """What is to be given back; None if nothing is."""
+        label = container_label(self.container)
+        if self.blocked:
+            return f"launches of {label} are blocked"
+        if self.switch_found is None or self.switch_set == int(bool(self.switch_found)):
+            return None
+        return f"the SM switch of {label} is not as it was found"
 
-class Feedback:
-    """Follows the priority rule on all regions under a node's roots; a `Task`.
+
+class Feedback(Task):
+    """Follows the priority rule on all regions under a node's roots.
 
     Regions outside the roots take no part, as they take none in HAMi's: a pod that HAMi has given
     no GPU could otherwise block those that have one, by a file that it has made itself.
 
     It writes only where something has to change. A launch mark is counted down by compare-and-set,
     so that a launch between reading and writing is not lost. While somebody else writes these
-    fields (`WriterWatch`) it writes nothing.
+    fields it writes nothing; when the other has been gone for three passes, it goes on.
 
-    Stopped in order, it takes back what it has written: launches that it blocked go on, and a
-    switch that still is as it was set becomes what it was before. After a kill, regions stay as
-    they are until the rule is applied again, by HAMi's monitor or by the next agent: its first pass
-    unblocks what need not wait.
+    Stopped, it gives back what it has written, also while a pass hangs: launches that it blocked go
+    on, and a switch that still is as it was set becomes what it was before. After a kill, regions
+    stay as they are until the rule is applied again, by HAMi's monitor or by the next agent: its
+    first pass unblocks what need not wait.
 
     Args:
         node: The node.
-        interval_s: Seconds between two passes. A launch counts for two of them.
-        dry_run: Write nothing, and say what would be written.
-        watch: Looks for other writers; None makes one.
-        resume_after: After how many passes in a row without another writer to go on; None means
-            never.
-        believe: What to take for a region's state, given its container and what stands in it; the
-            default is `believed`.
+        dry_run: Write nothing, and report what would be written.
+        assume_alone: Take it for granted that no other writer is hidden where not all processes of
+            the node can be seen.
         emit: Gets the events.
-
-    Threads: `counters` and `paused` may be read from any; the rest one at a time.
     """
 
     name = "feedback"
+    counted = ("runs", "writes", "blocks", "unblocks", "launches_kept", "errors", "pauses")
+    interval_s = 5.0
 
     def __init__(
         self,
         node: Node,
         *,
-        interval_s: float = FEEDBACK_INTERVAL_S,
         dry_run: bool = False,
-        watch: WriterWatch | None = None,
-        resume_after: int | None = 3,
-        believe: Believe | None = None,
+        assume_alone: bool = False,
         emit: Emit = silent,
     ) -> None:
-        self.interval_s = interval_s
+        super().__init__(emit)
         self._node = node
         self._dry_run = dry_run
-        self._watch = WriterWatch(node) if watch is None else watch
-        self._resume_after = resume_after
-        self._believe: Believe = (lambda _, state: believed(state)) if believe is None else believe
-        self._voice = Voice(self.name, emit)
-        self._counts = dict.fromkeys(_COUNTERS, 0)
-        self._counting = threading.Lock()
-        self._written: dict[tuple[str, tuple[int, int]], _Written] = {}
+        self._watch = WriterWatch(node, assume_alone=assume_alone)
+        self._written: dict[_Key, _Written] = {}
         self._others: tuple[OtherWriter, ...] = ()
         self._clear_looks = 0
+        # Held while something is written, so that nothing is once giving back has begun.
+        self._writing = threading.Lock()
+        self._ended = False
+        self._in_pass = False
 
     @property
     def paused(self) -> tuple[OtherWriter, ...]:
@@ -116,13 +122,8 @@ class Feedback:
         return self._others
 
     def counters(self) -> Mapping[str, int]:
-        """How often what has happened; the names end in what is counted."""
-        with self._counting:
-            return {**self._counts, "feedback_paused": int(bool(self._others))}
-
-    def _count(self, what: str) -> None:
-        with self._counting:
-            self._counts[f"feedback_{what}"] += 1
+        """How often what has happened, and ``feedback_paused``."""
+        return {**super().counters(), "feedback_paused": int(bool(self._others))}
 
     # ---- one pass --------------------------------------------------------------------------------
 
@@ -133,6 +134,7 @@ class Feedback:
             OtherWriterRuns: Somebody does.
             OSError: /proc cannot be listed, or the containers' directories cannot be locked.
         """
+        self._ended = False
         self._node.refresh()
         others = self._watch.look(lock=not self._dry_run)
         if others and not self._dry_run:
@@ -142,170 +144,129 @@ class Feedback:
     def run(self) -> None:
         """Apply the rule once to every region under the node's roots.
 
-        A container whose region fails is counted and said, and does not keep the others from their
-        turn.
+        A container whose region fails is counted and reported, and does not keep the others from
+        their turn.
 
         Raises:
             OSError: /proc cannot be listed, or the containers' directories cannot be locked.
         """
+        self._in_pass = True
+        try:
+            self._pass()
+        finally:
+            self._in_pass = False
+
+    def _pass(self) -> None:
         self._node.refresh()
         self._note(self._watch.look(lock=not self._dry_run))
         if self._others and not self._dry_run:
             return
-        self._count("runs")
-        snapshot = self._node.snapshot()
-        states = self._states(snapshot)
-        present = frozenset(
-            container.region.path
-            for container in snapshot.containers
-            if container.region is not None
-        )
-        self._voice.keep(present)
-        self._forget_what_is_gone(snapshot)
-        believed_states = [self._believe(container, state) for container, state in states]
-        for (container, state), verdict in zip(states, decide(believed_states), strict=True):
-            changed = (
-                verdict.recent_kernel != state.recent_kernel
-                or verdict.utilization_switch != state.utilization_switch
-            )
+        self.count("runs")
+        states = _states(self._node.snapshot())
+        self.events.retain([container for container, _ in states])
+        self._retain([container for container, _ in states])
+        verdicts = decide([state for _, state in states])
+        for (container, state), verdict in zip(states, verdicts, strict=True):
             if self._dry_run:
                 self._tell(container, state, verdict)
                 continue
             try:
-                news = self._is_blocked_now(container, verdict)
-                if changed:
-                    self._apply(container, state, verdict, news=news)
+                self._apply(container, state, verdict)
             except (RegionError, OSError) as error:
-                self._count("errors")
-                self._voice.failed("the feedback could not be written", error, container)
+                self.count("errors")
+                self.events.failed("the feedback could not be written", error, container)
             else:
-                self._voice.well(container)
+                self.events.recovered(container)
 
-    def _forget_what_is_gone(self, snapshot: NodeSnapshot) -> None:
-        """Keep nothing of regions that are no more; a container can make a new one each second."""
-        if self._written:
-            here = {_key(each.region) for each in snapshot.containers if each.region is not None}
-            for key in self._written.keys() - here:
-                del self._written[key]
-
-    def _is_blocked_now(self, container: Container, verdict: Verdict) -> bool:
-        """Note whether a region is blocked; True if that is news.
-
-        Also where it was found blocked: from now on this process keeps it so.
-        """
-        if container.region is None:
-            return False
-        written = self._written.get(_key(container.region))
-        if written is None and verdict.blocked:
-            written = self._of(container.region)
-        if written is None or written.blocked == verdict.blocked:
-            return False
-        written.blocked = verdict.blocked
-        return True
+    def _retain(self, containers: list[Container]) -> None:
+        """Keep nothing of regions that are gone; a container can make a new one each second."""
+        here = {_key(each.region) for each in containers if each.region is not None}
+        for key in self._written.keys() - here:
+            del self._written[key]
 
     def _note(self, others: tuple[OtherWriter, ...]) -> None:
         """Pause, or go on."""
         if others:
             self._clear_looks = 0
-            known = {(other.evidence, other.pid) for other in self._others}
             for other in others:
-                if (other.evidence, other.pid) not in known:
-                    self._voice.say(
+                if other not in self._others:
+                    self.events.emit(
                         "paused",
                         f"nothing is written any more: {other.message}",
                         evidence=other.evidence,
                         pid=other.pid,
                     )
             if not self._others:
-                self._count("pauses")
-                # Whoever writes now decides; what was written before is no longer ours.
+                self.count("pauses")
+                # The other decides now; what was written before is no longer ours.
                 self._written.clear()
             self._others = others
-        elif self._others and self._resume_after is not None:
+        elif self._others:
             self._clear_looks += 1
-            if self._clear_looks >= self._resume_after:
+            if self._clear_looks >= RESUME_AFTER_PASSES:
+                before = "; ".join(other.message for other in self._others)
                 self._others = ()
-                self._voice.say("resumed", "nobody else writes any more; the feedback goes on")
-
-    def _states(self, snapshot: NodeSnapshot) -> list[tuple[Container, LaunchState]]:
-        regions, devices = snapshot.table.regions, snapshot.table.devices
-        uuids: list[list[str | None]] = [[] for _ in range(len(regions))]
-        for row, region in enumerate(devices.region.tolist()):
-            uuids[region].append(devices.uuid(row))
-        columns = (
-            regions.code,
-            regions.recent_kernel,
-            regions.utilization_switch,
-            regions.priority,
-        )
-        states = []
-        for container, named, code, recent_kernel, switch, priority in zip(
-            snapshot.containers, uuids, *(column.tolist() for column in columns), strict=True
-        ):
-            # Anybody can map a file of their own outside the roots; nobody waits for such a one.
-            if code == 0 and container.directory is not None:
-                state = LaunchState(recent_kernel, switch, priority, uuids_of(named))
-                states.append((container, state))
-        return states
+                self.events.emit("resumed", f"nobody else writes any more; it had paused: {before}")
 
     # ---- writing ---------------------------------------------------------------------------------
 
-    def _apply(
-        self, container: Container, state: LaunchState, verdict: Verdict, *, news: bool
-    ) -> None:
-        with self._node.open(container) as region:
-            if verdict.recent_kernel != state.recent_kernel:
-                self._set_launch_mark(container, region, state, verdict, news=news)
-            if verdict.utilization_switch != state.utilization_switch:
-                written = self._of(region)
-                region.set_utilization_switch(bool(verdict.utilization_switch))
+    def _apply(self, container: Container, state: LaunchState, verdict: Verdict) -> None:
+        assert container.region is not None  # noqa: S101 (only such have a state)
+        written = self._written.setdefault(_key(container.region), _Written(container))
+        written.container = container
+        marked = verdict.recent_kernel != state.recent_kernel
+        switched = verdict.utilization_switch != state.utilization_switch
+        if not (marked or switched):
+            # A region that was found blocked is kept so by this process from now on.
+            written.blocked = verdict.blocked
+            return
+        with self._node.open(container) as region, self._writing:
+            if self._ended:
+                return
+            # Before the store: what may stand there has to be given back.
+            written.blocked = written.blocked or verdict.blocked
+            if marked:
+                self._set_launch_mark(container, region, state, verdict)
+            written.blocked = verdict.blocked
+            if switched:
                 if written.switch_found is None:
                     written.switch_found = state.utilization_switch
                 written.switch_set = verdict.utilization_switch
-                self._count("writes")
+                region.set_utilization_switch(bool(verdict.utilization_switch))
+                self.count("writes")
                 on = "on" if verdict.utilization_switch else "off"
-                self._voice.say(f"limiting_{on}", f"SM limiting is {on}", container)
-
-    def _of(self, region: Region) -> _Written:
-        return self._written.setdefault(_key(region), _Written())
+                self.events.emit(f"limiting_{on}", f"SM limiting is {on}", container)
 
     def _set_launch_mark(
-        self,
-        container: Container,
-        region: Region,
-        state: LaunchState,
-        verdict: Verdict,
-        *,
-        news: bool,
+        self, container: Container, region: Region, state: LaunchState, verdict: Verdict
     ) -> None:
         to = verdict.recent_kernel
         if to == BLOCKED:
             # A launch since it was read does not change that it has to wait from now on.
             region.set_recent_kernel(to)
-            self._count("blocks")
-            if news:
-                # Not where a container writes its own mark, against the block, again and again.
-                self._voice.say("blocked", "launches wait for a more urgent container", container)
+            self.count("blocks")
+            self.events.emit("blocked", "launches wait for a more urgent container", container)
         else:
             try:
                 region.set_recent_kernel(to, expected=state.recent_kernel)
             except LimitConflict:
                 # It has launched since it was read, and counts for two passes from now on.
-                self._count("launches_kept")
+                self.count("launches_kept")
                 return
             if state.recent_kernel < 0:
-                self._count("unblocks")
-                self._voice.say("unblocked", "launches go on", container)
-        self._count("writes")
+                self.count("unblocks")
+                self.events.emit("unblocked", "launches go on", container)
+        self.count("writes")
 
     def _tell(self, container: Container, state: LaunchState, verdict: Verdict) -> None:
         for field in ("recent_kernel", "utilization_switch"):
             before, after = getattr(state, field), getattr(verdict, field)
             if before != after:
-                self._voice.say(
+                self.events.emit(
                     "would_write",
                     f"{field} would become {after}, from {before}",
                     container,
+                    distinct=field,
                     field=field,
                     before=before,
                     after=after,
@@ -314,30 +275,44 @@ class Feedback:
     # ---- the end ---------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Take back what stands in the regions from this process, and give the lock back."""
+        """Give back what stands in the regions from this process, and the lock."""
+        with self._writing:
+            self._ended = True
         try:
-            # Another writer's values are its own.
-            if self._written and not self._dry_run and not self._watch.look():
-                self._take_back()
+            if self.outstanding() and self._another_writes():
+                # Another writer's values are its own.
+                self._written.clear()
+            here = {_key(each.region): each for each in self._node.containers if each.region}
+            self._written = {key: each for key, each in self._written.items() if each.phrase()}
+            entries = [(key, each, here.get(key)) for key, each in self._written.items()]
+            run_each(self._give_back, entries, _GIVE_BACK_S)
         finally:
-            self._written.clear()
             self._watch.close()
 
-    def _take_back(self) -> None:
-        for container in self._node.containers:
-            if container.region is None:
-                continue
-            try:
-                written = self._written.get(_key(container.region))
-                if written is None:
-                    continue
-                with self._node.open(container) as region:
-                    self._take_back_from(container, region, written)
-            except (RegionError, OSError) as error:
-                self._count("errors")
-                self._voice.failed("what was written could not be taken back", error, container)
+    def _another_writes(self) -> bool:
+        # A pass that hangs may hang in what a look needs.
+        return bool(self._others if self._in_pass else self._watch.look(lock=False))
 
-    def _take_back_from(self, container: Container, region: Region, written: _Written) -> None:
+    def outstanding(self) -> tuple[str, ...]:
+        """The containers that are still blocked, or whose switch is not as it was found."""
+        phrases = (written.phrase() for written in self._written.copy().values())
+        return tuple(phrase for phrase in phrases if phrase is not None)
+
+    def _give_back(self, entry: tuple[_Key, _Written, Container | None]) -> None:
+        key, written, container = entry
+        try:
+            if container is not None:
+                with self._node.open(container) as region:
+                    self._give_back_to(region, written)
+        except (RegionStale, RegionNotFound):
+            pass  # the region is gone, and what was written into it with it
+        except (RegionError, OSError) as error:
+            self.count("errors")
+            self.events.failed("what was written stands", error, written.container)
+            return
+        self._written.pop(key, None)
+
+    def _give_back_to(self, region: Region, written: _Written) -> None:
         mark = region.recent_kernel
         if written.blocked and mark < 0:
             try:
@@ -345,19 +320,52 @@ class Feedback:
             except LimitConflict:
                 pass  # somebody has unblocked it meanwhile
             else:
-                self._count("unblocks")
-                self._voice.say("unblocked", "launches go on, the agent stops", container)
+                self.count("unblocks")
+                self.events.emit(
+                    "unblocked",
+                    "launches go on, the agent stops",
+                    written.container,
+                    distinct="end",
+                )
         found = written.switch_found
-        if found is not None and int(region.utilization_switch) == written.switch_set != int(
-            bool(found)
-        ):
+        if found is not None and int(region.utilization_switch) == written.switch_set:
             region.set_utilization_switch(bool(found))
             on = "on" if found else "off"
-            self._voice.say(f"limiting_{on}", f"SM limiting is {on}, as it was found", container)
+            self.events.emit(
+                f"limiting_{on}",
+                f"SM limiting is {on}, as it was found",
+                written.container,
+                distinct="end",
+            )
 
 
-def _key(region: Region) -> tuple[str, tuple[int, int]]:
-    """What a region is known by: its path, and the very file; a closed one is in no set."""
+def _states(snapshot: NodeSnapshot) -> list[tuple[Container, LaunchState]]:
+    """What the rule looks at, of each region under the roots."""
+    regions, devices = snapshot.table.regions, snapshot.table.devices
+    uuids: list[set[str]] = [set() for _ in range(len(regions))]
+    for row, region in enumerate(devices.region.tolist()):
+        uuid = devices.uuid(row)
+        if uuid is not None:
+            uuids[region].add(uuid)
+    columns = (
+        regions.code,
+        regions.recent_kernel,
+        regions.utilization_switch,
+        # A container can write its own priority: nobody gets ahead of HAMi's most urgent.
+        regions.priority,
+    )
+    return [
+        (container, LaunchState(recent_kernel, switch, max(0, priority), named))
+        for container, named, code, recent_kernel, switch, priority in zip(
+            snapshot.containers, uuids, *(column.tolist() for column in columns), strict=True
+        )
+        # Anybody can map a file of their own outside the roots; nobody waits for such a one.
+        if code == 0 and container.directory is not None
+    ]
+
+
+def _key(region: Region) -> _Key:
+    """What a region is known by; a closed one is in no set."""
     try:
         return region.path, region.file_id
     except RegionClosed:

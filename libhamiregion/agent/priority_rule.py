@@ -13,8 +13,6 @@ import attrs
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-#: How long HAMi's monitor waits between two passes; a launch counts for two of them.
-FEEDBACK_INTERVAL_S = 5.0
 #: The launch mark of a region whose launches wait.
 BLOCKED = -1
 
@@ -103,20 +101,3 @@ def _launch_mark(mark: int, blocked: bool) -> int:
     if not blocked and mark < 0:
         return 0
     return mark
-
-
-def believed(state: LaunchState) -> LaunchState:
-    """A region's state as far as it is to be believed: nobody is more urgent than HAMi's 0.
-
-    A container can write its own region. A negative priority, which HAMi never gives and whose
-    regions its monitor does not count, would stop even the containers of priority 0.
-
-    >>> believed(LaunchState(2, 1, priority=-(2**31), uuids=())).priority
-    0
-    """
-    return state if state.priority >= 0 else attrs.evolve(state, priority=0)
-
-
-def uuids_of(uuids: Iterable[str | None]) -> frozenset[str]:
-    """The devices that have told who they are."""
-    return frozenset(uuid for uuid in uuids if uuid is not None)

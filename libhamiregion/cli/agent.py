@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from typing import TYPE_CHECKING, Any
+import threading
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import attrs
 import click
@@ -13,31 +13,33 @@ from libhamiregion.agent import (
     DriverFigures,
     Feedback,
     OtherWriterRuns,
+    PlanKeeper,
     RepairLoop,
+    StaleDirectoryCollector,
     TaskRunner,
-    WriterWatch,
 )
-from libhamiregion.agent.root_watch import RootWatch
-from libhamiregion.durations import parse_duration
+from libhamiregion.agent.roots import RootWatch
+from libhamiregion.agent.tasks import run_each
 from libhamiregion.node import NvmlSampler
+from libhamiregion.plan import OtherKeeperRuns
+from libhamiregion.units import parse_duration
 
-from . import exporter_options, node_options, options
-from .agent_log import EventLog
+from . import exporter_options, options
 from .failures import FAILED, Failure
-from .node_words import root_failure
-from .stopping import stop_signals
+from .format import root_failure
+from .service_log import ServiceLog
+from .signals import end_unfinished, stop_signals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from libhamiregion.agent import PodSource, Task
+    from libhamiregion.agent import Task
     from libhamiregion.node import Node
 
 OTHER_WRITER = 3
 # Between a device plugin's making a directory and kubelet's making its own.
 SHORTEST_GONE_AFTER_S = 1.0
-# How old the API's answer may be when a pod is missing from it.
-API_MAX_AGE_S = 10.0
+_CLOSING_S = 3.0
 
 
 class OtherWriterFailure(Failure):
@@ -47,7 +49,7 @@ class OtherWriterFailure(Failure):
 
 
 @attrs.frozen
-class Wanted:
+class AgentOptions:
     """What the command line says; the fields are the options' names."""
 
     feedback: bool
@@ -56,7 +58,6 @@ class Wanted:
     from_annotations: bool
     remove_gone: bool
     remove_after: str | None
-    gone_by: str
     kubelet_pods: str
     node_name: str | None
     kubeconfig: str | None
@@ -65,20 +66,11 @@ class Wanted:
     web_config: str | None
     legacy_metrics: bool
     gone_after_s: float | None
-    roots: tuple[str, ...]
-    feedback_interval_s: float
-    repair_interval_s: float
-    figures_interval_s: float
-    plan_interval_s: float
-    figures: bool
-    resume_after: int
     assume_alone: bool
     once: bool
-    timeout_s: float
     dry_run: bool
     library: str | None
-    proc: str
-    pod_logs: str
+    place: options.NodeChoice
     as_json: bool
 
     @property
@@ -101,7 +93,12 @@ class Wanted:
         if self.legacy_metrics and not self.listen:
             raise click.UsageError("--legacy-metrics goes with --listen")
         if self.remove_gone:
-            self._check_removal()
+            if self.once and not self.dry_run:
+                raise click.UsageError("one look proves no pod gone: --remove-gone without --once")
+            if self.remove_after_s < SHORTEST_GONE_AFTER_S:
+                raise click.UsageError(
+                    f"--gone-after (or HAMI_RESYNC_INTERVAL) is {SHORTEST_GONE_AFTER_S:g}s or more"
+                )
         elif self.remove_after is not None:
             raise click.UsageError("--gone-after goes with --remove-gone")
 
@@ -119,16 +116,6 @@ class Wanted:
             return parse_duration(text)
         except ValueError as error:
             raise click.UsageError(f"{name}: {error}") from None
-
-    def _check_removal(self) -> None:
-        if self.once and not self.dry_run:
-            raise click.UsageError("one look proves no pod gone: --remove-gone without --once")
-        if self.remove_after_s < SHORTEST_GONE_AFTER_S:
-            raise click.UsageError(
-                f"--gone-after (or HAMI_RESYNC_INTERVAL) is {SHORTEST_GONE_AFTER_S:g}s or more"
-            )
-        if self.gone_by == "api" and not self.node_name:
-            raise click.UsageError("--gone-by api needs --node-name")
 
 
 @click.command()
@@ -167,21 +154,13 @@ class Wanted:
     help="For how long a pod has to be gone before.  [default: $HAMI_RESYNC_INTERVAL, else 5m]",
 )
 @click.option(
-    "--gone-by",
-    type=click.Choice(["kubelet", "api"]),
-    default="kubelet",
-    show_default=True,
-    help="Who tells which pods there are: kubelet's directories (--pod-logs and --kubelet-pods), or"
-    " the Kubernetes API.",
-)
-@click.option(
     "--kubelet-pods",
     type=options.PATH,
     default="/var/lib/kubelet/pods",
     show_default=True,
     metavar="DIR",
-    help="Where kubelet keeps the pods' volumes; in a pod with hostPID without a mount:"
-    " /proc/1/root/var/lib/kubelet/pods.",
+    help="Where kubelet keeps the pods' volumes, which with --pod-logs tells which pods there are;"
+    " in a pod with hostPID without a mount: /proc/1/root/var/lib/kubelet/pods.",
 )
 @exporter_options.listen_option(None)
 @exporter_options.web_config_option
@@ -199,8 +178,7 @@ class Wanted:
     "--kubeconfig",
     type=options.PATH,
     metavar="FILE",
-    help="For --from-annotations and --gone-by api.  [default: the pod's service account, else"
-    " kubectl's]",
+    help="For --from-annotations.  [default: the pod's service account, else kubectl's]",
 )
 @click.option(
     "--state",
@@ -209,198 +187,145 @@ class Wanted:
     metavar="DIR",
     help="Where plans remember what was there before.  [default: as `limits apply`]",
 )
-@node_options.root_option
-@options.interval_option("feedback", 5.0, "Between two passes of the feedback; HAMi's is 5.")
-@options.interval_option("repair", 10.0, "Between two passes of the repair.")
-@options.interval_option("figures", 5.0, "Between two looks at the driver's figures.")
-@options.interval_option("plan", 5.0, "Between two looks at the plan and what it is about.")
-@click.option(
-    "--figures/--no-figures",
-    default=True,
-    help="With --repair: whether to write the driver's figures.  [default: figures]",
-)
-@click.option(
-    "--resume-after",
-    type=click.IntRange(0, 1_000_000),
-    default=3,
-    show_default=True,
-    metavar="N",
-    help="Go on with the feedback when another writer has been gone for so many passes; 0 is"
-    " never.",
-)
+@options.node_options
 @click.option(
     "--assume-alone",
     is_flag=True,
     help="Start the feedback although not all processes of the node can be seen.",
 )
 @click.option("--once", is_flag=True, help="One pass of everything, then end.")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=options.Seconds(min=0, max=60),
-    default=0.2,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long a repair waits for a region's lock; who does not give it is left alone longer"
-    " and longer.",
-)
 @options.dry_run_option
-@node_options.library_option
-@options.proc_option
-@node_options.pod_logs_option
+@options.library_option
 @options.json_option
-@options.no_color_option
 def agent(**given: Any) -> None:
     """Steer and repair the regions of this node for as long as it runs.
 
     At least one of --feedback, --repair, --remove-gone, --plan and --from-annotations says what to
     do.  With
     --listen the same process exports the node's metrics, as `hamiregion exporter` does, and the
-    agent's own.
-
-    Without --root, regions outside HAMi's directories are included, such as those of containers
-    that plain Docker has started: found through the processes that map them.
+    agent's own; /healthz then tells whether a task is stuck.
 
     --feedback takes the place of HAMi's monitor: where that runs, or another agent does, it does
-    not start; when one appears, it stops writing and says so, and goes on when it has gone (see
-    --resume-after).  It needs to see all processes of the node: run it on the host, or in a pod
-    with hostPID: true.
+    not start; when one appears, it stops writing and reports it, and goes on when it has gone.  It
+    needs to see all processes of the node: run it on the host, or in a pod with hostPID: true.
 
     --remove-gone deletes files: the directories of pods that have been gone for --gone-after by all
     that can be seen, and of which no process is left.  Where that cannot be told, for want of a
     right or a mount, nothing is removed and an event says why; try it with --dry-run.
 
-    Told to end (SIGTERM, Ctrl-C), it takes back what must not outlast it: blocked launches go on,
-    and SM switches are as they were found.  Killed, it leaves them; the next start puts them
-    right.
+    A plan that cannot be read is reported and tried again; it keeps nothing else from running.
+
+    Told to end (SIGTERM, Ctrl-C), it gives back what must not outlast it, within 25 seconds:
+    blocked launches go on, SM switches are as they were found, and the driver's figures that it has
+    written become 0.  What could not be given back is in the last lines.  Killed, it leaves all of
+    it; the next start puts it right.
 
     \b
     hamiregion agent --feedback --repair --root /usr/local/vgpu/containers
     hamiregion agent --repair --once --dry-run
 
-    One line per event on stdout.  Exit codes: 0 ended in order, 1 failed (with --once: a pass
-    did, or no directory given could be listed), 2 wrong usage, 3 somebody else writes the feedback
+    One line per event, 500 characters at most, on stderr; with --once on stdout.  What repeats is
+    reported the 1st, 2nd, 4th, 8th ... time.  Exit codes: 0 ended in order, 1 failed (with --once:
+    a pass did, or no directory given could be listed; else: something was not given back, or
+    another process keeps this node on a plan), 2 wrong usage, 3 somebody else writes the feedback
     on this node.
 
     JSON: one object per event, with the keys time_s (Unix seconds), task, event, message,
     container (null if it is about none) and detail, an object of figures by name.
     """  # noqa: D301 (click looks for the character itself)
-    wanted = Wanted(**given)
+    wanted = AgentOptions(**given)
     wanted.check()
-    with stop_signals() as stop:
-        log = EventLog(stop.ask, as_json=wanted.as_json)
-        # Neither is closed: who waits for a driver that does not answer would never end.
-        node = node_options.open_node(wanted.roots, wanted.proc, wanted.pod_logs)
+    with stop_signals(bounded=True) as stop:
+        log = ServiceLog(as_json=wanted.as_json, lost=stop.ask, on_stdout=wanted.once)
+        log.capture_logging("warning")
+        # Neither is closed: a driver that does not answer would keep this from ending.
+        node = wanted.place.open()
         sampler = NvmlSampler(wanted.library, sensors=bool(wanted.listen))
         tasks = list(_tasks(wanted, node, sampler, log))
         runner = TaskRunner([RootWatch(node, emit=log), *tasks], emit=log)
-        with _exporting(wanted, node, sampler, runner, log):
-            names = ", ".join(task.name for task in tasks)
-            dry = " (dry run: nothing is written)" if wanted.dry_run else ""
-            log.say("started", f"{names}{dry}", pid=os.getpid())
-            failed = 0
-            if wanted.once:
-                failed = runner.run_once()
-            else:
-                runner.start()
-                try:
-                    stop.wait()
-                finally:
-                    runner.stop()
-        log.say("stopped", "ended in order", **runner.counters())
+        refusals: list[Exception] = []
+
+        def begin() -> None:
+            try:
+                runner.prepare()
+                names = ", ".join(task.name for task in tasks)
+                dry = " (dry run: nothing is written)" if wanted.dry_run else ""
+                log.emit("agent", "started", f"{names}{dry}", pid=os.getpid())
+                runner.start(once=wanted.once, finished=stop.ask)
+            except Exception as error:  # noqa: BLE001 (raised again in the main thread)
+                refusals.append(error)
+                stop.ask()
+
+        closers = _export(wanted, node, sampler, runner, log)
+        # In a thread, so that a signal is heard whatever hangs.
+        threading.Thread(target=begin, name="hami-start", daemon=True).start()
+        stop.wait()
+        left = runner.stop()
+        if run_each(lambda close: close(), closers, _CLOSING_S):
+            left = (*left, "exporter: a refresh does not end")
+        if not refusals:
+            log.emit("agent", "stopped", "not in order" if left else "ended in order")
+    for refusal in refusals:
+        _refuse(refusal)
     if log.is_lost:
         raise SystemExit(FAILED)
-    if failed:
-        raise Failure(f"{failed} of {len(tasks)} passes failed; the events say why")
-    blind = root_failure(node, wanted.roots) if wanted.once else None
-    if blind is not None:
-        raise Failure(blind)
+    if left:
+        end_unfinished(left)
+    if wanted.once:
+        _check_passes(wanted, node, runner)
 
 
-def _tasks(wanted: Wanted, node: Node, sampler: NvmlSampler, log: EventLog) -> Iterator[Task]:
+def _refuse(error: Exception) -> NoReturn:
+    if isinstance(error, OtherWriterRuns):
+        raise OtherWriterFailure(f"the feedback does not start: {error}") from None
+    if isinstance(error, OtherKeeperRuns):
+        raise Failure(str(error)) from None
+    raise error
+
+
+def _check_passes(wanted: AgentOptions, node: Node, runner: TaskRunner) -> None:
+    if runner.failures:
+        raise Failure(f"{runner.failures} of {len(runner.tasks)} passes failed; the events say why")
+    failure = root_failure(node, wanted.place.roots)
+    if failure is not None:
+        raise Failure(failure)
+
+
+def _tasks(
+    wanted: AgentOptions, node: Node, sampler: NvmlSampler, log: ServiceLog
+) -> Iterator[Task]:
+    dry_run = wanted.dry_run
     if wanted.feedback:
-        yield _feedback(wanted, node, log)
+        yield Feedback(node, dry_run=dry_run, assume_alone=wanted.assume_alone, emit=log)
     if wanted.repair:
-        yield RepairLoop(
+        yield RepairLoop(node, dry_run=dry_run, emit=log)
+        yield DriverFigures(node, sampler, dry_run=dry_run, emit=log)
+    if wanted.remove_gone:
+        yield StaleDirectoryCollector(
             node,
-            interval_s=wanted.repair_interval_s,
-            dry_run=wanted.dry_run,
-            timeout_s=wanted.timeout_s,
+            pod_logs=wanted.place.pod_logs,
+            kubelet_pods=wanted.kubelet_pods,
+            gone_after_s=wanted.remove_after_s,
+            dry_run=dry_run,
             emit=log,
         )
-        if wanted.figures:
-            yield DriverFigures(
-                node,
-                sampler,
-                interval_s=wanted.figures_interval_s,
-                dry_run=wanted.dry_run,
-                timeout_s=wanted.timeout_s,
-                emit=log,
-            )
-    if wanted.remove_gone:
-        yield _removal(wanted, node, log)
     if wanted.plan:
         from libhamiregion.plan import PlanWatcher
 
-        from .limits_plan import PlanChoice, start_watcher
+        from .limits_plan import PlanChoice
 
         choice = PlanChoice(
             wanted.plan_path, wanted.from_annotations, wanted.node_name, wanted.kubeconfig
         )
-        watcher = PlanWatcher(
-            node,
-            choice.sources(),
-            wanted.state_directory,
-            interval_s=wanted.plan_interval_s,
-            emit=log,
-        )
-        # A second keeper is refused here; a bad plan is reported by each pass, and tried again.
-        start_watcher(watcher)
-        yield watcher
+        yield PlanKeeper(PlanWatcher(node, choice.sources(), wanted.state_directory, emit=log))
 
 
-def _feedback(wanted: Wanted, node: Node, log: EventLog) -> Feedback:
-    task = Feedback(
-        node,
-        interval_s=wanted.feedback_interval_s,
-        dry_run=wanted.dry_run,
-        watch=WriterWatch(node, assume_alone=wanted.assume_alone),
-        resume_after=wanted.resume_after or None,
-        emit=log,
-    )
-    try:
-        task.start()
-    except OtherWriterRuns as others:
-        raise OtherWriterFailure(f"the feedback does not start: {others}") from None
-    return task
-
-
-def _removal(wanted: Wanted, node: Node, log: EventLog) -> Task:
-    from libhamiregion.agent import ApiPods, GoneRemover, KubeletPods
-    from libhamiregion.node import KubernetesNames
-
-    source: PodSource = KubeletPods(wanted.pod_logs, wanted.kubelet_pods)
-    if wanted.gone_by == "api":
-        try:
-            names = KubernetesNames(
-                wanted.node_name, kubeconfig=wanted.kubeconfig, max_age_s=API_MAX_AGE_S
-            )
-        except (ImportError, ValueError) as error:
-            raise Failure(str(error)) from None
-        source = ApiPods(names)
-    return GoneRemover(
-        node, source, gone_after_s=wanted.remove_after_s, dry_run=wanted.dry_run, emit=log
-    )
-
-
-@contextlib.contextmanager
-def _exporting(
-    wanted: Wanted, node: Node, sampler: NvmlSampler, runner: TaskRunner, log: EventLog
-) -> Iterator[None]:
-    """Serve the metrics meanwhile, if that is wanted."""
+def _export(
+    wanted: AgentOptions, node: Node, sampler: NvmlSampler, runner: TaskRunner, log: ServiceLog
+) -> tuple[Callable[[], None], ...]:
+    """Serve the metrics from now on, if that is wanted; returns what ends it."""
     if not wanted.listen:
-        yield
-        return
+        return ()
     from libhamiregion.exporter import (
         ListenError,
         NodeExporter,
@@ -408,9 +333,10 @@ def _exporting(
         exporter_server,
     )
 
-    from .service_log import log_to_stderr
+    def stuck() -> str | None:
+        names = runner.stuck()
+        return f"stuck: {', '.join(names)}" if names else None
 
-    log_to_stderr("warning", as_json=wanted.as_json)
     exporter = NodeExporter(
         node,
         sampler=sampler,
@@ -420,10 +346,13 @@ def _exporting(
         counters=runner.counters,
     )
     try:
-        server = exporter_server(exporter, wanted.listen, web_config=wanted.web_config)
+        server = exporter_server(
+            exporter, wanted.listen, web_config=wanted.web_config, healthy=stuck
+        )
     except (ListenError, WebConfigError) as error:
         raise Failure(str(error)) from None
-    with exporter, server:
-        for url in server.urls:
-            log.say("listening", f"metrics at {url}/metrics", url=url)
-        yield
+    exporter.start()
+    server.start()
+    for url in server.urls:
+        log.emit("agent", "listening", f"metrics at {url}/metrics", url=url)
+    return (server.stop, exporter.stop)

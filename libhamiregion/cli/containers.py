@@ -13,17 +13,14 @@ from libhamiregion.node.containers import missing_for
 
 from . import options
 from .format import (
-    ABOVE_EVERY_PID,
     NAME_COLUMNS,
     Names,
-    fill_ratio,
+    lock_word,
     names_of,
-    node_notes,
-    root_failure,
-    root_warnings,
 )
-from .output import Page, show_all
-from .show import memory_bar
+from .intervals import ticks
+from .output import Page, node_page, show_all
+from .show import memory_bar, memory_style
 from .tables import (
     BAR,
     GOOD,
@@ -41,14 +38,12 @@ from .tables import (
     WIDE,
     Column,
     Table,
-    ratio_style,
 )
-from .ticking import ticks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from libhamiregion import DeviceUsage, Layout, RegionSnapshot
+    from libhamiregion import DeviceUsage, Layout
     from libhamiregion.node import ContainerView, Node, Selector
 
     from .options import NodeChoice
@@ -73,9 +68,9 @@ def containers(
     each with the reason.
 
     SM is the sum over the processes, so it can pass 100.  ALIVE, DEAD and UNKNOWN count slots, as
-    /proc proves it; a dead process's memory still counts (hamiregion reap).  LOCK is free,
-    pid:N or dead:N (who has signed for it, of the container's namespace), or tool (a program with
-    libhamiregion).  PATTERNs are those of the shell.
+    /proc proves it; a dead process's memory still counts (hamiregion reap).  LOCK is free, pid:N
+    or dead:N (the pid of the container's namespace that has signed for it), or tool (a program
+    with libhamiregion).  PATTERNs are those of the shell.
 
     \b
     hamiregion containers --namespace research --watch 2
@@ -84,10 +79,11 @@ def containers(
 
     JSON: taken_at_ns, complete (all processes could be seen), warnings, and containers, a list of
     objects with the keys namespace, pod, pod_uid, container, container_id, directory, region_path,
-    other_files, reason (no_file, not_ready, not_a_region, unknown_layout, no_permission, stale,
-    failed, or null), message, the fields of RegionSnapshot but path and taken_at_ns, lock,
-    processes (alive, dead, unknown, unlisted: how many) and devices, with the fields of
-    DeviceUsage.  null is unlimited, or not known.
+    path_in_namespace (outside the DIRs: the file as its processes see it), other_files, reason
+    (no_file, not_ready, not_a_region, unknown_layout, no_permission, stale, failed, or null),
+    message, the fields of RegionSnapshot but path and taken_at_ns, lock, processes (alive, dead,
+    unknown, unlisted: how many) and devices, with the fields of DeviceUsage.  null is unlimited,
+    or not known.
     """  # noqa: D301 (click looks for the character itself)
     with place.open() as node:
         pages = (container_page(node, selector, place, wide=wide) for _ in ticks(interval_s))
@@ -108,23 +104,10 @@ def container_page(node: Node, selector: Selector, place: NodeChoice, *, wide: b
     present = [row for row in rows if row.reason is None]
     missing = [row for row in rows if row.reason is not None]
     empty = "" if missing else "No container has a directory or maps a region."
-    blocks = [Table(_columns(wide), present, lambda row: row.shown, empty)]
+    blocks = [Table(_columns(wide), present, "shown", empty)]
     if missing:
         blocks.append(Table(_MISSING_COLUMNS, missing))
-    complete = node.processes.is_complete
-    warnings = root_warnings(node)
-    return Page(
-        {
-            "taken_at_ns": taken_at_ns,
-            "complete": complete,
-            "warnings": warnings,
-            "containers": rows,
-        },
-        blocks,
-        notes=node_notes(node),
-        warnings=warnings,
-        failure=root_failure(node, place.roots),
-    )
+    return node_page(node, place, taken_at_ns, {"containers": rows}, blocks)
 
 
 @attrs.frozen
@@ -143,6 +126,7 @@ class ContainerRow(Names):
 
     directory: str | None
     region_path: str | None
+    path_in_namespace: str | None
     other_files: tuple[str, ...]
     reason: str | None
     message: str | None
@@ -157,6 +141,11 @@ class ContainerRow(Names):
     lock: str | None = None
     processes: SlotCounts | None = None
     devices: tuple[DeviceUsage, ...] = ()
+
+    @property
+    def file(self) -> str | None:
+        """The region's file; outside the roots as its processes see it."""
+        return self.path_in_namespace or self.region_path
 
     @property
     def shown(self) -> Sequence[DeviceUsage]:
@@ -174,6 +163,7 @@ def container_row(node: Node, view: ContainerView, selector: Selector) -> Contai
         **names_of(node, container),
         "directory": container.directory,
         "region_path": container.region_path,
+        "path_in_namespace": container.path_in_namespace,
         "other_files": container.other_files,
     }
     if snapshot is None:
@@ -185,6 +175,8 @@ def container_row(node: Node, view: ContainerView, selector: Selector) -> Contai
         )
     slots = () if view.processes is None else view.processes.slots
     states = Counter(slot.state for slot in slots)
+    for omitted in view.omitted:
+        states[omitted.state] += omitted.slots
     unlisted = 0 if view.processes is None else len(view.processes.unlisted)
     dead = {slot.pid for slot in slots if slot.state == "dead"}
     return ContainerRow(
@@ -199,7 +191,7 @@ def container_row(node: Node, view: ContainerView, selector: Selector) -> Contai
         last_kernel_time_s=snapshot.last_kernel_time_s,
         owner_pid=snapshot.owner_pid,
         settled=snapshot.settled,
-        lock=_lock_word(snapshot, dead),
+        lock=lock_word(snapshot.owner_pid, dead),
         processes=SlotCounts(states["alive"], states["dead"], states["unknown"], unlisted),
         devices=tuple(
             device
@@ -209,20 +201,10 @@ def container_row(node: Node, view: ContainerView, selector: Selector) -> Contai
     )
 
 
-def _lock_word(snapshot: RegionSnapshot, dead: set[int]) -> str:
-    """Who has signed for the region's lock."""
-    owner = snapshot.owner_pid
-    if not owner:
-        return "free"
-    if owner >= ABOVE_EVERY_PID:
-        return "tool"
-    return f"dead:{owner}" if owner in dead else f"pid:{owner}"
-
-
 def _columns(wide: bool) -> Sequence[Column]:
     more = (
-        Column("UUID", part=lambda device: device.uuid, kind=NAME, style=QUIET),
-        Column("FILE", lambda row: row.region_path, TEXT, style=QUIET, from_width=_PATHS),
+        Column("UUID", part="uuid", kind=NAME, style=QUIET),
+        Column("FILE", "file", TEXT, style=QUIET, from_width=_PATHS),
     )
     return (*_COLUMNS, *(more if wide else ()))
 
@@ -245,39 +227,28 @@ def _process_style(row: ContainerRow) -> str:
     return NEAR if counts.unknown or counts.unlisted else GOOD
 
 
+def _lock_style(row: ContainerRow) -> str:
+    return "" if row.lock == "free" else NEAR
+
+
 _COLUMNS = (
     *NAME_COLUMNS,
-    Column("LAYOUT", lambda row: row.layout.value, from_width=ROOMY),
-    Column("DEVICE", part=lambda device: device.index, kind=NUMBER, title="dev", style="bold"),
+    Column("LAYOUT", "layout", from_width=ROOMY),
+    Column("DEVICE", part="index", kind=NUMBER, title="dev", style="bold"),
     Column("", part=memory_bar, kind=BAR, title="memory", on="terminal", from_width=WIDE),
-    Column(
-        "MEM-USED",
-        part=lambda device: device.memory_used_bytes,
-        kind=SIZE,
-        title="used",
-        style=lambda device: ratio_style(fill_ratio(device)),
-    ),
-    Column(
-        "MEM-LIMIT", part=lambda device: device.memory_limit_bytes, kind=SIZE_LIMIT, title="limit"
-    ),
-    Column("SM", part=lambda device: device.sm_util_percent, kind=PERCENT, title="SM"),
-    Column(
-        "SM-LIMIT", part=lambda device: device.sm_limit_percent, kind=PERCENT_LIMIT, title="limit"
-    ),
-    Column("ALIVE", lambda row: row.processes.alive, NUMBER, on="pipe"),
-    Column("DEAD", lambda row: row.processes.dead, NUMBER, on="pipe"),
-    Column("UNKNOWN", lambda row: row.processes.unknown, NUMBER, on="pipe"),
+    Column("MEM-USED", part="memory_used_bytes", kind=SIZE, title="used", style=memory_style),
+    Column("MEM-LIMIT", part="memory_limit_bytes", kind=SIZE_LIMIT, title="limit"),
+    Column("SM", part="sm_util_percent", kind=PERCENT, title="SM"),
+    Column("SM-LIMIT", part="sm_limit_percent", kind=PERCENT_LIMIT, title="limit"),
+    Column("ALIVE", "processes.alive", NUMBER, on="pipe"),
+    Column("DEAD", "processes.dead", NUMBER, on="pipe"),
+    Column("UNKNOWN", "processes.unknown", NUMBER, on="pipe"),
     Column("", _process_words, title="processes", style=_process_style, on="terminal"),
-    Column("PRIORITY", lambda row: row.priority, NUMBER, title="prio", from_width=ROOMY),
-    Column(
-        "LOCK",
-        lambda row: row.lock,
-        style=lambda row: "" if row.lock == "free" else NEAR,
-        from_width=ROOMY,
-    ),
+    Column("PRIORITY", "priority", NUMBER, title="prio", from_width=ROOMY),
+    Column("LOCK", "lock", style=_lock_style, from_width=ROOMY),
 )
 _MISSING_COLUMNS = (
     *NAME_COLUMNS,
-    Column("REASON", lambda row: row.reason, on="pipe"),
-    Column("MESSAGE", lambda row: row.message, TEXT, title="no region, because"),
+    Column("REASON", "reason", on="pipe"),
+    Column("MESSAGE", "message", TEXT, title="no region, because"),
 )

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 import click
@@ -19,11 +19,14 @@ from libhamiregion import LimitBelowUsage, create_region, format_size, open_regi
 from . import options
 from .failures import Failure
 from .output import Page, on_terminal, write, write_json
-from .show import region_page
+from .show import device_table, process_table
 from .tables import Lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from rich.console import Console
+    from rich.live import Live
 
     from libhamiregion import Region
 
@@ -211,63 +214,51 @@ def crew(path: str) -> Iterator[Crew]:
 
 
 class Stage:
-    """In a pipe, a line per second and per sentence."""
+    """Tells the story: live on a terminal, line by line in a pipe, or as JSON."""
 
-    interval_s = 1.0
+    def __init__(self, as_json: bool, screen: Console | None = None, live: Live | None = None):
+        self._as_json = as_json
+        self._screen = screen
+        self._live = live
+        self.interval_s = 0.1 if live is not None else 1.0
 
     def say(self, sentence: str) -> None:
-        """Tell one thing."""
-        write(f"{sentence}\n")
+        """Tell one thing; on a terminal the story scrolls above the region."""
+        if self._as_json:
+            write_json({"say": sentence.strip()})
+        elif self._screen is not None:
+            self._screen.print(sentence, style="" if sentence.startswith(" ") else "bold")
+        else:
+            write(f"{sentence}\n")
 
     def show(self, region: Region, workers: Crew) -> None:
         """Show the region as it is now."""
-        devices = "  ".join(
-            f"GPU {device.index}: {format_size(device.memory_used_bytes)}"
-            f" of {format_size(device.memory_limit_bytes or 0)}"
-            for device in region.snapshot().devices
-        )
-        write(f"    {devices}  refused: {workers.refused}\n")
+        snapshot = region.snapshot()
+        granted, refused = workers.granted, workers.refused
+        if self._as_json:
+            write_json({"snapshot": snapshot, "granted": granted, "refused": refused})
+        elif self._screen is not None and self._live is not None:
+            from .terminal import fit_page
 
-
-class _JsonStage(Stage):
-    def say(self, sentence: str) -> None:
-        write_json({"say": sentence.strip()})
-
-    def show(self, region: Region, workers: Crew) -> None:
-        told = {"granted": workers.granted, "refused": workers.refused}
-        write_json({"snapshot": region.snapshot(), **told})
-
-
-class _LiveStage(Stage):
-    """The story scrolls; the region stays under it and moves."""
-
-    interval_s = 0.1
-
-    def __init__(self, screen: Any, picture: Any) -> None:
-        self._screen = screen
-        self._picture = picture
-
-    def say(self, sentence: str) -> None:
-        self._screen.print(sentence, style="" if sentence.startswith(" ") else "bold")
-
-    def show(self, region: Region, workers: Crew) -> None:
-        from .terminal import draw_page
-
-        _, *blocks = region_page(region.snapshot()).blocks
-        counts = f"allocations: {workers.granted} granted, {workers.refused} refused"
-        page = Page(None, [Lines(["", counts]), *blocks])
-        self._picture.update(draw_page(page, self._screen.width), refresh=True)
+            counts = Lines(["", f"allocations: {granted} granted, {refused} refused"])
+            page = Page(None, [counts, device_table(snapshot), process_table(snapshot)])
+            self._live.update(fit_page(page, self._screen), refresh=True)
+        else:
+            devices = "  ".join(
+                f"GPU {device.index}: {format_size(device.memory_used_bytes)}"
+                f" of {format_size(device.memory_limit_bytes or 0)}"
+                for device in snapshot.devices
+            )
+            write(f"    {devices}  refused: {refused}\n")
 
 
 @contextlib.contextmanager
 def _stage(as_json: bool) -> Iterator[Stage]:
-    if as_json:
-        yield _JsonStage()
-    elif on_terminal():
-        from .terminal import console, live
+    if as_json or not on_terminal():
+        yield Stage(as_json)
+        return
+    from .terminal import console, live
 
-        screen = console()
-        with live(screen) as picture:
-            yield _LiveStage(screen, picture)
-    else:
-        yield Stage()
+    screen = console()
+    with live(screen) as picture:
+        yield Stage(as_json, screen, picture)

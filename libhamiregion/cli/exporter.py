@@ -16,7 +16,7 @@ from libhamiregion.node.nvml import NvmlSampler
 
 from . import exporter_options, options
 from .failures import Failure
-from .service_log import LEVELS, log_to_stderr
+from .service_log import LEVELS, ServiceLog
 
 _log = logging.getLogger("libhamiregion.exporter")
 
@@ -42,7 +42,6 @@ _log = logging.getLogger("libhamiregion.exporter")
     help="What to say on stderr.",
 )
 @options.json_option
-@options.no_color_option
 def exporter(
     listen: tuple[str, ...],
     web_config: str | None,
@@ -79,12 +78,12 @@ def exporter(
     Told to end (SIGTERM, Ctrl-C), it finishes the scrapes under way.  Exit codes: 0 ended in
     order, 1 failed (with --once: no directory could be read), 2 wrong usage.
 
-    JSON: the messages on stderr as objects with the keys time_s (Unix seconds), level and message.
-    With --once, one object on stdout: metrics, a list of objects with the keys name, type, help
-    and samples, which have name, labels and value.
+    JSON: the log on stderr as objects with the keys time_s (Unix seconds), task, event (the level),
+    message, container and detail.  With --once, one object on stdout: metrics, a list of objects
+    with the keys name, type, help and samples, which have name, labels and value.
     """  # noqa: D301 (click looks for the character itself)
     stay_small()
-    log_to_stderr(log_level, as_json=as_json)
+    ServiceLog(as_json=as_json).capture_logging(log_level)
     # Neither is closed: waiting for a driver that does not answer would never end.
     node = place.open()
     sampler = NvmlSampler(library, sensors=True) if "nvml" in collectors else None

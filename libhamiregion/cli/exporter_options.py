@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from libhamiregion.durations import parse_duration
 from libhamiregion.exporter import COLLECTORS
 from libhamiregion.exporter.listening import parse_listen
+from libhamiregion.units import parse_duration
 
 from . import options
 

@@ -76,6 +76,3 @@ def _show(error: click.ClickException, stream: IO[str]) -> None:
     text = io.StringIO()
     error.show(file=text)
     stream.write("".join(f"{printable(line)}\n" for line in text.getvalue().splitlines()))
-
-
-SpeakingGroup = ErrorGroup

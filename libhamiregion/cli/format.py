@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from libhamiregion import Effect, ProcessStatus, format_size
-from libhamiregion.text import printable
 
-from .tables import LONGEST_NAME, NAME, NOTHING, ROOMY, UNLIMITED, Column, percent
+from .tables import NAME, NOTHING, ROOMY, UNLIMITED, Column, percent
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from libhamiregion import DeviceUsage
     from libhamiregion.node import Container, Node
 
 _SHORT_ID = 12
 # A process of this library that is none of the container's signs with a number that is no pid.
-ABOVE_EVERY_PID = 2**30
+_ABOVE_EVERY_PID = 2**30
 OWN_WORDS = "a tool with libhamiregion"
 
 _STATUSES = {status.value: status.name.lower() for status in ProcessStatus}
@@ -35,6 +36,15 @@ _INCOMPLETE = (
 def status_word(status: int) -> str:
     """Name a slot's status."""
     return _STATUSES.get(status, f"status {status}")
+
+
+def lock_word(owner_pid: int, dead: Collection[int] = ()) -> str:
+    """Name the process that has signed for a region's lock; `dead` are the pids proved dead."""
+    if not owner_pid:
+        return "free"
+    if owner_pid >= _ABOVE_EVERY_PID:
+        return "tool"
+    return f"dead:{owner_pid}" if owner_pid in dead else f"pid:{owner_pid}"
 
 
 def effect_words(effect: Effect) -> str:
@@ -89,11 +99,11 @@ def fill_ratio(device: DeviceUsage) -> float | None:
 class Names:
     """What a container is called, raw text; None is not known."""
 
-    namespace: str | None
-    pod: str | None
-    pod_uid: str | None
-    container: str | None
-    container_id: str | None
+    namespace: str | None = None
+    pod: str | None = None
+    pod_uid: str | None = None
+    container: str | None = None
+    container_id: str | None = None
 
     @property
     def order(self) -> tuple[object, ...]:
@@ -123,15 +133,14 @@ class Names:
 
     @property
     def words(self) -> str:
-        """Pod and container in a sentence; printable."""
-        parts = (self.pod_words or NOTHING, self.container_words or NOTHING)
-        return " ".join(printable(part, LONGEST_NAME) for part in parts)
+        """Pod and container in a sentence, raw text."""
+        return f"{self.pod_words or NOTHING} {self.container_words or NOTHING}"
 
 
 NAME_COLUMNS = (
-    Column("CONTAINER", lambda each: each.short_words, NAME, on="terminal", to_width=ROOMY),
-    Column("POD", lambda each: each.pod_words, NAME, from_width=ROOMY),
-    Column("CONTAINER", lambda each: each.container_words, NAME, from_width=ROOMY),
+    Column("CONTAINER", "short_words", NAME, on="terminal", to_width=ROOMY),
+    Column("POD", "pod_words", NAME, from_width=ROOMY),
+    Column("CONTAINER", "container_words", NAME, from_width=ROOMY),
 )
 
 

@@ -61,11 +61,11 @@ class DeviceLimits:
 
 
 _COLUMNS = (
-    Column("DEVICE", lambda each: each.index, NUMBER, title="GPU", style="bold"),
+    Column("DEVICE", "index", NUMBER, title="GPU", style="bold"),
     Column("", memory_bar, BAR, title="memory", on="terminal"),
-    Column("MEM-LIMIT", lambda each: each.memory_limit_bytes, SIZE_LIMIT, title="limit"),
-    Column("MEM-USED", lambda each: each.memory_used_bytes, SIZE, title="used"),
-    Column("SM-LIMIT", lambda each: each.sm_limit_percent, PERCENT_LIMIT, title="SM limit"),
+    Column("MEM-LIMIT", "memory_limit_bytes", SIZE_LIMIT, title="limit"),
+    Column("MEM-USED", "memory_used_bytes", SIZE, title="used"),
+    Column("SM-LIMIT", "sm_limit_percent", PERCENT_LIMIT, title="SM limit"),
 )
 
 

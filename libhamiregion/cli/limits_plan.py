@@ -25,18 +25,21 @@ from libhamiregion.plan.keeper import is_kept
 from libhamiregion.plan.sources import SourceReading, join_readings
 from libhamiregion.text import printable
 
-from . import node_options, options
-from .agent_log import EventLog
+from . import options
 from .failures import FAILED, Failure
-from .limits_plan_tables import diff_object, outcome_objects, say_diff, say_outcomes
-from .node_words import root_failure, root_warnings
-from .output import write, write_json
-from .stopping import stop_signals
+from .format import root_failure, root_warnings
+from .limits_plan_tables import diff_blocks, diff_object, outcome_objects, result_lines
+from .output import DRY_RUN, Page, show, write
+from .service_log import ServiceLog
+from .signals import end_unfinished, stop_signals
+from .tables import Lines
 
 if TYPE_CHECKING:
-    from libhamiregion.node.node import Node
+    from libhamiregion.node import Node, Selector
     from libhamiregion.plan import LimitPlan, PlanDiff
     from libhamiregion.plan.sources import PlanSource
+
+    from .output import Block
 
 OFF_PLAN = 3
 
@@ -109,38 +112,35 @@ class PlanChoice:
         return PodAnnotations(str(self.node_name), kubeconfig=self.kubeconfig)
 
 
-def plan_options(command: Any) -> Any:
-    """Add the options that choose a plan and a node."""
-    for option in (
-        options.no_color_option,
-        options.json_option,
-        node_options.pod_logs_option,
-        node_options.root_option,
-        click.option(
-            "--force", is_flag=True, help="Also set memory limits below what is used now."
-        ),
-        click.option(
-            "--kubeconfig",
-            type=options.PATH,
-            metavar="FILE",
-            help="For --from-annotations.  [default: the pod's service account, else kubectl's]",
-        ),
-        click.option(
-            "--node",
-            "node_name",
-            envvar="NODE_NAME",
-            metavar="NAME",
-            help="For --from-annotations: this node's name.  [default: $NODE_NAME]",
-        ),
-        click.option(
-            "--from-annotations",
-            is_flag=True,
-            help="Take hamiregion.io/... annotations of this node's pods as rules, after PLAN's.",
-        ),
-        click.argument("path", metavar="[PLAN]", required=False, type=options.PATH),
-    ):
-        command = option(command)
-    return command
+plan_options = options.all_of(
+    click.argument("path", metavar="[PLAN]", required=False, type=options.PATH),
+    click.option(
+        "--from-annotations",
+        is_flag=True,
+        help="Take hamiregion.io/... annotations of this node's pods as rules, after PLAN's.",
+    ),
+    click.option(
+        "--node",
+        "node_name",
+        envvar="NODE_NAME",
+        metavar="NAME",
+        help="For --from-annotations: this node's name.  [default: $NODE_NAME]",
+    ),
+    click.option(
+        "--kubeconfig",
+        type=options.PATH,
+        metavar="FILE",
+        help="For --from-annotations.  [default: the pod's service account, else kubectl's]",
+    ),
+    click.option(
+        "--force",
+        is_flag=True,
+        help="Also set memory limits below what is used now, and SM limits that stop what runs.",
+    ),
+    options.root_option,
+    options.pod_logs_option,
+    options.json_option,
+)
 
 
 @click.command()
@@ -159,9 +159,9 @@ def diff(
     plan).
     """
     reading = PlanChoice(**chosen).load()
-    with node_options.open_node(roots, "/proc", pod_logs) as node:
+    with _node(roots, pod_logs) as node:
         found = _compared(node, reading, roots, force=force)
-        _show(node, reading, found, as_json=as_json)
+        show(_page(node, reading, found), as_json)
     return OFF_PLAN if found.changes or found.off_plan or reading.problems else 0
 
 
@@ -226,8 +226,8 @@ def apply(
 
     JSON: the keys of `diff`, and dry_run, undo (a path) and outcomes, a list with pod_uid,
     namespace, pod, container, region_path, status (applied, conflict, refused or failed) and
-    message.  With --watch one event per line, as `hamiregion agent` has them: time_s, task, event,
-    message, container and detail.
+    message.  With --watch one event per line on stderr, as `hamiregion agent` has them: time_s,
+    task, event, message, container and detail.
     """  # noqa: D301 (click looks for the character itself)
     if watch and (dry_run or undo is not None):
         raise click.UsageError("--watch goes with neither --dry-run nor --undo.")
@@ -237,80 +237,74 @@ def apply(
             " name a new file."
         )
     choice = PlanChoice(**chosen)
-    with node_options.open_node(roots, "/proc", pod_logs) as node:
+    with _node(roots, pod_logs) as node:
         if watch:
             _watch(node, choice, state, interval_s, force=force, as_json=as_json)
             return 0
         reading = choice.load()
         found = _compared(node, reading, roots, force=force)
-        if not as_json:
-            _show(node, reading, found, as_json=False)
-        if dry_run:
-            answer: dict[str, Any] = {"dry_run": True, "outcomes": []}
-            all_applied = True
-        else:
+        page = _page(node, reading, found)
+        done: Block = Lines([DRY_RUN])
+        answer: dict[str, Any] = {"dry_run": True, "outcomes": []}
+        is_complete = not found.off_plan and not reading.problems
+        if not dry_run:
             result = apply_diff(node, found, undo=undo, state=state, force=force)
+            done = result_lines(result)
             outcomes = outcome_objects(result)
             answer = {"dry_run": False, "undo": result.undo_path, "outcomes": outcomes}
-            all_applied = result.all_applied
-    if as_json:
-        write_json({**diff_object(found), "problems": dict(reading.problems), **answer})
-    elif dry_run:
-        write("dry run: nothing was written\n")
-    else:
-        say_outcomes(result)
-    return 0 if all_applied and not found.off_plan and not reading.problems else OFF_PLAN
+            is_complete = is_complete and result.all_applied
+    data = {**page.data, **answer}
+    show(attrs.evolve(page, data=data, blocks=[*page.blocks, done]), as_json)
+    return 0 if is_complete else OFF_PLAN
 
 
 @click.command()
-@node_options.selector_options
-@node_options.root_option
-@node_options.pod_logs_option
+@options.selector_options
+@options.root_option
+@options.pod_logs_option
 @options.json_option
-@options.no_color_option
-def export(*, roots: tuple[str, ...], pod_logs: str, as_json: bool, **selected: str | None) -> None:
+def export(selector: Selector, roots: tuple[str, ...], pod_logs: str, as_json: bool) -> None:
     """Write the limits of this node's containers as they are, as a plan.
 
     A rule names each container by its pod's UID and its own name, and each device by its index.
     YAML, or with --json JSON; both are what `apply` and `diff` read.
     """
-    chosen = node_options.selector(**selected)
-    with node_options.open_node(roots, "/proc", pod_logs) as node:
-        _look(node, roots)
-        plan = export_plan(node, chosen)
+    with _node(roots, pod_logs) as node:
+        _refresh(node, roots)
+        plan = export_plan(node, selector)
+        for warning in root_warnings(node):
+            click.echo(f"Warning: {printable(warning)}", err=True)
     write(plan_text(plan, as_json=as_json))
 
 
-def _look(node: Node, roots: tuple[str, ...]) -> None:
+def _node(roots: tuple[str, ...], pod_logs: str) -> Node:
+    return options.NodeChoice(roots, False, "/proc", pod_logs).open()
+
+
+def _refresh(node: Node, roots: tuple[str, ...]) -> None:
     node.refresh(processes=False)
-    for warning in root_warnings(node):
-        click.echo(f"Warning: {printable(warning)}", err=True)
-    if node.scanned_roots:
-        return
-    failure = root_failure(node, roots) or f"there is none of {', '.join(node.roots)}"
-    raise Failure(f"{printable(failure)}; --root says where the containers' directories are")
+    if not node.scanned_roots:
+        failure = root_failure(node, roots) or f"there is none of {', '.join(node.roots)}"
+        raise Failure(f"{failure}; --root says where the containers' directories are")
 
 
 def _compared(
     node: Node, reading: SourceReading, roots: tuple[str, ...], *, force: bool
 ) -> PlanDiff:
-    _look(node, roots)
+    _refresh(node, roots)
     assert reading.plan is not None  # noqa: S101 (each source was read to its end)
     return diff_plan(node, reading.plan, force=force, held=reading.held)
 
 
-def _show(node: Node, reading: SourceReading, found: PlanDiff, *, as_json: bool) -> None:
-    if as_json:
-        write_json({**diff_object(found), "problems": dict(reading.problems)})
-        return
-    for about, message in reading.problems.items():
-        click.echo(f"Warning: {printable(f'{about}: {message}')}", err=True)
-    if is_kept(node.directories):
-        click.echo(
-            "Note: another process keeps this node on a plan, and sets back what differs from it.",
-            err=True,
-        )
-    say_diff(found)
+def _page(node: Node, reading: SourceReading, found: PlanDiff) -> Page:
+    problems = tuple(f"{about}: {message}" for about, message in reading.problems.items())
+    kept = "another process keeps this node on a plan, and sets back what differs from it"
+    return Page(
+        {**diff_object(found), "problems": dict(reading.problems)},
+        diff_blocks(found),
+        notes=(kept,) if is_kept(node.directories) else (),
+        warnings=(*root_warnings(node), *problems),
+    )
 
 
 def _watch(
@@ -322,35 +316,26 @@ def _watch(
     force: bool,
     as_json: bool,
 ) -> None:
-    from libhamiregion.agent.root_watch import RootWatch
-    from libhamiregion.agent.tasks import TaskRunner
+    from libhamiregion.agent import PlanKeeper, TaskRunner
+    from libhamiregion.agent.roots import RootWatch
 
     if choice.path is not None:
         # Somebody is there to correct it; later a bad plan is reported and the last one stays.
         choice.load_file()
-    with stop_signals() as stop:
-        log = EventLog(stop.ask, as_json=as_json)
-        watcher = PlanWatcher(
-            node, choice.sources(), state, interval_s=interval_s, force=force, emit=log
-        )
-        runner = TaskRunner([RootWatch(node, emit=log), watcher], emit=log)
+    with stop_signals(bounded=True) as stop:
+        log = ServiceLog(as_json=as_json, lost=stop.ask)
+        keeper = PlanKeeper(PlanWatcher(node, choice.sources(), state, force=force, emit=log))
+        keeper.interval_s = interval_s
+        runner = TaskRunner([RootWatch(node, emit=log), keeper], emit=log)
+        left: tuple[str, ...] = ()
         try:
-            start_watcher(watcher)
             runner.start()
             stop.wait()
+        except OtherKeeperRuns as error:
+            raise Failure(str(error)) from None
         finally:
-            runner.stop()
+            left = runner.stop()
         if log.is_lost:
             raise SystemExit(FAILED)
-
-
-def start_watcher(watcher: PlanWatcher) -> None:
-    """Have this process keep the node on a plan.
-
-    Raises:
-        Failure: Another process does.
-    """
-    try:
-        watcher.start()
-    except OtherKeeperRuns as error:
-        raise Failure(str(error)) from None
+        if left:
+            end_unfinished(left)

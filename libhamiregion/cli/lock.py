@@ -1,4 +1,4 @@
-"""`hamiregion lock`: who holds a region's lock, and freeing one that nobody can hold any more."""
+"""`hamiregion lock`: the holder of a region's lock, and freeing a lock whose holder is dead."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from libhamiregion import open_region
 from . import options
 from .failures import ErrorGroup
 from .format import OWN_WORDS
+from .intervals import ticks
 from .output import DRY_RUN, Page, as_plain, show, show_all
 from .tables import Lines
-from .ticking import ticks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -124,10 +124,10 @@ _LIVES = {
 
 def recovery_sentences(recovery: LockRecovery) -> list[str]:
     """Say what a recovery has done."""
-    told = {
+    done_words = {
         "dead owner's lock given back": recovery.dead_owner,
         "lock that nobody had signed for given back": recovery.ownerless,
         "semaphore set back to 1": recovery.impossible_value,
         "second semaphore given back": recovery.postinit,
     }
-    return [what for what, done in told.items() if done] or ["nothing was wrong"]
+    return [what for what, done in done_words.items() if done] or ["nothing was wrong"]

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound="Callable[..., Any]")
 
-# Opening the file tells what the system refuses: a failure, where click's own look at it would
-# call the command wrong.
+# That the system refuses a file is a failure, and told when it is opened; a check by click itself
+# would be wrong usage.
 PATH = click.Path(path_type=str, readable=False)
 NO_DIRECTORY = click.Path(path_type=str, readable=False, dir_okay=False)
 
@@ -91,16 +91,6 @@ device_option = click.option(
     callback=_device,
     help="Only this device, by CUDA ordinal or uuid; without it, every device of the region.",
 )
-timeout_option = click.option(
-    "--timeout",
-    "timeout_s",
-    type=Seconds(min=0, max=86_400),
-    default=1.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long to wait for the region's lock.",
-)
-
 # ---- all verbs -----------------------------------------------------------------------------------
 
 json_option = click.option("as_json", "--json", is_flag=True, help="One JSON object per answer.")
@@ -249,11 +239,3 @@ selector_options = all_of(
     click.option("--device", metavar="N|PATTERN", help="Only devices of this index or uuid."),
     _gathered("selector", ("namespace", "pod", "container", "device"), _selector),
 )
-
-
-UNLIMITED = "unlimited"
-
-
-def no_color_option(command: Command) -> Command:
-    """Nothing; NO_COLOR does it."""
-    return command

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
 import os
@@ -10,14 +11,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
+from libhamiregion import RegionError
 from libhamiregion.text import printable
 
 from .failures import Failure
+from .format import node_notes, root_failure, root_warnings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
+
+    from libhamiregion.node import Node
+
+    from .options import NodeChoice
 
 DRY_RUN = "dry run: nothing was written"
 
@@ -28,8 +35,11 @@ class Block(Protocol):
     def text(self) -> str:
         """Write it for a pipe; empty if it is not shown there, else it ends with a newline."""
 
-    def drawn(self, width: int) -> RenderableType | None:
-        """Draw it for a terminal of that many columns; None if it is not shown there."""
+    def drawn(self, width: int, rows: int | None = None) -> RenderableType | None:
+        """Draw it for a terminal of that many columns; None if it is not shown there.
+
+        A table has so many rows at most, if that is given.
+        """
 
 
 @attrs.frozen
@@ -49,6 +59,44 @@ class Page:
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     failure: str | None = None
+
+
+def node_page(
+    node: Node,
+    place: NodeChoice,
+    taken_at_ns: int,
+    data: dict[str, Any],
+    blocks: Sequence[Block],
+    notes: Iterable[str] = (),
+) -> Page:
+    """Make a page about a node: with what could not be seen of it."""
+    warnings = root_warnings(node)
+    seen = {"complete": node.processes.is_complete, "warnings": warnings}
+    return Page(
+        {"taken_at_ns": taken_at_ns, **seen, **data},
+        blocks,
+        notes=(*node_notes(node), *_outside_notes(node, place), *notes),
+        warnings=warnings,
+        failure=root_failure(node, place.roots),
+    )
+
+
+def _outside_notes(node: Node, place: NodeChoice) -> tuple[str, ...]:
+    """Say that processes map regions elsewhere, where they were not asked for."""
+    if place.outside:
+        return ()
+    from libhamiregion.node.outside import mapped_regions
+
+    known = set()
+    for container in node.containers:
+        if container.region is not None:
+            with contextlib.suppress(RegionError):
+                known.add(node.processes.identity(container.region))
+    # What is left over of a container that has gone is mapped by monitors for a while.
+    elsewhere = mapped_regions(node.processes, without=known)
+    if any(each.exclusive or not each.deleted for each in elsewhere):
+        return ("processes map regions elsewhere, too; --outside looks there",)
+    return ()
 
 
 def show(page: Page, as_json: bool) -> None:
@@ -78,12 +126,12 @@ def show_all(pages: Iterator[Page], interval_s: float | None, as_json: bool) -> 
         return
     try:
         if on_terminal() and not as_json:
-            from .terminal import console, draw_page, live
+            from .terminal import console, fit_page, live
 
             screen = console()
             with live(screen) as picture:
                 for page in pages:
-                    picture.update(draw_page(page, screen.width), refresh=True)
+                    picture.update(fit_page(page, screen), refresh=True)
         else:
             pipe = _Pipe(as_json, watch=True)
             for page in pages:
@@ -126,7 +174,7 @@ def on_terminal() -> bool:
 
 
 def write(text: str) -> None:
-    """Write to stdout now: whoever reads a pipe from `--watch` waits for whole pictures."""
+    """Write to stdout at once: the reader of a `--watch` waits for whole pictures."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
@@ -148,10 +196,3 @@ def as_plain(instance: attrs.AttrsInstance) -> dict[str, Any]:
     """Return attrs classes as dictionaries, keys as their fields, enums by value."""
     plain: dict[str, Any] = json.loads(json.dumps(instance, default=_as_plain))
     return plain
-
-
-def terminal() -> Console:
-    """Open the terminal."""
-    from .terminal import console
-
-    return console()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +11,14 @@ import attrs
 import click
 
 from libhamiregion import ProcessStatus, format_size
-from libhamiregion.node import NvmlSampler, NvmlState, driver_gap, node_processes
+from libhamiregion.node import NvmlSampler, driver_gap, node_processes
 
 from . import options
-from .format import NAME_COLUMNS, Names, count, names_of, node_notes, root_failure, root_warnings
-from .output import Page, on_terminal, show_all
+from .driver import GPU_COLUMNS, driver_object, driver_page
+from .format import NAME_COLUMNS, Names, count, names_of
+from .intervals import ticks
+from .output import Page, node_page, on_terminal, show_all
 from .tables import (
-    BAR,
     COMMAND,
     GOOD,
     NAME,
@@ -30,13 +30,11 @@ from .tables import (
     ROOMY,
     SIZE,
     Column,
-    Fill,
     Kind,
     Lines,
+    On,
     Table,
-    ratio_style,
 )
-from .ticking import ticks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -44,8 +42,6 @@ if TYPE_CHECKING:
     from libhamiregion.node import (
         Node,
         NodeProcess,
-        NvmlDevice,
-        NvmlSample,
         ProcessDeviceRow,
         Selector,
     )
@@ -108,7 +104,7 @@ def ps(
 
     \b
     alive      has a slot, and runs
-    suspended  the same, held up by `hamiregion suspend`
+    suspended  the same, blocked by `hamiregion suspend`
     dead       has a slot whose process is gone; its memory still counts (hamiregion reap)
     unknown    /proc does not show enough to tell
     unlisted   maps a region and has no slot; a forked child is one until it uses CUDA
@@ -131,9 +127,9 @@ def ps(
     JSON: taken_at_ns, complete (all processes could be seen), driver (state, message, version;
     null with --no-driver), warnings, and processes, a list of objects with the keys namespace,
     pod, pod_uid, container, container_id, region_path, pid, host_pid, state, status, uid, user,
-    command and devices, whose keys are the fields of ProcessDeviceRow.  With --nvml: taken_at_ns,
-    driver, devices, processes and samples, with the fields of NvmlDevice, NvmlProcess and
-    NvmlUtilization.  null is not known.
+    command, slots (more than 1: a sum over what one container has too many of) and devices, whose
+    keys are the fields of ProcessDeviceRow.  With --nvml: taken_at_ns, driver, devices, processes
+    and samples, with the fields of NvmlDevice, NvmlProcess and NvmlUtilization.  null is not known.
     """  # noqa: D301 (click looks for the character itself)
     if nvml:
         patterns = (selector.namespace, selector.pod, selector.container)
@@ -185,7 +181,7 @@ def top(
 
 def _top_live(look: Callable[..., Page], interval_s: float, sort: str) -> None:
     from .keyboard import Keyboard
-    from .terminal import console, draw_page, live
+    from .terminal import console, fit_page, live
 
     screen = console()
     with Keyboard() as keyboard, live(screen) as picture:
@@ -193,8 +189,7 @@ def _top_live(look: Callable[..., Page], interval_s: float, sort: str) -> None:
         while key != "q":
             due = time.monotonic() + interval_s
             sort = _KEYS.get(key, sort)
-            page = look(sort=sort, height=screen.height)
-            picture.update(draw_page(page, screen.width), refresh=True)
+            picture.update(fit_page(look(sort=sort, live=True), screen), refresh=True)
             key = keyboard.wait(due - time.monotonic())
 
 
@@ -213,11 +208,19 @@ class ProcessRow(Names):
     uid: int | None
     user: str | None
     command: str | None
+    slots: int
     devices: tuple[ProcessDeviceRow, ...]
 
     @property
+    def pid_words(self) -> str | None:
+        """Its pid inside; or how many slots it stands for."""
+        if self.slots > 1:
+            return f"{self.slots} slots"
+        return None if self.pid is None else str(self.pid)
+
+    @property
     def state_word(self) -> str:
-        """Its state; held up is one too."""
+        """Its state; a suspended process has one of its own."""
         suspended = self.status == ProcessStatus.SUSPENDED and self.state == "alive"
         return "suspended" if suspended else self.state
 
@@ -271,6 +274,7 @@ def _process_row(node: Node, process: NodeProcess) -> ProcessRow:
         uid=None if host is None else host.uid,
         user=None if host is None else host.user,
         command=None if host is None else host.command,
+        slots=process.slots,
         devices=process.devices,
     )
 
@@ -293,7 +297,7 @@ def process_page(
     *,
     sort: str,
     wide: bool,
-    height: int | None = None,
+    live: bool = False,
 ) -> Page:
     """Look at the node's processes now.
 
@@ -304,7 +308,7 @@ def process_page(
         place: What the node was chosen by.
         sort: One of `_SORTS`.
         wide: Whether to show users, uuids and commands too.
-        height: Lines of the terminal, for `top`: GPUs, and as many processes as fit.
+        live: Whether it is for `top` on a terminal, with the GPUs and the keys.
     """
     # The driver first: what it lists has its slot by the time the regions are read.
     sample = None if sampler is None else sampler.sample()
@@ -313,32 +317,15 @@ def process_page(
     rows = _in_order(_chosen(node, processes, selector), sort)
     gap = None if sample is None else driver_gap(node.processes, sample)
     driver = sample is not None and gap is None
-    notes = node_notes(node)
-    if gap is not None:
-        notes = (*notes, f"no figures of the driver: {gap}")
-    warnings = root_warnings(node)
-    data = {
-        "taken_at_ns": taken_at_ns,
-        "complete": node.processes.is_complete,
-        "driver": driver_object(sample, gap),
-        "warnings": warnings,
-        "processes": rows,
-    }
-    gpus = () if sample is None or height is None else sample.devices
-    shown = rows
-    if height is not None:
-        # Beside them: headings, rules, sums, keys, empty lines, notes of two lines each.
-        room = max(3, height - 10 - (len(gpus) + 3 if gpus else 0) - 2 * len(notes + warnings))
-        ends = itertools.accumulate(len(row.busy) or 1 for row in rows)
-        shown = [row for row, end in zip(rows, ends, strict=True) if end <= room]
-    more = [(f"and {len(rows) - len(shown)} more", QUIET)] if len(rows) > len(shown) else []
+    data = {"driver": driver_object(sample, gap), "processes": rows}
     blocks: list[Block] = [
-        *([Table(_GPU_COLUMNS, gpus)] if gpus else []),
-        Table(_columns(wide, driver), shown, lambda row: row.busy),
-        Lines([*more, (_sums(rows, driver), QUIET)], on="terminal"),
-        *([Lines([_hint(sort)])] if height is not None else []),
+        *([Table(GPU_COLUMNS, sample.devices, whole=True)] if live and sample is not None else []),
+        Table(_columns(wide, driver), rows, "busy"),
+        Lines([(_sums(rows, driver), QUIET)], on="terminal"),
+        *([Lines([_hint(sort)])] if live else []),
     ]
-    return Page(data, blocks, notes, warnings, root_failure(node, place.roots))
+    notes = [] if gap is None else [f"no figures of the driver: {gap}"]
+    return node_page(node, place, taken_at_ns, data, blocks, notes)
 
 
 def _chosen(
@@ -358,36 +345,31 @@ def _chosen(
 
 
 def _columns(wide: bool, driver: bool) -> Sequence[Column]:
-    on_driver: Any = "both" if driver else "pipe"
-
-    def figure(name: str, field: str, kind: Kind, title: str, **settings: Any) -> Column:
-        return Column(
-            name, part=lambda row: getattr(row, field), kind=kind, title=title, **settings
-        )
+    on: On = "both" if driver else "pipe"
 
     more = (
-        Column("USER", lambda row: row.user, NAME),
-        figure("UUID", "uuid", NAME, "uuid", style=QUIET, from_width=ROOMY),
-        Column("COMMAND", lambda row: row.command, COMMAND),
+        Column("USER", "user", NAME),
+        Column("UUID", part="uuid", kind=NAME, style=QUIET, from_width=ROOMY),
+        Column("COMMAND", "command", COMMAND),
     )
+    gpu = Column("GPU", part="driver_index", kind=NUMBER, title="GPU", on=on, from_width=ROOMY)
     return (
         *NAME_COLUMNS,
-        figure("DEVICE", "index", NUMBER, "dev"),
-        figure("GPU", "driver_index", NUMBER, "GPU", on=on_driver, from_width=ROOMY),
-        Column("PID", lambda row: row.pid, NUMBER, title="PID", style="bold", from_width=_PIDS),
-        Column("HOST-PID", lambda row: row.host_pid, NUMBER, title="host PID"),
-        Column(
-            "STATE",
-            lambda row: row.state_word,
-            _STATE,
-            style=lambda row: _STATE_STYLES.get(row.state_word, ""),
-        ),
-        figure("MEM-USED", "memory_used_bytes", SIZE, "used"),
-        figure("MEM-DRIVER", "memory_driver_bytes", SIZE, "driver", on=on_driver),
-        figure("SM", "sm_util_percent", PERCENT, "SM"),
-        figure("SM-DRIVER", "driver_sm_percent", PERCENT, "SM drv", on=on_driver),
+        Column("DEVICE", part="index", kind=NUMBER, title="dev"),
+        gpu,
+        Column("PID", "pid_words", NUMBER, title="PID", style="bold", from_width=_PIDS),
+        Column("HOST-PID", "host_pid", NUMBER, title="host PID"),
+        Column("STATE", "state_word", _STATE, style=_state_style),
+        Column("MEM-USED", part="memory_used_bytes", kind=SIZE, title="used"),
+        Column("MEM-DRIVER", part="memory_driver_bytes", kind=SIZE, title="driver", on=on),
+        Column("SM", part="sm_util_percent", kind=PERCENT, title="SM"),
+        Column("SM-DRIVER", part="driver_sm_percent", kind=PERCENT, title="SM drv", on=on),
         *(more if wide else ()),
     )
+
+
+def _state_style(row: ProcessRow) -> str:
+    return _STATE_STYLES.get(row.state_word, "")
 
 
 _STATE = Kind(str, right=False, longest=len("unmanaged"))
@@ -399,115 +381,13 @@ def _sums(rows: Sequence[ProcessRow], driver: bool) -> str:
     devices = [device for row in rows for device in row.devices]
     containers = {row.region_path for row in rows} - {None}
     counted = format_size(sum(device.memory_used_bytes or 0 for device in devices))
-    words = f"{count(len(rows), 'process', 'processes')} of {count(len(containers), 'container')}"
+    slots = sum(row.slots for row in rows)
+    words = f"{count(slots, 'process', 'processes')} of {count(len(containers), 'container')}"
     words += f"; {counted} counted"
     if driver:
         total = sum(device.memory_driver_bytes or 0 for device in devices)
         words += f", {format_size(total)} by the driver"
     return words
-
-
-# ---- the driver alone ----------------------------------------------------------------------------
-
-
-def driver_object(sample: NvmlSample | None, message: str | None) -> dict[str, Any] | None:
-    """Whether the driver answered, for --json; None where it was not asked."""
-    if sample is None:
-        return None
-    return {"state": sample.state, "message": message, "version": sample.driver_version}
-
-
-def _gpu_bar(device: NvmlDevice) -> Fill:
-    used, total = device.memory_used_bytes, device.memory_total_bytes
-    ratio = None if used is None or not total else used / total
-    return Fill(ratio or 0.0, ratio_style(ratio))
-
-
-_GPU_COLUMNS = (
-    Column("GPU", lambda device: device.index, NUMBER, title="GPU", style="bold"),
-    Column("NAME", lambda device: device.name or device.state.value, NAME, style=QUIET),
-    Column("", _gpu_bar, BAR, title="memory"),
-    Column("USED", lambda device: device.memory_used_bytes, SIZE),
-    Column("TOTAL", lambda device: device.memory_total_bytes, SIZE),
-    Column("SM", lambda device: device.gpu_util_percent, PERCENT, title="SM"),
-)
-_FIGURES = (
-    Column("SM", lambda row: row.sm_util_percent, PERCENT, title="SM"),
-    Column("MEM", lambda row: row.memory_util_percent, PERCENT, title="MEM"),
-    Column("ENC", lambda row: row.enc_util_percent, PERCENT, title="ENC"),
-    Column("DEC", lambda row: row.dec_util_percent, PERCENT, title="DEC"),
-)
-_DRIVER_COLUMNS = (
-    Column("GPU", lambda row: row.device_index, NUMBER, title="GPU"),
-    Column("PID", lambda row: row.pid, NUMBER, title="PID", style="bold"),
-)
-_PROCESS_COLUMNS = (
-    *_DRIVER_COLUMNS,
-    Column("KIND", lambda row: ",".join(row.kinds)),
-    Column("MEM-USED", lambda row: row.memory_used_bytes, SIZE, title="used"),
-    *_FIGURES,
-    Column("UUID", lambda row: row.device_uuid, NAME, on="pipe"),
-    Column("NAME", lambda row: row.name, COMMAND),
-)
-_ELSEWHERE = (
-    "this is not the host's pid namespace: the driver may hide processes, and the pids of one list"
-    " may be others than those of the other"
-)
-
-
-@attrs.frozen
-class _Device:
-    """A device as `Selector` compares it."""
-
-    index: int
-    uuid: str | None
-
-
-def driver_page(sampler: NvmlSampler, selector: Selector) -> Page:
-    """Show the driver's two lists."""
-    sample = sampler.sample()
-
-    def chosen(rows: Iterable[Any]) -> list[Any]:
-        return [
-            row
-            for row in rows
-            if selector.matches_device(_Device(row.device_index, row.device_uuid))
-        ]
-
-    processes = chosen(sampler.process_view(sample=sample))
-    samples = chosen(sampler.sample_view(sample=sample))
-    failure = None
-    if sample.state is not NvmlState.OK:
-        failure = sample.state.explanation if sample.fault is None else sample.fault.message
-    data = {
-        "taken_at_ns": sample.taken_at_ns,
-        "driver": driver_object(sample, failure),
-        "devices": sample.devices,
-        "processes": processes,
-        "samples": samples,
-    }
-    age = Column(
-        "AGE",
-        lambda row: max(0.0, sample.taken_at_ns / 1e9 - row.sampled_at_us / 1e6),
-        Kind("{:.2f} s".format),
-    )
-    blocks = [
-        Table(_PROCESS_COLUMNS, processes, empty="No process uses a GPU."),
-        Table((*_DRIVER_COLUMNS, age, *_FIGURES), samples, empty="No samples of the last second."),
-    ]
-    return Page(data, blocks, notes=_driver_notes(sample), failure=failure)
-
-
-def _driver_notes(sample: NvmlSample) -> tuple[str, ...]:
-    """What the driver did not answer, and whom it may not show."""
-    if sample.state is not NvmlState.OK:
-        return ()
-    notes = {
-        f"GPU {device.index}: {fault.message}": None
-        for device in sample.devices
-        for fault in itertools.chain(device.faults, *(mig.faults for mig in device.mig_devices))
-    }
-    return (*notes, *(() if sample.sees_all_processes else (_ELSEWHERE,)))
 
 
 def _hint(sort: str) -> tuple[str, str]:

@@ -4,82 +4,50 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
 
 from libhamiregion import format_size, parse_size
+from libhamiregion.node.events import EventReporter, error_text
 from libhamiregion.node.nvml import NvmlSampler
-from libhamiregion.report import (
-    NodeReader,
-    Recorder,
-    Recording,
-    RecordingError,
-    RecordingWriter,
-    parse_period,
-)
+from libhamiregion.report import Recorder, Recording, RecordingError, RecordingWriter
+from libhamiregion.report.recorder import NodeReader
 from libhamiregion.report.writer import (
     DEFAULT_INTERVAL_S,
     DEFAULT_MAX_SIZE_BYTES,
     DEFAULT_RETENTION_S,
 )
 from libhamiregion.text import printable
+from libhamiregion.units import parse_duration
 
-from . import node_options, options
-from .failures import Failure, sentence
-from .node_words import root_failure, root_warnings
-from .output import as_plain, write, write_json
-from .stopping import stop_signals
+from . import options
+from .failures import Failure
+from .format import count, root_failure, root_warnings
+from .output import DRY_RUN, write, write_json
+from .service_log import ServiceLog
+from .signals import stop_signals
+from .tables import UNLIMITED
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from libhamiregion.node import Node
-    from libhamiregion.report import Written
+    from libhamiregion.report.writer import Written
 
-_CAUSES = {
-    "gap": "looks were missed: a gap",
-    "clock": "the clock was set",
-}
+    from .options import DriverChoice, NodeChoice
 
 
-def _period(_: click.Context, __: click.Parameter, typed: str) -> float | None:
-    if typed.strip().lower() == options.UNLIMITED:
-        return None
-    try:
-        return parse_period(typed)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+def _or_unlimited(parse: Callable[[str], float]) -> Callable[..., float | None]:
+    def callback(_: click.Context, __: click.Parameter, typed: str) -> float | None:
+        try:
+            return None if typed.strip().lower() == UNLIMITED else parse(typed)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
 
-
-def _size(_: click.Context, __: click.Parameter, typed: str) -> int | None:
-    if typed.strip().lower() == options.UNLIMITED:
-        return None
-    try:
-        return parse_size(typed)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
-@attrs.frozen
-class Wanted:
-    """What the command line says; the fields are the options' names."""
-
-    path: str
-    interval_s: float
-    retention_s: float | None
-    max_size_bytes: int | None
-    once: bool
-    node_name: str | None
-    no_driver: bool
-    library: str | None
-    dry_run: bool
-    roots: tuple[str, ...]
-    proc: str
-    pod_logs: str
-    as_json: bool
+    return callback
 
 
 @click.command()
@@ -89,7 +57,7 @@ class Wanted:
     type=options.NO_DIRECTORY,
     required=True,
     metavar="FILE",
-    help="The recording; made if it is not there, else gone on with.",
+    help="The recording; made if it is not there, else continued.",
 )
 @click.option(
     "--interval",
@@ -103,16 +71,16 @@ class Wanted:
 @click.option(
     "--retention",
     "retention_s",
-    callback=_period,
+    callback=_or_unlimited(parse_duration),
     default=f"{DEFAULT_RETENTION_S / 86_400:g}d",
     show_default=True,
     metavar="PERIOD",
-    help="How long to keep what was recorded: 90m, 24h, 7d, 2w, or `unlimited`.",
+    help="How much recorded time to keep: 90m, 24h, 7d, 2w, or `unlimited`.",
 )
 @click.option(
     "--max-size",
     "max_size_bytes",
-    callback=_size,
+    callback=_or_unlimited(parse_size),
     default=format_size(DEFAULT_MAX_SIZE_BYTES).replace(" ", ""),
     show_default=True,
     metavar="SIZE",
@@ -125,71 +93,75 @@ class Wanted:
     metavar="NAME",
     help="This node's name, for reports.  [default: $NODE_NAME, else the host's name]",
 )
-@click.option("--no-driver", is_flag=True, help="Do not ask the driver (NVML).")
-@node_options.library_option
-@node_options.root_option
-@options.proc_option
-@node_options.pod_logs_option
+@options.driver_options
+@options.node_options
 @options.dry_run_option
 @options.json_option
-@options.no_color_option
-def record(**given: Any) -> None:
+def record(
+    path: str,
+    once: bool,
+    node_name: str | None,
+    driver: DriverChoice,
+    place: NodeChoice,
+    dry_run: bool,
+    as_json: bool,
+    **bounds: Any,
+) -> None:
     """Write down what the containers of this node hold and use, for `hamiregion report`.
 
     FILE is an SQLite database.  A look writes only what has changed, all of it or nothing: a
     recorder that is killed loses no look that was done.  An idle node costs a megabyte a day, 256
-    busy containers with two devices each some 14 to 130.
+    busy containers with two devices each some 20 to 130.
 
     \b
     hamiregion record --to /var/lib/hamiregion/node.db
     hamiregion report --from /var/lib/hamiregion/node.db --since 24h --to report.html
 
-    One recorder per FILE.  A disk that is full, or may not be written to, does not end it: it says
-    so once, tries again at every look, and what it missed is a gap.  Readers need not be kept out.
+    One recorder per FILE, and nothing is made beside a FILE that is no recording.  A disk that is
+    full, or may not be written to, does not end it: it says so on stderr (at the 1st, 2nd, 4th, 8th
+    time), tries again at every look, and what it missed is a gap.  Readers need not be kept out.
 
     Ended by Ctrl-C or SIGTERM.  Exit codes: 0 ended in order, 1 failed (FILE is no recording, or
     damaged, or another recorder's; with --once: the look could not be written), 2 wrong usage.
 
-    JSON: one object per look, with the keys look, series (containers' devices seen), rows
-    (written), began ("start", "gap", "clock" or "continued" where a segment begins, else null) and
+    JSON: one object per look, with the keys look, allocations (containers' devices seen), rows
+    (written), whole (whether everything was written: at the start, each hour, after a gap) and
     size_bytes; for a look that failed, error and message.  With --dry-run: path, dry_run, and
-    readings, a list of objects with the fields of Reading.
+    readings, a list of objects with the fields of Allocation and Sample.
     """  # noqa: D301 (click looks for the character itself)
-    wanted = Wanted(**given)
-    # Not closed: a driver that does not answer would keep this from ending.
-    sampler = None if wanted.no_driver else NvmlSampler(wanted.library)
     try:
-        with node_options.open_node(wanted.roots, wanted.proc, wanted.pod_logs) as node:
-            if wanted.dry_run:
-                _dry_run(wanted, node)
+        with place.open() as node:
+            if dry_run:
+                _dry_run(path, node, as_json=as_json)
                 return
-            with RecordingWriter(
-                wanted.path,
-                interval_s=wanted.interval_s,
-                retention_s=wanted.retention_s,
-                max_size_bytes=wanted.max_size_bytes,
-                node=wanted.node_name or platform.node() or None,
-            ) as writer:
-                _record(wanted, node, Recorder(node, writer, sampler=sampler))
+            name = node_name or platform.node() or None
+            with RecordingWriter(path, node=name, **bounds) as writer:
+                # Not closed: a driver that does not answer would keep this from ending.
+                sampler = None if driver.no_driver else NvmlSampler(driver.library)
+                recorder = Recorder(node, writer, sampler=sampler)
+                every = "once" if once else f"every {writer.interval_s:g} s"
+                log = _Log(node, f"{every} to {printable(path)}", as_json=as_json)
+                if once:
+                    log.looked(recorder.look())
+                    failure = root_failure(node, place.roots)
+                    if failure is not None:
+                        raise Failure(failure)
+                else:
+                    _run(recorder, log)
     except RecordingError as error:
         raise Failure(str(error)) from None
     except ValueError as error:
         raise click.UsageError(str(error)) from None
 
 
-def _record(wanted: Wanted, node: Node, recorder: Recorder) -> None:
-    log = _Log(wanted, node)
-    if wanted.once:
-        log.looked(recorder.look())
-        log.fail_without_roots()
-        return
+def _run(recorder: Recorder, log: _Log) -> None:
     ended = threading.Event()
     failures: list[BaseException] = []
 
     def work() -> None:
         try:
             recorder.run(ended.wait, looked=log.looked, failed=log.failed)
-        except BaseException as error:  # noqa: BLE001 (raised again where it can be told)
+        except BaseException as error:  # noqa: BLE001 (raised again in the main thread)
             failures.append(error)
         finally:
             stop.ask()
@@ -208,73 +180,46 @@ def _record(wanted: Wanted, node: Node, recorder: Recorder) -> None:
 class _Log:
     """What is said while it runs: the first look, what goes wrong, and when it is right again."""
 
-    def __init__(self, wanted: Wanted, node: Node) -> None:
-        self._wanted = wanted
+    def __init__(self, node: Node, where: str, *, as_json: bool) -> None:
         self._node = node
+        self._where = where
+        self._as_json = as_json
+        self._reporter = EventReporter("record", ServiceLog(as_json=as_json))
         self._looks = 0
-        self._failing: str | None = None
-        self._warned: tuple[str, ...] = ()
         self._size_bytes = 0
 
     def looked(self, written: Written) -> None:
         self._looks += 1
         self._size_bytes = written.size_bytes
-        if self._wanted.as_json:
-            write_json(as_plain(written))
+        if self._as_json:
+            write_json(written)
         elif self._looks == 1:
-            every = "once" if self._wanted.once else f"every {self._wanted.interval_s:g} s"
-            write(
-                f"recording {_devices(written.series)} {every} to {printable(self._wanted.path)}\n"
-            )
-        elif written.began in _CAUSES:
-            _warn(_CAUSES[written.began])
-        if self._failing is not None:
-            self._failing = None
-            _warn("recording again")
-        warnings = root_warnings(self._node)
-        for warning in warnings:
-            if warning not in self._warned:
-                _warn(warning)
-        self._warned = warnings
+            write(f"recording {_devices(written.allocations)} {self._where}\n")
+        self._reporter.recovered()
+        for warning in root_warnings(self._node):
+            self._reporter.emit("warning", warning, distinct=warning)
 
     def failed(self, error: Exception) -> None:
-        words = sentence(error) if isinstance(error, OSError) else str(error)
-        if self._wanted.as_json:
-            write_json({"error": type(error).__name__, "message": words})
-        if words != self._failing:
-            self._failing = words
-            _warn(f"{words}; trying again at every look")
-
-    def fail_without_roots(self) -> None:
-        failure = root_failure(self._node, self._wanted.roots)
-        if failure is not None:
-            raise Failure(failure)
+        if self._as_json:
+            write_json({"error": type(error).__name__, "message": error_text(error)})
+        self._reporter.failed("this look is a gap, the next is tried", error)
 
     def ended(self) -> None:
-        if not self._wanted.as_json:
-            looks = f"{self._looks:,} look{'' if self._looks == 1 else 's'}"
-            write(f"ended after {looks}; the file has {format_size(self._size_bytes)}\n")
+        if not self._as_json:
+            size = format_size(self._size_bytes)
+            write(f"ended after {count(self._looks, 'look')}; the file has {size}\n")
 
 
-def _dry_run(wanted: Wanted, node: Node) -> None:
-    if os.path.exists(wanted.path):  # noqa: PTH110
-        Recording(wanted.path).close()
-    readings = NodeReader(node).readings()
-    if wanted.as_json:
-        listed = [as_plain(reading) for reading in readings]
-        write_json({"path": wanted.path, "dry_run": True, "readings": listed})
+def _dry_run(path: str, node: Node, *, as_json: bool) -> None:
+    if os.path.exists(path):  # noqa: PTH110
+        Recording(path).close()
+    samples = NodeReader(node).read()
+    if as_json:
+        readings = [{**attrs.asdict(of), **attrs.asdict(each)} for of, each in samples.items()]
+        write_json({"path": path, "dry_run": True, "readings": readings})
     else:
-        write(
-            f"would record {_devices(len(readings))} to {printable(wanted.path)}\n"
-            "dry run: nothing was written\n"
-        )
+        write(f"would record {_devices(len(samples))} to {printable(path)}\n{DRY_RUN}\n")
 
 
-def _devices(count: int) -> str:
-    return f"{count:,} device{'' if count == 1 else 's'} of containers"
-
-
-def _warn(words: str) -> None:
-    now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    sys.stderr.write(f"{now} {printable(words)}\n")
-    sys.stderr.flush()
+def _devices(number: int) -> str:
+    return f"{count(number, 'device')} of containers"

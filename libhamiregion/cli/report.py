@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import json
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -16,87 +18,86 @@ from click.core import ParameterSource
 
 from libhamiregion import format_size, parse_size
 from libhamiregion.report import (
-    Credentials,
-    PrometheusApi,
     PrometheusError,
     PrometheusHistory,
     Recording,
     RecordingError,
-    SuggestionPolicy,
     make_report,
-    parse_moment,
-    parse_period,
     report_csv,
+    report_html,
     report_json,
 )
+from libhamiregion.report.making import DEFAULT_HEADROOM, DEFAULT_ROUND_TO_BYTES
 from libhamiregion.report.models import LEVELS
+from libhamiregion.report.page import CHART_POINTS
+from libhamiregion.report.words import Times, share
 from libhamiregion.text import printable
+from libhamiregion.units import parse_duration
 
-from . import node_options, options
+from . import options
 from .failures import Failure
-from .output import on_terminal, terminal, write, write_json
-from .report_text import report_lines, report_table
+from .output import Page, show, write
+from .tables import (
+    BAR,
+    NAME,
+    NUMBER,
+    ROOMY,
+    SIZE,
+    SIZE_LIMIT,
+    WIDE,
+    Column,
+    Fill,
+    Kind,
+    Lines,
+    Table,
+    ratio_style,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from libhamiregion.report import History, Report
+    from libhamiregion.node import Selector
+    from libhamiregion.report import Report, Usage
+    from libhamiregion.report.history import History
 
-FORMATS = ("text", "html", "csv", "json")
-_POLICY = SuggestionPolicy()
-_CHART_POINTS = 240
+_FORMATS = ("text", "html", "csv", "json")
 _SECRET_LIMIT = 64 << 10
 _FOR_PROMETHEUS = frozenset(
     {"step_s", "matchers", "token_file", "user", "password_file", "ca_file", "timeout_s"}
 )
 
 
-@attrs.frozen
-class Wanted:
-    """What the command line says; the fields are the options' names."""
+def parse_moment(text: str, *, before: dt.datetime) -> dt.datetime:
+    """Turn "24h" or "2026-10-01T12:00" into a moment.
 
-    source: str
-    since: str
-    until: str | None
-    format: str | None
-    path: str | None
-    by: str | None
-    namespace: str | None
-    pod: str | None
-    container: str | None
-    device: str | None
-    headroom: float
-    round_to_bytes: int
-    below_peak: bool
-    observed_s: float
-    points: int | None
-    step_s: float | None
-    matchers: str
-    token_file: str | None
-    user: str | None
-    password_file: str | None
-    ca_file: str | None
-    timeout_s: float
-    as_json: bool
+    A length of time means that long before `before`. A date or time without an offset is local
+    time, as `date` and `journalctl` take it; ``Z`` is UTC.
 
-    @property
-    def chosen_format(self) -> str:
-        """As said, or as the name of the file to write says."""
-        if self.as_json:
-            if self.format not in {None, "json"}:
-                raise click.UsageError(f"--json and --format {self.format} contradict each other")
-            return "json"
-        if self.format is not None:
-            return self.format
-        ending = "" if self.path is None else Path(self.path).suffix.lstrip(".").lower()
-        return {"htm": "html"}.get(ending, ending) if ending in {*FORMATS, "htm"} else "text"
+    Raises:
+        ValueError: Neither.
+
+    >>> noon = dt.datetime(2026, 10, 1, 12, tzinfo=dt.timezone.utc)
+    >>> parse_moment("36h", before=noon).isoformat()
+    '2026-09-30T00:00:00+00:00'
+    >>> parse_moment("2026-09-30T08:00Z", before=noon).isoformat()
+    '2026-09-30T08:00:00+00:00'
+    """
+    try:
+        if text[-1:] in set("smhdw"):
+            return before - dt.timedelta(seconds=parse_duration(text))
+        moment = dt.datetime.fromisoformat(re.sub(r"[zZ]\Z", "+00:00", text))
+        # The years 1 and 9999 have no neighbours to be converted to.
+        return moment if moment.tzinfo is not None else moment.astimezone()
+    except (ValueError, OverflowError, OSError):
+        raise ValueError(
+            f"{text[:40]!a} is neither a length of time such as 24h or 7d nor a date or time"
+            " such as 2026-10-01T12:00"
+        ) from None
 
 
 def _period(_: click.Context, __: click.Parameter, typed: str | None) -> float | None:
-    if typed is None:
-        return None
     try:
-        return parse_period(typed)
+        return None if typed is None else parse_duration(typed)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 
@@ -111,17 +112,13 @@ def _size(_: click.Context, __: click.Parameter, typed: str) -> int:
     return nbytes
 
 
-def _file_option(name: str, what: str) -> Callable[[Any], Any]:
-    return click.option(name, type=options.PATH, metavar="FILE", help=what)
-
-
 @click.command()
 @click.option(
     "--from",
     "source",
     required=True,
     metavar="FILE|URL",
-    help="A recording, or the http(s) address of a Prometheus that scrapes HAMi's metrics.",
+    help="A recording, or the http(s) address of a Prometheus that scrapes the exporter.",
 )
 @click.option(
     "--since",
@@ -134,7 +131,8 @@ def _file_option(name: str, what: str) -> Callable[[Any], Any]:
 @click.option("--until", metavar="WHEN", help="The end, in the same ways.  [default: now]")
 @click.option(
     "--format",
-    type=click.Choice(FORMATS),
+    "form",
+    type=click.Choice(_FORMATS),
     help="[default: by the ending of --to FILE, else text]",
 )
 @click.option(
@@ -150,11 +148,11 @@ def _file_option(name: str, what: str) -> Callable[[Any], Any]:
     help="What the rows are, in html the sections; `container` is one row per container and"
     " device.  [default: container, in html namespace]",
 )
-@node_options.selector_options
+@options.selector_options
 @click.option(
     "--headroom",
     type=click.FloatRange(0, 1_000),
-    default=_POLICY.headroom * 100,
+    default=DEFAULT_HEADROOM * 100,
     show_default=True,
     metavar="PERCENT",
     help="What suggested limits add to the 99th percentile.",
@@ -163,26 +161,10 @@ def _file_option(name: str, what: str) -> Callable[[Any], Any]:
     "--round-to",
     "round_to_bytes",
     callback=_size,
-    default=format_size(_POLICY.round_to_bytes).replace(" ", ""),
+    default=format_size(DEFAULT_ROUND_TO_BYTES).replace(" ", ""),
     show_default=True,
     metavar="SIZE",
     help="What suggested limits are multiples of.",
-)
-@click.option("--below-peak", is_flag=True, help="Suggest limits below the highest use seen too.")
-@click.option(
-    "--observed",
-    "observed_s",
-    callback=_period,
-    default="1h",
-    show_default=True,
-    metavar="PERIOD",
-    help="How long a container must have been seen to suggest a limit for it.",
-)
-@click.option(
-    "--points",
-    type=click.IntRange(0, 10_000),
-    metavar="N",
-    help="Steps of charts and timelines; 0 is none.  [default: 240 in html, else 0]",
 )
 @click.option(
     "--step",
@@ -198,15 +180,30 @@ def _file_option(name: str, what: str) -> Callable[[Any], Any]:
     metavar="LABELS",
     help='Prometheus: only series with these, such as \'job="hami",cluster="west"\'.',
 )
-@_file_option("--token-file", "Prometheus: a bearer token.  [$HAMIREGION_PROMETHEUS_TOKEN]")
+@click.option(
+    "--token-file",
+    type=options.PATH,
+    metavar="FILE",
+    help="Prometheus: a bearer token.  [$HAMIREGION_PROMETHEUS_TOKEN]",
+)
 @click.option(
     "--user",
     envvar="HAMIREGION_PROMETHEUS_USER",
     metavar="NAME",
     help="Prometheus: basic authentication.  [$HAMIREGION_PROMETHEUS_USER]",
 )
-@_file_option("--password-file", "Prometheus: its password.  [$HAMIREGION_PROMETHEUS_PASSWORD]")
-@_file_option("--ca-file", "Prometheus: certificates to trust in place of the system's.")
+@click.option(
+    "--password-file",
+    type=options.PATH,
+    metavar="FILE",
+    help="Prometheus: its password.  [$HAMIREGION_PROMETHEUS_PASSWORD]",
+)
+@click.option(
+    "--ca-file",
+    type=options.PATH,
+    metavar="FILE",
+    help="Prometheus: certificates to trust in place of the system's.",
+)
 @click.option(
     "--timeout",
     "timeout_s",
@@ -217,8 +214,19 @@ def _file_option(name: str, what: str) -> Callable[[Any], Any]:
     help="Prometheus: how long to wait for each answer.",
 )
 @options.json_option
-@options.no_color_option
-def report(**given: Any) -> None:
+def report(
+    source: str,
+    since: str,
+    until: str | None,
+    form: str | None,
+    path: str | None,
+    by: Any,
+    headroom: float,
+    round_to_bytes: int,
+    selector: Selector,
+    as_json: bool,
+    **prometheus: Any,
+) -> None:
     """Report who held and used what of the GPUs: per namespace, pod, container and device.
 
     Memory used against limits, GPU hours allocated and busy, allocations that were held and not
@@ -236,54 +244,50 @@ def report(**given: Any) -> None:
     Exit code 1 if nothing was recorded in that time, or the source cannot be read.
 
     JSON: schema ("hamiregion-report/1"), and the fields of Report: facts, since_ms, until_ms,
-    made_at_ms, by, coverage, policy, total, rows (fields of Usage) and warnings.  Times are Unix
-    milliseconds, sizes bytes; null is not known, or unlimited.
+    made_at_ms, by, recorded_ratio, gaps, gap_count, headroom, round_to_bytes, total, rows (fields
+    of Usage) and warnings.  Times are Unix milliseconds, sizes bytes; null is not known, or
+    unlimited.
     """  # noqa: D301 (click looks for the character itself)
-    wanted = Wanted(**given)
-    chosen = wanted.chosen_format
-    since_ms, until_ms = _span(wanted)
+    form = _form(form, path, as_json=as_json)
+    since_ms, until_ms = _span(since, until)
     try:
-        with _history(wanted) as history:
+        with _history(source, **prometheus) as history:
             made = make_report(
                 history,
                 since_ms,
                 until_ms,
-                by=wanted.by or ("namespace" if chosen == "html" else "container"),  # type: ignore[arg-type]
-                select=node_options.selector(
-                    wanted.namespace, wanted.pod, wanted.container, wanted.device
-                ),
-                policy=SuggestionPolicy(
-                    headroom=wanted.headroom / 100,
-                    round_to_bytes=wanted.round_to_bytes,
-                    below_peak=wanted.below_peak,
-                    observed_s=wanted.observed_s,
-                ),
-                points=_points(wanted, chosen),
+                by=by or ("namespace" if form == "html" else "container"),
+                select=selector,
+                headroom=headroom / 100,
+                round_to_bytes=round_to_bytes,
+                points=CHART_POINTS if form == "html" else 0,
             )
             if made.total is None:
-                raise Failure(_nothing(history, wanted))
+                if selector != type(selector)():
+                    raise Failure("nothing of what was chosen was recorded in that time")
+                raise Failure(_nothing(history))
     except (RecordingError, PrometheusError) as error:
         raise Failure(str(error)) from None
-    _write(made, chosen, wanted.path)
-    if chosen != "html":
-        for warning in made.warnings:
-            sys.stderr.write(f"note: {printable(warning)}\n")
+    _write(made, form, path)
 
 
-def _points(wanted: Wanted, chosen: str) -> int:
-    if wanted.points is not None:
-        return wanted.points
-    return _CHART_POINTS if chosen == "html" else 0
+def _form(form: str | None, path: str | None, *, as_json: bool) -> str:
+    if as_json:
+        if form not in {None, "json"}:
+            raise click.UsageError(f"--json and --format {form} contradict each other")
+        return "json"
+    ending = "" if path is None else Path(path).suffix.lstrip(".").lower()
+    return form or {"htm": "html", **dict(zip(_FORMATS, _FORMATS, strict=True))}.get(ending, "text")
 
 
-def _span(wanted: Wanted) -> tuple[int, int]:
+def _span(since: str, until: str | None) -> tuple[int, int]:
     now = dt.datetime.now(tz=dt.timezone.utc)
     try:
-        until = now if wanted.until is None else parse_moment(wanted.until, before=now)
-        since = parse_moment(wanted.since, before=until)
+        end = now if until is None else parse_moment(until, before=now)
+        begin = parse_moment(since, before=end)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    since_ms, until_ms = (round(each.timestamp() * 1000) for each in (since, until))
+    since_ms, until_ms = (round(each.timestamp() * 1000) for each in (begin, end))
     if since_ms >= until_ms:
         raise click.UsageError("--since is not before --until")
     return since_ms, until_ms
@@ -293,44 +297,34 @@ def _span(wanted: Wanted) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def _history(wanted: Wanted) -> Iterator[History]:
-    if not wanted.source.startswith(("http://", "https://")):
-        _refuse_api_options(wanted.source)
-        with Recording(wanted.source) as recording:
+def _history(
+    source: str, token_file: str | None, user: str | None, password_file: str | None, **more: Any
+) -> Iterator[History]:
+    if not source.startswith(("http://", "https://")):
+        _refuse_prometheus_options(source)
+        with Recording(source) as recording:
             yield recording
         return
+    token = _secret(token_file, "HAMIREGION_PROMETHEUS_TOKEN")
+    password = _secret(password_file, "HAMIREGION_PROMETHEUS_PASSWORD")
+    if token is not None and user is not None:
+        raise click.UsageError("sign in with a token or with a user, not with both")
+    if user is None and password_file is not None:
+        raise click.UsageError("--password-file needs --user")
     try:
-        api = PrometheusApi(
-            wanted.source,
-            credentials=_credentials(wanted),
-            ca_file=wanted.ca_file,
-            timeout_s=wanted.timeout_s,
-        )
-        history = PrometheusHistory(api, step_s=wanted.step_s, matchers=wanted.matchers)
+        history = PrometheusHistory(source, token=token, user=user, password=password, **more)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     yield history
 
 
-def _refuse_api_options(source: str) -> None:
+def _refuse_prometheus_options(source: str) -> None:
     context = click.get_current_context()
     for option in context.command.params:
         # The environment may hold what is for other calls; what was typed is meant for this one.
         typed = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
         if typed and option.name in _FOR_PROMETHEUS:
             raise click.UsageError(f"{option.opts[0]} is for a Prometheus, and {source} is none.")
-
-
-def _credentials(wanted: Wanted) -> Credentials | None:
-    token = _secret(wanted.token_file, "HAMIREGION_PROMETHEUS_TOKEN")
-    password = _secret(wanted.password_file, "HAMIREGION_PROMETHEUS_PASSWORD")
-    if token is not None and wanted.user is not None:
-        raise click.UsageError("sign in with a token or with a user, not with both")
-    if wanted.user is None and wanted.password_file is not None:
-        raise click.UsageError("--password-file needs --user")
-    if token is None and wanted.user is None:
-        return None
-    return Credentials(token=token, user=wanted.user, password=password)
 
 
 def _secret(path: str | None, variable: str) -> str | None:
@@ -341,85 +335,130 @@ def _secret(path: str | None, variable: str) -> str | None:
         return file.read(_SECRET_LIMIT).strip()
 
 
-def _nothing(history: History, wanted: Wanted) -> str:
-    if any((wanted.namespace, wanted.pod, wanted.container, wanted.device)):
-        return "nothing of what was chosen was recorded in that time"
-    if isinstance(history, Recording):
-        span = history.span_ms()
-        if span is None:
-            return f"{history.path!r} holds nothing yet"
-        first, last = (
-            dt.datetime.fromtimestamp(each / 1000, tz=dt.timezone.utc).astimezone() for each in span
-        )
+def _nothing(history: History) -> str:
+    if not isinstance(history, Recording):
         return (
-            f"nothing was recorded in that time; {history.path!r} is about"
-            f" {first:%Y-%m-%dT%H:%M:%S%z} to {last:%Y-%m-%dT%H:%M:%S%z}"
+            "that Prometheus has no hami_vgpu_memory_used_bytes in that time; does it scrape"
+            " hamiregion's exporter or HAMi's monitor, and is --match right?"
         )
+    span = history.span_ms()
+    if span is None:
+        return f"{history.path!r} holds nothing yet"
+    first, last = (
+        dt.datetime.fromtimestamp(each / 1000, tz=dt.timezone.utc).astimezone() for each in span
+    )
     return (
-        "that Prometheus has no hami_vgpu_memory_used_bytes in that time; does it scrape HAMi's"
-        " monitor or hamiregion's exporter, and is --match right?"
+        f"nothing was recorded in that time; {history.path!r} is about"
+        f" {first:%Y-%m-%dT%H:%M:%S%z} to {last:%Y-%m-%dT%H:%M:%S%z}"
     )
 
 
 # ---- answers -------------------------------------------------------------------------------------
 
 
-def _write(made: Report, chosen: str, path: str | None) -> None:
-    if path is None and chosen == "text":
-        if on_terminal():
-            terminal().print(report_table(made))
-        else:
-            write(report_lines(made))
+def _write(made: Report, form: str, path: str | None) -> None:
+    times = Times()
+    heading = (
+        f"{times.full(made.since_ms)} to {times.full(made.until_ms)}"
+        f" ({times.zone_name(made.until_ms)}), {share(made.recorded_ratio, 1)} recorded"
+    )
+    blocks = (Lines([heading]), Table(_columns(made), made.rows))
+    if path is None and form in {"text", "json"}:
+        show(Page(report_json(made), blocks, notes=made.warnings), form == "json")
         return
-    if path is None and chosen == "json":
-        write_json(report_json(made))
-        return
-    content = _rendered(made, chosen).encode("utf-8", "backslashreplace")
-    if path is None:
-        sys.stdout.buffer.write(content)
-        sys.stdout.buffer.flush()
+    if form == "html":
+        content = report_html(made)
+    elif form == "csv":
+        content = report_csv(made)
+    elif form == "json":
+        content = json.dumps(report_json(made)) + "\n"
     else:
-        _replace(path, content)
+        content = "\n".join(block.text() for block in blocks)
+    if path is None:
+        write(content)
+    elif os.path.exists(path) and not os.path.isfile(path):  # noqa: PTH110, PTH113
+        # /dev/stdout, a pipe: what cannot be replaced is written to.
+        Path(path).write_bytes(content.encode())
+    else:
+        _replace(path, content.encode())
+    # The page has them.
+    for warning in () if form == "html" else made.warnings:
+        sys.stderr.write(f"Note: {printable(warning)}\n")
 
 
-def _rendered(made: Report, chosen: str) -> str:
-    if chosen == "html":
-        from libhamiregion.report import report_html
+def _peak_ratio(row: Usage) -> float | None:
+    limit = row.memory_limit_bytes
+    return None if limit is None else row.memory_peak_bytes / limit
 
-        return report_html(made)
-    if chosen == "csv":
-        return report_csv(made)
-    if chosen == "json":
-        import json
 
-        return json.dumps(report_json(made)) + "\n"
-    return report_lines(made)
+def _bar(row: Usage) -> Fill:
+    ratio = _peak_ratio(row)
+    return Fill(ratio or 0.0, ratio_style(ratio))
+
+
+_HOURS = Kind("{:.2f}".format)
+_NAMES = {
+    "namespace": Column("NAMESPACE", lambda row: row.namespace, NAME),
+    "pod": Column("POD", lambda row: row.pod or row.pod_uid, NAME),
+    "container": Column("CONTAINER", lambda row: row.container, NAME),
+    "index": Column("DEVICE", lambda row: row.device_index, NUMBER),
+    "device": Column("UUID", lambda row: row.device_uuid, NAME),
+}
+_LEVELS = {
+    "namespace": ("namespace",),
+    "pod": ("namespace", "pod"),
+    "container": ("namespace", "pod", "container", "index"),
+    "device": ("device",),
+}
+_FIGURES = (
+    Column("BAR", _bar, BAR, title="", on="terminal"),
+    Column("LIMIT", lambda row: row.memory_limit_bytes, SIZE_LIMIT),
+    Column("AVERAGE", lambda row: row.memory_average_bytes, SIZE),
+    Column("P95", lambda row: row.memory_p95_bytes, SIZE, title="95 %"),
+    Column(
+        "PEAK",
+        lambda row: row.memory_peak_bytes,
+        SIZE,
+        style=lambda row: ratio_style(_peak_ratio(row)),
+    ),
+    Column("GPU-H-BUSY", lambda row: row.busy_gpu_hours, _HOURS, title="GPU h busy"),
+    Column("H-HELD", lambda row: row.device_hours, _HOURS, title="h held"),
+    Column("H-UNUSED", lambda row: row.unused_hours, _HOURS, title="unused"),
+)
+_SUGGESTED = Column("SUGGESTED", lambda row: row.suggested_limit_bytes, SIZE)
+
+
+# Where a row has four names, a narrow terminal shows less of its figures.
+_FROM_WIDTH = {"BAR": ROOMY, "AVERAGE": WIDE, "P95": WIDE, "H-HELD": WIDE}
+
+
+def _columns(made: Report) -> list[Column]:
+    names = [_NAMES[name] for name in _LEVELS[made.by]]
+    if made.by != "container":
+        return [*names, *_FIGURES]
+    figures = [
+        attrs.evolve(column, from_width=_FROM_WIDTH.get(column.name, 0)) for column in _FIGURES
+    ]
+    return [*names, *figures, _SUGGESTED]
 
 
 def _replace(path: str, content: bytes) -> None:
     """Write a file whole, or not at all."""
-    if os.path.exists(path) and not os.path.isfile(path):  # noqa: PTH110, PTH113
-        # /dev/stdout, a pipe: what cannot be replaced is written to.
-        Path(path).write_bytes(content)
-        return
-    try:
-        _replace_whole(path, content)
-    except OSError as error:
-        # Not the temporary file, of which whoever typed this knows nothing.
-        raise OSError(error.errno, error.strerror, path) from error
-
-
-def _replace_whole(path: str, content: bytes) -> None:
     directory = os.path.dirname(os.path.abspath(path))  # noqa: PTH100, PTH120
-    descriptor, name = tempfile.mkstemp(prefix=".hamiregion-report-", dir=directory)
+    name = None
     try:
+        descriptor, name = tempfile.mkstemp(prefix=".hamiregion-report-", dir=directory)
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             mask = os.umask(0)
             os.umask(mask)
             os.fchmod(file.fileno(), 0o666 & ~mask)
         os.replace(name, path)  # noqa: PTH105
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)  # noqa: PTH108
+    except BaseException as error:
+        if name is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(name)  # noqa: PTH108
+        if isinstance(error, OSError):
+            # Name the file that was asked for, not the temporary one.
+            raise OSError(error.errno, error.strerror, path) from error
         raise

@@ -19,7 +19,8 @@ from libhamiregion import (
 from libhamiregion.text import printable
 
 from . import options
-from .format import ABOVE_EVERY_PID, OWN_WORDS, age_words, fill_ratio, status_word
+from .format import age_words, fill_ratio, lock_word, status_word
+from .intervals import ticks
 from .output import Page, show_all
 from .tables import (
     BAR,
@@ -34,6 +35,7 @@ from .tables import (
     SHARE,
     SIZE,
     SIZE_LIMIT,
+    UNKNOWN,
     WIDE,
     Column,
     Fill,
@@ -42,7 +44,6 @@ from .tables import (
     aligned,
     ratio_style,
 )
-from .ticking import ticks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -107,18 +108,18 @@ def _error_page(error: RegionError) -> Page:
 
 def region_page(snapshot: RegionSnapshot, *more: Block) -> Page:
     """Show a whole region: facts, devices, processes."""
-    blocks: list[Block] = [Facts(snapshot), device_table(snapshot)]
-    if any(device.uuid for device in snapshot.devices):
-        blocks.append(_Uuids(snapshot.devices))
-    blocks.append(
-        Table(
-            _process_columns(snapshot.layout.has_utilization),
-            snapshot.processes,
-            _busy_devices,
-            empty="No process uses this region.",
-        )
+    uuids = [(f"{each.index:>3}  {each.uuid}", QUIET) for each in snapshot.devices if each.uuid]
+    return Page(
+        snapshot,
+        [
+            Facts(snapshot),
+            device_table(snapshot),
+            # Where the table has no room for them.
+            Lines(uuids, on="terminal", to_width=WIDE),
+            process_table(snapshot),
+            *more,
+        ],
     )
-    return Page(snapshot, [*blocks, *more])
 
 
 # ---- the region as a whole -----------------------------------------------------------------------
@@ -135,7 +136,7 @@ class Facts:
         facts = [(label.replace(" ", "-").lower(), words) for label, words, _ in self._facts()]
         return aligned([("path", printable(self.snapshot.path)), *facts])
 
-    def drawn(self, width: int) -> RenderableType:
+    def drawn(self, width: int, rows: int | None = None) -> RenderableType:  # noqa: ARG002 (as all blocks)
         """See `output.Block`."""
         from rich import box
         from rich.console import Group
@@ -144,16 +145,16 @@ class Facts:
 
         directory, name = os.path.split(self.snapshot.path)
         width = min(width, WIDE)
-        lines: list[Text] = []
+        lines = [Text(printable(directory), style=QUIET, overflow="fold")]
         for label, words, style in self._facts():
             fact = Text.assemble((f"{label} ", QUIET), (words, style))
-            # None is broken in two as long as it fits.
-            if lines and lines[-1].cell_len + 3 + fact.cell_len <= width - 4:
+            # None is broken in two as long as it fits a line.
+            if len(lines) > 1 and lines[-1].cell_len + 3 + fact.cell_len <= width - 4:
                 lines[-1].append("   ").append_text(fact)
             else:
                 lines.append(fact)
         return Panel(
-            Group(Text(printable(directory), style=QUIET, overflow="fold"), *lines),
+            Group(*lines),
             title=Text(printable(name), style="bold"),
             title_align="left",
             border_style=QUIET,
@@ -178,25 +179,9 @@ class Facts:
             ("SM limiting", "on" if snapshot.utilization_switch else "off", ""),
             ("launches", *(("blocked", OVER) if blocked else ("allowed", ""))),
             ("last kernel", last_kernel, ""),
-            ("lock", _lock_words(snapshot.owner_pid), NEAR if snapshot.owner_pid else ""),
-            ("settled", _settled_words(snapshot), "" if snapshot.settled else NEAR),
+            ("lock", lock_word(snapshot.owner_pid), NEAR if snapshot.owner_pid else ""),
+            ("settled", *(("yes", "") if snapshot.settled else ("no, it changed meanwhile", NEAR))),
         )
-
-
-def _lock_words(owner_pid: int) -> str:
-    if not owner_pid:
-        return "free"
-    return f"held by {OWN_WORDS if owner_pid >= ABOVE_EVERY_PID else f'pid {owner_pid}'}"
-
-
-def _settled_words(snapshot: RegionSnapshot) -> str:
-    if snapshot.settled:
-        return "yes"
-    moving = [str(process.pid) for process in snapshot.processes if not process.settled]
-    if not moving:
-        return "no, it changed while it was read"
-    shown = ", ".join(moving[:5]) + (", ..." if len(moving) > 5 else "")
-    return f"no, pid {shown} changed while it was read"
 
 
 # ---- devices -------------------------------------------------------------------------------------
@@ -204,49 +189,37 @@ def _settled_words(snapshot: RegionSnapshot) -> str:
 
 def device_table(snapshot: RegionSnapshot) -> Table:
     """One row per device; the tick in the SM bar is the limit."""
-    return Table(_device_columns(snapshot.layout.has_utilization), snapshot.devices)
-
-
-def _device_columns(util: bool) -> Sequence[Column]:
-    def memory_style(device: DeviceUsage) -> str:
-        return ratio_style(fill_ratio(device))
-
-    return (
-        Column("DEVICE", lambda device: device.index, NUMBER, title="GPU", style="bold"),
+    util = snapshot.layout.has_utilization
+    percent = PERCENT if util else UNKNOWN
+    columns = (
+        Column("DEVICE", "index", NUMBER, title="GPU", style="bold"),
         Column("", memory_bar, BAR, title="memory", on="terminal"),
-        Column("MEM-USED", lambda device: device.memory_used_bytes, SIZE, "used", memory_style),
-        Column("MEM-LIMIT", lambda device: device.memory_limit_bytes, SIZE_LIMIT, title="limit"),
+        Column("MEM-USED", "memory_used_bytes", SIZE, title="used", style=memory_style),
+        Column("MEM-LIMIT", "memory_limit_bytes", SIZE_LIMIT, title="limit"),
         Column("", fill_ratio, SHARE, style=memory_style, on="terminal"),
-        Column("MEM-FREE", lambda device: device.memory_free_bytes, SIZE, on="pipe"),
-        *_MEMORY_KINDS,
+        Column("MEM-FREE", "memory_free_bytes", SIZE, on="pipe"),
+        Column("CONTEXT", "memory_context_bytes", SIZE, on="pipe"),
+        Column("MODULE", "memory_module_bytes", SIZE, on="pipe"),
+        Column("DATA", "memory_data_bytes", SIZE, on="pipe"),
+        Column("DRIVER", "memory_monitor_bytes", SIZE, on="pipe"),
         *([Column("", _sm_bar, BAR, title="SM", on="terminal")] if util else []),
-        Column("SM", lambda device: device.sm_util_percent if util else None, PERCENT, "util"),
-        Column("SM-LIMIT", lambda device: device.sm_limit_percent, PERCENT_LIMIT, title="limit"),
-        *_codec_columns(util),
-        Column("UUID", lambda device: device.uuid, NAME, style=QUIET, from_width=WIDE),
+        Column("SM", "sm_util_percent", percent, title="util"),
+        Column("SM-LIMIT", "sm_limit_percent", PERCENT_LIMIT, title="limit"),
+        Column("ENC", "enc_util_percent", percent, on="pipe"),
+        Column("DEC", "dec_util_percent", percent, on="pipe"),
+        Column("UUID", "uuid", NAME, style=QUIET, from_width=WIDE),
     )
-
-
-# Of a device in a pipe; of a process also on a terminal that is wide enough.
-_MEMORY_KINDS = (
-    Column("CONTEXT", lambda usage: usage.memory_context_bytes, SIZE, on="pipe"),
-    Column("MODULE", lambda usage: usage.memory_module_bytes, SIZE, on="pipe"),
-    Column("DATA", lambda usage: usage.memory_data_bytes, SIZE, on="pipe"),
-    Column("DRIVER", lambda usage: usage.memory_monitor_bytes, SIZE, on="pipe"),
-)
-
-
-def _codec_columns(util: bool) -> Sequence[Column]:
-    return (
-        Column("ENC", lambda usage: usage.enc_util_percent if util else None, PERCENT, on="pipe"),
-        Column("DEC", lambda usage: usage.dec_util_percent if util else None, PERCENT, on="pipe"),
-    )
+    return Table(columns, snapshot.devices)
 
 
 def memory_bar(device: DeviceUsage) -> Fill:
     """Show how full a device's memory is; empty where there is no limit."""
-    ratio = fill_ratio(device)
-    return Fill(ratio or 0.0, ratio_style(ratio), width=14)
+    return Fill(fill_ratio(device) or 0.0, memory_style(device), width=14)
+
+
+def memory_style(device: DeviceUsage) -> str:
+    """The colour of a device's used memory."""
+    return ratio_style(fill_ratio(device))
 
 
 def _sm_bar(device: DeviceUsage) -> Fill:
@@ -257,25 +230,31 @@ def _sm_bar(device: DeviceUsage) -> Fill:
     return Fill(device.sm_util_percent / 100, style, mark, width=10)
 
 
-@attrs.frozen
-class _Uuids:
-    """The devices' uuids, for terminals on which the table has no room for them."""
-
-    devices: Sequence[DeviceUsage]
-
-    def text(self) -> str:
-        return ""
-
-    def drawn(self, width: int) -> RenderableType | None:
-        if width >= WIDE:
-            return None
-        lines = [(f"{each.index:>3}  {each.uuid}", QUIET) for each in self.devices if each.uuid]
-        return Lines(lines).drawn(width)
-
-
 # ---- processes -----------------------------------------------------------------------------------
 
 _STATUS_STYLES = {0: QUIET, 1: GOOD, 2: NEAR}
+
+
+def process_table(snapshot: RegionSnapshot) -> Table:
+    """One row per process and device that it uses."""
+    percent = PERCENT if snapshot.layout.has_utilization else UNKNOWN
+    columns = (
+        Column("PID", "pid", NUMBER, on="pipe"),
+        Column("PID", _pid_words, NUMBER, title="PID", style="bold", on="terminal"),
+        Column("HOST-PID", "host_pid", NUMBER, title="host PID"),
+        Column("STATUS", _status_word, style=_status_style),
+        Column("SETTLED", _settled_word, on="pipe"),
+        Column("DEVICE", part="index", kind=NUMBER, title="GPU"),
+        Column("MEM-USED", part="memory_used_bytes", kind=SIZE, title="used"),
+        Column("CONTEXT", part="memory_context_bytes", kind=SIZE, from_width=WIDE),
+        Column("MODULE", part="memory_module_bytes", kind=SIZE, from_width=WIDE),
+        Column("DATA", part="memory_data_bytes", kind=SIZE),
+        Column("DRIVER", part="memory_monitor_bytes", kind=SIZE),
+        Column("SM", part="sm_util_percent", kind=percent, title="SM"),
+        Column("ENC", part="enc_util_percent", kind=percent, on="pipe"),
+        Column("DEC", part="dec_util_percent", kind=percent, on="pipe"),
+    )
+    return Table(columns, snapshot.processes, _busy_devices, "No process uses this region.")
 
 
 def _busy_devices(process: ProcessUsage) -> list[ProcessDeviceUsage]:
@@ -291,34 +270,17 @@ def _busy_devices(process: ProcessUsage) -> list[ProcessDeviceUsage]:
     ]
 
 
-def _process_columns(util: bool) -> Sequence[Column]:
-    """One row per process and device that it uses."""
-    figures = [
-        Column("DEVICE", lambda usage: usage.index, NUMBER, title="GPU"),
-        Column("MEM-USED", lambda usage: usage.memory_used_bytes, SIZE, title="used"),
-        *(
-            attrs.evolve(column, on="both", from_width=width)
-            for column, width in zip(_MEMORY_KINDS, (WIDE, WIDE, 0, 0), strict=True)
-        ),
-        Column("SM", lambda usage: usage.sm_util_percent if util else None, PERCENT, title="SM"),
-        *_codec_columns(util),
-    ]
-    return (
-        Column("PID", lambda process: process.pid, NUMBER, on="pipe"),
-        Column(
-            "PID",
-            lambda process: f"{process.pid}{'' if process.settled else '*'}",
-            NUMBER,
-            title="PID",
-            style=lambda process: "bold" if process.settled else f"bold {NEAR}",
-            on="terminal",
-        ),
-        Column("HOST-PID", lambda process: process.host_pid, NUMBER, title="host PID"),
-        Column(
-            "STATUS",
-            lambda process: status_word(process.status),
-            style=lambda process: _STATUS_STYLES.get(process.status, OVER),
-        ),
-        Column("SETTLED", lambda process: "yes" if process.settled else "no", on="pipe"),
-        *(attrs.evolve(column, value=None, part=column.value) for column in figures),
-    )
+def _pid_words(process: ProcessUsage) -> str:
+    return f"{process.pid}{'' if process.settled else '*'}"
+
+
+def _settled_word(process: ProcessUsage) -> str:
+    return "yes" if process.settled else "no"
+
+
+def _status_word(process: ProcessUsage) -> str:
+    return status_word(process.status)
+
+
+def _status_style(process: ProcessUsage) -> str:
+    return _STATUS_STYLES.get(process.status, OVER)

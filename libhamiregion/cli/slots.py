@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from libhamiregion import Layout, SlotChange
 
 _common = options.all_of(
-    options.timeout_option,
     options.dry_run_option,
     options.layout_option,
     options.json_option,
@@ -60,13 +59,12 @@ def _set_status(
     edit: Callable[..., SlotChange],
     path: str,
     pid: int,
-    timeout_s: float,
     dry_run: bool,
     layout: Layout | None,
     as_json: bool,
 ) -> None:
     with open_region(path, writable=True, layout=layout) as region:
-        change = edit(region, pid, dry_run=dry_run, timeout_s=timeout_s)
+        change = edit(region, pid, dry_run=dry_run)
     data = {
         "path": region.path,
         "layout": region.layout,
@@ -89,7 +87,6 @@ def reap(
     path: str,
     pids: tuple[int, ...],
     proc: str,
-    timeout_s: float,
     dry_run: bool,
     layout: Layout | None,
     as_json: bool,
@@ -105,7 +102,7 @@ def reap(
     """
     with open_region(path, writable=True, layout=layout) as region:
         try:
-            reaped = region.reap(pids or None, proc=proc, dry_run=dry_run, timeout_s=timeout_s)
+            reaped = region.reap(pids or None, proc=proc, dry_run=dry_run)
         except RegionError:
             raise
         except ValueError as error:

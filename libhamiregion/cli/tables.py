@@ -11,7 +11,9 @@ which `parse_size` reads as well.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+import enum
+import operator
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import attrs
 
@@ -41,6 +43,7 @@ ROOMY = 108
 WIDE = 124
 
 On = Literal["both", "pipe", "terminal"]
+Getter: TypeAlias = "Callable[[Any], Any]"
 
 
 @attrs.frozen
@@ -78,6 +81,10 @@ def _free_text(text: str) -> str:
     return printable(text, LONGEST_TEXT)
 
 
+def _word(word: str | enum.Enum) -> str:
+    return str(word.value if isinstance(word, enum.Enum) else word)
+
+
 def percent(number: int) -> str:
     """Write a percentage for people."""
     return f"{number} %"
@@ -89,13 +96,15 @@ NAME = Kind(_name, blank=r"\x20", right=False, shrinks=True)
 COMMAND = Kind(_free_text, blank=r"\x20", right=False, shrinks=True)
 TEXT = attrs.evolve(COMMAND, folds=True)
 # A word of ours: a state, a layout.
-WORD = Kind(str, blank="-", right=False)
+WORD = Kind(_word, blank="-", right=False)
 NUMBER = Kind(str)
 SIZE = Kind(format_size, longest=len("1023 MiB"))
 SIZE_LIMIT = Kind(format_size, none=UNLIMITED, longest=len(UNLIMITED))
 PERCENT = Kind(percent, longest=len("100 %"))
 PERCENT_LIMIT = Kind(percent, none=UNLIMITED, longest=len(UNLIMITED))
 SHARE = Kind(lambda ratio: f"{min(ratio, 9.99):.0%}", longest=len("100%"))
+# What a layout does not have.
+UNKNOWN = Kind(lambda _: NOTHING)
 # The value is a `Fill`.
 BAR = Kind(str, right=False)
 
@@ -110,13 +119,18 @@ class Fill:
     width: int = 12
 
 
+def _getter(of: str | Getter | None) -> Getter | None:
+    return operator.attrgetter(of) if isinstance(of, str) else of
+
+
 @attrs.frozen
 class Column:
     """One column of a table; exactly one of `value` and `part` is given.
 
     Attributes:
         name: The heading in a pipe, one word; a terminal shows `title`, else it in lower case.
-        value: Takes a record's value. On a terminal it is shown once per record.
+        value: Takes a record's value: the attribute's name, or a function. On a terminal it is
+            shown once per record.
         part: Takes a part's value.
         kind: How it is written.
         style: A style of rich, or what takes it from what `value` or `part` is given.
@@ -126,11 +140,11 @@ class Column:
     """
 
     name: str
-    value: Callable[[Any], Any] | None = None
+    value: Getter | None = attrs.field(default=None, converter=_getter)
     kind: Kind = WORD
     title: str | None = None
     style: str | Callable[[Any], str] = ""
-    part: Callable[[Any], Any] | None = None
+    part: Getter | None = attrs.field(default=None, converter=_getter)
     on: On = "both"
     from_width: int = 0
     to_width: int = 10_000
@@ -161,19 +175,22 @@ class Table:
     Attributes:
         columns: What is shown of them.
         records: What is shown.
-        parts: Takes a record's parts; records have none by default.
+        parts: Takes a record's parts: the attribute's name, or a function; none by default.
+        whole: Whether it is never cut to the height of a terminal.
         empty: What a terminal shows in place of a table without records; a pipe shows the heading.
     """
 
     columns: Sequence[Column]
     records: Sequence[Any]
-    parts: Callable[[Any], Sequence[Any]] = lambda _: ()
+    parts: Getter | None = attrs.field(default=None, converter=_getter)
     empty: str = ""
+    whole: bool = False
 
     def rows(self) -> Iterator[tuple[Any, Any]]:
         """Yield a record with one of its parts, or with None, per row."""
         for record in self.records:
-            for part in self.parts(record) or (None,):
+            parts = () if self.parts is None else self.parts(record)
+            for part in parts or (None,):
                 yield record, part
 
     def text(self) -> str:
@@ -188,13 +205,13 @@ class Table:
                 lines[-1][-1] = cells[-1][1]
         return aligned(lines)
 
-    def drawn(self, width: int) -> RenderableType | None:
-        """Draw the table for a terminal of that many columns."""
+    def drawn(self, width: int, rows: int | None = None) -> RenderableType | None:
+        """Draw the table for a terminal; see `output.Block`."""
         if not self.records:
             return Lines([(self.empty, QUIET)] if self.empty else []).drawn(width)
         from .terminal import draw_table
 
-        return draw_table(self, width)
+        return draw_table(self, width, None if self.whole else rows)
 
 
 @attrs.frozen
@@ -203,6 +220,7 @@ class Lines:
 
     sentences: Sequence[str | tuple[str, str]]
     on: On = "both"
+    to_width: int = 10_000
 
     def text(self) -> str:
         """Write them for a pipe; ends with a newline."""
@@ -210,9 +228,9 @@ class Lines:
             return ""
         return "".join(f"{printable(text)}\n" for text, _ in self._styled())
 
-    def drawn(self, width: int) -> RenderableType | None:  # noqa: ARG002 (as all blocks)
-        """Draw them for a terminal."""
-        if self.on == "pipe" or not self.sentences:
+    def drawn(self, width: int, rows: int | None = None) -> RenderableType | None:  # noqa: ARG002 (as all blocks)
+        """Draw them for a terminal with fewer columns than `to_width`; see `output.Block`."""
+        if self.on == "pipe" or width >= self.to_width or not self.sentences:
             return None
         from rich.console import Group
         from rich.padding import Padding

@@ -35,9 +35,9 @@ def live(on: Console) -> Live:
     return Live(console=on, auto_refresh=False, vertical_overflow="crop")
 
 
-def draw_page(page: Page, width: int) -> RenderableType:
+def draw_page(page: Page, width: int, rows: int | None = None) -> RenderableType:
     """Draw all blocks of a page with empty lines between, and its warnings and notes."""
-    blocks = [block.drawn(width) for block in page.blocks]
+    blocks = [block.drawn(width, rows) for block in page.blocks]
     asides = [Text(printable(each), style=NEAR) for each in page.warnings]
     asides += [Text(printable(each), style=QUIET) for each in page.notes]
     if asides:
@@ -49,8 +49,14 @@ def draw_page(page: Page, width: int) -> RenderableType:
     return Group(*parts)
 
 
-def draw_table(table: Table, width: int) -> RichTable:
-    """Draw a table: a rule under the heading, and air."""
+def fit_page(page: Page, screen: Console) -> RenderableType:
+    """Draw a page with as many rows in its tables as the terminal has room for."""
+    frame = len(screen.render_lines(draw_page(page, screen.width, 0)))
+    return draw_page(page, screen.width, max(3, screen.height - frame - 1))
+
+
+def draw_table(table: Table, width: int, limit: int | None) -> RenderableType:
+    """Draw a table: a rule under the heading, and air; with so many rows at most."""
     shown = [
         column
         for column in table.columns
@@ -72,7 +78,8 @@ def draw_table(table: Table, width: int) -> RichTable:
             min_width=6 if column.kind.shrinks else column.kind.longest or None,
         )
     before = None
-    for record, part in table.rows():
+    rows = list(table.rows())
+    for record, part in rows[:limit]:
         cells: list[RenderableType] = []
         for column in shown:
             # One process on several devices is one process.
@@ -80,7 +87,9 @@ def draw_table(table: Table, width: int) -> RichTable:
             cells.append(Text() if again else _cell(column, record, part))
         drawn.add_row(*cells)
         before = record
-    return drawn
+    if limit is None or len(rows) <= limit:
+        return drawn
+    return Group(drawn, Text(f"and {len(rows) - limit} more", style=QUIET))
 
 
 def _cell(column: Column, record: object, part: object) -> RenderableType:

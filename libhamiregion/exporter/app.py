@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs
 
 from libhamiregion._version import __version__
+from libhamiregion.text import printable
 
 from .log_lines import RepeatedEvents
 from .negotiation import accepts_gzip, wants_openmetrics
@@ -194,10 +195,18 @@ class Site:
         source: Where metrics come from, and whether they are complete.
         web: Who may come in.
         metrics: Answers with the metrics.
+        healthy: None if this process works, else why not; it must not wait.
     """
 
-    def __init__(self, source: Source, web: LiveWebConfig, metrics: MetricsApp) -> None:
+    def __init__(
+        self,
+        source: Source,
+        web: LiveWebConfig,
+        metrics: MetricsApp,
+        healthy: Callable[[], str | None] | None = None,
+    ) -> None:
         self._source = source
+        self._healthy = healthy
         self._metrics = metrics
         self._web = web
         self._passwords = Passwords()
@@ -207,7 +216,10 @@ class Site:
         request = _Request(scope)
         # Probes have no password; what they learn is one word.
         if request.path == "/healthz":
-            return await _say(send, request, 200, "ok")
+            reason = None if self._healthy is None else self._healthy()
+            if reason is None:
+                return await _say(send, request, 200, "ok")
+            return await _say(send, request, 503, f"503: {printable(reason, 1000)}")
         if request.path == "/readyz":
             return await self._readiness(request, send)
         refused = await self._refused(request)

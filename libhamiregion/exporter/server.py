@@ -204,6 +204,7 @@ class MetricsServer:
             system choose.
         web_config: The file that says how TLS and passwords are wanted; None is plain HTTP for
             everybody who can connect.
+        healthy: For ``/healthz``: None if all is well, else why not. It must not wait.
         limits: The bounds.
 
     Attributes:
@@ -221,9 +222,11 @@ class MetricsServer:
         listen: str | Iterable[str] = DEFAULT_LISTEN,
         *,
         web_config: PathLike | None = None,
+        healthy: Callable[[], str | None] | None = None,
         limits: ServerLimits | None = None,
     ) -> None:
         self._source = source
+        self._healthy = healthy
         self._limits = limits or ServerLimits()
         # What is wrong with it is said before anything listens.
         self._web = LiveWebConfig(web_config)
@@ -295,7 +298,7 @@ class MetricsServer:
             render_timeout_s=self._limits.render_timeout_s,
             answers_bytes=self._limits.answers_bytes,
         )
-        site = Site(self._source, self._web, metrics)
+        site = Site(self._source, self._web, metrics, self._healthy)
         server = _Server(site, self._web, self._limits, self._begun)
         self._loop, self._server = asyncio.get_running_loop(), server
         if self._stop_asked.is_set():
@@ -313,6 +316,7 @@ def exporter_server(
     listen: str | Iterable[str] = DEFAULT_LISTEN,
     *,
     web_config: PathLike | None = None,
+    healthy: Callable[[], str | None] | None = None,
     limits: ServerLimits | None = None,
 ) -> MetricsServer:
     """Make the server that `hamiregion exporter` is; the caller starts both.
@@ -324,6 +328,7 @@ def exporter_server(
         exporter: Gives the metrics, and says whether it is ready.
         listen: As for `MetricsServer`.
         web_config: As for `MetricsServer`.
+        healthy: As for `MetricsServer`.
         limits: As for `MetricsServer`.
 
     Raises:
@@ -331,4 +336,4 @@ def exporter_server(
         WebConfigError: The web configuration cannot be used.
         ValueError: `listen` is no address.
     """
-    return MetricsServer(exporter, listen, web_config=web_config, limits=limits)
+    return MetricsServer(exporter, listen, web_config=web_config, healthy=healthy, limits=limits)

@@ -1,21 +1,12 @@
 """The node: its containers, processes, names and GPUs."""
 
-from .containers import Container, MissingReason, MissingRegion
+from .containers import Container, MissingReason
 from .daemon_names import DockerApiNames, KubernetesNames
-from .doctor import Explanation, Finding, FindingKind, Repair, Severity, diagnose, repair
-from .matching import HostProcess, RegionProcesses, SlotMatch
-from .names import ChainedNames, DockerNames, NameResolver, PodLogNames, PodName
+from .doctor import Finding, FindingKind, Repair, Severity, diagnose, repair
+from .matching import HostProcess, RegionProcesses
+from .names import ChainedNames, DockerNames, PodLogNames, PodName
 from .node import Node, NodeChanges, NodeSnapshot
-from .nvml import (
-    NvmlDevice,
-    NvmlFault,
-    NvmlMigDevice,
-    NvmlProcess,
-    NvmlSample,
-    NvmlSampler,
-    NvmlState,
-    NvmlUtilization,
-)
+from .nvml import NvmlSample, NvmlSampler, NvmlState
 from .processes import ProcessTable
 from .selector import Selector
 from .slot_tracker import SLOT_STATES, SlotStates
@@ -29,26 +20,18 @@ __all__ = [
     "ContainerView",
     "DockerApiNames",
     "DockerNames",
-    "Explanation",
     "Finding",
     "FindingKind",
     "HostProcess",
     "KubernetesNames",
     "MissingReason",
-    "MissingRegion",
-    "NameResolver",
     "Node",
     "NodeChanges",
     "NodeProcess",
     "NodeSnapshot",
-    "NvmlDevice",
-    "NvmlFault",
-    "NvmlMigDevice",
-    "NvmlProcess",
     "NvmlSample",
     "NvmlSampler",
     "NvmlState",
-    "NvmlUtilization",
     "PodLogNames",
     "PodName",
     "ProcessDeviceRow",
@@ -57,7 +40,6 @@ __all__ = [
     "Repair",
     "Selector",
     "Severity",
-    "SlotMatch",
     "SlotStates",
     "diagnose",
     "driver_gap",

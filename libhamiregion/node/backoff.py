@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Collection, Hashable
 
     from libhamiregion.node.containers import Container
 
@@ -57,12 +57,12 @@ class Backoff:
         self._failures[key] = failures + 1
         self._skip[key] = min(1 << min(failures, 10), _MOST_PASSES)
 
-    def well(self, key: Hashable) -> None:
+    def recovered(self, key: Hashable) -> None:
         """Forget its failures."""
         self._failures.pop(key, None)
         self._skip.pop(key, None)
 
-    def keep(self, keys: frozenset[Hashable]) -> None:
-        """Forget all others."""
-        for key in self._failures.keys() - keys:
-            self.well(key)
+    def retain(self, keys: Collection[Hashable]) -> None:
+        """Forget the failures of all other keys."""
+        for key in self._failures.keys() - set(keys):
+            self.recovered(key)

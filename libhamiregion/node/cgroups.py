@@ -22,17 +22,14 @@ _ID_DIGITS = 64
 # inside a longer name nor reach across a slash.
 _CGROUPFS_POD = re.compile(rf"pod(?P<uid>{_DASHED}|{_HASH})\Z")
 _SYSTEMD_POD = re.compile(
-    rf"(?:[A-Za-z0-9_]+-)*kubepods(?:-(?P<qos>burstable|besteffort))?"
+    rf"(?:[A-Za-z0-9_]+-)*kubepods(?:-(?:burstable|besteffort))?"
     rf"-pod(?P<uid>{_UNDERSCORED}|{_HASH})\.slice\Z"
 )
 _CONTAINER = re.compile(
-    r"(?:(?P<runtime>[a-z][a-z0-9]*(?:-[a-z0-9]+)*)-)?(?P<id>[0-9a-f]{64})(?:\.scope)?\Z"
+    r"(?:(?P<prefix>[a-z][a-z0-9]*(?:-[a-z0-9]+)*)-)?(?P<id>[0-9a-f]{64})(?:\.scope)?\Z"
 )
 # containerd with cgroupfs under a kubelet with systemd writes "slice:prefix:name" as one name.
-_MIXED = re.compile(r"(?P<slice>[^:]+\.slice):(?P<runtime>[a-z][a-z0-9-]*):(?P<id>[0-9a-f]{64})\Z")
-
-_RUNTIMES = {"cri-containerd": "containerd", "crio": "cri-o", "libpod": "podman"}
-_QOS_PARENTS = {"kubepods": "guaranteed", "burstable": "burstable", "besteffort": "besteffort"}
+_MIXED = re.compile(r"(?P<slice>[^:]+\.slice):(?P<prefix>[a-z][a-z0-9-]*):(?P<id>[0-9a-f]{64})\Z")
 
 
 @attrs.frozen
@@ -41,26 +38,12 @@ class ContainerId:
 
     Attributes:
         id: 64 hexadecimal digits.
-        runtime: ``containerd``, ``cri-o``, ``docker`` or ``podman``, another prefix as it stands,
-            or None where the path does not say.
         pod_uid: As Kubernetes writes it: with dashes, or 32 hexadecimal digits for a static pod.
             None outside Kubernetes.
-        qos: ``guaranteed``, ``burstable``, ``besteffort``, or None where the path does not say.
     """
 
     id: str
-    runtime: str | None
-    pod_uid: str | None
-    qos: str | None
-
-
-@attrs.frozen
-class _Pod:
-    uid: str | None = None
-    qos: str | None = None
-
-
-_NO_POD = _Pod()
+    pod_uid: str | None = None
 
 
 def parse_cgroup(text: str) -> ContainerId | None:
@@ -102,42 +85,19 @@ def is_pod_uid(text: str) -> bool:
 
 
 def _in_path(path: str) -> ContainerId | None:
-    pod = _NO_POD
+    pod: str | None = None
     innermost: ContainerId | None = None
-    parent = ""
     for component in path.split("/"):
-        mixed = _MIXED.match(component)
-        if mixed is not None:
-            pod = _pod(mixed["slice"], "") or pod
-            found = _container(mixed["id"], mixed["runtime"], pod)
-        else:
-            pod = _pod(component, parent) or pod
-            match = _CONTAINER.match(component)
-            found = match and _container(match["id"], match["runtime"] or _implied(parent), pod)
-        if found is not None:
-            if found.pod_uid is not None:
-                return found
-            innermost = found
-        parent = component
+        match = _MIXED.match(component)
+        pod = _pod(match["slice"] if match else component) or pod
+        match = match or _CONTAINER.match(component)
+        if match is not None and not (match["prefix"] or "").endswith("conmon"):
+            innermost = ContainerId(match["id"], pod)
+            if pod is not None:
+                return innermost
     return innermost
 
 
-def _pod(component: str, parent: str) -> _Pod | None:
-    match = _SYSTEMD_POD.match(component)
-    if match is not None:
-        return _Pod(match["uid"].replace("_", "-"), match["qos"] or "guaranteed")
-    match = _CGROUPFS_POD.match(component)
-    if match is not None:
-        return _Pod(match["uid"], _QOS_PARENTS.get(parent))
-    return None
-
-
-def _implied(parent: str) -> str | None:
-    return "docker" if parent == "docker" else None
-
-
-def _container(identifier: str, runtime: str | None, pod: _Pod) -> ContainerId | None:
-    if runtime is not None and runtime.endswith("conmon"):
-        return None
-    name = None if runtime is None else _RUNTIMES.get(runtime, runtime)
-    return ContainerId(identifier, name, pod.uid, pod.qos)
+def _pod(component: str) -> str | None:
+    match = _SYSTEMD_POD.match(component) or _CGROUPFS_POD.match(component)
+    return None if match is None else match["uid"].replace("_", "-")

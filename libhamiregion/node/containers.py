@@ -50,7 +50,7 @@ class MissingRegion:
 
     Attributes:
         reason: The kind of reason.
-        message: The same as a sentence; it can hold the file's name, escaped.
+        message: The reason as a sentence; it can hold the file's name, escaped.
     """
 
     reason: MissingReason
@@ -112,7 +112,7 @@ class Container:
 
     @property
     def name(self) -> str | None:
-        """The container's name: its directory's, raw text, else what the resolvers say."""
+        """The container's name, raw text of its directory, or what the resolvers say."""
         if self.directory_name is not None:
             return self.directory_name
         name = self.pod_name

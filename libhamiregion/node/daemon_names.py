@@ -1,4 +1,4 @@
-"""Names from daemons: the Kubernetes API and the Docker API. Only for those who ask for it."""
+"""Names from daemons, used only where a program asks for them: Kubernetes' and Docker's APIs."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ class KubernetesNames:
         self._client = api_client
         self._max_age_s = max_age_s
         self._lock = threading.Lock()
-        self._listed_at: float | None = None
+        self._listed_at_s = float("-inf")
         self._pods: dict[str, tuple[str, str]] = {}
         self._containers: dict[str, PodName] = {}
         self.last_error: Exception | None = None
@@ -217,7 +217,8 @@ class KubernetesNames:
             return None
         with self._lock:
             answer = self._look_up(pod_uid, container_name, container_id)
-            if (answer is None or answer.container is None) and self._is_old():
+            is_old = time.monotonic() - self._listed_at_s >= self._max_age_s
+            if (answer is None or answer.container is None) and is_old:
                 self._list()
                 answer = self._look_up(pod_uid, container_name, container_id)
         return answer
@@ -231,19 +232,17 @@ class KubernetesNames:
         pod = None if pod_uid is None else self._pods.get(pod_uid)
         return None if pod is None else pod_name(*pod, container_name)
 
-    def _is_old(self) -> bool:
-        listed_at = self._listed_at
-        return listed_at is None or time.monotonic() - listed_at >= self._max_age_s
-
     def _list(self) -> None:
         # A server that fails is left alone for as long as one that answers.
-        self._listed_at = time.monotonic()
+        self._listed_at_s = time.monotonic()
+        import urllib3.exceptions
+
         try:
             items = self._fetch()
         except (
             self._kubernetes.client.ApiException,
             self._kubernetes.config.ConfigException,
-            *self._transport_errors(),
+            urllib3.exceptions.HTTPError,
             OSError,
             RecursionError,
             ValueError,
@@ -257,11 +256,6 @@ class KubernetesNames:
             self._add(item, claimed)
         # What a pod says of itself never stands before another pod.
         self._pods = {**claimed, **self._pods}
-
-    def _transport_errors(self) -> tuple[type[Exception], ...]:
-        import urllib3.exceptions
-
-        return (urllib3.exceptions.HTTPError,)
 
     def _fetch(self) -> list[Any]:
         if self._client is None:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import attrs
 
 from libhamiregion.errors import RegionError
-from libhamiregion.place_watch import is_well
 from libhamiregion.region import identify, open_region
 
+from .change_detector import is_well
 from .containers import (
     NO_FILE,
     Container,
@@ -27,9 +27,9 @@ from .containers import (
 )
 
 if TYPE_CHECKING:
-    from libhamiregion.place_watch import Stamp
     from libhamiregion.region import Region
 
+    from .change_detector import Stamp
     from .names import NameResolver
 
 _REGION_SUFFIX = ".cache"

@@ -1,7 +1,9 @@
-"""What long-running work says: one event per thing that happened."""
+"""What long-running work reports: events, bounded in length and in number."""
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
@@ -10,10 +12,22 @@ import attrs
 
 from libhamiregion.text import printable
 
+from .backoff import owner_of
+
 if TYPE_CHECKING:
+    from collections.abc import Collection, Hashable
+
     from libhamiregion.node.containers import Container
 
 Detail: TypeAlias = "int | float | str | bool | None"
+
+# A line in a log has 500 characters at most; time, task and kind stand before the message.
+_MESSAGE_LIMIT = 400
+_LABEL_LIMIT = 120
+_DETAIL_LIMIT = 100
+# A count that has not grown for so long begins anew, and so many counts are kept.
+_REPEAT_WINDOW_S = 3600.0
+_COUNTS_LIMIT = 10_000
 
 
 @attrs.frozen
@@ -24,7 +38,8 @@ class Event:
         time_s: When, Unix seconds.
         task: Which work it comes from: ``feedback``, ``repair``, ``figures``, ``agent`` ...
         event: The kind, one word in snake_case.
-        message: The same as one line of plain text; names from containers are escaped.
+        message: The event as one line of plain text, 400 characters at most; names from containers
+            are escaped.
         container: The container that it is about, escaped; None if it is about none.
         detail: Figures that belong to it, by name.
     """
@@ -45,62 +60,120 @@ def silent(_: Event) -> None:
 
 
 def container_label(container: Container) -> str:
-    """A container in a message: pod UID and name, or the region's path; escaped.
+    """A container in a message: pod UID and name, or its region's path; escaped and bounded.
 
     >>> from libhamiregion.node import Container
     >>> container_label(Container("0b5c", "train", "/vgpu/0b5c_train"))
     '0b5c/train'
     """
     if container.directory is not None:
-        return printable(f"{container.pod_uid}/{container.name}")
-    return printable(container.region_path or "a region outside the roots")
+        return printable(f"{container.pod_uid}/{container.name}", _LABEL_LIMIT)
+    path = container.path_in_namespace or container.region_path
+    return printable(path or "a region outside the roots", _LABEL_LIMIT)
 
 
-def container_place(container: Container | None) -> str:
-    """What a container goes by from pass to pass: its region's path, or its directory."""
-    return "" if container is None else container.region_path or container.directory or "?"
+def error_text(error: BaseException) -> str:
+    """An error as a sentence: what the operating system said of which file.
+
+    >>> error_text(PermissionError(1, "Operation not permitted", "/vgpu/0b5c_train"))
+    '/vgpu/0b5c_train: Operation not permitted'
+    """
+    if isinstance(error, OSError) and type(error).__str__ is OSError.__str__ and error.strerror:
+        if error.filename is None:
+            return error.strerror
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    return str(error) or type(error).__name__
 
 
-class Voice:
-    """Says what one task has to say, and a failure that lasts only once."""
+class EventReporter:
+    """Reports the events of one task, so that no container can fill a log with them.
+
+    Events of one kind about one container are repetitions of each other, whatever their messages
+    say: the 1st, 2nd, 4th, 8th ... is passed on, with the count. A container is told by what it
+    cannot change (`owner_of`). After an hour without a repetition the count begins anew.
+
+    Threads: may be shared.
+
+    Args:
+        task: The task's name.
+        emit: Gets the events.
+    """
 
     def __init__(self, task: str, emit: Emit) -> None:
         self._task = task
         self._emit = emit
-        self._failing: dict[str, str] = {}
+        # How often, and when last, on the clock that is never set; the oldest first.
+        self._counts: dict[Hashable, tuple[int, float]] = {}
+        self._counting = threading.Lock()
+        self._failing: set[str] = set()
 
-    def say(
+    def emit(
         self,
         event: str,
         message: str,
         container: Container | None = None,
+        *,
+        distinct: Hashable = None,
         **detail: Detail,
     ) -> None:
-        """Emit one event."""
+        """Report one event, unless it is a repetition that is only counted.
+
+        Args:
+            event: The kind.
+            message: What has happened; the container's name is put before it.
+            container: The container that it is about.
+            distinct: What else tells events of this kind apart: only those that have it in common
+                are repetitions of each other. Not a value that a container chooses.
+            detail: Figures that belong to the event.
+        """
+        times = self._count((event, owner_of(container), distinct))
+        if times & (times - 1):
+            return
         label = None if container is None else container_label(container)
         text = message if label is None else f"{label}: {message}"
-        self._emit(Event(time.time(), self._task, event, printable(text), label, detail))
+        again = f" ({times} times now)" if times > 1 else ""
+        text = printable(text, _MESSAGE_LIMIT - len(again)) + again
+        bounded = {
+            name: printable(value, _DETAIL_LIMIT) if isinstance(value, str) else value
+            for name, value in detail.items()
+        }
+        self._emit(Event(time.time(), self._task, event, text, label, bounded))
 
-    def failed(self, what: str, error: Exception, container: Container | None = None) -> None:
-        """Emit a failure, unless the same one was the last of that container."""
-        name = type(error).__name__
-        self._fail(f"{what}: {name}", f"{what}: {error}", container, name)
+    def failed(self, what: str, error: Exception | str, container: Container | None = None) -> None:
+        """Report a failure.
 
-    def failed_because(self, why: str, container: Container | None = None) -> None:
-        """The same, where there is no exception."""
-        self._fail(why, why, container, None)
+        Args:
+            what: What could not be done.
+            error: Why.
+            container: The container that it is about.
+        """
+        self._failing.add(owner_of(container))
+        if isinstance(error, str):
+            self.emit("failed", f"{what}: {error}", container, distinct=what)
+        else:
+            name = type(error).__name__
+            self.emit(
+                "failed", f"{what}: {error_text(error)}", container, distinct=what, error=name
+            )
 
-    def _fail(self, key: str, text: str, container: Container | None, name: str | None) -> None:
-        place = container_place(container)
-        if self._failing.get(place) != key:
-            self._failing[place] = key
-            self.say("failed", text, container, error=name)
+    def recovered(self, container: Container | None = None) -> None:
+        """Report that what has failed works again; nothing if nothing had failed."""
+        owner = owner_of(container)
+        if owner in self._failing:
+            self._failing.discard(owner)
+            self.emit("recovered", "it works again", container)
 
-    def well(self, container: Container | None = None) -> None:
-        """Note a success: the next failure is news again."""
-        self._failing.pop(container_place(container), None)
+    def retain(self, containers: Collection[Container]) -> None:
+        """Forget the failures of all other containers."""
+        self._failing &= {"", *map(owner_of, containers)}
 
-    def keep(self, places: frozenset[str]) -> None:
-        """Forget the failures of all other containers; see `container_place`."""
-        for key in self._failing.keys() - places - {""}:
-            del self._failing[key]
+    def _count(self, key: Hashable) -> int:
+        now_s = time.monotonic()
+        with self._counting:
+            times, last_s = self._counts.pop(key, (0, now_s))
+            if now_s - last_s > _REPEAT_WINDOW_S:
+                times = 0
+            if len(self._counts) >= _COUNTS_LIMIT:
+                del self._counts[next(iter(self._counts))]
+            self._counts[key] = (times + 1, now_s)
+        return times + 1

@@ -1,7 +1,7 @@
 """What containers are called: pods and namespaces, from files or by asking a daemon.
 
-Each resolver answers what it can and None otherwise; a source that fails is a miss, kept in
-`last_error`, never an exception. Names from outside are checked against the rules of Kubernetes and
+Each resolver answers what it can and None otherwise; a source that fails is a miss, never an
+exception. Names from outside are checked against the rules of Kubernetes and
 Docker, so that what comes out is short, plain ASCII, and safe in a terminal, a path or a label.
 """
 
@@ -14,6 +14,7 @@ import stat
 import threading
 import time
 from collections import OrderedDict
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
@@ -35,6 +36,8 @@ _CONFIG_LIMIT = 4 << 20
 _ENTRIES_LIMIT = 100_000
 # A directory's time can stand still while it changes: the kernel's clock ticks every 1 to 10 ms.
 _TIME_GRAIN_NS = 100_000_000
+# Answers that are kept; the one unused for longest goes first.
+_KEPT_LIMIT = 4096
 
 
 @attrs.frozen
@@ -95,9 +98,6 @@ class PodLogNames:
     when the directory has changed: a miss costs one `stat`.
 
     Threads: may be shared.
-
-    Attributes:
-        last_error: Why the last listing failed, None if it did not.
     """
 
     def __init__(self, root: PathLike = "/var/log/pods") -> None:
@@ -105,7 +105,6 @@ class PodLogNames:
         self._lock = threading.Lock()
         self._stamp: tuple[int, int] | None = None
         self._pods: dict[str, str | None] = {}
-        self.last_error: OSError | None = None
 
     def resolve(
         self,
@@ -132,23 +131,21 @@ class PodLogNames:
                 return
             listed_at_ns = time.time_ns()
             self._pods = self._list()
-        except OSError as error:
-            self.last_error, self._stamp, self._pods = error, None, {}
+        except OSError:
+            self._stamp, self._pods = None, {}
             return
         # Changed a moment ago, it may change again within the same tick.
         settled = listed_at_ns - status.st_mtime_ns > _TIME_GRAIN_NS
         self._stamp = stamp if settled else None
-        self.last_error = None
 
     def _list(self) -> dict[str, str | None]:
         pods: dict[str, str | None] = {}
         with os.scandir(self._root) as entries:
-            for entry, _ in zip(entries, range(_ENTRIES_LIMIT), strict=False):
+            for entry in islice(entries, _ENTRIES_LIMIT):
                 parts = entry.name.split("_")
-                if len(parts) != 3 or not is_pod_uid(parts[2]):
-                    continue
-                # Two pods of one UID cannot be: then neither is to be believed.
-                pods[parts[2]] = None if parts[2] in pods else entry.name
+                if len(parts) == 3 and is_pod_uid(parts[2]):
+                    # Two pods of one UID cannot be: then neither is to be believed.
+                    pods[parts[2]] = None if parts[2] in pods else entry.name
         return pods
 
     def _only_container(self, directory: str) -> str | None:
@@ -166,14 +163,10 @@ class DockerNames:
     ``<root>/<id>/config.v2.json``, key ``Name``.
 
     Threads: may be shared.
-
-    Attributes:
-        last_error: Why the last file could not be used, None if it could or there is none.
     """
 
     def __init__(self, root: PathLike = "/var/lib/docker/containers") -> None:
         self._root = os.fspath(root)
-        self.last_error: Exception | None = None
 
     def resolve(
         self,
@@ -182,27 +175,21 @@ class DockerNames:
         container_id: str | None = None,
     ) -> PodName | None:
         """Name a container by its id."""
-        if container_id is None or not _CONTAINER_ID.match(container_id):
+        if container_id is None or not is_container_id(container_id):
             return None
         try:
             raw = _read_regular(f"{self._root}/{container_id}/config.v2.json", _CONFIG_LIMIT)
-            name = named(raw)
-        except FileNotFoundError:
-            self.last_error = None
+            return docker_name(named(raw))
+        except (OSError, ValueError):
             return None
-        except (OSError, ValueError) as error:
-            self.last_error = error
-            return None
-        self.last_error = None
-        return docker_name(name)
 
 
 class ChainedNames:
     """Several resolvers, tried in order, with one cache.
 
     The first complete answer counts; one without a container's name is kept for the case that no
-    later resolver knows it. Answers are kept, because a pod's name never changes; misses are asked
-    again after a while.
+    later resolver knows it. Answers are kept, 4,096 of them, because a pod's name never changes;
+    misses and incomplete answers are asked for again after a while.
 
     Threads: may be shared; two that ask for the same container at the same moment may both ask the
     resolvers.
@@ -210,20 +197,11 @@ class ChainedNames:
     Args:
         resolvers: In the order in which to try them, cheap ones first.
         retry_s: How long a miss, or an incomplete answer, holds.
-        capacity: Answers kept; the one unused for longest goes first.
-
-    Raises:
-        ValueError: No place for any answer.
     """
 
-    def __init__(
-        self, resolvers: Iterable[NameResolver], *, retry_s: float = 5.0, capacity: int = 4096
-    ) -> None:
-        if capacity < 1:
-            raise ValueError(f"a capacity is 1 or more, not {capacity}")
+    def __init__(self, resolvers: Iterable[NameResolver], *, retry_s: float = 5.0) -> None:
         self.resolvers = tuple(resolvers)
         self._retry_s = retry_s
-        self._capacity = capacity
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str | None, ...], tuple[PodName | None, float]] = (
             OrderedDict()
@@ -243,25 +221,19 @@ class ChainedNames:
             if kept is not None and now < kept[1]:
                 self._kept.move_to_end(key)
                 return kept[0]
-        answer = self._ask(pod_uid, container_name, container_id)
-        complete = answer is not None and answer.container is not None
-        until = float("inf") if complete else now + self._retry_s
-        with self._lock:
-            self._kept[key] = (answer, until)
-            self._kept.move_to_end(key)
-            while len(self._kept) > self._capacity:
-                self._kept.popitem(last=False)
-        return answer
-
-    def _ask(
-        self, pod_uid: str | None, container_name: str | None, container_id: str | None
-    ) -> PodName | None:
         best: PodName | None = None
+        until = now + self._retry_s
         for resolver in self.resolvers:
-            answer = resolver.resolve(pod_uid, container_name, container_id)
+            answer = resolver.resolve(*key)
             if answer is not None and answer.container is not None:
-                return answer
+                best, until = answer, float("inf")
+                break
             best = best or answer
+        with self._lock:
+            self._kept[key] = (best, until)
+            self._kept.move_to_end(key)
+            while len(self._kept) > _KEPT_LIMIT:
+                self._kept.popitem(last=False)
         return best
 
 

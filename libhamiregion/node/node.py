@@ -6,17 +6,16 @@ import contextlib
 import os
 import threading
 import weakref
-from collections import deque
 from typing import TYPE_CHECKING
 
 import attrs
 
 from libhamiregion.errors import RegionClosed, RegionError, RegionStale
-from libhamiregion.place_watch import PlaceWatch
 from libhamiregion.region import open_region
 from libhamiregion.region_set import RegionSet
 
 from .cgroups import is_pod_uid
+from .change_detector import ChangeDetector
 from .directories import Roots, is_unchanged, scan_directory
 from .names import ChainedNames, DockerNames, PodLogNames
 from .outside import OutsideRegions
@@ -158,12 +157,8 @@ class Node:
         # Held for moments only, inside the other one: guards the set, the containers and the rows.
         self._lock = threading.RLock()
         self._set = RegionSet()
-        # What a refresh has found, for `_note` to take over: to close, to adopt.
-        self._exchanged: deque[tuple[Region | None, Region | None]] = deque()
-        self._watch = PlaceWatch()
-        self._watched: dict[str, DirectoryScan] = {}
-        # Of the regions in the roots, as maps prints them.
-        self._inside: dict[str, tuple[int, int]] = {}
+        self._watch = ChangeDetector()
+        self._scans: dict[str, DirectoryScan] = {}
         self._directories: dict[str, str] = {}
         self._closed = ""
         self._containers: tuple[Container, ...] = ()
@@ -215,8 +210,7 @@ class Node:
             self._closed = self._closed or "has been closed"
             self._set.close()
             self._watch.clear()
-            self._watched.clear()
-            self._inside.clear()
+            self._scans.clear()
             self._outside.clear()
             self._slots.close()
             self._containers = ()
@@ -253,95 +247,75 @@ class Node:
         """
         with self._refreshing:
             self._check_open()
+            before = self._containers
             # Before the directories: what is mapped by now has its directory by then.
             if processes:
                 self.processes.refresh()
-            changes = _Changes()
             try:
-                self._scan_roots(changes)
+                self._scan_roots()
                 if processes and self._look_outside:
-                    self._scan_outside(changes)
+                    self._scan_outside()
             finally:
                 # Also where it was interrupted: what has been opened and closed so far counts.
-                found = self._note(changes)
-            return found
+                self._take_over()
+            return _changes(before, self._containers)
 
-    def _note(self, changes: _Changes) -> NodeChanges:
-        found = changes.frozen()
+    def _take_over(self) -> None:
+        """Make what was found what the node has: its containers, the regions that are read."""
+        scans = self._scans
+        now = (
+            *(scans[each].container for each in self._directories if each in scans),
+            *self._outside.containers,
+        )
         with self._lock:
-            while self._exchanged:
-                known, region = self._exchanged.popleft()
-                if known is not None:
-                    self._set.discard(known)
-                if region is not None:
-                    self._set.adopt(region)
-            if found:
-                self._rows = None
-                watched = self._watched
-                self._containers = (
-                    *(watched[each].container for each in self._directories if each in watched),
-                    *self._outside.containers,
-                )
-        return found
+            if now == self._containers:
+                return
+            wanted = {each.region for each in now if each.region is not None}
+            known = set(self._set.regions)
+            for region in known - wanted:
+                self._set.discard(region)
+            for each in now:
+                if each.region is not None and each.region not in known:
+                    self._set.adopt(each.region)
+            self._rows = None
+            self._containers = now
 
-    def _scan_roots(self, changes: _Changes) -> None:
+    def _scan_roots(self) -> None:
         directories = self._roots.scan()
-        scanned = self._watch.changed()
-        # One that was not there when it was looked into may be back.
-        if directories is not self._directories or len(self._watched) != len(directories):
-            gone = self._watched.keys() - directories.keys()
-            for directory in gone:
-                self._store(directory, None, changes)
-            scanned = [each for each in scanned if each not in gone]
-            scanned += [each for each in directories if each not in self._watched]
+        due = self._watch.changed()
+        # One that was not there when it was scanned may be back.
+        if directories is not self._directories or len(self._scans) != len(directories):
+            for gone in self._scans.keys() - directories.keys():
+                self._store(gone, None)
+            due = [each for each in due if each in directories]
+            due += [each for each in directories if each not in self._scans]
             self._directories = directories
-        for directory in scanned:
-            before = self._watched.get(directory)
-            watched = scan_directory(directory, directories[directory], before, self.names)
-            self._store(directory, watched, changes)
+        for directory in due:
+            before = self._scans.get(directory)
+            scan = scan_directory(directory, directories[directory], before, self.names)
+            self._store(directory, scan)
 
-    def _store(self, directory: str, watched: DirectoryScan | None, changes: _Changes) -> None:
-        before = self._watched.get(directory)
-        if watched is None:
+    def _store(self, directory: str, scan: DirectoryScan | None) -> None:
+        before = self._scans.get(directory)
+        if scan is None:
             if before is not None:
-                del self._watched[directory]
-                self._inside.pop(directory, None)
+                del self._scans[directory]
                 self._watch.drop(directory)
-                self._exchange(before.container, None, changes)
             return
-        if before is not None and is_unchanged(before.container, watched.container):
-            watched = attrs.evolve(watched, container=before.container)
-        container = watched.container
-        self._watched[directory] = watched
-        self._watch.put(directory, directory, watched.stamp, container.region)
-        if before is None or before.container is not container:
-            self._inside.pop(directory, None)
-            self._exchange(None if before is None else before.container, container, changes)
+        if before is not None and is_unchanged(before.container, scan.container):
+            scan = attrs.evolve(scan, container=before.container)
+        self._scans[directory] = scan
+        self._watch.put(directory, directory, scan.stamp, scan.container.region)
 
-    def _exchange(
-        self, before: Container | None, after: Container | None, changes: _Changes
-    ) -> None:
-        changes.add(before, after)
-        region = None if after is None else after.region
-        known = None if before is None else before.region
-        if known is not region:
-            self._exchanged.append((known, region))
-
-    def _identities(self) -> set[tuple[int, int]]:
-        for directory, watched in self._watched.items():
-            region = watched.container.region
-            if region is not None and directory not in self._inside:
+    def _scan_outside(self) -> None:
+        inside = set()
+        for scan in self._scans.values():
+            if scan.container.region is not None:
                 # Closed by somebody else: the next refresh sees to it.
                 with contextlib.suppress(RegionClosed):
-                    self._inside[directory] = self.processes.identity(region)
-        return set(self._inside.values())
-
-    def _scan_outside(self, changes: _Changes) -> None:
-        files = {
-            (file.id[1], file.name) for watched in self._watched.values() for file in watched.files
-        }
-        for before, after in self._outside.scan(self._identities(), files):
-            self._exchange(before, after, changes)
+                    inside.add(self.processes.identity(scan.container.region))
+        files = {(file.id[1], file.name) for scan in self._scans.values() for file in scan.files}
+        self._outside.scan(inside, files)
 
     # ---- what they hold --------------------------------------------------------------------------
 
@@ -380,6 +354,16 @@ class Node:
             self._check_open()
             return self._slots.update(snapshot.containers, snapshot.table)
 
+    def proved_processes(self) -> dict[int, tuple[Container, int]]:
+        """Pid in /proc to container and pid in its slot, of live ones, as of the last `slots`."""
+        found = {}
+        for container in self._containers:
+            proof = None if container.region is None else self._slots.proof(container.region)
+            if proof is not None:
+                for pid, process in proof.alive.items():
+                    found[process.pid] = (container, pid)
+        return found
+
     def view(self) -> tuple[ContainerView, ...]:
         """Refresh, then look at every container with the processes behind its slots.
 
@@ -392,19 +376,18 @@ class Node:
         """
         with self._refreshing:
             self._check_open()
-            changes = _Changes()
             looks: dict[Container, FirstLook] = {}
             try:
-                self._scan_roots(changes)
-                self._note(changes)
+                self._scan_roots()
+                self._take_over()
                 looks.update((each, look_first(each)) for each in self._containers)
                 self.processes.refresh()
                 if self._look_outside:
                     # What is mapped by now may have got its directory in between.
-                    self._scan_roots(changes)
-                    self._scan_outside(changes)
+                    self._scan_roots()
+                    self._scan_outside()
             finally:
-                self._note(changes)
+                self._take_over()
             new = [each for each in self._containers if each not in looks]
             if new:
                 looks.update((each, look_first(each)) for each in new)
@@ -496,24 +479,16 @@ class Node:
         return region
 
 
-class _Changes:
-    """What a refresh has found so far, by identity: the same container may change twice."""
+def _changes(before: Sequence[Container], after: Sequence[Container]) -> NodeChanges:
+    gone, new = set(before).difference(after), set(after).difference(before)
+    replaced = {_place_of(each) for each in gone} & {_place_of(each) for each in new}
+    return NodeChanges(
+        added=tuple(each for each in after if each in new and _place_of(each) not in replaced),
+        removed=tuple(each for each in before if each in gone),
+        replaced=tuple(each for each in after if each in new and _place_of(each) in replaced),
+    )
 
-    def __init__(self) -> None:
-        # As it is now, to as it was before the refresh.
-        self._now: dict[Container, Container | None] = {}
-        self._gone: list[Container] = []
 
-    def add(self, before: Container | None, after: Container | None) -> None:
-        first = before if before is None else self._now.pop(before, before)
-        if after is not None:
-            self._now[after] = first
-        elif first is not None:
-            self._gone.append(first)
-
-    def frozen(self) -> NodeChanges:
-        return NodeChanges(
-            added=tuple(after for after, first in self._now.items() if first is None),
-            removed=(*self._gone, *(first for first in self._now.values() if first is not None)),
-            replaced=tuple(after for after, first in self._now.items() if first is not None),
-        )
+def _place_of(container: Container) -> object:
+    """What stays the same where a container is replaced."""
+    return container.directory or (container.path_in_namespace, container.container_id)

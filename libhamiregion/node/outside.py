@@ -11,10 +11,10 @@ import attrs
 
 from libhamiregion.errors import RegionError, RegionStale
 from libhamiregion.layouts import LAYOUTS
-from libhamiregion.place_watch import is_readable
 from libhamiregion.region import open_region
 
 from . import procfs
+from .change_detector import is_readable
 from .containers import Container, MissingReason, MissingRegion, missing_for
 
 if TYPE_CHECKING:
@@ -43,9 +43,6 @@ _NO_CAPABILITY = (
     "following /proc/<pid>/map_files needs CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE, the only way to"
     " open a region outside HAMi's directories"
 )
-
-#: A container as it was and as it is; None where there is none.
-Change = tuple[Container | None, Container | None]
 
 
 @attrs.frozen
@@ -109,11 +106,10 @@ def mapped_regions(
     for identity, found in users.items():
         found.sort(key=lambda each: (counts[each[0].pid], each[0].pid))
         process, mapping = found[0]
-        path, deleted = _path_now(table.proc, process, mapping)
         yield MappedRegion(
             *identity,
-            path_in_namespace=path,
-            deleted=deleted,
+            path_in_namespace=mapping.path,
+            deleted=mapping.deleted,
             pids=tuple(process.pid for process, _ in found),
             exclusive=counts[process.pid] == 1,
             links=tuple(
@@ -122,6 +118,17 @@ def mapped_regions(
             ),
             payer=f"process {process.pid}" if process.container is None else process.container.id,
         )
+
+
+def resolve(mapped: MappedRegion) -> MappedRegion:
+    """Find out what a mapped file is called now.
+
+    A rename or deletion shows in no figure of a process, so maps may have been read before it.
+    """
+    with contextlib.suppress(OSError):
+        path, deleted = procfs.split_deleted(os.readlink(mapped.links[0]))  # noqa: PTH115
+        return attrs.evolve(mapped, path_in_namespace=path, deleted=deleted)
+    return mapped
 
 
 def open_mapped(table: ProcessTable, mapped: MappedRegion, *, writable: bool = False) -> Region:
@@ -182,17 +189,6 @@ def _stale(mapped: MappedRegion) -> RegionStale:
     )
 
 
-def _path_now(proc: str, process: HostProcess, mapping: Mapping) -> tuple[str, bool]:
-    """What a mapped file is called now, and whether that name is gone.
-
-    A rename or deletion shows in no figure of a process.
-    """
-    link = f"{proc}/{process.pid}/map_files/{mapping.start:x}-{mapping.end:x}"
-    with contextlib.suppress(OSError):
-        return procfs.split_deleted(os.readlink(link))  # noqa: PTH115
-    return mapping.path, mapping.deleted
-
-
 @attrs.frozen
 class _Outside:
     mapped: MappedRegion
@@ -218,10 +214,8 @@ class OutsideRegions:
         """One for each, in the order in which they were found."""
         return [outside.container for outside in self._found.values()]
 
-    def scan(
-        self, inside: AbstractSet[FileIdentity], files: AbstractSet[tuple[int, str]]
-    ) -> Iterator[Change]:
-        """Bring it up to date with the table; yield what has changed.
+    def scan(self, inside: AbstractSet[FileIdentity], files: AbstractSet[tuple[int, str]]) -> None:
+        """Bring it up to date with the table.
 
         Args:
             inside: The open regions of the roots.
@@ -239,7 +233,7 @@ class OutsideRegions:
         }
         for identity in list(self._found):
             if identity in inside or not (identity in mapped or self._is_mapped(identity)):
-                yield self._found.pop(identity).container, None
+                del self._found[identity]
         tried = Counter(
             outside.mapped.payer
             for identity, outside in self._found.items()
@@ -253,20 +247,18 @@ class OutsideRegions:
                 tried[each.payer] > _LIMIT_PER_CONTAINER or len(self._found) >= _LIMIT
             ):
                 continue
+            each = resolve(each)  # noqa: PLW2901
             # Monitors map for a while what its container has left behind.
             left_over = each.deleted and not each.exclusive
             is_inside = not each.deleted and (each.inode, each.name) in files
             is_read = before is not None and before.region is not None
             if not is_read and (left_over or is_inside):
-                if before is not None:
-                    yield self._found.pop(identity).container, None
+                self._found.pop(identity, None)
                 continue
             container = self._look_at(each)
             if before is not None and before.region is None and before.missing == container.missing:
                 container = before
             self._found[identity] = _Outside(each, container)
-            if container is not before:
-                yield before, container
 
     def open(self, container: Container) -> Region | None:
         """Open one for writing, through any process that maps it now; None if it is none of them.
@@ -282,7 +274,9 @@ class OutsideRegions:
                     for each in mapped_regions(self._table)
                     if (each.device, each.inode) == identity
                 ]
-                return open_mapped(self._table, (now or [outside.mapped])[0], writable=True)
+                return open_mapped(
+                    self._table, resolve((now or [outside.mapped])[0]), writable=True
+                )
         return None
 
     def clear(self) -> None:
@@ -316,7 +310,7 @@ class OutsideRegions:
         )
 
     def _container_id(self, mapped: MappedRegion, region: Region | None) -> ContainerId | None:
-        """Of the processes that are proved to have the slots; else of who maps nothing else."""
+        """That of the processes proved to have the slots, else of the first process that maps it."""
         table = self._table
         if region is not None:
             try:

@@ -308,6 +308,8 @@ class ProcessTable:
             return False
         finally:
             os.close(descriptor)
+        if procfs.has_ended(line):
+            return False
         return int(procfs.activity(line)[2]) == process.start_time_ticks
 
     # ---- the files that they map -----------------------------------------------------------------
@@ -378,7 +380,7 @@ class ProcessTable:
     def match(
         self, region: Region, snapshot: RegionSnapshot, *, pod_uid: str | None = None
     ) -> RegionProcesses:
-        """Which process each slot of a region belongs to, and who maps it without a slot.
+        """Which process each slot of a region belongs to, and which map it without a slot.
 
         Take the snapshot first and refresh afterwards: a process that came between cannot be told
         from a dead one otherwise, and slots without a process are ``"unknown"``. `hostpid` in the

@@ -131,6 +131,12 @@ def activity(line: bytes) -> Activity:
     return fields[7], fields[9], fields[19], fields[20]
 
 
+def has_ended(line: bytes) -> bool:
+    """Whether a line of ``stat`` is of a zombie, all threads of which have ended."""
+    fields = line[line.rindex(b")") + 2 :].split(None, 18)
+    return fields[0] in {b"Z", b"X"} and int(fields[17]) <= 1
+
+
 def parse_stat(line: bytes) -> Stat:
     """Take a line of ``stat`` apart."""
     end = line.rindex(b")")
@@ -162,7 +168,7 @@ def read_mappings(
         Refused: This process may not look, or there are more than `most`.
     """
     try:
-        raw = _read_all(process, "maps", _MAPS_LIMIT)
+        raw = read_all(process, "maps", _MAPS_LIMIT)
     except Gone:
         # Linux 6.16 says so of zombies, whose maps are empty elsewhere; of one that has ended, the
         # next file says it too.
@@ -203,7 +209,7 @@ def read_own_mappings() -> dict[int, tuple[int, int]]:
     """Start address -> (device, inode) of this process's own shared file mappings."""
     process = _open(None, "/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        raw = _read_all(process, "maps", _MAPS_LIMIT)
+        raw = read_all(process, "maps", _MAPS_LIMIT)
     finally:
         os.close(process)
     return {
@@ -224,7 +230,7 @@ def _shared(maps: bytes) -> Iterator[tuple[int, int, bool, re.Match[bytes]]]:
 
 def read_cgroup(process: int) -> str:
     """The text of ``cgroup``."""
-    return _text(_read_all(process, "cgroup", _CGROUP_LIMIT, cut=True))
+    return _text(read_all(process, "cgroup", _CGROUP_LIMIT, cut=True))
 
 
 def read_command(process: int) -> str:
@@ -252,7 +258,7 @@ def _maps_of_threads(process: int) -> bytes:
     try:
         for name in os.listdir(tasks):  # noqa: PTH208 (a descriptor)
             try:
-                raw = _read_all(tasks, f"{name}/maps", _MAPS_LIMIT)
+                raw = read_all(tasks, f"{name}/maps", _MAPS_LIMIT)
             except Gone:
                 thread_ended = True
                 continue
@@ -293,7 +299,8 @@ def _first_bytes(directory: int, name: str, nbytes: int) -> bytes:
         os.close(descriptor)
 
 
-def _read_all(directory: int, name: str, limit: int, *, cut: bool = False) -> bytes:
+def read_all(directory: int, name: str, limit: int, *, cut: bool = False) -> bytes:
+    """A whole file; where it is longer than the limit, Refused or its beginning."""
     descriptor = _open(directory, name, _READ)
     chunks = []
     total = 0

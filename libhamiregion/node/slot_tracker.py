@@ -104,6 +104,11 @@ class SlotTracker:
         self._asked = None
         self._exits.close()
 
+    def proof(self, region: Region) -> RegionProcesses | None:
+        """What the last proof of a region found; None if there was none."""
+        proof = self._proofs.get(region)
+        return None if proof is None else proof.found
+
     def update(self, containers: Sequence[Container], table: RegionTable) -> SlotStates:
         """Judge the slots of a table.
 

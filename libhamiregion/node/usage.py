@@ -1,4 +1,4 @@
-"""Who uses the GPUs of a node: slots, processes and the driver's figures in one list."""
+"""What uses the GPUs of a node: slots, processes and the driver's figures in one list."""
 
 from __future__ import annotations
 
@@ -187,9 +187,18 @@ def uncounted_processes(
         ),
     ]
     placing = _Placing(places, node.processes, driver)
+    by_region = {id(place.container): place for place in places}
+    unlisted = {
+        process.pid: by_region[id(snapshot.containers[row])]
+        for row, found in states.unlisted.items()
+        for process in found
+    }
     rows = []
     for pid in pids:
         process = node.processes.look_up(pid)
+        if process is not None and pid in unlisted and not driver.is_newer(process):
+            rows.append(placing.uncounted(unlisted[pid], process, "escaped"))
+            continue
         row = placing.row(pid, process)
         if row is not None:
             rows.append(row[1])

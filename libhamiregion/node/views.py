@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .matching import RegionProcesses, SlotState
 
 # A container can fill all 1,024 slots of its region, name 16 devices, and map more such files.
-_SLOTS_LIMIT = 32
+_SLOTS_LIMIT = 16
 _LIVE_USAGES_LIMIT = 4_096
 # Snapshots up to this size are kept until /proc has been read; larger ones are taken once more.
 _KEPT_USAGES_LIMIT = 512
@@ -48,7 +48,7 @@ class ContainerView:
     Attributes:
         container: The container.
         snapshot: Its region; None if there is none, or it could not be read. Of slots whose
-            process is not alive it has 32 at most, and of live ones as many as use 4,096 devices
+            process is not alive it has 16 at most, and of live ones as many as use 4,096 devices
             in all. The sums over all slots are in its ``devices``.
         processes: What stands behind the slots, in the order of ``snapshot.processes``; None
             without a snapshot.

@@ -19,7 +19,7 @@ from libhamiregion.text import printable
 from libhamiregion.units import format_size
 
 from .diff import PlanDiff
-from .limit_plan import plan_text
+from .plan_file import plan_text
 from .state import PlanState, write_new
 from .undo import undo_plan
 
@@ -109,7 +109,7 @@ def apply_diff(
             plan; nothing has been changed.
         OSError: The undo plan cannot be written; nothing has been changed.
 
-    Shell: ``hamiregion limits apply FILE``.
+    Shell: ``hamiregion limits apply FILE --root DIR``.
     """
     containers = diff.changes if isinstance(diff, PlanDiff) else diff
     changes = [each for each in containers if each.edits and not each.refused]
@@ -133,7 +133,9 @@ def change_container(node: Node, change: ContainerDiff, *, force: bool = False) 
     ]
     try:
         with node.open(change.container) as region:
-            region.edit_limits(edits, force=force)
+            # What goes back may be of a device that without it has neither limit nor use.
+            former = {edit.device for edit in edits} - {None, *region.device_indices}
+            region.edit_limits(edits, force=force or bool(former))
     except LimitConflict as error:
         return ContainerOutcome(change, "conflict", printable(str(error)))
     except LimitBelowUsage as error:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from libhamiregion.node.containers import Container
-    from libhamiregion.node.names import PodName
     from libhamiregion.node.node import Node
+    from libhamiregion.node.selector import Selector
     from libhamiregion.region import Region
 
     from .limit_plan import LimitPlan, LimitValue, Rule
@@ -51,7 +51,6 @@ class Skip:
 
     Attributes:
         container: The container.
-        name: Its names; None if no resolver knows them.
         reason: The kind of reason, a `SkipReason`.
         message: The reason as a sentence, escaped.
         rules: Indices of the rules that choose it.
@@ -59,7 +58,6 @@ class Skip:
     """
 
     container: Container
-    name: PodName | None
     reason: SkipReason
     message: str
     rules: tuple[int, ...] = ()
@@ -99,7 +97,6 @@ class ContainerDiff:
 
     Attributes:
         container: The container.
-        name: Its names; None if no resolver knows them.
         edits: What differs; empty where the container is on the plan.
         refused: Why none of the edits may be made; empty if they may.
         governed: The values that some rule sets, whether they differ or not.
@@ -107,7 +104,6 @@ class ContainerDiff:
     """
 
     container: Container
-    name: PodName | None
     edits: tuple[PlannedEdit, ...] = ()
     refused: tuple[Skip, ...] = ()
     governed: frozenset[ValueKey] = attrs.field(default=frozenset(), repr=False)
@@ -190,7 +186,7 @@ def diff_plan(
         candidates = rules.candidates(container.pod_uid)
         if not candidates and not before:
             continue
-        name = node.pod_name(container)
+        name = container.pod_name
         chosen = [each for each in candidates if each[1].select.matches_container(container, name)]
         used.update(number for number, _ in chosen)
         if name is None:
@@ -198,9 +194,9 @@ def diff_plan(
         if not chosen and not before:
             continue
         try:
-            compared = _Comparison(container, name, chosen, before, force=force)
+            compared = _Comparison(container, chosen, before, force=force)
         except RegionError as error:
-            skipped += _skip(container, name, "unreadable", str(error), chosen)
+            skipped += _skip(container, "unreadable", str(error), chosen)
             continue
         skipped += compared.skipped
         if compared.diff is not None:
@@ -234,13 +230,12 @@ class _Rules:
 
 def _skip(
     container: Container,
-    name: PodName | None,
     reason: SkipReason,
     message: str,
     rules: Iterable[NumberedRule],
 ) -> list[Skip]:
     numbers = tuple(number for number, _ in rules)
-    return [Skip(container, name, reason, printable(message), numbers)] if numbers else []
+    return [Skip(container, reason, printable(message), numbers)] if numbers else []
 
 
 def _in_doubt(
@@ -253,9 +248,21 @@ def _in_doubt(
         nameless = attrs.evolve(select, namespace=None, pod=None)
         return nameless != select and nameless.matches_container(container, None)
 
-    rules = [each for each in candidates if each not in chosen and might(each[1])]
+    numbers = {number for number, _ in chosen}
+    rules = [each for each in candidates if each[0] not in numbers and might(each[1])]
     message = "the name of its pod is not known here, and a rule asks for it"
-    return _skip(container, None, "unknown_name", message, rules)
+    return _skip(container, "unknown_name", message, rules)
+
+
+def _former_device(select: Selector) -> list[int]:
+    """The device of a rule for one container, as undo plans have them.
+
+    Where a container has not reported its devices, only limits and use tell which it has, and a
+    plan may have taken the last limit of one.
+    """
+    exact = select.pod_uid is not None and select.container is not None
+    index = select.device or ""
+    return [int(index)] if exact and index.isascii() and index.isdigit() else []
 
 
 @attrs.frozen
@@ -299,21 +306,19 @@ class _Comparison:
     def __init__(
         self,
         container: Container,
-        name: PodName | None,
         rules: list[NumberedRule],
         originals: Mapping[ValueKey, Original],
         *,
         force: bool,
     ) -> None:
         self._container = container
-        self._name = name
         self._originals = originals
         self.skipped: list[Skip] = []
         self.diff: ContainerDiff | None = None
         if container.region is None:
             missing = container.missing
             message = "no region" if missing is None else missing.message
-            self.skipped += _skip(container, name, "no_region", message, rules)
+            self.skipped += _skip(container, "no_region", message, rules)
             return
         self._region = container.region
         self._refused: list[Skip] = []
@@ -323,7 +328,6 @@ class _Comparison:
             self._check(edits)
         self.diff = ContainerDiff(
             container,
-            name,
             edits,
             tuple(self._refused),
             frozenset(wanted),
@@ -337,6 +341,8 @@ class _Comparison:
         without_device = []
         for number, rule in rules:
             devices = [each.index for each in there if rule.select.matches_device(each)]
+            if not devices and not self._region.device_count:
+                devices = _former_device(rule.select)
             if not devices:
                 without_device.append((number, rule))
                 continue
@@ -347,7 +353,7 @@ class _Comparison:
         message = f"it has no device that a rule chooses; it has {count}"
         if not count:
             message = "it has not reported its devices yet, so no uuid chooses one of them"
-        self.skipped += _skip(self._container, self._name, "no_device", message, without_device)
+        self.skipped += _skip(self._container, "no_device", message, without_device)
         return wanted
 
     def _changed(self, wanted: Mapping[ValueKey, tuple[LimitValue, int]]) -> Iterator[PlannedEdit]:
@@ -419,4 +425,4 @@ class _Comparison:
         self, reason: SkipReason, message: str, device: int | None, rule: int | None
     ) -> None:
         rules = () if rule is None else (rule,)
-        self._refused.append(Skip(self._container, self._name, reason, message, rules, device))
+        self._refused.append(Skip(self._container, reason, message, rules, device))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import os
-import random
-import struct
-import time
 from typing import TYPE_CHECKING, Final
+
+from libhamiregion.node.root_lock import RootLock, RootLocked, RootUse, is_root_locked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -15,10 +14,6 @@ if TYPE_CHECKING:
     from libhamiregion.errors import PathLike
 
 _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-# struct flock: type, whence, start, length, pid. The first byte stands for plans.
-_FLOCK: Final = struct.Struct("hhqqi4x")
-_TRIES: Final = 4
-_NAP_S: Final = 0.05
 
 
 class OtherKeeperRuns(RuntimeError):
@@ -28,17 +23,13 @@ class OtherKeeperRuns(RuntimeError):
 class KeeperLock:
     """The lock by which processes that keep a node on a plan exclude each other.
 
-    It is the kernel's, on the root directories themselves, from whichever path, mount or pod they
-    are reached: nothing is written, and it ends with the process. The roots belong to the node, not
-    to a container. flock on them is what agents with feedback use, so this is a shared lock of an
-    open file (OFD) on the first byte, which a directory can have; whoever has one and sees another
-    gives way. The state directory has an ordinary flock.
+    It is on the roots (`RootLock`), and an ordinary flock on the state directory.
 
     Threads: one at a time.
     """
 
     def __init__(self) -> None:
-        self._roots: dict[tuple[int, int], int] = {}
+        self._roots = RootLock(RootUse.PLAN)
         self._state: int | None = None
 
     def hold(self, roots: Iterable[str], state: PathLike) -> None:
@@ -52,34 +43,19 @@ class KeeperLock:
         try:
             if self._state is None:
                 self._state = _locked_directory(os.fspath(state))
-            for root in roots:
-                self._hold_root(root)
-        except BaseException:
+            self._roots.hold(roots)
+        except BaseException as error:
             if is_new:
                 self.close()
+            if isinstance(error, RootLocked):
+                raise OtherKeeperRuns(
+                    f"{error.root}: another process keeps its containers on a plan"
+                ) from None
             raise
-
-    def _hold_root(self, root: str) -> None:
-        try:
-            descriptor = os.open(root, _OPEN)
-        except FileNotFoundError:
-            return
-        status = os.fstat(descriptor)
-        identity = (status.st_dev, status.st_ino)
-        if identity in self._roots:
-            os.close(descriptor)
-            return
-        try:
-            _lock_root(descriptor, root)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        self._roots[identity] = descriptor
 
     def close(self) -> None:
         """Unlock all of them; may be called again."""
-        while self._roots:
-            os.close(self._roots.popitem()[1])
+        self._roots.close()
         if self._state is not None:
             os.close(self._state)
             self._state = None
@@ -87,39 +63,7 @@ class KeeperLock:
 
 def is_kept(roots: Iterable[str]) -> bool:
     """Whether a process keeps one of these roots on a plan."""
-    for root in roots:
-        try:
-            descriptor = os.open(root, _OPEN)
-        except OSError:
-            continue
-        try:
-            if _others_lock(descriptor):
-                return True
-        finally:
-            os.close(descriptor)
-    return False
-
-
-def _others_lock(descriptor: int) -> bool:
-    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
-    answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked)
-    return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
-
-
-def _set_lock(descriptor: int, kind: int) -> None:
-    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, 0, 1, 0))
-
-
-def _lock_root(descriptor: int, root: str) -> None:
-    for tries_left in reversed(range(_TRIES)):
-        _set_lock(descriptor, fcntl.F_RDLCK)
-        if not _others_lock(descriptor):
-            return
-        _set_lock(descriptor, fcntl.F_UNLCK)
-        if tries_left:
-            # Two that start at once see each other, and come back at different moments.
-            time.sleep(_NAP_S * random.random())  # noqa: S311
-    raise OtherKeeperRuns(f"{root}: another process keeps its containers on a plan")
+    return is_root_locked(roots, RootUse.PLAN)
 
 
 def _locked_directory(path: str) -> int:

@@ -29,7 +29,7 @@ _NAME: Final = "originals.json"
 
 
 @attrs.define
-class _Kept:
+class _ContainerValues:
     """A container's originals, and the file that they are of."""
 
     file_id: tuple[int, int]
@@ -89,7 +89,7 @@ class Originals:
         """
         for change in changes:
             directory = change.container.directory or ""
-            kept = self._containers.setdefault(directory, _Kept(change.file_id))
+            kept = self._containers.setdefault(directory, _ContainerValues(change.file_id))
             for edit in change.edits:
                 if edit.rule is None:
                     continue
@@ -114,7 +114,7 @@ class Originals:
             else:
                 self._put(kept, edit.key, Original(known.before, (edit.after,)))
 
-    def _put(self, kept: _Kept, key: ValueKey, value: Original) -> None:
+    def _put(self, kept: _ContainerValues, key: ValueKey, value: Original) -> None:
         if kept.values.get(key) != value:
             kept.values[key] = value
             self._changed = True
@@ -138,7 +138,7 @@ class Originals:
                 self._regions.pop(directory, None)
                 self._changed = True
 
-    def _has_another_region(self, container: Container, kept: _Kept) -> bool:
+    def _has_another_region(self, container: Container, kept: _ContainerValues) -> bool:
         region = container.region
         if region is None:
             missing = container.missing
@@ -208,7 +208,7 @@ class Originals:
         self._state.write(_NAME, json.dumps([attrs.asdict(each) for each in containers]) + "\n")
         self._changed = False
 
-    def _load(self) -> dict[str, _Kept]:
+    def _load(self) -> dict[str, _ContainerValues]:
         import cattrs
 
         raw = self._state.read(_NAME)
@@ -220,7 +220,7 @@ class Originals:
             self.lost = True
             return {}
         return {
-            each.directory: _Kept(
+            each.directory: _ContainerValues(
                 each.file_id, {(value.field, value.device): value.original for value in each.values}
             )
             for each in saved

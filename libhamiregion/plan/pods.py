@@ -57,7 +57,6 @@ class PodAnnotations:
         node: Only pods of this node, as the API selects them.
         kubeconfig: A kubeconfig file; without one the service account in a pod, else the default
             kubeconfig.
-        api_client: A ``kubernetes.client.ApiClient`` of the caller's own instead.
         watch_s: How long the server shall keep one watch open.
         first_pause_s: How long to wait after a first failure; each further one doubles it, up to
             30 s.
@@ -76,7 +75,6 @@ class PodAnnotations:
         node: str,
         *,
         kubeconfig: PathLike | None = None,
-        api_client: Any = None,
         watch_s: float = 240.0,
         first_pause_s: float = 0.5,
     ) -> None:
@@ -94,7 +92,7 @@ class PodAnnotations:
         )
         self._selector = f"spec.nodeName={node}"
         self._kubeconfig = None if kubeconfig is None else os.fspath(kubeconfig)
-        self._client = api_client
+        self._client: Any = None
         self._watch_s = watch_s
         self._first_pause_s = first_pause_s
         self._lock = threading.Lock()
@@ -125,7 +123,7 @@ class PodAnnotations:
         try:
             self._list()
         except self._errors as error:
-            raise PodApiError(self._said(error), getattr(error, "status", None)) from error
+            raise PodApiError(self._error_text(error), getattr(error, "status", None)) from error
 
     def start(self) -> None:
         """Begin to list and to watch, in a thread."""
@@ -172,7 +170,7 @@ class PodAnnotations:
                 if getattr(error, "status", None) == _GONE:
                     version = None
                 else:
-                    self.error = self._said(error)
+                    self.error = self._error_text(error)
             pause_s = min(self._first_pause_s * 2 ** min(failures, 16), _LONGEST_PAUSE_S)
             failures += 1
             # Many nodes lose one server at the same moment, and must not come back at one.
@@ -269,7 +267,7 @@ class PodAnnotations:
             raise PodApiError(_reason(response.status, raw), response.status)
         return response
 
-    def _said(self, error: Exception) -> str:
+    def _error_text(self, error: Exception) -> str:
         if isinstance(error, self._kubernetes.client.ApiException):
             return _reason(error.status, error.body) if error.status else str(error.reason)
         return str(error) or type(error).__name__

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 import attrs
 
 from .document import PlanError
-from .limit_plan import LimitPlan, parse_plan, read_plan_file
+from .limit_plan import LimitPlan
+from .plan_file import parse_plan, read_plan_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,7 +60,7 @@ class PlanFile:
     Args:
         path: The file.
 
-    Shell: ``hamiregion limits apply FILE --watch``.
+    Shell: ``hamiregion limits apply FILE --watch --root DIR``.
     """
 
     def __init__(self, path: PathLike) -> None:
@@ -71,7 +72,7 @@ class PlanFile:
         """The plan as it is, or as it was when it was last good."""
         plan = self._reading.plan
         try:
-            raw = read_plan_file(self.path)
+            raw = read_plan_file(self.path, wait=False)
             if raw == self._raw or (self._raw is not None and self._is_being_written()):
                 return self._reading
             self._raw = raw

@@ -58,7 +58,7 @@ def export_plan(node: Node, select: Selector | None = None) -> LimitPlan:
         region = container.region
         if container.directory is None or region is None:
             continue
-        if chosen.matches_container(container, node.pod_name(container)):
+        if chosen.matches(container):
             with contextlib.suppress(RegionError):
                 keys = _keys(region, chosen)
                 rules += exact_rules(container, [(key, value_now(region, key)) for key in keys])

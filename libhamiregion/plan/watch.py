@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from libhamiregion.node.backoff import Backoff
-from libhamiregion.node.events import Voice, silent
+from libhamiregion.node.events import EventReporter, silent
 from libhamiregion.text import printable
 from libhamiregion.units import format_size
 
 from .apply import change_container
 from .diff import diff_plan
 from .keeper import KeeperLock
-from .limit_plan import LimitPlan, plan_text
 from .originals import Originals
-from .sources import SourceReading, join_readings
+from .plan_file import plan_text
+from .sources import PlanFile, SourceReading, join_readings
 from .state import PlanState
 
 if TYPE_CHECKING:
@@ -30,16 +29,14 @@ if TYPE_CHECKING:
 
     from .apply import ContainerOutcome
     from .diff import ContainerDiff, PlanDiff, PlannedEdit, Skip
-    from .limit_plan import LimitField
+    from .limit_plan import LimitField, LimitPlan
     from .sources import PlanSource
 
 _UNDO_NAME = "undo-watch.yaml"
-# So many lines about one thing are read by nobody.
-_LINES_PER_PASS = 50
 
 
 class PlanWatcher:
-    """Keeps a node on a plan. Each `run` is one pass; it fits `TaskRunner`.
+    """Keeps a node on a plan. Each `run` is one pass.
 
     A pass reads the plan and the node, and edits what differs: because the plan has changed, a
     container has come or come back with a new region, or somebody has changed a limit (drift). What
@@ -51,8 +48,8 @@ class PlanWatcher:
 
     Events (task ``plan``): ``plan_loaded``, ``problem``, ``solved``, ``changed`` (a container, with
     the cause: ``plan``, ``container``, ``drift`` or ``restore``, and the new values), ``conflict``,
-    ``refused``, ``failed``, ``skipped``, ``more``. What lasts is reported once, and of one thing at
-    most 50 lines in a pass.
+    ``refused``, ``failed``, ``skipped``. What lasts is reported once, what repeats the 1st, 2nd,
+    4th, 8th ... time.
 
     Threads: `start`, `run` and `stop` are for one at a time; `counters` may be called from others.
 
@@ -61,18 +58,13 @@ class PlanWatcher:
         sources: Where the plan comes from; where they set the same value, the later one counts.
             `stop` closes them.
         state: The directory for what was there before; None means as `apply_diff`.
-        interval_s: Seconds from the beginning of one pass to that of the next.
         force: Allow what `diff_plan` allows with it.
         emit: Gets the events.
 
     Attributes:
-        name: ``plan``.
-        interval_s: As given.
         plan: The plan in force; None as long as there is none.
         diff: What differed in the last pass; None before the first.
     """
-
-    name = "plan"
 
     def __init__(
         self,
@@ -80,15 +72,15 @@ class PlanWatcher:
         sources: Iterable[PlanSource],
         state: PathLike | None = None,
         *,
-        interval_s: float = 5.0,
         force: bool = False,
         emit: Emit = silent,
     ) -> None:
         self._node = node
         self._sources = tuple(sources)
+        self._files = {each.path for each in self._sources if isinstance(each, PlanFile)}
         self._state = PlanState(state)
         self._force = force
-        self._voice = Voice(self.name, emit)
+        self._events = EventReporter("plan", emit)
         self._lock = KeeperLock()
         self._originals: Originals | None = None
         self._backoff = Backoff()
@@ -97,11 +89,9 @@ class PlanWatcher:
         # Containers that the last pass left on this plan, with their regions.
         self._on_plan: dict[str, Region | None] = {}
         self._skips: set[object] = set()
-        self._drifts: dict[str, int] = defaultdict(int)
         self._counts: dict[str, int] = dict.fromkeys(
             ("plan_passes", "plan_edits", "plan_drifts", "plan_refusals", "plan_conflicts"), 0
         )
-        self.interval_s = interval_s
         self.plan: LimitPlan | None = None
         self.diff: PlanDiff | None = None
 
@@ -121,7 +111,7 @@ class PlanWatcher:
             self._lock.hold(self._node.directories, self._state.directory)
             self._originals = Originals(self._state)
             if self._originals.lost:
-                self._voice.say(
+                self._events.emit(
                     "problem",
                     "what stood here before plans cannot be read, so values that plans have set"
                     " stay",
@@ -147,7 +137,7 @@ class PlanWatcher:
         self._counts["plan_passes"] += 1
         readings = [source.read() for source in self._sources]
         reading = self._reading = join_readings(readings, self._reading)
-        self._say_problems(reading.problems)
+        self._report_problems(reading.problems)
         if reading.plan is None:
             if reading.problems:
                 raise RuntimeError("no plan can be used yet; the problems say why")
@@ -169,12 +159,12 @@ class PlanWatcher:
         )
         originals.compared(diff.containers)
         originals.save()
-        self._say_skips(diff.off_plan)
+        self._report_skips(diff.off_plan)
         changes = [each for each in diff.changes if not self._backoff.waits(_key(each.container))]
         done = self._change(changes, originals, cause) if changes else []
         done += [each for each in diff.containers if not each.edits]
         self._on_plan = {_key(each.container): each.container.region for each in done}
-        self._forget()
+        self._backoff.retain({_key(container) for container in self._node.containers})
         self.diff = diff
 
     # ---- a pass ---------------------------------------------------------------------------------
@@ -183,11 +173,17 @@ class PlanWatcher:
         self.plan = plan
         self._backoff = Backoff()
         self._on_plan = {}
-        self._drifts.clear()
         self._skips.clear()
         named = "" if plan.name is None else f" {printable(plan.name, 100)}"
         rules = len(plan.rules)
-        self._voice.say("plan_loaded", f"the plan{named} has {rules} rules", rules=rules)
+        # Whoever edits a file waits for this; annotations may change all the time.
+        edited = len(self._files) == len(self._sources)
+        self._events.emit(
+            "plan_loaded",
+            f"the plan{named} has {rules} rules",
+            distinct=self._counts["plan_passes"] if edited else 0,
+            rules=rules,
+        )
 
     def _change(
         self, changes: list[ContainerDiff], originals: Originals, cause: str
@@ -198,18 +194,16 @@ class PlanWatcher:
         # What is then remembered and was not done stands beside what was done last.
         originals.note(changes)
         self._state.write(_UNDO_NAME, plan_text(originals.undo_plan(self._node)))
-        lines = _Lines(self._voice, "changes")
         outcomes = [change_container(self._node, each, force=self._force) for each in changes]
         for outcome in outcomes:
             key = _key(outcome.diff.container)
             if outcome.status == "applied":
-                self._backoff.well(key)
+                self._backoff.recovered(key)
                 originals.applied(outcome.diff)
-                self._count(outcome.diff, causes[key], lines)
+                self._count(outcome.diff, causes[key])
             else:
                 self._backoff.failed(key)
-                self._count_failure(outcome, lines)
-        lines.end()
+                self._count_failure(outcome)
         originals.save()
         return [each.diff for each in outcomes if each.status == "applied"]
 
@@ -227,47 +221,50 @@ class PlanWatcher:
                 causes[edit] = "drift"
         return causes
 
-    def _count(
-        self, change: ContainerDiff, causes: Mapping[PlannedEdit, str], lines: _Lines
-    ) -> None:
+    # ---- what is counted and reported -----------------------------------------------------------
+
+    def _count(self, change: ContainerDiff, causes: Mapping[PlannedEdit, str]) -> None:
         self._counts["plan_edits"] += len(change.edits)
-        drifted = sum(cause == "drift" for cause in causes.values())
-        self._counts["plan_drifts"] += drifted
-        if drifted:
-            self._drifts[_key(change.container)] += 1
+        self._counts["plan_drifts"] += sum(cause == "drift" for cause in causes.values())
         for cause in sorted(set(causes.values())):
             edits = [edit for edit in change.edits if causes[edit] == cause]
-            self._say_changed(change, edits, cause, lines)
+            words = "; ".join(change_words(each) for each in alike(edits))
+            if cause == "drift":
+                words += " (somebody else had set it)"
+            detail: dict[str, Detail] = {"cause": cause}
+            if change.container.pod is not None:
+                detail["pod"] = f"{change.container.namespace}/{change.container.pod}"
+            for edit in edits:
+                suffix = "" if edit.device is None else f".{edit.device}"
+                detail[f"{edit.field}{suffix}"] = edit.after
+            # What the plan changes is news each time; what a container brings about may repeat.
+            number = self._counts["plan_passes"] if cause in {"plan", "restore"} else 0
+            self._events.emit(
+                "changed", words, change.container, distinct=(cause, number), **detail
+            )
 
-    def _count_failure(self, outcome: ContainerOutcome, lines: _Lines) -> None:
+    def _count_failure(self, outcome: ContainerOutcome) -> None:
         if outcome.status == "conflict":
             self._counts["plan_conflicts"] += 1
         if outcome.status == "refused":
             self._counts["plan_refusals"] += 1
-        lines.say(outcome.status, outcome.message or "", outcome.diff.container)
+        self._events.emit(outcome.status, outcome.message or "", outcome.diff.container)
 
-    def _forget(self) -> None:
-        """Remember nothing of containers that are gone."""
-        there = {_key(container) for container in self._node.containers}
-        self._backoff.keep(frozenset(there))
-        for key in self._drifts.keys() - there:
-            del self._drifts[key]
-
-    # ---- what is reported -----------------------------------------------------------------------
-
-    def _say_problems(self, problems: Mapping[str, str]) -> None:
-        lines = _Lines(self._voice, "problems")
+    def _report_problems(self, problems: Mapping[str, str]) -> None:
         for about, message in problems.items():
             if self._problems.get(about) != message:
-                lines.say("problem", message.replace("\n", " | "), about=about)
-        for about in self._problems:
+                # A file's problems are its author's; an annotation may change all the time.
+                distinct = (about, message if about in self._files else "")
+                text = message.replace("\n", " | ")
+                self._events.emit("problem", text, distinct=distinct, about=about)
+        for about, message in self._problems.items():
             if about not in problems:
-                lines.say("solved", f"{printable(about)}: all is well again", about=about)
-        lines.end()
+                distinct = (about, message if about in self._files else "")
+                text = f"{printable(about)}: all is well again"
+                self._events.emit("solved", text, distinct=distinct, about=about)
         self._problems = problems
 
-    def _say_skips(self, skips: Iterable[Skip]) -> None:
-        lines = _Lines(self._voice, "containers or devices that are left as they are")
+    def _report_skips(self, skips: Iterable[Skip]) -> None:
         now: set[object] = set()
         for skip in skips:
             key = (_key(skip.container), skip.reason, skip.rules, skip.device)
@@ -275,49 +272,14 @@ class PlanWatcher:
             if key not in self._skips:
                 refused = skip.reason in {"below_usage", "stops_launches"}
                 self._counts["plan_refusals"] += refused
-                event = "refused" if refused else "skipped"
-                lines.say(event, skip.message, skip.container, reason=skip.reason)
-        lines.end()
+                self._events.emit(
+                    "refused" if refused else "skipped",
+                    skip.message,
+                    skip.container,
+                    distinct=(skip.reason, skip.device),
+                    reason=skip.reason,
+                )
         self._skips = now
-
-    def _say_changed(
-        self, change: ContainerDiff, edits: list[PlannedEdit], cause: str, lines: _Lines
-    ) -> None:
-        times = self._drifts[_key(change.container)]
-        if cause == "drift" and times & (times - 1):
-            # Somebody sets it again and again: reported for the 1st, 2nd, 4th, 8th ... time.
-            return
-        words = "; ".join(change_words(each) for each in alike(edits))
-        if cause == "drift":
-            words += " (somebody else had set it" + (f", {times} times now)" if times > 1 else ")")
-        detail: dict[str, Detail] = {"cause": cause}
-        if change.name is not None and change.name.pod is not None:
-            detail["pod"] = f"{change.name.namespace}/{change.name.pod}"
-        for edit in edits:
-            suffix = "" if edit.device is None else f".{edit.device}"
-            detail[f"{edit.field}{suffix}"] = edit.after
-        lines.say("changed", words, change.container, **detail)
-
-
-class _Lines:
-    """Reports some lines of one kind, and of the rest how many there are."""
-
-    def __init__(self, voice: Voice, what: str) -> None:
-        self._voice = voice
-        self._what = what
-        self._said = 0
-
-    def say(
-        self, event: str, message: str, container: Container | None = None, **detail: Detail
-    ) -> None:
-        self._said += 1
-        if self._said <= _LINES_PER_PASS:
-            self._voice.say(event, message, container, **detail)
-
-    def end(self) -> None:
-        more = self._said - _LINES_PER_PASS
-        if more > 0:
-            self._voice.say("more", f"and {more} more {self._what}", count=more)
 
 
 def _key(container: Container) -> str:

@@ -1,8 +1,8 @@
-"""What a report is made from: looks at a node, or at many, in the order of time."""
+"""What a report is made from: looks at one node, or at many, in the order of time."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
@@ -10,19 +10,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
-@attrs.frozen
+@attrs.frozen(cache_hash=True)
 class Allocation:
     """One device of one container.
 
     Attributes:
         namespace: Of the pod; None if it is not known.
-        pod: The pod's name.
-        container: The container's name, or what else tells it from others.
+        pod: The pod's name; None if it is not known.
+        container: The container's name, or the beginning of its id.
         pod_uid: UID of the pod; None where the source has none.
         device_index: The device's index in its container.
-        device_uuid: ``GPU-…`` or ``MIG-…``; None if it was never told.
-        place: Path of its region in the container, for one outside the node's directories, which
-            the container has made itself; else None.
+        device_uuid: ``GPU-…`` or ``MIG-…``; None until the container has reported it.
     """
 
     namespace: str | None
@@ -31,70 +29,66 @@ class Allocation:
     pod_uid: str | None
     device_index: int
     device_uuid: str | None
-    place: str | None = None
 
 
 @attrs.frozen
-class AllocationState:
-    """What changes now and then.
+class Sample:
+    """What an allocation holds and uses at one look.
 
     Attributes:
-        memory_used_bytes: Over what the look stands for: the value, or the average.
-        memory_peak_bytes: The highest within it.
+        memory_used_bytes: What counts against the limit; where a look stands for several scrapes,
+            their average.
         memory_limit_bytes: None if unlimited.
-        sm_limit_percent: None if unlimited, or if the source does not know it.
-        processes: That live; None if not known.
-        driver_memory_bytes: The driver's figure; None if not known.
-        sm_limit_known: Whether None for the SM limit means that there is none.
+        sm_limit_percent: 100 where there is no limit; None if the source does not know it.
+        sm_percent: SM utilisation as accounted in the region, the sum over the container's
+            processes, so it can pass 100; None if not known.
+        processes: Processes of the container with a slot that are not proved dead; None if not
+            known.
+        driver_memory_bytes: The driver's figure for the container's processes; None if not known.
+        driver_sm_percent: The driver's SM utilisation of those processes; None if not known.
+        memory_peak_bytes: The highest of several scrapes; None where there is one value only.
     """
 
     memory_used_bytes: int
-    memory_peak_bytes: int
-    memory_limit_bytes: int | None
+    memory_limit_bytes: int | None = None
     sm_limit_percent: int | None = None
+    sm_percent: float | None = None
     processes: int | None = None
     driver_memory_bytes: int | None = None
-    sm_limit_known: bool = True
-
-
-#: SM utilisation in percent, as accounted and as the driver says; None where not known.
-Activity: TypeAlias = "tuple[float | None, float | None]"
+    driver_sm_percent: float | None = None
+    memory_peak_bytes: int | None = None
 
 
 @attrs.frozen
 class Look:
     """What has changed, and for how long it holds.
 
-    A look that begins where the one before ended goes on from it. One that begins later follows a
-    gap, and is `full`.
+    A look that begins where the one before ended continues it. One that begins later follows a gap
+    and is `whole`.
 
     Attributes:
         start_ms: From when it holds, Unix milliseconds.
         end_ms: Until when, exclusive.
-        full: Whether it has everything, so that what is missing is gone.
-        states: Number of the allocation, and its state; None if there is nothing to be read any
-            more.
-        activity: Number of the allocation, and its activity.
+        whole: Whether `changes` has all allocations, so that a missing one is gone.
+        changes: The allocations that have changed; None for one that is gone.
     """
 
     start_ms: int
     end_ms: int
-    full: bool
-    states: Mapping[int, AllocationState | None]
-    activity: Mapping[int, Activity]
+    whole: bool
+    changes: Mapping[Allocation, Sample | None]
 
 
 @attrs.frozen
 class HistoryFacts:
-    """What there is to say about a source.
+    """What a report says about its source.
 
     Attributes:
-        kind: ``recording`` or ``prometheus``.
+        kind: ``"recording"`` or ``"prometheus"``.
         source: The file's path, or the address without credentials.
-        node: The node's name; None where it is not about one.
-        resolution_s: How far apart looks are; the latest, if that changed.
-        averaged: Whether a look stands for several samples, with an average and a peak.
-        knows_sm_limits: Whether the source has SM limits, of some of the looks at least.
+        node: The node's name; None where it is not about one node.
+        resolution_s: Time from look to look; of a Prometheus the step, which stands for all that
+            was scraped in it.
         warnings: What a reader of the report should know.
     """
 
@@ -102,8 +96,6 @@ class HistoryFacts:
     source: str
     node: str | None
     resolution_s: float
-    averaged: bool
-    knows_sm_limits: bool
     warnings: tuple[str, ...] = ()
 
 
@@ -111,10 +103,7 @@ class History(Protocol):
     """Anything that a report can be made from."""
 
     def looks(self, since_ms: int, until_ms: int) -> Iterator[Look]:
-        """The looks that hold between two moments, cut to them, in order and never overlapping."""
-
-    def allocation(self, number: int) -> Allocation:
-        """Which allocation a number in a look means."""
+        """Yield the looks between two moments, cut to them, in order, never overlapping."""
 
     def facts(self) -> HistoryFacts:
-        """What is known about the source, once its looks have been read."""
+        """Describe the source, once its looks have been read."""

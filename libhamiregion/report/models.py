@@ -15,7 +15,7 @@ LEVELS: Final[tuple[Level, ...]] = ("namespace", "pod", "container", "device")
 
 @attrs.frozen
 class Gap:
-    """A stretch of time that nothing was recorded in.
+    """A stretch of time in which nothing was recorded.
 
     Attributes:
         start_ms: Unix milliseconds.
@@ -26,77 +26,12 @@ class Gap:
     end_ms: int
 
 
-@attrs.frozen
-class Coverage:
-    """How much of a report's time was recorded.
-
-    Attributes:
-        recorded_s: Time for which there are figures.
-        ratio: The same as a share of the whole, 0 to 1.
-        gaps: Where nothing was recorded, at the beginning and the end too; the longest 1,000.
-        gap_count: How many there are.
-    """
-
-    recorded_s: float
-    ratio: float
-    gaps: tuple[Gap, ...]
-    gap_count: int
-
-
-@attrs.frozen
-class SuggestionPolicy:
-    """How memory limits are suggested.
-
-    Attributes:
-        headroom: Share to add to the 99th percentile, 0.1 for a tenth.
-        round_to_bytes: Suggestions are multiples of this, rounded up.
-        below_peak: Whether a suggestion may be below the highest use that was seen.
-        observed_s: How long an allocation must have been seen for one.
-    """
-
-    headroom: float = 0.1
-    round_to_bytes: int = 256 << 20
-    below_peak: bool = False
-    observed_s: float = 3_600.0
-
-    def limit_bytes(self, p99_bytes: int, peak_bytes: int) -> int:
-        """The limit for that use.
-
-        >>> SuggestionPolicy().limit_bytes(p99_bytes=2 << 30, peak_bytes=3 << 30) / 2**30
-        3.0
-        >>> SuggestionPolicy(below_peak=True).limit_bytes(2 << 30, 3 << 30) / 2**30
-        2.25
-        """
-        # In thousandths: the result shall not depend on how a float was rounded.
-        wanted = -(-p99_bytes * (1_000 + round(self.headroom * 1_000)) // 1_000)
-        if not self.below_peak:
-            wanted = max(wanted, peak_bytes)
-        return -(-wanted // self.round_to_bytes) * self.round_to_bytes
-
-
 Advice: TypeAlias = Literal["lower", "raise", "keep", "limit", "unused", "too_little_seen"]
 
 
 @attrs.frozen
-class Suggestion:
-    """What an allocation's memory limit could be.
-
-    Attributes:
-        verdict: ``"lower"``, ``"raise"`` or ``"keep"`` the limit; ``"limit"`` what has none;
-            ``"unused"``: nothing was used at all, so it is the allocation that is in question;
-            ``"too_little_seen"``.
-        limit_bytes: The limit suggested; None with the last two.
-        change_bytes: What it differs from the limit; None with ``"limit"`` and the last two.
-    """
-
-    verdict: Advice
-    limit_bytes: int | None = None
-    change_bytes: int | None = None
-
-
-@attrs.frozen
 class Timeline:
-    """Memory over time in equal steps; a step with nothing recorded has None.
+    """Memory and GPUs over time in equal steps; a step with nothing recorded has None.
 
     Attributes:
         start_ms: Where the first step begins, Unix milliseconds.
@@ -104,8 +39,9 @@ class Timeline:
         memory_peak_bytes: The highest in each step.
         memory_used_bytes: The average over what was recorded of each step.
         memory_limit_bytes: The highest limit; 0 where there is none at all.
-        busy_gpus: Average SM utilisation, summed, in GPUs; empty for single allocations.
-        allocated_gpus: Average SM limits, summed, in GPUs; the same.
+        busy_gpus: Average SM utilisation, summed, in GPUs; empty for a single allocation.
+        allocated_gpus: Average SM limits, summed, in GPUs, as far as they are known; empty for a
+            single allocation.
     """
 
     start_ms: int
@@ -113,54 +49,60 @@ class Timeline:
     memory_peak_bytes: tuple[int | None, ...]
     memory_used_bytes: tuple[int | None, ...]
     memory_limit_bytes: tuple[int | None, ...]
-    busy_gpus: tuple[float | None, ...] = ()
-    allocated_gpus: tuple[float | None, ...] = ()
+    busy_gpus: tuple[float | None, ...]
+    allocated_gpus: tuple[float | None, ...]
 
 
 @attrs.frozen
 class Usage:
     """What one allocation, or a group of them, held and used.
 
+    Hours are summed over the allocations of a group. Memory figures of a group are those of its sum
+    at each moment, so its peak is not the sum of peaks.
+
     Attributes:
         namespace: None where it is not known, or the group spans several.
-        pod: The same.
-        container: The same.
-        pod_uid: The same.
-        device_index: The device's index in its container.
+        pod: None where it is not known, or the group spans several.
+        container: None where it is not known, or the group spans several.
+        pod_uid: None where it is not known, or the group spans several.
+        device_index: The device's index in its container; None for a group.
         device_uuid: None where it is not known, or the group spans several.
         allocations: How many there are: devices of containers.
         first_seen_ms: Unix milliseconds, within the report.
-        last_seen_ms: The same.
+        last_seen_ms: Unix milliseconds, within the report.
         observed_s: For how long there are figures; of a group, of at least one of it.
-        device_hours: For how long devices were held, whatever the share; summed.
-        allocated_gpu_hours: The same, each weighted with its SM limit, for the time in which that
-            is known; None if it never is.
+        device_hours: For how long devices were held, whatever the share.
+        allocated_gpu_hours: Device hours weighted with the SM limit, for the time in which that is
+            known; None if it never is.
         busy_gpu_hours: SM utilisation over time, 100 % at most for each allocation; None if there
             was no figure at all.
-        driver_busy_gpu_hours: The same with the driver's figures.
+        driver_busy_gpu_hours: SM utilisation over time by the driver's figures.
         memory_limit_bytes: The limit when last seen, None if unlimited; of a group, the highest sum
             of limits at one moment.
-        unlimited_hours: Part of `device_hours` that was without a memory limit.
         sm_limit_percent: When last seen; None if unlimited, unknown, or a group.
         memory_average_bytes: Over the time observed.
         memory_p95_bytes: What was not passed in 95 % of the time, rounded up by 0.4 % at most.
-        memory_p99_bytes: In 99 %.
+        memory_p99_bytes: What was not passed in 99 % of the time, rounded up by 0.4 % at most.
         memory_peak_bytes: The highest of the samples.
         peak_at_ms: When it was reached first.
         limit_gib_hours: Memory limits over time.
         used_gib_hours: Memory used over time.
-        limited_used_gib_hours: The same for the time in which there was a limit.
+        limited_used_gib_hours: Memory used over the time in which there was a limit.
         unused_gib_hours: Limits over the time in which nothing at all was used.
-        unused_hours: That time; summed.
-        unused_longest_hours: The longest of it without a break or a gap; of a group, of any of it.
-        unused_since_ms: Since when nothing has been used, if that was so at the end.
+        unused_hours: Time in which nothing at all was used.
+        unused_longest_hours: The longest time without a break or a gap in which nothing at all of
+            it was used.
+        unused_since_ms: Since when nothing of it has been used, if that was so at the end.
         last_used_ms: When memory was last in use; None if never.
-        loaded_idle_hours: Memory was in use, and SM utilisation 0.
-        leftover_hours: Memory was counted and no process alive; None if processes are not known.
-        processes_peak: Most processes at one time; None if not known, or a group.
-        driver_memory_peak_bytes: The highest of the driver's figures; None if not known, or a
+        loaded_idle_hours: Time in which memory was in use, and SM utilisation 0.
+        leftover_hours: Time in which memory was counted and no process alive; None if processes are
+            not known.
+        driver_memory_peak_bytes: The highest of the driver's figures; None if not known, or for a
             group.
-        suggestion: Of a single allocation.
+        advice: ``"lower"``, ``"raise"`` or ``"keep"`` the memory limit; ``"limit"`` what has none;
+            ``"unused"``: nothing was used at all, so the allocation itself is in question;
+            ``"too_little_seen"``: for less than an hour. None for a group.
+        suggested_limit_bytes: The memory limit that would do; None with the last two advices.
         timeline: Over time, if it was asked for.
     """
 
@@ -179,7 +121,6 @@ class Usage:
     busy_gpu_hours: float | None
     driver_busy_gpu_hours: float | None
     memory_limit_bytes: int | None
-    unlimited_hours: float
     sm_limit_percent: int | None
     memory_average_bytes: int
     memory_p95_bytes: int
@@ -196,15 +137,15 @@ class Usage:
     last_used_ms: int | None
     loaded_idle_hours: float
     leftover_hours: float | None
-    processes_peak: int | None = None
     driver_memory_peak_bytes: int | None = None
-    suggestion: Suggestion | None = None
+    advice: Advice | None = None
+    suggested_limit_bytes: int | None = None
     timeline: Timeline | None = None
 
 
 @attrs.frozen
 class Report:
-    """Who held and used what. A value.
+    """What was held and used, by whom. A value.
 
     Attributes:
         facts: Where it comes from.
@@ -213,12 +154,14 @@ class Report:
         made_at_ms: When it was made.
         by: What `rows` are: namespaces, pods, devices, or containers: then one row per container
             and device.
-        coverage: How much of the time was recorded.
-        policy: How limits were suggested.
+        recorded_ratio: How much of the time was recorded, 0 to 1.
+        gaps: Where nothing was recorded, at the beginning and the end too; the longest 1,000.
+        gap_count: How many there are.
+        headroom: What suggested limits add to the 99th percentile, 0.1 for a tenth.
+        round_to_bytes: What suggested limits are multiples of.
         total: Everything together; None if nothing was recorded.
         rows: In the order of their names.
         allocations: One row per container and device, whatever `by` is.
-        namespaces: One row per namespace.
         devices: One row per device.
         warnings: What a reader should know.
     """
@@ -228,11 +171,13 @@ class Report:
     until_ms: int
     made_at_ms: int
     by: Level
-    coverage: Coverage
-    policy: SuggestionPolicy
+    recorded_ratio: float
+    gaps: tuple[Gap, ...]
+    gap_count: int
+    headroom: float
+    round_to_bytes: int
     total: Usage | None
     rows: tuple[Usage, ...]
     allocations: tuple[Usage, ...]
-    namespaces: tuple[Usage, ...]
     devices: tuple[Usage, ...]
     warnings: tuple[str, ...]

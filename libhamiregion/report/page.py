@@ -2,184 +2,219 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from libhamiregion import __version__
+from libhamiregion.text import printable
 
-from . import groups as report_groups
-from . import method as report_method
-from . import ranked as report_ranked
-from .cells import GIB_HOURS, Page, gpu_legend, memory_legend
-from .charts import coverage_strip, gpu_chart, memory_chart
-from .style import STYLE
-from .words import Times, counted, hours, number, share, size, text
+from .making import GROUP_FIELDS, group_key
+from .words import Times, counted, hours, number, share, size
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Sequence
 
-    from .models import Report, Usage
+    import jinja2
+
+    from .charts import Chart
+    from .models import Report, Timeline, Usage
 
 #: Steps of the charts over time.
 CHART_POINTS: Final = 240
 
-_HOUR_MS: Final = 3_600_000
-
-# Nothing may be loaded and nothing may run; styles are the page's own.
-_POLICY: Final = (
-    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none';"
-    " form-action 'none'"
-)
+# A page is for looking at: it stays below some 1.5 MiB whatever the node has.
+_RANKED: Final = 25
+_SMALL_CHARTS: Final = 24
+_GROUPS: Final = 20
+_GROUP_LINES: Final = 50
+_LINES: Final = 1_000
+_DEVICES: Final = 250
+_GAPS: Final = 40
+_WARNINGS: Final = 20
+_TEXT_LIMIT: Final = 400
+_NAME_LIMIT: Final = 80
 
 
 def report_html(report: Report, *, zone: dt.tzinfo | None = None) -> str:
-    """A report as a page to look at and to print: one file, which loads nothing and runs nothing.
-
-    Args:
-        report: Made with ``points=CHART_POINTS``, or there are no charts.
-        zone: The time zone of its times; None is the local one.
+    """Write a report as a page to look at and to print: one file, which loads and runs nothing.
 
     What is too much for a page is left to CSV and JSON, and the page says so: it shows 24 small
     charts, 20 groups with a chart each, and 1,000 lines of tables, about 1.5 MiB at most.
+
+    Args:
+        report: Made with ``points``, or there are no charts; 240 is a good number.
+        zone: The time zone of its times; None is the local one.
+
+    Raises:
+        ImportError: jinja2 is missing, which the extra ``cli`` installs.
     """
-    page = Page(report, Times(zone))
-    node = report.facts.node
-    title = "GPU report" if node is None else f"GPU report: {node}"
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="referrer" content="no-referrer">\n'
-        # Without one, browsers ask the server for /favicon.ico.
-        '<link rel="icon" href="data:,">\n'
-        f"<title>{text(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(_parts(page, title))
-        + "\n</main>\n</body>\n</html>\n"
-    )
+    return _template().render(_Page(report, Times(zone)).context())
 
 
-def _parts(page: Page, title: str) -> Iterator[str]:
-    report = page.report
-    yield _header(page, title)
-    if report.warnings:
-        yield report_method.warnings(report.warnings)
-    if report.total is None:
-        yield '<p class="panel">Nothing was recorded in this time.</p>'
-    else:
-        yield _tiles(page, report.total)
-        yield _over_time(page, report.total)
-        yield report_ranked.idle(page)
-        yield report_ranked.suggestions(page)
-        yield report_ranked.leftovers(page)
-        yield report_groups.small_multiples(page)
-        yield from report_groups.groups(page)
-        yield report_groups.devices(page)
-    yield report_method.method(page)
-    made_ms = report.made_at_ms
-    yield (
-        f"<footer>Made {page.times.full(made_ms)} ({page.times.zone_name(made_ms)}) by hamiregion"
-        f" {text(__version__)}.</footer>"
-    )
+@functools.cache
+def _template() -> jinja2.Template:
+    import jinja2
+    from markupsafe import Markup
 
+    from .charts import HEIGHT
 
-def _header(page: Page, title: str) -> str:
-    report, times = page.report, page.times
-    since_ms, until_ms = report.since_ms, report.until_ms
-    whole = hours((until_ms - since_ms) / _HOUR_MS)
-    what = "recording" if report.facts.kind == "recording" else "Prometheus at"
-    return (
-        f"<header><h1>{text(title)}</h1>"
-        f'<p class="soft">{times.full(since_ms)} to {times.full(until_ms)}'
-        f" ({times.zone_name(until_ms)}), {whole}. From the {what}"
-        f" <code>{text(report.facts.source, limit=300)}</code>.</p>"
-        f"{coverage_strip(report.coverage, since_ms, until_ms)}"
-        f'<p class="soft small-text">{share(report.coverage.ratio, 1)} of the time was recorded'
-        f"{_gap_words(report)}.</p>{_navigation(report)}</header>"
-    )
-
-
-def _gap_words(report: Report) -> str:
-    count = report.coverage.gap_count
-    return f"; {counted(count, 'gap')}, hatched in the charts" if count else ""
-
-
-def _navigation(report: Report) -> str:
-    if report.total is None:
-        return ""
-    links = (
-        ("time", "Over time"),
-        ("idle", "Held and not used"),
-        ("limits", "Suggested limits"),
-        ("many", "Memory by container"),
-        ("groups", report_groups.KINDS[report.by]),
-        ("devices", "Devices"),
-        ("method", "How it was measured"),
-    )
-    shown = "".join(f'<a href="#{target}">{words}</a>' for target, words in links)
-    return f"<nav>{shown}</nav>"
-
-
-def _tiles(page: Page, total: Usage) -> str:
-    report = page.report
-    rows = report.allocations
-    there = [row for row in rows if page.is_there(row)]
-    unused = [row for row in there if row.unused_since_ms is not None]
-    held = sum(row.memory_limit_bytes or 0 for row in unused)
-    used_of_limited = total.limited_used_gib_hours
-    containers = {(row.namespace, row.pod, row.pod_uid, row.container) for row in rows}
-    pods = {container[:3] for container in containers}
-    tiles = (
-        (
-            "Memory limits in use",
-            share(used_of_limited, total.limit_gib_hours),
-            f"{number(used_of_limited)} of {number(total.limit_gib_hours)} {GIB_HOURS}",
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        # Every text is bounded, and its control characters are spelled out, wherever it comes from.
+        finalize=lambda value: (
+            printable(value, _TEXT_LIMIT)
+            if isinstance(value, str) and not isinstance(value, Markup)
+            else value
         ),
-        _busy_tile(total),
-        (
-            "Unused at the end",
-            f"{len(unused):,} of {len(there):,}",
-            f"allocations, with {size(held)} of limits",
-        ),
-        ("Could be freed", size(_freed(there)), "by the limits suggested below"),
-        ("Most memory in use", size(total.memory_peak_bytes), page.times.short(total.peak_at_ms)),
-        (
-            "Containers",
-            f"{len(containers):,}",
-            f"in {counted(len(pods), 'pod')}, on {counted(len(report.devices), 'device')}",
-        ),
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    shown = "".join(
-        f'<div class="panel tile"><span class="what">{what}</span><b>{figure}</b>'
-        f"<span>{words}</span></div>"
-        for what, figure, words in tiles
+    environment.filters.update(
+        size=size, number=number, hours=hours, counted=counted, name=_name, short_uuid=_short_uuid
     )
-    return f'<div class="tiles" id="summary">{shown}</div>'
-
-
-def _freed(rows: Iterable[Usage]) -> int:
-    """What lower limits would give back, of what is there still."""
-    return sum(
-        -(suggestion.change_bytes or 0)
-        for row in rows
-        if (suggestion := row.suggestion) is not None and suggestion.verdict == "lower"
+    here = Path(__file__).parent
+    environment.globals.update(
+        style=Markup((here / "page.css").read_text(encoding="utf-8")),  # noqa: S704 (our own)
+        share=share,
+        height=HEIGHT,
+        version=__version__,
     )
+    return environment.from_string((here / "page.html").read_text(encoding="utf-8"))
 
 
-def _busy_tile(total: Usage) -> tuple[str, str, str]:
-    busy = number(total.busy_gpu_hours)
-    if total.allocated_gpu_hours is None:
-        return ("GPU hours busy", busy, f"in {number(total.device_hours)} device hours held")
-    of = f"{busy} of {number(total.allocated_gpu_hours)} GPU hours allocated"
-    return ("GPU time in use", share(total.busy_gpu_hours, total.allocated_gpu_hours), of)
+def _name(raw: str | None, missing: str = "not known") -> str:
+    return missing if raw is None else printable(raw, _NAME_LIMIT)
 
 
-def _over_time(page: Page, total: Usage) -> str:
-    timeline = total.timeline
-    if timeline is None:
-        return ""
-    gaps, times = page.report.coverage, page.times
-    charts = memory_chart(timeline, "memory used and limits, all together", gaps=gaps, times=times)
-    if total.busy_gpu_hours is not None:
-        charts += gpu_legend(page.report)
-        charts += gpu_chart(timeline, "GPUs busy and allocated", gaps=gaps, times=times)
-    return f'<h2 id="time">Over time</h2><div class="panel">{memory_legend(gaps)}{charts}</div>'
+def _short_uuid(uuid: str | None) -> str:
+    """Shorten a uuid as people do: ``GPU-1a2b3c4d``."""
+    return _name(None if uuid is None else "-".join(uuid.split("-")[:2]))
+
+
+def _held(row: Usage) -> float:
+    return -max(row.limit_gib_hours, row.used_gib_hours)
+
+
+class _Cut:
+    """The first rows of many, and how many there are."""
+
+    def __init__(self, rows: Iterable[Usage], most: int, key: Callable[[Usage], Any]) -> None:
+        found = sorted(rows, key=key)
+        self.rows, self.count, self.left_out = found[:most], len(found), max(0, len(found) - most)
+
+
+class _Page:
+    """Chooses and orders what the template shows."""
+
+    def __init__(self, report: Report, times: Times) -> None:
+        self._report = report
+        self._times = times
+        total = report.total
+        #: The last moment that anything is known of.
+        self._end_ms = report.until_ms if total is None else total.last_seen_ms
+
+    def context(self) -> dict[str, Any]:
+        from .charts import gap_stripes
+
+        report = self._report
+        node = report.facts.node
+        gaps = sorted(report.gaps, key=lambda gap: gap.start_ms - gap.end_ms)[:_GAPS]
+        shown: dict[str, Any] = {
+            "report": report,
+            "times": self._times,
+            "end_ms": self._end_ms,
+            "title": "GPU report" if node is None else f"GPU report: {node}",
+            "strip": gap_stripes(report.gaps, report.since_ms, report.until_ms),
+            "warnings": report.warnings[:_WARNINGS],
+            "gaps": sorted(gaps, key=lambda gap: gap.start_ms),
+        }
+        if report.total is not None:
+            shown |= self._sections(report.total)
+        return shown
+
+    def _sections(self, total: Usage) -> dict[str, Any]:
+        report = self._report
+        rows = report.allocations
+        timed = [row for row in rows if row.timeline is not None]
+        there = [row for row in rows if self._is_there(row)]
+        containers = {(row.namespace, row.pod, row.pod_uid, row.container) for row in rows}
+        return {
+            "there": there,
+            "unused": [row for row in there if row.unused_since_ms is not None],
+            "container_count": len(containers),
+            "pod_count": len({container[:3] for container in containers}),
+            "charts": self._charts(total),
+            "idle": _Cut(
+                (row for row in rows if row.unused_hours),
+                _RANKED,
+                lambda row: (-row.unused_gib_hours, -row.unused_hours),
+            ),
+            "suggested": _Cut(
+                (row for row in rows if row.advice in {"lower", "raise", "limit"}),
+                _RANKED,
+                # What is there still can be changed; what has no limit yet comes last.
+                lambda row: (not self._is_there(row), *_change_order(row)),
+            ),
+            "leftovers": _Cut(
+                (row for row in rows if row.leftover_hours),
+                _RANKED,
+                lambda row: -(row.leftover_hours or 0),
+            ),
+            "cards": _Cut(timed, _SMALL_CHARTS, _held),
+            "small_chart": self._small_chart,
+            "group_count": len(report.rows),
+            "groups": self._groups(),
+            "devices": _Cut(report.devices, _DEVICES, lambda row: -row.used_gib_hours),
+        }
+
+    def _is_there(self, row: Usage) -> bool:
+        return row.last_seen_ms >= self._end_ms
+
+    def _charts(self, total: Usage) -> list[Chart]:
+        from .charts import gpu_chart, memory_chart
+
+        if total.timeline is None:
+            return []
+        gaps = self._report.gaps
+        found = [memory_chart("memory used and limits", total.timeline, gaps, self._times)]
+        if total.busy_gpu_hours is not None:
+            found.append(gpu_chart("GPUs busy and allocated", total.timeline, gaps, self._times))
+        return found
+
+    def _small_chart(self, timeline: Timeline) -> Chart:
+        from .charts import memory_chart
+
+        return memory_chart("memory used and limit", timeline, self._report.gaps, None)
+
+    def _groups(self) -> list[tuple[Usage | None, Chart | None, Sequence[Usage], int]]:
+        """List each group with its chart, its lines, and how many more lines it has."""
+        from .charts import memory_chart
+
+        report = self._report
+        if report.by not in GROUP_FIELDS:
+            cut = _Cut(report.allocations, _LINES, _held)
+            return [(None, None, cut.rows, cut.left_out)]
+        members: dict[tuple[str | None, ...], list[Usage]] = {}
+        for row in sorted(report.allocations, key=_held):
+            members.setdefault(group_key(row, report.by), []).append(row)
+        found: list[tuple[Usage | None, Chart | None, Sequence[Usage], int]] = []
+        left = _LINES
+        for group in sorted(report.rows, key=_held)[:_GROUPS]:
+            rows = members.get(group_key(group, report.by), [])
+            lines = rows[: min(left, _GROUP_LINES)]
+            left -= len(lines)
+            chart = None
+            if group.timeline is not None:
+                chart = memory_chart(
+                    "memory used and limits", group.timeline, report.gaps, self._times
+                )
+            found.append((group, chart, lines, len(rows) - len(lines)))
+        return found
+
+
+def _change_order(row: Usage) -> tuple[bool, int]:
+    limit, suggested = row.memory_limit_bytes or 0, row.suggested_limit_bytes or 0
+    return (row.advice == "limit", -abs(suggested - limit))

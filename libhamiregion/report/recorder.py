@@ -1,23 +1,163 @@
-"""Records what a node's containers hold and use: looks at its regions, one file."""
+"""Records what a node's containers hold and use: looks at its regions and writes them down."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from .node_reader import NodeReader
+from libhamiregion.layouts import LAYOUTS
+from libhamiregion.node.nvml import NvmlState
+from libhamiregion.node.nvml.timeout_sampler import TimeoutSampler
+from libhamiregion.node.slot_tracker import SLOT_STATES
+from libhamiregion.node.usage import node_processes
+
+from .history import Allocation, Sample
 from .recording import RecordingUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
-    from libhamiregion.node.node import Node
+    from libhamiregion.node.containers import Container
+    from libhamiregion.node.node import Node, NodeSnapshot
     from libhamiregion.node.nvml import NvmlSampler
+    from libhamiregion.node.slot_tracker import SlotStates
+    from libhamiregion.node.usage import NodeProcess
 
-    from .recording import Written
-    from .writer import RecordingWriter
+    from .writer import RecordingWriter, Written
 
-_DRIVER_PATIENCE_S = 5.0
+_DRIVER_TIMEOUT_S = 5.0
+_SHORT_ID = 12
+# namespace, pod, container, pod UID
+_Names: TypeAlias = "tuple[str | None, str | None, str | None, str | None]"
+# Memory in bytes and SM utilisation in percent, None where not known.
+_DriverFigures: TypeAlias = "tuple[int | None, int | None]"
+_HAS_UTILIZATION = tuple(layout.has_utilization for layout in LAYOUTS)
+
+
+class NodeReader:
+    """Reads what all containers of a node hold and use.
+
+    Threads: one at a time.
+
+    Args:
+        node: The node; refreshed with every reading.
+        sampler: Asks the driver as well; None leaves its figures out.
+        timeout_s: How long to wait for the driver. Its figures are left out until it answers.
+    """
+
+    def __init__(
+        self, node: Node, *, sampler: NvmlSampler | None = None, timeout_s: float = 5.0
+    ) -> None:
+        self._node = node
+        self._driver = None if sampler is None else TimeoutSampler(sampler, timeout_s)
+
+    def read(self) -> dict[Allocation, Sample]:
+        """Look at the node.
+
+        Returns:
+            One sample per container and device with a region that can be read. A container can
+            make any number of regions beside its own: the one in its directory counts, as libvgpu
+            enforces its limits there, and without one the one with most memory in use.
+
+        Raises:
+            OSError: /proc cannot be listed.
+            RegionClosed: The node has been closed.
+        """
+        node = self._node
+        driver: dict[tuple[Container, int], _DriverFigures] = {}
+        sample = None if self._driver is None else self._driver.sample()
+        if sample is None or sample.state is not NvmlState.OK:
+            node.refresh(processes=False)
+        else:
+            driver = _driver_figures(node_processes(node.view(), node.processes, sample))
+        snapshot = node.snapshot()
+        processes = _processes_of_regions(snapshot, node.slots(snapshot))
+        names = [_names_of(container) for container in snapshot.containers]
+        counts = _regions_that_count(snapshot, names)
+        layouts = snapshot.table.regions.layout.tolist()
+        devices = snapshot.table.devices
+        found = {}
+        for row, (region, index, used, limit, sm_limit, sm) in enumerate(
+            zip(
+                devices.region.tolist(),
+                devices.index.tolist(),
+                devices.memory_used_bytes.tolist(),
+                devices.memory_limit_bytes.tolist(),
+                devices.sm_limit_percent.tolist(),
+                devices.sm_util_percent.tolist(),
+                strict=True,
+            )
+        ):
+            if region not in counts:
+                continue
+            layout = layouts[region]
+            has_utilization = 0 <= layout < len(_HAS_UTILIZATION) and _HAS_UTILIZATION[layout]
+            figures = driver.get((snapshot.containers[region], index), (None, None))
+            namespace, pod, name, pod_uid = names[region]
+            of = Allocation(namespace, pod, name, pod_uid, index, devices.uuid(row))
+            found[of] = Sample(
+                used,
+                limit or None,
+                sm_limit if 0 < sm_limit < 100 else 100,
+                sm if has_utilization else None,
+                processes[region],
+                *figures,
+            )
+        return found
+
+
+def _names_of(container: Container) -> _Names:
+    name = container.name
+    if name is None and container.container_id is not None:
+        name = container.container_id.id[:_SHORT_ID]
+    return container.namespace, container.pod, name, container.pod_uid
+
+
+def _regions_that_count(snapshot: NodeSnapshot, names: Sequence[_Names]) -> set[int]:
+    """Choose one region of each container, by its row."""
+    used = [0] * len(names)
+    devices = snapshot.table.devices
+    for region, nbytes in zip(
+        devices.region.tolist(), devices.memory_used_bytes.tolist(), strict=True
+    ):
+        used[region] += nbytes
+    chosen: dict[tuple[object, ...], tuple[bool, int, int]] = {}
+    for row, container in enumerate(snapshot.containers):
+        # Without a name nothing says that two regions are of one container.
+        _, _, name, pod_uid = names[row]
+        key = (pod_uid, row if name is None else name)
+        rank = (container.directory is not None, used[row], row)
+        chosen[key] = max(rank, chosen.get(key, rank))
+    return {row for _, _, row in chosen.values()}
+
+
+def _processes_of_regions(snapshot: NodeSnapshot, states: SlotStates) -> list[int]:
+    """Count the slots of each region whose processes are not proved dead."""
+    found = [0] * len(snapshot.containers)
+    for region, state in zip(snapshot.table.processes.region.tolist(), states.states, strict=True):
+        found[region] += SLOT_STATES[state] != "dead"
+    return found
+
+
+def _driver_figures(rows: Iterable[NodeProcess]) -> dict[tuple[Container, int], _DriverFigures]:
+    """Sum over the processes of a container; None where one of them is not known."""
+    found: dict[tuple[Container, int], _DriverFigures] = {}
+    for row in rows:
+        if row.container is None or row.state == "dead":
+            continue
+        for used in row.devices:
+            if used.index is None:
+                continue
+            memory, sm = found.get((row.container, used.index), (0, 0))
+            found[row.container, used.index] = (
+                _added(memory, used.memory_driver_bytes),
+                _added(sm, used.driver_sm_percent),
+            )
+    return found
+
+
+def _added(total: int | None, more: int | None) -> int | None:
+    return None if total is None or more is None else total + more
 
 
 class Recorder:
@@ -30,16 +170,16 @@ class Recorder:
 
     Args:
         node: What to look at; refreshed with every look.
-        writer: Where to; not closed.
-        sampler: Asks the driver as well; None records no figures of the driver. One that does not
+        writer: Where to write; not closed.
+        sampler: Asks the driver as well; None records none of its figures. A driver that does not
             answer costs a look a part of its interval, and its figures.
     """
 
     def __init__(
         self, node: Node, writer: RecordingWriter, *, sampler: NvmlSampler | None = None
     ) -> None:
-        patience_s = min(_DRIVER_PATIENCE_S, writer.interval_s / 4)
-        self._reader = NodeReader(node, sampler=sampler, patience_s=patience_s)
+        timeout_s = min(_DRIVER_TIMEOUT_S, writer.interval_s / 4)
+        self._reader = NodeReader(node, sampler=sampler, timeout_s=timeout_s)
         self._writer = writer
 
     def look(self) -> Written:
@@ -50,13 +190,8 @@ class Recorder:
             RecordingError: The file cannot be written to as it is.
             OSError: /proc cannot be listed.
         """
-        readings = self._reader.readings()
-        return self._writer.write(
-            readings,
-            at_ms=time.time_ns() // 1_000_000,
-            # It goes on while the machine sleeps, and nobody can set it.
-            running_ms=time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000,
-        )
+        samples = self._reader.read()
+        return self._writer.write(samples, at_ms=time.time_ns() // 1_000_000)
 
     def run(
         self,
@@ -68,18 +203,17 @@ class Recorder:
         """Look once in each of the writer's intervals until told to stop.
 
         A look that took longer than the interval makes the next one late; none is caught up on.
-
-        What can pass (a full disk, no descriptors left) is told and tried again at the next look;
-        what could not be recorded meanwhile is a gap.
+        What can pass (a full disk, no descriptors left) is reported and tried again at the next
+        look; what could not be recorded meanwhile is a gap.
 
         Args:
-            wait: Called with the seconds until the next look; what it returns is true if there is
-                to be none. ``threading.Event().wait`` is one.
+            wait: Called with the seconds until the next look; returns true to stop.
+                ``threading.Event().wait`` is one.
             looked: Called after each look.
             failed: Called for each look that could not be taken or written.
 
         Raises:
-            RecordingError: The file cannot be written to, and trying again is of no use.
+            RecordingError: The file cannot be written to, and trying again would not help.
         """
         due = time.monotonic()
         while True:

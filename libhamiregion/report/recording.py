@@ -1,226 +1,345 @@
 """The recording: what a node's containers held and used over time, in one SQLite file.
 
-The recorder looks at all regions at once, every so many seconds. A *look* writes only what has
-changed since the look before: an idle node costs one short row. Values hold from look to look, so a
-reader needs all that was written since some moment at which everything was: the first look of a
-*segment*. One begins when recording starts, every hour, after a gap, and when the clock was set.
-Retention drops whole segments.
+A *look* reads all regions at once, every so many seconds. It writes one row into ``looks`` and one
+row into ``changes`` for each allocation that has changed since the look before, so an idle node
+costs one short row. To read a value one needs all changes since a look that wrote everything: the
+first, one each hour, and one after each gap (``looks.whole``). Retention removes the oldest looks,
+up to one of those.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
 import sqlite3
-from typing import TYPE_CHECKING, Final
+import stat
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from urllib.parse import quote
 
-import attrs
+from .history import Allocation, HistoryFacts, Look, Sample
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from typing_extensions import Self
+
     from libhamiregion.errors import PathLike
 
 #: "HAMR", which `file` and `sqlite3` show as application id.
 APPLICATION_ID: Final = 0x48414D52
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 
-#: Why a segment began.
-START, GAP, CLOCK, CONTINUED = "start", "gap", "clock", "continued"
-
-# NULL is unlimited for a limit, and not known for a figure. A row of `states` in which used_bytes
-# is NULL says that there is nothing to be read from here on. `activity` is apart because it changes
-# at nearly every look of a busy container, and the rest hardly ever. A series' `last_look` is the
-# last at which all of it was written: at the beginning of a segment, or when it came back. No id is
-# used again: what is left of a container must never become another one's.
+# until_ms: where the next look took over, or one interval after this one if none came in time.
+# changes: NULL in used_bytes leaves the five memory figures as they were; used_bytes -1 says that
+# the allocation is gone. In the other columns NULL is unlimited for the memory limit, and unknown.
+# allocations.last_look: the last look that wrote all of the allocation's figures, so the rows of an
+# allocation are never older than the run that this look is in. No id is used twice (AUTOINCREMENT):
+# what is left of one container must never become another one's.
 SCHEMA: Final = """
 CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE containers (
+CREATE TABLE allocations (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
-    pod_uid TEXT, name TEXT, container_id TEXT, place TEXT, namespace TEXT, pod TEXT
-);
-CREATE TABLE series (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
-    container INTEGER NOT NULL REFERENCES containers (id),
+    namespace TEXT, pod TEXT, container TEXT, pod_uid TEXT,
     device_index INTEGER NOT NULL, device_uuid TEXT,
     last_look INTEGER NOT NULL
 );
-CREATE TABLE segments (
-    first_look INTEGER PRIMARY KEY, interval_ms INTEGER NOT NULL, cause TEXT NOT NULL
+CREATE TABLE looks (
+    id INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, until_ms INTEGER NOT NULL,
+    whole INTEGER NOT NULL
 );
-CREATE TABLE looks (id INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL);
-CREATE TABLE states (
-    look INTEGER NOT NULL, series INTEGER NOT NULL,
+CREATE TABLE changes (
+    look INTEGER NOT NULL, allocation INTEGER NOT NULL,
     used_bytes INTEGER, limit_bytes INTEGER, sm_limit_percent INTEGER,
     processes INTEGER, driver_bytes INTEGER,
-    PRIMARY KEY (look, series)
-) WITHOUT ROWID;
-CREATE TABLE activity (
-    look INTEGER NOT NULL, series INTEGER NOT NULL,
     sm_percent INTEGER, driver_sm_percent INTEGER,
-    PRIMARY KEY (look, series)
+    PRIMARY KEY (look, allocation)
 ) WITHOUT ROWID;
-CREATE VIEW readable_states AS
-    SELECT datetime(at_ms / 1000, 'unixepoch') AS at_utc, namespace, pod, name AS container,
+CREATE VIEW readable AS
+    SELECT datetime(at_ms / 1000, 'unixepoch') AS at_utc, namespace, pod, container,
         device_index, device_uuid, used_bytes, limit_bytes, sm_limit_percent, processes,
-        driver_bytes
-    FROM states JOIN looks ON looks.id = look JOIN series ON series.id = series
-        JOIN containers ON containers.id = container;
-CREATE VIEW readable_activity AS
-    SELECT datetime(at_ms / 1000, 'unixepoch') AS at_utc, namespace, pod, name AS container,
-        device_index, device_uuid, sm_percent, driver_sm_percent
-    FROM activity JOIN looks ON looks.id = look JOIN series ON series.id = series
-        JOIN containers ON containers.id = container;
+        driver_bytes, sm_percent, driver_sm_percent
+    FROM changes JOIN looks ON looks.id = look JOIN allocations ON allocations.id = allocation;
 """
 
+#: Device and inode of the files that this process writes to.
+OPEN_FOR_WRITING: Final[set[tuple[int, int]]] = set()
 
-@attrs.frozen
-class RecordedContainer:
-    """Which container; the first four say so, the others name it for people.
-
-    Attributes:
-        pod_uid: UID of its pod.
-        name: Its name.
-        container_id: Its id, for one that is known by that only.
-        place: The region's path inside the container, for one outside the roots.
-        namespace: Of the pod.
-        pod: The pod's name.
-    """
-
-    pod_uid: str | None
-    name: str | None
-    container_id: str | None = None
-    place: str | None = None
-    namespace: str | None = None
-    pod: str | None = None
-
-    @property
-    def identity(self) -> tuple[str | None, ...]:
-        """What makes it this one, whatever it is called."""
-        return (self.pod_uid, self.name, self.container_id, self.place)
-
-
-@attrs.frozen
-class Reading:
-    """What a container holds and uses of one device, at one look.
-
-    Attributes:
-        container: Whose.
-        device_index: The device's index in its region.
-        device_uuid: ``GPU-…`` or ``MIG-…``; None until the container has told.
-        memory_used_bytes: What counts against the limit.
-        memory_limit_bytes: None if unlimited.
-        sm_limit_percent: None if unlimited.
-        sm_util_percent: As accounted in the region, the sum over its processes, so it can pass
-            100; None where the layout has none.
-        processes: Of the container, all with a slot that are not proved dead; None if unknown.
-        driver_memory_bytes: What the driver says the container's processes use of the device.
-        driver_sm_percent: The same for SM utilisation.
-    """
-
-    container: RecordedContainer
-    device_index: int
-    device_uuid: str | None
-    memory_used_bytes: int
-    memory_limit_bytes: int | None = None
-    sm_limit_percent: int | None = None
-    sm_util_percent: int | None = None
-    processes: int | None = None
-    driver_memory_bytes: int | None = None
-    driver_sm_percent: int | None = None
-
-
-@attrs.frozen
-class Written:
-    """What one look came to.
-
-    Attributes:
-        look: Its number.
-        series: Containers' devices that were seen.
-        rows: Rows that were written for what changed.
-        began: Why a new segment began with it: ``start``, ``gap``, ``clock`` or ``continued``;
-            None if none did.
-        size_bytes: Of the file, without its write-ahead log.
-    """
-
-    look: int
-    series: int
-    rows: int
-    began: str | None
-    size_bytes: int
+_Stretch: TypeAlias = "tuple[int, int, int, int]"
 
 
 class RecordingError(Exception):
-    """A recording cannot be read or written; the root of what follows, never raised itself.
-
-    Attributes:
-        path: The file.
-    """
-
-    def __init__(self, message: str, *, path: PathLike) -> None:
-        super().__init__(message)
-        self.path = str(path)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuilt, (type(self), str(self), self.path)
-
-
-class NotARecording(RecordingError, ValueError):
-    """The file is something else, or of a version that this one does not know."""
-
-
-class RecordingDamaged(RecordingError):
-    """Pages or rows of the file are wrong or missing: move it away and begin another."""
-
-
-class RecordingInUse(RecordingError):
-    """Another recorder writes to the file."""
+    """A recording cannot be read or written: another program's file, damaged, or in use."""
 
 
 class RecordingUnavailable(RecordingError):
-    """It cannot be opened or written now: no space, no permission, a lock. It may pass."""
+    """A recording cannot be opened or written now (no space, no permission, locked); try again."""
 
 
-def _rebuilt(cls: type[RecordingError], message: str, path: str) -> RecordingError:
-    return cls(message, path=path)
+def not_a_recording(path: PathLike, what: str) -> RecordingError:
+    """Make the error for a file that is something else."""
+    return RecordingError(f"{str(path)!r} is not a recording: {what}")
 
 
-def recording_error(error: sqlite3.Error, path: PathLike) -> RecordingError:
-    """What SQLite reports, as one of the classes above."""
-    said = str(error)
-    shown = repr(str(path))
-    if "not a database" in said:
-        return NotARecording(f"{shown} is not a recording: {said}", path=path)
-    # sqlite3 has no class of its own for a damaged file; what can pass is an OperationalError.
-    if isinstance(error, sqlite3.DatabaseError) and type(error) is sqlite3.DatabaseError:
-        return damaged(said, path)
-    return RecordingUnavailable(f"{shown}: {said}", path=path)
-
-
-def damaged(said: str, path: PathLike) -> RecordingDamaged:
-    """The error for a file of which so much is wrong."""
-    return RecordingDamaged(
-        f"{str(path)!r} is damaged ({said}); move it away, and what sqlite3's .recover saves of it"
-        " can be read again",
-        path=path,
+def damaged(path: PathLike, what: str) -> RecordingError:
+    """Make the error for a file with wrong or missing pages or rows."""
+    return RecordingError(
+        f"{str(path)!r} is damaged ({what}); move it away, and what sqlite3's .recover saves of it"
+        " can be read again"
     )
 
 
-def check_kind(connection: sqlite3.Connection, path: PathLike) -> bool:
-    """Whether an open file is a recording; False if it holds nothing yet.
+def from_sqlite(error: sqlite3.Error, path: PathLike) -> RecordingError:
+    """Turn what SQLite reports into one of the errors above."""
+    said = str(error)
+    if "not a database" in said:
+        return not_a_recording(path, said)
+    # sqlite3 has no class of its own for a damaged file; what can pass is an OperationalError.
+    if type(error) is sqlite3.DatabaseError:
+        return damaged(path, said)
+    return RecordingUnavailable(f"{str(path)!r}: {said}")
+
+
+def check_header(fd: int, path: PathLike) -> bool:
+    """Read what a file is, before SQLite, which makes files beside it.
+
+    Returns:
+        Whether it is a recording; False if it is empty.
 
     Raises:
-        NotARecording: It is something else.
-        sqlite3.Error: As SQLite reports it.
+        RecordingError: It is something else.
     """
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if application != APPLICATION_ID:
-        if not application and not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
-            return False
-        raise NotARecording(
-            f"{str(path)!r} is an SQLite file of another program, not a recording", path=path
-        )
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        raise not_a_recording(path, "it is no regular file")
+    header = os.pread(fd, 100, 0)
+    if not header:
+        return False
+    # https://sqlite.org/fileformat.html
+    application_id, version = header[68:72], int.from_bytes(header[60:64], "big")
+    if not header.startswith(b"SQLite format 3\0"):
+        raise not_a_recording(path, "it is no SQLite file")
+    if application_id != APPLICATION_ID.to_bytes(4, "big"):
+        raise not_a_recording(path, "it is an SQLite file of another program")
     if version != SCHEMA_VERSION:
-        raise NotARecording(
-            f"{str(path)!r} is a recording of version {version}; this program knows version"
-            f" {SCHEMA_VERSION}",
-            path=path,
+        raise not_a_recording(
+            path, f"it has version {version}, and this program knows version {SCHEMA_VERSION}"
         )
     return True
+
+
+class Recording:
+    """A recording, read-only. A context manager.
+
+    Where the clock was set back, the same time was recorded twice: the later record counts.
+
+    Threads: one at a time. A recorder may write meanwhile.
+
+    Args:
+        path: The file.
+
+    Attributes:
+        path: The file, absolute.
+
+    Raises:
+        FileNotFoundError: There is none.
+        RecordingError: It cannot be read.
+    """
+
+    def __init__(self, path: PathLike) -> None:
+        self.path = str(Path(path).absolute())
+        self._check()
+        address = f"file:{quote(self.path)}?mode=ro"
+        try:
+            self._connection = self._connect(address)
+        except RecordingUnavailable:
+            # Readers of a write-ahead log make files beside it. In a directory where that is not
+            # allowed, a copy that nobody writes to is read as it is.
+            if os.access(os.path.dirname(self.path), os.W_OK) or _has_content(f"{self.path}-wal"):  # noqa: PTH120
+                raise
+            self._connection = self._connect(f"{address}&immutable=1")
+
+    def _check(self) -> None:
+        status = os.stat(self.path)  # noqa: PTH116
+        # Closing a descriptor of a file drops the locks that SQLite has on it in this process.
+        if (status.st_dev, status.st_ino) in OPEN_FOR_WRITING:
+            return
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            raise RecordingUnavailable(f"{self.path!r}: {error.strerror}") from error
+        try:
+            if not check_header(fd, self.path):
+                raise not_a_recording(self.path, "it is empty")
+        finally:
+            os.close(fd)
+
+    def _connect(self, address: str) -> sqlite3.Connection:
+        with self._errors():
+            connection = sqlite3.connect(address, uri=True, isolation_level=None, timeout=5)
+            try:
+                connection.execute("SELECT 1 FROM sqlite_master").fetchone()
+            except BaseException:
+                connection.close()
+                raise
+        return connection
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise from_sqlite(error, self.path) from error
+
+    def close(self) -> None:
+        """Close the file; may be called again."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def span_ms(self) -> tuple[int, int] | None:
+        """Return the first and last moment recorded, Unix milliseconds; None if there is none.
+
+        Raises:
+            RecordingError: It cannot be read.
+        """
+        with self._errors():
+            stretches = self._stretches()
+        return (stretches[0][0], stretches[-1][1]) if stretches else None
+
+    def facts(self) -> HistoryFacts:
+        """Describe the recording.
+
+        Raises:
+            RecordingError: It cannot be read.
+        """
+        with self._errors():
+            about = dict(self._connection.execute("SELECT key, value FROM about"))
+        interval_s = float(about.get("interval_s", 0))
+        return HistoryFacts("recording", self.path, about.get("node"), interval_s)
+
+    def looks(self, since_ms: int, until_ms: int) -> Iterator[Look]:
+        """Yield the looks between two moments, cut to them.
+
+        Raises:
+            RecordingError: It cannot be read.
+        """
+        with self._errors():
+            # One transaction: what retention removes meanwhile stays readable here.
+            self._connection.execute("BEGIN")
+            try:
+                allocations = self._allocations()
+                for from_ms, to_ms, first, last in self._stretches():
+                    start_ms, end_ms = max(from_ms, since_ms), min(to_ms, until_ms)
+                    if start_ms < end_ms:
+                        yield from self._run(first, last, start_ms, end_ms, allocations)
+            finally:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+
+    def _stretches(self) -> list[_Stretch]:
+        """List what counts when: start and end, first and last look, in the order of time."""
+        runs = self._connection.execute(
+            "SELECT id, at_ms, next - 1,"
+            " (SELECT max(until_ms) FROM looks WHERE id >= run.id AND id < run.next)"
+            " FROM (SELECT *, lead(id, 1, 1 << 62) OVER (ORDER BY id) AS next FROM looks"
+            " WHERE whole) AS run ORDER BY id DESC"
+        ).fetchall()
+        found: list[_Stretch] = []
+        taken: list[tuple[int, int]] = []
+        # The latest record first: an earlier one counts for what is left of its time.
+        for first, at_ms, last, end_ms in runs:
+            start_ms = at_ms
+            for taken_from_ms, taken_to_ms in (*taken, (end_ms, end_ms)):
+                if start_ms < min(taken_from_ms, end_ms):
+                    found.append((start_ms, min(taken_from_ms, end_ms), first, last))
+                start_ms = max(start_ms, taken_to_ms)
+            taken = _joined([*taken, (at_ms, end_ms)])
+        return sorted(found)
+
+    def _run(
+        self,
+        first: int,
+        last: int,
+        start_ms: int,
+        end_ms: int,
+        allocations: Mapping[int, Allocation],
+    ) -> Iterator[Look]:
+        rows = self._connection.execute(
+            "SELECT id, at_ms, until_ms, allocation, used_bytes, limit_bytes, sm_limit_percent,"
+            " processes, driver_bytes, sm_percent, driver_sm_percent"
+            " FROM looks LEFT JOIN changes ON look = id WHERE id BETWEEN ? AND ? ORDER BY id",
+            (first, last),
+        )
+        current: dict[int, Sample | None] = {}
+        # What changed before the report begins is what it begins with.
+        changes: dict[Allocation, Sample | None] = {}
+        whole = True
+        before_ms = 0
+        for (look, at_ms, until_ms), group in itertools.groupby(rows, itemgetter(0, 1, 2)):
+            if not before_ms <= at_ms < until_ms:
+                raise damaged(self.path, f"look {look} is not after the one before")
+            before_ms = until_ms
+            for row in group:
+                number = row[3]
+                if number is None:
+                    continue  # nothing has changed
+                if number not in allocations:
+                    raise damaged(self.path, f"allocation {number} of look {look} is missing")
+                sample = current[number] = _sample(row, current.get(number))
+                changes[allocations[number]] = sample
+            if until_ms <= start_ms:
+                continue
+            if at_ms >= end_ms:
+                return
+            yield Look(max(at_ms, start_ms), min(until_ms, end_ms), whole, changes)
+            whole, changes = False, {}
+
+    def _allocations(self) -> dict[int, Allocation]:
+        rows = self._connection.execute(
+            "SELECT id, namespace, pod, container, pod_uid, device_index, device_uuid"
+            " FROM allocations"
+        )
+        return {number: Allocation(*fields) for number, *fields in rows}
+
+
+def _sample(row: tuple[Any, ...], before: Sample | None) -> Sample | None:
+    used, limit, sm_limit, processes, driver, sm, driver_sm = row[4:]
+    if used is None:
+        if before is None:
+            return None
+        return Sample(
+            before.memory_used_bytes,
+            before.memory_limit_bytes,
+            before.sm_limit_percent,
+            sm,
+            before.processes,
+            before.driver_memory_bytes,
+            driver_sm,
+        )
+    if used < 0:
+        return None
+    return Sample(used, limit, sm_limit, sm, processes, driver, driver_sm)
+
+
+def _joined(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Merge intervals that overlap or touch, in order."""
+    found: list[tuple[int, int]] = []
+    for start_ms, end_ms in sorted(intervals):
+        if found and start_ms <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end_ms))
+        else:
+            found.append((start_ms, end_ms))
+    return found
+
+
+def _has_content(path: str) -> bool:
+    try:
+        return os.stat(path).st_size > 0  # noqa: PTH116
+    except OSError:
+        return False

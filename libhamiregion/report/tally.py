@@ -1,20 +1,81 @@
-"""Adds up looks: for one device of a container, and for groups of them, in one pass over time."""
+"""Adds up samples over time, for one allocation or for a group of them, in one pass."""
 
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from .models import Timeline
 
 if TYPE_CHECKING:
-    from .history import Activity, Allocation, AllocationState
+    from collections.abc import Iterable, Sequence
+
+    from .history import Allocation, Sample
+
+#: What an allocation adds to each of its groups at a moment. The first four can change a peak; the
+#: last five come from utilisation, which changes most often.
+RATES: Final = (
+    "present",
+    "used",
+    "peak",
+    "limit",
+    "limited_used",
+    "share",
+    "share_known",
+    "unused",
+    "unused_limit",
+    "leftover",
+    "processes_known",
+    "busy",
+    "busy_known",
+    "driver_busy",
+    "driver_busy_known",
+    "idle",
+)
+_CAN_PEAK: Final = 4
+_USED: Final = RATES.index("used")
+_SHARE: Final = RATES.index("share")
+_BUSY: Final = RATES.index("busy")
+_NOTHING: Final[tuple[float, ...]] = (0,) * len(RATES)
+
+#: Which rate changes, and by how much.
+Changes: TypeAlias = "list[tuple[int, float]]"
 
 # Values are rounded up to so many binary digits before they are counted: 0.4 % at most, and a
-# bounded number of them however long the report is.
-_DIGITS = 9
+# bounded number of values however long the report is.
+_DIGITS: Final = 9
+
+
+def rates_of(sample: Sample | None) -> tuple[float, ...]:
+    """What a sample adds, in the order of `RATES`; percentages of one GPU."""
+    if sample is None:
+        return _NOTHING
+    used, limit = sample.memory_used_bytes, sample.memory_limit_bytes or 0
+    peak = used if sample.memory_peak_bytes is None else sample.memory_peak_bytes
+    share, processes = sample.sm_limit_percent, sample.processes
+    sm, driver = sample.sm_percent, sample.driver_sm_percent
+    return (
+        1,
+        used,
+        peak,
+        limit,
+        used if limit else 0,
+        share or 0,
+        share is not None,
+        not peak,
+        0 if peak else limit,
+        peak > 0 and processes == 0,
+        processes is not None,
+        min(sm or 0, 100),
+        sm is not None,
+        min(driver or 0, 100),
+        driver is not None,
+        peak > 0 and sm == 0,
+    )
 
 
 def rounded_up(value: int) -> int:
-    """A value as percentiles see it: nine binary digits, never less than it was.
+    """Round as percentiles do: nine binary digits, never less than it was.
 
     >>> rounded_up(511), rounded_up(2**30), rounded_up(2**30 + 1) - 2**30
     (511, 1073741824, 4194304)
@@ -23,326 +84,222 @@ def rounded_up(value: int) -> int:
     return value if shift <= 0 else -(-value >> shift) << shift
 
 
-def percentile(time_ms: dict[int, int], share: float) -> int | None:
-    """The value that was not passed during that share of the time; None if there was no time."""
-    total = sum(time_ms.values())
-    if not total:
-        return None
-    values = sorted(time_ms)
-    passed = itertools.accumulate(time_ms[value] for value in values)
-    return next(
-        value for value, until in zip(values, passed, strict=True) if until >= share * total
-    )
-
-
 class Bins:
-    """A series over time in a bounded number of equal bins."""
+    """Memory and GPUs over time, in equal steps.
 
-    __slots__ = (
-        "busy",
-        "covered_ms",
-        "limit",
-        "peak",
-        "share",
-        "start_ms",
-        "step_ms",
-        "used",
-    )
+    Args:
+        start_ms: Where the first step begins.
+        step_ms: Length of a step.
+        count: How many there are.
+        gpus: Whether to add up GPUs as well.
+    """
 
-    def __init__(self, start_ms: int, step_ms: int, count: int) -> None:
-        self.start_ms = start_ms
-        self.step_ms = step_ms
-        self.covered_ms = [0] * count
-        self.peak = [0] * count
-        self.limit = [0] * count
-        # Integrals over time: bytes, percent, percent.
-        self.used = [0] * count
-        self.busy = [0.0] * count
-        self.share = [0.0] * count
+    def __init__(self, start_ms: int, step_ms: int, count: int, *, gpus: bool) -> None:
+        self._start_ms = start_ms
+        self._step_ms = step_ms
+        self._covered_ms = [0] * count
+        self._peak = [0] * count
+        self._limit = [0] * count
+        # By rate: its integral over each step, and by how much it changes from the next step on.
+        rates = (_USED, _SHARE, _BUSY) if gpus else (_USED,)
+        self._sums = {rate: ([0.0] * (count + 1), [0.0] * (count + 1)) for rate in rates}
 
-    def add(
-        self,
-        since_ms: int,
-        until_ms: int,
-        used: int,
-        peak: int,
-        limit: int,
-        busy: float,
-        share: float,
-    ) -> None:
-        """Add values that held for a time."""
-        start_ms, step_ms = self.start_ms, self.step_ms
-        at = (since_ms - start_ms) // step_ms
+    def change(self, now_ms: int, changes: Changes) -> None:
+        """Change rates from now on."""
+        at = (now_ms - self._start_ms) // self._step_ms
+        left_ms = self._start_ms + (at + 1) * self._step_ms - now_ms
+        for rate, by in changes:
+            found = self._sums.get(rate)
+            if found is not None and at + 1 < len(found[0]):
+                found[0][at] += by * left_ms
+                found[1][at + 1] += by
+
+    def hold(self, since_ms: int, until_ms: int, peak: int, limit: int) -> None:
+        """Note what has been the case for a while."""
+        at = (since_ms - self._start_ms) // self._step_ms
         while since_ms < until_ms:
-            end_ms = min(start_ms + (at + 1) * step_ms, until_ms)
-            passed_ms = end_ms - since_ms
-            self.covered_ms[at] += passed_ms
-            if peak > self.peak[at]:
-                self.peak[at] = peak
-            if limit > self.limit[at]:
-                self.limit[at] = limit
-            self.used[at] += used * passed_ms
-            if busy:
-                self.busy[at] += busy * passed_ms
-            if share:
-                self.share[at] += share * passed_ms
+            end_ms = min(self._start_ms + (at + 1) * self._step_ms, until_ms)
+            self._covered_ms[at] += end_ms - since_ms
+            self._peak[at] = max(self._peak[at], peak)
+            self._limit[at] = max(self._limit[at], limit)
             since_ms = end_ms
             at += 1
 
+    def timeline(self) -> Timeline:
+        """Return what it comes to."""
+        return Timeline(
+            self._start_ms,
+            self._step_ms,
+            tuple(_where(self._covered_ms, self._peak)),
+            tuple(None if each is None else round(each) for each in self._averages(_USED)),
+            tuple(_where(self._covered_ms, self._limit)),
+            self._gpus(_BUSY),
+            self._gpus(_SHARE),
+        )
 
-class GroupTally:
-    """The sums over the allocations of a group, at each moment."""
+    def _gpus(self, rate: int) -> tuple[float | None, ...]:
+        if rate not in self._sums:
+            return ()
+        return tuple(
+            None if each is None else round(each / 100, 4) for each in self._averages(rate)
+        )
 
-    __slots__ = (
-        "_since_ms",
-        "bins",
-        "busy",
-        "limit",
-        "limit_peak",
-        "observed_ms",
-        "peak",
-        "peak_at_ms",
-        "peak_time_ms",
-        "present",
-        "share",
-        "used",
-        "used_ms",
-        "used_peak",
+    def _averages(self, rate: int) -> Iterable[float | None]:
+        sums, turns = self._sums[rate]
+        for covered_ms, here, before in zip(
+            self._covered_ms, sums, itertools.accumulate(turns), strict=False
+        ):
+            yield (here + before * self._step_ms) / covered_ms if covered_ms else None
+
+
+def _where(covered_ms: Sequence[int], values: Sequence[int]) -> Iterable[int | None]:
+    return (
+        value if passed_ms else None for value, passed_ms in zip(values, covered_ms, strict=True)
     )
 
-    def __init__(self, bins: Bins | None) -> None:
+
+class Tally:
+    """The sums over the allocations of a group at each moment, and what they come to over time.
+
+    Integrals need no step per look: a rate that changes at some moment counts from there to the
+    end. Peaks, percentiles and stretches without use advance from change to change.
+
+    Args:
+        until_ms: Where the report ends.
+        bins: Takes the timeline; None for none.
+    """
+
+    def __init__(self, until_ms: int, bins: Bins | None) -> None:
         self.bins = bins
+        self._rates: list[float] = [0] * len(RATES)
+        self._sums: list[float] = [0] * len(RATES)
+        #: Changes of one moment, which count together.
+        self._pending: list[float] = [0] * len(RATES)
+        self._pending_ms = 0
+        self._until_ms = until_ms
         self._since_ms = 0
-        # Now.
-        self.present = self.used = self.peak = self.limit = 0
-        self.busy = self.share = 0.0
-        # Over time.
-        self.observed_ms = self.used_ms = 0
-        self.used_peak = self.limit_peak = 0
-        self.peak_at_ms: int | None = None
-        self.peak_time_ms: dict[int, int] = {}
+        self._unused_from_ms: int | None = None
+        self.first_ms: int | None = None
+        self.last_ms = 0
+        self.observed_ms = 0
+        self.peak = self.limit_peak = 0
+        self.peak_at_ms = 0
+        self.last_used_ms: int | None = None
+        self.unused_longest_ms = 0
+        #: Of the stretch without use that was there at the end.
+        self.unused_since_ms: int | None = None
+        self._peak_time_ms: dict[int, int] = {}
 
-    def add(self, used: int, peak: int, limit: int, share: int, present: int) -> None:
-        """Change the sums from now on."""
-        self.used += used
-        self.peak += peak
-        self.limit += limit
-        self.share += share
-        self.present += present
+    def add(self, now_ms: int, changes: Changes) -> None:
+        """Change rates from now on, together with all other changes of this moment."""
+        if now_ms != self._pending_ms:
+            self._flush()
+            self._pending_ms = now_ms
+        for rate, by in changes:
+            self._pending[rate] += by
 
-    def advance(self, now_ms: int) -> None:
-        """Count what has held until now; before anything of it changes."""
-        since_ms = self._since_ms
-        if since_ms == now_ms:
-            return
-        self._since_ms = now_ms
-        if not self.present:
-            return
-        passed_ms = now_ms - since_ms
-        peak = self.peak
-        self.observed_ms += passed_ms
-        self.used_ms += self.used * passed_ms
-        if peak > self.used_peak or self.peak_at_ms is None:
-            self.used_peak, self.peak_at_ms = peak, since_ms
-        if self.limit > self.limit_peak:
-            self.limit_peak = self.limit
-        value = rounded_up(peak)
-        self.peak_time_ms[value] = self.peak_time_ms.get(value, 0) + passed_ms
+    def _flush(self) -> None:
+        changes = [(rate, by) for rate, by in enumerate(self._pending) if by]
+        if changes:
+            self._pending = [0] * len(RATES)
+            self.change(self._pending_ms, changes)
+
+    def change(self, now_ms: int, changes: Changes) -> None:
+        """Change rates from now on; moments never go back."""
+        first = changes[0][0]
+        if first < _CAN_PEAK:
+            self._advance(now_ms)
+        left_ms = self._until_ms - now_ms
+        for rate, by in changes:
+            self._rates[rate] += by
+            self._sums[rate] += by * left_ms
         if self.bins is not None:
-            self.bins.add(since_ms, now_ms, self.used, peak, self.limit, self.busy, self.share)
+            self.bins.change(now_ms, changes)
+
+    def finish(self, now_ms: int) -> None:
+        """End at the last moment that anything is known of."""
+        self._flush()
+        self._advance(now_ms)
+        self.unused_since_ms = self._unused_from_ms if self._rates[0] else None
+        changes = [(rate, -by) for rate, by in enumerate(self._rates) if by]
+        if changes:
+            self.change(now_ms, changes)
+
+    def _advance(self, now_ms: int) -> None:
+        since_ms, self._since_ms = self._since_ms, now_ms
+        passed_ms = now_ms - since_ms
+        if not passed_ms:
+            return
+        present, _, peak, limit = map(int, self._rates[:_CAN_PEAK])
+        if not present:
+            self._unused_from_ms = None
+            return
+        if self.first_ms is None:
+            self.first_ms = self.peak_at_ms = since_ms
+        self.last_ms = now_ms
+        self.observed_ms += passed_ms
+        if peak > self.peak:
+            self.peak, self.peak_at_ms = peak, since_ms
+        self.limit_peak = max(self.limit_peak, limit)
+        value = rounded_up(peak)
+        self._peak_time_ms[value] = self._peak_time_ms.get(value, 0) + passed_ms
+        if peak:
+            self.last_used_ms, self._unused_from_ms = now_ms, None
+        else:
+            if self._unused_from_ms is None:
+                self._unused_from_ms = since_ms
+            self.unused_longest_ms = max(self.unused_longest_ms, now_ms - self._unused_from_ms)
+        if self.bins is not None:
+            self.bins.hold(since_ms, now_ms, peak, limit)
+
+    def over_time(self, rate: str) -> float:
+        """Return the integral of a rate, times milliseconds."""
+        return self._sums[RATES.index(rate)]
+
+    def percentile(self, share: float) -> int:
+        """Return the memory that was not passed during that share of the time."""
+        values = sorted(self._peak_time_ms)
+        passed = itertools.accumulate(self._peak_time_ms[value] for value in values)
+        wanted_ms = share * self.observed_ms
+        found = (v for v, until_ms in zip(values, passed, strict=True) if until_ms >= wanted_ms)
+        return min(next(found, 0), self.peak)
 
 
 class AllocationTally:
-    """One device of one container."""
+    """One allocation: what it shows now, and the tallies that it counts in.
 
-    __slots__ = (
-        "_activity_since_ms",
-        "_state_since_ms",
-        "_stretch_since_ms",
-        "allocation",
-        "bins",
-        "busy",
-        "driver_busy",
-        "driver_ms",
-        "driver_peak",
-        "driver_sm",
-        "first_ms",
-        "groups",
-        "idle_ms",
-        "known_ms",
-        "last_limit",
-        "last_ms",
-        "last_sm_limit",
-        "last_used_ms",
-        "leftover_ms",
-        "limit_ms",
-        "limited_used_ms",
-        "observed_ms",
-        "peak_at_ms",
-        "peak_time_ms",
-        "processes_peak",
-        "share_known_ms",
-        "share_ms",
-        "sm",
-        "state",
-        "unlimited_ms",
-        "unused_limit_ms",
-        "unused_longest_ms",
-        "unused_ms",
-        "unused_since_ms",
-        "used_ms",
-        "used_peak",
-    )
+    Args:
+        allocation: Which.
+        own: Of this allocation alone.
+        groups: Of the groups that it is in.
+    """
 
-    def __init__(self, allocation: Allocation, bins: Bins | None) -> None:
+    def __init__(self, allocation: Allocation, own: Tally, groups: Iterable[Tally]) -> None:
         self.allocation = allocation
-        self.groups: tuple[GroupTally, ...] = ()
-        self.bins = bins
-        self.state: AllocationState | None = None
-        self.sm: float | None = None
-        self.driver_sm: float | None = None
-        self._state_since_ms = self._activity_since_ms = 0
-        self._stretch_since_ms: int | None = None
-        self.first_ms: int | None = None
-        self.last_ms = 0
-        self.last_limit: int | None = None
-        self.last_sm_limit: int | None = None
-        self.last_used_ms: int | None = None
-        #: Of the unused stretch at the very end.
-        self.unused_since_ms: int | None = None
-        self.observed_ms = self.used_ms = self.limit_ms = self.unlimited_ms = 0
-        self.limited_used_ms = 0
-        self.share_ms = self.share_known_ms = 0
-        self.unused_ms = self.unused_limit_ms = self.unused_longest_ms = 0
-        self.idle_ms = self.leftover_ms = self.known_ms = self.driver_ms = 0
-        self.busy = self.driver_busy = 0.0
-        self.used_peak = 0
-        self.peak_at_ms: int | None = None
-        self.peak_time_ms: dict[int, int] = {}
-        self.driver_peak: int | None = None
-        self.processes_peak: int | None = None
+        self.own = own
+        self._groups = tuple(groups)
+        self._rates = _NOTHING
+        self.sample: Sample | None = None
+        #: The last that was seen.
+        self.last: Sample | None = None
+        self.driver_peak_bytes: int | None = None
 
-    def change(self, now_ms: int, state: AllocationState | None) -> None:
-        """Another state from now on; None if there is nothing to be read any more."""
-        before = self.state
-        self._advance(now_ms)
-        self.state = state
-        if state is None:
-            self._change_groups(now_ms, before, None)
-            self.act(now_ms, (None, None))
-            self._stretch_since_ms = None
-            return
-        self.last_limit = state.memory_limit_bytes
-        self.last_sm_limit = state.sm_limit_percent
-        self._change_groups(now_ms, before, state)
-
-    def act(self, now_ms: int, activity: Activity) -> None:
-        """Another activity from now on."""
-        self._advance_activity(now_ms)
-        sm, driver_sm = activity
-        difference = min(sm or 0, 100) - min(self.sm or 0, 100)
-        if difference:
-            for group in self.groups:
-                group.advance(now_ms)
-                group.busy += difference
-        self.sm, self.driver_sm = sm, driver_sm
-
-    def join(self, groups: tuple[GroupTally, ...], now_ms: int) -> None:
-        """Count in these groups from now on; those of before are among them."""
-        weights = _weights(self.state)
-        for group in groups:
-            if group not in self.groups:
-                group.advance(now_ms)
-                group.add(*weights)
-                group.busy += min(self.sm or 0, 100)
-        self.groups = groups
-
-    def finish(self, now_ms: int) -> None:
-        """The end of the report."""
-        self._advance(now_ms)
-        if self.state is not None:
-            self.unused_since_ms = self._stretch_since_ms
-
-    def _change_groups(
-        self, now_ms: int, before: AllocationState | None, after: AllocationState | None
-    ) -> None:
-        change = [new - old for new, old in zip(_weights(after), _weights(before), strict=True)]
-        for group in self.groups:
-            group.advance(now_ms)
-            group.add(*change)
-
-    def _advance(self, now_ms: int) -> None:
-        self._advance_activity(now_ms)
-        since_ms, self._state_since_ms = self._state_since_ms, now_ms
-        state = self.state
-        passed_ms = now_ms - since_ms
-        if state is None or not passed_ms:
-            return
-        if self.first_ms is None:
-            self.first_ms = since_ms
-        self.last_ms = now_ms
-        peak, limit = state.memory_peak_bytes, state.memory_limit_bytes
-        self.observed_ms += passed_ms
-        self.used_ms += state.memory_used_bytes * passed_ms
-        self.share_ms += _share(state) * passed_ms
-        if state.sm_limit_known:
-            self.share_known_ms += passed_ms
-        if limit is None:
-            self.unlimited_ms += passed_ms
-        else:
-            self.limit_ms += limit * passed_ms
-            self.limited_used_ms += state.memory_used_bytes * passed_ms
-        if peak > self.used_peak or self.peak_at_ms is None:
-            self.used_peak, self.peak_at_ms = peak, since_ms
-        value = rounded_up(peak)
-        self.peak_time_ms[value] = self.peak_time_ms.get(value, 0) + passed_ms
-        if state.driver_memory_bytes is not None:
-            self.driver_peak = max(self.driver_peak or 0, state.driver_memory_bytes)
-        if state.processes is not None:
-            self.processes_peak = max(self.processes_peak or 0, state.processes)
-        if peak:
-            self.last_used_ms = now_ms
-            self._stretch_since_ms = None
-            if state.processes == 0:
-                self.leftover_ms += passed_ms
-        else:
-            self.unused_ms += passed_ms
-            self.unused_limit_ms += (limit or 0) * passed_ms
-            if self._stretch_since_ms is None:
-                self._stretch_since_ms = since_ms
-            self.unused_longest_ms = max(self.unused_longest_ms, now_ms - self._stretch_since_ms)
-        if self.bins is not None:
-            self.bins.add(since_ms, now_ms, state.memory_used_bytes, peak, limit or 0, 0, 0)
-
-    def _advance_activity(self, now_ms: int) -> None:
-        passed_ms = now_ms - self._activity_since_ms
-        self._activity_since_ms = now_ms
-        if self.state is None:
-            return
-        sm = self.sm
-        if sm is not None:
-            self.known_ms += passed_ms
-            if sm:
-                self.busy += min(sm, 100) * passed_ms
-            elif self.state.memory_peak_bytes:
-                self.idle_ms += passed_ms
-        if self.driver_sm is not None:
-            self.driver_ms += passed_ms
-            self.driver_busy += min(self.driver_sm, 100) * passed_ms
-
-
-def _weights(state: AllocationState | None) -> tuple[int, int, int, int, int]:
-    if state is None:
-        return 0, 0, 0, 0, 0
-    return (
-        state.memory_used_bytes,
-        state.memory_peak_bytes,
-        state.memory_limit_bytes or 0,
-        _share(state),
-        1,
-    )
-
-
-def _share(state: AllocationState) -> int:
-    """The percentage of a GPU that is allocated; 0 where that is not known."""
-    return (state.sm_limit_percent or 100) if state.sm_limit_known else 0
+    def change(self, now_ms: int, sample: Sample | None) -> None:
+        """Show another sample from now on; None if there is nothing to be read any more."""
+        before, self._rates, self.sample = self._rates, rates_of(sample), sample
+        if sample is not None:
+            self.last = sample
+            driver = sample.driver_memory_bytes
+            if driver is not None:
+                self.driver_peak_bytes = max(self.driver_peak_bytes or 0, driver)
+        after = self._rates
+        first = _BUSY if after[:_BUSY] == before[:_BUSY] else 0
+        changes = [
+            (rate, after[rate] - before[rate])
+            for rate in range(first, len(RATES))
+            if after[rate] != before[rate]
+        ]
+        if changes:
+            self.own.change(now_ms, changes)
+            for group in self._groups:
+                group.add(now_ms, changes)

@@ -1,30 +1,33 @@
-"""Figures and names of a report, as they stand on a page."""
+"""Figures and moments of a report, as people read them."""
 
 from __future__ import annotations
 
 import datetime as dt
-from html import escape
-from typing import TYPE_CHECKING
+from typing import Final
 
-from libhamiregion.text import printable
 from libhamiregion.units import format_size
 
-if TYPE_CHECKING:
-    from .models import Usage
+NOTHING: Final = "\u2013"
+# Not those of the locale: the page's other words are English, too.
+_MONTHS: Final = [
+    "Jan",
+    "Feb",
+    "Mar",
+    "Apr",
+    "May",
+    "Jun",
+    "Jul",
+    "Aug",
+    "Sep",
+    "Oct",
+    "Nov",
+    "Dec",
+]
 
-NOTHING = "\u2013"
-UNKNOWN = "not known"
-_NAME_LIMIT = 80
 
-
-def text(raw: str | None, missing: str = UNKNOWN, *, limit: int = _NAME_LIMIT) -> str:
-    """A name from outside, on one line, cut, and escaped for HTML."""
-    return escape(missing if raw is None else printable(raw, limit))
-
-
-def size(nbytes: int | None, missing: str = "unlimited") -> str:
-    """Bytes; None is unlimited unless said otherwise."""
-    return missing if nbytes is None else format_size(nbytes).replace(" ", "\u00a0")
+def size(nbytes: int | None) -> str:
+    """Bytes; None is unlimited."""
+    return "unlimited" if nbytes is None else format_size(nbytes)
 
 
 def number(value: float | None, digits: int = 0) -> str:
@@ -36,9 +39,7 @@ def number(value: float | None, digits: int = 0) -> str:
     if value is None:
         return NOTHING
     if value and abs(value) < 10:
-        digits = max(digits, 1)
-        if abs(value) < 0.1:
-            digits = max(digits, 2)
+        digits = max(digits, 2 if abs(value) < 0.1 else 1)
     return f"{value:,.{digits}f}"
 
 
@@ -50,19 +51,15 @@ def hours(value: float | None) -> str:
     """
     if value is None:
         return NOTHING
-    if not value:
-        return "0 h"
-    if value < 1 / 60:
-        return f"{value * 3600:.0f} s"
-    if value < 1:
-        return f"{value * 60:.0f} min"
     if value >= 72:
         return f"{value / 24:,.1f} d"
-    return f"{value:.1f} h" if value < 10 else f"{value:.0f} h"
+    if value >= 1 or not value:
+        return f"{value:.1f} h" if 0 < value < 10 else f"{value:.0f} h"
+    return f"{value * 60:.0f} min" if value >= 1 / 60 else f"{value * 3600:.0f} s"
 
 
 def share(part: float | None, whole: float | None) -> str:
-    """A part of a whole in percent; nothing where there is no whole.
+    """A part of a whole in percent.
 
     >>> share(1, 3), share(0, 3), share(1, 10_000)
     ('33 %', '0 %', '<1 %')
@@ -72,18 +69,16 @@ def share(part: float | None, whole: float | None) -> str:
     percent = round(100 * part / whole, 6)
     if 0 < percent < 1:
         return "<1 %"
-    if 99 < percent < 100:
-        return ">99 %"
-    return f"{percent:.0f} %"
+    return ">99 %" if 99 < percent < 100 else f"{percent:.0f} %"
 
 
-def counted(count: int, one: str, many: str | None = None) -> str:
+def counted(count: int, noun: str) -> str:
     """A count with its noun.
 
     >>> counted(1, "device"), counted(1200, "device")
     ('1 device', '1,200 devices')
     """
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 class Times:
@@ -100,6 +95,11 @@ class Times:
         """The moment as a date and time."""
         utc = dt.datetime.fromtimestamp(moment_ms / 1000, tz=dt.timezone.utc)
         return utc.astimezone(self._zone)
+
+    def midnight_ms(self, day: dt.date) -> int:
+        """When a day begins."""
+        midnight = dt.datetime(day.year, day.month, day.day, tzinfo=self._zone)
+        return round(midnight.timestamp() * 1000)
 
     def full(self, moment_ms: int) -> str:
         """Such as ``1 Oct 2026, 12:30``."""
@@ -121,27 +121,6 @@ class Times:
     def zone_name(self, moment_ms: int) -> str:
         """Such as ``UTC``, or ``CEST, UTC+02:00``."""
         at = self.at(moment_ms)
-        name, offset = at.tzname() or "", f"UTC{at:%z}"
-        offset = "UTC" if offset == "UTC+0000" else f"{offset[:-2]}:{offset[-2:]}"
-        return offset if name in {"", "UTC"} or name.startswith("UTC") else f"{name}, {offset}"
-
-
-# Not those of the locale: the page's other words are English, too.
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-
-
-def pod_words(row: Usage) -> str:
-    """A row's pod, or its UID; escaped."""
-    return text(row.pod or row.pod_uid)
-
-
-def device_words(uuid: str | None) -> str:
-    """A uuid as short as people use it, the whole of it on hovering; escaped.
-
-    >>> device_words("GPU-1a2b3c4d-0000-1111-2222-333344445555")
-    '<span title="GPU-1a2b3c4d-0000-1111-2222-333344445555">GPU-1a2b3c4d</span>'
-    """
-    if uuid is None:
-        return UNKNOWN
-    short = "-".join(uuid.split("-")[:2])
-    return f'<span title="{text(uuid)}">{text(short)}</span>'
+        name, offset = at.tzname() or "", f"{at:%z}"
+        offset = "UTC" if offset == "+0000" else f"UTC{offset[:3]}:{offset[3:5]}"
+        return offset if not name or name.startswith("UTC") else f"{name}, {offset}"

@@ -8,7 +8,7 @@ import os
 import sqlite3
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import attrs
 
@@ -16,74 +16,88 @@ from libhamiregion import __version__
 from libhamiregion.text import printable
 from libhamiregion.units import format_size
 
+from .history import Allocation
 from .recording import (
     APPLICATION_ID,
-    CLOCK,
-    CONTINUED,
-    GAP,
+    OPEN_FOR_WRITING,
     SCHEMA,
     SCHEMA_VERSION,
-    START,
-    Reading,
-    RecordedContainer,
     RecordingError,
-    RecordingInUse,
     RecordingUnavailable,
-    Written,
-    check_kind,
-    recording_error,
+    check_header,
+    from_sqlite,
 )
-from .trimming import Trimmer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from types import TracebackType
+    from collections.abc import Iterator, Mapping
 
     from typing_extensions import Self
 
     from libhamiregion.errors import PathLike
 
-DEFAULT_INTERVAL_S = 15.0
-DEFAULT_RETENTION_S = 30 * 86_400.0
-DEFAULT_MAX_SIZE_BYTES = 1 << 30
+    from .history import Sample
+
+DEFAULT_INTERVAL_S: Final = 15.0
+DEFAULT_RETENTION_S: Final = 30 * 86_400.0
+DEFAULT_MAX_SIZE_BYTES: Final = 1 << 30
 #: Room for a look of a large node, several times over.
-SMALLEST_MAX_SIZE_BYTES = 4 << 20
+SMALLEST_MAX_SIZE_BYTES: Final = 4 << 20
 
-_SEGMENT_MS = 3_600_000
-# More than a clock is slewed by between two looks.
-_CLOCK_STEP_MS = 1_000
+_HOUR_MS: Final = 3_600_000
 # A container can write any uuid into its region, and another one at every look.
-_SERIES_PER_CONTAINER = 64
-# What a cell of SQLite can hold; a region can say more.
-_MOST = 2**63 - 1
-# About what a row of `states` or `activity` takes, to end segments before they get large.
-_ROW_BYTES = 24
-_SMALLEST_WAL_LIMIT = 64 << 20
-_NAME_LIMIT = 253
+_UUIDS_PER_CONTAINER: Final = 64
+_NAME_LIMIT: Final = 253
+# The most that a cell of SQLite holds; a region can show more.
+_MOST: Final = 2**63 - 1
+# About the size of a row of `changes`.
+_ROW_BYTES: Final = 24
+# Pages given back to the file system per look: some milliseconds of work.
+_VACUUM_PAGES: Final = 1_000
+
+# used, limit, SM limit, processes, driver's memory; SM, driver's SM
+_Cells: TypeAlias = "tuple[int | float | None, ...]"
+_MEMORY: Final = slice(0, 5)
+_Names: TypeAlias = "tuple[str | None, str | None]"
+_Device: TypeAlias = "tuple[int, str | None]"
+_AS_BEFORE: Final[_Cells] = (None, None, None, None, None)
+_GONE: Final[_Cells] = (-1, None, None, None, None, None, None)
 
 
-_State: TypeAlias = "tuple[int | None, ...]"
-_NOTHING: _State = (None, None, None, None, None)
-_SeriesKey: TypeAlias = "tuple[int, int, str | None]"
+@attrs.frozen
+class Written:
+    """What one look came to.
+
+    Attributes:
+        look: Its number.
+        allocations: Devices of containers that were seen.
+        rows: Rows written for what changed.
+        whole: Whether everything was written: at the start, each hour, and after a gap.
+        size_bytes: Size of the file, without its write-ahead log.
+    """
+
+    look: int
+    allocations: int
+    rows: int
+    whole: bool
+    size_bytes: int
 
 
 class RecordingWriter:
-    """Appends looks to a recording, and keeps it within its bounds.
-
-    After an error of the system nothing of that look is in the file, and the next `write` opens it
-    anew: what could not be written is a gap. A file that was removed or replaced meanwhile is made
-    anew as well.
+    """Appends looks to a recording and keeps it within its bounds. A context manager.
 
     Each look is one transaction. What `write` has returned for survives the death of this process
-    at any moment; a crash of the whole machine can cost the last minutes, never the file.
+    at any moment; a crash of the whole machine can cost the last minutes, never the file. After an
+    error nothing of that look is in the file, and the next `write` opens it anew. A file that was
+    removed meanwhile is made anew.
 
-    Threads: may be shared; looks take turns. One writer per file: it holds a lock on
-    ``<path>.lock`` for as long as it lives.
+    Threads: may be shared; looks take turns. One writer per file, which holds a lock on it.
 
     Args:
         path: The file; made if it does not exist.
-        interval_s: How often looks are meant to come. A look later than twice that is a gap.
-        retention_s: How long to keep what was recorded; None keeps it until there is no room.
+        interval_s: How often looks are meant to come. A look later than twice that follows a gap.
+        retention_s: How much recorded time to keep; None keeps it until there is no room. Time in
+            which nothing was recorded does not count, and no clock is asked, so one that was set
+            wrong removes nothing and keeps nothing.
         max_size_bytes: Size of the file at most, 4 MiB or more; None bounds it by retention only.
         node: The node's name, for reports.
 
@@ -93,8 +107,8 @@ class RecordingWriter:
 
     Raises:
         ValueError: A bound that cannot be kept.
-        RecordingInUse: Another writer has the file.
-        NotARecording, RecordingDamaged, RecordingUnavailable: It cannot be written to.
+        RecordingError: The file is something else, damaged, or in use by another recorder.
+        RecordingUnavailable: It cannot be opened now.
     """
 
     def __init__(
@@ -118,343 +132,336 @@ class RecordingWriter:
         self.path = str(Path(path).absolute())
         self.interval_s = interval_s
         self._interval_ms = max(1, round(interval_s * 1000))
+        self._retention_ms = None if retention_s is None else retention_s * 1000
+        self._max_size_bytes = max_size_bytes
+        self._rows_per_run = None if max_size_bytes is None else max_size_bytes // 16 // _ROW_BYTES
         self._node = node
-        self._wal_limit = max(_SMALLEST_WAL_LIMIT, (max_size_bytes or 0) // 4)
-        self._segment_rows = None if max_size_bytes is None else max_size_bytes // 16 // _ROW_BYTES
-        self._trimmer = Trimmer(
-            None if retention_s is None else round(retention_s * 1000), max_size_bytes
-        )
         self._guard = threading.Lock()
-        self._connection: sqlite3.Connection | None = None
+        self._closed = False
+        self._fd: int | None = None
         self._file: tuple[int, int] | None = None
-        self._began: str | None = START
-        #: Of the last look that was written: wall clock, running clock, number.
-        self._last: tuple[int, int, int] | None = None
-        self._segment_started_ms = 0
-        self._rows_in_segment = 0
-        self._containers: dict[tuple[str | None, ...], tuple[int, RecordedContainer]] = {}
-        self._series: dict[_SeriesKey, int] = {}
-        self._states: dict[int, _State] = {}
-        self._activity: dict[int, tuple[int | None, int | None]] = {}
-        self._lock_fd: int | None = self._take_lock()
-        try:
-            with self._errors():
-                self._open()
-        except BaseException:
-            self.close()
-            raise
+        self._connection: sqlite3.Connection | None = None
+        self._ids: dict[Allocation, int] = {}
+        #: Numbers in the file, by pod UID and container, then by device.
+        self._known: dict[_Names, dict[_Device, tuple[int, Allocation]]] = {}
+        #: Number and time of the last look in the file.
+        self._last: tuple[int, int] | None = None
+        #: What the last look saw, by id; None if the next look has to be whole.
+        self._seen: dict[int, _Cells] | None = None
+        self._run_began_ms = 0
+        self._run_rows = 0
+        with self._errors():
+            self._open()
 
     # ---- opening and closing ---------------------------------------------------------------------
 
-    def _take_lock(self) -> int:
-        path = f"{self.path}.lock"
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        try:
-            fd = os.open(path, flags, 0o644)
-        except OSError as error:
-            raise RecordingUnavailable(f"{path!r}: {error.strerror}", path=self.path) from None
+    def _open(self) -> sqlite3.Connection:
+        in_use = RecordingError(f"{self.path!r} is in use by another recorder")
+        # Closing a descriptor of a file drops the locks that SQLite has on it in this process: so
+        # this one is closed after its connection, and none is opened beside it.
+        if _named_file(self.path) in OPEN_FOR_WRITING:
+            raise in_use
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+        self._fd = fd = os.open(self.path, flags, 0o644)
+        check_header(fd, self.path)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            holder = os.pread(fd, 20, 0).decode("ascii", "replace").strip()
-            os.close(fd)
-            who = f"process {printable(holder)}" if holder else "another process"
-            raise RecordingInUse(
-                f"{who} records to {self.path!r} already", path=self.path
-            ) from None
-        # For that message only: a disk without room for it is no reason to stop.
-        with contextlib.suppress(OSError):
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
-        return fd
-
-    def _open(self) -> None:
-        connection = sqlite3.connect(
+        except BlockingIOError:
+            raise in_use from None
+        self._file = _identity(os.fstat(fd))
+        OPEN_FOR_WRITING.add(self._file)
+        self._connection = connection = sqlite3.connect(
             self.path, timeout=5, isolation_level=None, check_same_thread=False
         )
-        self._connection = connection
-        # Reading comes first: a file of somebody else's is left as it is.
-        if not check_kind(connection, self.path):
-            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-            connection.execute("PRAGMA journal_mode = WAL")
+        if not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+            # All at once, and before there is a write-ahead log: the file says what it is from its
+            # first page on.
             connection.executescript(
-                f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA application_id = {APPLICATION_ID};"
+                f"BEGIN; PRAGMA auto_vacuum = INCREMENTAL; {SCHEMA}"
+                f" PRAGMA application_id = {APPLICATION_ID};"
                 f" PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
             )
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute(f"PRAGMA journal_size_limit = {4 << 20}")
-        facts = {"version": __version__, "node": self._node}
+        about = {"version": __version__, "interval_s": f"{self.interval_s:g}", "node": self._node}
         connection.executemany(
             "INSERT OR REPLACE INTO about VALUES (?, ?)",
-            [fact for fact in facts.items() if fact[1] is not None],
+            [(key, printable(value, _NAME_LIMIT)) for key, value in about.items() if value],
         )
-        status = os.stat(self.path)  # noqa: PTH116
-        self._file = (status.st_dev, status.st_ino)
-        self._trimmer.attach(connection)
-        self._load()
-        self._began = self._began or CONTINUED
+        self._last = connection.execute(
+            "SELECT id, at_ms FROM looks ORDER BY id DESC LIMIT 1"
+        ).fetchone()
+        self._load(connection)
+        self._seen = None
+        return connection
 
-    def _load(self) -> None:
-        """Learn what the file calls which container."""
-        assert self._connection is not None  # noqa: S101 (called with it open only)
-        self._containers = {
-            container.identity: (number, container)
-            for number, container in (
-                (row[0], RecordedContainer(*row[1:]))
-                for row in self._connection.execute(
-                    "SELECT id, pod_uid, name, container_id, place, namespace, pod FROM containers"
-                )
-            )
-        }
-        self._series = {
-            (container, index, uuid): number
-            for number, container, index, uuid in self._connection.execute(
-                "SELECT id, container, device_index, device_uuid FROM series"
-            )
-        }
+    def _load(self, connection: sqlite3.Connection) -> None:
+        self._ids = {}
+        self._known = {}
+        for number, *fields in connection.execute(
+            "SELECT id, namespace, pod, container, pod_uid, device_index, device_uuid"
+            " FROM allocations"
+        ):
+            self._note(number, Allocation(*fields))
 
-    def _drop_connection(self) -> None:
+    def _note(self, number: int, of: Allocation) -> None:
+        devices = self._known.setdefault((of.pod_uid, of.container), {})
+        devices[of.device_index, of.device_uuid] = (number, of)
+
+    def _close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             with contextlib.suppress(sqlite3.Error):
                 connection.close()
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+        if self._file is not None:
+            OPEN_FOR_WRITING.discard(self._file)
+            self._file = None
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, RecordingError, OSError) as error:
-            # What the cache says may not be in the file.
-            self._drop_connection()
+        except BaseException as error:
+            # What is in memory may name rows that are not in the file: begin anew.
+            self._close()
             if isinstance(error, sqlite3.Error):
-                raise recording_error(error, self.path) from error
+                raise from_sqlite(error, self.path) from error
             if isinstance(error, OSError):
-                raise RecordingUnavailable(
-                    f"{self.path!r}: {error.strerror}", path=self.path
-                ) from error
+                raise RecordingUnavailable(f"{self.path!r}: {error.strerror}") from error
             raise
 
     def close(self) -> None:
-        """Bring everything into the one file and give it free; may be called again."""
+        """Close the file; may be called again."""
         with self._guard:
-            if self._connection is not None:
-                with contextlib.suppress(sqlite3.Error):
-                    self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            self._drop_connection()
-            if self._lock_fd is not None:
-                os.close(self._lock_fd)
-                self._lock_fd = None
+            self._closed = True
+            self._close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # ---- writing ---------------------------------------------------------------------------------
 
-    def write(self, readings: Iterable[Reading], *, at_ms: int, running_ms: int) -> Written:
+    def write(self, samples: Mapping[Allocation, Sample], *, at_ms: int) -> Written:
         """Add one look.
 
         Args:
-            readings: All that there is; what is missing is gone. Of several for the same device of
-                a container the one with most memory used counts.
+            samples: All that there is; what is missing is gone. Names are cut and escaped; of
+                several that become the same, the one with most memory used counts.
             at_ms: When, Unix milliseconds.
-            running_ms: The same moment by a clock that nobody sets, such as ``CLOCK_BOOTTIME``:
-                what tells a gap from a clock that was set.
 
         Raises:
-            RecordingUnavailable: No space, no permission, locked; nothing was written, and the next
-                call tries again.
-            RecordingDamaged, NotARecording: The file cannot be written to as it is.
+            RecordingUnavailable: Nothing was written, and the next call tries again.
+            RecordingError: The file cannot be written to as it is.
             ValueError: After `close`.
         """
         with self._guard:
-            if self._lock_fd is None:
+            if self._closed:
                 raise ValueError("the recording has been closed")
             with self._errors():
-                self._check_file()
-                return self._write(readings, at_ms, running_ms)
+                connection = self._checked()
+                connection.execute("BEGIN IMMEDIATE")
+                try:
+                    written = self._write(connection, samples, at_ms)
+                    connection.execute("COMMIT")
+                except BaseException:
+                    with contextlib.suppress(sqlite3.Error):
+                        connection.execute("ROLLBACK")
+                    raise
+                free = _pragma(connection, "freelist_count")
+                if free * 8 > _pragma(connection, "page_count"):
+                    # Each step of the statement moves one page, and `execute` makes one step only.
+                    connection.executescript(f"PRAGMA incremental_vacuum({_VACUUM_PAGES});")
+                return written
 
-    def _check_file(self) -> None:
-        if self._connection is not None:
-            try:
-                status = os.stat(self.path)  # noqa: PTH116
-            except FileNotFoundError:
-                status = None
-            if status is None or (status.st_dev, status.st_ino) != self._file:
-                # Written to a file without a name, everything would be lost.
-                self._drop_connection()
-        if self._connection is None:
-            self._open()
-        try:
-            log_bytes = os.stat(f"{self.path}-wal").st_size  # noqa: PTH116
-        except FileNotFoundError:
-            return
-        if log_bytes > self._wal_limit:
-            assert self._connection is not None  # noqa: S101 (opened above)
-            ((busy, _, _),) = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            if busy:
-                raise RecordingUnavailable(
-                    f"{self.path!r}: a reader that does not end keeps {format_size(log_bytes)} from"
-                    " being taken into the file",
-                    path=self.path,
-                )
+    def _checked(self) -> sqlite3.Connection:
+        """Return the connection, of the file that has the name now."""
+        if self._file is not None and self._file != _named_file(self.path):
+            # Written to a file without a name, everything would be lost.
+            self._close()
+        return self._connection or self._open()
 
-    def _why_new_segment(self, at_ms: int, running_ms: int) -> str | None:
-        if self._last is None:
-            return START
-        wall_ms, clock_ms, _ = self._last
-        passed_ms = running_ms - clock_ms
-        if at_ms <= wall_ms or abs(at_ms - wall_ms - passed_ms) > max(
-            _CLOCK_STEP_MS, self._interval_ms // 2
-        ):
-            return CLOCK
-        if passed_ms > 2 * self._interval_ms:
-            return GAP
-        if self._began is not None or not 0 <= at_ms - self._segment_started_ms < _SEGMENT_MS:
-            return CONTINUED
-        if self._segment_rows is not None and self._rows_in_segment > self._segment_rows:
-            return CONTINUED
-        return None
+    def _write(
+        self, connection: sqlite3.Connection, samples: Mapping[Allocation, Sample], at_ms: int
+    ) -> Written:
+        look, follows = 1, False
+        if self._last is not None:
+            last, last_ms = self._last
+            look = last + 1
+            follows = 0 < at_ms - last_ms <= 2 * self._interval_ms
+            if follows:
+                connection.execute("UPDATE looks SET until_ms = ? WHERE id = ?", (at_ms, last))
+        before = self._seen
+        if not follows or self._run_is_long(at_ms):
+            before = None
+        connection.execute(
+            "INSERT INTO looks VALUES (?, ?, ?, ?)",
+            (look, at_ms, at_ms + self._interval_ms, before is None),
+        )
+        seen = self._numbered(connection, samples, look)
+        rows = _changes(before or {}, seen)
+        connection.executemany(
+            "INSERT INTO changes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [(look, number, *cells) for number, cells in rows],
+        )
+        connection.executemany(
+            "UPDATE allocations SET last_look = ? WHERE id = ?",
+            [(look, number) for number in seen.keys() - (before or {}).keys()],
+        )
+        self._run_rows += len(rows)
+        if before is None:
+            self._run_began_ms, self._run_rows, self._ids = at_ms, len(rows), {}
+        self._seen, self._last = seen, (look, at_ms)
+        self._trim(connection, whole=before is None)
+        size_bytes = _pragma(connection, "page_count") * _pragma(connection, "page_size")
+        return Written(look, len(seen), len(rows), before is None, size_bytes)
 
-    def _write(self, readings: Iterable[Reading], at_ms: int, running_ms: int) -> Written:
-        connection = self._connection
-        assert connection is not None  # noqa: S101 (`_check_file` has opened it)
-        began = self._why_new_segment(at_ms, running_ms)
-        states = {} if began else self._states
-        activity = {} if began else self._activity
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            look = self._next_look(connection)
-            connection.execute("INSERT INTO looks VALUES (?, ?)", (look, at_ms))
-            seen = self._seen(connection, readings, look)
-            changed_states = [
-                (look, series, *state)
-                for series, (state, _) in seen.items()
-                if states.get(series) != state
-            ]
-            changed_states += [(look, gone, *_NOTHING) for gone in states.keys() - seen.keys()]
-            changed_activity = [
-                (look, series, *now)
-                for series, (_, now) in seen.items()
-                if activity.get(series) != now
-            ]
-            connection.executemany("INSERT INTO states VALUES (?,?,?,?,?,?,?)", changed_states)
-            connection.executemany("INSERT INTO activity VALUES (?,?,?,?)", changed_activity)
-            if began:
-                connection.execute(
-                    "INSERT INTO segments VALUES (?, ?, ?)", (look, self._interval_ms, began)
-                )
-            connection.executemany(
-                "UPDATE series SET last_look = ? WHERE id = ?",
-                [(look, came) for came in seen.keys() - states.keys()],
+    def _run_is_long(self, at_ms: int) -> bool:
+        return not 0 <= at_ms - self._run_began_ms < _HOUR_MS or (
+            self._rows_per_run is not None and self._run_rows > self._rows_per_run
+        )
+
+    def _numbered(
+        self, connection: sqlite3.Connection, samples: Mapping[Allocation, Sample], look: int
+    ) -> dict[int, _Cells]:
+        seen: dict[int, _Cells] = {}
+        for allocation, sample in samples.items():
+            number = self._ids.get(allocation)
+            if number is None:
+                number = self._ids[allocation] = self._number(connection, allocation, look)
+            cells = (
+                _cell(sample.memory_used_bytes),
+                _cell(sample.memory_limit_bytes),
+                _cell(sample.sm_limit_percent),
+                _cell(sample.processes),
+                _cell(sample.driver_memory_bytes),
+                _cell(sample.sm_percent),
+                _cell(sample.driver_sm_percent),
             )
-            connection.execute("COMMIT")
-        except BaseException:
-            # The cache may name rows that are not there: only a new connection is right.
-            self._drop_connection()
-            raise
-        self._states = {series: state for series, (state, _) in seen.items()}
-        self._activity = {series: now for series, (_, now) in seen.items()}
-        self._last = (at_ms, running_ms, look)
-        rows = len(changed_states) + len(changed_activity)
-        self._rows_in_segment += rows
-        if began:
-            self._began = None
-            self._segment_started_ms = at_ms
-            self._rows_in_segment = rows
-        if self._trimmer.run(at_ms, look, new_segment=bool(began)):
-            self._load()
-        return Written(look, len(seen), rows, began, self._trimmer.size_bytes())
-
-    def _next_look(self, connection: sqlite3.Connection) -> int:
-        if self._last is not None and self._began is None:
-            return self._last[2] + 1
-        (last,) = connection.execute("SELECT max(id) FROM looks").fetchone()
-        return (last or 0) + 1
-
-    def _seen(
-        self, connection: sqlite3.Connection, readings: Iterable[Reading], look: int
-    ) -> dict[int, tuple[_State, tuple[int | None, int | None]]]:
-        seen: dict[int, tuple[_State, tuple[int | None, int | None]]] = {}
-        for each in readings:
-            series = self._series_of(connection, each, look)
-            state = (
-                min(each.memory_used_bytes, _MOST),
-                _cell(each.memory_limit_bytes),
-                _cell(each.sm_limit_percent),
-                _cell(each.processes),
-                _cell(each.driver_memory_bytes),
-            )
-            # A container that makes a second region must not hide behind it what it uses.
-            if series in seen and (seen[series][0][0] or 0) > each.memory_used_bytes:
-                continue
-            seen[series] = (state, (_cell(each.sm_util_percent), _cell(each.driver_sm_percent)))
+            # A container must not hide what it uses behind a name that is cut to the same text.
+            if number not in seen or (seen[number][0] or 0) < (cells[0] or 0):
+                seen[number] = cells
         return seen
 
-    def _series_of(self, connection: sqlite3.Connection, reading: Reading, look: int) -> int:
-        container = self._container_of(connection, reading.container)
-        uuid = reading.device_uuid
-        if uuid is not None:
-            uuid = printable(uuid, _NAME_LIMIT)
-        key = (container, reading.device_index, uuid)
-        series = self._series.get(key)
-        if series is not None:
-            return series
-        siblings = [each for each in self._series if each[0] == container]
-        if len(siblings) >= _SERIES_PER_CONTAINER:
-            for sibling in reversed(siblings):
-                if sibling[1] == reading.device_index:
-                    return self._series[sibling]
-        added = connection.execute(
-            "INSERT INTO series (container, device_index, device_uuid, last_look)"
-            " VALUES (?, ?, ?, ?)",
-            (container, reading.device_index, uuid, look),
-        ).lastrowid
-        assert added is not None  # noqa: S101 (an INSERT has one)
-        self._series[key] = added
-        return added
-
-    def _container_of(self, connection: sqlite3.Connection, container: RecordedContainer) -> int:
-        known = self._containers.get(container.identity)
-        if known is not None and known[1] is container:
-            return known[0]
-        cells = tuple(
-            None if cell is None else printable(cell, _NAME_LIMIT)
-            for cell in attrs.astuple(container)
+    def _number(self, connection: sqlite3.Connection, raw: Allocation, look: int) -> int:
+        """Find the number of an allocation, or give it one."""
+        of = Allocation(
+            _shown(raw.namespace),
+            _shown(raw.pod),
+            _shown(raw.container),
+            _shown(raw.pod_uid),
+            raw.device_index,
+            _shown(raw.device_uuid),
         )
-        identity = cells[:4]
-        known = self._containers.get(identity)
+        devices = self._known.get((of.pod_uid, of.container), {})
+        known = devices.get((of.device_index, of.device_uuid))
+        same_index = [each for (index, _), each in devices.items() if index == of.device_index]
+        if known is None and same_index:
+            # A device that is not reported, or not yet, is the one that was reported last, and so
+            # is one too many.
+            was, now = same_index[-1][1].device_uuid, of.device_uuid
+            if was is None or now is None or len(devices) >= _UUIDS_PER_CONTAINER:
+                known = same_index[-1]
         if known is None:
             number = connection.execute(
-                "INSERT INTO containers (pod_uid, name, container_id, place, namespace, pod)"
-                " VALUES (?, ?, ?, ?, ?, ?)",
-                cells,
+                "INSERT INTO allocations VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)",
+                (*attrs.astuple(of), look),
             ).lastrowid
             assert number is not None  # noqa: S101 (an INSERT has one)
-        else:
-            number, before = known
-            # A name that has become known stays known.
-            named = (container.namespace, container.pod)
-            if named != (before.namespace, before.pod) and named != (None, None):
-                connection.execute(
-                    "UPDATE containers SET namespace = ?, pod = ? WHERE id = ?",
-                    (*cells[4:], number),
-                )
-            elif named == (None, None):
-                container = attrs.evolve(container, namespace=before.namespace, pod=before.pod)
-        self._containers[identity] = (number, container)
-        if identity != container.identity:
-            self._containers[container.identity] = (number, container)
+            self._note(number, of)
+            return number
+        number, before = known
+        # What has become known stays known.
+        after = attrs.evolve(
+            before,
+            namespace=of.namespace or before.namespace,
+            pod=of.pod or before.pod,
+            device_uuid=before.device_uuid or of.device_uuid,
+        )
+        if after != before:
+            connection.execute(
+                "UPDATE allocations SET namespace = ?, pod = ?, device_uuid = ? WHERE id = ?",
+                (after.namespace, after.pod, after.device_uuid, number),
+            )
+            del devices[before.device_index, before.device_uuid]
+            self._note(number, after)
         return number
 
+    # ---- bounds ----------------------------------------------------------------------------------
 
-def _cell(value: int | None) -> int | None:
+    def _trim(self, connection: sqlite3.Connection, *, whole: bool) -> None:
+        """Remove the oldest runs of looks; never the one that is being written."""
+        keep = None
+        if whole and self._retention_ms is not None:
+            # Judged by how much was recorded since, whatever the clock said when.
+            keep = connection.execute(
+                "SELECT id FROM (SELECT id, whole, sum(until_ms - at_ms) OVER (ORDER BY id DESC)"
+                " AS recorded_ms FROM looks) WHERE whole AND recorded_ms >= ?"
+                " ORDER BY id DESC LIMIT 1",
+                (self._retention_ms,),
+            ).fetchone()
+        removed = keep is not None and _remove_before(connection, keep[0])
+        most = self._max_size_bytes
+        if most is not None and _used_bytes(connection) > most - most // 16:
+            starts = connection.execute("SELECT id FROM looks WHERE whole ORDER BY id").fetchall()
+            for (start,) in starts[1:]:
+                if _used_bytes(connection) <= most - most // 4:
+                    break
+                removed |= _remove_before(connection, start)
+        if removed:
+            connection.execute(
+                "DELETE FROM allocations WHERE last_look < (SELECT min(id) FROM looks)"
+            )
+            self._load(connection)
+
+
+def _remove_before(connection: sqlite3.Connection, look: int) -> bool:
+    connection.execute("DELETE FROM changes WHERE look < ?", (look,))
+    return connection.execute("DELETE FROM looks WHERE id < ?", (look,)).rowcount > 0
+
+
+def _changes(before: Mapping[int, _Cells], seen: Mapping[int, _Cells]) -> list[tuple[int, _Cells]]:
+    rows = []
+    for number, cells in seen.items():
+        was = before.get(number)
+        if was == cells:
+            continue
+        # Utilisation changes at nearly every look of a busy container, the rest hardly ever.
+        is_memory_same = was is not None and was[_MEMORY] == cells[_MEMORY]
+        rows.append((number, (*_AS_BEFORE, *cells[5:]) if is_memory_same else cells))
+    return rows + [(number, _GONE) for number in before.keys() - seen.keys()]
+
+
+def _shown(text: str | None) -> str | None:
+    return None if text is None else printable(text, _NAME_LIMIT)
+
+
+def _cell(value: float | None) -> float | None:
     return None if value is None else min(value, _MOST)
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return (status.st_dev, status.st_ino)
+
+
+def _named_file(path: str) -> tuple[int, int] | None:
+    try:
+        return _identity(os.stat(path))  # noqa: PTH116
+    except FileNotFoundError:
+        return None
+
+
+def _pragma(connection: sqlite3.Connection, name: str) -> int:
+    value: int = connection.execute(f"PRAGMA {name}").fetchone()[0]
+    return value
+
+
+def _used_bytes(connection: sqlite3.Connection) -> int:
+    pages = _pragma(connection, "page_count") - _pragma(connection, "freelist_count")
+    return pages * _pragma(connection, "page_size")

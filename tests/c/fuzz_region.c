@@ -289,7 +289,8 @@ static void read_set(size_t bytes, size_t apart)
 /* A region has changed where its file has, or a snapshot of it would fail. */
 static void find_changed(void)
 {
-    const struct hr_place places[2] = {{.region = run.region}, {.directory = files_directory()}};
+    const struct hr_watch_entry places[2] = {{.region = run.region},
+                                             {.directory = files_directory()}};
     unsigned char changed[2];
     const uint32_t count = hr_find_changed(places, 2, changed);
     REQUIRE(changed[0] <= 1 && changed[1] == 1 && count == 1u + changed[0]);

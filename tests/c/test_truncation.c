@@ -33,7 +33,7 @@ static void count_code(struct storm *storm, int code)
         atomic_fetch_add(&storm->good, 1);
 }
 
-static bool has_changed(const struct hr_place *place)
+static bool has_changed(const struct hr_watch_entry *place)
 {
     unsigned char changed = 2;
     CHECK_EQ(hr_find_changed(place, 1, &changed), changed);
@@ -66,7 +66,7 @@ static void *read_in_a_storm(void *argument)
             }
             const int stale = hr_is_stale(fresh);
             CHECK(stale == 0 || stale == 1);
-            const struct hr_place place = {.region = fresh};
+            const struct hr_watch_entry place = {.region = fresh};
             has_changed(&place);
             close_and_free(fresh);
         } else {
@@ -124,11 +124,11 @@ static void test_truncation_under_readers(void)
     region_file_remove(&storm.file);
 }
 
-static struct hr_place place_of(const struct region_file *file, hr_region *region)
+static struct hr_watch_entry place_of(const struct region_file *file, hr_region *region)
 {
     struct stat status;
     NEED(lstat(file->directory, &status) == 0);
-    return (struct hr_place){
+    return (struct hr_watch_entry){
         .directory = file->directory,
         .device_id = status.st_dev,
         .inode = status.st_ino,
@@ -144,8 +144,8 @@ static void test_watched_places(void)
         struct region_file file;
         region_file_make(&file, id);
         hr_region *region = open_or_fail(file.path, HR_READ);
-        const struct hr_place whole = place_of(&file, region), alone = {.region = region};
-        const struct hr_place directory = place_of(&file, NULL);
+        const struct hr_watch_entry whole = place_of(&file, region), alone = {.region = region};
+        const struct hr_watch_entry directory = place_of(&file, NULL);
         CHECK(!has_changed(&whole) && !has_changed(&alone) && !has_changed(&directory));
 
         const size_t last_uuid = file.layout->uuids + 15 * HR_UUID_BYTES;

@@ -168,13 +168,11 @@ def test_slots_full_of_nonsense_are_only_numbers(region: Region, file: RegionFil
 # ---- remade ----
 
 
-@pytest.mark.parametrize("magic", [0, MAGIC + 1, -1])
-@pytest.mark.parametrize("call", [*READS.values(), *EDITS.values()], ids=[*READS, *EDITS])
-def test_a_region_without_its_magic_is_stale(
-    call: Call, magic: int, region: Region, file: RegionFile
-) -> None:
-    file.put("magic", magic)
-    refused(region, call, RegionStale, "was remade while it was mapped; open it again")
+def test_a_region_without_its_magic_is_stale(region: Region, file: RegionFile) -> None:
+    for magic in (0, MAGIC + 1, -1):
+        file.put("magic", magic)
+        for call in (*READS.values(), *EDITS.values()):
+            refused(region, call, RegionStale, "was remade while it was mapped; open it again")
 
 
 @pytest.mark.parametrize("field", ["major_version", "minor_version"])
@@ -221,11 +219,11 @@ def test_a_region_remade_in_place_is_opened_again(region: Region, file: RegionFi
 # ---- cut ----
 
 
-@pytest.mark.parametrize("call", [*READS.values(), *EDITS.values()], ids=[*READS, *EDITS])
-def test_an_emptied_region_is_stale(call: Call, region: Region, file: RegionFile) -> None:
+def test_an_emptied_region_is_stale(region: Region, file: RegionFile) -> None:
     file.resize(0)
-    refused(region, call, RegionStale, "was truncated while it was mapped; open it again")
-    assert region.is_stale()
+    for call in (*READS.values(), *EDITS.values()):
+        refused(region, call, RegionStale, "was truncated while it was mapped; open it again")
+        assert region.is_stale()
 
 
 @pytest.mark.parametrize("pages", [1, 2, 100])

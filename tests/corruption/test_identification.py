@@ -77,49 +77,48 @@ def test_full_counts_are_fine(layout: Layout, region_file: RegionFileFactory) ->
     assert identify(file) is layout
 
 
-@pytest.mark.parametrize("percent", [101, 1001, 100_000, 2**31, 2**63, 2**64 - 1])
 @pytest.mark.parametrize("devices", [range(1), range(15, 16), range(16)], ids=str)
 def test_a_large_sm_limit_is_unlimited_and_no_damage(
-    devices: range, percent: int, layout: Layout, region_file: RegionFileFactory
+    devices: range, layout: Layout, region_file: RegionFileFactory
 ) -> None:
     """libvgpu stores CUDA_DEVICE_SM_LIMIT as it is, and knows no limit from 100 on."""
     file = region_file(layout, uuids=[UUID])
-    for device in devices:
-        file.put("sm_limit", percent, device=device)
-    with open_region(file) as region:
-        assert region.layout is layout
-        assert all(region.sm_limit(device) is None for device in devices)
+    for percent in (101, 1001, 100_000, 2**31, 2**63, 2**64 - 1):
+        for device in devices:
+            file.put("sm_limit", percent, device=device)
+        with open_region(file) as region:
+            assert region.layout is layout
+            assert all(region.sm_limit(device) is None for device in devices)
 
 
-@pytest.mark.parametrize(
-    "uuid",
-    [
-        bytes(range(160, 256)),
-        b"\xff" * 96,
-        b"GPU-" + b"x" * 92,
-        b"GPU-\x1b[2J",
-        b"GPU-\x7f",
-        b"GPU-\n",
-        b"GPU-\xc3\xa9",
-        b"GPU-1\0hidden",
-        b"GPU",
-        b"gpu-1",
-        b"XPU-1",
-        b" GPU-1",
-        b"\0GPU-1",
-    ],
-    ids=repr,
+NO_UUIDS = (
+    bytes(range(160, 256)),
+    b"\xff" * 96,
+    b"GPU-" + b"x" * 92,
+    b"GPU-\x1b[2J",
+    b"GPU-\x7f",
+    b"GPU-\n",
+    b"GPU-\xc3\xa9",
+    b"GPU-1\0hidden",
+    b"GPU",
+    b"gpu-1",
+    b"XPU-1",
+    b" GPU-1",
+    b"\0GPU-1",
 )
+
+
 @pytest.mark.parametrize("device", [0, 7, 15])
 def test_a_uuid_that_is_no_text_of_a_gpu(
-    device: int, uuid: bytes, layout: Layout, region_file: RegionFileFactory
+    device: int, layout: Layout, region_file: RegionFileFactory
 ) -> None:
     """Random bytes, a text without its NUL, control characters: none of it reaches a caller."""
-    file = region_file(layout, uuids=[UUID] * 16)
-    file.put("uuids", uuid, device=device)
-    found = refused(file, RegionCorrupt, "no GPU- or MIG- text")
-    assert f"uuid of device {device} " in str(found)
-    assert str(found).replace(str(file.path), "").isprintable()
+    for uuid in NO_UUIDS:
+        file = region_file(layout, uuids=[UUID] * 16)
+        file.put("uuids", uuid, device=device)
+        found = refused(file, RegionCorrupt, "no GPU- or MIG- text")
+        assert f"uuid of device {device} " in str(found)
+        assert str(found).replace(str(file.path), "").isprintable()
 
 
 @pytest.mark.parametrize(

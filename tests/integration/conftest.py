@@ -8,10 +8,10 @@ import pytest
 from containers import Starter, containers
 from fake_nvml.driver import STATE, FakeDriver, build
 from fake_nvml.scenes import initialisations
-from node_scene import Events, NodeScene
+from node_scene import MONITOR, Events, NodeScene
 
 from libhamiregion.agent import Feedback
-from libhamiregion.node import Node, NvmlSampler
+from libhamiregion.node import Node, NvmlSampler, writers
 
 
 @pytest.fixture(scope="session")
@@ -43,6 +43,12 @@ def nvml_sampler(fake_driver: FakeDriver) -> Iterator[NvmlSampler]:
         yield opened
 
 
+@pytest.fixture(autouse=True)
+def own_monitor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The feedback heeds no fake monitor of another test that runs at the same time."""
+    monkeypatch.setattr(writers, "MONITOR_NAMES", frozenset({MONITOR}))
+
+
 @pytest.fixture
 def scene(tmp_path: Path) -> NodeScene:
     """The directories of a node of the test's own; no process yet."""
@@ -52,7 +58,7 @@ def scene(tmp_path: Path) -> NodeScene:
 @pytest.fixture
 def node(scene: NodeScene) -> Iterator[Node]:
     """What stands in the scene, and nothing else of this machine."""
-    with Node(scene.root, outside=False) as opened:
+    with Node(scene.root) as opened:
         yield opened
 
 

@@ -16,10 +16,12 @@ from libhamiregion.node import (
     ChainedNames,
     Node,
     NodeProcess,
+    NvmlSample,
     NvmlSampler,
     PodLogNames,
     node_processes,
 )
+from libhamiregion.node.usage import uncounted_processes
 
 
 def container_id() -> str:
@@ -107,17 +109,32 @@ class GpuNode:
 
     def open(self, **options: Any) -> Node:
         names = ChainedNames([PodLogNames(self.logs)])
-        return Node(self.root, names=names, **{"outside": False, **options})
+        return Node(self.root, names=names, **options)
 
     def processes(self, sampler: NvmlSampler | None, **options: Any) -> tuple[NodeProcess, ...]:
         """Sample, look, join: in the order that the library asks for."""
         with self.open(**options) as node:
             sample = None if sampler is None else sampler.sample()
-            return node_processes(node.view(), node.processes, sample)
+            rows = node_processes(node.view(), node.processes, sample)
+            if sample is not None:
+                check_columns(node, rows, sample)
+            return rows
 
     def sweep(self) -> None:
         """Remove the cgroups."""
         self._made.close()
+
+
+def check_columns(node: Node, rows: tuple[NodeProcess, ...], sample: NvmlSample) -> None:
+    """What is told from columns, for programs that look often, is what the views tell."""
+    snapshot = node.snapshot()
+    told = uncounted_processes(node, snapshot, node.slots(snapshot), sample)
+    expected = {
+        row.host_pid: (row.state, row.container, row.devices)
+        for row in rows
+        if row.pid is None and row.slots == 1 and row.host_pid in sample.pids
+    }
+    assert {row.host_pid: (row.state, row.container, row.devices) for row in told} == expected
 
 
 @contextlib.contextmanager

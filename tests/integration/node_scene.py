@@ -20,6 +20,8 @@ from libhamiregion.agent import Task
 from libhamiregion.node.events import Event
 
 PATIENCE_S = 30
+# What HAMi's monitor is called in these tests: those of other programs that test have other names.
+MONITOR = f"vGPUmonitor-{uuid.uuid4().hex[:8]}"
 WRITER = Path(__file__).with_name("other_writer.py")
 # Last: an editable installation is not on the path, and a wheel's is already there.
 PACKAGES = str(Path(libhamiregion.__file__).parents[1])

@@ -81,6 +81,35 @@ def dead_fuse_over_the_directory(directory: Path) -> None:
     assert found.path_in_namespace == str(path)
 
 
+def command_line_beside_a_dead_fuse(directory: Path) -> None:
+    """No verb about a node hangs, whether it looks outside the directories or not."""
+    path = directory / "private" / "cudevshr.cache"
+    path.parent.mkdir()
+    create_region(path, memory_limits=(GIB,))
+    (directory / "containers").mkdir()
+
+    def work() -> object:
+        kept = mapped(path)
+        return kept, fuse_mount.mount(path.parent)
+
+    in_container(work)
+    for verb in ("ps", "containers", "doctor", "top"):
+        for outside in ((), ("--outside",)):
+            command = [sys.executable, "-m", "libhamiregion", verb, "--root", "containers"]
+            done = subprocess.run(
+                [*command, *outside],
+                cwd=directory,
+                capture_output=True,
+                text=True,
+                timeout=20,
+                check=False,
+            )
+            assert done.returncode in (0, 3), done.stderr
+            assert ("--outside looks there" in done.stderr) == (not outside), done.stderr
+            if outside and verb == "containers":
+                assert "1GiB" in done.stdout, done.stdout
+
+
 def file_on_a_fuse(directory: Path) -> None:
     """A container maps a file that lies on a FUSE whose server has stopped."""
     place = directory / "private"

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from actors import Actor
 from containers import needs_namespaces
-from doctor_scenes import Hospital, OddContainer, Place
+from doctor_node_scenes import DoctorNode, OddContainer, Place
 from forked import in_child, unprivileged
 from namespaces import needs_first_namespace
 from node_root import Root
+from node_scene import MONITOR
 from own_cgroups import cgroup_of_pod
 from patience import eventually
 from poke import locate
@@ -32,21 +33,21 @@ from libhamiregion.node import (
     FindingKind,
     Node,
     NodeProcess,
-    ProcessTable,
     diagnose,
     directories,
     repair,
 )
+from libhamiregion.node.doctor import files as doctor_files
 from libhamiregion.node.doctor import repairs as doctor_repair
-from libhamiregion.node.doctor.scene import memory_of
-from libhamiregion.node.mapped import MappedFile, MappedRegion
+from libhamiregion.node.doctor.examination import observations_of
+from libhamiregion.node.outside import MappedRegion, resolve
 
 MakeActor = Callable[..., Actor]
 
 
 @pytest.fixture
-def hospital(tmp_path: Path) -> Iterator[Hospital]:
-    made = Hospital(tmp_path / "containers")
+def doctor_node(tmp_path: Path) -> Iterator[DoctorNode]:
+    made = DoctorNode(tmp_path / "containers")
     try:
         yield made
     finally:
@@ -67,31 +68,30 @@ for number in range(count):
 
 
 def test_deleted_files_cost_the_doctor_a_bounded_number_of_looks(
-    actor: MakeActor, hospital: Hospital, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    actor: MakeActor, doctor_node: DoctorNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hospital.place()
+    doctor_node.place()
     hostile = actor()
     hostile("evaluate", MAP_DELETED, directory=str(tmp_path), count=200)
     looked: list[int] = []
-    resolve = ProcessTable.resolve
 
-    def counted(table: ProcessTable, file: MappedFile) -> MappedRegion:
-        looked.append(file.process.pid)
-        return resolve(table, file)
+    def counted(mapped: MappedRegion) -> MappedRegion:
+        looked.append(mapped.pids[0])
+        return resolve(mapped)
 
-    monkeypatch.setattr(ProcessTable, "resolve", counted)
-    assert hospital.findings(settle_s=0) == ()
+    monkeypatch.setattr(doctor_files, "resolve", counted)
+    assert doctor_node.findings(settle_s=0) == ()
     assert 0 < looked.count(hostile.pid_here) <= 16
 
 
 @needs_namespaces
 def test_a_repair_of_many_regions_holds_few_of_them_open(
-    hospital: Hospital, monkeypatch: pytest.MonkeyPatch
+    doctor_node: DoctorNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor_repair, "_OPEN_LIMIT", 2)
-    first = hospital.place()
+    first = doctor_node.place()
     inside = first.start(host_pid=False)
-    others = [hospital.place() for _ in range(4)]
+    others = [doctor_node.place() for _ in range(4)]
     for place in others:
         inside.tell("attach", place.path)
     held: list[int] = []
@@ -104,17 +104,17 @@ def test_a_repair_of_many_regions_holds_few_of_them_open(
         return region
 
     monkeypatch.setattr(Node, "open", counted)
-    done = hospital.repair()
+    done = doctor_node.repair()
     assert len(done) == 5
     assert all(each.done for each in done), done
     assert len(held) == 5
     assert max(held) <= 2
-    assert all(place.host_pids() == {1: inside.host_pid} for place in hospital.places)
+    assert all(place.host_pids() == {1: inside.host_pid} for place in doctor_node.places)
 
 
-def missing_host_pids(hospital: Hospital, count: int) -> tuple[Place, OddContainer]:
+def missing_host_pids(doctor_node: DoctorNode, count: int) -> tuple[Place, OddContainer]:
     """A container with so many processes that have no host pid, and its first process."""
-    place = hospital.place()
+    place = doctor_node.place()
     inside = place.start(host_pid=False)
     for _ in range(count - 1):
         place.spawn(inside, host_pid=False)
@@ -124,15 +124,15 @@ def missing_host_pids(hospital: Hospital, count: int) -> tuple[Place, OddContain
 @needs_namespaces
 @needs_first_namespace
 def test_a_lock_that_is_not_given_costs_a_repair_one_timeout_per_region(
-    hospital: Hospital, monkeypatch: pytest.MonkeyPatch
+    doctor_node: DoctorNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place, inside = missing_host_pids(hospital, 4)
+    place, inside = missing_host_pids(doctor_node, 4)
     dead, _ = place.spawn(inside)
     inside.tell("kill", dead)
-    honest, other = missing_host_pids(hospital, 1)
+    honest, other = missing_host_pids(doctor_node, 1)
     inside.tell("lock")
-    found = [each for each in hospital.findings() if each.repairable]
-    assert len(found) == 6
+    found = [each for each in doctor_node.findings() if each.repairable]
+    assert len(found) == 3
     timeouts: list[str] = []
 
     def counted(name: str) -> Callable[..., object]:
@@ -149,31 +149,32 @@ def test_a_lock_that_is_not_given_costs_a_repair_one_timeout_per_region(
 
     for name in ("set_host_pid", "reap"):
         monkeypatch.setattr(Region, name, counted(name))
-    done = repair(hospital.node, found, timeout_s=0.01)
+    done = repair(doctor_node.node, found, timeout_s=0.01)
     assert timeouts == [str(place.path)]
     assert honest.host_pids() == {1: other.host_pid}
     errors = [each.error for each in done if each.error is not None]
-    assert len(errors) == 5
+    assert len(errors) == 2
     (error,) = set(errors)
     assert "was not free in time (owner_pid 1)" in error
     inside.tell("unlock")
-    assert all(each.done for each in hospital.repair())
-    assert hospital.findings() == ()
+    assert all(each.done for each in doctor_node.repair())
+    assert doctor_node.findings() == ()
 
 
 @needs_namespaces
 @needs_first_namespace
 def test_a_lock_that_is_given_late_each_time_does_not_stall_a_repair_for_long(
-    hospital: Hospital, monkeypatch: pytest.MonkeyPatch
+    doctor_node: DoctorNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is left is the next repair's, and so on until nothing is."""
-    place, _ = missing_host_pids(hospital, 3)
+    place, _ = missing_host_pids(doctor_node, 3)
     monkeypatch.setattr(doctor_repair, "_TIMEOUTS_PER_REGION", 1e-9)
     for left in (2, 1, 0):
-        done = hospital.repair()
-        assert [each.done for each in done] == [True] + [False] * left
-        assert all("host pids have taken more than" in str(each.error) for each in done[1:])
-    assert hospital.findings() == ()
+        (done,) = doctor_node.repair()
+        assert done.done is (left == 0)
+        assert left == 0 or "host pids have taken more than" in str(done.error)
+        assert list(place.host_pids().values()).count(None) == left
+    assert doctor_node.findings() == ()
     assert None not in place.host_pids().values()
 
 
@@ -182,15 +183,15 @@ def test_a_lock_that_is_given_late_each_time_does_not_stall_a_repair_for_long(
 
 @needs_namespaces
 def test_a_region_cut_short_since_it_was_diagnosed_does_not_stop_the_repair_of_others(
-    hospital: Hospital,
+    doctor_node: DoctorNode,
 ) -> None:
-    hostile, honest = hospital.place(), hospital.place()
+    hostile, honest = doctor_node.place(), doctor_node.place()
     for place in (hostile, honest):
         place.start(host_pid=False)
-    found = hospital.findings()
+    found = doctor_node.findings()
     assert len(found) == 2
     hostile.file.resize(0)
-    done = {each.finding.container: each for each in repair(hospital.node, found)}
+    done = {each.finding.container: each for each in repair(doctor_node.node, found)}
     by_uid = {each.pod_uid: done[each] for each in done if each is not None}
     assert by_uid[honest.pod_uid].done
     assert not by_uid[hostile.pod_uid].done
@@ -216,8 +217,10 @@ while True:
 """
 
 
-def scribbled_at(layout: Layout, rounds: int, seed: int, hospital: Hospital, actor: Actor) -> None:
-    hostile, honest = hospital.place(layout), hospital.place(layout)
+def scribbled_at(
+    layout: Layout, rounds: int, seed: int, doctor_node: DoctorNode, actor: Actor
+) -> None:
+    hostile, honest = doctor_node.place(layout), doctor_node.place(layout)
     inside = honest.start(host_pid=False)
     hostile.start()
     fields = [
@@ -241,10 +244,10 @@ def scribbled_at(layout: Layout, rounds: int, seed: int, hospital: Hospital, act
     )
     seen: set[FindingKind] = set()
     for _ in range(rounds):
-        found = hospital.findings(settle_s=0)
+        found = doctor_node.findings(settle_s=0)
         seen.update(each.kind for each in found)
         assert all(each.paragraph.isprintable() for each in found)
-        done = repair(hospital.node, found, timeout_s=0.05, lock_watch_s=0)
+        done = repair(doctor_node.node, found, timeout_s=0.05, lock_watch_s=0)
         assert all(each.error is None or each.error.isprintable() for each in done)
     assert not actor.is_done()
     assert len(seen) > 1
@@ -253,24 +256,24 @@ def scribbled_at(layout: Layout, rounds: int, seed: int, hospital: Hospital, act
 
 @needs_namespaces
 def test_a_container_that_scribbles_on_its_region_stops_no_diagnosis_and_no_repair(
-    hospital: Hospital, actor: MakeActor
+    doctor_node: DoctorNode, actor: MakeActor
 ) -> None:
-    scribbled_at(Layout.V1_2, 60, 1, hospital, actor())
+    scribbled_at(Layout.V1_2, 60, 1, doctor_node, actor())
 
 
 @needs_namespaces
 @pytest.mark.stress
 @pytest.mark.parametrize("seed", range(3))
 def test_a_container_that_scribbles_for_long_stops_no_diagnosis_and_no_repair(
-    seed: int, layout: Layout, hospital: Hospital, actor: MakeActor
+    seed: int, layout: Layout, doctor_node: DoctorNode, actor: MakeActor
 ) -> None:
-    scribbled_at(layout, 1_000, seed, hospital, actor())
+    scribbled_at(layout, 1_000, seed, doctor_node, actor())
 
 
-def lives_and_deaths(layout: Layout, rounds: int, seed: int, hospital: Hospital) -> None:
+def lives_and_deaths(layout: Layout, rounds: int, seed: int, doctor_node: DoctorNode) -> None:
     """Processes come and go under the same few pids, while somebody repairs without end."""
     chance = random.Random(seed)
-    places = [hospital.place(layout) for _ in range(2)]
+    places = [doctor_node.place(layout) for _ in range(2)]
     insides = [place.enter(depth) for place, depth in zip(places, (1, 2), strict=True)]
     # By container: pid inside -> pid on the host and what it uses.
     alive: list[dict[int, tuple[int, int]]] = [{}, {}]
@@ -280,8 +283,8 @@ def lives_and_deaths(layout: Layout, rounds: int, seed: int, hospital: Hospital)
     def repairing() -> None:
         try:
             while not stop.is_set():
-                found = hospital.findings(settle_s=0)
-                repair(hospital.node, found, lock_watch_s=0)
+                found = doctor_node.findings(settle_s=0)
+                repair(doctor_node.node, found, lock_watch_s=0)
         except BaseException as error:  # noqa: BLE001
             failures.append(error)
 
@@ -317,8 +320,8 @@ def lives_and_deaths(layout: Layout, rounds: int, seed: int, hospital: Hospital)
         stop.set()
         thread.join()
     assert failures == []
-    hospital.repair(lock_watch_s=0)
-    assert hospital.findings() == ()
+    doctor_node.repair(lock_watch_s=0)
+    assert doctor_node.findings() == ()
     for place, processes_there in zip(places, alive, strict=True):
         expected = {pid: host_pid for pid, (host_pid, _) in processes_there.items()}
         found = {pid: each for pid, each in place.host_pids().items() if pid in expected}
@@ -328,8 +331,8 @@ def lives_and_deaths(layout: Layout, rounds: int, seed: int, hospital: Hospital)
 
 @needs_namespaces
 @needs_first_namespace
-def test_pids_that_are_used_again_during_repairs_are_not_mistaken(hospital: Hospital) -> None:
-    lives_and_deaths(Layout.V1_2, 60, 1, hospital)
+def test_pids_that_are_used_again_during_repairs_are_not_mistaken(doctor_node: DoctorNode) -> None:
+    lives_and_deaths(Layout.V1_2, 60, 1, doctor_node)
 
 
 @needs_namespaces
@@ -337,9 +340,9 @@ def test_pids_that_are_used_again_during_repairs_are_not_mistaken(hospital: Hosp
 @pytest.mark.stress
 @pytest.mark.parametrize("seed", range(3))
 def test_pids_that_are_used_again_for_long_during_repairs_are_not_mistaken(
-    seed: int, layout: Layout, hospital: Hospital
+    seed: int, layout: Layout, doctor_node: DoctorNode
 ) -> None:
-    lives_and_deaths(layout, 2_000, seed, hospital)
+    lives_and_deaths(layout, 2_000, seed, doctor_node)
 
 
 # ---- Forks --------------------------------------------------------------------------------------
@@ -349,10 +352,10 @@ def test_a_child_forked_during_a_diagnosis_is_told_that_the_node_is_not_its_own(
     tmp_path: Path,
 ) -> None:
     inside, done = threading.Event(), threading.Event()
-    with Node(Root(tmp_path / "containers"), outside=False) as node:
+    with Node(Root(tmp_path / "containers")) as node:
 
         def diagnosing() -> None:
-            with memory_of(node).turn:
+            with observations_of(node).turn:
                 inside.set()
                 done.wait()
 
@@ -378,60 +381,60 @@ def told(node: Node) -> str:
 
 
 def test_a_directory_flooded_with_other_files_is_a_finding(
-    hospital: Hospital, monkeypatch: pytest.MonkeyPatch
+    doctor_node: DoctorNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(directories, "_ENTRIES_LIMIT", 10)
-    place = hospital.place()
+    place = doctor_node.place()
     place.path.unlink()
     for number in range(11):
         (place.directory / str(number)).touch()
-    (found,) = hospital.findings()
-    assert found.kind is FindingKind.REGION_FAILED
+    (found,) = doctor_node.findings()
+    assert (found.kind, found.cause) == (FindingKind.REGION_MISSING, "failed")
     assert "files, and no .cache file" in found.evidence
 
 
 def test_a_region_that_the_doctor_may_not_open_is_a_finding(public_directory: Path) -> None:
     root = public_directory / "containers"
-    hospital = Hospital(root)
-    hospital.place().path.chmod(0)
-    hospital.close()
+    doctor_node = DoctorNode(root)
+    doctor_node.place().path.chmod(0)
+    doctor_node.close()
 
-    def told() -> list[tuple[FindingKind, str]]:
-        with Node(root, outside=False) as node:
-            return [(each.kind, each.evidence) for each in diagnose(node, settle_s=0)]
+    def told() -> list[tuple[str | None, str]]:
+        with Node(root) as node:
+            return [(each.cause, each.evidence) for each in diagnose(node, settle_s=0)]
 
-    ((kind, evidence),) = unprivileged(told)
-    assert kind is FindingKind.REGION_NO_PERMISSION
+    ((cause, evidence),) = unprivileged(told)
+    assert cause == "no_permission"
     assert "Permission denied" in evidence
 
 
-def test_a_region_that_went_while_it_was_looked_at_is_a_finding(hospital: Hospital) -> None:
-    hospital.place()
-    (view,) = hospital.node.view()
+def test_a_region_that_went_while_it_was_looked_at_is_a_finding(doctor_node: DoctorNode) -> None:
+    doctor_node.place()
+    (view,) = doctor_node.node.view()
     error: RegionError = RegionStale("'usage.cache' was truncated", path=view.container.region_path)
     rows: tuple[NodeProcess, ...] = ()
     (found,) = diagnose(
-        hospital.node, views=[ContainerView(view.container, error=error)], rows=rows, settle_s=0
+        doctor_node.node, views=[ContainerView(view.container, error=error)], rows=rows, settle_s=0
     )
-    assert (found.kind, found.repairable) == (FindingKind.REGION_STALE, False)
-    assert repair(hospital.node, [found]) == ()
+    assert (found.cause, found.repairable) == ("stale", False)
+    assert repair(doctor_node.node, [found]) == ()
     # It passes: the next look has it again.
-    assert hospital.findings() == ()
+    assert doctor_node.findings() == ()
 
 
 @needs_namespaces
 @needs_first_namespace
 def test_a_process_that_calls_itself_a_monitor_hides_no_blocked_launches(
-    hospital: Hospital,
+    doctor_node: DoctorNode,
 ) -> None:
-    place = hospital.place(sm_limits=[50])
+    place = doctor_node.place(sm_limits=[50])
     inside = place.start()
     place.file.put("recent_kernel", -1)
-    named = subprocess.Popen(["vGPUmonitor", "1000"], executable=shutil.which("sleep"))
+    named = subprocess.Popen([MONITOR, "1000"], executable=shutil.which("sleep"))
 
     def found() -> list[FindingKind]:
         # A process that is moved touches no memory, which a table would notice: take a new one.
-        with Node(hospital.root, outside=False) as node:
+        with Node(doctor_node.root) as node:
             return [each.kind for each in diagnose(node, settle_s=0)]
 
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from containers import needs_namespaces
-from doctor_scenes import GIB, Hospital, Place
+from doctor_node_scenes import GIB, DoctorNode, Place
 from lock_bytes import NOBODY, hold, is_free
 from namespaces import needs_first_namespace
 
@@ -22,7 +22,7 @@ pytestmark = [needs_namespaces, needs_first_namespace]
 REPAIR = """
 import sys
 from libhamiregion.node import Node, diagnose, repair
-with Node(sys.argv[1], outside=False) as node:
+with Node(sys.argv[1]) as node:
     while True:
         found = diagnose(node, settle_s=0)
         print(flush=True)
@@ -31,8 +31,8 @@ with Node(sys.argv[1], outside=False) as node:
 
 
 @pytest.fixture
-def hospital(tmp_path: Path) -> Iterator[Hospital]:
-    made = Hospital(tmp_path / "containers")
+def doctor_node(tmp_path: Path) -> Iterator[DoctorNode]:
+    made = DoctorNode(tmp_path / "containers")
     try:
         yield made
     finally:
@@ -47,25 +47,25 @@ def make_ill(place: Place) -> None:
     hold(place.file, NOBODY)
 
 
-def killed_repairs(hospital: Hospital, layout: Layout, times: int) -> None:
+def killed_repairs(doctor_node: DoctorNode, layout: Layout, times: int) -> None:
     dice = random.Random(layout.value)
-    place = hospital.place(layout)
+    place = doctor_node.place(layout)
     inside = place.start()
     pid, _ = place.spawn(inside)
     for _ in range(times):
         make_ill(place)
         with subprocess.Popen(
-            [sys.executable, "-c", REPAIR, str(hospital.root)], stdout=subprocess.PIPE
+            [sys.executable, "-c", REPAIR, str(doctor_node.root)], stdout=subprocess.PIPE
         ) as doctor:
             assert doctor.stdout is not None
             # Diagnosed: from here on it is at work.
             doctor.stdout.readline()
             time.sleep(dice.uniform(0, 0.02))
             doctor.send_signal(signal.SIGKILL)
-        assert FindingKind.USAGE_ABOVE_LIMIT not in hospital.kinds(settle_s=0)
-        done = hospital.repair()
+        assert FindingKind.USAGE_ABOVE_LIMIT not in doctor_node.kinds(settle_s=0)
+        done = doctor_node.repair()
         assert all(each.done for each in done), done
-        assert hospital.findings() == ()
+        assert doctor_node.findings() == ()
         assert is_free(place.file)
         assert place.used() == 2 * GIB
     inside.tell(f"@{pid}", "charge", GIB)
@@ -74,10 +74,12 @@ def killed_repairs(hospital: Hospital, layout: Layout, times: int) -> None:
 
 
 @pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2], ids=lambda layout: layout.value)
-def test_a_killed_repair_is_finished_by_the_next(hospital: Hospital, layout: Layout) -> None:
-    killed_repairs(hospital, layout, 2)
+def test_a_killed_repair_is_finished_by_the_next(doctor_node: DoctorNode, layout: Layout) -> None:
+    killed_repairs(doctor_node, layout, 2)
 
 
 @pytest.mark.stress
-def test_many_killed_repairs_are_finished_by_the_next(hospital: Hospital, layout: Layout) -> None:
-    killed_repairs(hospital, layout, 30)
+def test_many_killed_repairs_are_finished_by_the_next(
+    doctor_node: DoctorNode, layout: Layout
+) -> None:
+    killed_repairs(doctor_node, layout, 30)

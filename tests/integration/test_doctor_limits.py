@@ -1,20 +1,19 @@
 """Limits that do not hold, and figures that do not agree with the driver's."""
 
-import fcntl
-import os
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from containers import needs_namespaces
-from doctor_scenes import GIB, GPU, Hospital, OddContainer, Place
+from doctor_node_scenes import GIB, GPU, DoctorNode, OddContainer, Place
 from fake_nvml.driver import FakeDriver
 from namespaces import needs_first_namespace
 
 from libhamiregion import Layout, open_region
 from libhamiregion.node import FindingKind, NvmlSampler, Severity, repair
-from libhamiregion.node.doctor import limits
+from libhamiregion.node.root_lock import RootLock, RootUse
 
 pytestmark = [needs_namespaces, needs_first_namespace]
 
@@ -34,8 +33,8 @@ def monitor() -> Iterator[OddContainer]:
 
 
 @pytest.fixture
-def hospital(tmp_path: Path) -> Iterator[Hospital]:
-    made = Hospital(tmp_path / "containers")
+def doctor_node(tmp_path: Path) -> Iterator[DoctorNode]:
+    made = DoctorNode(tmp_path / "containers")
     try:
         yield made
     finally:
@@ -45,32 +44,32 @@ def hospital(tmp_path: Path) -> Iterator[Hospital]:
 # ---- Memory -------------------------------------------------------------------------------------
 
 
-def test_usage_above_the_limit(hospital: Hospital) -> None:
-    place = hospital.place()
+def test_usage_above_the_limit(doctor_node: DoctorNode) -> None:
+    place = doctor_node.place()
     place.start(used=6 * GIB)
     with open_region(place.path, writable=True) as region:
         region.set_memory_limit("4GiB", force=True)
-    (found,) = hospital.findings()
+    (found,) = doctor_node.findings()
     assert (found.kind, found.device) == (FindingKind.USAGE_ABOVE_LIMIT, 0)
     assert found.summary == "6 GiB in use on device 0, limit 4 GiB"
     assert not found.repairable
 
 
-def test_a_counter_that_went_below_zero(hospital: Hospital) -> None:
-    place = hospital.place()
+def test_a_counter_that_went_below_zero(doctor_node: DoctorNode) -> None:
+    place = doctor_node.place()
     place.start()
     place.file.put("slot_used.total", (1 << 64) - 4096)
-    (found,) = hospital.findings()
+    (found,) = doctor_node.findings()
     assert (found.kind, found.pid) == (FindingKind.USAGE_IMPOSSIBLE, 1)
     assert "-4096 as a signed number" in found.evidence
 
 
-def test_a_region_in_use_that_names_no_device(hospital: Hospital) -> None:
-    place = hospital.place(uuids=[])
+def test_a_region_in_use_that_names_no_device(doctor_node: DoctorNode) -> None:
+    place = doctor_node.place(uuids=[])
     place.start(used=0)
-    assert hospital.findings() == (), "it has not used any yet"
+    assert doctor_node.findings() == (), "it has not used any yet"
     place.running[0].tell("charge", GIB)
-    (found,) = hospital.findings()
+    (found,) = doctor_node.findings()
     assert found.kind is FindingKind.DEVICE_COUNT_ZERO
     assert "1 GiB" in found.evidence
 
@@ -79,10 +78,10 @@ def test_a_region_in_use_that_names_no_device(hospital: Hospital) -> None:
 
 
 def test_driver_figures_that_agree_are_no_finding(
-    hospital: Hospital, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+    doctor_node: DoctorNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
     """Within a tenth, or what contexts and modules usually take."""
-    place = hospital.place()
+    place = doctor_node.place()
     inside = place.start()
     pid, second = place.spawn(inside, used=3 * GIB)
     inside.tell(f"@{pid}", "charge_on", 0, 300 * MIB, "context")
@@ -94,19 +93,19 @@ def test_driver_figures_that_agree_are_no_finding(
         f"sample 0 {inside.host_pid} 100 60 0 0 0",
         "process 0 compute 4194303 100",
     )
-    assert hospital.findings(sampler=nvml_sampler) == ()
-    assert hospital.findings(sample=nvml_sampler.sample(), settle_s=0) == ()
+    assert doctor_node.findings(sampler=nvml_sampler) == ()
+    assert doctor_node.findings(sample=nvml_sampler.sample(), settle_s=0) == ()
 
 
 @pytest.mark.parametrize("more", [True, False])
 def test_driver_memory_far_from_what_is_accounted(
-    more: bool, hospital: Hospital, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+    more: bool, doctor_node: DoctorNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
-    place = hospital.place()
+    place = doctor_node.place()
     inside = place.start(used=4 * GIB)
     driver = 4 * GIB + (1 if more else -1) * 900 * MIB
     fake_driver.play(CARD, f"process 0 compute {inside.host_pid} {driver}")
-    (found,) = hospital.findings(sampler=nvml_sampler)
+    (found,) = doctor_node.findings(sampler=nvml_sampler)
     assert (found.kind, found.device) == (FindingKind.DRIVER_MEMORY_DIFFERS, 0)
     assert found.cause == ("driver_more" if more else "driver_less")
     assert f"900 MiB {'more' if more else 'less'} than accounted" in found.evidence
@@ -114,18 +113,18 @@ def test_driver_memory_far_from_what_is_accounted(
 
 
 def test_a_process_that_escapes_its_region(
-    hospital: Hospital, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+    doctor_node: DoctorNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
-    place = hospital.place()
+    place = doctor_node.place()
     inside = place.start()
     pid, escaped = inside.child("fork")
     fake_driver.play(CARD, f"process 0 compute {escaped} {2 * GIB}")
-    assert hospital.kinds(sampler=nvml_sampler) == [
+    assert doctor_node.kinds(sampler=nvml_sampler) == [
         FindingKind.DRIVER_MEMORY_DIFFERS,
         FindingKind.PROCESS_ESCAPES,
     ]
     fake_driver.add(f"process 0 compute {inside.host_pid} {GIB}")
-    (found,) = hospital.findings(sampler=nvml_sampler)
+    (found,) = doctor_node.findings(sampler=nvml_sampler)
     assert (found.kind, found.pid, found.device) == (FindingKind.PROCESS_ESCAPES, pid, 0)
     assert found.cause == "no_library"
     assert found.container is not None
@@ -134,21 +133,21 @@ def test_a_process_that_escapes_its_region(
 
 
 def test_utilisation_that_the_region_does_not_record(
-    hospital: Hospital, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+    doctor_node: DoctorNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
-    place = hospital.place()
+    place = doctor_node.place()
     inside = place.start()
     fake_driver.play(
         CARD,
         f"process 0 compute {inside.host_pid} {GIB}",
         f"sample 0 {inside.host_pid} 100 87 0 0 0",
     )
-    (found,) = hospital.findings(sampler=nvml_sampler)
+    (found,) = doctor_node.findings(sampler=nvml_sampler)
     assert (found.kind, found.pid) == (FindingKind.UTILIZATION_NOT_RECORDED, 1)
     assert "87 %" in found.summary
     # Where the host pid is wrong, that is the reason.
     place.set_host_pid(1, 0)
-    assert hospital.kinds(sampler=nvml_sampler) == [FindingKind.HOST_PID_MISSING]
+    assert doctor_node.kinds(sampler=nvml_sampler) == [FindingKind.HOST_PID_MISSING]
 
 
 # ---- SM limits ----------------------------------------------------------------------------------
@@ -159,24 +158,24 @@ def test_utilisation_that_the_region_does_not_record(
     [layout for layout in Layout if layout.has_utilization],
     ids=lambda layout: layout.value,
 )
-def test_an_sm_limit_that_holds_is_no_finding(hospital: Hospital, layout: Layout) -> None:
-    hospital.place(layout, sm_limits=[50]).start(environment=ALL_LIMITS)
-    assert hospital.findings() == ()
+def test_an_sm_limit_that_holds_is_no_finding(doctor_node: DoctorNode, layout: Layout) -> None:
+    doctor_node.place(layout, sm_limits=[50]).start(environment=ALL_LIMITS)
+    assert doctor_node.findings() == ()
 
 
-def test_a_layout_without_utilisation_cannot_show_whether_it_holds(hospital: Hospital) -> None:
-    hospital.place(Layout.UNVERSIONED_NO_UTIL, sm_limits=[50]).start()
-    (found,) = hospital.findings()
+def test_a_layout_without_utilisation_cannot_show_whether_it_holds(doctor_node: DoctorNode) -> None:
+    doctor_node.place(Layout.UNVERSIONED_NO_UTIL, sm_limits=[50]).start()
+    (found,) = doctor_node.findings()
     assert (found.kind, found.cause) == (FindingKind.SM_LIMIT_OFF, "no_utilization")
     assert found.severity is Severity.INFO
 
 
-def test_the_switch_is_off_and_nobody_competes(hospital: Hospital) -> None:
+def test_the_switch_is_off_and_nobody_competes(doctor_node: DoctorNode) -> None:
     """What HAMi's monitor does on its own: a note and no warning."""
-    place = hospital.place(sm_limits=[50])
+    place = doctor_node.place(sm_limits=[50])
     place.start()
     place.file.put("utilization_switch", 0)
-    (found,) = hospital.findings()
+    (found,) = doctor_node.findings()
     assert (found.kind, found.cause) == (FindingKind.SM_LIMIT_OFF, "switch")
     assert found.severity is Severity.INFO
     assert not found.repairable
@@ -184,10 +183,10 @@ def test_the_switch_is_off_and_nobody_competes(hospital: Hospital) -> None:
 
 
 def two_that_launch(
-    hospital: Hospital, layout: Layout = Layout.V1_2, *, priorities: tuple[int, int] = (1, 1)
+    doctor_node: DoctorNode, layout: Layout = Layout.V1_2, *, priorities: tuple[int, int] = (1, 1)
 ) -> tuple[Place, Place]:
     """Two containers on one GPU that have just launched; the first has its switch off."""
-    first, second = hospital.place(layout, sm_limits=[50]), hospital.place(layout)
+    first, second = doctor_node.place(layout, sm_limits=[50]), doctor_node.place(layout)
     for place, priority in zip((first, second), priorities, strict=True):
         place.start()
         place.file.put("priority", priority)
@@ -198,219 +197,131 @@ def two_that_launch(
     return first, second
 
 
-def test_the_switch_is_off_and_two_compete(hospital: Hospital, monitor: OddContainer) -> None:
-    first, _ = two_that_launch(hospital)
+def test_the_switch_is_off_and_two_compete(doctor_node: DoctorNode, monitor: OddContainer) -> None:
+    first, _ = two_that_launch(doctor_node)
     monitor.tell("map", first.path)
-    (found,) = hospital.findings()
+    (found,) = doctor_node.findings()
     assert (found.kind, found.cause) == (FindingKind.SM_LIMIT_OFF, "switch")
     assert found.severity is Severity.WARNING
     assert "more than one region of its priority has launched" in found.evidence
 
 
-def test_launches_of_processes_that_run_for_long_need_no_writer_as_proof(
-    hospital: Hospital, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "_STARTING_S", -1.0)
-    two_that_launch(hospital)
-    assert [each.severity for each in hospital.findings()] == [Severity.WARNING]
-
-
-def test_a_start_sets_the_mark_and_the_time_of_a_launch_too(hospital: Hospital) -> None:
-    two_that_launch(hospital)
-    (found,) = hospital.findings()
-    assert (found.severity, found.cause) == (Severity.INFO, "switch")
-    assert "several containers may compete" in found.summary
-    assert "not known" in found.evidence
-
-
 @pytest.mark.parametrize("stale", [0, 1])
 def test_a_launch_mark_that_nobody_counts_down_is_no_launch_of_now(
-    hospital: Hospital, stale: int
+    doctor_node: DoctorNode, stale: int
 ) -> None:
-    places = two_that_launch(hospital)
+    places = two_that_launch(doctor_node)
     places[stale].file.put("last_kernel_time", int(time.time()) - 86_400)
-    (found,) = hospital.findings()
+    (found,) = doctor_node.findings()
     assert found.severity is Severity.INFO
     assert found.summary == "the SM limit is switched off"
 
 
-def test_without_the_time_of_launches_whether_two_compete_is_not_known(
-    hospital: Hospital, monitor: OddContainer
-) -> None:
-    first, _ = two_that_launch(hospital, Layout.UNVERSIONED)
-    monitor.tell("map", first.path)
-    (found,) = hospital.findings()
-    assert found.severity is Severity.INFO
-    assert "several containers may compete" in found.summary
-    assert "not known" in found.evidence
-
-
 def test_the_switch_is_off_and_a_more_urgent_one_competes(
-    hospital: Hospital, monitor: OddContainer
+    doctor_node: DoctorNode, monitor: OddContainer
 ) -> None:
-    low, high = two_that_launch(hospital, priorities=(1, 0))
+    low, high = two_that_launch(doctor_node, priorities=(1, 0))
     monitor.tell("map", low.path)
-    (found,) = hospital.findings()
+    (found,) = doctor_node.findings()
     assert (found.severity, found.cause) == (Severity.WARNING, "switch")
     assert "a more urgent container competes" in found.summary
     assert "a more urgent region has launched" in found.evidence
-    assert "more urgent container's cost" in found.consequence
     # It takes no launch of the one that is held back.
     low.file.put("recent_kernel", 0)
-    assert [each.severity for each in hospital.findings()] == [Severity.WARNING]
+    assert [each.severity for each in doctor_node.findings()] == [Severity.WARNING]
     high.file.put("last_kernel_time", int(time.time()) - 86_400)
-    assert [each.severity for each in hospital.findings()] == [Severity.INFO]
+    assert [each.severity for each in doctor_node.findings()] == [Severity.INFO]
 
 
 def test_the_switch_is_off_and_a_less_urgent_one_launches(
-    hospital: Hospital, monitor: OddContainer
+    doctor_node: DoctorNode, monitor: OddContainer
 ) -> None:
-    first, _ = two_that_launch(hospital, priorities=(0, 1))
+    first, _ = two_that_launch(doctor_node, priorities=(0, 1))
     monitor.tell("map", first.path)
-    (found,) = hospital.findings()
+    (found,) = doctor_node.findings()
     assert found.severity is Severity.INFO
     assert found.summary == "the SM limit is switched off"
 
 
 @pytest.mark.parametrize("word", ["force", "FORCE"])
-def test_a_forced_process_does_not_care_about_the_switch(hospital: Hospital, word: str) -> None:
-    place = hospital.place(sm_limits=[50])
+def test_a_forced_process_does_not_care_about_the_switch(
+    doctor_node: DoctorNode, word: str
+) -> None:
+    place = doctor_node.place(sm_limits=[50])
     place.start(environment={"GPU_CORE_UTILIZATION_POLICY": word})
     place.file.put("utilization_switch", 0)
-    assert hospital.findings() == ()
+    assert doctor_node.findings() == ()
 
 
-def test_the_environment_switches_the_limit_off(hospital: Hospital) -> None:
-    place = hospital.place(sm_limits=[50])
+def test_the_environment_switches_the_limit_off(doctor_node: DoctorNode) -> None:
+    place = doctor_node.place(sm_limits=[50])
     place.start(environment={"GPU_CORE_UTILIZATION_POLICY": "disable"})
-    (found,) = hospital.findings()
+    (found,) = doctor_node.findings()
     assert (found.kind, found.cause) == (FindingKind.SM_LIMIT_OFF, "policy")
     assert "GPU_CORE_UTILIZATION_POLICY" in found.summary
 
 
-def test_a_missing_host_pid_switches_the_limit_off_and_storing_it_on(hospital: Hospital) -> None:
-    place = hospital.place(sm_limits=[50])
+def test_a_missing_host_pid_switches_the_limit_off_and_storing_it_on(
+    doctor_node: DoctorNode,
+) -> None:
+    place = doctor_node.place(sm_limits=[50])
     inside = place.start(host_pid=False)
-    found = hospital.findings()
-    assert {each.kind for each in found} == {FindingKind.HOST_PID_MISSING, FindingKind.SM_LIMIT_OFF}
-    assert len(found) == 2
-    off = next(each for each in found if each.kind is FindingKind.SM_LIMIT_OFF)
-    assert (off.cause, off.pid, off.repairable) == ("host_pid", 1, True)
-    (done,) = repair(hospital.node, [off])
+    (found,) = doctor_node.findings()
+    assert found.kind is FindingKind.HOST_PID_MISSING
+    assert "its SM limit is off" in found.consequence
+    (done,) = repair(doctor_node.node, [found])
     assert done.done
     assert place.host_pids() == {1: inside.host_pid}
-    assert hospital.findings() == ()
+    assert doctor_node.findings() == ()
 
 
 @pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2], ids=lambda layout: layout.value)
-def test_a_limit_on_device_1_alone_is_off_before_2_8_2(hospital: Hospital, layout: Layout) -> None:
+def test_a_limit_on_device_1_alone_is_off_before_2_8_2(
+    doctor_node: DoctorNode, layout: Layout
+) -> None:
     other = GPU.replace("0000", "1111")
-    place = hospital.place(layout, uuids=[GPU, other], sm_limits=[None, 50])
+    place = doctor_node.place(layout, uuids=[GPU, other], sm_limits=[None, 50])
     place.start()
     if layout is Layout.V1_2:
-        assert hospital.findings() == ()
+        assert doctor_node.findings() == ()
     else:
-        (found,) = hospital.findings()
+        (found,) = doctor_node.findings()
         assert (found.kind, found.cause) == (FindingKind.SM_LIMIT_OFF, "device_0")
         assert found.device == 1
-
-
-# ---- The environment ----------------------------------------------------------------------------
-
-
-def test_limits_that_were_edited_are_a_note(hospital: Hospital) -> None:
-    place = hospital.place(sm_limits=[50])
-    inside = place.start(environment=ALL_LIMITS)
-    place.spawn(inside)
-    with open_region(place.path, writable=True) as region:
-        region.set_memory_limit("6GiB")
-        region.set_sm_limit(30)
-    found = hospital.findings()
-    assert [each.kind for each in found] == [FindingKind.LIMIT_DIFFERS_FROM_ENVIRONMENT] * 2
-    assert {each.severity for each in found} == {Severity.INFO}
-    assert [each.cause for each in found] == ["memory", "sm"]
-    assert found[0].summary == "memory limit of device 0 is 6 GiB, in the environment 8 GiB"
-    assert "pids 1 and 2" in found[0].evidence
-    assert found[1].summary == "SM limit of device 0 is 30 %, in the environment 50 %"
-
-
-def test_devices_that_only_the_environment_names_are_compared_too(hospital: Hospital) -> None:
-    """A region that names no device yet ends, to look at, with its last memory limit."""
-    place = hospital.place(uuids=[], memory_limits=[2 * GIB])
-    place.start(
-        used=0,
-        environment={"CUDA_DEVICE_MEMORY_LIMIT_0": "2g", "CUDA_DEVICE_MEMORY_LIMIT_1": "3g"},
-    )
-    (found,) = hospital.findings()
-    assert (found.kind, found.device) == (FindingKind.LIMIT_DIFFERS_FROM_ENVIRONMENT, 1)
-    assert found.summary == "memory limit of device 1 is unlimited, in the environment 3 GiB"
-
-
-def test_an_sm_limit_without_a_memory_limit_is_compared_as_it_stands(hospital: Hospital) -> None:
-    place = hospital.place(uuids=[], memory_limits=[2 * GIB], sm_limits=[None, 30])
-    place.start(
-        used=0, environment={"CUDA_DEVICE_MEMORY_LIMIT_0": "2g", "CUDA_DEVICE_SM_LIMIT_1": "30"}
-    )
-    assert FindingKind.LIMIT_DIFFERS_FROM_ENVIRONMENT not in hospital.kinds()
-
-
-def test_a_process_that_is_told_of_no_limits_says_nothing_about_them(hospital: Hospital) -> None:
-    place = hospital.place(sm_limits=[50])
-    place.start(environment={"PATH": os.environ["PATH"]})
-    assert hospital.findings() == ()
-
-
-def test_an_sm_limit_that_was_set_later_may_not_be_known_to_running_processes(
-    hospital: Hospital,
-) -> None:
-    place = hospital.place()
-    place.start(environment={"CUDA_DEVICE_MEMORY_LIMIT_0": "8192m"})
-    assert hospital.findings() == ()
-    with open_region(place.path, writable=True) as region:
-        region.set_sm_limit(50, device=0)
-    found = hospital.findings()
-    assert {(each.kind, each.cause) for each in found} == {
-        (FindingKind.LIMIT_DIFFERS_FROM_ENVIRONMENT, "sm"),
-        (FindingKind.SM_LIMIT_OFF, "cached"),
-    }
-    assert {each.severity for each in found} == {Severity.INFO}
 
 
 # ---- Blocked launches ---------------------------------------------------------------------------
 
 
-def blocked(hospital: Hospital) -> Place:
-    place = hospital.place(sm_limits=[50])
+def blocked(doctor_node: DoctorNode) -> Place:
+    place = doctor_node.place(sm_limits=[50])
     place.start()
     place.file.put("recent_kernel", -1)
     return place
 
 
-def test_blocked_launches_that_nobody_will_unblock(hospital: Hospital) -> None:
-    blocked(hospital)
-    (found,) = hospital.findings()
+def test_blocked_launches_that_nobody_will_unblock(doctor_node: DoctorNode) -> None:
+    blocked(doctor_node)
+    (found,) = doctor_node.findings()
     assert (found.kind, found.severity) == (FindingKind.LAUNCHES_BLOCKED, Severity.ERROR)
     assert not found.repairable
 
 
-def test_where_a_monitor_maps_the_regions_they_will_be_unblocked(hospital: Hospital) -> None:
-    place = blocked(hospital)
+def test_where_a_monitor_maps_the_regions_they_will_be_unblocked(doctor_node: DoctorNode) -> None:
+    place = blocked(doctor_node)
     monitor = OddContainer(0)
     try:
         monitor.tell("map", place.path)
-        assert hospital.findings() == ()
+        assert doctor_node.findings() == ()
     finally:
         monitor.end()
 
 
 def test_where_an_agent_has_the_directories_locked_they_will_be_unblocked(
-    hospital: Hospital,
+    doctor_node: DoctorNode,
 ) -> None:
-    blocked(hospital)
-    descriptor = os.open(hospital.root, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        assert hospital.findings() == ()
-    finally:
-        os.close(descriptor)
-    assert hospital.kinds() == [FindingKind.LAUNCHES_BLOCKED]
+    blocked(doctor_node)
+    with contextlib.closing(RootLock(RootUse.FEEDBACK)) as lock:
+        lock.hold([str(doctor_node.root)])
+        assert doctor_node.findings() == ()
+    assert doctor_node.kinds() == [FindingKind.LAUNCHES_BLOCKED]

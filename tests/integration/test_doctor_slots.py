@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from containers import needs_namespaces, wait_for
-from doctor_scenes import GIB, Hospital, Place
+from doctor_node_scenes import GIB, DoctorNode, Place
 from lock_bytes import NOBODY
 from namespaces import needs_first_namespace
 from poke import SLOTS
@@ -26,62 +26,64 @@ BOTH = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def hospital(tmp_path: Path) -> Iterator[Hospital]:
-    made = Hospital(tmp_path / "containers")
+def doctor_node(tmp_path: Path) -> Iterator[DoctorNode]:
+    made = DoctorNode(tmp_path / "containers")
     try:
         yield made
     finally:
         made.close()
 
 
-def heals(hospital: Hospital) -> None:
+def heals(doctor_node: DoctorNode) -> None:
     """What was found is repaired, and nothing is found any more."""
-    done = hospital.repair()
+    done = doctor_node.repair()
     assert done
     assert all(each.done and each.error is None for each in done), done
-    assert hospital.findings() == ()
+    assert doctor_node.findings() == ()
 
 
 # ---- The dead -----------------------------------------------------------------------------------
 
 
 @BOTH
-def test_killed_processes_that_count_are_one_finding(hospital: Hospital, layout: Layout) -> None:
-    place = hospital.place(layout)
+def test_killed_processes_that_count_are_one_finding(
+    doctor_node: DoctorNode, layout: Layout
+) -> None:
+    place = doctor_node.place(layout)
     inside = place.start(2)
     killed = [place.spawn(inside, used=2 * GIB)[0] for _ in range(2)]
     living, _ = place.spawn(inside)
     for pid in killed:
         inside.tell("kill", pid)
-    (found,) = hospital.findings()
+    (found,) = doctor_node.findings()
     assert (found.kind, found.severity) == (FindingKind.DEAD_PROCESS_COUNTED, Severity.WARNING)
-    assert found.summary == "4 GiB of 2 dead processes still count"
+    assert found.summary == "4 GiB of 2 dead processes still counted"
     assert f"pids {killed[0]} and {killed[1]}" in found.evidence
-    (done,) = hospital.repair()
+    (done,) = doctor_node.repair()
     assert len(done.actions) == 2
     assert place.used() == 2 * GIB
-    assert hospital.findings() == ()
+    assert doctor_node.findings() == ()
     inside.tell(f"@{living}", "charge", GIB)
     assert place.used() == 3 * GIB
 
 
-def test_a_process_that_became_another_program_is_dead(hospital: Hospital) -> None:
-    place = hospital.place()
+def test_a_process_that_became_another_program_is_dead(doctor_node: DoctorNode) -> None:
+    place = doctor_node.place()
     inside = place.enter()
     pid, _ = place.spawn(inside)
-    assert hospital.findings() == ()
+    assert doctor_node.findings() == ()
     inside.tell(f"@{pid}", "execute")
-    assert hospital.kinds() == [FindingKind.DEAD_PROCESS_COUNTED]
-    heals(hospital)
+    assert doctor_node.kinds() == [FindingKind.DEAD_PROCESS_COUNTED]
+    heals(doctor_node)
     assert place.used() == 0
 
 
-def test_dead_processes_that_hold_nothing_are_no_finding(hospital: Hospital) -> None:
-    place = hospital.place()
+def test_dead_processes_that_hold_nothing_are_no_finding(doctor_node: DoctorNode) -> None:
+    place = doctor_node.place()
     inside = place.start()
     pid, _ = place.spawn(inside, used=0)
     inside.tell("kill", pid)
-    assert hospital.findings() == ()
+    assert doctor_node.findings() == ()
 
 
 # ---- Slots that were moved ----------------------------------------------------------------------
@@ -108,37 +110,37 @@ def orphan(place: Place, *, host_pid: bool) -> int:
     [(Layout.V1_1_POSTINIT, True), (Layout.V1_2, False), (Layout.V1_1, False)],
     ids=lambda value: value.value if isinstance(value, Layout) else None,
 )
-def test_an_orphaned_slot(hospital: Hospital, layout: Layout, host_pid: bool) -> None:
-    place = hospital.place(layout)
+def test_an_orphaned_slot(doctor_node: DoctorNode, layout: Layout, host_pid: bool) -> None:
+    place = doctor_node.place(layout)
     slot = orphan(place, host_pid=host_pid)
     others = [] if host_pid else [FindingKind.HOST_PID_MISSING]
     # It may be what an earlier process with that pid has left, until it is seen writing.
-    (idle,) = (each for each in hospital.findings() if each.kind is FindingKind.ORPHANED_SLOT)
+    (idle,) = (each for each in doctor_node.findings() if each.kind is FindingKind.ORPHANED_SLOT)
     assert (idle.severity, idle.cause, idle.repairable) == (Severity.INFO, "idle", False)
     assert f"stands in slot {slot}" in idle.evidence
     with at_work(place.file, slot):
-        assert hospital.kinds() == [*others, FindingKind.ORPHANED_SLOT]
-        heals(hospital)
+        assert doctor_node.kinds() == [*others, FindingKind.ORPHANED_SLOT]
+        heals(doctor_node)
     assert place.used() == 3 * GIB
     account(place.file, slot, GIB)
     assert place.used() == 4 * GIB
 
 
-def test_an_orphan_that_is_idle_when_it_is_to_be_repaired_is_left(hospital: Hospital) -> None:
-    place = hospital.place()
+def test_an_orphan_that_is_idle_when_it_is_to_be_repaired_is_left(doctor_node: DoctorNode) -> None:
+    place = doctor_node.place()
     slot = orphan(place, host_pid=True)
     with at_work(place.file, slot):
-        found = hospital.findings()
-    (refused,) = repair(hospital.node, found)
+        found = doctor_node.findings()
+    (refused,) = repair(doctor_node.node, found)
     assert not refused.done
     assert "is idle, or behind an idle one" in (refused.error or "")
     assert place.used() == GIB
 
 
 def test_what_earlier_processes_left_behind_the_last_slot_is_no_finding(
-    hospital: Hospital,
+    doctor_node: DoctorNode,
 ) -> None:
-    place = hospital.place()
+    place = doctor_node.place()
     inside = place.start()
     # The same pid in slots long given up, near and far.
     for slot in (5, 900):
@@ -146,37 +148,37 @@ def test_what_earlier_processes_left_behind_the_last_slot_is_no_finding(
         place.file.put("slot_hostpid", 77, slot=slot)
     place.file.put("slot_pid", DEAD, slot=1)
     inside.tell("charge", GIB)
-    assert hospital.findings() == ()
+    assert doctor_node.findings() == ()
 
 
-def test_a_process_that_stands_twice(hospital: Hospital) -> None:
+def test_a_process_that_stands_twice(doctor_node: DoctorNode) -> None:
     """A repair that was killed has taken its slot in and has not emptied the copy."""
-    place = hospital.place()
+    place = doctor_node.place()
     slot = orphan(place, host_pid=True)
     place.file.put("proc_num", slot + 1)
     place.file.put("slot_pid", 2**31 - 1, slot=1)
     place.file.put("slot_used.total", 0, slot=1)
     assert place.used() == 4 * GIB
-    (idle,) = hospital.findings()
+    (idle,) = doctor_node.findings()
     assert (idle.kind, idle.cause) == (FindingKind.DOUBLED_SLOT, "idle")
-    assert hospital.repair() == ()
+    assert doctor_node.repair() == ()
     with at_work(place.file, slot):
-        (found,) = hospital.findings()
+        (found,) = doctor_node.findings()
         assert (found.kind, found.severity) == (FindingKind.DOUBLED_SLOT, Severity.WARNING)
-        heals(hospital)
+        heals(doctor_node)
     assert place.used() == 3 * GIB
 
 
-def test_a_process_of_2_8_0_that_stands_twice_is_left(hospital: Hospital) -> None:
+def test_a_process_of_2_8_0_that_stands_twice_is_left(doctor_node: DoctorNode) -> None:
     """It accounts in both."""
-    place = hospital.place(Layout.V1_1)
+    place = doctor_node.place(Layout.V1_1)
     place.file.add_process(DEAD, {0: GIB})
     place.start()
     move_last_into(place.file, 0)
     place.file.put("proc_num", 2)
-    (found,) = hospital.findings()
+    (found,) = doctor_node.findings()
     assert (found.kind, found.repairable) == (FindingKind.DOUBLED_SLOT, False)
-    assert hospital.repair() == ()
+    assert doctor_node.repair() == ()
     assert place.used() == 2 * GIB
 
 
@@ -184,118 +186,118 @@ def test_a_process_of_2_8_0_that_stands_twice_is_left(hospital: Hospital) -> Non
 
 
 @BOTH
-def test_a_slot_without_a_pid(hospital: Hospital, layout: Layout) -> None:
-    place = hospital.place(layout)
+def test_a_slot_without_a_pid(doctor_node: DoctorNode, layout: Layout) -> None:
+    place = doctor_node.place(layout)
     place.file.add_process(0, {0: GIB})
     place.start()
-    (found,) = hospital.findings()
+    (found,) = doctor_node.findings()
     assert found.kind is FindingKind.SLOT_WITHOUT_PID
     assert (found.severity is Severity.ERROR) == (not layout.has_seqlock)
-    heals(hospital)
+    heals(doctor_node)
     assert place.used() == GIB
 
 
 @BOTH
 def test_an_empty_slot_without_a_pid_wedges_early_generations_only(
-    hospital: Hospital, layout: Layout
+    doctor_node: DoctorNode, layout: Layout
 ) -> None:
-    place = hospital.place(layout)
+    place = doctor_node.place(layout)
     place.file.add_process(0)
     place.start()
     if layout.has_seqlock:
-        assert hospital.findings() == ()
+        assert doctor_node.findings() == ()
     else:
-        assert hospital.kinds() == [FindingKind.SLOT_WITHOUT_PID]
-        heals(hospital)
+        assert doctor_node.kinds() == [FindingKind.SLOT_WITHOUT_PID]
+        heals(doctor_node)
 
 
 # ---- Seqlocks -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", WITH_SEQLOCK, ids=lambda layout: layout.value)
-def test_a_seqlock_that_a_killed_writer_left_odd(hospital: Hospital, layout: Layout) -> None:
-    place = hospital.place(layout)
+def test_a_seqlock_that_a_killed_writer_left_odd(doctor_node: DoctorNode, layout: Layout) -> None:
+    place = doctor_node.place(layout)
     inside = place.start()
     pid, _ = place.spawn(inside, used=0)
     place.file.put("slot_seqlock", 7, slot=1)
     inside.tell("kill", pid)
-    (found,) = hospital.findings()
+    (found,) = doctor_node.findings()
     assert (found.kind, found.pid, found.cause) == (FindingKind.SEQLOCK_STUCK, pid, "dead_writer")
-    heals(hospital)
+    heals(doctor_node)
 
 
 def test_a_seqlock_that_a_live_writer_keeps_odd_is_found_and_left_alone(
-    hospital: Hospital,
+    doctor_node: DoctorNode,
 ) -> None:
-    place = hospital.place()
+    place = doctor_node.place()
     inside = place.start()
     place.file.put("slot_seqlock", 7)
     os.kill(inside.host_pid, signal.SIGSTOP)
-    before = hospital.content()
-    (found,) = hospital.findings()
+    before = doctor_node.content()
+    (found,) = doctor_node.findings()
     assert (found.kind, found.cause) == (FindingKind.SEQLOCK_STUCK, "live_writer")
     assert not found.repairable
     assert "kill -CONT" in found.advice
-    assert hospital.repair() == ()
-    assert hospital.content() == before
+    assert doctor_node.repair() == ()
+    assert doctor_node.content() == before
 
 
-def test_a_seqlock_that_moves_is_no_finding(hospital: Hospital) -> None:
+def test_a_seqlock_that_moves_is_no_finding(doctor_node: DoctorNode) -> None:
     """A writer is inside at the first look, and has been in and out by the second."""
-    place = hospital.place()
+    place = doctor_node.place()
     place.start()
     place.file.put("slot_seqlock", 7)
-    views = hospital.node.view()
+    views = doctor_node.node.view()
     place.file.put("slot_seqlock", 9)
-    assert hospital.findings(views=views, settle_s=0) == ()
+    assert doctor_node.findings(views=views, settle_s=0) == ()
     place.file.put("slot_seqlock", 11)
-    assert hospital.findings(settle_s=0) == ()
+    assert doctor_node.findings(settle_s=0) == ()
 
 
 # ---- The table ----------------------------------------------------------------------------------
 
 
-def test_a_full_table_and_one_that_is_nearly_full(hospital: Hospital) -> None:
-    place = hospital.place()
+def test_a_full_table_and_one_that_is_nearly_full(doctor_node: DoctorNode) -> None:
+    place = doctor_node.place()
     place.start()
     place.file.put("proc_num", SLOTS * 9 // 10)
     for slot in range(1, SLOTS):
         place.file.put("slot_pid", DEAD + slot, slot=slot)
-    (found,) = hospital.findings()
+    (found,) = doctor_node.findings()
     assert found.kind is FindingKind.SLOT_TABLE_NEARLY_FULL
     place.file.put("proc_num", SLOTS)
-    (found,) = hospital.findings()
+    (found,) = doctor_node.findings()
     assert found.kind is FindingKind.SLOT_TABLE_FULL
     assert found.summary == "1024 of 1024 slots taken"
     assert "1023 of them by dead processes" in found.evidence
 
 
-def test_memory_of_a_live_process_with_status_0(hospital: Hospital) -> None:
-    place = hospital.place()
+def test_memory_of_a_live_process_with_status_0(doctor_node: DoctorNode) -> None:
+    place = doctor_node.place()
     inside = place.start(used=3 * GIB)
     place.spawn(inside)
     place.file.put("slot_status", 0)
-    (found,) = hospital.findings()
+    (found,) = doctor_node.findings()
     assert (found.kind, found.pid, found.device) == (FindingKind.USAGE_SUMS_DIFFER, 1, 0)
     assert found.summary == "3 GiB in slots of status 0 on device 0"
     assert "enforces 4 GiB" in found.evidence
 
 
-def test_two_processes_that_one_slot_can_mean(hospital: Hospital) -> None:
-    place = hospital.place()
+def test_two_processes_that_one_slot_can_mean(doctor_node: DoctorNode) -> None:
+    place = doctor_node.place()
     inside, stranger = place.start(), place.enter()
     stranger.tell("map", place.path)
     assert inside.init_pid == stranger.init_pid == 1
-    (found,) = hospital.findings()
+    (found,) = doctor_node.findings()
     assert (found.kind, found.cause) == (FindingKind.PROCESSES_UNKNOWN, "ambiguous")
     assert found.container is not None
     assert not found.repairable
 
 
-def test_where_proc_shows_too_little_that_is_said_once(hospital: Hospital) -> None:
-    places = [hospital.place(), hospital.place()]
+def test_where_proc_shows_too_little_that_is_said_once(doctor_node: DoctorNode) -> None:
+    places = [doctor_node.place(), doctor_node.place()]
     insides = [place.start() for place in places]
-    elsewhere = Hospital(hospital.root, proc=f"/proc/{insides[0].host_pid}/root/proc")
+    elsewhere = DoctorNode(doctor_node.root, proc=f"/proc/{insides[0].host_pid}/root/proc")
     try:
         (found,) = elsewhere.findings()
         assert (found.kind, found.cause) == (FindingKind.PROCESSES_UNKNOWN, "sight")
@@ -307,9 +309,9 @@ def test_where_proc_shows_too_little_that_is_said_once(hospital: Hospital) -> No
 
 
 def test_a_thousand_invented_processes_are_one_finding_and_nobody_is_mistaken(
-    hospital: Hospital,
+    doctor_node: DoctorNode,
 ) -> None:
-    place, other = hospital.place(), hospital.place()
+    place, other = doctor_node.place(), doctor_node.place()
     victim = other.start()
     inside = place.start()
     for slot in range(1, SLOTS):
@@ -318,34 +320,36 @@ def test_a_thousand_invented_processes_are_one_finding_and_nobody_is_mistaken(
         place.file.put("slot_status", slot % 5, slot=slot)
         place.file.put("slot_used.total", 1 << 62, slot=slot)
     place.file.put("proc_num", SLOTS)
-    found = hospital.findings()
+    found = doctor_node.findings()
     assert {each.kind for each in found} == {
         FindingKind.DEAD_PROCESS_COUNTED,
         FindingKind.SLOT_TABLE_FULL,
     }
     assert all(len(each.paragraph) < 2000 for each in found)
-    done = hospital.repair()
+    done = doctor_node.repair()
     assert all(each.done for each in done)
     assert other.host_pids() == {1: victim.host_pid}
     assert {pid: host for pid, host in place.host_pids().items() if host} == {1: inside.host_pid}
     # While somebody lives the slots stay, empty, and newcomers of libvgpu find none.
-    assert hospital.kinds() == [FindingKind.SLOT_TABLE_FULL]
+    assert doctor_node.kinds() == [FindingKind.SLOT_TABLE_FULL]
     assert place.used() == GIB
 
 
 # ---- One diagnosis at a time --------------------------------------------------------------------
 
 
-def test_a_negative_time_is_refused(hospital: Hospital) -> None:
+def test_a_negative_time_is_refused(doctor_node: DoctorNode) -> None:
     with pytest.raises(ValueError, match="0 or more seconds"):
-        diagnose(hospital.node, settle_s=-1)
+        diagnose(doctor_node.node, settle_s=-1)
 
 
-def test_a_process_that_leaves_during_the_second_look_is_no_finding(hospital: Hospital) -> None:
-    place = hospital.place()
+def test_a_process_that_leaves_during_the_second_look_is_no_finding(
+    doctor_node: DoctorNode,
+) -> None:
+    place = doctor_node.place()
     inside = place.start()
     pid, _ = place.spawn(inside, host_pid=False)
-    views = hospital.node.view()
+    views = doctor_node.node.view()
     inside.tell(f"@{pid}", "close")
     wait_for(lambda: pid not in place.host_pids())
-    assert hospital.findings(views=views) == ()
+    assert doctor_node.findings(views=views) == ()

@@ -66,41 +66,37 @@ def test_what_stands_still_is_written_at_the_second_look_and_kept_up(
     assert counters["figures_errors"] == 0
 
 
-def test_what_moves_by_itself_is_left_to_libvgpu(
+def test_what_moves_by_itself_is_libvgpus(
     scene: NodeScene, start: Starter, task: DriverFigures, fake_driver: FakeDriver
 ) -> None:
     """The watcher's samples are of other moments than the agent's, and neither is to win."""
     file = scene.container("a", uuids=[GPU])
     process = start()
     process.tell("attach", file.path)
-    for second in range(6):
+
+    def libvgpu_writes(second: int) -> None:
         plays(fake_driver, process, (300 + second) * MIB, 50 + second)
         file.put("slot_monitorused", (299 + second) * MIB)
         for part, percent in (("sm", 40 + second), ("enc", 3), ("dec", 4)):
             file.put(f"slot_util.{part}", percent)
+
+    for second in range(4):
+        libvgpu_writes(second)
         task.run()
         assert figures(file) == ((299 + second) * MIB, 40 + second)
     assert task.counters()["figures_writes"] == 0
-
-
-def test_once_libvgpu_writes_itself_the_agent_leaves_off(
-    scene: NodeScene, start: Starter, task: DriverFigures, fake_driver: FakeDriver
-) -> None:
-    """As when a host pid has been put right, and its watcher finds the process."""
-    file = scene.container("a", uuids=[GPU])
-    process = start()
-    process.tell("attach", file.path)
     for _ in range(2):
         plays(fake_driver, process, 300 * MIB, 61)
         task.run()
-    assert figures(file) == (300 * MIB, 61)
+    assert figures(file) == (300 * MIB, 61), "it has stopped"
     written = task.counters()["figures_writes"]
-    for second in range(3):
-        plays(fake_driver, process, 300 * MIB, 70)
-        file.put("slot_util.sm", 50 + second)
+    # As when a host pid has been put right, and its watcher finds the process.
+    for second in range(10, 13):
+        libvgpu_writes(second)
         task.run()
-    assert figures(file) == (300 * MIB, 52)
+        assert figures(file) == ((299 + second) * MIB, 40 + second)
     assert task.counters()["figures_writes"] == written
+    assert task.outstanding() == ()
 
 
 def test_only_a_process_that_is_proved_to_be_the_slots_gets_figures(
@@ -157,6 +153,7 @@ def test_without_a_driver_it_says_so_once_and_waits_for_one(
     fake_driver.unload()
     task.run()
     assert events.kinds() == ["no_driver", "no_driver"]
+    assert figures(file) == (0, 0)
 
 
 @pytest.mark.parametrize("renames", [False, True])
@@ -183,7 +180,8 @@ def test_a_container_that_holds_its_lock_does_not_keep_the_others_waiting(
             *(f"sample 0 {pid} 100 {sm} 0 0 0" for pid in pids),
         )
 
-    task = DriverFigures(node, nvml_sampler, timeout_s=0.01, emit=events.append)
+    task = DriverFigures(node, nvml_sampler, emit=events.append)
+    task.timeout_s = 0.01
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -204,7 +202,7 @@ def test_a_container_that_holds_its_lock_does_not_keep_the_others_waiting(
         assert figures(files[0]) == (0, 0)
         # Of passes 2 to 10 it is tried in the 2nd, 4th and 7th; of every second, in 2nd and 6th.
         assert task.counters()["figures_errors"] == (2 if renames else 3)
-        assert events.kinds("stuck") == ["failed"] * (2 if renames else 1)
+        assert events.kinds("stuck") == ["failed"] * 2
     finally:
         done.set()
         thread.join()
@@ -212,6 +210,64 @@ def test_a_container_that_holds_its_lock_does_not_keep_the_others_waiting(
         play(sm)
         task.run()
     assert figures(files[0])[0] == MIB
+    assert events.kinds("stuck")[2:] == ["recovered"]
+
+
+def test_figures_that_are_not_kept_up_any_more_become_0(
+    scene: NodeScene, start: Starter, task: DriverFigures, fake_driver: FakeDriver
+) -> None:
+    """At the end, and where the driver or /proc cannot be asked: old ones look like new ones."""
+    file = scene.container("a", uuids=[GPU])
+    process = start()
+    process.tell("attach", file.path)
+
+    def write() -> None:
+        for _ in range(2):
+            plays(fake_driver, process, 300 * MIB, 61)
+            task.run()
+        assert figures(file) == (300 * MIB, 61)
+        (left,) = task.outstanding()
+        assert left.startswith("the driver's figures stand in ")
+        assert left.endswith("/a")
+
+    write()
+    fake_driver.unload()
+    task.run()
+    assert figures(file) == (0, 0)
+    fake_driver.play()
+    write()
+    proc, task._node.processes.proc = task._node.processes.proc, "/no/such"
+    with pytest.raises(OSError, match="No such"):
+        task.run()
+    assert figures(file) == (0, 0)
+    task._node.processes.proc = proc
+    write()
+    # What somebody else has written since is left as it is.
+    file.put("slot_util.sm", 33)
+    task.stop()
+    assert figures(file) == (0, 33)
+    assert task.outstanding() == ()
+    plays(fake_driver, process, 300 * MIB, 61)
+    for _ in range(3):
+        task.run()
+    assert figures(file) == (0, 33), "a pass that hung writes nothing after the end"
+
+
+def test_figures_that_cannot_be_taken_back_are_told(
+    scene: NodeScene, start: Starter, task: DriverFigures, fake_driver: FakeDriver, events: Events
+) -> None:
+    file = scene.container("a", uuids=[GPU])
+    process = start()
+    process.tell("attach", file.path)
+    for _ in range(2):
+        plays(fake_driver, process, 300 * MIB, 61)
+        task.run()
+    task.timeout_s = 0.01
+    with open_region(file, writable=True) as region, region.lock():
+        task.stop()
+    assert figures(file) == (300 * MIB, 61)
+    assert len(task.outstanding()) == 1
+    assert "the driver's figures stand: " in events.of("failed")[0].message
 
 
 def test_processes_and_containers_that_come_and_go_leave_nothing_behind(
@@ -229,5 +285,5 @@ def test_processes_and_containers_that_come_and_go_leave_nothing_behind(
         task.run()
     file.path.unlink()
     task.run()
-    assert task._seen == {}
+    assert task._seen == task._written == {}
     assert task.counters()["figures_errors"] == 0

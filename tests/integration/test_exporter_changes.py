@@ -194,7 +194,7 @@ def test_a_lock_that_goes_from_hand_to_hand_is_not_held(tmp_path: Path) -> None:
             file.put("owner_pid", file.get("owner_pid") + moves)
             return super().snapshot()
 
-    with Watched(files.root, outside=False) as node:
+    with Watched(files.root) as node:
         node.refresh()
         moves = 1
         assert LocksCollector(node).collect(CollectedState()).held == {}
@@ -420,7 +420,7 @@ def test_a_failure_is_counted_and_told_at_its_1st_2nd_and_4th_time_and_when_it_i
     files = NodeFiles(tmp_path)
     files.region(uuids=[UUID])
     proc = tmp_path / "proc"
-    with caplog.at_level("INFO"), Node(files.root, proc=proc, outside=False) as node:
+    with caplog.at_level("INFO"), Node(files.root, proc=proc) as node:
         exporter = exporter_of(node)
         for _ in range(5):
             exporter.refresh()
@@ -459,7 +459,7 @@ def test_readiness_goes_when_a_collector_has_not_succeeded_for_long(
     proc.symlink_to("/proc")
     intervals = {"scan_interval_s": 0.05, "process_interval_s": 0.05}
     with (
-        Node(files.root, proc=proc, outside=False) as node,
+        Node(files.root, proc=proc) as node,
         exporter_of(node, **intervals) as exporter,
     ):
         exporter.render()

@@ -212,7 +212,7 @@ def test_names_of_4_kib_from_a_resolver_are_cut_and_still_told_apart(tmp_path: P
     files.region("one", uuids=[UUID])
     files.region("two", uuids=[UUID])
     liar = Liar(PodName("n" * 4096, 'p"\n\\' * 1024, None))
-    with Node(files.root, names=ChainedNames([liar]), outside=False) as node:
+    with Node(files.root, names=ChainedNames([liar])) as node:
         found = parsed(exporter_of(node).render())
     series = found.series("hami_vgpu_memory_used_bytes")
     assert len(series) == 2

@@ -66,7 +66,7 @@ def test_from_inside_the_container_its_own_processes_are_told(
     found = look(region, table)
     assert states(found) == {1: "alive", 4321: "dead"}
     assert not table.is_complete, "the host's processes are not in there"
-    assert (table.sees_host, table.sees_everybody) == (False, False)
+    assert not table.visibility.sees_host
 
 
 @needs_namespaces
@@ -113,8 +113,9 @@ def test_a_process_that_may_not_be_looked_at_is_unknown(
         return (
             states(found),
             table.is_complete,
-            host_pid in table.unreadable,
-            table.sees_everybody == table.sees_host and host_pid in {each.pid for each in table},
+            host_pid in table.visibility.unreadable,
+            table.visibility.sees_all_pids == table.visibility.sees_host
+            and host_pid in {each.pid for each in table},
         )
 
     seen, complete, unreadable, listed = unprivileged(work)
@@ -140,7 +141,7 @@ def test_where_processes_are_hidden_no_slot_is_called_dead(
         def work() -> tuple[dict[int, str], bool]:
             table = ProcessTable(proc)
             found = states(look(path, table))
-            return found, table.is_complete or table.sees_everybody
+            return found, table.is_complete or table.visibility.sees_all_pids
 
         assert unprivileged(work) == ({pid: "unknown", 3_999_999: "unknown"}, False)
 
@@ -233,9 +234,9 @@ def test_the_host_as_root_is_complete_or_says_what_it_lacks() -> None:
     table.refresh()
     if os.geteuid() == 0 and str(Path("/proc/self/ns/pid").readlink()) == "pid:[4026531836]":
         assert table.is_complete
-        assert table.unreadable == ()
-        assert (table.sees_host, table.sees_everybody) == (True, True)
-        assert table.own_pid == os.getpid()
+        assert table.visibility.unreadable == ()
+        assert table.visibility.sees_all_pids
+        assert table.visibility.own_pid == os.getpid()
 
 
 def test_a_refresh_leaves_no_descriptor_open() -> None:

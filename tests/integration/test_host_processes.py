@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import attrs
 import pytest
 from containers import (
     Starter,
@@ -27,10 +28,14 @@ from containers import (
 )
 from forked import unprivileged
 from own_cgroups import cgroup_of_pod
+from patience import eventually
 from poke import RegionFile, RegionFileFactory
 
 from libhamiregion import RegionClosed, create_region, open_region
-from libhamiregion.node import ProcessTable, SlotMatch
+from libhamiregion.node import ProcessTable
+from libhamiregion.node.matching import SlotMatch
+from libhamiregion.node.outside import mapped_regions, open_mapped, resolve
+from libhamiregion.text import printable
 
 
 @pytest.fixture
@@ -426,3 +431,90 @@ def test_processes_that_come_and_go_do_not_disturb_a_refresh(
         for process in storm:
             process.send_signal(signal.SIGKILL)
             process.wait()
+
+
+@needs_namespaces
+def test_who_maps_a_region_and_how(
+    container: Starter, region_file: RegionFileFactory, region: RegionFile
+) -> None:
+    user, monitor, reader = (container() for _ in range(3))
+    user.tell("map", region.path)
+    user.tell("map", region.path)
+    for file in (region, region_file()):
+        monitor.tell("map", file.path)
+    reader.tell("map", region.path, "r")
+    table = ProcessTable()
+    with open_region(region) as opened:
+        table.refresh()
+        identity = table.identity(opened)
+        found = {process.pid: mapping for process, mapping in table.mappings(identity)}
+        assert identity in set(table.mapped_files())
+        pids = [7, 3_999_999]
+        matched = table.match_pids(opened, pids, opened.snapshot().taken_at_ns)
+    assert matched.pids == pids
+    once = found[reader.host_pid].length_bytes
+    assert once >= opened.layout.size_bytes
+    assert {pid: mapping.length_bytes for pid, mapping in found.items()} == {
+        user.host_pid: 2 * once,
+        monitor.host_pid: once,
+        reader.host_pid: once,
+        os.getpid(): once,
+    }
+    writers = {user.host_pid, monitor.host_pid}
+    assert {pid for pid, mapping in found.items() if mapping.writable} == writers
+    assert {each.pid for each in table.mappers(*identity, writable=True)} == writers
+    mine = {user.host_pid, monitor.host_pid}
+    (mapped,) = (each for each in mapped_regions(table) if (each.device, each.inode) == identity)
+    # The process that maps the fewest regions comes first, whatever its pid.
+    assert (mapped.pids, mapped.exclusive) == ((user.host_pid, monitor.host_pid), True)
+    assert mapped.payer == f"process {user.host_pid}", "it is in no container's cgroup"
+    left = [each for each in mapped_regions(table, without={identity}) if mine & set(each.pids)]
+    assert [each.pids for each in left] == [(monitor.host_pid,)]
+
+
+@needs_namespaces
+def test_a_process_that_came_since_the_last_refresh_can_be_looked_up(container: Starter) -> None:
+    table = ProcessTable()
+    table.refresh()
+    inside = container()
+    pid = inside.host_pid
+    assert table.get(pid) is None
+    process = table.look_up(pid)
+    assert process is not None
+    assert process.ns_pids == (pid, 1)
+    assert table.is_running(process)
+    assert not table.is_running(attrs.evolve(process, start_time_ticks=1))
+    table.refresh()
+    assert table.look_up(pid) == process
+    inside.end()
+    assert not table.is_running(process)
+    eventually(lambda: table.look_up(pid) is None)
+
+
+HOSTILE_NAMES = [
+    "a\nb.cache",
+    "x rw-s 00000000 08:01 1 .cache",
+    "\x1b[2J.cache",
+    "'\"`$(reboot).cache",
+    "\u00e9\udcff.cache",
+    "a" * 249 + ".cache",
+]
+
+
+@needs_namespaces
+def test_hostile_file_names_stay_one_mapping_each(container: Starter, tmp_path: Path) -> None:
+    inside = container()
+    for index, name in enumerate(HOSTILE_NAMES):
+        # The name goes to the process in a line of words.
+        plain = tmp_path / f"{index}.cache"
+        create_region(plain)
+        inside.tell("map", plain)
+        plain.rename(tmp_path / name)
+    table = ProcessTable()
+    table.refresh()
+    found = [resolve(each) for each in mapped_regions(table) if inside.host_pid in each.pids]
+    assert {each.name for each in found} == set(HOSTILE_NAMES)
+    assert not any(each.deleted for each in found)
+    for each in found:
+        assert printable(each.path_in_namespace).isprintable()
+        open_mapped(table, each).close()

@@ -127,7 +127,7 @@ def test_a_node_that_shall_not_look_outside_does_not(
 ) -> None:
     inside = private(container, tmp_path / "private")
     inside.tell("attach", tmp_path / "private/cudevshr.cache")
-    with Node(root, outside=False) as node:
+    with Node(root) as node:
         node.refresh()
         assert node.containers == ()
         assert node.view() == ()
@@ -362,6 +362,7 @@ def test_a_file_of_another_name_is_told_by_its_length(
     "scene",
     [
         "dead_fuse_over_the_directory",
+        "command_line_beside_a_dead_fuse",
         "file_on_a_fuse",
         "region_on_an_overlay",
         "mount_of_the_containers_own",

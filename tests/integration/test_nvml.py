@@ -50,7 +50,7 @@ def test_devices_and_processes_are_what_the_driver_says(
     assert abs(on_first.sampled_at_us * 1000 - sample.taken_at_ns) < 5e9
     assert (on_second.device_uuid, on_second.memory_used_bytes) == (OTHER, 2000 * MIB)
     assert utils(on_second) == (0, 0, 0, 0), "the driver samples busy processes only"
-    assert nvml_sampler.devices() == sample.devices
+    assert nvml_sampler.sample().devices == sample.devices
 
 
 def test_a_sample_is_a_value(fake_driver: FakeDriver, nvml_sampler: NvmlSampler) -> None:
@@ -59,6 +59,8 @@ def test_a_sample_is_a_value(fake_driver: FakeDriver, nvml_sampler: NvmlSampler)
     assert sample.process(GPU, 999) is not None
     assert pickle.loads(pickle.dumps(sample)) == sample
     assert sample.processes[0].faults[0].state is NvmlState.NO_FIGURE
+    assert sample.pids == {101, 301, 302}
+    assert sample.of_pid(101) == sample.processes[:1]
 
 
 def test_a_process_in_several_lists_stands_once_and_its_memory_is_not_added_up(
@@ -71,7 +73,9 @@ def test_a_process_in_several_lists_stands_once_and_its_memory_is_not_added_up(
         f"process 0 graphics 102 {20 * MIB}",
         f"process 0 mps 103 {30 * MIB}",
     )
-    assert [(row.pid, row.kinds, row.memory_used_bytes) for row in nvml_sampler.processes()] == [
+    assert [
+        (row.pid, row.kinds, row.memory_used_bytes) for row in nvml_sampler.sample().processes
+    ] == [
         (101, ("compute", "graphics"), 300 * MIB),
         (102, ("graphics",), 20 * MIB),
         (103, ("mps",), 30 * MIB),
@@ -89,7 +93,7 @@ def test_memory_that_the_driver_does_not_know_is_none_with_its_reason(
         f"process 0 graphics 102 {7 * MIB}",
         "process 0 compute 103 18446744073709551614",
     )
-    first, second, third = nvml_sampler.processes()
+    first, second, third = nvml_sampler.sample().processes
     assert first.memory_used_bytes is None
     reason = first.reason("memory_used_bytes")
     assert reason is not None
@@ -112,8 +116,8 @@ def test_an_older_driver_is_asked_with_the_second_version(
         "error nvmlDeviceGetMPSComputeRunningProcesses_v3 13",
         "error nvmlDeviceGetMPSComputeRunningProcesses_v2 13",
     )
-    assert [row.pid for row in nvml_sampler.processes()] == [101, 102]
-    assert nvml_sampler.devices()[0].processes_state is NvmlState.OK
+    assert [row.pid for row in nvml_sampler.sample().processes] == [101, 102]
+    assert nvml_sampler.sample().devices[0].processes_state is NvmlState.OK
 
 
 @pytest.mark.parametrize("version", ["535.43.02", "535.54.03", "535.86.05"])
@@ -123,12 +127,14 @@ def test_drivers_whose_third_version_is_broken_are_asked_with_the_second(
     scene = (CARD, *(f"process 0 compute {pid} {pid * MIB}" for pid in (101, 102, 103)))
     expected = [(pid, pid * MIB) for pid in (101, 102, 103)]
     fake_driver.play(*scene, f"driver {version}", "quirk wide-lists")
-    assert [(row.pid, row.memory_used_bytes) for row in nvml_sampler.processes()] == expected
+    assert [(row.pid, row.memory_used_bytes) for row in nvml_sampler.sample().processes] == expected
     for other in ("535.98", "535.161.08", "530.41.03", "1535.54.03"):
         fake_driver.play(
             *scene, f"driver {other}", "error nvmlDeviceGetComputeRunningProcesses_v2 999"
         )
-        assert [(row.pid, row.memory_used_bytes) for row in nvml_sampler.processes()] == expected
+        assert [
+            (row.pid, row.memory_used_bytes) for row in nvml_sampler.sample().processes
+        ] == expected
 
 
 @pytest.mark.parametrize(
@@ -328,4 +334,4 @@ def test_the_process_view_has_names_whatever_they_are(
     reason = gone.reason("name")
     assert reason is not None
     assert (reason.call, reason.state) == ("nvmlSystemGetProcessName", NvmlState.NOT_FOUND)
-    assert nvml_sampler.processes()[0].name is None
+    assert nvml_sampler.sample().processes[0].name is None

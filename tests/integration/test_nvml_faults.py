@@ -136,7 +136,7 @@ def test_a_return_value_of_the_future_keeps_its_number(
     fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
     fake_driver.play(CARD, "error nvmlDeviceGetMemoryInfo 777")
-    (device,) = nvml_sampler.devices()
+    (device,) = nvml_sampler.sample().devices
     reason = device.reason("memory_used_bytes")
     assert reason is not None
     assert (reason.state, reason.code) == (NvmlState.UNDOCUMENTED, 777)
@@ -161,12 +161,12 @@ def test_a_driver_that_comes_later_is_found_and_one_that_goes_is_missed(
         assert sample.fault is not None
         assert "modprobe nvidia" in sample.fault.message
         fake_driver.play(CARD)
-        assert [device.uuid for device in sampler.devices()] == [GPU]
+        assert [device.uuid for device in sampler.sample().devices] == [GPU]
         fake_driver.unload()
-        assert sampler.devices() == ()
+        assert sampler.sample().devices == ()
         assert sampler.state is NvmlState.DRIVER_NOT_LOADED
         fake_driver.play(SECOND.replace("device 1", "device 0"))
-        assert [device.uuid for device in sampler.devices()] == [OTHER]
+        assert [device.uuid for device in sampler.sample().devices] == [OTHER]
 
 
 def test_a_gpu_lost_in_mid_run_keeps_its_name_and_does_not_touch_the_others(
@@ -174,7 +174,7 @@ def test_a_gpu_lost_in_mid_run_keeps_its_name_and_does_not_touch_the_others(
 ) -> None:
     scene = (CARD, SECOND, f"process 0 compute 101 {MIB}", f"process 1 compute 102 {MIB}")
     fake_driver.play(*scene)
-    assert [device.state for device in nvml_sampler.devices()] == [NvmlState.OK] * 2
+    assert [device.state for device in nvml_sampler.sample().devices] == [NvmlState.OK] * 2
     for call in ("nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID", "nvmlDeviceGetMemoryInfo"):
         fake_driver.play(*scene, f"error {call} 15 0")
         sample = nvml_sampler.sample()
@@ -194,4 +194,4 @@ def test_a_gpu_lost_in_mid_run_keeps_its_name_and_does_not_touch_the_others(
         assert [row.pid for row in sample.processes] == [102]
         assert sample.process(GPU, 101) is None
     fake_driver.play(*scene)
-    assert [device.state for device in nvml_sampler.devices()] == [NvmlState.OK] * 2
+    assert [device.state for device in nvml_sampler.sample().devices] == [NvmlState.OK] * 2

@@ -16,7 +16,7 @@ from libhamiregion import create_region, open_region
 from libhamiregion.node.nvml import NvmlSampler, NvmlState
 
 with NvmlSampler() as sampler:
-    if sampler.state is not NvmlState.OK or not sampler.devices():
+    if sampler.state is not NvmlState.OK or not sampler.sample().devices:
         print(json.dumps({"skip": sampler.state.value}))
         sys.exit()
     cuda = ctypes.CDLL("libcuda.so.1")
@@ -87,7 +87,7 @@ with NvmlSampler(sensors=True) as sampler:
         "devices": [
             [d.temperature_celsius, d.power_usage_watts, d.ecc_corrected_errors,
              d.ecc_uncorrected_errors, [[f.figure, f.state.value] for f in d.faults]]
-            for d in sampler.devices()
+            for d in sampler.sample().devices
         ],
     }))
 """

@@ -6,7 +6,6 @@ import sys
 import threading
 
 import pynvml
-import pytest
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, initialisations
 
@@ -17,11 +16,11 @@ def test_initialisations_are_given_back_however_it_is_opened(fake_driver: FakeDr
     fake_driver.play(CARD)
     sampler = NvmlSampler(fake_driver.library)
     assert sampler.state is NvmlState.CLOSED
-    assert len(sampler.devices()) == 1, "the first question opens it"
+    assert len(sampler.sample().devices) == 1, "the first question opens it"
     assert initialisations() == 1
     with sampler, sampler, NvmlSampler(fake_driver.library) as other:
         assert initialisations() == 2
-        other.devices()
+        other.sample()
     assert (sampler.state, initialisations()) == (NvmlState.CLOSED, 0)
     sampler.close()
     assert initialisations() == 0
@@ -60,11 +59,6 @@ def test_threads_share_a_sampler(fake_driver: FakeDriver) -> None:
     assert initialisations() == 0
 
 
-def test_a_window_is_longer_than_nothing() -> None:
-    with pytest.raises(ValueError, match="longer than 0 s"):
-        NvmlSampler(window_s=0)
-
-
 def run_python(code: str, env: dict[str, str]) -> str:
     command = [sys.executable, "-W", "error", "-c", code]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
@@ -76,7 +70,7 @@ def test_nvidia_ml_py_finds_the_library_by_itself(fake_driver: FakeDriver) -> No
     fake_driver.play(CARD)
     code = (
         "from libhamiregion.node.nvml import NvmlSampler\n"
-        "with NvmlSampler() as sampler: print(sampler.devices()[0].uuid)"
+        "with NvmlSampler() as sampler: print(sampler.sample().devices[0].uuid)"
     )
     assert run_python(code, fake_driver.environment()) == GPU
 
@@ -88,7 +82,7 @@ def test_nvidia_ml_py_is_imported_by_the_first_question_only(fake_driver: FakeDr
         "from libhamiregion.node.nvml import NvmlSampler\n"
         "sampler = NvmlSampler()\n"
         "before = 'pynvml' in sys.modules\n"
-        "sampler.devices()\n"
+        "sampler.sample()\n"
         "print(before, 'pynvml' in sys.modules)"
     )
     assert run_python(code, fake_driver.environment()) == "False True"

@@ -9,7 +9,7 @@ from libhamiregion.node import NvmlSampler, NvmlState
 def test_the_sensors_are_read_where_they_are_wanted(fake_driver: FakeDriver) -> None:
     fake_driver.play(CARD, "sensors 0 41 187500 3 1")
     with NvmlSampler(fake_driver.library, host_namespace=True, sensors=True) as sampler:
-        (device,) = sampler.devices()
+        (device,) = sampler.sample().devices
     assert device.temperature_celsius == 41
     assert device.power_usage_watts == 187.5
     assert (device.ecc_corrected_errors, device.ecc_uncorrected_errors) == (3, 1)
@@ -24,7 +24,7 @@ def test_who_does_not_want_them_does_not_ask(fake_driver: FakeDriver) -> None:
     )
     fake_driver.play(CARD, "sensors 0 41 187500 3 1", *(f"error {call} 999" for call in asked))
     with NvmlSampler(fake_driver.library, host_namespace=True) as sampler:
-        (device,) = sampler.devices()
+        (device,) = sampler.sample().devices
     assert device.temperature_celsius is None
     assert device.power_usage_watts is None
     assert device.faults == ()
@@ -33,7 +33,7 @@ def test_who_does_not_want_them_does_not_ask(fake_driver: FakeDriver) -> None:
 def test_a_card_without_sensors_has_a_reason_for_each(fake_driver: FakeDriver) -> None:
     fake_driver.play(CARD, SECOND, "sensors 1 70 4000000000 0 0")
     with NvmlSampler(fake_driver.library, host_namespace=True, sensors=True) as sampler:
-        first, second = sampler.devices()
+        first, second = sampler.sample().devices
     assert states(first.faults) == {
         ("nvmlDeviceGetTemperature", NvmlState.NOT_SUPPORTED),
         ("nvmlDeviceGetPowerUsage", NvmlState.NOT_SUPPORTED),

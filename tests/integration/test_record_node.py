@@ -10,8 +10,9 @@ import sqlite3
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import attrs
 import pytest
 from called import call
 from containers import needs_namespaces
@@ -25,16 +26,19 @@ from typing_extensions import Self
 from unit.cli_process import start
 
 from libhamiregion import Layout
-from libhamiregion.node import Container, Node, NvmlSampler, PodLogNames
+from libhamiregion.node import Node, NvmlSampler
 from libhamiregion.report import (
-    NodeReader,
-    Reading,
+    Allocation,
     Recorder,
     Recording,
     RecordingUnavailable,
     RecordingWriter,
-    Written,
+    Sample,
 )
+from libhamiregion.report.recorder import NodeReader
+
+if TYPE_CHECKING:
+    from libhamiregion.report.writer import Written
 
 GIB = 1 << 30
 SPAN = (0, 2**60)
@@ -51,9 +55,10 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "node.db"
 
 
-def read(scene: NodeScene) -> list[Reading]:
-    with Node(scene.root, outside=False) as opened:
-        return NodeReader(opened).readings()
+def only(reader: NodeReader) -> tuple[Allocation, Sample]:
+    """The one device that there is, and what is read of it."""
+    (found,) = reader.read().items()
+    return found
 
 
 # ---- what a look sees ----------------------------------------------------------------------------
@@ -72,59 +77,43 @@ def test_a_reading_has_what_the_region_says(scene: NodeScene, layout: Layout) ->
     slot = file.add_process(4_000_000, {0: GIB, 1: 2 * GIB})
     if layout.has_utilization:
         file.put("slot_util.sm", 37, slot=slot, device=0)
-    first, second = read(scene)
-    assert (first.container.pod_uid, first.container.name) == ("0b5c", "train")
-    assert (first.device_index, first.device_uuid) == (0, GPU)
-    assert (first.memory_used_bytes, first.memory_limit_bytes) == (GIB, 8 * GIB)
-    assert (second.memory_used_bytes, second.memory_limit_bytes) == (2 * GIB, None)
-    assert (first.sm_limit_percent, second.sm_limit_percent) == (50, None)
-    assert first.sm_util_percent == (37 if layout.has_utilization else None)
-    assert first.driver_memory_bytes is None
+    names = (None, None, "train", "0b5c")
+    with Node(scene.root) as opened:
+        found = NodeReader(opened).read()
+    known = layout.has_utilization
+    # Whether the process is proved dead depends on who looks.
+    assert {of: attrs.evolve(sample, processes=None) for of, sample in found.items()} == {
+        Allocation(*names, 0, GPU): Sample(GIB, 8 * GIB, 50, 37 if known else None),
+        Allocation(*names, 1, "GPU-b"): Sample(2 * GIB, None, 100, 0 if known else None),
+    }
 
 
 @needs_namespaces
 def test_processes_are_those_that_live_and_the_drivers_figures_are_theirs(
     node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
+    """A dead one has nothing to be told of; a sum without a live one would be too low."""
     pod = node.add("train", pod="bert-0", memory_limits=[8 * GIB], uuids=[GPU])
-    pid, host_pid = pod.attach()
+    (pid, first), (_, second) = pod.attach(), pod.attach()
     pod.charge(pid, GIB)
     dead, _ = pod.attach()
     pod.charge(dead, 512 * MIB)
     pod.inside.tell("kill", dead)
-    fake_driver.play(
-        CARD, f"process 0 compute {host_pid} {1300 * MIB}", f"sample 0 {host_pid} 1000 44 3 0 0"
-    )
-    with node.open() as opened:
-        (reading,) = NodeReader(opened, sampler=nvml_sampler).readings()
-    assert reading.processes == 1
-    assert reading.memory_used_bytes == GIB + 512 * MIB
-    assert reading.driver_memory_bytes == 1300 * MIB
-    assert reading.driver_sm_percent == 44
-    assert (reading.container.namespace, reading.container.pod) == ("research", "bert-0")
-
-
-@needs_namespaces
-def test_what_the_driver_does_not_tell_of_one_process_is_not_known_of_all(
-    node: GpuNode, fake_driver: FakeDriver, nvml_sampler: NvmlSampler
-) -> None:
-    """A dead one has nothing to be told of; a sum without a live one would be too low."""
-    pod = node.add("train", pod="bert-0", memory_limits=[8 * GIB], uuids=[GPU])
-    (_, first), (_, second) = pod.attach(), pod.attach()
-    dead, _ = pod.attach()
-    pod.inside.tell("kill", dead)
     known = f"process 0 compute {first} {1300 * MIB}"
     with node.open() as opened:
         reader = NodeReader(opened, sampler=nvml_sampler)
-        fake_driver.play(CARD, known, f"process 0 compute {second} {200 * MIB}")
-        (reading,) = reader.readings()
-        assert reading.driver_memory_bytes == 1500 * MIB
-        fake_driver.play(CARD, known, f"process 0 compute {second} unavailable")
-        (reading,) = reader.readings()
-        assert reading.driver_memory_bytes is None
-        fake_driver.play(CARD, known)
-        (reading,) = reader.readings()
-        assert reading.driver_memory_bytes == 1300 * MIB
+        for other, driver_bytes in (
+            (f"process 0 compute {second} {200 * MIB}", 1500 * MIB),
+            (f"process 0 compute {second} unavailable", None),
+            (f"sample 0 {first} 1000 44 3 0 0", 1300 * MIB),
+        ):
+            fake_driver.play(CARD, known, other)
+            allocation, sample = only(reader)
+            assert (allocation.namespace, allocation.pod) == ("research", "bert-0")
+            assert sample.processes == 2
+            assert sample.memory_used_bytes == GIB + 512 * MIB
+            assert sample.driver_memory_bytes == driver_bytes
+        assert sample.driver_sm_percent == 44
 
 
 def test_a_driver_that_hangs_does_not_keep_the_recorder(
@@ -133,11 +122,10 @@ def test_a_driver_that_hangs_does_not_keep_the_recorder(
     scene.container("train", memory_limits=[8 * GIB])
     os.mkfifo(fake_driver.state)
     sampler = NvmlSampler(fake_driver.library, host_namespace=True)
-    with Node(scene.root, outside=False) as opened:
-        reader = NodeReader(opened, sampler=sampler, patience_s=0.05)
+    with Node(scene.root) as opened:
+        reader = NodeReader(opened, sampler=sampler, timeout_s=0.05)
         for _ in range(2):
-            (reading,) = reader.readings()
-            assert reading.driver_memory_bytes is None
+            assert only(reader)[1].driver_memory_bytes is None
         # It answers at last: an empty scene, then its end.
         with fake_driver.state.open("w"):
             fake_driver.play(CARD)
@@ -145,36 +133,22 @@ def test_a_driver_that_hangs_does_not_keep_the_recorder(
     sampler.close()
 
 
-def test_a_pod_is_named_as_soon_as_its_logs_are_there(
-    node: GpuNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("libhamiregion.report.node_reader._ASK_AGAIN_S", 0.0)
-    pod = node.add("train", process=False, memory_limits=[GIB], uuids=[GPU])
-    with Node(node.root, names=PodLogNames(node.logs), outside=False) as opened:
-        reader = NodeReader(opened)
-        assert reader.readings()[0].container.pod is None
-        (node.logs / f"research_bert-0_{pod.pod_uid}" / "train").mkdir(parents=True)
-        eventually(lambda: reader.readings()[0].container.pod == "bert-0")
-
-
-def test_a_region_that_cannot_be_read_costs_nobody_else(scene: NodeScene, path: Path) -> None:
-    good = scene.container("good", memory_limits=[GIB])
-    bad = scene.container("bad", memory_limits=[GIB])
-    with (
-        Node(scene.root, outside=False) as opened,
-        RecordingWriter(path, interval_s=15) as writer,
-    ):
-        recorder = Recorder(opened, writer)
-        assert recorder.look().series == 2
-        bad.resize(100)
-        assert recorder.look().series == 1
-        assert not good.path.samefile(bad.path)
-        assert isinstance(opened.containers[0], Container)
+def test_of_two_regions_of_one_container_the_one_with_more_counts(tmp_path: Path) -> None:
+    """A container cannot hide what it uses behind an empty region."""
+    scenes = [NodeScene(tmp_path / name) for name in "ab"]
+    for scene, nbytes in zip(scenes, (5 * GIB, 0), strict=True):
+        file = scene.container("train", pod_uid="0b5c", memory_limits=[8 * GIB], uuids=[GPU])
+        file.add_process(4_000_000, {0: nbytes})
+    roots = [scene.root for scene in scenes]
+    for order in (roots, roots[::-1]):
+        with Node(order) as opened:
+            assert only(NodeReader(opened))[1].memory_used_bytes == 5 * GIB
 
 
 def test_a_recorder_looks_until_it_is_told_to_stop(scene: NodeScene, path: Path) -> None:
-    """What can pass is told and tried again; looks are due at the writer's interval."""
+    """What can pass is told and tried again; a region that cannot be read costs nobody else."""
     scene.container("train", memory_limits=[GIB])
+    bad = scene.container("bad", memory_limits=[GIB])
     waits: list[float] = []
     seen: list[Written] = []
     failures: list[Exception] = []
@@ -186,14 +160,12 @@ def test_a_recorder_looks_until_it_is_told_to_stop(scene: NodeScene, path: Path)
             path.mkdir()
         elif len(waits) == 2:
             path.rmdir()
+            bad.resize(100)
         return len(waits) == 3
 
-    with (
-        Node(scene.root, outside=False) as opened,
-        RecordingWriter(path, interval_s=15) as writer,
-    ):
+    with Node(scene.root) as opened, RecordingWriter(path, interval_s=15) as writer:
         Recorder(opened, writer).run(wait, looked=seen.append, failed=failures.append)
-    assert [each.series for each in seen] == [1, 1]
+    assert [each.allocations for each in seen] == [2, 1]
     assert [type(each) for each in failures] == [RecordingUnavailable]
     # Nobody waited, so each look came that much earlier than it was due.
     assert [round(seconds / 15) for seconds in waits] == [1, 2, 3]
@@ -246,10 +218,10 @@ def used_over_time(path: Path) -> list[int]:
     """What was used, one value after the other; a busy machine makes gaps, which repeat them."""
     with Recording(path) as recording:
         values = [
-            state.memory_used_bytes
+            sample.memory_used_bytes
             for look in recording.looks(*SPAN)
-            for state in look.states.values()
-            if state is not None
+            for sample in look.changes.values()
+            if sample is not None
         ]
     return [value for value, _ in itertools.groupby(values)]
 
@@ -276,7 +248,7 @@ def test_what_happens_on_the_node_is_in_the_report(scene: NodeScene, path: Path)
         for _ in range(4):
             recording.next()
         assert recording.end() == 0
-        assert [each["series"] for each in recording.seen] == [1] * 9
+        assert [each["allocations"] for each in recording.seen] == [1] * 9
     # Ended in order, all of it is in the one file.
     assert not Path(f"{path}-wal").exists()
     assert used_over_time(path) == [GIB, 3 * GIB, 2 * GIB]
@@ -298,7 +270,7 @@ def test_a_killed_recorder_leaves_what_it_wrote_and_the_next_goes_on(
         recording.end(signal.SIGKILL)
     assert used_over_time(path) == [number * GIB for number in range(1, 6)]
     with Recorded(scene, path) as recording:
-        assert recording.next()["began"] == "start"
+        assert recording.next()["whole"]
         assert recording.end(signal.SIGINT) == 0
     assert used_over_time(path)[-1] == 5 * GIB
 
@@ -309,7 +281,7 @@ def test_a_second_recorder_is_refused(scene: NodeScene, path: Path) -> None:
         recording.next()
         answer = call("record", "--to", str(path), "--root", str(scene.root), "--once")
         assert answer.returncode == 1
-        assert f"process {recording.process.pid} records to" in answer.stderr
+        assert answer.stderr == f"Error: '{path}' is in use by another recorder\n"
 
 
 def test_one_look_and_a_dry_run(scene: NodeScene, path: Path) -> None:
@@ -354,14 +326,16 @@ def test_a_root_that_is_not_there_fails_and_a_file_of_others_is_left_alone(
     answer = call("record", "--to", str(tmp_path / "a.db"), "--root", nowhere, "--once")
     assert answer.returncode == 1
     assert "could be listed" in answer.stderr
-    text = tmp_path / "notes.txt"
-    text.write_text("mine\n" * 1000)
-    for more in ((), ("--dry-run",)):
-        words = ("--root", str(scene.root), "--once", *more)
-        answer = call("record", "--to", str(text), *words)
+    directory = tmp_path / "etc"
+    directory.mkdir()
+    text = directory / "passwd"
+    text.write_text("root:x:0:0\n" * 1000)
+    for more in (("--once",), ("--dry-run",), ()):
+        answer = call("record", "--to", str(text), "--root", str(scene.root), *more)
         assert answer.returncode == 1
         assert "not a recording" in answer.stderr
-    assert text.read_text() == "mine\n" * 1000
+        assert list(directory.iterdir()) == [text]
+    assert text.read_text() == "root:x:0:0\n" * 1000
 
 
 @pytest.fixture
@@ -386,37 +360,32 @@ def test_a_full_disk_is_told_once_and_recorded_again_when_there_is_room(
     path = small_disk / "node.db"
     with Recorded(scene, path) as recording:
         recording.next()
-        filler = small_disk / "filler"
-        with filler.open("wb", buffering=0) as stream, contextlib.suppress(OSError):
-            while True:
-                stream.write(bytes(4096))
-        assert shutil.disk_usage(small_disk).free == 0
-        used = GIB
-        while "error" not in recording.next():
-            used += MIB
-            set_used(file, used)
+        used, failed = GIB, 0
+        # A look that fails frees the log: the disk is filled until nothing is left to free.
+        with (small_disk / "filler").open("wb", buffering=0) as filler:
+            while failed < 4:
+                with contextlib.suppress(OSError):
+                    while filler.write(bytes(4096)):
+                        pass
+                used += MIB
+                set_used(file, used)
+                failed = failed + 1 if "error" in recording.next() else 0
         assert recording.seen[-1]["error"] == "RecordingUnavailable"
         assert "full" in recording.seen[-1]["message"]
-        for _ in range(3):
-            assert "error" in recording.next()
-        filler.unlink()
-        assert recording.until("rows")["began"] in {"gap", "continued"}
+        (small_disk / "filler").unlink()
+        assert recording.until("rows")["whole"]
         set_used(file, 5 * GIB)
         while recording.next()["rows"] == 0:
             pass
         assert recording.end() == 0
         told = recording.errors.splitlines()
-        assert len(told) == 2
-        assert "trying again at every look" in told[0]
-        assert told[1].endswith("recording again")
+        # Each trouble is told at its 1st, 2nd, 4th, 8th time, and its end.
+        events = [json.loads(line) for line in told]
+        assert {each["event"] for each in events} == {"failed", "recovered"}
+        assert events[-1]["event"] == "recovered"
+        failures = sum("error" in each for each in recording.seen)
+        assert sum(each["event"] == "failed" for each in events) <= failures.bit_length()
     connection = sqlite3.connect(path)
     assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     connection.close()
     assert used_over_time(path)[-1] == 5 * GIB
-
-
-def test_a_directory_that_is_not_there_is_named(scene: NodeScene, tmp_path: Path) -> None:
-    missing = tmp_path / "missing" / "node.db"
-    answer = call("record", "--to", str(missing), "--root", str(scene.root), "--once")
-    assert answer.returncode == 1
-    assert "No such file or directory" in answer.stderr

@@ -7,18 +7,17 @@ import json
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from called import call
+from certificates import Authority, needs_openssl
 from prometheus_server import Prometheus, needs_prometheus, prometheus_with
-from recorded_day import GAP_S, GPUS, looks, tenants
+from recorded_day import GAP_S, GIB, GPUS, looks, tenants
 
 from libhamiregion.report import (
-    Credentials,
-    PrometheusAnswer,
-    PrometheusApi,
     PrometheusError,
     PrometheusHistory,
     Recording,
@@ -26,80 +25,116 @@ from libhamiregion.report import (
     Report,
     make_report,
 )
+from libhamiregion.report.prometheus import QUERIES
 
 STEP_S = 60
-LENGTH_S = 6 * 3600
+HOUR_S = 3600
+LENGTH_S = 6 * HOUR_S
 # A Prometheus keeps two weeks: the day is one that ended a while ago.
-START_S = (int(time.time()) - 2 * LENGTH_S) // 3600 * 3600
+START_S = (int(time.time()) - 2 * LENGTH_S) // HOUR_S * HOUR_S
 SINCE_MS, UNTIL_MS = START_S * 1000, (START_S + LENGTH_S) * 1000
-NAMES = ("used", "limit", "sm", "sm_limit")
-METRICS = {
-    "used": "hami_vgpu_memory_used_bytes",
-    "limit": "hami_vgpu_memory_limit_bytes",
-    "sm": "hami_container_device_utilization_ratio",
-    "sm_limit": "hamiregion_device_sm_limit_ratio",
-}
+
+USED = "hami_vgpu_memory_used_bytes"
+LIMIT = "hami_vgpu_memory_limit_bytes"
+UTILIZATION = "hami_container_device_utilization_ratio"
+SM_LIMIT = "hamiregion_device_sm_limit_ratio"
 INFO = "hamiregion_container_info"
-LEGACY = {
-    "used": "vGPU_device_memory_usage_in_bytes",
-    "limit": "vGPU_device_memory_limit_in_bytes",
-    "sm": "Device_utilization_desc_of_container",
-}
+
+Values = Iterable[tuple[float, float]]
 
 
-def exposition() -> str:
-    """What Prometheus would have scraped, as OpenMetrics with time stamps."""
-    samples: dict[str, list[str]] = {
-        name: [] for name in (*METRICS.values(), *LEGACY.values(), INFO)
-    }
-    for second, readings in looks(tenants(), interval_s=STEP_S, until_s=LENGTH_S):
-        at = START_S + second
-        for each in readings:
-            namespace, pod = each.container.namespace, each.container.pod
-            values = {
-                "used": each.memory_used_bytes,
-                "limit": each.memory_limit_bytes or 0,
-                "sm": each.sm_util_percent,
-                "sm_limit": None if each.sm_limit_percent is None else each.sm_limit_percent / 100,
-            }
-            labels = (
-                f'namespace="{namespace}",pod="{pod}",container="{each.container.name}",'
-                f'vdevice_index="0",device_uuid="{each.device_uuid}"'
-            )
-            # As a scrape without honor_labels has them, with the exporter's own pod beside.
-            exported = (
-                f'exported_namespace="{namespace}",exported_pod="{pod}",'
-                f'exported_container="{each.container.name}",namespace="kube-system",'
-                f'pod="exporter-abc",container="exporter",vdevice_index="0",'
-                f'device_uuid="{each.device_uuid}"'
-            )
-            old = (
-                f'podnamespace="{namespace}",podname="{pod}",ctrname="{each.container.name}",'
-                f'vdeviceid="0",deviceuuid="{each.device_uuid}"'
-            )
-            more = [f'{{job="plain",{labels}}}', f'{{job="exported",{exported}}}']
-            for name in NAMES:
-                if values[name] is None:
-                    continue
-                samples[METRICS[name]] += [
-                    f"{METRICS[name]}{each_} {values[name]} {at}" for each_ in more
-                ]
-                if name in LEGACY:
-                    line = f'{LEGACY[name]}{{job="old",{old}}} {values[name]} {at}'
-                    samples[LEGACY[name]].append(line)
-            samples[INFO] += [f"{INFO}{each_} 1 {at}" for each_ in more]
-    lines = []
-    for name, found in samples.items():
-        lines.append(f"# TYPE {name} gauge")
-        lines += sorted(
-            found, key=lambda line: (line.rsplit(" ", 2)[0], int(line.rsplit(" ", 1)[1]))
-        )
-    return "\n".join([*lines, "# EOF", ""])
+def steady(value: float, since_s: int = 0, until_s: int = HOUR_S) -> Values:
+    """The same value at every scrape."""
+    return [(second, value) for second in range(since_s, until_s, 15)]
+
+
+class Scraped:
+    """Samples for a Prometheus, as OpenMetrics with time stamps."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, list[str]] = {
+            metric: [] for metric in (USED, LIMIT, UTILIZATION, SM_LIMIT, INFO)
+        }
+
+    def add(self, metric: str, job: str, values: Values, **labels: str) -> None:
+        named = ",".join(f'{name}="{value}"' for name, value in {"job": job, **labels}.items())
+        self._lines[metric] += [
+            f"{metric}{{{named}}} {value} {START_S + second}" for second, value in values
+        ]
+
+    def device(self, metric: str, job: str, values: Values, pod: str = "a", **more: str) -> None:
+        """One device of a container; its info has no device."""
+        of = {"namespace": "lab", "pod": pod, "container": "c"}
+        if metric != INFO:
+            of |= {"vdevice_index": "0", "device_uuid": f"GPU-{pod}"}
+        self.add(metric, job, values, **of, **more)
+
+    def text(self) -> str:
+        lines = []
+        for metric, samples in self._lines.items():
+            # Samples of one series stand together, in order.
+            samples.sort(key=lambda line: (line.rsplit(" ", 2)[0], int(line.rsplit(" ", 1)[1])))
+            lines += [f"# TYPE {metric} gauge", *samples]
+        return "\n".join([*lines, "# EOF", ""])
+
+
+def whole_day(to: Scraped) -> None:
+    """The tests' day, as scraped with honor_labels and without."""
+    exporter = {"namespace": "kube-system", "pod": "exporter-abc", "container": "exporter"}
+    found: dict[tuple[str, str, tuple[tuple[str, str], ...]], list[tuple[float, float]]] = {}
+    for second, samples in looks(tenants(), interval_s=STEP_S, until_s=LENGTH_S):
+        for of, sample in samples.items():
+            names = {"namespace": of.namespace, "pod": of.pod, "container": of.container}
+            moved = {**{f"exported_{name}": each for name, each in names.items()}, **exporter}
+            device = {"vdevice_index": "0", "device_uuid": str(of.device_uuid)}
+            share = sample.sm_limit_percent
+            for job, labels in (("plain", names), ("exported", moved)):
+                for metric, value, more in (
+                    (USED, sample.memory_used_bytes, device),
+                    (LIMIT, sample.memory_limit_bytes or 0, device),
+                    (UTILIZATION, sample.sm_percent, device),
+                    (SM_LIMIT, None if share == 100 else (share or 0) / 100, device),
+                    (INFO, 1, {}),
+                ):
+                    if value is not None:
+                        key = (metric, job, tuple({**labels, **more}.items()))
+                        found.setdefault(key, []).append((second, value))  # type: ignore[arg-type]
+    for (metric, job, pairs), values in found.items():
+        to.add(metric, job, values, **dict(pairs))
+
+
+def others(to: Scraped) -> None:
+    # Node a has this library's exporter, node b HAMi's monitor.
+    for pod in "ab":
+        to.device(USED, "nodes", steady(GIB), pod)
+    to.device(SM_LIMIT, "nodes", steady(0.3))
+    to.device(INFO, "nodes", steady(1), layout="v1.2")
+    # HAMi's monitor all the time, and this library's exporter from half past on.
+    to.device(USED, "deployed", steady(GIB))
+    to.device(SM_LIMIT, "deployed", steady(0.3, HOUR_S // 2))
+    to.device(INFO, "deployed", steady(1, HOUR_S // 2))
+    to.device(USED, "unlimited", steady(GIB))
+    to.device(INFO, "unlimited", steady(1))
+    # A pod without a name, scraped without honor_labels.
+    exporter = {"namespace": "kube-system", "pod": "exporter-x", "container": "exporter"}
+    unnamed = {"exported_pod": "0f1e-uid", "exported_container": "c", "device_uuid": "GPU-b"}
+    to.add(USED, "moved", steady(GIB), **exporter, **unnamed)
+    to.device(USED, "swinging", steady(GIB))
+    swing = [(second, second // 15 % 2 * 200) for second, _ in steady(0)]
+    to.device(UTILIZATION, "swinging", swing)
+    to.device(USED, "later", [(s, (9 if s >= 630 else 1) * GIB) for s, _ in steady(0)])
+    # An exporter that is started anew every ten minutes, in the middle of a step.
+    for number in range(6):
+        values = steady(GIB, max(0, number * 600 - 30), number * 600 + 570)
+        to.device(USED, "restarts", values, instance=f"10.0.0.{number}:9400")
 
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    with prometheus_with(tmp_path_factory.mktemp("prometheus"), exposition()) as server:
+    scraped = Scraped()
+    whole_day(scraped)
+    others(scraped)
+    with prometheus_with(tmp_path_factory.mktemp("prometheus"), scraped.text()) as server:
         yield server
 
 
@@ -107,56 +142,62 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Report:
     path = tmp_path_factory.mktemp("recorded") / "node.db"
     with RecordingWriter(path, interval_s=STEP_S) as writer:
-        for second, readings in looks(tenants(), interval_s=STEP_S, until_s=LENGTH_S):
-            writer.write(readings, at_ms=(START_S + second) * 1000, running_ms=second * 1000)
+        for second, samples in looks(tenants(), interval_s=STEP_S, until_s=LENGTH_S):
+            writer.write(samples, at_ms=(START_S + second) * 1000)
     with Recording(path) as recording:
         return make_report(recording, SINCE_MS, UNTIL_MS, points=24)
 
 
-def asked(url: str, matchers: str = "", step_s: float | None = STEP_S) -> Report:
-    history = PrometheusHistory(PrometheusApi(url), step_s=step_s, matchers=matchers)
-    return make_report(history, SINCE_MS, UNTIL_MS, points=24)
+def asked(
+    server: Prometheus,
+    matchers: str,
+    *,
+    since_s: float = 0,
+    until_s: float = HOUR_S,
+    step_s: float | None = STEP_S,
+) -> Report:
+    history = PrometheusHistory(server.url, step_s=step_s, matchers=matchers)
+    since_ms, until_ms = (round((START_S + second) * 1000) for second in (since_s, until_s))
+    return make_report(history, since_ms, until_ms, points=24)
 
 
 # ---- the same figures ----------------------------------------------------------------------------
 
 
 @needs_prometheus
-@pytest.mark.parametrize("job", ["plain", "exported", "old"])
+@pytest.mark.parametrize("job", ["plain", "exported"])
 def test_figures_are_those_of_a_recording_of_the_same_time(
     prometheus: Prometheus, recorded: Report, job: str
 ) -> None:
-    """Whatever the scrape did to the labels, and under the names of before HAMi 2.10."""
-    found = asked(prometheus.url, f'job="{job}"')
-    assert found.coverage == recorded.coverage
-    assert found.coverage.gaps[0].start_ms == (START_S + GAP_S[0]) * 1000
-    assert found.facts.knows_sm_limits == (job == "plain" or job == "exported")
+    found = asked(prometheus, f'job="{job}"', until_s=LENGTH_S)
+    assert found.warnings == ()
+    assert (found.recorded_ratio, found.gaps) == (recorded.recorded_ratio, recorded.gaps)
+    assert found.gaps[0].start_ms == (START_S + GAP_S[0]) * 1000
     assert [row.pod for row in found.rows] == [row.pod for row in recorded.rows]
     for row, same in zip(found.rows, recorded.rows, strict=True):
         for name in (
             "namespace", "container", "device_uuid", "first_seen_ms", "last_seen_ms", "observed_s",
             "memory_limit_bytes", "memory_peak_bytes", "memory_average_bytes", "memory_p95_bytes",
-            "memory_p99_bytes", "peak_at_ms", "unused_since_ms", "last_used_ms", "suggestion",
+            "memory_p99_bytes", "peak_at_ms", "unused_since_ms", "last_used_ms", "advice",
+            "suggested_limit_bytes",
+            "sm_limit_percent",
         ):  # fmt: skip
             assert getattr(row, name) == getattr(same, name), (row.pod, name)
-        for name in ("busy_gpu_hours", "unused_gib_hours", "limit_gib_hours", "used_gib_hours"):
+        for name in (
+            "busy_gpu_hours", "unused_gib_hours", "limit_gib_hours", "used_gib_hours",
+            "allocated_gpu_hours",
+        ):  # fmt: skip
             assert getattr(row, name) == pytest.approx(getattr(same, name)), (row.pod, name)
-        if job != "old":
-            assert row.allocated_gpu_hours == pytest.approx(same.allocated_gpu_hours)
-            assert row.sm_limit_percent == same.sm_limit_percent
-        else:
-            assert row.allocated_gpu_hours is None
         assert row.timeline is not None
         assert same.timeline is not None
         assert row.timeline.memory_peak_bytes == same.timeline.memory_peak_bytes
-    assert any("before HAMi 2.10" in each for each in found.warnings) == (job == "old")
 
 
 @needs_prometheus
 def test_long_steps_keep_the_peaks_and_the_averages(
     prometheus: Prometheus, recorded: Report
 ) -> None:
-    found = asked(prometheus.url, 'job="plain"', step_s=900)
+    found = asked(prometheus, 'job="plain"', until_s=LENGTH_S, step_s=900)
     for row, same in zip(found.rows, recorded.rows, strict=True):
         assert row.memory_peak_bytes == same.memory_peak_bytes
         if same.observed_s == LENGTH_S - (GAP_S[1] - GAP_S[0]):
@@ -164,41 +205,100 @@ def test_long_steps_keep_the_peaks_and_the_averages(
 
 
 @needs_prometheus
-def test_two_exporters_of_the_same_are_told(prometheus: Prometheus, recorded: Report) -> None:
-    found = asked(prometheus.url, 'job=~"plain|exported"')
-    assert [row.memory_peak_bytes for row in found.rows] == [
-        row.memory_peak_bytes for row in recorded.rows
-    ]
+def test_two_exporters_of_the_same_count_once_and_are_told(
+    prometheus: Prometheus, recorded: Report
+) -> None:
+    found = asked(prometheus, 'job=~"plain|exported"', until_s=LENGTH_S)
+    for row, same in zip(found.rows, recorded.rows, strict=True):
+        assert row.memory_peak_bytes == same.memory_peak_bytes
+        assert row.used_gib_hours == pytest.approx(same.used_gib_hours)
+        assert row.busy_gpu_hours == pytest.approx(same.busy_gpu_hours)
+        assert row.device_hours == pytest.approx(same.device_hours)
     (warning,) = found.warnings
     assert "exported more than once" in warning
     assert "--match" in warning
+    # One that was started anew is one.
+    assert not any(
+        "more than once" in each for each in asked(prometheus, 'job="restarts"').warnings
+    )
 
 
 @needs_prometheus
 def test_the_command_reports_from_a_prometheus(prometheus: Prometheus, tmp_path: Path) -> None:
     until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(START_S + LENGTH_S))
-    span = ("--since", "6h", "--until", until)
-    source = ("report", "--from", f"{prometheus.url}/", "--match", 'job="plain"', *span)
-    answer = call(*source, "--json", "--by", "device", "--namespace", "inference")
+    source = ("report", "--from", f"{prometheus.url}/", "--since", "6h", "--until", until)
+    plain = (*source, "--match", 'job="plain"')
+    answer = call(*plain, "--json", "--by", "device", "--namespace", "inference")
     assert (answer.returncode, answer.stderr) == (0, "")
     document = json.loads(answer.stdout)
     assert document["facts"]["source"] == prometheus.url
     assert {row["device_uuid"] for row in document["rows"]} == {GPUS[4], GPUS[5], GPUS[6]}
     page = tmp_path / "report.html"
-    assert call(*source, "--to", str(page)).returncode == 0
+    assert call(*plain, "--to", str(page)).returncode == 0
     assert "From the Prometheus at" in page.read_text()
-    nothing = call(*source, "--match", 'job="nobody"')
-    assert nothing.returncode == 1
-    assert "has no hami_vgpu_memory_used_bytes" in nothing.stderr
-    wrong = call(*source, "--match", "job=nobody")
-    assert wrong.returncode == 1
-    assert "refuses (HTTP 400)" in wrong.stderr
+    for match, said in (
+        ('job="nobody"', "has no hami_vgpu_memory_used_bytes"),
+        ("job=nobody", "refuses (HTTP 400)"),
+    ):
+        answer = call(*source, "--match", match)
+        assert answer.returncode == 1
+        assert said in answer.stderr
+
+
+@needs_prometheus
+def test_gpu_hours_are_not_made_up_where_only_hamis_monitor_exports(prometheus: Prometheus) -> None:
+    nodes = asked(prometheus, 'job="nodes"')
+    assert [row.allocated_gpu_hours for row in nodes.rows] == [pytest.approx(0.3), None]
+    assert nodes.total is not None
+    assert nodes.total.allocated_gpu_hours == pytest.approx(0.3)
+    assert nodes.total.timeline is not None
+    assert set(nodes.total.timeline.allocated_gpus) == {0.3}
+    (warning,) = nodes.warnings
+    assert "SM limits are not known for all of the time" in warning
+    assert "exported them: 1;" in warning
+    (row,) = asked(prometheus, 'job="deployed"').rows
+    assert row.allocated_gpu_hours == pytest.approx(0.15)
+    assert row.sm_limit_percent == 30
+    unlimited = asked(prometheus, 'job="unlimited"')
+    assert [row.allocated_gpu_hours for row in unlimited.rows] == [pytest.approx(1)]
+    assert unlimited.warnings == ()
+
+
+@needs_prometheus
+def test_usage_without_names_is_not_booked_on_the_exporter(prometheus: Prometheus) -> None:
+    (row,) = asked(prometheus, 'job="moved"').rows
+    assert (row.namespace, row.pod, row.container) == (None, "0f1e-uid", "c")
+
+
+@needs_prometheus
+@pytest.mark.parametrize("step_s", [15, 30, 60, 600])
+@pytest.mark.parametrize("since_s", [0, 7, 22.5])
+def test_what_is_above_100_percent_does_not_count_as_busy(
+    prometheus: Prometheus, step_s: int, since_s: float
+) -> None:
+    """0 and 200 in turn are half a GPU, wherever steps begin; a sample more or less at an end."""
+    (row,) = asked(
+        prometheus, 'job="swinging"', since_s=since_s, until_s=since_s + 3000, step_s=step_s
+    ).rows
+    assert row.busy_gpu_hours == pytest.approx(0.5 * 3000 / HOUR_S, abs=15 / HOUR_S)
+
+
+@needs_prometheus
+@pytest.mark.parametrize(
+    ("until_s", "gib"), [(620, 1), (640, 9), (600.001, 1), (600.002, 1), (61.003, 1)]
+)
+def test_samples_after_the_end_do_not_count(
+    prometheus: Prometheus, until_s: float, gib: int
+) -> None:
+    (row,) = asked(prometheus, 'job="later"', until_s=until_s).rows
+    assert row.memory_peak_bytes == gib * GIB
 
 
 # ---- servers that are none -----------------------------------------------------------------------
 
 
 Answering = Callable[[http.server.BaseHTTPRequestHandler], None]
+EMPTY = json.dumps({"status": "success", "data": {"resultType": "matrix", "result": []}})
 
 
 @contextlib.contextmanager
@@ -237,14 +337,14 @@ def says(status: int, body: str, **headers: str) -> Answering:
     return answer
 
 
-def matrix(*values: str) -> str:
-    """One series, its values as they stand in the text."""
-    listed = ",".join(f'[{each},"1"]' for each in values)
-    series = f'{{"metric":{{"pod":"a"}},"values":[{listed}]}}'
+def ask(url: str, **options: object) -> list[object]:
+    return list(PrometheusHistory(url, step_s=1, **options).looks(0, 1000))  # type: ignore[arg-type]
+
+
+def matrix(value: str) -> str:
+    """One series, its time as it stands in the text."""
+    series = f'{{"metric":{{"pod":"a"}},"values":[[{value},"1"]]}}'
     return f'{{"status":"success","data":{{"resultType":"matrix","result":[{series}]}}}}'
-
-
-EMPTY = json.dumps({"status": "success", "data": {"resultType": "matrix", "result": []}})
 
 
 @pytest.mark.parametrize(
@@ -260,13 +360,7 @@ EMPTY = json.dumps({"status": "success", "data": {"resultType": "matrix", "resul
         (200, json.dumps({"status": "error", "error": "bad"}), "refuses: bad"),
         (200, json.dumps({"status": "success", "data": {"resultType": "vector"}}), "matrix"),
         (200, "[" * 100_000, "not as a Prometheus does"),
-        (
-            200,
-            json.dumps(
-                {"status": "success", "data": {"resultType": "matrix", "result": [{"metric": 3}]}}
-            ),
-            "make no sense",
-        ),
+        (200, EMPTY.replace("[]", '[{"metric": 3}]'), "make no sense"),
         (200, matrix("1e999"), "make no sense"),
         (200, matrix("NaN"), "make no sense"),
         (200, matrix("9" * 400), "make no sense"),
@@ -276,27 +370,17 @@ EMPTY = json.dumps({"status": "success", "data": {"resultType": "matrix", "resul
 def test_what_a_server_answers_is_said_precisely(status: int, body: str, said: str) -> None:
     with server(says(status, body, Location="http://elsewhere/")) as url:
         with pytest.raises(PrometheusError, match=said) as caught:
-            PrometheusApi(url).query_range("up", 0, 1000, 1000)
+            ask(url)
         assert str(caught.value).startswith(url)
-        assert caught.value.url == url
 
 
-def test_a_server_that_is_not_there_or_does_not_answer_is_named() -> None:
+def test_a_server_that_is_not_there_hangs_or_drips_is_named_in_time() -> None:
     with pytest.raises(PrometheusError, match="cannot be reached: Connection refused"):
-        PrometheusApi("http://127.0.0.1:9").query_range("up", 0, 1000, 1000)
+        ask("http://127.0.0.1:9")
     hold = threading.Event()
 
     def silent(_: http.server.BaseHTTPRequestHandler) -> None:
         hold.wait(30)
-
-    with server(silent) as url:
-        with pytest.raises(PrometheusError, match=r"does not answer within 0\.1 s"):
-            PrometheusApi(url, timeout_s=0.1).query_range("up", 0, 1000, 1000)
-        hold.set()
-
-
-def test_a_server_that_drips_does_not_take_longer_than_the_time_out() -> None:
-    hold = threading.Event()
 
     def dripping(request: http.server.BaseHTTPRequestHandler) -> None:
         request.send_response(200)
@@ -305,10 +389,12 @@ def test_a_server_that_drips_does_not_take_longer_than_the_time_out() -> None:
             while not hold.wait(0.01):
                 request.wfile.write(b" ")
 
-    with server(dripping) as url:
-        with pytest.raises(PrometheusError, match="does not answer within"):
-            PrometheusApi(url, timeout_s=0.3).query_range("up", 0, 1000, 1000)
-        hold.set()
+    for answer in (silent, dripping):
+        with server(answer) as url:
+            with pytest.raises(PrometheusError, match=r"does not answer within 0\.3 s"):
+                ask(url, timeout_s=0.3)
+            hold.set()
+        hold.clear()
 
 
 def test_credentials_go_where_they_belong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,58 +404,50 @@ def test_credentials_go_where_they_belong(tmp_path: Path, monkeypatch: pytest.Mo
         seen.append(request.headers.get("Authorization"))
         says(200, EMPTY)(request)
 
-    password = tmp_path / "password"
-    password.write_text("s3cret\n")
+    token, password = tmp_path / "token", tmp_path / "password"
+    token.write_text("t0ken\n")
+    password.write_text("p\u00e4ss\n")
+    basic = base64.b64encode("ada:p\u00e4ss".encode()).decode()
     with server(answer) as url:
-        PrometheusApi(url, credentials=Credentials(token="t0ken")).query_range("up", 0, 1, 1000)
-        words = ("report", "--from", url, "--since", "10m")
-        call(*words, "--user", "ada", "--password-file", str(password))
-        monkeypatch.setenv("HAMIREGION_PROMETHEUS_TOKEN", "fr0m-environment")
-        call(*words)
-        both = call(*words, "--user", "ada")
-    assert both.returncode == 2
-    basic = base64.b64encode(b"ada:s3cret").decode()
-    assert seen[0] == "Bearer t0ken"
-    assert set(seen[1:]) == {f"Basic {basic}", "Bearer fr0m-environment"}
-    assert "t0ken" not in repr(Credentials(token="t0ken"))
+        for words, header in (
+            ((), None),
+            (("--token-file", str(token)), "Bearer t0ken"),
+            (("--user", "ada", "--password-file", str(password)), f"Basic {basic}"),
+        ):
+            call("report", "--from", url, *words)
+            assert seen.pop() == header
+        monkeypatch.setenv("HAMIREGION_PROMETHEUS_TOKEN", "t1")
+        call("report", "--from", url)
+        assert seen.pop() == "Bearer t1"
+        answer_ = call("report", "--from", url, "--user", "ada")
+        assert answer_.returncode == 2
+        assert "not with both" in answer_.stderr
+    with pytest.raises(ValueError, match="no header can hold"):
+        PrometheusHistory("http://host", token="a\r\nX-Evil: 1")
 
 
-def test_an_answer_has_its_series_and_what_the_server_said_about_it() -> None:
-    document = {
-        "status": "success",
-        "warnings": ["slow \x1b[2J"],
-        "data": {
-            "resultType": "matrix",
-            "result": [{"metric": {"pod": "a"}, "values": [[1.5, "2"], [2.5, "NaN"]]}],
-        },
-    }
-    with server(says(200, json.dumps(document))) as url:
-        answer = PrometheusApi(url).query_range("up", 0, 1000, 1000)
-    assert answer == PrometheusAnswer(
-        ((({"pod": "a"}), [(1.5, "2"), (2.5, "NaN")]),), (r"slow \x1b[2J",)
-    )
+@needs_openssl
+def test_tls_is_checked(tmp_path: Path) -> None:
+    authority = Authority.in_directory(tmp_path)
+    certificate, key = authority.issue("server", "IP:127.0.0.1")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with server(says(200, EMPTY), context) as url:
+        with pytest.raises(PrometheusError, match="certificate verify failed"):
+            ask(url)
+        assert ask(url, ca_file=authority.certificate) == []
 
 
 def report_of(*values: str) -> Report:
-    """A minute of one device that several export, with these values of every metric."""
+    """A minute of one device, from a server whose every series has each of these values."""
     labels = {"namespace": "a", "pod": "b", "container": "c", "device_uuid": "GPU-a"}
     result: list[dict[str, object]] = [
         {"metric": {**labels, "vdevice_index": "0", "job": str(job)}, "values": [[59.999, value]]}
         for job, value in enumerate(values)
     ]
     document = {"status": "success", "data": {"resultType": "matrix", "result": result}}
-
-    def answer(request: http.server.BaseHTTPRequestHandler) -> None:
-        says(200, EMPTY if LEGACY["used"] in request.path else json.dumps(document))(request)
-
-    with server(answer) as url:
-        return make_report(PrometheusHistory(PrometheusApi(url), step_s=60), 0, 60_000)
-
-
-@pytest.mark.parametrize("values", [("200", "100"), ("100", "200")])
-def test_of_two_that_export_one_device_the_higher_value_counts(values: tuple[str, ...]) -> None:
-    (row,) = report_of(*values).rows
-    assert row.memory_peak_bytes == 200
+    with server(says(200, json.dumps(document))) as url:
+        return make_report(PrometheusHistory(url, step_s=60), 0, 60_000)
 
 
 @pytest.mark.parametrize("value", ["1e308", "-1", "Inf", "NaN", "1e20", "nonsense", "0x10"])
@@ -377,17 +455,13 @@ def test_a_figure_that_cannot_be_is_none(value: str) -> None:
     assert report_of(value).rows == ()
 
 
-def test_a_share_above_a_whole_gpu_is_no_share() -> None:
-    (row,) = report_of("1024").rows
-    assert row.allocated_gpu_hours == pytest.approx(1 / 60)
+def test_of_two_that_export_one_device_the_higher_value_counts() -> None:
+    for values in (("200", "100"), ("100", "200")):
+        (row,) = report_of(*values).rows
+        assert row.memory_peak_bytes == 200
+    # More than a whole GPU is no share of one.
+    assert row.allocated_gpu_hours is None
     assert row.sm_limit_percent is None
-
-
-def test_a_header_holds_what_a_header_can() -> None:
-    assert Credentials().header() is None
-    assert Credentials(token="t").header() == "Bearer t"
-    with pytest.raises(ValueError, match="no header can hold"):
-        PrometheusApi("http://host", credentials=Credentials(token="a\r\nX-Evil: 1"))
 
 
 @pytest.mark.parametrize(
@@ -395,45 +469,39 @@ def test_a_header_holds_what_a_header_can() -> None:
     [
         ("http://ada:s3cret@prometheus:9090", "must not hold a password"),
         ("ftp://prometheus/", "no http:// or https:// address"),
-        ("http://prometheus:9090/?x=1", "more to it than an address"),
+        ("http://prometheus:9090/?x=1", "more than an address"),
         ("http://", "no http:// or https:// address"),
         ("http://prometheus:9090/\x1b[2J", "characters that no address can have"),
     ],
 )
 def test_addresses_that_make_no_sense_are_refused(url: str, said: str) -> None:
     with pytest.raises(ValueError, match=said) as caught:
-        PrometheusApi(url)
+        PrometheusHistory(url)
     assert "s3cret" not in str(caught.value)
     assert str(caught.value).isprintable()
 
 
-def test_an_address_may_have_a_prefix() -> None:
-    assert PrometheusApi("https://host/prometheus/").url == "https://host/prometheus"
-    assert PrometheusApi("http://host:9090/api/v1/").url == "http://host:9090"
-
-
-def test_steps_and_matchers_are_checked() -> None:
-    api = PrometheusApi("http://127.0.0.1:9")
+def test_steps_matchers_and_prefixes_are_checked() -> None:
     with pytest.raises(ValueError, match="a second or more"):
-        PrometheusHistory(api, step_s=0.5)
+        PrometheusHistory("http://host", step_s=0.5)
     with pytest.raises(ValueError, match="without braces"):
-        PrometheusHistory(api, matchers='{job="hami"}')
+        PrometheusHistory("http://host", matchers='{job="hami"}')
+    for url in ("https://host/prometheus/", "https://host/prometheus/api/v1/"):
+        assert PrometheusHistory(url).facts().source == "https://host/prometheus"
 
 
 def test_no_query_asks_for_more_points_than_a_prometheus_gives() -> None:
-    """Also for a month in steps of 15 s."""
+    """Also for two days in steps of 15 s; and without memory nothing else is asked."""
     asked_for: list[float] = []
 
     def answer(request: http.server.BaseHTTPRequestHandler) -> None:
-        from urllib.parse import parse_qs, urlsplit
-
         query = {name: values[0] for name, values in parse_qs(urlsplit(request.path).query).items()}
-        span = float(query["end"]) - float(query["start"])
-        asked_for.append(span / float(query["step"]) + 1)
+        assert query["query"] == QUERIES["peak"].format(match="", step=14_999)
+        asked_for.append((float(query["end"]) - float(query["start"])) / float(query["step"]) + 1)
         says(200, EMPTY)(request)
 
     with server(answer) as url:
-        history = PrometheusHistory(PrometheusApi(url), step_s=15)
+        history = PrometheusHistory(url, step_s=15)
         assert list(history.looks(0, 2 * 86_400_000)) == []
     assert max(asked_for) <= 11_000
     assert sum(asked_for) >= 2 * 86_400 / 15

@@ -20,7 +20,7 @@ from libhamiregion import create_region, open_region
 from libhamiregion.node import NvmlSampler
 
 with NvmlSampler() as sampler:
-    uuid = sampler.devices()[0].uuid
+    uuid = sampler.sample().devices[0].uuid
 cuda = ctypes.CDLL("libcuda.so.1")
 context, address, device = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_int()
 assert cuda.cuInit(0) == 0

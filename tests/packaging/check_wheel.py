@@ -59,7 +59,13 @@ QUICK_TESTS = [
 ]
 SECONDS_PER_COMMAND = 600
 
-IN_WHEEL = ["libhamiregion/py.typed", "libhamiregion/_native.abi3.so", "licenses/LICENSE"]
+IN_WHEEL = [
+    "libhamiregion/py.typed",
+    "libhamiregion/_native.abi3.so",
+    "libhamiregion/report/page.html",
+    "libhamiregion/report/page.css",
+    "licenses/LICENSE",
+]
 IN_SDIST = ["csrc/region.h", "csrc/region.c", "libhamiregion/_native.cdef.h", "LICENSE"]
 
 # Nothing of the caller's may reach the wheel or hide that a file is missing from it.

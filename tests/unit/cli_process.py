@@ -39,7 +39,9 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """An environment that says nothing about terminals but what a test says."""
     silent = {"NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TTY_COMPATIBLE", "COLORTERM"}
     kept = {name: value for name, value in os.environ.items() if name not in silent}
-    return {**kept, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", **(extra or {})}
+    # What pytest's workers have of a terminal's size comes also with what was made of os.environ.
+    said = {name: value for name, value in (extra or {}).items() if os.environ.get(name) != value}
+    return {**kept, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", **said}
 
 
 def run(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:

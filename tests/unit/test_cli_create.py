@@ -34,15 +34,6 @@ def test_options_are_those_of_one_device_after_the_other(tmp_path: Path) -> None
     assert json.loads(answer.stdout) | {"taken_at_ns": 0} == shown | {"taken_at_ns": 0}
 
 
-@pytest.mark.parametrize("layout", hami.Layout)
-def test_every_layout_can_be_made(layout: hami.Layout, tmp_path: Path) -> None:
-    path = str(tmp_path / "new.cache")
-    answer = call("create", path, "--layout", layout.value, "--memory", "1g", "--uuid", UUIDS[0])
-    assert answer.returncode == 0, answer.stderr
-    assert f"layout       {layout.value}\n" in answer.stdout
-    assert hami.identify(path) is layout
-
-
 def test_limits_come_from_the_environment_by_libvgpus_rules(tmp_path: Path) -> None:
     path = str(tmp_path / "new.cache")
     env = {"CUDA_DEVICE_MEMORY_LIMIT": "3000m", "CUDA_DEVICE_SM_LIMIT_1": "30"}

@@ -102,16 +102,6 @@ def test_set_as_json_and_on_a_terminal(path: str) -> None:
     )
 
 
-@pytest.mark.parametrize("layout", hami.Layout)
-def test_the_effect_told_is_that_of_the_layout(layout: hami.Layout, tmp_path: Path) -> None:
-    path = made(tmp_path, layout)
-    with hami.open_region(path, writable=True) as region:
-        (expected,) = region.set_sm_limit(30, device=0, dry_run=True)
-    answer = call("limits", "set", path, "--sm", "30", "--device", "0", "--json")
-    (change,) = json.loads(answer.stdout)["changes"]
-    assert change["effect"] == expected.effect.value
-
-
 def test_a_dry_run_changes_nothing_and_says_so(path: str) -> None:
     before = Path(path).read_bytes()
     for arguments in (("--memory", "6g"), ("--sm", "20"), ("--sm", "unlimited")):
@@ -221,10 +211,3 @@ def test_a_layout_that_contradicts_the_file_is_refused(path: str) -> None:
         assert (answer.returncode, answer.stdout) == (1, "")
         assert "has layout 1.2, not unversioned" in answer.stderr
     assert Path(path).read_bytes() == before
-
-
-def test_a_region_that_has_told_of_no_devices_may_have_any(tmp_path: Path) -> None:
-    path = str(tmp_path / "fresh.cache")
-    hami.create_region(path)
-    answer = call("limits", "set", path, "--device", "5", "--sm", "10")
-    assert (answer.returncode, answer.stderr) == (0, "")

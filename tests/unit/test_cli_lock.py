@@ -60,7 +60,7 @@ def test_a_held_lock_is_told_with_its_living_owner_and_not_broken(path: str) -> 
         status = call("lock", "status", path)
         assert status.returncode == 0
         assert status.stdout == "held by a tool with libhamiregion, which is alive\n"
-        assert "lock         held by a tool with libhamiregion\n" in call("show", path).stdout
+        assert "lock         tool\n" in call("show", path).stdout
         recover = call("lock", "recover", path)
         assert recover.returncode == 1
         assert recover.stdout == ""

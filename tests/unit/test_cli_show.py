@@ -98,7 +98,7 @@ def test_a_held_lock_and_its_owner_are_named(tmp_path: Path) -> None:
     with hami.open_region(path) as region:
         owner = region.snapshot().owner_pid
     answer = call("show", path)
-    assert f"lock         held by pid {owner}\n" in answer.stdout
+    assert f"lock         pid:{owner}\n" in answer.stdout
     assert "settled      no, " in answer.stdout
 
 

@@ -10,11 +10,12 @@ from pathlib import Path
 import attrs
 import pytest
 
-from libhamiregion.node import Explanation, Finding, FindingKind, Severity
+from libhamiregion.node import Finding, FindingKind, Severity
+from libhamiregion.node.doctor import Explanation
 from libhamiregion.node.doctor.catalogue import CATALOGUE
+from libhamiregion.node.doctor.examination import count_text, pids_text
 from libhamiregion.node.doctor.findings import finding
 from libhamiregion.node.doctor.repairs import _STAGES
-from libhamiregion.node.doctor.scene import count_words, pid_words
 
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 BEGIN = "<!-- The rest is made from the catalogue: python tests/unit/test_findings.py -->\n"
@@ -103,10 +104,10 @@ def test_a_paragraph_has_what_evidence_consequence_and_what_to_do() -> None:
 
 
 def test_many_pids_are_a_few_and_a_number() -> None:
-    assert pid_words([7]) == "pid 7"
-    assert pid_words([7, 9]) == "pids 7 and 9"
-    assert pid_words(range(10)) == "pids 0, 1, 2, 3, 4, 5, 6, 7 and 2 more"
-    assert [count_words(count, "process") for count in (0, 1, 2)] == [
+    assert pids_text([7]) == "pid 7"
+    assert pids_text([7, 9]) == "pids 7 and 9"
+    assert pids_text(range(10)) == "pids 0, 1, 2, 3, 4, 5, 6, 7 and 2 more"
+    assert [count_text(count, "process") for count in (0, 1, 2)] == [
         "0 processes",
         "1 process",
         "2 processes",

@@ -3,8 +3,6 @@
 import ast
 from pathlib import Path
 
-import pytest
-
 import libhamiregion
 
 PACKAGE = Path(libhamiregion.__file__).parent
@@ -43,12 +41,42 @@ def imported(path: Path, module: str) -> set[str]:
     return {name for name in found if name.split(".")[0] == "libhamiregion"}
 
 
-@pytest.mark.parametrize("file", MODULES)
-def test_a_module_imports_from_its_own_floor_and_those_under_it(file: str) -> None:
-    path = PACKAGE / file
-    parts = ("libhamiregion", *Path(file).with_suffix("").parts)
-    module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-    if module == "libhamiregion.__main__":
-        return
-    upstairs = {name for name in imported(path, module) if floor_of(name) > floor_of(module)}
+def test_a_module_imports_from_its_own_floor_and_those_under_it() -> None:
+    upstairs = set()
+    for file in MODULES:
+        parts = ("libhamiregion", *Path(file).with_suffix("").parts)
+        module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        if module != "libhamiregion.__main__":
+            names = imported(PACKAGE / file, module)
+            upstairs |= {(module, name) for name in names if floor_of(name) > floor_of(module)}
     assert upstairs == set()
+
+
+def circles(modules: dict[str, set[str]]) -> list[list[str]]:
+    """Modules that import each other, directly or by others."""
+    found = []
+    done: set[str] = set()
+
+    def visit(module: str, path: list[str]) -> None:
+        if module in path:
+            found.append([*path[path.index(module) :], module])
+        elif module not in done:
+            for each in sorted(modules[module]):
+                visit(each, [*path, module])
+            done.add(module)
+
+    for module in modules:
+        visit(module, [])
+    return found
+
+
+@pytest.mark.parametrize("floor", ["node"])
+def test_no_modules_of_a_floor_import_each_other_in_a_circle(floor: str) -> None:
+    """Nor only for type checkers, nor inside functions; a package's __init__ only re-exports."""
+    modules: dict[str, set[str]] = {}
+    for file in MODULES:
+        parts = ("libhamiregion", *Path(file).with_suffix("").parts)
+        if parts[1] == floor and parts[-1] != "__init__":
+            modules[".".join(parts)] = imported(PACKAGE / file, ".".join(parts))
+    modules = {module: names & modules.keys() - {module} for module, names in modules.items()}
+    assert circles(modules) == []

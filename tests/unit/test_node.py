@@ -37,7 +37,7 @@ def root(tmp_path: Path) -> Root:
 
 @pytest.fixture
 def node(root: Root) -> Iterator[Node]:
-    with Node(root, outside=False) as node:
+    with Node(root) as node:
         yield node
 
 
@@ -162,7 +162,7 @@ class Names:
 
 def test_a_container_is_named_by_the_resolver(root: Root) -> None:
     root.container("train", "u1")
-    with Node(root, names=Names(), outside=False) as node:
+    with Node(root, names=Names()) as node:
         refresh(node)
         assert node.pod_name(only(node)) == PodName("default", "pod-u1", "train")
 
@@ -179,7 +179,7 @@ def test_a_directory_of_no_real_pod_is_matched_all_the_same(root: Root, node: No
 
 def test_a_closed_node_says_so_and_has_nothing_open(root: Root) -> None:
     root.region()
-    node = Node(root, outside=False)
+    node = Node(root)
     refresh(node)
     region = only(node).region
     assert "1 containers" in repr(node)
@@ -206,7 +206,7 @@ def test_in_a_forked_child_a_node_is_closed(root: Root, node: Node) -> None:
             except RegionClosed as error:
                 said.append(str(error))
         node.close()
-        with Node(root, outside=False) as own:
+        with Node(root) as own:
             own.refresh()
             said.append(str(len(own.snapshot().containers)))
         return said
@@ -349,7 +349,7 @@ def test_running_out_of_descriptors_is_told_and_passes(root: Root) -> None:
         seen: list[object] = []
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (len(descriptors()) + 20, hard))
-        with Node(root, outside=False) as node:
+        with Node(root) as node:
             path = root.region("old")
             refresh(node)
             old = only(node)
@@ -389,7 +389,7 @@ def test_running_out_of_descriptors_is_told_and_passes(root: Root) -> None:
 def test_a_snapshot_does_not_wait_while_proc_is_read(tmp_path: Path) -> None:
     root = Root(tmp_path / "containers")
     root.region("train")
-    with Node(root, outside=False) as node:
+    with Node(root) as node:
         node.refresh(processes=False)
         reading, go_on = threading.Event(), threading.Event()
 

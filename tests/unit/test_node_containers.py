@@ -13,8 +13,9 @@ from node_root import Root, only, pod_uid, refresh, remove, settle, touch
 from poke import RegionFile, truncate
 
 from libhamiregion import Layout, RegionClosed, create_region, open_region
-from libhamiregion.node import Container, MissingReason, MissingRegion, Node, directories
+from libhamiregion.node import Container, MissingReason, Node, directories
 from libhamiregion.node import node as node_module
+from libhamiregion.node.containers import MissingRegion
 
 STATIC_POD = "5f2c1b1a9f6d4c0e8a7b6c5d4e3f2a1b"
 
@@ -26,7 +27,7 @@ def root(tmp_path: Path) -> Root:
 
 @pytest.fixture
 def node(root: Root) -> Iterator[Node]:
-    with Node(root, outside=False) as node:
+    with Node(root) as node:
         yield node
 
 
@@ -215,7 +216,7 @@ def test_permissions_that_are_missing_are_told_and_noticed_when_they_come(
     closed_directory.chmod(0)
 
     def look() -> list[tuple[str | None, MissingReason | None]]:
-        with Node(public_directory, outside=False) as node:
+        with Node(public_directory) as node:
             node.refresh(processes=False)
             return [(each.name, reason(each)) for each in node.containers]
 

@@ -167,13 +167,13 @@ def follow(seed: int, root: Root, steps: int) -> None:
     create_region(root.path.with_name("elsewhere"))
     root.path.with_name("elsewhere.d").mkdir()
     create_region(root.path.with_name("elsewhere.d") / "a.cache")
-    with Node(root, outside=False) as node:
+    with Node(root) as node:
         for _ in range(steps):
             for _ in range(chance.choice((1, 1, 1, 3))):
                 if not step(chance, directories):
                     break
             refresh(node)
-            with Node(root, outside=False) as fresh:
+            with Node(root) as fresh:
                 fresh.refresh(processes=False)
                 assert [*map(described, node.containers)] == [*map(described, fresh.containers)]
             assert len(node.snapshot().table) == sum(

@@ -40,7 +40,7 @@ def names(node: Node) -> list[str | None]:
 def test_several_roots_are_scanned_in_their_order(tmp_path: Path) -> None:
     for name in ("b", "a"):
         Root(tmp_path / name).container(f"in-{name}")
-    with Node([tmp_path / "b", str(tmp_path / "a"), tmp_path / "b"], outside=False) as node:
+    with Node([tmp_path / "b", str(tmp_path / "a"), tmp_path / "b"]) as node:
         refresh(node)
         assert names(node) == ["in-b", "in-a"]
         assert node.roots == node.directories == node.scanned_roots
@@ -52,7 +52,7 @@ def test_a_pattern_stands_for_every_directory_that_matches(tmp_path: Path) -> No
         Root(tmp_path / name / "containers").container(name)
     (tmp_path / "three").mkdir()
     (tmp_path / "three/containers").write_text("no directory")
-    with Node(tmp_path / "*/containers", outside=False) as node:
+    with Node(tmp_path / "*/containers") as node:
         refresh(node)
         assert names(node) == ["one", "two"]
         assert node.root_errors == {}
@@ -65,7 +65,7 @@ def test_a_pattern_stands_for_every_directory_that_matches(tmp_path: Path) -> No
 
 
 def test_a_pattern_that_matches_nothing_says_so(tmp_path: Path) -> None:
-    with Node(tmp_path / "*/containers", outside=False) as node:
+    with Node(tmp_path / "*/containers") as node:
         refresh(node)
         (error,) = node.root_errors.values()
         assert isinstance(error, FileNotFoundError)
@@ -76,7 +76,7 @@ def test_a_pattern_that_matches_nothing_says_so(tmp_path: Path) -> None:
 def test_a_name_with_the_signs_of_a_pattern_is_taken_literally(tmp_path: Path) -> None:
     Root(tmp_path / "[ab]").container("literal")
     Root(tmp_path / "a").container("pattern")
-    with Node(tmp_path / "[ab]", outside=False) as node:
+    with Node(tmp_path / "[ab]") as node:
         refresh(node)
         assert names(node) == ["literal"]
 
@@ -85,7 +85,7 @@ def test_two_ways_to_one_directory_are_one_root(tmp_path: Path) -> None:
     root = Root(tmp_path / "real")
     root.container()
     (tmp_path / "link").symlink_to(root.path)
-    with Node([tmp_path / "link", root, tmp_path / "real/../real"], outside=False) as node:
+    with Node([tmp_path / "link", root, tmp_path / "real/../real"]) as node:
         refresh(node)
         assert only(node).directory == f"{root.path}/{only(node).pod_uid}_train"
         assert node.directories == (str(root.path),)
@@ -102,7 +102,7 @@ def test_a_directory_mounted_at_two_places_is_one_root(tmp_path: Path) -> None:
     if made.returncode:
         pytest.skip(f"needs the right to mount: {made.stderr.decode()}")
     try:
-        with Node([root, tmp_path / "two"], outside=False) as node:
+        with Node([root, tmp_path / "two"]) as node:
             refresh(node)
             only(node)
     finally:
@@ -113,7 +113,7 @@ def test_a_root_that_is_a_link_is_followed_to_where_it_leads_now(tmp_path: Path)
     for name in ("a", "b"):
         Root(tmp_path / name).container(name)
     (tmp_path / "current").symlink_to("a")
-    with Node(tmp_path / "current", outside=False) as node:
+    with Node(tmp_path / "current") as node:
         refresh(node)
         assert names(node) == ["a"]
         (tmp_path / "current").unlink()
@@ -127,7 +127,7 @@ def test_a_root_that_is_a_link_is_followed_to_where_it_leads_now(tmp_path: Path)
 
 def test_a_given_root_that_is_missing_is_an_error_and_found_when_it_comes(tmp_path: Path) -> None:
     path = tmp_path / "containers"
-    with Node(path, outside=False) as node:
+    with Node(path) as node:
         refresh(node)
         assert isinstance(node.root_errors[str(path)], FileNotFoundError)
         assert (node.scanned_roots, node.directories) == ((), ())
@@ -144,7 +144,7 @@ def test_a_given_root_that_is_missing_is_an_error_and_found_when_it_comes(tmp_pa
 def test_one_bad_root_does_not_stop_the_others(tmp_path: Path) -> None:
     Root(tmp_path / "good").container()
     (tmp_path / "file").touch()
-    with Node([tmp_path / "none", tmp_path / "file", tmp_path / "good"], outside=False) as node:
+    with Node([tmp_path / "none", tmp_path / "file", tmp_path / "good"]) as node:
         refresh(node)
         only(node)
         assert {each.errno for each in node.root_errors.values()} == {errno.ENOENT, errno.ENOTDIR}
@@ -158,7 +158,7 @@ def test_a_root_with_too_many_entries_says_that_it_was_cut(
     root = Root(tmp_path / "containers")
     for number in range(10):
         root.container(f"c{number}")
-    with Node(root, outside=False) as node:
+    with Node(root) as node:
         refresh(node)
         assert node.root_errors == {}
         root.container("one-more")
@@ -172,7 +172,7 @@ def test_thousands_of_entries_are_found_and_looked_into_once(tmp_path: Path) -> 
     for _ in range(1500):
         (root.path / f"{pod_uid()}_c").mkdir()
         (root.path / f"{pod_uid()}_c.limits").touch()
-    with Node(root, outside=False) as node:
+    with Node(root) as node:
         settle(root.path)
         assert len(refresh(node).added) == 1500
         before = node.containers
@@ -237,7 +237,7 @@ def test_a_default_root_that_any_user_may_have_made_is_not_taken_unasked(
         assert f"belongs to user {NOBODY}" in str(error)
         assert node.scanned_roots == (str(defaults[1]),)
     # Who names it wants it.
-    with Node(defaults[0], outside=False) as node:
+    with Node(defaults[0]) as node:
         refresh(node)
         assert names(node) == ["c0"]
         assert node.root_errors == {}
@@ -281,5 +281,5 @@ def test_what_lies_around_a_sticky_directory_does_not_matter(
         return lstat(path)
 
     monkeypatch.setattr(os, "lstat", watched)
-    roots._check_makers(str(defaults[0]))
+    directories._check_makers(str(defaults[0]))
     assert looked_at == [str(each) for each in (defaults[0], *list(defaults[0].parents)[:2])]

@@ -22,7 +22,7 @@ from libhamiregion.plan import (
     plan_text,
 )
 from libhamiregion.plan.document import MAX_BYTES, MAX_DEPTH, MAX_VALUES
-from libhamiregion.plan.limit_plan import plan_document
+from libhamiregion.plan.plan_file import plan_document
 
 ROOT = Path(__file__).parents[2]
 RULE = HEAD + "  - select: {}\n    set: "

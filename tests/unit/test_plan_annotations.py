@@ -80,7 +80,7 @@ BAD = [
     ("sm-limit", "0", SM),
     ("sm-limit", "half", SM),
     ("priority", "-1", "a priority is a number"),
-    ("priority", "9" * 100, "a priority is 0 to 2147483647"),
+    ("priority", "9" * 20, "a priority is 0 to 2147483647"),
     ("priority", "9" * 100_000, "a priority is a number"),
     ("priority.0", "1", "a priority is of the whole container; leave out the device"),
     ("memory-limit.16", "6GiB", "a device is 0 to 15, not 16"),

@@ -1,4 +1,4 @@
-"""A plan put into effect, and taken back."""
+"""A plan put into effect, and taken back; the state directory; export."""
 
 import fcntl
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from plan_scene import GIB, PlanScene, plan
 
@@ -55,42 +55,46 @@ def statuses(result: PlanResult) -> dict[str, str]:
     return {each.diff.container.name or "": each.status for each in result.outcomes}
 
 
-def test_a_plan_is_applied_to_every_container_in_every_layout(scene: PlanScene, node: Node) -> None:
+def undo(scene: PlanScene, node: Node, result: PlanResult) -> PlanResult:
+    assert result.undo_path is not None
+    return apply(scene, node, load_plan(result.undo_path))
+
+
+def test_a_plan_is_applied_in_every_layout_and_undone_byte_for_byte(
+    scene: PlanScene, node: Node
+) -> None:
     regions = [scene.container(layout=layout) for layout in Layout]
+    before = [region.content() for region in regions]
     result = apply(scene, node, plan(SIX))
-    assert result.all_applied
-    assert len(result.outcomes) == len(regions)
+    assert (result.all_applied, len(result.outcomes)) == (True, len(regions))
     for region in regions:
         found = region.limits()
         assert found["memory"][:3] == [6 * GIB, 6 * GIB, 0]
         assert found["sm"][:3] == [20, 20, 100]
         assert found["priority"] == 0
-    again = apply(scene, node, plan(SIX))
-    assert again == PlanResult(())
-    assert again.all_applied
+    assert apply(scene, node, plan(SIX)) == PlanResult(())
+    assert undo(scene, node, result).all_applied
+    assert [region.content() for region in regions] == before
 
 
-def test_the_undo_plan_restores_the_file_byte_for_byte(
-    scene: PlanScene, node: Node, layout: Layout
-) -> None:
-    region = scene.container(layout=layout)
-    before = region.content()
-    result = apply(scene, node, plan(SIX))
-    assert region.content() != before
-    assert result.undo_path is not None
-    apply(scene, node, load_plan(result.undo_path))
-    assert region.content() == before
-
-
-LIMITS = st.one_of(st.none(), st.integers(1, 2**63 - 1))
+LIMITS = st.one_of(st.none(), st.integers(1, 2**64 - 1))
 PERCENTS = st.one_of(st.none(), st.integers(1, 99))
 
 
+# The last limit of the last device of a container that has not reported its devices.
+@example(
+    memory=[],
+    sm=[None, None, None, 1, 1],
+    has_reported=False,
+    device=4,
+    limit=None,
+    percent=None,
+)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(
     memory=st.lists(LIMITS, max_size=16),
     sm=st.lists(PERCENTS, max_size=16),
-    told=st.booleans(),
+    has_reported=st.booleans(),
     device=st.none() | st.integers(0, 15),
     limit=LIMITS,
     percent=PERCENTS,
@@ -99,13 +103,13 @@ def test_whatever_stood_there_is_restored(
     tmp_path_factory: pytest.TempPathFactory,
     memory: list[int | None],
     sm: list[int | None],
-    told: bool,
+    has_reported: bool,
     device: int | None,
     limit: int | None,
     percent: int | None,
 ) -> None:
     scene = PlanScene(tmp_path_factory.mktemp("node"))
-    spec = {} if told else {"uuids": ()}
+    spec = {} if has_reported else {"uuids": ()}
     region = scene.container(memory_limits=memory, sm_limits=sm, **spec)
     select = "" if device is None else f"device: {device}"
     shown = "unlimited" if limit is None else limit
@@ -115,31 +119,25 @@ def test_whatever_stood_there_is_restored(
         result = apply(scene, node, plan(wanted))
         assert result.all_applied
         if result.undo_path is not None:
-            assert apply(scene, node, load_plan(result.undo_path)).all_applied
+            assert undo(scene, node, result).all_applied
     assert region.limits() == before
 
 
 def test_the_undo_plan_names_one_container_of_one_pod(scene: PlanScene, node: Node) -> None:
-    """Also where a name looks like a pattern."""
+    """Also where a name looks like a pattern, or is no Unicode."""
     odd, other = scene.container("a[bc]*"), scene.container("ab", pod_uid="u")
     node.refresh(processes=False)
     chosen = diff_plan(node, plan('{select: {container: "a[[]*"}, set: {sm_limit: 7}}')).changes
-    undo = parse_plan(plan_text(undo_plan(chosen)))
-    assert {rule.select.pod_uid for rule in undo.rules} == {odd.pod_uid}
-    assert [rule.select.device for rule in undo.rules] == ["0", "1"]
-    assert {each.container.name for each in diff_plan(node, undo).containers} == {"a[bc]*"}
+    found = parse_plan(plan_text(undo_plan(chosen)))
+    assert {rule.select.pod_uid for rule in found.rules} == {odd.pod_uid}
+    assert [rule.select.device for rule in found.rules] == ["0", "1"]
+    assert {each.container.name for each in diff_plan(node, found).containers} == {"a[bc]*"}
     assert other.limits()["sm"][0] == 50
-
-
-def test_an_undo_plan_can_be_written_of_a_name_that_is_no_unicode(
-    scene: PlanScene, node: Node
-) -> None:
-    region = scene.container(os.fsdecode(b"tr\xffin"), namespace=None)
+    raw = scene.container(os.fsdecode(b"tr\xffin"), namespace=None)
     result = apply(scene, node, plan(SIX))
-    assert region.limits()["priority"] == 0
-    assert result.undo_path is not None
-    assert apply(scene, node, load_plan(result.undo_path)).all_applied
-    assert region.limits()["priority"] == 1
+    assert raw.limits()["priority"] == 0
+    assert undo(scene, node, result).all_applied
+    assert raw.limits()["priority"] == 1
 
 
 def test_what_only_a_damaged_region_holds_is_changed_as_well(scene: PlanScene, node: Node) -> None:
@@ -152,17 +150,42 @@ def test_what_only_a_damaged_region_holds_is_changed_as_well(scene: PlanScene, n
     assert region.limits()["memory"][0] == 6 * GIB
     assert result.undo_path is not None
     # No plan can hold that priority.
-    assert [rule.set for rule in load_plan(result.undo_path).rules] == [
-        Limits(2**64 - 1, 50),
-        Limits(4 * GIB, None),
-    ]
+    limits = [rule.set for rule in load_plan(result.undo_path).rules]
+    assert limits == [Limits(2**64 - 1, 50), Limits(4 * GIB, None)]
 
 
-def test_the_undo_plan_is_written_before_the_first_change(
+def test_a_container_that_reports_its_devices_later_is_restored_all_the_same(
+    scene: PlanScene, node: Node
+) -> None:
+    region = scene.container(memory_limits=("8GiB",) * 16, sm_limits=(30,) * 16, uuids=())
+    node.refresh(processes=False)
+    (rule,) = export_plan(node).rules
+    assert (rule.select.device, rule.set) == (None, Limits(8 * GIB, 30, 1))
+    result = apply(scene, node, plan(SIX))
+    with open_region(region, writable=True):
+        region.put("device_num", 1)
+        region.put("uuids", b"GPU-9f1c2a60-0d5e-4c3b-8a77-1b2f6e5d4c30".ljust(96, b"\0"))
+    assert undo(scene, node, result).all_applied
+    assert region.limits()["memory"][0] == 8 * GIB
+    assert region.limits()["priority"] == 1
+
+
+# ---- each container wholly, or not at all ---------------------------------------------
+
+
+def test_the_undo_plan_is_on_disk_before_the_first_change_or_nothing_is_changed(
     scene: PlanScene, node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scene.container()
+    region = scene.container()
+    before = region.content()
     node.refresh(processes=False)
+    diff = diff_plan(node, plan(SIX))
+    (tmp_path / "undo").write_text("an earlier one")
+    for path, error in ((tmp_path / "no" / "a", FileNotFoundError), ("undo", FileExistsError)):
+        with pytest.raises(error):
+            apply_diff(node, diff, undo=tmp_path / path)
+    assert region.content() == before
+    assert (tmp_path / "undo").read_text() == "an earlier one"
     seen = []
     opened = Node.open
 
@@ -171,28 +194,44 @@ def test_the_undo_plan_is_written_before_the_first_change(
         return opened(node, container)
 
     monkeypatch.setattr(Node, "open", looking)
-    result = apply_diff(node, diff_plan(node, plan(SIX)), undo=tmp_path / "undo.yaml")
-    assert result.all_applied
-    assert result.undo_path == str(tmp_path / "undo.yaml")
+    result = apply_diff(node, diff, undo=tmp_path / "undo.yaml")
+    assert (result.all_applied, result.undo_path) == (True, str(tmp_path / "undo.yaml"))
     assert len(seen[0].rules) == 3
 
 
-def test_of_the_undo_plans_in_the_state_directory_the_newest_are_kept(scene: PlanScene) -> None:
-    state = PlanState(scene.state)
-    watch = Path(state.write("undo-watch.yaml", "watch"))
-    os.utime(watch, (1, 1))
-    # As after a clock that was far ahead: what is there looks newer than what comes.
-    for number in range(25):
-        os.utime(state.write_undo(str(number)), (1 << 33, (1 << 33) + number))
-    assert Path(state.write_undo("new")).read_text() == "new"
-    assert watch.read_text() == "watch"
-    kept = {path.read_text() for path in scene.state.glob("undo-[0-9]*.yaml")}
-    assert kept == {"new", *(str(number) for number in range(6, 25))}
-
-
-def test_what_is_refused_is_not_applied_either_if_it_is_handed_over(
+def test_a_container_that_has_changed_since_the_diff_is_left_as_it_is(
     scene: PlanScene, node: Node
 ) -> None:
+    """By another writer, by more use, by another region; the others are changed."""
+    names = ("limit", "sm_limit", "priority", "use", "replaced", "free")
+    regions = {name: scene.container(name) for name in names}
+    node.refresh(processes=False)
+    diff = diff_plan(node, plan(SIX))
+    regions["limit"].put("limit", 7 * GIB, device=1)
+    regions["sm_limit"].put("sm_limit", 77, device=1)
+    regions["priority"].put("priority", 3)
+    regions["use"].add_process(1, {0: 7 * GIB})
+    path = regions["replaced"].path
+    path.with_suffix(".new").write_bytes(regions["replaced"].content())
+    path.with_suffix(".new").replace(path)
+    before = {name: region.content() for name, region in regions.items()}
+    result = apply_diff(node, diff, state=scene.state)
+    assert statuses(result) == {
+        **dict.fromkeys(("limit", "sm_limit", "priority"), "conflict"),
+        "use": "refused",
+        "replaced": "failed",
+        "free": "applied",
+    }
+    assert not result.all_applied
+    messages = {each.diff.container.name: each.message or "" for each in result.outcomes}
+    assert "as expected; nothing was changed" in messages["limit"]
+    assert messages["use"] == "device 0 uses 7 GiB by now, more than the 6 GiB of the plan"
+    assert "has been replaced" in messages["replaced"]
+    changed = {name for name, region in regions.items() if region.content() != before[name]}
+    assert changed == {"free"}
+
+
+def test_what_is_refused_in_the_diff_is_applied_only_by_force(scene: PlanScene, node: Node) -> None:
     region = scene.container()
     region.add_process(1, {1: 7 * GIB})
     node.refresh(processes=False)
@@ -201,73 +240,8 @@ def test_what_is_refused_is_not_applied_either_if_it_is_handed_over(
     assert refused[0].edits
     assert apply_diff(node, refused, state=scene.state) == PlanResult(())
     assert region.content() == before
-
-
-def test_nothing_is_changed_where_the_undo_plan_cannot_be_written(
-    scene: PlanScene, node: Node, tmp_path: Path
-) -> None:
-    region = scene.container()
-    before = region.content()
-    node.refresh(processes=False)
-    with pytest.raises(FileNotFoundError):
-        apply_diff(node, diff_plan(node, plan(SIX)), undo=tmp_path / "none" / "undo.yaml")
-    assert region.content() == before
-
-
-# ---- each container wholly, or not at all ---------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("field", "value"), [("limit", 7 * GIB), ("sm_limit", 77), ("priority", 3)]
-)
-def test_a_container_that_somebody_else_has_changed_is_left_as_it_is(
-    scene: PlanScene, node: Node, field: str, value: int
-) -> None:
-    contested, free = scene.container("contested"), scene.container("free")
-    node.refresh(processes=False)
-    diff = diff_plan(node, plan(SIX))
-    contested.put(field, value, **({} if field == "priority" else {"device": 1}))
-    before = contested.content()
-    result = apply_diff(node, diff, state=scene.state)
-    assert statuses(result) == {
-        "contested": "conflict",
-        "free": "applied",
-    }
-    assert not result.all_applied
-    (message,) = (each.message for each in result.outcomes if each.message)
-    assert "as expected; nothing was changed" in message
-    assert contested.content() == before
-    assert free.limits()["priority"] == 0
-
-
-def test_a_container_that_uses_more_by_now_is_left_as_it_is(scene: PlanScene, node: Node) -> None:
-    region = scene.container()
-    node.refresh(processes=False)
-    diff = diff_plan(node, plan(SIX))
-    region.add_process(1, {0: 7 * GIB})
-    before = region.content()
-    result = apply_diff(node, diff, state=scene.state)
-    assert statuses(result) == {"train": "refused"}
-    assert region.content() == before
-    forced = apply(scene, node, plan(SIX), force=True)
-    assert forced.all_applied
-    assert region.limits()["memory"][0] == 6 * GIB
-
-
-def test_a_container_whose_region_has_been_replaced_is_left_as_it_is(
-    scene: PlanScene, node: Node
-) -> None:
-    region = scene.container()
-    node.refresh(processes=False)
-    diff = diff_plan(node, plan(SIX))
-    copy = region.path.with_suffix(".new")
-    copy.write_bytes(region.content())
-    copy.replace(region.path)
-    before = region.content()
-    result = apply_diff(node, diff, state=scene.state)
-    assert statuses(result) == {"train": "failed"}
-    assert "has been replaced" in (result.outcomes[0].message or "")
-    assert region.content() == before
+    assert apply(scene, node, plan(SIX), force=True).all_applied
+    assert region.limits()["memory"][1] == 6 * GIB
 
 
 # ---- one keeper, and the state directory -----------------------------------------------
@@ -288,7 +262,6 @@ def test_one_process_keeps_a_root_on_a_plan_whatever_its_state_directory(tmp_pat
     for root in (a, str(tmp_path / "link"), f"{a}/../a"):
         with pytest.raises(OtherKeeperRuns, match="another process keeps"):
             second.hold([b, root], two)
-        second.close()
         assert not is_kept([b])
     with pytest.raises(OtherKeeperRuns, match="with this state directory"):
         second.hold([b], one)
@@ -303,33 +276,27 @@ def test_one_process_keeps_a_root_on_a_plan_whatever_its_state_directory(tmp_pat
     assert list(roots[0].iterdir()) == []
 
 
-def test_what_plans_remember_is_for_their_owner_only(scene: PlanScene, node: Node) -> None:
-    scene.container()
+def test_what_plans_remember_is_for_their_owner_only(
+    scene: PlanScene, node: Node, tmp_path: Path
+) -> None:
+    region = scene.container()
     result = apply(scene, node, plan(SIX))
     assert stat.S_IMODE(scene.state.stat().st_mode) == 0o700
     assert result.undo_path is not None
     assert stat.S_IMODE(Path(result.undo_path).stat().st_mode) == 0o600
-
-
-def test_a_directory_that_others_can_write_is_not_used(
-    scene: PlanScene, node: Node, tmp_path: Path
-) -> None:
-    region = scene.container()
-    before = region.content()
-    scene.state.mkdir()
     scene.state.chmod(0o777)
+    before = region.content()
     with pytest.raises(PermissionError, match="others can write"):
-        apply(scene, node, plan(SIX))
+        undo(scene, node, result)
+    assert region.content() == before
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="link"):
         PlanState(tmp_path / "link").make()
-    assert region.content() == before
 
 
 def test_where_plans_remember_things(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HAMIREGION_STATE", "/x/y")
-    assert default_state_directory() == "/x/y"
-    assert PlanState().directory == "/x/y"
+    assert PlanState().directory == default_state_directory() == "/x/y"
     monkeypatch.delenv("HAMIREGION_STATE")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert default_state_directory() == "/var/lib/hamiregion"
@@ -363,6 +330,19 @@ def test_a_file_is_written_whole_or_not_at_all_and_replaces_only_what_it_may(
     assert target.read_text() == "after"
 
 
+def test_of_the_undo_plans_in_the_state_directory_the_newest_are_kept(scene: PlanScene) -> None:
+    state = PlanState(scene.state)
+    watch = Path(state.write("undo-watch.yaml", "watch"))
+    os.utime(watch, (1, 1))
+    # As after a clock that was far ahead: what is there looks newer than what comes.
+    for number in range(25):
+        os.utime(state.write_undo(str(number)), (1 << 33, (1 << 33) + number))
+    assert Path(state.write_undo("new")).read_text() == "new"
+    assert watch.read_text() == "watch"
+    kept = {path.read_text() for path in scene.state.glob("undo-[0-9]*.yaml")}
+    assert kept == {"new", *(str(number) for number in range(6, 25))}
+
+
 # ---- export -----------------------------------------------------------------------------
 
 
@@ -372,9 +352,7 @@ def test_an_exported_plan_says_what_is_there(scene: PlanScene, node: Node) -> No
     node.refresh(processes=False)
     exported = parse_plan(plan_text(export_plan(node)))
     diff = diff_plan(node, exported)
-    assert not diff.changes
-    assert not diff.off_plan
-    assert not diff.unused
+    assert (diff.changes, diff.off_plan, diff.unused) == ((), (), ())
     before = [region.limits() for region in regions]
     apply(scene, node, plan(SIX))
     assert apply(scene, node, exported).all_applied
@@ -388,27 +366,3 @@ def test_an_export_can_be_of_some_containers_and_devices(scene: PlanScene, node:
     (rule,) = export_plan(node, Selector(pod="bert-1", device="1")).rules
     assert (rule.select.container, rule.select.device) == ("serve", "1")
     assert rule.set == Limits(4 * GIB, None)
-
-
-def test_a_container_that_has_told_nothing_is_exported_as_one_rule(
-    scene: PlanScene, node: Node
-) -> None:
-    scene.container(memory_limits=("8GiB",) * 16, sm_limits=(30,) * 16, uuids=())
-    node.refresh(processes=False)
-    (rule,) = export_plan(node).rules
-    assert rule.select.device is None
-    assert rule.set == Limits(8 * GIB, 30, 1)
-
-
-def test_a_container_that_tells_of_its_devices_later_is_restored_all_the_same(
-    scene: PlanScene, node: Node
-) -> None:
-    region = scene.container(memory_limits=("8GiB",) * 16, uuids=())
-    result = apply(scene, node, plan(SIX))
-    with open_region(region, writable=True):
-        region.put("device_num", 1)
-        region.put("uuids", b"GPU-9f1c2a60-0d5e-4c3b-8a77-1b2f6e5d4c30".ljust(96, b"\0"))
-    assert result.undo_path is not None
-    assert apply(scene, node, load_plan(result.undo_path)).all_applied
-    assert region.limits()["memory"][0] == 8 * GIB
-    assert region.limits()["priority"] == 1

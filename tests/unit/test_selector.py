@@ -1,16 +1,27 @@
 """Which containers and devices are chosen by which words."""
 
+from pathlib import Path
+
+import attrs
 import pytest
+from node_root import Root
 
 from libhamiregion.models import DeviceUsage
+from libhamiregion.node import Container, Node, PodName, Selector
 from libhamiregion.node.cgroups import ContainerId
-from libhamiregion.node import Container, PodName, Selector
 
 UID = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"
 ID = "ab" * 32
 NAME = PodName("research", "bert-0", "train")
 INSIDE = Container(UID, "train", f"/root/{UID}_train")
-OUTSIDE = Container(None, None, None, container_id=ContainerId(ID, "docker", None, None))
+OUTSIDE = Container(None, None, None, container_id=ContainerId(ID))
+
+
+class Named:
+    """A resolver that knows one name."""
+
+    def resolve(self, *_: object) -> PodName:
+        return NAME
 
 
 def device(index: int, uuid: str | None) -> DeviceUsage:
@@ -41,6 +52,7 @@ def test_a_container_is_chosen_where_every_pattern_matches(
     selector: Selector, chosen: bool
 ) -> None:
     assert selector.matches_container(INSIDE, NAME) is chosen
+    assert selector.matches(attrs.evolve(INSIDE, names=Named())) is chosen
 
 
 def test_a_container_without_a_name_is_found_by_what_is_known_of_it() -> None:
@@ -73,3 +85,17 @@ def test_only_digits_that_people_type_are_an_index() -> None:
     """Others are digits too, by some definitions, and no pattern that any uuid matches."""
     assert not Selector(device="\u00b2").matches_device(device(2, "GPU-a"))
     assert not Selector(device="\u0662").matches_device(device(2, "GPU-a"))
+
+
+def test_a_node_finds_its_containers_by_their_names(tmp_path: Path) -> None:
+    root = Root(tmp_path / "containers")
+    root.region("train")
+    root.region("serve")
+    with Node(root, names=Named()) as node:
+        node.refresh(processes=False)
+        serve, _ = sorted(node.containers, key=lambda each: str(each.name))
+        assert node.select() == node.containers
+        assert node.select(container="train") == node.containers, "the resolver says so"
+        assert node.select(namespace="research", pod="bert-*", container="s*") == (serve,)
+        assert node.select(container="nobody") == ()
+        assert (serve.namespace, serve.pod, serve.name) == ("research", "bert-0", "serve")

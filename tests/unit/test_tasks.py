@@ -1,30 +1,46 @@
-"""Tasks in their threads: none stops another, and what fails is counted and said."""
+"""Tasks in their threads, what they report, and what they leave alone after a failure."""
+
+from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import pytest
 from patience import eventually
 
-from libhamiregion.agent import Task, TaskRunner
-from libhamiregion.node import Container, ContainerId
+from libhamiregion.agent import Task, TaskRunner, tasks
+from libhamiregion.agent.roots import RootWatch
+from libhamiregion.node import Container, Node
 from libhamiregion.node.backoff import Backoff, owner_of
-from libhamiregion.node.events import Event, Voice, container_label
+from libhamiregion.node.cgroups import ContainerId
+from libhamiregion.node.events import Event, EventReporter, container_label
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
-class Counting:
+class Counting(Task):
     """A task that does what a test tells it."""
 
-    def __init__(self, name: str, interval_s: float = 0.001) -> None:
-        self.name = name
-        self.interval_s = interval_s
-        self.passes = 0
-        self.stopped = 0
+    counted = ("passes",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name  # type: ignore[misc]
+        super().__init__()
+        self.interval_s = 0.001
+        self.passes = self.stopped = 0
+        self.refusal: Exception | None = None
         self.error: Exception | None = None
         self.gate: threading.Event | None = None
+        self.left: tuple[str, ...] = ()
+
+    def start(self) -> None:
+        if self.refusal is not None:
+            raise self.refusal
 
     def run(self) -> None:
         self.passes += 1
+        self.count("passes")
         if self.gate is not None:
             self.gate.wait(30)
         if self.error is not None:
@@ -35,34 +51,35 @@ class Counting:
         if self.error is not None:
             raise self.error
 
-    def counters(self) -> Mapping[str, int]:
-        return {f"{self.name}_passes": self.passes}
+    def outstanding(self) -> tuple[str, ...]:
+        return self.left
+
+
+def once(runner: TaskRunner) -> tuple[str, ...]:
+    """One pass of each task."""
+    done = threading.Event()
+    runner.start(once=True, finished=done.set)
+    assert done.wait(30)
+    return runner.stop()
 
 
 def test_a_task_that_fails_goes_on_and_stops_no_other() -> None:
     events: list[Event] = []
     bad, good = Counting("bad"), Counting("good")
-    bad.error = RuntimeError("no \x1b[31mluck\n")
-    tasks: list[Task] = [bad, good]
-    runner = TaskRunner(tasks, emit=events.append)
+    bad.error = OSError(5, "no \x1b[31mluck\n", "/some/path")
+    runner = TaskRunner([bad, good], emit=events.append)
     runner.start()
-    eventually(lambda: bad.passes > 5 and good.passes > 5)
-    bad.error = None
-    passes = bad.passes
-    eventually(lambda: bad.passes > passes + 1)
-    bad.error = RuntimeError("no luck again")
-    passes = bad.passes
-    eventually(lambda: bad.passes > passes + 3)
-    runner.stop()
-    # Of each run of failures the first is said; the last is of the stop.
-    assert [(each.task, each.event) for each in events] == [("bad", "failed")] * len(events)
-    assert 2 <= len(events) <= 3
-    assert "\x1b" not in events[0].message
-    assert "\n" not in events[0].message
-    assert events[0].detail["error"] == "RuntimeError"
+    eventually(lambda: bad.passes > 20 and good.passes > 20)
+    assert runner.stop() == ("bad: it could not be stopped in order",)
+    failed = [each for each in events if each.event == "failed"]
+    assert {each.task for each in events} == {"bad"}
+    assert failed[0].message == r"a pass failed: /some/path: no \x1b[31mluck\n"
+    assert failed[0].detail["error"] == "OSError"
+    # Of what repeats the 1st, 2nd, 4th, 8th ... is reported.
+    assert len(failed) <= 2 + bad.passes.bit_length()
     counters = runner.counters()
     assert counters["bad_passes"] == bad.passes
-    assert counters["bad_failures"] > 5
+    assert counters["bad_failures"] == bad.passes + 1
     assert counters["good_failures"] == 0
     assert (bad.stopped, good.stopped) == (1, 1)
 
@@ -75,35 +92,61 @@ def test_a_slow_task_delays_no_other_and_catches_up_on_nothing() -> None:
     eventually(lambda: quick.passes > 50)
     assert slow.passes == 1
     slow.gate.set()
-    runner.stop()
+    assert runner.stop() == ()
     assert slow.stopped == quick.stopped == 1
 
 
-def test_a_pass_that_does_not_end_does_not_keep_the_others_from_stopping(
+def test_a_pass_that_hangs_is_reported_and_everything_is_given_back_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("libhamiregion.agent.tasks._PATIENCE_S", 0.05)
+    monkeypatch.setattr(tasks, "_LAST_PASS_S", 0.05)
+    monkeypatch.setattr(tasks, "STUCK_AFTER_S", 0.05)
     events: list[Event] = []
     stuck, good = Counting("stuck"), Counting("good")
     stuck.gate = threading.Event()
+    stuck.left = tuple(f"launches of {number} are blocked" for number in range(7))
     runner = TaskRunner([stuck, good], emit=events.append)
     runner.start()
-    eventually(lambda: stuck.passes == 1)
-    runner.stop()
-    assert [each.event for each in events] == ["stuck"]
-    assert (stuck.stopped, good.stopped) == (0, 1)
+    eventually(lambda: runner.stuck() == ("stuck",))
+    eventually(lambda: [each.event for each in events] == ["stuck"])
+    (left,) = runner.stop()
+    assert left.startswith("stuck: its last pass does not end; launches of 0 are blocked; ")
+    assert left.endswith("launches of 4 are blocked; and 2 more containers")
+    assert events[-1].event == "not_given_back"
+    assert (stuck.stopped, good.stopped) == (1, 1)
     stuck.gate.set()
 
 
-def test_once_is_one_pass_of_each_here_and_now() -> None:
+def test_a_task_whose_end_hangs_does_not_keep_the_others_from_giving_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tasks, "_GIVE_BACK_S", 0.05)
+    gate = threading.Event()
+    stuck, good = Counting("stuck"), Counting("good")
+    monkeypatch.setattr(stuck, "stop", lambda: gate.wait(30))
+    assert once(TaskRunner([stuck, good])) == ("stuck: it could not be stopped in order",)
+    assert good.stopped == 1
+    gate.set()
+
+
+def test_a_task_that_refuses_to_start_keeps_all_from_starting() -> None:
+    first, second, third = Counting("first"), Counting("second"), Counting("third")
+    second.refusal = RuntimeError("somebody else does it")
+    runner = TaskRunner([first, second, third])
+    with pytest.raises(RuntimeError, match="somebody else does it"):
+        runner.start()
+    assert [each.passes for each in (first, second, third)] == [0, 0, 0]
+    assert [each.stopped for each in (first, second, third)] == [1, 1, 0]
+
+
+def test_once_is_one_pass_of_each() -> None:
     bad, good = Counting("bad"), Counting("good")
     bad.error = ValueError("no")
     runner = TaskRunner([bad, good])
-    before = threading.active_count()
-    assert runner.run_once() == 1
-    assert threading.active_count() == before
+    once(runner)
     assert (bad.passes, good.passes) == (1, 1)
     assert (bad.stopped, good.stopped) == (1, 1)
+    assert runner.failures == 2, "the pass and the end"
 
 
 def test_what_fails_is_left_alone_for_more_and_more_passes() -> None:
@@ -114,17 +157,21 @@ def test_what_fails_is_left_alone_for_more_and_more_passes() -> None:
             tried.append(number)
             backoff.failed("a")
     assert tried == [0, 2, 5, 10, 19, 36, 69, 134, 199, 264]
-    backoff.well("a")
+    backoff.recovered("a")
     assert not backoff.waits("a")
     backoff.failed("a")
     assert [backoff.waits("a") for _ in range(2)] == [True, False]
+    backoff.failed("b")
+    backoff.retain({"b"})
+    assert not backoff.waits("a")
+    assert backoff.waits("b")
 
 
 def test_whose_failures_count_together_is_nothing_that_a_container_can_change() -> None:
     named = Container("uid", "name", "/roots/uid_name", "/roots/uid_name/1.cache")
     renamed = Container("uid", "name", "/roots/uid_name", "/roots/uid_name/2.cache")
     assert owner_of(named) == owner_of(renamed) == "/roots/uid_name"
-    docker = ContainerId("c" * 64, "docker", None, None)
+    docker = ContainerId("c" * 64)
     outside = [
         Container(None, None, None, f"/proc/7/root/{name}", container_id=docker) for name in "ab"
     ]
@@ -133,21 +180,49 @@ def test_whose_failures_count_together_is_nothing_that_a_container_can_change() 
     assert {owner_of(each) for each in loose} == {owner_of(None)}
 
 
-def test_a_container_that_is_gone_is_forgotten() -> None:
-    backoff = Backoff()
-    backoff.failed("a")
-    backoff.failed("b")
-    backoff.keep(frozenset({"b"}))
-    assert not backoff.waits("a")
-    assert backoff.waits("b")
+# ---- what is reported ----------------------------------------------------------------------------
+
+
+def test_a_container_cannot_fill_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by how long nor by how often, whatever it changes meanwhile."""
     said: list[Event] = []
-    voice = Voice("task", said.append)
-    gone = Container("uid", "name", "/roots/uid_name", "/roots/uid_name/x.cache")
+    reporter = EventReporter("repair", said.append)
+    for number in range(1000):
+        path = f"/roots/uid_name/{number}.cache"
+        container = Container("uid", "name" * 100, "/roots/uid_name", path)
+        reporter.emit("repaired", f"{number} " * 20_000, container, kind="\x1b" * 5_000)
+        reporter.failed("it was not", OSError(5, f"reason {number}", path), container)
+        reporter.recovered(container)
+    for event in ("repaired", "failed", "recovered"):
+        of = [each for each in said if each.event == event]
+        assert len(of) == 10, event
+        assert of[-1].message.endswith("(512 times now)")
+    assert max(len(each.message) for each in said) <= 400
+    assert max(len(str(each.detail)) for each in said) < 150
+    # What differs by a key of the task's own is not the same.
+    reporter.emit("repaired", "other", container, distinct="kind")
+    assert said[-1].message.endswith(": other")
+    clock = reporter._counts[next(reversed(reporter._counts))][1]
+    monkeypatch.setattr("time.monotonic", lambda: clock + 3601)
+    reporter.emit("repaired", "anew", container)
+    assert said[-1].message.endswith(": anew"), "after an hour it is news again"
+
+
+def test_a_recovery_is_reported_if_a_failure_was_and_the_container_is_still_there() -> None:
+    said: list[Event] = []
+    reporter = EventReporter("task", said.append)
+    one, other = (Container("uid", name, f"/roots/uid_{name}") for name in ("one", "other"))
+    reporter.failed("it failed", "gone", one)
+    reporter.failed("it failed", "gone", other)
+    reporter.retain([one])
     for _ in range(2):
-        voice.failed("it failed", OSError("gone"), gone)
-    voice.keep(frozenset())
-    voice.failed("it failed", OSError("gone"), gone)
-    assert len(said) == 2
+        reporter.recovered(one)
+        reporter.recovered(other)
+    assert [(each.event, each.container) for each in said] == [
+        ("failed", "uid/one"),
+        ("failed", "uid/other"),
+        ("recovered", "uid/one"),
+    ]
 
 
 def test_a_container_is_named_without_anything_that_steers_a_terminal() -> None:
@@ -156,3 +231,27 @@ def test_a_container_is_named_without_anything_that_steers_a_terminal() -> None:
     outside = Container(None, None, None, "/proc/7/root/tmp/\x07.cache")
     assert container_label(outside) == r"/proc/7/root/tmp/\x07.cache"
     assert container_label(Container(None, None, None)) == "a region outside the roots"
+
+
+def test_a_directory_that_cannot_be_listed_is_reported_once_and_so_is_its_return(
+    tmp_path: Path,
+) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.mkdir()
+    said: list[Event] = []
+    with Node([str(one), str(other)]) as node:
+        watch = RootWatch(node, emit=said.append)
+        watch.run()
+        watch.run()
+        assert [each.message for each in said] == [
+            f"{other}: No such file or directory; its containers are not seen"
+        ]
+        other.mkdir()
+        watch.run()
+        one.rmdir()
+        watch.run()
+    assert [(each.task, each.event) for each in said] == [
+        ("roots", "unreadable"),
+        ("roots", "readable"),
+        ("roots", "unreadable"),
+    ]

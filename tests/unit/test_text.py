@@ -24,10 +24,10 @@ def test_the_result_is_printable(text: str) -> None:
     assert printable(text, limit=20).isprintable()
 
 
-@pytest.mark.parametrize("text", [*HOSTILE, "", "short", "é" * 40])
-@pytest.mark.parametrize("limit", [3, 4, 20])
-def test_the_result_is_never_longer_than_the_limit(text: str, limit: int) -> None:
-    assert len(printable(text, limit)) <= limit
+def test_the_result_is_never_longer_than_the_limit() -> None:
+    for text in (*HOSTILE, "", "short", "é" * 40):
+        for limit in (3, 4, 20):
+            assert len(printable(text, limit)) <= limit
 
 
 def test_harmless_text_stays_as_it_is() -> None:

@@ -1,4 +1,4 @@
-"""`parse_size` and `format_size`: what they take, what they refuse, and why."""
+"""Sizes and lengths of time: what the parsers take, what they refuse, and why."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libhamiregion import format_size, parse_size
+from libhamiregion.units import parse_duration
 
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 
@@ -171,3 +172,55 @@ def test_any_text_is_a_size_or_a_value_error(text: str) -> None:
     except ValueError:
         return
     assert 0 <= nbytes < 2**63
+
+
+# ---- lengths of time ----
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("5m", 300),
+        ("1h30m", 5400),
+        ("1.5s", 1.5),
+        (".5s", 0.5),
+        ("+5m", 300),
+        ("+0", 0),
+        ("500ms", 0.5),
+        ("10us", 1e-5),
+        ("10\u00b5s", 1e-5),
+        ("7ns", 7e-9),
+        ("0", 0),
+        ("0s", 0),
+        ("1m1m", 120),
+        ("1.h", 3600),
+        ("7d", 7 * 86_400),
+        ("2w1d", 15 * 86_400),
+    ],
+)
+def test_go_s_notation_is_read(text: str, seconds: float) -> None:
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("5", "it has no unit"),
+        ("", "no length of time"),
+        ("m", "no length of time"),
+        (".m", "no length of time"),
+        ("+", "no length of time"),
+        ("+-5m", "no length of time"),
+        ("5 m", "no length of time"),
+        ("5y", "no length of time"),
+        ("-5m", "is negative"),
+        ("5m\n", "no length of time"),
+        ("\u0665m", "no length of time"),
+        ("9999999999h", "longer than 292 years"),
+        ("1" * 10_000, r"\.\.\."),
+    ],
+)
+def test_anything_else_is_refused_with_the_reason(text: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why) as caught:
+        parse_duration(text)
+    assert len(str(caught.value)) < 150

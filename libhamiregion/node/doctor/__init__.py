@@ -1,8 +1,9 @@
 """What is wrong on a node, and mending it."""
 
-from .diagnosis import diagnose, repair
-from .findings import Explanation, Finding, FindingKind, Severity
-from .repairs import Repair
+from .catalogue import Explanation, FindingKind, Severity
+from .diagnosis import diagnose
+from .findings import Finding
+from .repairs import Repair, repair
 
 __all__ = [
     "Explanation",

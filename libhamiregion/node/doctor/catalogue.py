@@ -1,14 +1,103 @@
-"""What every kind of finding means; the documentation's page on the doctor is made of it."""
+"""What can be wrong on a node, and what each kind of finding means.
+
+The documentation's page on the doctor is made of it.
+"""
 
 from __future__ import annotations
 
+import enum
 from typing import TYPE_CHECKING
 
-from .findings import Explanation, FindingKind, Severity
+import attrs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+
+class Severity(enum.Enum):
+    """How bad a finding is."""
+
+    #: A limit does not hold, processes are stuck or soon will be, or figures are plainly wrong.
+    ERROR = "error"
+    #: Something is wrong, and what works today may not work tomorrow.
+    WARNING = "warning"
+    #: Worth knowing, and it may be meant.
+    INFO = "info"
+
+
+class FindingKind(enum.Enum):
+    """What is wrong. The values are words that fit a label; `explanation` has the sentences."""
+
+    HOST_PID_MISSING = "host_pid_missing"
+    HOST_PID_IS_CONTAINER_PID = "host_pid_is_container_pid"
+    HOST_PID_SWAPPED = "host_pid_swapped"
+    HOST_PID_DEAD = "host_pid_dead"
+    HOST_PID_FOREIGN = "host_pid_foreign"
+
+    DEAD_PROCESS_COUNTED = "dead_process_counted"
+    ORPHANED_SLOT = "orphaned_slot"
+    DOUBLED_SLOT = "doubled_slot"
+    SLOT_WITHOUT_PID = "slot_without_pid"
+    SEQLOCK_STUCK = "seqlock_stuck"
+    SLOT_TABLE_FULL = "slot_table_full"
+    SLOT_TABLE_NEARLY_FULL = "slot_table_nearly_full"
+    USAGE_SUMS_DIFFER = "usage_sums_differ"
+    PROCESSES_UNKNOWN = "processes_unknown"
+
+    LOCK_HELD_BY_DEAD = "lock_held_by_dead"
+    LOCK_OWNERLESS = "lock_ownerless"
+    LOCK_HELD_TOO_LONG = "lock_held_too_long"
+    SEMAPHORE_IMPOSSIBLE = "semaphore_impossible"
+    STARTUP_LOCK_HELD = "startup_lock_held"
+
+    USAGE_ABOVE_LIMIT = "usage_above_limit"
+    USAGE_IMPOSSIBLE = "usage_impossible"
+    PROCESS_ESCAPES = "process_escapes"
+    DRIVER_MEMORY_DIFFERS = "driver_memory_differs"
+    UTILIZATION_NOT_RECORDED = "utilization_not_recorded"
+    DEVICE_COUNT_ZERO = "device_count_zero"
+    SM_LIMIT_OFF = "sm_limit_off"
+    LAUNCHES_BLOCKED = "launches_blocked"
+
+    LAYOUT_MIXED = "layout_mixed"
+    REGION_TRUNCATED = "region_truncated"
+    REGION_UNLINKED = "region_unlinked"
+    SEVERAL_CACHE_FILES = "several_cache_files"
+    REGION_MISSING = "region_missing"
+    ROOT_UNREADABLE = "root_unreadable"
+
+    @property
+    def explanation(self) -> Explanation:
+        """What it means, what comes of it, and what to do."""
+        return CATALOGUE[self]
+
+
+@attrs.frozen
+class Explanation:
+    """One kind of finding, in general; a `Finding` has the particulars.
+
+    Attributes:
+        severity: The usual one.
+        what: What is wrong, and how it comes about.
+        evidence: What it is told by.
+        consequence: What comes of it.
+        advice: What to do.
+        repair: What `repair` does about it; None if it leaves it alone.
+        passes: Whether it can be there for a moment on a healthy node, so that it is believed only
+            if it is seen again.
+    """
+
+    severity: Severity
+    what: str
+    evidence: str
+    consequence: str
+    advice: str
+    repair: str | None = None
+    passes: bool = False
+
+
+# The option is replaced by the root of the container that a finding is about.
+_REPAIR = "`hamiregion doctor --repair --root DIR`"
 _NO_UTILIZATION = (
     "libvgpu looks its own processes up by this number in the driver's lists: the process's"
     " utilisation stays 0 in every metric, the driver's figure of its memory is missing"
@@ -17,7 +106,7 @@ _SET_HOST_PID = (
     "stores the pid that /proc proves, after looking once more that it is still that process"
 )
 _HOST_PID_ADVICE = (
-    "`hamiregion doctor --repair` stores the right one, and libvgpu takes it up within 120 ms;"
+    f"{_REPAIR} stores the right one, and libvgpu takes it up within 120 ms;"
     " `hamiregion agent` keeps it right"
 )
 _LOCK_CONSEQUENCE = (
@@ -88,7 +177,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         "No process that maps the region has their pid; /proc shows all processes.",
         "the container can allocate that much less, until libvgpu cleans up when an allocation is"
         " refused or a process starts; metrics show it as used.",
-        "`hamiregion doctor --repair` frees them, as does `hamiregion reap`",
+        f"{_REPAIR} frees them, as does `hamiregion reap FILE`",
         "frees the slots of those that are proved dead, again under the region's lock",
     ),
     FindingKind.ORPHANED_SLOT: Explanation(
@@ -99,7 +188,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         " while its copy among those that count stands still. While the process is idle this is"
         " told, as information, where the two differ: an earlier process may have left the slot.",
         "what it allocates from now on is counted by nobody, so the container can pass its limit.",
-        "`hamiregion doctor --repair` takes the real slot in and empties the copy",
+        f"{_REPAIR} takes the real slot in and empties the copy",
         "takes the real slot in and empties the frozen copy, under the region's lock, while the"
         " process is seen writing there",
     ),
@@ -109,7 +198,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         " stepped over a slot that an idle process may come back to.",
         "Two slots below the number of slots have the same pid and count memory.",
         "its memory counts twice: once as it is, once as it was.",
-        "`hamiregion doctor --repair` empties the one that stands still",
+        f"{_REPAIR} empties the one that stands still",
         "empties the slot that stands still while the process is seen writing to the other one,"
         " under the region's lock",
         passes=True,
@@ -120,7 +209,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         "It stands below the number of slots, and its pid is 0.",
         "up to HAMi 2.8.0 the next process to start loops for ever with the lock held, and hangs"
         " the container; what the slot holds counts against the limit.",
-        "`hamiregion doctor --repair` removes it; do that before another process starts",
+        f"{_REPAIR} removes it; do that before another process starts",
         "removes or empties it, and the slots of dead processes with it, under the region's lock",
         passes=True,
     ),
@@ -131,7 +220,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         "The same odd number at several looks; the process is dead, or alive and does not move.",
         "the figures of the slot may belong to two moments, and libvgpu's own readers spin on it"
         " for ever: processes hang at their next allocation.",
-        "`hamiregion doctor --repair` mends it where the writer is dead; a live one that is stopped"
+        f"{_REPAIR} mends it where the writer is dead; a live one that is stopped"
         " has to go on (`kill -CONT`) or be ended",
         "frees the slot if its process is proved dead, which makes the seqlock even; a live"
         " process's is left alone",
@@ -141,9 +230,9 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         "All process slots of the region are taken.",
         "The number of slots stands at the most that a region has.",
         "the next process to start in the container finds no slot and fails.",
-        "empty the slots of dead processes with `hamiregion reap`: processes of this library take"
-        " them again; for others, end the processes that still use the region, and reap once more;"
-        " if all of them live, the container runs more GPU processes than a region can hold",
+        "empty the slots of dead processes with `hamiregion reap FILE`: processes of this library"
+        " take them again; for others, end the processes that still use the region, and reap"
+        " again; if all of them live, the container runs more GPU processes than a region can hold",
     ),
     FindingKind.SLOT_TABLE_NEARLY_FULL: Explanation(
         Severity.WARNING,
@@ -151,7 +240,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         "The number of slots.",
         "once all are, the next process to start in the container fails.",
         "find out why so many processes use CUDA, or die without giving up their slots;"
-        " `hamiregion reap` empties those of dead ones",
+        " `hamiregion reap FILE` empties those of dead ones",
     ),
     FindingKind.USAGE_SUMS_DIFFER: Explanation(
         Severity.WARNING,
@@ -179,7 +268,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         "The lock is taken and signed with a pid that no process which maps the region has.",
         f"{_LOCK_CONSEQUENCE}. libvgpu repairs it itself after 10 s, unless another process has"
         " that pid by then.",
-        "`hamiregion doctor --repair` gives it back, as does `hamiregion lock recover`",
+        f"{_REPAIR} gives it back, as does `hamiregion lock recover FILE`",
         "gives the lock back and finishes what its holder was doing, with the same proof",
     ),
     FindingKind.LOCK_OWNERLESS: Explanation(
@@ -188,8 +277,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         " instructions between taking and signing, or between clearing and giving back.",
         "The semaphore stands at 0, owner_pid is 0, and neither moves.",
         f"{_LOCK_CONSEQUENCE}. libvgpu up to 2.8.0 forces it after about 10 s.",
-        "`hamiregion doctor --repair` gives it back, after watching it for 10 s if processes use"
-        " the region",
+        f"{_REPAIR} gives it back, after watching it for 10 s if processes use the region",
         "gives the lock back if nobody else maps the region, or nothing has moved for 10 s",
     ),
     FindingKind.LOCK_HELD_TOO_LONG: Explanation(
@@ -199,8 +287,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         "The same signature at every one of many looks.",
         f"{_LOCK_CONSEQUENCE}.",
         "see what the process does: if it is stopped, `kill -CONT` lets it go on; if it hangs in"
-        " the driver, end it, and then run `hamiregion doctor --repair`. A live owner's lock is"
-        " never broken",
+        f" the driver, end it, and then run {_REPAIR}. A live owner's lock is never broken",
     ),
     FindingKind.SEMAPHORE_IMPOSSIBLE: Explanation(
         Severity.ERROR,
@@ -209,7 +296,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         "Its value.",
         "the lock excludes nobody: several processes are inside at once and spoil each other's"
         " accounting.",
-        "`hamiregion doctor --repair` sets it right",
+        f"{_REPAIR} sets it right",
         "sets the semaphore to what it must be",
     ),
     FindingKind.STARTUP_LOCK_HELD: Explanation(
@@ -218,7 +305,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         " though no process uses the region.",
         "sem_postinit stands at 0 and nobody maps the file.",
         "the next process to start in the container waits for it.",
-        "`hamiregion doctor --repair` gives it back",
+        f"{_REPAIR} gives it back",
         "gives it back while nobody maps the region",
         passes=True,
     ),
@@ -239,7 +326,7 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         " the number went below zero.",
         "A total of a petabyte or more.",
         "sums wrap around or are enormous: every allocation is refused, or none.",
-        "restart the process that it belongs to; a dead one's slot is freed by `hamiregion reap`",
+        "restart the process that it belongs to; `hamiregion reap FILE` frees a dead one's slot",
         passes=True,
     ),
     FindingKind.PROCESS_ESCAPES: Explanation(
@@ -288,22 +375,10 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         Severity.WARNING,
         "An SM limit is set and does not work, or may not.",
         "What switches it off: the switch in the region, GPU_CORE_UTILIZATION_POLICY in a process's"
-        " environment, a missing host pid, device 0 without a limit, a limit that was set after the"
-        " process started, or a layout that records no utilisation.",
+        " environment, device 0 without a limit, or a layout that records no utilisation.",
         "launches are not held back.",
-        "see the cause",
-        "stores the missing host pid, where that is the cause; the switch belongs to HAMi's monitor"
-        " or to `hamiregion agent`",
+        "see the cause; a missing host pid, which switches it off too, is a finding of its own",
         passes=True,
-    ),
-    FindingKind.LIMIT_DIFFERS_FROM_ENVIRONMENT: Explanation(
-        Severity.INFO,
-        "The limit in the region is not the one in the environment of its processes. Somebody"
-        " edited it, which is fine, or the region was made by a process with another environment.",
-        "CUDA_DEVICE_MEMORY_LIMIT and CUDA_DEVICE_SM_LIMIT in /proc/<pid>/environ, read as libvgpu"
-        " reads them.",
-        "the region's limit counts; a later process whose environment differs only logs it.",
-        "nothing, if it was edited on purpose; else `hamiregion limits set` puts it right",
     ),
     FindingKind.LAUNCHES_BLOCKED: Explanation(
         Severity.ERROR,
@@ -319,21 +394,10 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         Severity.ERROR,
         "Processes of one region run different generations of libvgpu: it was upgraded under"
         " running containers.",
-        "They map different lengths of the file, or different files libvgpu.so; or the file is"
-        " longer than its layout makes it.",
+        "They map different lengths of the file; or the file is longer than its layout makes it.",
         "each generation has its fields at other places, so they read and overwrite each other's"
         " limits, locks and figures.",
         "restart the container, and let no process of the old generation live on",
-    ),
-    FindingKind.PERMISSIONS: Explanation(
-        Severity.WARNING,
-        "The region's file or directory has permissions that keep processes of the container out.",
-        "The mode and owner, and the users that the container's processes run as; while none of"
-        " them uses the region, those that its pod's run as.",
-        "libvgpu in a process of another user cannot open the region; that process crashes or runs"
-        " without limits.",
-        "chmod 0666 the file and 0777 the directory, as HAMi makes them",
-        passes=True,
     ),
     FindingKind.REGION_TRUNCATED: Explanation(
         Severity.ERROR,
@@ -361,54 +425,15 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         " not seen.",
         "delete the files that no process uses",
     ),
-    FindingKind.REGION_NOT_READY: Explanation(
+    FindingKind.REGION_MISSING: Explanation(
         Severity.INFO,
-        "The region's file is there and is no region yet.",
-        "It is empty, short, or without its magic number.",
-        "the container has no figures; normal for the moment in which the file is made.",
-        "if it stays so, the process that was making it has died: delete the file",
-        passes=True,
-    ),
-    FindingKind.NOT_A_REGION: Explanation(
-        Severity.INFO,
-        "Something that is no region stands in its place: a link, a FIFO, another file. Nothing was"
-        " followed.",
-        "What the system says of it.",
+        "The container's directory holds something in the region's place, and no region that can be"
+        " read: it is not ready yet, a link or another file, of an unknown layout, may not be read,"
+        " or went while it was opened. Nothing was followed.",
+        "What the system, or the file's first fields, say.",
         "the container has no figures, and libvgpu in it may have no limits.",
-        "see who made it: the container can write this directory",
-        passes=True,
-    ),
-    FindingKind.UNKNOWN_LAYOUT: Explanation(
-        Severity.INFO,
-        "The region's file fits no layout that this version knows, or several; or it is damaged.",
-        "Version, size and the fields that are out of range.",
-        "the container has no figures.",
-        "a newer libhamiregion may know it; a damaged one is made anew when it is deleted and the"
-        " container restarts",
-        passes=True,
-    ),
-    FindingKind.REGION_NO_PERMISSION: Explanation(
-        Severity.INFO,
-        "The system refuses to open the region, or its directory.",
-        "What the system says.",
-        "the container has no figures here.",
-        "run as root, or as a user who may read it",
-        passes=True,
-    ),
-    FindingKind.REGION_STALE: Explanation(
-        Severity.INFO,
-        "The region was removed, replaced or truncated since it was opened.",
-        "What the system says.",
-        "the container has no figures until it is opened again.",
-        "nothing: it passes when the container has started again",
-        passes=True,
-    ),
-    FindingKind.REGION_FAILED: Explanation(
-        Severity.INFO,
-        "The region could not be opened for a reason of the system's.",
-        "What the system says.",
-        "the container has no figures.",
-        "see the message; descriptors that have run out are a matter of `ulimit -n`",
+        "see the evidence: a file that stays unfinished has lost its creator, delete it; one that"
+        " may not be read wants root",
         passes=True,
     ),
     FindingKind.ROOT_UNREADABLE: Explanation(

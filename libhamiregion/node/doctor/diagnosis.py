@@ -9,13 +9,20 @@ from typing import TYPE_CHECKING
 from libhamiregion.errors import RegionError
 from libhamiregion.node.usage import node_processes
 
-from .files import missing_regions, mixed_layouts, other_cache_files, permissions, unreadable_roots
-from .findings import Finding, FindingKind, Severity
-from .host_pids import wrong_host_pids
-from .limits import blocked_launches, limits_unlike_environment, sm_limits_off
+from .examination import Examination, key_of, observations_of
+from .files import missing_regions, mixed_layouts, other_cache_files, unreadable_roots
+from .findings import Finding, Severity
+from .limits import (
+    blocked_launches,
+    device_count_zero,
+    driver_memory,
+    escaping_processes,
+    impossible_usage,
+    sm_limits_off,
+    unrecorded_utilization,
+    usage_above_limit,
+)
 from .locks import locks
-from .repairs import Repair, repair
-from .scene import Scene, memory_of, place_of
 from .slots import (
     dead_processes,
     exited_slots,
@@ -24,14 +31,7 @@ from .slots import (
     slots_without_pid,
     stuck_seqlocks,
     unknown_processes,
-)
-from .usage import (
-    device_count_zero,
-    driver_memory,
-    escaping_processes,
-    impossible_usage,
-    unrecorded_utilization,
-    usage_above_limit,
+    wrong_host_pids,
 )
 
 if TYPE_CHECKING:
@@ -42,9 +42,7 @@ if TYPE_CHECKING:
     from libhamiregion.node.usage import NodeProcess
     from libhamiregion.node.views import ContainerView
 
-    from .scene import Used
-
-__all__ = ["Finding", "FindingKind", "Repair", "Severity", "diagnose", "repair"]
+    from .examination import UsedRegion
 
 # A lock or a seqlock is held for microseconds, or milliseconds where the driver is asked under it.
 _STUCK_S = 1.0
@@ -52,15 +50,14 @@ _STUCK_S = 1.0
 _STUCK_BETWEEN_DIAGNOSES_S = 10.0
 _LOOK_EVERY_S = 0.005
 
-_CHECKS_OF_NODE: tuple[Callable[[Scene], Iterator[Finding]], ...] = (
+_CHECKS_OF_NODE: tuple[Callable[[Examination], Iterator[Finding]], ...] = (
     unreadable_roots,
     unknown_processes,
     missing_regions,
     other_cache_files,
-    permissions,
     escaping_processes,
 )
-_CHECKS_OF_REGION: tuple[Callable[[Scene, Used], Iterator[Finding]], ...] = (
+_CHECKS_OF_REGION: tuple[Callable[[Examination, UsedRegion], Iterator[Finding]], ...] = (
     locks,
     stuck_seqlocks,
     slots_without_pid,
@@ -75,7 +72,6 @@ _CHECKS_OF_REGION: tuple[Callable[[Scene, Used], Iterator[Finding]], ...] = (
     driver_memory,
     unrecorded_utilization,
     sm_limits_off,
-    limits_unlike_environment,
     blocked_launches,
     mixed_layouts,
 )
@@ -100,15 +96,14 @@ def diagnose(
 
     With ``settle_s=0`` there is one look and no waiting, for an exporter that counts findings by
     kind once per interval: what passes by itself may then be reported for one interval, and what
-    must stand still is compared with earlier calls for the same node. Then the files libvgpu.so
-    that processes have loaded are not compared (`FindingKind.LAYOUT_MIXED`), which costs
-    milliseconds per process.
+    must stand still is compared with earlier calls for the same node.
 
     Args:
         node: The node. It is refreshed, unless `views` are given and `settle_s` is 0.
         sample: What the driver said, taken before the views; None leaves out what needs it.
         sampler: Asked for a sample before each look, in place of `sample`.
-        views: What ``Node.view`` gave a moment ago, for the first look; None looks now.
+        views: What ``Node.view`` gave a moment ago, for the first look; None looks now. With views
+            of some containers, only those are looked at.
         rows: `node_processes` of those views and that sample, if they are there already.
         settle_s: How long to wait before the second look, seconds.
 
@@ -126,7 +121,7 @@ def diagnose(
     """
     if not settle_s >= 0:
         raise ValueError(f"a time is 0 or more seconds, not {settle_s!r}")
-    with memory_of(node).turn:
+    with observations_of(node).turn:
         first = _look(node, sample, sampler, views, rows, settle_s)
         found = list(_check(first))
         if settle_s and (first.suspects or any(each.kind.explanation.passes for each in found)):
@@ -143,36 +138,35 @@ def _look(
     views: Iterable[ContainerView] | None,
     rows: Iterable[NodeProcess] | None,
     settle_s: float,
-) -> Scene:
+) -> Examination:
     if sampler is not None:
         sample = sampler.sample()
     seen = node.view() if views is None else tuple(views)
     if rows is None:
         rows = () if sample is None else node_processes(seen, node.processes, sample)
-    return Scene(
+    return Examination(
         node=node,
         views=seen,
-        memory=memory_of(node),
+        observations=observations_of(node),
         sample=sample,
         rows=tuple(rows),
         lock_s=min(_STUCK_S, settle_s) if settle_s else _STUCK_BETWEEN_DIAGNOSES_S,
         seqlock_s=min(_STUCK_S, settle_s) if settle_s else _STUCK_S,
-        thorough=settle_s > 0,
     )
 
 
-def _check(scene: Scene) -> Iterator[Finding]:
+def _check(look: Examination) -> Iterator[Finding]:
     for check_node in _CHECKS_OF_NODE:
-        yield from check_node(scene)
-    for used in scene.used:
+        yield from check_node(look)
+    for used in look.used:
         for check_region in _CHECKS_OF_REGION:
             # A region that goes away while it is looked at is the next look's business.
             with contextlib.suppress(RegionError, OSError):
-                yield from check_region(scene, used)
+                yield from check_region(look, used)
 
 
 def _settled(
-    first: Scene,
+    first: Examination,
     found: list[Finding],
     sample: NvmlSample | None,
     sampler: NvmlSampler | None,
@@ -185,7 +179,7 @@ def _settled(
     while time.monotonic() < deadline and (waits or suspects):
         time.sleep(min(_LOOK_EVERY_S, settle_s))
         for what in [what for what, has_moved in suspects.items() if _moved(has_moved)]:
-            first.memory.forget(what)
+            first.observations.forget(what)
             del suspects[what]
     if not (waits or suspects):
         _remember(first)
@@ -207,10 +201,8 @@ def _moved(has_moved: Callable[[], bool]) -> bool:
 
 
 def _key(found: Finding) -> Hashable:
-    return found.kind, place_of(found.container), found.device, found.pid, found.cause
+    return found.kind, key_of(found.container), found.device, found.pid, found.cause
 
 
-def _remember(scene: Scene) -> None:
-    scene.memory.keep_only(
-        scene.standing, (process for used in scene.used for process in used.users)
-    )
+def _remember(look: Examination) -> None:
+    look.observations.keep_only(look.standing)

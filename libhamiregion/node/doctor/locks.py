@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from libhamiregion.layouts import Layout
 
+from .examination import command_of, count_text, key_of
 from .findings import FindingKind, finding
-from .scene import command_of, count_words, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -17,30 +17,30 @@ if TYPE_CHECKING:
     from libhamiregion.lock import LockState
     from libhamiregion.region import Region
 
+    from .examination import Examination, UsedRegion
     from .findings import Finding
-    from .scene import Scene, Used
 
 # Before a lock is called stuck it is looked at without a pause: somebody who takes it again and
 # again, and holds it nearly all of the time, is caught between two turns.
 _LAST_LOOK_S = 0.02
 
 
-def locks(scene: Scene, used: Used) -> Iterator[Finding]:
+def locks(look: Examination, used: UsedRegion) -> Iterator[Finding]:
     """Everything about one region's lock."""
     has_startup_lock = used.snapshot.layout is Layout.V1_1_POSTINIT
-    free = scene.semaphores.get(id(used.container), 1) == 1 and not used.snapshot.owner_pid
+    free = look.semaphores.get(id(used.container), 1) == 1 and not used.snapshot.owner_pid
     if free and not has_startup_lock:
         return
-    state = used.region.lock_state(proc=scene.node.proc)
+    state = used.region.lock_state(proc=look.node.proc)
     if state.damaged:
         yield _impossible(used, "the lock's semaphore", state.semaphore_value, "lock")
     elif state.held:
-        yield from _held(scene, used, state)
+        yield from _held(look, used, state)
     if state.postinit_value is None or state.postinit_value == 1:
         return
     if state.postinit_value > 1:
         yield _impossible(used, "the start-up semaphore", state.postinit_value, "startup")
-    elif _is_alone(scene, used):
+    elif _is_alone(look, used):
         yield finding(
             FindingKind.STARTUP_LOCK_HELD,
             used.container,
@@ -49,7 +49,7 @@ def locks(scene: Scene, used: Used) -> Iterator[Finding]:
         )
 
 
-def _impossible(used: Used, which: str, value: int, cause: str) -> Finding:
+def _impossible(used: UsedRegion, which: str, value: int, cause: str) -> Finding:
     return finding(
         FindingKind.SEMAPHORE_IMPOSSIBLE,
         used.container,
@@ -59,35 +59,35 @@ def _impossible(used: Used, which: str, value: int, cause: str) -> Finding:
     )
 
 
-def _held(scene: Scene, used: Used, state: LockState) -> Iterator[Finding]:
+def _held(look: Examination, used: UsedRegion, state: LockState) -> Iterator[Finding]:
     owner = state.owner_pid
     if state.owner_life == "dead":
         yield finding(
             FindingKind.LOCK_HELD_BY_DEAD,
             used.container,
-            f"the lock is held by {_owner_words(state)}, which is dead",
+            f"the lock is held by {_owner_text(state)}, which is dead",
             "the semaphore stands at 0 and its signature is of no process that maps this region;"
-            f" {_waiters_words(state)}",
+            f" {_waiters_text(state)}",
             pid=None if state.by_library else owner,
         )
         return
-    if owner is None and _is_alone(scene, used):
+    if owner is None and _is_alone(look, used):
         yield _ownerless(used, "no process maps the file for writing")
         return
-    what = ("lock", place_of(used.container))
-    stood_s = scene.stands_for_s(what, owner)
-    has_moved = partial(_has_moved, used.region, owner, scene.node.proc)
-    if stood_s < scene.lock_s or stood_s == 0:
-        scene.suspects[what] = has_moved
+    what = ("lock", key_of(used.container))
+    stood_s = look.stands_for_s(what, owner)
+    has_moved = partial(_has_moved, used.region, owner, look.node.proc)
+    if stood_s < look.lock_s or stood_s == 0:
+        look.suspects[what] = has_moved
     elif _moves_at_last(has_moved):
-        scene.memory.forget(what)
+        look.observations.forget(what)
     elif owner is None:
         yield _ownerless(used, f"nothing has moved for {stood_s:.1f} s")
     else:
-        yield _too_long(scene, used, state, stood_s)
+        yield _too_long(look, used, state, stood_s)
 
 
-def _ownerless(used: Used, evidence: str) -> Finding:
+def _ownerless(used: UsedRegion, evidence: str) -> Finding:
     return finding(
         FindingKind.LOCK_OWNERLESS,
         used.container,
@@ -96,9 +96,9 @@ def _ownerless(used: Used, evidence: str) -> Finding:
     )
 
 
-def _too_long(scene: Scene, used: Used, state: LockState, stood_s: float) -> Finding:
+def _too_long(look: Examination, used: UsedRegion, state: LockState, stood_s: float) -> Finding:
     process = (
-        None if state.owner_host_pid is None else scene.node.processes.get(state.owner_host_pid)
+        None if state.owner_host_pid is None else look.node.processes.get(state.owner_host_pid)
     )
     life = (
         f"it is alive{command_of(process)}"
@@ -108,20 +108,20 @@ def _too_long(scene: Scene, used: Used, state: LockState, stood_s: float) -> Fin
     return finding(
         FindingKind.LOCK_HELD_TOO_LONG,
         used.container,
-        f"the lock has been held by {_owner_words(state)} for {stood_s:.1f} s at least",
-        f"the same signature at every look; {life}; {_waiters_words(state)}",
+        f"the lock has been held by {_owner_text(state)} for {stood_s:.1f} s at least",
+        f"the same signature at every look; {life}; {_waiters_text(state)}",
         pid=None if state.by_library else state.owner_pid,
         cause=state.owner_life,
     )
 
 
-def _waiters_words(state: LockState) -> str:
+def _waiters_text(state: LockState) -> str:
     return (
-        f"{count_words(state.waiters, 'waiter')} asleep" if state.waiters else "nobody sleeps on it"
+        f"{count_text(state.waiters, 'waiter')} asleep" if state.waiters else "nobody sleeps on it"
     )
 
 
-def _owner_words(state: LockState) -> str:
+def _owner_text(state: LockState) -> str:
     if state.by_library:
         return "a tool with libhamiregion"
     here = "" if state.owner_host_pid is None else f" ({state.owner_host_pid} on the host)"
@@ -144,9 +144,9 @@ def _moves_at_last(has_moved: Callable[[], bool]) -> bool:
     return False
 
 
-def _is_alone(scene: Scene, used: Used) -> bool:
+def _is_alone(look: Examination, used: UsedRegion) -> bool:
     """Whether it is certain that nobody uses the region."""
-    processes = scene.node.processes
+    processes = look.node.processes
     return processes.is_complete and not processes.mappers(
         *processes.identity(used.region), writable=True
     )

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _HOLD = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 _PID = struct.Struct("<i")
 _SEQLOCK = struct.Struct("<Q")
 # A file system that does not know its holes gives one piece of 2 MB.
@@ -35,6 +36,25 @@ def _offsets(layout: Layout) -> Mapping[str, int | None]:
     return {**layout.offsets, "slot_seqlock": Layout.V1_2.offsets["slot_seqlock"]}
 
 
+def _open(region: Region) -> int:
+    """Open a region's file for reading."""
+    if "/map_files/" in region.path:
+        # Outside the roots: by this process's own mapping, so that no container's path is walked.
+        info = region._mapping()
+        end = -(-(info.address + info.mapped_bytes) // _PAGE) * _PAGE
+        return os.open(f"/proc/self/map_files/{info.address:x}-{end:x}", _READ)
+    known = region.file_id
+    held = os.open(region.path, _HOLD)
+    try:
+        status = os.fstat(held)
+        if (status.st_dev, status.st_ino) != known:
+            raise RegionStale(f"{region.path!r} has been replaced; open it again", path=region.path)
+        # By that hold: what replaces it now is not opened, which of a device can do harm.
+        return os.open(f"/proc/self/fd/{held}", _READ)
+    finally:
+        os.close(held)
+
+
 class RawSlots:
     """Single fields of a region's slots, read through the file and not through a mapping.
 
@@ -44,7 +64,7 @@ class RawSlots:
     Threads: one at a time.
 
     Args:
-        region: Whose file; what is opened is that very file or nothing.
+        region: The region whose file is read; that very file is opened, or nothing.
 
     Raises:
         RegionStale: The path leads to another file now.
@@ -54,19 +74,8 @@ class RawSlots:
 
     def __init__(self, region: Region) -> None:
         self._path = region.path
-        known = region.file_id
         self._offsets = _offsets(region.layout)
-        held = os.open(region.path, _HOLD)
-        try:
-            status = os.fstat(held)
-            if (status.st_dev, status.st_ino) != known:
-                raise RegionStale(
-                    f"{region.path!r} has been replaced; open it again", path=region.path
-                )
-            # By that hold: what replaces it now is not opened, which of a device can do harm.
-            self._descriptor = os.open(f"/proc/self/fd/{held}", _READ)
-        finally:
-            os.close(held)
+        self._descriptor = _open(region)
 
     def __enter__(self) -> Self:
         return self

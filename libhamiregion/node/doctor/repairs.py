@@ -13,8 +13,8 @@ from libhamiregion.errors import LockTimeout, RegionError
 from libhamiregion.text import printable
 from libhamiregion.units import format_size
 
+from .examination import UsedRegion, key_of, observations_of, pids_text
 from .findings import FindingKind
-from .scene import Used, memory_of, pid_words, place_of
 from .slots import memory_bytes
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from libhamiregion.region import Region
     from libhamiregion.slot import SlotChange, SlotRepair
 
+    from .examination import ContainerKey
     from .findings import Finding
-    from .scene import Place
 
 _LOCK = {
     FindingKind.LOCK_HELD_BY_DEAD,
@@ -45,7 +45,6 @@ _HOST_PIDS = {
     FindingKind.HOST_PID_SWAPPED,
     FindingKind.HOST_PID_DEAD,
     FindingKind.HOST_PID_FOREIGN,
-    FindingKind.SM_LIMIT_OFF,
 }
 _DEAD = {
     FindingKind.DEAD_PROCESS_COUNTED,
@@ -58,6 +57,8 @@ _STAGES = (_LOCK, _SLOTS, _HOST_PIDS, _DEAD)
 # Nothing was wrong any more: mended, and nothing was done.
 _ALREADY: tuple[str, ...] = ()
 _TRIES = 3
+# Together they fit in a line of a log.
+_ACTIONS_LIMIT = 4
 # Each costs a descriptor.
 _OPEN_LIMIT = 64
 # A container can have a thousand wrong host pids, and give its lock just before each timeout.
@@ -71,8 +72,8 @@ class Repair:
     Attributes:
         finding: The finding.
         done: Whether it is mended; with a dry run, whether it would be.
-        actions: What was changed, or would be, one sentence each; empty where nothing was wrong
-            any more when it was looked at again.
+        actions: What was changed, or would be, one sentence each, the first four of many; empty
+            where nothing was wrong any more when it was looked at again.
         error: Why it is not mended; None if it is.
     """
 
@@ -133,7 +134,7 @@ def repair(
         if finding.repairable and (kinds is None or finding.kind in kinds)
     ]
     done: list[Repair] = []
-    with memory_of(node).turn:
+    with observations_of(node).turn:
         work = _Work(node, dry_run=dry_run, timeout_s=timeout_s, lock_watch_s=lock_watch_s)
         try:
             for stage in _STAGES:
@@ -149,13 +150,13 @@ def _attempt(work: _Work, finding: Finding) -> Repair:
     steps: dict[FindingKind, Callable[[Finding], tuple[str, ...]]] = {
         **dict.fromkeys(_LOCK, work.give_lock_back),
         **dict.fromkeys(_SLOTS, work.put_slots_right),
-        **dict.fromkeys(_HOST_PIDS, work.store_host_pid),
+        **dict.fromkeys(_HOST_PIDS, work.store_host_pids),
         **dict.fromkeys(_DEAD, work.free_dead),
     }
     try:
         return Repair(finding, done=True, actions=steps[finding.kind](finding))
     except (_Left, RegionError, OSError, ValueError, RuntimeError) as error:
-        return Repair(finding, done=False, error=printable(str(error), limit=500))
+        return Repair(finding, done=False, error=printable(str(error), limit=450))
 
 
 class _Work:
@@ -166,15 +167,14 @@ class _Work:
         self._dry_run = dry_run
         self._timeout_s = timeout_s
         self._lock_watch_s = lock_watch_s
-        self._facts = memory_of(node).facts
         self._open: dict[Container, Region] = {}
         self._freed: dict[Container, dict[int, str]] = {}
         self._put_right: dict[Container, SlotRepair] = {}
         self._busy: dict[Container, str] = {}
         self._stored_for_s: defaultdict[Container, float] = defaultdict(float)
-        self._seen: dict[Container, Used] = {}
+        self._seen: dict[Container, UsedRegion] = {}
         self._known: tuple[Container, ...] = ()
-        self._by_place: dict[Place, Container] = {}
+        self._by_key: dict[ContainerKey, Container] = {}
 
     def begin(self, findings: Iterable[Finding]) -> None:
         """Look at what these findings are about; /proc is read once for all of them."""
@@ -200,7 +200,7 @@ class _Work:
         done = self._region(container).recover_lock(
             proc=self._node.proc, watch_s=self._lock_watch_s if unsigned else 0.0
         )
-        return _recovery_words(done)
+        return _recovery_text(done)
 
     def put_slots_right(self, finding: Finding) -> tuple[str, ...]:
         container = self._container(finding)
@@ -215,15 +215,38 @@ class _Work:
         if finding.pid is not None and finding.pid not in found.repaired:
             raise _Left(f"that the slot of process {finding.pid} was moved cannot be proved")
         verb = "would put" if self._dry_run else "put"
-        return (f"{verb} the slots of {pid_words(found.repaired)} right",)
+        return (f"{verb} the slots of {pids_text(found.repaired)} right",)
 
-    def store_host_pid(self, finding: Finding) -> tuple[str, ...]:
+    def store_host_pids(self, finding: Finding) -> tuple[str, ...]:
         container = self._container(finding)
-        pid = finding.pid
-        if pid is None:
-            raise _Left("the finding names no process")
         if not self._node.processes.visibility.sees_host:
             raise _Left(f"{self._node.proc} is not the host's, so its pids are not host pids")
+        pids = [finding.pid] if finding.pid is not None else self._wrong_host_pids(container)
+        actions: list[str] = []
+        left: list[str] = []
+        for pid in pids:
+            try:
+                actions += self._store_host_pid(container, pid)
+            except (_Left, RegionError) as error:
+                left.append(str(error))
+                if container in self._busy:
+                    break
+        if left:
+            done = f"{len(actions)} of {len(pids)} host pids were stored; " if actions else ""
+            raise _Left(f"{done}{left[0]}")
+        return _some(actions)
+
+    def _wrong_host_pids(self, container: Container) -> list[int]:
+        known = self._seen.get(container)
+        looked = self._look([container]) if known is None else [known]
+        return [
+            usage.pid
+            for used in looked
+            for usage, process in used.alive
+            if usage.host_pid != process.pid
+        ]
+
+    def _store_host_pid(self, container: Container, pid: int) -> tuple[str, ...]:
         for _ in range(_TRIES):
             usage, process = self._proved(container, pid)
             if usage.host_pid == process.pid:
@@ -233,7 +256,7 @@ class _Work:
                 return (f"would store host pid {process.pid} for process {pid}",)
             change = self._store(container, pid, process.pid)
             # If it ended meanwhile, its slot may be its successor's, which has another host pid.
-            if self._facts.is_running(process):
+            if self._node.processes.is_running(process):
                 if change.before == change.after:
                     return _ALREADY
                 before = change.before or "none"
@@ -254,7 +277,7 @@ class _Work:
         if finding.pid is not None or not freed:
             self._check_freed(container, finding.pid)
             return _ALREADY
-        return tuple(freed.values())
+        return _some(list(freed.values()))
 
     # ---- with proof ------------------------------------------------------------------------------
 
@@ -267,21 +290,21 @@ class _Work:
                 raise _Left("the region cannot be read any more; diagnose again")
             (used,) = looked
             for usage, process in used.alive:
-                if usage.pid == pid and self._facts.is_running(process):
+                if usage.pid == pid and self._node.processes.is_running(process):
                     self._seen[container] = used
                     return usage, process
         raise _Left(f"process {pid} cannot be proved alive any more")
 
-    def _look(self, containers: Iterable[Container]) -> list[Used]:
+    def _look(self, containers: Iterable[Container]) -> list[UsedRegion]:
         looked = []
         for container in containers:
             if container.region is not None:
                 with contextlib.suppress(RegionError):
                     looked.append((container, container.region, container.region.snapshot()))
-        # After the snapshots, so that who has come between is not taken for dead.
+        # After the snapshots: a process that came between must not be taken for dead.
         self._node.processes.refresh()
         used = [
-            Used(container, region, snapshot, self._node.match(container, snapshot))
+            UsedRegion(container, region, snapshot, self._node.match(container, snapshot))
             for container, region, snapshot in looked
         ]
         self._seen.update((each.container, each) for each in used)
@@ -316,16 +339,16 @@ class _Work:
         }
 
     def _would_free(self, container: Container) -> tuple[str, ...]:
-        return tuple(
+        return _some(
             f"would free the slot of dead process {usage.pid}, {format_size(memory_bytes(usage))}"
             for used in self._look([container])
-            for _, usage, match in used.slots
+            for usage, match in used.slots
             if match.state == "dead" and (memory_bytes(usage) or not usage.settled)
         )
 
     def _check_freed(self, container: Container, pid: int | None) -> None:
         for used in self._look([container]):
-            for _, usage, match in used.slots:
+            for usage, match in used.slots:
                 asked = pid is None or usage.pid == pid
                 if asked and match.state != "alive" and memory_bytes(usage):
                     raise _Left(f"process {usage.pid} cannot be proved dead; its slot was left")
@@ -351,8 +374,8 @@ class _Work:
         containers = self._node.containers
         if containers is not self._known:
             self._known = containers
-            self._by_place = {place_of(each): each for each in containers}
-        container = self._by_place.get(place_of(finding.container))
+            self._by_key = {key_of(each): each for each in containers}
+        container = self._by_key.get(key_of(finding.container))
         if container is not None and container.region is not None and not container.region.closed:
             return container
         raise _Left("the container, or its region, is not there any more; diagnose again")
@@ -369,7 +392,14 @@ class _Work:
         return self._open[container]
 
 
-def _recovery_words(done: LockRecovery) -> tuple[str, ...]:
+def _some(actions: Iterable[str]) -> tuple[str, ...]:
+    """The first few: a region can need a thousand."""
+    every = list(actions)
+    more = len(every) - _ACTIONS_LIMIT
+    return (*every[:_ACTIONS_LIMIT], f"and {more} more") if more > 0 else tuple(every)
+
+
+def _recovery_text(done: LockRecovery) -> tuple[str, ...]:
     told = (
         ("the dead owner's lock was given back", done.dead_owner),
         ("the lock that nobody had signed for was given back", done.ownerless),

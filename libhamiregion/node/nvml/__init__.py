@@ -1,4 +1,4 @@
-"""What the driver says: devices, who uses them, and why something is not known.
+"""What the driver says: devices, their processes, and why something is not known.
 
 nvidia-ml-py is imported when the driver is first asked.
 """

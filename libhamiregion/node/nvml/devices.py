@@ -44,6 +44,8 @@ _ABSENT = (NvmlState.NOT_SUPPORTED, NvmlState.FUNCTION_NOT_FOUND)
 _MAX_MIG_DEVICES = 64
 # What the driver gives as the instances of a process that runs in none.
 _NO_INSTANCE = 0xFFFFFFFF
+# How old a sample of utilisation may be.
+_WINDOW_US = 1_000_000
 # The driver's clock and ours are the same; a sample from further ahead is rubbish.
 _AHEAD_US = 1_000_000
 _PROFILE = re.compile(r"\bMIG ((?:\d+c\.)?\d+g\.\d+gb\S*)")
@@ -165,7 +167,6 @@ class DeviceReader:
 
     Args:
         driver: NVML, open.
-        window_us: How old a sample may be.
         sees_all: Whether the driver's lists hold every process, under its pid of the host.
         sensors: Whether to ask for temperature, power and memory errors.
 
@@ -173,11 +174,8 @@ class DeviceReader:
         driver_version: The driver's version; the shape of its lists depends on it.
     """
 
-    def __init__(
-        self, driver: Driver, *, window_us: int, sees_all: bool, sensors: bool = False
-    ) -> None:
+    def __init__(self, driver: Driver, *, sees_all: bool, sensors: bool = False) -> None:
         self._driver = driver
-        self._window_us = window_us
         self._sees_all = sees_all
         self._sensors = sensors
         self.driver_version: str | None = None
@@ -368,7 +366,7 @@ class DeviceReader:
         try:
             if questions.lost is not None:
                 raise questions.lost
-            usage.samples = self._samples(handle, self._window_us)
+            usage.samples = self._samples(handle, _WINDOW_US)
         except Refusal as refusal:
             usage.state, usage.fault = refusal.state, questions.note("utilization", refusal)
             questions.faults.append(usage.fault)
@@ -383,7 +381,7 @@ class DeviceReader:
             # The driver samples about once a second: a process without a sample in the last
             # window, but with one in the window before, may be as busy as ever.
             try:
-                usage.stirring = {row[0] for row in self._samples(handle, 2 * self._window_us)}
+                usage.stirring = {row[0] for row in self._samples(handle, 2 * _WINDOW_US)}
             except Refusal:
                 usage.stirring = None
         return usage

@@ -263,11 +263,11 @@ class NvmlSample:
         fault: The call that failed, for `state` or for `driver_version`; None if none did.
         driver_version: Such as ``570.124.06``; None where the driver does not tell.
         devices: The GPUs, by index.
-        columns: The processes on them, one entry per GPU and MIG device, for those who look often:
-            no object is made per process. On a GPU with MIG a process stands under the MIG device
-            alone.
+        columns: The processes on them, one entry per GPU and MIG device, for programs that look
+            often: no object is made per process. On a GPU with MIG a process stands under the MIG
+            device alone.
         sees_all_processes: Whether the pids are those of the host's namespace and the lists hold
-            every process, so that who is not listed uses nothing.
+            every process, so that a process that is not listed uses nothing.
     """
 
     taken_at_ns: int

@@ -1,4 +1,4 @@
-"""The driver's view: devices, who uses them, and its figures brought into regions.
+"""The driver's view: devices, their processes, and its figures brought into regions.
 
 What NVML does not tell is None and has a reason; no call of this module raises for it, and nothing
 becomes a 0 that is not one.
@@ -17,7 +17,7 @@ from libhamiregion.errors import ProcessNotInRegion
 
 from .devices import DeviceReader
 from .driver import Driver
-from .models import NvmlDevice, NvmlProcess, NvmlSample, NvmlUtilization
+from .models import NvmlProcess, NvmlSample, NvmlUtilization
 from .states import NvmlFault, NvmlState, Refusal
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class NvmlSampler:
     driver, every sample has the reason as its state, and the next one tries again.
 
         with NvmlSampler() as sampler:
-            for device in sampler.devices():
+            for device in sampler.sample().devices:
                 print(device.uuid, device.memory_used_bytes)
 
     Threads: may be shared; one question is asked at a time, and `close` waits for it. NVML counts
@@ -57,8 +57,8 @@ class NvmlSampler:
             under the root of a driver container. The library that a program loads first stays.
         host_namespace: Whether the driver tells this program the host's pids and all processes;
             None means to find out. In another pid namespace drivers hide processes, and translate
-            the pids of some lists and not of others: who is not listed is unknown there, not idle.
-        window_s: How old a sample of utilisation may be.
+            the pids of some lists and not of others: a process that is not listed is unknown there,
+            not idle.
         sensors: Whether samples have each GPU's temperature, power and memory errors as well. That
             is four more questions, of which some GPUs answer one or the other only after
             milliseconds.
@@ -69,21 +69,13 @@ class NvmlSampler:
         library: PathLike | None = None,
         *,
         host_namespace: bool | None = None,
-        window_s: float = 1.0,
         sensors: bool = False,
     ) -> None:
-        if not window_s > 0:
-            raise ValueError(f"a window is longer than 0 s, not {window_s}")
         if host_namespace is None:
             host_namespace = _in_host_namespace()
         self._sees_all = host_namespace
         self._driver = Driver(None if library is None else str(library))
-        self._reader = DeviceReader(
-            self._driver,
-            window_us=int(window_s * 1e6),
-            sees_all=host_namespace,
-            sensors=sensors,
-        )
+        self._reader = DeviceReader(self._driver, sees_all=host_namespace, sensors=sensors)
         self._lock = threading.RLock()
         self._users = 0
         self._state = NvmlState.CLOSED
@@ -125,7 +117,7 @@ class NvmlSampler:
             return self._state
 
     def close(self) -> None:
-        """Give NVML back once all who opened this have closed it; may be called again.
+        """Give NVML back once this was closed as often as it was opened; may be called again.
 
         Calls ``nvmlShutdown``.
         """
@@ -207,33 +199,13 @@ class NvmlSampler:
         except Refusal as refusal:
             return None, refusal.fault("driver_version")
 
-    def devices(self) -> tuple[NvmlDevice, ...]:
-        """The GPUs with their MIG devices, by index; empty where NVML cannot be asked.
-
-        Memory in bytes, utilisation in percent. `state` tells why it is empty.
-
-        Calls: as `sample`. Shell: ``nvidia-smi -L``; ``nvidia-smi --query-gpu=uuid,memory.used
-        --format=csv``.
-        """
-        return self.sample().devices
-
-    def processes(self) -> tuple[NvmlProcess, ...]:
-        """The processes on the GPUs, with memory and the last second's utilisation.
-
-        One entry per process and device, by device and pid; empty where NVML cannot be asked.
-
-        Calls: as `sample`. Shell: ``nvidia-smi --query-compute-apps=gpu_uuid,pid,used_memory
-        --format=csv`` and ``nvidia-smi pmon -c 1``.
-        """
-        return self.sample().processes
-
     def process_view(self, *, sample: NvmlSample | None = None) -> tuple[NvmlProcess, ...]:
-        """`processes` with the programs' names: pid, name, memory, utilisation.
+        """The processes of a sample with the programs' names: pid, name, memory, utilisation.
 
         Names are raw text of the processes' own choice; escape them before printing.
 
         Args:
-            sample: Whose processes, to ask the driver for their names only; None takes a new one.
+            sample: The sample whose processes are named; None takes a new one.
 
         Calls: as `sample`, and ``nvmlSystemGetProcessName``. Shell: ``nvidia-smi
         --query-compute-apps=pid,name,used_memory --format=csv``.
@@ -257,7 +229,8 @@ class NvmlSampler:
     def sample_view(self, *, sample: NvmlSample | None = None) -> tuple[NvmlUtilization, ...]:
         """The driver's samples of the last second, as it gives them, by device.
 
-        Inside a container the pids may be the host's; `processes` pairs only what is certain.
+        Inside a container the pids may be the host's; `NvmlSample.processes` pairs only what is
+        certain.
 
         Args:
             sample: Where to take them from; None takes a new one.

@@ -66,7 +66,7 @@ class NvmlState(str, enum.Enum):
     @property
     def explanation(self) -> str:
         """What it means, and what to do about it."""
-        return _EXPLANATIONS[self]
+        return _EXPLANATIONS.get(self) or f"the driver says: {self.value.replace('_', ' ')}"
 
 
 @attrs.frozen
@@ -109,7 +109,7 @@ class Refusal(Exception):
         self.said = said
 
     def fault(self, figure: str) -> NvmlFault:
-        """The same as a value."""
+        """The failure as a value."""
         return NvmlFault(figure, self.call, self.state, self.code, self.said)
 
 
@@ -126,6 +126,7 @@ def state_of(code: int) -> NvmlState:
     return _BY_CODE.get(code, NvmlState.UNDOCUMENTED)
 
 
+# Where there is more to say than the state's own name.
 _EXPLANATIONS = {
     NvmlState.OK: "the driver answered",
     NvmlState.UNINITIALIZED: (
@@ -135,14 +136,10 @@ _EXPLANATIONS = {
     NvmlState.INVALID_ARGUMENT: "the driver does not accept this question for this device",
     NvmlState.NOT_SUPPORTED: "this device, or its present mode, does not have the figure",
     NvmlState.NO_PERMISSION: "the driver refuses this user; run as root",
-    NvmlState.ALREADY_INITIALIZED: "NVML says that it was initialised already",
-    NvmlState.NOT_FOUND: "the driver knows no such object, or has nothing to tell about it",
     NvmlState.INSUFFICIENT_SIZE: (
         "the list grew faster than it could be read, several times; the next sample may succeed"
     ),
-    NvmlState.INSUFFICIENT_POWER: "the GPU's external power cables are not attached properly",
     NvmlState.DRIVER_NOT_LOADED: "the NVIDIA kernel driver is not loaded; load it: modprobe nvidia",
-    NvmlState.TIMEOUT: "the driver did not answer in time",
     NvmlState.IRQ_ISSUE: "the kernel has a problem with the GPU's interrupts; see dmesg",
     NvmlState.LIBRARY_NOT_FOUND: (
         "libnvidia-ml.so.1 cannot be loaded: there is no NVIDIA driver here, or it is not mounted "
@@ -151,7 +148,6 @@ _EXPLANATIONS = {
     NvmlState.FUNCTION_NOT_FOUND: (
         "this driver, or this release of nvidia-ml-py, does not know the question; update it"
     ),
-    NvmlState.CORRUPTED_INFOROM: "the GPU's infoROM is corrupted",
     NvmlState.GPU_IS_LOST: (
         "the GPU has fallen off the bus or cannot be reached any more; see dmesg for its Xid, and "
         "reset it or restart the node"
@@ -164,20 +160,10 @@ _EXPLANATIONS = {
         "the NVML library and the loaded kernel driver are of different versions, as after an "
         "update; restart the node, or this program if it has an old library open"
     ),
-    NvmlState.IN_USE: "the GPU is in use by an operation that excludes this one; try again",
-    NvmlState.MEMORY: "NVML had too little memory",
-    NvmlState.NO_DATA: "the driver has no data for it",
-    NvmlState.VGPU_ECC_NOT_SUPPORTED: "a vGPU does not do this while ECC is on",
-    NvmlState.INSUFFICIENT_RESOURCES: "the driver ran out of a resource other than memory",
-    NvmlState.FREQ_NOT_SUPPORTED: "the GPU does not support that frequency",
     NvmlState.ARGUMENT_VERSION_MISMATCH: (
         "the driver does not know this version of the question; update the driver or nvidia-ml-py"
     ),
     NvmlState.DEPRECATED: "the driver does not answer this question any more; update nvidia-ml-py",
-    NvmlState.NOT_READY: "the system is not ready for it; try again",
-    NvmlState.GPU_NOT_FOUND: "the driver found no GPU",
-    NvmlState.INVALID_STATE: "the GPU is in a state that does not allow it",
-    NvmlState.RESET_TYPE_NOT_SUPPORTED: "the GPU does not support that kind of reset",
     NvmlState.UNKNOWN: "an internal error of the driver, of which it tells no more; see dmesg",
     NvmlState.CLOSED: "the sampler is not open",
     NvmlState.PACKAGE_MISSING: (

@@ -1,0 +1,116 @@
+"""Waiting until a long-running verb is told to end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, NoReturn
+
+from libhamiregion.text import printable
+
+from .failures import FAILED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# The `timeout` of coreutils signals its child and then the child's whole group, and a terminal that
+# is closed can do the same: one request, which comes more than once.
+_SAME_REQUEST_S = 1.0
+
+
+class Stop:
+    """A stop request, from a signal or from a thread.
+
+    A pipe and no threading.Event: that one's lock may be held by the very code that the signal
+    interrupts.
+    """
+
+    def __init__(self) -> None:
+        self._reading, self._writing = os.pipe()
+        os.set_blocking(self._writing, False)
+        #: The signal that asked for it; None if none did.
+        self.signal: int | None = None
+
+    def ask(self) -> None:
+        """Ask for the end; from any thread, more than once, and also after the end."""
+        if self._writing >= 0:
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._writing, b".")
+
+    def wait(self) -> None:
+        """Return once somebody has asked."""
+        os.read(self._reading, 1)
+
+    def close(self) -> None:
+        """Close the pipe."""
+        reading, writing = self._reading, self._writing
+        self._reading = self._writing = -1
+        os.close(reading)
+        os.close(writing)
+
+
+@contextlib.contextmanager
+def stop_signals(*, bounded: bool = False) -> Iterator[Stop]:
+    """Have SIGTERM, SIGINT and SIGHUP ask for the end.
+
+    What follows within a second is the same request. One that comes later ends the program as
+    usual: the way out for people where the end takes too long.
+
+    Args:
+        bounded: The end takes some seconds at most, and must not be cut short: all that follows is
+            the same request.
+    """
+    stop = Stop()
+    asked_s = 0.0
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def on_signal(number: int, _: object) -> None:
+        nonlocal asked_s
+        if stop.signal is None:
+            stop.signal = number
+            asked_s = time.monotonic()
+            stop.ask()
+        elif not bounded and time.monotonic() - asked_s > _SAME_REQUEST_S:
+            restore()
+            signal.raise_signal(number)
+
+    for number in _SIGNALS:
+        # Whoever started it with nohup wants it to go on.
+        if before[number] is not signal.SIG_IGN:
+            signal.signal(number, on_signal)
+    try:
+        yield stop
+    finally:
+        # A repeat may come as late as in the program's last moments, and must not change its end.
+        if stop.signal is None:
+            restore()
+        elif bounded:
+            # The interpreter takes its own handlers away before it ends, and leaves this.
+            for number in _SIGNALS:
+                signal.signal(number, signal.SIG_IGN)
+        stop.close()
+
+
+def end_unfinished(left: Iterable[str]) -> NoReturn:
+    """End the program at once with exit code 1.
+
+    A thread that hangs in a region's call would keep the interpreter from ending: it closes regions
+    then, which waits for calls in progress.
+
+    Args:
+        left: What has not come to its end in order, as sentences.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            if stream is sys.stderr:
+                stream.write(f"Error: not ended in order: {printable('; '.join(left))}\n")
+            stream.flush()
+    os._exit(FAILED)

@@ -1,0 +1,173 @@
+"""HAMi's monitor on a node: who else writes launch marks and SM switches."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import attrs
+
+from libhamiregion.errors import RegionError
+from libhamiregion.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .matching import HostProcess
+    from .node import Node
+
+#: The programs of HAMi and of volcano-vgpu that write these fields.
+MONITOR_NAMES = frozenset({"vGPUmonitor", "volcano-vgpu-monitor"})
+
+_COMMAND_LIMIT = 60
+_MOUNTS_LIMIT_BYTES = 1 << 24
+_MANY = 2
+_ESCAPE = re.compile(rb"\\([0-7]{3})")
+
+Evidence: TypeAlias = Literal["name", "mapping", "lock", "hidden"]
+# A directory as all mount namespaces know it: the file system's device, and the path in it.
+_Place: TypeAlias = "tuple[bytes, bytes]"
+
+
+@attrs.frozen
+class OtherWriter:
+    """Somebody else who writes launch marks and SM switches, or may.
+
+    Attributes:
+        evidence: ``"name"``: a program of HAMi's monitor's name that has the node's containers in
+            its file system; ``"mapping"``: a process outside the containers that holds regions of
+            several pods open for writing; ``"lock"``: another agent of this library; ``"hidden"``:
+            nobody was found, but not all processes of the node can be seen.
+        pid: The process in the /proc that was read; None if it is not known.
+        message: The evidence as a sentence.
+    """
+
+    evidence: Evidence
+    pid: int | None
+    message: str
+
+
+def is_monitor(process: HostProcess) -> bool:
+    """Whether a process is called as the monitor of HAMi, or of volcano-vgpu."""
+    return PurePosixPath(process.command.partition(" ")[0]).name in MONITOR_NAMES
+
+
+def find_monitors(node: Node) -> tuple[OtherWriter, ...]:
+    """Find programs that do what HAMi's monitor does, by the node's last refresh.
+
+    A monitor opens every region for writing and keeps it so: a process that has regions of two pods
+    open is one, whatever it is called. The name tells where there are fewer. What runs in a pod
+    that itself holds a region never counts, and what has the name but not the node's containers in
+    its file system does not either: nobody can stop an agent by calling a program of his own so.
+
+    Args:
+        node: The node.
+    """
+    tenants = frozenset(each.pod_uid for each in node.containers if each.pod_uid is not None)
+    found = {}
+    for other, process in (*_by_mapping(node), *_by_name(node)):
+        pod = None if process.container is None else process.container.pod_uid
+        if pod not in tenants and not _is_this(process):
+            found[process.pid] = other
+    return tuple(found.values())
+
+
+def _by_mapping(node: Node) -> Iterator[tuple[OtherWriter, HostProcess]]:
+    table = node.processes
+    pods: defaultdict[HostProcess, set[str | None]] = defaultdict(set)
+    for container in node.containers:
+        # The monitor looks below the roots only.
+        if container.region is None or container.directory is None:
+            continue
+        try:
+            for process in table.mappers(*table.identity(container.region), writable=True):
+                pods[process].add(container.pod_uid)
+        except RegionError:
+            continue
+    for process, held in pods.items():
+        if len(held) >= _MANY:
+            message = (
+                f"process {process.pid} ({printable(process.command, _COMMAND_LIMIT)}) holds"
+                f" regions of {len(held)} pods open for writing and is in none of them, as HAMi's"
+                " monitor does"
+            )
+            yield OtherWriter("mapping", process.pid, message), process
+
+
+def _by_name(node: Node) -> Iterator[tuple[OtherWriter, HostProcess]]:
+    places: list[_Place] | None = None
+    for process in node.processes:
+        if not is_monitor(process):
+            continue
+        if places is None:
+            found = map(_place, node.directories)
+            places = [place for place in found if place is not None]
+        if not places or _has_in_its_file_system(f"{node.proc}/{process.pid}", places):
+            name = PurePosixPath(process.command.partition(" ")[0]).name
+            message = f"HAMi's monitor runs: process {process.pid} is {name}"
+            yield OtherWriter("name", process.pid, message), process
+
+
+def _has_in_its_file_system(process: str, places: list[_Place]) -> bool:
+    """Whether a process can reach one of these directories.
+
+    By its list of mounts alone: whoever walked its file system could be made to wait for ever.
+    """
+    try:
+        mounts = _mounts(f"{process}/mountinfo")
+    except PermissionError:
+        return True
+    except OSError:
+        return False  # it has ended
+    return any(
+        device == mounted and (top == b"/" or path == top or path.startswith(top + b"/"))
+        for device, path in places
+        for mounted, top, _ in mounts.values()
+    )
+
+
+def _mounts(path: str) -> dict[int, tuple[bytes, bytes, bytes]]:
+    """The mounts of a process by their number: device, directory of that device, mount point."""
+    with open(path, "rb") as file:  # noqa: PTH123
+        lines = file.read(_MOUNTS_LIMIT_BYTES).split(b"\n")
+    mounts = {}
+    # What stands behind the last newline is nothing, or half a line.
+    for line in lines[:-1]:
+        number, _, device, top, point, *_ = line.split(b" ", 5)
+        mounts[int(number)] = (device, _unescaped(top), _unescaped(point))
+    return mounts
+
+
+def _place(directory: str) -> _Place | None:
+    """What a directory is to all mount namespaces; None if that cannot be told."""
+    try:
+        descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        with open(f"/proc/self/fdinfo/{descriptor}", "rb") as file:  # noqa: PTH123
+            number = re.search(rb"^mnt_id:\s*(\d+)$", file.read(), re.MULTILINE)
+        real = os.fsencode(os.readlink(f"/proc/self/fd/{descriptor}"))  # noqa: PTH115
+    finally:
+        os.close(descriptor)
+    mount = number and _mounts("/proc/self/mountinfo").get(int(number[1]))
+    if not mount:
+        return None
+    device, top, point = mount
+    inner = real if point == b"/" else real[len(point) :]
+    return device, (b"" if top == b"/" else top) + inner
+
+
+def _unescaped(field: bytes) -> bytes:
+    return _ESCAPE.sub(lambda match: bytes([int(match[1], 8)]), field)
+
+
+def _is_this(process: HostProcess) -> bool:
+    """Whether it is this very process, whatever that /proc calls it."""
+    if process.ns_pids[-1] != os.getpid():
+        return False
+    with open("/proc/self/stat", "rb") as file:  # noqa: PTH123
+        return process.start_time_ticks == int(file.read().rpartition(b")")[2].split()[19])

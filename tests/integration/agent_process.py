@@ -1,0 +1,138 @@
+"""`hamiregion agent` as a process: the command itself, at short intervals."""
+
+import contextlib
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from node_scene import MONITOR, NodeScene
+from patience import PATIENCE_S, eventually
+from poke import RegionFile
+from typing_extensions import Self
+
+# Its intervals are no options, and HAMi's monitor is called as in these tests.
+PROGRAM = f"""
+import faulthandler, os, signal
+from libhamiregion.agent import DriverFigures, Feedback, PlanKeeper, tasks
+from libhamiregion.cli.app import main
+from libhamiregion.node import writers
+for each in (DriverFigures, Feedback, PlanKeeper):
+    each.interval_s = 0.02
+tasks.STUCK_AFTER_S = float(os.environ.get("TEST_STUCK_AFTER_S", "60"))
+tasks._LAST_PASS_S = float(os.environ.get("TEST_LAST_PASS_S", "15"))
+writers.MONITOR_NAMES = frozenset({{{MONITOR!r}}})
+faulthandler.register(signal.SIGUSR1)
+main()
+"""
+COMMAND = (sys.executable, "-c", PROGRAM, "agent")
+
+
+class Agent:
+    """A running agent; its events are read when they are asked for."""
+
+    def __init__(
+        self, root: Path | None, *words: str, log: Path, inside: tuple[str, ...] = (), **popen: Any
+    ) -> None:
+        self.log = log
+        place = () if root is None else ("--root", str(root))
+        with log.open("wb") as stream:
+            self.process = subprocess.Popen(
+                [*inside, *COMMAND, *place, "--json", *words],
+                stdout=subprocess.DEVNULL,
+                stderr=stream,
+                stdin=subprocess.DEVNULL,
+                **popen,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(PATIENCE_S)
+
+    @property
+    def said(self) -> str:
+        """What stands in the log besides events."""
+        lines = self.log.read_text().splitlines()
+        return "\n".join(line for line in lines if not line.startswith("{"))
+
+    def events(self) -> list[dict[str, Any]]:
+        lines = self.log.read_text().splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    def kinds(self) -> list[str]:
+        return [each["event"] for each in self.events()]
+
+    def wait_for(self, event: str, **detail: object) -> dict[str, Any]:
+        """The first such event with that detail."""
+
+        def found() -> list[dict[str, Any]]:
+            named = [each for each in self.events() if each["event"] == event]
+            return [each for each in named if detail.items() <= each["detail"].items()]
+
+        eventually(lambda: bool(found()) or self.process.poll() is not None)
+        assert found(), f"it ended with {self.process.poll()}: {self.log.read_text()}"
+        return found()[0]
+
+    def wait_until_it_hears_signals(self) -> None:
+        status = Path(f"/proc/{self.process.pid}/status")
+
+        def hears() -> bool:
+            caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status.read_text(), re.MULTILINE)
+            assert caught is not None
+            return bool(int(caught[1], 16) & 1 << (signal.SIGTERM - 1))
+
+        eventually(hears)
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> int:
+        try:
+            return self.process.wait(1.5 * PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            # It tells where its threads are.
+            self.process.send_signal(signal.SIGUSR1)
+            time.sleep(1)
+            raise AssertionError(f"it does not end: {self.log.read_text()}") from None
+
+
+@contextlib.contextmanager
+def agents(scene: NodeScene, directory: Path) -> Iterator[Callable[..., Agent]]:
+    """Starts agents, and ends them with the test."""
+    with contextlib.ExitStack() as started:
+        count = 0
+
+        def start(*words: str, **more: Any) -> Agent:
+            nonlocal count
+            count += 1
+            log = directory / f"events-{count}"
+            return started.enter_context(Agent(scene.root, *words, log=log, **more))
+
+        yield start
+
+
+def run(root: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*COMMAND, "--root", str(root), *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+
+
+def busy_and_waiting(scene: NodeScene) -> tuple[RegionFile, RegionFile]:
+    """A more urgent container that launches for ever, and another one."""
+    urgent, low = scene.container("urgent", priority=0), scene.container("low")
+    urgent.put("recent_kernel", 1_000_000)
+    return urgent, low

@@ -1,0 +1,141 @@
+"""Nodes for the doctor: directories as HAMi makes them, regions, and real processes inside."""
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from containers import UNSHARE, Container
+from poke import RegionFile
+
+from libhamiregion import Layout, create_region, open_region
+from libhamiregion.node import Finding, FindingKind, Node, Repair, diagnose, repair
+
+GIB = 1 << 30
+GPU = "GPU-00000000-0000-0000-0000-000000000000"
+SCRIPT = Path(__file__).with_name("doctor_process.py")
+# Long enough to look twice.
+SETTLE_S = 0.03
+
+_uids = itertools.count(1)
+
+
+class OddContainer(Container):
+    """A process of `doctor_process`, `depth` pid namespaces below, with an environment."""
+
+    def __init__(self, depth: int = 1, environment: Mapping[str, str] | None = None) -> None:
+        self.depth = depth
+        self.process = subprocess.Popen(
+            [*UNSHARE * depth, sys.executable, str(SCRIPT)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(environment or {})},
+        )
+        self.init_pid: int = self.tell("pid")
+
+
+class Place:
+    """One container's directory with its region, and the processes started in it."""
+
+    def __init__(self, root: Path, layout: Layout, name: str, **spec: Any) -> None:
+        self.pod_uid = f"0b5c1e64-27a1-4a1c-8a3c-{next(_uids):012x}"
+        self.directory = root / f"{self.pod_uid}_{name}"
+        self.directory.mkdir()
+        self.directory.chmod(0o777)
+        self.path = self.directory / "usage.cache"
+        create_region(
+            self.path, layout=layout, **{"memory_limits": [8 * GIB], "uuids": [GPU], **spec}
+        )
+        self.file = RegionFile(self.path, layout)
+        self.running: list[OddContainer] = []
+
+    def start(
+        self,
+        depth: int = 1,
+        *,
+        used: int = GIB,
+        host_pid: bool = True,
+        environment: Mapping[str, str] | None = None,
+    ) -> OddContainer:
+        """A container whose first process uses the region; its host pid is right."""
+        inside = self.enter(depth, environment)
+        self._attach(inside, inside.host_pid if host_pid else None, used)
+        return inside
+
+    def enter(self, depth: int = 1, environment: Mapping[str, str] | None = None) -> OddContainer:
+        """A container whose first process does not use the region; its children do not map it."""
+        self.running.append(OddContainer(depth, environment))
+        return self.running[-1]
+
+    def spawn(
+        self, inside: OddContainer, *, used: int = GIB, last_pid: str = "", host_pid: bool = True
+    ) -> tuple[int, int]:
+        """One more process of a container that uses the region: its pid inside and outside."""
+        pid, outside = inside.child("spawn", last_pid)
+        self._attach(inside, outside if host_pid else None, used, f"@{pid}")
+        return pid, outside
+
+    def _attach(self, inside: OddContainer, host_pid: int | None, used: int, *target: str) -> None:
+        pid = inside.tell(*target, "attach", self.path)
+        if used:
+            inside.tell(*target, "charge", used)
+        if host_pid is not None:
+            self.set_host_pid(pid, host_pid)
+
+    def set_host_pid(self, pid: int, host_pid: int) -> None:
+        with open_region(self.path, writable=True) as region:
+            region.set_host_pid(pid, host_pid)
+
+    def host_pids(self) -> dict[int, int | None]:
+        """What stands in the slots."""
+        with open_region(self.path) as region:
+            return {each.pid: each.host_pid for each in region.snapshot().processes}
+
+    def used(self) -> int:
+        with open_region(self.path) as region:
+            return region.memory_used(0)
+
+    def end(self) -> None:
+        for each in self.running:
+            each.end()
+
+
+class DoctorNode:
+    """A root with containers, and the doctor's rounds through it."""
+
+    def __init__(self, root: Path, *, outside: bool = False, **options: Any) -> None:
+        root.mkdir(exist_ok=True)
+        self.root = root
+        # Other tests run beside this one, with regions of their own.
+        self.node = Node(root, outside=outside, **options)
+        self.places: list[Place] = []
+
+    def place(self, layout: Layout = Layout.V1_2, name: str = "train", **spec: Any) -> Place:
+        self.places.append(Place(self.root, layout, name, **spec))
+        return self.places[-1]
+
+    def findings(self, **options: Any) -> tuple[Finding, ...]:
+        return diagnose(self.node, **{"settle_s": SETTLE_S, **options})
+
+    def kinds(self, **options: Any) -> list[FindingKind]:
+        return kinds(self.findings(**options))
+
+    def repair(self, **options: Any) -> tuple[Repair, ...]:
+        return repair(self.node, self.findings(), **options)
+
+    def content(self) -> list[bytes]:
+        return [each.path.read_bytes() for each in self.places]
+
+    def close(self) -> None:
+        self.node.close()
+        for each in self.places:
+            each.end()
+
+
+def kinds(findings: Iterable[Finding]) -> list[FindingKind]:
+    """The kinds found, sorted by name, each as often as it was found."""
+    return sorted((each.kind for each in findings), key=lambda kind: kind.value)

@@ -1,0 +1,126 @@
+"""A node with kubelet's directories, a pod that runs, and directories of pods that have gone."""
+
+import contextlib
+import os
+import subprocess
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from node_scene import Events
+from own_cgroups import cgroup_of_pod
+from patience import eventually
+
+from libhamiregion import create_region
+from libhamiregion.agent import StaleDirectoryCollector
+from libhamiregion.node import Node
+
+MIB = 1 << 20
+# The shortest time that a pod has to be gone in these tests.
+SOON_S = 0.05
+
+
+@contextlib.contextmanager
+def running_pod() -> Iterator[str]:
+    """The UID of a pod of which a process runs, by its cgroup."""
+    uid = str(uuid.uuid4())
+    with cgroup_of_pod(uid, "ab" * 32) as cgroup, process_in(cgroup):
+        yield uid
+
+
+@contextlib.contextmanager
+def process_in(cgroup: Path) -> Iterator[int]:
+    """A process that does nothing in a cgroup, and its end."""
+    procs = cgroup / "cgroup.procs"
+    process = subprocess.Popen(["sh", "-c", f"echo $$ > {procs} && exec sleep 1000"])
+    try:
+        eventually(lambda: str(process.pid) in procs.read_text().split())
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+        eventually(lambda: not procs.read_text())
+
+
+class StaleScene:
+    """The directories of one node, and one pod that is there.
+
+    Attributes:
+        root: The containers' directories.
+        logs: What kubelet has below /var/log/pods.
+        pods: What it has below /var/lib/kubelet/pods.
+        alive: The UID of the pod that is there and runs.
+    """
+
+    def __init__(self, directory: Path, alive: str) -> None:
+        self.root = directory / "containers"
+        self.logs = directory / "pod-logs"
+        self.pods = directory / "kubelet-pods"
+        for each in (self.root, self.logs, self.pods):
+            each.mkdir()
+        self.alive = alive
+        self.add_pod(alive)
+        self.container(alive)
+        self.events = Events()
+        self._opened = contextlib.ExitStack()
+
+    def close(self) -> None:
+        self._opened.close()
+
+    def add_pod(self, uid: str) -> None:
+        """What kubelet makes for a pod."""
+        (self.logs / f"research_bert-0_{uid}").mkdir()
+        (self.pods / uid).mkdir()
+
+    def remove_pod(self, uid: str) -> None:
+        (self.logs / f"research_bert-0_{uid}").rmdir()
+        (self.pods / uid).rmdir()
+
+    def container(self, uid: str = "", name: str = "train", *, region: bool = True) -> Path:
+        """A container's directory, as the device plugin and libvgpu make it."""
+        directory = self.root / f"{uid or uuid.uuid4()}_{name}"
+        directory.mkdir()
+        directory.chmod(0o777)
+        if region:
+            create_region(directory / "usage.cache")
+        return directory
+
+    def collector(
+        self, *, entries_per_pass: int = 20_000, **options: Any
+    ) -> StaleDirectoryCollector:
+        node = Node(self.root, outside=False, **options.pop("node", {}))
+        self._opened.callback(node.close)
+        options = {"gone_after_s": SOON_S, "emit": self.events.append, **options}
+        collector = StaleDirectoryCollector(
+            node, pod_logs=self.logs, kubelet_pods=self.pods, **options
+        )
+        collector.entries_per_pass = entries_per_pass
+        collector.interval_s = SOON_S
+        return collector
+
+    def quarantined(self) -> list[Path]:
+        return [each for each in self.root.iterdir() if each.name.startswith(".gone-")]
+
+    def saw(self, event: str) -> Callable[[], bool]:
+        return lambda: bool(self.events.of(event))
+
+
+def until(collector: StaleDirectoryCollector, condition: Callable[[], object]) -> None:
+    """Do passes until the condition is true."""
+
+    def passed() -> object:
+        collector.run()
+        return condition()
+
+    eventually(passed)
+
+
+def gone(*paths: Path) -> Callable[[], bool]:
+    """Whether none of these is there any more."""
+    return lambda: not any(os.path.lexists(each) for each in paths)
+
+
+def names(directory: Path) -> list[str]:
+    """What is in a directory, sorted."""
+    return sorted(each.name for each in directory.iterdir())

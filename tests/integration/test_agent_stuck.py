@@ -1,0 +1,192 @@
+"""A file system that never answers: the agent ends in time, gives back what it can, and tells.
+
+The mounts are FUSE that nobody serves, in a mount namespace of the agent and the test's alone.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from agent_process import Agent, agents, busy_and_waiting
+from namespaces import needs_first_namespace
+from node_scene import NodeScene
+from patience import PATIENCE_S, eventually
+
+pytestmark = needs_first_namespace
+
+# What hangs is waited for as long as a slow pass takes, which here is none.
+SOON = {**os.environ, "TEST_LAST_PASS_S": "1"}
+
+# Mounts a dead FUSE over a directory of its mount namespace when it is told to, and keeps it.
+MOUNTER = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+fuse = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+words = f"fd={fuse},rootmode=40000,user_id=0,group_id=0".encode()
+done = libc.mount(b"dead", os.fsencode(sys.argv[1]), b"fuse.dead", 0, words)
+print("mounted" if done == 0 else os.strerror(ctypes.get_errno()), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def namespace() -> Iterator[int]:
+    """A process in a mount namespace of its own."""
+    if os.geteuid() != 0 or not Path("/dev/fuse").exists():
+        pytest.skip("needs root and /dev/fuse")
+    words = ["unshare", "--mount", "--propagation", "private", "sleep", "1000"]
+    process = subprocess.Popen(words)
+    own = os.readlink("/proc/self/ns/mnt")  # noqa: PTH115
+    eventually(
+        lambda: process.poll() is not None or os.readlink(f"/proc/{process.pid}/ns/mnt") != own  # noqa: PTH115
+    )
+    if process.poll() is not None:
+        pytest.skip("needs the right to make mount namespaces")
+    yield process.pid
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def kill_over(namespace: int) -> Iterator[Callable[[Path], None]]:
+    """Mounts a dead file system over a directory, for that namespace only."""
+    mounters: list[subprocess.Popen[bytes]] = []
+
+    def mount(directory: Path) -> None:
+        words = [*entering(namespace), sys.executable, "-c", MOUNTER, str(directory)]
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        mounters.append(process)
+        assert process.stdout is not None
+        said = process.stdout.readline().decode().strip()
+        if said != "mounted":
+            pytest.skip(f"cannot mount FUSE: {said}")
+
+    yield mount
+    for each in mounters:
+        # What waits for the file system gets an error when nobody has it open any more.
+        each.kill()
+        each.communicate()
+
+
+def entering(namespace: int) -> tuple[str, ...]:
+    return ("nsenter", f"--mount=/proc/{namespace}/ns/mnt")
+
+
+@pytest.fixture
+def start(scene: NodeScene, tmp_path: Path) -> Iterator[Callable[..., Agent]]:
+    with agents(scene, tmp_path) as starter:
+        yield starter
+
+
+def health(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"{url}/healthz", timeout=PATIENCE_S) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_stuck_tasks_are_told_and_what_can_be_given_back_is(
+    scene: NodeScene,
+    start: Callable[..., Agent],
+    namespace: int,
+    kill_over: Callable[[Path], None],
+) -> None:
+    """One container's directory never answers again, while two are blocked."""
+    pytest.importorskip("uvicorn")
+    _, low = busy_and_waiting(scene)
+    dead = scene.container("dead")
+    words = ("--feedback", "--repair", "--listen", "127.0.0.1:0")
+    agent = start(*words, inside=entering(namespace), env={**SOON, "TEST_STUCK_AFTER_S": "1"})
+    url = agent.wait_for("listening")["detail"]["url"]
+    eventually(lambda: (low.get("recent_kernel"), dead.get("recent_kernel")) == (-1, -1))
+    assert health(url)[0] == 200
+    kill_over(dead.path.parent)
+    eventually(lambda: health(url)[0] == 503 and "feedback" in health(url)[1])
+    eventually(
+        lambda: "feedback" in {each["task"] for each in agent.events() if each["event"] == "stuck"}
+    )
+    told = time.monotonic()
+    assert agent.end(signal.SIGTERM) == 1
+    assert time.monotonic() - told < 15
+    assert (low.get("recent_kernel"), dead.get("recent_kernel")) == (0, -1)
+    *_, left, last = (each for each in agent.events() if each["task"] in {"feedback", "agent"})
+    assert (left["event"], last["message"]) == ("not_given_back", "not in order")
+    assert left["message"].startswith("its last pass does not end; ")
+    assert left["message"].endswith("/dead are blocked")
+    assert "/low" not in left["message"]
+    assert "not ended in order: " in agent.said
+
+
+@pytest.mark.parametrize("words", [("--repair",), ("--feedback",), ("--repair", "--once")])
+def test_a_root_that_never_answers_does_not_keep_it_from_ending(
+    scene: NodeScene,
+    tmp_path: Path,
+    namespace: int,
+    kill_over: Callable[[Path], None],
+    words: tuple[str, ...],
+) -> None:
+    """Neither in the middle of the first pass, nor before it, nor with --once."""
+    kill_over(scene.root)
+    env = {**SOON, "HOOK_PATH": str(scene.root.parent)}
+    inside = entering(namespace)
+    with Agent(None, *words, log=tmp_path / "log", inside=inside, env=env) as agent:
+        agent.wait_until_it_hears_signals()
+        if "--repair" in words and "--once" not in words:
+            agent.wait_for("started")
+        time.sleep(0.5)
+        assert agent.process.poll() is None
+        told = time.monotonic()
+        assert agent.end(signal.SIGTERM) == (0 if "--feedback" in words else 1), agent.said
+        assert time.monotonic() - told < 15
+
+
+CONTAINER = """
+import ctypes, mmap, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+path = sys.argv[1]
+with open(path, "r+b") as file:
+    kept = mmap.mmap(file.fileno(), 0)
+fuse = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+words = f"fd={fuse},rootmode=40000,user_id=0,group_id=0".encode()
+done = libc.mount(b"dead", os.fsencode(os.path.dirname(path)), b"fuse.dead", 0, words)
+print("mounted" if done == 0 else os.strerror(ctypes.get_errno()), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_container_that_hides_its_region_behind_a_dead_mount_holds_up_nothing(
+    scene: NodeScene, start: Callable[..., Agent], tmp_path: Path
+) -> None:
+    """It maps its own file, then mounts over the directory: a path there would never answer."""
+    if os.geteuid() != 0 or not Path("/dev/fuse").exists():
+        pytest.skip("needs root and /dev/fuse")
+    urgent, low = busy_and_waiting(scene)
+    own = tmp_path / "own" / "cudevshr.cache"
+    own.parent.mkdir()
+    own.write_bytes(urgent.content())
+    words = ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", CONTAINER]
+    with subprocess.Popen(
+        [*words, str(own)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as container:
+        try:
+            assert container.stdout is not None
+            said = container.stdout.readline().decode().strip()
+            if said != "mounted":
+                pytest.skip(f"cannot mount FUSE: {said}")
+            agent = start("--feedback", "--repair")
+            agent.wait_for("blocked")
+            eventually(lambda: urgent.get("recent_kernel") < 1_000_000 - 20)
+            assert agent.end(signal.SIGTERM) == 0, agent.said
+            assert low.get("recent_kernel") == 0
+            assert "stuck" not in agent.kinds()
+        finally:
+            container.kill()

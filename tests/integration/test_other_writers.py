@@ -1,0 +1,218 @@
+"""Other writers beside the feedback: it does not start, or stops writing, and knows impostors."""
+
+import contextlib
+import os
+import uuid
+from pathlib import Path
+
+import pytest
+from containers import containers, needs_namespaces
+from namespaces import needs_first_namespace
+from node_scene import MONITOR, Events, NodeScene, OtherWriter, launch, stopping, values
+from own_cgroups import cgroup_of_pod
+
+from libhamiregion.agent import Feedback, OtherWriterRuns
+from libhamiregion.agent.other_writers import WriterWatch
+from libhamiregion.node import Node
+
+pytestmark = needs_first_namespace
+
+
+def test_where_hamis_monitor_runs_it_does_not_start(feedback: Feedback) -> None:
+    for name in (MONITOR, f"/usr/bin/{MONITOR}"):
+        with OtherWriter(name) as monitor:
+            with pytest.raises(
+                OtherWriterRuns, match=f"process {monitor.pid} is {MONITOR}"
+            ) as told:
+                feedback.start()
+            (other,) = told.value.others
+            assert (other.evidence, other.pid) == ("name", monitor.pid)
+    feedback.start()
+
+
+def test_who_holds_two_regions_open_for_writing_is_taken_for_a_monitor(
+    scene: NodeScene, feedback: Feedback
+) -> None:
+    files = [scene.container("a"), scene.container("b")]
+    with OtherWriter("python3", files) as other:
+        with pytest.raises(
+            OtherWriterRuns, match="holds regions of 2 pods open for writing"
+        ) as told:
+            feedback.start()
+        assert [(each.evidence, each.pid) for each in told.value.others] == [("mapping", other.pid)]
+
+
+@needs_namespaces
+def test_processes_of_the_containers_are_no_writers(scene: NodeScene, node: Node) -> None:
+    files = [scene.container("a"), scene.container("b")]
+    watch = WriterWatch(node)
+    with contextlib.closing(watch), containers() as start:
+        for file in files:
+            inside = start()
+            inside.tell("attach", file.path)
+            pid, _ = inside.child("spawn")
+            inside.tell(f"@{pid}", "map", file.path)
+        for _ in range(3):
+            node.refresh()
+            assert watch.look() == ()
+
+
+def test_writing_stops_when_a_monitor_appears_and_goes_on_when_it_has_gone(
+    scene: NodeScene, node: Node, events: Events
+) -> None:
+    urgent, low = scene.container("urgent", priority=0), scene.container("low")
+    task = Feedback(node, emit=events.append)
+    with stopping(task):
+        launch(urgent)
+        task.run()
+        assert low.get("recent_kernel") == -1
+        with OtherWriter(MONITOR, [urgent, low]) as monitor:
+            before = urgent.content(), low.content()
+            for _ in range(3):
+                task.run()
+            assert {each.pid for each in task.paused} == {monitor.pid}
+            assert task.counters()["feedback_paused"] == 1
+            (paused,) = events.of("paused")
+            assert "nothing is written any more" in paused.message
+        for _ in range(2):
+            task.run()
+        assert task.paused, "it has been gone for two passes only"
+        with OtherWriter(MONITOR):
+            task.run()
+        # The count of passes without another writer has begun anew.
+        for _ in range(2):
+            task.run()
+        assert task.paused
+        assert (urgent.content(), low.content()) == before
+        task.run()
+        assert task.paused == ()
+        (resumed,) = events.of("resumed")
+        assert "it had paused: HAMi's monitor runs: process" in resumed.message
+        assert values(urgent) == (0, 0)
+        assert task.counters()["feedback_pauses"] == 1
+
+
+def test_what_a_monitor_has_left_behind_is_not_taken_back(scene: NodeScene, node: Node) -> None:
+    urgent, low = scene.container("urgent", priority=0), scene.container("low")
+    launch(urgent)
+    task = Feedback(node)
+    with stopping(task):
+        task.run()
+        with OtherWriter(MONITOR, [urgent, low]):
+            task.run()
+            assert task.paused
+        before = low.content()
+        assert low.get("recent_kernel") == -1
+        # It has gone, and there has been no pass since; others refresh the node as well.
+        node.refresh()
+    assert low.content() == before
+
+
+def test_at_the_end_a_monitor_keeps_what_it_finds(scene: NodeScene, node: Node) -> None:
+    urgent, low = scene.container("urgent", priority=0), scene.container("low")
+    launch(urgent)
+    task = Feedback(node)
+    task.run()
+    with OtherWriter(MONITOR):
+        node.refresh()
+        task.stop()
+        assert low.get("recent_kernel") == -1
+
+
+def test_a_monitor_of_that_name_elsewhere_does_not_count(
+    scene: NodeScene, feedback: Feedback, tmp_path: Path
+) -> None:
+    """A pod that calls its program so does not have the node's containers in its file system."""
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with OtherWriter(MONITOR, chroot=empty):
+        feedback.start()
+    link = empty / scene.root.relative_to("/")
+    link.parent.mkdir(parents=True)
+    link.symlink_to(scene.root)
+    with OtherWriter(MONITOR, chroot=empty):
+        feedback.start()
+
+
+def test_a_pod_that_holds_a_region_cannot_pass_for_a_monitor(
+    scene: NodeScene,
+) -> None:
+    """Neither by a name nor by what it maps: it would switch the feedback off for all others."""
+    tenant, other = str(uuid.uuid4()), str(uuid.uuid4())
+    files = [scene.container("a", pod_uid=tenant), scene.container("b")]
+    with OtherWriter(MONITOR, files) as impostor:
+        for pod_uid, counts in ((tenant, False), (other, True)):
+            with cgroup_of_pod(pod_uid, "ab" * 32) as cgroup:
+                (cgroup / "cgroup.procs").write_text(str(impostor.pid))
+                expected = pytest.raises(OtherWriterRuns) if counts else contextlib.nullcontext()
+                with expected, Node(scene.root) as fresh:
+                    task = Feedback(fresh)
+                    try:
+                        task.start()
+                    finally:
+                        task.stop()
+
+
+def test_a_monitor_is_known_by_its_mounts_whatever_the_directory_is_called_there(
+    scene: NodeScene, feedback: Feedback, tmp_path: Path
+) -> None:
+    there = tmp_path / "root"
+    (there / "vgpu/containers").mkdir(parents=True)
+    script = f'mount --bind {scene.root} {there}/vgpu/containers && exec "$@"'
+    inside = ("unshare", "--mount", "sh", "-c", script, "sh")
+    if os.geteuid() != 0:
+        pytest.skip("needs root to mount")
+    with (
+        OtherWriter(MONITOR, inside=inside, chroot=there),
+        pytest.raises(OtherWriterRuns, match=f"is {MONITOR}"),
+    ):
+        feedback.start()
+    # A mount of one container's directory is that container's.
+    one = scene.container("one").path.parent
+    script = script.replace(f"--bind {scene.root}", f"--bind {one}")
+    inside = ("unshare", "--mount", "sh", "-c", script, "sh")
+    with OtherWriter(MONITOR, inside=inside, chroot=there):
+        feedback.start()
+
+
+def test_two_agents_exclude_each_other(scene: NodeScene, node: Node, feedback: Feedback) -> None:
+    file = scene.container("a")
+    feedback.start()
+    second = Feedback(node)
+    with pytest.raises(OtherWriterRuns, match="another agent runs: a process has locked"):
+        second.start()
+    launch(file)
+    second.run()
+    assert file.get("recent_kernel") == 2
+    feedback.stop()
+    second.start()
+    second.stop()
+
+
+def test_the_lock_is_on_the_directory_whatever_its_name(
+    scene: NodeScene, feedback: Feedback, tmp_path: Path
+) -> None:
+    link = tmp_path / "another-way"
+    link.symlink_to(scene.root)
+    feedback.start()
+    with Node(link) as same, pytest.raises(OtherWriterRuns):
+        Feedback(same).start()
+    elsewhere = NodeScene(tmp_path / "other-containers")
+    with Node(elsewhere.root) as other:
+        task = Feedback(other)
+        task.start()
+        task.stop()
+
+
+def test_where_processes_are_hidden_it_starts_only_if_told_that_it_is_alone(
+    scene: NodeScene, tmp_path: Path
+) -> None:
+    proc = tmp_path / "proc"
+    proc.mkdir()
+    with Node(scene.root, proc=proc) as node:
+        with pytest.raises(OtherWriterRuns, match="does not show all processes") as told:
+            Feedback(node).start()
+        assert told.value.others[0].evidence == "hidden"
+        task = Feedback(node, assume_alone=True)
+        task.start()
+        task.stop()

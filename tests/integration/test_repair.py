@@ -1,0 +1,292 @@
+"""The repair loop beside real processes of real pid namespaces."""
+
+import os
+import random
+import shutil
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from containers import Container, Starter, needs_namespaces
+from lock_bytes import hold, is_free
+from namespaces import needs_first_namespace
+from node_scene import Events, NodeScene
+from patience import eventually
+from poke import RegionFile
+
+from libhamiregion import Layout, open_region
+from libhamiregion.agent import Feedback, RepairLoop, TaskRunner, repair
+from libhamiregion.node import Node, diagnose
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = [needs_first_namespace, needs_namespaces]
+
+MIB = 1 << 20
+SETTLE_S = 0.05
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What may pass by itself is looked at again soon, and locks are not waited for long."""
+    monkeypatch.setattr(RepairLoop, "settle_s", SETTLE_S)
+
+
+@pytest.fixture
+def loop(node: Node, events: Events) -> RepairLoop:
+    return RepairLoop(node, emit=events.append)
+
+
+def host_pids(file: RegionFile) -> dict[int, int | None]:
+    with open_region(file) as region:
+        return {process.pid: process.host_pid for process in region.snapshot().processes}
+
+
+def used(file: RegionFile) -> int:
+    with open_region(file) as region:
+        return region.memory_used(0)
+
+
+def child(process: Container, file: RegionFile) -> tuple[int, int]:
+    pid, host_pid = process.child("spawn")
+    process.tell(f"@{pid}", "attach", file.path)
+    process.tell(f"@{pid}", "charge", MIB)
+    return pid, host_pid
+
+
+@pytest.mark.parametrize("layout", [Layout.V1_2, Layout.V1_1])
+def test_host_pids_dead_processes_and_a_dead_lock_are_put_right(
+    scene: NodeScene, start: Starter, loop: RepairLoop, events: Events, layout: Layout
+) -> None:
+    file = scene.container("a", layout=layout)
+    process = start()
+    process.tell("attach", file.path)
+    living, living_host = child(process, file)
+    dead, _ = child(process, file)
+    process.tell("kill", dead)
+    assert host_pids(file)[living] is None
+    assert used(file) == 2 * MIB
+    hold(file, dead)
+
+    loop.run()
+    assert is_free(file)
+    assert {pid: host for pid, host in host_pids(file).items() if host} == {
+        1: process.host_pid,
+        living: living_host,
+    }
+    assert used(file) == MIB
+    counters = loop.counters()
+    assert counters["repair_lock_held_by_dead"] == 1
+    assert counters["repair_host_pid_missing"] == 1, "one finding for both"
+    assert counters["repair_dead_process_counted"] == 1
+    assert counters["repair_errors"] == 0
+    assert set(events.kinds()) == {"repaired"}
+    assert len(events) == 3
+
+    loop.run()
+    assert len(events) == 3, "there is nothing left to do"
+
+
+def test_wrong_host_pids_of_every_kind(scene: NodeScene, start: Starter, loop: RepairLoop) -> None:
+    files = [scene.container("a"), scene.container("b")]
+    first, second = start(), start()
+    for process, file in ((first, files[0]), (second, files[1])):
+        process.tell("attach", file.path)
+    lies = [
+        (1, 1, "host_pid_is_container_pid"),
+        (4_100_000, 1, "host_pid_dead"),
+        (os.getpid(), 1, "host_pid_foreign"),
+        (second.host_pid, 1, "host_pid_swapped"),
+    ]
+    loop.run()
+    for lie, _, kind in lies:
+        files[0].put("slot_hostpid", lie)
+        loop.run()
+        assert host_pids(files[0]) == {1: first.host_pid}
+        assert loop.counters()[f"repair_{kind}"] == 1, kind
+    assert host_pids(files[1]) == {1: second.host_pid}
+
+
+def test_what_a_live_process_holds_is_left_alone_and_the_others_get_their_turn(
+    scene: NodeScene, node: Node, start: Starter, events: Events
+) -> None:
+    """Its own failure is tried again after more and more passes, and reported seldom."""
+    stuck, fine = scene.container("stuck"), scene.container("fine")
+    processes = [start(), start()]
+    for process, file in zip(processes, (stuck, fine), strict=True):
+        process.tell("attach", file.path)
+    loop = RepairLoop(node, emit=events.append)
+    loop.timeout_s = 0.01
+    with open_region(stuck, writable=True) as region, region.lock():
+        for number in range(6):
+            loop.run()
+            # Whatever it calls its region.
+            stuck.path = stuck.path.rename(stuck.path.with_name(f"{number}.cache"))
+        assert host_pids(stuck) == {1: None}
+        assert host_pids(fine) == {1: processes[1].host_pid}
+        # Tried in passes 1, 3 and 6.
+        assert loop.counters()["repair_errors"] == 3
+        assert events.kinds("stuck") == ["failed"] * 2
+        assert events.kinds("fine") == ["repaired"]
+    for _ in range(9):
+        loop.run()
+    assert host_pids(stuck) == {1: processes[0].host_pid}
+
+
+def test_who_has_many_regions_and_keeps_the_loop_waiting_in_one_waits_with_the_others(
+    scene: NodeScene, node: Node, start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it can outside the roots, where a container maps what it likes."""
+    files = [scene.container(f"c-{number}") for number in range(3)]
+    for file in files:
+        start().tell("attach", file.path)
+    found = [[each] for each in diagnose(node, settle_s=SETTLE_S) if each.repairable]
+    assert len(found) == 3
+    loop = RepairLoop(node)
+    loop.timeout_s = 0.01
+    with open_region(files[1], writable=True) as region, region.lock():
+        found.sort(key=lambda each: str(each[0].container and each[0].container.name))
+        monkeypatch.setattr(repair, "_LONG_S", 0.01)
+        assert not loop._repair_regions(found)
+    assert [host_pids(file)[1] is not None for file in files] == [True, False, False]
+    assert loop._repair_regions(found[1:])
+
+
+def test_who_spoils_its_lock_again_and_again_is_mended_more_and_more_seldom(
+    scene: NodeScene, loop: RepairLoop
+) -> None:
+    files = [scene.container(f"c-{number}") for number in range(3)]
+    for file in files:
+        hold(file, 0)
+    # Nobody is there: it is proved at once.
+    loop.run()
+    assert all(map(is_free, files))
+    mended = []
+    for _ in range(8):
+        hold(files[0], 0)
+        loop.run()
+        mended.append(is_free(files[0]))
+    assert mended == [False, True, False, False, True, False, False, False]
+    # The others do not wait for it.
+    hold(files[1], 0)
+    loop.run()
+    loop.run()
+    assert is_free(files[1])
+
+
+@pytest.mark.stress
+def test_of_what_takes_long_there_is_one_in_a_pass(
+    scene: NodeScene, loop: RepairLoop, start: Starter
+) -> None:
+    files = [scene.container(f"c-{number}") for number in range(2)]
+    for file in files:
+        child(start(), file)
+        hold(file, 0)
+    loop.run()
+    assert sum(map(is_free, files)) == 1
+    loop.run()
+    assert all(map(is_free, files))
+
+
+def test_a_dry_run_says_what_it_would_do_and_does_nothing(
+    scene: NodeScene, node: Node, start: Starter, events: Events
+) -> None:
+    file = scene.container("a")
+    process = start()
+    process.tell("attach", file.path)
+    dead, _ = child(process, file)
+    process.tell("kill", dead)
+    before = file.content()
+    loop = RepairLoop(node, dry_run=True, emit=events.append)
+    loop.run()
+    assert file.content() == before
+    assert set(events.kinds()) == {"would_repair"}
+    assert {each.detail["kind"] for each in events} == {
+        "host_pid_missing",
+        "dead_process_counted",
+    }
+    assert loop.counters()["repair_host_pid_missing"] == 0
+
+
+def test_where_not_everybody_can_be_seen_that_is_said_once(
+    scene: NodeScene, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.container("one")
+    with Node(scene.root) as node:
+        loop = RepairLoop(node, emit=events.append)
+        loop.run()
+        assert events == []
+        with monkeypatch.context() as patch:
+            patch.setattr(type(node.processes), "is_complete", False)
+            for _ in range(2):
+                loop.run()
+        loop.run()
+    assert [each.event for each in events] == ["hidden", "visible"]
+
+
+@pytest.mark.parametrize("for_s", [0.5, pytest.param(60, marks=pytest.mark.stress)])
+def test_it_mends_while_containers_come_and_go(
+    scene: NodeScene, node: Node, start: Starter, events: Events, for_s: float
+) -> None:
+    """Beside a feedback on the same node, while others are killed and their files break."""
+    steady = scene.container("steady")
+    process = start()
+    process.tell("attach", steady.path)
+    tasks = [RepairLoop(node, emit=events.append), Feedback(node, emit=events.append)]
+    for task in tasks:
+        task.interval_s = 0.02
+    runner = TaskRunner(tasks, emit=events.append)
+    failure: list[BaseException] = []
+
+    def come_and_go() -> None:
+        dice = random.Random(7)
+        harms: list[Callable[[RegionFile], object]] = [
+            lambda _: None,
+            lambda file: file.path.unlink(),
+            lambda file: file.resize(100),
+        ]
+        deadline, rounds = time.monotonic() + for_s, 0
+        try:
+            while time.monotonic() < deadline or rounds < 2:
+                rounds += 1
+                file = scene.container(f"c{rounds}", layout=dice.choice(list(Layout)))
+                other = start()
+                other.tell("attach", file.path)
+                pids = [child(other, file)[0] for _ in range(3)]
+                for pid in pids[: dice.randrange(3)]:
+                    other.tell("kill", pid)
+                dice.choice(harms)(file)
+                if dice.random() < 0.5:
+                    other.process.send_signal(signal.SIGKILL)
+                other.end()
+                if dice.random() < 0.5:
+                    shutil.rmtree(file.path.parent)
+        except BaseException as error:  # noqa: BLE001
+            failure.append(error)
+
+    others = threading.Thread(target=come_and_go)
+    runner.start()
+    others.start()
+    try:
+        mended = 0
+        while others.is_alive() or mended < 3:
+            pid, host_pid = child(process, steady)
+            eventually(lambda: host_pids(steady).get(pid) == host_pid)  # noqa: B023
+            process.tell("kill", pid)
+            eventually(lambda: used(steady) == 0)
+            hold(steady, pid)
+            eventually(lambda: is_free(steady))
+            mended += 1
+    finally:
+        others.join()
+        assert runner.stop() == ()
+    assert not failure
+    counters = runner.counters()
+    assert counters["feedback_runs"] > 10
+    # None of these processes is taken for another writer.
+    assert counters["feedback_pauses"] == counters["feedback_failures"] == 0
+    assert counters["repair_failures"] == 0
+    assert not [each for each in events if each.event == "failed" and each.container is None]

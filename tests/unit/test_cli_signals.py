@@ -1,0 +1,126 @@
+"""How long-running verbs are told to end, and what a repeated signal does."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from cli_process import COMMAND, PATIENCE_S, environment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+# Its last work lasts until it is given a line: the time in which a repeat does harm.
+PROGRAM = """
+import sys
+from libhamiregion.cli.signals import stop_signals
+with stop_signals(bounded=len(sys.argv) > 1) as stop:
+    print("ready", flush=True)
+    stop.wait()
+    print("asked", flush=True)
+    print("worked", sys.stdin.readline().strip(), flush=True)
+print("left", sys.stdin.readline().strip(), flush=True)
+"""
+
+
+@pytest.fixture
+def worker() -> Iterator[subprocess.Popen[str]]:
+    with started() as process:
+        yield process
+        process.kill()
+
+
+def started(*words: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert line(process) == "ready"
+    return process
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def give(process: subprocess.Popen[str], words: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(f"{words}\n")
+    process.stdin.flush()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_what_follows_at_once_is_the_same_request(
+    worker: subprocess.Popen[str], number: int
+) -> None:
+    """Also when the work is done, and the program about to end."""
+    worker.send_signal(signal.SIGTERM)
+    assert line(worker) == "asked"
+    worker.send_signal(number)
+    give(worker, "on")
+    assert line(worker) == "worked on"
+    worker.send_signal(number)
+    give(worker, "behind")
+    assert line(worker) == "left behind"
+    assert worker.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, -signal.SIGINT)]
+)
+def test_a_later_signal_ends_the_program(
+    worker: subprocess.Popen[str], number: int, code: int
+) -> None:
+    """The way out for people, where the end takes too long."""
+    worker.send_signal(signal.SIGTERM)
+    assert line(worker) == "asked"
+    asked_s = time.monotonic()
+    while worker.poll() is None:
+        assert time.monotonic() - asked_s < PATIENCE_S
+        worker.send_signal(number)
+        time.sleep(0.05)
+    assert worker.wait() == code
+    assert time.monotonic() - asked_s > 0.9
+
+
+def test_an_end_that_is_bounded_is_never_cut_short() -> None:
+    """An agent that gives back what it has written takes seconds, and they are needed."""
+    with started("bounded") as process:
+        process.send_signal(signal.SIGTERM)
+        assert line(process) == "asked"
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) * 4:
+            time.sleep(0.1)
+            process.send_signal(number)
+        give(process, "on")
+        assert line(process) == "worked on"
+        give(process, "behind")
+        assert line(process) == "left behind"
+        assert process.wait(PATIENCE_S) == 0
+
+
+def test_timeout_signals_twice_and_the_recorder_ends_in_order(tmp_path: Path) -> None:
+    if shutil.which("timeout") is None:
+        pytest.skip("needs timeout of coreutils")
+    (tmp_path / "containers").mkdir()
+    words = ("record", "--to", str(tmp_path / "a.db"), "--root", str(tmp_path / "containers"))
+    with subprocess.Popen(
+        ["timeout", "1000", *COMMAND, *words, "--no-driver"],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert line(process).startswith("recording ")
+        # As when the time is up: to its child, then to the child's group.
+        process.terminate()
+        assert line(process).startswith("ended after ")
+        assert process.wait(PATIENCE_S) == 0
