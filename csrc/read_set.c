@@ -81,6 +81,19 @@ static int put_failure(struct hr_reading *reading, int code)
 int hr_read_set(hr_region *const *regions, uint32_t count, void *buffer, size_t bytes,
                 struct hr_set_size *size)
 {
+    return hr_read_set_capped(regions, count, buffer, bytes, UINT32_MAX, size);
+}
+
+/* Takes the processes out of a snapshot that has been read. */
+static void drop_processes(struct hr_reading *reading)
+{
+    reading->head->proc_num = 0;
+    reading->wanted = sizeof *reading->head + reading->head->span * sizeof(struct hr_device);
+}
+
+int hr_read_set_capped(hr_region *const *regions, uint32_t count, void *buffer, size_t bytes,
+                       uint32_t most_usages, struct hr_set_size *size)
+{
     struct hr_member *members = buffer;
     struct hr_set_size sum = {.bytes = count * sizeof *members};
     struct hr_reading reading;
@@ -111,6 +124,8 @@ int hr_read_set(hr_region *const *regions, uint32_t count, void *buffer, size_t 
             const bool has_gap = (head->shown & (head->shown + 1)) != 0;
             const uint32_t devices =
                 has_gap ? (uint32_t)__builtin_popcount(head->shown) : head->span;
+            if ((uint32_t)head->proc_num * devices > most_usages)
+                drop_processes(&reading);
             members[i] =
                 (struct hr_member){sum.bytes, sum.devices, sum.processes, sum.usages, devices};
             sum.devices += devices;

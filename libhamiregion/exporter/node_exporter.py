@@ -28,6 +28,7 @@ from .labels import NO_LABELS, CardinalityLimiter, label_text, safe_value
 from .log_lines import LINE_LIMIT, RepeatedEvents
 from .region_metrics import RegionMetrics
 from .schedule import Schedule, Turn
+from .state import SNAPSHOT_BYTES
 from .text import Series, TextEncoder
 
 if TYPE_CHECKING:
@@ -256,7 +257,7 @@ class NodeExporter:
 
     def _gather(self, names: Collection[str] | None) -> list[Series]:
         state = self._schedule.current()
-        snapshot = self.node.snapshot()
+        snapshot = self.node.snapshot(most_bytes=SNAPSHOT_BYTES)
         wanted = frozenset(
             family for family in families.FAMILIES if names is None or family.name in names
         )

@@ -319,18 +319,21 @@ class Node:
 
     # ---- what they hold --------------------------------------------------------------------------
 
-    def snapshot(self) -> NodeSnapshot:
+    def snapshot(self, *, most_bytes: int | None = None) -> NodeSnapshot:
         """Read all regions in one native call.
 
         A region that fails has its code and no rows (`RegionTable.error` tells why); the next
         refresh opens it anew or says what is wrong with it.
+
+        Args:
+            most_bytes: As for `RegionSet.read`.
 
         Raises:
             RegionClosed: After `close`, or in a forked child.
         """
         with self._lock:
             self._check_open()
-            table = self._set.read()
+            table = self._set.read(most_bytes=most_bytes)
             if self._rows is None:
                 by_region = {each.region: each for each in self._containers}
                 self._rows = (

@@ -765,3 +765,31 @@ def test_columns_can_be_copied(region_file: RegionFileFactory) -> None:
     with RegionSet([region_file(uuids=["GPU-0"]).path]) as regions:
         devices = regions.read().devices
         assert copy.copy(devices).memory_used_bytes.tolist() == [0]
+
+
+def test_a_read_that_would_be_too_large_leaves_out_the_processes_of_full_tables(
+    region_file: RegionFileFactory,
+) -> None:
+    small = region_file(name="small", uuids=["GPU-a"])
+    small.add_process(7, {0: 5})
+    full = region_file(name="full", uuids=[f"GPU-{device}" for device in range(4)])
+    for slot in range(300):
+        full.add_process(100 + slot, {0: 1, 3: 2})
+    with RegionSet([small, full]) as regions:
+        whole = regions.read()
+        assert list(whole.regions.process_count) == [1, 300]
+        reads = [regions.read(most_bytes=10_000).regions.process_count for _ in range(2)]
+        assert list(reads[-1]) == [1, 0]
+    with RegionSet([small, full]) as regions:
+        for _ in range(70):
+            capped = regions.read(most_bytes=10_000)
+            assert list(capped.regions.process_count) == [1, 0]
+            assert len(capped.usages) == 1
+            used = dict(zip(capped.devices.region, [[], []], strict=False))
+            for row, bytes_used in enumerate(capped.devices.memory_used_bytes):
+                used[capped.devices.region[row]].append(bytes_used)
+            assert used == {0: [5], 1: [300, 0, 0, 600]}
+        full.put("proc_num", 2)
+        counts = {tuple(regions.read(most_bytes=10_000).regions.process_count) for _ in range(70)}
+        assert (1, 2) in counts
+        assert list(regions.read().regions.process_count) == [1, 2]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from libhamiregion.exporter.identity import identity_of
+from libhamiregion.exporter.state import SNAPSHOT_BYTES
 from libhamiregion.node import ChainedNames
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ class GoneContainers:
         candidates = list(containers)
         if not candidates:
             return []
-        snapshot = self._node.snapshot()
+        snapshot = self._node.snapshot(most_bytes=SNAPSHOT_BYTES)
         states = self._node.slots(snapshot)
         if not self._node.processes.is_complete:
             return []

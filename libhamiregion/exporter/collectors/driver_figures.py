@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from libhamiregion.exporter.families import MetricFamily
     from libhamiregion.exporter.state import ProcessRows
-    from libhamiregion.node import Container, HostProcess, NvmlProcess, NvmlSample
-    from libhamiregion.node.nvml.models import ProcessColumns
+    from libhamiregion.node import Container, HostProcess, NvmlSample
+    from libhamiregion.node.nvml.models import NvmlProcess, ProcessColumns
 
 
 _FAMILIES = (
