@@ -11,6 +11,7 @@ from array import array
 from typing import TYPE_CHECKING
 
 from libhamiregion import __version__
+from libhamiregion.node.events import error_text
 from libhamiregion.text import printable
 
 from . import families
@@ -188,7 +189,7 @@ class NodeExporter:
         if self.node.scanned_roots:
             return None
         for error in self.node.root_errors.values():
-            return _short(f"no directory of containers can be listed: {error}")
+            return _short(f"no directory of containers can be listed: {error_text(error)}")
         if self.node.containers:
             return None
         return _short(f"there is none of {', '.join(self.node.roots)}, and no region elsewhere")
