@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from .options import NodeChoice
 
+# Of a table on a terminal: a container can fill all slots of its region.
+_MOST_ROWS = 500
 DRY_RUN = "dry run: nothing was written"
 
 
@@ -109,7 +111,7 @@ def show(page: Page, as_json: bool) -> None:
         from .terminal import console, draw_page
 
         screen = console()
-        screen.print(draw_page(page, screen.width))
+        screen.print(draw_page(page, screen.width, _MOST_ROWS))
     else:
         _Pipe(as_json).show(page)
     if page.failure is not None:

@@ -64,29 +64,32 @@ _STATE_STYLES = {
 }
 
 
-def _sort_option(default: str) -> Callable[[options.Command], options.Command]:
-    return click.option(
+def _common_options(sort: str) -> Callable[[options.Command], options.Command]:
+    sort_option = click.option(
         "--sort",
         type=click.Choice(_SORTS),
-        default=default,
+        default=sort,
         show_default=True,
         help="By name of pod and container, by what is used, or by host pid.",
+    )
+    return options.all_of(
+        options.node_options,
+        options.selector_options,
+        options.wide_option,
+        sort_option,
+        options.driver_options,
+        options.watch_option,
+        options.json_option,
     )
 
 
 @click.command()
-@options.node_options
-@options.selector_options
-@options.wide_option
-@_sort_option("name")
-@options.driver_options
+@_common_options("name")
 @click.option(
     "--nvml",
     is_flag=True,
     help="Only what the driver says, without regions; works inside a container too.",
 )
-@options.watch_option
-@options.json_option
 def ps(
     place: NodeChoice,
     selector: Selector,
@@ -148,13 +151,7 @@ def ps(
 
 
 @click.command()
-@options.node_options
-@options.selector_options
-@options.wide_option
-@_sort_option("memory")
-@options.driver_options
-@options.watch_option
-@options.json_option
+@_common_options("memory")
 def top(
     place: NodeChoice,
     selector: Selector,

@@ -89,7 +89,7 @@ def draw_table(table: Table, width: int, limit: int | None) -> RenderableType:
         before = record
     if limit is None or len(rows) <= limit:
         return drawn
-    return Group(drawn, Text(f"and {len(rows) - limit} more", style=QUIET))
+    return Group(drawn, Text(f"and {len(rows) - limit} more; a pipe gets all", style=QUIET))
 
 
 def _cell(column: Column, record: object, part: object) -> RenderableType:

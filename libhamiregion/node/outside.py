@@ -310,7 +310,7 @@ class OutsideRegions:
         )
 
     def _container_id(self, mapped: MappedRegion, region: Region | None) -> ContainerId | None:
-        """That of the processes proved to have the slots, else of the first process that maps it."""
+        """That of the processes proved to have the slots, else of the first mapper."""
         table = self._table
         if region is not None:
             try:

@@ -97,27 +97,23 @@ class Originals:
                 # Until the new value is known to stand there, the one that is there now may stay:
                 # an edit can fail, be contested, or end with its process.
                 still = (edit.before,) if edit.before in known.ours else ()
-                self._put(kept, edit.key, Original(known.before, (*still, edit.after)))
+                kept.values[edit.key] = Original(known.before, (*still, edit.after))
+                self._changed = True
         self.save()
 
     def applied(self, change: ContainerDiff) -> None:
         """Note that a container's edits hold; what has gone back to what it was is forgotten."""
         kept = self._containers.get(change.container.directory or "")
-        for edit in change.edits if kept is not None else ():
-            assert kept is not None  # noqa: S101
-            known = kept.values.get(edit.key)
+        values = {} if kept is None else kept.values
+        for edit in change.edits:
+            known = values.get(edit.key)
             if known is None:
                 continue
-            if edit.rule is None:
-                del kept.values[edit.key]
-                self._changed = True
-            else:
-                self._put(kept, edit.key, Original(known.before, (edit.after,)))
-
-    def _put(self, kept: _ContainerValues, key: ValueKey, value: Original) -> None:
-        if kept.values.get(key) != value:
-            kept.values[key] = value
             self._changed = True
+            if edit.rule is None:
+                del values[edit.key]
+            else:
+                values[edit.key] = Original(known.before, (edit.after,))
 
     def refresh(self, node: Node) -> None:
         """Forget containers that are gone or have another region.

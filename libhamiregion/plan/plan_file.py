@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 API_VERSION: Final = "hamiregion.io/v1"
 KIND: Final = "LimitPlan"
-MAX_RULES: Final = 20_000
+MAX_RULES: Final = 100_000
 # A name in Kubernetes has 253 characters at most; a pattern can spell each as [x].
 _MAX_TEXT: Final = 1024
 _UNSAFE: Final = re.compile("[^\n -~\U00010000-\U0010ffff]")

@@ -592,16 +592,17 @@ def test_top_on_a_terminal_takes_keys_and_leaves_the_terminal_as_it_was(scene: S
 
 def test_top_shows_what_fits_and_ends_with_ctrl_c(tmp_path: Path) -> None:
     with gpu_nodes(tmp_path) as node:
-        pod = node.add(uuids=[GPU], process=False)
-        for number in range(30):
-            pod.region.add_process(4_000_000 + number, {0: (number + 1) * MIB})
+        for _ in range(3):
+            pod = node.add(uuids=[GPU], process=False)
+            for number in range(10):
+                pod.region.add_process(4_000_000 + number, {0: (number + 1) * MIB})
         arguments = ("--root", str(node.root), "--no-driver")
         with Terminal("top", *arguments, rows=24) as terminal:
             terminal.wait_for(lambda screen: "[q] quit" in screen)
             terminal.type("\x03")
             assert terminal.wait() == 0
         shown = pictures(terminal.screen)[-1]
-        assert "30 processes of 1 container; 465 MiB counted" in shown
+        assert "30 processes of 3 containers; 165 MiB counted" in shown
         hidden = int(shown.split(" more")[0].split("and ")[-1])
         assert shown.count("dead") + hidden == 30
         assert len(shown.splitlines()) <= 24

@@ -1,6 +1,7 @@
 """The search through /proc that judges dead slots: others wait for the lock meanwhile.
 
-It is made twice: before the lock and under it. Here in a /proc of the test's own, where one process has the number of a dead one and decides how long its maps take to read.
+It is made twice: before the lock and under it. Here in a /proc of the test's own, where one process
+has the number of a dead one and decides how long its maps take to read.
 """
 
 import os

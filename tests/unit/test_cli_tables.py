@@ -24,6 +24,7 @@ from libhamiregion.cli.tables import (
     Lines,
     Table,
 )
+from libhamiregion.cli.terminal import fit_page
 
 HOSTILE = "evil \x1b[2J\u202ename"
 
@@ -86,6 +87,19 @@ def test_an_empty_table_is_a_heading_in_a_pipe_and_a_sentence_on_a_terminal() ->
     empty = attrs.evolve(table(), records=[])
     assert empty.text() == "NAME  DEVICE  USED  LIMIT  SM  ROOM  MESSAGE\n"
     assert drawn(empty, 80) == "There is nothing.\n"
+
+
+def test_a_terminal_shows_as_many_rows_as_it_has_room_for_and_a_pipe_all() -> None:
+    many = attrs.evolve(table(), records=[Row(str(number), ()) for number in range(2000)])
+    page = output.Page({}, [many, Lines(["the end"])])
+    screen = Console(file=io.StringIO(), width=80, height=24, color_system=None)
+    lines = screen.render_lines(fit_page(page, screen))
+    assert 20 < len(lines) <= 24
+    assert drawn(many, 80).count("\n") > 2000
+    assert len(many.text().splitlines()) == 2001
+    few = io.StringIO()
+    Console(file=few, width=80, color_system=None).print(many.drawn(80, 500))
+    assert "and 1500 more; a pipe gets all\n" in few.getvalue()
 
 
 def test_a_page_is_its_blocks_in_a_pipe_and_its_data_as_json(capsys: Any) -> None:

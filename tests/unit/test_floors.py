@@ -1,6 +1,7 @@
 """A floor of the package imports only from those under it."""
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import libhamiregion
@@ -27,11 +28,20 @@ def floor_of(module: str) -> int:
     )
 
 
-def imported(path: Path, module: str) -> set[str]:
-    """All modules that it imports, also only for type checkers, and inside functions."""
+def statements(tree: ast.AST, *, for_types: bool) -> Iterator[ast.AST]:
+    """All of a module, also inside functions, with or without what is only for type checkers."""
+    for node in ast.iter_child_nodes(tree):
+        only_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if for_types or not only_types:
+            yield node
+            yield from statements(node, for_types=for_types)
+
+
+def imported(path: Path, module: str, *, for_types: bool = True) -> set[str]:
     package = module.split(".")[: None if path.name == "__init__.py" else -1]
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in statements(tree, for_types=for_types):
         if isinstance(node, ast.Import):
             found.update(name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -70,13 +80,12 @@ def circles(modules: dict[str, set[str]]) -> list[list[str]]:
     return found
 
 
-@pytest.mark.parametrize("floor", ["node"])
-def test_no_modules_of_a_floor_import_each_other_in_a_circle(floor: str) -> None:
-    """Nor only for type checkers, nor inside functions; a package's __init__ only re-exports."""
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Nor inside functions; a package's __init__ only re-exports."""
     modules: dict[str, set[str]] = {}
     for file in MODULES:
         parts = ("libhamiregion", *Path(file).with_suffix("").parts)
-        if parts[1] == floor and parts[-1] != "__init__":
-            modules[".".join(parts)] = imported(PACKAGE / file, ".".join(parts))
+        if parts[-1] != "__init__":
+            modules[".".join(parts)] = imported(PACKAGE / file, ".".join(parts), for_types=False)
     modules = {module: names & modules.keys() - {module} for module, names in modules.items()}
     assert circles(modules) == []

@@ -178,7 +178,7 @@ WRONG: list[tuple[str | bytes, str]] = [
     ("# nothing\n", "p: the plan is empty"),
     ("rules", "p:1:1: a mapping belongs here, not `rules`"),
     (HEAD, "p:3:7: rules: nothing stands here"),
-    (HEAD + "  a: 1", "p:4:3: rules: a list of at most 20000 rules belongs here"),
+    (HEAD + "  a: 1", "p:4:3: rules: a list of at most 100000 rules belongs here"),
     (HEAD + "  - 1", "p:4:5: rules[0]: a mapping belongs here, not `1`"),
     (HEAD + "  - {select: {}}", "p:4:5: rules[0].set: missing"),
     (HEAD + "  - {set: {sm_limit: 1}}", "p:4:5: rules[0].select: missing"),
@@ -217,7 +217,7 @@ WRONG: list[tuple[str | bytes, str]] = [
     ),
     (RULE + "{? [a] : 1}", "p:5:13: rules[0].set: a key is a plain word"),
     (b"a: 1\nb: \xc3\xa4\xff\n", "p: not UTF-8 in line 2; save the plan as UTF-8"),
-    (b"a: 1\n" + b"#" * MAX_BYTES, "p: more than 4 MiB; a plan is a small text"),
+    (b"a: 1\n" + b"#" * MAX_BYTES, "p: more than 32 MiB; a plan is a small text"),
 ]
 
 
@@ -314,5 +314,5 @@ def test_a_plan_is_a_file_and_is_read_as_one(tmp_path: Path) -> None:
         load_plan(tmp_path)
     with pytest.raises(FileNotFoundError):
         load_plan(tmp_path / "none.yaml")
-    with pytest.raises(PlanError, match="more than 4 MiB"):
+    with pytest.raises(PlanError, match="more than 32 MiB"):
         load_plan("/dev/zero")
