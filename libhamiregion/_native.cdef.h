@@ -192,6 +192,7 @@ int hr_read_set(hr_region *const *regions, uint32_t count, void *buffer, size_t 
                 struct hr_set_size *size);
 int hr_read_set_capped(hr_region *const *regions, uint32_t count, void *buffer, size_t bytes,
                        uint32_t most_usages, struct hr_set_size *size);
+void hr_give_back_pages(hr_region *const *regions, uint32_t count);
 
 #define HR_TABLE_REGIONS ...
 #define HR_TABLE_DEVICES ...

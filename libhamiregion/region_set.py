@@ -441,6 +441,18 @@ class RegionSet:
         errors = _errors_in(memory, members.paths) if failed else {}
         return RegionTable(members.paths, memory, room, size, errors)
 
+    def give_back_pages(self) -> None:
+        """Give back pages behind the slots in use, which the kernel has mapped around those read.
+
+        Once after the first `read` of new regions: saves some 40 KiB of resident memory for each.
+
+        Raises:
+            RegionClosed: After `close`.
+        """
+        self._check_open()
+        members = self._current_members()
+        lib.hr_give_back_pages(members.handles, len(members.paths))
+
     def _most_usages(self, members: _Members, most_bytes: int | None) -> int:
         """How many usages a region may have in this read; asked anew after some reads."""
         if most_bytes is None or not self._capped_reads:

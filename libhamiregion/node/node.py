@@ -342,6 +342,16 @@ class Node:
                 )
             return NodeSnapshot(*self._rows, table)
 
+    def give_back_pages(self) -> None:
+        """`RegionSet.give_back_pages` of all regions.
+
+        Raises:
+            RegionClosed: After `close`, or in a forked child.
+        """
+        with self._lock:
+            self._check_open()
+            self._set.give_back_pages()
+
     def slots(self, snapshot: NodeSnapshot) -> SlotStates:
         """Tell which slots of a snapshot are of live processes: cheap enough for every few seconds.
 

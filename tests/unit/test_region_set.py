@@ -793,3 +793,36 @@ def test_a_read_that_would_be_too_large_leaves_out_the_processes_of_full_tables(
         counts = {tuple(regions.read(most_bytes=10_000).regions.process_count) for _ in range(70)}
         assert (1, 2) in counts
         assert list(regions.read().regions.process_count) == [1, 2]
+
+
+def mapped_kib(path: Path) -> int:
+    """What of a file is resident in this process's mapping of it."""
+    counts, found = False, 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ", 1)[0]:
+            counts = line.endswith(str(path))
+        elif counts and line.startswith("Rss:"):
+            found += int(line.split()[1])
+    return found
+
+
+def test_pages_behind_the_slots_in_use_are_given_back_and_nothing_is_lost(
+    region_file: RegionFileFactory,
+) -> None:
+    file = region_file(uuids=["GPU-a"], memory_limits=["1GiB"])
+    file.add_process(7, {0: 5})
+    # Every page is in memory, as after a copy.
+    file.put_bytes(0, file.content())
+    with RegionSet([file]) as regions:
+        before = regions.read()
+        mapped = mapped_kib(file.path)
+        regions.give_back_pages()
+        assert mapped_kib(file.path) < mapped
+        after = regions.read()
+        for table in ("devices", "usages"):
+            columns = getattr(before, table), getattr(after, table)
+            assert columns[0].memory_used_bytes == columns[1].memory_used_bytes
+        file.put("slot_used.total", 9)
+        assert list(regions.read().devices.memory_used_bytes) == [9]
+    with pytest.raises(RegionClosed):
+        regions.give_back_pages()

@@ -63,7 +63,9 @@ class ContainersCollector:
     def collect(self, state: CollectedState) -> CollectedState:
         """Look for containers, and name those that are new."""
         node = self._node
-        node.refresh(processes=self._outside)
+        if node.refresh(processes=self._outside):
+            node.snapshot(most_bytes=SNAPSHOT_BYTES)
+            node.give_back_pages()
         identities = self._identities(state.identities)
         gone = self._gone.among(identities)
         if gone != state.gone:
