@@ -132,8 +132,11 @@ class GoneContainers:
             return self._last & identities.keys()
         self._asked_s = now_s
         silent = [each for each in identities if self._is_old(each) and not self._is_known(each)]
-        named = frozenset(each for each, identity in identities.items() if identity.is_named)
-        gone = [each for each in silent if self._can_tell(named - {each})]
+        # Resolvers that know no pod at this moment may not be reached.
+        named = (each for each, identity in identities.items() if identity.is_named)
+        some = [each for each in islice(named, _OTHERS_ASKED + 1) if silent]
+        others = [each for each in some if self._is_known(each)]
+        gone = [each for each in silent if any(other is not each for other in others)]
         self._last = frozenset(self._unused(gone))
         return self._last
 
@@ -153,10 +156,6 @@ class GoneContainers:
         return any(
             each.resolve(container.pod_uid, container.name) is not None for each in resolvers
         )
-
-    def _can_tell(self, named: frozenset[Container]) -> bool:
-        """Whether the resolvers know any other pod at this moment: they may not be reached."""
-        return any(self._is_known(each) for each in islice(named, _OTHERS_ASKED))
 
     def _unused(self, containers: Iterable[Container]) -> list[Container]:
         """Those of these that no process uses, proved by a complete /proc."""
