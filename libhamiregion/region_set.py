@@ -19,51 +19,44 @@ if TYPE_CHECKING:
 
     from .errors import PathLike
 
-# The columns' names, in the order of the enums in csrc/region.h; q is signed, Q unsigned.
-_REGION_COLUMNS = (
-    ("code", "q"),
-    ("layout", "q"),
-    ("taken_at_ns", "Q"),
-    ("settled", "q"),
-    ("device_count", "q"),
-    ("process_count", "q"),
-    ("priority", "q"),
-    ("utilization_switch", "q"),
-    ("recent_kernel", "q"),
-    ("last_kernel_time_s", "Q"),
-    ("owner_pid", "Q"),
-    ("semaphore", "Q"),
-    ("first_device", "q"),
-    ("device_rows", "q"),
-    ("first_process", "q"),
-)
-_FIGURES = (
-    ("memory_used_bytes", "Q"),
-    ("memory_context_bytes", "Q"),
-    ("memory_module_bytes", "Q"),
-    ("memory_data_bytes", "Q"),
-    ("memory_offset_bytes", "Q"),
-    ("memory_monitor_bytes", "Q"),
-    ("sm_util_percent", "Q"),
-    ("enc_util_percent", "Q"),
-    ("dec_util_percent", "Q"),
-)
-_DEVICE_COLUMNS = (
-    ("region", "q"),
-    ("index", "q"),
-    ("memory_limit_bytes", "Q"),
-    ("sm_limit_percent", "Q"),
-    *_FIGURES,
-)
-_PROCESS_COLUMNS = (
-    ("region", "q"),
-    ("pid", "q"),
-    ("host_pid", "q"),
-    ("status", "q"),
-    ("settled", "q"),
-    ("first_usage", "q"),
-)
-_USAGE_COLUMNS = (("process", "q"), ("device", "q"), *_FIGURES)
+# The columns' names, in the order of the enums in csrc/region.h.
+_FIGURES = [
+    "memory_used_bytes",
+    "memory_context_bytes",
+    "memory_module_bytes",
+    "memory_data_bytes",
+    "memory_offset_bytes",
+    "memory_monitor_bytes",
+    "sm_util_percent",
+    "enc_util_percent",
+    "dec_util_percent",
+]
+_COLUMNS = {
+    "regions": [
+        "code",
+        "layout",
+        "taken_at_ns",
+        "settled",
+        "device_count",
+        "process_count",
+        "priority",
+        "utilization_switch",
+        "recent_kernel",
+        "last_kernel_time_s",
+        "owner_pid",
+        "semaphore",
+        "first_device",
+        "device_rows",
+        "first_process",
+    ],
+    "devices": ["region", "index", "memory_limit_bytes", "sm_limit_percent", *_FIGURES],
+    "processes": ["region", "pid", "host_pid", "status", "settled", "first_usage"],
+    "usages": ["process", "device", *_FIGURES],
+}
+_UNSIGNED = {
+    *("taken_at_ns", "last_kernel_time_s", "owner_pid", "semaphore"),
+    *("memory_limit_bytes", "sm_limit_percent", *_FIGURES),
+}
 
 # Not cleared: what is shown has been written.
 _new_memory = ffi.new_allocator(should_clear_after_alloc=False)
@@ -82,11 +75,7 @@ _CAPPED_READS = 64
 # faulted in again with each table that comes and goes. Snapshot and columns of a usage take 72 and
 # 88 bytes, of a process with one usage 88 and 136, of a device 184 and 200, of a region 96 and 120.
 _COLUMN_BYTES_PER_BYTE = 2
-_PADDING_BYTES = (
-    8
-    * _CELL_BYTES
-    * sum(map(len, (_REGION_COLUMNS, _DEVICE_COLUMNS, _PROCESS_COLUMNS, _USAGE_COLUMNS)))
-)
+_PADDING_BYTES = 8 * _CELL_BYTES * sum(map(len, _COLUMNS.values()))
 
 
 class Columns:
@@ -102,7 +91,7 @@ class Columns:
         memory: Any,
         regions: int,
         table: int,
-        columns: tuple[tuple[str, str], ...],
+        columns: list[str],
         rows: int,
         start: int,
     ) -> None:
@@ -119,7 +108,7 @@ class Columns:
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of the columns, in order."""
-        return tuple([name for name, _ in self._columns])
+        return tuple(self._columns)
 
     def __len__(self) -> int:
         return self._rows
@@ -132,14 +121,15 @@ class Columns:
         if name.startswith("_"):
             # Of an object that is being copied: it has nothing yet.
             raise AttributeError(name)
-        if name not in self.columns:
-            raise AttributeError(f"no column {name!r}; there are {', '.join(self.columns)}")
+        if name not in self._columns:
+            raise AttributeError(f"no column {name!r}; there are {', '.join(self._columns)}")
         cells = self._cells(self._table, self._start, self._end)
-        as_format = {"q": cells.cast("q"), "Q": cells.cast("Q")}
+        signed, unsigned = cells.cast("q"), cells.cast("Q")
         found, start, rows, step = self.__dict__, 0, self._rows, self._step
-        for column, cell_format in self._columns:
+        for column in self._columns:
+            view = unsigned if column in _UNSIGNED else signed
             # Another thread may be here too: it finds the same numbers, and the first one's view.
-            found.setdefault(column, as_format[cell_format][start : start + rows])
+            found.setdefault(column, view[start : start + rows])
             start += step
         column_found: memoryview = found[name]
         return column_found
@@ -214,15 +204,15 @@ class RegionTable:
             if name not in RegionTable.__annotations__:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             (memory, start, size), count, found = self._source, len(self), self.__dict__
-            for table, number, columns, rows in (
-                ("regions", lib.HR_TABLE_REGIONS, _REGION_COLUMNS, count),
-                ("processes", lib.HR_TABLE_PROCESSES, _PROCESS_COLUMNS, size.processes),
-                ("usages", lib.HR_TABLE_USAGES, _USAGE_COLUMNS, size.usages),
+            for table, number, rows in (
+                ("regions", lib.HR_TABLE_REGIONS, count),
+                ("processes", lib.HR_TABLE_PROCESSES, size.processes),
+                ("usages", lib.HR_TABLE_USAGES, size.usages),
                 # Last: behind their columns the uuids follow.
-                ("devices", lib.HR_TABLE_DEVICES, _DEVICE_COLUMNS, size.devices),
+                ("devices", lib.HR_TABLE_DEVICES, size.devices),
             ):
                 kind = DeviceColumns if table == "devices" else Columns
-                made = kind(memory, count, number, columns, rows, start)
+                made = kind(memory, count, number, _COLUMNS[table], rows, start)
                 found.setdefault(table, made)
                 start = made._end
             return found[name]

@@ -17,8 +17,8 @@ from patience import eventually
 from poke import RegionFile
 
 from libhamiregion import Layout, open_region
-from libhamiregion.agent import Feedback, RepairLoop, TaskRunner, repair
-from libhamiregion.node import Node, diagnose
+from libhamiregion.agent import Feedback, RepairLoop, TaskRunner
+from libhamiregion.node import Node
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,25 +136,6 @@ def test_what_a_live_process_holds_is_left_alone_and_the_others_get_their_turn(
     assert host_pids(stuck) == {1: processes[0].host_pid}
 
 
-def test_who_has_many_regions_and_keeps_the_loop_waiting_in_one_waits_with_the_others(
-    scene: NodeScene, node: Node, start: Starter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As it can outside the roots, where a container maps what it likes."""
-    files = [scene.container(f"c-{number}") for number in range(3)]
-    for file in files:
-        start().tell("attach", file.path)
-    found = [[each] for each in diagnose(node, settle_s=SETTLE_S) if each.repairable]
-    assert len(found) == 3
-    loop = RepairLoop(node)
-    loop.timeout_s = 0.01
-    with open_region(files[1], writable=True) as region, region.lock():
-        found.sort(key=lambda each: str(each[0].container and each[0].container.name))
-        monkeypatch.setattr(repair, "_LONG_S", 0.01)
-        assert not loop._repair_regions(found)
-    assert [host_pids(file)[1] is not None for file in files] == [True, False, False]
-    assert loop._repair_regions(found[1:])
-
-
 def test_who_spoils_its_lock_again_and_again_is_mended_more_and_more_seldom(
     scene: NodeScene, loop: RepairLoop
 ) -> None:
@@ -175,20 +156,6 @@ def test_who_spoils_its_lock_again_and_again_is_mended_more_and_more_seldom(
     loop.run()
     loop.run()
     assert is_free(files[1])
-
-
-@pytest.mark.stress
-def test_of_what_takes_long_there_is_one_in_a_pass(
-    scene: NodeScene, loop: RepairLoop, start: Starter
-) -> None:
-    files = [scene.container(f"c-{number}") for number in range(2)]
-    for file in files:
-        child(start(), file)
-        hold(file, 0)
-    loop.run()
-    assert sum(map(is_free, files)) == 1
-    loop.run()
-    assert all(map(is_free, files))
 
 
 def test_a_dry_run_says_what_it_would_do_and_does_nothing(
