@@ -2,8 +2,6 @@
 
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from containers import needs_namespaces
@@ -16,15 +14,6 @@ from libhamiregion import Layout
 from libhamiregion.node import FindingKind, diagnose, repair
 
 pytestmark = [needs_namespaces, needs_first_namespace]
-
-
-@pytest.fixture
-def doctor_node(tmp_path: Path) -> Iterator[DoctorNode]:
-    made = DoctorNode(tmp_path / "containers")
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 @pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2], ids=lambda layout: layout.value)
