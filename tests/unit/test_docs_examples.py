@@ -108,7 +108,7 @@ NODE_WRITERS = {
     "Feedback",
     "RepairLoop",
     "DriverFigures",
-    "GoneRemover",
+    "StaleDirectoryCollector",
     "PlanWatcher",
     "apply_diff",
 }
