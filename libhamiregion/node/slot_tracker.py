@@ -291,9 +291,10 @@ class _ExitWatch:
 
     def close(self) -> None:
         """Give all descriptors back."""
-        for descriptor in list(self._watched):
-            self._drop(descriptor)
-        self._asked.clear()
+        # The epoll first, so that nothing is taken out of it: a forked child shares its parent's.
         if self._poll is not None:
             self._poll.close()
             self._poll = None
+        for descriptor in list(self._watched):
+            self._drop(descriptor)
+        self._asked.clear()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from actors import Actor
+from forked import in_child
 from namespaces import needs_first_namespace
 from node_root import Root
 from poke import RegionFile
@@ -147,3 +148,13 @@ def test_a_closed_node_keeps_no_descriptor(actor: MakeActor, root: Root) -> None
 def watching() -> list[str]:
     links = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]  # noqa: PTH115
     return [link for link in links if "pidfd" in link or "eventpoll" in link]
+
+
+def test_a_forked_child_takes_nothing_from_its_parents_watch(
+    actor: MakeActor, node: Node, root: Root
+) -> None:
+    (user,) = attached(actor, root.region())
+    assert states(node) == {user.pid: "alive"}
+    in_child(node.close)
+    user.kill()
+    assert states(node) == {user.pid: "dead"}
