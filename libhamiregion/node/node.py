@@ -355,9 +355,9 @@ class Node:
     def slots(self, snapshot: NodeSnapshot) -> SlotStates:
         """Tell which slots of a snapshot are of live processes: cheap enough for every few seconds.
 
-        A region's last proof holds while the pids in its slots are what they were and none of its
-        processes has ended, for a minute at most; only what has changed is proved anew. Call
-        `refresh` with ``processes=False`` and `snapshot` before it.
+        A region's last proof holds while the pids and host pids in its slots are what they were
+        and none of its processes has ended, for a minute at most; only what has changed is proved
+        anew. Call `refresh` with ``processes=False`` and `snapshot` before it.
 
         Raises:
             RegionClosed: After `close`, or in a forked child.

@@ -150,6 +150,19 @@ def watching() -> list[str]:
     return [link for link in links if "pidfd" in link or "eventpoll" in link]
 
 
+def test_a_process_that_gets_the_pid_of_a_dead_one_is_alive(
+    actor: MakeActor, node: Node, root: Root
+) -> None:
+    """As in a container that is started again: the slot's pid stays, and its host pid does not."""
+    path = root.region()
+    user = actor()
+    RegionFile(path, Layout.V1_2).add_process(user.pid, host_pid=3_999_999)
+    assert states(node) == {user.pid: "dead"}
+    user("open", str(path), writable=True)
+    RegionFile(path, Layout.V1_2).put("slot_hostpid", user.pid_here)
+    assert states(node) == {user.pid: "alive"}
+
+
 def test_a_forked_child_takes_nothing_from_its_parents_watch(
     actor: MakeActor, node: Node, root: Root
 ) -> None:
