@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import http.client
 import json
-import math
 import ssl
 import time
 import urllib.error
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
 _ANSWER_LIMIT = 256 << 20
 _PIECE = 1 << 20
 _SHOWN = 300
+# In Unix seconds, tens of thousands of years away: such a number can be reckoned with.
+_LATEST_S = 1e12
 
 #: Labels, and (Unix seconds, value) pairs.
 Series: TypeAlias = "tuple[dict[str, str], list[tuple[float, str]]]"
@@ -80,7 +81,7 @@ class PrometheusServer:
             series = [
                 (
                     {str(name): str(value) for name, value in each["metric"].items()},
-                    [(_finite(at), str(value)) for at, value in each["values"]],
+                    [(_moment(at), str(value)) for at, value in each["values"]],
                 )
                 for each in data["result"]
             ]
@@ -170,9 +171,10 @@ def authorization(token: str | None, user: str | None, password: str | None) -> 
     return None
 
 
-def _finite(at: Any) -> float:
+def _moment(at: Any) -> float:
     seconds = float(at)
-    if not math.isfinite(seconds):
+    # Also false for NaN.
+    if not abs(seconds) < _LATEST_S:
         raise ValueError("no moment")
     return seconds
 

@@ -362,6 +362,7 @@ def matrix(value: str) -> str:
         (200, "[" * 100_000, "not as a Prometheus does"),
         (200, EMPTY.replace("[]", '[{"metric": 3}]'), "make no sense"),
         (200, matrix("1e999"), "make no sense"),
+        (200, matrix("1e308"), "make no sense"),
         (200, matrix("NaN"), "make no sense"),
         (200, matrix("9" * 400), "make no sense"),
         (200, matrix("[]"), "make no sense"),
