@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +25,9 @@ bool hr_is_in_map_files(const char *path)
            strncmp(slash - length, directory, length) == 0;
 }
 
+/* A process can have 100,000 mounts with names of 16 KiB; a container has a hundred. */
+#define MOUNTINFO_LIMIT ((size_t)8 << 20)
+
 struct mount {
     unsigned major_number, minor_number;
 };
@@ -40,17 +44,25 @@ static bool is_local(const char *line)
     return false;
 }
 
-/* Find a local mount: by its number if that is not negative, else by its device. */
-static bool find_mount(int directory, const char *name, int number, struct mount *mount)
+/*
+ * Find a local mount: by its number if that is not negative, else by its device.  What stands
+ * behind so many bytes is not found.
+ */
+static bool find_mount(int directory, const char *name, size_t most, int number,
+                       struct mount *mount)
 {
     int fd = openat(directory, name, O_RDONLY | O_CLOEXEC);
     FILE *file = fd < 0 ? NULL : fdopen(fd, "re");
     char *line = NULL;
     size_t room = 0;
     bool found = false;
-    while (file != NULL && !found && getline(&line, &room, file) > 0) {
+    ssize_t length;
+    while (file != NULL && !found && (length = getline(&line, &room, file)) > 0) {
         struct mount seen;
         int id;
+        if ((size_t)length > most)
+            break;
+        most -= (size_t)length;
         if (sscanf(line, "%d %*d %u:%u", &id, &seen.major_number, &seen.minor_number) != 3)
             continue;
         found = (number >= 0 ? id == number
@@ -103,8 +115,8 @@ int hr_hold_mapped_file(int directory, const char *name)
     struct mount mount;
     int number = mount_number(held);
     int error = number < 0 ? errno : EREMOTE;
-    if (number >= 0 && find_mount(directory, "../mountinfo", number, &mount) &&
-        find_mount(directory, "../../1/mountinfo", -1, &mount))
+    if (number >= 0 && find_mount(directory, "../mountinfo", MOUNTINFO_LIMIT, number, &mount) &&
+        find_mount(directory, "../../1/mountinfo", SIZE_MAX, -1, &mount))
         return held;
     close(held);
     return hr_fail_errno(HR_ESYSTEM, error);

@@ -23,6 +23,7 @@ from libhamiregion import Layout, create_region, open_region
 from libhamiregion.node import Container, Node, diagnose
 
 _CLONE_NEWNS = 0x20000
+_MS_BIND = 4096
 GIB = 1 << 30
 LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -173,6 +174,29 @@ def mount_of_the_containers_own(directory: Path) -> None:
     assert found.region is None
     assert found.missing is not None
     assert "has not mounted" in found.missing.message, found.missing
+
+
+def more_mounts_than_are_read(directory: Path) -> None:
+    """A process can make its own list of mounts as long as it likes."""
+    place, named = directory / "private", b"/".join([os.fsencode(directory), *[b" " * 255] * 14])
+    for each in (place, directory / "bound"):
+        each.mkdir()
+    create_region(place / "cudevshr.cache", memory_limits=(GIB,))
+    os.makedirs(named)
+
+    def work() -> object:
+        for _ in range(700):
+            assert LIBC.mount(b"none", named, b"tmpfs", 0, b"size=4k") == 0
+        bound = directory / "bound"
+        assert LIBC.mount(os.fsencode(place), os.fsencode(bound), None, _MS_BIND, None) == 0
+        return mapped(bound / "cudevshr.cache")
+
+    pid = in_container(work)
+    assert len(Path(f"/proc/{pid}/mountinfo").read_bytes()) > 9 << 20
+    found = only_region(directory)
+    assert found.region is None
+    assert found.missing is not None
+    assert os.strerror(errno.EREMOTE) in found.missing.message, found.missing
 
 
 if __name__ == "__main__":

@@ -366,6 +366,7 @@ def test_a_file_of_another_name_is_told_by_its_length(
         "file_on_a_fuse",
         "region_on_an_overlay",
         "mount_of_the_containers_own",
+        "more_mounts_than_are_read",
     ],
 )
 def test_no_file_system_of_a_container_is_walked(scene: str, tmp_path: Path) -> None:
