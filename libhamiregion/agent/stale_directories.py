@@ -291,7 +291,8 @@ class StaleDirectoryCollector(Task):
         quarantined = quarantine(root, name, named, look)
         try:
             self._node.processes.refresh()
-            if self._alive([container]) or self._is_in_use(look):
+            # A file of it can have been made since the first look.
+            if self._alive([container]) or self._is_in_use(look_at(root, quarantined)):
                 raise RemovalRefused("its pod is there again")
         except BaseException:
             give_back(root, quarantined, name)

@@ -237,6 +237,27 @@ def test_a_pod_that_comes_back_at_the_last_moment_gets_its_directory_back(
     assert f"{directory} was not removed: its pod is there again" in scene.events[0].message
 
 
+def test_a_region_that_is_made_at_the_last_moment_is_in_use(
+    scene: StaleScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = scene.container()
+    renamed = stale_directories.quarantine
+    nursery = Nursery()
+
+    def is_made(*words: Any) -> str:
+        shutil.copy(directory / "usage.cache", directory / "newer.cache")
+        nursery.actor(directory / "newer.cache")
+        return renamed(*words)
+
+    monkeypatch.setattr(stale_directories, "quarantine", is_made)
+    try:
+        until(scene.collector(), scene.saw("failed"))
+        assert scene.quarantined() == []
+        assert names(directory) == ["newer.cache", "usage.cache"]
+    finally:
+        nursery.close()
+
+
 def test_a_static_pod_that_comes_back_loses_nothing(scene: StaleScene) -> None:
     uid = "ab" * 16
     directory = scene.container(uid)
