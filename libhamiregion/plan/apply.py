@@ -3,7 +3,8 @@
 The undo plan is written and synced before the first edit, and all edits of a container are one call
 of `Region.edit_limits`. A process that is killed leaves containers that are on the plan and
 containers that are not; killed within the some 100 ns between two stores of one call, a mixture
-in that container. Applying the plan again makes the rest true, and the undo plan puts all back.
+in that container. Applying the plan again makes the rest true, and the undo plan puts all back. A
+plan with percentages takes them of what stands there by then: undo before applying it again.
 """
 
 from __future__ import annotations
