@@ -182,7 +182,7 @@ def more_mounts_than_are_read(directory: Path) -> None:
     for each in (place, directory / "bound"):
         each.mkdir()
     create_region(place / "cudevshr.cache", memory_limits=(GIB,))
-    os.makedirs(named)
+    Path(os.fsdecode(named)).mkdir(parents=True)
 
     def work() -> object:
         for _ in range(700):
