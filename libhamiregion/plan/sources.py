@@ -73,7 +73,8 @@ class PlanFile:
         plan = self._reading.plan
         try:
             raw = read_plan_file(self.path, wait=False)
-            if raw == self._raw or (self._raw is not None and self._is_being_written()):
+            is_first = self._raw is None and plan is None
+            if raw == self._raw or (not is_first and self._is_being_written()):
                 return self._reading
             self._raw = raw
             self._reading = SourceReading(parse_plan(raw, self.path))
