@@ -213,7 +213,7 @@ class Originals:
         try:
             saved = cattrs.structure(json.loads(raw), tuple[_SavedContainer, ...])
         except (ValueError, TypeError, RecursionError, cattrs.BaseValidationError):
-            self.lost = True
+            self.lost = self._changed = True
             return {}
         return {
             each.directory: _ContainerValues(

@@ -109,13 +109,10 @@ class PlanWatcher:
         if self._originals is None:
             self._state.make()
             self._lock.hold(self._node.directories, self._state.directory)
-            self._originals = Originals(self._state)
-            if self._originals.lost:
-                self._events.emit(
-                    "problem",
-                    "what stood here before plans cannot be read, so values that plans have set"
-                    " stay",
-                )
+            originals = Originals(self._state)
+            if originals.lost:
+                self._report_lost()
+            self._originals = originals
 
     def stop(self) -> None:
         """Close the sources and let others keep this node on a plan. Limits stay as they are."""
@@ -166,6 +163,15 @@ class PlanWatcher:
         self._on_plan = {_key(each.container): each.container.region for each in done}
         self._backoff.retain({_key(container) for container in self._node.containers})
         self.diff = diff
+
+    def _report_lost(self) -> None:
+        text = "what stood here before plans cannot be read, so values that plans have set stay"
+        undo = self._state.read(_UNDO_NAME)
+        if undo is not None:
+            # The next change writes a new one, which knows no earlier values than today's.
+            kept = self._state.write_undo(undo.decode("utf-8", "surrogateescape"))
+            text += f"; hamiregion limits apply {kept} puts them back"
+        self._events.emit("problem", text)
 
     # ---- a pass ---------------------------------------------------------------------------------
 

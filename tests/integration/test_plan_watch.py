@@ -287,6 +287,28 @@ def test_originals_that_cannot_be_read_are_reported_and_values_stay(
     assert len([each for each in events.of("problem") if "cannot be read" in each.message]) == 4
 
 
+def test_the_way_back_outlives_originals_that_cannot_be_read(
+    scene: PlanScene, watch: Watch, node: Node, events: Events
+) -> None:
+    region = scene.container()
+    before = memory(region)
+    set_plan(scene, SIX)
+    first = watch()
+    first.run()
+    first.stop()
+    (scene.state / "originals.json").write_bytes(b"{")
+    set_plan(scene, FIVE)
+    for _ in range(3):
+        again = watch()
+        again.run()
+        again.stop()
+    assert memory(region) == [5 * GIB, 5 * GIB]
+    (kept,) = scene.state.glob("undo-2*.yaml")
+    assert str(kept) in events.of("problem")[0].message
+    assert apply_diff(node, diff_plan(node, load_plan(kept)), state=scene.state).all_applied
+    assert memory(region) == before
+
+
 # ---- refusals and failures ------------------------------------------------------------
 
 
@@ -498,6 +520,22 @@ def test_a_file_that_is_being_written_is_not_taken_for_a_plan(tmp_path: Path) ->
     again = source.read()
     assert again.plan == plan(FIVE)
     assert again.plan is source.read().plan
+
+
+def test_nor_is_one_that_was_away_for_a_moment(tmp_path: Path) -> None:
+    """An editor may remove a file and write it anew."""
+    path = tmp_path / "plan.yaml"
+    aged(path, plan_yaml(SIX, FIVE))
+    source = PlanFile(path)
+    whole = source.read().plan
+    path.unlink()
+    assert source.read().problems
+    path.write_text(plan_yaml(FIVE))
+    assert source.read().plan is whole
+    aged(path, plan_yaml(SIX, FIVE))
+    again = source.read()
+    assert again.plan == plan(SIX, FIVE)
+    assert not again.problems
 
 
 def test_several_sources_are_one_plan_in_their_order(scene: PlanScene, watch: Watch) -> None:
