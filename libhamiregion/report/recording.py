@@ -91,8 +91,11 @@ def damaged(path: PathLike, what: str) -> RecordingError:
     )
 
 
-def from_sqlite(error: sqlite3.Error, path: PathLike) -> RecordingError:
+def from_sqlite(error: sqlite3.Error | UnicodeDecodeError, path: PathLike) -> RecordingError:
     """Turn what SQLite reports into one of the errors above."""
+    if isinstance(error, UnicodeDecodeError):
+        # SQLite quotes a damaged schema in its message, and sqlite3 takes that for UTF-8.
+        return damaged(path, "its schema is no text")
     said = str(error)
     if "not a database" in said:
         return not_a_recording(path, said)
@@ -189,7 +192,7 @@ class Recording:
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise from_sqlite(error, self.path) from error
 
     def close(self) -> None:

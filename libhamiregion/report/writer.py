@@ -228,7 +228,7 @@ class RecordingWriter:
         except BaseException as error:
             # What is in memory may name rows that are not in the file: begin anew.
             self._close()
-            if isinstance(error, sqlite3.Error):
+            if isinstance(error, (sqlite3.Error, UnicodeDecodeError)):
                 raise from_sqlite(error, self.path) from error
             if isinstance(error, OSError):
                 raise RecordingUnavailable(f"{self.path!r}: {error.strerror}") from error

@@ -475,6 +475,17 @@ def test_damage_is_called_damage(path: Path, writer: Clocked) -> None:
         looks(path)
 
 
+def test_damage_of_the_schema_is_called_damage(path: Path, writer: Clocked) -> None:
+    """SQLite quotes it in its message, whatever bytes it has."""
+    writer.look()
+    writer.writer.close()
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"whole INTEGER NOT NULL", b"whole INTEGER NOT N\x94LL", 1))
+    for opened in (Recording, RecordingWriter):
+        with pytest.raises(RecordingError, match="is damaged"):
+            opened(path)
+
+
 @pytest.mark.parametrize(
     ("broken", "said"),
     [
