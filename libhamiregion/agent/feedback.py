@@ -12,12 +12,15 @@ import attrs
 
 from libhamiregion.errors import (
     LimitConflict,
+    NotARegion,
     RegionClosed,
     RegionError,
     RegionNotFound,
     RegionStale,
 )
+from libhamiregion.node.containers import MissingReason
 from libhamiregion.node.events import container_label, silent
+from libhamiregion.region import open_region
 
 from .other_writers import OtherWriterRuns, WriterWatch
 from .priority_rule import BLOCKED, LaunchState, decide
@@ -38,6 +41,11 @@ if TYPE_CHECKING:
 RESUME_AFTER_PASSES = 3
 # The agent gives its tasks 5 s to give back.
 _GIVE_BACK_S = 4.0
+
+# The file may be the same, and readable again later.
+_MAY_PASS = frozenset(
+    {MissingReason.UNKNOWN_LAYOUT, MissingReason.NO_PERMISSION, MissingReason.FAILED}
+)
 
 # A region: its path, and the very file.
 _Key: TypeAlias = "tuple[str, tuple[int, int]]"
@@ -164,7 +172,7 @@ class Feedback(Task):
         self.count("runs")
         states = _states(self._node.snapshot())
         self.events.retain([container for container, _ in states])
-        self._retain([container for container, _ in states])
+        self._retain()
         verdicts = decide([state for _, state in states])
         for (container, state), verdict in zip(states, verdicts, strict=True):
             if self._dry_run:
@@ -178,11 +186,21 @@ class Feedback(Task):
             else:
                 self.events.recovered(container)
 
-    def _retain(self, containers: list[Container]) -> None:
-        """Keep nothing of regions that are gone; a container can make a new one each second."""
+    def _retain(self) -> None:
+        """Keep nothing of regions that are gone; a container can make a new one each second.
+
+        One that cannot be read now stays: it may be readable when it is to be given back.
+        """
+        containers = self._node.containers
         here = {_key(each.region) for each in containers if each.region is not None}
+        unreadable = {
+            each.directory
+            for each in containers
+            if each.missing is not None and each.missing.reason in _MAY_PASS
+        }
         for key in self._written.keys() - here:
-            del self._written[key]
+            if self._written[key].container.directory not in unreadable:
+                del self._written[key]
 
     def _note(self, others: tuple[OtherWriter, ...]) -> None:
         """Pause, or go on."""
@@ -304,7 +322,13 @@ class Feedback(Task):
             if container is not None:
                 with self._node.open(container) as region:
                     self._give_back_to(region, written)
-        except (RegionStale, RegionNotFound):
+            else:
+                # Gone, or not to be read in the last pass.
+                path, file_id = key
+                with open_region(path, writable=True) as region:
+                    if region.file_id == file_id:
+                        self._give_back_to(region, written)
+        except (RegionStale, RegionNotFound, NotARegion):
             pass  # the region is gone, and what was written into it with it
         except (RegionError, OSError) as error:
             self.count("errors")

@@ -224,6 +224,23 @@ def test_a_region_found_blocked_and_kept_blocked_is_unblocked_at_the_end(
     assert low.get("recent_kernel") == 0
 
 
+def test_a_region_that_could_not_be_read_in_the_last_pass_is_unblocked_at_the_end(
+    scene: NodeScene, node: Node
+) -> None:
+    urgent, low = scene.container("urgent", priority=0), scene.container("low")
+    launch(urgent)
+    task = Feedback(node)
+    task.run()
+    assert low.get("recent_kernel") == -1
+    devices = low.get("device_num")
+    low.put("device_num", 99)
+    launch(urgent)
+    task.run()
+    low.put("device_num", devices)
+    task.stop()
+    assert (low.get("recent_kernel"), task.outstanding()) == (0, ())
+
+
 def test_a_container_that_writes_against_its_block_is_blocked_again_and_reported_seldom(
     scene: NodeScene, feedback: Feedback, events: Events
 ) -> None:
