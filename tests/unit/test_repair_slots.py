@@ -26,6 +26,7 @@ from slot_bytes import (
     put_seqlock,
     put_slot,
     slot_bytes,
+    used,
 )
 
 from libhamiregion import Layout, LockTimeout, SlotRepair, open_region
@@ -60,11 +61,6 @@ def start(file: RegionFile, process: Actor, nbytes: int, *, host_pid: int | None
     slot = file.add_process(process.pid, host_pid=known)
     account(file, slot, nbytes)
     return slot
-
-
-def used(file: RegionFile) -> int:
-    with open_region(file) as region:
-        return region.memory_used(0)
 
 
 def repair(file: RegionFile, *, dry_run: bool = False) -> SlotRepair:
