@@ -81,9 +81,7 @@ static bool has_uuid(const hr_region *region, uint32_t device, const char *uuid)
     uint64_t words[HR_UUID_BYTES / 8];
     for (uint32_t word = 0; word < HR_UUID_BYTES / 8; word++)
         words[word] = hr_load_u64(at + word * 8, memory_order_relaxed);
-    const char *text = (const char *)words;
-    return text[0] != '\0' && strnlen(text, HR_UUID_BYTES) == strlen(uuid) &&
-           memcmp(text, uuid, strlen(uuid)) == 0;
+    return uuid[0] != '\0' && strncmp((const char *)words, uuid, sizeof words) == 0;
 }
 
 /* The devices that an edit means, one bit each; the first for what has no device. */
@@ -101,22 +99,15 @@ static int find_devices(const struct edit_call *call, const struct hr_edit *edit
         code = hr_checked_proc_num(call->region, &processes);
     if (code != HR_OK)
         return code;
-    const bool any = (call->flags & HR_FORCE) != 0;
-    const uint32_t allowed = any ? (1u << HR_DEVICES) - 1 : devices;
-    if (edit->uuid != NULL) {
-        for (uint32_t device = 0; device < HR_DEVICES; device++) {
+    const uint32_t allowed = (call->flags & HR_FORCE) != 0 ? (1u << HR_DEVICES) - 1 : devices;
+    *out = 0;
+    if (edit->uuid == NULL)
+        *out = edit->device == HR_ALL_DEVICES ? devices : allowed & 1u << edit->device;
+    for (uint32_t device = 0; edit->uuid != NULL && *out == 0 && device < HR_DEVICES; device++) {
+        if ((allowed & 1u << device) != 0 && has_uuid(call->region, device, edit->uuid))
             *out = 1u << device;
-            if ((allowed & *out) != 0 && has_uuid(call->region, device, edit->uuid))
-                return HR_OK;
-        }
-        return no_device(-1, devices, number);
     }
-    if (edit->device == HR_ALL_DEVICES) {
-        *out = devices;
-        return HR_OK;
-    }
-    *out = 1u << edit->device;
-    return (allowed & *out) != 0 ? HR_OK : no_device(edit->device, devices, number);
+    return *out != 0 ? HR_OK : no_device(edit->uuid != NULL ? -1 : edit->device, devices, number);
 }
 
 /* Put one edit for each device concerned in the place of those that were given. */

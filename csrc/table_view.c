@@ -132,9 +132,11 @@ bool hr_may_be_ending(const hr_region *region, const struct hr_mappers *mappers)
 static bool is_nobodys(const hr_region *region, const struct hr_table_view *view, int32_t index)
 {
     int32_t pid = pid_of(region, index);
-    if (pid == 0)
-        return hr_slot_bytes(region, hr_slot(region, (uint32_t)index)) == 0 ||
-               !hr_may_be_ending(region, &view->mappers);
+    if (pid == 0) { /* with an odd seqlock it is giving back the last of its memory */
+        bool has_ended = hr_slot_bytes(region, hr_slot(region, (uint32_t)index)) == 0 &&
+                         (hr_seqlock_of(region, index) & 1) == 0;
+        return has_ended || !hr_may_be_ending(region, &view->mappers);
+    }
     return pid < 0 || pid == HR_NOBODY || hr_liveness_of_slot(&view->mappers, pid) == HR_DEAD;
 }
 
@@ -200,7 +202,8 @@ enum hr_slot_use hr_judge_use(const hr_region *region, const struct hr_table_vie
 int32_t hr_clear_frozen_copies(const hr_region *region, const struct hr_table_view *view,
                                int32_t at_work, int32_t end, bool dry_run)
 {
-    int32_t pid = pid_of(region, at_work), found = 0;
+    /* The pid that was judged: its process may have ended since, and have stored 0. */
+    int32_t pid = view->seen[at_work].pid, found = 0;
     for (int32_t index = 0; index < end; index++) {
         unsigned char *slot = hr_slot(region, (uint32_t)index);
         if (index == at_work || hr_slot_pid(region, slot) != pid ||

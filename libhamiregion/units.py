@@ -167,15 +167,9 @@ def parse_size(size: str | SupportsIndex) -> int:
     ...
     ValueError: "6GB" may mean powers of 1000 or of 1024: write "GiB" or "G" for 2**30 bytes
     """
-    if isinstance(size, str):
-        return _parse_text(size)
-    nbytes = integer('a size that is no text such as "6GiB"', size)
-    if nbytes < 0:
-        raise ValueError(f"a size cannot be negative: {nbytes}")
-    return _within_bounds(nbytes, str(nbytes) if nbytes < 10**40 else "the number")
-
-
-def _parse_text(text: str) -> int:
+    if not isinstance(size, str):
+        return integer('a size that is no text such as "6GiB"', size, 0, MAX_SIZE_BYTES)
+    text = size
     # Sizes arrive from files and command lines of others; a message must not carry all of it.
     shown = ascii(text if len(text) <= 40 else text[:40] + "...").replace("'", '"')
     stripped = text.strip()
@@ -197,13 +191,10 @@ def _parse_text(text: str) -> int:
     fraction = match["fraction"] or ""
     # Integers throughout: a float would round sizes beyond 2**53.
     scaled = int(match["whole"] + fraction) * unit
+    nbytes: int
     nbytes, rest = divmod(scaled, 10 ** len(fraction))
     if rest:
         raise ValueError(f"{shown} is not a whole number of bytes: use a smaller unit")
-    return _within_bounds(nbytes, shown)
-
-
-def _within_bounds(nbytes: int, shown: str) -> int:
     if nbytes > MAX_SIZE_BYTES:
         raise ValueError(f"{shown} is too large for a size: the most is 2**63 - 1 bytes")
     return nbytes
@@ -225,26 +216,16 @@ def format_size(nbytes: SupportsIndex) -> str:
     >>> format_size(6 * 2**30), format_size(6 * 2**30 + 1), format_size(1500), format_size(0)
     ('6 GiB', '6.0 GiB', '1.5 KiB', '0 B')
     """
-    number = integer("a number of bytes", nbytes)
-    if number < 0:
-        raise ValueError(f"a size cannot be negative: {number}")
-    exponent = 0
-    while exponent < len(_UNITS) - 1 and number >= 1024 ** (exponent + 1):
-        exponent += 1
-    whole, rest = divmod(number, 1024**exponent)
-    if not rest:
-        return f"{whole} {_UNITS[exponent]}"
-    tenths = _rounded_tenths(number, exponent)
-    if tenths >= 10240 and exponent < len(_UNITS) - 1:
+    number = integer("a number of bytes", nbytes, 0)
+    unit = 1
+    for name in _UNITS:
+        whole, rest = divmod(number, unit)
+        tenths = (10 * number + unit // 2) // unit
         # 1023.96 MiB would round to "1024.0 MiB", which nobody writes.
-        exponent += 1
-        tenths = _rounded_tenths(number, exponent)
-    return f"{tenths // 10}.{tenths % 10} {_UNITS[exponent]}"
-
-
-def _rounded_tenths(number: int, exponent: int) -> int:
-    unit: int = 1024**exponent
-    return (10 * number + unit // 2) // unit
+        if tenths < 10240 or name == _UNITS[-1]:
+            break
+        unit *= 1024
+    return f"{tenths // 10}.{tenths % 10} {name}" if rest else f"{whole} {name}"
 
 
 _UNITS_NS: Final = {

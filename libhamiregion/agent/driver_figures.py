@@ -163,6 +163,8 @@ class DriverFigures(Task):
         written.container = view.container
         standing: dict[_Figure, int] = {}
         proved: set[int] = set()
+        # What the driver says where it differs, and the slots that have a figure that stands still.
+        differs: dict[_Figure, int] = {}
         still: dict[int, HostProcess] = {}
         for usage, slot in zip(snapshot.processes, processes.slots, strict=True):
             process = slot.process
@@ -184,8 +186,10 @@ class DriverFigures(Task):
                     if driver is None or process is None:
                         continue
                     now[figure] = stands
-                    if says is not None and says != stands == last.get(figure):
-                        still[slot.pid] = process
+                    if says is not None and says != stands:
+                        differs[figure] = says
+                        if stands == last.get(figure):
+                            still[slot.pid] = process
         # What has moved by itself since is libvgpu's again.
         for figure in [
             each for each in written.figures if standing.get(each) != written.figures[each]
@@ -194,7 +198,9 @@ class DriverFigures(Task):
         lost = [figure for figure in written.figures if figure[0] not in proved]
         owner = owner_of(view.container)
         if (still or lost) and self._has_turn(owner):
-            self._write(view, sample, still)
+            if still:
+                wanted = {figure: says for figure, says in differs.items() if figure[0] in still}
+                self._write(view, sample, still, wanted)
             self._set_to_0(written, lost)
             self.events.recovered(view.container)
 
@@ -210,13 +216,19 @@ class DriverFigures(Task):
             self.backoff.failed(owner)
 
     def _write(
-        self, view: ContainerView, sample: NvmlSample, still: Mapping[int, HostProcess]
+        self,
+        view: ContainerView,
+        sample: NvmlSample,
+        still: Mapping[int, HostProcess],
+        wanted: Mapping[_Figure, int],
     ) -> None:
-        if not still:
-            return
         with self._node.open(view.container) as region, self._writing:
             if self._ended:
                 return
+            if not self._dry_run:
+                # Before: some may be written when it fails. What does not stand is forgotten later.
+                written = self._written.setdefault(region.path, _Written(view.container))
+                written.figures.update(wanted)
             changes = self._sampler.write(
                 region,
                 {pid: process.pid for pid, process in still.items()},
@@ -228,7 +240,6 @@ class DriverFigures(Task):
             if not self._dry_run:
                 self.count("writes", len(changes))
                 self.count("processes", len({change.pid for change in changes}))
-            written = self._written.setdefault(region.path, _Written(view.container))
             for change in changes:
                 process = still[change.pid]
                 if self._dry_run:
@@ -249,7 +260,7 @@ class DriverFigures(Task):
                     # If it still stands there at the next look, libvgpu does not write it.
                     figure = (change.pid, change.device, change.field)
                     key = (file, process.pid, process.start_time_ticks)
-                    self._seen[key][figure] = written.figures[figure] = change.after
+                    self._seen[key][figure] = change.after
 
     # ---- the end ---------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from libhamiregion.node import Finding, Node, NvmlSampler, Repair, Selector
 
     from .options import DriverChoice, NodeChoice
-    from .output import Block
+    from .tables import Block
 
 LEFT = 3
 # How long what may pass by itself is watched before it is a finding.

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from libhamiregion.plan import LimitPlan, PlanDiff
     from libhamiregion.plan.sources import PlanSource
 
-    from .output import Block
+    from .tables import Block
 
 OFF_PLAN = 3
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from libhamiregion.plan import PlanDiff, PlanResult
     from libhamiregion.plan.diff import ContainerDiff, PlannedEdit, Skip
 
-    from .output import Block
+    from .tables import Block
 
 _VALUE = attrs.evolve(WORD, blank="")
 

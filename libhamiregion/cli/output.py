@@ -7,7 +7,7 @@ import enum
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -20,28 +20,14 @@ from .format import node_notes, root_failure, root_warnings
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from rich.console import RenderableType
-
     from libhamiregion.node import Node
 
     from .options import NodeChoice
+    from .tables import Block
 
 # Of a table on a terminal: a container can fill all slots of its region.
 _MOST_ROWS = 500
 DRY_RUN = "dry run: nothing was written"
-
-
-class Block(Protocol):
-    """A part of an answer, such as a `tables.Table`."""
-
-    def text(self) -> str:
-        """Write it for a pipe; empty if it is not shown there, else it ends with a newline."""
-
-    def drawn(self, width: int, rows: int | None = None) -> RenderableType | None:
-        """Draw it for a terminal of that many columns; None if it is not shown there.
-
-        A table has so many rows at most, if that is given.
-        """
 
 
 @attrs.frozen

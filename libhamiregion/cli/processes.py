@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     )
 
     from .options import DriverChoice, NodeChoice
-    from .output import Block
+    from .tables import Block
 
 # Columns of a terminal from which there is room for the pids of two namespaces.
 _PIDS = 90

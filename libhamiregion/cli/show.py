@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
-import attrs
 import click
 
 from libhamiregion import (
@@ -16,7 +14,6 @@ from libhamiregion import (
     RegionStale,
     open_region,
 )
-from libhamiregion.text import printable
 
 from . import options
 from .format import age_words, fill_ratio, lock_word, status_word
@@ -38,21 +35,19 @@ from .tables import (
     UNKNOWN,
     WIDE,
     Column,
+    Facts,
     Fill,
     Lines,
     Table,
-    aligned,
     ratio_style,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from rich.console import RenderableType
+    from collections.abc import Iterator
 
     from libhamiregion import DeviceUsage, Layout, ProcessDeviceUsage, ProcessUsage
 
-    from .output import Block
+    from .tables import Block
 
 # What passes when a container restarts: its region is removed, made anew and filled.
 PASSING = (RegionNotFound, RegionNotReady, RegionStale)
@@ -112,7 +107,7 @@ def region_page(snapshot: RegionSnapshot, *more: Block) -> Page:
     return Page(
         snapshot,
         [
-            Facts(snapshot),
+            region_facts(snapshot),
             device_table(snapshot),
             # Where the table has no room for them.
             Lines(uuids, on="terminal", to_width=WIDE),
@@ -125,63 +120,26 @@ def region_page(snapshot: RegionSnapshot, *more: Block) -> Page:
 # ---- the region as a whole -----------------------------------------------------------------------
 
 
-@attrs.frozen
-class Facts:
-    """What holds for the whole region; framed on a terminal, and titled with the file's name."""
-
-    snapshot: RegionSnapshot
-
-    def text(self) -> str:
-        """See `output.Block`."""
-        facts = [(label.replace(" ", "-").lower(), words) for label, words, _ in self._facts()]
-        return aligned([("path", printable(self.snapshot.path)), *facts])
-
-    def drawn(self, width: int, rows: int | None = None) -> RenderableType:  # noqa: ARG002 (as all blocks)
-        """See `output.Block`."""
-        from rich import box
-        from rich.console import Group
-        from rich.panel import Panel
-        from rich.text import Text
-
-        directory, name = os.path.split(self.snapshot.path)
-        width = min(width, WIDE)
-        lines = [Text(printable(directory), style=QUIET, overflow="fold")]
-        for label, words, style in self._facts():
-            fact = Text.assemble((f"{label} ", QUIET), (words, style))
-            # None is broken in two as long as it fits a line.
-            if len(lines) > 1 and lines[-1].cell_len + 3 + fact.cell_len <= width - 4:
-                lines[-1].append("   ").append_text(fact)
-            else:
-                lines.append(fact)
-        return Panel(
-            Group(*lines),
-            title=Text(printable(name), style="bold"),
-            title_align="left",
-            border_style=QUIET,
-            box=box.ROUNDED,
-            width=width,
-        )
-
-    def _facts(self) -> Sequence[tuple[str, str, str]]:
-        """Label, words and style of each, in the order shown."""
-        snapshot = self.snapshot
-        priority = {0: "0 (high)", 1: "1 (low)"}.get(snapshot.priority, str(snapshot.priority))
-        if snapshot.last_kernel_time_s is None:
-            last_kernel = "not recorded by this layout"
-        elif snapshot.last_kernel_time_s == 0:
-            last_kernel = "never"
-        else:
-            last_kernel = age_words(snapshot.taken_at_ns // 10**9 - snapshot.last_kernel_time_s)
-        blocked = snapshot.recent_kernel < 0
-        return (
-            ("layout", snapshot.layout.value, ""),
-            ("priority", priority, ""),
-            ("SM limiting", "on" if snapshot.utilization_switch else "off", ""),
-            ("launches", *(("blocked", OVER) if blocked else ("allowed", ""))),
-            ("last kernel", last_kernel, ""),
-            ("lock", lock_word(snapshot.owner_pid), NEAR if snapshot.owner_pid else ""),
-            ("settled", *(("yes", "") if snapshot.settled else ("no, it changed meanwhile", NEAR))),
-        )
+def region_facts(snapshot: RegionSnapshot) -> Facts:
+    """What holds for the whole region."""
+    priority = {0: "0 (high)", 1: "1 (low)"}.get(snapshot.priority, str(snapshot.priority))
+    if snapshot.last_kernel_time_s is None:
+        last_kernel = "not recorded by this layout"
+    elif snapshot.last_kernel_time_s == 0:
+        last_kernel = "never"
+    else:
+        last_kernel = age_words(snapshot.taken_at_ns // 10**9 - snapshot.last_kernel_time_s)
+    blocked = snapshot.recent_kernel < 0
+    facts = (
+        ("layout", snapshot.layout.value, ""),
+        ("priority", priority, ""),
+        ("SM limiting", "on" if snapshot.utilization_switch else "off", ""),
+        ("launches", *(("blocked", OVER) if blocked else ("allowed", ""))),
+        ("last kernel", last_kernel, ""),
+        ("lock", lock_word(snapshot.owner_pid), NEAR if snapshot.owner_pid else ""),
+        ("settled", *(("yes", "") if snapshot.settled else ("no, it changed meanwhile", NEAR))),
+    )
+    return Facts(snapshot.path, facts)
 
 
 # ---- devices -------------------------------------------------------------------------------------

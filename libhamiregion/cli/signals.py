@@ -32,18 +32,26 @@ class Stop:
     def __init__(self) -> None:
         self._reading, self._writing = os.pipe()
         os.set_blocking(self._writing, False)
+        self._asked = False
         #: The signal that asked for it; None if none did.
         self.signal: int | None = None
 
+    @property
+    def wakeup_fd(self) -> int:
+        """Where a byte ends a wait that has just begun."""
+        return self._writing
+
     def ask(self) -> None:
         """Ask for the end; from any thread, more than once, and also after the end."""
+        self._asked = True
         if self._writing >= 0:
             with contextlib.suppress(BlockingIOError):
                 os.write(self._writing, b".")
 
     def wait(self) -> None:
         """Return once somebody has asked."""
-        os.read(self._reading, 1)
+        while not self._asked:
+            os.read(self._reading, 64)
 
     def close(self) -> None:
         """Close the pipe."""
@@ -82,6 +90,9 @@ def stop_signals(*, bounded: bool = False) -> Iterator[Stop]:
             restore()
             signal.raise_signal(number)
 
+    # A signal that comes just before the wait would not end it: Python's handler runs when the wait
+    # is over. The interpreter's own writes into the pipe at once.
+    woken_before = signal.set_wakeup_fd(stop.wakeup_fd, warn_on_full_buffer=False)
     for number in _SIGNALS:
         # Whoever started it with nohup wants it to go on.
         if before[number] is not signal.SIG_IGN:
@@ -89,6 +100,7 @@ def stop_signals(*, bounded: bool = False) -> Iterator[Stop]:
     try:
         yield stop
     finally:
+        signal.set_wakeup_fd(woken_before)
         # A repeat may come as late as in the program's last moments, and must not change its end.
         if stop.signal is None:
             restore()

@@ -23,8 +23,6 @@ from libhamiregion.text import printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from rich.console import RenderableType
-
 NOTHING = "-"
 UNLIMITED = "unlimited"
 
@@ -205,14 +203,6 @@ class Table:
                 lines[-1][-1] = cells[-1][1]
         return aligned(lines)
 
-    def drawn(self, width: int, rows: int | None = None) -> RenderableType | None:
-        """Draw the table for a terminal; see `output.Block`."""
-        if not self.records:
-            return Lines([(self.empty, QUIET)] if self.empty else []).drawn(width)
-        from .terminal import draw_table
-
-        return draw_table(self, width, None if self.whole else rows)
-
 
 @attrs.frozen
 class Lines:
@@ -226,26 +216,28 @@ class Lines:
         """Write them for a pipe; ends with a newline."""
         if self.on == "terminal":
             return ""
-        return "".join(f"{printable(text)}\n" for text, _ in self._styled())
+        return "".join(f"{printable(text)}\n" for text, _ in self.styled())
 
-    def drawn(self, width: int, rows: int | None = None) -> RenderableType | None:  # noqa: ARG002 (as all blocks)
-        """Draw them for a terminal with fewer columns than `to_width`; see `output.Block`."""
-        if self.on == "pipe" or width >= self.to_width or not self.sentences:
-            return None
-        from rich.console import Group
-        from rich.padding import Padding
-        from rich.text import Text
-
-        lines: list[RenderableType] = []
-        for text, style in self._styled():
-            words = text.lstrip(" ")
-            line = Text(printable(words), style=style, overflow="fold")
-            # What is wrapped stays indented.
-            lines.append(Padding(line, (0, 0, 0, len(text) - len(words)), expand=False))
-        return Group(*lines)
-
-    def _styled(self) -> list[tuple[str, str]]:
+    def styled(self) -> list[tuple[str, str]]:
+        """Give each sentence with its style."""
         return [(each, "") if isinstance(each, str) else each for each in self.sentences]
+
+
+@attrs.frozen
+class Facts:
+    """What holds for one file: each a label, words and a style. Framed on a terminal."""
+
+    path: str
+    facts: Sequence[tuple[str, str, str]]
+
+    def text(self) -> str:
+        """Write them for a pipe, a line each; ends with a newline."""
+        facts = [(label.replace(" ", "-").lower(), words) for label, words, _ in self.facts]
+        return aligned([("path", printable(self.path)), *facts])
+
+
+#: A part of an answer.
+Block: TypeAlias = "Table | Lines | Facts"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,8 @@ from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.measure import Measurement
+from rich.padding import Padding
+from rich.panel import Panel
 from rich.segment import Segment
 from rich.style import Style
 from rich.table import Table as RichTable
@@ -17,12 +20,25 @@ from rich.text import Text
 
 from libhamiregion.text import printable
 
-from .tables import BAR, NEAR, NOTHING, QUIET, UNLIMITED, Column, Fill, Table
+from .tables import (
+    BAR,
+    NEAR,
+    NOTHING,
+    QUIET,
+    UNLIMITED,
+    WIDE,
+    Column,
+    Facts,
+    Fill,
+    Lines,
+    Table,
+)
 
 if TYPE_CHECKING:
     from rich.console import ConsoleOptions, RenderableType, RenderResult
 
     from .output import Page
+    from .tables import Block
 
 
 def console() -> Console:
@@ -37,7 +53,7 @@ def live(on: Console) -> Live:
 
 def draw_page(page: Page, width: int, rows: int | None = None) -> RenderableType:
     """Draw all blocks of a page with empty lines between, and its warnings and notes."""
-    blocks = [block.drawn(width, rows) for block in page.blocks]
+    blocks = [draw(block, width, rows) for block in page.blocks]
     asides = [Text(printable(each), style=NEAR) for each in page.warnings]
     asides += [Text(printable(each), style=QUIET) for each in page.notes]
     if asides:
@@ -55,8 +71,54 @@ def fit_page(page: Page, screen: Console) -> RenderableType:
     return draw_page(page, screen.width, max(3, screen.height - frame - 1))
 
 
-def draw_table(table: Table, width: int, limit: int | None) -> RenderableType:
-    """Draw a table: a rule under the heading, and air; with so many rows at most."""
+def draw(block: Block, width: int, rows: int | None = None) -> RenderableType | None:
+    """Draw a block for a terminal of that many columns; None if it is not shown there.
+
+    A table has so many rows at most, if that is given.
+    """
+    if isinstance(block, Facts):
+        return _draw_facts(block, min(width, WIDE))
+    if isinstance(block, Lines):
+        return _draw_lines(block, width)
+    if block.records:
+        return _draw_table(block, width, None if block.whole else rows)
+    return _draw_lines(Lines([(block.empty, QUIET)] if block.empty else []), width)
+
+
+def _draw_facts(block: Facts, width: int) -> RenderableType:
+    directory, name = os.path.split(block.path)
+    lines = [Text(printable(directory), style=QUIET, overflow="fold")]
+    for label, words, style in block.facts:
+        fact = Text.assemble((f"{label} ", QUIET), (words, style))
+        # None is broken in two as long as it fits a line.
+        if len(lines) > 1 and lines[-1].cell_len + 3 + fact.cell_len <= width - 4:
+            lines[-1].append("   ").append_text(fact)
+        else:
+            lines.append(fact)
+    return Panel(
+        Group(*lines),
+        title=Text(printable(name), style="bold"),
+        title_align="left",
+        border_style=QUIET,
+        box=box.ROUNDED,
+        width=width,
+    )
+
+
+def _draw_lines(block: Lines, width: int) -> RenderableType | None:
+    if block.on == "pipe" or width >= block.to_width or not block.sentences:
+        return None
+    lines: list[RenderableType] = []
+    for text, style in block.styled():
+        words = text.lstrip(" ")
+        line = Text(printable(words), style=style, overflow="fold")
+        # What is wrapped stays indented.
+        lines.append(Padding(line, (0, 0, 0, len(text) - len(words)), expand=False))
+    return Group(*lines)
+
+
+def _draw_table(table: Table, width: int, limit: int | None) -> RenderableType:
+    """Draw a rule under the heading, and air; with so many rows at most."""
     shown = [
         column
         for column in table.columns

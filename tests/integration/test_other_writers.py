@@ -92,46 +92,25 @@ def test_writing_stops_when_a_monitor_appears_and_goes_on_when_it_has_gone(
         assert task.counters()["feedback_pauses"] == 1
 
 
-def test_what_a_monitor_has_left_behind_is_not_taken_back(scene: NodeScene, node: Node) -> None:
-    urgent, low = scene.container("urgent", priority=0), scene.container("low")
-    launch(urgent)
-    task = Feedback(node)
-    with stopping(task):
-        task.run()
-        with OtherWriter(MONITOR, [urgent, low]):
-            task.run()
-            assert task.paused
-        before = low.content()
-        assert low.get("recent_kernel") == -1
-        # It has gone, and there has been no pass since; others refresh the node as well.
-        node.refresh()
-    assert low.content() == before
-
-
-def test_at_the_end_a_monitor_keeps_what_it_finds(scene: NodeScene, node: Node) -> None:
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_what_another_writer_has_taken_over_is_not_taken_back(
+    scene: NodeScene, node: Node, is_gone: bool
+) -> None:
+    """Whether the last pass has seen it, or it has come since."""
     urgent, low = scene.container("urgent", priority=0), scene.container("low")
     launch(urgent)
     task = Feedback(node)
     task.run()
-    with OtherWriter(MONITOR):
-        node.refresh()
-        task.stop()
-        assert low.get("recent_kernel") == -1
-
-
-def test_a_monitor_of_that_name_elsewhere_does_not_count(
-    scene: NodeScene, feedback: Feedback, tmp_path: Path
-) -> None:
-    """A pod that calls its program so does not have the node's containers in its file system."""
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    with OtherWriter(MONITOR, chroot=empty):
-        feedback.start()
-    link = empty / scene.root.relative_to("/")
-    link.parent.mkdir(parents=True)
-    link.symlink_to(scene.root)
-    with OtherWriter(MONITOR, chroot=empty):
-        feedback.start()
+    with OtherWriter(MONITOR, [urgent, low]):
+        if is_gone:
+            task.run()
+            assert task.paused
+        else:
+            node.refresh()
+            task.stop()
+    node.refresh()
+    task.stop()
+    assert low.get("recent_kernel") == -1
 
 
 def test_a_pod_that_holds_a_region_cannot_pass_for_a_monitor(
@@ -153,25 +132,32 @@ def test_a_pod_that_holds_a_region_cannot_pass_for_a_monitor(
                         task.stop()
 
 
-def test_a_monitor_is_known_by_its_mounts_whatever_the_directory_is_called_there(
+def test_a_monitor_is_known_by_the_nodes_containers_among_its_mounts(
     scene: NodeScene, feedback: Feedback, tmp_path: Path
 ) -> None:
-    there = tmp_path / "root"
-    (there / "vgpu/containers").mkdir(parents=True)
-    script = f'mount --bind {scene.root} {there}/vgpu/containers && exec "$@"'
-    inside = ("unshare", "--mount", "sh", "-c", script, "sh")
+    """Whatever the directory is called there; a pod's program of that name does not have it."""
     if os.geteuid() != 0:
         pytest.skip("needs root to mount")
+    there = tmp_path / "root"
+    (there / "vgpu/containers").mkdir(parents=True)
+    one = scene.container("one").path.parent
+
+    def inside(source: Path) -> tuple[str, ...]:
+        script = f'mount --bind {source} {there}/vgpu/containers && exec "$@"'
+        return ("unshare", "--mount", "sh", "-c", script, "sh")
+
     with (
-        OtherWriter(MONITOR, inside=inside, chroot=there),
+        OtherWriter(MONITOR, inside=inside(scene.root), chroot=there),
         pytest.raises(OtherWriterRuns, match=f"is {MONITOR}"),
     ):
         feedback.start()
     # A mount of one container's directory is that container's.
-    one = scene.container("one").path.parent
-    script = script.replace(f"--bind {scene.root}", f"--bind {one}")
-    inside = ("unshare", "--mount", "sh", "-c", script, "sh")
-    with OtherWriter(MONITOR, inside=inside, chroot=there):
+    with OtherWriter(MONITOR, inside=inside(one), chroot=there):
+        feedback.start()
+    # Nor is a link a directory.
+    (there / "vgpu/containers").rmdir()
+    (there / "vgpu/containers").symlink_to(scene.root)
+    with OtherWriter(MONITOR, chroot=there):
         feedback.start()
 
 

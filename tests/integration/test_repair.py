@@ -17,8 +17,9 @@ from patience import eventually
 from poke import RegionFile
 
 from libhamiregion import Layout, open_region
-from libhamiregion.agent import Feedback, RepairLoop, TaskRunner, repair
-from libhamiregion.node import Node, diagnose
+from libhamiregion.agent import Feedback, RepairLoop, TaskRunner
+from libhamiregion.cli.service_log import ServiceLog
+from libhamiregion.node import Node
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,25 +137,6 @@ def test_what_a_live_process_holds_is_left_alone_and_the_others_get_their_turn(
     assert host_pids(stuck) == {1: processes[0].host_pid}
 
 
-def test_who_has_many_regions_and_keeps_the_loop_waiting_in_one_waits_with_the_others(
-    scene: NodeScene, node: Node, start: Starter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As it can outside the roots, where a container maps what it likes."""
-    files = [scene.container(f"c-{number}") for number in range(3)]
-    for file in files:
-        start().tell("attach", file.path)
-    found = [[each] for each in diagnose(node, settle_s=SETTLE_S) if each.repairable]
-    assert len(found) == 3
-    loop = RepairLoop(node)
-    loop.timeout_s = 0.01
-    with open_region(files[1], writable=True) as region, region.lock():
-        found.sort(key=lambda each: str(each[0].container and each[0].container.name))
-        monkeypatch.setattr(repair, "_LONG_S", 0.01)
-        assert not loop._repair_regions(found)
-    assert [host_pids(file)[1] is not None for file in files] == [True, False, False]
-    assert loop._repair_regions(found[1:])
-
-
 def test_who_spoils_its_lock_again_and_again_is_mended_more_and_more_seldom(
     scene: NodeScene, loop: RepairLoop
 ) -> None:
@@ -177,18 +159,24 @@ def test_who_spoils_its_lock_again_and_again_is_mended_more_and_more_seldom(
     assert is_free(files[1])
 
 
-@pytest.mark.stress
-def test_of_what_takes_long_there_is_one_in_a_pass(
-    scene: NodeScene, loop: RepairLoop, start: Starter
+def test_a_container_that_refills_its_table_makes_few_and_short_lines(
+    scene: NodeScene, node: Node, start: Starter, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = [scene.container(f"c-{number}") for number in range(2)]
-    for file in files:
-        child(start(), file)
-        hold(file, 0)
-    loop.run()
-    assert sum(map(is_free, files)) == 1
-    loop.run()
-    assert all(map(is_free, files))
+    file = scene.container("evil")
+    start().tell("attach", file.path)
+    loop = RepairLoop(node, emit=ServiceLog(as_json=True))
+    for number in range(8):
+        if number % 2 == 0:
+            file.put("proc_num", 1)
+        # Else behind those that have been emptied, which a bounded view shows first.
+        for pid in range(400):
+            file.add_process(100_000 + number * 1000 + pid, {0: MIB})
+        loop.run()
+    lines = capsys.readouterr().err.splitlines()
+    assert loop.counters()["repair_dead_process_counted"] == 8
+    # The 1st, 2nd, 4th and 8th time, and the host pid.
+    assert len(lines) == 5
+    assert max(map(len, lines)) < 500
 
 
 def test_a_dry_run_says_what_it_would_do_and_does_nothing(

@@ -16,8 +16,7 @@ from own_cgroups import cgroup_of_pod, needs_cgroups
 from patience import eventually
 from stale_scene import SOON_S, StaleScene, gone, names, process_in, running_pod, until
 
-from libhamiregion.agent import StaleDirectoryCollector, TaskRunner, stale_directories
-from libhamiregion.node import Node
+from libhamiregion.agent import TaskRunner, stale_directories
 
 pytestmark = [needs_first_namespace, needs_cgroups]
 
@@ -74,26 +73,6 @@ def test_the_directory_of_a_pod_that_is_gone_is_removed_and_nothing_else(
     assert counters["removal_errors"] == counters["removal_paused"] == 0
 
 
-def test_an_old_directory_is_not_enough_its_pod_has_to_be_gone_for_that_long(
-    scene: StaleScene,
-) -> None:
-    directory = scene.container()
-    collector = scene.collector(gone_after_s=1.0)
-    eventually(lambda: time.time() - directory.stat().st_ctime > 1.2)
-    began = time.monotonic()
-    collector.run()
-    collector.run()
-    if time.monotonic() - began < 1.0:
-        assert directory.is_dir()
-
-    def removed() -> bool:
-        collector.run()
-        return not directory.exists()
-
-    eventually(removed)
-    assert time.monotonic() - began >= 1.0
-
-
 def test_a_pod_that_is_there_again_begins_anew(scene: StaleScene) -> None:
     directory = scene.container()
     uid = directory.name.partition("_")[0]
@@ -123,7 +102,8 @@ def test_a_directory_that_the_device_plugin_has_just_touched_stays(scene: StaleS
         assert directory.is_dir()
     os.utime(directory / "usage.cache", (4e9, 4e9))
     until(collector, gone(directory))
-    assert time.time() - touched >= 0.5
+    # The file system's clock may be some milliseconds behind.
+    assert time.time() - touched >= 0.45
 
 
 # ---- sources -------------------------------------------------------------------------------------
@@ -326,11 +306,3 @@ def test_a_dry_run_says_once_what_it_would_remove(scene: StaleScene) -> None:
     assert scene.events.kinds("train") == ["would_remove"]
     assert directory.stat().st_ctime_ns == before
     assert collector.counters()["removal_directories"] == 0
-
-
-def test_it_looks_twice_within_the_time_and_at_least_each_half_minute(scene: StaleScene) -> None:
-    with Node(scene.root) as node:
-        assert StaleDirectoryCollector(node).interval_s == 30
-        assert StaleDirectoryCollector(node, gone_after_s=10).interval_s == 5
-        with pytest.raises(ValueError, match="longer than 0 s, not 0"):
-            StaleDirectoryCollector(node, gone_after_s=0)

@@ -7,14 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from cli_process import COMMAND, PATIENCE_S, environment
+from patience import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 # Its last work lasts until it is given a line: the time in which a repeat does harm.
 PROGRAM = """
@@ -57,6 +58,34 @@ def give(process: subprocess.Popen[str], words: str) -> None:
     assert process.stdin is not None
     process.stdin.write(f"{words}\n")
     process.stdin.flush()
+
+
+# The signal interrupts no wait of the main thread, as when it comes just before the wait.
+UNINTERRUPTED = """
+import signal, threading
+from libhamiregion.cli.signals import stop_signals
+with stop_signals() as stop:
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    print("ready", flush=True)
+    stop.wait()
+print("heard")
+"""
+
+
+def test_a_signal_that_interrupts_no_wait_is_heard() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", UNINTERRUPTED], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert line(process) == "ready"
+        doing = Path(f"/proc/{process.pid}/wchan")
+        eventually(lambda: "pipe" in doing.read_text())
+        process.terminate()
+        try:
+            assert process.wait(PATIENCE_S) == 0
+        finally:
+            process.kill()
+        assert line(process) == "heard"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

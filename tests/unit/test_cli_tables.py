@@ -24,7 +24,7 @@ from libhamiregion.cli.tables import (
     Lines,
     Table,
 )
-from libhamiregion.cli.terminal import fit_page
+from libhamiregion.cli.terminal import draw, fit_page
 
 HOSTILE = "evil \x1b[2J\u202ename"
 
@@ -55,7 +55,7 @@ def table() -> Table:
 
 def drawn(block: Any, width: int) -> str:
     file = io.StringIO()
-    Console(file=file, width=width, color_system=None).print(block.drawn(width))
+    Console(file=file, width=width, color_system=None).print(draw(block, width))
     return file.getvalue()
 
 
@@ -98,7 +98,7 @@ def test_a_terminal_shows_as_many_rows_as_it_has_room_for_and_a_pipe_all() -> No
     assert drawn(many, 80).count("\n") > 2000
     assert len(many.text().splitlines()) == 2001
     few = io.StringIO()
-    Console(file=few, width=80, color_system=None).print(many.drawn(80, 500))
+    Console(file=few, width=80, color_system=None).print(draw(many, 80, 500))
     assert "and 1500 more; a pipe gets all\n" in few.getvalue()
 
 

@@ -67,7 +67,7 @@ def test_what_is_no_size_is_refused_with_examples(text: str) -> None:
 
 @pytest.mark.parametrize("size", ["-1", "-6GiB", -1, -(2**70)])
 def test_a_negative_size_is_refused(size: "str | int") -> None:
-    with pytest.raises(ValueError, match="a size cannot be negative"):
+    with pytest.raises(ValueError, match=r"a size cannot be negative|is 0 to"):
         parse_size(size)
 
 
@@ -75,7 +75,7 @@ def test_a_negative_size_is_refused(size: "str | int") -> None:
     "size", [2**63, 10**400, "9223372036854775808", "8388608T", "9" * 64, "9" * 60 + ".0TiB"]
 )
 def test_a_size_beyond_63_bits_is_refused(size: "str | int") -> None:
-    with pytest.raises(ValueError, match="too large for a size"):
+    with pytest.raises(ValueError, match=r"too large for a size|is 0 to"):
         parse_size(size)
 
 
@@ -123,7 +123,7 @@ def test_bytes_become_text_that_is_exact_or_has_a_fraction(nbytes: int, text: st
 
 
 def test_format_size_refuses_negative_numbers_and_other_types() -> None:
-    with pytest.raises(ValueError, match="a size cannot be negative: -1"):
+    with pytest.raises(ValueError, match="a number of bytes is 0 or above, not -1"):
         format_size(-1)
     with pytest.raises(TypeError):
         format_size(1.0)  # type: ignore[arg-type]
