@@ -3,10 +3,9 @@
 import os
 import pickle
 import struct
-import subprocess
-import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from actors import Actor
@@ -162,13 +161,13 @@ def test_a_full_table_is_an_error_that_names_the_way_out(
 def test_an_impossible_number_of_processes_is_a_corrupt_region(
     layout: Layout, region_file: RegionFileFactory
 ) -> None:
-    file = region_file(layout)
-    with open_region(file, writable=True) as region:
-        slot = region.attach()
-        for count in (-1, SLOTS + 1, 2**31 - 1):
+    for count in (-1, SLOTS + 1, 2**31 - 1):
+        file = region_file(layout)
+        with open_region(file, writable=True) as region:
+            slot = region.attach()
             file.put("proc_num", count)
             before = file.content()
-            for call in (lambda: slot.charge(0, 1), slot.detach, region.attach):
+            for call in (partial(slot.charge, 0, 1), slot.detach, region.attach):
                 with pytest.raises(RegionCorrupt):
                     call()
             assert file.content() == before
@@ -271,37 +270,6 @@ def test_leaving_waits_for_the_lock_and_the_slot_stays_where_it_is_not_free(
         assert region.memory_used(0) == 5
         slot.detach()
         assert pids(file) == []
-
-
-ENDINGS = {
-    "end of the program": "",
-    "sys.exit": "sys.exit(0)",
-    "an exception": "sys.excepthook = lambda *_: None\nraise LookupError",
-    "the region is closed before": "region.close()",
-}
-
-PROGRAM = """
-import sys
-import libhamiregion
-region = libhamiregion.open_region(sys.argv[1], writable=True)
-slot = region.attach()
-slot.charge(0, 2**20)
-assert region.memory_used(0) == 2**20 + 7
-"""
-
-
-@pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
-@pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2], ids=lambda layout: layout.value)
-def test_the_end_of_the_interpreter_leaves_no_slot(
-    layout: Layout, ending: str, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
-    file.add_process(NOBODY, {0: 7})
-    subprocess.run([sys.executable, "-c", PROGRAM + ending, file], check=False, timeout=60)
-    assert pids(file) == [NOBODY]
-    with open_region(file) as region:
-        assert region.memory_used(0) == 7
-    assert is_free(file)
 
 
 @needs_first_namespace
