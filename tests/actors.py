@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,10 @@ class Nursery:
         self.kill_all()
         self._socket.close()
         self._process.wait(PATIENCE_S)
+
+
+MakeActor = Callable[..., Actor]
+"""The fixture `actor`; given a path, each process opens that region."""
 
 
 def map_libvgpu(actor: Actor, directory: Path) -> None:

@@ -28,6 +28,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="needs root"))
 
 
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """A layout is called by its version in the names of tests."""
+    return val.value if isinstance(val, Layout) else None
+
+
 @pytest.fixture(params=NAMES)
 def golden(request: pytest.FixtureRequest, tmp_path: Path) -> GoldenRegion:
     """Each golden region in turn, a copy of the test's own."""
@@ -55,7 +60,7 @@ def region_file(tmp_path: Path) -> RegionFileFactory:
     return make
 
 
-@pytest.fixture(params=list(Layout), ids=lambda layout: layout.value)
+@pytest.fixture(params=list(Layout))
 def layout(request: pytest.FixtureRequest) -> Layout:
     """Each of the five layouts in turn."""
     chosen: Layout = request.param

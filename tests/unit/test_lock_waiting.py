@@ -10,15 +10,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from actors import Actor
+from actors import MakeActor
 from lock_bytes import NOBODY, SEMAPHORES, hold, is_free, let_go, value_of
 from namespaces import is_own_signature
 from patience import PATIENCE_S, eventually
 from poke import RegionFile, RegionFileFactory, locate
 
 from libhamiregion import Layout, LockTimeout, Region, RegionClosed, open_region
-
-MakeActor = Callable[..., Actor]
 
 
 def assert_names_the_way_out(error: LockTimeout, file: RegionFile, owner: int) -> None:

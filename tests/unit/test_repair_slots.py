@@ -4,11 +4,11 @@ The processes here behave as libvgpu's: they write where their slot was when the
 store in their stead; what an actor does is to live and to map the file.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from actors import Actor, Nursery, map_libvgpu
+from actors import Actor, MakeActor, Nursery, map_libvgpu
 from lock_bytes import NOBODY, hold, is_free, let_go
 from namespaces import NEW_NAMESPACE, needs_first_namespace, why_no_new_namespace
 from patience import eventually
@@ -30,13 +30,11 @@ from slot_bytes import (
 
 from libhamiregion import Layout, LockTimeout, SlotRepair, open_region
 
-MakeActor = Callable[..., Actor]
-
 DEAD = NOBODY
 
 
 def each_of(layouts: list[Layout]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("layout", layouts, ids=lambda layout: layout.value)
+    return pytest.mark.parametrize("layout", layouts)
 
 
 with_newer = each_of(WITH_NEWER)

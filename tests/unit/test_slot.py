@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-from actors import Actor
+from actors import MakeActor
 from lock_bytes import NOBODY, hold, is_free, let_go
 from namespaces import needs_first_namespace
 from poke import SLOTS, RegionFileFactory, locate
@@ -31,8 +31,6 @@ from libhamiregion import (
     SlotTableFull,
     open_region,
 )
-
-MakeActor = Callable[..., Actor]
 
 A_USAGE = {0: 700, 15: 41}
 

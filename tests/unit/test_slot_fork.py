@@ -6,15 +6,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from actors import Actor
+from actors import MakeActor
 from forked import in_child
 from lock_bytes import is_free
 from poke import RegionFileFactory
 from slot_bytes import pids
 
 from libhamiregion import Layout, Region, RegionClosed, Slot, open_region
-
-MakeActor = Callable[..., Actor]
 
 AFTER_FORK: dict[str, Callable[[Region, Slot], object]] = {
     "charge": lambda _, slot: slot.charge(0, 1),

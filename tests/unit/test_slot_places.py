@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 
 import pytest
-from actors import Actor
+from actors import Actor, MakeActor
 from lock_bytes import NOBODY, hold, let_go
 from namespaces import needs_first_namespace
 from patience import eventually
@@ -28,13 +28,11 @@ from slot_bytes import (
 
 from libhamiregion import Layout, Region, Slot, SlotTableFull, open_region
 
-MakeActor = Callable[..., Actor]
-
 DEAD = NOBODY
 # From so many slots on an emptied one is looked for.
 MANY = 64
 
-with_newer = pytest.mark.parametrize("layout", WITH_NEWER, ids=lambda layout: layout.value)
+with_newer = pytest.mark.parametrize("layout", WITH_NEWER)
 
 
 def start(file: RegionFile, process: Actor, nbytes: int) -> int:
