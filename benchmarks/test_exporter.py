@@ -146,10 +146,6 @@ def test_through_prometheus_client(
     if containers > 256:
         pytest.skip("one size tells enough")
 
-    class Eight(RegionCollector):
-        def collect(self) -> Iterator[Any]:
-            return (metric for metric in super().collect() if metric.name in EIGHT)
-
     def least_us(collector: Any) -> float:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(collector)
@@ -157,7 +153,7 @@ def test_through_prometheus_client(
 
     found = benchmark.pedantic(
         lambda: {
-            "RegionCollector, eight metrics": least_us(Eight(exporter)),
+            "RegionCollector, eight metrics": least_us(RegionCollector(exporter, EIGHT)),
             "a collector by hand, eight metrics": least_us(ByHand(exporter)),
             "RegionCollector, all metrics": least_us(RegionCollector(exporter)),
         },

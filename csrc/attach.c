@@ -319,7 +319,7 @@ int hr_detach(hr_region *region, uint64_t timeout_ns)
     int code = hr_enter_to_write(region);
     if (code != HR_OK)
         return code;
-    /* Who has no slot does not wait for the lock to learn that. */
+    /* A handle without a slot does not wait for the lock to learn that. */
     code = region->own.is_claimed ? detach(region, hr_deadline_ns(timeout_ns))
                                   : hr_fail_code(HR_EDETACHED);
     hr_leave(region);

@@ -1,5 +1,7 @@
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "reading.h"
 
@@ -35,11 +37,33 @@ static void prefetch(const hr_region *region)
     }
 }
 
+/* Enough for nearly all; more would push out what is being read. */
+#define MOST_LIKELY_SLOTS 8
+
 static void remember_slots(hr_region *region, uint32_t slots)
 {
-    /* Enough for nearly all; more would push out what is being read. */
-    const uint32_t most = 8;
-    atomic_store_explicit(&region->likely_slots, slots < most ? slots : most, memory_order_relaxed);
+    atomic_store_explicit(&region->likely_slots,
+                          slots < MOST_LIKELY_SLOTS ? slots : MOST_LIKELY_SLOTS,
+                          memory_order_relaxed);
+}
+
+void hr_give_back_pages(hr_region *const *regions, uint32_t count)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    for (uint32_t i = 0; i < count; i++) {
+        hr_region *region = regions[i];
+        if (region == NULL || hr_enter(region) != HR_OK)
+            continue;
+        const uint32_t slots = atomic_load_explicit(&region->likely_slots, memory_order_relaxed);
+        const size_t used = (size_t)((const unsigned char *)hr_slot(region, slots) -
+                                     (const unsigned char *)region->base);
+        const size_t start = (used + page - 1) / page * page;
+        /* The file keeps what stands in them: the mapping is shared. */
+        if (slots < MOST_LIKELY_SLOTS && start < region->mapped_bytes)
+            madvise((void *)((uintptr_t)region->base + start), region->mapped_bytes - start,
+                    MADV_DONTNEED);
+        hr_leave(region);
+    }
 }
 
 /* Until hr_leave(), hr_close() waits; so the mapping may be touched. */
@@ -81,6 +105,19 @@ static int put_failure(struct hr_reading *reading, int code)
 int hr_read_set(hr_region *const *regions, uint32_t count, void *buffer, size_t bytes,
                 struct hr_set_size *size)
 {
+    return hr_read_set_capped(regions, count, buffer, bytes, UINT32_MAX, size);
+}
+
+/* Takes the processes out of a snapshot that has been read. */
+static void drop_processes(struct hr_reading *reading)
+{
+    reading->head->proc_num = 0;
+    reading->wanted = sizeof *reading->head + reading->head->span * sizeof(struct hr_device);
+}
+
+int hr_read_set_capped(hr_region *const *regions, uint32_t count, void *buffer, size_t bytes,
+                       uint32_t most_usages, struct hr_set_size *size)
+{
     struct hr_member *members = buffer;
     struct hr_set_size sum = {.bytes = count * sizeof *members};
     struct hr_reading reading;
@@ -111,6 +148,8 @@ int hr_read_set(hr_region *const *regions, uint32_t count, void *buffer, size_t 
             const bool has_gap = (head->shown & (head->shown + 1)) != 0;
             const uint32_t devices =
                 has_gap ? (uint32_t)__builtin_popcount(head->shown) : head->span;
+            if ((uint32_t)head->proc_num * devices > most_usages)
+                drop_processes(&reading);
             members[i] =
                 (struct hr_member){sum.bytes, sum.devices, sum.processes, sum.usages, devices};
             sum.devices += devices;

@@ -356,6 +356,21 @@ int hr_read_set(hr_region *const *regions, uint32_t count, void *buffer, size_t 
                 struct hr_set_size *size);
 
 /*
+ * The same, but regions with more usages than that have none of their processes: a
+ * container can fill its table to make its readers large.  The sums of its devices are
+ * those over all slots.
+ */
+int hr_read_set_capped(hr_region *const *regions, uint32_t count, void *buffer, size_t bytes,
+                       uint32_t most_usages, struct hr_set_size *size);
+
+/*
+ * Give back the pages of regions behind the slots that the last hr_read_set() found in
+ * use, 7 at most: the kernel maps up to 16 pages around each that is touched.  Costs
+ * nothing but new faults where processes come.
+ */
+void hr_give_back_pages(hr_region *const *regions, uint32_t count);
+
+/*
  * Columns of what hr_read_set() wrote.  All cells are 64 bits wide.  A table of k
  * columns is k arrays of `step` cells, one after the other, in the order of the
  * enums below.  `step` is at least the number of rows; a multiple of 512 takes twice

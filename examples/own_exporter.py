@@ -31,8 +31,7 @@ def main() -> None:
     load.set_function(lambda: os.getloadavg()[0])
 
     with (
-        # With a directory of one's own, only what stands in it.
-        Node(arguments.root, outside=arguments.root is None) as node,
+        Node(arguments.root) as node,
         NvmlSampler(sensors=True) as sampler,  # says why, where there is no driver
         NodeExporter(node, sampler=sampler) as exporter,  # refreshes until the end of the block
     ):

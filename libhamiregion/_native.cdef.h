@@ -190,6 +190,9 @@ struct hr_set_size {
 
 int hr_read_set(hr_region *const *regions, uint32_t count, void *buffer, size_t bytes,
                 struct hr_set_size *size);
+int hr_read_set_capped(hr_region *const *regions, uint32_t count, void *buffer, size_t bytes,
+                       uint32_t most_usages, struct hr_set_size *size);
+void hr_give_back_pages(hr_region *const *regions, uint32_t count);
 
 #define HR_TABLE_REGIONS ...
 #define HR_TABLE_DEVICES ...

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs
 
 from libhamiregion._version import __version__
+from libhamiregion.node.events import error_text
 from libhamiregion.text import printable
 
 from .log_lines import RepeatedEvents
@@ -157,7 +158,7 @@ class MetricsApp:
             self._failures.failed("scrape", str(timeout))
             return await _say(send, request, 503, f"503: {timeout}")
         except Exception as error:  # noqa: BLE001 (a scrape that fails must not end anything else)
-            self._failures.failed("scrape", f"{type(error).__name__}: {error}", error)
+            self._failures.failed("scrape", f"{type(error).__name__}: {error_text(error)}", error)
             return await _say(
                 send, request, 500, "500: the scrape failed; the exporter's log tells why"
             )

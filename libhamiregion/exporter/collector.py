@@ -12,7 +12,7 @@ from prometheus_client.samples import Sample
 from .families import FAMILIES, MetricFamily
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from .node_exporter import NodeExporter
 
@@ -30,10 +30,12 @@ class RegionCollector(Collector):
 
     Args:
         exporter: Where the figures come from; start it, or let scrapes do its work.
+        names: Only the families of these names; None means all.
     """
 
-    def __init__(self, exporter: NodeExporter) -> None:
+    def __init__(self, exporter: NodeExporter, names: Collection[str] | None = None) -> None:
         self._exporter = exporter
+        self._names = names
 
     def collect(self) -> Iterator[Metric]:
         """The families that have series now, with their samples.
@@ -44,7 +46,7 @@ class RegionCollector(Collector):
         now_s = int(time.time())
         metric: Metric | None = None
         family: MetricFamily | None = None
-        for series in self._exporter.gather():
+        for series in self._exporter.gather(self._names):
             if series.family is not family:
                 if metric is not None and metric.samples:
                     yield metric
@@ -52,14 +54,17 @@ class RegionCollector(Collector):
                 metric = _metric(family)
             assert metric is not None  # noqa: S101 (made with its family)
             name = family.name + series.suffix
-            metric.samples += [Sample(name, *sample) for sample in series.samples(now_s)]
+            metric.samples += [
+                Sample(name, labels, value) for labels, value in series.samples(now_s)
+            ]
         if metric is not None and metric.samples:
             yield metric
 
     def describe(self) -> Iterator[Metric]:
         """All families that there can be, without samples; asks nothing."""
         for family in FAMILIES:
-            if family.origin != "legacy" or self._exporter.legacy:
+            is_wanted = self._names is None or family.name in self._names
+            if is_wanted and (family.origin != "legacy" or self._exporter.legacy):
                 yield _metric(family)
 
 

@@ -142,46 +142,67 @@ def _family(
 
 
 def _hami(
-    name: str,
-    meaning: str,
-    labels: tuple[str, ...],
-    write_as: WriteAs = WHOLE,
-    column: str | None = None,
+    name: str, meaning: str, labels: tuple[str, ...], write_as: WriteAs = WHOLE
 ) -> MetricFamily:
-    return _family(name, meaning, labels, write_as, column, origin="hami")
+    return _family(name, meaning, labels, write_as, origin="hami")
 
 
 def _legacy(
-    name: str,
-    meaning: str,
-    labels: tuple[str, ...],
-    write_as: WriteAs = WHOLE,
-    column: str | None = None,
+    name: str, meaning: str, labels: tuple[str, ...], write_as: WriteAs = WHOLE
 ) -> MetricFamily:
-    return _family(name, meaning, labels, write_as, column, origin="legacy")
+    return _family(name, meaning, labels, write_as, origin="legacy")
+
+
+def _gpu(name: str, meaning: str, write_as: WriteAs = WHOLE) -> MetricFamily:
+    return _hami(name, meaning, HAMI_HOST, write_as)
+
+
+def _hami_device(name: str, meaning: str, column: str, write_as: WriteAs = WHOLE) -> MetricFamily:
+    return _family(name, meaning, HAMI_DEVICE, write_as, column, origin="hami")
+
+
+def _legacy_device(name: str, meaning: str, column: str, write_as: WriteAs = WHOLE) -> MetricFamily:
+    return _family(name, meaning, LEGACY_DEVICE, write_as, column, origin="legacy")
+
+
+def _device(
+    name: str, meaning: str, column: str | None = None, write_as: WriteAs = WHOLE
+) -> MetricFamily:
+    return _family(name, meaning, DEVICE, write_as, column)
+
+
+def _container(
+    name: str, meaning: str, column: str | None = None, write_as: WriteAs = WHOLE
+) -> MetricFamily:
+    return _family(name, meaning, CONTAINER, write_as, column)
+
+
+def _process(
+    name: str, meaning: str, column: str | None = None, write_as: WriteAs = WHOLE
+) -> MetricFamily:
+    return _family(name, meaning, PROCESS, write_as, column)
+
+
+def _unaccounted(name: str, meaning: str, write_as: WriteAs = WHOLE) -> MetricFamily:
+    return _family(name, meaning, UNACCOUNTED, write_as)
 
 
 # ---- HAMi's monitor: the GPUs --------------------------------------------------------------------
 
-HOST_MEMORY_USED = _hami(
-    "hami_host_gpu_memory_used_bytes",
-    "Memory of the GPU that is in use, as the driver says.",
-    HAMI_HOST,
+HOST_MEMORY_USED = _gpu(
+    "hami_host_gpu_memory_used_bytes", "Memory of the GPU that is in use, as the driver says."
 )
-HOST_UTILIZATION = _hami(
+HOST_UTILIZATION = _gpu(
     "hami_host_gpu_utilization_ratio",
     "Share of the last sample in which a kernel ran on the GPU, 0 to 100.",
-    HAMI_HOST,
 )
 HOST_MEMORY_UTILIZATION = _hami(
     "hami_host_gpu_memory_controller_utilization_ratio",
     "Share of the last sample in which the GPU's memory was read or written, 0 to 100.",
     HAMI_HOST[1:],
 )
-HOST_TEMPERATURE = _hami(
-    "hami_host_gpu_temperature_celsius", "Temperature of the GPU's core.", HAMI_HOST
-)
-HOST_POWER = _hami("hami_host_gpu_power_usage_watts", "Power that the GPU draws.", HAMI_HOST, REAL)
+HOST_TEMPERATURE = _gpu("hami_host_gpu_temperature_celsius", "Temperature of the GPU's core.")
+HOST_POWER = _gpu("hami_host_gpu_power_usage_watts", "Power that the GPU draws.", REAL)
 HOST_ECC = _hami(
     "hami_host_gpu_ecc_errors_total",
     "Memory errors of the GPU's lifetime, corrected and uncorrected.",
@@ -190,61 +211,42 @@ HOST_ECC = _hami(
 
 # ---- HAMi's monitor: the containers --------------------------------------------------------------
 
-MEMORY_USED = _hami(
+MEMORY_USED = _hami_device(
     "hami_vgpu_memory_used_bytes",
     "Memory accounted to the container on the device, over slots whose status is not 0.",
-    HAMI_DEVICE,
-    WHOLE,
     "memory_used_bytes",
 )
-MEMORY_LIMIT = _hami(
+MEMORY_LIMIT = _hami_device(
     "hami_vgpu_memory_limit_bytes",
     "The container's memory limit on the device; 0 is unlimited.",
-    HAMI_DEVICE,
-    WHOLE,
     "memory_limit_bytes",
 )
-CONTAINER_MEMORY = _hami(
+CONTAINER_MEMORY = _hami_device(
     "hami_container_device_memory_bytes",
     "The same figure as hami_vgpu_memory_used_bytes.",
-    HAMI_DEVICE,
-    WHOLE,
     "memory_used_bytes",
 )
-MEMORY_CONTEXT = _hami(
+MEMORY_CONTEXT = _hami_device(
     "hami_vgpu_memory_context_bytes",
     "Of the memory accounted, CUDA contexts.",
-    HAMI_DEVICE,
-    WHOLE,
     "memory_context_bytes",
 )
-MEMORY_MODULE = _hami(
-    "hami_vgpu_memory_module_bytes",
-    "Of the memory accounted, modules.",
-    HAMI_DEVICE,
-    WHOLE,
-    "memory_module_bytes",
+MEMORY_MODULE = _hami_device(
+    "hami_vgpu_memory_module_bytes", "Of the memory accounted, modules.", "memory_module_bytes"
 )
-MEMORY_BUFFER = _hami(
-    "hami_vgpu_memory_buffer_bytes",
-    "Of the memory accounted, buffers.",
-    HAMI_DEVICE,
-    WHOLE,
-    "memory_data_bytes",
+MEMORY_BUFFER = _hami_device(
+    "hami_vgpu_memory_buffer_bytes", "Of the memory accounted, buffers.", "memory_data_bytes"
 )
-UTILIZATION = _hami(
+UTILIZATION = _hami_device(
     "hami_container_device_utilization_ratio",
     "SM utilisation of the container's processes, 0 to 100 each and summed.",
-    HAMI_DEVICE,
-    WHOLE,
     "sm_util_percent",
 )
-LAST_KERNEL = _hami(
+LAST_KERNEL = _hami_device(
     "hami_container_last_kernel_elapsed_seconds",
     "Seconds since a process of the container last launched a kernel.",
-    HAMI_DEVICE,
-    SINCE,
     "last_kernel_time_s",
+    SINCE,
 )
 MIG_INFO = _hami(
     "hami_mig_device_info",
@@ -269,38 +271,27 @@ LEGACY_HOST_MEMORY = _legacy(
 LEGACY_HOST_UTILIZATION = _legacy(
     "HostCoreUtilization", "As hami_host_gpu_utilization_ratio.", LEGACY_HOST
 )
-LEGACY_MEMORY_USED = _legacy(
-    "vGPU_device_memory_usage_in_bytes",
-    "As hami_vgpu_memory_used_bytes.",
-    LEGACY_DEVICE,
-    WHOLE,
-    "memory_used_bytes",
+LEGACY_MEMORY_USED = _legacy_device(
+    "vGPU_device_memory_usage_in_bytes", "As hami_vgpu_memory_used_bytes.", "memory_used_bytes"
 )
-LEGACY_MEMORY_LIMIT = _legacy(
-    "vGPU_device_memory_limit_in_bytes",
-    "As hami_vgpu_memory_limit_bytes.",
-    LEGACY_DEVICE,
-    WHOLE,
-    "memory_limit_bytes",
+LEGACY_MEMORY_LIMIT = _legacy_device(
+    "vGPU_device_memory_limit_in_bytes", "As hami_vgpu_memory_limit_bytes.", "memory_limit_bytes"
 )
 LEGACY_MEMORY_PARTS = _legacy(
     "Device_memory_desc_of_container",
     "As hami_vgpu_memory_used_bytes, with its parts, in bytes, as the values of labels.",
     (*LEGACY_DEVICE, "context", "module", "data", "offset"),
 )
-LEGACY_UTILIZATION = _legacy(
+LEGACY_UTILIZATION = _legacy_device(
     "Device_utilization_desc_of_container",
     "As hami_container_device_utilization_ratio.",
-    LEGACY_DEVICE,
-    WHOLE,
     "sm_util_percent",
 )
-LEGACY_LAST_KERNEL = _legacy(
+LEGACY_LAST_KERNEL = _legacy_device(
     "Device_last_kernel_of_container",
     "As hami_container_last_kernel_elapsed_seconds.",
-    LEGACY_DEVICE,
-    SINCE,
     "last_kernel_time_s",
+    SINCE,
 )
 LEGACY_MIG = _legacy("MigInfo", "As hami_mig_device_info.", (*LEGACY_DEVICE, "instanceid"), INFO)
 
@@ -318,71 +309,60 @@ CONTAINER_MISSING = _family(
     (*CONTAINER, "reason"),
     INFO,
 )
-PRIORITY = _family(
+PRIORITY = _container(
     "hamiregion_container_priority",
     "Priority of the container's launches; 0 is the most urgent.",
-    CONTAINER,
-    SIGNED,
     "priority",
+    SIGNED,
 )
-BLOCKED = _family(
+BLOCKED = _container(
     "hamiregion_container_blocked",
     "1 where the container's launches wait for those of a more urgent one, else 0.",
-    CONTAINER,
-    NEGATIVE,
     "recent_kernel",
+    NEGATIVE,
 )
-MEMORY_COUNTED = _family(
+MEMORY_COUNTED = _device(
     "hamiregion_device_memory_counted_bytes",
     "What libvgpu compares with the limit: the memory of all slots, whatever their status.",
-    DEVICE,
-    WHOLE,
     "memory_used_bytes",
 )
-SM_LIMIT = _family(
+SM_LIMIT = _device(
     "hamiregion_device_sm_limit_ratio",
     "The container's SM limit on the device; absent where there is none.",
-    DEVICE,
-    LIMIT_RATIO,
     "sm_limit_percent",
+    LIMIT_RATIO,
 )
-MEMORY_DRIVER = _family(
+MEMORY_DRIVER = _device(
     "hamiregion_device_memory_driver_bytes",
     "What the driver says the container's processes use of the device;"
     " absent where it is not known for all of them.",
-    DEVICE,
 )
-MEMORY_DEAD = _family(
-    "hamiregion_device_memory_dead_bytes",
-    "Memory that slots of processes proved dead still count.",
-    DEVICE,
+MEMORY_DEAD = _device(
+    "hamiregion_device_memory_dead_bytes", "Memory that slots of processes proved dead still count."
 )
-MEMORY_ORPHANED = _family(
+MEMORY_ORPHANED = _device(
     "hamiregion_device_memory_orphaned_bytes",
     "Memory in slots that a live process left behind when libvgpu moved it: frozen there,"
     " while what it really uses counts nowhere.",
-    DEVICE,
 )
-LOCK_HELD = _family(
+LOCK_HELD = _container(
     "hamiregion_lock_held_seconds",
     "For how long the region's lock has been held by the same process without a pause; else 0.",
-    CONTAINER,
+    None,
     REAL,
 )
-UNSETTLED_READS = _family(
+UNSETTLED_READS = _container(
     "hamiregion_unsettled_reads_total",
     "Scrapes in which the region could not be read without a writer in between.",
-    CONTAINER,
 )
 CONTAINER_PROCESSES = _family(
     "hamiregion_container_processes",
     "Processes of the container: alive, dead or unknown with a slot; unlisted or escaped without.",
     (*CONTAINER, "state"),
 )
-PROCESSES_FOLDED = _family(
+PROCESSES_FOLDED = _container(
     "hamiregion_container_processes_folded",
     "Processes that are summed up under the pid other, because the container has too many.",
-    CONTAINER,
 )
 CONTAINER_FINDINGS = _family(
     "hamiregion_container_findings",
@@ -392,78 +372,68 @@ CONTAINER_FINDINGS = _family(
 
 # ---- ours: processes -----------------------------------------------------------------------------
 
-PROCESS_MEMORY = _family(
+PROCESS_MEMORY = _process(
     "hamiregion_process_memory_used_bytes",
     "Memory accounted to the process on the device.",
-    PROCESS,
-    WHOLE,
     "memory_used_bytes",
 )
-PROCESS_SM = _family(
+PROCESS_SM = _process(
     "hamiregion_process_sm_utilization_ratio",
     "SM utilisation of the process as its region has it; the limiter works with this figure.",
-    PROCESS,
-    RATIO,
     "sm_util_percent",
+    RATIO,
 )
-PROCESS_ENC = _family(
+PROCESS_ENC = _process(
     "hamiregion_process_enc_utilization_ratio",
     "Encoder utilisation as the region has it; absent until something writes it: libvgpu does not.",
-    PROCESS,
-    RATIO,
     "enc_util_percent",
+    RATIO,
 )
-PROCESS_DEC = _family(
+PROCESS_DEC = _process(
     "hamiregion_process_dec_utilization_ratio",
     "Decoder utilisation as the region has it; absent until something writes it: libvgpu does not.",
-    PROCESS,
-    RATIO,
     "dec_util_percent",
+    RATIO,
 )
-PROCESS_DRIVER_MEMORY = _family(
+PROCESS_DRIVER_MEMORY = _process(
     "hamiregion_process_memory_driver_bytes",
     "Memory that the process uses of the device, as the driver says.",
-    PROCESS,
 )
-PROCESS_DRIVER_SM = _family(
+PROCESS_DRIVER_SM = _process(
     "hamiregion_process_driver_sm_utilization_ratio",
     "Share of the last sample in which kernels of the process ran, as the driver says.",
-    PROCESS,
+    None,
     RATIO,
 )
-PROCESS_DRIVER_ENC = _family(
+PROCESS_DRIVER_ENC = _process(
     "hamiregion_process_driver_enc_utilization_ratio",
     "Encoder utilisation of the process, as the driver says.",
-    PROCESS,
+    None,
     RATIO,
 )
-PROCESS_DRIVER_DEC = _family(
+PROCESS_DRIVER_DEC = _process(
     "hamiregion_process_driver_dec_utilization_ratio",
     "Decoder utilisation of the process, as the driver says.",
-    PROCESS,
+    None,
     RATIO,
 )
-UNACCOUNTED_MEMORY = _family(
+UNACCOUNTED_MEMORY = _unaccounted(
     "hamiregion_unaccounted_process_memory_driver_bytes",
     "Memory used by a process that no region accounts for, as the driver says.",
-    UNACCOUNTED,
 )
-UNACCOUNTED_SM = _family(
+UNACCOUNTED_SM = _unaccounted(
     "hamiregion_unaccounted_process_driver_sm_utilization_ratio",
     "SM utilisation of a process that no region accounts for, as the driver says.",
-    UNACCOUNTED,
     RATIO,
 )
-UNACCOUNTED_ENC = _family(
+UNACCOUNTED_ENC = _unaccounted(
     "hamiregion_unaccounted_process_driver_enc_utilization_ratio",
     "Encoder utilisation of a process that no region accounts for, as the driver says.",
-    UNACCOUNTED,
     RATIO,
 )
-UNACCOUNTED_DEC = _family(
+UNACCOUNTED_DEC = _unaccounted(
     "hamiregion_unaccounted_process_driver_dec_utilization_ratio",
     "Decoder utilisation of a process that no region accounts for, as the driver says.",
-    UNACCOUNTED,
     RATIO,
 )
 

@@ -11,6 +11,7 @@ from array import array
 from typing import TYPE_CHECKING
 
 from libhamiregion import __version__
+from libhamiregion.node.events import error_text
 from libhamiregion.text import printable
 
 from . import families
@@ -28,6 +29,7 @@ from .labels import NO_LABELS, CardinalityLimiter, label_text, safe_value
 from .log_lines import LINE_LIMIT, RepeatedEvents
 from .region_metrics import RegionMetrics
 from .schedule import Schedule, Turn
+from .state import SNAPSHOT_BYTES
 from .text import Series, TextEncoder
 
 if TYPE_CHECKING:
@@ -187,7 +189,7 @@ class NodeExporter:
         if self.node.scanned_roots:
             return None
         for error in self.node.root_errors.values():
-            return _short(f"no directory of containers can be listed: {error}")
+            return _short(f"no directory of containers can be listed: {error_text(error)}")
         if self.node.containers:
             return None
         return _short(f"there is none of {', '.join(self.node.roots)}, and no region elsewhere")
@@ -256,7 +258,7 @@ class NodeExporter:
 
     def _gather(self, names: Collection[str] | None) -> list[Series]:
         state = self._schedule.current()
-        snapshot = self.node.snapshot()
+        snapshot = self.node.snapshot(most_bytes=SNAPSHOT_BYTES)
         wanted = frozenset(
             family for family in families.FAMILIES if names is None or family.name in names
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from libhamiregion.node.events import error_text
 from libhamiregion.text import printable
 
 from .log_lines import LINE_LIMIT, RepeatedEvents
@@ -179,7 +180,7 @@ class Schedule:
         except Exception as error:  # noqa: BLE001 (whatever it is, scrapes go on with what is known)
             turn.errors += 1
             turn.failing = True
-            message = f"{type(error).__name__}: {error}"
+            message = f"{type(error).__name__}: {error_text(error)}"
             turn.last_error = printable(f"{turn.name}: {message}", LINE_LIMIT)
             self._failures.failed(turn.name, message, error)
         else:
@@ -197,7 +198,7 @@ class Schedule:
         for root, error in unreadable.items():
             self._failures.failed(
                 "root " + printable(root, 200).replace("%", "%%"),
-                f"{error}; the containers there are not seen",
+                f"{error_text(error)}; the containers there are not seen",
             )
         for root in self._node.scanned_roots:
             if self._failures.recovered("root " + printable(root, 200).replace("%", "%%")):

@@ -12,7 +12,7 @@ import attrs
 
 from libhamiregion._core import ffi, lib
 
-from .families import INFO, REAL
+from .families import INFO, REAL, SIGNED, WHOLE
 from .labels import LabelRows
 
 if TYPE_CHECKING:
@@ -65,7 +65,14 @@ class Series:
         if family.write_as == INFO:
             yield from ((labels, 1.0) for labels in named)
             return
-        for labels, row in zip(named, self.rows or range(len(named)), strict=True):
+        rows = range(len(named)) if self.rows is None else self.rows
+        if family.write_as in (WHOLE, SIGNED, REAL):
+            found = cells.tolist()
+            yield from (
+                (labels, found[row]) for labels, row in zip(named, rows, strict=True) if row < count
+            )
+            return
+        for labels, row in zip(named, rows, strict=True):
             number = family.number(cells[row], now_s) if row < count else None
             if number is not None:
                 yield labels, number

@@ -151,7 +151,7 @@ class Node:
         self.processes = ProcessTable(proc)
         self._look_outside = outside
         self._outside = OutsideRegions(self.processes, self.names)
-        self._slots = SlotTracker(self.processes, self._match_pids)
+        self._slots = SlotTracker(self.processes)
         # Held while directories and /proc are read.
         self._refreshing = threading.RLock()
         # Held for moments only, inside the other one: guards the set, the containers and the rows.
@@ -319,18 +319,21 @@ class Node:
 
     # ---- what they hold --------------------------------------------------------------------------
 
-    def snapshot(self) -> NodeSnapshot:
+    def snapshot(self, *, most_bytes: int | None = None) -> NodeSnapshot:
         """Read all regions in one native call.
 
         A region that fails has its code and no rows (`RegionTable.error` tells why); the next
         refresh opens it anew or says what is wrong with it.
+
+        Args:
+            most_bytes: As for `RegionSet.read`.
 
         Raises:
             RegionClosed: After `close`, or in a forked child.
         """
         with self._lock:
             self._check_open()
-            table = self._set.read()
+            table = self._set.read(most_bytes=most_bytes)
             if self._rows is None:
                 by_region = {each.region: each for each in self._containers}
                 self._rows = (
@@ -338,6 +341,16 @@ class Node:
                     tuple(each for each in self._containers if each.region is None),
                 )
             return NodeSnapshot(*self._rows, table)
+
+    def give_back_pages(self) -> None:
+        """`RegionSet.give_back_pages` of all regions.
+
+        Raises:
+            RegionClosed: After `close`, or in a forked child.
+        """
+        with self._lock:
+            self._check_open()
+            self._set.give_back_pages()
 
     def slots(self, snapshot: NodeSnapshot) -> SlotStates:
         """Tell which slots of a snapshot are of live processes: cheap enough for every few seconds.
@@ -352,7 +365,7 @@ class Node:
         """
         with self._refreshing:
             self._check_open()
-            return self._slots.update(snapshot.containers, snapshot.table)
+            return self._slots.update(snapshot.containers, snapshot.table, self._match_pids)
 
     def proved_processes(self) -> dict[int, tuple[Container, int]]:
         """Pid in /proc to container and pid in its slot, of live ones, as of the last `slots`."""

@@ -141,6 +141,12 @@ def test_a_collector_describes_former_names_only_where_they_are_exported(tmp_pat
 
 
 def test_only_what_is_asked_for_is_rendered(exporter: NodeExporter) -> None:
+    some = RegionCollector(exporter, ["hami_vgpu_memory_used_bytes", "hamiregion_errors_total"])
+    for metrics in (some.collect(), some.describe()):
+        assert [metric.name for metric in metrics] == [
+            "hami_vgpu_memory_used_bytes",
+            "hamiregion_errors",
+        ]
     names = {"hami_vgpu_memory_used_bytes", "hamiregion_errors_total"}
     assert parsed(exporter.render(names=names)).names == names
     assert {series.family.name for series in exporter.gather(names)} == names

@@ -106,7 +106,7 @@ def test_told_to_end_it_finishes_the_answer_under_way_and_exits_with_0(
             assert b"content-length: %d\r\n" % len(body) in head + b"\r\n"
             assert idle.recv(1) == b""
         assert process.process.wait(30) == 0
-        assert process.log.endswith("info    ended in order\n")
+        assert process.log.endswith("ended in order\n")
         assert "Traceback" not in process.log
 
 
@@ -235,7 +235,8 @@ def test_its_log_can_be_json(files: NodeFiles) -> None:
         process.wait_until_ready()
         assert process.stop() == 0
         lines = [json.loads(line) for line in process.log.splitlines()]
-    assert [set(line) for line in lines] == [{"time_s", "level", "message"}] * len(lines)
+    keys = {"time_s", "task", "event", "message", "container", "detail"}
+    assert [set(line) for line in lines] == [keys] * len(lines)
     assert lines[-1]["message"] == "ended in order"
     assert abs(lines[0]["time_s"] - time.time()) < 600
 

@@ -217,15 +217,19 @@ def test_a_scrape_that_fails_is_a_500_and_the_log_tells_why(
 
 
 def test_a_scrape_that_hangs_is_a_503_and_those_after_it_do_not_wait(
-    serve: Callable[..., str], renderer: Renderer
+    serve: Callable[..., str], renderer: Renderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("libhamiregion.exporter.app._PROBE_TIMEOUT_S", 0.1)
     url = serve(limits=ServerLimits(render_timeout_s=0.3))
+    assert ask(url, "/readyz").status == 200
     renderer.go_on.clear()
     reply = ask(url)
     assert reply.status == 503
     assert "a scrape has been under way for" in reply.text
     eventually(lambda: ask(url).status == 503)
     assert len(renderer.calls) == 1
+    assert ask(url, "/healthz").text == "ok\n"
+    assert "a scrape has been under way for" in ask(url, "/readyz").text
     renderer.go_on.set()
     eventually(lambda: ask(url).status == 200)
 

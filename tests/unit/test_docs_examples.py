@@ -109,6 +109,7 @@ NODE_WRITERS = {
     "RepairLoop",
     "DriverFigures",
     "StaleDirectoryCollector",
+    "PlanKeeper",
     "PlanWatcher",
     "apply_diff",
 }

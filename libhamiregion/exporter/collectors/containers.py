@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from libhamiregion.exporter.identity import identity_of
+from libhamiregion.exporter.state import SNAPSHOT_BYTES
 from libhamiregion.node import ChainedNames
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class ContainersCollector:
         self._outside = outside
         self._gone = GoneContainers(node, gone_after_s)
         self._named_s = -_ASK_UNNAMED_S
+        self._named: tuple[Container, ...] | None = None
 
     def ask_again(self) -> None:
         """Have the next look ask for all names, and for all left-overs."""
@@ -61,7 +63,9 @@ class ContainersCollector:
     def collect(self, state: CollectedState) -> CollectedState:
         """Look for containers, and name those that are new."""
         node = self._node
-        node.refresh(processes=self._outside)
+        if node.refresh(processes=self._outside):
+            node.snapshot(most_bytes=SNAPSHOT_BYTES)
+            node.give_back_pages()
         identities = self._identities(state.identities)
         gone = self._gone.among(identities)
         if gone != state.gone:
@@ -74,10 +78,14 @@ class ContainersCollector:
     def _identities(self, before: Mapping[Container, Identity]) -> Mapping[Container, Identity]:
         now_s = time.monotonic()
         asks_unnamed = now_s - self._named_s >= _ASK_UNNAMED_S
+        containers = self._node.containers
+        if containers is self._named and not asks_unnamed:
+            return before
         if asks_unnamed:
             self._named_s = now_s
+        self._named = containers
         found = {}
-        for container in self._node.containers:
+        for container in containers:
             known = before.get(container)
             if known is None or (asks_unnamed and not known.is_named):
                 now = identity_of(self._node, container, self._limiter)
@@ -124,8 +132,11 @@ class GoneContainers:
             return self._last & identities.keys()
         self._asked_s = now_s
         silent = [each for each in identities if self._is_old(each) and not self._is_known(each)]
-        named = frozenset(each for each, identity in identities.items() if identity.is_named)
-        gone = [each for each in silent if self._can_tell(named - {each})]
+        # Resolvers that know no pod at this moment may not be reached.
+        named = (each for each, identity in identities.items() if identity.is_named)
+        some = [each for each in islice(named, _OTHERS_ASKED + 1) if silent]
+        others = [each for each in some if self._is_known(each)]
+        gone = [each for each in silent if any(other is not each for other in others)]
         self._last = frozenset(self._unused(gone))
         return self._last
 
@@ -146,16 +157,12 @@ class GoneContainers:
             each.resolve(container.pod_uid, container.name) is not None for each in resolvers
         )
 
-    def _can_tell(self, named: frozenset[Container]) -> bool:
-        """Whether the resolvers know any other pod at this moment: they may not be reached."""
-        return any(self._is_known(each) for each in islice(named, _OTHERS_ASKED))
-
     def _unused(self, containers: Iterable[Container]) -> list[Container]:
         """Those of these that no process uses, proved by a complete /proc."""
         candidates = list(containers)
         if not candidates:
             return []
-        snapshot = self._node.snapshot()
+        snapshot = self._node.snapshot(most_bytes=SNAPSHOT_BYTES)
         states = self._node.slots(snapshot)
         if not self._node.processes.is_complete:
             return []

@@ -18,7 +18,7 @@ from libhamiregion.node import ContainerView, FindingKind, diagnose, node_proces
 from libhamiregion.node.views import bounded_view
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Hashable, Iterable, Sequence
 
     from libhamiregion.exporter.state import CollectedState, ProcessRows
     from libhamiregion.node import Container, Finding, Node, NodeProcess, NodeSnapshot
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 # A container that has not changed and is in order is looked at every so many turns.
 _TURNS = 20
+# More at once take more memory. Only a first turn has so many: the doctor compares locks with what
+# it saw at the call before.
+_BATCH = 64
 
 
 class DoctorCollector:
@@ -54,8 +57,23 @@ class DoctorCollector:
         if state.slots is None or state.rows is None:
             return state
         snapshot, states = state.slots
-        chosen = self._chosen(snapshot, states)
-        views = self._views(snapshot, states, chosen)
+        chosen = list(self._chosen(snapshot, states))
+        for container in (None, *chosen):
+            self._findings.pop(container, None)
+        for start in range(0, len(chosen), _BATCH):
+            for finding in self._diagnose(state, chosen[start : start + _BATCH]):
+                self._findings.setdefault(finding.container, []).append(finding)
+        present = {*snapshot.containers, *snapshot.missing}
+        for gone in self._findings.keys() - present - {None}:
+            del self._findings[gone]
+        series = self._series(self._believed(), state, snapshot, state.rows)
+        return state.with_series(self.name, series)
+
+    def _diagnose(
+        self, state: CollectedState, containers: Sequence[Container]
+    ) -> tuple[Finding, ...]:
+        assert state.slots is not None  # noqa: S101 (looked at before)
+        views = self._views(*state.slots, containers)
         rows: list[NodeProcess] = []
         if state.sample is not None:
             pids = {
@@ -68,16 +86,7 @@ class DoctorCollector:
             sample = attrs.evolve(state.sample, columns=columns)
             joined = node_processes(views, self._node.processes, sample)
             rows = [*(row for row in joined if row.pid is not None), *state.uncounted]
-        findings = diagnose(self._node, sample=state.sample, views=views, rows=rows, settle_s=0)
-        for container in (None, *chosen):
-            self._findings.pop(container, None)
-        for finding in findings:
-            self._findings.setdefault(finding.container, []).append(finding)
-        present = {*snapshot.containers, *snapshot.missing}
-        for gone in self._findings.keys() - present - {None}:
-            del self._findings[gone]
-        series = self._series(self._believed(), state, snapshot, state.rows)
-        return state.with_series(self.name, series)
+        return diagnose(self._node, sample=state.sample, views=views, rows=rows, settle_s=0)
 
     def _chosen(self, snapshot: NodeSnapshot, states: SlotStates) -> dict[Container, None]:
         """The containers to look at, in the order of the node."""

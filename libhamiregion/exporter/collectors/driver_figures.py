@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from libhamiregion.exporter.families import MetricFamily
     from libhamiregion.exporter.state import ProcessRows
     from libhamiregion.node import Container, HostProcess, NvmlSample
-    from libhamiregion.node.nvml import NvmlProcess
-    from libhamiregion.node.nvml.models import ProcessColumns
+    from libhamiregion.node.nvml.models import NvmlProcess, ProcessColumns
 
 
 _FAMILIES = (
@@ -65,6 +64,7 @@ class DriverFigures:
         self._joined: dict[str, _Joined] = {}
         self._by_uuid: dict[str, list[tuple[Container, int, HostProcess, int, int]]] = {}
         self._by_pid: dict[int, tuple[Container, int, HostProcess]] = {}
+        self._with_uuids: set[Container] = set()
 
     def join(self, rows: ProcessRows, sample: NvmlSample) -> None:
         """Take over one sample.
@@ -75,6 +75,7 @@ class DriverFigures:
         """
         if rows is not self._rows:
             self._rows = rows
+            self._with_uuids = {container for _, container, _, _ in rows.devices}
             self._joined.clear()
             self._by_uuid.clear()
             for container, pid, process, places in rows.alive:
@@ -120,15 +121,10 @@ class DriverFigures:
         strangers = [
             (*self._by_pid[pid], row)
             for pid, row in listed.items()
-            if pid not in own and pid in self._by_pid and self._tells_uuids(pid)
+            # A region that names no device yet has none to be compared.
+            if pid not in own and pid in self._by_pid and self._by_pid[pid][0] in self._with_uuids
         ]
         return _Joined(pids, found, unlisted, strangers)
-
-    def _tells_uuids(self, pid: int) -> bool:
-        """Whether the process's region names any device: until then it has none to be compared."""
-        container, _, _ = self._by_pid[pid]
-        assert self._rows is not None  # noqa: S101 (joined before)
-        return any(each[1] is container for each in self._rows.devices)
 
     def other_devices(self) -> tuple[NodeProcess, ...]:
         """Processes with a slot that use a GPU which their region does not have."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from libhamiregion.exporter.region_metrics import is_held
-from libhamiregion.exporter.state import HeldLock
+from libhamiregion.exporter.state import SNAPSHOT_BYTES, HeldLock
 
 if TYPE_CHECKING:
     from libhamiregion.exporter.state import CollectedState
@@ -51,7 +51,7 @@ class LocksCollector:
         return attrs.evolve(state, held=held)
 
     def _held_now(self) -> dict[Container, int]:
-        snapshot = self._node.snapshot()
+        snapshot = self._node.snapshot(most_bytes=SNAPSHOT_BYTES)
         regions = snapshot.table.regions
         rows = zip(
             snapshot.containers, regions.code, regions.semaphore, regions.owner_pid, strict=True

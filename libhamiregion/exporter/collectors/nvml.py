@@ -9,6 +9,7 @@ import attrs
 
 from libhamiregion.exporter import families
 from libhamiregion.exporter.labels import label_text, safe_value
+from libhamiregion.exporter.state import SNAPSHOT_BYTES
 from libhamiregion.exporter.text import Series
 from libhamiregion.node import NvmlState
 from libhamiregion.node.nvml.timeout_sampler import TimeoutSampler
@@ -96,7 +97,7 @@ class NvmlCollector:
             return []
         rows: dict[bytes, float] = {}
         legacy_rows: dict[bytes, float] = {}
-        snapshot = self._node.snapshot()
+        snapshot = self._node.snapshot(most_bytes=SNAPSHOT_BYTES)
         devices = snapshot.table.devices
         for row, region in enumerate(devices.region):
             place = places.get(devices.uuid(row) or "")

@@ -12,7 +12,7 @@ from libhamiregion.exporter import families
 from libhamiregion.exporter.identity import shadowed
 from libhamiregion.exporter.labels import OTHER, LabelRows, label_text
 from libhamiregion.exporter.process_metrics import sum_slots
-from libhamiregion.exporter.state import ProcessRows, ShownProcesses
+from libhamiregion.exporter.state import SNAPSHOT_BYTES, ProcessRows, ShownProcesses
 from libhamiregion.exporter.text import Series
 from libhamiregion.node.usage import driver_gap, uncounted_processes
 
@@ -83,7 +83,7 @@ class ProcessesCollector:
         if not processes.visibility.own_pid:
             # Without a slot nobody has read /proc yet.
             processes.refresh()
-        snapshot = self._node.snapshot()
+        snapshot = self._node.snapshot(most_bytes=SNAPSHOT_BYTES)
         states = self._node.slots(snapshot)
         sample = state.sample
         if sample is not None and driver_gap(processes, sample) is not None:

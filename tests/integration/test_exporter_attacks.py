@@ -1,0 +1,202 @@
+"""What a container can do to the exporter: nothing but to fill its own few series."""
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from actors import Actor
+from exporter_process import exporter_process
+from exposition import WITHOUT_DOCTOR, NodeFiles, parsed
+from patience import eventually
+from poke import DEVICES, SLOTS, RegionFile
+from prometheus_client import CollectorRegistry, Gauge, make_asgi_app
+from scrapers import Scraper, ask
+
+from libhamiregion import Layout, create_region
+from libhamiregion.exporter import NodeExporter, metrics_app
+
+MIB = 1 << 20
+UUIDS = [f"GPU-{device:08}-0000-0000-0000-000000000000" for device in range(DEVICES)]
+USED = "hami_vgpu_memory_used_bytes"
+
+
+@pytest.fixture(scope="module")
+def full_region(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A region with every slot and every device in use."""
+    path = tmp_path_factory.mktemp("full") / "usage.cache"
+    create_region(path, uuids=UUIDS, memory_limits=["64GiB"] * DEVICES)
+    file = RegionFile(path, Layout.V1_2)
+    for slot in range(SLOTS):
+        file.add_process(1_000_000 + slot, dict.fromkeys(range(DEVICES), MIB))
+    return path
+
+
+def anonymous_bytes(pid: int) -> int:
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    found = re.search(r"^Anonymous:\s+(\d+) kB", rollup, re.MULTILINE)
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def highest_while_scraped(files: NodeFiles, *arguments: str) -> tuple[int, bytes]:
+    """The most anonymous memory that an exporter takes in some turns, and its last text."""
+    quickly = ("--scan-interval", "0.2", "--process-interval", "0.3", "--doctor-interval", "0.5")
+    where = ("--root", files.root, "--pod-logs", files.logs, "--no-collector.nvml")
+    highest = 0
+    with exporter_process(*where, *quickly, *arguments) as process:
+        process.wait_until_ready()
+        with Scraper(process.url) as scraper:
+            for _ in range(20):
+                text = scraper.scrape().body
+                highest = max(highest, anonymous_bytes(process.pid))
+                threading.Event().wait(0.1)
+        assert process.stop() == 0
+        assert all(len(line) <= 500 for line in process.log.splitlines())
+        assert len(process.log) < 4096
+    return highest, text
+
+
+def test_sixty_containers_with_full_tables_take_less_than_100_mib(
+    tmp_path: Path, full_region: Path
+) -> None:
+    files = NodeFiles(tmp_path)
+    for number in range(60):
+        shutil.copy(full_region, files.container(pod=f"full-{number}") / "usage.cache")
+    highest, text = highest_while_scraped(files)
+    assert highest < 100 * MIB
+    found = parsed(text, openmetrics=True)
+    assert len(found.series(USED)) == 60 * DEVICES
+    assert set(found.series(USED).values()) == {SLOTS * MIB}
+    assert not [name for name in found.names if name.startswith("hamiregion_process_")]
+
+
+MAPS_ALL = """
+import mmap, os, sys
+kept = [mmap.mmap(os.open(path, os.O_RDWR), 0) for path in sys.argv[1:]]
+print("mapped", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def mapping(paths: list[Path]) -> Iterator[int]:
+    """A process that maps these files, as their users do."""
+    command = [sys.executable, "-c", MAPS_ALL, *map(str, paths)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "mapped\n"
+        yield process.pid
+        process.communicate("")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to look into map_files")
+def test_one_process_that_maps_sixteen_full_regions_takes_less_than_100_mib(
+    tmp_path: Path, full_region: Path
+) -> None:
+    files = NodeFiles(tmp_path)
+    own = [tmp_path / f"own-{number}.cache" for number in range(16)]
+    for path in own:
+        shutil.copy(full_region, path)
+    with mapping(own):
+        highest, _ = highest_while_scraped(files, "--outside")
+        assert highest < 100 * MIB
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to look into map_files")
+def test_a_region_outside_the_directories_is_exported_only_when_asked(
+    tmp_path: Path, actor: Callable[..., Actor]
+) -> None:
+    files = NodeFiles(tmp_path)
+    path = tmp_path / "cudevshr.cache"
+    create_region(path, uuids=UUIDS[:1], memory_limits=["3GiB"])
+    actor(path)("attach")
+    with files.open() as node:
+        exporter = NodeExporter(node, collectors=WITHOUT_DOCTOR)
+        assert not parsed(exporter.render()).series(USED)
+    with files.open(outside=True) as node:
+        exporter = NodeExporter(node, collectors=WITHOUT_DOCTOR, outside=True)
+        limits = parsed(exporter.render()).series("hami_vgpu_memory_limit_bytes")
+        assert 3 << 30 in limits.values()
+
+
+def test_a_container_that_refills_its_table_at_every_look_slows_no_scrape_and_fills_no_log(
+    tmp_path: Path, full_region: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = NodeFiles(tmp_path)
+    path = files.container(pod="hostile") / "usage.cache"
+    shutil.copy(full_region, path)
+    files.region(pod="good", uuids=UUIDS[:1], memory_limits=["1GiB"])
+    file = RegionFile(path, Layout.V1_2)
+    with files.open() as node:
+        exporter = NodeExporter(node, process_interval_s=0.01, doctor_interval_s=0.01)
+        for turn in range(10):
+            for slot in range(0, SLOTS, 8):
+                file.put("slot_pid", 2_000_000 + SLOTS * turn + slot, slot=slot)
+                file.put("slot_status", turn % 2, slot=slot)
+            found = parsed(exporter.render())
+            assert found.value("hami_vgpu_memory_limit_bytes", pod="good") == 1 << 30
+            expected = SLOTS if turn % 2 else SLOTS - SLOTS // 8
+            assert found.value(USED, pod="hostile", vdevice_index="0") == expected * MIB
+        assert set(found.series("hamiregion_errors_total").values()) == {0}
+    assert caplog.records == []
+
+
+def test_utilisation_above_100_is_the_sum_of_the_processes(
+    tmp_path: Path, actor: Callable[..., Actor]
+) -> None:
+    files = NodeFiles(tmp_path)
+    path = files.region(uuids=UUIDS[:1])
+    for sm in (80, 90):
+        one = actor(path)
+        one("attach")
+        one("region.set_utilization", one.pid, 0, sm=sm)
+    with files.open() as node:
+        found = parsed(NodeExporter(node, collectors=WITHOUT_DOCTOR).render())
+    assert found.value("hami_container_device_utilization_ratio") == 170
+    ratios = found.series("hamiregion_process_sm_utilization_ratio").values()
+    assert sorted(ratios) == [0.8, 0.9]
+
+
+def test_the_quick_text_mounts_beside_a_registry_of_prometheus_client(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path)
+    files.region(pod="train-0", uuids=UUIDS[:1], memory_limits=["2GiB"])
+    registry = CollectorRegistry()
+    Gauge("jobs_waiting", "Of the program itself.", registry=registry).set(4)
+    own = make_asgi_app(registry)
+    with files.open() as node, NodeExporter(node) as exporter:
+        hami = metrics_app(exporter)
+
+        async def site(scope: dict[str, Any], receive: Any, send: Any) -> None:
+            mounted = hami if scope["path"].startswith("/hami") else own
+            await mounted(scope, receive, send)
+
+        server = uvicorn.Server(
+            uvicorn.Config(site, port=0, lifespan="off", log_config=None, interface="asgi3")
+        )
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
+        thread.start()
+        eventually(lambda: server.started)
+        url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        try:
+            assert parsed(ask(url, "/metrics").body).value("jobs_waiting") == 4
+            with Scraper(url) as scraper:
+                reply = scraper.ask("/hami/metrics", accept_encoding="gzip")
+                assert reply.headers["content-encoding"] == "gzip"
+                found = parsed(reply.body)
+                assert found.value("hami_vgpu_memory_limit_bytes", pod="train-0") == 2 << 30
+                assert scraper.ask("/hami/metrics", "POST").status == 405
+        finally:
+            server.should_exit = True
+            thread.join(20)
