@@ -194,7 +194,7 @@ unsigned char *hr_remembered_slot(const hr_region *region)
 static void write_books(const hr_region *region, unsigned char *slot)
 {
     for (uint32_t device = 0; device < HR_DEVICES; device++) {
-        unsigned char *used = hr_slot_used(region, slot, device);
+        unsigned char *used = hr_used(region, slot, device);
         uint64_t total = 0;
         for (uint32_t kind = 0; kind < HR_KINDS; kind++) {
             uint64_t bytes = region->own.attachment->charged[device][kind];
@@ -319,7 +319,7 @@ int hr_detach(hr_region *region, uint64_t timeout_ns)
     int code = hr_enter_to_write(region);
     if (code != HR_OK)
         return code;
-    /* Who has no slot does not wait for the lock to learn that. */
+    /* A handle without a slot does not wait for the lock to learn that. */
     code = region->own.is_claimed ? detach(region, hr_deadline_ns(timeout_ns))
                                   : hr_fail_code(HR_EDETACHED);
     hr_leave(region);

@@ -32,8 +32,8 @@ struct frame {
 GUARD_TLS struct frame *current;
 
 /*
- * Our handler is one function per layer, and each layer knows whom it covers: a
- * SIGBUS that is not ours goes on to covered[layer].  Who takes the signal from us
+ * Our handler is one function per layer, and each layer knows which handler it covers: a
+ * SIGBUS that is not ours goes on to covered[layer].  Code that takes the signal from us
  * and puts it back some day puts back the layer that was there, and so names all
  * those below it and none above: the chain needs no other memory.  A handler that
  * was covered before gets its old layer again, so the chain does not grow.
@@ -177,8 +177,9 @@ static int layer_of(const struct sigaction *action)
 
 static bool is_same(const struct sigaction *one, const struct sigaction *other)
 {
+    /* Of the mask libc fills in only as much as the kernel has. */
     return one->sa_sigaction == other->sa_sigaction && one->sa_flags == other->sa_flags &&
-           memcmp(&one->sa_mask, &other->sa_mask, sizeof one->sa_mask) == 0;
+           memcmp(&one->sa_mask, &other->sa_mask, (_NSIG - 1) / 8) == 0;
 }
 
 static int layer_over(const struct sigaction *found)
@@ -194,13 +195,6 @@ static int layer_over(const struct sigaction *found)
     return layers_used - 1;
 }
 
-/* sigaction() with what the kernel does not fill set to zero, for is_same(). */
-static bool swap_action(const struct sigaction *wanted, struct sigaction *found)
-{
-    memset(found, 0, sizeof *found);
-    return sigaction(SIGBUS, wanted, found) == 0;
-}
-
 static void install_over(struct sigaction *found)
 {
     struct sigaction ours;
@@ -214,7 +208,7 @@ static void install_over(struct sigaction *found)
             layer = layer_over(found);
         ours.sa_sigaction = layers[layer];
         struct sigaction replaced;
-        if (!swap_action(&ours, &replaced))
+        if (sigaction(SIGBUS, &ours, &replaced) != 0)
             return;
         /* Another thread came in between: what it installed is what counts. */
         disturbed = before < 0 ? !is_same(&replaced, found) : layer_of(&replaced) != before;
@@ -231,11 +225,11 @@ static void be_on_top(void)
 {
     struct sigaction found;
     /* signal() puts a handler back without its flags. */
-    if (!swap_action(NULL, &found) ||
+    if (sigaction(SIGBUS, NULL, &found) != 0 ||
         (layer_of(&found) >= 0 && (found.sa_flags & OUR_FLAGS) == OUR_FLAGS))
         return;
     pthread_mutex_lock(&installing);
-    if (swap_action(NULL, &found))
+    if (sigaction(SIGBUS, NULL, &found) == 0)
         install_over(&found);
     pthread_mutex_unlock(&installing);
 }

@@ -7,9 +7,9 @@
  *
  * Before the work it looks whether our handler is installed and whether SIGBUS
  * is blocked in this thread, as a fault under a blocked signal kills the process.
- * Whoever has installed a handler meanwhile, or put an older one back, finds ours
- * on top again, and himself behind it; a blocked signal is let through during the
- * work only, and one that was sent meanwhile is handed back blocked, as it was.
+ * A handler that was installed meanwhile, or an older one that was put back, is covered by
+ * ours; a blocked signal is let through during the work only, and one that was sent
+ * meanwhile is handed back blocked, as it was.
  *
  * A SIGBUS that is not at the mapping that the *current thread* is working on
  * goes to the handler that ours covers, with that handler's own mask.
@@ -20,7 +20,7 @@
  *    faulthandler does, we take it as the fault that it stands for.  One that
  *    just returns, as Python's does, runs again and again until any thread
  *    begins the next run; one that ends the process ends it.
- *  - Whoever leaves the work by longjmp() leaves the signal unblocked.
+ *  - Leaving the work by longjmp() leaves the signal unblocked.
  */
 #ifndef HR_GUARD_H
 #define HR_GUARD_H

@@ -81,9 +81,9 @@ struct hr_region {
 extern uint32_t hr_fork_generation;
 
 /*
- * How often this process has begun to use a region: attached, or taken a lock.  Who
- * scans /proc and finds it changed afterwards cannot tell from the scan whether a
- * signature with the own pid is a live one.
+ * How often this process has begun to use a region: attached, or taken a lock.  If it has
+ * changed since a scan of /proc began, the scan does not tell whether a signature with the
+ * own pid is a live one.
  */
 extern _Atomic uint32_t hr_uses;
 

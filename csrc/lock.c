@@ -53,7 +53,7 @@ static bool swap_pair(unsigned char *at, struct hr_lock_words from, struct hr_lo
 #endif
 }
 
-/* After signing: whoever posted meanwhile has left us its permit to take. */
+/* After signing: a post that came meanwhile has left us a permit to take. */
 static void lower_value(unsigned char *sem)
 {
     uint64_t word = hr_load_u64(sem, memory_order_acquire);
@@ -113,7 +113,7 @@ int hr_gate_enter(hr_region *region, uint64_t deadline_ns)
                                                  memory_order_acquire, memory_order_relaxed)) {
         if (atomic_load_explicit(&region->lock.gate_thread, memory_order_relaxed) == hr_thread_id())
             return hr_fail_code(HR_EBUSY);
-        /* 2 from here on: whoever leaves has to wake somebody. */
+        /* 2 from here on: the thread that leaves has to wake another. */
         while (atomic_exchange_explicit(&region->lock.gate, 2, memory_order_acquire) != 0) {
             uint64_t now = hr_clock_ns(CLOCK_MONOTONIC);
             if (hr_is_closing(region))

@@ -52,7 +52,7 @@
 #define HR_OWNERLESS_NS 10000000000u
 /* How long a watch may be interrupted by a signal and still go on where it was. */
 #define HR_UNWATCHED_NS 100000000u
-/* For whom came after a scan of /proc and is about to sign. */
+/* For a process that came after a scan of /proc and is about to sign. */
 #define HR_NEWCOMER_NS 20000000u
 
 /*

@@ -80,8 +80,8 @@ struct listed_process {
 
 /*
  * Read once, and then searched for many regions.  A pid in a region is older than the search for
- * its process.  So whoever has it stands in a list that was made later, or is dead: a list is good
- * for each region whose slots were read before it.
+ * its process: the process stands in a list that was made later, or is dead.  So a list is good for
+ * each region whose slots were read before it.
  */
 struct hr_process_list {
     DIR *directory; /* of the /proc that was read: its names mean other processes elsewhere */
@@ -324,7 +324,7 @@ void hr_free_mappers(struct hr_mappers *mappers)
     *mappers = (struct hr_mappers){.list = NULL};
 }
 
-/* ---- Who lives ------------------------------------------------------------------- */
+/* ---- Liveness -------------------------------------------------------------------- */
 
 static enum hr_liveness judge(const struct hr_mappers *mappers, int32_t pid, bool any_level,
                               int32_t *here)

@@ -28,8 +28,8 @@ static bool count_the_same(const hr_region *region, int32_t one, int32_t other)
 {
     uint64_t changed = 0;
     for (uint32_t device = 0; device < HR_DEVICES; device++) {
-        unsigned char *a = hr_slot_used(region, hr_slot(region, (uint32_t)one), device);
-        unsigned char *b = hr_slot_used(region, hr_slot(region, (uint32_t)other), device);
+        unsigned char *a = hr_used(region, hr_slot(region, (uint32_t)one), device);
+        unsigned char *b = hr_used(region, hr_slot(region, (uint32_t)other), device);
         changed |= hr_load_u64(a + HR_TOTAL_OFFSET, memory_order_relaxed) ^
                    hr_load_u64(b + HR_TOTAL_OFFSET, memory_order_relaxed);
     }
@@ -161,7 +161,7 @@ int hr_repair_slots(hr_region *region, const char *proc, uint32_t dry_run, uint6
                     struct hr_slot_repair *out)
 {
     struct repair_call call = {.region = region, .dry_run = dry_run, .out = out};
-    /* Who may not write can look, and who only looks needs no lock: at worst it sees a move. */
+    /* A read-only handle can look, and looking needs no lock: at worst it sees a move. */
     if (dry_run && !region->writable)
         return hr_run_viewed_unlocked(region, proc, &call.view, repair_work, &call);
     return hr_run_viewed(region, proc, &call.view, repair_work, &call, timeout_ns);

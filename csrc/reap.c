@@ -46,7 +46,7 @@ static int32_t pid_of(const struct reap_call *call, int32_t index)
     return hr_slot_pid(call->region, hr_slot(call->region, (uint32_t)index));
 }
 
-/* ---- Who is dead --------------------------------------------------------------------- */
+/* ---- The dead ------------------------------------------------------------------------ */
 
 static void note_nameless(struct reap_call *call, int32_t index)
 {
@@ -184,7 +184,7 @@ static int reap_work(void *argument)
     }
     int32_t end = find_end(call, count);
     for (int32_t index = 0; index < count; index++) {
-        /* Who was stopped while it had the lock may have lost it. */
+        /* A process that was stopped while it had the lock may have lost it. */
         if (!call->dry_run && !hr_lock_is_kept(region))
             return hr_fail_code(HR_ELOST);
         reap_slot(call, index, end);
@@ -276,7 +276,7 @@ int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t p
     if (code != HR_OK)
         return code;
     code = hr_run_entered(region, note_names, &call);
-    /* Who has stored pid 0 has no name to be found by. */
+    /* A process that has stored pid 0 has no name to be found by. */
     const struct hr_slot_pids *only = call.nameless_count == 0 ? &call.names : NULL;
     if (code == HR_OK)
         code = hr_find_mappers(region, proc, HR_WITH_OWN_HANDLE, only, hr_deadline_ns(SEARCH_NS),

@@ -14,7 +14,7 @@
 #define OWNERLESS_NS HR_OWNERLESS_NS
 #endif
 
-/* ---- Who holds it ----------------------------------------------------------- */
+/* ---- The holder ------------------------------------------------------------- */
 
 struct state_call {
     const hr_region *region;
@@ -209,7 +209,7 @@ static enum watched watch(struct recovery *recovery, uint64_t *watched_ns, uint6
                           bool (*is_same)(const struct recovery *))
 {
     uint64_t start = hr_clock_ns(CLOCK_MONOTONIC);
-    /* Whoever was not looked at for that long may be another one. */
+    /* A holder that was not looked at for that long may be another one. */
     if (start - recovery->progress->interrupted_ns > HR_UNWATCHED_NS)
         *watched_ns = 0;
     uint64_t before = *watched_ns;
@@ -238,7 +238,7 @@ static bool stands_still(const struct recovery *recovery)
     return is_as_judged(recovery, hr_load_lock(recovery->region));
 }
 
-/* Who came after the scan and has taken the semaphore signs within a moment. */
+/* A process that came after the scan and has taken the semaphore signs within a moment. */
 static bool is_newcomer_seen(struct recovery *recovery)
 {
     uint64_t deadline = hr_deadline_ns(HR_NEWCOMER_NS);

@@ -175,8 +175,8 @@ def last_detail(code: int) -> Any:
     """What the core recorded about this thread's last call that failed with this code.
 
     Each call that fails keeps its detail until it is taken here, so that a signal handler that uses
-    the library in between takes its own. Who does not ask for the detail of a failure that others
-    ask for as well (a lock that was not free in time) takes it all the same.
+    the library in between takes its own. A caller that goes on after a failure, such as a lock that
+    was not free in time, takes the detail all the same, and drops it.
 
     Returns:
         A ``struct hr_detail *``.

@@ -39,23 +39,19 @@ ELSEWHERE = (
 )
 # Aliases of types, which say what they are at their own place.
 ALIASES = {
-    "Activity",
-    "Advice",
     "Anything",
-    "Believe",
+    "Detail",
     "Emit",
     "FileIdentity",
-    "Labels",
+    "Kind",
     "Level",
+    "LimitField",
+    "LimitValue",
     "Metric",
     "ProcessState",
     "SampledProcess",
     "SlotState",
-    "State",
     "TypeAliasForwardRef",
-    "KeptValue",
-    "Kind",
-    "libhamiregion.effects.Anything",
     "ValueKey",
 }
 

@@ -14,10 +14,10 @@
  *              same pid), changes of each process's accounting
  *   FAULT      a fault that earlier code had, to show that the model finds it (0: none)
  *
- * The lock is sound here: lock.pml is about it.  Who dies with it gives it back at once.
+ * The lock is sound here: lock.pml is about it.  A death gives it back at once.
  *
- * What is proved, at each store of ours: whoever was counted once, in the slot where its next
- * accounting goes, still is; and no slot that a live process writes to, counted or not, loses what
+ * What is proved, at each store of ours: a process that was counted once, in the slot where its
+ * next accounting goes, still is; and no slot that a live process writes to, counted or not, loses what
  * stands there.  At the end of each work: the tool has changed nobody's count, but to become
  * right, and an attaching process has made none smaller.
  */
@@ -74,8 +74,8 @@ byte net[4]; /* by how much the work of ours that is under way has changed what 
     at = 0; do :: at < top && s[at].name != pid -> at++ :: else -> break od
 
 /*
- * Who is counted once, where its next accounting goes (healthy), and whose figures stand where it
- * goes on from them, counted or not (kept).  OURS has its own books, and may be moved.
+ * Which processes are counted once, where their next accounting goes (healthy), and which have
+ * their figures where they go on from them, counted or not (kept).  OURS has its own books, and may be moved.
  */
 #define IS_STILL_ITS(p) (s[my[p]].name == p || (leaving[p] && s[my[p]].name == 0))
 #define HAS_LEFT(p) (leaving[p] && real[p] == 0 && !ODD(s[my[p]].seq))
@@ -171,8 +171,8 @@ inline account_old(p, by) {
     UNLOCK(p)
 }
 
-/* Who goes on in a slot that libvgpu has given to another breaks that one's figures: libvgpu's own
- * doing, and not followed further. */
+/* A process that goes on in a slot that libvgpu has given to another breaks that one's figures:
+ * libvgpu's own doing, and not followed further. */
 inline account_new(p, by) {
     atomic { IS_STILL_ITS(p) -> s[my[p]].seq++ };
     atomic { IS_STILL_ITS(p) -> s[my[p]].used = s[my[p]].used + by; real[p] = real[p] + by };

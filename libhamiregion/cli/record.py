@@ -28,7 +28,7 @@ from .failures import Failure
 from .format import count, root_failure, root_warnings
 from .output import DRY_RUN, write, write_json
 from .service_log import ServiceLog
-from .signals import stop_signals
+from .signals import end_unfinished, stop_signals
 from .tables import UNLIMITED
 
 if TYPE_CHECKING:
@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from libhamiregion.report.writer import Written
 
     from .options import DriverChoice, NodeChoice
+
+
+# A look that is being made when the end is asked for may take so long.
+_LAST_LOOK_S = 15.0
 
 
 def _or_unlimited(parse: Callable[[str], float]) -> Callable[..., float | None]:
@@ -166,12 +170,14 @@ def _run(recorder: Recorder, log: _Log) -> None:
         finally:
             stop.ask()
 
-    with stop_signals() as stop:
+    with stop_signals(bounded=True) as stop:
         worker = threading.Thread(target=work, name="recorder", daemon=True)
         worker.start()
         stop.wait()
         ended.set()
-        worker.join()
+        worker.join(_LAST_LOOK_S)
+        if worker.is_alive():
+            end_unfinished([f"a look has not ended within {_LAST_LOOK_S:g} s; it is not recorded"])
     for failure in failures:
         raise failure
     log.ended()

@@ -243,10 +243,10 @@ def report(
 
     Exit code 1 if nothing was recorded in that time, or the source cannot be read.
 
-    JSON: schema ("hamiregion-report/1"), and the fields of Report: facts, since_ms, until_ms,
-    made_at_ms, by, recorded_ratio, gaps, gap_count, headroom, round_to_bytes, total, rows (fields
-    of Usage) and warnings.  Times are Unix milliseconds, sizes bytes; null is not known, or
-    unlimited.
+    JSON: schema ("hamiregion-report/1"), and the fields of Report: kind, source, node,
+    resolution_s, since_ms, until_ms, made_at_ms, by, recorded_ratio, gaps, gap_count, headroom,
+    round_to_bytes, total, rows (fields of Usage) and warnings.  Times are Unix milliseconds, sizes
+    bytes; null is not known, or unlimited.
     """  # noqa: D301 (click looks for the character itself)
     form = _form(form, path, as_json=as_json)
     since_ms, until_ms = _span(since, until)

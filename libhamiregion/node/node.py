@@ -151,7 +151,7 @@ class Node:
         self.processes = ProcessTable(proc)
         self._look_outside = outside
         self._outside = OutsideRegions(self.processes, self.names)
-        self._slots = SlotTracker(self.processes, self._match_pids)
+        self._slots = SlotTracker(self.processes)
         # Held while directories and /proc are read.
         self._refreshing = threading.RLock()
         # Held for moments only, inside the other one: guards the set, the containers and the rows.
@@ -365,7 +365,7 @@ class Node:
         """
         with self._refreshing:
             self._check_open()
-            return self._slots.update(snapshot.containers, snapshot.table)
+            return self._slots.update(snapshot.containers, snapshot.table, self._match_pids)
 
     def proved_processes(self) -> dict[int, tuple[Container, int]]:
         """Pid in /proc to container and pid in its slot, of live ones, as of the last `slots`."""

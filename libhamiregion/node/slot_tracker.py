@@ -7,7 +7,8 @@ import os
 import resource
 import select
 import time
-from typing import TYPE_CHECKING
+import weakref
+from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from .containers import Container
     from .matching import HostProcess, RegionProcesses
     from .processes import ProcessTable
+
+    Match: TypeAlias = Callable[[Container, Sequence[int], int], RegionProcesses]
 
 #: What the numbers in `SlotStates.states` mean.
 SLOT_STATES = ("unknown", "alive", "dead")
@@ -78,18 +81,11 @@ class SlotTracker:
 
     Args:
         table: The processes.
-        match: Proves one region: region, pids of its slots, and when they were read.
         proof_s: How long a proof holds at most.
     """
 
-    def __init__(
-        self,
-        table: ProcessTable,
-        match: Callable[[Container, Sequence[int], int], RegionProcesses],
-        proof_s: float = 60.0,
-    ) -> None:
+    def __init__(self, table: ProcessTable, proof_s: float = 60.0) -> None:
         self._table = table
-        self._match = match
         self._proof_s = proof_s
         self._proofs: dict[Region, _Proof] = {}
         self._exits = _ExitWatch(table)
@@ -109,12 +105,15 @@ class SlotTracker:
         proof = self._proofs.get(region)
         return None if proof is None else proof.found
 
-    def update(self, containers: Sequence[Container], table: RegionTable) -> SlotStates:
+    def update(
+        self, containers: Sequence[Container], table: RegionTable, match: Match
+    ) -> SlotStates:
         """Judge the slots of a table.
 
         Args:
             containers: The containers of its rows.
             table: As `RegionSet.read` gives it.
+            match: Proves one region: its container, the pids in its slots, when they were read.
 
         Raises:
             OSError: /proc cannot be listed.
@@ -134,7 +133,7 @@ class SlotTracker:
             if proof is None or not holds or not ended.isdisjoint(proof.found.alive.values()):
                 stale.append((row, region, start, end))
         if stale:
-            self._prove(containers, table, stale, now_s)
+            self._prove(containers, table, stale, match)
         self._forget({region for _, region, _, _ in rows})
         self._asked, self._answer = asked, self._states(column, rows)
         self._until_s = min((each.due_s for each in self._proofs.values()), default=0.0)
@@ -159,15 +158,16 @@ class SlotTracker:
         containers: Sequence[Container],
         table: RegionTable,
         stale: Iterable[tuple[int, Region, int, int]],
-        now_s: float,
+        match: Match,
     ) -> None:
+        now_s = time.monotonic()
         # After the regions were read: what is not there now is dead.
         self._table.refresh()
         taken_at_ns = table.regions.taken_at_ns
         for row, region, start, end in stale:
             column = table.processes.pid[start:end]
             try:
-                found = self._match(containers[row], list(column), taken_at_ns[row])
+                found = match(containers[row], list(column), taken_at_ns[row])
             except RegionError:  # closed meanwhile: the next refresh sees to it
                 self._proofs.pop(region, None)
                 continue
@@ -209,6 +209,11 @@ class SlotTracker:
         return SlotStates(bytes(states), processes, proved)
 
 
+def _close_all(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
 class _ExitWatch:
     """Tells which of many processes have ended, by their pidfds in one epoll.
 
@@ -222,6 +227,8 @@ class _ExitWatch:
         self._by_process: dict[HostProcess, int] = {}
         # Without a pidfd.
         self._asked: set[HostProcess] = set()
+        # Of a node that nobody has closed.
+        weakref.finalize(self, _close_all, self._watched)
 
     def is_crowded(self, wanted: int) -> bool:
         """Whether many more are watched than are wanted."""

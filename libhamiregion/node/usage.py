@@ -2,107 +2,40 @@
 
 from __future__ import annotations
 
-import os
-import time
-from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
-import attrs
-
-from .containers import Container, MissingReason
-from .nvml.states import NvmlState
+from .uncounted import (
+    ContainerFacts,
+    DriverFigures,
+    NodeProcess,
+    Placement,
+    ProcessDeviceRow,
+    ProcessState,
+    device_row,
+    driver_gap,
+    is_unreadable,
+    seen_id,
+    uncounted_processes,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from libhamiregion.models import ProcessUsage
 
-    from .cgroups import ContainerId
     from .matching import HostProcess
-    from .node import Node, NodeSnapshot
-    from .nvml.models import NvmlDevice, NvmlMigDevice, NvmlProcess, NvmlSample
+    from .nvml.models import NvmlSample
     from .processes import ProcessTable
-    from .slot_tracker import SlotStates
     from .views import ContainerView, OmittedSlots
 
-ProcessState: TypeAlias = Literal["alive", "dead", "unknown", "unlisted", "escaped", "unmanaged"]
-
-
-@attrs.frozen
-class ProcessDeviceRow:
-    """What one process uses of one device: as the region counts it, and as the driver does.
-
-    Attributes:
-        index: Index of the device in the container's region; None if it is none of the region's.
-        uuid: ``GPU-…`` or ``MIG-…``; None if neither the region nor the driver tells.
-        memory_used_bytes: What the region counts against the limit; None without a slot.
-        memory_driver_bytes: What the driver says.
-        sm_util_percent: As the region has it; None without a slot, and where the layout has none.
-        driver_sm_percent: The driver's, of the last second.
-        driver_memory_percent: Share of the last second in which it read or wrote device memory.
-        driver_enc_percent: Of the video encoder.
-        driver_dec_percent: Of the video decoder.
-        driver_index: NVML index of the GPU that it is, or is part of; None if the driver does not
-            tell.
-    """
-
-    index: int | None
-    uuid: str | None
-    memory_used_bytes: int | None = None
-    memory_driver_bytes: int | None = None
-    sm_util_percent: int | None = None
-    driver_sm_percent: int | None = None
-    driver_memory_percent: int | None = None
-    driver_enc_percent: int | None = None
-    driver_dec_percent: int | None = None
-    driver_index: int | None = None
-
-
-@attrs.frozen
-class NodeProcess:
-    """One process of the node that has a slot, maps a region, or uses a GPU.
-
-    Attributes:
-        container: The container that it belongs to, as the node knows it; None if to none of them,
-            or if it is not known to which.
-        container_id: What its cgroup, or those of the container's other processes, say.
-        pid: The pid in its slot, of the container's namespace; None without a slot.
-        host_pid: Its pid in /proc, proved; for a process that only the driver knows, the driver's.
-            None if it is dead or unknown.
-        state: ``"alive"``, ``"dead"`` and ``"unknown"`` as `SlotMatch` has them, of a process with
-            a slot. Without one: ``"unlisted"`` maps the region as its users do, and does not use a
-            GPU; ``"escaped"`` uses a GPU in a container that has a region, uncounted and
-            unlimited, or with a slot in another region only, which the container has made itself
-            outside the roots; ``"unmanaged"`` uses a GPU outside all containers that have one;
-            ``"unknown"`` uses a GPU, and nothing proves which of these it is.
-        process: The process in /proc; None if it is dead, unknown or not shown there.
-        status: Of the slot; a `ProcessStatus`, or whatever number stands there.
-        devices: One entry per device of the region, in its order, then those that only the driver
-            tells of.
-        slots: How many slots it stands for: 1, or as many as `ContainerView` has summed, in a row
-            without a pid.
-    """
-
-    container: Container | None
-    container_id: ContainerId | None
-    pid: int | None
-    host_pid: int | None
-    state: ProcessState
-    process: HostProcess | None
-    status: int | None
-    devices: tuple[ProcessDeviceRow, ...]
-    slots: int = 1
-
-    @property
-    def owner(self) -> Container:
-        """`container`; without it one made of `container_id`, for `Node.pod_name` and `Selector`.
-
-        Outside all containers it has neither name nor pod.
-        """
-        if self.container is not None:
-            return self.container
-        pod_uid = None if self.container_id is None else self.container_id.pod_uid
-        return Container(pod_uid, container_id=self.container_id)
+__all__ = [
+    "NodeProcess",
+    "ProcessDeviceRow",
+    "ProcessState",
+    "driver_gap",
+    "node_processes",
+    "uncounted_processes",
+]
 
 
 def node_processes(
@@ -136,288 +69,17 @@ def node_processes(
 
     Shell: ``hamiregion ps``.
     """
-    return _Join(tuple(views), processes, _Driver(processes, sample)).rows()
-
-
-def driver_gap(processes: ProcessTable, sample: NvmlSample | None) -> str | None:
-    """Why `node_processes` has no figures of the driver: one sentence; None if it has.
-
-    Args:
-        processes: The node's processes, refreshed.
-        sample: What the driver said, None if it was not asked.
-    """
-    if sample is None:
-        return "the driver was not asked"
-    if sample.state is not NvmlState.OK:
-        return sample.state.explanation if sample.fault is None else sample.fault.message
-    if not sample.sees_all_processes:
-        return (
-            "the driver does not tell this program the host's pids, because it runs in another pid"
-            " namespace; in Kubernetes, set hostPID: true"
-        )
-    if not processes.visibility.is_own_namespace:
-        return f"the pids in {processes.proc!r} are not the host's, which the driver tells"
-    return None
-
-
-def uncounted_processes(
-    node: Node, snapshot: NodeSnapshot, states: SlotStates, sample: NvmlSample
-) -> tuple[NodeProcess, ...]:
-    """The processes that the driver lists and that have no slot, from columns.
-
-    What `node_processes` says of them, for programs that look every few seconds: no object is made
-    for a process with a slot, and nothing is read but the cgroups of those without.
-
-    Args:
-        node: The node.
-        snapshot: Its regions.
-        states: `Node.slots` of that snapshot.
-        sample: What the driver said, taken before the snapshot.
-    """
-    driver = _Driver(node.processes, sample)
-    known = {process.pid for process in states.processes.values()}
-    pids = [pid for pid in driver.pids if pid not in known]
-    if not pids:
-        return ()
-    places = [
-        *_places_of(snapshot, states),
-        *(
-            _Place(each, each.container_id, False, _is_unreadable(each), frozenset(), {})
-            for each in snapshot.missing
-        ),
-    ]
-    placing = _Placing(places, node.processes, driver)
-    by_region = {id(place.container): place for place in places}
-    unlisted = {
-        process.pid: by_region[id(snapshot.containers[row])]
-        for row, found in states.unlisted.items()
-        for process in found
-    }
-    rows = []
-    for pid in pids:
-        process = node.processes.look_up(pid)
-        if process is not None and pid in unlisted and not driver.is_newer(process):
-            rows.append(placing.uncounted(unlisted[pid], process, "escaped"))
-            continue
-        row = placing.row(pid, process)
-        if row is not None:
-            rows.append(row[1])
-    return tuple(rows)
-
-
-def _places_of(snapshot: NodeSnapshot, states: SlotStates) -> list[_Place]:
-    regions, devices = snapshot.table.regions, snapshot.table.devices
-    pids = snapshot.table.processes.pid
-    places = []
-    for row, container in enumerate(snapshot.containers):
-        first, count = regions.first_process[row], regions.process_count[row]
-        readable = regions.code[row] == 0
-        doubtful: set[int] = set()
-        indexes: dict[str, int] = {}
-        if readable:
-            doubtful.update(pids[at] for at in range(first, first + count) if not states.states[at])
-            at = regions.first_device[row]
-            for device in range(at, at + regions.device_rows[row]):
-                uuid = devices.uuid(device)
-                if uuid is not None:
-                    indexes.setdefault(uuid, devices.index[device])
-        proved = states.proved.get(row)
-        seen = None
-        if proved is not None:
-            seen = _seen_id(proved.alive.values()) or _seen_id(proved.unlisted)
-        places.append(
-            _Place(
-                container,
-                container.container_id or seen,
-                readable,
-                not readable,
-                frozenset(doubtful),
-                indexes,
-            )
-        )
-    return places
-
-
-class _Driver:
-    """The driver's figures of processes whose pids are certain."""
-
-    def __init__(self, processes: ProcessTable, sample: NvmlSample | None) -> None:
-        usable = sample is not None and driver_gap(processes, sample) is None
-        self._sample = sample if usable else None
-        self._boot_ns = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        self._tick_ns = 10**9 // os.sysconf("SC_CLK_TCK")
-        self._indexes: dict[str | None, int] = {}
-        self.lists_all = self._sample is not None
-        for device in () if self._sample is None else self._sample.devices:
-            own: tuple[NvmlDevice | NvmlMigDevice, ...] = (device, *device.mig_devices)
-            for place in own:
-                self.lists_all = self.lists_all and place.processes_state is NvmlState.OK
-                if place.uuid:
-                    self._indexes[place.uuid] = device.index
-
-    @property
-    def pids(self) -> list[int]:
-        return [] if self._sample is None else sorted(self._sample.pids)
-
-    def is_newer(self, process: HostProcess) -> bool:
-        """Whether a process began after the sample: then the sample is of another one."""
-        started_ns = self._boot_ns + process.start_time_ticks * self._tick_ns
-        return self._sample is None or started_ns > self._sample.taken_at_ns
-
-    def entries(self, process: HostProcess) -> Sequence[NvmlProcess]:
-        """The devices on which the driver lists a process."""
-        return () if self.is_newer(process) else self.of_pid(process.pid)
-
-    def of_pid(self, pid: int) -> Sequence[NvmlProcess]:
-        return () if self._sample is None else self._sample.of_pid(pid)
-
-    def index(self, uuid: str | None) -> int | None:
-        """NVML index of a GPU, or of the one that a MIG device is part of."""
-        return self._indexes.get(uuid)
-
-    def figures(self, uuid: str, process: HostProcess) -> NvmlProcess | None:
-        if self._sample is None or self.is_newer(process):
-            return None
-        return self._sample.process(uuid, process.pid)
-
-
-@attrs.frozen(eq=False)
-class _Place:
-    """One container, and what is known of it when its other processes are to be found.
-
-    Attributes:
-        container: The container.
-        container_id: Its id, as the cgroups of its processes show.
-        has_region: Whether its region was read.
-        unreadable: Whether it has one that could not be read.
-        in_doubt: Pids in slots of which it is not known whose they are.
-        indexes: Uuid of a device to its index in the region.
-    """
-
-    container: Container
-    container_id: ContainerId | None
-    has_region: bool
-    unreadable: bool
-    in_doubt: frozenset[int]
-    indexes: Mapping[str, int]
-
-
-def _is_unreadable(container: Container) -> bool:
-    return container.missing is None or container.missing.reason is not MissingReason.NO_FILE
-
-
-def _seen_id(processes: Iterable[HostProcess]) -> ContainerId | None:
-    seen = Counter(process.container for process in processes if process.container is not None)
-    return seen.most_common(1)[0][0] if seen else None
-
-
-class _Placing:
-    """Finds the container of a process that uses a GPU and has no slot."""
-
-    def __init__(self, places: Sequence[_Place], processes: ProcessTable, driver: _Driver) -> None:
-        self.places = places
-        self._processes = processes
-        self._driver = driver
-        self._by_id: dict[str, _Place] = {}
-        self._by_pod: defaultdict[str, list[_Place]] = defaultdict(list)
-        for place in places:
-            if place.container_id is not None:
-                # Regions outside the roots come last: a container can map any number of those.
-                self._by_id.setdefault(place.container_id.id, place)
-            if place.container.pod_uid is not None and place.container.directory is not None:
-                self._by_pod[place.container.pod_uid].append(place)
-
-    def row(
-        self, pid: int, process: HostProcess | None
-    ) -> tuple[_Place | None, NodeProcess] | None:
-        """Where a process belongs that the driver lists; None if the pid is another's by now."""
-        if process is None:
-            devices = tuple(
-                _row(None, entry.device_uuid, None, None, entry)
-                for entry in self._driver.of_pid(pid)
-            )
-            return None, NodeProcess(None, None, None, pid, "unknown", None, None, devices)
-        if self._driver.is_newer(process):
-            return None
-        place, state = self._judge(process)
-        return place, self.uncounted(place, process, state)
-
-    def uncounted(
-        self, place: _Place | None, process: HostProcess, state: ProcessState
-    ) -> NodeProcess:
-        """The row of a process without a slot."""
-        indexes = {} if place is None else place.indexes
-        return NodeProcess(
-            None if place is None else place.container,
-            process.container or (None if place is None else place.container_id),
-            None,
-            process.pid,
-            state,
-            process,
-            None,
-            tuple(
-                _row(indexes.get(entry.device_uuid or ""), entry.device_uuid, None, None, entry)
-                for entry in self._driver.entries(process)
-            ),
-        )
-
-    def stands_beside(self, place: _Place) -> bool:
-        """Whether a region outside the roots is of a container that has one inside.
-
-        A container can make any number of these; being counted there limits nothing.
-        """
-        container_id = place.container_id
-        if place.container.directory is not None or container_id is None:
-            return False
-        known = self._by_id[container_id.id]
-        inside = [known] if known.container.directory is not None else self._unnamed(container_id)
-        return any(each.has_region for each in inside)
-
-    def _judge(self, process: HostProcess) -> tuple[_Place | None, ProcessState]:
-        candidates = self._candidates(process)
-        inside = process.ns_pids[-1]
-        if any(inside in place.in_doubt or place.unreadable for place in candidates):
-            state: ProcessState = "unknown"
-        elif not any(place.has_region for place in candidates):
-            state = "unmanaged"
-        elif all(place.has_region for place in candidates):
-            state = "escaped"
-        else:
-            state = "unknown"
-        return candidates[0] if len(candidates) == 1 else None, state
-
-    def _candidates(self, process: HostProcess) -> list[_Place]:
-        container_id = process.container
-        if container_id is None:
-            # It may be one of several that a slot can mean.
-            inside = process.ns_pids[-1]
-            doubtful = [place for place in self.places if inside in place.in_doubt]
-            return [place for place in doubtful if self._maps(process, place)]
-        place = self._by_id.get(container_id.id)
-        return [place] if place is not None else self._unnamed(container_id)
-
-    def _unnamed(self, container_id: ContainerId) -> list[_Place]:
-        """The containers of a pod that a container id may mean."""
-        if container_id.pod_uid is None:
-            return []
-        # One whose id is known is another container of the pod.
-        return [each for each in self._by_pod[container_id.pod_uid] if each.container_id is None]
-
-    def _maps(self, process: HostProcess, place: _Place) -> bool:
-        region = place.container.region
-        if region is None or region.closed:
-            return False
-        return process in self._processes.mappers(*self._processes.identity(region))
+    return _Join(tuple(views), processes, DriverFigures(processes, sample)).rows()
 
 
 class _Join:
     def __init__(
-        self, views: Sequence[ContainerView], processes: ProcessTable, driver: _Driver
+        self, views: Sequence[ContainerView], processes: ProcessTable, driver: DriverFigures
     ) -> None:
         self._processes = processes
         self._driver = driver
         self._views = views
-        self._placing = _Placing([_place_of(view) for view in views], processes, driver)
+        self._placing = Placement([_place_of(view) for view in views], processes, driver)
         self._rows: dict[int, list[NodeProcess]] = {}
         # Host pids that have their row, with the driver's figures in it.
         self._told: set[int] = set()
@@ -438,7 +100,7 @@ class _Join:
                 (rest if found[0] is None else rows[id(found[0])]).append(found[1])
         return (*(row for place in places for row in rows[id(place)]), *rest)
 
-    def _slots(self, place: _Place, view: ContainerView) -> list[NodeProcess]:
+    def _slots(self, place: ContainerFacts, view: ContainerView) -> list[NodeProcess]:
         if view.snapshot is None or view.processes is None:
             return []
         beside = self._placing.stands_beside(place)
@@ -495,7 +157,7 @@ class _Join:
                 gpu = driver.index(uuid)
                 rows.append(ProcessDeviceRow(device.index, uuid, used, None, sm, driver_index=gpu))
             else:
-                rows.append(_row(device.index, uuid, used, sm, entry))
+                rows.append(device_row(device.index, uuid, used, sm, entry))
         if process is None:
             return tuple(rows)
         beside = [entry for entry in driver.entries(process) if entry.device_uuid not in uuids]
@@ -503,14 +165,14 @@ class _Join:
         if len(beside) == len(nameless) == 1 and driver.lists_all:
             # The only device that the process uses, for the region as for the driver.
             row, (entry,) = rows[nameless[0]], beside
-            rows[nameless[0]] = _row(
+            rows[nameless[0]] = device_row(
                 row.index, entry.device_uuid, row.memory_used_bytes, row.sm_util_percent, entry
             )
             beside = []
-        rows += [_row(None, entry.device_uuid, None, None, entry) for entry in beside]
+        rows += [device_row(None, entry.device_uuid, None, None, entry) for entry in beside]
         return tuple(rows)
 
-    def _unlisted(self, place: _Place, view: ContainerView) -> list[NodeProcess]:
+    def _unlisted(self, place: ContainerFacts, view: ContainerView) -> list[NodeProcess]:
         rows = []
         for process in () if view.processes is None else view.processes.unlisted:
             if process.pid not in self._told:
@@ -520,20 +182,20 @@ class _Join:
         return rows
 
 
-def _place_of(view: ContainerView) -> _Place:
+def _place_of(view: ContainerView) -> ContainerFacts:
     processes = view.processes
     seen = None
     indexes: dict[str, int] = {}
     if processes is not None:
-        seen = _seen_id(processes.alive.values()) or _seen_id(processes.unlisted)
+        seen = seen_id(processes.alive.values()) or seen_id(processes.unlisted)
     for device in () if view.snapshot is None else view.snapshot.devices:
         if device.uuid is not None:
             indexes.setdefault(device.uuid, device.index)
-    return _Place(
+    return ContainerFacts(
         view.container,
         view.container.container_id or seen,
         view.snapshot is not None,
-        view.snapshot is None and _is_unreadable(view.container),
+        view.snapshot is None and is_unreadable(view.container),
         frozenset(
             ()
             if processes is None
@@ -543,7 +205,9 @@ def _place_of(view: ContainerView) -> _Place:
     )
 
 
-def _omitted(place: _Place, uuids: Sequence[str | None], omitted: OmittedSlots) -> NodeProcess:
+def _omitted(
+    place: ContainerFacts, uuids: Sequence[str | None], omitted: OmittedSlots
+) -> NodeProcess:
     devices = tuple(
         ProcessDeviceRow(index, uuid, used)
         for (index, used), uuid in zip(omitted.memory_used_bytes.items(), uuids, strict=False)
@@ -558,25 +222,4 @@ def _omitted(place: _Place, uuids: Sequence[str | None], omitted: OmittedSlots) 
         None,
         devices,
         omitted.slots,
-    )
-
-
-def _row(
-    index: int | None,
-    uuid: str | None,
-    used: int | None,
-    sm: int | None,
-    entry: NvmlProcess,
-) -> ProcessDeviceRow:
-    return ProcessDeviceRow(
-        index,
-        uuid,
-        used,
-        entry.memory_used_bytes,
-        sm,
-        entry.sm_util_percent,
-        entry.memory_util_percent,
-        entry.enc_util_percent,
-        entry.dec_util_percent,
-        entry.device_index,
     )

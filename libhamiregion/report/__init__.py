@@ -2,7 +2,7 @@
 
 from .history import Allocation, Sample
 from .making import make_report
-from .models import Report, Usage
+from .models import Report, Timeline, Usage
 from .page import report_html
 from .prometheus import PrometheusHistory
 from .prometheus_http import PrometheusError
@@ -22,6 +22,7 @@ __all__ = [
     "RecordingWriter",
     "Report",
     "Sample",
+    "Timeline",
     "Usage",
     "make_report",
     "report_csv",

@@ -19,7 +19,7 @@ from .words import size
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from .models import Gap, Timeline
+    from .models import Timeline
     from .words import Times
 
 HEIGHT: Final = 1_000
@@ -61,7 +61,9 @@ class Chart:
     times: tuple[tuple[float, str], ...] = ()
 
 
-def memory_chart(name: str, timeline: Timeline, gaps: Sequence[Gap], times: Times | None) -> Chart:
+def memory_chart(
+    name: str, timeline: Timeline, gaps: Sequence[tuple[int, int]], times: Times | None
+) -> Chart:
     """Draw memory used, its peaks, and the limit; without times no axes, for one of many."""
     highest = max(
         itertools.chain.from_iterable(
@@ -95,7 +97,9 @@ def memory_chart(name: str, timeline: Timeline, gaps: Sequence[Gap], times: Time
     )
 
 
-def gpu_chart(name: str, timeline: Timeline, gaps: Sequence[Gap], times: Times) -> Chart:
+def gpu_chart(
+    name: str, timeline: Timeline, gaps: Sequence[tuple[int, int]], times: Times
+) -> Chart:
     """Draw GPUs busy and GPUs allocated."""
     allocated = timeline.allocated_gpus if any(timeline.allocated_gpus) else ()
     highest = max((value or 0 for value in (*allocated, *timeline.busy_gpus)), default=0)
@@ -111,14 +115,14 @@ def gpu_chart(name: str, timeline: Timeline, gaps: Sequence[Gap], times: Times) 
 
 
 def gap_stripes(
-    gaps: Sequence[Gap], since_ms: int, until_ms: int
+    gaps: Sequence[tuple[int, int]], since_ms: int, until_ms: int
 ) -> tuple[tuple[float, float], ...]:
     """Place what was not recorded: left edge and width, in percent."""
     whole_ms = until_ms - since_ms
-    longest = sorted(gaps, key=lambda gap: gap.start_ms - gap.end_ms)[:_GAPS_DRAWN]
+    longest = sorted(gaps, key=lambda gap: gap[0] - gap[1])[:_GAPS_DRAWN]
     places = (
-        (100 * (gap.start_ms - since_ms) / whole_ms, 100 * (gap.end_ms - gap.start_ms) / whole_ms)
-        for gap in longest
+        (100 * (start_ms - since_ms) / whole_ms, 100 * (end_ms - start_ms) / whole_ms)
+        for start_ms, end_ms in longest
     )
     return tuple((left, width) for left, width in places if width > _NARROW)
 
@@ -126,7 +130,7 @@ def gap_stripes(
 def _chart(
     name: str,
     timeline: Timeline,
-    gaps: Sequence[Gap],
+    gaps: Sequence[tuple[int, int]],
     paths: tuple[tuple[str, str], ...],
     ticks: Iterator[tuple[float, str]] | tuple[()],
     times: Times | None,

@@ -10,7 +10,7 @@ import attrs
 
 from libhamiregion.text import printable
 
-from .models import LEVELS, Advice, Gap, Level, Report, Usage
+from .models import LEVELS, Advice, Level, Report, Usage
 from .tally import AllocationTally, Bins, Tally
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ _HOUR_MS: Final = 3_600_000
 _Key: TypeAlias = "tuple[str | None, ...]"
 #: What makes the groups of each level: names of the fields of an allocation.
 GROUP_FIELDS: Final[dict[str, tuple[str, ...]]] = {
+    "total": (),
     "namespace": ("namespace",),
     "pod": ("namespace", "pod", "pod_uid"),
     "device": ("device_uuid",),
@@ -81,7 +82,7 @@ def make_report(
         raise ValueError("a report needs a beginning before its end")
     if by not in LEVELS:
         raise ValueError(f"{by!r} is none of {', '.join(LEVELS)}")
-    levels = {by, "device"} & GROUP_FIELDS.keys()
+    levels = {by, "device", "total"} & GROUP_FIELDS.keys()
     adding = _Adding(history, since_ms, until_ms, select, points, levels)
     adding.run()
     return adding.report(by, headroom, round_to_bytes)
@@ -106,9 +107,8 @@ class _Adding:
         self._step_ms = -(-(until_ms - since_ms) // points) if points else 0
         #: None for what is not selected.
         self._tallies: dict[Allocation, AllocationTally | None] = {}
-        self._total = self._tally()
-        self._groups: dict[str, dict[_Key, Tally]] = {level: {} for level in self._levels}
-        self._gaps: list[Gap] = []
+        self._groups: dict[tuple[str, _Key], Tally] = {}
+        self._gaps: list[tuple[int, int]] = []
         self._unbelievable: set[Allocation] = set()
 
     def _tally(self, *, gpus: bool = True) -> Tally:
@@ -130,18 +130,15 @@ class _Adding:
             if look.start_ms > end_ms:
                 for tally in self._selected:
                     tally.change(end_ms, None)
-                self._gaps.append(Gap(end_ms, look.start_ms))
+                self._gaps.append((end_ms, look.start_ms))
             self._add(look)
             end_ms = look.end_ms
         for own in self._selected:
             own.own.finish(end_ms)
-        for group in (
-            self._total,
-            *(group for groups in self._groups.values() for group in groups.values()),
-        ):
+        for group in self._groups.values():
             group.finish(end_ms)
         if end_ms < self._until_ms:
-            self._gaps.append(Gap(end_ms, self._until_ms))
+            self._gaps.append((end_ms, self._until_ms))
 
     def _add(self, look: Look) -> None:
         for allocation, sample in look.changes.items():
@@ -159,14 +156,14 @@ class _Adding:
     def _begun(self, allocation: Allocation) -> AllocationTally | None:
         if self._select is not None and not _is_selected(self._select, allocation):
             return None
-        groups = [self._total]
+        groups = []
         for level in self._levels:
-            key = group_key(allocation, level)
-            if level == "device" and key == (None,):
+            if level == "device" and allocation.device_uuid is None:
                 continue
-            if key not in self._groups[level]:
-                self._groups[level][key] = self._tally()
-            groups.append(self._groups[level][key])
+            key = level, group_key(allocation, level)
+            if key not in self._groups:
+                self._groups[key] = self._tally()
+            groups.append(self._groups[key])
         return AllocationTally(allocation, self._tally(gpus=False), groups)
 
     def _believed(self, allocation: Allocation, sample: Sample | None) -> Sample | None:
@@ -190,20 +187,23 @@ class _Adding:
         allocations = tuple(_usage_of_one(each, headroom, round_to_bytes) for each in seen)
         rows = {level: self._rows(level, members) for level in self._levels}
         whole_ms = self._until_ms - self._since_ms
-        missing_ms = sum(gap.end_ms - gap.start_ms for gap in self._gaps)
-        longest = sorted(self._gaps, key=lambda gap: gap.start_ms - gap.end_ms)[:_GAPS_LISTED]
+        missing_ms = sum(end_ms - start_ms for start_ms, end_ms in self._gaps)
+        longest = sorted(self._gaps, key=lambda gap: gap[0] - gap[1])[:_GAPS_LISTED]
         return Report(
-            facts=facts,
+            kind=facts.kind,
+            source=facts.source,
+            node=facts.node,
+            resolution_s=facts.resolution_s,
             since_ms=self._since_ms,
             until_ms=self._until_ms,
             made_at_ms=time.time_ns() // 1_000_000,
             by=by,
             recorded_ratio=1 - missing_ms / whole_ms,
-            gaps=tuple(sorted(longest, key=lambda gap: gap.start_ms)),
+            gaps=tuple(sorted(longest)),
             gap_count=len(self._gaps),
             headroom=headroom,
             round_to_bytes=round_to_bytes,
-            total=_usage(self._total, members) if members else None,
+            total=next(iter(rows["total"]), None),
             rows=rows.get(by, allocations),
             allocations=allocations,
             devices=rows["device"],
@@ -214,8 +214,11 @@ class _Adding:
         members: dict[_Key, list[Allocation]] = {}
         for allocation in seen:
             members.setdefault(group_key(allocation, level), []).append(allocation)
-        groups = self._groups[level]
-        return tuple(_usage(groups[key], each) for key, each in members.items() if key in groups)
+        return tuple(
+            _usage(self._groups[level, key], each)
+            for key, each in members.items()
+            if (level, key) in self._groups
+        )
 
     def _doubts(self) -> Iterable[str]:
         if self._unbelievable:

@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import attrs
 
-if TYPE_CHECKING:
-    from .history import HistoryFacts
-
 Level: TypeAlias = Literal["namespace", "pod", "container", "device"]
 LEVELS: Final[tuple[Level, ...]] = ("namespace", "pod", "container", "device")
-
-
-@attrs.frozen
-class Gap:
-    """A stretch of time in which nothing was recorded.
-
-    Attributes:
-        start_ms: Unix milliseconds.
-        end_ms: Unix milliseconds.
-    """
-
-    start_ms: int
-    end_ms: int
 
 
 Advice: TypeAlias = Literal["lower", "raise", "keep", "limit", "unused", "too_little_seen"]
@@ -148,14 +132,18 @@ class Report:
     """What was held and used, by whom. A value.
 
     Attributes:
-        facts: Where it comes from.
+        kind: What it comes from, ``"recording"`` or ``"prometheus"``.
+        source: The file's path, or the address without credentials.
+        node: The node's name; None where it is not about one node.
+        resolution_s: Time from look to look, or the length of a step.
         since_ms: Its first moment, Unix milliseconds.
         until_ms: Its end.
         made_at_ms: When it was made.
         by: What `rows` are: namespaces, pods, devices, or containers: then one row per container
             and device.
         recorded_ratio: How much of the time was recorded, 0 to 1.
-        gaps: Where nothing was recorded, at the beginning and the end too; the longest 1,000.
+        gaps: When nothing was recorded, at the beginning and the end too: pairs of start and end,
+            Unix milliseconds; the longest 1,000.
         gap_count: How many there are.
         headroom: What suggested limits add to the 99th percentile, 0.1 for a tenth.
         round_to_bytes: What suggested limits are multiples of.
@@ -166,13 +154,16 @@ class Report:
         warnings: What a reader should know.
     """
 
-    facts: HistoryFacts
+    kind: str
+    source: str
+    node: str | None
+    resolution_s: float
     since_ms: int
     until_ms: int
     made_at_ms: int
     by: Level
     recorded_ratio: float
-    gaps: tuple[Gap, ...]
+    gaps: tuple[tuple[int, int], ...]
     gap_count: int
     headroom: float
     round_to_bytes: int

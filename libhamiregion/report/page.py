@@ -120,8 +120,8 @@ class _Page:
         from .charts import gap_stripes
 
         report = self._report
-        node = report.facts.node
-        gaps = sorted(report.gaps, key=lambda gap: gap.start_ms - gap.end_ms)[:_GAPS]
+        node = report.node
+        gaps = sorted(report.gaps, key=lambda gap: gap[0] - gap[1])[:_GAPS]
         shown: dict[str, Any] = {
             "report": report,
             "times": self._times,
@@ -129,7 +129,7 @@ class _Page:
             "title": "GPU report" if node is None else f"GPU report: {node}",
             "strip": gap_stripes(report.gaps, report.since_ms, report.until_ms),
             "warnings": report.warnings[:_WARNINGS],
-            "gaps": sorted(gaps, key=lambda gap: gap.start_ms),
+            "gaps": sorted(gaps),
         }
         if report.total is not None:
             shown |= self._sections(report.total)

@@ -5,12 +5,9 @@ import io
 import subprocess
 import sys
 
+from unit.cli_process import without_notes
+
 from libhamiregion.cli.verbs import hamiregion
-
-
-def said_of_this_node(stderr: str) -> str:
-    """Without the note that tests beside this one map regions elsewhere."""
-    return "".join(line for line in stderr.splitlines(True) if "--outside looks" not in line)
 
 
 def call(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -25,4 +22,5 @@ def call(*arguments: str) -> "subprocess.CompletedProcess[str]":
         code = int(ended.code or 0)
     finally:
         sys.argv = before
-    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+    said = without_notes(err.getvalue())
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), said)

@@ -1,11 +1,13 @@
 """What tests with several programs share."""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pynvml
 import pytest
 from containers import Starter, containers
+from doctor_node_scenes import DoctorNode
 from fake_nvml.driver import STATE, FakeDriver, build
 from fake_nvml.scenes import initialisations
 from node_scene import MONITOR, Events, NodeScene
@@ -67,6 +69,13 @@ def start() -> Iterator[Starter]:
     """Starts processes in pid namespaces of their own."""
     with containers() as starter:
         yield starter
+
+
+@pytest.fixture
+def doctor_node(tmp_path: Path) -> Iterator[DoctorNode]:
+    """A node to be diagnosed; no container yet."""
+    with contextlib.closing(DoctorNode(tmp_path / "containers")) as made:
+        yield made
 
 
 @pytest.fixture

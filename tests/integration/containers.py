@@ -17,6 +17,7 @@ import pytest
 
 from libhamiregion import open_region
 from libhamiregion.node import HostProcess, ProcessTable, RegionProcesses
+from libhamiregion.node.doctor.slots import memory_bytes
 
 SCRIPT = Path(__file__).with_name("container_process.py")
 UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -113,12 +114,21 @@ def containers() -> Iterator[Starter]:
 def look(
     path: os.PathLike[str], table: ProcessTable | None = None, **options: Any
 ) -> RegionProcesses:
-    """Snapshot, refresh, match: in the order that proves a process dead."""
+    """Snapshot, refresh, match: in the order that proves a process dead.
+
+    What is called dead is what reaping would free: there is one proof.
+    """
     table = ProcessTable() if table is None else table
     with open_region(path) as opened:
         snapshot = opened.snapshot()
         table.refresh()
-        return table.match(opened, snapshot, **options)
+        found = table.match(opened, snapshot, **options)
+    if os.access(path, os.W_OK):
+        counting = {each.pid for each in snapshot.processes if memory_bytes(each)}
+        with open_region(path, writable=True) as opened:
+            freed = {slot.pid for slot in opened.reap(proc=table.proc, dry_run=True)}
+        assert freed & counting == found.dead & counting
+    return found
 
 
 def libvgpu(directory: Path) -> Path:

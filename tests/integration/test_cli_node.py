@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 import pytest
-from called import call, said_of_this_node
+from called import call
 from containers import needs_namespaces
 from fake_nvml.driver import STATE, FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, MIG, OTHER, SECOND
@@ -193,7 +193,7 @@ def test_ps_in_a_pipe_is_one_line_per_process_and_device(scene: Scene) -> None:
         *scene.arguments("ps", "--namespace", "*"),
         env={**scene.driver.environment(), "FORCE_COLOR": "1"},
     )
-    assert (answer.returncode, said_of_this_node(answer.stderr)) == (0, "")
+    assert (answer.returncode, answer.stderr) == (0, "")
     assert "\x1b" not in answer.stdout
     rows = table(answer.stdout)
     states = ["alive", "unlisted", "escaped", "alive", "suspended", "dead"]
@@ -248,7 +248,7 @@ def test_where_there_is_no_driver_the_rest_is_shown_and_a_note_says_why(scene: S
     answer = scene.run("ps", *none)
     assert answer.returncode == 0
     assert "research/bert-0" in answer.stdout
-    said = said_of_this_node(answer.stderr)
+    said = answer.stderr
     assert said.startswith("Note: no figures of the driver: ")
     assert said.count("\n") == 1
     found = scene.json("ps", *none)

@@ -418,7 +418,7 @@ def test_every_kustomization_on_the_page_renders(tmp_path: Path) -> None:
     rendered = [documents_of(combined(tmp_path, block)) for block in blocks]
     for documents in rendered:
         check_schemas(documents)
-    steered_volcano, elsewhere, removing = rendered
+    steered_volcano, elsewhere, outside, removing = rendered
     agent = daemon_set(steered_volcano, "agent")
     assert "--feedback" in containers_of(agent)["agent"]["args"]
     assert agent["runtimeClassName"] == "nvidia"
@@ -427,6 +427,11 @@ def test_every_kustomization_on_the_page_renders(tmp_path: Path) -> None:
         spec = daemon_set(elsewhere, component)
         assert spec["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
         assert host_paths_of(spec)["regions"] == "/opt/vgpu"
+    exporter = containers_of(daemon_set(outside, "exporter"))["exporter"]
+    check_command_line(exporter["args"])
+    assert "--outside" in exporter["args"]
+    capabilities = exporter["securityContext"]["capabilities"]
+    assert capabilities == {"drop": ["ALL"], "add": ["SYS_PTRACE", "CHECKPOINT_RESTORE"]}
     arguments = containers_of(daemon_set(removing, "agent"))["agent"]["args"]
     assert {"--feedback", "--remove-gone"} <= set(arguments)
 

@@ -4,7 +4,7 @@ import random
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -43,15 +43,6 @@ from libhamiregion.node.doctor.examination import observations_of
 from libhamiregion.node.outside import MappedRegion, resolve
 
 MakeActor = Callable[..., Actor]
-
-
-@pytest.fixture
-def doctor_node(tmp_path: Path) -> Iterator[DoctorNode]:
-    made = DoctorNode(tmp_path / "containers")
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 # ---- What a container can make many of ----------------------------------------------------------

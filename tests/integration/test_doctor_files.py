@@ -18,15 +18,6 @@ HOSTILE = "\x1b[2J\n'\"../\u202e" + "x" * 60 + ".cache"
 
 
 @pytest.fixture
-def doctor_node(tmp_path: Path) -> Iterator[DoctorNode]:
-    made = DoctorNode(tmp_path / "containers")
-    try:
-        yield made
-    finally:
-        made.close()
-
-
-@pytest.fixture
 def outside(tmp_path: Path) -> Iterator[DoctorNode]:
     """One that looks outside the roots too, and sees what other tests do there."""
     made = DoctorNode(tmp_path / "containers", outside=True)

@@ -1,8 +1,6 @@
 """Host pids that are wrong in every way that is seen in the field: found, repaired, gone."""
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from containers import needs_namespaces
@@ -13,15 +11,6 @@ from libhamiregion import Layout
 from libhamiregion.node import FindingKind, Severity, diagnose, repair
 
 pytestmark = [needs_namespaces, needs_first_namespace]
-
-
-@pytest.fixture
-def doctor_node(tmp_path: Path) -> Iterator[DoctorNode]:
-    made = DoctorNode(tmp_path / "containers")
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 def heals(doctor_node: DoctorNode, place: Place, expected: dict[int, int]) -> None:

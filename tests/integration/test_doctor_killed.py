@@ -5,8 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from containers import needs_namespaces
@@ -28,15 +26,6 @@ with Node(sys.argv[1]) as node:
         print(flush=True)
         repair(node, found)
 """
-
-
-@pytest.fixture
-def doctor_node(tmp_path: Path) -> Iterator[DoctorNode]:
-    made = DoctorNode(tmp_path / "containers")
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 def make_ill(place: Place) -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from containers import needs_namespaces
@@ -30,15 +29,6 @@ def monitor() -> Iterator[OddContainer]:
         yield made
     finally:
         made.end()
-
-
-@pytest.fixture
-def doctor_node(tmp_path: Path) -> Iterator[DoctorNode]:
-    made = DoctorNode(tmp_path / "containers")
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 # ---- Memory -------------------------------------------------------------------------------------

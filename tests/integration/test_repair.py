@@ -18,6 +18,7 @@ from poke import RegionFile
 
 from libhamiregion import Layout, open_region
 from libhamiregion.agent import Feedback, RepairLoop, TaskRunner
+from libhamiregion.cli.service_log import ServiceLog
 from libhamiregion.node import Node
 
 if TYPE_CHECKING:
@@ -156,6 +157,26 @@ def test_who_spoils_its_lock_again_and_again_is_mended_more_and_more_seldom(
     loop.run()
     loop.run()
     assert is_free(files[1])
+
+
+def test_a_container_that_refills_its_table_makes_few_and_short_lines(
+    scene: NodeScene, node: Node, start: Starter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = scene.container("evil")
+    start().tell("attach", file.path)
+    loop = RepairLoop(node, emit=ServiceLog(as_json=True))
+    for number in range(8):
+        if number % 2 == 0:
+            file.put("proc_num", 1)
+        # Else behind those that have been emptied, which a bounded view shows first.
+        for pid in range(400):
+            file.add_process(100_000 + number * 1000 + pid, {0: MIB})
+        loop.run()
+    lines = capsys.readouterr().err.splitlines()
+    assert loop.counters()["repair_dead_process_counted"] == 8
+    # The 1st, 2nd, 4th and 8th time, and the host pid.
+    assert len(lines) == 5
+    assert max(map(len, lines)) < 500
 
 
 def test_a_dry_run_says_what_it_would_do_and_does_nothing(

@@ -172,7 +172,7 @@ def test_figures_are_those_of_a_recording_of_the_same_time(
     found = asked(prometheus, f'job="{job}"', until_s=LENGTH_S)
     assert found.warnings == ()
     assert (found.recorded_ratio, found.gaps) == (recorded.recorded_ratio, recorded.gaps)
-    assert found.gaps[0].start_ms == (START_S + GAP_S[0]) * 1000
+    assert found.gaps[0][0] == (START_S + GAP_S[0]) * 1000
     assert [row.pod for row in found.rows] == [row.pod for row in recorded.rows]
     for row, same in zip(found.rows, recorded.rows, strict=True):
         for name in (
@@ -231,7 +231,7 @@ def test_the_command_reports_from_a_prometheus(prometheus: Prometheus, tmp_path:
     answer = call(*plain, "--json", "--by", "device", "--namespace", "inference")
     assert (answer.returncode, answer.stderr) == (0, "")
     document = json.loads(answer.stdout)
-    assert document["facts"]["source"] == prometheus.url
+    assert document["source"] == prometheus.url
     assert {row["device_uuid"] for row in document["rows"]} == {GPUS[4], GPUS[5], GPUS[6]}
     page = tmp_path / "report.html"
     assert call(*plain, "--to", str(page)).returncode == 0

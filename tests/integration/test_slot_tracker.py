@@ -1,5 +1,6 @@
 """`Node.slots`: which slots are of live processes, told often and at little cost."""
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -106,13 +107,13 @@ def test_one_region_that_changes_does_not_have_the_others_proved(
     attached(actor, *paths)
     told(node)
     proved: list[str | None] = []
-    match = node._slots._match
+    match = node._match_pids
 
     def counted(container, pids, taken_at_ns):  # type: ignore[no-untyped-def]
         proved.append(container.name)
         return match(container, pids, taken_at_ns)
 
-    monkeypatch.setattr(node._slots, "_match", counted)
+    monkeypatch.setattr(node, "_match_pids", counted)
     (more,) = attached(actor, paths[1])
     assert states(node)[more.pid] == "alive"
     assert proved == ["b"]
@@ -134,6 +135,12 @@ def test_a_closed_node_keeps_no_descriptor(actor: MakeActor, root: Root) -> None
     with Node(root) as node:
         told(node)
         assert len(watching()) == before + 4 + 1
+    assert len(watching()) == before
+    # Nor does one that nobody has closed.
+    forgotten = Node(root)
+    told(forgotten)
+    del forgotten
+    gc.collect()
     assert len(watching()) == before
 
 

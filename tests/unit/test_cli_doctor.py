@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cli_process import COLOUR, Terminal, interrupt, start
-from integration.called import call, said_of_this_node
+from integration.called import call
 from namespaces import needs_first_namespace
 from poke import RegionFile
 
@@ -77,7 +77,7 @@ def as_json(region: RegionFile, *more: str) -> tuple[int, dict[str, Any]]:
 
 def test_a_healthy_node_exits_with_0(region: RegionFile) -> None:
     answer = call(*arguments(region))
-    assert (answer.returncode, said_of_this_node(answer.stderr)) == (0, "")
+    assert (answer.returncode, answer.stderr) == (0, "")
     assert "nothing found in 1 container\n" in answer.stdout
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 import pytest
-from cli_process import COMMAND, PATIENCE_S, environment, run
+from cli_process import COMMAND, PATIENCE_S, environment, run, without_notes
 from click.testing import CliRunner
 from forked import unprivileged
-from integration.called import call, said_of_this_node
+from integration.called import call
 
 import libhamiregion as hami
 from libhamiregion.cli.verbs import hamiregion
@@ -133,7 +133,7 @@ def test_an_answer_for_which_there_is_no_output_leads_nowhere(
         timeout=PATIENCE_S,
         check=False,
     )
-    assert (answer.returncode, said_of_this_node(answer.stderr)) == (0, "")
+    assert (answer.returncode, without_notes(answer.stderr)) == (0, "")
     with hami.open_region(region) as opened:
         assert opened.snapshot().settled
 

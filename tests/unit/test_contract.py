@@ -58,7 +58,7 @@ def test_public_names_are_unique_and_there(package: ModuleType) -> None:
         assert hasattr(package, name)
 
 
-@pytest.mark.parametrize("package", [libhamiregion, libhamiregion.node], ids=["core", "host"])
+@pytest.mark.parametrize("package", [libhamiregion, libhamiregion.node], ids=["core", "node"])
 def test_everything_that_looks_public_is_declared_so(package: ModuleType) -> None:
     undeclared = {
         name

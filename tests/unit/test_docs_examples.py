@@ -108,7 +108,8 @@ NODE_WRITERS = {
     "Feedback",
     "RepairLoop",
     "DriverFigures",
-    "GoneRemover",
+    "StaleDirectoryCollector",
+    "PlanKeeper",
     "PlanWatcher",
     "apply_diff",
 }

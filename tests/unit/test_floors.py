@@ -4,8 +4,6 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import libhamiregion
 
 PACKAGE = Path(libhamiregion.__file__).parent

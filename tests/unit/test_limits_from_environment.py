@@ -2,7 +2,6 @@
 
 import ctypes
 
-import attrs
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -135,13 +134,6 @@ def test_a_value_that_is_no_text_is_a_type_error_that_names_the_variable() -> No
         limits_from_environment({f"{MEMORY}_3": 5})  # type: ignore[dict-item]
 
 
-def test_the_limits_are_frozen_and_comparable() -> None:
-    limits = limits_from_environment({MEMORY: "1g"})
-    assert limits == limits_from_environment({MEMORY: "1024m"})
-    with pytest.raises(attrs.exceptions.FrozenInstanceError):
-        limits.memory_limits_bytes = ()  # type: ignore[misc]
-
-
 # Pieces that strtoul treats differently, in any order, and whatever else there is.
 likely = st.lists(
     st.sampled_from([*" \t\v\x1c\x85\u00a0+-", *"0123456789", *"abcfxXzgGmMkK._", "0x", "0b", "٣"])
@@ -153,22 +145,15 @@ likely = st.lists(
 anything = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=30)
 
 
-@settings(max_examples=2000, deadline=None)
-@given(likely | anything)
-@example("0x")
-@example("-0x1")
-@example("18446744073709551616")
-@example("01777777777777777777777")
-@example("02000000000000000000000")
-def test_a_number_is_read_as_this_systems_strtoul_reads_it(text: str) -> None:
-    # A last letter of no meaning, so that the number is all there is.
-    value = text + ";"
-    assert (memory_limit(value) or 0) == c_strtoul(value.encode(), None, 0)
-
-
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=1000)
 @given(likely | anything, st.sampled_from(["", *"gGmMkK"]))
+@example("0x", "")
+@example("-0x1", "")
+@example("18446744073709551616", "")
+@example("01777777777777777777777", "")
+@example("02000000000000000000000", "")
 def test_a_value_is_scaled_in_64_bits_and_dropped_on_overflow(text: str, suffix: str) -> None:
+    """The number is what this system's strtoul reads."""
     value = text + suffix
     scalar = {"G": GIB, "M": MIB, "K": KIB}.get(value[-1:].upper(), 1)
     number = c_strtoul(value.encode(), None, 0)

@@ -1,7 +1,6 @@
 """Telling who holds the lock, and whether it lives."""
 
 import os
-import pickle
 import platform
 import time
 from collections.abc import Callable
@@ -233,11 +232,3 @@ def test_how_long_it_is_held_grows_until_it_changes(region_file: RegionFileFacto
         assert region.lock_state().held_for_s == 0.0
         hold(file, NOBODY + 1)
         assert region.lock_state().held_for_s == 0.0
-
-
-def test_a_lock_state_is_a_frozen_value_that_pickles(region_file: RegionFileFactory) -> None:
-    with open_region(region_file()) as region:
-        state = region.lock_state()
-    assert pickle.loads(pickle.dumps(state)) == state
-    with pytest.raises(attrs.exceptions.FrozenInstanceError):
-        state.held = True  # type: ignore[misc]

@@ -1,7 +1,6 @@
 """Freeing the slots of dead processes, safely for processes of each generation."""
 
 import os
-import pickle
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -428,11 +427,3 @@ def test_a_dry_run_foretells_exactly_what_is_done_and_changes_nothing(
             assert region.reap(wanted) == foretold
         for one in live:
             one("region.close")
-
-
-def test_a_reaped_slot_is_a_value_that_pickles(region_file: RegionFileFactory) -> None:
-    file = region_file()
-    file.add_process(DEAD, {0: 10})
-    with open_region(file, writable=True) as region:
-        reaped = region.reap()
-    assert pickle.loads(pickle.dumps(reaped)) == reaped == (ReapedSlot(DEAD, 10, removed=True),)

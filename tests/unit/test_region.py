@@ -234,40 +234,6 @@ def test_slots_behind_proc_num_are_not_there(busy: RegionFile) -> None:
     ]
 
 
-def test_each_figure_of_a_slot_arrives_under_its_name(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout, uuids=UUIDS)
-    file.add_process(21)
-    for device in (0, 1):
-        for number, part in enumerate(("context", "module", "data", "offset", "total")):
-            file.put(f"slot_used.{part}", 100 * device + number + 1, device=device)
-        file.put("slot_monitorused", 100 * device + 6, device=device)
-        if layout.has_utilization:
-            for number, part in enumerate(("dec", "enc", "sm")):
-                file.put(f"slot_util.{part}", 100 * device + number + 7, device=device)
-    with open_region(file) as region:
-        snapshot = region.snapshot()
-    (process,) = snapshot.processes
-    for device, usage in enumerate(process.devices):
-        base = 100 * device
-        dec, enc, sm = (base + 7, base + 8, base + 9) if layout.has_utilization else (0, 0, 0)
-        expected = {
-            "index": device,
-            "memory_context_bytes": base + 1,
-            "memory_module_bytes": base + 2,
-            "memory_data_bytes": base + 3,
-            "memory_used_bytes": base + 5,
-            "memory_monitor_bytes": base + 6,
-            "dec_util_percent": dec,
-            "enc_util_percent": enc,
-            "sm_util_percent": sm,
-        }
-        assert attrs.asdict(usage) == expected
-        summed = attrs.asdict(snapshot.devices[device])
-        assert {name: summed[name] for name in expected} == expected
-
-
 def test_raw_numbers_of_the_header_arrive(busy: RegionFile) -> None:
     busy.put("priority", -5)
     busy.put("utilization_switch", 0)
@@ -324,27 +290,7 @@ def test_snapshots_grow_to_a_full_table(layout: Layout, region_file: RegionFileF
     assert [device.uuid for device in snapshot.devices] == [f"GPU-{i}" for i in range(16)]
 
 
-def test_last_kernel_time_is_none_where_the_layout_has_none(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
-    has_it = layout not in {Layout.UNVERSIONED_NO_UTIL, Layout.UNVERSIONED}
-    if has_it:
-        file.put("last_kernel_time", 1_700_000_000)
-    with open_region(file) as region:
-        expected = 1_700_000_000 if has_it else None
-        assert region.last_kernel_time_s == expected
-        assert region.snapshot().last_kernel_time_s == expected
-
-
 # ---- settled ----
-
-
-def test_a_quiet_region_is_settled(busy: RegionFile) -> None:
-    with open_region(busy) as region:
-        snapshot = region.snapshot()
-    assert snapshot.settled
-    assert all(process.settled for process in snapshot.processes)
 
 
 @pytest.mark.parametrize("layout", [Layout.V1_1_POSTINIT, Layout.V1_2], ids=lambda x: x.value)
@@ -387,12 +333,6 @@ def listed(file: RegionFile) -> list[int]:
     return indexes
 
 
-def test_device_num_devices_are_listed(layout: Layout, region_file: RegionFileFactory) -> None:
-    file = region_file(layout, memory_limits=(GIB, 2 * GIB, 3 * GIB), uuids=UUIDS)
-    file.add_process(1)
-    assert listed(file) == [0, 1]
-
-
 def test_without_device_num_those_up_to_the_last_memory_limit(
     layout: Layout, region_file: RegionFileFactory
 ) -> None:
@@ -405,10 +345,6 @@ def test_sixteen_equal_limits_say_nothing_one_device_is_listed(
     limit: int | None, layout: Layout, region_file: RegionFileFactory
 ) -> None:
     assert listed(region_file(layout, memory_limits=[limit] * 16)) == [0]
-
-
-def test_sm_limits_do_not_count(layout: Layout, region_file: RegionFileFactory) -> None:
-    assert listed(region_file(layout, memory_limits=(GIB,), sm_limits=[50, 50, 50])) == [0]
 
 
 @pytest.mark.parametrize("part", ["context", "module", "data", "offset", "total"])
@@ -439,23 +375,6 @@ def test_a_device_with_a_uuid_is_listed_until_devices_are_declared(
     assert listed(file) == [0]
 
 
-def test_usage_behind_proc_num_lists_nothing(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout, memory_limits=(GIB,))
-    file.add_process(1, {9: 1})
-    file.put("proc_num", 0)
-    assert listed(file) == [0]
-
-
-def test_a_device_without_a_uuid_has_none(layout: Layout, region_file: RegionFileFactory) -> None:
-    file = region_file(layout, uuids=UUIDS)
-    file.put("uuids", b"", device=0)
-    with open_region(file) as region:
-        assert [device.uuid for device in region.snapshot().devices] == [None, UUIDS[1]]
-        assert region.uuids == (None, UUIDS[1])
-
-
 # ---- live values ----
 
 
@@ -474,17 +393,6 @@ def test_live_values_follow_the_file(layout: Layout, region_file: RegionFileFact
         assert region.memory_used(15) == 6
 
 
-@pytest.mark.parametrize("percent", [0, 100, 101, 1000, 2**64 - 1])
-def test_sm_limits_of_0_and_100_and_more_are_unlimited(
-    percent: int, region_file: RegionFileFactory
-) -> None:
-    file = region_file()
-    with open_region(file) as region:
-        file.put("sm_limit", percent)
-        assert region.sm_limit(0) is None
-        assert region.snapshot().device(0).sm_limit_percent is None
-
-
 def test_the_largest_number_in_the_file_is_a_value_not_an_error(
     region_file: RegionFileFactory,
 ) -> None:
@@ -499,15 +407,6 @@ def test_the_largest_number_in_the_file_is_a_value_not_an_error(
         assert region.memory_limit(0) == 2**64 - 1
         assert region.last_kernel_time_s == 2**64 - 1
         assert region.priority == -1
-
-
-def test_sums_beyond_64_bits_do_not_wrap(region_file: RegionFileFactory) -> None:
-    file = region_file()
-    file.add_process(1, {0: 2**64 - 1})
-    file.add_process(2, {0: 2**64 - 1})
-    with open_region(file) as region:
-        assert region.memory_used(0) == 2**64 - 1
-        assert region.snapshot().device(0).memory_used_bytes == 2**64 - 1
 
 
 @pytest.mark.parametrize("nbytes", [2**53 - 1, 2**53, 2**54 - 1, 2**54, 2**54 + 1])
@@ -538,14 +437,6 @@ def test_devices_are_0_to_15(device: int, region_file: RegionFileFactory) -> Non
         for call in calls:
             with pytest.raises(ValueError, match="0 to 15"):
                 call()
-
-
-@pytest.mark.parametrize("device", ["0", 0.0, b"0"])
-def test_a_device_is_an_int(device: object, region_file: RegionFileFactory) -> None:
-    with open_region(region_file()) as region:
-        for call in (region.memory_limit, region.sm_limit, region.memory_used):
-            with pytest.raises(TypeError):
-                call(device)  # type: ignore[arg-type]
 
 
 # ---- staleness ----
@@ -579,18 +470,6 @@ def test_a_removed_region_is_stale_and_still_readable(region_file: RegionFileFac
         file.path.unlink()
         assert region.is_stale()
         assert region.memory_limit(0) == GIB
-
-
-def test_a_replaced_region_is_stale_and_shows_the_old_data(region_file: RegionFileFactory) -> None:
-    file = region_file(memory_limits=(GIB,))
-    other = region_file(memory_limits=(2 * GIB,))
-    with open_region(file) as region:
-        other.path.rename(file.path)
-        assert region.is_stale()
-        assert region.memory_limit(0) == GIB
-        with open_region(file) as again:
-            assert not again.is_stale()
-            assert again.memory_limit(0) == 2 * GIB
 
 
 def test_a_link_in_the_place_of_the_file_is_stale(region_file: RegionFileFactory) -> None:

@@ -121,8 +121,9 @@ def test_json_has_the_fields_of_the_report(day: Report, hostile: Report) -> None
     document = json.loads(json.dumps(report_json(day)))
     assert document["schema"] == JSON_SCHEMA
     assert set(document) == {
-        "schema", "facts", "since_ms", "until_ms", "made_at_ms", "by", "recorded_ratio", "gaps",
-        "gap_count", "headroom", "round_to_bytes", "total", "rows", "warnings",
+        "schema", "kind", "source", "node", "resolution_s", "since_ms", "until_ms", "made_at_ms",
+        "by", "recorded_ratio", "gaps", "gap_count", "headroom", "round_to_bytes", "total", "rows",
+        "warnings",
     }  # fmt: skip
     assert set(document["rows"][0]) == {field.name for field in attrs.fields(Usage)}
     assert document["rows"][0]["memory_peak_bytes"] == day.rows[0].memory_peak_bytes

@@ -16,7 +16,7 @@ from libhamiregion.report import (
     Sample,
     make_report,
 )
-from libhamiregion.report.models import LEVELS, Gap
+from libhamiregion.report.models import LEVELS
 
 INTERVAL_S = 60
 SINCE_MS = MIDNIGHT_S * 1000
@@ -188,15 +188,15 @@ def test_rows_of_every_level_and_parts_of_a_day_add_up_to_the_same(
 
 
 def test_what_was_not_recorded_is_a_gap_and_nothing_else(day: Path, report: Report) -> None:
-    gap = Gap(*((MIDNIGHT_S + second) * 1000 for second in GAP_S))
+    gap = tuple((MIDNIGHT_S + second) * 1000 for second in GAP_S)
     length = GAP_S[1] - GAP_S[0]
     assert (report.gaps, report.gap_count) == ((gap,), 1)
     assert report.recorded_ratio == 1 - length / DAY_S
     longer = of_day(day, SINCE_MS - HOUR_MS, UNTIL_MS + 2 * HOUR_MS)
     assert longer.gaps == (
-        Gap(SINCE_MS - HOUR_MS, SINCE_MS),
+        (SINCE_MS - HOUR_MS, SINCE_MS),
         gap,
-        Gap(UNTIL_MS, UNTIL_MS + 2 * HOUR_MS),
+        (UNTIL_MS, UNTIL_MS + 2 * HOUR_MS),
     )
     assert longer.total is not None
     assert longer.total.last_seen_ms == UNTIL_MS

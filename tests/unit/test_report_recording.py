@@ -349,7 +349,7 @@ def test_the_file_stays_within_its_size(path: Path) -> None:
                 for at, of in enumerate(pods)
             }
         )
-        for number in range(800)
+        for number in range(560)
     ]
     assert max(each.size_bytes for each in sizes) <= limit
     writer.writer.close()

@@ -27,7 +27,6 @@ from libhamiregion import (
     ProcessStatus,
     RegionClosed,
     RegionCorrupt,
-    RegionReadOnly,
     RegionStale,
     Slot,
     SlotTableFull,
@@ -160,18 +159,6 @@ def test_a_full_table_is_an_error_that_names_the_way_out(
         assert file.get("proc_num") == SLOTS - 1
 
 
-@needs_first_namespace
-def test_reaping_makes_room_in_a_full_table(layout: Layout, region_file: RegionFileFactory) -> None:
-    file = region_file(layout)
-    for slot in range(SLOTS):
-        file.put("slot_pid", NOBODY + slot, slot=slot)
-    file.put("proc_num", SLOTS)
-    with open_region(file, writable=True) as region:
-        assert len(region.reap()) == SLOTS
-        with region.attach():
-            assert pids(file) == [os.getpid()]
-
-
 @pytest.mark.parametrize("count", [-1, SLOTS + 1, 2**31 - 1])
 def test_an_impossible_number_of_processes_is_a_corrupt_region(
     count: int, layout: Layout, region_file: RegionFileFactory
@@ -188,15 +175,6 @@ def test_an_impossible_number_of_processes_is_a_corrupt_region(
         with pytest.raises(RegionCorrupt):
             region.attach()
         assert file.content() == before
-
-
-@pytest.mark.parametrize("timeout_s", [-1, float("nan")])
-def test_a_timeout_is_not_negative(timeout_s: float, region_file: RegionFileFactory) -> None:
-    with (
-        open_region(region_file(), writable=True) as region,
-        pytest.raises(ValueError, match="timeout"),
-    ):
-        region.attach(timeout_s=timeout_s)
 
 
 def test_attaching_waits_for_the_lock_as_long_as_it_was_told(
@@ -216,22 +194,6 @@ def test_attaching_waits_for_the_lock_as_long_as_it_was_told(
 
 
 # ---- leaving ----
-
-
-def test_leaving_takes_the_slot_and_its_usage_away(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
-    file.add_process(NOBODY, {0: 5})
-    others = slot_bytes(file, 0)
-    with open_region(file, writable=True) as region:
-        slot = region.attach()
-        slot.charge(0, 100)
-        slot.charge(3, 200, "context")
-        slot.detach()
-        assert pids(file) == [NOBODY]
-        assert (region.memory_used(0), region.memory_used(3)) == (5, 0)
-        assert slot_bytes(file, 0) == others
 
 
 def test_a_slot_is_a_context_manager(layout: Layout, region_file: RegionFileFactory) -> None:
@@ -377,16 +339,6 @@ def test_a_killed_process_counts_until_it_is_reaped(
 
 
 # ---- states of the region ----
-
-
-def test_attaching_needs_a_region_open_for_writing(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    with (
-        open_region(region_file(layout)) as region,
-        pytest.raises(RegionReadOnly, match="writable=True"),
-    ):
-        region.attach()
 
 
 CALLS: dict[str, Callable[[Slot], object]] = {

@@ -1,6 +1,5 @@
 """Charging and releasing: what is stored, what is refused, and what is enforced."""
 
-import os
 import pickle
 import random
 import threading
@@ -61,51 +60,6 @@ def test_a_charge_stands_in_its_kind_and_in_the_total_and_nowhere_else(
             assert file.get("slot_seqlock", slot=1) == 2 * 9
             file.put("slot_seqlock", 0, slot=1)
         assert file.content() == before
-
-
-def test_data_is_the_kind_where_none_is_named(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
-    with open_region(file, writable=True) as region, region.attach() as slot:
-        slot.charge(2, 9)
-        assert used(file, 2)["data"] == 9
-        slot.release(2, 9)
-        assert used(file, 2)["data"] == 0
-
-
-def test_a_snapshot_shows_what_was_charged(layout: Layout, region_file: RegionFileFactory) -> None:
-    file = region_file(layout, memory_limits=(10 * MIB, 10 * MIB))
-    file.add_process(NOBODY, {1: 100})
-    with open_region(file, writable=True) as region, region.attach() as slot:
-        slot.charge(1, 1, "context")
-        slot.charge(1, 20, "module")
-        slot.charge(1, 300, "data")
-        snapshot = region.snapshot()
-        assert snapshot.settled
-        device = snapshot.devices[1]
-        assert (device.memory_used_bytes, device.memory_free_bytes) == (421, 10 * MIB - 421)
-        own = next(process for process in snapshot.processes if process.pid == os.getpid())
-        usage = own.devices[1]
-        assert (usage.memory_context_bytes, usage.memory_module_bytes) == (1, 20)
-        assert (usage.memory_data_bytes, usage.memory_used_bytes) == (300, 321)
-        assert region.memory_used(1) == 421
-
-
-@pytest.mark.parametrize("layout", WITH_SEQLOCK, ids=lambda layout: layout.value)
-def test_the_seqlock_goes_on_by_two_with_each_change(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
-    with open_region(file, writable=True) as region, region.attach() as slot:
-        for turn in range(1, 4):
-            slot.charge(0, 1)
-            assert file.get("slot_seqlock") == 4 * turn - 2
-            slot.release(0, 1)
-            assert file.get("slot_seqlock") == 4 * turn
-        with pytest.raises(ValueError, match="too many"):
-            slot.release(0, 1)
-        assert file.get("slot_seqlock") == 12
 
 
 def test_nothing_is_charged_by_zero_bytes(layout: Layout, region_file: RegionFileFactory) -> None:
@@ -201,14 +155,6 @@ def test_charges_that_no_sum_could_hold_are_refused_as_charges(
         for kind in KINDS:
             slot.release(0, most, kind)
         assert region.memory_used(0) == 0
-
-
-@pytest.mark.parametrize("nbytes", [1.5, "1", None])
-def test_bytes_are_whole_numbers(nbytes: Any, region_file: RegionFileFactory) -> None:
-    with open_region(region_file(), writable=True) as region, region.attach() as slot:
-        for method in (slot.charge, slot.release):
-            with pytest.raises(TypeError):
-                method(0, nbytes)
 
 
 # ---- what is enforced ----
@@ -393,14 +339,6 @@ def test_threads_that_share_a_slot_lose_nothing(
         if layout.has_seqlock:
             assert file.get("slot_seqlock") == 2 * 3 * threads * turns
         assert is_free(file)
-
-
-ACCOUNT_400_TIMES = """
-for _ in range(400):
-    slot.charge(0, 5)
-    slot.release(0, 4)
-    slot.charge(1, 1, "context")
-"""
 
 
 def test_processes_that_account_at_once_lose_nothing(

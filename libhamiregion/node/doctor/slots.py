@@ -61,16 +61,18 @@ def dead_processes(look: Examination, used: UsedRegion) -> Iterator[Finding]:  #
     for usage in dead:
         sums.update({each.index: each.memory_used_bytes for each in usage.devices})
     nbytes = sum(sums.values())
-    count = len(dead) + (more if dead else 0)
-    if not dead or not nbytes:
+    # Those that are summed up alone count as well: slots without memory may stand before them.
+    count = len(dead) + more
+    if not nbytes:
         return
     pids = [usage.pid for usage in dead]
+    named = [*([pids_text(pids)] if pids else []), *([f"{more} more"] if more else [])]
     devices = sorted(index for index, used_bytes in sums.items() if used_bytes)
     yield finding(
         FindingKind.DEAD_PROCESS_COUNTED,
         used.container,
         f"{_size(nbytes)} of {count_text(count, 'dead process')} still counted",
-        f"{pids_text(pids)}{f' and {more} more' if more else ''}: no process that maps this region"
+        f"{' and '.join(named)}: no process that maps this region"
         f" has that pid, and /proc shows all processes; {_size(nbytes)} on {_devices(devices)}",
         device=devices[0] if len(devices) == 1 else None,
         pid=pids[0] if count == 1 else None,
