@@ -31,7 +31,6 @@ ORDER = [
     "test_read",
     "test_many",
     "test_exporter",
-    "test_scrape",
     "test_open",
     "test_edit",
     "test_lock_and_slots",

@@ -57,7 +57,7 @@ static int check_books(const struct account_call *call)
 static void store_account(const struct account_call *call, unsigned char *slot)
 {
     const hr_region *region = call->region;
-    unsigned char *used = hr_slot_used(region, slot, call->device);
+    unsigned char *used = hr_used(region, slot, call->device);
     uint64_t delta = call->charging ? call->bytes : 0 - call->bytes;
     if (hr_has_seqlock(region)) {
         hr_add_u64(slot + region->layout->slot_seqlock, 1, memory_order_relaxed);

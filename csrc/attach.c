@@ -194,7 +194,7 @@ unsigned char *hr_remembered_slot(const hr_region *region)
 static void write_books(const hr_region *region, unsigned char *slot)
 {
     for (uint32_t device = 0; device < HR_DEVICES; device++) {
-        unsigned char *used = hr_slot_used(region, slot, device);
+        unsigned char *used = hr_used(region, slot, device);
         uint64_t total = 0;
         for (uint32_t kind = 0; kind < HR_KINDS; kind++) {
             uint64_t bytes = region->own.attachment->charged[device][kind];

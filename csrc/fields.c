@@ -141,7 +141,7 @@ uint32_t hr_undeclared_uuids(const hr_region *region, uint32_t count)
     return found;
 }
 
-uint32_t hr_undeclared_usage(const hr_region *region, const unsigned char *slot, uint32_t count)
+uint32_t hr_undeclared_usage(const hr_region *region, unsigned char *slot, uint32_t count)
 {
     const unsigned char *used = hr_used(region, slot, count);
     const uint32_t stride = region->layout->slot_used_stride;

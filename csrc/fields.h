@@ -47,7 +47,7 @@ static inline bool hr_is_limited_sm(uint64_t percent)
 
 /* Of the devices from `count` on, as bits, those with a uuid; those that a slot uses. */
 uint32_t hr_undeclared_uuids(const hr_region *region, uint32_t count);
-uint32_t hr_undeclared_usage(const hr_region *region, const unsigned char *slot, uint32_t count);
+uint32_t hr_undeclared_usage(const hr_region *region, unsigned char *slot, uint32_t count);
 
 /* The enforced sum of `total` over all slots below proc_num, saturating. */
 int hr_sum_used(const hr_region *region, uint32_t device, uint64_t *out);
@@ -57,8 +57,7 @@ static inline unsigned char *hr_slot(const hr_region *region, uint32_t index)
     return region->base + region->layout->procs + (size_t)index * region->layout->slot_stride;
 }
 
-static inline const unsigned char *hr_used(const hr_region *region, const unsigned char *slot,
-                                           uint32_t device)
+static inline unsigned char *hr_used(const hr_region *region, unsigned char *slot, uint32_t device)
 {
     return slot + region->layout->slot_used + (size_t)device * region->layout->slot_used_stride;
 }

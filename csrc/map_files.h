@@ -3,7 +3,8 @@
 
 #include <stdbool.h>
 
-/* Whether a path is one of /proc/<pid>/map_files/<start>-<end>: the only links that are followed. */
+/* Whether a path is one of /proc/<pid>/map_files/<start>-<end>: the only links that are followed.
+ */
 bool hr_is_in_map_files(const char *path);
 
 /*

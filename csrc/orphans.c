@@ -28,8 +28,8 @@ static bool count_the_same(const hr_region *region, int32_t one, int32_t other)
 {
     uint64_t changed = 0;
     for (uint32_t device = 0; device < HR_DEVICES; device++) {
-        unsigned char *a = hr_slot_used(region, hr_slot(region, (uint32_t)one), device);
-        unsigned char *b = hr_slot_used(region, hr_slot(region, (uint32_t)other), device);
+        unsigned char *a = hr_used(region, hr_slot(region, (uint32_t)one), device);
+        unsigned char *b = hr_used(region, hr_slot(region, (uint32_t)other), device);
         changed |= hr_load_u64(a + HR_TOTAL_OFFSET, memory_order_relaxed) ^
                    hr_load_u64(b + HR_TOTAL_OFFSET, memory_order_relaxed);
     }

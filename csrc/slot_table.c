@@ -36,11 +36,6 @@ bool hr_swap_proc_num(const hr_region *region, int32_t judged, int32_t count)
     return hr_swap_i32(region->base + region->layout->proc_num, &judged, count);
 }
 
-unsigned char *hr_slot_used(const hr_region *region, unsigned char *slot, uint32_t device)
-{
-    return slot + region->layout->slot_used + (size_t)device * region->layout->slot_used_stride;
-}
-
 int32_t hr_find_slot(const hr_region *region, int32_t pid, int32_t count)
 {
     for (int32_t index = count - 1; index >= 0; index--) {
@@ -90,7 +85,7 @@ void hr_empty_slot(const hr_region *region, unsigned char *slot)
 void hr_clear_usage(const hr_region *region, unsigned char *slot)
 {
     for (uint32_t device = 0; device < HR_DEVICES; device++) {
-        unsigned char *used = hr_slot_used(region, slot, device);
+        unsigned char *used = hr_used(region, slot, device);
         for (uint32_t offset = 0; offset <= HR_TOTAL_OFFSET; offset += 8)
             hr_store_u64(used + offset, 0, memory_order_relaxed);
     }
@@ -101,7 +96,7 @@ uint64_t hr_slot_bytes(const hr_region *region, unsigned char *slot)
 {
     uint64_t sum = 0;
     for (uint32_t device = 0; device < HR_DEVICES; device++) {
-        unsigned char *used = hr_slot_used(region, slot, device);
+        unsigned char *used = hr_used(region, slot, device);
         sum = hr_add_saturating(sum, hr_load_u64(used + HR_TOTAL_OFFSET, memory_order_relaxed));
     }
     return sum;

@@ -38,7 +38,6 @@ uint64_t hr_seqlock_of(const hr_region *region, int32_t index);
 
 int32_t hr_slot_pid(const hr_region *region, const unsigned char *slot);
 void hr_set_slot_pid(const hr_region *region, unsigned char *slot, int32_t pid);
-unsigned char *hr_slot_used(const hr_region *region, unsigned char *slot, uint32_t device);
 
 /*
  * proc_num from what was judged to what it shall be.  Never a plain store: when it refuses

@@ -305,7 +305,8 @@ def test_the_number_of_slots_that_libvgpu_lowers_meanwhile_is_not_written_over(
             )
             eventually(ready.exists)
             found = repair(file)
-        if refused.outcome():
+        # On a busy machine nobody may come to work while a repair looks.
+        if refused.outcome() and found != NOTHING:
             break
     # libvgpu has moved the bystander's slot, and it does not count twice by our doing.
     assert pids(file) == [busy.pid, bystander.pid]
