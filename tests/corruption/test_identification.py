@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 from golden_regions import GoldenRegion
-from poke import RegionFile, RegionFileFactory
+from region_bytes import RegionFile, RegionFileFactory
 
 from libhamiregion import (
     AmbiguousLayout,

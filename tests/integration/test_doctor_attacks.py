@@ -16,8 +16,8 @@ from namespaces import needs_first_namespace
 from node_root import Root
 from node_scene import MONITOR
 from own_cgroups import cgroup_of_pod
-from patience import eventually
-from poke import locate
+from region_bytes import locate
+from wait import eventually
 
 from libhamiregion import (
     Layout,

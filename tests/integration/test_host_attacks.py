@@ -14,8 +14,8 @@ import pytest
 from actors import Actor
 from containers import Starter, containers, look, needs_namespaces, states, wait_for
 from node_root import Root
-from patience import PATIENCE_S
-from poke import RegionFile, RegionFileFactory
+from region_bytes import RegionFile, RegionFileFactory
+from wait import PATIENCE_S
 
 from libhamiregion import NotARegion, RegionClosed, RegionStale, open_region
 from libhamiregion.node import (

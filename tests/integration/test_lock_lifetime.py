@@ -12,8 +12,8 @@ import pytest
 from actors import MakeActor
 from lock_bytes import NOBODY, hold, is_free, let_go, value_of
 from namespaces import FOREIGN_OWNER, is_number, needs_first_namespace, why_no_new_namespace
-from poke import RegionFileFactory
 from recovering import assert_usable, did, recover
+from region_bytes import RegionFileFactory
 from slot_bytes import pids, used
 
 from libhamiregion import Layout, LockTimeout, RegionStale, open_region

@@ -14,8 +14,8 @@ from actors import Actor
 from containers import Starter, containers, needs_namespaces
 from namespaces import needs_first_namespace
 from node_root import Root, only, refresh, remove
-from patience import eventually
-from poke import SLOTS, RegionFile, locate
+from region_bytes import SLOTS, RegionFile, locate
+from wait import eventually
 
 from libhamiregion import Layout, create_region
 from libhamiregion.node import Node, directories, procfs

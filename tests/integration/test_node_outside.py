@@ -15,8 +15,8 @@ from containers import Starter, containers, needs_namespaces
 from namespaces import NEW_NAMESPACE
 from node_root import Root
 from own_cgroups import cgroup_of_pod
-from patience import eventually
-from poke import RegionFile, RegionFileFactory
+from region_bytes import RegionFile, RegionFileFactory
+from wait import eventually
 
 from libhamiregion import Layout, Region, RegionClosed, RegionStale, create_region, open_region
 from libhamiregion.node import Container, MissingReason, Node, NodeChanges, ProcessTable, outside

@@ -19,7 +19,7 @@ from containers import (
 )
 from forked import unprivileged
 from namespaces import needs_first_namespace
-from poke import RegionFile, RegionFileFactory
+from region_bytes import RegionFile, RegionFileFactory
 
 from libhamiregion import Layout, create_region, open_region
 from libhamiregion.node import ProcessTable

@@ -15,9 +15,9 @@ from typing import TextIO
 import pytest
 from actors import Actor
 from lock_bytes import NOBODY, hold, is_free
-from patience import eventually
-from poke import RegionFile, RegionFileFactory
+from region_bytes import RegionFile, RegionFileFactory
 from slot_bytes import pids
+from wait import eventually
 
 from libhamiregion import Layout, LockTimeout, ReapedSlot, Region, open_region
 

@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable
 
 import pytest
-from actors import Actor, Nursery
+from actors import Actor, ProcessFactory
 from lock_bytes import LOW_HALF, NOBODY, hold, is_free, set_value, value_of
 from namespaces import FOREIGN_OWNER, is_number, needs_first_namespace
-from patience import eventually
-from poke import RegionFileFactory, locate
 from recovering import NOTHING, assert_usable, did, recover
+from region_bytes import RegionFileFactory, locate
 from slot_bytes import WITH_SEQLOCK, WITHOUT_SEQLOCK
+from wait import eventually
 
 from libhamiregion import Layout, LockNotRecoverable, LockTimeout, open_region
 
@@ -454,7 +454,11 @@ def test_a_signal_in_the_second_watch_does_not_take_back_what_the_first_has_done
 
 @pytest.mark.parametrize("turns", [12, pytest.param(400, marks=pytest.mark.stress)])
 def test_a_recovery_that_is_killed_at_any_moment_leaves_what_the_next_one_can_recover(
-    turns: int, layout: Layout, region_file: RegionFileFactory, actor: MakeActor, nursery: Nursery
+    turns: int,
+    layout: Layout,
+    region_file: RegionFileFactory,
+    actor: MakeActor,
+    process_factory: ProcessFactory,
 ) -> None:
     chance = random.Random(layout.value)
     file = region_file(layout)
@@ -466,7 +470,7 @@ def test_a_recovery_that_is_killed_at_any_moment_leaves_what_the_next_one_can_re
         started = time.monotonic()
         actor(file)("region.recover_lock", watch_s=0)
         took.append(time.monotonic() - started)
-    nursery.kill_all()
+    process_factory.kill_all()
     for turn in range(turns):
         first = actor(file)
         file.put("sem", WAITERS | chance.choice([0, 0, 2]))
@@ -477,7 +481,7 @@ def test_a_recovery_that_is_killed_at_any_moment_leaves_what_the_next_one_can_re
         with contextlib.suppress(LockNotRecoverable):
             recover(file)
         assert (file.get("sem"), file.get("owner_pid")) == (WAITERS | 1, 0), f"turn {turn}"
-        nursery.kill_all()
+        process_factory.kill_all()
     with open_region(file) as region:
         assert region.memory_used(0) == 111
     assert_usable(file)

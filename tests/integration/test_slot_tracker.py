@@ -9,7 +9,7 @@ import pytest
 from actors import Actor
 from namespaces import needs_first_namespace
 from node_root import Root
-from poke import RegionFile
+from region_bytes import RegionFile
 
 from libhamiregion import Layout
 from libhamiregion.node import SLOT_STATES, Node, SlotStates, procfs, slot_tracker

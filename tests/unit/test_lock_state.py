@@ -10,8 +10,8 @@ import pytest
 from actors import MakeActor
 from lock_bytes import LOW_HALF, NOBODY, hold, let_go
 from namespaces import is_number, is_own_signature, needs_first_namespace
-from patience import PATIENCE_S, eventually
-from poke import RegionFileFactory
+from region_bytes import RegionFileFactory
+from wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, LockState, open_region
 

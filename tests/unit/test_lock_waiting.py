@@ -13,8 +13,8 @@ import pytest
 from actors import MakeActor
 from lock_bytes import NOBODY, SEMAPHORES, hold, is_free, let_go, value_of
 from namespaces import is_own_signature
-from patience import PATIENCE_S, eventually
-from poke import RegionFile, RegionFileFactory, locate
+from region_bytes import RegionFile, RegionFileFactory, locate
+from wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, LockTimeout, Region, RegionClosed, open_region
 

@@ -10,7 +10,7 @@ import pytest
 from actors import Actor, MakeActor, map_libvgpu
 from lock_bytes import NOBODY, is_free
 from namespaces import needs_first_namespace
-from poke import RegionFile, RegionFileFactory
+from region_bytes import RegionFile, RegionFileFactory
 from slot_bytes import WITH_SEQLOCK, pids, slot_bytes
 
 from libhamiregion import Layout, ProcessNotInRegion, ReapedSlot, open_region

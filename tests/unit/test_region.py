@@ -12,7 +12,7 @@ from pathlib import Path
 import attrs
 import pytest
 from forked import in_child
-from poke import SLOTS, RegionFile, RegionFileFactory
+from region_bytes import SLOTS, RegionFile, RegionFileFactory
 from region_calls import EDITS, READS
 
 from libhamiregion import (

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 from actors import MakeActor
 from lock_bytes import NOBODY, hold, is_free, let_go
-from poke import SLOTS, RegionFileFactory, locate
+from region_bytes import SLOTS, RegionFileFactory, locate
 from slot_bytes import (
     differences,
     pids,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from actors import MakeActor
 from lock_bytes import NOBODY, hold, is_free, let_go
-from poke import DEVICES, RegionFile, RegionFileFactory
+from region_bytes import DEVICES, RegionFile, RegionFileFactory
 from slot_bytes import WITH_SEQLOCK, WITHOUT_SEQLOCK, differences, slot_bytes, slot_range
 
 from libhamiregion import (

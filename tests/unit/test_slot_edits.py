@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from actors import MakeActor
 from lock_bytes import NOBODY, hold, is_free, let_go
-from poke import DEVICES, RegionFile, RegionFileFactory, locate
+from region_bytes import DEVICES, RegionFile, RegionFileFactory, locate
 from slot_bytes import differences, put_slot, slot_bytes
 
 from libhamiregion import (

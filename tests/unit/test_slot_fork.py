@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from actors import MakeActor
 from forked import in_child
-from poke import RegionFileFactory
+from region_bytes import RegionFileFactory
 from slot_bytes import pids
 
 from libhamiregion import Layout, Region, RegionClosed, Slot, open_region

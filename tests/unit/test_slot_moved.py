@@ -11,7 +11,7 @@ import pytest
 from actors import MakeActor
 from lock_bytes import NOBODY, is_free
 from namespaces import needs_first_namespace
-from poke import RegionFile, RegionFileFactory
+from region_bytes import RegionFile, RegionFileFactory
 from slot_bytes import at_work, move_last_into, pids, put_slot, slot_bytes
 
 from libhamiregion import Layout, MemoryLimitExceeded, Region, Slot, SlotRepair, open_region

@@ -11,8 +11,7 @@ import pytest
 from actors import Actor, MakeActor
 from lock_bytes import NOBODY, hold, let_go
 from namespaces import needs_first_namespace
-from patience import eventually
-from poke import SLOTS, RegionFile, RegionFileFactory
+from region_bytes import SLOTS, RegionFile, RegionFileFactory
 from slot_bytes import (
     NOBODYS,
     WITH_NEWER,
@@ -25,6 +24,7 @@ from slot_bytes import (
     slot_bytes,
     used,
 )
+from wait import eventually
 
 from libhamiregion import Layout, Region, Slot, SlotTableFull, open_region
 
