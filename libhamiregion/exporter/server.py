@@ -138,13 +138,15 @@ class _Server(uvicorn.Server):
     async def _greet(self, accepted: socket.socket) -> None:
         """Make a connection of what was accepted; with TLS, after its handshake."""
         timeout_s = None if self._context is None else self._limits.header_timeout_s
-        with contextlib.suppress(OSError, asyncio.TimeoutError):
+        try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 self._new_connection,
                 accepted,
                 ssl=self._context,
                 ssl_handshake_timeout=timeout_s,
             )
+        except (OSError, asyncio.TimeoutError):
+            accepted.close()
 
     def _greeted(self, task: asyncio.Task[None]) -> None:
         accepted = self._handshakes.pop(task)
