@@ -4,7 +4,6 @@ The processes here behave as libvgpu's: they write where their slot was when the
 store in their stead; what an actor does is to live and to map the file.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from slot_bytes import (
     put_seqlock,
     put_slot,
     slot_bytes,
+    used,
 )
 
 from libhamiregion import Layout, LockTimeout, SlotRepair, open_region
@@ -60,11 +60,6 @@ def start(file: RegionFile, process: Actor, nbytes: int, *, host_pid: int | None
     slot = file.add_process(process.pid, host_pid=known)
     account(file, slot, nbytes)
     return slot
-
-
-def used(file: RegionFile) -> int:
-    with open_region(file) as region:
-        return region.memory_used(0)
 
 
 def repair(file: RegionFile, *, dry_run: bool = False) -> SlotRepair:
@@ -542,26 +537,6 @@ def test_of_two_processes_with_the_same_pid_nothing_is_emptied(
 
 
 @with_newer
-def test_a_repair_moves_no_slot_and_touches_no_other_one(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
-    file = region_file(layout)
-    moved, bystander = actor(file), actor(file)
-    file.add_process(DEAD, {0: 10_000})
-    stays = start(file, bystander, 5)
-    file.add_process(DEAD + 1, {0: 20_000})
-    slot = start(file, moved, 100)
-    move_last_into(file, 0)
-    file.put("proc_num", 2)
-    account(file, slot, 1)
-    before = slot_bytes(file, stays)
-    with at_work(file, slot):
-        assert_repaired(file, moved)
-    assert slot_bytes(file, stays) == before
-    assert used(file) == 106
-
-
-@with_newer
 def test_a_dry_run_names_the_orphans_and_changes_nothing(
     layout: Layout, region_file: RegionFileFactory, actor: MakeActor
 ) -> None:
@@ -593,34 +568,6 @@ def test_stale_slots_of_the_dead_are_no_orphans(
     for pid in (DEAD, stranger.pid, DEAD + 1, 0, -3):
         file.add_process(pid, {0: 10})
     file.put("proc_num", 1)
-    before = file.content()
-    assert repair(file) == NOTHING
-    assert file.content() == before
-
-
-@with_seqlock
-def test_a_process_of_this_library_puts_itself_right(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
-    file.add_process(DEAD, {0: 10_000})
-    with open_region(file, writable=True) as region, region.attach() as slot:
-        slot.charge(0, 100)
-        move_last_into(file, 0)
-        slot_at = file.get("proc_num")
-        account(file, slot_at, 5)
-        assert region.repair_slots() == NOTHING
-        slot.charge(0, 1)
-        assert region.memory_used(0) == 101
-        assert pids(file).count(os.getpid()) == 1
-
-
-def test_nothing_torn_is_nothing_done(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
-    file = region_file(layout)
-    file.add_process(DEAD, {0: 5})
-    actor(file)("attach")
     before = file.content()
     assert repair(file) == NOTHING
     assert file.content() == before
