@@ -16,7 +16,7 @@ from libhamiregion.node import FindingKind, diagnose, repair
 pytestmark = [needs_namespaces, needs_first_namespace]
 
 
-@pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2], ids=lambda layout: layout.value)
+@pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2])
 def test_a_lock_whose_owner_was_killed(doctor_node: DoctorNode, layout: Layout) -> None:
     place = doctor_node.place(layout)
     place.start()

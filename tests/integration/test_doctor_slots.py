@@ -213,7 +213,7 @@ def test_an_empty_slot_without_a_pid_wedges_early_generations_only(
 # ---- Seqlocks -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", WITH_SEQLOCK, ids=lambda layout: layout.value)
+@pytest.mark.parametrize("layout", WITH_SEQLOCK)
 def test_a_seqlock_that_a_killed_writer_left_odd(doctor_node: DoctorNode, layout: Layout) -> None:
     place = doctor_node.place(layout)
     inside = place.start()

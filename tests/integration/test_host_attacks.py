@@ -6,12 +6,12 @@ import ctypes
 import os
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from actors import Actor
+from actors import MakeActor
 from containers import Starter, containers, look, needs_namespaces, states, wait_for
 from node_root import Root
 from region_bytes import RegionFile, RegionFileFactory
@@ -25,8 +25,6 @@ from libhamiregion.node import (
     procfs,
 )
 from libhamiregion.node.doctor.raw_slots import RawSlots
-
-MakeActor = Callable[..., Actor]
 
 
 @pytest.fixture

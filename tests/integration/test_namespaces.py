@@ -6,10 +6,10 @@ one within that. Inside, the library sees itself and what is deeper, not what is
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
-from actors import Actor, ProcessFactory
+from actors import Actor, MakeActor, ProcessFactory
 from lock_bytes import NOBODY, hold, is_free, let_go, set_value, value_of
 from namespaces import IS_FIRST, NEW_NAMESPACE, is_number, why_no_new_namespace
 from region_bytes import RegionFile, RegionFileFactory
@@ -23,8 +23,6 @@ from libhamiregion import (
     ReapedSlot,
     open_region,
 )
-
-MakeActor = Callable[..., Actor]
 
 _reason = why_no_new_namespace() or (
     "" if IS_FIRST else "needs the first pid namespace, which sees into all others"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from actors import Actor, ProcessFactory
+from actors import MakeActor, ProcessFactory
 from lock_bytes import LOW_HALF, NOBODY, hold, is_free, set_value, value_of
 from namespaces import needs_first_namespace, why_no_new_namespace
 from recovering import assert_usable, did, recover
@@ -24,7 +24,6 @@ from libhamiregion import (
     open_region,
 )
 
-MakeActor = Callable[..., Actor]
 pytestmark = needs_first_namespace
 
 # For a test that waits, because a lock that this library holds is looked at for a while.

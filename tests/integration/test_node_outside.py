@@ -5,11 +5,11 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from actors import Actor
+from actors import MakeActor
 from containers import Container as Processes
 from containers import Starter, containers, needs_namespaces
 from namespaces import NEW_NAMESPACE
@@ -23,7 +23,6 @@ from libhamiregion.node import Container, MissingReason, Node, NodeChanges, Proc
 
 GIB = 1 << 30
 POD, ID = "6d2b8f5e-3c1a-4b7d-9e0f-1a2b3c4d5e6f", "c0ffee42" * 8
-MakeActor = Callable[..., Actor]
 SCENES = Path(__file__).with_name("outside_scenes.py")
 
 

@@ -7,11 +7,11 @@ import itertools
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from actors import Actor, ProcessFactory
+from actors import Actor, MakeActor, ProcessFactory
 from lock_bytes import NOBODY, hold, is_free
 from namespaces import needs_first_namespace
 from region_bytes import RegionFile, RegionFileFactory
@@ -20,8 +20,6 @@ from slot_bytes import pids
 from libhamiregion import LockNotRecoverable, Region, RegionClosed, open_region
 from libhamiregion.node import liveness as liveness_module
 from libhamiregion.node.liveness import Liveness
-
-MakeActor = Callable[..., Actor]
 
 LINE = "7f0000000000-7f0000001000 rw-s 00000000 00:01 1 /somewhere/else\n"
 

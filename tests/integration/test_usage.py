@@ -102,7 +102,7 @@ def test_each_slot_has_the_figures_of_its_own_process_and_device(
     assert driver_bytes(rows[two]) == [700 * MIB]
 
 
-@pytest.mark.parametrize("layout", list(Layout), ids=lambda layout: layout.value)
+@pytest.mark.parametrize("layout", list(Layout))
 def test_utilisation_is_unknown_where_the_layout_has_none(node: GpuNode, layout: Layout) -> None:
     pod = node.add(layout=layout, uuids=[GPU], process=False)
     pod.region.add_process(4_000_000, {0: MIB})
