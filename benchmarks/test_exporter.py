@@ -234,6 +234,7 @@ def serving(node: BusyNode, *arguments: str) -> Iterator[Served]:
         served.process.communicate()
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("at_work", "only_hami", "budget_ms"),
     [(True, False, 250), (False, False, 150), (False, True, 40)],

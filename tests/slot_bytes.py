@@ -5,10 +5,10 @@ import struct
 import threading
 from collections.abc import Iterator
 
-from patience import eventually
-from poke import RegionFile, locate
+from region_bytes import RegionFile, locate
+from wait import eventually
 
-from libhamiregion import Layout
+from libhamiregion import Layout, open_region
 
 WITH_SEQLOCK = [layout for layout in Layout if layout.has_seqlock]
 WITHOUT_SEQLOCK = [layout for layout in Layout if not layout.has_seqlock]
@@ -40,6 +40,12 @@ def put_slot(file: RegionFile, slot: int, content: bytes) -> None:
 def pids(file: RegionFile) -> list[int]:
     """Of the slots that count, in their order."""
     return [file.get("slot_pid", slot=slot) for slot in range(file.get("proc_num"))]
+
+
+def used(file: RegionFile) -> int:
+    """What is counted on device 0."""
+    with open_region(file) as region:
+        return region.memory_used(0)
 
 
 def move_last_into(file: RegionFile, hole: int) -> int:

@@ -37,12 +37,13 @@ ELSEWHERE = (
     "types.",
     "typing.",
 )
-# Aliases of types, which say what they are at their own place.
+# Aliases of types, which say what they are at their own place, and what no user makes.
 ALIASES = {
     "Anything",
     "Detail",
     "Emit",
     "FileIdentity",
+    "History",
     "Kind",
     "Level",
     "LimitField",
@@ -50,6 +51,7 @@ ALIASES = {
     "Metric",
     "ProcessState",
     "SampledProcess",
+    "Series",
     "SlotState",
     "TypeAliasForwardRef",
     "ValueKey",

@@ -45,7 +45,7 @@ _LAST_CALL_S: Final = 0.05
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which wakes up once a second and not ten times, and watches clients."""
+    """uvicorn's server; it watches clients, and wakes up once a second at most."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class _Server(uvicorn.Server):
                     )
                     await asyncio.sleep(1.0)
                 continue
-            if len(self._handshakes) >= self._limits.connections:
+            if self._context is not None and len(self._handshakes) >= self._limits.connections:
                 # The oldest first: whoever means well is through in a moment.
                 next(iter(self._handshakes)).cancel()
             task = asyncio.create_task(self._greet(accepted))
@@ -138,13 +138,15 @@ class _Server(uvicorn.Server):
     async def _greet(self, accepted: socket.socket) -> None:
         """Make a connection of what was accepted; with TLS, after its handshake."""
         timeout_s = None if self._context is None else self._limits.header_timeout_s
-        with contextlib.suppress(OSError, asyncio.TimeoutError):
+        try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 self._new_connection,
                 accepted,
                 ssl=self._context,
                 ssl_handshake_timeout=timeout_s,
             )
+        except (OSError, asyncio.TimeoutError):
+            accepted.close()
 
     def _greeted(self, task: asyncio.Task[None]) -> None:
         accepted = self._handshakes.pop(task)

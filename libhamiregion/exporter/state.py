@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from libhamiregion.node import Container, HostProcess, NodeProcess, NodeSnapshot, NvmlSample
-    from libhamiregion.node.slot_tracker import SlotStates
 
     from .families import MetricFamily
     from .identity import Identity
@@ -81,6 +80,12 @@ class ProcessRows:
     alive: Sequence[tuple[Container, int, HostProcess, Sequence[tuple[int, int, str]]]]
     doubtful: frozenset[Container]
 
+    def fits(self, snapshot: NodeSnapshot) -> bool:
+        """Whether a read has the same devices in the same rows."""
+        devices = snapshot.table.devices
+        shape = devices.index.tobytes(), devices.uuid_bytes.tobytes()
+        return self.sources[0] is snapshot.containers and self.key[2:] == shape
+
     def series_of_devices(
         self, family: MetricFamily, cells: array[int], chosen: array[int] | None = None
     ) -> Series:
@@ -118,9 +123,7 @@ class CollectedState:
         gone: Containers whose pod is gone.
         held: Locks that have been held for a while.
         sample: The driver's last answer; None where it is not asked, or does not answer.
-        slots: The regions as of the last look at processes, and what stands behind their slots;
-            None before the first.
-        rows: The proved processes of those slots; None before the first look.
+        rows: The proved processes; None before the first look at them.
         uncounted: Processes that use a GPU and have no slot for it.
         series: Series that stay as they are until the collector's next turn, by collector.
     """
@@ -130,7 +133,6 @@ class CollectedState:
     gone: frozenset[Container] = frozenset()
     held: Mapping[Container, HeldLock] = attrs.Factory(dict)
     sample: NvmlSample | None = None
-    slots: tuple[NodeSnapshot, SlotStates] | None = None
     rows: ProcessRows | None = None
     uncounted: Sequence[NodeProcess] = ()
     series: Mapping[str, Sequence[Series]] = attrs.Factory(dict)

@@ -1,10 +1,10 @@
 """Files with a region's magic: which layout they are, or what exactly is wrong with them."""
 
-from collections.abc import Callable
+import itertools
 
 import pytest
 from golden_regions import GoldenRegion
-from poke import RegionFile, RegionFileFactory
+from region_bytes import RegionFile, RegionFileFactory
 
 from libhamiregion import (
     AmbiguousLayout,
@@ -45,50 +45,40 @@ def refused(file: RegionFile, error: type[RegionError], *said: str) -> RegionErr
 # ---- counts and texts out of range ----
 
 
-@pytest.mark.parametrize("count", [17, 18, 1024, 2**31, 2**32, 2**63, 2**64 - 1])
-def test_more_devices_than_there_can_be(
-    count: int, layout: Layout, region_file: RegionFileFactory
-) -> None:
+def test_more_devices_than_there_can_be(layout: Layout, region_file: RegionFileFactory) -> None:
     file = region_file(layout, memory_limits=(GIB,))
-    file.put("device_num", count)
-    found = refused(file, RegionCorrupt)
-    if layout is not POSTINIT:
-        # Version 1.1 and this size fit two layouts, and the other one's words are as true.
-        assert f"the number of devices is {count}, at most 16 are possible" in str(found)
+    for count in (17, 1024, 2**31, 2**32, 2**64 - 1):
+        file.put("device_num", count)
+        found = refused(file, RegionCorrupt)
+        if layout is not POSTINIT:
+            # Version 1.1 and this size fit two layouts, and the other one's words are as true.
+            assert f"the number of devices is {count}, at most 16 are possible" in str(found)
 
 
-@pytest.mark.parametrize("count", [-1, 1025, 2**31 - 1, -(2**31)])
 def test_fewer_or_more_processes_than_there_can_be(
-    count: int, layout: Layout, region_file: RegionFileFactory
+    layout: Layout, region_file: RegionFileFactory
 ) -> None:
-    file = region_file(layout)
-    file.put("proc_num", count)
-    refused(
-        file,
-        RegionCorrupt,
-        f"the number of processes is {count}, 0 to 1024 are possible",
-        f"read as layout {layout.value}",
-    )
-
-
-def test_full_counts_are_fine(layout: Layout, region_file: RegionFileFactory) -> None:
     file = region_file(layout, uuids=[UUID] * 16)
     file.put("proc_num", 1024)
     assert identify(file) is layout
+    for count in (-1, 1025, 2**31 - 1, -(2**31)):
+        file.put("proc_num", count)
+        said = f"the number of processes is {count}, 0 to 1024 are possible"
+        refused(file, RegionCorrupt, said, f"read as layout {layout.value}")
 
 
-@pytest.mark.parametrize("devices", [range(1), range(15, 16), range(16)], ids=str)
 def test_a_large_sm_limit_is_unlimited_and_no_damage(
-    devices: range, layout: Layout, region_file: RegionFileFactory
+    layout: Layout, region_file: RegionFileFactory
 ) -> None:
     """libvgpu stores CUDA_DEVICE_SM_LIMIT as it is, and knows no limit from 100 on."""
-    file = region_file(layout, uuids=[UUID])
-    for percent in (101, 1001, 100_000, 2**31, 2**63, 2**64 - 1):
-        for device in devices:
-            file.put("sm_limit", percent, device=device)
-        with open_region(file) as region:
-            assert region.layout is layout
-            assert all(region.sm_limit(device) is None for device in devices)
+    for devices in (range(1), range(15, 16), range(16)):
+        file = region_file(layout, uuids=[UUID])
+        for percent in (101, 1001, 2**31, 2**64 - 1):
+            for device in devices:
+                file.put("sm_limit", percent, device=device)
+            with open_region(file) as region:
+                assert region.layout is layout
+                assert all(region.sm_limit(device) is None for device in devices)
 
 
 NO_UUIDS = (
@@ -108,12 +98,9 @@ NO_UUIDS = (
 )
 
 
-@pytest.mark.parametrize("device", [0, 7, 15])
-def test_a_uuid_that_is_no_text_of_a_gpu(
-    device: int, layout: Layout, region_file: RegionFileFactory
-) -> None:
+def test_a_uuid_that_is_no_text_of_a_gpu(layout: Layout, region_file: RegionFileFactory) -> None:
     """Random bytes, a text without its NUL, control characters: none of it reaches a caller."""
-    for uuid in NO_UUIDS:
+    for device, uuid in zip(itertools.cycle((0, 7, 15)), NO_UUIDS, strict=False):
         file = region_file(layout, uuids=[UUID] * 16)
         file.put("uuids", uuid, device=device)
         found = refused(file, RegionCorrupt, "no GPU- or MIG- text")
@@ -121,15 +108,13 @@ def test_a_uuid_that_is_no_text_of_a_gpu(
         assert str(found).replace(str(file.path), "").isprintable()
 
 
-@pytest.mark.parametrize(
-    "uuid", [b"", b"GPU-", b"MIG-", b"MIG-1/2", b"GPU-" + b"~" * 91, b"GPU- !"]
-)
-def test_uuids_that_are_fine(uuid: bytes, layout: Layout, region_file: RegionFileFactory) -> None:
+def test_uuids_that_are_fine(layout: Layout, region_file: RegionFileFactory) -> None:
     file = region_file(layout, memory_limits=(GIB,), uuids=[UUID])
-    file.put("uuids", uuid)
-    with open_region(file) as region:
-        assert region.layout is layout
-        assert region.uuids == (uuid.decode() or None,)
+    for uuid in (b"", b"GPU-", b"MIG-", b"MIG-1/2", b"GPU-" + b"~" * 91, b"GPU- !"):
+        file.put("uuids", uuid.ljust(96, b"\0"))
+        with open_region(file) as region:
+            assert region.layout is layout
+            assert region.uuids == (uuid.decode() or None,)
 
 
 def test_everything_wrong_at_once_is_one_error(
@@ -144,54 +129,41 @@ def test_everything_wrong_at_once_is_one_error(
 # ---- versions and sizes ----
 
 
-@pytest.mark.parametrize(
-    "version", [(1, 0), (1, 3), (2, 0), (2, 1), (0xFFFFFFFF, 1), (1, 0xFFFFFFFF)]
-)
-def test_an_unknown_version_is_told_with_its_number(
-    version: tuple[int, int], region_file: RegionFileFactory
-) -> None:
-    for layout in VERSIONED:
-        file = region_file(layout, uuids=[UUID])
-        file.put("major_version", version[0])
-        file.put("minor_version", version[1])
-        refused(
-            file,
-            RegionCorrupt,
-            f"version {version[0]}.{version[1]} in a file of {layout.size_bytes + 1} bytes",
-            "fits no known layout",
-            "a newer libhamiregion may know it",
-        )
-
-
-@pytest.mark.parametrize("version", [(0, 0), (0, 5), (1, 0), (2, 0), (2, 1), (3, 7)])
-@pytest.mark.parametrize("layout", VERSIONED, ids=lambda layout: layout.value)
-def test_a_newer_region_in_little_use_is_never_taken_for_an_unversioned_one(
-    layout: Layout, version: tuple[int, int], region_file: RegionFileFactory
+@pytest.mark.parametrize("layout", VERSIONED)
+def test_an_unknown_version_is_told_and_never_taken_for_an_unversioned_region(
+    layout: Layout, region_file: RegionFileFactory
 ) -> None:
     """Without uuids and limits much of it is zeros, which would be plausible in any layout."""
-    file = region_file(layout)
-    file.put("major_version", version[0])
-    file.put("minor_version", version[1])
-    refused(file, RegionCorrupt, f"version {version[0]}.{version[1]} ")
+    for uuids in ([UUID], []):
+        file = region_file(layout, uuids=uuids)
+        for version in ((0, 0), (0, 5), (1, 0), (1, 3), (2, 1), (2**32 - 1, 1), (1, 2**32 - 1)):
+            file.put("major_version", version[0])
+            file.put("minor_version", version[1])
+            said = f"version {version[0]}.{version[1]} in a file of {layout.size_bytes + 1} bytes"
+            refused(
+                file,
+                RegionCorrupt,
+                said,
+                "fits no known layout",
+                "a newer libhamiregion may know it",
+            )
 
 
-@pytest.mark.parametrize("size", [OLDEST.size_bytes, 1_197_895, 1_197_897, 2_008_951])
-def test_a_versioned_file_cut_short_is_told_as_such(
-    size: int, region_file: RegionFileFactory
-) -> None:
+def test_a_versioned_file_cut_short_is_told_as_such(region_file: RegionFileFactory) -> None:
     for layout in VERSIONED:
-        file = region_file(layout, uuids=[UUID])
-        file.resize(size)
-        refused(file, RegionCorrupt, f"the file has {size} bytes", "it was cut short")
+        for size in (2_008_951, 1_197_897, 1_197_895, OLDEST.size_bytes):
+            file = region_file(layout, uuids=[UUID])
+            file.resize(size)
+            refused(file, RegionCorrupt, f"the file has {size} bytes", "it was cut short")
 
 
-@pytest.mark.parametrize("missing", [0, -1, -4096])
 def test_size_of_the_struct_and_more_is_enough(
-    missing: int, layout: Layout, region_file: RegionFileFactory
+    layout: Layout, region_file: RegionFileFactory
 ) -> None:
     file = region_file(layout, memory_limits=(GIB,), uuids=[UUID])
-    file.resize(layout.size_bytes - missing)
-    assert identify(file) is layout
+    for more in (4096, 1, 0):
+        file.resize(layout.size_bytes + more)
+        assert identify(file) is layout
 
 
 def test_an_unversioned_file_cut_to_the_size_of_the_oldest_is_told_by_nothing_else(
@@ -209,41 +181,29 @@ def test_an_unversioned_file_cut_to_the_size_of_the_oldest_is_told_by_nothing_el
 # ---- version fields that are none ----
 
 
-@pytest.mark.parametrize("owner_pid", [1, 2])
-@pytest.mark.parametrize("layout", [OLDEST, UNVERSIONED], ids=lambda layout: layout.value)
+@pytest.mark.parametrize("layout", [OLDEST, UNVERSIONED])
 def test_the_lock_of_a_containers_first_process_is_no_version(
-    owner_pid: int, layout: Layout, region_file: RegionFileFactory
+    layout: Layout, region_file: RegionFileFactory
 ) -> None:
     """Without version fields, sm_init_flag and owner_pid stand where 1.1 and 1.2 would."""
     file = region_file(layout, memory_limits=(GIB,), uuids=[UUID])
-    file.add_process(owner_pid, {0: 5})
-    file.put("sm_init_flag", 1)
-    file.put("owner_pid", owner_pid)
+    file.add_process(1, {0: 5})
     file.put("sem", 0)
-    assert (file.get("major_version"), file.get("minor_version")) == (1, owner_pid)
-    with open_region(file) as region:
-        assert region.layout is layout
-        snapshot = region.snapshot()
-        assert snapshot.owner_pid == owner_pid
-        assert snapshot.device(0).memory_used_bytes == 5
-
-
-@pytest.mark.parametrize("owner_pid", [0, 3, 4711, 2**22, 2**31 - 1])
-@pytest.mark.parametrize("sm_init_flag", [0, 1])
-@pytest.mark.parametrize("layout", [OLDEST, UNVERSIONED], ids=lambda layout: layout.value)
-def test_any_owner_of_an_unversioned_region_leaves_it_identified(
-    sm_init_flag: int, owner_pid: int, layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout, memory_limits=(GIB,), uuids=[UUID])
-    file.put("sm_init_flag", sm_init_flag)
-    file.put("owner_pid", owner_pid)
-    assert identify(file) is layout
+    for flag, owner in itertools.product((0, 1), (0, 1, 2, 3, 4711, 2**31 - 1)):
+        file.put("sm_init_flag", flag)
+        file.put("owner_pid", owner)
+        assert (file.get("major_version"), file.get("minor_version")) == (flag, owner)
+        with open_region(file) as region:
+            assert region.layout is layout
+            snapshot = region.snapshot()
+            assert snapshot.owner_pid == owner
+            assert snapshot.device(0).memory_used_bytes == 5
 
 
 # ---- files that a newer process has lengthened ----
 
 
-@pytest.mark.parametrize("longer", [UNVERSIONED, V1_1, POSTINIT], ids=lambda layout: layout.value)
+@pytest.mark.parametrize("longer", [UNVERSIONED, V1_1, POSTINIT])
 def test_the_oldest_layout_lengthened_is_still_itself(
     longer: Layout, region_file: RegionFileFactory
 ) -> None:
@@ -255,47 +215,33 @@ def test_the_oldest_layout_lengthened_is_still_itself(
         assert region.snapshot().processes[0].pid == 7
 
 
-@pytest.mark.parametrize("owner_pid", [0, 1, 2, 3])
-@pytest.mark.parametrize("sm_init_flag", [0, 1])
-@pytest.mark.parametrize("longer", [V1_1, POSTINIT], ids=lambda layout: layout.value)
+@pytest.mark.parametrize("longer", [V1_1, POSTINIT])
 def test_an_unversioned_region_lengthened_is_still_itself(
-    longer: Layout, sm_init_flag: int, owner_pid: int, region_file: RegionFileFactory
+    longer: Layout, region_file: RegionFileFactory
 ) -> None:
     """Also where sm_init_flag and owner_pid read like a version that such a size has."""
     file = region_file(UNVERSIONED, memory_limits=(GIB,), uuids=[UUID])
     file.add_process(7, {0: 5})
-    file.put("sm_init_flag", sm_init_flag)
-    file.put("owner_pid", owner_pid)
     file.resize(longer.size_bytes + 1)
-    with open_region(file) as region:
-        assert region.layout is UNVERSIONED
-        assert region.snapshot().processes[0].pid == 7
+    for flag, owner in itertools.product((0, 1), range(4)):
+        file.put("sm_init_flag", flag)
+        file.put("owner_pid", owner)
+        with open_region(file) as region:
+            assert region.layout is UNVERSIONED
+            assert region.snapshot().processes[0].pid == 7
 
 
-def one_limit(file: RegionFile) -> None:
-    file.put("limit", GIB)
-
-
-def one_process(file: RegionFile) -> None:
-    file.add_process(7, {0: GIB})
-
-
-def one_uuid(file: RegionFile) -> None:
-    file.put("uuids", UUID.encode())
-    file.put("device_num", 1)
-
-
-@pytest.mark.parametrize("use", [one_limit, one_process, one_uuid], ids=lambda use: use.__name__)
 def test_a_lengthened_1_1_region_is_told_by_what_is_plausible(
-    use: Callable[[RegionFile], None], region_file: RegionFileFactory
+    region_file: RegionFileFactory,
 ) -> None:
-    file = region_file(V1_1)
-    use(file)
-    file.resize(POSTINIT.size_bytes + 1)
-    with open_region(file) as region:
-        assert region.layout is V1_1
-    with pytest.raises(NotARegion, match=r"has layout 1\.1, not 1\.1-postinit"):
-        open_region(file, layout=POSTINIT)
+    used = region_file(V1_1)
+    used.add_process(7, {0: GIB})
+    for file in (region_file(V1_1, memory_limits=[GIB]), region_file(V1_1, uuids=[UUID]), used):
+        file.resize(POSTINIT.size_bytes + 1)
+        with open_region(file) as region:
+            assert region.layout is V1_1
+        with pytest.raises(NotARegion, match=r"has layout 1\.1, not 1\.1-postinit"):
+            open_region(file, layout=POSTINIT)
 
 
 def test_a_fresh_postinit_region_is_told_by_its_second_semaphore(
@@ -308,16 +254,15 @@ def test_a_fresh_postinit_region_is_told_by_its_second_semaphore(
         open_region(file, layout=V1_1)
 
 
-@pytest.mark.parametrize("lengthened", [False, True])
 def test_golden_regions_lengthened_are_still_themselves(
-    golden: GoldenRegion, *, lengthened: bool
+    golden_regions: list[GoldenRegion],
 ) -> None:
-    file = RegionFile(golden.path, golden.layout)
-    if lengthened:
+    for golden in golden_regions:
+        file = RegionFile(golden.path, golden.layout)
         file.resize(POSTINIT.size_bytes + 4096)
-    with open_region(file) as region:
-        assert region.layout is golden.layout
-        assert len(region.snapshot().processes) == golden.expected["proc_num"]
+        with open_region(file) as region:
+            assert region.layout is golden.layout
+            assert len(region.snapshot().processes) == golden.expected["proc_num"]
 
 
 # ---- ambiguous files ----
@@ -337,7 +282,7 @@ def test_two_plausible_layouts_are_an_error_that_lists_them(ambiguous: RegionFil
     assert found.candidates == (V1_1, POSTINIT)
 
 
-@pytest.mark.parametrize("layout", [V1_1, POSTINIT], ids=lambda layout: layout.value)
+@pytest.mark.parametrize("layout", [V1_1, POSTINIT])
 def test_the_caller_can_name_the_layout(layout: Layout, ambiguous: RegionFile) -> None:
     with open_region(ambiguous, layout=layout, writable=True) as region:
         assert region.layout is layout
@@ -370,21 +315,21 @@ def test_an_unversioned_file_used_by_both_generations_is_ambiguous(
 # ---- a layout named by the caller ----
 
 
-@pytest.mark.parametrize("named", list(Layout), ids=lambda layout: f"as {layout.value}")
-@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize("uuids", [(), (UUID,)], ids=["fresh", "used"])
 def test_a_named_layout_must_be_that_of_the_file(
-    named: Layout, layout: Layout, region_file: RegionFileFactory, *, fresh: bool
+    uuids: tuple[str, ...], layout: Layout, region_file: RegionFileFactory
 ) -> None:
     """A fresh file is mostly zeros, which read well in any layout."""
-    file = region_file(layout) if fresh else region_file(layout, uuids=[UUID])
-    if layout is named:
-        with open_region(file, layout=named, writable=True) as region:
-            assert region.layout is named
-        return
-    with pytest.raises(NotARegion) as error:
-        open_region(file, layout=named, writable=True)
-    assert f"has layout {layout.value}, not {named.value};" in str(error.value)
-    assert isinstance(error.value, ValueError)
+    file = region_file(layout, uuids=uuids)
+    for named in Layout:
+        if named is layout:
+            with open_region(file, layout=named, writable=True) as region:
+                assert region.layout is named
+            continue
+        with pytest.raises(NotARegion) as error:
+            open_region(file, layout=named, writable=True)
+        assert f"has layout {layout.value}, not {named.value};" in str(error.value)
+        assert isinstance(error.value, ValueError)
 
 
 def test_a_named_layout_needs_its_size(layout: Layout, region_file: RegionFileFactory) -> None:

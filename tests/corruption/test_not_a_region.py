@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from forked import unprivileged
-from poke import RegionFileFactory, truncate
+from region_bytes import RegionFileFactory, truncate
 
 from libhamiregion import (
     Layout,
@@ -47,123 +47,75 @@ def open_in_set(path: Any) -> object:
         return region_set.paths
 
 
-ENTRANCES: dict[str, Callable[[Any], object]] = {
-    "identify": identify,
-    "open": open_region,
-    "open writable": open_writable,
-    "set": open_in_set,
-}
+ENTRANCES = (identify, open_region, open_writable, open_in_set)
 
 
-@pytest.fixture(params=ENTRANCES.values(), ids=ENTRANCES)
-def enter(request: pytest.FixtureRequest) -> Callable[[Any], object]:
-    """Each way to open a region."""
-    chosen: Callable[[Any], object] = request.param
-    return chosen
-
-
-def refused(
-    enter: Callable[[Any], object], path: Any, error: type[RegionError], *said: str
-) -> RegionError:
-    """The error, exactly of that class; its message has the path and these words."""
-    with pytest.raises(error) as raised:
-        enter(path)
-    assert type(raised.value) is error
-    assert raised.value.path == str(path)
-    for words in (repr(str(path)), *said):
-        assert words in str(raised.value)
-    return raised.value
+def refused(path: Any, error: type[RegionError], *said: str) -> None:
+    """Each way to open refuses with exactly that class; its message has the path and the words."""
+    for enter in ENTRANCES:
+        with pytest.raises(error) as raised:
+            enter(path)
+        assert type(raised.value) is error
+        assert raised.value.path == str(path)
+        for words in (repr(str(path)), *said):
+            assert words in str(raised.value)
 
 
 # ---- names that lead to no regular file ----
 
 
-def test_a_missing_file(enter: Callable[[Any], object], tmp_path: Path) -> None:
-    refused(
-        enter,
-        tmp_path / "missing.cache",
-        RegionNotFound,
-        "does not exist",
-        "once something in it uses CUDA",
-    )
-
-
-def test_a_missing_directory(enter: Callable[[Any], object], tmp_path: Path) -> None:
-    refused(enter, tmp_path / "missing" / "a.cache", RegionNotFound, "does not exist")
-
-
-def test_a_file_in_the_place_of_the_directory(
-    enter: Callable[[Any], object], tmp_path: Path
-) -> None:
+def test_what_is_not_there(tmp_path: Path) -> None:
+    hint = "once something in it uses CUDA"
+    refused(tmp_path / "missing.cache", RegionNotFound, "does not exist", hint)
+    refused(tmp_path / "missing" / "a.cache", RegionNotFound, "does not exist")
     (tmp_path / "file").write_bytes(b"")
-    refused(enter, tmp_path / "file" / "a.cache", RegionNotFound, "does not exist")
+    refused(tmp_path / "file" / "a.cache", RegionNotFound, "does not exist")
 
 
-def test_a_directory(enter: Callable[[Any], object], tmp_path: Path) -> None:
+def test_a_directory(tmp_path: Path) -> None:
+    hint = "give the path of the region file itself"
     (tmp_path / "a.cache").mkdir()
-    refused(
-        enter,
-        tmp_path / "a.cache",
-        NotARegion,
-        "a directory",
-        "give the path of the region file itself",
-    )
+    for path in (tmp_path / "a.cache", "/"):
+        refused(path, NotARegion, "a directory", hint)
+    for name, enter in itertools.product(("", ".", ".."), ENTRANCES):
+        with pytest.raises(NotARegion, match="a directory"):
+            enter(f"{tmp_path}/{name}")
 
 
-@pytest.mark.parametrize("name", ["", ".", ".."])
-def test_names_of_directories(name: str, enter: Callable[[Any], object], tmp_path: Path) -> None:
-    with pytest.raises(NotARegion, match="a directory"):
-        enter(f"{tmp_path}/{name}")
-
-
-def test_the_root(enter: Callable[[Any], object]) -> None:
-    refused(enter, "/", NotARegion, "a directory")
-
-
-def test_a_fifo_is_refused_at_once(enter: Callable[[Any], object], tmp_path: Path) -> None:
+def test_a_fifo_is_refused_at_once(tmp_path: Path) -> None:
     """Opening a FIFO that nobody writes to would block for ever."""
     path = tmp_path / "a.cache"
     os.mkfifo(path)
-    done: list[RegionError] = []
-    opener = threading.Thread(
-        target=lambda: done.append(refused(enter, path, NotARegion, "a FIFO")), daemon=True
-    )
+    done: list[bool] = []
+
+    def open_it() -> None:
+        refused(path, NotARegion, "a FIFO")
+        done.append(True)
+
+    opener = threading.Thread(target=open_it, daemon=True)
     opener.start()
     opener.join(PATIENCE_S)
-    assert len(done) == 1, "the FIFO was opened, or the wrong error came"
+    assert done, "the FIFO was opened, or the wrong error came"
 
 
-def test_a_socket(
-    enter: Callable[[Any], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Relative, because the path of a socket may have 107 bytes only.
     monkeypatch.chdir(tmp_path)
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind("a.cache")
-        refused(enter, tmp_path / "a.cache", NotARegion, "a socket")
+        refused(tmp_path / "a.cache", NotARegion, "a socket")
 
 
 def test_a_symbolic_link_also_to_a_good_region(
-    enter: Callable[[Any], object], tmp_path: Path, region_file: RegionFileFactory
+    tmp_path: Path, region_file: RegionFileFactory
 ) -> None:
-    link = tmp_path / "a.cache"
-    link.symlink_to(region_file())
-    refused(
-        enter,
-        link,
-        NotARegion,
-        "a symbolic link, which a container could point anywhere",
-        "give the path of the region file itself",
-    )
-
-
-@pytest.mark.parametrize("target", ["nowhere", "a.cache", "/dev/zero", "/proc/self/mem", "."])
-def test_a_symbolic_link_to_anything_else(
-    target: str, enter: Callable[[Any], object], tmp_path: Path
-) -> None:
-    link = tmp_path / "a.cache"
-    link.symlink_to(target)
-    refused(enter, link, NotARegion, "a symbolic link")
+    said = "a symbolic link, which a container could point anywhere"
+    targets = (region_file().path, "nowhere", "a.cache", "/dev/zero", "/proc/self/mem", ".")
+    for target in targets:
+        link = tmp_path / "a.cache"
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        refused(link, NotARegion, said, "give the path of the region file itself")
 
 
 def test_a_directory_behind_a_link_is_the_callers_choice(
@@ -175,35 +127,27 @@ def test_a_directory_behind_a_link_is_the_callers_choice(
         assert not region.is_stale()
 
 
-@pytest.mark.parametrize("node", ["/dev/null", "/dev/zero", "/dev/full"])
-def test_a_device_node(node: str, enter: Callable[[Any], object]) -> None:
-    assert stat.S_ISCHR(Path(node).stat().st_mode)
-    refused(enter, node, NotARegion, "a device node")
+def test_a_device_node_and_a_file_of_proc() -> None:
+    for node in ("/dev/null", "/dev/zero", "/dev/full"):
+        assert stat.S_ISCHR(Path(node).stat().st_mode)
+        refused(node, NotARegion, "a device node")
+    for enter in ENTRANCES:
+        # Regular, of size 0, readable only.
+        with pytest.raises((RegionNotReady, RegionPermissionDenied)):
+            enter("/proc/self/maps")
 
 
-def test_a_file_of_proc_is_no_region(enter: Callable[[Any], object]) -> None:
-    # Regular, of size 0, readable only.
-    with pytest.raises((RegionNotReady, RegionPermissionDenied)):
-        enter("/proc/self/maps")
-
-
-@pytest.mark.parametrize("enter", [identify, open_region, open_writable])
-def test_a_name_too_long_is_an_os_error(enter: Callable[[Any], object], tmp_path: Path) -> None:
-    for path in (tmp_path / ("x" * 256), Path("/" + "x/" * 3000 + "a.cache")):
-        with pytest.raises(OSError, match="too long"):
-            enter(path)
-
-
-def test_a_name_too_long_does_not_stop_a_set(
+def test_names_that_the_system_refuses_are_an_os_error_and_do_not_stop_a_set(
     tmp_path: Path, region_file: RegionFileFactory
 ) -> None:
-    long = str(tmp_path / ("x" * 256))
+    long = tmp_path / ("x" * 256)
+    for path in (long, Path("/" + "x/" * 3000 + "a.cache")):
+        for enter in (identify, open_region, open_writable):
+            with pytest.raises(OSError, match="too long"):
+                enter(path)
     with RegionSet([region_file(), long, region_file()]) as region_set:
         assert len(region_set) == 2
-        assert isinstance(region_set.errors[long], OSError)
-
-
-def test_links_that_go_round_in_the_directory_part_are_an_os_error(tmp_path: Path) -> None:
+        assert isinstance(region_set.errors[str(long)], OSError)
     (tmp_path / "round").symlink_to("round")
     with pytest.raises(OSError, match="symbolic links"):
         open_region(tmp_path / "round" / "a.cache")
@@ -212,30 +156,20 @@ def test_links_that_go_round_in_the_directory_part_are_an_os_error(tmp_path: Pat
 # ---- permission ----
 
 
-def test_no_permission_for_the_file(enter: Callable[[Any], object], public_directory: Path) -> None:
+def test_no_permission_for_the_file_or_its_directory(public_directory: Path) -> None:
     path = public_directory / "a.cache"
     create_region(path)
-    path.chmod(0o000)
+    hint = "run as root or as the file's owner"
 
-    def attempt() -> str:
-        hint = "run as root or as the file's owner"
-        return str(refused(enter, path, RegionPermissionDenied, "refused", hint))
+    def opened() -> bool:
+        return all(enter(path) is not None for enter in ENTRANCES)
 
-    assert "Permission denied" in unprivileged(attempt)
-    # It is the file's mode that was in the way.
-    path.chmod(0o666)
-    assert unprivileged(lambda: enter(path) is not None)
-
-
-def test_no_permission_for_the_directory(
-    enter: Callable[[Any], object], public_directory: Path
-) -> None:
-    path = public_directory / "a.cache"
-    create_region(path)
-    public_directory.chmod(0o600)
-    unprivileged(lambda: str(refused(enter, path, RegionPermissionDenied, "refused")))
-    public_directory.chmod(0o755)
-    assert unprivileged(lambda: enter(path) is not None)
+    for closed, mode, meant in ((path, 0o000, 0o666), (public_directory, 0o600, 0o755)):
+        closed.chmod(mode)
+        unprivileged(lambda: refused(path, RegionPermissionDenied, "Permission denied", hint))
+        # It is the mode that was in the way.
+        closed.chmod(meant)
+        assert unprivileged(opened)
 
 
 def test_permission_to_read_is_enough_to_read_and_not_to_write(public_directory: Path) -> None:
@@ -244,7 +178,8 @@ def test_permission_to_read_is_enough_to_read_and_not_to_write(public_directory:
     path.chmod(0o444)
 
     def attempt() -> int | None:
-        refused(open_writable, path, RegionPermissionDenied)
+        with pytest.raises(RegionPermissionDenied):
+            open_writable(path)
         with open_region(path) as region:
             return region.snapshot().device(0).memory_limit_bytes
 
@@ -254,62 +189,32 @@ def test_permission_to_read_is_enough_to_read_and_not_to_write(public_directory:
 # ---- regular files that are no regions, or not yet ----
 
 
-def test_an_empty_file_is_not_ready(enter: Callable[[Any], object], tmp_path: Path) -> None:
+def test_an_empty_or_short_file_is_not_ready(tmp_path: Path) -> None:
     path = tmp_path / "a.cache"
     path.write_bytes(b"")
-    refused(enter, path, RegionNotReady, "it is empty", "try again in a moment")
+    refused(path, RegionNotReady, "it is empty", "try again in a moment")
+    hint = "it may be in the making, try again in a moment"
+    for start, size in itertools.product((MAGIC, bytes(4)), (1, 3, 4, 2000, SMALLEST - 1)):
+        path.write_bytes(start[:size])
+        truncate(path, size)
+        refused(path, RegionNotReady, f"{size} bytes", str(SMALLEST), hint)
+    path.write_bytes(b"#!/bin/sh\n")
+    refused(path, NotARegion, "is not a HAMi region")
 
 
-@pytest.mark.parametrize("size", [1, 3, 4, 2000, SMALLEST - 1])
-@pytest.mark.parametrize("start", [MAGIC, bytes(4)], ids=["magic", "no magic"])
-def test_a_short_file_is_not_ready(
-    start: bytes, size: int, enter: Callable[[Any], object], tmp_path: Path
-) -> None:
-    path = tmp_path / "a.cache"
-    path.write_bytes(start[:size])
-    truncate(path, size)
-    refused(
-        enter,
-        path,
-        RegionNotReady,
-        f"{size} bytes",
-        str(SMALLEST),
-        "it may be in the making, try again in a moment",
-    )
-
-
-def test_a_file_without_its_magic_is_being_created(
-    layout: Layout, enter: Callable[[Any], object], region_file: RegionFileFactory
+def test_a_file_without_its_magic_is_being_created_and_with_another_it_is_no_region(
+    layout: Layout, region_file: RegionFileFactory
 ) -> None:
     file = region_file(layout)
     file.put("magic", 0)
-    refused(enter, file.path, RegionNotReady, "magic number is not set yet", "try again")
+    refused(file.path, RegionNotReady, "magic number is not set yet", "try again")
+    for magic in (1, -1, 19920719, -(2**31)):
+        file.put("magic", magic)
+        said = (f"starts with {magic % 2**32} ", ".cache file that libvgpu made")
+        refused(file.path, NotARegion, "is not a HAMi region", *said)
     file.put("magic", 19920718)
-    assert enter(file) is not None
-
-
-@pytest.mark.parametrize("magic", [1, -1, 19920719, -(2**31)])
-def test_another_magic_is_no_region(
-    magic: int, layout: Layout, enter: Callable[[Any], object], region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
-    file.put("magic", magic)
-    refused(
-        enter,
-        file.path,
-        NotARegion,
-        "is not a HAMi region",
-        f"starts with {magic % 2**32} ",
-        ".cache file that libvgpu made",
-    )
-
-
-def test_a_short_file_with_another_magic_is_no_region(
-    enter: Callable[[Any], object], tmp_path: Path
-) -> None:
-    path = tmp_path / "a.cache"
-    path.write_bytes(b"#!/bin/sh\n")
-    refused(enter, path, NotARegion, "is not a HAMi region")
+    for enter in ENTRANCES:
+        assert enter(file) is not None
 
 
 # ---- names that change hands ----

@@ -7,19 +7,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 
 import pytest
-from actors import Actor
+from actors import MakeActor
 from lock_bytes import NOBODY, hold, is_free, let_go, value_of
 from namespaces import FOREIGN_OWNER, is_number, needs_first_namespace, why_no_new_namespace
-from poke import RegionFileFactory
 from recovering import assert_usable, did, recover
-from slot_bytes import pids
+from region_bytes import RegionFileFactory
+from slot_bytes import pids, used
 
 from libhamiregion import Layout, LockTimeout, RegionStale, open_region
-
-MakeActor = Callable[..., Actor]
 
 # SIGCHLD and nothing else: what clone() does below fork(), which tells nobody of it.
 RAW_CLONE = """
@@ -220,7 +217,7 @@ def test_a_container_that_locks_all_bytes_costs_a_writer_its_timeout(
         started = time.monotonic()
         with pytest.raises(LockTimeout), region.lock(0.1):
             pass
-        assert 0.1 <= time.monotonic() - started < 5
+        assert time.monotonic() - started >= 0.1
         region.set_memory_limit("1GiB", device=0)
         container.kill()
         with region.lock():
@@ -238,7 +235,6 @@ scene.descriptor = descriptor
 @pytest.mark.parametrize(
     "layout",
     [Layout.UNVERSIONED_NO_UTIL, Layout.UNVERSIONED, Layout.V1_1],
-    ids=lambda layout: layout.value,
 )
 def test_up_to_2_8_0_a_dead_writers_lock_is_taken_over_under_libvgpus_own_range(
     layout: Layout, region_file: RegionFileFactory, actor: MakeActor
@@ -281,10 +277,12 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
+@pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2])
 def test_an_interpreter_that_ends_gives_the_lock_back_and_leaves(
     ending: str, layout: Layout, region_file: RegionFileFactory
 ) -> None:
     file = region_file(layout)
+    file.add_process(NOBODY, {0: 7})
     ended = subprocess.run(
         [sys.executable, "-c", END.format(ending), str(file.path)],
         capture_output=True,
@@ -294,7 +292,8 @@ def test_an_interpreter_that_ends_gives_the_lock_back_and_leaves(
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     assert is_free(file)
-    assert [pid for pid in pids(file) if pid] in ([], [0]) or file.get("proc_num") == 0
+    assert pids(file) == [NOBODY]
+    assert used(file) == 7
 
 
 @needs_first_namespace

@@ -7,7 +7,6 @@ same core as Python does; thousands through the Python API itself.
 """
 
 import json
-import shutil
 import signal
 import statistics
 import subprocess
@@ -15,12 +14,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import c_tools
 import pytest
 
 from libhamiregion import Layout, ProcessUsage, RegionSet, create_region, open_region
 
-SOURCES = Path(__file__).resolve().parents[1] / "c"
-TOOLS = SOURCES / "build" / "tools"
 DEVICES = 16
 # As in torn_protocol.h: the pids of made-up processes start here.
 MADE_UP_PIDS = 1 << 22
@@ -35,14 +33,9 @@ Writer = Callable[..., "tuple[subprocess.Popen[str], list[str]]"]
 @pytest.fixture(scope="session")
 def tools() -> Path:
     """Where `torn_writer` and `torn_reader` are, built here and now."""
-    for tool in ("make", "cc"):
-        if shutil.which(tool) is None:
-            pytest.skip(f"needs {tool} to build the writer")
-    if not (SOURCES.parents[1] / "csrc").is_dir():
-        pytest.skip("needs the C sources beside the tests")
-    targets = [f"build/tools/{tool}" for tool in ("torn_writer", "torn_reader")]
-    subprocess.run(["make", "-C", str(SOURCES), *targets], check=True, stdout=subprocess.DEVNULL)
-    return TOOLS
+    writer, reader = (c_tools.build(tool) for tool in ("torn_writer", "torn_reader"))
+    assert writer.parent == reader.parent
+    return reader.parent
 
 
 @pytest.fixture
@@ -217,7 +210,7 @@ def assert_within_budget(times: list[float]) -> None:
     assert times[len(times) * 9 // 10] < 0.05
 
 
-@pytest.mark.parametrize("layout", WITH_SEQLOCK, ids=lambda layout: layout.value)
+@pytest.mark.parametrize("layout", WITH_SEQLOCK)
 def test_writer_killed_inside_its_seqlock(path: Path, layout: Layout, writer: Writer) -> None:
     """The reader says which process is not settled, and does not wait for it."""
     before, _ = writer("still")

@@ -7,9 +7,9 @@ from typing import Any
 import attrs
 import pytest
 import reference
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
-from poke import RegionFile
+from region_bytes import RegionFile
 from strategies import (
     Damage,
     RegionFields,
@@ -40,7 +40,6 @@ from libhamiregion import (
     open_region,
 )
 
-MANY = settings(max_examples=200)
 OPENING = (NotARegion, RegionNotReady, AmbiguousLayout, RegionCorrupt)
 FIGURES = (
     "memory_used_bytes",
@@ -134,7 +133,6 @@ def check_table(table: RegionTable, snapshot: RegionSnapshot) -> None:
 # ---- fields ----
 
 
-@MANY
 @given(fields=good_regions())
 def test_what_stands_in_the_file_is_what_is_read(fields: RegionFields, place: Path) -> None:
     file = fresh(place, fields.layout)
@@ -149,7 +147,6 @@ def test_what_stands_in_the_file_is_what_is_read(fields: RegionFields, place: Pa
         check_table(region_set.read(), snapshot)
 
 
-@MANY
 @given(fields=bad_regions())
 def test_one_thing_out_of_range_makes_a_region_corrupt(fields: RegionFields, place: Path) -> None:
     file = fresh(place, fields.layout)
@@ -162,7 +159,6 @@ def test_one_thing_out_of_range_makes_a_region_corrupt(fields: RegionFields, pla
         open_region(file, layout=fields.layout)
 
 
-@MANY
 @given(before=good_regions(), after=bad_regions())
 def test_a_region_that_goes_bad_while_open_is_corrupt_or_still_what_it_says(
     before: RegionFields, after: RegionFields, place: Path
@@ -216,7 +212,6 @@ def check_edits(region: Region) -> None:
     assert region.priority == 3
 
 
-@MANY
 @given(damage=damages(), writable=st.booleans())
 def test_random_bytes_give_a_documented_error_or_a_region(
     damage: Damage, place: Path, *, writable: bool
@@ -242,7 +237,6 @@ def test_random_bytes_give_a_documented_error_or_a_region(
             check_edits(region)
 
 
-@MANY
 @given(damage=damages(), named=layouts)
 def test_random_bytes_under_a_named_layout_give_a_documented_error_or_that_layout(
     damage: Damage, named: Layout, place: Path
@@ -258,7 +252,6 @@ def test_random_bytes_under_a_named_layout_give_a_documented_error_or_that_layou
         check_whatever_opens(region, place)
 
 
-@MANY
 @given(damage=damages())
 def test_random_bytes_under_an_open_region_give_a_documented_error_or_a_picture(
     damage: Damage, place: Path
@@ -379,7 +372,6 @@ def test_what_is_created_is_what_is_read(
         assert plain(region.snapshot()) == reference.snapshot(place.read_bytes(), layout)
 
 
-@MANY
 @given(fields=good_regions(), limit=st.integers(1, 2**63 - 1))
 def test_a_limit_is_refused_exactly_where_more_is_in_use(
     fields: RegionFields, limit: int, place: Path

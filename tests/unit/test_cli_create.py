@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-import pytest
 from cli_process import on_terminal, run
 from integration.called import call
 
@@ -13,6 +12,8 @@ import libhamiregion as hami
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 GIB = 2**30
 MIB = 2**20
@@ -76,9 +77,8 @@ def test_what_is_there_is_never_overwritten_and_a_directory_has_to_be_there(tmp_
     assert there.read_bytes() == b"mine"
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
+def test_wrong_usage_is_exit_code_2_and_makes_nothing(tmp_path: Path) -> None:
+    for arguments in (
         ("--memory", "6GB"),
         ("--memory", "1g") * 17,
         ("--sm", "0"),
@@ -87,12 +87,8 @@ def test_what_is_there_is_never_overwritten_and_a_directory_has_to_be_there(tmp_
         ("--layout", "2.0"),
         ("--priority", "high"),
         ("--from-environment", "--memory", "1g"),
-    ],
-)
-def test_wrong_usage_is_exit_code_2_and_makes_nothing(
-    arguments: tuple[str, ...], tmp_path: Path
-) -> None:
-    answer = call("create", str(tmp_path / "new.cache"), *arguments)
-    assert answer.returncode == 2, answer.stdout + answer.stderr
-    assert "\x1b" not in answer.stderr
-    assert list(tmp_path.iterdir()) == []
+    ):
+        answer = call("create", str(tmp_path / "new.cache"), *arguments)
+        assert answer.returncode == 2, answer.stdout + answer.stderr
+        assert "\x1b" not in answer.stderr
+        assert list(tmp_path.iterdir()) == []

@@ -125,16 +125,16 @@ def test_a_terminal_gets_colours_and_bars_unless_they_are_switched_off(path: str
     assert ascii_only.screen.isascii()
 
 
-@pytest.mark.parametrize("columns", [40, 60, 80, 123, 124, 200])
-def test_no_line_is_longer_than_the_terminal(path: str, columns: int) -> None:
+def test_no_line_is_longer_than_the_terminal(path: str) -> None:
     with hami.open_region(path, writable=True) as region, region.attach() as slot:
         slot.charge(0, 3 * GIB + 123_456_789)
         page = region_page(region.snapshot())
-    file = io.StringIO()
-    Console(file=file, width=columns, color_system=None).print(draw_page(page, columns))
-    text = file.getvalue()
-    assert max(map(len, text.splitlines())) <= columns
-    assert columns < 60 or UUID in text
+    for columns in (40, 60, 80, 123, 124, 200):
+        file = io.StringIO()
+        Console(file=file, width=columns, color_system=None).print(draw_page(page, columns))
+        text = file.getvalue()
+        assert max(map(len, text.splitlines())) <= columns
+        assert columns < 60 or UUID in text
 
 
 # ---- Hostile names ------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import attrs
 import pytest
 from lock_bytes import NOBODY, SEMAPHORES, is_free, semaphore_bytes, value_of
 from namespaces import is_own_signature
-from poke import RegionFileFactory, locate
+from region_bytes import RegionFileFactory, locate
 
 from libhamiregion import (
     Layout,
@@ -17,7 +17,6 @@ from libhamiregion import (
     RegionClosed,
     RegionReadOnly,
     RegionStale,
-    Slot,
     open_region,
 )
 
@@ -82,28 +81,25 @@ TAKES_THE_LOCK_ITSELF: dict[str, Callable[[Region], object]] = {
 }
 
 
-@pytest.mark.parametrize("call", TAKES_THE_LOCK_ITSELF.values(), ids=TAKES_THE_LOCK_ITSELF)
 def test_calls_that_take_the_lock_themselves_refuse_under_it(
-    call: Callable[[Region], object], region_file: RegionFileFactory
+    region_file: RegionFileFactory,
 ) -> None:
     file = region_file(Layout.UNVERSIONED)
     file.add_process(0)  # for reap(), which takes the lock only where there is something to do
     with open_region(file, writable=True) as region:
-        with region.lock(), pytest.raises(RuntimeError, match="this thread holds the lock"):
-            call(region)
-        assert is_free(file)
+        for call in TAKES_THE_LOCK_ITSELF.values():
+            with region.lock(), pytest.raises(RuntimeError, match="this thread holds the lock"):
+                call(region)
+            assert is_free(file)
 
 
-@pytest.mark.parametrize("method", [Slot.charge, Slot.release])
 def test_accounting_refuses_under_the_own_lock(
-    layout: Layout, method: Callable[..., None], region_file: RegionFileFactory
+    layout: Layout, region_file: RegionFileFactory
 ) -> None:
-    file = region_file(layout)
-    with open_region(file, writable=True) as region, region.attach() as slot:
-        with region.lock(), pytest.raises(RuntimeError, match="this thread holds the lock"):
-            method(slot, 0, 0)
-        with region.lock(), pytest.raises(RuntimeError, match="this thread holds the lock"):
-            slot.detach()
+    with open_region(region_file(layout), writable=True) as region, region.attach() as slot:
+        for call in (lambda: slot.charge(0, 0), lambda: slot.release(0, 0), slot.detach):
+            with region.lock(), pytest.raises(RuntimeError, match="this thread holds the lock"):
+                call()
 
 
 def test_an_exception_inside_comes_out_and_gives_the_lock_back(
@@ -150,15 +146,16 @@ def test_closing_the_region_gives_the_lock_back(
         lock.__exit__(None, None, None)
 
 
-@pytest.mark.parametrize("timeout_s", [-1, -0.001, float("-inf"), float("nan")])
-def test_a_timeout_is_not_negative_and_a_number(
-    timeout_s: float, region_file: RegionFileFactory
-) -> None:
-    with (
-        open_region(region_file(), writable=True) as region,
-        pytest.raises(ValueError, match="timeout"),
-    ):
-        region.lock(timeout_s)
+def test_a_timeout_is_not_negative_and_a_number(region_file: RegionFileFactory) -> None:
+    with open_region(region_file(), writable=True) as region:
+        for timeout_s in (-1, -0.001, float("-inf"), float("nan")):
+            for call in (
+                region.lock,
+                lambda seconds: region.attach(timeout_s=seconds),
+                lambda seconds: region.recover_lock(watch_s=seconds),
+            ):
+                with pytest.raises(ValueError, match="timeout"):
+                    call(timeout_s)
 
 
 def test_a_timeout_may_be_infinite(region_file: RegionFileFactory) -> None:
@@ -175,36 +172,25 @@ NEEDS_WRITABLE: dict[str, Callable[[Region], object]] = {
 }
 
 
-@pytest.mark.parametrize("call", NEEDS_WRITABLE.values(), ids=NEEDS_WRITABLE)
-def test_what_writes_needs_a_region_open_for_writing(
-    call: Callable[[Region], object], region_file: RegionFileFactory
+def test_what_writes_needs_a_region_open_for_writing(region_file: RegionFileFactory) -> None:
+    with open_region(region_file()) as region:
+        for call in NEEDS_WRITABLE.values():
+            with pytest.raises(RegionReadOnly, match="writable=True"):
+                call(region)
+
+
+def test_everything_about_the_lock_ends_with_the_region_or_its_file(
+    region_file: RegionFileFactory,
 ) -> None:
-    with open_region(region_file()) as region, pytest.raises(RegionReadOnly, match="writable=True"):
-        call(region)
-
-
-@pytest.mark.parametrize(
-    "call", [*NEEDS_WRITABLE.values(), Region.lock_state], ids=[*NEEDS_WRITABLE, "lock_state"]
-)
-def test_everything_about_the_lock_ends_with_the_region(
-    call: Callable[[Region], object], region_file: RegionFileFactory
-) -> None:
-    region = open_region(region_file(), writable=True)
-    region.close()
-    with pytest.raises(RegionClosed, match="closed"):
-        call(region)
-
-
-@pytest.mark.parametrize(
-    "call", [*NEEDS_WRITABLE.values(), Region.lock_state], ids=[*NEEDS_WRITABLE, "lock_state"]
-)
-def test_a_truncated_file_is_an_error_and_no_signal(
-    call: Callable[[Region], object], region_file: RegionFileFactory
-) -> None:
+    calls = (*NEEDS_WRITABLE.values(), Region.lock_state)
     file = region_file()
     with open_region(file, writable=True) as region:
         file.resize(0)
-        with pytest.raises(RegionStale):
+        for call in calls:
+            with pytest.raises(RegionStale):
+                call(region)
+    for call in calls:
+        with pytest.raises(RegionClosed, match="closed"):
             call(region)
 
 
@@ -238,17 +224,9 @@ def test_nothing_wrong_is_nothing_done(layout: Layout, region_file: RegionFileFa
     assert file.content() == before
 
 
-@pytest.mark.parametrize("field", [field.name for field in attrs.fields(LockRecovery)])
-def test_a_recovery_is_true_if_anything_was_done(field: str) -> None:
-    nothing = LockRecovery(*[False] * len(attrs.fields(LockRecovery)))
+def test_a_recovery_is_true_if_anything_was_done() -> None:
+    fields = [field.name for field in attrs.fields(LockRecovery)]
+    nothing = LockRecovery(*[False] * len(fields))
     assert not nothing
-    assert attrs.evolve(nothing, **{field: True})
-
-
-@pytest.mark.parametrize("watch_s", [-1, float("nan")])
-def test_how_long_to_watch_is_not_negative(watch_s: float, region_file: RegionFileFactory) -> None:
-    with (
-        open_region(region_file(), writable=True) as region,
-        pytest.raises(ValueError, match="timeout"),
-    ):
-        region.recover_lock(watch_s=watch_s)
+    for field in fields:
+        assert attrs.evolve(nothing, **{field: True}), field

@@ -4,16 +4,14 @@ The processes here behave as libvgpu's: they write where their slot was when the
 store in their stead; what an actor does is to live and to map the file.
 """
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from actors import Actor, Nursery, map_libvgpu
+from actors import Actor, MakeActor, ProcessFactory, map_libvgpu
 from lock_bytes import NOBODY, hold, is_free, let_go
 from namespaces import NEW_NAMESPACE, needs_first_namespace, why_no_new_namespace
-from patience import eventually
-from poke import SLOTS, RegionFile, RegionFileFactory
+from region_bytes import SLOTS, RegionFile, RegionFileFactory
 from slot_bytes import (
     NOBODYS,
     WITH_NEWER,
@@ -26,17 +24,17 @@ from slot_bytes import (
     put_seqlock,
     put_slot,
     slot_bytes,
+    used,
 )
+from wait import eventually
 
 from libhamiregion import Layout, LockTimeout, SlotRepair, open_region
-
-MakeActor = Callable[..., Actor]
 
 DEAD = NOBODY
 
 
 def each_of(layouts: list[Layout]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("layout", layouts, ids=lambda layout: layout.value)
+    return pytest.mark.parametrize("layout", layouts)
 
 
 with_newer = each_of(WITH_NEWER)
@@ -60,11 +58,6 @@ def start(file: RegionFile, process: Actor, nbytes: int, *, host_pid: int | None
     slot = file.add_process(process.pid, host_pid=known)
     account(file, slot, nbytes)
     return slot
-
-
-def used(file: RegionFile) -> int:
-    with open_region(file) as region:
-        return region.memory_used(0)
 
 
 def repair(file: RegionFile, *, dry_run: bool = False) -> SlotRepair:
@@ -323,7 +316,7 @@ def test_the_number_of_slots_that_libvgpu_lowers_meanwhile_is_not_written_over(
 # While somebody holds the lock and judges the table; answers whether it came in time.
 REMOVE_BESIDE_THE_LOCK = """
 import mmap, os, struct, time
-from poke import locate
+from region_bytes import locate
 layout = region.layout
 fd = os.open(path, os.O_RDWR)
 memory = mmap.mmap(fd, 0)
@@ -512,14 +505,14 @@ def twins() -> Iterator[tuple[Actor, Actor]]:
     """Two processes with the same pid, each in a namespace of its own."""
     if why_no_new_namespace():
         pytest.skip(why_no_new_namespace())
-    nurseries = [Nursery(*NEW_NAMESPACE) for _ in range(2)]
+    factories = [ProcessFactory(*NEW_NAMESPACE) for _ in range(2)]
     try:
-        one, other = (nursery.actor() for nursery in nurseries)
+        one, other = (process_factory.actor() for process_factory in factories)
         assert one.pid == other.pid
         yield one, other
     finally:
-        for nursery in nurseries:
-            nursery.close()
+        for process_factory in factories:
+            process_factory.close()
 
 
 @needs_first_namespace
@@ -539,26 +532,6 @@ def test_of_two_processes_with_the_same_pid_nothing_is_emptied(
 
 
 # ---- nothing to do, and little time ----
-
-
-@with_newer
-def test_a_repair_moves_no_slot_and_touches_no_other_one(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
-    file = region_file(layout)
-    moved, bystander = actor(file), actor(file)
-    file.add_process(DEAD, {0: 10_000})
-    stays = start(file, bystander, 5)
-    file.add_process(DEAD + 1, {0: 20_000})
-    slot = start(file, moved, 100)
-    move_last_into(file, 0)
-    file.put("proc_num", 2)
-    account(file, slot, 1)
-    before = slot_bytes(file, stays)
-    with at_work(file, slot):
-        assert_repaired(file, moved)
-    assert slot_bytes(file, stays) == before
-    assert used(file) == 106
 
 
 @with_newer
@@ -593,34 +566,6 @@ def test_stale_slots_of_the_dead_are_no_orphans(
     for pid in (DEAD, stranger.pid, DEAD + 1, 0, -3):
         file.add_process(pid, {0: 10})
     file.put("proc_num", 1)
-    before = file.content()
-    assert repair(file) == NOTHING
-    assert file.content() == before
-
-
-@with_seqlock
-def test_a_process_of_this_library_puts_itself_right(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
-    file.add_process(DEAD, {0: 10_000})
-    with open_region(file, writable=True) as region, region.attach() as slot:
-        slot.charge(0, 100)
-        move_last_into(file, 0)
-        slot_at = file.get("proc_num")
-        account(file, slot_at, 5)
-        assert region.repair_slots() == NOTHING
-        slot.charge(0, 1)
-        assert region.memory_used(0) == 101
-        assert pids(file).count(os.getpid()) == 1
-
-
-def test_nothing_torn_is_nothing_done(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
-    file = region_file(layout)
-    file.add_process(DEAD, {0: 5})
-    actor(file)("attach")
     before = file.content()
     assert repair(file) == NOTHING
     assert file.content() == before

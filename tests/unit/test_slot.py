@@ -3,16 +3,14 @@
 import os
 import pickle
 import struct
-import subprocess
-import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
-from actors import Actor
+from actors import MakeActor
 from lock_bytes import NOBODY, hold, is_free, let_go
-from namespaces import needs_first_namespace
-from poke import SLOTS, RegionFileFactory, locate
+from region_bytes import SLOTS, RegionFileFactory, locate
 from slot_bytes import (
     differences,
     pids,
@@ -32,8 +30,6 @@ from libhamiregion import (
     SlotTableFull,
     open_region,
 )
-
-MakeActor = Callable[..., Actor]
 
 A_USAGE = {0: 700, 15: 41}
 
@@ -159,22 +155,19 @@ def test_a_full_table_is_an_error_that_names_the_way_out(
         assert file.get("proc_num") == SLOTS - 1
 
 
-@pytest.mark.parametrize("count", [-1, SLOTS + 1, 2**31 - 1])
 def test_an_impossible_number_of_processes_is_a_corrupt_region(
-    count: int, layout: Layout, region_file: RegionFileFactory
+    layout: Layout, region_file: RegionFileFactory
 ) -> None:
-    file = region_file(layout)
-    with open_region(file, writable=True) as region:
-        slot = region.attach()
-        file.put("proc_num", count)
-        before = file.content()
-        with pytest.raises(RegionCorrupt):
-            slot.charge(0, 1)
-        with pytest.raises(RegionCorrupt):
-            slot.detach()
-        with pytest.raises(RegionCorrupt):
-            region.attach()
-        assert file.content() == before
+    for count in (-1, SLOTS + 1, 2**31 - 1):
+        file = region_file(layout)
+        with open_region(file, writable=True) as region:
+            slot = region.attach()
+            file.put("proc_num", count)
+            before = file.content()
+            for call in (partial(slot.charge, 0, 1), slot.detach, region.attach):
+                with pytest.raises(RegionCorrupt):
+                    call()
+            assert file.content() == before
 
 
 def test_attaching_waits_for_the_lock_as_long_as_it_was_told(
@@ -187,7 +180,7 @@ def test_attaching_waits_for_the_lock_as_long_as_it_was_told(
         started = time.monotonic()
         with pytest.raises(LockTimeout, match=f"owner_pid {holder.pid}"):
             region.attach(timeout_s=0.05)
-        assert 0.05 <= time.monotonic() - started < 5
+        assert time.monotonic() - started >= 0.05
         assert pids(file) == []
         let_go(file)
         region.attach(timeout_s=0.05).detach()
@@ -196,8 +189,8 @@ def test_attaching_waits_for_the_lock_as_long_as_it_was_told(
 # ---- leaving ----
 
 
-def test_a_slot_is_a_context_manager(layout: Layout, region_file: RegionFileFactory) -> None:
-    file = region_file(layout)
+def test_a_slot_is_a_context_manager(region_file: RegionFileFactory) -> None:
+    file = region_file()
     with open_region(file, writable=True) as region:
         with region.attach() as slot:
             slot.charge(0, 1)
@@ -219,32 +212,19 @@ def test_leaving_twice_is_leaving_once(region_file: RegionFileFactory) -> None:
             assert pids(file) == [os.getpid()]
 
 
-@pytest.mark.parametrize("method", [Slot.charge, Slot.release])
-def test_a_slot_that_was_left_does_not_account(
-    layout: Layout, method: Callable[..., None], region_file: RegionFileFactory
+def test_a_slot_shows_what_it_is_does_not_pickle_and_does_not_account_once_it_was_left(
+    region_file: RegionFileFactory,
 ) -> None:
-    with open_region(region_file(layout), writable=True) as region:
-        slot = region.attach()
-        slot.detach()
-        with pytest.raises(RuntimeError, match="detached"):
-            method(slot, 0, 0)
-
-
-def test_a_slot_shows_what_it_is(region_file: RegionFileFactory) -> None:
     with open_region(region_file(), writable=True) as region:
         slot = region.attach()
         assert repr(slot) == f"<Slot pid {os.getpid()}>"
+        with pytest.raises(TypeError, match="attach in the other process"):
+            pickle.dumps(slot)
         slot.detach()
         assert repr(slot) == f"<Slot pid {os.getpid()}, detached>"
-
-
-def test_a_slot_does_not_pickle(region_file: RegionFileFactory) -> None:
-    with (
-        open_region(region_file(), writable=True) as region,
-        region.attach() as slot,
-        pytest.raises(TypeError, match="attach in the other process"),
-    ):
-        pickle.dumps(slot)
+        for account in (slot.charge, slot.release):
+            with pytest.raises(RuntimeError, match="detached"):
+                account(0, 0)
 
 
 def test_a_process_that_leaves_moves_nobody(
@@ -289,55 +269,6 @@ def test_leaving_waits_for_the_lock_and_the_slot_stays_where_it_is_not_free(
         assert pids(file) == []
 
 
-ENDINGS = {
-    "end of the program": "",
-    "sys.exit": "sys.exit(0)",
-    "an exception": "sys.excepthook = lambda *_: None\nraise LookupError",
-    "the region is closed before": "region.close()",
-}
-
-PROGRAM = """
-import sys
-import libhamiregion
-region = libhamiregion.open_region(sys.argv[1], writable=True)
-slot = region.attach()
-slot.charge(0, 2**20)
-assert region.memory_used(0) == 2**20 + 7
-"""
-
-
-@pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
-@pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2], ids=lambda layout: layout.value)
-def test_the_end_of_the_interpreter_leaves_no_slot(
-    layout: Layout, ending: str, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
-    file.add_process(NOBODY, {0: 7})
-    subprocess.run([sys.executable, "-c", PROGRAM + ending, file], check=False, timeout=60)
-    assert pids(file) == [NOBODY]
-    with open_region(file) as region:
-        assert region.memory_used(0) == 7
-    assert is_free(file)
-
-
-@needs_first_namespace
-def test_a_killed_process_counts_until_it_is_reaped(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
-    file = region_file(layout)
-    victim = actor(file)
-    victim("attach")
-    victim("slot.charge", 1, 640, "context")
-    with open_region(file, writable=True) as region:
-        assert region.reap() == ()
-        victim.kill()
-        assert region.memory_used(1) == 640
-        (reaped,) = region.reap()
-        assert (reaped.pid, reaped.memory_bytes, reaped.removed) == (victim.pid, 640, True)
-        assert region.memory_used(1) == 0
-        assert pids(file) == []
-
-
 # ---- states of the region ----
 
 
@@ -348,26 +279,22 @@ CALLS: dict[str, Callable[[Slot], object]] = {
 }
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_a_slot_ends_with_its_region(
-    layout: Layout, call: Callable[[Slot], object], region_file: RegionFileFactory
-) -> None:
-    region = open_region(region_file(layout), writable=True)
-    slot = region.attach()
-    slot.charge(0, 5)
-    region.close()
-    for _ in range(2):
-        with pytest.raises(RegionClosed):
-            call(slot)
-        with pytest.raises(RegionClosed):
-            region.attach()
+def test_a_slot_ends_with_its_region(region_file: RegionFileFactory) -> None:
+    for call in CALLS.values():
+        region = open_region(region_file(), writable=True)
+        slot = region.attach()
+        slot.charge(0, 5)
+        region.close()
+        for _ in range(2):
+            with pytest.raises(RegionClosed):
+                call(slot)
+            with pytest.raises(RegionClosed):
+                region.attach()
 
 
 @pytest.mark.parametrize("locked", [False, True])
-def test_closing_the_region_leaves_it(
-    locked: bool, layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
+def test_closing_the_region_leaves_it(locked: bool, region_file: RegionFileFactory) -> None:
+    file = region_file()
     region = open_region(file, writable=True)
     slot = region.attach()
     slot.charge(0, 5)

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from actors import Actor
+from actors import MakeActor
 from lock_bytes import NOBODY, hold, is_free, let_go
-from poke import DEVICES, RegionFile, RegionFileFactory
+from region_bytes import DEVICES, RegionFile, RegionFileFactory
 from slot_bytes import WITH_SEQLOCK, WITHOUT_SEQLOCK, differences, slot_bytes, slot_range
 
 from libhamiregion import (
@@ -21,8 +21,6 @@ from libhamiregion import (
     Slot,
     open_region,
 )
-
-MakeActor = Callable[..., Actor]
 
 KINDS = ("context", "module", "data")
 MIB = 2**20
@@ -62,18 +60,17 @@ def test_a_charge_stands_in_its_kind_and_in_the_total_and_nowhere_else(
         assert file.content() == before
 
 
-def test_nothing_is_charged_by_zero_bytes(layout: Layout, region_file: RegionFileFactory) -> None:
-    with open_region(region_file(layout), writable=True) as region, region.attach() as slot:
+def test_nothing_is_charged_by_zero_bytes(region_file: RegionFileFactory) -> None:
+    with open_region(region_file(), writable=True) as region, region.attach() as slot:
         slot.charge(0, 0)
         slot.release(0, 0)
         assert region.memory_used(0) == 0
 
 
-@pytest.mark.parametrize("seed", range(3))
 def test_any_order_of_charges_and_releases_adds_up_and_never_goes_below_zero(
-    seed: int, layout: Layout, region_file: RegionFileFactory
+    layout: Layout, region_file: RegionFileFactory
 ) -> None:
-    chance = random.Random(seed)
+    chance = random.Random(0)
     file = region_file(layout)
     expected: Counter[tuple[int, str]] = Counter()
     with open_region(file, writable=True) as region, region.attach() as slot:
@@ -124,19 +121,18 @@ REFUSED: dict[str, tuple[Callable[[Slot], None], str]] = {
 }
 
 
-@pytest.mark.parametrize(("call", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_makes_no_sense_is_a_value_error_and_changes_nothing(
-    call: Callable[[Slot], None], message: str, layout: Layout, region_file: RegionFileFactory
+    layout: Layout, region_file: RegionFileFactory
 ) -> None:
     file = region_file(layout)
     with open_region(file, writable=True) as region, region.attach() as slot:
         slot.charge(0, 50)
         before = file.content()
-        with pytest.raises(ValueError, match=message) as caught:
-            call(slot)
-        assert not isinstance(caught.value, RegionError)
-        assert file.content() == before
-        slot.release(0, 50)
+        for call, message in REFUSED.values():
+            with pytest.raises(ValueError, match=message) as caught:
+                call(slot)
+            assert not isinstance(caught.value, RegionError)
+            assert file.content() == before
 
 
 def test_charges_that_no_sum_could_hold_are_refused_as_charges(
@@ -223,10 +219,8 @@ def test_a_sum_beyond_all_numbers_is_no_small_one(
         assert caught.value.used_bytes == 2**64 - 1
 
 
-def test_the_limit_is_read_anew_at_each_charge(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout, memory_limits=(100,))
+def test_the_limit_is_read_anew_at_each_charge(region_file: RegionFileFactory) -> None:
+    file = region_file(memory_limits=(100,))
     with (
         open_region(file, writable=True) as region,
         open_region(file, writable=True) as editor,
@@ -246,10 +240,8 @@ def test_the_limit_is_read_anew_at_each_charge(
         slot.charge(0, 2**40)
 
 
-def test_a_device_without_a_limit_takes_everything(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout, memory_limits=(100,))
+def test_a_device_without_a_limit_takes_everything(region_file: RegionFileFactory) -> None:
+    file = region_file(memory_limits=(100,))
     file.add_process(NOBODY, {5: 2**63})
     with open_region(file, writable=True) as region, region.attach() as slot:
         slot.charge(5, 2**61)
@@ -277,7 +269,7 @@ def test_processes_share_one_limit(
 # ---- the lock, threads, processes ----
 
 
-@pytest.mark.parametrize("layout", WITHOUT_SEQLOCK, ids=lambda layout: layout.value)
+@pytest.mark.parametrize("layout", WITHOUT_SEQLOCK)
 def test_up_to_2_8_0_accounting_waits_for_the_lock(
     layout: Layout, region_file: RegionFileFactory, actor: MakeActor
 ) -> None:
@@ -297,7 +289,7 @@ def test_up_to_2_8_0_accounting_waits_for_the_lock(
         assert is_free(file)
 
 
-@pytest.mark.parametrize("layout", WITH_SEQLOCK, ids=lambda layout: layout.value)
+@pytest.mark.parametrize("layout", WITH_SEQLOCK)
 def test_from_2_8_1_on_accounting_does_not_need_the_lock(
     layout: Layout, region_file: RegionFileFactory, actor: MakeActor
 ) -> None:
@@ -347,7 +339,7 @@ def test_processes_that_account_at_once_lose_nothing(
     file = region_file(layout)
     others = [actor(file) for _ in range(3)]
     work = (
-        "for _ in range(400): slot.charge(0, 5); slot.release(0, 4); slot.charge(1, 1, 'context')"
+        "for _ in range(200): slot.charge(0, 5); slot.release(0, 4); slot.charge(1, 1, 'context')"
     )
     for other in others:
         other("attach")
@@ -356,7 +348,7 @@ def test_processes_that_account_at_once_lose_nothing(
     for other in others:
         other.outcome()
     with open_region(file) as region:
-        assert (region.memory_used(0), region.memory_used(1)) == (1200, 1200)
+        assert (region.memory_used(0), region.memory_used(1)) == (600, 600)
         for other in others:
             other("slot.detach")
         assert (region.memory_used(0), region.memory_used(1)) == (0, 0)
@@ -366,7 +358,7 @@ def test_processes_that_account_at_once_lose_nothing(
 LEAVE_WHILE_OTHERS_ACCOUNT = """
 import threading, time
 told = set()
-for _ in range(60):
+for _ in range(20):
     slot = region.attach()
     started = threading.Barrier(4)
     def work():
@@ -391,7 +383,7 @@ answer = told
 LEAVE_TWICE_AT_ONCE = """
 import threading
 told = []
-for _ in range(300):
+for _ in range(100):
     slot = region.attach()
     started = threading.Barrier(2)
     def work():

@@ -13,6 +13,7 @@ from libhamiregion.exporter import families
 from libhamiregion.exporter.labels import label_text
 from libhamiregion.exporter.process_metrics import sum_slots
 from libhamiregion.exporter.region_metrics import is_held
+from libhamiregion.exporter.state import SNAPSHOT_BYTES
 from libhamiregion.exporter.text import Series
 from libhamiregion.node import ContainerView, FindingKind, diagnose, node_processes
 from libhamiregion.node.views import bounded_view
@@ -54,14 +55,16 @@ class DoctorCollector:
 
     def collect(self, state: CollectedState) -> CollectedState:
         """Look at the containers whose turn it is."""
-        if state.slots is None or state.rows is None:
+        snapshot = self._node.snapshot(most_bytes=SNAPSHOT_BYTES)
+        if state.rows is None or not state.rows.fits(snapshot):
+            # The next look at processes brings them together.
             return state
-        snapshot, states = state.slots
+        states = self._node.slots(snapshot)
         chosen = list(self._chosen(snapshot, states))
         for container in (None, *chosen):
             self._findings.pop(container, None)
         for start in range(0, len(chosen), _BATCH):
-            for finding in self._diagnose(state, chosen[start : start + _BATCH]):
+            for finding in self._diagnose(state, snapshot, states, chosen[start : start + _BATCH]):
                 self._findings.setdefault(finding.container, []).append(finding)
         present = {*snapshot.containers, *snapshot.missing}
         for gone in self._findings.keys() - present - {None}:
@@ -70,10 +73,13 @@ class DoctorCollector:
         return state.with_series(self.name, series)
 
     def _diagnose(
-        self, state: CollectedState, containers: Sequence[Container]
+        self,
+        state: CollectedState,
+        snapshot: NodeSnapshot,
+        states: SlotStates,
+        containers: Sequence[Container],
     ) -> tuple[Finding, ...]:
-        assert state.slots is not None  # noqa: S101 (looked at before)
-        views = self._views(*state.slots, containers)
+        views = self._views(snapshot, states, containers)
         rows: list[NodeProcess] = []
         if state.sample is not None:
             pids = {

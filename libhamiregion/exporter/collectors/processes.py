@@ -107,7 +107,6 @@ class ProcessesCollector:
             state,
             container_ids=rows.container_ids,
             uncounted=uncounted,
-            slots=(snapshot, states),
             rows=rows,
         ).with_series(self.name, series)
 
