@@ -242,11 +242,11 @@ def test_a_region_that_is_made_at_the_last_moment_is_in_use(
 ) -> None:
     directory = scene.container()
     renamed = stale_directories.quarantine
-    nursery = Nursery()
+    process_factory = ProcessFactory()
 
     def is_made(*words: Any) -> str:
         shutil.copy(directory / "usage.cache", directory / "newer.cache")
-        nursery.actor(directory / "newer.cache")
+        process_factory.actor(directory / "newer.cache")
         return renamed(*words)
 
     monkeypatch.setattr(stale_directories, "quarantine", is_made)
@@ -255,7 +255,7 @@ def test_a_region_that_is_made_at_the_last_moment_is_in_use(
         assert scene.quarantined() == []
         assert names(directory) == ["newer.cache", "usage.cache"]
     finally:
-        nursery.close()
+        process_factory.close()
 
 
 def test_a_static_pod_that_comes_back_loses_nothing(scene: StaleScene) -> None:
