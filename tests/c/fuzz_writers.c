@@ -58,11 +58,14 @@ void require_count_in_range(void)
         REQUIRE(count_of(&after) == count_of(&before));
 }
 
-/* Another slot of the process, in which it was seen at work, counts and is as it was. */
+/* Another slot of the process, in which it was seen at work, is as it was; and it counts, if the
+ * one in question did. */
 static bool works_elsewhere(uint32_t slot, int32_t pid)
 {
     const struct view before = was(), after = now();
-    for (int32_t other = 0; other < count_of(&after) && other < HR_SLOTS; other++)
+    const bool was_counted = (int32_t)slot < count_of(&before);
+    const int32_t end = was_counted ? count_of(&after) : HR_SLOTS;
+    for (int32_t other = 0; other < end && other < HR_SLOTS; other++)
         if (other != (int32_t)slot && pid_at(&before, (uint32_t)other) == pid &&
             changes_moved((uint32_t)other) && !is_slot_changed((uint32_t)other))
             return true;
