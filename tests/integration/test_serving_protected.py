@@ -360,3 +360,16 @@ def test_guesses_are_bounded(
                 stop.set()
     assert failures == []
     assert set(statuses) == {401, 503}
+
+
+def test_a_user_who_was_removed_is_out_whatever_is_sent(
+    serve: Callable[..., MetricsServer], tmp_path: Path
+) -> None:
+    old = hashed()
+    url = serve(f"basic_auth_users: {{a: '{old}', b: '{hashed('other')}'}}\n").urls[0]
+    assert ask(url, authorization=basic("a", PASSWORD)).status == 200
+    write(tmp_path / "web.yml", f"basic_auth_users: {{b: '{hashed('other')}'}}\n")
+    eventually(lambda: ask(url, authorization=basic("a", PASSWORD)).status == 401)
+    # The right password is remembered together with its hash.
+    for password in (old + PASSWORD, f"{old}\0{PASSWORD}", old, ""):
+        assert ask(url, authorization=basic("a", password)).status == 401
