@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base.h"
+
 /* The longest number, "-1.2345678901234567e-308", and the end of its line. */
 #define NUMBER_BYTES 32
 
@@ -163,9 +165,10 @@ void hr_sum_slots(const struct hr_slot_columns *columns, const unsigned char *ch
             continue;
         const uint64_t device = columns->first_device[region], usage = columns->first_usage[i];
         const uint64_t count = columns->device_rows[region];
-        if (device + count > columns->devices || usage + count > columns->usages)
+        if (count > columns->devices || device > columns->devices - count ||
+            count > columns->usages || usage > columns->usages - count)
             continue;
         for (uint64_t j = 0; j < count; j++)
-            sums[device + j] += usages[usage + j];
+            sums[device + j] = hr_add_saturating(sums[device + j], usages[usage + j]);
     }
 }

@@ -75,7 +75,7 @@ struct hr_slot_columns {
 /*
  * Adds up the usages of the processes whose byte in `chosen` is not 0, each on the row of
  * its device.  `usages` is a column of HR_TABLE_USAGES, `sums` has a cell per device and is
- * overwritten.  Sums wrap at 64 bits, as those of a snapshot do.
+ * overwritten.  Sums saturate at 64 bits, as those of a snapshot do.
  */
 void hr_sum_slots(const struct hr_slot_columns *columns, const unsigned char *chosen,
                   const uint64_t *usages, uint64_t *sums);

@@ -39,13 +39,13 @@ _log = logging.getLogger(__name__)
 DEFAULT_LISTEN: Final = "127.0.0.1:9394"
 # What accept() says of a client that went before it was accepted.
 _ENDED_ALREADY: Final = (errno.ECONNABORTED, errno.ECONNRESET, errno.EPROTO, errno.EPERM)
-_TICK_S: Final = 2.0
+_TICK_S: Final = 1.0
 # Some turns of the event loop.
 _LAST_CALL_S: Final = 0.05
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server; it watches clients, and wakes up every other second at most."""
+    """uvicorn's server; it watches clients, and wakes up once a second at most."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class _Server(uvicorn.Server):
                     )
                     await asyncio.sleep(1.0)
                 continue
-            if len(self._handshakes) >= self._limits.connections:
+            if self._context is not None and len(self._handshakes) >= self._limits.connections:
                 # The oldest first: whoever means well is through in a moment.
                 next(iter(self._handshakes)).cancel()
             task = asyncio.create_task(self._greet(accepted))
@@ -138,13 +138,15 @@ class _Server(uvicorn.Server):
     async def _greet(self, accepted: socket.socket) -> None:
         """Make a connection of what was accepted; with TLS, after its handshake."""
         timeout_s = None if self._context is None else self._limits.header_timeout_s
-        with contextlib.suppress(OSError, asyncio.TimeoutError):
+        try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 self._new_connection,
                 accepted,
                 ssl=self._context,
                 ssl_handshake_timeout=timeout_s,
             )
+        except (OSError, asyncio.TimeoutError):
+            accepted.close()
 
     def _greeted(self, task: asyncio.Task[None]) -> None:
         accepted = self._handshakes.pop(task)
@@ -162,7 +164,7 @@ class _Server(uvicorn.Server):
         )
 
     async def main_loop(self) -> None:
-        """Look at the clients and at the web configuration every two seconds, until it stops."""
+        """Look at the clients and at the web configuration once a second, until it stops."""
         self._tick()
         await self.stopping.wait()
         # What had arrived by then is taken in, and answered.

@@ -90,7 +90,8 @@ struct scene {
     bool stale_samples, wide_lists;
 };
 
-/* Read the file, if it is another one than last time; false if there is none. A line that cannot be read ends the program. */
+/* Read the file, if it is another one than last time; false if there is none.  A line that cannot
+ * be read ends the program. */
 bool read_scene(struct scene *scene);
 
 /* The code that a rule wants from this function now, or 0. Counts down rules with TIMES. */

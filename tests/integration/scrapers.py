@@ -117,7 +117,11 @@ def connect(url: str, receive_buffer: int | None = None) -> socket.socket:
     if receive_buffer is not None:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     found.settimeout(PATIENCE_S)
-    found.connect((parts.hostname, parts.port))
+    try:
+        found.connect((parts.hostname, parts.port))
+    except OSError:
+        found.close()
+        raise
     return found
 
 

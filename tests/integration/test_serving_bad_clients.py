@@ -289,10 +289,11 @@ def test_slow_readers_hold_no_more_memory_than_they_may(serve: Callable[..., Ser
 def test_clients_that_wait_cost_hardly_any_processor_time(impatient: Served) -> None:
     before = descriptors(impatient.pid)
     with Crowd(impatient.url, [never_sends, asks_by_halves], each=10):
-        eventually(lambda: descriptors(impatient.pid) >= before + 20)
+        # Some of them come again at this moment, others are just being sent away.
+        eventually(lambda: descriptors(impatient.pid) >= before + 10)
         used_s, began = cpu_s(impatient.pid), time.monotonic()
         # Until the first of them are sent away.
-        eventually(lambda: descriptors(impatient.pid) < before + 20 or _over(began, 1.0))
+        eventually(lambda: descriptors(impatient.pid) < before + 10 or _over(began, 1.0))
         assert cpu_s(impatient.pid) - used_s < 0.5
 
 
