@@ -20,7 +20,7 @@ from libhamiregion import Layout, create_region, open_region
 from libhamiregion.exporter import NodeExporter
 from libhamiregion.exporter.collectors import LocksCollector
 from libhamiregion.exporter.state import CollectedState
-from libhamiregion.node import Node, NodeSnapshot
+from libhamiregion.node import Node, NodeSnapshot, PodName
 
 UUID = "GPU-00000000-0000-0000-0000-000000000000"
 USED = "hami_vgpu_memory_used_bytes"
@@ -573,3 +573,42 @@ def test_scrapes_from_many_threads_while_containers_come_and_go_are_all_whole(
         errors = parsed(exporter.render()).series("hamiregion_errors_total")
     assert failures == []
     assert set(errors.values()) == {0}
+
+
+class FailingNames:
+    """Knows every pod, unless it is told to fail."""
+
+    error: Exception | None = None
+
+    def resolve(
+        self,
+        pod_uid: str | None,
+        container_name: str | None = None,
+        container_id: str | None = None,  # noqa: ARG002
+    ) -> PodName | None:
+        if self.error is not None:
+            raise self.error
+        return PodName("team-a", f"pod-{pod_uid}", container_name)
+
+
+def test_where_a_resolver_fails_containers_are_shown_without_names_until_it_works(
+    tmp_path: Path,
+) -> None:
+    files = NodeFiles(tmp_path)
+    files.region(pod=None, uuids=[UUID], memory_limits=["1GiB"])
+    names = FailingNames()
+    names.error = RuntimeError("the server is away")
+    with Node(files.root, names=names) as node:
+        exporter = exporter_of(node, scan_interval_s=1e-6)
+        for _ in range(2):
+            found = parsed(exporter.render())
+            assert found.labels(LIMIT)["namespace"] == ""
+            assert found.value("hamiregion_collector_success", collector="containers") == 0
+            assert found.value("hamiregion_collector_success", collector="locks") == 1
+        names.error = None
+        found = parsed(exporter.render())
+        assert found.labels(LIMIT)["namespace"] == "team-a"
+        assert found.value("hamiregion_collector_success", collector="containers") == 1
+        # What has been named stays so.
+        names.error = RuntimeError("the server is away again")
+        assert parsed(exporter.render()).labels(LIMIT)["namespace"] == "team-a"
