@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from actors import Actor
@@ -501,6 +502,24 @@ def test_what_an_agent_counts_is_exported_beside_it(tmp_path: Path) -> None:
         counted["feedback_writes"] = 5
         now = parsed(exporter.render())
         assert now.value("hamiregion_agent_events_total", event="feedback_writes") == 5
+
+
+@pytest.mark.parametrize("bad", [-1, 1 << 64, 0.5, None, "1", KeyError("agent")])
+def test_where_an_agent_cannot_count_all_else_is_exported(tmp_path: Path, bad: Any) -> None:
+    def counters() -> dict[str, Any]:
+        if isinstance(bad, Exception):
+            raise bad
+        return {"reap_runs": bad}
+
+    files = NodeFiles(tmp_path)
+    files.region(uuids=[UUID])
+    with files.open() as node:
+        exporter = exporter_of(node, counters=counters)
+        exporter.render()
+        found = parsed(exporter.render())
+        assert found.value(USED) == 0
+        assert "hamiregion_agent_events_total" not in found.names
+        assert found.value("hamiregion_errors_total", stage="scrape") == 1
 
 
 def test_the_node_has_the_name_of_the_environment_or_the_hosts(
