@@ -373,3 +373,14 @@ def test_a_user_who_was_removed_is_out_whatever_is_sent(
     # The right password is remembered together with its hash.
     for password in (old + PASSWORD, f"{old}\0{PASSWORD}", old, ""):
         assert ask(url, authorization=basic("a", password)).status == 401
+
+
+def test_no_content_of_the_file_ends_the_watch_over_slow_clients(
+    serve: Callable[..., MetricsServer], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = serve(f"basic_auth_users: {{a: '{hashed()}'}}\n", header_timeout_s=0.2).urls[0]
+    write(tmp_path / "web.yml", "!!bool x")
+    eventually(lambda: "stays as it was" in caplog.text)
+    with connect(url) as connection:
+        assert read_to_end(connection) == b""
+    assert ask(url).status == 401

@@ -52,6 +52,10 @@ def test_every_kind_of_bcrypt_hash_is_taken(written: Loader, kind: str) -> None:
         ("tls_server_config: {cert_file: a}", "tls_server_config: key_file is missing"),
         ("tls_server_config: {key_file: a}", "tls_server_config: cert_file is missing"),
         ("tls_server_config: {cert_file: 7}", "tls_server_config.cert_file: text is wanted"),
+        (r'tls_server_config: {cert_file: "a\0b"}', "cert_file: text is wanted"),
+        (r'tls_server_config: {cert_file: "\ud800"}', "cert_file: text is wanted"),
+        ("!!bool x", "no YAML"),
+        ("!!timestamp x", "no YAML"),
         ("tls_server_config: [a]", "tls_server_config: a mapping of names is wanted"),
         ("- a", "the file: a mapping of names is wanted"),
         (
