@@ -1,7 +1,7 @@
 """Other processes, which do with a region what they are told, and can be killed at any time.
 
-An actor is forked by a nursery that has no region open itself, so it maps what it opens and
-nothing else. A nursery may live in a pid namespace of its own. Run as a program, this file is one.
+An actor is forked by a factory that has no region open itself, so it maps what it opens and
+nothing else. A factory may live in a pid namespace of its own. Run as a program, this file is one.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from patience import PATIENCE_S, eventually
+from wait import PATIENCE_S, eventually
 
 
 class Actor:
     """One process. `pid` is what it calls itself, `pid_here` what this process would call it."""
 
-    def __init__(self, nursery: socket.socket) -> None:
+    def __init__(self, process_factory: socket.socket) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            socket.send_fds(nursery, [b"+"], [theirs.fileno()])
+            socket.send_fds(process_factory, [b"+"], [theirs.fileno()])
         ours.settimeout(PATIENCE_S)
         message, fds, _, _ = socket.recv_fds(ours, 32, 1)
         self._pidfd = fds[0]
@@ -58,7 +59,7 @@ class Actor:
     def wait_for_death(self) -> None:
         ended, _, _ = select.select([self._pidfd], [], [], PATIENCE_S)
         assert ended, f"process {self.pid_here} does not end"
-        # A moment later its number is free as well: the nursery ignores SIGCHLD.
+        # A moment later its number is free as well: the factory ignores SIGCHLD.
         eventually(self._is_gone)
 
     def _is_gone(self) -> bool:
@@ -95,7 +96,7 @@ class Actor:
             self._channel.close()
 
 
-class Nursery:
+class ProcessFactory:
     """Where actors come from; `inside` is the command that it is started by, e.g. unshare."""
 
     def __init__(self, *inside: str) -> None:
@@ -124,6 +125,10 @@ class Nursery:
         self.kill_all()
         self._socket.close()
         self._process.wait(PATIENCE_S)
+
+
+MakeActor = Callable[..., Actor]
+"""The fixture `actor`; given a path, each process opens that region."""
 
 
 def map_libvgpu(actor: Actor, directory: Path) -> None:
@@ -202,7 +207,7 @@ def act(channel: socket.socket) -> None:
         stream.flush()
 
 
-def nurse(requests: socket.socket) -> None:
+def serve(requests: socket.socket) -> None:
     import libhamiregion  # noqa: F401 (once, for all of them)
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -220,4 +225,4 @@ def nurse(requests: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    nurse(socket.socket(fileno=int(sys.argv[1])))
+    serve(socket.socket(fileno=int(sys.argv[1])))

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actors import Actor, Nursery
+from actors import Actor, ProcessFactory
 from golden_regions import NAMES, GoldenRegion, unpack
 from hypothesis import settings
-from poke import RegionFile, RegionFileFactory
+from region_bytes import RegionFile, RegionFileFactory
 
 from libhamiregion import Layout, create_region
 
@@ -26,6 +26,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("root"):
                 item.add_marker(pytest.mark.skip(reason="needs root"))
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """A layout is called by its version in the names of tests."""
+    return val.value if isinstance(val, Layout) else None
 
 
 @pytest.fixture(params=NAMES)
@@ -55,7 +60,7 @@ def region_file(tmp_path: Path) -> RegionFileFactory:
     return make
 
 
-@pytest.fixture(params=list(Layout), ids=lambda layout: layout.value)
+@pytest.fixture(params=list(Layout))
 def layout(request: pytest.FixtureRequest) -> Layout:
     """Each of the five layouts in turn."""
     chosen: Layout = request.param
@@ -72,14 +77,14 @@ def public_directory() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
+def process_factory() -> Iterator[ProcessFactory]:
     """Where other processes come from."""
-    with contextlib.closing(Nursery()) as nursery:
-        yield nursery
+    with contextlib.closing(ProcessFactory()) as process_factory:
+        yield process_factory
 
 
 @pytest.fixture
-def actor(nursery: Nursery) -> Iterator[Callable[..., Actor]]:
+def actor(process_factory: ProcessFactory) -> Iterator[Callable[..., Actor]]:
     """A factory of other processes; given a path, each opens that region."""
-    yield nursery.actor
-    nursery.kill_all()
+    yield process_factory.actor
+    process_factory.kill_all()

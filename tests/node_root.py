@@ -7,7 +7,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from patience import eventually
+from wait import eventually
 
 from libhamiregion import create_region
 from libhamiregion.node import Container, Node, NodeChanges

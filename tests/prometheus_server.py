@@ -12,7 +12,7 @@ import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from patience import eventually
+from wait import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,7 +4,7 @@ import os
 
 import attrs
 from lock_bytes import is_free
-from poke import RegionFile
+from region_bytes import RegionFile
 from slot_bytes import pids
 
 from libhamiregion import LockRecovery, open_region

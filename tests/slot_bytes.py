@@ -5,8 +5,8 @@ import struct
 import threading
 from collections.abc import Iterator
 
-from patience import eventually
-from poke import RegionFile, locate
+from region_bytes import RegionFile, locate
+from wait import eventually
 
 from libhamiregion import Layout, open_region
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from poke import MAGIC, RegionFile, RegionFileFactory
+from region_bytes import MAGIC, RegionFile, RegionFileFactory
 from region_calls import EDITS, GIB, READS, Call
 
 from libhamiregion import (

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 from golden_regions import GoldenRegion
-from poke import RegionFile, RegionFileFactory
+from region_bytes import RegionFile, RegionFileFactory
 
 from libhamiregion import (
     AmbiguousLayout,
@@ -129,7 +129,7 @@ def test_everything_wrong_at_once_is_one_error(
 # ---- versions and sizes ----
 
 
-@pytest.mark.parametrize("layout", VERSIONED, ids=lambda layout: layout.value)
+@pytest.mark.parametrize("layout", VERSIONED)
 def test_an_unknown_version_is_told_and_never_taken_for_an_unversioned_region(
     layout: Layout, region_file: RegionFileFactory
 ) -> None:
@@ -181,7 +181,7 @@ def test_an_unversioned_file_cut_to_the_size_of_the_oldest_is_told_by_nothing_el
 # ---- version fields that are none ----
 
 
-@pytest.mark.parametrize("layout", [OLDEST, UNVERSIONED], ids=lambda layout: layout.value)
+@pytest.mark.parametrize("layout", [OLDEST, UNVERSIONED])
 def test_the_lock_of_a_containers_first_process_is_no_version(
     layout: Layout, region_file: RegionFileFactory
 ) -> None:
@@ -203,7 +203,7 @@ def test_the_lock_of_a_containers_first_process_is_no_version(
 # ---- files that a newer process has lengthened ----
 
 
-@pytest.mark.parametrize("longer", [UNVERSIONED, V1_1, POSTINIT], ids=lambda layout: layout.value)
+@pytest.mark.parametrize("longer", [UNVERSIONED, V1_1, POSTINIT])
 def test_the_oldest_layout_lengthened_is_still_itself(
     longer: Layout, region_file: RegionFileFactory
 ) -> None:
@@ -215,7 +215,7 @@ def test_the_oldest_layout_lengthened_is_still_itself(
         assert region.snapshot().processes[0].pid == 7
 
 
-@pytest.mark.parametrize("longer", [V1_1, POSTINIT], ids=lambda layout: layout.value)
+@pytest.mark.parametrize("longer", [V1_1, POSTINIT])
 def test_an_unversioned_region_lengthened_is_still_itself(
     longer: Layout, region_file: RegionFileFactory
 ) -> None:
@@ -282,7 +282,7 @@ def test_two_plausible_layouts_are_an_error_that_lists_them(ambiguous: RegionFil
     assert found.candidates == (V1_1, POSTINIT)
 
 
-@pytest.mark.parametrize("layout", [V1_1, POSTINIT], ids=lambda layout: layout.value)
+@pytest.mark.parametrize("layout", [V1_1, POSTINIT])
 def test_the_caller_can_name_the_layout(layout: Layout, ambiguous: RegionFile) -> None:
     with open_region(ambiguous, layout=layout, writable=True) as region:
         assert region.layout is layout

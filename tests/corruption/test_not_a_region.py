@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from forked import unprivileged
-from poke import RegionFileFactory, truncate
+from region_bytes import RegionFileFactory, truncate
 
 from libhamiregion import (
     Layout,

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from node_scene import MONITOR, NodeScene
-from patience import PATIENCE_S, eventually
-from poke import RegionFile
+from region_bytes import RegionFile
 from typing_extensions import Self
+from wait import PATIENCE_S, eventually
 
 # Its intervals are no options, and HAMi's monitor is called as in these tests.
 PROGRAM = f"""

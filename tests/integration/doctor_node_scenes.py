@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from containers import UNSHARE, Container
-from poke import RegionFile
+from region_bytes import RegionFile
 
 from libhamiregion import Layout, create_region, open_region
 from libhamiregion.node import Finding, FindingKind, Node, Repair, diagnose, repair

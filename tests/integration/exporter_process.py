@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from patience import eventually
 from scrapers import ask
+from wait import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

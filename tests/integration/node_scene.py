@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from poke import RegionFile
+from region_bytes import RegionFile
 from typing_extensions import Self
 
 import libhamiregion

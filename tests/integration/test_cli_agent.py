@@ -17,8 +17,8 @@ from click.testing import CliRunner
 from namespaces import NEW_NAMESPACE, needs_first_namespace, why_no_new_namespace
 from node_scene import MONITOR, NodeScene, OtherWriter
 from own_cgroups import needs_cgroups
-from patience import PATIENCE_S, eventually
 from stale_scene import StaleScene, running_pod
+from wait import PATIENCE_S, eventually
 
 from libhamiregion.cli.agent import agent as agent_verb
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from actors import Actor
+from actors import Actor, MakeActor
 from containers import needs_namespaces
 from doctor_node_scenes import DoctorNode, OddContainer, Place
 from forked import in_child, unprivileged
@@ -16,8 +16,8 @@ from namespaces import needs_first_namespace
 from node_root import Root
 from node_scene import MONITOR
 from own_cgroups import cgroup_of_pod
-from patience import eventually
-from poke import locate
+from region_bytes import locate
+from wait import eventually
 
 from libhamiregion import (
     Layout,
@@ -41,9 +41,6 @@ from libhamiregion.node.doctor import files as doctor_files
 from libhamiregion.node.doctor import repairs as doctor_repair
 from libhamiregion.node.doctor.examination import observations_of
 from libhamiregion.node.outside import MappedRegion, resolve
-
-MakeActor = Callable[..., Actor]
-
 
 # ---- What a container can make many of ----------------------------------------------------------
 

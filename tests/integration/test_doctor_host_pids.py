@@ -153,7 +153,7 @@ def test_the_namespaces_own_proc_tells_no_host_pids(doctor_node: DoctorNode) -> 
 # ---- Pids that are used again -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2], ids=lambda layout: layout.value)
+@pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2])
 def test_a_pid_that_is_used_again_is_not_mistaken(doctor_node: DoctorNode, layout: Layout) -> None:
     place = doctor_node.place(layout)
     inside = place.enter()

@@ -265,7 +265,7 @@ def test_a_missing_host_pid_switches_the_limit_off_and_storing_it_on(
     assert doctor_node.findings() == ()
 
 
-@pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2], ids=lambda layout: layout.value)
+@pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2])
 def test_a_limit_on_device_1_alone_is_off_before_2_8_2(
     doctor_node: DoctorNode, layout: Layout
 ) -> None:

@@ -8,7 +8,7 @@ from containers import needs_namespaces
 from doctor_node_scenes import DoctorNode
 from lock_bytes import NOBODY, hold, is_free, set_value, value_of
 from namespaces import needs_first_namespace
-from patience import eventually
+from wait import eventually
 
 from libhamiregion import Layout
 from libhamiregion.node import FindingKind, diagnose, repair
@@ -16,7 +16,7 @@ from libhamiregion.node import FindingKind, diagnose, repair
 pytestmark = [needs_namespaces, needs_first_namespace]
 
 
-@pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2], ids=lambda layout: layout.value)
+@pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2])
 def test_a_lock_whose_owner_was_killed(doctor_node: DoctorNode, layout: Layout) -> None:
     place = doctor_node.place(layout)
     place.start()

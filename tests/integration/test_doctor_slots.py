@@ -8,9 +8,9 @@ from containers import needs_namespaces, wait_for
 from doctor_node_scenes import GIB, DoctorNode, Place
 from lock_bytes import NOBODY
 from namespaces import needs_first_namespace
-from patience import eventually
-from poke import SLOTS
+from region_bytes import SLOTS
 from slot_bytes import WITH_SEQLOCK, account, at_work, move_last_into
+from wait import eventually
 
 from libhamiregion import Layout
 from libhamiregion.node import FindingKind, Severity, diagnose, repair
@@ -213,7 +213,7 @@ def test_an_empty_slot_without_a_pid_wedges_early_generations_only(
 # ---- Seqlocks -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", WITH_SEQLOCK, ids=lambda layout: layout.value)
+@pytest.mark.parametrize("layout", WITH_SEQLOCK)
 def test_a_seqlock_that_a_killed_writer_left_odd(doctor_node: DoctorNode, layout: Layout) -> None:
     place = doctor_node.place(layout)
     inside = place.start()

@@ -8,7 +8,7 @@ from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB
 from namespaces import needs_first_namespace
 from node_scene import Events, NodeScene
-from poke import RegionFile
+from region_bytes import RegionFile
 
 from libhamiregion import Layout, open_region
 from libhamiregion.agent import DriverFigures

@@ -17,10 +17,10 @@ import uvicorn
 from actors import Actor
 from exporter_process import exporter_process
 from exposition import WITHOUT_DOCTOR, NodeFiles, parsed
-from patience import eventually
-from poke import DEVICES, SLOTS, RegionFile
 from prometheus_client import CollectorRegistry, Gauge, make_asgi_app
+from region_bytes import DEVICES, SLOTS, RegionFile
 from scrapers import Scraper, ask
+from wait import eventually
 
 from libhamiregion import Layout, create_region
 from libhamiregion.exporter import NodeExporter, metrics_app

@@ -14,8 +14,8 @@ import pytest
 from actors import Actor
 from exposition import WITHOUT_DOCTOR, NodeFiles, parsed
 from lock_bytes import hold
-from patience import eventually
-from poke import RegionFile, truncate
+from region_bytes import RegionFile, truncate
+from wait import eventually
 
 from libhamiregion import Layout, create_region, open_region
 from libhamiregion.exporter import NodeExporter

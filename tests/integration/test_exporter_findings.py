@@ -7,7 +7,7 @@ import pytest
 from actors import Actor
 from exposition import NodeFiles, parsed
 from lock_bytes import NOBODY
-from poke import RegionFile
+from region_bytes import RegionFile
 from slot_bytes import at_work, move_last_into
 
 from libhamiregion import Layout

@@ -10,7 +10,7 @@ import attrs
 import pytest
 from actors import Actor
 from exposition import WITHOUT_DOCTOR, NodeFiles, parsed
-from poke import DEVICES, SLOTS, RegionFile
+from region_bytes import DEVICES, SLOTS, RegionFile
 
 from libhamiregion import Layout
 from libhamiregion.exporter import NodeExporter, SeriesLimits

@@ -16,8 +16,8 @@ import pytest
 from called import call
 from exporter_process import ExporterProcess, environment, exporter_process, run
 from exposition import NodeFiles, parsed
-from patience import eventually
 from scrapers import GOOD_REQUEST, Scraper, ask, connect, read_to_end
+from wait import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 from exporter_process import ExporterProcess, exporter_process
 from exposition import NodeFiles, parsed
-from patience import eventually
-from poke import RegionFile, patch, truncate
+from region_bytes import RegionFile, patch, truncate
 from scrapers import Crowd, Scraper, ask, descriptors, in_threads, resident_bytes
+from wait import eventually
 
 from libhamiregion import Layout, create_region
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from namespaces import needs_first_namespace
 from node_scene import GPU, OTHER_GPU, Events, NodeScene, OtherWriter, launch, stopping, values
-from poke import RegionFile
+from region_bytes import RegionFile
 
 from libhamiregion import Layout, create_region
 from libhamiregion.agent import Feedback, LaunchState, Verdict

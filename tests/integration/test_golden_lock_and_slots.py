@@ -4,8 +4,8 @@ import pytest
 from golden_regions import GoldenRegion
 from lock_bytes import is_free
 from namespaces import needs_first_namespace
-from poke import RegionFile, locate
 from recovering import NOTHING, assert_usable, did, recover
+from region_bytes import RegionFile, locate
 from slot_bytes import pids, slot_bytes, slot_range
 
 from libhamiregion import MemoryLimitExceeded, open_region

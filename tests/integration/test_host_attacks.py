@@ -6,16 +6,16 @@ import ctypes
 import os
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from actors import Actor
+from actors import MakeActor
 from containers import Starter, containers, look, needs_namespaces, states, wait_for
 from node_root import Root
-from patience import PATIENCE_S
-from poke import RegionFile, RegionFileFactory
+from region_bytes import RegionFile, RegionFileFactory
+from wait import PATIENCE_S
 
 from libhamiregion import NotARegion, RegionClosed, RegionStale, open_region
 from libhamiregion.node import (
@@ -25,8 +25,6 @@ from libhamiregion.node import (
     procfs,
 )
 from libhamiregion.node.doctor.raw_slots import RawSlots
-
-MakeActor = Callable[..., Actor]
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from containers import (
     states,
 )
 from forked import in_child, unprivileged
-from poke import RegionFile, RegionFileFactory
+from region_bytes import RegionFile, RegionFileFactory
 
 from libhamiregion import create_region, open_region
 from libhamiregion.node import ProcessTable

@@ -28,8 +28,8 @@ from containers import (
 )
 from forked import unprivileged
 from own_cgroups import cgroup_of_pod
-from patience import eventually
-from poke import RegionFile, RegionFileFactory
+from region_bytes import RegionFile, RegionFileFactory
+from wait import eventually
 
 from libhamiregion import RegionClosed, create_region, open_region
 from libhamiregion.node import ProcessTable

@@ -14,7 +14,7 @@ from called import call
 from fake_nvml.driver import STATE, FakeDriver
 from fake_nvml.scenes import CARD, MIB
 from gpu_node import GpuNode, gpu_nodes
-from poke import RegionFile
+from region_bytes import RegionFile
 from unit.cli_process import ESCAPES, Terminal
 
 from libhamiregion import Layout, create_region

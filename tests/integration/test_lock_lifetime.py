@@ -7,19 +7,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 
 import pytest
-from actors import Actor
+from actors import MakeActor
 from lock_bytes import NOBODY, hold, is_free, let_go, value_of
 from namespaces import FOREIGN_OWNER, is_number, needs_first_namespace, why_no_new_namespace
-from poke import RegionFileFactory
 from recovering import assert_usable, did, recover
+from region_bytes import RegionFileFactory
 from slot_bytes import pids, used
 
 from libhamiregion import Layout, LockTimeout, RegionStale, open_region
-
-MakeActor = Callable[..., Actor]
 
 # SIGCHLD and nothing else: what clone() does below fork(), which tells nobody of it.
 RAW_CLONE = """
@@ -238,7 +235,6 @@ scene.descriptor = descriptor
 @pytest.mark.parametrize(
     "layout",
     [Layout.UNVERSIONED_NO_UTIL, Layout.UNVERSIONED, Layout.V1_1],
-    ids=lambda layout: layout.value,
 )
 def test_up_to_2_8_0_a_dead_writers_lock_is_taken_over_under_libvgpus_own_range(
     layout: Layout, region_file: RegionFileFactory, actor: MakeActor
@@ -281,7 +277,7 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
-@pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2], ids=lambda layout: layout.value)
+@pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2])
 def test_an_interpreter_that_ends_gives_the_lock_back_and_leaves(
     ending: str, layout: Layout, region_file: RegionFileFactory
 ) -> None:

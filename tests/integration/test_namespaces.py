@@ -6,15 +6,15 @@ one within that. Inside, the library sees itself and what is deeper, not what is
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
-from actors import Actor, Nursery
+from actors import Actor, MakeActor, ProcessFactory
 from lock_bytes import NOBODY, hold, is_free, let_go, set_value, value_of
 from namespaces import IS_FIRST, NEW_NAMESPACE, is_number, why_no_new_namespace
-from patience import eventually
-from poke import RegionFile, RegionFileFactory
+from region_bytes import RegionFile, RegionFileFactory
 from slot_bytes import at_work, pids
+from wait import eventually
 
 from libhamiregion import (
     Layout,
@@ -24,8 +24,6 @@ from libhamiregion import (
     open_region,
 )
 
-MakeActor = Callable[..., Actor]
-
 _reason = why_no_new_namespace() or (
     "" if IS_FIRST else "needs the first pid namespace, which sees into all others"
 )
@@ -33,24 +31,24 @@ pytestmark = [pytest.mark.root, pytest.mark.skipif(bool(_reason), reason=_reason
 
 
 @pytest.fixture(scope="module")
-def container() -> Iterator[Nursery]:
+def container() -> Iterator[ProcessFactory]:
     """Where processes of a new namespace come from."""
-    with contextlib.closing(Nursery(*NEW_NAMESPACE)) as nursery:
-        yield nursery
+    with contextlib.closing(ProcessFactory(*NEW_NAMESPACE)) as process_factory:
+        yield process_factory
 
 
 @pytest.fixture(scope="module")
-def container_in_container(container: Nursery) -> Iterator[Nursery]:
+def container_in_container(container: ProcessFactory) -> Iterator[ProcessFactory]:
     member = container.actor()
     enter = ("nsenter", "--target", str(member.pid_here), "--pid", "--mount")
-    with contextlib.closing(Nursery(*enter, *NEW_NAMESPACE)) as nursery:
-        yield nursery
+    with contextlib.closing(ProcessFactory(*enter, *NEW_NAMESPACE)) as process_factory:
+        yield process_factory
 
 
 @pytest.fixture(scope="module")
-def another_container() -> Iterator[Nursery]:
-    with contextlib.closing(Nursery(*NEW_NAMESPACE)) as nursery:
-        yield nursery
+def another_container() -> Iterator[ProcessFactory]:
+    with contextlib.closing(ProcessFactory(*NEW_NAMESPACE)) as process_factory:
+        yield process_factory
 
 
 @pytest.fixture
@@ -59,19 +57,19 @@ def outside(actor: MakeActor) -> MakeActor:
 
 
 @pytest.fixture
-def inside(container: Nursery) -> Iterator[MakeActor]:
+def inside(container: ProcessFactory) -> Iterator[MakeActor]:
     yield container.actor
     container.kill_all()
 
 
 @pytest.fixture
-def deeper(container_in_container: Nursery) -> Iterator[MakeActor]:
+def deeper(container_in_container: ProcessFactory) -> Iterator[MakeActor]:
     yield container_in_container.actor
     container_in_container.kill_all()
 
 
 @pytest.fixture
-def elsewhere(another_container: Nursery) -> Iterator[MakeActor]:
+def elsewhere(another_container: ProcessFactory) -> Iterator[MakeActor]:
     yield another_container.actor
     another_container.kill_all()
 

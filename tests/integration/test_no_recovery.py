@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from actors import Actor, Nursery
+from actors import MakeActor, ProcessFactory
 from lock_bytes import LOW_HALF, NOBODY, hold, is_free, set_value, value_of
 from namespaces import needs_first_namespace, why_no_new_namespace
-from patience import eventually
-from poke import RegionFile, RegionFileFactory
 from recovering import assert_usable, did, recover
+from region_bytes import RegionFile, RegionFileFactory
 from slot_bytes import pids
+from wait import eventually
 
 from libhamiregion import (
     Layout,
@@ -24,7 +24,6 @@ from libhamiregion import (
     open_region,
 )
 
-MakeActor = Callable[..., Actor]
 pytestmark = needs_first_namespace
 
 # For a test that waits, because a lock that this library holds is looked at for a while.
@@ -192,23 +191,23 @@ def test_where_proc_shows_nobody_nothing_is_done(
 
 
 @pytest.fixture
-def hidden(public_directory: Path) -> Iterator[Callable[[int], Nursery]]:
-    """Nurseries with a /proc at ``public_directory / "proc"`` that hides others' processes."""
+def hidden(public_directory: Path) -> Iterator[Callable[[int], ProcessFactory]]:
+    """Factories with a /proc at ``public_directory / "proc"`` that hides others' processes."""
     reason = why_no_new_namespace()
     if reason:
         pytest.skip(reason)
     place = public_directory / "proc"
     place.mkdir()
-    made: list[Nursery] = []
+    made: list[ProcessFactory] = []
 
-    def make(hidepid: int) -> Nursery:
+    def make(hidepid: int) -> ProcessFactory:
         mount = f'mount -t proc -o hidepid={hidepid} proc "$0" && exec "$@"'
-        made.append(Nursery("unshare", "--mount", "sh", "-c", mount, str(place)))
+        made.append(ProcessFactory("unshare", "--mount", "sh", "-c", mount, str(place)))
         return made[-1]
 
     yield make
-    for nursery in made:
-        nursery.close()
+    for process_factory in made:
+        process_factory.close()
 
 
 # A process that has changed its user may not look at itself until it is dumpable again.
@@ -226,7 +225,7 @@ answer = ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
 def test_a_holder_that_is_hidden_from_an_unprivileged_user_is_not_taken_for_dead(
     hidepid: int,
     public_directory: Path,
-    hidden: Callable[[int], Nursery],
+    hidden: Callable[[int], ProcessFactory],
     actor: MakeActor,
 ) -> None:
     create_region(public_directory / "r.cache", layout=Layout.V1_1)

@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actors import Actor
+from actors import MakeActor
 from containers import Starter, containers, needs_namespaces
 from namespaces import needs_first_namespace
 from node_root import Root, only, refresh, remove
-from patience import eventually
-from poke import SLOTS, RegionFile, locate
+from region_bytes import SLOTS, RegionFile, locate
+from wait import eventually
 
 from libhamiregion import Layout, create_region
 from libhamiregion.node import Node, directories, procfs
 
 RACER = Path(__file__).with_name("racing_container.py")
-MakeActor = Callable[..., Actor]
 
 
 @pytest.fixture

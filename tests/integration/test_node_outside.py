@@ -5,25 +5,24 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from actors import Actor
+from actors import MakeActor
 from containers import Container as Processes
 from containers import Starter, containers, needs_namespaces
 from namespaces import NEW_NAMESPACE
 from node_root import Root
 from own_cgroups import cgroup_of_pod
-from patience import eventually
-from poke import RegionFile, RegionFileFactory
+from region_bytes import RegionFile, RegionFileFactory
+from wait import eventually
 
 from libhamiregion import Layout, Region, RegionClosed, RegionStale, create_region, open_region
 from libhamiregion.node import Container, MissingReason, Node, NodeChanges, ProcessTable, outside
 
 GIB = 1 << 30
 POD, ID = "6d2b8f5e-3c1a-4b7d-9e0f-1a2b3c4d5e6f", "c0ffee42" * 8
-MakeActor = Callable[..., Actor]
 SCENES = Path(__file__).with_name("outside_scenes.py")
 
 

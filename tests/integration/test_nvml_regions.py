@@ -5,7 +5,7 @@ import threading
 import pytest
 from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, MIG, MIG_A, MIG_B, OTHER, SECOND
-from poke import RegionFile, RegionFileFactory
+from region_bytes import RegionFile, RegionFileFactory
 
 from libhamiregion import Layout, LockTimeout, RegionReadOnly, open_region
 from libhamiregion.node.nvml import NvmlSampler

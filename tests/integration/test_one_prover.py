@@ -3,11 +3,11 @@
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from actors import Actor
+from actors import MakeActor
 from containers import (
     Container,
     Starter,
@@ -19,12 +19,10 @@ from containers import (
 )
 from forked import unprivileged
 from namespaces import needs_first_namespace
-from poke import RegionFile, RegionFileFactory
+from region_bytes import RegionFile, RegionFileFactory
 
 from libhamiregion import Layout, create_region, open_region
 from libhamiregion.node import ProcessTable
-
-MakeActor = Callable[..., Actor]
 
 NOBODY = 3_999_999
 
@@ -37,7 +35,7 @@ def container() -> Iterator[Starter]:
         yield start
 
 
-@pytest.fixture(params=[Layout.V1_1, Layout.V1_2], ids=lambda layout: layout.value)
+@pytest.fixture(params=[Layout.V1_1, Layout.V1_2])
 def region(request: pytest.FixtureRequest, region_file: RegionFileFactory) -> RegionFile:
     """One with a slot of a process that never was."""
     file = region_file(request.param, memory_limits=("8GiB",))

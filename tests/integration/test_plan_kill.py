@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from patience import eventually
 from plan_scene import GIB, PlannedRegion, PlanScene, plan, plan_yaml
+from wait import eventually
 
 from libhamiregion import Layout, Region
 from libhamiregion.node import Node

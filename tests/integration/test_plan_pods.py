@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from fake_kubernetes.server import FakeApi
-from patience import eventually
 from plan_scene import GIB, PlanScene
+from wait import eventually
 
 from libhamiregion.plan import Limits, PlanFile, PlanWatcher, PodAnnotations, PodApiError
 

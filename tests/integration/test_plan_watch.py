@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from node_scene import Events
-from patience import eventually
 from plan_scene import GIB, GPUS, PlannedRegion, PlanScene, plan, plan_yaml
+from wait import eventually
 
 from libhamiregion import create_region
 from libhamiregion.agent import PlanKeeper, TaskRunner

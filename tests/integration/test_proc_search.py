@@ -7,21 +7,19 @@ import itertools
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from actors import Actor, Nursery
+from actors import Actor, MakeActor, ProcessFactory
 from lock_bytes import NOBODY, hold, is_free
 from namespaces import needs_first_namespace
-from poke import RegionFile, RegionFileFactory
+from region_bytes import RegionFile, RegionFileFactory
 from slot_bytes import pids
 
 from libhamiregion import LockNotRecoverable, Region, RegionClosed, open_region
 from libhamiregion.node import liveness as liveness_module
 from libhamiregion.node.liveness import Liveness
-
-MakeActor = Callable[..., Actor]
 
 LINE = "7f0000000000-7f0000001000 rw-s 00000000 00:01 1 /somewhere/else\n"
 
@@ -313,7 +311,7 @@ def test_a_process_with_libvgpu_is_not_attached_beside_it(
 
 
 @pytest.fixture
-def overlay(tmp_path: Path) -> Iterator[tuple[Nursery, Path, Path]]:
+def overlay(tmp_path: Path) -> Iterator[tuple[ProcessFactory, Path, Path]]:
     """Where processes see an overlay, its directory, and what is below it."""
     upper, merged = tmp_path / "upper", tmp_path / "merged"
     for directory in (upper, merged, tmp_path / "lower", tmp_path / "work"):
@@ -324,19 +322,19 @@ def overlay(tmp_path: Path) -> Iterator[tuple[Nursery, Path, Path]]:
     tried = subprocess.run([*inside, "true"], capture_output=True, text=True, check=False)
     if tried.returncode != 0:
         pytest.skip(f"cannot mount an overlay here: {tried.stderr.strip()}")
-    with contextlib.closing(Nursery(*inside)) as nursery:
-        yield nursery, merged, upper
+    with contextlib.closing(ProcessFactory(*inside)) as process_factory:
+        yield process_factory, merged, upper
 
 
 @needs_first_namespace
 @pytest.mark.root
 def test_a_process_that_maps_the_file_through_an_overlay_is_not_taken_for_dead(
-    overlay: tuple[Nursery, Path, Path], region_file: RegionFileFactory, actor: MakeActor
+    overlay: tuple[ProcessFactory, Path, Path], region_file: RegionFileFactory, actor: MakeActor
 ) -> None:
-    nursery, merged, upper = overlay
+    process_factory, merged, upper = overlay
     file = region_file()
     file.path.rename(upper / "usage.cache")
-    container = nursery.actor(merged / "usage.cache")
+    container = process_factory.actor(merged / "usage.cache")
     container("attach")
     container("slot.charge", 0, 640)
     reaper = actor(upper / "usage.cache")

@@ -13,8 +13,8 @@ import pytest
 from exposition import NodeFiles
 from fake_nvml.scenes import CARD, GPU, MIB
 from golden_regions import NAMES
-from patience import eventually
 from prometheus_server import Prometheus, free_port, needs_prometheus, prometheus_server
+from wait import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,22 +13,19 @@ from pathlib import Path
 from typing import TextIO
 
 import pytest
-from actors import Actor
 from lock_bytes import NOBODY, hold, is_free
-from patience import eventually
-from poke import RegionFile, RegionFileFactory
+from region_bytes import RegionFile, RegionFileFactory
 from slot_bytes import pids
+from wait import eventually
 
 from libhamiregion import Layout, LockTimeout, ReapedSlot, Region, open_region
-
-MakeActor = Callable[..., Actor]
 
 DEAD = 5
 LINE = "7f0000000000-7f0000001000 rw-s 00000000 00:01 1 /somewhere/else\n"
 BEFORE, UNDER_THE_LOCK = range(2)
 
 
-@pytest.fixture(params=[Layout.V1_1, Layout.V1_2], ids=lambda layout: layout.value)
+@pytest.fixture(params=[Layout.V1_1, Layout.V1_2])
 def region(request: pytest.FixtureRequest, region_file: RegionFileFactory) -> RegionFile:
     file = region_file(request.param)
     file.add_process(DEAD, {0: 640})

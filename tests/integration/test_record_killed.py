@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from actors import Actor
-from patience import eventually
 from recording_victim import T0, samples_of, start_writer
+from wait import eventually
 
 from libhamiregion.report import Recording
 

@@ -21,10 +21,10 @@ from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB
 from gpu_node import GpuNode, gpu_nodes
 from node_scene import NodeScene
-from patience import eventually
-from poke import RegionFile
+from region_bytes import RegionFile
 from typing_extensions import Self
 from unit.cli_process import start
+from wait import eventually
 
 from libhamiregion import Layout
 from libhamiregion.node import Node, NvmlSampler

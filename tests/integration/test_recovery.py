@@ -7,28 +7,24 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
-from actors import Actor, Nursery
+from actors import MakeActor, ProcessFactory
 from lock_bytes import LOW_HALF, NOBODY, hold, is_free, set_value, value_of
 from namespaces import FOREIGN_OWNER, is_number, needs_first_namespace
-from patience import eventually
-from poke import RegionFileFactory, locate
 from recovering import NOTHING, assert_usable, did, recover
+from region_bytes import RegionFileFactory, locate
 from slot_bytes import WITH_SEQLOCK, WITHOUT_SEQLOCK
+from wait import eventually
 
 from libhamiregion import Layout, LockNotRecoverable, LockTimeout, open_region
 
-MakeActor = Callable[..., Actor]
 pytestmark = needs_first_namespace
 
 WAITERS = 3 << 32
 
-with_seqlock = pytest.mark.parametrize("layout", WITH_SEQLOCK, ids=lambda layout: layout.value)
-without_seqlock = pytest.mark.parametrize(
-    "layout", WITHOUT_SEQLOCK, ids=lambda layout: layout.value
-)
+with_seqlock = pytest.mark.parametrize("layout", WITH_SEQLOCK)
+without_seqlock = pytest.mark.parametrize("layout", WITHOUT_SEQLOCK)
 
 
 # ---- a dead owner ----
@@ -240,25 +236,23 @@ def test_a_value_above_1_is_set_to_1(
     assert_usable(file)
 
 
-@pytest.mark.parametrize("value", [2, 7])
 def test_a_value_above_1_beside_a_dead_owner_is_set_to_1_too(
-    value: int, layout: Layout, region_file: RegionFileFactory
+    layout: Layout, region_file: RegionFileFactory
 ) -> None:
     file = region_file(layout)
-    file.put("sem", WAITERS | value)
+    file.put("sem", WAITERS | 7)
     file.put("owner_pid", NOBODY)
     assert recover(file).dead_owner
     assert file.get("sem") == WAITERS | 1
     assert_usable(file)
 
 
-@pytest.mark.parametrize("value", [2, 7])
 def test_a_value_above_1_beside_a_live_owner_becomes_0_and_its_post_makes_it_1(
-    value: int, layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
 ) -> None:
     file = region_file(layout)
     holder = actor(file)
-    file.put("sem", WAITERS | value)
+    file.put("sem", WAITERS | 2)
     file.put("owner_pid", holder.pid)
     assert recover(file) == did(impossible_value=True)
     assert (file.get("sem"), file.get("owner_pid")) == (WAITERS, holder.pid)
@@ -271,9 +265,9 @@ UNKNOWN_OWNERS = [0x50000000, 0x7FFFFFFF, 1 << 31, 1 << 40, (1 << 64) - 1]
 @pytest.mark.parametrize("owner", UNKNOWN_OWNERS)
 @pytest.mark.parametrize("value", [0, 1, 2])
 def test_an_owner_who_cannot_be_judged_is_replaced_only_where_nobody_else_has_the_file_open(
-    value: int, owner: int, layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    value: int, owner: int, region_file: RegionFileFactory, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
+    file = region_file()
     other = actor(file)
     with open_region(file, writable=True) as region:
         file.put("sem", WAITERS | value)
@@ -454,7 +448,11 @@ def test_a_signal_in_the_second_watch_does_not_take_back_what_the_first_has_done
 
 @pytest.mark.parametrize("turns", [12, pytest.param(400, marks=pytest.mark.stress)])
 def test_a_recovery_that_is_killed_at_any_moment_leaves_what_the_next_one_can_recover(
-    turns: int, layout: Layout, region_file: RegionFileFactory, actor: MakeActor, nursery: Nursery
+    turns: int,
+    layout: Layout,
+    region_file: RegionFileFactory,
+    actor: MakeActor,
+    process_factory: ProcessFactory,
 ) -> None:
     chance = random.Random(layout.value)
     file = region_file(layout)
@@ -466,7 +464,7 @@ def test_a_recovery_that_is_killed_at_any_moment_leaves_what_the_next_one_can_re
         started = time.monotonic()
         actor(file)("region.recover_lock", watch_s=0)
         took.append(time.monotonic() - started)
-    nursery.kill_all()
+    process_factory.kill_all()
     for turn in range(turns):
         first = actor(file)
         file.put("sem", WAITERS | chance.choice([0, 0, 2]))
@@ -477,7 +475,7 @@ def test_a_recovery_that_is_killed_at_any_moment_leaves_what_the_next_one_can_re
         with contextlib.suppress(LockNotRecoverable):
             recover(file)
         assert (file.get("sem"), file.get("owner_pid")) == (WAITERS | 1, 0), f"turn {turn}"
-        nursery.kill_all()
+        process_factory.kill_all()
     with open_region(file) as region:
         assert region.memory_used(0) == 111
     assert_usable(file)
@@ -505,7 +503,7 @@ scene.descriptor = descriptor
 """
 
 
-@pytest.mark.parametrize("layout", [Layout.V1_1], ids=lambda layout: layout.value)
+@pytest.mark.parametrize("layout", [Layout.V1_1])
 def test_up_to_2_8_0_libvgpus_own_recovery_is_not_disturbed(
     layout: Layout, region_file: RegionFileFactory, actor: MakeActor
 ) -> None:

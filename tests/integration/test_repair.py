@@ -13,8 +13,8 @@ from containers import Container, Starter, needs_namespaces
 from lock_bytes import hold, is_free
 from namespaces import needs_first_namespace
 from node_scene import Events, NodeScene
-from patience import eventually
-from poke import RegionFile
+from region_bytes import RegionFile
+from wait import eventually
 
 from libhamiregion import Layout, open_region
 from libhamiregion.agent import Feedback, RepairLoop, TaskRunner

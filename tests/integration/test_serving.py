@@ -9,10 +9,10 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from patience import eventually
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from scrapers import GOOD_REQUEST, PROMETHEUS_ACCEPT, Scraper, ask, connect, read_to_end
+from wait import eventually
 
 from libhamiregion.exporter import ListenError, MetricsServer, ServerLimits
 

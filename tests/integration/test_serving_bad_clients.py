@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
-from patience import PATIENCE_S, eventually
 from scrapers import (
     BAD,
     GOOD_REQUEST,
@@ -34,6 +33,7 @@ from scrapers import (
     resident_bytes,
     sends_a_body,
 )
+from wait import PATIENCE_S, eventually
 
 from libhamiregion.exporter import MetricsServer, ServerLimits
 

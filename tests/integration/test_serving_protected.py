@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import bcrypt
 import pytest
 from certificates import Authority, needs_openssl
-from patience import eventually
 from scrapers import GOOD_REQUEST, Scraper, TextSource, ask, connect, in_threads, read_to_end
+from wait import eventually
 
 from libhamiregion.exporter import MetricsServer, ServerLimits, WebConfigError
 

@@ -2,19 +2,17 @@
 
 import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from actors import Actor
+from actors import Actor, MakeActor
 from namespaces import needs_first_namespace
 from node_root import Root
-from poke import RegionFile
+from region_bytes import RegionFile
 
 from libhamiregion import Layout
 from libhamiregion.node import SLOT_STATES, Node, SlotStates, procfs, slot_tracker
-
-MakeActor = Callable[..., Actor]
 
 pytestmark = needs_first_namespace
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actors import Nursery
+from actors import ProcessFactory
 from namespaces import NEW_NAMESPACE, needs_first_namespace
 from own_cgroups import cgroup_of_pod, needs_cgroups
-from patience import eventually
 from stale_scene import SOON_S, StaleScene, gone, names, process_in, running_pod, until
+from wait import eventually
 
 from libhamiregion.agent import TaskRunner, stale_directories
 
@@ -167,15 +167,15 @@ def test_where_no_pod_runs_nothing_shows_that_kubelets_directories_are_right(
 
 def test_processes_that_cannot_be_seen_stop_everything(scene: StaleScene) -> None:
     directory = scene.container()
-    nursery = Nursery(*NEW_NAMESPACE)
+    process_factory = ProcessFactory(*NEW_NAMESPACE)
     try:
-        inside = nursery.actor()
+        inside = process_factory.actor()
         collector = scene.collector(node={"proc": f"/proc/{inside.pid_here}/root/proc"})
         for _ in range(3):
             time.sleep(SOON_S)
             collector.run()
     finally:
-        nursery.close()
+        process_factory.close()
     assert directory.is_dir()
     (event,) = scene.events
     assert "not every process of the node can be seen" in event.message
@@ -189,10 +189,10 @@ def test_while_a_process_maps_the_region_it_stays(scene: StaleScene) -> None:
     # An older region of the directory counts as well.
     shutil.copy(directory / "usage.cache", directory / "newer.cache")
     collector = scene.collector()
-    nursery = Nursery()
+    process_factory = ProcessFactory()
     try:
-        mapper = nursery.actor(directory / "usage.cache")
-        onlooker = nursery.actor(directory / "usage.cache", writable=False)
+        mapper = process_factory.actor(directory / "usage.cache")
+        onlooker = process_factory.actor(directory / "usage.cache", writable=False)
         for _ in range(3):
             time.sleep(SOON_S)
             collector.run()
@@ -201,7 +201,7 @@ def test_while_a_process_maps_the_region_it_stays(scene: StaleScene) -> None:
         until(collector, gone(directory))
         assert onlooker("region.snapshot").layout, "who only reads keeps what it has"
     finally:
-        nursery.close()
+        process_factory.close()
     assert scene.events.kinds() == ["removed"]
 
 

@@ -210,7 +210,7 @@ def assert_within_budget(times: list[float]) -> None:
     assert times[len(times) * 9 // 10] < 0.05
 
 
-@pytest.mark.parametrize("layout", WITH_SEQLOCK, ids=lambda layout: layout.value)
+@pytest.mark.parametrize("layout", WITH_SEQLOCK)
 def test_writer_killed_inside_its_seqlock(path: Path, layout: Layout, writer: Writer) -> None:
     """The reader says which process is not settled, and does not wait for it."""
     before, _ = writer("still")

@@ -12,7 +12,7 @@ from fake_nvml.driver import FakeDriver
 from fake_nvml.scenes import CARD, GPU, MIB, MIG, MIG_B, OTHER, SECOND
 from gpu_node import GpuNode, container_id, gpu_nodes
 from own_cgroups import needs_cgroups
-from poke import RegionFileFactory
+from region_bytes import RegionFileFactory
 
 from libhamiregion import Layout, ProcessStatus
 from libhamiregion.node import (
@@ -102,7 +102,7 @@ def test_each_slot_has_the_figures_of_its_own_process_and_device(
     assert driver_bytes(rows[two]) == [700 * MIB]
 
 
-@pytest.mark.parametrize("layout", list(Layout), ids=lambda layout: layout.value)
+@pytest.mark.parametrize("layout", list(Layout))
 def test_utilisation_is_unknown_where_the_layout_has_none(node: GpuNode, layout: Layout) -> None:
     pod = node.add(layout=layout, uuids=[GPU], process=False)
     pod.region.add_process(4_000_000, {0: MIB})

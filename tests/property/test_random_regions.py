@@ -9,7 +9,7 @@ import pytest
 import reference
 from hypothesis import event, given
 from hypothesis import strategies as st
-from poke import RegionFile
+from region_bytes import RegionFile
 from strategies import (
     Damage,
     RegionFields,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from forked import in_child
-from poke import RegionFile, RegionFileFactory
+from region_bytes import RegionFile, RegionFileFactory
 
 from libhamiregion import Region, create_region, open_region
 from libhamiregion.node.change_detector import ChangeDetector, Stamp, is_readable, is_well

@@ -12,7 +12,7 @@ import pytest
 from cli_process import COLOUR, Terminal, interrupt, start
 from integration.called import call
 from namespaces import needs_first_namespace
-from poke import RegionFile
+from region_bytes import RegionFile
 
 import libhamiregion as hami
 

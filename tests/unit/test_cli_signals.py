@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cli_process import COMMAND, PATIENCE_S, environment
-from patience import eventually
+from wait import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from forked import in_child, unprivileged
 from golden_regions import unpack
-from poke import MAGIC, RegionFile, RegionFileFactory
+from region_bytes import MAGIC, RegionFile, RegionFileFactory
 
 from libhamiregion import (
     Layout,

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-from poke import RegionFileFactory
+from region_bytes import RegionFileFactory
 
 import libhamiregion
 from libhamiregion import (

@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from poke import RegionFileFactory
+from region_bytes import RegionFileFactory
 
 from libhamiregion import (
     Effect,

@@ -7,7 +7,7 @@ import pickle
 from typing import Any
 
 import pytest
-from poke import RegionFileFactory
+from region_bytes import RegionFileFactory
 
 import libhamiregion
 from libhamiregion import (

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from lock_bytes import NOBODY, hold, is_free
 from namespaces import needs_first_namespace
-from poke import RegionFile, RegionFileFactory
+from region_bytes import RegionFile, RegionFileFactory
 from slot_bytes import pids
 
 from libhamiregion import Layout, Region, open_region

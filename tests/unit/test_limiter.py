@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from patience import eventually
-from poke import truncate
+from region_bytes import truncate
+from wait import eventually
 
 from libhamiregion import (
     CoreLimiter,

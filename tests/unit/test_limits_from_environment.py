@@ -45,23 +45,22 @@ def test_the_variable_with_an_index_wins_for_its_device_only() -> None:
     assert limits.sm_limits_percent == (*(30,) * 10, 50, *(30,) * 5)
 
 
-@pytest.mark.parametrize("nothing", ["", "0", "0g", "g", "abc", "-", "0x", "09", "17179869184g"])
-def test_a_device_whose_own_value_comes_to_nothing_gets_the_general_one(nothing: str) -> None:
-    limits = limits_from_environment(
-        {MEMORY: "1g", f"{MEMORY}_1": nothing, SM: "30", f"{SM}_1": nothing}
-    )
-    assert limits.memory_limits_bytes[1] == GIB
-    assert limits.sm_limits_percent[1] == 30
+def test_a_device_whose_own_value_comes_to_nothing_gets_the_general_one() -> None:
+    for nothing in ["", "0", "0g", "g", "abc", "-", "0x", "09", "17179869184g"]:
+        limits = limits_from_environment(
+            {MEMORY: "1g", f"{MEMORY}_1": nothing, SM: "30", f"{SM}_1": nothing}
+        )
+        assert limits.memory_limits_bytes[1] == GIB
+        assert limits.sm_limits_percent[1] == 30
 
 
-@pytest.mark.parametrize("name", [f"{MEMORY}_16", f"{MEMORY}_00", f"{MEMORY}_-1", f"{MEMORY}_"])
-def test_indices_that_are_no_device_are_ignored(name: str) -> None:
-    assert limits_from_environment({name: "1g"}).memory_limits_bytes == (None,) * 16
+def test_indices_that_are_no_device_are_ignored() -> None:
+    for name in [f"{MEMORY}_16", f"{MEMORY}_00", f"{MEMORY}_-1", f"{MEMORY}_"]:
+        assert limits_from_environment({name: "1g"}).memory_limits_bytes == (None,) * 16
 
 
-@pytest.mark.parametrize(
-    ("value", "nbytes"),
-    [
+def test_a_value_is_what_strtoul_reads_times_the_last_letter() -> None:
+    for value, nbytes in [
         ("1024", 1024),
         ("7k", 7 * KIB),
         ("7K", 7 * KIB),
@@ -92,31 +91,34 @@ def test_indices_that_are_no_device_are_ignored(name: str) -> None:
         ("-99999999999999999999999", 2**64 - 1),
         ("0" * 5000 + "7", 7),
         ("9" * 5000, 2**64 - 1),
-    ],
-)
-def test_a_value_is_what_strtoul_reads_times_the_last_letter(value: str, nbytes: int) -> None:
-    assert memory_limit(value) == nbytes
+    ]:
+        assert memory_limit(value) == nbytes
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "", " ", "0", "0g", "0x", "0xg", "08", "g", "-", "+", "+-5", "--5", "- 5", "abc", "six g",
-        "\u00a05", "\x1c5", "٦g", "-0", "-1k", "17179869184g", "18446744073709551615k",
-        "9" * 30 + "m",
-    ],
+UNLIMITED = (
+    "", " ", "0", "0g", "0x", "0xg", "08", "g", "-", "+", "+-5", "--5", "- 5", "abc", "six g",
+    "\u00a05", "\x1c5", "٦g", "-0", "-1k", "17179869184g", "18446744073709551615k",
+    "9" * 30 + "m",
 )  # fmt: skip
-def test_zero_garbage_and_overflow_mean_unlimited(value: str) -> None:
-    assert memory_limit(value) is None
-    assert sm_limit(value) is None
 
 
-@pytest.mark.parametrize(
-    ("value", "percent"),
-    [("1", 1), ("50", 50), ("99", 99), ("100", None), ("101", None), ("1k", None), ("-1", None)],
-)
-def test_an_sm_limit_of_100_or_more_is_unlimited(value: str, percent: "int | None") -> None:
-    assert sm_limit(value) == percent
+def test_zero_garbage_and_overflow_mean_unlimited() -> None:
+    for value in UNLIMITED:
+        assert memory_limit(value) is None
+        assert sm_limit(value) is None
+
+
+def test_an_sm_limit_of_100_or_more_is_unlimited() -> None:
+    for value, percent in [
+        ("1", 1),
+        ("50", 50),
+        ("99", 99),
+        ("100", None),
+        ("101", None),
+        ("1k", None),
+        ("-1", None),
+    ]:
+        assert sm_limit(value) == percent
 
 
 def test_an_unlimited_device_is_told_apart_from_one_without_a_value() -> None:

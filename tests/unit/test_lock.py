@@ -7,7 +7,7 @@ import attrs
 import pytest
 from lock_bytes import NOBODY, SEMAPHORES, is_free, semaphore_bytes, value_of
 from namespaces import is_own_signature
-from poke import RegionFileFactory, locate
+from region_bytes import RegionFileFactory, locate
 
 from libhamiregion import (
     Layout,

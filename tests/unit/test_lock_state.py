@@ -3,20 +3,17 @@
 import os
 import platform
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import attrs
 import pytest
-from actors import Actor
+from actors import MakeActor
 from lock_bytes import LOW_HALF, NOBODY, hold, let_go
 from namespaces import is_number, is_own_signature, needs_first_namespace
-from patience import PATIENCE_S, eventually
-from poke import RegionFileFactory
+from region_bytes import RegionFileFactory
+from wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, LockState, open_region
-
-MakeActor = Callable[..., Actor]
 
 FREE = LockState(
     held=False,

@@ -10,15 +10,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from actors import Actor
+from actors import MakeActor
 from lock_bytes import NOBODY, SEMAPHORES, hold, is_free, let_go, value_of
 from namespaces import is_own_signature
-from patience import PATIENCE_S, eventually
-from poke import RegionFile, RegionFileFactory, locate
+from region_bytes import RegionFile, RegionFileFactory, locate
+from wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, LockTimeout, Region, RegionClosed, open_region
-
-MakeActor = Callable[..., Actor]
 
 
 def assert_names_the_way_out(error: LockTimeout, file: RegionFile, owner: int) -> None:
@@ -30,31 +28,22 @@ def assert_names_the_way_out(error: LockTimeout, file: RegionFile, owner: int) -
     assert (type(copy), str(copy), copy.path) == (LockTimeout, str(error), error.path)
 
 
-def test_a_lock_that_libvgpu_holds_is_a_timeout_that_names_the_owner(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+@pytest.mark.parametrize("by_library", [False, True], ids=["libvgpu", "this library"])
+def test_a_lock_that_is_held_is_a_timeout_that_names_the_owner(
+    by_library: bool, layout: Layout, region_file: RegionFileFactory, actor: MakeActor
 ) -> None:
     file = region_file(layout)
     holder = actor(file)
-    hold(file, holder.pid)
+    if by_library:
+        holder("lock")
+    else:
+        hold(file, holder.pid)
+    owner = file.get("owner_pid")
     with open_region(file, writable=True) as region:
         started = time.monotonic()
         with pytest.raises(LockTimeout) as caught, region.lock(0.05):
             pass
         assert time.monotonic() - started >= 0.05
-        assert_names_the_way_out(caught.value, file, holder.pid)
-    assert (value_of(file), file.get("owner_pid")) == (0, holder.pid)
-
-
-def test_a_lock_that_this_library_holds_is_a_timeout_that_names_the_owner(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
-    file = region_file(layout)
-    holder = actor(file)
-    holder("lock")
-    owner = file.get("owner_pid")
-    with open_region(file, writable=True) as region:
-        with pytest.raises(LockTimeout) as caught, region.lock(0.05):
-            pass
         assert_names_the_way_out(caught.value, file, owner)
     assert (value_of(file), file.get("owner_pid")) == (0, owner)
 

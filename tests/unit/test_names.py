@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from poke import truncate
+from region_bytes import truncate
 
 from libhamiregion.node import (
     ChainedNames,

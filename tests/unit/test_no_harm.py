@@ -42,6 +42,7 @@ def links_to_the_system(source: str) -> list[int]:
 
 
 def truncations_of_what_links_lead_to(source: str) -> list[int]:
+    """The lines that call os.truncate: `region_bytes.truncate` follows no link."""
     return [line for name, _, line in calls(source) if name == "os.truncate"]
 
 
@@ -52,7 +53,7 @@ def test_links_lead_to_files_of_the_tests_own_and_deeds_do_not_follow_them() -> 
         if "link" not in source and "truncate" not in source:
             continue
         assert links_to_the_system(source) == [], path
-        assert truncations_of_what_links_lead_to(source) == [], f"{path}: take poke.truncate"
+        assert truncations_of_what_links_lead_to(source) == [], path
 
 
 def test_such_a_link_and_such_a_deed_are_found() -> None:

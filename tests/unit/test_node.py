@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from forked import in_child
 from node_root import Root, only, refresh, remove, settle
-from poke import RegionFile, truncate
+from region_bytes import RegionFile, truncate
 
 from libhamiregion import Layout, RegionClosed, RegionStale, create_region
 from libhamiregion.node import (

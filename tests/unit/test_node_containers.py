@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from forked import unprivileged
 from node_root import Root, only, pod_uid, refresh, remove, settle, touch
-from poke import RegionFile, truncate
+from region_bytes import RegionFile, truncate
 
 from libhamiregion import Layout, RegionClosed, create_region, open_region
 from libhamiregion.node import Container, MissingReason, Node, directories

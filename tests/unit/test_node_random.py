@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from node_root import Root, refresh, touch
-from poke import RegionFile, truncate
+from region_bytes import RegionFile, truncate
 
 from libhamiregion import Layout, create_region
 from libhamiregion.node import Container, Node

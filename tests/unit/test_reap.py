@@ -2,24 +2,22 @@
 
 import os
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
-from actors import Actor, map_libvgpu
+from actors import Actor, MakeActor, map_libvgpu
 from lock_bytes import NOBODY, is_free
 from namespaces import needs_first_namespace
-from poke import RegionFile, RegionFileFactory
+from region_bytes import RegionFile, RegionFileFactory
 from slot_bytes import WITH_SEQLOCK, pids, slot_bytes
 
 from libhamiregion import Layout, ProcessNotInRegion, ReapedSlot, open_region
 
-MakeActor = Callable[..., Actor]
 pytestmark = needs_first_namespace
 
-with_seqlock = pytest.mark.parametrize("layout", WITH_SEQLOCK, ids=lambda layout: layout.value)
+with_seqlock = pytest.mark.parametrize("layout", WITH_SEQLOCK)
 
 DEAD = NOBODY
 
@@ -384,7 +382,7 @@ while time.monotonic() < until:
 """
 
 
-@pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2], ids=lambda layout: layout.value)
+@pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2])
 def test_those_who_come_meanwhile_are_not_taken_for_dead(
     layout: Layout, region_file: RegionFileFactory, actor: MakeActor
 ) -> None:

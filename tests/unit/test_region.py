@@ -12,7 +12,7 @@ from pathlib import Path
 import attrs
 import pytest
 from forked import in_child
-from poke import SLOTS, RegionFile, RegionFileFactory
+from region_bytes import SLOTS, RegionFile, RegionFileFactory
 from region_calls import EDITS, READS
 
 from libhamiregion import (
@@ -271,7 +271,7 @@ def test_snapshots_grow_to_a_full_table(layout: Layout, region_file: RegionFileF
 # ---- settled ----
 
 
-@pytest.mark.parametrize("layout", [Layout.V1_1_POSTINIT, Layout.V1_2], ids=lambda x: x.value)
+@pytest.mark.parametrize("layout", [Layout.V1_1_POSTINIT, Layout.V1_2])
 def test_a_writer_that_died_inside_its_seqlock_is_the_one_not_settled(busy: RegionFile) -> None:
     busy.put("slot_seqlock", 5, slot=1)
     with open_region(busy) as region:

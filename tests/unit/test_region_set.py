@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from forked import in_child
 from golden_regions import GoldenRegion
-from poke import SLOTS, RegionFile, RegionFileFactory
+from region_bytes import SLOTS, RegionFile, RegionFileFactory
 
 from libhamiregion import (
     Layout,

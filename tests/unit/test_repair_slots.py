@@ -4,15 +4,14 @@ The processes here behave as libvgpu's: they write where their slot was when the
 store in their stead; what an actor does is to live and to map the file.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from actors import Actor, Nursery, map_libvgpu
+from actors import Actor, MakeActor, ProcessFactory, map_libvgpu
 from lock_bytes import NOBODY, hold, is_free, let_go
 from namespaces import NEW_NAMESPACE, needs_first_namespace, why_no_new_namespace
-from patience import eventually
-from poke import SLOTS, RegionFile, RegionFileFactory
+from region_bytes import SLOTS, RegionFile, RegionFileFactory
 from slot_bytes import (
     NOBODYS,
     WITH_NEWER,
@@ -27,16 +26,15 @@ from slot_bytes import (
     slot_bytes,
     used,
 )
+from wait import eventually
 
 from libhamiregion import Layout, LockTimeout, SlotRepair, open_region
-
-MakeActor = Callable[..., Actor]
 
 DEAD = NOBODY
 
 
 def each_of(layouts: list[Layout]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("layout", layouts, ids=lambda layout: layout.value)
+    return pytest.mark.parametrize("layout", layouts)
 
 
 with_newer = each_of(WITH_NEWER)
@@ -318,7 +316,7 @@ def test_the_number_of_slots_that_libvgpu_lowers_meanwhile_is_not_written_over(
 # While somebody holds the lock and judges the table; answers whether it came in time.
 REMOVE_BESIDE_THE_LOCK = """
 import mmap, os, struct, time
-from poke import locate
+from region_bytes import locate
 layout = region.layout
 fd = os.open(path, os.O_RDWR)
 memory = mmap.mmap(fd, 0)
@@ -507,14 +505,14 @@ def twins() -> Iterator[tuple[Actor, Actor]]:
     """Two processes with the same pid, each in a namespace of its own."""
     if why_no_new_namespace():
         pytest.skip(why_no_new_namespace())
-    nurseries = [Nursery(*NEW_NAMESPACE) for _ in range(2)]
+    factories = [ProcessFactory(*NEW_NAMESPACE) for _ in range(2)]
     try:
-        one, other = (nursery.actor() for nursery in nurseries)
+        one, other = (process_factory.actor() for process_factory in factories)
         assert one.pid == other.pid
         yield one, other
     finally:
-        for nursery in nurseries:
-            nursery.close()
+        for process_factory in factories:
+            process_factory.close()
 
 
 @needs_first_namespace

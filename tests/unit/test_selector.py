@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import attrs
-import pytest
 from node_root import Root
 
 from libhamiregion.models import DeviceUsage
@@ -28,9 +27,8 @@ def device(index: int, uuid: str | None) -> DeviceUsage:
     return DeviceUsage(index, uuid, None, 0, 0, 0, 0, 0, None, 0, 0, 0)
 
 
-@pytest.mark.parametrize(
-    ("selector", "chosen"),
-    [
+def test_a_container_is_chosen_where_every_pattern_matches() -> None:
+    for selector, chosen in [
         (Selector(), True),
         (Selector(pod_uid=UID), True),
         (Selector(pod_uid="0b5c*"), True),
@@ -46,13 +44,9 @@ def device(index: int, uuid: str | None) -> DeviceUsage:
         (Selector(namespace="research", pod="bert-0", container="train"), True),
         (Selector(namespace="other", pod="bert-0"), False),
         (Selector(device="GPU-*"), True),
-    ],
-)
-def test_a_container_is_chosen_where_every_pattern_matches(
-    selector: Selector, chosen: bool
-) -> None:
-    assert selector.matches_container(INSIDE, NAME) is chosen
-    assert selector.matches(attrs.evolve(INSIDE, names=Named())) is chosen
+    ]:
+        assert selector.matches_container(INSIDE, NAME) is chosen
+        assert selector.matches(attrs.evolve(INSIDE, names=Named())) is chosen
 
 
 def test_a_container_without_a_name_is_found_by_what_is_known_of_it() -> None:
@@ -64,21 +58,18 @@ def test_a_container_without_a_name_is_found_by_what_is_known_of_it() -> None:
     assert Selector().matches_container(OUTSIDE, None)
 
 
-@pytest.mark.parametrize(
-    ("pattern", "chosen"),
-    [
+def test_a_device_is_chosen_by_its_index_or_uuid() -> None:
+    for pattern, chosen in [
         (None, [0, 1, 11]),
         ("1", [1]),
         ("11", [11]),
         ("GPU-a*", [0]),
         ("*", [0, 1]),
         ("GPU-a", []),
-    ],
-)
-def test_a_device_is_chosen_by_its_index_or_uuid(pattern: str | None, chosen: list[int]) -> None:
-    devices = [device(0, "GPU-ab"), device(1, "MIG-1"), device(11, None)]
-    selector = Selector(device=pattern)
-    assert [each.index for each in devices if selector.matches_device(each)] == chosen
+    ]:
+        devices = [device(0, "GPU-ab"), device(1, "MIG-1"), device(11, None)]
+        selector = Selector(device=pattern)
+        assert [each.index for each in devices if selector.matches_device(each)] == chosen
 
 
 def test_only_digits_that_people_type_are_an_index() -> None:

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-from actors import Actor
+from actors import MakeActor
 from lock_bytes import NOBODY, hold, is_free, let_go
-from namespaces import needs_first_namespace
-from poke import SLOTS, RegionFileFactory, locate
+from region_bytes import SLOTS, RegionFileFactory, locate
 from slot_bytes import (
     differences,
     pids,
@@ -31,8 +30,6 @@ from libhamiregion import (
     SlotTableFull,
     open_region,
 )
-
-MakeActor = Callable[..., Actor]
 
 A_USAGE = {0: 700, 15: 41}
 
@@ -269,24 +266,6 @@ def test_leaving_waits_for_the_lock_and_the_slot_stays_where_it_is_not_free(
         slot.release(0, 3)
         assert region.memory_used(0) == 5
         slot.detach()
-        assert pids(file) == []
-
-
-@needs_first_namespace
-def test_a_killed_process_counts_until_it_is_reaped(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
-    file = region_file(layout)
-    victim = actor(file)
-    victim("attach")
-    victim("slot.charge", 1, 640, "context")
-    with open_region(file, writable=True) as region:
-        assert region.reap() == ()
-        victim.kill()
-        assert region.memory_used(1) == 640
-        (reaped,) = region.reap()
-        assert (reaped.pid, reaped.memory_bytes, reaped.removed) == (victim.pid, 640, True)
-        assert region.memory_used(1) == 0
         assert pids(file) == []
 
 

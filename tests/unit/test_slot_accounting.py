@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from actors import Actor
+from actors import MakeActor
 from lock_bytes import NOBODY, hold, is_free, let_go
-from poke import DEVICES, RegionFile, RegionFileFactory
+from region_bytes import DEVICES, RegionFile, RegionFileFactory
 from slot_bytes import WITH_SEQLOCK, WITHOUT_SEQLOCK, differences, slot_bytes, slot_range
 
 from libhamiregion import (
@@ -21,8 +21,6 @@ from libhamiregion import (
     Slot,
     open_region,
 )
-
-MakeActor = Callable[..., Actor]
 
 KINDS = ("context", "module", "data")
 MIB = 2**20
@@ -271,7 +269,7 @@ def test_processes_share_one_limit(
 # ---- the lock, threads, processes ----
 
 
-@pytest.mark.parametrize("layout", WITHOUT_SEQLOCK, ids=lambda layout: layout.value)
+@pytest.mark.parametrize("layout", WITHOUT_SEQLOCK)
 def test_up_to_2_8_0_accounting_waits_for_the_lock(
     layout: Layout, region_file: RegionFileFactory, actor: MakeActor
 ) -> None:
@@ -291,7 +289,7 @@ def test_up_to_2_8_0_accounting_waits_for_the_lock(
         assert is_free(file)
 
 
-@pytest.mark.parametrize("layout", WITH_SEQLOCK, ids=lambda layout: layout.value)
+@pytest.mark.parametrize("layout", WITH_SEQLOCK)
 def test_from_2_8_1_on_accounting_does_not_need_the_lock(
     layout: Layout, region_file: RegionFileFactory, actor: MakeActor
 ) -> None:

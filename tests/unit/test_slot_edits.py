@@ -6,9 +6,9 @@ import struct
 from collections.abc import Callable
 
 import pytest
-from actors import Actor
+from actors import MakeActor
 from lock_bytes import NOBODY, hold, is_free, let_go
-from poke import DEVICES, RegionFile, RegionFileFactory, locate
+from region_bytes import DEVICES, RegionFile, RegionFileFactory, locate
 from slot_bytes import differences, put_slot, slot_bytes
 
 from libhamiregion import (
@@ -21,8 +21,6 @@ from libhamiregion import (
     SlotChange,
     open_region,
 )
-
-MakeActor = Callable[..., Actor]
 
 PID = NOBODY + 7
 HAVE_UTILIZATION = [layout for layout in Layout if layout.has_utilization]
@@ -71,7 +69,7 @@ def test_a_host_pid_stands_in_its_own_field(populated: RegionFile, layout: Layou
     assert only_changed(populated, before, locate(layout, "slot_hostpid", slot=1))
 
 
-@pytest.mark.parametrize("layout", HAVE_UTILIZATION, ids=lambda layout: layout.value)
+@pytest.mark.parametrize("layout", HAVE_UTILIZATION)
 @pytest.mark.parametrize("device", [0, 5, DEVICES - 1])
 def test_each_utilisation_stands_in_its_own_field(
     device: int, populated: RegionFile, layout: Layout

@@ -4,17 +4,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
-from actors import Actor
+from actors import MakeActor
 from forked import in_child
-from lock_bytes import is_free
-from poke import RegionFileFactory
+from region_bytes import RegionFileFactory
 from slot_bytes import pids
 
 from libhamiregion import Layout, Region, RegionClosed, Slot, open_region
-
-MakeActor = Callable[..., Actor]
 
 AFTER_FORK: dict[str, Callable[[Region, Slot], object]] = {
     "charge": lambda _, slot: slot.charge(0, 1),
@@ -65,14 +61,6 @@ if child == 0:
 answer = os.waitpid(child, 0)[1]
 """
 
-FORK_AND_STAY = """
-import os, time
-answer = os.fork()
-if answer == 0:
-    time.sleep(30)
-    os._exit(0)
-"""
-
 
 def test_the_end_of_a_child_leaves_the_parents_slot(
     layout: Layout, region_file: RegionFileFactory, actor: MakeActor
@@ -107,26 +95,6 @@ def test_a_child_attaches_as_itself_once_it_has_opened_the_region_again(
         assert used == 34
         assert pids(file) == [os.getpid()]
         assert region.memory_used(0) == 4
-
-
-def test_a_child_does_not_keep_the_parents_lock_alive(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
-    """What excludes writers of this library belongs to the open file, which fork() shares."""
-    file = region_file(layout)
-    holder = actor(file)
-    holder("lock")
-    child = holder("evaluate", FORK_AND_STAY)
-    holder.kill()
-    try:
-        with open_region(file, writable=True) as region:
-            if not is_free(file):
-                region.recover_lock(watch_s=0)
-            with region.lock(0.5):
-                pass
-        assert Path(f"/proc/{child}").exists()
-    finally:
-        os.kill(child, 9)
 
 
 # The alarm's default action ends a child that waits for ever.

@@ -6,18 +6,15 @@ a live process, and does it all the same when it removes two at once.
 
 import contextlib
 import os
-from collections.abc import Callable
 
 import pytest
-from actors import Actor
+from actors import MakeActor
 from lock_bytes import NOBODY, is_free
 from namespaces import needs_first_namespace
-from poke import RegionFile, RegionFileFactory
+from region_bytes import RegionFile, RegionFileFactory
 from slot_bytes import at_work, move_last_into, pids, put_slot, slot_bytes
 
 from libhamiregion import Layout, MemoryLimitExceeded, Region, Slot, SlotRepair, open_region
-
-MakeActor = Callable[..., Actor]
 
 
 def attach_behind(file: RegionFile, region: Region, others: int) -> Slot:
@@ -187,7 +184,6 @@ def test_a_slot_that_is_reaped_around_stays_right(
 @pytest.mark.parametrize(
     "layout",
     [layout for layout in Layout if not layout.has_seqlock],
-    ids=lambda layout: layout.value,
 )
 def test_up_to_2_8_0_a_slot_that_was_moved_is_taken_as_it_is(
     layout: Layout, region_file: RegionFileFactory

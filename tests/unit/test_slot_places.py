@@ -8,11 +8,10 @@ import os
 from collections.abc import Callable
 
 import pytest
-from actors import Actor
+from actors import Actor, MakeActor
 from lock_bytes import NOBODY, hold, let_go
 from namespaces import needs_first_namespace
-from patience import eventually
-from poke import SLOTS, RegionFile, RegionFileFactory
+from region_bytes import SLOTS, RegionFile, RegionFileFactory
 from slot_bytes import (
     NOBODYS,
     WITH_NEWER,
@@ -25,16 +24,15 @@ from slot_bytes import (
     slot_bytes,
     used,
 )
+from wait import eventually
 
 from libhamiregion import Layout, Region, Slot, SlotTableFull, open_region
-
-MakeActor = Callable[..., Actor]
 
 DEAD = NOBODY
 # From so many slots on an emptied one is looked for.
 MANY = 64
 
-with_newer = pytest.mark.parametrize("layout", WITH_NEWER, ids=lambda layout: layout.value)
+with_newer = pytest.mark.parametrize("layout", WITH_NEWER)
 
 
 def start(file: RegionFile, process: Actor, nbytes: int) -> int:

@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from patience import eventually
+from wait import eventually
 
 from libhamiregion.agent import Task, TaskRunner, tasks
 from libhamiregion.agent.roots import RootWatch
