@@ -21,7 +21,7 @@ from libhamiregion import Layout, create_region, open_region
 from libhamiregion.exporter import NodeExporter
 from libhamiregion.exporter.collectors import LocksCollector
 from libhamiregion.exporter.state import CollectedState
-from libhamiregion.node import Node, NodeSnapshot, PodName
+from libhamiregion.node import ChainedNames, Node, NodeSnapshot, PodName
 
 UUID = "GPU-00000000-0000-0000-0000-000000000000"
 USED = "hami_vgpu_memory_used_bytes"
@@ -631,3 +631,30 @@ def test_where_a_resolver_fails_containers_are_shown_without_names_until_it_work
         # What has been named stays so.
         names.error = RuntimeError("the server is away again")
         assert parsed(exporter.render()).labels(LIMIT)["namespace"] == "team-a"
+
+
+def test_where_a_resolver_fails_when_left_overs_are_looked_for_names_are_not_lost(
+    tmp_path: Path,
+) -> None:
+    files = NodeFiles(tmp_path)
+    path = files.region(pod=None, uuids=[UUID], memory_limits=["1GiB"])
+    os.utime(path.parent, (1, 1))
+    names = FailingNames()
+
+    class FailingLater(ChainedNames):
+        """Knows by heart what it has been asked once."""
+
+        def resolve(self, *key: str | None) -> PodName | None:
+            found = super().resolve(*key)
+            names.error = RuntimeError("the server is away")
+            return found
+
+    with Node(files.root, names=FailingLater([names])) as node:
+        exporter = exporter_of(node, scan_interval_s=1e-6)
+        exporter.render()
+        found = parsed(exporter.render())
+        assert found.value("hamiregion_errors_total", stage="containers") == 1
+        assert found.value("hamiregion_collector_success", collector="containers") == 1
+        exporter.refresh()
+        found = parsed(exporter.render())
+        assert found.series("hamiregion_container_processes", namespace="team-a")
