@@ -15,7 +15,7 @@ from libhamiregion.text import printable
 from .log_lines import RepeatedEvents
 from .negotiation import accepts_gzip, wants_openmetrics
 from .passwords import Passwords, TooManyChecks, credentials
-from .scrapes import Scrapes, ScrapeTimeout
+from .scrapes import Scrapes, ScrapeTimeout, TooManyWaiting
 from .text import CONTENT_TYPE, OPENMETRICS_CONTENT_TYPE
 
 if TYPE_CHECKING:
@@ -154,6 +154,11 @@ class MetricsApp:
         only = None if names is None else frozenset(names)
         try:
             body = await self._scrapes.get(openmetrics=openmetrics, names=only)
+        except TooManyWaiting:
+            # Not a line in the log: a client can have as many of these as it likes.
+            return await _say(
+                send, request, 503, "503: too many choices of names wait", retry_after="5"
+            )
         except ScrapeTimeout as timeout:
             self._failures.failed("scrape", str(timeout))
             return await _say(send, request, 503, f"503: {timeout}")

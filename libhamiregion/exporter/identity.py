@@ -17,7 +17,7 @@ from .labels import safe_value
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from libhamiregion.node import Container, Node
+    from libhamiregion.node import Container, Node, PodName
     from libhamiregion.node.cgroups import ContainerId
 
     from .labels import CardinalityLimiter
@@ -53,8 +53,18 @@ class Identity:
 
 
 def identity_of(node: Node, container: Container, limiter: CardinalityLimiter) -> Identity:
-    """Name a container; asks the node's resolvers, which keep what they know."""
-    name = node.pod_name(container)
+    """Name a container; asks the node's resolvers, which keep what they know.
+
+    Raises:
+        Exception: Whatever a resolver raised.
+    """
+    return identity_from(container, node.pod_name(container), limiter)
+
+
+def identity_from(
+    container: Container, name: PodName | None, limiter: CardinalityLimiter
+) -> Identity:
+    """Name a container by what the resolvers have said; None if they know nothing."""
     namespace = pod = ""
     own = container.name
     if name is not None:

@@ -81,7 +81,7 @@ class NodeExporter:
             whose pod no resolver knows any more, has no figures: HAMi's monitor would delete it.
             None shows them all.
         counters: What an agent in this program counts, by name; asked at each scrape. Names that
-            end in ``_paused`` are 0 or 1.
+            end in ``_paused`` are 0 or 1. Where that fails, a scrape is without them.
         limits: How many series there may be.
 
     Raises:
@@ -305,7 +305,18 @@ class NodeExporter:
         ]
 
     def _of_agent(self) -> list[Series]:
-        counted = {} if self._counters is None else dict(self._counters())
+        if self._counters is None:
+            return []
+        try:
+            found = self._agent_series(dict(self._counters()))
+        except Exception as error:  # noqa: BLE001 (it is the caller's, and all else is well)
+            self._scrape_errors += 1
+            self._failures.failed("counters", f"{type(error).__name__}: {error_text(error)}", error)
+            return []
+        self._failures.recovered("counters")
+        return found
+
+    def _agent_series(self, counted: Mapping[str, int]) -> list[Series]:
         events: dict[bytes, float] = {}
         paused: dict[bytes, float] = {}
         for name, count in sorted(counted.items())[:_COUNTERS_LIMIT]:

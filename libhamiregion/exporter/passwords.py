@@ -53,8 +53,10 @@ class Passwords:
             TooManyChecks: Try again later.
         """
         hashed = users.get(user)
-        # The hash is part of it: with another one set, what was right is so no longer.
-        digest = hashlib.blake2b((hashed or "").encode() + password, key=self._secret).digest()
+        # The hash is part of it: with another one set, what was right is so no longer. NUL ends it:
+        # a user that is no longer there cannot send it as the beginning of the password.
+        both = (hashed or "").encode() + b"\0" + password
+        digest = hashlib.blake2b(both, key=self._secret).digest()
         if self._is_known(user, digest):
             return True
         if self._waiting >= _WAITING_LIMIT:

@@ -17,7 +17,7 @@ import attrs
 from libhamiregion.node.containers import MissingReason, missing_for
 
 from . import families
-from .identity import identity_of, shadowed
+from .identity import identity_from, identity_of, shadowed
 from .labels import LabelRows, label_text
 from .process_metrics import ProcessMetrics, sum_slots
 from .text import NO_ROW, Series
@@ -222,7 +222,7 @@ class RegionMetrics:
     ) -> _DeviceRows:
         table = snapshot.table
         identities = {
-            each: state.identities.get(each) or identity_of(self._node, each, self._limiter)
+            each: state.identities.get(each) or self._identity(each)
             for each in (*snapshot.containers, *snapshot.missing)
         }
         hidden = dict.fromkeys(shadowed(identities), SAME_NAMES)
@@ -273,6 +273,13 @@ class RegionMetrics:
             series=[_infos(shown, state), _missing_ones(reasons, identities)],
             reasons=Counter(reason for _, reason in reasons),
         )
+
+    def _identity(self, container: Container) -> Identity:
+        """Name a container that no collector has named; without its names if a resolver fails."""
+        try:
+            return identity_of(self._node, container, self._limiter)
+        except Exception:  # noqa: BLE001 (the collector meets it too; there it is counted)
+            return identity_from(container, None, self._limiter)
 
     def _keep(self, container: Container, identity: Identity, before: _Known | None) -> _Known:
         if before is None or before.identity != identity:

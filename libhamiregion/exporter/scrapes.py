@@ -19,6 +19,8 @@ _LEVEL: Final = 1
 # zlib's windowBits for a gzip file.
 _GZIP: Final = 31
 _CHUNK_BYTES: Final = 128 * 1024
+# Of different choices of names. A client that has gone again still has its scrape waiting.
+_MOST_WAITING: Final = 32
 
 
 class Source(Protocol):
@@ -77,12 +79,17 @@ class ScrapeTimeout(Exception):
     """No scrape came in time; the message says how long one has been under way."""
 
 
+class TooManyWaiting(Exception):
+    """Too many other choices of names wait for their scrape."""
+
+
 class Scrapes:
     """Has scrapes made in a thread, one at a time.
 
     A client that asks while one is being made gets the next one, with all others who asked for the
     same meanwhile: no client gets figures from before its question, and there is never more than
-    one scrape under way and one of each kind waiting, however many clients there are.
+    one scrape under way and one of each kind waiting, however many clients there are; of choices of
+    names a bounded number waits.
 
     To be used on one event loop.
 
@@ -114,6 +121,7 @@ class Scrapes:
 
         Raises:
             ScrapeTimeout: It takes too long, for example because a driver does not answer.
+            TooManyWaiting: Try again later, or ask for all metrics.
             Exception: Whatever the source raised.
         """
         # No client waits behind a scrape that hangs: each one that waits has a connection.
@@ -122,6 +130,9 @@ class Scrapes:
         wanted = openmetrics, names
         task = self._waiting.get(wanted)
         if task is None:
+            # Those who ask for everything are at most two kinds, and never refused.
+            if names is not None and len(self._waiting) >= _MOST_WAITING:
+                raise TooManyWaiting
             task = self._waiting[wanted] = asyncio.create_task(self._make(openmetrics, names))
             task.add_done_callback(_retrieved)
         try:

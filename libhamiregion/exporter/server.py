@@ -172,11 +172,12 @@ class _Server(uvicorn.Server):
 
     def _tick(self) -> None:
         loop = asyncio.get_running_loop()
+        # First: whatever fails below, slow clients are looked at again.
+        loop.call_later(_TICK_S, self._tick)
         for connection in tuple(self.server_state.connections):
             if isinstance(connection, Connection):
                 connection.judge(loop.time())
         self._web.refresh()
-        loop.call_later(_TICK_S, self._tick)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Finish the answers under way, then end all connections."""

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from actors import Actor
@@ -20,7 +21,7 @@ from libhamiregion import Layout, create_region, open_region
 from libhamiregion.exporter import NodeExporter
 from libhamiregion.exporter.collectors import LocksCollector
 from libhamiregion.exporter.state import CollectedState
-from libhamiregion.node import Node, NodeSnapshot
+from libhamiregion.node import ChainedNames, Node, NodeSnapshot, PodName
 
 UUID = "GPU-00000000-0000-0000-0000-000000000000"
 USED = "hami_vgpu_memory_used_bytes"
@@ -503,6 +504,24 @@ def test_what_an_agent_counts_is_exported_beside_it(tmp_path: Path) -> None:
         assert now.value("hamiregion_agent_events_total", event="feedback_writes") == 5
 
 
+@pytest.mark.parametrize("bad", [-1, 1 << 64, 0.5, None, "1", KeyError("agent")])
+def test_where_an_agent_cannot_count_all_else_is_exported(tmp_path: Path, bad: Any) -> None:
+    def counters() -> dict[str, Any]:
+        if isinstance(bad, Exception):
+            raise bad
+        return {"reap_runs": bad}
+
+    files = NodeFiles(tmp_path)
+    files.region(uuids=[UUID])
+    with files.open() as node:
+        exporter = exporter_of(node, counters=counters)
+        exporter.render()
+        found = parsed(exporter.render())
+        assert found.value(USED) == 0
+        assert "hamiregion_agent_events_total" not in found.names
+        assert found.value("hamiregion_errors_total", stage="scrape") == 1
+
+
 def test_the_node_has_the_name_of_the_environment_or_the_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -573,3 +592,69 @@ def test_scrapes_from_many_threads_while_containers_come_and_go_are_all_whole(
         errors = parsed(exporter.render()).series("hamiregion_errors_total")
     assert failures == []
     assert set(errors.values()) == {0}
+
+
+class FailingNames:
+    """Knows every pod, unless it is told to fail."""
+
+    error: Exception | None = None
+
+    def resolve(
+        self,
+        pod_uid: str | None,
+        container_name: str | None = None,
+        container_id: str | None = None,  # noqa: ARG002
+    ) -> PodName | None:
+        if self.error is not None:
+            raise self.error
+        return PodName("team-a", f"pod-{pod_uid}", container_name)
+
+
+def test_where_a_resolver_fails_containers_are_shown_without_names_until_it_works(
+    tmp_path: Path,
+) -> None:
+    files = NodeFiles(tmp_path)
+    files.region(pod=None, uuids=[UUID], memory_limits=["1GiB"])
+    names = FailingNames()
+    names.error = RuntimeError("the server is away")
+    with Node(files.root, names=names) as node:
+        exporter = exporter_of(node, scan_interval_s=1e-6)
+        for _ in range(2):
+            found = parsed(exporter.render())
+            assert found.labels(LIMIT)["namespace"] == ""
+            assert found.value("hamiregion_collector_success", collector="containers") == 0
+            assert found.value("hamiregion_collector_success", collector="locks") == 1
+        names.error = None
+        found = parsed(exporter.render())
+        assert found.labels(LIMIT)["namespace"] == "team-a"
+        assert found.value("hamiregion_collector_success", collector="containers") == 1
+        # What has been named stays so.
+        names.error = RuntimeError("the server is away again")
+        assert parsed(exporter.render()).labels(LIMIT)["namespace"] == "team-a"
+
+
+def test_where_a_resolver_fails_when_left_overs_are_looked_for_names_are_not_lost(
+    tmp_path: Path,
+) -> None:
+    files = NodeFiles(tmp_path)
+    path = files.region(pod=None, uuids=[UUID], memory_limits=["1GiB"])
+    os.utime(path.parent, (1, 1))
+    names = FailingNames()
+
+    class FailingLater(ChainedNames):
+        """Knows by heart what it has been asked once."""
+
+        def resolve(self, *key: str | None) -> PodName | None:
+            found = super().resolve(*key)
+            names.error = RuntimeError("the server is away")
+            return found
+
+    with Node(files.root, names=FailingLater([names])) as node:
+        exporter = exporter_of(node, scan_interval_s=1e-6)
+        exporter.render()
+        found = parsed(exporter.render())
+        assert found.value("hamiregion_errors_total", stage="containers") == 1
+        assert found.value("hamiregion_collector_success", collector="containers") == 1
+        exporter.refresh()
+        found = parsed(exporter.render())
+        assert found.series("hamiregion_container_processes", namespace="team-a")

@@ -241,6 +241,29 @@ def test_a_query_may_name_the_metrics_that_are_wanted(serve: Callable[..., str])
         assert scraper.ask("/metrics?" + "name[]=x&" * 200).status == 400
 
 
+def test_however_many_choices_of_names_are_asked_for_a_bounded_number_waits(
+    serve: Callable[..., str], renderer: Renderer, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = serve()
+    renderer.go_on.clear()
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(connect(url))
+        first.sendall(GOOD_REQUEST)
+        eventually(lambda: len(renderer.calls) == 1)
+        for number in range(40):
+            # Whoever goes at once has a scrape waiting all the same.
+            with connect(url) as hasty:
+                hasty.sendall(GOOD_REQUEST.replace(b"metrics", b"metrics?name[]=%d" % number))
+        eventually(lambda: ask(url, "/metrics?name[]=more").status == 503)
+        other = stack.enter_context(connect(url))
+        other.sendall(GOOD_REQUEST.replace(b"Host", b"Connection: close\r\nHost"))
+        assert ask(url, "/healthz").status == 200
+        renderer.go_on.set()
+        assert b"200 OK" in read_to_end(other)
+    assert ask(url, "/metrics?name[]=more").text == "more 1\n"
+    assert "scrape" not in caplog.text
+
+
 def test_scrapes_are_made_one_at_a_time_and_shared_only_by_those_who_asked_before(
     serve: Callable[..., str], renderer: Renderer
 ) -> None:

@@ -360,3 +360,27 @@ def test_guesses_are_bounded(
                 stop.set()
     assert failures == []
     assert set(statuses) == {401, 503}
+
+
+def test_a_user_who_was_removed_is_out_whatever_is_sent(
+    serve: Callable[..., MetricsServer], tmp_path: Path
+) -> None:
+    old = hashed()
+    url = serve(f"basic_auth_users: {{a: '{old}', b: '{hashed('other')}'}}\n").urls[0]
+    assert ask(url, authorization=basic("a", PASSWORD)).status == 200
+    write(tmp_path / "web.yml", f"basic_auth_users: {{b: '{hashed('other')}'}}\n")
+    eventually(lambda: ask(url, authorization=basic("a", PASSWORD)).status == 401)
+    # The right password is remembered together with its hash.
+    for password in (old + PASSWORD, f"{old}\0{PASSWORD}", old, ""):
+        assert ask(url, authorization=basic("a", password)).status == 401
+
+
+def test_no_content_of_the_file_ends_the_watch_over_slow_clients(
+    serve: Callable[..., MetricsServer], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = serve(f"basic_auth_users: {{a: '{hashed()}'}}\n", header_timeout_s=0.2).urls[0]
+    write(tmp_path / "web.yml", "!!bool x")
+    eventually(lambda: "stays as it was" in caplog.text)
+    with connect(url) as connection:
+        assert read_to_end(connection) == b""
+    assert ask(url).status == 401

@@ -52,6 +52,10 @@ def test_every_kind_of_bcrypt_hash_is_taken(written: Loader, kind: str) -> None:
         ("tls_server_config: {cert_file: a}", "tls_server_config: key_file is missing"),
         ("tls_server_config: {key_file: a}", "tls_server_config: cert_file is missing"),
         ("tls_server_config: {cert_file: 7}", "tls_server_config.cert_file: text is wanted"),
+        (r'tls_server_config: {cert_file: "a\0b"}', "cert_file: text is wanted"),
+        (r'tls_server_config: {cert_file: "\ud800"}', "cert_file: text is wanted"),
+        ("!!bool x", "no YAML"),
+        ("!!timestamp x", "no YAML"),
         ("tls_server_config: [a]", "tls_server_config: a mapping of names is wanted"),
         ("- a", "the file: a mapping of names is wanted"),
         (
@@ -71,6 +75,7 @@ def test_every_kind_of_bcrypt_hash_is_taken(written: Loader, kind: str) -> None:
         (f"basic_auth_users: {{a: '{HASH}x'}}", "no bcrypt hash"),
         (f"basic_auth_users: {{a: '$2b$03{HASH[6:]}'}}", "no bcrypt hash"),
         (f"basic_auth_users: {{a: '$2b$17{HASH[6:]}'}}", "no bcrypt hash"),
+        (f"basic_auth_users: {{a: '{HASH[:28]}a{HASH[29:]}'}}", "no bcrypt hash"),
         (f"basic_auth_users: {{7: '{HASH}'}}", "basic_auth_users: a mapping of names is wanted"),
         (f"basic_auth_users: {{'a:b': '{HASH}'}}", "'a:b' can be no user's name"),
         ("a: [", "web.yml:1: no YAML"),

@@ -67,7 +67,12 @@ class ContainersCollector:
             node.snapshot(most_bytes=SNAPSHOT_BYTES)
             node.give_back_pages()
         identities = self._identities(state.identities)
-        gone = self._gone.among(identities)
+        try:
+            gone = self._gone.among(identities)
+        except Exception:
+            # The names found are lost with this look, so that the next one has to ask again.
+            self._named = None
+            raise
         if gone != state.gone:
             state = attrs.evolve(state, gone=gone)
         if identities is not state.identities:
@@ -81,9 +86,6 @@ class ContainersCollector:
         containers = self._node.containers
         if containers is self._named and not asks_unnamed:
             return before
-        if asks_unnamed:
-            self._named_s = now_s
-        self._named = containers
         found = {}
         for container in containers:
             known = before.get(container)
@@ -91,6 +93,10 @@ class ContainersCollector:
                 now = identity_of(self._node, container, self._limiter)
                 known = now if known != now else known
             found[container] = known
+        # Only now: where a resolver fails, the next look asks again.
+        self._named = containers
+        if asks_unnamed:
+            self._named_s = now_s
         is_same = found.keys() == before.keys() and all(
             identity is before[container] for container, identity in found.items()
         )
