@@ -12,7 +12,7 @@ import os
 import select
 import sys
 
-from libhamiregion import MemoryLimitExceeded, open_region
+from libhamiregion import MemoryLimitExceeded, RegionNotFound, open_region
 
 CONTEXT_BYTES = 300 * 2**20
 
@@ -46,6 +46,6 @@ if __name__ == "__main__":
     index, base_bytes, ceiling_bytes, step_bytes, percent = map(int, numbers)
     try:
         work(name, index, base_bytes, ceiling_bytes, step_bytes, percent, float(pause))
-    except BrokenPipeError:
-        # The demo has been killed and counts no more steps.
+    except (BrokenPipeError, RegionNotFound):
+        # The demo has ended and counts no more steps, or has taken its region away.
         sys.exit(1)

@@ -64,6 +64,7 @@ struct scene {
     uint64_t ownerless_ns;
     uint64_t random;
     pid_t working;     /* who accounts in the orphan's slot, or 0 */
+    bool missed;       /* the victim of this round did not come to its point */
     char failure[400]; /* the first thing that went wrong in this round, or "" */
 };
 
