@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,15 @@ from libhamiregion import Layout, create_region
 # The machines that run these are busy: an example that takes long proves nothing.
 settings.register_profile("project", deadline=None)
 settings.load_profile("project")
+
+# What is started in the background or by nohup ignores these, and so would all it starts.
+for _number, _action in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+    (signal.SIGTERM, signal.SIG_DFL),
+):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _action)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

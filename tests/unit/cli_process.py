@@ -74,7 +74,7 @@ def start(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.P
     """Start `hamiregion ARGUMENTS` in a pipe, for tests that read while it runs."""
     return subprocess.Popen(
         # It takes Ctrl-C also where the tests themselves were started to ignore it.
-        ["env", "--default-signal=INT", *COMMAND, *arguments],
+        [*COMMAND, *arguments],
         env=environment(env),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
