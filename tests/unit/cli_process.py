@@ -73,7 +73,6 @@ def run(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Com
 def start(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
     """Start `hamiregion ARGUMENTS` in a pipe, for tests that read while it runs."""
     return subprocess.Popen(
-        # It takes Ctrl-C also where the tests themselves were started to ignore it.
         [*COMMAND, *arguments],
         env=environment(env),
         stdin=subprocess.DEVNULL,
