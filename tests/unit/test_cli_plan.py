@@ -292,7 +292,8 @@ def test_watch_keeps_a_node_on_a_plan_until_it_is_told_to_end(scene: PlanScene) 
         os.utime(path, (time.time() - 10,) * 2)
         # A long path is cut, so that no line of the log is longer than 500 characters.
         about = events(process, "problem")[-1]["detail"]["about"].removesuffix("...")
-        assert about and str(path).startswith(about)
+        assert about
+        assert str(path).startswith(about)
         region.put("limit", 7 * GIB)
         assert events(process, "changed")[-1]["detail"]["cause"] == "drift"
         process.send_signal(signal.SIGTERM)
