@@ -126,7 +126,7 @@ class Feedback(Task):
 
     @property
     def paused(self) -> tuple[OtherWriter, ...]:
-        """Because of whom nothing is written; empty while there is nobody."""
+        """The other writers that keep this task from writing; empty while it writes."""
         return self._others
 
     def counters(self) -> Mapping[str, int]:

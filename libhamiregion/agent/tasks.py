@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
@@ -17,16 +18,16 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-# What is in the middle of a pass gets this long to come to its end, then giving back this long.
-# Together less than the 30 s after which kubelet kills.
+# A pass in progress has this long to end, and giving back has this long after it. Together they
+# take less than the 30 s after which kubelet kills.
 _LAST_PASS_S, _GIVE_BACK_S = 15.0, 5.0
 # The longest pass that is no sign of trouble: the proof that a lock has no owner takes 10 s.
 STUCK_AFTER_S = 60.0
 _LISTED = 5
 
 
-class Task:
-    """Base of what is done at an interval: with events, counters and a back-off.
+class Task(ABC):
+    """Base of work that is repeated at an interval; it has events, counters and a back-off.
 
     A task overrides `run`, and the others where it needs to.
 
@@ -55,15 +56,15 @@ class Task:
         self._counts = dict.fromkeys(self.counted, 0)
         self._counting = threading.Lock()
 
-    def start(self) -> None:
+    def start(self) -> None:  # noqa: B027 (optional)
         """Make sure that the task may run; what it raises keeps all from starting."""
 
+    @abstractmethod
     def run(self) -> None:
         """Do one pass."""
-        raise NotImplementedError
 
-    def stop(self) -> None:
-        """Give back what must not outlive the task; called once, and not waited for for ever."""
+    def stop(self) -> None:  # noqa: B027 (optional)
+        """Give back what must not outlive the task. The runner calls it once, with a time limit."""
 
     def outstanding(self) -> tuple[str, ...]:
         """What still has to be given back, a phrase for each container."""

@@ -121,7 +121,7 @@ def driver_page(sampler: NvmlSampler, selector: Selector) -> Page:
 
 
 def _driver_notes(sample: NvmlSample) -> tuple[str, ...]:
-    """What the driver did not answer, and whom it may not show."""
+    """Tell which questions the driver did not answer, and which processes it may not list."""
     if sample.state is not NvmlState.OK:
         return ()
     notes = {

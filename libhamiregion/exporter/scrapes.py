@@ -106,7 +106,7 @@ class Scrapes:
         self._waiting: dict[tuple[bool, frozenset[str] | None], asyncio.Task[Body]] = {}
         self._turn = asyncio.Lock()
         self._running_since: float | None = None
-        #: Who is being sent what, the longest first.
+        #: The body that each request is being sent; the oldest request first.
         self.sending: dict[asyncio.Task[Any], Body] = {}
 
     @property

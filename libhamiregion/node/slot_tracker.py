@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 #: What the numbers in `SlotStates.states` mean.
 SLOT_STATES = ("unknown", "alive", "dead")
 _UNKNOWN, _ALIVE, _DEAD = range(3)
-# A proof that the core could not finish, for want of time or of a right, is tried again sooner.
+# A proof that the core could not finish, because it lacked time or permission, is tried again
+# sooner.
 _RETRY_S = 10.0
 # Each watched process takes a descriptor.
 _WATCHED_LIMIT = 16_384
