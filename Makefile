@@ -8,7 +8,11 @@ FUZZ_SECONDS ?= 60
 PYTEST_ARGS ?=
 # Test processes at once. Most of them wait for other processes most of the time.
 TEST_JOBS ?= 6
+# How much of the long runs: 0.02 of them take minutes instead of an hour.
+STRESS ?= 1
 BENCH_ARGS ?=
+# For `make clients`; 'cuda-bindings<13' is the other generation.
+CUDA_BINDINGS ?= cuda-bindings
 MODELS_ARGS ?=
 
 BIN := $(VENV)/bin
@@ -17,34 +21,42 @@ VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' libhamiregion/_version
 
 # A build with test points and one without are different extensions: one stamp for each.
 INSTALLED := $(VENV)/.installed$(HAMIREGION_TESTPOINTS)
+# The command line and nothing else, where the tests have not been set up yet.
+DEMO := $(if $(wildcard $(VENV)/.installed*),$(INSTALLED),$(VENV)/.demo)
 BUILD_INPUTS := pyproject.toml setup.py libhamiregion/_build.py libhamiregion/_version.py \
-	libhamiregion/_native.cdef.h $(wildcard csrc/*.c csrc/*.h)
-C_FILES := $(wildcard csrc/*.c csrc/*.h tests/c/*.c tests/c/*.h tests/fake_nvml/*.c tests/fake_nvml/*.h benchmarks/*.c)
+	libhamiregion/_native.cdef.h $(wildcard csrc/*.[ch] csrc/preload/*)
+C_FILES := $(wildcard $(addsuffix /*.[ch],csrc csrc/preload tests/c tests/fake_nvml \
+	tests/fake_cuda tests/preload benchmarks examples/c))
 
 # Targets share one virtual environment, which pip must not fill twice at a time.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test stress lint format types sanitize fuzz models bench docs wheel packaging clean
+.PHONY: help demo test clients stress lint format types sanitize fuzz models bench docs install-c wheel \
+	packaging clean
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) \
+	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) \
 		| awk -F '\t' '{ printf "make %-10s %s\n", $$1, $$2 }'
 
-demo: $(INSTALLED) ## a region, real processes that use it, and limits edited live (20 s)
+demo: $(DEMO) ## a region, real processes that use it, and limits edited live (20 s)
 	@$(BIN)/hamiregion demo
 
 test: $(INSTALLED) ## the test suite, without the long runs (PYTEST_ARGS=...)
 	$(BIN)/python -m pytest -n $(TEST_JOBS) $(PYTEST_ARGS)
 
-stress: $(INSTALLED) ## the long runs that `make test` leaves out
-	$(BIN)/python -m pytest -m stress --timeout 1800 -n $(TEST_JOBS) $(PYTEST_ARGS)
+clients: $(INSTALLED) ## programs that nobody here wrote on the fake driver (400 MB)
+	$(PIP) install '$(CUDA_BINDINGS)' numba-cuda nvitop gpustat
+	$(BIN)/python -m pytest tests/preload/test_clients.py -n $(TEST_JOBS) $(PYTEST_ARGS)
+
+stress: $(INSTALLED) ## the long runs that `make test` leaves out (STRESS=0.02: a part of each)
+	HAMIREGION_STRESS=$(STRESS) $(BIN)/python -m pytest -m stress --timeout 1800 -n $(TEST_JOBS) $(PYTEST_ARGS)
 
 lint: $(VENV)/.lint ## ruff, clang-format, and the C core with -Werror
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(C_FILES)
-	@for file in csrc/*.c; do \
+	@for file in csrc/*.c csrc/preload/*.c; do \
 		echo "$(CC) -Werror $$file"; \
 		$(CC) -std=gnu11 -O2 -Wall -Wextra -Werror -DHR_VERSION='"$(VERSION)"' \
 			-Icsrc -c $$file -o /dev/null || exit 1; \
@@ -60,6 +72,7 @@ types: $(VENV)/.lint ## mypy --strict
 
 sanitize: ## the C tests under the address, undefined-behaviour and thread sanitizers
 	$(MAKE) -C tests/c asan tsan
+	$(MAKE) -C tests/preload asan tsan
 
 fuzz: ## coverage-guided fuzzing of the C core (FUZZ_SECONDS=60)
 	$(MAKE) -C tests/c fuzz FUZZ_SECONDS=$(FUZZ_SECONDS)
@@ -73,9 +86,15 @@ bench: $(INSTALLED) ## the time budgets, and ratios to plain readers (BENCH_ARGS
 docs: $(VENV)/.docs ## the documentation, as docs/_build/html
 	$(BIN)/sphinx-build -E -W -n --keep-going -b html docs docs/_build/html
 
+install-c: ## the C library, its headers and a pkg-config file (DESTDIR=, PREFIX=/usr/local)
+	$(MAKE) -C csrc install
+
 wheel: $(VENV)/.created ## dist/: the sdist, and the wheel built from it
 	$(PIP) install build
 	env -u HAMIREGION_TESTPOINTS $(BIN)/python -m build
+
+wheels: ## dist/: the sdist, and a wheel for each machine and libc, with Zig as the compiler
+	$(PYTHON) tests/packaging/build_wheels.py
 
 packaging: ## build the wheel once, test it on every CPython from 3.10 to 3.13 found here
 	$(PYTHON) tests/packaging/check_wheel.py
@@ -84,7 +103,10 @@ clean: ## remove everything that was built, .venv included
 	rm -rf $(VENV) build dist docs/_build *.egg-info libhamiregion/*.so \
 		.pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
-	@if [ -f tests/c/Makefile ]; then $(MAKE) -C tests/c clean; fi
+	@for place in c fake_cuda fake_nvml preload; do \
+		if [ -f tests/$$place/Makefile ]; then $(MAKE) -C tests/$$place clean; fi; \
+	done
+	@if [ -f csrc/Makefile ]; then $(MAKE) -C csrc clean; fi
 
 # What pip would answer with pages of output is said here in one line.
 $(VENV)/.created:
@@ -100,18 +122,27 @@ $(VENV)/.created:
 		|| die "the headers of $(PYTHON) are missing (on Debian: apt install python3-dev)"; \
 	command -v $(firstword $(CC)) >/dev/null \
 		|| die "no C compiler (on Debian: apt install gcc libc6-dev)"
-	$(PYTHON) -m venv $(VENV)
+	@echo "setting up $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@# The first pip that knows dependency groups.
+	@$(PIP) install --upgrade 'pip>=25.1'
+	@touch $@
+
+$(VENV)/.demo: $(BUILD_INPUTS) | $(VENV)/.created
+	@echo "compiling the core, and installing the command line into $(VENV)"
+	@$(PIP) install --editable '.[cli]'
 	@touch $@
 
 $(INSTALLED): $(BUILD_INPUTS) | $(VENV)/.created
 	@rm -f $(VENV)/.installed*
-	$(PIP) install --editable '.[all,test]'
+	@echo "compiling the core, and installing what the tests need into $(VENV) (1 minute)"
+	@$(PIP) install --editable '.[all]' --group test
 	@touch $@
 
 $(VENV)/.lint: pyproject.toml | $(INSTALLED)
-	$(PIP) install --editable '.[lint]'
+	$(PIP) install --group lint
 	@touch $@
 
 $(VENV)/.docs: pyproject.toml | $(INSTALLED)
-	$(PIP) install --editable '.[docs]'
+	$(PIP) install --group docs
 	@touch $@

@@ -29,12 +29,14 @@ MOST_ROUNDS = 2000
 # Of the summary: what a reader does most often comes first.
 ORDER = [
     "test_read",
+    "test_from_c",
     "test_many",
     "test_exporter",
     "test_open",
     "test_edit",
     "test_lock_and_slots",
-    "test_node",
+    "test_node_looks",
+    "test_preload",
     "test_memory",
     "test_import",
     "test_writer",

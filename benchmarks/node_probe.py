@@ -1,4 +1,4 @@
-"""What a node costs in memory; run by test_node.py in a process of its own.
+"""What a node costs in memory; run by test_node_looks.py in a process of its own.
 
     PYTHONMALLOC=malloc python node_probe.py ROOT
 

@@ -62,9 +62,7 @@ def exporter(busy: BusyNode) -> Iterator[NodeExporter]:
         exporter = NodeExporter(
             node,
             sampler=sampler,
-            scan_interval_s=NEVER_S,
-            process_interval_s=NEVER_S,
-            doctor_interval_s=NEVER_S,
+            interval_s=NEVER_S,
         )
         exporter.refresh()
         yield exporter

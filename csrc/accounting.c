@@ -8,25 +8,31 @@ struct account_call {
     uint32_t kind;
     uint64_t bytes;
     bool charging;
+    uint64_t used, limit; /* what the last look at the limit has found */
 };
 
-static int check_limit(const struct account_call *call)
+/* Whether `bytes` more stay within the limit; `used` gets what there is. */
+static int check_limit(struct account_call *call, uint64_t bytes)
 {
     const hr_region *region = call->region;
-    uint64_t limit =
+    call->limit =
         hr_load_u64(region->base + region->layout->limit + call->device * 8, memory_order_relaxed);
-    if (limit == 0)
+    if (call->limit == 0)
         return HR_OK;
-    uint64_t used;
-    int code = hr_sum_used(region, call->device, &used);
-    if (code != HR_OK || (used <= limit && call->bytes <= limit - used))
+    int code = hr_sum_used(region, call->device, &call->used);
+    if (code != HR_OK || (call->used <= call->limit && bytes <= call->limit - call->used))
         return code;
+    return HR_EMEMORYLIMIT;
+}
+
+static int fail_limit(const struct account_call *call)
+{
     struct hr_detail detail = {.code = HR_EMEMORYLIMIT,
                                .device = (int32_t)call->device,
                                .layout = HR_LAYOUTS,
-                               .found = used,
+                               .found = call->used,
                                .wanted = call->bytes,
-                               .limit = limit};
+                               .limit = call->limit};
     return hr_fail(&detail);
 }
 
@@ -77,7 +83,26 @@ static void store_account(const struct account_call *call, unsigned char *slot)
     }
 }
 
-/* HR_ENOPROCESS: our slot is not where we remember it. */
+/*
+ * Beside the lock another process may have looked before we have charged, and charge after we have
+ * looked.  So each looks again after its charge: who charged last sees both, and takes its own
+ * back.  Of two it may be both that do; then they try again, not at the same moment.
+ */
+static int confirm(struct account_call *call, unsigned char *slot)
+{
+    /* Whoever else charges: one of the two fences comes first, and what was charged before it is
+     * seen behind the other. */
+    atomic_thread_fence(memory_order_seq_cst);
+    if (check_limit(call, 0) != HR_EMEMORYLIMIT)
+        return HR_OK;
+    call->charging = false;
+    store_account(call, slot);
+    call->charging = true;
+    call->used -= call->bytes;
+    return HR_ECONFLICT;
+}
+
+/* HR_ENOPROCESS: our slot is not where we remember it.  HR_ECONFLICT: charged and taken back. */
 static int account_work(void *argument)
 {
     struct account_call *call = argument;
@@ -93,10 +118,11 @@ static int account_work(void *argument)
     if (slot == NULL)
         return hr_fail_code(HR_ENOPROCESS);
     if (call->charging)
-        code = check_limit(call);
-    if (code == HR_OK)
-        store_account(call, slot);
-    return code;
+        code = check_limit(call, call->bytes);
+    if (code != HR_OK)
+        return code == HR_EMEMORYLIMIT ? fail_limit(call) : code;
+    store_account(call, slot);
+    return call->charging && hr_has_seqlock(region) ? confirm(call, slot) : HR_OK;
 }
 
 /* The older generation: everything under the semaphore, the slot looked for each time. */
@@ -130,7 +156,7 @@ static int account_beside_lock(struct account_call *call, uint64_t timeout_ns)
     if (code != HR_OK)
         return code;
     /* One thread of ours at a time, or two would make the seqlock even between them. */
-    code = hr_gate_enter(region, hr_deadline_ns(timeout_ns));
+    code = hr_gate_enter_within(region, timeout_ns);
     if (code == HR_OK) {
         code = hr_run_entered(region, account_work, call);
         hr_gate_leave(region);
@@ -139,20 +165,31 @@ static int account_beside_lock(struct account_call *call, uint64_t timeout_ns)
     return code;
 }
 
-static int account(struct account_call *call, uint64_t timeout_ns)
+static int account_once(struct account_call *call, uint64_t timeout_ns)
 {
-    hr_region *region = call->region;
-    if (call->device >= HR_DEVICES || call->kind >= HR_KINDS)
-        return hr_fail_code(HR_EINVAL);
-    if (!region->writable)
-        return hr_fail_code(HR_EREADONLY);
-    if (!hr_has_seqlock(region))
+    if (!hr_has_seqlock(call->region))
         return account_locked(call, timeout_ns);
     int code = account_beside_lock(call, timeout_ns);
     if (code != HR_ENOPROCESS)
         return code;
     /* libvgpu has moved our slot, or reaped it: put it right, then account. */
     return account_locked(call, timeout_ns);
+}
+
+static int account(struct account_call *call, uint64_t timeout_ns)
+{
+    const uint64_t longest_ns = 10000000;
+    if (call->device >= HR_DEVICES || call->kind >= HR_KINDS)
+        return hr_fail_code(HR_EINVAL);
+    if (!call->region->writable)
+        return hr_fail_code(HR_EREADONLY);
+    int code = account_once(call, timeout_ns);
+    if (code != HR_ECONFLICT)
+        return code;
+    uint64_t deadline = hr_deadline_ns(timeout_ns < longest_ns ? timeout_ns : longest_ns);
+    for (unsigned naps = 0; code == HR_ECONFLICT && hr_nap(deadline, &naps);)
+        code = account_once(call, timeout_ns);
+    return code == HR_ECONFLICT ? fail_limit(call) : code;
 }
 
 int hr_charge(hr_region *region, uint32_t device, uint32_t kind, uint64_t bytes,

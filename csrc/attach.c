@@ -36,16 +36,6 @@ static int32_t find_room(const hr_region *region, const struct hr_table_view *vi
     return index < 0 ? HR_SLOTS : index;
 }
 
-/* What was stepped over is taken in; who was seen working there leaves its copy behind. */
-static void clear_copies_of(const hr_region *region, const struct hr_table_view *view,
-                            int32_t count, int32_t end)
-{
-    for (int32_t index = count; index < end; index++) {
-        if (hr_judge_use(region, view, index, count) == HR_USE_AT_WORK)
-            hr_clear_frozen_copies(region, view, index, count, false);
-    }
-}
-
 static void fill(const hr_region *region, unsigned char *slot, int32_t pid)
 {
     hr_empty_slot(region, slot);
@@ -80,7 +70,7 @@ int hr_take_slot(hr_region *region, const struct hr_table_view *view, int32_t pi
         if (hr_swap_proc_num(region, count, index + 1)) {
             HR_POINT(ATTACH_COUNT_STORED);
             if (view != NULL)
-                clear_copies_of(region, view, count, index);
+                hr_settle_stepped_over(region, view, count, index);
             return HR_OK;
         }
         /* libvgpu removes slots beside the lock: each round is one that it has removed. */
@@ -234,6 +224,8 @@ int hr_regain_slot(hr_region *region, const struct hr_table_view *view)
         if (code != HR_OK)
             return code;
     }
+    /* Moved while we were accounting, the copy can have got an odd seqlock. */
+    hr_make_seqlock_even(region, hr_slot(region, attachment->index));
     write_books(region, hr_slot(region, attachment->index));
     if (old != attachment->index)
         forget_name(region, old);

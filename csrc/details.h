@@ -25,6 +25,7 @@ static inline int hr_keeping(int code)
 
 #define hr_identify(...) hr_keeping(hr_identify(__VA_ARGS__))
 #define hr_open(...) hr_keeping(hr_open(__VA_ARGS__))
+#define hr_open_wait(...) hr_keeping(hr_open_wait(__VA_ARGS__))
 #define hr_is_stale(...) hr_keeping(hr_is_stale(__VA_ARGS__))
 #define hr_create(...) hr_keeping(hr_create(__VA_ARGS__))
 #define hr_snapshot(...) hr_keeping(hr_snapshot(__VA_ARGS__))

@@ -63,15 +63,14 @@ int hr_run_write(hr_region *region, hr_guarded_work *work, void *argument)
 
 int hr_check_header(const hr_region *region)
 {
-    const struct hr_layout *layout = region->layout;
     /* Acquire: what a creator stored before the magic is visible after it. */
     int32_t magic = hr_load_i32(region->base, memory_order_acquire);
     bool same = magic == HR_MAGIC;
-    if (layout->major_version != 0) {
-        same =
-            same &&
-            hr_load_i32(region->base + 4, memory_order_relaxed) == (int32_t)layout->major_version &&
-            hr_load_i32(region->base + 8, memory_order_relaxed) == (int32_t)layout->minor_version;
+    if (region->version != 0) {
+        same = same &&
+               hr_load_i32(region->base + 4, memory_order_relaxed) ==
+                   (int32_t)(region->version >> 32) &&
+               hr_load_i32(region->base + 8, memory_order_relaxed) == (int32_t)region->version;
     }
     return same ? HR_OK : hr_fail_reason(HR_ESTALE, HR_REASON_REPLACED);
 }

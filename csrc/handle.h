@@ -52,6 +52,7 @@ struct hr_own_slot {
 
 struct hr_region {
     const struct hr_layout *layout;
+    uint64_t version;    /* in the file when it was opened: the layout's or a newer one; 0: none */
     unsigned char *base; /* NULL once closed */
     size_t mapped_bytes;
     _Atomic uint32_t users;      /* calls in progress, and HR_CLOSING */

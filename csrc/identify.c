@@ -4,7 +4,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -80,6 +82,50 @@ static int open_held(int held, int directory, const char *name, int access)
 }
 
 /*
+ * The files that were opened with HR_KEEP, for as long as the process lives: one descriptor each,
+ * or two where two threads came at once. While it is open, no other file can get its inode.
+ * Entries are only added, so that a fork needs to wait for nobody.
+ */
+struct kept_file {
+    struct kept_file *next;
+    dev_t device_id;
+    ino_t inode;
+    int fd;
+};
+
+static struct kept_file *_Atomic kept_files;
+
+/* Open what is held by `held` for reading, or return the descriptor that this process has. */
+static int open_kept(int held, int directory, const char *name, const struct stat *status)
+{
+    /* Acquire: the entries behind it, which are released below. */
+    struct kept_file *first = atomic_load_explicit(&kept_files, memory_order_acquire);
+    for (const struct kept_file *file = first; file != NULL; file = file->next)
+        if (file->device_id == status->st_dev && file->inode == status->st_ino)
+            return file->fd;
+
+    struct kept_file *added = malloc(sizeof *added);
+    struct stat opened;
+    int fd = added == NULL ? -1 : open_held(held, directory, name, O_RDONLY);
+    if (fd < 0 || fstat(fd, &opened) != 0) {
+        free(added);
+        return fd;
+    }
+    *added = (struct kept_file){first, opened.st_dev, opened.st_ino, fd};
+    /* Release: the entry is whole before others can find it. */
+    while (!atomic_compare_exchange_weak_explicit(&kept_files, &added->next, added,
+                                                  memory_order_release, memory_order_relaxed))
+        continue;
+    return fd;
+}
+
+void hr_close_file(int fd, uint32_t flags)
+{
+    if ((flags & HR_KEEP) == 0)
+        close(fd);
+}
+
+/*
  * Opening a device node can already have an effect, and a container can make one and
  * exchange it for its file between a look and an opening.  So the file is taken hold
  * of, looked at, and opened by that hold.
@@ -108,7 +154,9 @@ int hr_open_file(const char *path, uint32_t flags, int *fd, struct stat *status)
     if (code == HR_OK)
         code = check_type(status);
     if (code == HR_OK) {
-        *fd = open_held(held, directory, name, (flags & HR_WRITE) != 0 ? O_RDWR : O_RDONLY);
+        *fd = (flags & HR_KEEP) != 0
+                  ? open_kept(held, directory, name, status)
+                  : open_held(held, directory, name, (flags & HR_WRITE) != 0 ? O_RDWR : O_RDONLY);
         if (*fd < 0)
             code = open_error(errno);
     }
@@ -121,7 +169,7 @@ int hr_open_file(const char *path, uint32_t flags, int *fd, struct stat *status)
     if (code == HR_OK)
         code = check_type(status);
     if (code != HR_OK && *fd >= 0) {
-        close(*fd);
+        hr_close_file(*fd, flags);
         *fd = -1;
     }
     return code;
@@ -131,7 +179,7 @@ struct file_view {
     int fd;
     uint64_t size;
     unsigned char header[HEADER_BYTES];
-    uint64_t version; /* major << 32 | minor, where there is one */
+    uint64_t version; /* hr_version(), where there is one */
 };
 
 static uint64_t header_u64(const struct file_view *view, uint32_t offset)
@@ -209,6 +257,19 @@ static int judge(const struct file_view *view, uint32_t id)
     return code;
 }
 
+/* Of a process-shared semaphore of glibc: its `private`, at 8 bytes or, in older ones, at 4. */
+static bool is_semaphore(const unsigned char *at)
+{
+    uint32_t words[2];
+    memcpy(words, at + 4, sizeof words);
+    return words[0] == 128 || words[1] == 128;
+}
+
+static bool has_semaphore(const struct file_view *view, uint32_t offset)
+{
+    return is_semaphore(view->header + offset);
+}
+
 /*
  * No SM limit is a fault: any number from 100 on is unlimited.  But a file that can be read
  * in two layouts is of the one in which its SM limits look like some.
@@ -257,10 +318,61 @@ static int candidates_without_version(const struct file_view *view, uint32_t *ca
     return HR_OK;
 }
 
-/* Of a process-shared semaphore of glibc: its `private`, at 8 bytes or, in older ones, at 4. */
-static bool has_semaphore(const struct file_view *view, uint32_t offset)
+/* ---- A version to come ---------------------------------------------------------------- */
+
+/*
+ * The newest layout that is known.  A file with its major version and a newer minor one has all
+ * of its fields where they were, and more behind them; or it has been changed in another way,
+ * and then nothing that stands elsewhere passes for those fields.
+ */
+#define NEWEST HR_V1_2
+
+static bool is_newer(uint64_t version)
 {
-    return header_u32(view, offset + 8) == 128 || header_u32(view, offset + 4) == 128;
+    const struct hr_layout *layout = &hr_layouts[NEWEST];
+    return version >> 32 == layout->major_version && (uint32_t)version > layout->minor_version;
+}
+
+/* Whether the slots in use look like slots: a pid, and one of the three states. */
+static int has_likely_slots(const struct file_view *view, int32_t proc_num, bool *out)
+{
+    const struct hr_layout *layout = &hr_layouts[NEWEST];
+    int code = HR_OK;
+    *out = true;
+    for (int32_t slot = 0; code == HR_OK && *out && slot < proc_num; slot++) {
+        const uint64_t at = layout->procs + (uint64_t)slot * layout->slot_stride;
+        int32_t pids[2], status = 0;
+        code = read_at(view->fd, pids, sizeof pids, at + layout->slot_pid);
+        if (code == HR_OK)
+            code = read_at(view->fd, &status, sizeof status, at + layout->slot_status);
+        *out = pids[0] >= 0 && pids[1] >= 0 && status >= 0 && status <= 2;
+    }
+    return code;
+}
+
+/* Whether each field of the newest layout looks like itself. */
+static int judge_newer(const struct file_view *view)
+{
+    const struct hr_layout *layout = &hr_layouts[NEWEST];
+    int32_t tail[3]; /* proc_num, utilization_switch, recent_kernel */
+    unsigned char postinit[HR_SEM_BYTES];
+    bool is_likely = false;
+    int code = judge(view, NEWEST);
+    if (code == HR_ECORRUPT)
+        return refuse(view, HR_ECORRUPT, HR_REASON_VERSION, NEWEST, view->version);
+    if (code == HR_OK)
+        code = read_at(view->fd, tail, sizeof tail, layout->proc_num);
+    if (code == HR_OK)
+        code = read_at(view->fd, postinit, sizeof postinit, layout->sem_postinit);
+    if (code == HR_OK)
+        code = has_likely_slots(view, tail[0] <= HR_SLOTS ? tail[0] : HR_SLOTS, &is_likely);
+    if (code != HR_OK)
+        return code;
+    is_likely = is_likely && has_semaphore(view, layout->sem) && is_semaphore(postinit) &&
+                has_likely_sm_limits(view, layout) &&
+                header_u64(view, layout->owner_pid) <= OWNER_PID_PLAUSIBLE &&
+                (tail[1] == 0 || tail[1] == 1) && tail[2] >= -1 && tail[2] <= 2;
+    return is_likely ? HR_OK : refuse(view, HR_ECORRUPT, HR_REASON_VERSION, NEWEST, view->version);
 }
 
 static int candidates_of(const struct file_view *view, uint32_t *candidates)
@@ -269,12 +381,14 @@ static int candidates_of(const struct file_view *view, uint32_t *candidates)
     bool is_known_version = false;
     for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
         const struct hr_layout *layout = &hr_layouts[id];
-        if (view->version != ((uint64_t)layout->major_version << 32 | layout->minor_version))
+        if (view->version != hr_version(layout->major_version, layout->minor_version))
             continue;
         is_known_version = true;
         if (layout->size <= view->size)
             with_version |= 1u << id;
     }
+    if (is_newer(view->version) && view->size >= hr_layouts[NEWEST].size)
+        with_version = 1u << NEWEST;
     /*
      * sm_init_flag 1 and owner_pid 1 or 2, the lock held by a container's first process, look
      * like a version 1.1 or 1.2.  Then, and at that size, only the mark of the semaphore at the
@@ -317,7 +431,7 @@ static int decide(const struct file_view *view, uint32_t named)
         uint32_t id = (likeliest + 1 + at) % HR_LAYOUTS;
         if ((candidates & 1u << id) == 0)
             continue;
-        code = judge(view, id);
+        code = id == NEWEST && is_newer(view->version) ? judge_newer(view) : judge(view, id);
         if (code != HR_OK && code != HR_ECORRUPT)
             return code;
         if (code != HR_OK)
@@ -345,9 +459,10 @@ static int decide(const struct file_view *view, uint32_t named)
     return hr_fail(&detail);
 }
 
-static int identify_file(int fd, const struct stat *status, uint32_t layout)
+static int identify_file(const struct hr_identified *file, uint32_t layout, uint64_t *version)
 {
-    struct file_view view = {.fd = fd, .size = (uint64_t)status->st_size};
+    const int fd = file->fd;
+    struct file_view view = {.fd = fd, .size = (uint64_t)file->status.st_size};
     int32_t magic = 0;
     int code = HR_OK;
     if (view.size == 0)
@@ -366,32 +481,48 @@ static int identify_file(int fd, const struct stat *status, uint32_t layout)
     code = read_at(fd, view.header, sizeof view.header, 0);
     if (code != HR_OK)
         return code;
-    view.version = (uint64_t)header_u32(&view, 4) << 32 | header_u32(&view, 8);
+    view.version = hr_version(header_u32(&view, 4), header_u32(&view, 8));
+    *version = view.version;
     return decide(&view, layout);
 }
 
-int hr_open_identified(const char *path, uint32_t flags, uint32_t layout, int *fd,
-                       struct stat *status)
+/* What its creator means by the fields that were added, and by the old ones beside them, nobody
+ * here can know. */
+static int refuse_to_write(const struct hr_identified *file, uint32_t layout)
 {
-    if (layout > HR_LAYOUTS || (flags & ~(uint32_t)HR_WRITE) != 0)
+    struct hr_detail detail = {.code = HR_EREADONLY,
+                               .reason = HR_REASON_VERSION,
+                               .device = -1,
+                               .layout = layout,
+                               .file_size = (uint64_t)file->status.st_size,
+                               .found = file->version};
+    return hr_fail(&detail);
+}
+
+int hr_open_identified(const char *path, uint32_t flags, uint32_t layout, struct hr_identified *out)
+{
+    if (layout > HR_LAYOUTS || (flags != HR_READ && flags != HR_WRITE && flags != HR_KEEP))
         return hr_fail_code(HR_EINVAL);
-    int code = hr_open_file(path, flags, fd, status);
+    int code = hr_open_file(path, flags, &out->fd, &out->status);
     if (code != HR_OK)
         return code;
-    int found = identify_file(*fd, status, layout);
+    int found = identify_file(out, layout, &out->version);
+    if (found >= 0 && hr_layouts[found].major_version == 0)
+        out->version = 0;
+    if (found == NEWEST && is_newer(out->version) && (flags & HR_WRITE) != 0)
+        found = refuse_to_write(out, NEWEST);
     if (found < 0) {
-        close(*fd);
-        *fd = -1;
+        hr_close_file(out->fd, flags);
+        out->fd = -1;
     }
     return found;
 }
 
 int hr_identify(const char *path, uint32_t layout)
 {
-    int fd;
-    struct stat status;
-    int found = hr_open_identified(path, HR_READ, layout, &fd, &status);
+    struct hr_identified file;
+    int found = hr_open_identified(path, HR_READ, layout, &file);
     if (found >= 0)
-        close(fd);
+        close(file.fd);
     return found;
 }

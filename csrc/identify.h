@@ -6,12 +6,22 @@
 
 #include "region.h"
 
-/*
- * Open `path` and decide its layout.  On success (the layout, >= 0) `*fd` is
- * open, close-on-exec, and `*status` describes it.
- */
-int hr_open_identified(const char *path, uint32_t flags, uint32_t layout, int *fd,
-                       struct stat *status);
+/* What stands in front of a file with version fields, as one number. */
+static inline uint64_t hr_version(uint32_t major_version, uint32_t minor_version)
+{
+    return (uint64_t)major_version << 32 | minor_version;
+}
+
+/* An open file whose layout is known. */
+struct hr_identified {
+    int fd; /* close-on-exec */
+    struct stat status;
+    uint64_t version; /* hr_version(): the layout's, or a newer one */
+};
+
+/* Open `path` and decide its layout.  Returns the layout (>= 0), or a code and no descriptor. */
+int hr_open_identified(const char *path, uint32_t flags, uint32_t layout,
+                       struct hr_identified *out);
 
 /*
  * Open the directory of `path`, and give the last component.  Files are reached
@@ -25,6 +35,9 @@ int hr_open_directory(const char *path, const char **name);
  * open, close-on-exec, and `*status` describes it.
  */
 int hr_open_file(const char *path, uint32_t flags, int *fd, struct stat *status);
+
+/* Close what was opened with these flags; with HR_KEEP the descriptor stays, for the next time. */
+void hr_close_file(int fd, uint32_t flags);
 
 /* A uuid of a region: empty, or printable ASCII from "GPU-" or "MIG-", NUL-padded. */
 int hr_uuid_is_plausible(const unsigned char *uuid);

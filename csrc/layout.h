@@ -67,6 +67,12 @@ struct hr_layout {
     uint32_t slot_status;
 };
 
+#ifdef __cplusplus
+extern "C" {
+#endif
 extern const struct hr_layout hr_layouts[HR_LAYOUTS];
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -106,11 +106,16 @@ uintptr_t hr_thread_id(void)
 
 /* ---- The gate: threads of one handle ---------------------------------------- */
 
-int hr_gate_enter(hr_region *region, uint64_t deadline_ns)
+static bool take_free_gate(hr_region *region)
 {
     uint32_t state = 0;
-    if (!atomic_compare_exchange_strong_explicit(&region->lock.gate, &state, 1,
-                                                 memory_order_acquire, memory_order_relaxed)) {
+    return atomic_compare_exchange_strong_explicit(&region->lock.gate, &state, 1,
+                                                   memory_order_acquire, memory_order_relaxed);
+}
+
+int hr_gate_enter(hr_region *region, uint64_t deadline_ns)
+{
+    if (!take_free_gate(region)) {
         if (atomic_load_explicit(&region->lock.gate_thread, memory_order_relaxed) == hr_thread_id())
             return hr_fail_code(HR_EBUSY);
         /* 2 from here on: the thread that leaves has to wake another. */
@@ -128,6 +133,14 @@ int hr_gate_enter(hr_region *region, uint64_t deadline_ns)
             syscall(SYS_futex, &region->lock.gate, FUTEX_WAIT_PRIVATE, 2, &nap, NULL, 0);
         }
     }
+    atomic_store_explicit(&region->lock.gate_thread, hr_thread_id(), memory_order_relaxed);
+    return HR_OK;
+}
+
+int hr_gate_enter_within(hr_region *region, uint64_t timeout_ns)
+{
+    if (!take_free_gate(region))
+        return hr_gate_enter(region, hr_deadline_ns(timeout_ns));
     atomic_store_explicit(&region->lock.gate_thread, hr_thread_id(), memory_order_relaxed);
     return HR_OK;
 }

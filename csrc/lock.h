@@ -38,6 +38,10 @@
 
 #include "region.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* Clear of HAMi's lockf on [0, sizeof) and of its record lock on 0x40000000. */
 #define HR_HOST_LOCK_BYTE 0x50000000
 #define HR_NUMBER_BYTE 0x60000000
@@ -135,5 +139,9 @@ struct hr_recovery {
 #define HR_POSTINIT_NS 60000000000u
 int hr_recover_lock(hr_region *region, const char *proc, uint64_t watch_ns,
                     struct hr_recovery *recovery);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

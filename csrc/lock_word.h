@@ -80,6 +80,8 @@ int hr_run_locked(hr_region *region, hr_guarded_work *work, void *argument, uint
 
 /* The gate alone, against the handle's other threads. */
 int hr_gate_enter(hr_region *region, uint64_t deadline_ns);
+/* The same; the clock is read only where another thread is inside. */
+int hr_gate_enter_within(hr_region *region, uint64_t timeout_ns);
 void hr_gate_leave(hr_region *region);
 
 /* Unique while the thread lives. */

@@ -28,7 +28,7 @@ static char *absolute_path(const char *path)
 }
 
 static hr_region *new_handle(const char *path, uint32_t flags, const struct hr_layout *layout,
-                             const struct stat *status)
+                             const struct hr_identified *file)
 {
     hr_region *region = calloc(1, sizeof *region);
     if (region == NULL)
@@ -39,12 +39,13 @@ static hr_region *new_handle(const char *path, uint32_t flags, const struct hr_l
         return NULL;
     }
     region->layout = layout;
+    region->version = file->version;
     region->mapped_bytes = layout->size;
     region->fork_generation = hr_fork_generation;
     region->writable = (flags & HR_WRITE) != 0;
     region->references = 1;
-    region->device_id = status->st_dev;
-    region->inode = status->st_ino;
+    region->device_id = file->status.st_dev;
+    region->inode = file->status.st_ino;
     return region;
 }
 
@@ -55,20 +56,19 @@ int hr_open(const char *path, uint32_t flags, uint32_t layout, hr_region **out)
     if (code != HR_OK)
         return code;
 
-    int fd;
-    struct stat status;
-    int found = hr_open_identified(path, flags, layout, &fd, &status);
+    struct hr_identified file;
+    int found = hr_open_identified(path, flags, layout, &file);
     if (found < 0)
         return found;
-    hr_region *region = new_handle(path, flags, &hr_layouts[found], &status);
+    hr_region *region = new_handle(path, flags, &hr_layouts[found], &file);
     if (region == NULL) {
-        close(fd);
+        hr_close_file(file.fd, flags);
         return hr_fail_errno(HR_ESYSTEM, ENOMEM);
     }
     int protection = region->writable ? PROT_READ | PROT_WRITE : PROT_READ;
     /* No child is forked in between, and no other thread sees a mapping without its handle. */
     hr_fork_lock();
-    void *base = mmap(NULL, region->mapped_bytes, protection, MAP_SHARED, fd, 0);
+    void *base = mmap(NULL, region->mapped_bytes, protection, MAP_SHARED, file.fd, 0);
     if (base == MAP_FAILED) {
         code = hr_fail_errno(HR_ESYSTEM, errno);
     } else {
@@ -77,13 +77,30 @@ int hr_open(const char *path, uint32_t flags, uint32_t layout, hr_region **out)
             hr_link_writable(region);
     }
     hr_fork_unlock();
-    close(fd);
+    hr_close_file(file.fd, flags);
     if (code != HR_OK) {
         hr_let_go(region);
         return code;
     }
     *out = region;
     return found;
+}
+
+int hr_open_wait(const char *path, uint32_t flags, uint32_t layout, uint64_t timeout_ns,
+                 hr_region **out)
+{
+    /* A file is made within milliseconds, a container within seconds. */
+    const long shortest = 250000, longest = 16000000;
+    const uint64_t deadline = hr_deadline_ns(timeout_ns);
+    for (long nap = shortest;; nap = nap < longest ? 2 * nap : longest) {
+        const int code = hr_open(path, flags, layout, out);
+        const uint64_t now = hr_clock_ns(CLOCK_MONOTONIC);
+        if ((code != HR_ENOTFOUND && code != HR_ENOTREADY) || now >= deadline)
+            return code;
+        const uint64_t left = deadline - now;
+        const struct timespec length = {.tv_nsec = left < (uint64_t)nap ? (long)left : nap};
+        nanosleep(&length, NULL);
+    }
 }
 
 void hr_get_info(const hr_region *region, struct hr_info *out)
@@ -93,6 +110,7 @@ void hr_get_info(const hr_region *region, struct hr_info *out)
     out->inode = region->inode;
     out->device_id = region->device_id;
     out->mapped_bytes = region->mapped_bytes;
+    out->version = region->version;
     bool is_ours = region->fork_generation == hr_fork_generation;
     out->address = is_ours ? (uint64_t)(uintptr_t)region->base : 0;
 }

@@ -10,7 +10,7 @@
  * libc's semaphores, never prints, never exits, and never waits without a
  * deadline.
  *
- *   hr_open()      map a region, after proof that it is one
+ *   hr_open()      map a region, after proof that it is one; hr_open_wait() waits for it
  *   hr_snapshot()  one consistent picture of it, without its lock
  *   hr_read_set()  the same for many regions; hr_columns() turns that into columns
  *   hr_get()       one live value
@@ -43,8 +43,8 @@
  *   mapping then shows old data for ever; hr_is_stale() tells.
  * - POSIX record locks.  Closing any descriptor of a file drops the process's
  *   POSIX locks on it.  hr_open(), the first hr_lock(), and whatever judges a lock close
- *   descriptors of the region, so a process that has libvgpu.so loaded itself should
- *   not embed this core: it would drop the lock that libvgpu takes while it starts.
+ *   descriptors of the region.  A process that has libvgpu.so loaded itself would drop the
+ *   lock that libvgpu takes while it starts: it opens regions with HR_KEEP, and no others.
  */
 #ifndef HR_REGION_H
 #define HR_REGION_H
@@ -53,6 +53,10 @@
 #include <stdint.h>
 
 #include "layout.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 /* The version of the sources that this core was built from. */
 const char *hr_core_version(void);
@@ -70,7 +74,7 @@ enum hr_code {
     HR_ESTALE = -7,           /* truncated, emptied or replaced since hr_open() */
     HR_ECLOSED = -8,          /* used after hr_close() */
     HR_EFORKED = -9,          /* opened before fork() */
-    HR_EREADONLY = -10,       /* a write through a read-only handle */
+    HR_EREADONLY = -10,       /* a write through a read-only handle, or to a newer version */
     HR_ECONFLICT = -11,       /* the expected value was not there */
     HR_EBELOWUSE = -12,       /* the limit would be lower than what is used */
     HR_EEXISTS = -13,         /* hr_create() never overwrites */
@@ -103,7 +107,7 @@ enum hr_reason {
     HR_REASON_SHORT,
     HR_REASON_MAGIC_ZERO,
     HR_REASON_MAGIC,
-    HR_REASON_VERSION,         /* found = major << 32 | minor */
+    HR_REASON_VERSION,         /* found = major << 32 | minor: fits no layout, or is too new */
     HR_REASON_DEVICE_NUM,      /* found = the value */
     HR_REASON_PROC_NUM,        /* found = the value, sign-extended */
     HR_REASON_UUID,            /* device = which one */
@@ -147,7 +151,13 @@ void hr_take_detail(int code, struct hr_detail *out);
 
 typedef struct hr_region hr_region;
 
-enum hr_open_flags { HR_READ = 0, HR_WRITE = 1 };
+enum hr_open_flags {
+    HR_READ = 0,
+    HR_WRITE = 1,
+    /* Read, and never close the file's descriptor, of which a process has one for each file
+     * until it ends: for a process that may have libvgpu loaded too (CAVEATS). */
+    HR_KEEP = 2
+};
 
 struct hr_info {
     uint32_t layout;
@@ -156,6 +166,7 @@ struct hr_info {
     uint64_t device_id;
     uint64_t mapped_bytes;
     uint64_t address; /* of the mapping, in this process */
+    uint64_t version; /* in the file: major << 32 | minor; 0 where the layout has no such fields */
 };
 
 /*
@@ -170,10 +181,22 @@ struct hr_info {
 int hr_identify(const char *path, uint32_t layout);
 
 /*
- * Identify as hr_identify() does, then map; HR_READ maps PROT_READ.  Keeps no descriptor.
+ * Identify as hr_identify() does, then map; HR_READ and HR_KEEP map PROT_READ.  Only HR_KEEP
+ * keeps a descriptor.
  * Returns the layout (>= 0) and the handle, or one of hr_identify()'s codes.
+ *
+ * A file with the newest layout's major version and a newer minor one is read in that layout
+ * where each field passes for what it should be (hr_info.version tells), and never written:
+ * HR_EREADONLY with HR_WRITE (detail: HR_REASON_VERSION, found = the version).
  */
 int hr_open(const char *path, uint32_t flags, uint32_t layout, hr_region **out);
+
+/*
+ * The same, but as long as there is no file, or one that is being created (HR_ENOTFOUND,
+ * HR_ENOTREADY), try again until `timeout_ns` have passed; 0 tries once.
+ */
+int hr_open_wait(const char *path, uint32_t flags, uint32_t layout, uint64_t timeout_ns,
+                 hr_region **out);
 
 void hr_get_info(const hr_region *region, struct hr_info *out);
 
@@ -286,6 +309,39 @@ struct hr_device {
     struct hr_usage sums; /* over all slots below proc_num, saturating */
     char uuid[HR_UUID_BYTES];
 };
+
+/* Where the parts of a snapshot lie.  `device` is below span, `index` below proc_num. */
+static inline size_t hr_snapshot_process_bytes(const struct hr_snapshot *snapshot)
+{
+    return sizeof(struct hr_process) + snapshot->span * sizeof(struct hr_usage);
+}
+
+static inline size_t hr_snapshot_bytes(const struct hr_snapshot *snapshot)
+{
+    return sizeof(struct hr_snapshot) + snapshot->span * sizeof(struct hr_device) +
+           (size_t)snapshot->proc_num * hr_snapshot_process_bytes(snapshot);
+}
+
+static inline const struct hr_device *hr_snapshot_device(const struct hr_snapshot *snapshot,
+                                                         uint32_t device)
+{
+    return (const struct hr_device *)(const void *)(snapshot + 1) + device;
+}
+
+static inline const struct hr_process *hr_snapshot_process(const struct hr_snapshot *snapshot,
+                                                           uint32_t index)
+{
+    const char *first = (const char *)hr_snapshot_device(snapshot, snapshot->span);
+    return (const struct hr_process *)(const void *)(first +
+                                                     index * hr_snapshot_process_bytes(snapshot));
+}
+
+static inline const struct hr_usage *hr_snapshot_usage(const struct hr_snapshot *snapshot,
+                                                       uint32_t index, uint32_t device)
+{
+    return (const struct hr_usage *)(const void *)(hr_snapshot_process(snapshot, index) + 1) +
+           device;
+}
 
 /* Long enough for a preempted writer's neighbours, short enough for a scrape. */
 #define HR_SNAPSHOT_BUDGET_NS 100000u
@@ -517,5 +573,9 @@ struct hr_edit {
  */
 int hr_edit(hr_region *region, struct hr_edit *edits, uint32_t count, uint32_t room,
             uint32_t flags);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -52,8 +52,7 @@ int hr_no_process(int32_t pid)
 
 /* ---- Emptying, under the lock ------------------------------------------------------ */
 
-/* Left odd by a death, every reader of libvgpu would spin on it for ever. */
-static void make_seqlock_even(const hr_region *region, unsigned char *slot)
+void hr_make_seqlock_even(const hr_region *region, unsigned char *slot)
 {
     uint32_t offset = hr_seqlock_offset(region);
     if (offset == HR_ABSENT)
@@ -79,7 +78,7 @@ void hr_empty_slot(const hr_region *region, unsigned char *slot)
     }
     /* A host pid that is used again would get another process's utilisation. */
     hr_store_i32(slot + layout->slot_hostpid, 0, memory_order_relaxed);
-    make_seqlock_even(region, slot);
+    hr_make_seqlock_even(region, slot);
 }
 
 void hr_clear_usage(const hr_region *region, unsigned char *slot)
@@ -89,7 +88,7 @@ void hr_clear_usage(const hr_region *region, unsigned char *slot)
         for (uint32_t offset = 0; offset <= HR_TOTAL_OFFSET; offset += 8)
             hr_store_u64(used + offset, 0, memory_order_relaxed);
     }
-    make_seqlock_even(region, slot);
+    hr_make_seqlock_even(region, slot);
 }
 
 uint64_t hr_slot_bytes(const hr_region *region, unsigned char *slot)

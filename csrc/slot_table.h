@@ -52,6 +52,9 @@ bool hr_swap_proc_num(const hr_region *region, int32_t judged, int32_t count);
 int32_t hr_find_slot(const hr_region *region, int32_t pid, int32_t count);
 int hr_no_process(int32_t pid);
 
+/* Left odd by a death, or by a move in the middle of an accounting, every reader of libvgpu would
+ * spin on it for ever. */
+void hr_make_seqlock_even(const hr_region *region, unsigned char *slot);
 /* All but the pid and the seqlock, which is made even. */
 void hr_empty_slot(const hr_region *region, unsigned char *slot);
 /* Only what counts: a copy that a live process has left keeps its status, which old versions of

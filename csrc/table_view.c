@@ -221,20 +221,42 @@ int32_t hr_clear_frozen_copies(const hr_region *region, const struct hr_table_vi
 
 /* ---- Places for a newcomer --------------------------------------------------------- */
 
-/*
- * Whether the slot behind the last one can be taken without a look at /proc.  In a file of
- * 1.1 it mostly names a live process, as each removal of libvgpu leaves it; up to
- * 2.8.0, where its seqlock stands at 0, that process does not come back to it.
- */
-static bool is_end_free(const hr_region *region, int32_t count, int32_t pid)
+/* Nobody has ever accounted there since a process took it. */
+static bool is_blank(const hr_region *region, int32_t index)
 {
-    if (count == HR_SLOTS || hr_seqlock_offset(region) == HR_ABSENT)
-        return count < HR_SLOTS;
-    unsigned char *slot = hr_slot(region, (uint32_t)count);
+    return hr_seqlock_of(region, index) == 0 &&
+           hr_slot_bytes(region, hr_slot(region, (uint32_t)index)) == 0;
+}
+
+/*
+ * In a file of 1.1 a slot behind the last one mostly names a live process, as each removal of
+ * libvgpu leaves it, and has a seqlock of 0.  Up to 2.8.0 that process does not come back to
+ * it.  A newer one does, and looks the same until it accounts for the first time: then neither
+ * the slot nor a copy of it counts anything.
+ */
+static bool may_be_unused_yet(const hr_region *region, int32_t index, int32_t count)
+{
+    if (hr_has_seqlock(region) || !is_blank(region, index))
+        return false;
+    int32_t named = pid_of(region, index);
+    for (int32_t copy = 0; copy < count; copy++) {
+        if (pid_of(region, copy) == named && !is_blank(region, copy))
+            return false;
+    }
+    return true;
+}
+
+/* Whether a slot from the last one's end, `count`, on can be taken without a look at /proc. */
+static bool is_end_free(const hr_region *region, int32_t index, int32_t count, int32_t pid)
+{
+    if (index == HR_SLOTS || hr_seqlock_offset(region) == HR_ABSENT)
+        return index < HR_SLOTS;
+    unsigned char *slot = hr_slot(region, (uint32_t)index);
     int32_t named = hr_slot_pid(region, slot);
-    if (!hr_has_seqlock(region) && hr_seqlock_of(region, count) == 0)
+    if (named == pid || (named == 0 && hr_slot_bytes(region, slot) == 0))
         return true;
-    return named == pid || (named == 0 && hr_slot_bytes(region, slot) == 0);
+    return !hr_has_seqlock(region) && hr_seqlock_of(region, index) == 0 &&
+           !may_be_unused_yet(region, index, count);
 }
 
 static bool is_emptied(const hr_region *region, int32_t index)
@@ -246,7 +268,7 @@ static bool is_emptied(const hr_region *region, int32_t index)
 
 bool hr_needs_view(const hr_region *region, int32_t count, int32_t pid)
 {
-    if (!is_end_free(region, count, pid))
+    if (!is_end_free(region, count, count, pid))
         return true;
     for (int32_t index = 0; count >= REUSED_FROM && index < count; index++) {
         if (is_emptied(region, index))
@@ -283,8 +305,40 @@ int32_t hr_find_place(const hr_region *region, const struct hr_table_view *view,
                       int32_t pid)
 {
     for (int32_t index = count; index < HR_SLOTS; index++) {
-        if (is_end_free(region, index, pid) || is_free_to_take(region, view, index, count))
+        if (is_end_free(region, index, count, pid) || is_free_to_take(region, view, index, count))
             return index;
     }
     return -1;
+}
+
+/*
+ * Of a process up to 2.8.0, which would account in each of its slots, and of a newer one, which
+ * goes on in this one, alike: the copies are nobody's.  The host pid may stand in the copy only.
+ */
+static void give_up_blank_copies(const hr_region *region, int32_t index)
+{
+    unsigned char *slot = hr_slot(region, (uint32_t)index);
+    const uint32_t hostpid = region->layout->slot_hostpid;
+    for (int32_t copy = 0; copy < index; copy++) {
+        unsigned char *other = hr_slot(region, (uint32_t)copy);
+        if (pid_of(region, copy) != pid_of(region, index) || !is_blank(region, copy))
+            continue;
+        int32_t found = hr_load_i32(other + hostpid, memory_order_relaxed);
+        if (found != 0 && hr_load_i32(slot + hostpid, memory_order_relaxed) == 0)
+            hr_store_i32(slot + hostpid, found, memory_order_relaxed);
+        hr_empty_slot(region, other);
+        hr_set_slot_pid(region, other, HR_NOBODY);
+    }
+}
+
+void hr_settle_stepped_over(const hr_region *region, const struct hr_table_view *view,
+                            int32_t count, int32_t end)
+{
+    /* The last first: what libvgpu has moved twice is the highest. */
+    for (int32_t index = end - 1; index >= count; index--) {
+        if (hr_lives_once(view, pid_of(region, index)) && may_be_unused_yet(region, index, index))
+            give_up_blank_copies(region, index);
+        else if (hr_judge_use(region, view, index, count) == HR_USE_AT_WORK)
+            hr_clear_frozen_copies(region, view, index, count, false);
+    }
 }

@@ -79,5 +79,11 @@ int32_t hr_find_emptied(const hr_region *region, const struct hr_table_view *vie
 /* The first place from `count` on where no live process may be writing, or -1. */
 int32_t hr_find_place(const hr_region *region, const struct hr_table_view *view, int32_t count,
                       int32_t pid);
+/*
+ * After a newcomer has taken the slot at `end` and those from `count` on count too: no process
+ * shall count twice there, as far as it can be told which of its slots it uses.
+ */
+void hr_settle_stepped_over(const hr_region *region, const struct hr_table_view *view,
+                            int32_t count, int32_t end);
 
 #endif

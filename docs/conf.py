@@ -29,6 +29,8 @@ exclude_patterns = ["_build", "_ext"]
 html_theme = "furo"
 html_title = f"libhamiregion {release}"
 html_show_sourcelink = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 
 myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
 myst_heading_anchors = 3

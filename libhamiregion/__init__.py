@@ -36,7 +36,7 @@ from .models import (
     ProcessUsage,
     RegionSnapshot,
 )
-from .region import Region, create_region, identify, open_region
+from .region import Region, create_region, identify, open_region, own_region
 from .region_set import RegionSet, RegionTable
 from .slot import ReapedSlot, Slot, SlotChange, SlotRepair
 from .units import EnvironmentLimits, format_size, limits_from_environment, parse_size
@@ -86,5 +86,6 @@ __all__ = [
     "identify",
     "limits_from_environment",
     "open_region",
+    "own_region",
     "parse_size",
 ]

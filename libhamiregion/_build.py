@@ -6,6 +6,7 @@ It must not import libhamiregion, whose extension does not exist yet.
 
 import os
 import runpy
+import sysconfig
 from pathlib import Path
 
 from cffi import FFI
@@ -21,26 +22,52 @@ def project_files(pattern: str) -> list[str]:
     return sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob(pattern))
 
 
+# Free-threaded interpreters have no stable ABI.
+STABLE_ABI = not sysconfig.get_config_var("Py_GIL_DISABLED")
+
 macros: list[tuple[str, str | None]] = [
-    # The limited API of the oldest CPython we support, not that of the one that builds.
-    ("Py_LIMITED_API", "0x030A0000"),
     # Compiled in, so that Python can refuse an extension left over from another version.
     ("HR_VERSION", f'"{VERSION}"'),
 ]
+if STABLE_ABI:
+    # The limited API of the oldest CPython we support, not that of the one that builds.
+    macros.append(("Py_LIMITED_API", "0x030A0000"))
 if os.environ.get("HAMIREGION_TESTPOINTS") == "1":
     # Places where tests kill the process mid-write; never in a released wheel.
     macros.append(("HR_TESTPOINTS", "1"))
 
+# The destructor of a PyCapsule: the one thing that needs both Python's and the core's headers.
+CAPSULE = """
+static void hr_drop_stream_capsule(void *capsule)
+{
+    void *stream = PyCapsule_GetPointer(capsule, "arrow_array_stream");
+    if (stream)
+        hr_free_arrow_stream(stream);
+    else
+        PyErr_Clear();
+}
+"""
+
+# For people who ask what they have installed.
+TESTPOINTS = """
+#ifdef HR_TESTPOINTS
+#define HR_HAS_TESTPOINTS 1
+#else
+#define HR_HAS_TESTPOINTS 0
+#endif
+"""
+
 ffi = FFI()
 ffi.cdef((PACKAGE / "_native.cdef.h").read_text(encoding="utf-8"))
+ffi.cdef("#define HR_HAS_TESTPOINTS ...")
 ffi.set_source(
     "libhamiregion._native",
-    '#include "details.h"\n#include "samples.h"\n',
+    '#include "arrow.h"\n#include "details.h"\n#include "samples.h"\n' + CAPSULE + TESTPOINTS,
     sources=project_files("csrc/*.c"),
     include_dirs=["csrc"],
     depends=project_files("csrc/*.h") + project_files("libhamiregion/_native.cdef.h"),
     define_macros=macros,
     extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra"],
     extra_link_args=["-pthread"],
-    py_limited_api=True,
+    py_limited_api=STABLE_ABI,
 )

@@ -14,9 +14,9 @@ _native = import_module("._native", __package__)
 ffi: Any = _native.ffi
 lib: Any = _native.lib
 
-_built_from = ffi.string(lib.hr_core_version()).decode("ascii")
-if _built_from != __version__:
+built_from = ffi.string(lib.hr_core_version()).decode("ascii")
+if built_from != __version__:
     raise ImportError(
-        f"libhamiregion {__version__} found a compiled core of version {_built_from} "
+        f"libhamiregion {__version__} found a compiled core of version {built_from} "
         f"({_native.__file__}); reinstall libhamiregion so that the two come from one build"
     )

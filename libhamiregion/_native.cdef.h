@@ -80,6 +80,7 @@ typedef struct hr_region hr_region;
 
 #define HR_READ ...
 #define HR_WRITE ...
+#define HR_KEEP ...
 
 struct hr_info {
     uint32_t layout;
@@ -88,10 +89,12 @@ struct hr_info {
     uint64_t device_id;
     uint64_t mapped_bytes;
     uint64_t address;
+    uint64_t version;
 };
 
 int hr_identify(const char *path, uint32_t layout);
 int hr_open(const char *path, uint32_t flags, uint32_t layout, hr_region **out);
+int hr_open_wait(const char *path, uint32_t flags, uint32_t layout, uint64_t timeout_ns, hr_region **out);
 void hr_get_info(const hr_region *region, struct hr_info *out);
 int hr_is_stale(hr_region *region);
 
@@ -406,3 +409,20 @@ void hr_free_process_list(struct hr_process_list *list);
 
 int hr_repair_slots(hr_region *region, const char *proc, uint32_t dry_run, uint64_t timeout_ns,
                     struct hr_slot_repair *out);
+
+/* ---- arrow.h ------------------------------------------------------------ */
+
+struct hr_arrow_column {
+    const char *name;
+    const char *format;
+    int64_t null_count;
+    const void *buffers[3];
+    uint64_t bytes[3];
+};
+
+struct ArrowArrayStream *hr_arrow_stream(const struct hr_arrow_column *columns, uint32_t count,
+                                         int64_t rows);
+
+/* ---- _build.py ---------------------------------------------------------- */
+
+void hr_drop_stream_capsule(void *capsule);

@@ -7,6 +7,7 @@ import os
 from typing import Any, TypeAlias
 
 from ._core import ffi, lib
+from ._version import __version__
 from .layouts import DEVICE_CAPACITY, LAYOUTS, SLOT_CAPACITY, Layout
 
 PathLike: TypeAlias = "str | os.PathLike[str]"
@@ -71,7 +72,10 @@ class RegionClosed(RegionError, ValueError):
 
 
 class RegionReadOnly(RegionError):
-    """A write through a region that was opened without ``writable=True``."""
+    """A write through a region that was opened without ``writable=True``.
+
+    Or it was to be opened so, and its version is newer than any that is known here.
+    """
 
 
 class LimitConflict(RegionError):
@@ -204,7 +208,9 @@ def error_from_detail(code: int, path: str, detail: Any) -> Exception:
     """`region_error` with the detail at hand, for calls that report many codes at once."""
     if code == lib.HR_EEXISTS:
         return FileExistsError(
-            errno_codes.EEXIST, "a region is never created over an existing file", path
+            errno_codes.EEXIST,
+            "a region is never created over an existing file; open or remove it",
+            path,
         )
     if code == lib.HR_ESYSTEM:
         return OSError(detail.sys_errno, os.strerror(detail.sys_errno), path)
@@ -278,6 +284,11 @@ def _state_message(code: int, path: str, detail: Any) -> str:
         return f"{path} was opened before fork(); open it again in the child process"
     if code == lib.HR_ECLOSED:
         return f"{path} has been closed; open it again"
+    if code == lib.HR_EREADONLY and detail.reason == lib.HR_REASON_VERSION:
+        return (
+            f"{path} has version {_version(detail.found)}, newer than libhamiregion {__version__} "
+            "knows: it can be read, but not changed; a newer libhamiregion may know it"
+        )
     if code == lib.HR_EREADONLY:
         return f"{path} was opened for reading; open it with writable=True to change it"
     if code == lib.HR_EFULL:
@@ -313,15 +324,18 @@ def _not_ready(path: str, detail: Any) -> str:
     return f"{path} is not ready: {what}; it may be in the making, try again in a moment"
 
 
+def _version(found: int) -> str:
+    return f"{found >> 32}.{found & 0xFFFFFFFF}"
+
+
 def _corruption(detail: Any) -> str:
     signed = detail.found - (1 << 64) if detail.found >= 1 << 63 else detail.found
     if detail.reason == lib.HR_REASON_TRUNCATED:
         what = f"the file has {detail.file_size} bytes, too few for its layout; it was cut short"
     elif detail.reason == lib.HR_REASON_VERSION:
-        version = f"{detail.found >> 32}.{detail.found & 0xFFFFFFFF}"
         what = (
-            f"version {version} in a file of {detail.file_size} bytes fits no known layout; a "
-            "newer libhamiregion may know it"
+            f"version {_version(detail.found)} in a file of {detail.file_size} bytes fits no known "
+            "layout; a newer libhamiregion may know it"
         )
     elif detail.reason == lib.HR_REASON_DEVICE_NUM:
         what = f"the number of devices is {detail.found}, at most {DEVICE_CAPACITY} are possible"

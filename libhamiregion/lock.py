@@ -36,8 +36,11 @@ def nanoseconds(timeout_s: float) -> int:
     """A timeout as the core takes it.
 
     Raises:
-        ValueError: Negative or not a number.
+        TypeError: No number.
+        ValueError: Negative, or NaN.
     """
+    if not isinstance(timeout_s, int | float):
+        raise TypeError(f"a timeout is a number of seconds, not {type(timeout_s).__name__}")
     if 0 <= timeout_s < _MAX_S:
         return int(timeout_s * 1e9)
     if timeout_s >= _MAX_S:
@@ -45,16 +48,22 @@ def nanoseconds(timeout_s: float) -> int:
     raise ValueError(f"a timeout is 0 or more seconds, not {timeout_s!r}")
 
 
-def in_slices(call: Callable[[int], int], timeout_ns: int) -> int:
+_TIMED_OUT = (lib.HR_ETIMEOUT,)
+
+
+def in_slices(
+    call: Callable[[int], int], timeout_ns: int, until: tuple[int, ...] = _TIMED_OUT
+) -> int:
     """Make a call of the core that waits, a tenth of a second at a time.
 
-    Python hears of a signal, Ctrl-C for one, only between two calls.
+    Python hears of a signal, Ctrl-C for one, only between two calls. `until` are the codes that a
+    call gives which has waited in vain.
     """
     deadline_ns = time.monotonic_ns() + timeout_ns
     left_ns = timeout_ns
     while True:
         code = call(min(left_ns, SLICE_NS))
-        if code != lib.HR_ETIMEOUT or left_ns <= SLICE_NS:
+        if code not in until or left_ns <= SLICE_NS:
             return code
         last_detail(code)
         left_ns = max(0, deadline_ns - time.monotonic_ns())

@@ -142,6 +142,8 @@ class RegionSnapshot(_Lazy):
     Attributes:
         path: The region's file.
         layout: Its layout.
+        layout_newer: The version in the file, such as ``(1, 3)``, where it is newer than the layout
+            that it is read in; else None. Its new fields are not shown.
         taken_at_ns: When it was taken, Unix nanoseconds.
         device_count: Devices that the container has told of; 0 until something in it initialises
             NVML.
@@ -159,6 +161,7 @@ class RegionSnapshot(_Lazy):
 
     path: str
     layout: Layout
+    layout_newer: tuple[int, int] | None
     taken_at_ns: int
     device_count: int
     devices: tuple[DeviceUsage, ...]
@@ -179,7 +182,27 @@ class RegionSnapshot(_Lazy):
         for device in self.devices:
             if device.index == index:
                 return device
-        raise IndexError(f"the region has no device {index}")
+        there = ", ".join(str(device.index) for device in self.devices) or "none"
+        raise IndexError(f"{self.path!r} has no device {index!r}; there are {there}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as dicts, tuples, numbers, text and None: what `json.dumps` takes.
+
+        The keys are the names of the attributes, also those of devices and processes; the layout
+        is its name.
+        """
+        return attrs.asdict(
+            self,
+            value_serializer=lambda _, __, value: (
+                value.value if isinstance(value, Layout) else value
+            ),
+        )
+
+    def _repr_html_(self) -> str:
+        """Show devices and processes in a notebook."""
+        from .frames import snapshot_html
+
+        return snapshot_html(self)
 
     if not TYPE_CHECKING:
 
@@ -211,7 +234,7 @@ _FIELDS = tuple(attrs.fields_dict(RegionSnapshot))
     _set_last_kernel_time_s,
     _set_owner_pid,
     _set_settled,
-) = (getattr(RegionSnapshot, name).__set__ for name in _FIELDS[2:])
+) = (getattr(RegionSnapshot, name).__set__ for name in _FIELDS[3:])
 
 # struct hr_snapshot, hr_device, hr_process and hr_usage of csrc/region.h; x skips
 # what is not shown.
@@ -229,12 +252,15 @@ def _indexes(shown: int) -> tuple[int, ...]:
     return tuple(index for index in range(shown.bit_length()) if shown & 1 << index)
 
 
-def lazy_snapshot(raw: Any, path: str, layout: Layout) -> RegionSnapshot:
+def lazy_snapshot(
+    raw: Any, path: str, layout: Layout, layout_newer: tuple[int, int] | None
+) -> RegionSnapshot:
     """Wrap what `hr_snapshot` wrote into `raw`; nothing is decoded yet."""
     snapshot = _Snapshot()
     snapshot._source = raw
     snapshot.path = path
     snapshot.layout = layout
+    snapshot.layout_newer = layout_newer
     snapshot.__class__ = RegionSnapshot
     return snapshot  # type: ignore[no-any-return]
 

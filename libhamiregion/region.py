@@ -14,6 +14,7 @@ from .effects import (
     REGION_FIELDS,
     Anything,
     Effect,
+    LimitEdit,
     ValueChange,
     edit_error,
     limit_change,
@@ -22,7 +23,14 @@ from .effects import (
     sm_limit_effects,
     switch_effect,
 )
-from .errors import LockTimeout, RegionClosed, RegionNotFound, last_detail, region_error
+from .errors import (
+    LockTimeout,
+    RegionClosed,
+    RegionError,
+    RegionNotFound,
+    last_detail,
+    region_error,
+)
 from .layouts import DEVICE_CAPACITY, LAYOUTS, SLOT_CAPACITY, Layout
 from .lock import OWNER_LIVES, LockRecovery, LockState, RegionLock, in_slices, nanoseconds
 from .models import ProcessStatus, RegionSnapshot, lazy_snapshot
@@ -45,13 +53,13 @@ from .units import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from types import TracebackType
     from typing import SupportsIndex
 
     from typing_extensions import Self
 
-    from .effects import LimitChange, LimitEdit
+    from .effects import LimitChange
     from .errors import PathLike
 # Enough for a dozen processes on two devices; grows to what a region needs.
 _BUFFER_BYTES = 1024
@@ -93,12 +101,15 @@ _DEVICES = lib.HR_VALUE_DEVICES
 _new_buffer = ffi.new_allocator(should_clear_after_alloc=False)
 
 
+_NOT_THERE_YET = (lib.HR_ENOTFOUND, lib.HR_ENOTREADY)
+
+
 def _layout_number(layout: Layout | None) -> int:
     if layout is None:
         number: int = lib.HR_LAYOUTS
         return number
     if not isinstance(layout, Layout):
-        raise TypeError(f"layout must be a Layout, not {type(layout).__name__}")
+        raise TypeError(f"a layout is a Layout, as Layout.V1_2, not {type(layout).__name__}")
     return layout.number
 
 
@@ -121,7 +132,13 @@ def identify(path: PathLike) -> Layout:
     return layout
 
 
-def open_region(path: PathLike, *, writable: bool = False, layout: Layout | None = None) -> Region:
+def open_region(
+    path: PathLike,
+    *,
+    writable: bool = False,
+    layout: Layout | None = None,
+    timeout_s: float = 0.0,
+) -> Region:
     """Open and map a region.
 
     Args:
@@ -129,6 +146,8 @@ def open_region(path: PathLike, *, writable: bool = False, layout: Layout | None
             ``/usr/local/vgpu/containers/<pod UID>_<container>/<uuid>.cache``.
         writable: Without it the mapping is read-only and nothing can be changed through it.
         layout: Name the layout where it cannot be told; only `AmbiguousLayout` asks for it.
+        timeout_s: How long to wait for a file that is not there yet, or is being created; 0 tries
+            once.
 
     Returns:
         The region; use it as a context manager or close it.
@@ -141,16 +160,77 @@ def open_region(path: PathLike, *, writable: bool = False, layout: Layout | None
         RegionNotReady: Empty, short, or without its magic yet; try again later.
         AmbiguousLayout: Several layouts are plausible; name one.
         RegionCorrupt: No layout is plausible.
+        RegionReadOnly: To be writable, but its version is newer than any that is known here.
         OSError: Any other failure of the system.
     """
-    absolute = absolute_path(path)
+    flags = lib.HR_WRITE if writable else lib.HR_READ
+    return _open(absolute_path(path), flags, _layout_number(layout), nanoseconds(timeout_s))
+
+
+def _open(absolute: str, flags: int, layout: int = lib.HR_LAYOUTS, timeout_ns: int = 0) -> Region:
     # Owned before it is made: no signal's handler can come between.
     owner = ffi.gc(ffi.new("hr_region **"), lib.hr_free_held)
-    flags = lib.HR_WRITE if writable else lib.HR_READ
-    code = lib.hr_open(os.fsencode(absolute), flags, _layout_number(layout), owner)
+    name = os.fsencode(absolute)
+
+    def wait(slice_ns: int) -> int:
+        code: int = lib.hr_open_wait(name, flags, layout, slice_ns, owner)
+        return code
+
+    code = in_slices(wait, timeout_ns, until=_NOT_THERE_YET) if timeout_ns else wait(0)
     if code < 0:
         raise region_error(code, absolute)
-    return Region(owner, absolute, LAYOUTS[code], writable=bool(writable))
+    return Region(owner, absolute, LAYOUTS[code], writable=flags == lib.HR_WRITE)
+
+
+_REGION_VARIABLE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
+_DEFAULT_REGION = "/tmp/cudevshr.cache"  # noqa: S108 - where libvgpu keeps it
+
+
+def own_region(environ: Mapping[str, str] | None = None, *, timeout_s: float = 0.0) -> Region:
+    """Open the region of the container that this program runs in, to learn its own budget.
+
+    The file is found by libvgpu's rule: ``CUDA_DEVICE_MEMORY_SHARED_CACHE`` names it, else it is
+    ``/tmp/cudevshr.cache``. It is opened for reading, and its descriptor stays open until the
+    process ends, one however often this is called: closing it would drop the locks that a libvgpu
+    in the same process holds on it. For the same reason do not ask this region for its
+    `Region.lock_state`, and do not use `open_region` on the file beside it.
+
+    Args:
+        environ: The environment to look in; None means `os.environ`.
+        timeout_s: How long to wait for a file that is not there yet, or is being created.
+
+    Returns:
+        The region. A look at it costs a microsecond, so keep it, and take a snapshot when needed.
+        ``own_region().snapshot().device(0).memory_free_bytes`` is what may still be allocated.
+
+    Raises:
+        RegionNotFound: There is no such file: nothing in the container has used CUDA yet, or it
+            has no share of a GPU by HAMi. The message names the variable and the file.
+        RegionNotReady: It is being created; try again later.
+        RegionError: As for `open_region`.
+
+    Shell: `hamiregion mine`.
+    """
+    if isinstance(environ, str | os.PathLike):
+        raise TypeError("own_region() takes an environment; open_region() takes a path")
+    named = (os.environ if environ is None else environ).get(_REGION_VARIABLE)
+    path = absolute_path(named or _DEFAULT_REGION)
+    try:
+        return _open(path, lib.HR_KEEP, timeout_ns=nanoseconds(timeout_s))
+    except RegionNotFound as error:
+        told = f"{_REGION_VARIABLE} names it" if named else f"{_REGION_VARIABLE} is not set"
+        raise RegionNotFound(
+            f"{path!r}: no such file, and {told}: nothing here has used CUDA under HAMi yet, "
+            "or this is no container with a share of a GPU",
+            path=path,
+        ) from error
+
+
+def _newer_version(handle: Any, layout: Layout) -> tuple[int, int] | None:
+    info = ffi.new("struct hr_info *")
+    lib.hr_get_info(handle, info)
+    version = info.version >> 32, info.version & 0xFFFF_FFFF
+    return version if layout.version not in (None, version) else None
 
 
 def create_region(
@@ -210,9 +290,11 @@ def absolute_path(path: PathLike) -> str:
         TypeError: Not str or os.PathLike[str].
         ValueError: A NUL character.
     """
-    text = os.fspath(path)
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(text, str):
-        raise TypeError("a region's path must be str or os.PathLike[str]")
+        raise TypeError(
+            f"a region's path is text or an os.PathLike of text, not {type(text).__name__}"
+        )
     if "\0" in text:
         raise ValueError("a path has no NUL character")
     # Not resolved: that would follow a symbolic link, which the core refuses.
@@ -243,6 +325,7 @@ class Region:
     Attributes:
         path: The file, absolute.
         layout: Its layout.
+        layout_newer: The version in the file where it is newer than that layout.
         writable: Whether it can be changed.
     """
 
@@ -260,7 +343,7 @@ class Region:
     def __init__(self, owner: Any, path: str, layout: Layout, *, writable: bool) -> None:
         self._owner = owner
         self._handle = owner[0]
-        self._identity = (path, layout)
+        self._identity = (path, layout, _newer_version(self._handle, layout))
         self._buffer_bytes = _BUFFER_BYTES
         self._closed = False
         # The owner_pid that the lock was first seen held with, and when.
@@ -277,6 +360,17 @@ class Region:
     def layout(self) -> Layout:
         """The layout that the file was found to have."""
         return self._identity[1]
+
+    @property
+    def layout_newer(self) -> tuple[int, int] | None:
+        """The file's version where it is newer than the layout's, such as ``(1, 3)``; else None.
+
+        Such a region is read in the newest layout that is known, as each field of that layout
+        passes for what it should be. Opening it writable raises `RegionReadOnly`.
+
+        Source: docs, The format (A version to come).
+        """
+        return self._identity[2]
 
     @property
     def closed(self) -> bool:
@@ -341,6 +435,13 @@ class Region:
         state = "closed" if self._closed else "writable" if self.writable else "read-only"
         return f"<{type(self).__name__} {self.path!r} layout {self.layout.value}, {state}>"
 
+    def _repr_html_(self) -> str | None:
+        """Show a snapshot in a notebook; None, so the repr is shown, where there can be none."""
+        try:
+            return self.snapshot()._repr_html_()
+        except (RegionError, OSError):
+            return None
+
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Region cannot be pickled; send its path, or a snapshot")
 
@@ -373,8 +474,7 @@ class Region:
         code = _take_snapshot(self._handle, raw, size)
         if code:
             raw = self._snapshot_again(code)
-        path, layout = self._identity
-        return lazy_snapshot(raw, path, layout)
+        return lazy_snapshot(raw, *self._identity)
 
     def _snapshot_again(self, code: int) -> Any:
         # More processes may attach between two tries; the largest snapshot always fits.
@@ -1139,8 +1239,10 @@ class Region:
 
 
 def _at_most_all(what: str, values: Iterable[Any]) -> tuple[Any, ...]:
-    if isinstance(values, str):
-        raise TypeError(f"{what} must be a sequence with one entry per device, not a str")
+    if isinstance(values, str) or not hasattr(values, "__iter__"):
+        raise TypeError(
+            f"{what} is a sequence with one entry per device, not {type(values).__name__}"
+        )
     entries = tuple(values)
     if len(entries) > DEVICE_CAPACITY:
         raise ValueError(
@@ -1173,6 +1275,8 @@ def _name_device(raw: Any, device: SupportsIndex | str) -> Any:
 
 def _put_edit(raw: Any, edit: LimitEdit) -> Any:
     """Put an edit into the core's form. Returns what has to live until it is made."""
+    if not isinstance(edit, LimitEdit):
+        raise TypeError(f"an edit is a LimitEdit(kind, value, device=…), not {type(edit).__name__}")
     kind = _KINDS.get(edit.kind)
     if kind is None:
         raise ValueError(f"an edit is of memory, sm or priority, not {edit.kind!r}")

@@ -12,12 +12,13 @@ from .models import uuid_text
 from .region import Region, absolute_path, open_region
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
 
     from .errors import PathLike
+    from .frames import Frame
 
 # The columns' names, in the order of the enums in csrc/region.h.
 _FIGURES = [
@@ -81,24 +82,27 @@ _PADDING_BYTES = 8 * _CELL_BYTES * sum(map(len, _COLUMNS.values()))
 class Columns:
     """One table of a `RegionTable`: a column is an attribute, a read-only memoryview.
 
-    numpy takes a column without a copy (``numpy.asarray(table.devices.memory_used_bytes)``), and so
-    does pandas. Cells are 64 bits wide, format ``q`` or ``Q``. The columns of a table are made
-    together, when the first of them is asked for.
+    numpy takes a column without a copy (``numpy.asarray(table.devices.memory_used_bytes)``). Cells
+    are 64 bits wide, format ``q`` or ``Q``. The columns of a table are made together, when the
+    first of them is asked for. `to_pandas`, `to_arrow` and whatever takes Arrow's PyCapsule
+    interface (``polars.DataFrame(table.devices)``) get typed columns that say which region and
+    device each row is about, with null for unlimited.
     """
 
     def __init__(
         self,
-        memory: Any,
-        regions: int,
+        name: str,
+        source: tuple[Any, ...],
         table: int,
-        columns: list[str],
         rows: int,
         start: int,
     ) -> None:
-        self._memory = memory
-        self._regions = regions
+        self._name = name
+        # What its `RegionTable` is made of, and not that one itself: both would wait for the
+        # garbage collector.
+        self._source = source
         self._table = table
-        self._columns = columns
+        self._columns = columns = _COLUMNS[name]
         self._rows = rows
         # Columns that lie a multiple of 4,096 bytes apart are written at half the speed.
         self._step = rows | 8
@@ -115,6 +119,35 @@ class Columns:
 
     def __repr__(self) -> str:
         return f"<Columns {self._rows} rows: {', '.join(self.columns)}>"
+
+    def frame(self) -> Frame:
+        """The table for people and data frames; see `libhamiregion.frames.Frame`."""
+        from .frames import frame_of
+
+        return frame_of(RegionTable(*self._source), self._name)
+
+    def to_pandas(self) -> Any:
+        """Return a ``pandas.DataFrame`` of nullable types.
+
+        Raises:
+            ModuleNotFoundError: pandas is not installed.
+        """
+        return self.frame().to_pandas()
+
+    def to_arrow(self) -> Any:
+        """Return a ``pyarrow.Table``.
+
+        Raises:
+            ModuleNotFoundError: pyarrow is not installed.
+        """
+        return self.frame().to_arrow()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Give the frame as an Arrow stream."""
+        return self.frame().__arrow_c_stream__(requested_schema)
+
+    def _repr_html_(self) -> str:
+        return self.frame()._repr_html_()
 
     def __getattr__(self, name: str) -> memoryview:
         # Reached only while the columns are not there yet, or for what does not exist.
@@ -135,8 +168,9 @@ class Columns:
         return column_found
 
     def _cells(self, table: int, start: int, end: int) -> memoryview:
-        lib.hr_columns(self._memory, self._regions, table, self._memory + start, self._step)
-        return memoryview(ffi.buffer(self._memory))[start:end].toreadonly()
+        paths, memory = self._source[:2]
+        lib.hr_columns(memory, len(paths), table, memory + start, self._step)
+        return memoryview(ffi.buffer(memory))[start:end].toreadonly()
 
 
 class DeviceColumns(Columns):
@@ -178,6 +212,8 @@ class RegionTable:
             processes.
         processes: One row per process slot in use.
         usages: One row per process and listed device.
+        identity: Name to one text per region: columns that frames have beside the path. Empty
+            unless `with_identity` gave some.
     """
 
     regions: Columns
@@ -192,9 +228,11 @@ class RegionTable:
         start: int,
         size: Any,
         errors: dict[int, RegionError | OSError],
+        identity: Mapping[str, Sequence[str | None]] | None = None,
     ) -> None:
         self.paths = paths
-        self._source = (memory, start, size)
+        self.identity = identity or {}
+        self._source = (paths, memory, start, size, errors, identity)
         self._errors = errors
 
     if not TYPE_CHECKING:
@@ -203,7 +241,8 @@ class RegionTable:
             # Reached only while the tables are not there yet, which costs a read nothing.
             if name not in RegionTable.__annotations__:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            (memory, start, size), count, found = self._source, len(self), self.__dict__
+            source, count, found = self._source, len(self), self.__dict__
+            start, size = source[2:4]
             for table, number, rows in (
                 ("regions", lib.HR_TABLE_REGIONS, count),
                 ("processes", lib.HR_TABLE_PROCESSES, size.processes),
@@ -212,13 +251,36 @@ class RegionTable:
                 ("devices", lib.HR_TABLE_DEVICES, size.devices),
             ):
                 kind = DeviceColumns if table == "devices" else Columns
-                made = kind(memory, count, number, _COLUMNS[table], rows, start)
+                made = kind(table, source, number, rows, start)
                 found.setdefault(table, made)
                 start = made._end
             return found[name]
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    def __repr__(self) -> str:
+        return f"<RegionTable of {len(self)} regions, {len(self._errors)} of them with errors>"
+
+    def _repr_html_(self) -> str:
+        """Show the devices in a notebook."""
+        return self.devices._repr_html_()
+
+    def with_identity(self, **columns: Sequence[str | None]) -> RegionTable:
+        """Return the same table, whose frames say more about each region than its path.
+
+        Args:
+            columns: Name to one text per region, such as ``pod=["bert-0", None]``.
+
+        Raises:
+            ValueError: A column has not one cell per region.
+        """
+        for name, cells in columns.items():
+            if isinstance(cells, str):
+                raise TypeError(f"{name} is a list with one text per region, not str")
+            if len(cells) != len(self):
+                raise ValueError(f"{name} has {len(cells)} cells for {len(self)} regions")
+        return RegionTable(*self._source[:5], {**self.identity, **columns})
 
     def error(self, row: int) -> RegionError | OSError | None:
         """Why the region in that row could not be read; None if it was."""
@@ -268,7 +330,7 @@ class RegionSet:
 
     def __init__(self, paths: Iterable[PathLike] = ()) -> None:
         if isinstance(paths, str | bytes | os.PathLike):
-            raise TypeError("several paths are wanted; put a single one into a list")
+            raise TypeError("a RegionSet takes several paths; put a single one into a list")
         # By path where the set has opened it, by itself where it was adopted.
         self._regions: dict[str | Region, Region] = {}
         # Another one after each change of `_regions`.
@@ -307,6 +369,14 @@ class RegionSet:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._closed else ""
+        return f"<RegionSet of {len(self)} regions, {len(self.errors)} errors{state}>"
+
+    def _repr_html_(self) -> str | None:
+        """Show what a read finds now in a notebook; None, so the repr is shown, once closed."""
+        return None if self._closed else self.read()._repr_html_()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a RegionSet cannot be pickled; send its paths, or a RegionTable's columns")
@@ -350,6 +420,10 @@ class RegionSet:
             RegionClosed: After `close`; the region stays the caller's.
         """
         self._check_open()
+        if not isinstance(region, Region):
+            raise TypeError(
+                f"adopt() takes an open Region, not {type(region).__name__}; add() takes a path"
+            )
         self._put(region, region)
 
     def discard(self, which: PathLike | Region) -> None:

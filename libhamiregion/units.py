@@ -38,6 +38,8 @@ UNLIMITED_SM_PERCENT: Final = 100
 # What fits a field of limits.  libvgpu takes -1 from the environment for the largest.
 _MOST_BYTES: Final = 2**64 - 1
 
+_ZERO: Final = 'a memory limit of 0 would mean unlimited; say None or "unlimited" for that'
+
 # No percentage of a limit that anybody means has more digits.
 _PERCENT: Final = re.compile(r"(?P<number>[0-9]{1,6})\s*%", re.ASCII)
 _SM: Final = re.compile(r"(?P<number>[0-9]{1,3})\s*%?", re.ASCII)
@@ -84,12 +86,15 @@ def memory_limit_value(limit: SupportsIndex | str | None) -> int:
         return 0
     if isinstance(limit, str):
         if _PERCENT.fullmatch(limit.strip()):
-            raise ValueError(f'"{limit.strip()}" is of no size here: give bytes, or "6GiB"')
+            raise ValueError(
+                f'"{limit.strip()}" of what? There is no limit here yet: give bytes, or "6GiB"'
+            )
         nbytes = parse_size(limit)
     else:
-        nbytes = integer("a memory limit in bytes", limit, 0, _MOST_BYTES)
+        _no_fraction("a memory limit", "bytes", '"6GiB"', limit)
+        nbytes = integer('a memory limit in bytes ("unlimited" is none)', limit, 0, _MOST_BYTES)
     if nbytes == 0:
-        raise ValueError("a memory limit of 0 would mean unlimited; say None for that")
+        raise ValueError(_ZERO)
     return nbytes
 
 
@@ -104,7 +109,7 @@ def memory_limit_percent(limit: object) -> int | None:
         return None
     percent = int(match["number"])
     if percent == 0:
-        raise ValueError("a memory limit of 0 would mean unlimited; say None for that")
+        raise ValueError(_ZERO)
     return percent
 
 
@@ -124,13 +129,22 @@ def sm_limit_value(percent: SupportsIndex | str | None) -> int:
         match = _SM.fullmatch(percent.strip())
         number = int(match["number"]) if match else 0
     else:
+        _no_fraction("an SM limit", "percent from 1 to 100", '"50%"', percent)
         number = integer("an SM limit in percent", percent)
     if not 1 <= number <= UNLIMITED_SM_PERCENT:
         shown = ascii(percent)
         if len(shown) > 40:
             shown = shown[:40] + "..."
-        raise ValueError(f"an SM limit is 1 to 100 percent, or None for unlimited, not {shown}")
+        raise ValueError(f'an SM limit is 1 to 100 percent, or "unlimited", not {shown}')
     return number
+
+
+def _no_fraction(what: str, unit: str, text: str, limit: object) -> None:
+    """Raise TypeError where a limit is neither text nor a whole number."""
+    if isinstance(limit, bool) or not hasattr(limit, "__index__"):
+        raise TypeError(
+            f"{what} is an integer ({unit}), or text such as {text}, not {type(limit).__name__}"
+        )
 
 
 def sm_limit_or_none(percent: int) -> int | None:
@@ -316,7 +330,7 @@ def limits_from_environment(env: Mapping[str, str]) -> EnvironmentLimits:
         env: `os.environ`, or the environment of a container.
 
     Raises:
-        TypeError: A value is not text.
+        TypeError: No mapping, or a value that is not text.
 
     Source: docs, What a region is (What decides what).
 
@@ -328,6 +342,8 @@ def limits_from_environment(env: Mapping[str, str]) -> EnvironmentLimits:
     >>> limits.memory_limits_bytes[:2], limits.sm_limits_percent[:3]
     ((3145728000, 3145728000), (None, 50, None))
     """
+    if not hasattr(env, "get"):
+        raise TypeError(f"an environment is a mapping such as os.environ, not {type(env).__name__}")
     return EnvironmentLimits(
         memory_limits_bytes=tuple(
             limit or None for limit in _per_device(env, "CUDA_DEVICE_MEMORY_LIMIT")

@@ -13,12 +13,16 @@ from actors import Actor, ProcessFactory
 from golden_regions import NAMES, GoldenRegion, unpack
 from hypothesis import settings
 from region_bytes import RegionFile, RegionFileFactory
+from skip_summary import pytest_terminal_summary
 
 from libhamiregion import Layout, create_region
 
 # The machines that run these are busy: an example that takes long proves nothing.
 settings.register_profile("project", deadline=None)
 settings.load_profile("project")
+
+# Hooks of this directory that have a file of their own.
+__all__ = ["pytest_terminal_summary"]
 
 # What is started in the background or by nohup ignores these, and so would all it starts.
 for _number, _action in (
@@ -75,6 +79,12 @@ def layout(request: pytest.FixtureRequest) -> Layout:
     """Each of the five layouts in turn."""
     chosen: Layout = request.param
     return chosen
+
+
+@pytest.fixture
+def file(region_file: RegionFileFactory, layout: Layout) -> RegionFile:
+    """A region of each of the five layouts in turn."""
+    return region_file(layout)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from libhamiregion import create_region
+from libhamiregion.exporter import NodeExporter
 from libhamiregion.node import ChainedNames, Node, PodLogNames
 
 if TYPE_CHECKING:
@@ -112,3 +113,14 @@ def pod_of(golden: str) -> str:
 
 #: Collectors for tests that have other regions than healthy ones.
 WITHOUT_DOCTOR = ("nvml", "processes", "unaccounted", "locks")
+
+
+def exporter_of(node: Node, **options: Any) -> NodeExporter:
+    """An exporter that looks when it is told to, unless told otherwise."""
+    return NodeExporter(node, **{"interval_s": 3600.0, "collectors": WITHOUT_DOCTOR, **options})
+
+
+def look(exporter: NodeExporter) -> Exposition:
+    """Look at everything, and scrape."""
+    exporter.refresh()
+    return parsed(exporter.render())

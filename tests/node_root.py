@@ -10,7 +10,7 @@ from typing import Any
 from wait import eventually
 
 from libhamiregion import create_region
-from libhamiregion.node import Container, Node, NodeChanges
+from libhamiregion.node import Container, MissingReason, Node, NodeChanges
 
 # Any number of seconds that lies well in the past: a directory is not settled while it is young.
 _clock = itertools.count(1_700_000_000)
@@ -54,6 +54,19 @@ def touch(path: Path) -> None:
 def only(node: Node) -> Container:
     """Its one container."""
     (container,) = node.containers
+    return container
+
+
+def reason(container: Container) -> MissingReason | None:
+    return None if container.missing is None else container.missing.reason
+
+
+def opened(node: Node) -> Container:
+    """Its one container, which has a region that can be read."""
+    container = only(node)
+    assert container.missing is None
+    assert container.region is not None
+    container.region.snapshot()
     return container
 
 

@@ -13,6 +13,7 @@ from libhamiregion.node import Node, PodLogNames
 from libhamiregion.plan import LimitPlan, parse_plan
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 GIB = 1 << 30
@@ -96,3 +97,14 @@ def plan_yaml(*rules: str) -> str:
 
 def plan(*rules: str) -> LimitPlan:
     return parse_plan(plan_yaml(*rules))
+
+
+def plan_scene(tmp_path: Path) -> PlanScene:
+    """For a fixture: a scene of the test's own."""
+    return PlanScene(tmp_path)
+
+
+def plan_nodes(scene: PlanScene) -> Iterator[Node]:
+    """For a fixture: the scene's node, to be refreshed."""
+    with scene.node() as node:
+        yield node

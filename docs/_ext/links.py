@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ROLE = "link-or-code"
 PACKAGE = "libhamiregion"
 # Where users import from, and so where things are documented.
-FLOORS = ("node", "exporter", "plan", "report", "agent")
+FLOORS = ("launch", "node", "exporter", "plan", "report", "agent")
 MODULES = (PACKAGE, *(f"{PACKAGE}.{floor}" for floor in FLOORS))
 
 # Names in signatures that lead out of this documentation.
@@ -34,6 +34,7 @@ ELSEWHERE = (
     "dt.",
     "enum.",
     "os.",
+    "subprocess.",
     "types.",
     "typing.",
 )
@@ -44,11 +45,13 @@ ALIASES = {
     "Emit",
     "FileIdentity",
     "History",
+    "Inject",
     "Kind",
     "Level",
     "LimitField",
     "LimitValue",
     "Metric",
+    "OnError",
     "ProcessState",
     "SampledProcess",
     "Series",

@@ -3,7 +3,9 @@
  * is attached, and its tool that reaps and repairs.  `make models` checks it.
  *
  *   K1 K2 K3   the processes: OLD (libvgpu up to 2.8.0: searches its slot by pid, accounts under
- *              the lock), NEW (from 2.8.1 on: remembers its slot, accounts without), OURS, NONE.
+ *              the lock), NEW (2.8.1 to 2.10: remembers its slot, accounts without), NEWER (after
+ *              2.10: remembers it, and searches by pid where that is not its own any more; clears
+ *              what it moves from, under the lock), OURS, NONE.
  *              All share one file, as an old file that newer processes use is shared.
  *   LOCKLESS   a refused allocation cleans without the lock, as it does in 2.7.1 to 2.10
  *   LAYOUT_12  OLD cannot be in the file
@@ -25,6 +27,7 @@
 #define OLD 1
 #define NEW 2
 #define OURS 3
+#define NEWER 4
 
 #define CUT 1         /* lowers proc_num past dead slots while others live */
 #define PID_0_DEAD 2  /* a slot with pid 0 is nobody's at once */
@@ -34,6 +37,8 @@
 #define OVER_IDLE 6   /* takes in what is above an undecided slot */
 #define KEEP_NAME 7   /* a stale slot that is taken in keeps the pid of a live process */
 #define ANY_CHANGE 8  /* any change of a seqlock is a process at work */
+#define TAKE_UNUSED 9 /* in 1.1, takes a slot that a live process has not accounted in yet */
+#define KEEP_UNUSED 10 /* in 1.1, steps over such a slot and leaves its copy the name as well */
 
 #define N 3 /* slots */
 #define P 3 /* processes, by their pids 1 to 3 */
@@ -52,9 +57,10 @@ bool disturbed; /* somebody has, since the lock was taken */
 
 /* The processes. */
 byte kind[6], real[6]; /* what each has allocated in truth */
-byte my[6];            /* NEW: my_slot; OURS: the slot it remembers */
+byte my[6];            /* NEW, NEWER: my_slot; OURS: the slot it remembers */
+byte in_slot[6];       /* NEWER: where its accounting is under way, or NO_SLOT */
 bool alive[6], in[6];  /* maps the file; has taken a slot */
-bool leaving[6];       /* NEW: after exit_handler() */
+bool leaving[6];       /* NEW, NEWER: after exit_handler() */
 byte accounts[6];
 byte kills = KILLS, lives = LIVES;
 
@@ -62,9 +68,11 @@ byte kills = KILLS, lives = LIVES;
 typedef look { byte name; byte seq }
 look w[N];
 
-hidden byte a, b, c, d, healthy, kept, healthy_before, kept_before;
+hidden byte a, b, c, d, e, healthy, kept, healthy_before, kept_before;
 hidden byte counted[4];
 byte net[4]; /* by how much the work of ours that is under way has changed what counts of each */
+
+#define IF(condition, store) if :: condition -> store :: else fi
 
 /* For each slot, or any of them. */
 #define SUM(of, x) (of(0, x) + of(1, x) + of(2, x))
@@ -77,8 +85,26 @@ byte net[4]; /* by how much the work of ours that is under way has changed what 
  * Which processes are counted once, where their next accounting goes (healthy), and which have
  * their figures where they go on from them, counted or not (kept).  OURS has its own books, and may be moved.
  */
-#define IS_STILL_ITS(p) (s[my[p]].name == p || (leaving[p] && s[my[p]].name == 0))
-#define HAS_LEFT(p) (leaving[p] && real[p] == 0 && !ODD(s[my[p]].seq))
+#define IS_STILL(p, i) (s[i].name == p || (leaving[p] && s[i].name == 0))
+#define IS_STILL_ITS(p) IS_STILL(p, my[p])
+#define HAS_LEFT(p, i) (leaving[p] && real[p] == 0 && !ODD(s[i].seq))
+/* Two slots of OLD, while a newcomer of ours that has taken the upper one in has not taken the name
+ * from the lower one yet: both have never been used, and OLD waits for the lock. */
+#define UNUSED_SLOT(i, p) (COUNTS_FOR(i, p) && s[i].used == 0)
+#define BY_A_NEWCOMER (lock != 0 && lock <= P && kind[lock] == OURS)
+#define HAS_TWO_UNUSED(p) (real[p] == 0 && SUM(COUNTS_FOR, p) == 2 && SUM(UNUSED_SLOT, p) == 2)
+#define IS_BEING_SETTLED(p) (BY_A_NEWCOMER && HAS_TWO_UNUSED(p))
+/* An idle NEWER, whose slot an older process has moved, may be a NEW, which goes on where it was: a
+ * newcomer steps over that, and it counts twice, until it is repaired. */
+#define IS_STEPPED_OVER(p) (kind[p] == NEWER && BY_A_NEWCOMER && counted[p] == 2 * real[p])
+/* get_current_proc_slot(): NO_SLOT or above where there is none. */
+#define MY_OWN(p) (my[p] < count && s[my[p]].name == p)
+inline find_place(p, at) {
+    at = my[p];
+    IF(kind[p] == NEWER && in_slot[p] != NO_SLOT, at = in_slot[p]);
+    IF(kind[p] == NEWER && in_slot[p] == NO_SLOT && !MY_OWN(p),
+       FIRST(at, count, p); IF(at == count, at = NO_SLOT))
+}
 inline look_at_all() {
     healthy = 0; kept = 0;
     for (a : 1 .. P) {
@@ -86,11 +112,13 @@ inline look_at_all() {
         for (b : 0 .. N - 1) {
             counted[a] = counted[a] + (COUNTS_FOR(b, a) -> s[b].used : 0)
         }
-        c = alive[a] && in[a] && counted[a] == real[a];
-        d = alive[a] && in[a] && kind[a] != OLD && my[a] != NO_SLOT;
-        d = (d -> IS_STILL_ITS(a) && !HAS_LEFT(a) && s[my[a]].used == real[a] : 0);
-        kept = kept | ((d && kind[a] == NEW) << a);
-        c = (kind[a] == OLD -> c && SUM(COUNTS_FOR, a) == 1 : c && d && COUNTS_FOR(my[a], a));
+        c = alive[a] && in[a] && (counted[a] == real[a] || IS_STEPPED_OVER(a));
+        find_place(a, e);
+        d = alive[a] && in[a] && kind[a] != OLD && e != NO_SLOT;
+        d = (d -> IS_STILL(a, e) && !HAS_LEFT(a, e) && s[e].used == real[a] : 0);
+        kept = kept | ((d && (kind[a] == NEW || kind[a] == NEWER)) << a);
+        c = (kind[a] == OLD -> c && (SUM(COUNTS_FOR, a) == 1 || IS_BEING_SETTLED(a)) :
+                               c && d && COUNTS_FOR(e, a));
         healthy = healthy | (c << a)
     }
 }
@@ -106,7 +134,6 @@ inline look_at_all() {
         assert((healthy_before & ~healthy) == 0); \
         assert((kept_before & ~kept) == 0) \
     }
-#define IF(condition, store) if :: condition -> store :: else fi
 /* By compare-and-swap, or after a look that nothing can make one step with the store: it changes
  * only what was judged, beside a cleaning without the lock. */
 #define BY_US_IF(condition, store) BY_US(IF(condition, store))
@@ -133,7 +160,8 @@ inline look_at_all() {
     d_step { \
         IF(lock == p, NEW_WORK(); lock = 0; disturbed = false); \
         IF(cleaning == p, cleaning = 0); \
-        alive[p] = false; in[p] = false; leaving[p] = false; real[p] = 0; my[p] = NO_SLOT \
+        alive[p] = false; in[p] = false; leaving[p] = false; real[p] = 0; my[p] = NO_SLOT; \
+        in_slot[p] = NO_SLOT \
     }
 /* Another process gets the pid: the container has started again. */
 #define BE_BORN(p) atomic { lives > 0 -> lives--; alive[p] = true; accounts[p] = ACCOUNTS }
@@ -152,9 +180,17 @@ inline clean(p) {
         :: q != 0 && alive[q] -> i++
         :: else -> /* proc_alive() opens /proc: time passes */
             d_step { assert(count > 0); count--; last = count };
-            d_step { IF(kind[p] == NEW && count < N, last = count) }; /* a second load of proc_num */
+            d_step { IF(kind[p] != OLD && count < N, last = count) }; /* a second load of proc_num */
             /* Not interrupted for as long as the tool watches: assumed. */
-            d_step { s[i].name = s[last].name; s[i].used = s[last].used; s[i].seq = s[last].seq }
+            d_step { s[i].name = s[last].name; s[i].used = s[last].used; s[i].seq = s[last].seq };
+            if
+            :: kind[p] == NEWER ->
+                d_step {
+                    IF(my[p] == last, my[p] = i);
+                    s[last].name = 0; s[last].used = 0; s[last].seq = 0
+                }
+            :: else
+            fi
         fi
     od;
     skip;
@@ -179,6 +215,26 @@ inline account_new(p, by) {
     atomic { IS_STILL_ITS(p) -> s[my[p]].seq++ }
 }
 
+/* To find the slot and to make its seqlock odd is one step here: some nanoseconds pass in between, in
+ * which nobody can see that it is about to be used.  Where there is none, nothing is counted. */
+#define IN_SLOT(p) (IS_STILL(p, in_slot[p]))
+inline account_newer(p, by) {
+    d_step {
+        find_place(p, in_slot[p]);
+        if
+        :: in_slot[p] != NO_SLOT -> s[in_slot[p]].seq++
+        :: else -> real[p] = real[p] + by
+        fi
+    };
+    if
+    :: in_slot[p] != NO_SLOT ->
+        atomic { IN_SLOT(p) ->
+            s[in_slot[p]].used = s[in_slot[p]].used + by; real[p] = real[p] + by };
+        atomic { IN_SLOT(p) -> s[in_slot[p]].seq++; in_slot[p] = NO_SLOT }
+    :: else
+    fi
+}
+
 proctype libvgpu(byte p) {
     byte i, q, last;
 again:
@@ -192,7 +248,7 @@ again:
         fi;
         d_step { /* only the last store admits it */
             s[i].name = p; s[i].used = 0;
-            IF(kind[p] == NEW, s[i].seq = 0; my[p] = i)
+            IF(kind[p] != OLD, s[i].seq = 0; my[p] = i)
         };
         d_step { IF(i == count, count++); i = 0; in[p] = true };
         clean(p);
@@ -206,10 +262,12 @@ accounting:
             :: kind[p] == OLD && real[p] == 1 -> account_old(p, 255)
             :: kind[p] == NEW && real[p] == 0 -> account_new(p, 1)
             :: kind[p] == NEW && real[p] == 1 -> account_new(p, 255)
+            :: kind[p] == NEWER && real[p] == 0 -> account_newer(p, 1)
+            :: kind[p] == NEWER && real[p] == 1 -> account_newer(p, 255)
             fi
 #if LOCKLESS
         :: atomic {
-               cleaning == 0 && !(lock != 0 && lock <= P && kind[lock] != OURS) ->
+               kind[p] != NEWER && cleaning == 0 && !(lock != 0 && lock <= P && kind[lock] != OURS) ->
                cleaning = p; disturbed = lock != 0
            };
             clean(p);
@@ -220,6 +278,9 @@ accounting:
             :: kind[p] == NEW ->
                 d_step { FIRST(i, N, p); IF(i < N, s[i].name = 0); i = 0; leaving[p] = true };
                 if :: real[p] == 1 -> account_new(p, 255) :: true fi /* a destructor that frees */
+            :: kind[p] == NEWER ->
+                d_step { FIRST(i, N, p); IF(i < N, s[i].name = 0); i = 0; leaving[p] = true };
+                if :: real[p] == 1 -> account_newer(p, 255) :: true fi
             :: kind[p] == OLD ->
                 LOCK_LIBVGPU(p);
                 d_step { FIRST(i, count, p) };
@@ -306,7 +367,34 @@ inline empty_slot(at, was) {
  * first above proc_num that no live process may be writing to.  NO_SLOT if there is none. */
 #define IS_FREE(i, me) \
     (IS_NOBODYS(i, me) || s[i].name == me || (s[i].name == 0 && BLANK(i)) || STALE_BY_BYTES(i) || \
-     (!LAYOUT_12 && s[i].seq == 0 && kind[s[i].name] != NEW)) /* OLD does not come back to it */
+     (!LAYOUT_12 && s[i].seq == 0 && (!IS_UNUSED(i, top) || FAULT == TAKE_UNUSED)))
+
+/* In 1.1 a slot behind the last one whose process lives and has not accounted yet, in it or in a
+ * copy: OLD does not come back to it, NEW does. */
+#define USED_COPY(i, at) (i < at && s[i].name == s[at].name && !BLANK(i))
+#define USED_COPY_BELOW(i, at, bound) (i < bound && USED_COPY(i, at))
+#define IS_UNUSED(at, bound) \
+    (BLANK(at) && !(USED_COPY_BELOW(0, at, bound) || USED_COPY_BELOW(1, at, bound) || \
+                    USED_COPY_BELOW(2, at, bound)))
+
+/* hr_settle_stepped_over(): it goes on in that slot, of whichever generation it is. */
+inline settle_stepped_over(from, to) {
+    for (i : 0 .. N - 1) {
+        if
+        :: !LAYOUT_12 && FAULT != KEEP_UNUSED && N - 1 - i >= from && N - 1 - i < to &&
+           LIVES_HERE(N - 1 - i) && IS_UNUSED(N - 1 - i, N) ->
+            for (at : 0 .. N - 1) {
+                if
+                :: at < N - 1 - i && s[at].name == s[N-1-i].name && BLANK(at) ->
+                    RENAME(at, s[N-1-i].name, NOBODY)
+                :: else
+                fi
+            }
+        :: else
+        fi
+    }
+    i = 0; at = to
+}
 inline take(p) {
     do
     :: d_step {
@@ -325,8 +413,12 @@ inline take(p) {
             if
             :: at < top && s[at].name == p -> my[p] = at; in[p] = true; break
             :: at >= top && s[at].name == p -> /* what lies between counts again */
+                was = top;
                 BY_US_IF(count == top, count = at + 1; my[p] = at; in[p] = true; top = NO_SLOT);
-                if :: top == NO_SLOT -> break :: else -> RENAME(at, p, 0) fi
+                if
+                :: top == NO_SLOT -> settle_stepped_over(was, my[p]); break
+                :: else -> RENAME(at, p, 0)
+                fi
             :: else
             fi
         fi
@@ -346,6 +438,7 @@ inline give_up_others(p, but) {
     i = 0
 }
 
+#define IS_SETTLED(p) (kind[p] != OLD || !alive[p] || !HAS_TWO_UNUSED(p))
 #define IS_MINE(p) (my[p] < count && s[my[p]].name == p && (LAYOUT_12 || SUM(COUNTS_FOR, p) == 1))
 #define FORGET_NAME(at, p) IF(at != NO_SLOT && at >= count && s[at].name == p, BY_US(s[at].name = 0))
 proctype ours(byte p) {
@@ -357,6 +450,7 @@ again:
         if :: at == NO_SLOT -> UNLOCK(p); goto gone :: else fi;
         give_up_others(p, at);
         WORK_DONE(NOT_LESS);
+        assert(disturbed || (IS_SETTLED(1) && IS_SETTLED(2) && IS_SETTLED(3)));
         UNLOCK(p);
         do
         :: accounts[p] > 0 ->
@@ -529,7 +623,8 @@ end_kills:
     :: k == NONE -> skip \
     :: else -> \
         kind[p] = k; alive[p] = true; \
-        if :: in[p] && k == NEW -> skip :: else -> my[p] = NO_SLOT fi; \
+        if :: in[p] && (k == NEW || k == NEWER) -> skip :: else -> my[p] = NO_SLOT fi; \
+        in_slot[p] = NO_SLOT; \
         accounts[p] = ACCOUNTS; \
         if :: k == OURS -> run ours(p) :: else -> run libvgpu(p) fi \
     fi

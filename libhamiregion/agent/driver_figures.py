@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING, TypeAlias
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from libhamiregion.node.nvml import NvmlProcess, NvmlSample, NvmlSampler
     from libhamiregion.node.views import ContainerView
     from libhamiregion.region import Region
+    from libhamiregion.slot import SlotChange
 
 # A figure of one slot: the slot's pid, the device's index, the field.
 _Figure: TypeAlias = "tuple[int, int, str]"
@@ -89,7 +91,6 @@ class DriverFigures(Task):
     ) -> None:
         super().__init__(emit)
         self._node = node
-        self._sampler = sampler
         self._driver = TimeoutSampler(sampler)
         self._dry_run = dry_run
         # By owner: whether something may be written in this pass.
@@ -200,7 +201,7 @@ class DriverFigures(Task):
         if (still or lost) and self._has_turn(owner):
             if still:
                 wanted = {figure: says for figure, says in differs.items() if figure[0] in still}
-                self._write(view, sample, still, wanted)
+                self._write(view, still, wanted)
             self._set_to_0(written, lost)
             self.events.recovered(view.container)
 
@@ -218,7 +219,6 @@ class DriverFigures(Task):
     def _write(
         self,
         view: ContainerView,
-        sample: NvmlSample,
         still: Mapping[int, HostProcess],
         wanted: Mapping[_Figure, int],
     ) -> None:
@@ -229,13 +229,14 @@ class DriverFigures(Task):
                 # Before: some may be written when it fails. What does not stand is forgotten later.
                 written = self._written.setdefault(region.path, _Written(view.container))
                 written.figures.update(wanted)
-            changes = self._sampler.write(
-                region,
-                {pid: process.pid for pid, process in still.items()},
-                sample=sample,
-                dry_run=self._dry_run,
-                timeout_s=self.timeout_s,
-            )
+            slots: defaultdict[tuple[int, int], dict[str, int]] = defaultdict(dict)
+            for (pid, device, field), says in wanted.items():
+                slots[pid, device][field] = says
+            changes = [
+                change
+                for (pid, device), values in slots.items()
+                for change in self._store(region, pid, device, values)
+            ]
             file = (region.path, region.file_id)
             if not self._dry_run:
                 self.count("writes", len(changes))
@@ -310,17 +311,23 @@ class DriverFigures(Task):
                         if (figure := (process.pid, device.index, field)) in stale
                         and getattr(device, _ATTRIBUTES[field][0]) == written.figures[figure]
                     ]
-                    with contextlib.suppress(ProcessNotInRegion):  # it has left since the snapshot
-                        self._store_0(region, process.pid, device.index, fields)
+                    self._store(region, process.pid, device.index, dict.fromkeys(fields, 0))
         for figure in figures:
             del written.figures[figure]
 
-    def _store_0(self, region: Region, pid: int, device: int, fields: list[str]) -> None:
-        if _MEMORY in fields:
-            region.set_monitor_used(pid, device, 0, timeout_s=self.timeout_s)
-        sm, enc, dec = (0 if field in fields else None for field in _PERCENTS)
-        if (sm, enc, dec) != (None, None, None):
-            region.set_utilization(pid, device, sm=sm, enc=enc, dec=dec, timeout_s=self.timeout_s)
+    def _store(
+        self, region: Region, pid: int, device: int, values: Mapping[str, int]
+    ) -> list[SlotChange]:
+        """Store figures in a slot; what was changed, or would be."""
+        how: dict[str, Any] = {"dry_run": self._dry_run, "timeout_s": self.timeout_s}
+        changes: list[SlotChange] = []
+        with contextlib.suppress(ProcessNotInRegion):  # it has left since the snapshot
+            if _MEMORY in values:
+                changes.append(region.set_monitor_used(pid, device, values[_MEMORY], **how))
+            sm, enc, dec = map(values.get, _PERCENTS)
+            if (sm, enc, dec) != (None, None, None):
+                changes += region.set_utilization(pid, device, sm=sm, enc=enc, dec=dec, **how)
+        return [change for change in changes if change.before != change.after]
 
 
 def _figures(

@@ -5,6 +5,7 @@ HAMi's monitor does this on a node; `Feedback` does it in its place.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -20,11 +21,14 @@ from libhamiregion.errors import (
 )
 from libhamiregion.node.containers import MissingReason
 from libhamiregion.node.events import container_label, silent
+from libhamiregion.node.node import NodeBusy
+from libhamiregion.node.writers import OtherWriter
 from libhamiregion.region import open_region
 
+from . import tasks
 from .other_writers import OtherWriterRuns, WriterWatch
 from .priority_rule import BLOCKED, LaunchState, decide
-from .tasks import Task, run_each
+from .tasks import BoundedCall, Task, run_each
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +36,6 @@ if TYPE_CHECKING:
     from libhamiregion.node.containers import Container
     from libhamiregion.node.events import Emit
     from libhamiregion.node.node import Node, NodeSnapshot
-    from libhamiregion.node.writers import OtherWriter
     from libhamiregion.region import Region
 
     from .priority_rule import Verdict
@@ -46,6 +49,9 @@ _GIVE_BACK_S = 4.0
 _MAY_PASS = frozenset(
     {MissingReason.UNKNOWN_LAYOUT, MissingReason.NO_PERMISSION, MissingReason.FAILED}
 )
+
+#: Stands for whoever may write unseen.
+_BLIND = (OtherWriter("hidden", None, "a look at this node does not come to its end"),)
 
 # A region: its path, and the very file.
 _Key: TypeAlias = "tuple[str, tuple[int, int]]"
@@ -85,7 +91,9 @@ class Feedback(Task):
 
     It writes only where something has to change. A launch mark is counted down by compare-and-set,
     so that a launch between reading and writing is not lost. While somebody else writes these
-    fields it writes nothing; when the other has been gone for three passes, it goes on.
+    fields it writes nothing; when the other has been gone for three passes, it goes on. Where a
+    look at the node does not come to its end, nobody knows who else writes: it gives back what it
+    has written, and goes on after three looks that do.
 
     Stopped, it gives back what it has written, also while a pass hangs: launches that it blocked go
     on, and a switch that still is as it was set becomes what it was before. After a kill, regions
@@ -123,6 +131,7 @@ class Feedback(Task):
         self._writing = threading.Lock()
         self._ended = False
         self._in_pass = False
+        self._looking = BoundedCall(self._look)
 
     @property
     def paused(self) -> tuple[OtherWriter, ...]:
@@ -164,9 +173,15 @@ class Feedback(Task):
         finally:
             self._in_pass = False
 
+    def _look(self) -> tuple[OtherWriter, ...]:
+        with contextlib.suppress(NodeBusy):
+            # Another task's look hangs: what is known of the regions still can be followed.
+            self._node.refresh()
+        return self._watch.look(lock=not self._dry_run)
+
     def _pass(self) -> None:
-        self._node.refresh()
-        self._note(self._watch.look(lock=not self._dry_run))
+        looked = self._looking(tasks.STUCK_AFTER_S / 3)
+        self._note(looked[0] if looked else _BLIND)
         if self._others and not self._dry_run:
             return
         self.count("runs")
@@ -216,8 +231,11 @@ class Feedback(Task):
                     )
             if not self._others:
                 self.count("pauses")
-                # The other decides now; what was written before is no longer ours.
-                self._written.clear()
+                if others is _BLIND:
+                    self._give_all_back()
+                else:
+                    # The other decides now; what was written before is no longer ours.
+                    self._written.clear()
             self._others = others
         elif self._others:
             self._clear_looks += 1
@@ -300,16 +318,28 @@ class Feedback(Task):
             if self.outstanding() and self._another_writes():
                 # Another writer's values are its own.
                 self._written.clear()
-            here = {_key(each.region): each for each in self._node.containers if each.region}
-            self._written = {key: each for key, each in self._written.items() if each.phrase()}
-            entries = [(key, each, here.get(key)) for key, each in self._written.items()]
-            run_each(self._give_back, entries, _GIVE_BACK_S)
+            self._give_all_back()
         finally:
             self._watch.close()
 
     def _another_writes(self) -> bool:
+        if self._others is _BLIND:
+            return False
         # A pass that hangs may hang in what a look needs.
-        return bool(self._others if self._in_pass else self._watch.look(lock=False))
+        if self._in_pass:
+            return bool(self._others)
+        try:
+            return bool(self._watch.look(lock=False))
+        except Exception as error:  # noqa: BLE001 (whatever it is, nobody may stay blocked for it)
+            self.count("errors")
+            self.events.failed("other writers could not be looked for", error)
+            return False
+
+    def _give_all_back(self) -> None:
+        here = {_key(each.region): each for each in self._node.containers if each.region}
+        self._written = {key: each for key, each in self._written.items() if each.phrase()}
+        entries = [(key, each, here.get(key)) for key, each in self._written.items()]
+        run_each(self._give_back, entries, _GIVE_BACK_S)
 
     def outstanding(self) -> tuple[str, ...]:
         """The containers that are still blocked, or whose switch is not as it was found."""
@@ -347,7 +377,7 @@ class Feedback(Task):
                 self.count("unblocks")
                 self.events.emit(
                     "unblocked",
-                    "launches go on, the agent stops",
+                    "launches go on, the agent steps back",
                     written.container,
                     distinct="end",
                 )

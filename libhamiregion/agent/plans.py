@@ -29,6 +29,7 @@ class PlanKeeper(Task):
     def __init__(self, watcher: PlanWatcher) -> None:
         super().__init__()
         self._watcher = watcher
+        watcher.when_changed(self.wake)
 
     def start(self) -> None:
         """Make sure that no other process keeps this node on a plan.

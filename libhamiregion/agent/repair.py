@@ -21,27 +21,10 @@ if TYPE_CHECKING:
     from libhamiregion.node.node import Node
 
 #: What is repaired without anybody being asked: each with proof, and nothing that may be meant.
-SAFE_KINDS = frozenset(
-    {
-        FindingKind.HOST_PID_MISSING,
-        FindingKind.HOST_PID_IS_CONTAINER_PID,
-        FindingKind.HOST_PID_SWAPPED,
-        FindingKind.HOST_PID_DEAD,
-        FindingKind.HOST_PID_FOREIGN,
-        FindingKind.DEAD_PROCESS_COUNTED,
-        FindingKind.ORPHANED_SLOT,
-        FindingKind.DOUBLED_SLOT,
-        FindingKind.SLOT_WITHOUT_PID,
-        FindingKind.SEQLOCK_STUCK,
-        FindingKind.LOCK_HELD_BY_DEAD,
-        FindingKind.LOCK_OWNERLESS,
-        FindingKind.SEMAPHORE_IMPOSSIBLE,
-        FindingKind.STARTUP_LOCK_HELD,
-    }
-)
+SAFE_KINDS = frozenset(kind for kind in FindingKind if kind.explanation.repair is not None)
 # Proof takes 10 s of watching, in which nothing else is looked at: whatever can be done at once is
 # done first, and after one that took so long the others wait for the next pass.
-_SLOW_KINDS = frozenset({FindingKind.LOCK_OWNERLESS})
+_SLOW_CAUSE = "ownerless"
 # Outside the roots a container can have many regions, and keep each repair waiting.
 _LONG_S = 1.0
 
@@ -83,11 +66,7 @@ class RepairLoop(Task):
         Raises:
             OSError: /proc cannot be listed.
         """
-        found = [
-            each
-            for each in diagnose(self._node, settle_s=self.settle_s)
-            if each.repairable and each.kind in SAFE_KINDS
-        ]
+        found = [each for each in diagnose(self._node, settle_s=self.settle_s) if each.repairable]
         self.count("runs")
         self._note_visibility()
         quick: defaultdict[str, defaultdict[str | None, list[Finding]]]
@@ -95,7 +74,7 @@ class RepairLoop(Task):
         slow: dict[tuple[str, str], list[Finding]] = {}
         for each in found:
             container = each.container
-            if each.kind in _SLOW_KINDS:
+            if each.cause == _SLOW_CAUSE:
                 slow.setdefault(_pod_of(container), [each])
             else:
                 path = None if container is None else container.region_path
@@ -152,7 +131,6 @@ class RepairLoop(Task):
                 findings,
                 dry_run=self._dry_run,
                 timeout_s=self.timeout_s,
-                kinds=SAFE_KINDS,
             )
         except (OSError, RuntimeError, ValueError) as error:
             self.count("errors")

@@ -6,7 +6,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from libhamiregion.node.backoff import Backoff
 from libhamiregion.node.events import EventReporter, silent
@@ -16,13 +16,15 @@ if TYPE_CHECKING:
 
     from libhamiregion.node.events import Emit
 
-    T = TypeVar("T")
+T = TypeVar("T")
 
 # A pass in progress has this long to end, and giving back has this long after it. Together they
 # take less than the 30 s after which kubelet kills.
 _LAST_PASS_S, _GIVE_BACK_S = 15.0, 5.0
 # The longest pass that is no sign of trouble: the proof that a lock has no owner takes 10 s.
 STUCK_AFTER_S = 60.0
+# What wakes a task within this time is one pass.
+_TOGETHER_S = 0.1
 _LISTED = 5
 
 
@@ -31,8 +33,8 @@ class Task(ABC):
 
     A task overrides `run`, and the others where it needs to.
 
-    Threads: `counters` and `outstanding` may be called from any. `run` is called from one, `stop`
-    from another one after the last pass; or while a pass hangs, if it does not end in time.
+    Threads: `counters`, `outstanding` and `wake` may be called from any. `run` is called from one,
+    `stop` from another one after the last pass; or while a pass hangs, if it does not end in time.
 
     Args:
         emit: Gets the events.
@@ -55,6 +57,11 @@ class Task(ABC):
         self.backoff = Backoff()
         self._counts = dict.fromkeys(self.counted, 0)
         self._counting = threading.Lock()
+        self._woken = threading.Event()
+
+    def wake(self) -> None:
+        """Have the next pass begin at once, or as soon as the one in progress has ended."""
+        self._woken.set()
 
     def start(self) -> None:  # noqa: B027 (optional)
         """Make sure that the task may run; what it raises keeps all from starting."""
@@ -172,6 +179,8 @@ class TaskRunner:
             What has not come to its end in order, a sentence per task; each is reported as well.
         """
         self._stopping.set()
+        for task in self.tasks:
+            task.wake()
         deadline_s = time.monotonic() + _LAST_PASS_S
         for thread in self._threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
@@ -213,7 +222,11 @@ class TaskRunner:
                     break
                 # After a slow pass, passes are skipped instead of caught up on.
                 due_s = max(due_s + task.interval_s, time.monotonic())
-                self._stopping.wait(max(0.0, due_s - time.monotonic()))
+                if task._woken.wait(max(0.0, due_s - time.monotonic())):
+                    # What comes in crowds, such as pods, shall not have a pass each.
+                    self._stopping.wait(_TOGETHER_S)
+                    task._woken.clear()
+                    due_s = time.monotonic()
         finally:
             working.release()
 
@@ -259,6 +272,47 @@ def run_each(work: Callable[[T], object], items: Iterable[T], for_s: float) -> l
     for _, thread in threads:
         thread.join(max(0.0, deadline_s - time.monotonic()))
     return [item for item, thread in threads if thread.is_alive()]
+
+
+class BoundedCall(Generic[T]):
+    """Calls a function in a thread of its own, and waits for so long and no longer.
+
+    While a call hangs, no second one is begun.
+
+    Threads: one at a time.
+
+    Args:
+        function: What to call.
+    """
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self._function = function
+        self._thread: threading.Thread | None = None
+        self._result: list[T] = []
+        self._error: Exception | None = None
+
+    def __call__(self, for_s: float) -> list[T]:
+        """What it returned, in a list; an empty one if it has not ended by then.
+
+        Raises:
+            Exception: What it raised.
+        """
+        if self._thread is None:
+            self._result, self._error = [], None
+            self._thread = _daemon(self._call, "look")
+        self._thread.join(for_s)
+        if self._thread.is_alive():
+            return []
+        self._thread = None
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def _call(self) -> None:
+        try:
+            self._result.append(self._function())
+        except Exception as error:  # noqa: BLE001 (raised again where it was asked for)
+            self._error = error
 
 
 def _daemon(target: Callable[[], object], name: str) -> threading.Thread:

@@ -16,7 +16,6 @@ EXTRAS = {
     "markupsafe": "cli",
     "prometheus_client": "exporter",
     "rich": "cli",
-    "uvicorn": "exporter",
     "yaml": "exporter,plan",
 }
 

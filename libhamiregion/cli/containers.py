@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
 
+from libhamiregion import RegionSnapshot
 from libhamiregion.node.containers import missing_for
 
 from . import options
-from .format import (
-    NAME_COLUMNS,
-    Names,
-    lock_word,
-    names_of,
-)
+from .format import NAME_COLUMNS, Names, lock_word, names_of
 from .intervals import ticks
 from .output import Page, node_page, show_all
 from .show import memory_bar, memory_style
@@ -43,8 +38,9 @@ from .tables import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from libhamiregion import DeviceUsage, Layout
-    from libhamiregion.node import ContainerView, Node, Selector
+    from libhamiregion import DeviceUsage
+    from libhamiregion.node import Container, ContainerView, Node, Selector
+    from libhamiregion.node.containers import MissingRegion
 
     from .options import NodeChoice
 
@@ -101,98 +97,87 @@ def container_page(node: Node, selector: Selector, place: NodeChoice, *, wide: b
     if selector.device is not None:
         rows = [row for row in rows if row.devices]
     rows.sort(key=lambda row: row.order)
-    present = [row for row in rows if row.reason is None]
-    missing = [row for row in rows if row.reason is not None]
+    present = [row for row in rows if row.missing is None]
+    missing = [row for row in rows if row.missing is not None]
     empty = "" if missing else "No container has a directory or maps a region."
     blocks = [Table(_columns(wide), present, "shown", empty)]
     if missing:
         blocks.append(Table(_MISSING_COLUMNS, missing))
-    return node_page(node, place, taken_at_ns, {"containers": rows}, blocks)
-
-
-@attrs.frozen
-class SlotCounts:
-    """How many processes of a region there are of each state."""
-
-    alive: int
-    dead: int
-    unknown: int
-    unlisted: int
+    return node_page(
+        node, place, taken_at_ns, {"containers": [row.as_object() for row in rows]}, blocks
+    )
 
 
 @attrs.frozen(kw_only=True)
 class ContainerRow(Names):
-    """A container; the fields are the keys of --json."""
+    """A container with its region, or with why it has none."""
 
-    directory: str | None
-    region_path: str | None
-    path_in_namespace: str | None
-    other_files: tuple[str, ...]
-    reason: str | None
-    message: str | None
-    layout: Layout | None = None
-    device_count: int | None = None
-    priority: int | None = None
-    utilization_switch: bool | None = None
-    recent_kernel: int | None = None
-    last_kernel_time_s: int | None = None
-    owner_pid: int | None = None
-    settled: bool | None = None
+    found: Container
+    missing: MissingRegion | None
+    snapshot: RegionSnapshot | None
     lock: str | None = None
-    processes: SlotCounts | None = None
+    #: How many processes of each state.
+    states: dict[str, int] | None = None
     devices: tuple[DeviceUsage, ...] = ()
 
     @property
     def file(self) -> str | None:
         """The region's file; outside the roots as its processes see it."""
-        return self.path_in_namespace or self.region_path
+        return self.found.path_in_namespace or self.found.region_path
 
     @property
     def shown(self) -> Sequence[DeviceUsage]:
         """The devices; without utilisation where the layout has none."""
-        if self.layout is None or self.layout.has_utilization:
+        if self.snapshot is None or self.snapshot.layout.has_utilization:
             return self.devices
         # None is "not known" in a column, and in no device of a snapshot.
         return [attrs.evolve(each, sm_util_percent=None) for each in self.devices]  # type: ignore[arg-type]
+
+    def as_object(self) -> dict[str, Any]:
+        """The container for --json."""
+        names = {field.name: getattr(self, field.name) for field in attrs.fields(Names)}
+        places = ("directory", "region_path", "path_in_namespace", "other_files")
+        return {
+            **names,
+            **{name: getattr(self.found, name) for name in places},
+            "reason": None if self.missing is None else self.missing.reason,
+            "message": None if self.missing is None else self.missing.message,
+            **{name: getattr(self.snapshot, name, None) for name in _OF_SNAPSHOT},
+            "lock": self.lock,
+            "processes": self.states,
+            "devices": self.devices,
+        }
+
+
+_OF_SNAPSHOT = [
+    field.name
+    for field in attrs.fields(RegionSnapshot)
+    if field.name not in {"path", "taken_at_ns", "devices", "processes"}
+]
 
 
 def container_row(node: Node, view: ContainerView, selector: Selector) -> ContainerRow:
     """Gather what there is to show of a container."""
     container, snapshot = view.container, view.snapshot
-    common = {
-        **names_of(node, container),
-        "directory": container.directory,
-        "region_path": container.region_path,
-        "path_in_namespace": container.path_in_namespace,
-        "other_files": container.other_files,
-    }
+    names = names_of(node, container)
     if snapshot is None:
         missing = container.missing if view.error is None else missing_for(view.error)
-        return ContainerRow(
-            **common,
-            reason=None if missing is None else missing.reason.value,
-            message=None if missing is None else missing.message,
-        )
+        return ContainerRow(**names, found=container, missing=missing, snapshot=None)
     slots = () if view.processes is None else view.processes.slots
-    states = Counter(slot.state for slot in slots)
+    states = dict.fromkeys(("alive", "dead", "unknown"), 0)
+    for slot in slots:
+        states[slot.state] += 1
     for omitted in view.omitted:
         states[omitted.state] += omitted.slots
-    unlisted = 0 if view.processes is None else len(view.processes.unlisted)
+    states["unlisted"] = 0 if view.processes is None else len(view.processes.unlisted)
     dead = {slot.pid for slot in slots if slot.state == "dead"}
     return ContainerRow(
-        **common,
-        reason=None,
-        message=None,
-        layout=snapshot.layout,
-        device_count=snapshot.device_count,
-        priority=snapshot.priority,
-        utilization_switch=snapshot.utilization_switch,
-        recent_kernel=snapshot.recent_kernel,
-        last_kernel_time_s=snapshot.last_kernel_time_s,
-        owner_pid=snapshot.owner_pid,
-        settled=snapshot.settled,
+        **names,
+        found=container,
+        missing=None,
+        snapshot=snapshot,
         lock=lock_word(snapshot.owner_pid, dead),
-        processes=SlotCounts(states["alive"], states["dead"], states["unknown"], unlisted),
+        states=states,
         devices=tuple(
             device
             for device in snapshot.devices
@@ -210,21 +195,23 @@ def _columns(wide: bool) -> Sequence[Column]:
 
 
 def _process_words(row: ContainerRow) -> str | None:
-    counts = row.processes
-    if counts is None:
+    if row.states is None:
         return None
-    others = attrs.asdict(counts)
-    words = [str(others.pop("alive"))]
-    return " ".join(words + [f"+{number} {state}" for state, number in others.items() if number])
+    alive, *others = row.states.items()
+    return " ".join([str(alive[1]), *(f"+{number} {state}" for state, number in others if number)])
 
 
 def _process_style(row: ContainerRow) -> str:
-    counts = row.processes
-    if counts is None or not any(attrs.astuple(counts)):
+    states = row.states or {}
+    if not any(states.values()):
         return QUIET
-    if counts.dead:
+    if states["dead"]:
         return f"bold {OVER}"
-    return NEAR if counts.unknown or counts.unlisted else GOOD
+    return NEAR if states["unknown"] or states["unlisted"] else GOOD
+
+
+def _count_of(state: str) -> Column:
+    return Column(state.upper(), lambda row: row.states and row.states[state], NUMBER, on="pipe")
 
 
 def _lock_style(row: ContainerRow) -> str:
@@ -233,22 +220,20 @@ def _lock_style(row: ContainerRow) -> str:
 
 _COLUMNS = (
     *NAME_COLUMNS,
-    Column("LAYOUT", "layout", from_width=ROOMY),
+    Column("LAYOUT", "snapshot.layout", from_width=ROOMY),
     Column("DEVICE", part="index", kind=NUMBER, title="dev", style="bold"),
     Column("", part=memory_bar, kind=BAR, title="memory", on="terminal", from_width=WIDE),
     Column("MEM-USED", part="memory_used_bytes", kind=SIZE, title="used", style=memory_style),
     Column("MEM-LIMIT", part="memory_limit_bytes", kind=SIZE_LIMIT, title="limit"),
     Column("SM", part="sm_util_percent", kind=PERCENT, title="SM"),
     Column("SM-LIMIT", part="sm_limit_percent", kind=PERCENT_LIMIT, title="limit"),
-    Column("ALIVE", "processes.alive", NUMBER, on="pipe"),
-    Column("DEAD", "processes.dead", NUMBER, on="pipe"),
-    Column("UNKNOWN", "processes.unknown", NUMBER, on="pipe"),
+    *map(_count_of, ("alive", "dead", "unknown")),
     Column("", _process_words, title="processes", style=_process_style, on="terminal"),
-    Column("PRIORITY", "priority", NUMBER, title="prio", from_width=ROOMY),
+    Column("PRIORITY", "snapshot.priority", NUMBER, title="prio", from_width=ROOMY),
     Column("LOCK", "lock", style=_lock_style, from_width=ROOMY),
 )
 _MISSING_COLUMNS = (
     *NAME_COLUMNS,
-    Column("REASON", "reason", on="pipe"),
-    Column("MESSAGE", "message", TEXT, title="no region, because"),
+    Column("REASON", "missing.reason", on="pipe"),
+    Column("MESSAGE", "missing.message", TEXT, title="no region, because"),
 )

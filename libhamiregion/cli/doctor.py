@@ -44,8 +44,7 @@ _NOUNS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "
     multiple=True,
     type=click.Choice([kind.value for kind in FindingKind]),
     metavar="KIND",
-    help="Only findings of this kind, such as host_pid_missing, and all of them; may be given"
-    " again.",
+    help="Only findings of this kind, such as host_pid_wrong, and all of them; may be given again.",
 )
 @click.option(
     "--repair", "repairs_wanted", is_flag=True, help="Repair what can be repaired with proof."
@@ -210,10 +209,10 @@ class _Visit:
         return names.words if known else "a container outside the roots"
 
     def _groups(self, found: Sequence[Finding]) -> list[_Group]:
-        groups: dict[tuple[FindingKind, Severity], _Group] = {}
+        groups: dict[tuple[FindingKind, Severity, bool], _Group] = {}
         for each in found:
-            key = (each.kind, each.severity)
-            group = groups.setdefault(key, _Group(*key, each.repairable, [], {}))
+            key = (each.kind, each.severity, each.repairable)
+            group = groups.setdefault(key, _Group(*key, [], {}))
             group.findings.append(each)
             group.places[self._place(each)] = None
         worst = list(Severity)
@@ -251,7 +250,7 @@ class _Visit:
 
 @attrs.frozen
 class _Group:
-    """The findings of one kind and severity, and the containers that they are about, in words."""
+    """Findings of one kind that are alike, and the containers that they are about, in words."""
 
     kind: FindingKind
     severity: Severity

@@ -97,7 +97,7 @@ def driver_page(sampler: NvmlSampler, selector: Selector) -> Page:
         ]
 
     processes = chosen(sampler.process_view(sample=sample))
-    samples = chosen(sampler.sample_view(sample=sample))
+    samples = chosen(sample.utilization)
     failure = None
     if sample.state is not NvmlState.OK:
         failure = sample.state.explanation if sample.fault is None else sample.fault.message

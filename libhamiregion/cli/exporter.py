@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from libhamiregion import __version__
-from libhamiregion.exporter import ListenError, NodeExporter, WebConfigError, exporter_server
+from libhamiregion.exporter import ListenError, MetricsServer, NodeExporter, WebConfigError
 from libhamiregion.exporter.small_memory import stay_small
 from libhamiregion.node.nvml import NvmlSampler
 
@@ -25,13 +25,19 @@ _log = logging.getLogger("libhamiregion.exporter")
 @exporter_options.listen_option("127.0.0.1:9394")
 @exporter_options.web_config_option
 @exporter_options.legacy_metrics_option
-@exporter_options.node_name_option
+@options.node_name_option
 @options.node_options
 @options.library_option
 @exporter_options.collector_options
-@options.interval_option("scan", 5.0, "Between two looks for containers.", least_s=0.1)
-@options.interval_option("process", 10.0, "Between two looks at slots and the driver.", least_s=0.1)
-@options.interval_option("doctor", 30.0, "Between two looks for what is wrong.", least_s=0.1)
+@click.option(
+    "--interval",
+    "interval_s",
+    type=options.Seconds(min=0.1, max=86_400),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Between two looks at containers, slots and the driver; the doctor takes every third.",
+)
 @exporter_options.resync_interval_option
 @click.option("--once", is_flag=True, help="Print the metrics and end, without listening.")
 @click.option(
@@ -50,9 +56,7 @@ def exporter(
     place: options.NodeChoice,
     library: str | None,
     collectors: frozenset[str],
-    scan_interval_s: float,
-    process_interval_s: float,
-    doctor_interval_s: float,
+    interval_s: float,
     gone_after_s: float | None,
     once: bool,
     log_level: str,
@@ -86,7 +90,10 @@ def exporter(
     ServiceLog(as_json=as_json).capture_logging(log_level)
     # Neither is closed: waiting for a driver that does not answer would never end.
     node = place.open()
-    sampler = NvmlSampler(library, sensors=True) if "nvml" in collectors else None
+    sampler = None
+    if "nvml" in collectors:
+        by_process = not collectors.isdisjoint(("processes", "unaccounted", "doctor"))
+        sampler = NvmlSampler(library, sensors=True, processes=by_process)
     exported = NodeExporter(
         node,
         sampler=sampler,
@@ -94,9 +101,7 @@ def exporter(
         legacy=legacy_metrics,
         collectors=collectors,
         outside=place.outside,
-        scan_interval_s=scan_interval_s,
-        process_interval_s=process_interval_s,
-        doctor_interval_s=doctor_interval_s,
+        interval_s=interval_s,
         gone_after_s=gone_after_s,
     )
     if once:
@@ -135,7 +140,7 @@ def _plain(metric: Any) -> dict[str, Any]:
 
 def _serve(exported: NodeExporter, listen: tuple[str, ...], web_config: str | None) -> None:
     try:
-        server = exporter_server(exported, listen, web_config=web_config)
+        server = MetricsServer(exported, listen, web_config=web_config)
     except (ListenError, WebConfigError) as error:
         raise Failure(str(error)) from None
     _log.info("hamiregion %s, process %d", __version__, os.getpid())

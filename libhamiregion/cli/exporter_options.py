@@ -1,4 +1,4 @@
-"""Options of the verbs that export metrics."""
+"""Options of the verbs that export metrics, or run for long."""
 
 from __future__ import annotations
 
@@ -16,67 +16,10 @@ from . import options
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    AddressType = click.ParamType[str]
-    DurationType = click.ParamType[float | None]
-else:
-    # Generic for type checkers; at run time only since click 8.2.
-    AddressType = DurationType = click.ParamType
 
-NEVER = "never"
-#: What HAMi's monitor takes where nothing usable is given.
-RESYNC_INTERVAL = "5m"
-
-
-class Address(AddressType):
-    """127.0.0.1:9394, :9394 for all addresses, [::1]:9394."""
-
-    name = "address"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Read one value; see click."""
-        try:
-            parse_listen(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-        return str(value)
-
-
-class Duration(DurationType):
-    """A length of time in Go's notation, such as 5m, in seconds; `never` is None."""
-
-    name = "duration"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float | None:
-        """Read one value; see click."""
-        if not isinstance(value, str) or value == NEVER:
-            return None if value == NEVER else value
-        try:
-            return parse_duration(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-class ResyncInterval(Duration):
-    """The same; what stands in the environment and is none counts as the monitor counts it."""
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float | None:
-        """Read one value; see click."""
-        try:
-            return super().convert(value, param, ctx)
-        except click.BadParameter as error:
-            name = None if param is None else param.name
-            source = None if ctx is None or name is None else ctx.get_parameter_source(name)
-            if source is not click.core.ParameterSource.ENVIRONMENT:
-                raise
-            click.echo(
-                f"Note: HAMI_RESYNC_INTERVAL: {error.message}; it counts as {RESYNC_INTERVAL}",
-                err=True,
-            )
-            return parse_duration(RESYNC_INTERVAL)
+def _address(typed: str) -> str:
+    parse_listen(typed)
+    return typed
 
 
 def listen_option(default: str | None) -> Callable[[Any], Any]:
@@ -85,7 +28,7 @@ def listen_option(default: str | None) -> Callable[[Any], Any]:
         "--listen",
         "listen",
         multiple=True,
-        type=Address(),
+        type=options.Parsed("address", _address),
         default=() if default is None else (default,),
         metavar="ADDRESS",
         help="Where to answer HTTP: HOST:PORT, or :PORT on all addresses; may be given again."
@@ -107,23 +50,17 @@ legacy_metrics_option = click.option(
     is_flag=True,
     help="Also export the names that HAMi's monitor had before.",
 )
-node_name_option = click.option(
-    "--node-name",
-    envvar="NODE_NAME",
-    metavar="NAME",
-    help="The node's name in the metrics of its GPUs.  [default: $NODE_NAME, else the host's name]",
-)
 resync_interval_option = click.option(
     "--resync-interval",
     "gone_after_s",
     envvar="HAMI_RESYNC_INTERVAL",
-    type=ResyncInterval(),
+    type=options.Parsed("duration", options.or_word("never", parse_duration)),
     show_envvar=True,
-    default=RESYNC_INTERVAL,
+    default="5m",
     show_default=True,
     metavar="DURATION",
-    help="Leave out directories of pods that have been gone for so long, or `never`; nothing is"
-    " deleted.",
+    help="For how long a pod has to be gone before its directory is left out, and with the agent's"
+    " --remove-gone removed; or `never`.",
 )
 _HELP = {
     "nvml": "GPUs, and what the driver says of processes.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import io
 import os
 import sys
@@ -48,6 +49,21 @@ def bad_arguments() -> Iterator[None]:
 
 class ErrorGroup(click.Group):
     """A group whose failures are one paragraph, with nothing in it that steers a terminal."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the verb; the error for one that does not exist names those that may be meant."""
+        typed = args[0]
+        known = typed.startswith("-") or self.get_command(ctx, typed) is not None
+        if not known and not ctx.resilient_parsing:
+            verbs = self.list_commands(ctx)
+            near = difflib.get_close_matches(typed, verbs)
+            said = (
+                f"Did you mean {' or '.join(near)}?" if near else f"There are {', '.join(verbs)}."
+            )
+            ctx.fail(f"No such command {typed!r}. {said}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb; what the library reports becomes a failure."""

@@ -14,7 +14,7 @@ from libhamiregion.effects import ANYTHING
 from . import options
 from .failures import ErrorGroup, bad_arguments
 from .format import effect_words, memory_words, percent_words
-from .output import DRY_RUN, Page, as_plain, show
+from .output import Page, as_plain, show, show_done
 from .show import memory_bar
 from .tables import (
     BAR,
@@ -23,7 +23,6 @@ from .tables import (
     SIZE,
     SIZE_LIMIT,
     Column,
-    Lines,
     Table,
 )
 
@@ -157,14 +156,9 @@ def set_(
         changes = edit(region, dry_run=True)
         if not dry_run:
             changes = edit(region, dry_run=False)
-    data = {
-        "path": region.path,
-        "layout": region.layout,
-        "dry_run": dry_run,
-        "changes": [{"limit": limit, **as_plain(change)} for limit, change in changes],
-    }
     lines = [_sentence(limit, change) for limit, change in changes]
-    show(Page(data, [Lines([*lines, DRY_RUN] if dry_run else lines)]), as_json)
+    made = [{"limit": limit, **as_plain(change)} for limit, change in changes]
+    show_done(region, lines, as_json, dry_run=dry_run, changes=made)
 
 
 def _sentence(limit: str, change: LimitChange) -> str:
@@ -177,10 +171,13 @@ def _sentence(limit: str, change: LimitChange) -> str:
 
 
 def _index(region: Region, device: int | str) -> int:
-    """The index of a device that may be named by its uuid."""
-    if isinstance(device, int):
-        return device
-    for each in region.snapshot().devices:
-        if each.uuid == device:
-            return each.index
-    raise ValueError(f"{region.path!r} has no device {device!r}")
+    """The index of a device of the region, which may be named by its uuid."""
+    uuids = region.uuids
+    for index in region.device_indices:
+        if device == index or (index < len(uuids) and device == uuids[index]):
+            return index
+    there = ", ".join(
+        f"{index} ({uuids[index]})" if index < len(uuids) and uuids[index] else str(index)
+        for index in region.device_indices
+    )
+    raise ValueError(f"{region.path!r} has no device {device!r}, only {there}")

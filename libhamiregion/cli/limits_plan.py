@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
+from libhamiregion.node.root_lock import RootUse, is_root_locked
 from libhamiregion.plan import (
-    OtherKeeperRuns,
     PlanError,
     PlanFile,
     PlanWatcher,
@@ -21,17 +21,14 @@ from libhamiregion.plan import (
     load_plan,
     plan_text,
 )
-from libhamiregion.plan.keeper import is_kept
 from libhamiregion.plan.sources import SourceReading, join_readings
 from libhamiregion.text import printable
 
 from . import options
-from .failures import FAILED, Failure
+from .failures import Failure
 from .format import root_failure, root_warnings
 from .limits_plan_tables import diff_blocks, diff_object, outcome_objects, result_lines
 from .output import DRY_RUN, Page, show, write
-from .service_log import ServiceLog
-from .signals import end_unfinished, stop_signals
 from .tables import Lines
 
 if TYPE_CHECKING:
@@ -39,6 +36,7 @@ if TYPE_CHECKING:
     from libhamiregion.plan import LimitPlan, PlanDiff
     from libhamiregion.plan.sources import PlanSource
 
+    from .service_log import ServiceLog
     from .tables import Block
 
 OFF_PLAN = 3
@@ -112,26 +110,31 @@ class PlanChoice:
         return PodAnnotations(str(self.node_name), kubeconfig=self.kubeconfig)
 
 
-plan_options = options.all_of(
-    click.argument("path", metavar="[PLAN]", required=False, type=options.PATH),
+#: Where a plan comes from, beside its file.
+source_options = options.all_of(
     click.option(
         "--from-annotations",
         is_flag=True,
         help="Take hamiregion.io/... annotations of this node's pods as rules, after PLAN's.",
     ),
-    click.option(
-        "--node",
-        "node_name",
-        envvar="NODE_NAME",
-        metavar="NAME",
-        help="For --from-annotations: this node's name.  [default: $NODE_NAME]",
-    ),
+    options.node_name_option,
     click.option(
         "--kubeconfig",
         type=options.PATH,
         metavar="FILE",
         help="For --from-annotations.  [default: the pod's service account, else kubectl's]",
     ),
+)
+state_option = click.option(
+    "--state",
+    type=options.PATH,
+    metavar="DIR",
+    help="Where undo plans are, and what was there before a plan that is kept."
+    "  [default: $HAMIREGION_STATE, /var/lib/hamiregion for root, else ~/.local/state/hamiregion]",
+)
+plan_options = options.all_of(
+    click.argument("path", metavar="[PLAN]", required=False, type=options.PATH),
+    source_options,
     click.option(
         "--force",
         is_flag=True,
@@ -168,13 +171,7 @@ def diff(
 @click.command()
 @plan_options
 @options.dry_run_option
-@click.option(
-    "--state",
-    type=options.PATH,
-    metavar="DIR",
-    help="Where undo plans are, and what was there before a watched plan."
-    "  [default: $HAMIREGION_STATE, /var/lib/hamiregion for root, else ~/.local/state/hamiregion]",
-)
+@state_option
 @click.option(
     "--undo",
     type=options.PATH,
@@ -229,6 +226,9 @@ def apply(
     message.  With --watch one event per line on stderr, as `hamiregion agent` has them: time_s,
     task, event, message, container and detail.
     """  # noqa: D301 (click looks for the character itself)
+    source = click.get_current_context().get_parameter_source("interval_s")
+    if not watch and source is click.core.ParameterSource.COMMANDLINE:
+        raise click.UsageError("--interval goes with --watch: without it the plan is applied once.")
     if watch and (dry_run or undo is not None):
         raise click.UsageError("--watch goes with neither --dry-run nor --undo.")
     if undo is not None and os.path.lexists(undo):
@@ -302,7 +302,7 @@ def _page(node: Node, reading: SourceReading, found: PlanDiff) -> Page:
     return Page(
         {**diff_object(found), "problems": dict(reading.problems)},
         diff_blocks(found),
-        notes=(kept,) if is_kept(node.directories) else (),
+        notes=(kept,) if is_root_locked(node.directories, RootUse.PLAN) else (),
         warnings=(*root_warnings(node), *problems),
     )
 
@@ -316,26 +316,18 @@ def _watch(
     force: bool,
     as_json: bool,
 ) -> None:
-    from libhamiregion.agent import PlanKeeper, TaskRunner
-    from libhamiregion.agent.roots import RootWatch
+    # With its threads only where a plan is watched.
+    from libhamiregion.agent import PlanKeeper
+
+    from .service import run_service
 
     if choice.path is not None:
         # Somebody is there to correct it; later a bad plan is reported and the last one stays.
         choice.load_file()
-    with stop_signals(bounded=True) as stop:
-        log = ServiceLog(as_json=as_json, lost=stop.ask)
+
+    def tasks(log: ServiceLog) -> list[PlanKeeper]:
         keeper = PlanKeeper(PlanWatcher(node, choice.sources(), state, force=force, emit=log))
         keeper.interval_s = interval_s
-        runner = TaskRunner([RootWatch(node, emit=log), keeper], emit=log)
-        left: tuple[str, ...] = ()
-        try:
-            runner.start()
-            stop.wait()
-        except OtherKeeperRuns as error:
-            raise Failure(str(error)) from None
-        finally:
-            left = runner.stop()
-        if log.is_lost:
-            raise SystemExit(FAILED)
-        if left:
-            end_unfinished(left)
+        return [keeper]
+
+    run_service("plan", node, tasks, as_json=as_json)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from libhamiregion.plan.watch import alike, device_words, value_words
+from libhamiregion.plan.equal_edits import EqualEdits, equal_edits
 
 from .format import NAME_COLUMNS, Names, count
 from .output import as_plain
@@ -15,58 +15,44 @@ from .tables import NAME, NEAR, NOTHING, OVER, QUIET, WORD, Column, Lines, Table
 if TYPE_CHECKING:
     from libhamiregion.node import Container
     from libhamiregion.plan import PlanDiff, PlanResult
-    from libhamiregion.plan.diff import ContainerDiff, PlannedEdit, Skip
+    from libhamiregion.plan.diff import ContainerDiff, Skip
 
     from .tables import Block
 
 _VALUE = attrs.evolve(WORD, blank="")
 
 
-@attrs.frozen
-class _Row:
-    """Edits of a container that are alike."""
-
-    edits: tuple[PlannedEdit, ...]
-    refused: bool
-
-    @property
-    def first(self) -> PlannedEdit:
-        return self.edits[0]
-
-
 @attrs.frozen(kw_only=True)
 class _Changed(Names):
     """A container that differs from the plan."""
 
-    rows: tuple[_Row, ...]
-
-
-def _style(row: _Row) -> str:
-    return QUIET if row.refused else "bold"
+    edits: tuple[EqualEdits, ...]
 
 
 _COLUMNS = (
     *NAME_COLUMNS,
-    Column("DEVICE", part=lambda row: device_words(row.edits)),
-    Column("LIMIT", part=lambda row: row.first.field),
-    Column("BEFORE", part=lambda row: value_words(row.first.field, row.first.before), kind=_VALUE),
-    Column(
-        "AFTER",
-        part=lambda row: value_words(row.first.field, row.first.after),
-        kind=_VALUE,
-        style=_style,
-    ),
-    Column("EFFECT", part=lambda row: row.first.effect.value, style=QUIET),
-    Column("RULE", part=lambda row: _rule(row.first.rule), kind=NAME, style=QUIET),
+    Column("DEVICE", part="devices"),
+    Column("LIMIT", part="first.field"),
+    Column("BEFORE", part="before", kind=_VALUE),
+    Column("AFTER", part="after", kind=_VALUE, style="bold"),
+    Column("EFFECT", part="first.effect", style=QUIET),
+    Column("RULE", part=lambda edits: _rule(edits.first.rule), kind=NAME, style=QUIET),
 )
 
 
 def diff_blocks(found: PlanDiff) -> list[Block]:
     """Show a diff: a table of what is to be changed, then what is left as it is, and why."""
-    changed = [_changed(each) for each in found.containers if each.edits]
+    changed = [
+        _Changed(
+            **_names(each.container),
+            edits=tuple(equal_edits(each.edits)),
+        )
+        for each in found.containers
+        if each.edits
+    ]
     blocks: list[Block] = [Lines(["nothing is to be changed"])]
     if changed:
-        blocks = [Table(_COLUMNS, changed, lambda each: each.rows)]
+        blocks = [Table(_COLUMNS, changed, "edits")]
     sentences = [
         (f"left as it is: {_called(skip)}: {skip.message}{_rules(skip.rules)}", NEAR)
         for skip in found.off_plan
@@ -144,11 +130,6 @@ def _object(about: ContainerDiff | Skip) -> dict[str, Any]:
 
 def _called(about: ContainerDiff | Skip) -> str:
     return Names(**_names(about.container)).words or NOTHING
-
-
-def _changed(diff: ContainerDiff) -> _Changed:
-    rows = tuple(_Row(edits, bool(diff.refused)) for edits in alike(diff.edits))
-    return _Changed(**_names(diff.container), rows=rows)
 
 
 def _rule(number: int | None) -> str:

@@ -12,7 +12,7 @@ from . import options
 from .failures import ErrorGroup
 from .format import OWN_WORDS
 from .intervals import ticks
-from .output import DRY_RUN, Page, as_plain, show, show_all
+from .output import Page, as_plain, show_all, show_done
 from .tables import Lines
 
 if TYPE_CHECKING:
@@ -81,12 +81,11 @@ def recover(
         done: LockState | LockRecovery
         if dry_run:
             done = region.lock_state(proc=proc)
-            sentences = [state_sentence(done), DRY_RUN]
+            sentences = [state_sentence(done)]
         else:
             done = region.recover_lock(proc=proc, watch_s=watch_s)
             sentences = recovery_sentences(done)
-        data = {"path": region.path, "layout": region.layout, "dry_run": dry_run}
-    show(Page({**data, **as_plain(done)}, [Lines(sentences)]), as_json)
+    show_done(region, sentences, as_json, dry_run=dry_run, **as_plain(done))
 
 
 def state_sentence(state: LockState) -> str:

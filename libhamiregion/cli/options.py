@@ -11,12 +11,19 @@ import attrs
 import click
 
 from libhamiregion import Layout
+from libhamiregion.units import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from libhamiregion.node import Node, NvmlSampler, Selector
+
+if TYPE_CHECKING:
+    ParsedType = click.ParamType[Any]
+else:
+    # Generic for type checkers; at run time only since click 8.2.
+    ParsedType = click.ParamType
 
 Command = TypeVar("Command", bound="Callable[..., Any]")
 
@@ -26,10 +33,25 @@ PATH = click.Path(path_type=str, readable=False)
 NO_DIRECTORY = click.Path(path_type=str, readable=False, dir_okay=False)
 
 
+class Parsed(ParsedType):
+    """What a function of the library reads from text; what it refuses is wrong usage."""
+
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read one value; see click."""
+        try:
+            return self._parse(value) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
 class Seconds(click.FloatRange):
     """A length of time; click's range lets `nan` through."""
 
-    name = "seconds"
+    name = "number of seconds, such as 5 or 0.5"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -39,6 +61,14 @@ class Seconds(click.FloatRange):
         if math.isnan(seconds):
             self.fail(f"{value!r} is no length of time", param, ctx)
         return seconds
+
+
+def or_word(word: str, parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Read a word as None, and everything else by a function."""
+    return lambda typed: None if typed.strip().lower() == word else parse(typed)
+
+
+DURATION = Parsed("duration", parse_duration)
 
 
 def all_of(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
@@ -55,10 +85,15 @@ def all_of(*options: Callable[[Command], Command]) -> Callable[[Command], Comman
 # ---- verbs about one region ----------------------------------------------------------------------
 
 file_argument = click.argument("path", metavar="FILE", type=PATH)
-pid_argument = click.argument("pid", metavar="PID", type=click.IntRange(1, 2**31 - 1))
-pids_argument = click.argument(
-    "pids", metavar="[PID]...", type=click.IntRange(1, 2**31 - 1), nargs=-1
-)
+
+
+class _Pid(click.IntRange):
+    name = "pid; `hamiregion show FILE` lists them"
+
+
+_PID = _Pid(1, 2**31 - 1)
+pid_argument = click.argument("pid", metavar="PID", type=_PID)
+pids_argument = click.argument("pids", metavar="[PID]...", type=_PID, nargs=-1)
 LAYOUT_NAMES = ", ".join(layout.value for layout in reversed(Layout))
 
 
@@ -115,21 +150,6 @@ proc_option = click.option(
 )
 
 
-def interval_option(
-    name: str, seconds: float, what: str, *, least_s: float = 0.01
-) -> Callable[[Command], Command]:
-    """An option ``--<name>-interval`` of a verb that does several things again and again."""
-    return click.option(
-        f"--{name}-interval",
-        f"{name}_interval_s",
-        type=Seconds(min=least_s, max=86_400),
-        default=seconds,
-        show_default=True,
-        metavar="SECONDS",
-        help=what,
-    )
-
-
 # ---- verbs about a node --------------------------------------------------------------------------
 
 root_option = click.option(
@@ -139,7 +159,7 @@ root_option = click.option(
     type=PATH,
     metavar="DIR",
     help="Only the <podUID>_<container> directories below DIR, which may be a pattern; may be given"
-    " again.  [default: $HOOK_PATH/containers, else HAMi's and volcano's]",
+    " again.  [default: $HOOK_PATH/containers, else HAMi's, volcano's and those of your runs]",
 )
 outside_option = click.option(
     "--outside",
@@ -154,6 +174,14 @@ pod_logs_option = click.option(
     show_default=True,
     metavar="DIR",
     help="Where kubelet keeps the pods' logs, which tell the pods' names.",
+)
+node_name_option = click.option(
+    "--node-name",
+    "--node",
+    "node_name",
+    envvar="NODE_NAME",
+    metavar="NAME",
+    help="This node's name, for annotations, metrics and reports.  [default: $NODE_NAME]",
 )
 library_option = click.option(
     "--library",

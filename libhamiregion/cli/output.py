@@ -16,10 +16,12 @@ from libhamiregion.text import printable
 
 from .failures import Failure
 from .format import node_notes, root_failure, root_warnings
+from .tables import Lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from libhamiregion import Region
     from libhamiregion.node import Node
 
     from .options import NodeChoice
@@ -47,6 +49,14 @@ class Page:
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     failure: str | None = None
+
+
+def show_done(
+    region: Region, lines: Sequence[str], as_json: bool, *, dry_run: bool, **data: Any
+) -> None:
+    """Show what a command has done in one region, or would have done."""
+    about = {"path": region.path, "layout": region.layout, "dry_run": dry_run}
+    show(Page(about | data, [Lines([*lines, DRY_RUN] if dry_run else lines)]), as_json)
 
 
 def node_page(
@@ -93,7 +103,7 @@ def show(page: Page, as_json: bool) -> None:
     Raises:
         Failure: The page says that the command has failed.
     """
-    if not as_json and on_terminal():
+    if not as_json and (on_terminal() or colours_forced()):
         from .terminal import console, draw_page
 
         screen = console()
@@ -157,8 +167,13 @@ class _Pipe:
 
 
 def on_terminal() -> bool:
-    """Whether a person looks at stdout; a pipe never gets escapes, whatever FORCE_COLOR says."""
+    """Whether a person looks at stdout, so that a picture can be repainted there."""
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def colours_forced() -> bool:
+    """Whether a pipe gets what a terminal would, as for ``less -R``; NO_COLOR counts for more."""
+    return bool(os.environ.get("FORCE_COLOR")) and not os.environ.get("NO_COLOR")
 
 
 def write(text: str) -> None:

@@ -132,7 +132,7 @@ def ps(
     pod, pod_uid, container, container_id, region_path, pid, host_pid, state, status, uid, user,
     command, slots (more than 1: a sum over what one container has too many of) and devices, whose
     keys are the fields of ProcessDeviceRow.  With --nvml: taken_at_ns, driver, devices, processes
-    and samples, with the fields of NvmlDevice, NvmlProcess and NvmlUtilization.  null is not known.
+    and samples, with the fields of NvmlDevice and NvmlProcess.  null is not known.
     """  # noqa: D301 (click looks for the character itself)
     if nvml:
         patterns = (selector.namespace, selector.pod, selector.container)

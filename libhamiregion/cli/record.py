@@ -32,8 +32,6 @@ from .signals import end_unfinished, stop_signals
 from .tables import UNLIMITED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from libhamiregion.node import Node
     from libhamiregion.report.writer import Written
 
@@ -42,16 +40,6 @@ if TYPE_CHECKING:
 
 # A look that is being made when the end is asked for may take so long.
 _LAST_LOOK_S = 15.0
-
-
-def _or_unlimited(parse: Callable[[str], float]) -> Callable[..., float | None]:
-    def callback(_: click.Context, __: click.Parameter, typed: str) -> float | None:
-        try:
-            return None if typed.strip().lower() == UNLIMITED else parse(typed)
-        except ValueError as error:
-            raise click.BadParameter(str(error)) from None
-
-    return callback
 
 
 @click.command()
@@ -75,7 +63,7 @@ def _or_unlimited(parse: Callable[[str], float]) -> Callable[..., float | None]:
 @click.option(
     "--retention",
     "retention_s",
-    callback=_or_unlimited(parse_duration),
+    type=options.Parsed("period", options.or_word(UNLIMITED, parse_duration)),
     default=f"{DEFAULT_RETENTION_S / 86_400:g}d",
     show_default=True,
     metavar="PERIOD",
@@ -84,19 +72,14 @@ def _or_unlimited(parse: Callable[[str], float]) -> Callable[..., float | None]:
 @click.option(
     "--max-size",
     "max_size_bytes",
-    callback=_or_unlimited(parse_size),
+    type=options.Parsed("size", options.or_word(UNLIMITED, parse_size)),
     default=format_size(DEFAULT_MAX_SIZE_BYTES).replace(" ", ""),
     show_default=True,
     metavar="SIZE",
     help="Size of the file at most; the oldest goes first.  4MiB or more, or `unlimited`.",
 )
 @click.option("--once", is_flag=True, help="One look, then end: for cron, or to try it.")
-@click.option(
-    "--node-name",
-    envvar="NODE_NAME",
-    metavar="NAME",
-    help="This node's name, for reports.  [default: $NODE_NAME, else the host's name]",
-)
+@options.node_name_option
 @options.driver_options
 @options.node_options
 @options.dry_run_option
@@ -170,7 +153,7 @@ def _run(recorder: Recorder, log: _Log) -> None:
         finally:
             stop.ask()
 
-    with stop_signals(bounded=True) as stop:
+    with stop_signals() as stop:
         worker = threading.Thread(target=work, name="recorder", daemon=True)
         worker.start()
         stop.wait()

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
-from click.core import ParameterSource
 
-from libhamiregion import format_size, parse_size
 from libhamiregion.report import (
     PrometheusError,
     PrometheusHistory,
@@ -27,7 +25,7 @@ from libhamiregion.report import (
     report_html,
     report_json,
 )
-from libhamiregion.report.making import DEFAULT_HEADROOM, DEFAULT_ROUND_TO_BYTES
+from libhamiregion.report.making import DEFAULT_HEADROOM
 from libhamiregion.report.models import LEVELS
 from libhamiregion.report.page import CHART_POINTS
 from libhamiregion.report.words import Times, share
@@ -61,10 +59,6 @@ if TYPE_CHECKING:
     from libhamiregion.report.history import History
 
 _FORMATS = ("text", "html", "csv", "json")
-_SECRET_LIMIT = 64 << 10
-_FOR_PROMETHEUS = frozenset(
-    {"step_s", "matchers", "token_file", "user", "password_file", "ca_file", "timeout_s"}
-)
 
 
 def parse_moment(text: str, *, before: dt.datetime) -> dt.datetime:
@@ -93,23 +87,6 @@ def parse_moment(text: str, *, before: dt.datetime) -> dt.datetime:
             f"{text[:40]!a} is neither a length of time such as 24h or 7d nor a date or time"
             " such as 2026-10-01T12:00"
         ) from None
-
-
-def _period(_: click.Context, __: click.Parameter, typed: str | None) -> float | None:
-    try:
-        return None if typed is None else parse_duration(typed)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
-def _size(_: click.Context, __: click.Parameter, typed: str) -> int:
-    try:
-        nbytes = parse_size(typed)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-    if not nbytes:
-        raise click.BadParameter("nothing can be rounded to 0")
-    return nbytes
 
 
 @click.command()
@@ -158,60 +135,17 @@ def _size(_: click.Context, __: click.Parameter, typed: str) -> int:
     help="What suggested limits add to the 99th percentile.",
 )
 @click.option(
-    "--round-to",
-    "round_to_bytes",
-    callback=_size,
-    default=format_size(DEFAULT_ROUND_TO_BYTES).replace(" ", ""),
-    show_default=True,
-    metavar="SIZE",
-    help="What suggested limits are multiples of.",
-)
-@click.option(
     "--step",
     "step_s",
-    callback=_period,
+    type=options.DURATION,
     metavar="PERIOD",
     help="Prometheus: length of a step, at least its scrape interval.  [default: 1m for a day]",
 )
 @click.option(
     "--match",
     "matchers",
-    default="",
     metavar="LABELS",
     help='Prometheus: only series with these, such as \'job="hami",cluster="west"\'.',
-)
-@click.option(
-    "--token-file",
-    type=options.PATH,
-    metavar="FILE",
-    help="Prometheus: a bearer token.  [$HAMIREGION_PROMETHEUS_TOKEN]",
-)
-@click.option(
-    "--user",
-    envvar="HAMIREGION_PROMETHEUS_USER",
-    metavar="NAME",
-    help="Prometheus: basic authentication.  [$HAMIREGION_PROMETHEUS_USER]",
-)
-@click.option(
-    "--password-file",
-    type=options.PATH,
-    metavar="FILE",
-    help="Prometheus: its password.  [$HAMIREGION_PROMETHEUS_PASSWORD]",
-)
-@click.option(
-    "--ca-file",
-    type=options.PATH,
-    metavar="FILE",
-    help="Prometheus: certificates to trust in place of the system's.",
-)
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=options.Seconds(min=0.1, max=3_600),
-    default=60.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Prometheus: how long to wait for each answer.",
 )
 @options.json_option
 def report(
@@ -222,10 +156,10 @@ def report(
     path: str | None,
     by: Any,
     headroom: float,
-    round_to_bytes: int,
     selector: Selector,
+    step_s: float | None,
+    matchers: str | None,
     as_json: bool,
-    **prometheus: Any,
 ) -> None:
     """Report who held and used what of the GPUs: per namespace, pod, container and device.
 
@@ -241,6 +175,9 @@ def report(
     html is one file that loads nothing and runs nothing, to look at and to print.  csv has one
     line per row, for spreadsheets.  Times in text and html are local: set TZ for others.
 
+    To sign in to a Prometheus: HAMIREGION_PROMETHEUS_TOKEN, or HAMIREGION_PROMETHEUS_USER and
+    HAMIREGION_PROMETHEUS_PASSWORD in the environment.
+
     Exit code 1 if nothing was recorded in that time, or the source cannot be read.
 
     JSON: schema ("hamiregion-report/1"), and the fields of Report: kind, source, node,
@@ -251,7 +188,7 @@ def report(
     form = _form(form, path, as_json=as_json)
     since_ms, until_ms = _span(since, until)
     try:
-        with _history(source, **prometheus) as history:
+        with _history(source, step_s, matchers) as history:
             made = make_report(
                 history,
                 since_ms,
@@ -259,7 +196,6 @@ def report(
                 by=by or ("namespace" if form == "html" else "container"),
                 select=selector,
                 headroom=headroom / 100,
-                round_to_bytes=round_to_bytes,
                 points=CHART_POINTS if form == "html" else 0,
             )
             if made.total is None:
@@ -297,42 +233,30 @@ def _span(since: str, until: str | None) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def _history(
-    source: str, token_file: str | None, user: str | None, password_file: str | None, **more: Any
-) -> Iterator[History]:
+def _history(source: str, step_s: float | None, matchers: str | None) -> Iterator[History]:
     if not source.startswith(("http://", "https://")):
-        _refuse_prometheus_options(source)
+        for option, given in (("--step", step_s), ("--match", matchers)):
+            if given is not None:
+                raise click.UsageError(f"{option} is for a Prometheus, and {source} is none.")
+        if "://" in source:
+            raise click.UsageError(
+                f"--from is a recording, or an http:// or https:// address, not {source}"
+            )
         with Recording(source) as recording:
             yield recording
         return
-    token = _secret(token_file, "HAMIREGION_PROMETHEUS_TOKEN")
-    password = _secret(password_file, "HAMIREGION_PROMETHEUS_PASSWORD")
-    if token is not None and user is not None:
+    # Not as options: what is on a command line, everybody on the machine can read.
+    secrets: dict[str, Any] = {
+        name: os.environ.get(f"HAMIREGION_PROMETHEUS_{name.upper()}")
+        for name in ("token", "user", "password")
+    }
+    if secrets["token"] is not None and secrets["user"] is not None:
         raise click.UsageError("sign in with a token or with a user, not with both")
-    if user is None and password_file is not None:
-        raise click.UsageError("--password-file needs --user")
     try:
-        history = PrometheusHistory(source, token=token, user=user, password=password, **more)
+        history = PrometheusHistory(source, step_s=step_s, matchers=matchers or "", **secrets)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     yield history
-
-
-def _refuse_prometheus_options(source: str) -> None:
-    context = click.get_current_context()
-    for option in context.command.params:
-        # The environment may hold what is for other calls; what was typed is meant for this one.
-        typed = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
-        if typed and option.name in _FOR_PROMETHEUS:
-            raise click.UsageError(f"{option.opts[0]} is for a Prometheus, and {source} is none.")
-
-
-def _secret(path: str | None, variable: str) -> str | None:
-    # Not as an option: what is on a command line, everybody on the machine can read.
-    if path is None:
-        return os.environ.get(variable)
-    with open(path, encoding="utf-8") as file:  # noqa: PTH123 (a pipe is fine as well)
-        return file.read(_SECRET_LIMIT).strip()
 
 
 def _nothing(history: History) -> str:

@@ -13,6 +13,7 @@ from libhamiregion import (
     RegionSnapshot,
     RegionStale,
     open_region,
+    own_region,
 )
 
 from . import options
@@ -43,9 +44,9 @@ from .tables import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from libhamiregion import DeviceUsage, Layout, ProcessDeviceUsage, ProcessUsage
+    from libhamiregion import DeviceUsage, Layout, ProcessDeviceUsage, ProcessUsage, Region
 
     from .tables import Block
 
@@ -72,23 +73,39 @@ def show(path: str, interval_s: float | None, layout: Layout | None, as_json: bo
     --watch follows the file when a restarted container replaces it; until the new one is there,
     an object has the keys path, error and message.
     """
+    _show(lambda: open_region(path, layout=layout), interval_s, as_json)
+
+
+@click.command()
+@options.watch_option
+@options.json_option
+def mine(interval_s: float | None, as_json: bool) -> None:
+    """Show the region of the container that this runs in: its own budget.
+
+    As libvgpu finds it: CUDA_DEVICE_MEMORY_SHARED_CACHE names the file, else it is
+    /tmp/cudevshr.cache.  Shown is what `show` shows, and --json and --watch are as there.
+    """
+    _show(own_region, interval_s, as_json)
+
+
+def _show(opened: Callable[[], Region], interval_s: float | None, as_json: bool) -> None:
     if interval_s is None:
-        with open_region(path, layout=layout) as region:
+        with opened() as region:
             pages = iter([region_page(region.snapshot())])
     else:
-        pages = _pages(path, interval_s, layout)
+        pages = _pages(opened, interval_s)
     show_all(pages, interval_s, as_json)
 
 
-def _pages(path: str, interval_s: float, layout: Layout | None) -> Iterator[Page]:
+def _pages(opened: Callable[[], Region], interval_s: float) -> Iterator[Page]:
     """Yield a page per interval; once there was one, also what passes when the file changes."""
-    region = open_region(path, layout=layout)
+    region = opened()
     try:
         for _ in ticks(interval_s):
             try:
                 if region.closed or region.is_stale():
                     region.close()
-                    region = open_region(path, layout=layout)
+                    region = opened()
                 yield region_page(region.snapshot())
             except PASSING as error:
                 yield _error_page(error)
@@ -131,7 +148,7 @@ def region_facts(snapshot: RegionSnapshot) -> Facts:
         last_kernel = age_words(snapshot.taken_at_ns // 10**9 - snapshot.last_kernel_time_s)
     blocked = snapshot.recent_kernel < 0
     facts = (
-        ("layout", snapshot.layout.value, ""),
+        ("layout", *_layout_words(snapshot)),
         ("priority", priority, ""),
         ("SM limiting", "on" if snapshot.utilization_switch else "off", ""),
         ("launches", *(("blocked", OVER) if blocked else ("allowed", ""))),
@@ -140,6 +157,14 @@ def region_facts(snapshot: RegionSnapshot) -> Facts:
         ("settled", *(("yes", "") if snapshot.settled else ("no, it changed meanwhile", NEAR))),
     )
     return Facts(snapshot.path, facts)
+
+
+def _layout_words(snapshot: RegionSnapshot) -> tuple[str, str]:
+    layout = snapshot.layout.value
+    if snapshot.layout_newer is None:
+        return layout, ""
+    major, minor = snapshot.layout_newer
+    return f"{layout}, of the newer version {major}.{minor}", NEAR
 
 
 # ---- devices -------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import sys
-import time
 from typing import TYPE_CHECKING, NoReturn
 
 from libhamiregion.text import printable
@@ -17,9 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# The `timeout` of coreutils signals its child and then the child's whole group, and a terminal that
-# is closed can do the same: one request, which comes more than once.
-_SAME_REQUEST_S = 1.0
 
 
 class Stop:
@@ -62,52 +58,37 @@ class Stop:
 
 
 @contextlib.contextmanager
-def stop_signals(*, bounded: bool = False) -> Iterator[Stop]:
-    """Have SIGTERM, SIGINT and SIGHUP ask for the end.
+def stop_signals() -> Iterator[Stop]:
+    """Have SIGTERM, SIGINT and SIGHUP ask for the end, which takes some seconds at most.
 
-    What follows within a second is the same request. One that comes later ends the program as
-    usual: the way out for people where the end takes too long.
-
-    Args:
-        bounded: The end takes some seconds at most, and must not be cut short: all that follows is
-            the same request.
+    All that follows is the same request: the end gives back what must not outlast the program, and
+    must not be cut short.
     """
     stop = Stop()
-    asked_s = 0.0
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    # Whoever started it with nohup wants it to go on.
+    before = {
+        number: handler
+        for number in _SIGNALS
+        if (handler := signal.getsignal(number)) is not signal.SIG_IGN
+    }
 
     def on_signal(number: int, _: object) -> None:
-        nonlocal asked_s
-        if stop.signal is None:
-            stop.signal = number
-            asked_s = time.monotonic()
-            stop.ask()
-        elif not bounded and time.monotonic() - asked_s > _SAME_REQUEST_S:
-            restore()
-            signal.raise_signal(number)
+        stop.signal = stop.signal or number
+        stop.ask()
 
     # A signal that comes just before the wait would not end it: Python's handler runs when the wait
     # is over. The interpreter's own writes into the pipe at once.
     woken_before = signal.set_wakeup_fd(stop.wakeup_fd, warn_on_full_buffer=False)
-    for number in _SIGNALS:
-        # Whoever started it with nohup wants it to go on.
-        if before[number] is not signal.SIG_IGN:
-            signal.signal(number, on_signal)
+    for number in before:
+        signal.signal(number, on_signal)
     try:
         yield stop
     finally:
         signal.set_wakeup_fd(woken_before)
-        # A repeat may come as late as in the program's last moments, and must not change its end.
-        if stop.signal is None:
-            restore()
-        elif bounded:
-            # The interpreter takes its own handlers away before it ends, and leaves this.
-            for number in _SIGNALS:
-                signal.signal(number, signal.SIG_IGN)
+        for number, handler in before.items():
+            # A repeat may come as late as in the program's last moments, and must not change its
+            # end: the interpreter takes its own handlers away before it ends, and leaves this.
+            signal.signal(number, handler if stop.signal is None else signal.SIG_IGN)
         stop.close()
 
 

@@ -11,8 +11,7 @@ from libhamiregion import Region, RegionError, format_size, open_region
 from . import options
 from .failures import Failure
 from .format import status_word
-from .output import DRY_RUN, Page, show
-from .tables import Lines
+from .output import show_done
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,17 +64,10 @@ def _set_status(
 ) -> None:
     with open_region(path, writable=True, layout=layout) as region:
         change = edit(region, pid, dry_run=dry_run)
-    data = {
-        "path": region.path,
-        "layout": region.layout,
-        "dry_run": dry_run,
-        "pid": change.pid,
-        "before": change.before,
-        "after": change.after,
-    }
     words = f"process {change.pid}: {status_word(change.before)} -> {status_word(change.after)}"
     words += " (unchanged)" if change.before == change.after else ""
-    show(Page(data, [Lines([words, DRY_RUN] if dry_run else [words])]), as_json)
+    states = {"pid": change.pid, "before": change.before, "after": change.after}
+    show_done(region, [words], as_json, dry_run=dry_run, **states)
 
 
 @click.command()
@@ -108,10 +100,9 @@ def reap(
         except ValueError as error:
             # One of the processes lives: the command was right, and yet not all of it was done.
             raise Failure(str(error)) from None
-    data = {"path": region.path, "layout": region.layout, "dry_run": dry_run, "reaped": reaped}
     lines = [
         f"process {slot.pid}: slot {'removed' if slot.removed else 'emptied'},"
         f" {format_size(slot.memory_bytes)} no longer counted"
         for slot in reaped
     ] or ["no dead process has a slot"]
-    show(Page(data, [Lines([*lines, DRY_RUN] if dry_run else lines)]), as_json)
+    show_done(region, lines, as_json, dry_run=dry_run, reaped=reaped)

@@ -7,7 +7,8 @@ from typing import cast
 
 import click
 
-from libhamiregion import __version__
+from libhamiregion import Layout, __version__
+from libhamiregion._core import built_from, lib
 
 from .failures import ErrorGroup
 
@@ -15,12 +16,17 @@ from .failures import ErrorGroup
 VERBS = {
     "One region": {
         "show": ("show", "Show the devices, limits and processes of the region FILE."),
+        "mine": ("show", "Show the region of the container that this runs in."),
         "limits": ("limits", "Read and edit the limits of a region, or of a node by a plan."),
         "suspend": ("slots", "Block the CUDA calls of process PID in the region FILE."),
         "resume": ("slots", "Let the suspended process PID in the region FILE go on."),
         "reap": ("slots", "Free the slots of dead processes, whose memory still counts."),
         "lock": ("lock", "Look at the lock of a region, and repair it."),
+        "dump": ("dump", "Show every field of FILE with its offset, and what is wrong."),
         "create": ("create", "Make a new region FILE that libvgpu accepts."),
+    },
+    "A program": {
+        "run": ("run", "Run any CUDA program within a GPU budget, in a region of its own."),
     },
     "A node": {
         "ps": ("processes", "Show the processes that use a region or a GPU."),
@@ -59,6 +65,12 @@ class _Verbs(ErrorGroup):
                 formatter.write_dl([(verb, line) for verb, (_, line) in verbs.items()])
 
 
+_BUILT_FROM = (
+    f"reads layouts {', '.join(layout.value for layout in Layout)}; extension {built_from},"
+    f" {'with' if lib.HR_HAS_TESTPOINTS else 'without'} test points"
+)
+
+
 @click.group(
     "hamiregion",
     cls=_Verbs,
@@ -66,12 +78,14 @@ class _Verbs(ErrorGroup):
     epilog="Exit codes: 0 fine, 1 failed, 2 wrong usage, 3 something is left that is wrong (doctor,"
     " limits diff and apply, agent; their help says what), 130 broken off by Ctrl-C.",
 )
-@click.version_option(__version__, prog_name="hamiregion")
+@click.version_option(
+    __version__, prog_name="hamiregion", message=f"%(prog)s, version %(version)s\n{_BUILT_FROM}"
+)
 def hamiregion() -> None:
     """Look into HAMi's shared regions, and change them under running GPU containers.
 
     Every verb takes --json; verbs that write take --dry-run.  Tables and colours appear on a
-    terminal only, and no colours where NO_COLOR is set.
+    terminal only; FORCE_COLOR asks for them elsewhere, NO_COLOR forbids colours.
 
     Completion for bash (or zsh, fish), in the shell's start-up file:
 

@@ -1,19 +1,23 @@
 """Metrics of a node: collection, text, HTTP."""
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from .app import metrics_app
-from .collectors import COLLECTORS, SeriesLimits
-from .connections import ServerLimits
+from .clients import ServerLimits
+from .collectors import COLLECTORS
 from .families import FAMILIES, MetricFamily
 from .listening import ListenError
 from .node_exporter import NodeExporter
-from .server import MetricsServer, exporter_server
+from .server import MetricsServer
 from .text import CONTENT_TYPE, OPENMETRICS_CONTENT_TYPE
 from .web_config import WebConfigError
 
 if TYPE_CHECKING:
     from .collector import RegionCollector
+
+# A program that sets up no logging gets none of it on its standard error.
+logging.getLogger("libhamiregion").addHandler(logging.NullHandler())
 
 __all__ = [
     "COLLECTORS",
@@ -25,10 +29,8 @@ __all__ = [
     "MetricsServer",
     "NodeExporter",
     "RegionCollector",
-    "SeriesLimits",
     "ServerLimits",
     "WebConfigError",
-    "exporter_server",
     "metrics_app",
 ]
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from email.utils import formatdate
+import time
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import parse_qs
 
 from libhamiregion._version import __version__
 from libhamiregion.node.events import error_text
 from libhamiregion.text import printable
 
+from .clients import has_body
 from .log_lines import RepeatedEvents
 from .negotiation import accepts_gzip, wants_openmetrics
 from .passwords import Passwords, TooManyChecks, credentials
-from .scrapes import Scrapes, ScrapeTimeout, TooManyWaiting
+from .scrapes import Scrapes, ScrapeTimeout
 from .text import CONTENT_TYPE, OPENMETRICS_CONTENT_TYPE
 
 if TYPE_CHECKING:
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+# As email.utils.formatdate(usegmt=True), which takes ten modules.
+_DATE: Final = "%a, %d %b %Y %H:%M:%S GMT"
 _PLAIN: Final = "text/plain; charset=utf-8"
 # A scrape that takes longer is one that hangs, for a readiness probe.
 _PROBE_TIMEOUT_S: Final = 5.0
-# In a query; there are not many more metrics.
-_MOST_NAMES: Final = 100
 _PAGE: Final = (
     "<!DOCTYPE html>\n<html lang='en'>\n<title>hamiregion exporter</title>\n"
     f"<h1>hamiregion exporter {__version__}</h1>\n<ul>\n"
@@ -50,13 +50,11 @@ class _Request:
     def __init__(self, scope: Mapping[str, Any]) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
-        self.query: str = scope["query_string"].decode("latin-1")
         self.headers: dict[bytes, bytes] = {}
         for name, value in scope["headers"]:
             before = self.headers.get(name)
             self.headers[name] = value if before is None else before + b"," + value
-        length = self.headers.get(b"content-length", b"0")
-        self.has_body = b"transfer-encoding" in self.headers or length.strip(b"0") != b""
+        self.has_body = has_body(scope["headers"])
 
     def text(self, header: bytes) -> str:
         return self.headers.get(header, b"").decode("latin-1")
@@ -71,7 +69,7 @@ async def _answer(
     headers: Mapping[str, str] | None = None,
 ) -> None:
     named = {
-        "date": formatdate(usegmt=True),
+        "date": time.strftime(_DATE, time.gmtime()),
         "content-type": content_type,
         "x-content-type-options": "nosniff",
         **(headers or {}),
@@ -136,10 +134,6 @@ class MetricsApp:
         if request.method not in ("GET", "HEAD"):
             return await _say(send, request, 405, "405: GET and HEAD only", allow="GET, HEAD")
         openmetrics = wants_openmetrics(request.text(b"accept"))
-        try:
-            names = parse_qs(request.query, max_num_fields=_MOST_NAMES).get("name[]")
-        except ValueError:
-            return await _say(send, request, 400, "400: too many names")
         gzip = accepts_gzip(request.text(b"accept-encoding"))
         content_type = OPENMETRICS_CONTENT_TYPE if openmetrics else CONTENT_TYPE
         headers = {"vary": "Accept, Accept-Encoding"}
@@ -151,14 +145,8 @@ class MetricsApp:
         if self._scrapes is None:
             # Here: it belongs to the loop on which it is used.
             self._scrapes = Scrapes(self._source, *self._limits)
-        only = None if names is None else frozenset(names)
         try:
-            body = await self._scrapes.get(openmetrics=openmetrics, names=only)
-        except TooManyWaiting:
-            # Not a line in the log: a client can have as many of these as it likes.
-            return await _say(
-                send, request, 503, "503: too many choices of names wait", retry_after="5"
-            )
+            body = await self._scrapes.get(openmetrics=openmetrics)
         except ScrapeTimeout as timeout:
             self._failures.failed("scrape", str(timeout))
             return await _say(send, request, 503, f"503: {timeout}")
@@ -283,9 +271,9 @@ def metrics_app(exporter: NodeExporter) -> MetricsApp:
 
         app.mount("/hami/metrics", metrics_app(exporter))     # Starlette, FastAPI
 
-    Text or OpenMetrics, compressed or not, as the client accepts; ``?name[]=NAME`` asks for these
-    metrics only. Scrapes are made one at a time in a thread; clients that ask meanwhile share the
-    next one. Whom to let in is the business of what it is mounted in. To be used on one event loop.
+    Text or OpenMetrics, compressed or not, as the client accepts. Scrapes are made one at a time in
+    a thread; clients that ask meanwhile share the next one. Whom to let in is the business of what
+    it is mounted in. To be used on one event loop.
 
     Args:
         exporter: Where the figures come from; start it, or let scrapes do its work.

@@ -9,6 +9,7 @@ docs/metrics.md lists the same; a test compares the two.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal, TypeAlias
 
 import attrs
@@ -77,56 +78,49 @@ class MetricFamily:
 
 _ZONE = (("zone", "vGPU"),)
 
-#: The monitor's labels of a container's device, and those that it had before.
-HAMI_DEVICE = ("namespace", "pod", "container", "vdevice_index", "device_uuid")
-LEGACY_DEVICE = ("podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid")
-#: The monitor's labels of a GPU, and those that it had before.
-HAMI_HOST = ("node", "device_index", "device_uuid", "device_type")
-LEGACY_HOST = ("nodeid", "deviceidx", "deviceuuid", "devicetype")
+#: The monitor's labels of a container's device, of a GPU, and of a MIG device beside these.
+DEVICE = ("namespace", "pod", "container", "vdevice_index", "device_uuid")
+HOST = ("node", "device_index", "device_uuid", "device_type")
 MIG = ("mig_uuid", "profile", "gpu_instance_id", "compute_instance_id")
+BUILD_LABELS = ("version", "revision", "build_date", "go_version", "compiler", "platform")
+#: What the monitor called its labels before; those that are missing here it did not have.
+FORMER_LABELS = {
+    "namespace": "podnamespace",
+    "pod": "podname",
+    "container": "ctrname",
+    "vdevice_index": "vdeviceid",
+    "device_uuid": "deviceuuid",
+    "node": "nodeid",
+    "device_index": "deviceidx",
+    "device_type": "devicetype",
+    "gpu_instance_id": "instanceid",
+}
 
 #: A container; its UID tells apart pods that have had the same name.
 CONTAINER = ("namespace", "pod", "container", "pod_uid")
-#: A device of a container: HAMi's labels, for joins.
-DEVICE = HAMI_DEVICE
 #: A process on a device of its container's region.
-PROCESS = (
-    "namespace",
-    "pod",
-    "container",
-    "container_id",
-    "vdevice_index",
-    "device_uuid",
-    "pid",
-    "host_pid",
-)
+PROCESS = (*DEVICE[:3], "container_id", *DEVICE[3:], "pid", "host_pid")
 #: A process that the driver knows and no region accounts for.
 UNACCOUNTED = (
-    "namespace",
-    "pod",
-    "container",
-    "container_id",
-    "device_index",
-    "device_uuid",
-    "host_pid",
-    "process",
-    "state",
+    *(*DEVICE[:3], "container_id", "device_index", "device_uuid"),
+    *("host_pid", "process", "state"),
 )
 
 _families: list[MetricFamily] = []
+_former: dict[MetricFamily, MetricFamily] = {}
 
 
 def _family(
     name: str,
     meaning: str,
-    labels: tuple[str, ...],
-    write_as: WriteAs = WHOLE,
     column: str | None = None,
+    write_as: WriteAs = WHOLE,
     *,
-    origin: Origin = "own",
-    zone: bool = True,
+    labels: tuple[str, ...] = (),
     kind: Literal["gauge", "counter", "summary"] | None = None,
+    formerly: str | None = None,
 ) -> MetricFamily:
+    is_hami = name.startswith("hami_")
     family = MetricFamily(
         name=name,
         help=meaning,
@@ -134,180 +128,132 @@ def _family(
         kind=kind or ("counter" if name.endswith("_total") else "gauge"),
         write_as=write_as,
         column=column,
-        constant=_ZONE if origin != "own" and zone else (),
-        origin=origin,
+        constant=_ZONE if is_hami and labels != BUILD_LABELS else (),
+        origin="hami" if is_hami else "own",
     )
     _families.append(family)
+    if formerly is not None:
+        _former[family] = attrs.evolve(
+            family,
+            name=formerly,
+            help=f"As {name}.",
+            labels=tuple(FORMER_LABELS[each] for each in labels if each in FORMER_LABELS),
+            column=None,
+            origin="legacy",
+        )
     return family
 
 
-def _hami(
-    name: str, meaning: str, labels: tuple[str, ...], write_as: WriteAs = WHOLE
-) -> MetricFamily:
-    return _family(name, meaning, labels, write_as, origin="hami")
-
-
-def _legacy(
-    name: str, meaning: str, labels: tuple[str, ...], write_as: WriteAs = WHOLE
-) -> MetricFamily:
-    return _family(name, meaning, labels, write_as, origin="legacy")
-
-
-def _gpu(name: str, meaning: str, write_as: WriteAs = WHOLE) -> MetricFamily:
-    return _hami(name, meaning, HAMI_HOST, write_as)
-
-
-def _hami_device(name: str, meaning: str, column: str, write_as: WriteAs = WHOLE) -> MetricFamily:
-    return _family(name, meaning, HAMI_DEVICE, write_as, column, origin="hami")
-
-
-def _legacy_device(name: str, meaning: str, column: str, write_as: WriteAs = WHOLE) -> MetricFamily:
-    return _family(name, meaning, LEGACY_DEVICE, write_as, column, origin="legacy")
-
-
-def _device(
-    name: str, meaning: str, column: str | None = None, write_as: WriteAs = WHOLE
-) -> MetricFamily:
-    return _family(name, meaning, DEVICE, write_as, column)
-
-
-def _container(
-    name: str, meaning: str, column: str | None = None, write_as: WriteAs = WHOLE
-) -> MetricFamily:
-    return _family(name, meaning, CONTAINER, write_as, column)
-
-
-def _process(
-    name: str, meaning: str, column: str | None = None, write_as: WriteAs = WHOLE
-) -> MetricFamily:
-    return _family(name, meaning, PROCESS, write_as, column)
-
-
-def _unaccounted(name: str, meaning: str, write_as: WriteAs = WHOLE) -> MetricFamily:
-    return _family(name, meaning, UNACCOUNTED, write_as)
+_gpu = partial(_family, labels=HOST)
+_device = partial(_family, labels=DEVICE)
+_container = partial(_family, labels=CONTAINER)
+_process = partial(_family, labels=PROCESS)
+_unaccounted = partial(_family, labels=UNACCOUNTED)
 
 
 # ---- HAMi's monitor: the GPUs --------------------------------------------------------------------
 
 HOST_MEMORY_USED = _gpu(
-    "hami_host_gpu_memory_used_bytes", "Memory of the GPU that is in use, as the driver says."
+    "hami_host_gpu_memory_used_bytes",
+    "Memory of the GPU that is in use, as the driver says.",
+    formerly="HostGPUMemoryUsage",
 )
 HOST_UTILIZATION = _gpu(
     "hami_host_gpu_utilization_ratio",
     "Share of the last sample in which a kernel ran on the GPU, 0 to 100.",
+    formerly="HostCoreUtilization",
 )
-HOST_MEMORY_UTILIZATION = _hami(
+HOST_MEMORY_UTILIZATION = _family(
     "hami_host_gpu_memory_controller_utilization_ratio",
     "Share of the last sample in which the GPU's memory was read or written, 0 to 100.",
-    HAMI_HOST[1:],
+    labels=HOST[1:],
 )
 HOST_TEMPERATURE = _gpu("hami_host_gpu_temperature_celsius", "Temperature of the GPU's core.")
-HOST_POWER = _gpu("hami_host_gpu_power_usage_watts", "Power that the GPU draws.", REAL)
-HOST_ECC = _hami(
+HOST_POWER = _gpu("hami_host_gpu_power_usage_watts", "Power that the GPU draws.", write_as=REAL)
+HOST_ECC = _family(
     "hami_host_gpu_ecc_errors_total",
     "Memory errors of the GPU's lifetime, corrected and uncorrected.",
-    (*HAMI_HOST, "error_type"),
+    labels=(*HOST, "error_type"),
 )
 
 # ---- HAMi's monitor: the containers --------------------------------------------------------------
 
-MEMORY_USED = _hami_device(
+MEMORY_USED = _device(
     "hami_vgpu_memory_used_bytes",
     "Memory accounted to the container on the device, over slots whose status is not 0.",
     "memory_used_bytes",
+    formerly="vGPU_device_memory_usage_in_bytes",
 )
-MEMORY_LIMIT = _hami_device(
+MEMORY_LIMIT = _device(
     "hami_vgpu_memory_limit_bytes",
     "The container's memory limit on the device; 0 is unlimited.",
     "memory_limit_bytes",
+    formerly="vGPU_device_memory_limit_in_bytes",
 )
-CONTAINER_MEMORY = _hami_device(
+CONTAINER_MEMORY = _device(
     "hami_container_device_memory_bytes",
     "The same figure as hami_vgpu_memory_used_bytes.",
     "memory_used_bytes",
 )
-MEMORY_CONTEXT = _hami_device(
+MEMORY_CONTEXT = _device(
     "hami_vgpu_memory_context_bytes",
     "Of the memory accounted, CUDA contexts.",
     "memory_context_bytes",
 )
-MEMORY_MODULE = _hami_device(
+MEMORY_MODULE = _device(
     "hami_vgpu_memory_module_bytes", "Of the memory accounted, modules.", "memory_module_bytes"
 )
-MEMORY_BUFFER = _hami_device(
+MEMORY_BUFFER = _device(
     "hami_vgpu_memory_buffer_bytes", "Of the memory accounted, buffers.", "memory_data_bytes"
 )
-UTILIZATION = _hami_device(
+UTILIZATION = _device(
     "hami_container_device_utilization_ratio",
     "SM utilisation of the container's processes, 0 to 100 each and summed.",
     "sm_util_percent",
+    formerly="Device_utilization_desc_of_container",
 )
-LAST_KERNEL = _hami_device(
+LAST_KERNEL = _device(
     "hami_container_last_kernel_elapsed_seconds",
     "Seconds since a process of the container last launched a kernel.",
     "last_kernel_time_s",
     SINCE,
+    formerly="Device_last_kernel_of_container",
 )
-MIG_INFO = _hami(
+MIG_INFO = _family(
     "hami_mig_device_info",
     "The MIG device that a container's device is; device_uuid is the GPU's.",
-    (*HAMI_DEVICE, *MIG),
-    INFO,
+    labels=(*DEVICE, *MIG),
+    write_as=INFO,
+    formerly="MigInfo",
 )
 HAMI_BUILD = _family(
     "hami_build_info",
     "The program that serves these metrics in place of HAMi's monitor.",
-    ("version", "revision", "build_date", "go_version", "compiler", "platform"),
-    INFO,
-    origin="hami",
-    zone=False,
+    labels=BUILD_LABELS,
+    write_as=INFO,
 )
 
-# ---- HAMi's monitor before: with --legacy-metrics ------------------------------------------------
-
-LEGACY_HOST_MEMORY = _legacy(
-    "HostGPUMemoryUsage", "As hami_host_gpu_memory_used_bytes.", LEGACY_HOST
-)
-LEGACY_HOST_UTILIZATION = _legacy(
-    "HostCoreUtilization", "As hami_host_gpu_utilization_ratio.", LEGACY_HOST
-)
-LEGACY_MEMORY_USED = _legacy_device(
-    "vGPU_device_memory_usage_in_bytes", "As hami_vgpu_memory_used_bytes.", "memory_used_bytes"
-)
-LEGACY_MEMORY_LIMIT = _legacy_device(
-    "vGPU_device_memory_limit_in_bytes", "As hami_vgpu_memory_limit_bytes.", "memory_limit_bytes"
-)
-LEGACY_MEMORY_PARTS = _legacy(
+MEMORY_PARTS = MetricFamily(
     "Device_memory_desc_of_container",
     "As hami_vgpu_memory_used_bytes, with its parts, in bytes, as the values of labels.",
-    (*LEGACY_DEVICE, "context", "module", "data", "offset"),
+    (*(FORMER_LABELS[each] for each in DEVICE), "context", "module", "data", "offset"),
+    constant=_ZONE,
+    origin="legacy",
 )
-LEGACY_UTILIZATION = _legacy_device(
-    "Device_utilization_desc_of_container",
-    "As hami_container_device_utilization_ratio.",
-    "sm_util_percent",
-)
-LEGACY_LAST_KERNEL = _legacy_device(
-    "Device_last_kernel_of_container",
-    "As hami_container_last_kernel_elapsed_seconds.",
-    "last_kernel_time_s",
-    SINCE,
-)
-LEGACY_MIG = _legacy("MigInfo", "As hami_mig_device_info.", (*LEGACY_DEVICE, "instanceid"), INFO)
 
 # ---- ours: containers and their devices ----------------------------------------------------------
 
 CONTAINER_INFO = _family(
     "hamiregion_container_info",
     "A container with a region: its id where it is known, and the region's layout.",
-    (*CONTAINER, "container_id", "layout"),
-    INFO,
+    labels=(*CONTAINER, "container_id", "layout"),
+    write_as=INFO,
 )
 CONTAINER_MISSING = _family(
     "hamiregion_container_missing_info",
     "A container without a region that can be read, and the reason.",
-    (*CONTAINER, "reason"),
-    INFO,
+    labels=(*CONTAINER, "reason"),
+    write_as=INFO,
 )
 PRIORITY = _container(
     "hamiregion_container_priority",
@@ -347,18 +293,16 @@ MEMORY_ORPHANED = _device(
 )
 LOCK_HELD = _container(
     "hamiregion_lock_held_seconds",
-    "For how long the region's lock has been held by the same process without a pause; else 0.",
+    "For how long the region's lock has been held by the same process without a pause;"
+    " else absent.",
     None,
     REAL,
 )
-UNSETTLED_READS = _container(
-    "hamiregion_unsettled_reads_total",
-    "Scrapes in which the region could not be read without a writer in between.",
-)
 CONTAINER_PROCESSES = _family(
     "hamiregion_container_processes",
-    "Processes of the container: alive, dead or unknown with a slot; unlisted or escaped without.",
-    (*CONTAINER, "state"),
+    "Processes of the container: alive, dead or unknown with a slot; unlisted or escaped without;"
+    " unread where there are too many slots to look at.",
+    labels=(*CONTAINER, "state"),
 )
 PROCESSES_FOLDED = _container(
     "hamiregion_container_processes_folded",
@@ -367,7 +311,7 @@ PROCESSES_FOLDED = _container(
 CONTAINER_FINDINGS = _family(
     "hamiregion_container_findings",
     "What hamiregion doctor finds wrong with a container.",
-    (*CONTAINER, "kind", "severity"),
+    labels=(*CONTAINER, "kind", "severity"),
 )
 
 # ---- ours: processes -----------------------------------------------------------------------------
@@ -381,18 +325,6 @@ PROCESS_SM = _process(
     "hamiregion_process_sm_utilization_ratio",
     "SM utilisation of the process as its region has it; the limiter works with this figure.",
     "sm_util_percent",
-    RATIO,
-)
-PROCESS_ENC = _process(
-    "hamiregion_process_enc_utilization_ratio",
-    "Encoder utilisation as the region has it; absent until something writes it: libvgpu does not.",
-    "enc_util_percent",
-    RATIO,
-)
-PROCESS_DEC = _process(
-    "hamiregion_process_dec_utilization_ratio",
-    "Decoder utilisation as the region has it; absent until something writes it: libvgpu does not.",
-    "dec_util_percent",
     RATIO,
 )
 PROCESS_DRIVER_MEMORY = _process(
@@ -424,17 +356,17 @@ UNACCOUNTED_MEMORY = _unaccounted(
 UNACCOUNTED_SM = _unaccounted(
     "hamiregion_unaccounted_process_driver_sm_utilization_ratio",
     "SM utilisation of a process that no region accounts for, as the driver says.",
-    RATIO,
+    write_as=RATIO,
 )
 UNACCOUNTED_ENC = _unaccounted(
     "hamiregion_unaccounted_process_driver_enc_utilization_ratio",
     "Encoder utilisation of a process that no region accounts for, as the driver says.",
-    RATIO,
+    write_as=RATIO,
 )
 UNACCOUNTED_DEC = _unaccounted(
     "hamiregion_unaccounted_process_driver_dec_utilization_ratio",
     "Decoder utilisation of a process that no region accounts for, as the driver says.",
-    RATIO,
+    write_as=RATIO,
 )
 
 # ---- ours: the node and the exporter -------------------------------------------------------------
@@ -442,74 +374,76 @@ UNACCOUNTED_DEC = _unaccounted(
 BUILD = _family(
     "hamiregion_build_info",
     "This exporter's version, and Python's.",
-    ("version", "python_version"),
-    INFO,
+    labels=("version", "python_version"),
+    write_as=INFO,
 )
 CONTAINERS = _family(
     "hamiregion_containers",
     "Containers of the node, with a region that can be read and without.",
-    ("region",),
+    labels=("region",),
 )
 FINDINGS = _family(
-    "hamiregion_findings", "What hamiregion doctor finds on this node, by kind.", ("kind",)
+    "hamiregion_findings", "What hamiregion doctor finds on this node, by kind.", labels=("kind",)
 )
 ROOT_READABLE = _family(
     "hamiregion_root_readable",
     "1 where the directory of containers could be listed, else 0.",
-    ("root",),
+    labels=("root",),
 )
 PROC_COMPLETE = _family(
     "hamiregion_proc_complete",
     "1 where /proc shows every process of the node with its mappings; else the dead stay unknown.",
-    (),
 )
 NVML_UP = _family(
     "hamiregion_nvml_up",
     "1 where the driver answered the last time, else 0; absent where it is not asked.",
-    (),
 )
 NVML_INFO = _family(
-    "hamiregion_nvml_info", "What the driver answered, and its version.", ("state", "driver"), INFO
-)
-REFRESH_DURATION = _family(
-    "hamiregion_refresh_duration_seconds",
-    "How long the last refresh behind the scrapes took.",
-    ("stage",),
-    REAL,
+    "hamiregion_nvml_info",
+    "What the driver answered, and its version.",
+    labels=("state", "driver"),
+    write_as=INFO,
 )
 REFRESH_TIME = _family(
     "hamiregion_refresh_timestamp_seconds",
     "When the last refresh behind the scrapes ended well, Unix time.",
-    ("stage",),
-    REAL,
+    labels=("stage",),
+    write_as=REAL,
 )
-ERRORS = _family("hamiregion_errors_total", "Failures of the exporter itself.", ("stage",))
+ERRORS = _family("hamiregion_errors_total", "Failures of the exporter itself.", labels=("stage",))
 COLLECTOR_SUCCESS = _family(
     "hamiregion_collector_success",
     "1 where the collector succeeded the last time, else 0.",
-    ("collector",),
+    labels=("collector",),
 )
 COLLECTOR_DURATION = _family(
     "hamiregion_collector_duration_seconds",
     "How long the collector took the last time.",
-    ("collector",),
-    REAL,
+    labels=("collector",),
+    write_as=REAL,
 )
 AGENT_EVENTS = _family(
-    "hamiregion_agent_events_total", "What an agent in this program has done.", ("event",)
+    "hamiregion_agent_events_total", "What an agent in this program has done.", labels=("event",)
 )
 AGENT_PAUSED = _family(
     "hamiregion_agent_paused",
     "1 where a task of an agent in this program waits, for example for another writer to go.",
-    ("task",),
+    labels=("task",),
 )
 SCRAPE_DURATION = _family(
     "hamiregion_scrape_duration_seconds",
     "Time that the scrapes before this one took, summed, and their number.",
-    (),
-    REAL,
+    write_as=REAL,
     kind="summary",
 )
 
+#: Families to what they were called before; see `libhamiregion.exporter.legacy`.
+FORMER = dict(_former)
+
 #: All families, in the order in which they are exported.
-FAMILIES: tuple[MetricFamily, ...] = tuple(_families)
+FAMILIES: tuple[MetricFamily, ...] = (
+    *(each for each in _families if each.origin == "hami"),
+    *FORMER.values(),
+    MEMORY_PARTS,
+    *(each for each in _families if each.origin == "own"),
+)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from libhamiregion.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from libhamiregion.node import HostProcess
 
@@ -81,12 +81,13 @@ class LabelRows:
         ends: Where each ends in `text`.
     """
 
-    __slots__ = ("_named", "ends", "text")
+    __slots__ = ("_named", "_renamed", "ends", "text")
 
     def __init__(self, texts: Sequence[bytes]) -> None:
         self.text = b"".join(texts)
         self.ends = array("I", accumulate(map(len, texts)))
         self._named: dict[tuple[tuple[str, str], ...], list[dict[str, str]]] = {}
+        self._renamed: LabelRows | None = None
 
     @classmethod
     def joined(cls, several: Iterable[LabelRows]) -> LabelRows:
@@ -108,12 +109,31 @@ class LabelRows:
         """The labels of each row as a mapping, with the family's constant ones; kept."""
         found = self._named.get(family.constant)
         if found is None:
-            starts = [0, *self.ends][: len(self.ends)]
             found = self._named[family.constant] = [
-                {**read_labels(self.text[start:end]), **dict(family.constant)}
-                for start, end in zip(starts, self.ends, strict=True)
+                {**read_labels(text), **dict(family.constant)} for text in self.texts()
             ]
         return found
+
+    def texts(self) -> Iterator[bytes]:
+        """Each text."""
+        start = 0
+        for end in self.ends:
+            yield self.text[start:end]
+            start = end
+
+    def renamed(self, names: Mapping[str, str]) -> LabelRows:
+        """The same with other names for the labels, without those that have none; kept.
+
+        Rows that are the same without these become one.
+        """
+        if self._renamed is None:
+            rows = [
+                {names[name]: value for name, value in read_labels(text).items() if name in names}
+                for text in self.texts()
+            ]
+            texts = (label_text(tuple(row), *row.values()) for row in rows)
+            self._renamed = LabelRows(list(dict.fromkeys(texts)))
+        return self._renamed
 
 
 #: Of a family without labels.

@@ -117,33 +117,23 @@ def _listen_everywhere(address: ListenAddress) -> socket.socket:
     try:
         if socket.has_dualstack_ipv6():
             try:
-                return _bound(socket.AF_INET6, ("::", address.port))
+                return _bound(socket.AF_INET6, ("", address.port), dualstack=True)
             except OSError as error:
                 # Built in, and switched off.
                 if error.errno not in _NOT_HERE:
                     raise
-        return _bound(socket.AF_INET, ("0.0.0.0", address.port))  # noqa: S104
+        return _bound(socket.AF_INET, ("", address.port))
     except OSError as error:
         raise _refusal(address, error) from error
 
 
-def _bound(family: int, target: tuple[Any, ...]) -> socket.socket:
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        # Inherited by what is accepted. Otherwise an answer's second packet waits 40 ms for the
-        # client to acknowledge its first.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        if family == socket.AF_INET6:
-            everywhere = target[0] == "::"
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if everywhere else 1)
-        listener.bind(target)
-        listener.listen(_BACKLOG)
-        listener.setblocking(False)
-    except BaseException:
-        listener.close()
-        raise
+def _bound(family: int, target: tuple[Any, ...], *, dualstack: bool = False) -> socket.socket:
+    listener = socket.create_server(
+        target, family=family, backlog=_BACKLOG, dualstack_ipv6=dualstack
+    )
+    # Inherited by what is accepted.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+    listener.setblocking(False)
     return listener
 
 

@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-TEXT_CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-OPENMETRICS_CONTENT_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-
 # A header names a handful of formats; the rest of a longer one is not read.
 _MOST_RANGES: Final = 64
 

@@ -22,10 +22,10 @@ from .collectors import (
     LocksCollector,
     NvmlCollector,
     ProcessesCollector,
-    SeriesLimits,
     UnaccountedCollector,
 )
 from .labels import NO_LABELS, CardinalityLimiter, label_text, safe_value
+from .legacy import former_series, with_sources
 from .log_lines import LINE_LIMIT, RepeatedEvents
 from .region_metrics import RegionMetrics
 from .schedule import Schedule, Turn
@@ -34,7 +34,6 @@ from .text import Series, TextEncoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
-    from types import TracebackType
 
     from typing_extensions import Self
 
@@ -47,6 +46,7 @@ _log = logging.getLogger(__name__)
 _ROOTS_LIMIT = 64
 _COUNTERS_LIMIT = 256
 _PAUSED = "_paused"
+_DOCTOR_INTERVALS = 3
 
 
 class NodeExporter:
@@ -59,9 +59,10 @@ class NodeExporter:
     A scrape reads all regions in one native call and writes their figures beside label texts that
     are kept from one scrape to the next. What costs more is done behind it, in a thread of this
     object's own between `start` and `stop`: finding containers, /proc, NVML and the doctor's
-    findings. Without that thread, a scrape does what is due itself.
+    findings. Without that thread, a scrape does what is due itself. Where nobody has asked for
+    metrics for two minutes the thread sleeps, and the next scrape waits for its look.
 
-    Threads: may be shared; scrapes take turns. The node may be refreshed by others as well. Node
+    Threads: may be shared. The node may be refreshed by others as well. Node
     and sampler stay the caller's, who closes them after `stop`.
 
     Args:
@@ -74,15 +75,13 @@ class NodeExporter:
             work; None means all. HAMi's own metrics need ``nvml`` alone.
         outside: Whether the node looks for regions outside its roots, which takes a look at /proc
             each time.
-        scan_interval_s: How often to look for containers that came or went.
-        process_interval_s: How often to look at slots, locks and the driver.
-        doctor_interval_s: How often to look for what is wrong.
+        interval_s: How often to look for containers, at slots, locks and the driver; what is wrong
+            is looked for at every third time.
         gone_after_s: A directory that has been left alone for so long, that no process uses and
             whose pod no resolver knows any more, has no figures: HAMi's monitor would delete it.
             None shows them all.
         counters: What an agent in this program counts, by name; asked at each scrape. Names that
             end in ``_paused`` are 0 or 1. Where that fails, a scrape is without them.
-        limits: How many series there may be.
 
     Raises:
         ValueError: An interval that is not above 0, or a collector that there is not.
@@ -97,12 +96,9 @@ class NodeExporter:
         legacy: bool = False,
         collectors: Collection[str] | None = None,
         outside: bool = False,
-        scan_interval_s: float = 5.0,
-        process_interval_s: float = 10.0,
-        doctor_interval_s: float = 30.0,
+        interval_s: float = 10.0,
         gone_after_s: float | None = 300.0,
         counters: Callable[[], Mapping[str, int]] | None = None,
-        limits: SeriesLimits | None = None,
     ) -> None:
         chosen = COLLECTORS if collectors is None else collectors
         for name in chosen:
@@ -112,26 +108,25 @@ class NodeExporter:
         self.node_name = node_name or os.environ.get("NODE_NAME") or os.uname().nodename
         self.legacy = legacy
         self._counters = counters
-        limits = limits or SeriesLimits()
         limiter = CardinalityLimiter()
         # A sample comes right before the look at processes: what uses a GPU has its slot by then.
         self._containers = ContainersCollector(node, limiter, gone_after_s, outside=outside)
-        turns = [Turn(self._containers, scan_interval_s)]
+        turns = [Turn(self._containers, interval_s)]
         if sampler is not None and "nvml" in chosen:
-            nvml = NvmlCollector(node, sampler, self.node_name, legacy=legacy)
-            turns.append(Turn(nvml, process_interval_s))
+            nvml = NvmlCollector(node, sampler, self.node_name)
+            turns.append(Turn(nvml, interval_s))
         if not {"processes", "unaccounted", "doctor"}.isdisjoint(chosen):
-            turns.append(Turn(ProcessesCollector(node, limiter, limits), process_interval_s))
+            turns.append(Turn(ProcessesCollector(node, limiter), interval_s))
         if "unaccounted" in chosen:
-            turns.append(Turn(UnaccountedCollector(node, limiter, limits), process_interval_s))
+            turns.append(Turn(UnaccountedCollector(node, limiter), interval_s))
         if "locks" in chosen:
-            turns.append(Turn(LocksCollector(node), process_interval_s))
+            turns.append(Turn(LocksCollector(node), interval_s))
         if "doctor" in chosen:
-            turns.append(Turn(DoctorCollector(node), doctor_interval_s))
+            turns.append(Turn(DoctorCollector(node), _DOCTOR_INTERVALS * interval_s))
         self._schedule = Schedule(node, turns)
-        # Held while a scrape is made.
+        # Held while the series of a scrape are made, and not while their text is read.
         self._turn = threading.Lock()
-        self._regions = RegionMetrics(node, legacy=legacy, limiter=limiter)
+        self._regions = RegionMetrics(node, limiter)
         self._encoder = TextEncoder()
         self._failures = RepeatedEvents(_log)
         self._scrapes = 0
@@ -143,12 +138,7 @@ class NodeExporter:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def __repr__(self) -> str:
@@ -183,7 +173,7 @@ class NodeExporter:
         for turn in needed:
             if turn.refreshed_at_s is None:
                 return turn.last_error
-            overdue_s = turn.overdue_s() if self._schedule.is_running else None
+            overdue_s = turn.overdue_s() if self._schedule.is_watching else None
             if overdue_s is not None:
                 return f"{turn.name}: not looked at for {overdue_s:.0f} s; {turn.last_error}"
         if self.node.scanned_roots:
@@ -215,7 +205,7 @@ class NodeExporter:
     ) -> Iterator[memoryview]:
         """The text of `render` in pieces, of which each is used before the next is asked for.
 
-        For servers: the whole text never exists. Other scrapes wait until the last piece.
+        For servers: the whole text never exists.
 
         Args:
             openmetrics: As for `render`.
@@ -224,18 +214,22 @@ class NodeExporter:
         Raises:
             RegionClosed: The node has been closed.
         """
-        self._collect_if_nobody_does()
-        with self._turn:
-            started_s = time.perf_counter()
-            try:
+        self._schedule.before_scrape()
+        began_s = time.perf_counter()
+        spent_s = 0.0
+        try:
+            with self._turn:
                 series, now_s = self._gather(names), int(time.time())
-                yield from self._encoder.pieces(series, now_s, openmetrics=openmetrics)
-            except Exception:
-                self._scrape_errors += 1
-                raise
-            finally:
-                self._scrapes += 1
-                self._scrape_seconds += time.perf_counter() - started_s
+            for piece in self._encoder.pieces(series, now_s, openmetrics=openmetrics):
+                spent_s += time.perf_counter() - began_s
+                yield piece
+                began_s = time.perf_counter()
+        except Exception:
+            self._scrape_errors += 1
+            raise
+        finally:
+            self._scrapes += 1
+            self._scrape_seconds += spent_s
 
     def gather(self, names: Collection[str] | None = None) -> list[Series]:
         """The series of each family, in the order of the table of families.
@@ -246,15 +240,9 @@ class NodeExporter:
         Raises:
             RegionClosed: The node has been closed.
         """
-        self._collect_if_nobody_does()
+        self._schedule.before_scrape()
         with self._turn:
             return self._gather(names)
-
-    def _collect_if_nobody_does(self) -> None:
-        if not self._schedule.is_running:
-            self._schedule.run(everything=False)
-        elif not self._schedule.done_once:
-            self._schedule.wait_for_first()
 
     def _gather(self, names: Collection[str] | None) -> list[Series]:
         state = self._schedule.current()
@@ -266,8 +254,11 @@ class NodeExporter:
             family: [] for family in families.FAMILIES if family in wanted
         }
         collected = [each for series in state.series.values() for each in series]
-        fresh = self._regions.series(snapshot, state, wanted)
-        for each in (*self._builds, *collected, *fresh, *self._of_node(), *self._of_agent()):
+        fresh = self._regions.series(snapshot, state, with_sources(wanted))
+        made = [*self._builds, *collected, *fresh, *self._of_node(), *self._of_agent()]
+        if self.legacy:
+            made += former_series(made)
+        for each in made:
             if each.family in found:
                 found[each.family].append(each)
         return [each for series in found.values() for each in series]
@@ -277,7 +268,7 @@ class NodeExporter:
         # Of the usual ones one is enough.
         roots = dict.fromkeys(node.scanned_roots, 1) or dict.fromkeys(node.roots, 0)
         roots.update(dict.fromkeys(dict(node.root_errors), 0))
-        shown, missing = self._regions.shown, sum(self._regions.missing.values())
+        shown, missing = self._regions.shown, self._regions.missing
         stages: dict[str, int] = {turn.name: turn.errors for turn in turns}
 
         def labelled(family: MetricFamily, values: Mapping[str, float | None]) -> Series:
@@ -295,7 +286,6 @@ class NodeExporter:
             labelled(families.CONTAINERS, {"present": shown, "missing": missing}),
             labelled(families.ROOT_READABLE, dict(list(roots.items())[:_ROOTS_LIMIT])),
             Series.of(families.PROC_COMPLETE, {b"": int(node.processes.is_complete)}),
-            labelled(families.REFRESH_DURATION, durations),
             labelled(families.REFRESH_TIME, {turn.name: turn.refreshed_at_s for turn in turns}),
             labelled(families.ERRORS, {**stages, "scrape": self._scrape_errors}),
             labelled(families.COLLECTOR_SUCCESS, {turn.name: not turn.failing for turn in ran}),

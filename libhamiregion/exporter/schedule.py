@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 
 _STOP_PATIENCE_S = 10.0
 _FIRST_LOOK_PATIENCE_S = 8.0
+# Where nobody has asked for metrics for so long, nothing is looked at until somebody does.
+_IDLE_S = 120.0
 # What has not succeeded for so many of its intervals, and so many seconds, has stopped.
 _OVERDUE_INTERVALS = 10
 _OVERDUE_S = 60.0
@@ -89,6 +91,7 @@ class Schedule:
     Attributes:
         state: What was found; replaced as a whole.
         turns: As given.
+        done_once: Whether every collector has had its turn once, with success or without.
     """
 
     def __init__(self, node: Node, turns: Sequence[Turn]) -> None:
@@ -96,14 +99,18 @@ class Schedule:
             if not turn.interval_s > 0:
                 raise ValueError(f"an interval is longer than 0 s, not {turn.interval_s!r}")
         self.state = CollectedState()
+        self.done_once = False
         self.turns = tuple(turns)
         self._node = node
         self._failures = RepeatedEvents(_log)
         self._overdue: tuple[CollectedState, frozenset[str], CollectedState] | None = None
         self._one_at_a_time = threading.Lock()
-        self._done = threading.Event()
+        # Whether a scrape need not wait.
+        self._fresh = threading.Event()
         self._thread: threading.Thread | None = None
-        self._stopping = threading.Event()
+        self._stopping, self._wake = threading.Event(), threading.Event()
+        self._asked_s = 0.0
+        self._is_asleep = False
 
     def current(self) -> CollectedState:
         """`state`, without what has not been looked at for too long: nothing holds for ever.
@@ -121,46 +128,59 @@ class Schedule:
             if "processes" in overdue:
                 # Pids may be others' by now.
                 bare = attrs.evolve(bare, rows=None)
-            if "locks" in overdue:
-                bare = attrs.evolve(bare, held={})
             self._overdue = state, overdue, bare
         return self._overdue[2]
 
     @property
-    def done_once(self) -> bool:
-        """Whether every collector has had its turn once, with success or without."""
-        return self._done.is_set()
+    def is_watching(self) -> bool:
+        """Whether a thread looks again and again; it does while somebody asks for metrics."""
+        return self._thread is not None and not self._is_asleep
 
-    @property
-    def is_running(self) -> bool:
-        """Whether the thread is at it."""
-        return self._thread is not None
+    def before_scrape(self) -> None:
+        """Have everything looked at that a scrape needs; waits for some seconds at most.
 
-    def wait_for_first(self) -> None:
-        """Wait until the thread has looked at everything once, for some seconds at most."""
-        self._done.wait(_FIRST_LOOK_PATIENCE_S)
+        Without the thread it is done here. One that has gone to sleep begins anew.
+        """
+        self._asked_s = time.monotonic()
+        if self._thread is None:
+            self.run(everything=False)
+            return
+        if self._is_asleep:
+            self._wake.set()
+        self._fresh.wait(_FIRST_LOOK_PATIENCE_S)
 
     def start(self) -> None:
         """Look in a thread from now on; nothing happens if one is at it."""
         if self._thread is None:
-            self._stopping = threading.Event()
+            self._stopping, self._wake = threading.Event(), threading.Event()
+            self._asked_s = time.monotonic()
             self._thread = threading.Thread(
-                target=self._keep_on, args=(self._stopping,), name="hamiregion-collect", daemon=True
+                target=self._keep_on,
+                args=(self._stopping, self._wake),
+                name="hamiregion-collect",
+                daemon=True,
             )
             self._thread.start()
 
     def stop(self) -> None:
         """End that thread and wait for it."""
         self._stopping.set()
+        self._wake.set()
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
             thread.join(_STOP_PATIENCE_S)
 
-    def _keep_on(self, stopping: threading.Event) -> None:
+    def _keep_on(self, stopping: threading.Event, wake: threading.Event) -> None:
         while not stopping.is_set():
+            if time.monotonic() - self._asked_s > _IDLE_S:
+                self._fresh.clear()
+                self._is_asleep = True
+                wake.wait()
+                self._is_asleep = False
+            wake.clear()
             self.run(everything=False)
             left_s = min(turn.due_s for turn in self.turns) - time.monotonic()
-            stopping.wait(max(_NAP_S, left_s))
+            wake.wait(max(_NAP_S, left_s))
 
     def run(self, *, everything: bool) -> None:
         """Have those look whose turn it is, or all. What fails is counted and tried again."""
@@ -171,7 +191,8 @@ class Schedule:
                 self._run(turn)
             if due:
                 self._say_roots()
-                self._done.set()
+            self.done_once = True
+            self._fresh.set()
 
     def _run(self, turn: Turn) -> None:
         started_s = time.monotonic()

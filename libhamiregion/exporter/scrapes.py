@@ -10,7 +10,7 @@ import attrs
 from isal import isal_zlib
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Iterator
 
 T = TypeVar("T")
 
@@ -19,16 +19,12 @@ _LEVEL: Final = 1
 # zlib's windowBits for a gzip file.
 _GZIP: Final = 31
 _CHUNK_BYTES: Final = 128 * 1024
-# Of different choices of names. A client that has gone again still has its scrape waiting.
-_MOST_WAITING: Final = 32
 
 
 class Source(Protocol):
     """Where a scrape's text comes from, such as a `NodeExporter`."""
 
-    def pieces(
-        self, openmetrics: bool = False, *, names: Collection[str] | None = None
-    ) -> Iterator[memoryview]:
+    def pieces(self, openmetrics: bool = False) -> Iterator[memoryview]:
         """The text in pieces, of which each is used before the next is asked for."""
 
     def not_ready(self) -> str | None:
@@ -79,17 +75,12 @@ class ScrapeTimeout(Exception):
     """No scrape came in time; the message says how long one has been under way."""
 
 
-class TooManyWaiting(Exception):
-    """Too many other choices of names wait for their scrape."""
-
-
 class Scrapes:
     """Has scrapes made in a thread, one at a time.
 
     A client that asks while one is being made gets the next one, with all others who asked for the
-    same meanwhile: no client gets figures from before its question, and there is never more than
-    one scrape under way and one of each kind waiting, however many clients there are; of choices of
-    names a bounded number waits.
+    same format meanwhile: no client gets figures from before its question, and there is never more
+    than one scrape under way and one of each format waiting, however many clients there are.
 
     To be used on one event loop.
 
@@ -103,7 +94,8 @@ class Scrapes:
         self._source = source
         self._timeout_s = timeout_s
         self._answers_bytes = answers_bytes
-        self._waiting: dict[tuple[bool, frozenset[str] | None], asyncio.Task[Body]] = {}
+        # By whether it is OpenMetrics.
+        self._waiting: dict[bool, asyncio.Task[Body]] = {}
         self._turn = asyncio.Lock()
         self._running_since: float | None = None
         #: The body that each request is being sent; the oldest request first.
@@ -116,24 +108,19 @@ class Scrapes:
             return 0.0
         return asyncio.get_running_loop().time() - self._running_since
 
-    async def get(self, *, openmetrics: bool, names: frozenset[str] | None) -> Body:
+    async def get(self, *, openmetrics: bool) -> Body:
         """A scrape that begins now or later.
 
         Raises:
             ScrapeTimeout: It takes too long, for example because a driver does not answer.
-            TooManyWaiting: Try again later, or ask for all metrics.
             Exception: Whatever the source raised.
         """
         # No client waits behind a scrape that hangs: each one that waits has a connection.
         if self.running_s > self._timeout_s:
             raise self._timed_out()
-        wanted = openmetrics, names
-        task = self._waiting.get(wanted)
+        task = self._waiting.get(openmetrics)
         if task is None:
-            # Those who ask for everything are at most two kinds, and never refused.
-            if names is not None and len(self._waiting) >= _MOST_WAITING:
-                raise TooManyWaiting
-            task = self._waiting[wanted] = asyncio.create_task(self._make(openmetrics, names))
+            task = self._waiting[openmetrics] = asyncio.create_task(self._make(openmetrics))
             task.add_done_callback(_retrieved)
         try:
             # Many wait for one scrape, and any of them may give up.
@@ -141,16 +128,14 @@ class Scrapes:
         except asyncio.TimeoutError:
             raise self._timed_out() from None
 
-    async def _make(self, openmetrics: bool, names: frozenset[str] | None) -> Body:
+    async def _make(self, openmetrics: bool) -> Body:
         async with self._turn:
             self._make_room()
             # From here on it is too late to join.
-            del self._waiting[openmetrics, names]
+            del self._waiting[openmetrics]
             self._running_since = asyncio.get_running_loop().time()
             try:
-                return await in_thread(
-                    lambda: Body.of(self._source.pieces(openmetrics, names=names))
-                )
+                return await in_thread(lambda: Body.of(self._source.pieces(openmetrics)))
             finally:
                 self._running_since = None
 

@@ -10,183 +10,37 @@ import logging
 import signal
 import ssl
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import uvicorn
+from libhamiregion.node.events import error_text
 
 from .app import MetricsApp, Site
-from .connections import Connection, ServerLimits, make_room
+from .clients import Client, ServerLimits
 from .listening import ListenError, listen_on
 from .log_lines import RepeatedEvents
 from .web_config import LiveWebConfig, ReloadingContext, WebConfigError
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Iterable, Iterator
-    from types import TracebackType
+    from collections.abc import Callable, Iterable
 
     from typing_extensions import Self
 
     from libhamiregion.errors import PathLike
 
-    from .node_exporter import NodeExporter
     from .scrapes import Source
 
-__all__ = ["ListenError", "MetricsServer", "ServerLimits", "WebConfigError", "exporter_server"]
+__all__ = ["ListenError", "MetricsServer", "ServerLimits", "WebConfigError"]
 
 _log = logging.getLogger(__name__)
 
 DEFAULT_LISTEN: Final = "127.0.0.1:9394"
 # What accept() says of a client that went before it was accepted.
 _ENDED_ALREADY: Final = (errno.ECONNABORTED, errno.ECONNRESET, errno.EPROTO, errno.EPERM)
-_TICK_S: Final = 1.0
+# A newcomer takes the place of none that has just come, or just begun to read.
+_GRACE_S: Final = 0.25
 # Some turns of the event loop.
 _LAST_CALL_S: Final = 0.05
-
-
-class _Server(uvicorn.Server):
-    """uvicorn's server; it watches clients, and wakes up once a second at most."""
-
-    def __init__(
-        self,
-        site: Callable[..., Any],
-        web: LiveWebConfig,
-        limits: ServerLimits,
-        begun: threading.Event,
-    ) -> None:
-        super().__init__(
-            uvicorn.Config(
-                site,
-                loop="asyncio",
-                http="h11",
-                ws="none",
-                lifespan="off",
-                interface="asgi3",
-                log_config=None,
-                access_log=False,
-                proxy_headers=False,
-                server_header=False,
-                date_header=False,
-                timeout_keep_alive=int(limits.idle_timeout_s) + 1,
-                timeout_graceful_shutdown=int(limits.stop_timeout_s) + 1,
-                h11_max_incomplete_event_size=limits.header_bytes,
-            )
-        )
-        self._web = web
-        self._limits = limits
-        self._begun = begun
-        self._failures = RepeatedEvents(_log)
-        self._context: ReloadingContext | None = None
-        self._accepting: list[asyncio.Task[None]] = []
-        # What is not a connection yet, the oldest first.
-        self._handshakes: dict[asyncio.Task[None], socket.socket] = {}
-        self.stopping = asyncio.Event()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Stop at SIGTERM and SIGINT, if this is the main thread; a second one ends it at once."""
-        handled = []
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().add_signal_handler(number, self.end)
-                handled.append(number)
-        try:
-            yield
-        finally:
-            for number in handled:
-                asyncio.get_running_loop().remove_signal_handler(number)
-
-    def end(self) -> None:
-        """Stop after the answers under way; at once if it is stopping already."""
-        self.force_exit = self.stopping.is_set()
-        self.should_exit = True
-        self.stopping.set()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections."""
-        if self._web.config.tls is not None:
-            self._context = ReloadingContext(ssl.PROTOCOL_TLS_SERVER)
-            self._context.live = self._web
-        self.servers = []
-        self._accepting = [asyncio.create_task(self._accept(each)) for each in sockets or ()]
-        self.started = True
-        self._begun.set()
-
-    async def _accept(self, listener: socket.socket) -> None:
-        """Take connections from a socket until cancelled."""
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                accepted, _ = await loop.sock_accept(listener)
-            except OSError as error:
-                if error.errno not in _ENDED_ALREADY:
-                    # Such as no room for one more file, which passes.
-                    self._failures.failed(
-                        "accept", f"no new connections for a moment: {error.strerror}"
-                    )
-                    await asyncio.sleep(1.0)
-                continue
-            if self._context is not None and len(self._handshakes) >= self._limits.connections:
-                # The oldest first: whoever means well is through in a moment.
-                next(iter(self._handshakes)).cancel()
-            task = asyncio.create_task(self._greet(accepted))
-            self._handshakes[task] = accepted
-            task.add_done_callback(self._greeted)
-            # However many wait to be accepted, the others go on.
-            await asyncio.sleep(0)
-
-    async def _greet(self, accepted: socket.socket) -> None:
-        """Make a connection of what was accepted; with TLS, after its handshake."""
-        timeout_s = None if self._context is None else self._limits.header_timeout_s
-        try:
-            await asyncio.get_running_loop().connect_accepted_socket(
-                self._new_connection,
-                accepted,
-                ssl=self._context,
-                ssl_handshake_timeout=timeout_s,
-            )
-        except (OSError, asyncio.TimeoutError):
-            accepted.close()
-
-    def _greeted(self, task: asyncio.Task[None]) -> None:
-        accepted = self._handshakes.pop(task)
-        if task.cancelled() or task.exception() is not None:
-            accepted.close()
-
-    def _new_connection(self) -> Connection:
-        return Connection(
-            self._limits,
-            functools.partial(make_room, self.server_state.connections, self._limits.connections),
-            config=self.config,
-            server_state=self.server_state,
-            app_state={},
-            _loop=asyncio.get_running_loop(),
-        )
-
-    async def main_loop(self) -> None:
-        """Look at the clients and at the web configuration once a second, until it stops."""
-        self._tick()
-        await self.stopping.wait()
-        # What had arrived by then is taken in, and answered.
-        await asyncio.sleep(_LAST_CALL_S)
-
-    def _tick(self) -> None:
-        loop = asyncio.get_running_loop()
-        # First: whatever fails below, slow clients are looked at again.
-        loop.call_later(_TICK_S, self._tick)
-        for connection in tuple(self.server_state.connections):
-            if isinstance(connection, Connection):
-                connection.judge(loop.time())
-        self._web.refresh()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Finish the answers under way, then end all connections."""
-        for task in (*self._accepting, *self._handshakes):
-            task.cancel()
-        await super().shutdown(sockets)
-        for connection in tuple(self.server_state.connections):
-            if isinstance(connection, Connection):
-                connection.abort("the server stops")
 
 
 class MetricsServer:
@@ -236,21 +90,18 @@ class MetricsServer:
         self._sockets = listen_on((listen,) if isinstance(listen, str) else tuple(listen))
         self.urls = tuple(self._url(each) for each in self._sockets)
         self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._server: _Server | None = None
-        self._stop_asked = threading.Event()
         self._begun = threading.Event()
+        self._stop_asked = False
+        #: Begins the end; from any thread.
+        self._wake: Callable[[], object] | None = None
+        self._clients: dict[asyncio.Task[None], Client] = {}
+        self._failures = RepeatedEvents(_log)
 
     def __enter__(self) -> Self:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def __repr__(self) -> str:
@@ -283,60 +134,109 @@ class MetricsServer:
 
     def stop(self) -> None:
         """Stop serving; where `start` began it, wait until it has stopped. May be called again."""
-        self._stop_asked.set()
-        loop, server = self._loop, self._server
-        if loop is not None and server is not None:
-            # It may have ended just now.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(functools.partial(_end_once, server))
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-        elif loop is None:
+        self._stop_asked = True
+        wake = self._wake
+        if wake is None:
             for listener in self._sockets:
                 listener.close()
+            return
+        # It may have ended just now.
+        with contextlib.suppress(RuntimeError):
+            wake()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    # ---- in the event loop -----------------------------------------------------------------------
 
     async def _serve(self) -> None:
+        loop, stopping, at_once = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+
+        def signalled() -> None:
+            (at_once if stopping.is_set() else stopping).set()
+
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, signalled)
+        tls = None
+        if self._web.config.tls is not None:
+            tls = ReloadingContext(ssl.PROTOCOL_TLS_SERVER)
+            tls.live = self._web
+        limits = self._limits
         metrics = MetricsApp(
             self._source,
-            render_timeout_s=self._limits.render_timeout_s,
-            answers_bytes=self._limits.answers_bytes,
+            render_timeout_s=limits.render_timeout_s,
+            answers_bytes=limits.answers_bytes,
         )
         site = Site(self._source, self._web, metrics, self._healthy)
-        server = _Server(site, self._web, self._limits, self._begun)
-        self._loop, self._server = asyncio.get_running_loop(), server
-        if self._stop_asked.is_set():
-            server.end()
-        await server.serve(list(self._sockets))
+        accepting = [asyncio.create_task(self._accept(each, site, tls)) for each in self._sockets]
+        self._wake = functools.partial(loop.call_soon_threadsafe, stopping.set)
+        self._begun.set()
+        if not self._stop_asked:
+            await stopping.wait()
+            # What had arrived by then is taken in, and answered.
+            await asyncio.sleep(_LAST_CALL_S)
+        for task in accepting:
+            task.cancel()
+        for listener in self._sockets:
+            listener.close()
+        for client in self._clients.values():
+            client.finish()
+        if self._clients:
+            waiting = asyncio.create_task(at_once.wait())
+            ended = asyncio.ensure_future(asyncio.wait(self._clients))
+            await asyncio.wait(
+                {waiting, ended},
+                timeout=limits.stop_timeout_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        for client in self._clients.values():
+            client.abort("the server stops")
 
+    async def _accept(
+        self, listener: socket.socket, site: Site, tls: ssl.SSLContext | None
+    ) -> None:
+        """Take connections from a socket until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                if error.errno not in _ENDED_ALREADY:
+                    # Such as no room for one more file, which passes.
+                    self._failures.failed(
+                        "accept", f"no new connections for a moment: {error.strerror}"
+                    )
+                    await asyncio.sleep(1.0)
+                continue
+            task = asyncio.create_task(self._attend(accepted, site, tls))
+            task.add_done_callback(self._ended)
+            # However many wait to be accepted, the others go on.
+            await asyncio.sleep(0)
 
-def _end_once(server: _Server) -> None:
-    if not server.stopping.is_set():
-        server.end()
+    async def _attend(
+        self, accepted: socket.socket, site: Site, tls: ssl.SSLContext | None
+    ) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 (this coroutine runs in one)
+        self._clients[task] = client = Client(accepted, self._limits)
+        self._make_room(task)
+        await client.serve(site, tls)
 
+    def _make_room(self, newcomer: asyncio.Task[None]) -> None:
+        """End the connection that has waited longest for its client, if there are too many."""
+        if len(self._clients) <= self._limits.connections:
+            return
+        now = asyncio.get_running_loop().time()
+        waited_s = {
+            task: now - client.waiting_since
+            for task, client in self._clients.items()
+            if client.waiting_since is not None
+            and (client.is_idle or now - client.waiting_since > _GRACE_S)
+        }
+        victim = max(waited_s, key=lambda task: waited_s[task], default=newcomer)
+        self._clients.pop(victim).abort("there are too many")
 
-def exporter_server(
-    exporter: NodeExporter,
-    listen: str | Iterable[str] = DEFAULT_LISTEN,
-    *,
-    web_config: PathLike | None = None,
-    healthy: Callable[[], str | None] | None = None,
-    limits: ServerLimits | None = None,
-) -> MetricsServer:
-    """Make the server that `hamiregion exporter` is; the caller starts both.
-
-        with NodeExporter(node) as exporter, exporter_server(exporter, ":9394"):
-            ...
-
-    Args:
-        exporter: Gives the metrics, and says whether it is ready.
-        listen: As for `MetricsServer`.
-        web_config: As for `MetricsServer`.
-        healthy: As for `MetricsServer`.
-        limits: As for `MetricsServer`.
-
-    Raises:
-        ListenError: It is not possible to listen there.
-        WebConfigError: The web configuration cannot be used.
-        ValueError: `listen` is no address.
-    """
-    return MetricsServer(exporter, listen, web_config=web_config, healthy=healthy, limits=limits)
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._clients.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failures.failed("client", f"{type(error).__name__}: {error_text(error)}", error)

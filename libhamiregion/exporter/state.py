@@ -62,6 +62,10 @@ class ProcessRows:
         key: What it was made of, compared by content.
         shown: The processes with series, by container, with their first row in `labels`.
         labels: The label texts of all processes.
+        usages: Of each label text the row of its usage, or `NO_ROW`.
+        sums: Of each label text of sums the row of its device, or `NO_ROW`.
+        folded: A byte per slot: whether it counts in a sum.
+        unmeasured: The label texts of regions whose layout has no utilisation.
         container_ids: The ids of containers, where known.
         devices: The row of each device that is told of, its container, index and uuid.
         device_labels: One per entry of `devices`.
@@ -74,6 +78,10 @@ class ProcessRows:
     key: tuple[bytes, ...]
     shown: Mapping[Container, tuple[int, ShownProcesses]]
     labels: LabelRows
+    usages: array[int]
+    sums: array[int]
+    folded: bytes
+    unmeasured: Sequence[range]
     container_ids: Mapping[Container, str]
     devices: Sequence[tuple[int, Container, int, str]]
     device_labels: LabelRows
@@ -84,7 +92,7 @@ class ProcessRows:
         """Whether a read has the same devices in the same rows."""
         devices = snapshot.table.devices
         shape = devices.index.tobytes(), devices.uuid_bytes.tobytes()
-        return self.sources[0] is snapshot.containers and self.key[2:] == shape
+        return self.sources[0] is snapshot.containers and self.key[-2:] == shape
 
     def series_of_devices(
         self, family: MetricFamily, cells: array[int], chosen: array[int] | None = None
@@ -100,19 +108,6 @@ class ProcessRows:
         return Series(family, self.device_labels, cells, at)
 
 
-@attrs.frozen
-class HeldLock:
-    """A lock that was in the same hands at several looks.
-
-    Attributes:
-        owner_pid: As signed in the region; 0 if nobody has.
-        since_s: Monotonic time of the first look.
-    """
-
-    owner_pid: int
-    since_s: float
-
-
 @attrs.frozen(eq=False)
 class CollectedState:
     """What the collectors have found.
@@ -121,7 +116,6 @@ class CollectedState:
         identities: What containers are called.
         container_ids: Their ids, where a process or Docker's files tell.
         gone: Containers whose pod is gone.
-        held: Locks that have been held for a while.
         sample: The driver's last answer; None where it is not asked, or does not answer.
         rows: The proved processes; None before the first look at them.
         uncounted: Processes that use a GPU and have no slot for it.
@@ -131,7 +125,6 @@ class CollectedState:
     identities: Mapping[Container, Identity] = attrs.Factory(dict)
     container_ids: Mapping[Container, str] = attrs.Factory(dict)
     gone: frozenset[Container] = frozenset()
-    held: Mapping[Container, HeldLock] = attrs.Factory(dict)
     sample: NvmlSample | None = None
     rows: ProcessRows | None = None
     uncounted: Sequence[NodeProcess] = ()

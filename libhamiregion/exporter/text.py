@@ -81,7 +81,7 @@ class Series:
 class TextEncoder:
     """Writes series as text; keeps the comment lines of each family.
 
-    Threads: one at a time.
+    Threads: may be shared.
     """
 
     def __init__(self) -> None:

@@ -11,6 +11,7 @@ import os
 import re
 import ssl
 import stat
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _SIZE_LIMIT: Final = 1 << 20
+_LOOK_S: Final = 1.0
 _TLS_FIELDS: Final = ("cert_file", "key_file", "client_auth_type", "client_ca_file")
 _CLIENT_AUTH: Final[Mapping[str, ssl.VerifyMode]] = {
     "NoClientCert": ssl.CERT_NONE,
@@ -203,15 +205,13 @@ def _reason(error: Exception) -> str:
 class LiveWebConfig:
     """The web configuration as it is now.
 
-    A change that cannot be used is logged, what held before goes on holding, and the files are read
-    again at the next look: certificates and keys are often replaced one after the other. No change
-    takes away TLS or all passwords: a file that is just being written looks like that.
+    Its files are looked at when it is asked for. A change that cannot be used is logged, what held
+    before goes on holding, and the files are read again at the next look: certificates and keys are
+    often replaced one after the other. No change takes away TLS or all passwords: a file that is
+    just being written looks like that.
 
     Args:
         path: The file; None is plain HTTP for everybody.
-
-    Attributes:
-        config: What holds.
 
     Raises:
         WebConfigError: The configuration cannot be used.
@@ -222,13 +222,22 @@ class LiveWebConfig:
         self._path = path
         self._failures = RepeatedEvents(_log)
         self._stamps: tuple[object, ...] = ()
-        self.config = WebConfig()
+        self._config = WebConfig()
+        self._looked_s = time.monotonic()
         if path is not None:
             self._load(path)
 
+    @property
+    def config(self) -> WebConfig:
+        """What holds now; looks at the files once a second at most."""
+        if time.monotonic() - self._looked_s >= _LOOK_S:
+            self.refresh()
+        return self._config
+
     def refresh(self) -> None:
         """Look at the files, and take over what has changed."""
-        if self._path is None or self._now_stamps(self.config.files) == self._stamps:
+        self._looked_s = time.monotonic()
+        if self._path is None or self._now_stamps(self._config.files) == self._stamps:
             return
         try:
             self._load(self._path)
@@ -243,11 +252,11 @@ class LiveWebConfig:
         # Before reading what counts: a change in between is seen at the next look.
         stamps = self._now_stamps(files)
         config = load_web_config(path)
-        if self.config.tls is not None and config.tls is None:
+        if self._config.tls is not None and config.tls is None:
             raise WebConfigError(f"{path}: no TLS any more; restart to serve without")
-        if self.config.users and not config.users:
+        if self._config.users and not config.users:
             raise WebConfigError(f"{path}: no users any more; restart to serve without passwords")
-        self.config, self._stamps = config, stamps
+        self._config, self._stamps = config, stamps
 
     @staticmethod
     def _now_stamps(files: tuple[str, ...]) -> tuple[object, ...]:

@@ -5,7 +5,7 @@ from .daemon_names import DockerApiNames, KubernetesNames
 from .doctor import Finding, FindingKind, Repair, Severity, diagnose, repair
 from .matching import HostProcess, RegionProcesses
 from .names import ChainedNames, DockerNames, PodLogNames, PodName
-from .node import Node, NodeChanges, NodeSnapshot
+from .node import Node, NodeBusy, NodeChanges, NodeSnapshot
 from .nvml import NvmlSample, NvmlSampler, NvmlState
 from .processes import ProcessTable
 from .selector import Selector
@@ -26,6 +26,7 @@ __all__ = [
     "KubernetesNames",
     "MissingReason",
     "Node",
+    "NodeBusy",
     "NodeChanges",
     "NodeProcess",
     "NodeSnapshot",

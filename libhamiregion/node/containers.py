@@ -129,20 +129,21 @@ def split_name(directory_name: str) -> tuple[str, str] | None:
     return (pod_uid, name) if separator and pod_uid and name else None
 
 
+_REASONS = {
+    PermissionError: MissingReason.NO_PERMISSION,
+    RegionNotReady: MissingReason.NOT_READY,
+    NotARegion: MissingReason.NOT_A_REGION,
+    AmbiguousLayout: MissingReason.UNKNOWN_LAYOUT,
+    RegionCorrupt: MissingReason.UNKNOWN_LAYOUT,
+    RegionStale: MissingReason.STALE,
+    RegionNotFound: MissingReason.STALE,
+}
+
+
 def missing_for(error: RegionError | OSError) -> MissingRegion:
     """The reason that an error stands for."""
-    message = str(error)
-    if isinstance(error, PermissionError):
-        return MissingRegion(MissingReason.NO_PERMISSION, message)
-    if isinstance(error, RegionNotReady):
-        return MissingRegion(MissingReason.NOT_READY, message)
-    if isinstance(error, NotARegion):
-        return MissingRegion(MissingReason.NOT_A_REGION, message)
-    if isinstance(error, (AmbiguousLayout, RegionCorrupt)):
-        return MissingRegion(MissingReason.UNKNOWN_LAYOUT, message)
-    if isinstance(error, (RegionStale, RegionNotFound)):
-        return MissingRegion(MissingReason.STALE, message)
-    return MissingRegion(MissingReason.FAILED, message)
+    found = (reason for kind, reason in _REASONS.items() if isinstance(error, kind))
+    return MissingRegion(next(found, MissingReason.FAILED), str(error))
 
 
 NO_FILE = MissingRegion(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import socket
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from .cgroups import is_pod_uid
-from .names import docker_name, is_container_id, named, pod_name
+from .names import DockerNames, is_container_id, pod_name
 
 if TYPE_CHECKING:
     from libhamiregion.errors import PathLike
@@ -21,20 +20,18 @@ if TYPE_CHECKING:
 _ANSWER_LIMIT = 4 << 20
 _LIST_LIMIT = 256 << 20
 _PAGE = 500
-_CHUNK = 1 << 16
-_NODE_NAME = re.compile(r"[a-z0-9](?:[-.a-z0-9]{0,251}[a-z0-9])?\Z")
 # Under both a static pod's mirror carries the UID that kubelet itself uses.
 _MIRROR, _HASH = "kubernetes.io/config.mirror", "kubernetes.io/config.hash"
 
 
-class DockerApiNames:
+class DockerApiNames(DockerNames):
     """Names from the Docker API, one short question per container.
 
     Threads: may be shared.
 
     Args:
         path: Docker's unix socket.
-        timeout_s: For one whole answer.
+        timeout_s: How long to wait each time that the daemon says nothing.
 
     Attributes:
         last_error: Why the last question had no answer, None if it had, or no such container.
@@ -43,77 +40,52 @@ class DockerApiNames:
     """
 
     def __init__(self, path: PathLike = "/var/run/docker.sock", *, timeout_s: float = 2.0) -> None:
-        self._path = os.fspath(path)
+        super().__init__(path)
         self._timeout_s = timeout_s
-        self.last_error: Exception | None = None
 
-    def resolve(
-        self,
-        pod_uid: str | None,  # noqa: ARG002
-        container_name: str | None = None,  # noqa: ARG002
-        container_id: str | None = None,
-    ) -> PodName | None:
-        """Name a container by its id."""
-        if container_id is None or not is_container_id(container_id):
-            return None
+    def _read(self, container_id: str) -> bytes | None:
         # Here, so that whoever asks no daemon loads no HTTP.
         import http.client
 
-        try:
-            raw = self._get(f"/containers/{container_id}/json")
-            name = None if raw is None else named(raw)
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            self.last_error = error
-            return None
-        self.last_error = None
-        return None if name is None else docker_name(name)
-
-    def _get(self, url: str) -> bytes | None:
-        import http.client
-
-        deadline = time.monotonic() + self._timeout_s
         connection = http.client.HTTPConnection("localhost", timeout=self._timeout_s)
         try:
             connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             connection.sock.settimeout(self._timeout_s)
             connection.sock.connect(self._path)
-            connection.request("GET", url, headers={"Host": "docker"})
-            raw = b""
+            connection.request(
+                "GET", f"/containers/{container_id}/json", headers={"Host": "docker"}
+            )
             with connection.getresponse() as response:
-                while chunk := response.read1(_CHUNK):
-                    raw += chunk
-                    if len(raw) > _ANSWER_LIMIT:
-                        raise ValueError(f"an answer of more than {_ANSWER_LIMIT} bytes")
-                    if time.monotonic() > deadline:
-                        raise TimeoutError(f"{self._path!r} did not answer in {self._timeout_s} s")
+                raw = response.read(_ANSWER_LIMIT)
+        except http.client.HTTPException as error:
+            raise OSError(f"{self._path!r} answered no HTTP: {error}") from error
         finally:
             connection.close()
         if response.status == http.client.NOT_FOUND:
             return None
         if response.status != http.client.OK:
-            raise http.client.HTTPException(f"{self._path!r} answered {response.status}")
+            raise OSError(f"{self._path!r} answered {response.status}")
         return raw
 
 
-def kubernetes_client(kubernetes: Any, kubeconfig: Any = None, context: str | None = None) -> Any:
+def kubernetes_client(kubernetes: Any, kubeconfig: Any = None) -> Any:
     """A client of the API: a pod's own where we run in one and nothing else is named.
 
     Args:
         kubernetes: The package.
         kubeconfig: Path of a configuration; None means where kubectl looks for it.
-        context: Of that configuration; None means its current one.
 
     Raises:
         kubernetes.config.ConfigException: There is none that can be used; the message names the
             file, if one was given.
     """
     config = kubernetes.config
-    if kubeconfig is None and context is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+    if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:
         settings = kubernetes.client.Configuration()
         config.load_incluster_config(client_configuration=settings)
         return kubernetes.client.ApiClient(settings)
     try:
-        return config.new_client_from_config(config_file=kubeconfig, context=context)
+        return config.new_client_from_config(config_file=kubeconfig)
     except Exception as error:
         # The client lets through whatever its YAML reader, or a value of another kind, leads to.
         words = getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -150,11 +122,8 @@ class KubernetesNames:
 
     Args:
         node: Only pods of this node, as the API selects them.
-        label_selector: Only pods with these labels, such as ``hami.io/vgpu-node=NODE``, which
-            HAMi's scheduler sets.
         kubeconfig: A kubeconfig file; without one the service account in a pod, else the default
             kubeconfig.
-        context: A context of the kubeconfig.
         api_client: A `kubernetes.client.ApiClient` of the caller's own instead.
         max_age_s: How long a listing holds for pods that it does not have.
         timeout_s: For each answer.
@@ -165,7 +134,6 @@ class KubernetesNames:
 
     Raises:
         ImportError: The extra ``kubernetes`` is not installed.
-        ValueError: Not a node's name.
 
     Shell: ``kubectl get pods -A --field-selector spec.nodeName=NODE``.
     """
@@ -174,9 +142,7 @@ class KubernetesNames:
         self,
         node: str | None = None,
         *,
-        label_selector: str | None = None,
         kubeconfig: PathLike | None = None,
-        context: str | None = None,
         api_client: Any = None,
         max_age_s: float = 30.0,
         timeout_s: float = 5.0,
@@ -189,15 +155,11 @@ class KubernetesNames:
                 "pip install 'libhamiregion[kubernetes]'",
                 name="kubernetes",
             ) from error
-        if node is not None and not _NODE_NAME.match(node):
-            raise ValueError(f"{node!r} is not a node's name")
         self._kubernetes: Any = kubernetes
         self._selectors: dict[str, Any] = {"limit": _PAGE, "_request_timeout": timeout_s}
         if node is not None:
             self._selectors["field_selector"] = f"spec.nodeName={node}"
-        if label_selector is not None:
-            self._selectors["label_selector"] = label_selector
-        self._config = (None if kubeconfig is None else os.fspath(kubeconfig), context)
+        self._kubeconfig = None if kubeconfig is None else os.fspath(kubeconfig)
         self._client = api_client
         self._max_age_s = max_age_s
         self._lock = threading.Lock()
@@ -251,15 +213,12 @@ class KubernetesNames:
             return
         self.last_error = None
         self._pods, self._containers = {}, {}
-        claimed: dict[str, tuple[str, str]] = {}
         for item in items:
-            self._add(item, claimed)
-        # What a pod says of itself never stands before another pod.
-        self._pods = {**claimed, **self._pods}
+            self._add(item)
 
     def _fetch(self) -> list[Any]:
         if self._client is None:
-            self._client = kubernetes_client(self._kubernetes, *self._config)
+            self._client = kubernetes_client(self._kubernetes, self._kubeconfig)
         api = self._kubernetes.client.CoreV1Api(self._client)
         items: list[Any] = []
         total = 0
@@ -281,18 +240,13 @@ class KubernetesNames:
             if not token:
                 return items
 
-    def _add(self, item: Any, claimed: dict[str, tuple[str, str]]) -> None:
+    def _add(self, item: Any) -> None:
         metadata = _dict(_dict(item).get("metadata"))
         namespace, name = metadata.get("namespace"), metadata.get("name")
         if not (isinstance(namespace, str) and isinstance(name, str)):
             return
         for uid in pod_uids(metadata):
             self._pods[uid] = (namespace, name)
-        annotations = _dict(metadata.get("annotations"))
-        for claim in (annotations.get(_MIRROR), annotations.get(_HASH)):
-            # A static pod whose file gives it a UID has it here, and it looks like any other.
-            if isinstance(claim, str) and is_pod_uid(claim):
-                claimed.setdefault(claim, (namespace, name))
         status = _dict(_dict(item).get("status"))
         for kind in ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses"):
             for container in _list(status.get(kind)):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from libhamiregion.errors import RegionError
+from libhamiregion.launch.run_directory import run_bases
 from libhamiregion.region import identify, open_region
 
 from .change_detector import is_well
@@ -66,13 +67,11 @@ class Listing:
         stamp: Of the directory; None if it could change once more without a sign.
         files: Those that may be regions, newest first.
         cut: Whether there was more than was looked at.
-        error: Why it could not be listed.
     """
 
     stamp: Stamp | None
-    files: tuple[File, ...] = ()
-    cut: bool = False
-    error: OSError | None = None
+    files: tuple[File, ...]
+    cut: bool
 
 
 @attrs.frozen
@@ -103,12 +102,13 @@ def settled_stamp(status: os.stat_result, now_ns: int) -> Stamp | None:
 
 
 def list_directory(path: str) -> Listing:
-    """List the files of a directory that a container can write; never follows a link."""
+    """List the files of a directory that a container can write; never follows a link.
+
+    Raises:
+        OSError: It cannot be listed.
+    """
     now_ns = time.time_ns()
-    try:
-        descriptor = os.open(path, _OPEN)
-    except OSError as error:
-        return Listing(None, error=error)
+    descriptor = os.open(path, _OPEN)
     try:
         stamp = settled_stamp(os.fstat(descriptor), now_ns)
         found: list[tuple[bool, int, File]] = []
@@ -129,8 +129,6 @@ def list_directory(path: str) -> Listing:
                 if len(found) == _FILES_LIMIT:
                     break
             cut = next(entries, None) is not None
-    except OSError as error:
-        return Listing(None, error=error)
     finally:
         os.close(descriptor)
     found.sort(key=lambda each: (each[0], each[1], each[2].name), reverse=True)
@@ -156,21 +154,21 @@ def scan_directory(
     Returns:
         What there is now; None if it is no directory.
     """
-    listing = list_directory(directory)
     kept = None if before is None else before.container.region
     if kept is not None and not is_well(kept):
         kept = None
-    if listing.error is not None:
-        if listing.error.errno in _NO_DIRECTORY:
+    parts = split_name(name)
+    assert parts is not None  # noqa: S101 (only such names come here)
+    container = Container(*parts, directory, names=names)
+    try:
+        listing = list_directory(directory)
+    except OSError as error:
+        if error.errno in _NO_DIRECTORY:
             return None
         # What passes, such as a lack of descriptors, says nothing against an open region.
         if before is not None and kept is not None:
             return attrs.evolve(before, stamp=None)
-    parts = split_name(name)
-    assert parts is not None  # noqa: S101 (only such names come here)
-    container = Container(*parts, directory, names=names)
-    if listing.error is not None:
-        return DirectoryScan(None, attrs.evolve(container, missing=missing_for(listing.error)))
+        return DirectoryScan(None, attrs.evolve(container, missing=missing_for(error)))
     if not listing.files and kept is None:
         if listing.cut:
             return DirectoryScan(None, attrs.evolve(container, missing=_FLOODED))
@@ -278,13 +276,12 @@ class Roots:
         if given is None and hook_path:
             given = (f"{hook_path}/containers",)
         self._given = given is not None
-        paths = _DEFAULT_ROOTS if given is None else given
+        paths = (*_DEFAULT_ROOTS, *run_bases(os.environ)) if given is None else given
         self.paths = tuple(dict.fromkeys(str(Path(each).absolute()) for each in paths))
         self.errors: dict[str, OSError] = {}
         self.scanned: tuple[str, ...] = ()
         self._listings: dict[str, _RootListing] = {}
         self._matched: dict[str, list[str]] = {}
-        self._parts: list[tuple[str, tuple[str, ...]]] = []
         self._found: dict[str, str] = {}
 
     def directories(self) -> tuple[str, ...]:
@@ -315,10 +312,9 @@ class Roots:
         self._listings = listings
         self.errors = errors
         self.scanned = tuple(root for root in listings if root not in errors)
-        parts = [(root, listing.names) for root, listing in listings.items()]
-        if not _are_the_same(parts, self._parts):
-            self._parts = parts
-            self._found = {f"{root}/{name}": name for root, names in parts for name in names}
+        found = {f"{root}/{name}": name for root, each in listings.items() for name in each.names}
+        if list(found) != list(self._found):
+            self._found = found
         return self._found
 
     def _expanded(self, errors: dict[str, OSError]) -> dict[str, str]:
@@ -371,17 +367,7 @@ class Roots:
                 if split_name(entry.name) is not None and entry.is_dir(follow_symlinks=False)
             )
         )
-        if known is not None and known.names == names:
-            names = known.names
         return _RootListing(stamp, names, len(found) > _ROOT_ENTRIES_LIMIT)
-
-
-def _are_the_same(
-    one: list[tuple[str, tuple[str, ...]]], other: list[tuple[str, tuple[str, ...]]]
-) -> bool:
-    return len(one) == len(other) and all(
-        a[0] == b[0] and a[1] is b[1] for a, b in zip(one, other, strict=True)
-    )
 
 
 def _check_makers(path: str) -> None:

@@ -163,10 +163,14 @@ class DockerNames:
     ``<root>/<id>/config.v2.json``, key ``Name``.
 
     Threads: may be shared.
+
+    Attributes:
+        last_error: Why the last question had no answer, None if it had.
     """
 
     def __init__(self, root: PathLike = "/var/lib/docker/containers") -> None:
-        self._root = os.fspath(root)
+        self._path = os.fspath(root)
+        self.last_error: Exception | None = None
 
     def resolve(
         self,
@@ -175,13 +179,24 @@ class DockerNames:
         container_id: str | None = None,
     ) -> PodName | None:
         """Name a container by its id."""
-        if container_id is None or not is_container_id(container_id):
+        if container_id is None or not _CONTAINER_ID.match(container_id):
             return None
         try:
-            raw = _read_regular(f"{self._root}/{container_id}/config.v2.json", _CONFIG_LIMIT)
-            return docker_name(named(raw))
-        except (OSError, ValueError):
+            raw = self._read(container_id)
+            name = None if raw is None else _named(raw)
+        except (OSError, ValueError) as error:
+            self.last_error = error
             return None
+        self.last_error = None
+        return None if name is None else docker_name(name)
+
+    def _read(self, container_id: str) -> bytes | None:
+        """What Docker says of a container; None where it says that there is none.
+
+        Raises:
+            OSError, ValueError: It says nothing.
+        """
+        return _read_regular(f"{self._path}/{container_id}/config.v2.json", _CONFIG_LIMIT)
 
 
 class ChainedNames:
@@ -242,7 +257,7 @@ def is_container_id(text: str) -> bool:
     return _CONTAINER_ID.match(text) is not None
 
 
-def named(raw: bytes) -> str:
+def _named(raw: bytes) -> str:
     """The text under the key ``Name`` of a JSON object.
 
     Raises:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 import weakref
+from array import array
 from typing import TYPE_CHECKING
 
 import attrs
@@ -22,16 +23,15 @@ from .outside import OutsideRegions
 from .processes import ProcessTable
 from .selector import Selector
 from .slot_tracker import SlotTracker
-from .views import ContainerView, FirstLook, bounded_view, look_first
+from .views import ContainerView, bounded_view
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
 
     from libhamiregion.errors import PathLike
-    from libhamiregion.models import RegionSnapshot
     from libhamiregion.region import Region
     from libhamiregion.region_set import RegionTable
 
@@ -80,6 +80,29 @@ class NodeSnapshot:
     missing: tuple[Container, ...]
     table: RegionTable
 
+    def named_table(self) -> RegionTable:
+        """The same figures, whose frames have the columns namespace, pod and container too.
+
+        ``snapshot.named_table().devices.to_pandas()`` says whose each row is. A name that is not
+        known is null; the pod's UID is part of the path.
+        """
+        return self.table.with_identity(
+            namespace=[each.namespace for each in self.containers],
+            pod=[each.pod for each in self.containers],
+            container=[each.name for each in self.containers],
+        )
+
+    def _repr_html_(self) -> str:
+        """Show the devices in a notebook."""
+        return self.named_table()._repr_html_()
+
+
+class NodeBusy(TimeoutError):
+    """Another thread's look at the node has not come back: the system may never answer it."""
+
+
+# A look takes a second or two; the first one, on a node of thousands of busy processes, twenty.
+_PATIENCE_S = 30.0
 
 _nodes: weakref.WeakSet[Node] = weakref.WeakSet()
 
@@ -89,6 +112,7 @@ def _leave_in_child() -> None:
     for node in _nodes:
         node._refreshing = threading.RLock()
         node._lock = threading.RLock()
+        node._examining = threading.RLock()
         node._closed = "belongs to the process that made it"
 
 
@@ -106,15 +130,16 @@ class Node:
     call into the core; only what has changed is listed and opened. No process is signalled, no file
     written, no link followed.
 
-    Threads: may be shared. Refreshes and views take turns; `snapshot` does not wait for them, but
-    for the moment in which what they have found is taken over. Fork: as `Region`; make a new one in
+    Threads: may be shared. Refreshes and views take turns, and raise `NodeBusy` where one does not
+    come back; `snapshot` does not wait for them, but for the moment in which what they have found
+    is taken over. Fork: as `Region`; make a new one in
     the child.
 
     Args:
         root: The directory that holds the ``<podUID>_<container>`` directories; several of them;
             or patterns as in a shell (``/data/*/containers``). None means ``$HOOK_PATH/containers``
-            if that is set, else those of HAMi and volcano that exist, provided that nobody but
-            root and this user could have made them.
+            if that is set, else those of HAMi, of volcano and of this user's ``hamiregion run``
+            that exist, provided that nobody but root and this user could have made them.
         proc: The root of /proc, where it is mounted elsewhere.
         names: Where pods' names come from; None means the directories of kubelet and Docker below
             /var.
@@ -141,8 +166,10 @@ class Node:
             given = None
         elif isinstance(root, (str, os.PathLike)):
             given = (os.fspath(root),)
-        else:
+        elif hasattr(root, "__iter__"):
             given = tuple(os.fspath(each) for each in root)
+        else:
+            raise TypeError(f"a root is a path, or several in a list, not {type(root).__name__}")
         self._roots = Roots(given)
         self.roots = self._roots.paths
         self.names: NameResolver = (
@@ -156,6 +183,9 @@ class Node:
         self._refreshing = threading.RLock()
         # Held for moments only, inside the other one: guards the set, the containers and the rows.
         self._lock = threading.RLock()
+        # Held while it is diagnosed or repaired; and what diagnoses have seen standing still.
+        self._examining = threading.RLock()
+        self._standing: dict[Hashable, tuple[Hashable, float]] = {}
         self._set = RegionSet()
         self._watch = ChangeDetector()
         self._scans: dict[str, DirectoryScan] = {}
@@ -181,8 +211,7 @@ class Node:
     @property
     def directories(self) -> tuple[str, ...]:
         """The roots that exist now, patterns expanded, links resolved, each directory once."""
-        with self._refreshing:
-            return self._roots.directories()
+        return self._roots.directories()
 
     @property
     def proc(self) -> str:
@@ -204,9 +233,21 @@ class Node:
         state = f"{len(self._containers)} containers" if not self._closed else "closed"
         return f"<Node {', '.join(self.roots)}: {state}>"
 
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """One look at a time. A file system that never answers must not hang more than one."""
+        # A forked child has another lock.
+        lock = self._refreshing
+        if not lock.acquire(timeout=_PATIENCE_S):
+            raise NodeBusy(f"another look at this node has not come back for {_PATIENCE_S:g} s")
+        try:
+            yield
+        finally:
+            lock.release()
+
     def close(self) -> None:
-        """Close all regions; may be called again."""
-        with self._refreshing, self._lock:
+        """Close all regions; may be called again. A look that does not come back keeps its own."""
+        with contextlib.suppress(NodeBusy), self._turn(), self._lock:
             self._closed = self._closed or "has been closed"
             self._set.close()
             self._watch.clear()
@@ -243,9 +284,10 @@ class Node:
 
         Raises:
             RegionClosed: After `close`, or in a forked child.
-            OSError: /proc cannot be listed; then nothing has changed.
+            OSError: /proc cannot be listed; then nothing has changed. `NodeBusy` where another
+                thread's look has not come back for 30 s.
         """
-        with self._refreshing:
+        with self._turn():
             self._check_open()
             before = self._containers
             # Before the directories: what is mapped by now has its directory by then.
@@ -363,9 +405,9 @@ class Node:
             RegionClosed: After `close`, or in a forked child.
             OSError: /proc cannot be listed.
         """
-        with self._refreshing:
+        with self._turn():
             self._check_open()
-            return self._slots.update(snapshot.containers, snapshot.table, self._match_pids)
+            return self._slots.update(snapshot.containers, snapshot.table, self.match)
 
     def proved_processes(self) -> dict[int, tuple[Container, int]]:
         """Pid in /proc to container and pid in its slot, of live ones, as of the last `slots`."""
@@ -385,63 +427,45 @@ class Node:
 
         Raises:
             RegionClosed: After `close`, or in a forked child.
-            OSError: /proc cannot be listed.
+            OSError: /proc cannot be listed; `NodeBusy` as for `refresh`.
         """
-        with self._refreshing:
-            self._check_open()
-            looks: dict[Container, FirstLook] = {}
-            try:
-                self._scan_roots()
-                self._take_over()
-                looks.update((each, look_first(each)) for each in self._containers)
-                self.processes.refresh()
-                if self._look_outside:
-                    # What is mapped by now may have got its directory in between.
-                    self._scan_roots()
-                    self._scan_outside()
-            finally:
-                self._take_over()
-            new = [each for each in self._containers if each not in looks]
-            if new:
-                looks.update((each, look_first(each)) for each in new)
-                self.processes.refresh()
-            return tuple(self._view_of(each, looks[each]) for each in self._containers)
+        with self._turn():
+            # What lies outside the roots is found through the processes that map it.
+            self.refresh(processes=self._look_outside)
+            firsts = [_pids_in_slots(each) for each in self._containers]
+            self.processes.refresh()
+            return tuple(map(self._view_of, self._containers, firsts))
 
-    def _view_of(self, container: Container, first: FirstLook) -> ContainerView:
-        if container.region is None or first.error is not None:
-            return ContainerView(container, error=first.error)
-        try:
-            snapshot = first.snapshot or container.region.snapshot()
-            pids = [process.pid for process in snapshot.processes]
-            processes = self._match_pids(container, pids, first.taken_at_ns)
-        except RegionError as error:
-            # Closed by somebody else: the next refresh sees to it.
+    def _view_of(
+        self, container: Container, first: tuple[Sequence[int], int, RegionError | None]
+    ) -> ContainerView:
+        seen, taken_at_ns, error = first
+        if container.region is None or error is not None:
             return ContainerView(container, error=error)
-        if first.snapshot is None:
-            # Only what stood there before /proc was read is proved dead.
-            processes = attrs.evolve(processes, dead=processes.dead.intersection(first.pids))
+        try:
+            # Taken anew: what was kept of all of them until /proc is read must be small.
+            snapshot = container.region.snapshot()
+            pids = [process.pid for process in snapshot.processes]
+            processes = self.match(container, pids, taken_at_ns)
+        except RegionError as gone:
+            # Closed by somebody else: the next refresh sees to it.
+            return ContainerView(container, error=gone)
+        # Only what stood there before /proc was read is proved dead.
+        processes = attrs.evolve(processes, dead=processes.dead.intersection(seen))
         return bounded_view(container, snapshot, processes)
 
-    def match(self, container: Container, snapshot: RegionSnapshot) -> RegionProcesses:
+    def match(self, container: Container, pids: Sequence[int], taken_at_ns: int) -> RegionProcesses:
         """`ProcessTable.match` for a container of this node.
 
         Raises:
-            ValueError: The container has no region.
             RegionClosed: Its region has been closed.
         """
-        pids = [process.pid for process in snapshot.processes]
-        return self._match_pids(container, pids, snapshot.taken_at_ns)
-
-    def _match_pids(
-        self, container: Container, pids: Sequence[int], taken_at_ns: int
-    ) -> RegionProcesses:
-        if container.region is None:
-            raise ValueError("the container has no region")
+        assert container.region is not None  # noqa: S101 (only such have slots)
         # A directory can be called anything; only a real UID can be held against a cgroup's.
         pod_uid = container.pod_uid
         if pod_uid is not None and not is_pod_uid(pod_uid):
             pod_uid = None
-        return self.processes.match_pids(container.region, pids, taken_at_ns, pod_uid=pod_uid)
+        return self.processes.match(container.region, pids, taken_at_ns, pod_uid=pod_uid)
 
     def select(
         self,
@@ -480,7 +504,7 @@ class Node:
         file_id = known.file_id
         region = None
         if container.directory is None:
-            with self._refreshing:
+            with self._turn():
                 region = self._outside.open(container)
         if region is None:
             region = open_region(known.path, writable=True, layout=known.layout)
@@ -490,6 +514,17 @@ class Node:
                 f"{known.path!r} has been replaced; refresh and try again", path=known.path
             )
         return region
+
+
+def _pids_in_slots(container: Container) -> tuple[Sequence[int], int, RegionError | None]:
+    """The pids in a container's slots, when they were read, and why they could not be."""
+    if container.region is None:
+        return (), 0, None
+    try:
+        snapshot = container.region.snapshot()
+    except RegionError as error:
+        return (), 0, error
+    return array("i", [process.pid for process in snapshot.processes]), snapshot.taken_at_ns, None
 
 
 def _changes(before: Sequence[Container], after: Sequence[Container]) -> NodeChanges:

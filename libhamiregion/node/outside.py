@@ -314,7 +314,9 @@ class OutsideRegions:
         table = self._table
         if region is not None:
             try:
-                found = table.match(region, region.snapshot()).alive
+                snapshot = region.snapshot()
+                pids = [process.pid for process in snapshot.processes]
+                found = table.match(region, pids, snapshot.taken_at_ns).alive
             except RegionError:
                 found = {}
             owners = Counter(process.container for process in found.values())

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from libhamiregion.errors import PathLike
-    from libhamiregion.models import RegionSnapshot
     from libhamiregion.region import Region
 
 #: A file as maps prints it: device and inode. `os.stat` can give another device number.
@@ -223,7 +222,7 @@ class ProcessTable:
             activity, stat = procfs.activity(line), procfs.parse_stat(line)
             if stat.kernel_thread:
                 return Entry(activity)
-            status = procfs.read_status(descriptor)
+            uid, ns_pids = procfs.read_status(descriptor)
             command = cgroup = ""
             mappings: tuple[Mapping, ...] = ()
             readable = True
@@ -244,9 +243,9 @@ class ProcessTable:
             process = HostProcess(
                 pid=int(name),
                 start_time_ticks=stat.start_time_ticks,
-                ns_pids=status.ns_pids,
-                uid=status.uid,
-                user=self._users.get(status.uid, str(status.uid)),
+                ns_pids=ns_pids,
+                uid=uid,
+                user=self._users.get(uid, str(uid)),
                 command=command or f"[{stat.name}]",
                 container=parse_cgroup(cgroup),
             )
@@ -378,11 +377,11 @@ class ProcessTable:
     # ---- slots -----------------------------------------------------------------------------------
 
     def match(
-        self, region: Region, snapshot: RegionSnapshot, *, pod_uid: str | None = None
+        self, region: Region, pids: Sequence[int], taken_at_ns: int, *, pod_uid: str | None = None
     ) -> RegionProcesses:
         """Which process each slot of a region belongs to, and which map it without a slot.
 
-        Take the snapshot first and refresh afterwards: a process that came between cannot be told
+        Take a snapshot first and refresh afterwards: a process that came between cannot be told
         from a dead one otherwise, and slots without a process are ``"unknown"``. `hostpid` in the
         region is not looked at.
 
@@ -391,7 +390,8 @@ class ProcessTable:
 
         Args:
             region: The region, for the identity of its file.
-            snapshot: A snapshot of it.
+            pids: The pids in its slots.
+            taken_at_ns: When they were read, as `RegionSnapshot.taken_at_ns`.
             pod_uid: The pod that the region belongs to, where its directory tells: processes that
                 are known to be of another one are onlookers.
 
@@ -400,13 +400,6 @@ class ProcessTable:
 
         Source: docs, The protocol (Which process is which).
         """
-        pids = [process.pid for process in snapshot.processes]
-        return self.match_pids(region, pids, snapshot.taken_at_ns, pod_uid=pod_uid)
-
-    def match_pids(
-        self, region: Region, pids: Sequence[int], taken_at_ns: int, *, pod_uid: str | None = None
-    ) -> RegionProcesses:
-        """As `match`, with the pids of the slots and when they were read (Unix nanoseconds)."""
         view = self._view
         identity = self.identity(region)
         own = view.visibility.own_pid if not self._is_attached(identity) else 0

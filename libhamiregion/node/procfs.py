@@ -86,14 +86,6 @@ class _Sum:
 
 
 @attrs.frozen
-class Status:
-    """What is taken from ``status``: effective user, pids from the outermost namespace inwards."""
-
-    uid: int
-    ns_pids: tuple[int, ...]
-
-
-@attrs.frozen
 class Stat:
     """What is taken from ``stat``.
 
@@ -149,13 +141,13 @@ def parse_stat(line: bytes) -> Stat:
     )
 
 
-def read_status(process: int) -> Status:
-    """The user and the pids of a process."""
+def read_status(process: int) -> tuple[int, tuple[int, ...]]:
+    """The effective user of a process, and its pids from the outermost namespace inwards."""
     text = _read_until(process, "status", b"\nNSpid:", _STATUS_LIMIT)
     uid, ns_pids = _UID.search(text), _NS_PIDS.search(text)
     if uid is None or ns_pids is None:
         raise Refused
-    return Status(int(uid[1]), tuple(map(int, ns_pids[1].split())))
+    return int(uid[1]), tuple(map(int, ns_pids[1].split()))
 
 
 def read_mappings(
@@ -237,11 +229,6 @@ def read_command(process: int) -> str:
     """The command line with spaces between its arguments; empty where there is none."""
     raw = _first_bytes(process, "cmdline", COMMAND_LIMIT)
     return _text(raw.rstrip(b"\0").replace(b"\0", b" "))[:COMMAND_LIMIT]
-
-
-def pid_namespace(process: int) -> str | None:
-    """The name of its pid namespace, ``pid:[…]``; None where it may not be looked at."""
-    return read_link(process, "ns/pid")
 
 
 def read_link(directory: int, name: str) -> str | None:

@@ -34,6 +34,8 @@ _UNKNOWN, _ALIVE, _DEAD = range(3)
 _RETRY_S = 10.0
 # Each watched process takes a descriptor.
 _WATCHED_LIMIT = 16_384
+# Their columns are made when they are looked at, 88 bytes each.
+_USAGES_LIMIT = 65_536
 
 
 @attrs.frozen(eq=False)
@@ -61,9 +63,17 @@ class SlotStates:
 
 @attrs.define(eq=False)
 class _Proof:
-    """What is known of one region."""
+    """What is known of one region.
+
+    Attributes:
+        slots: What it rests on, out of the slots.
+        dead: What the slots of dead processes counted.
+        found: Whose the slots are.
+        due_s: Until when it holds.
+    """
 
     slots: bytes
+    dead: bytes
     found: RegionProcesses
     due_s: float
 
@@ -71,9 +81,10 @@ class _Proof:
 class SlotTracker:
     """Tells for each read of a node's regions which slots are of live processes.
 
-    While a region's columns of pids and host pids stand as they were and none of its processes has
-    ended, its last proof holds; after `proof_s` it is proved anew. The host pid tells the process
-    of a container that was started again from the dead one that had the same pid in it. /proc is
+    While a region's columns of pids and host pids stand as they were, none of its processes has
+    ended and what dead ones count has not changed, its last proof holds; after `proof_s` it is
+    proved anew. The host pid, or what it counts, tells the process of a container that was started
+    again from the dead one that had the same pid in it. /proc is
     read when a region was not proved yet, has changed or is due, and once for all of them. A
     process that has ended is noticed through its pidfd: one poll for all.
 
@@ -94,6 +105,8 @@ class SlotTracker:
         # What the last answer was given to, and until when it holds.
         self._asked: tuple[Sequence[Container], bytes] | None = None
         self._until_s = 0.0
+        self._dead_rows: list[int] = []
+        self._dead = b""
         self._answer = SlotStates(b"", {}, {})
 
     def close(self) -> None:
@@ -125,20 +138,31 @@ class SlotTracker:
         column, host_column = table.processes.pid, table.processes.host_pid
         firsts = table.regions.first_process
         asked = (containers, b"".join((column.tobytes(), host_column.tobytes(), firsts.tobytes())))
-        if asked == self._asked and not ended and now_s < self._until_s:
+        if (
+            asked == self._asked
+            and not ended
+            and now_s < self._until_s
+            and _counted(table, self._dead_rows) == self._dead
+        ):
             return self._answer
         rows = self._rows(containers, table)
         stale = []
         for row, region, start, end in rows:
             proof = self._proofs.get(region)
-            slots = _slot_bytes(table, start, end)
-            holds = proof is not None and proof.slots == slots and now_s < proof.due_s
-            if proof is None or not holds or not ended.isdisjoint(proof.found.alive.values()):
+            if (
+                proof is None
+                or now_s >= proof.due_s
+                or proof.slots != _slot_bytes(table, start, end)
+                or proof.dead != _counted(table, _dead_rows(column, start, end, proof.found))
+                or not ended.isdisjoint(proof.found.alive.values())
+            ):
                 stale.append((row, region, start, end))
         if stale:
             self._prove(containers, table, stale, match)
         self._forget({region for _, region, _, _ in rows})
         self._asked, self._answer = asked, self._states(column, rows)
+        self._dead_rows = [at for at, each in enumerate(self._answer.states) if each == _DEAD]
+        self._dead = _counted(table, self._dead_rows)
         self._until_s = min((each.due_s for each in self._proofs.values()), default=0.0)
         return self._answer
 
@@ -176,7 +200,8 @@ class SlotTracker:
                 continue
             complete = len(found.alive) + len(found.dead) >= len(set(found.pids))
             due_s = now_s + (self._proof_s if complete else min(_RETRY_S, self._proof_s))
-            self._proofs[region] = _Proof(_slot_bytes(table, start, end), found, due_s)
+            dead = _counted(table, _dead_rows(table.processes.pid, start, end, found))
+            self._proofs[region] = _Proof(_slot_bytes(table, start, end), dead, found, due_s)
             self._exits.watch(found.alive.values())
 
     def _forget(self, present: set[Region]) -> None:
@@ -216,6 +241,21 @@ def _slot_bytes(table: RegionTable, start: int, end: int) -> bytes:
     """What a proof of a region rests on, out of its slots."""
     processes = table.processes
     return processes.pid[start:end].tobytes() + processes.host_pid[start:end].tobytes()
+
+
+def _dead_rows(pids: memoryview, start: int, end: int, found: RegionProcesses) -> list[int]:
+    return [at for at in range(start, end) if pids[at] in found.dead]
+
+
+def _counted(table: RegionTable, slots: Sequence[int]) -> bytes:
+    """What some slots count, device by device; nothing where that takes much memory."""
+    if not slots or len(table.usages) > _USAGES_LIMIT:
+        return b""
+    firsts, used = table.processes.first_usage, table.usages.memory_used_bytes
+    ends = len(firsts)
+    return b"".join(
+        used[firsts[at] : firsts[at + 1] if at + 1 < ends else None].tobytes() for at in slots
+    )
 
 
 def _close_all(descriptors: Iterable[int]) -> None:

@@ -13,12 +13,14 @@ from .containers import Container, MissingReason
 from .nvml.states import NvmlState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from typing_extensions import Self
 
     from .cgroups import ContainerId
-    from .matching import HostProcess
+    from .matching import HostProcess, RegionProcesses
     from .node import Node, NodeSnapshot
-    from .nvml.models import NvmlDevice, NvmlMigDevice, NvmlProcess, NvmlSample
+    from .nvml.models import NvmlProcess, NvmlSample
     from .processes import ProcessTable
     from .slot_tracker import SlotStates
 
@@ -142,13 +144,7 @@ def uncounted_processes(
     pids = [pid for pid in driver.pids if pid not in known]
     if not pids:
         return ()
-    places = [
-        *_facts_of(snapshot, states),
-        *(
-            ContainerFacts(each, each.container_id, False, is_unreadable(each), frozenset(), {})
-            for each in snapshot.missing
-        ),
-    ]
+    places = list(_facts_of(snapshot, states))
     placing = Placement(places, node.processes, driver)
     by_region = {id(place.container): place for place in places}
     unlisted = {
@@ -168,37 +164,17 @@ def uncounted_processes(
     return tuple(rows)
 
 
-def _facts_of(snapshot: NodeSnapshot, states: SlotStates) -> list[ContainerFacts]:
+def _facts_of(snapshot: NodeSnapshot, states: SlotStates) -> Iterator[ContainerFacts]:
     regions, devices = snapshot.table.regions, snapshot.table.devices
-    pids = snapshot.table.processes.pid
-    places = []
     for row, container in enumerate(snapshot.containers):
-        first, count = regions.first_process[row], regions.process_count[row]
-        readable = regions.code[row] == 0
-        doubtful: set[int] = set()
-        indexes: dict[str, int] = {}
-        if readable:
-            doubtful.update(pids[at] for at in range(first, first + count) if not states.states[at])
+        uuids = None
+        if regions.code[row] == 0:
             at = regions.first_device[row]
-            for device in range(at, at + regions.device_rows[row]):
-                uuid = devices.uuid(device)
-                if uuid is not None:
-                    indexes.setdefault(uuid, devices.index[device])
-        proved = states.proved.get(row)
-        seen = None
-        if proved is not None:
-            seen = seen_id(proved.alive.values()) or seen_id(proved.unlisted)
-        places.append(
-            ContainerFacts(
-                container,
-                container.container_id or seen,
-                readable,
-                not readable,
-                frozenset(doubtful),
-                indexes,
-            )
-        )
-    return places
+            rows = range(at, at + regions.device_rows[row])
+            uuids = [(devices.index[each], devices.uuid(each)) for each in rows]
+        yield ContainerFacts.of(container, states.proved.get(row), uuids)
+    for container in snapshot.missing:
+        yield ContainerFacts.of(container, None, None)
 
 
 class DriverFigures:
@@ -212,8 +188,7 @@ class DriverFigures:
         self._indexes: dict[str | None, int] = {}
         self.lists_all = self._sample is not None
         for device in () if self._sample is None else self._sample.devices:
-            own: tuple[NvmlDevice | NvmlMigDevice, ...] = (device, *device.mig_devices)
-            for place in own:
+            for place in (device, *device.mig_devices):
                 self.lists_all = self.lists_all and place.processes_state is NvmlState.OK
                 if place.uuid:
                     self._indexes[place.uuid] = device.index
@@ -267,13 +242,39 @@ class ContainerFacts:
     in_doubt: frozenset[int]
     indexes: Mapping[str, int]
 
+    @classmethod
+    def of(
+        cls,
+        container: Container,
+        processes: RegionProcesses | None,
+        uuids: Iterable[tuple[int, str | None]] | None,
+    ) -> Self:
+        """The facts of a container.
 
-def is_unreadable(container: Container) -> bool:
-    """Whether a container without a readable region has something in its place."""
-    return container.missing is None or container.missing.reason is not MissingReason.NO_FILE
+        Args:
+            container: The container.
+            processes: Those of its region, where they are known.
+            uuids: The devices of its region, index and uuid; None where it could not be read.
+        """
+        seen = None
+        doubtful: frozenset[int] = frozenset()
+        if processes is not None:
+            seen = _seen_id(processes.alive.values()) or _seen_id(processes.unlisted)
+            doubtful = frozenset(p for p in processes.pids if processes.state(p) == "unknown")
+        missing = container.missing
+        absent = missing is not None and missing.reason is MissingReason.NO_FILE
+        return cls(
+            container,
+            container.container_id or seen,
+            uuids is not None,
+            uuids is None and not absent,
+            doubtful,
+            # Of two devices with one uuid the first counts.
+            {uuid: index for index, uuid in reversed([*(uuids or ())]) if uuid is not None},
+        )
 
 
-def seen_id(processes: Iterable[HostProcess]) -> ContainerId | None:
+def _seen_id(processes: Iterable[HostProcess]) -> ContainerId | None:
     """The container id that most of these processes have in their cgroup."""
     seen = Counter(process.container for process in processes if process.container is not None)
     return seen.most_common(1)[0][0] if seen else None

@@ -13,8 +13,6 @@ from .uncounted import (
     ProcessState,
     device_row,
     driver_gap,
-    is_unreadable,
-    seen_id,
     uncounted_processes,
 )
 
@@ -183,26 +181,9 @@ class _Join:
 
 
 def _place_of(view: ContainerView) -> ContainerFacts:
-    processes = view.processes
-    seen = None
-    indexes: dict[str, int] = {}
-    if processes is not None:
-        seen = seen_id(processes.alive.values()) or seen_id(processes.unlisted)
-    for device in () if view.snapshot is None else view.snapshot.devices:
-        if device.uuid is not None:
-            indexes.setdefault(device.uuid, device.index)
-    return ContainerFacts(
-        view.container,
-        view.container.container_id or seen,
-        view.snapshot is not None,
-        view.snapshot is None and is_unreadable(view.container),
-        frozenset(
-            ()
-            if processes is None
-            else (p for p in processes.pids if processes.state(p) == "unknown")
-        ),
-        indexes,
-    )
+    snapshot = view.snapshot
+    uuids = None if snapshot is None else [(each.index, each.uuid) for each in snapshot.devices]
+    return ContainerFacts.of(view.container, view.processes, uuids)
 
 
 def _omitted(

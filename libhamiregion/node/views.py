@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import attrs
 
-from libhamiregion.errors import RegionError
 from libhamiregion.models import ProcessStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
+    from libhamiregion.errors import RegionError
     from libhamiregion.models import ProcessUsage, RegionSnapshot
 
     from .containers import Container
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 # A container can fill all 1,024 slots of its region, name 16 devices, and map more such files.
 _SLOTS_LIMIT = 16
 _LIVE_USAGES_LIMIT = 4_096
-# Snapshots up to this size are kept until /proc has been read; larger ones are taken once more.
-_KEPT_USAGES_LIMIT = 512
 
 
 @attrs.frozen
@@ -61,49 +58,6 @@ class ContainerView:
     processes: RegionProcesses | None = None
     omitted: tuple[OmittedSlots, ...] = ()
     error: RegionError | None = None
-
-    @property
-    def slot_count(self) -> int:
-        """All slots in use."""
-        shown = 0 if self.snapshot is None else len(self.snapshot.processes)
-        return shown + sum(each.slots for each in self.omitted)
-
-    def omitted_slots(self, state: SlotState) -> int:
-        """How many slots of that state are left out."""
-        return sum(each.slots for each in self.omitted if each.state == state)
-
-
-@attrs.frozen
-class FirstLook:
-    """What is kept of a region from before /proc is read.
-
-    Attributes:
-        pids: The pids in its slots.
-        taken_at_ns: When they were read, Unix nanoseconds.
-        snapshot: The whole picture, unless it is large.
-        error: Why the region could not be read.
-    """
-
-    pids: Sequence[int] = ()
-    taken_at_ns: int = 0
-    snapshot: RegionSnapshot | None = None
-    error: RegionError | None = None
-
-
-def look_first(container: Container) -> FirstLook:
-    """Read a container's region, before /proc."""
-    if container.region is None:
-        return FirstLook()
-    try:
-        snapshot = container.region.snapshot()
-    except RegionError as error:
-        return FirstLook(error=error)
-    is_large = len(snapshot.processes) * len(snapshot.devices) > _KEPT_USAGES_LIMIT
-    return FirstLook(
-        array("i", [process.pid for process in snapshot.processes]),
-        snapshot.taken_at_ns,
-        None if is_large else snapshot,
-    )
 
 
 def bounded_view(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections import defaultdict
@@ -14,7 +15,7 @@ from libhamiregion.errors import RegionError
 from libhamiregion.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from .matching import HostProcess
     from .node import Node
@@ -98,13 +99,9 @@ def _by_mapping(node: Node) -> Iterator[tuple[OtherWriter, HostProcess]]:
 
 
 def _by_name(node: Node) -> Iterator[tuple[OtherWriter, HostProcess]]:
-    places: list[_Place] | None = None
-    for process in node.processes:
-        if not is_monitor(process):
-            continue
-        if places is None:
-            found = map(_place, node.directories)
-            places = [place for place in found if place is not None]
+    named = [process for process in node.processes if is_monitor(process)]
+    places = _places(node.directories) if named else []
+    for process in named:
         if not places or _has_in_its_file_system(f"{node.proc}/{process.pid}", places):
             name = PurePosixPath(process.command.partition(" ")[0]).name
             message = f"HAMi's monitor runs: process {process.pid} is {name}"
@@ -118,10 +115,10 @@ def _has_in_its_file_system(process: str, places: list[_Place]) -> bool:
     """
     try:
         mounts = _mounts(f"{process}/mountinfo")
-    except PermissionError:
-        return True
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return False  # it has ended
+    except OSError:
+        return True  # unreadable (EACCES, EMFILE): it may reach one
     return any(
         device == mounted and (top == b"/" or path == top or path.startswith(top + b"/"))
         for device, path in places
@@ -141,11 +138,18 @@ def _mounts(path: str) -> dict[int, tuple[bytes, bytes, bytes]]:
     return mounts
 
 
+def _places(directories: Iterable[str]) -> list[_Place]:
+    """What directories are to all mount namespaces; empty if that cannot be told of one of them."""
+    try:
+        return [place for each in directories if (place := _place(each)) is not None]
+    except OSError:
+        return []
+
+
 def _place(directory: str) -> _Place | None:
-    """What a directory is to all mount namespaces; None if that cannot be told."""
     try:
         descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
+    except FileNotFoundError:
         return None
     try:
         with open(f"/proc/self/fdinfo/{descriptor}", "rb") as file:  # noqa: PTH123
@@ -169,5 +173,6 @@ def _is_this(process: HostProcess) -> bool:
     """Whether it is this very process, whatever that /proc calls it."""
     if process.ns_pids[-1] != os.getpid():
         return False
-    with open("/proc/self/stat", "rb") as file:  # noqa: PTH123
+    with contextlib.suppress(OSError), open("/proc/self/stat", "rb") as file:  # noqa: PTH123
         return process.start_time_ticks == int(file.read().rpartition(b")")[2].split()[19])
+    return False

@@ -3,13 +3,12 @@
 from .apply import PlanResult, apply_diff
 from .diff import PlanDiff, diff_plan
 from .document import PlanError
-from .keeper import OtherKeeperRuns
 from .limit_plan import LimitPlan, Limits, Rule
 from .plan_file import load_plan, parse_plan, plan_text
 from .pods import PodAnnotations, PodApiError
 from .sources import PlanFile, PlanSource, SourceReading
 from .undo import export_plan, undo_plan
-from .watch import PlanWatcher
+from .watch import OtherKeeperRuns, PlanWatcher
 
 __all__ = [
     "LimitPlan",

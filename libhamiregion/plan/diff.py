@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import operator
 from collections import defaultdict
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -175,7 +176,7 @@ def diff_plan(
 
     Shell: ``hamiregion limits diff FILE``.
     """
-    rules = _Rules(plan)
+    general, exact = _rules_by_pod(plan)
     found: list[ContainerDiff] = []
     skipped: list[Skip] = []
     used: set[int] = set()
@@ -183,86 +184,70 @@ def diff_plan(
         if container.directory is None or container.pod_uid in held:
             continue
         before = (originals or {}).get(container.directory, {})
-        candidates = rules.candidates(container.pod_uid)
-        if not candidates and not before:
-            continue
+        candidates = sorted(
+            [*general, *exact.get(container.pod_uid or "", ())], key=operator.itemgetter(0)
+        )
         name = container.pod_name
         chosen = [each for each in candidates if each[1].select.matches_container(container, name)]
         used.update(number for number, _ in chosen)
         if name is None:
-            skipped += _in_doubt(container, candidates, chosen)
+            numbers = {number for number, _ in chosen}
+            others = [each for each in candidates if each[0] not in numbers]
+            in_doubt = [each for each in others if _might(each[1].select, container)]
+            message = "the name of its pod is not known here, and a rule asks for it"
+            skipped += _skip(container, "unknown_name", message, in_doubt)
         if not chosen and not before:
             continue
+        if container.region is None:
+            missing = container.missing
+            message = "no region" if missing is None else missing.message
+            skipped += _skip(container, "no_region", message, chosen)
+            continue
         try:
-            compared = _Comparison(container, chosen, before, force=force)
+            wanted, without_device = _wanted(container, container.region, chosen)
+            skipped += without_device
+            found.append(_compared(container, container.region, wanted, before, force=force))
         except RegionError as error:
             skipped += _skip(container, "unreadable", str(error), chosen)
-            continue
-        skipped += compared.skipped
-        if compared.diff is not None:
-            found.append(compared.diff)
     unused = tuple(number for number in range(len(plan.rules)) if number not in used)
     return PlanDiff(tuple(found), tuple(skipped), unused)
 
 
+# ---- which rules choose a container -------------------------------------------------------------
+
 NumberedRule: TypeAlias = "tuple[int, Rule]"
+#: What the rules set: each value with the index of the rule that counts.
+Wanted: TypeAlias = "dict[ValueKey, tuple[LimitValue, int]]"
 
 
-class _Rules:
-    """A plan's rules by the pod that they name.
+def _rules_by_pod(plan: LimitPlan) -> tuple[list[NumberedRule], dict[str, list[NumberedRule]]]:
+    """A plan's rules for any pod, and by UID those for one.
 
     Plans that a program wrote name each pod; matching all of their rules with each container would
     take the square of the time.
     """
+    general: list[NumberedRule] = []
+    exact: dict[str, list[NumberedRule]] = defaultdict(list)
+    for each in enumerate(plan.rules):
+        uid = each[1].select.pod_uid
+        (exact[uid] if uid and not glob.has_magic(uid) else general).append(each)
+    return general, exact
 
-    def __init__(self, plan: LimitPlan) -> None:
-        self._by_uid: dict[str, list[NumberedRule]] = defaultdict(list)
-        self._general: list[NumberedRule] = []
-        for number, rule in enumerate(plan.rules):
-            uid = rule.select.pod_uid
-            exact = uid is not None and not glob.has_magic(uid)
-            (self._by_uid[uid] if exact and uid else self._general).append((number, rule))
 
-    def candidates(self, pod_uid: str | None) -> list[NumberedRule]:
-        exact = self._by_uid.get(pod_uid or "", [])
-        return sorted([*self._general, *exact], key=lambda each: each[0])
+def _might(select: Selector, container: Container) -> bool:
+    """Whether a rule might choose a container if the name of its pod were known."""
+    nameless = attrs.evolve(select, namespace=None, pod=None)
+    return nameless != select and nameless.matches_container(container, None)
 
 
 def _skip(
-    container: Container,
-    reason: SkipReason,
-    message: str,
-    rules: Iterable[NumberedRule],
+    container: Container, reason: SkipReason, message: str, rules: Iterable[NumberedRule]
 ) -> list[Skip]:
     numbers = tuple(number for number, _ in rules)
     return [Skip(container, reason, printable(message), numbers)] if numbers else []
 
 
-def _in_doubt(
-    container: Container, candidates: list[NumberedRule], chosen: list[NumberedRule]
-) -> list[Skip]:
-    """Which rules might choose a container if the name of its pod were known."""
-
-    def might(rule: Rule) -> bool:
-        select = rule.select
-        nameless = attrs.evolve(select, namespace=None, pod=None)
-        return nameless != select and nameless.matches_container(container, None)
-
-    numbers = {number for number, _ in chosen}
-    rules = [each for each in candidates if each[0] not in numbers and might(each[1])]
-    message = "the name of its pod is not known here, and a rule asks for it"
-    return _skip(container, "unknown_name", message, rules)
-
-
-def _former_device(select: Selector) -> list[int]:
-    """The device of a rule for one container, as undo plans have them.
-
-    Where a container has not reported its devices, only limits and use tell which it has, and a
-    plan may have taken the last limit of one.
-    """
-    exact = select.pod_uid is not None and select.container is not None
-    index = select.device or ""
-    return [int(index)] if exact and index.isascii() and index.isdigit() else []
+# ---- what they change in it ---------------------------------------------------------------------
 
 
 @attrs.frozen
@@ -300,129 +285,107 @@ def value_now(region: Region, key: ValueKey) -> int | None:
     return region.memory_limit(device) if field == "memory_limit" else region.sm_limit(device)
 
 
-class _Comparison:
-    """One container compared with the rules that choose it."""
+def _wanted(
+    container: Container, region: Region, rules: list[NumberedRule]
+) -> tuple[Wanted, list[Skip]]:
+    """What the rules set in a container, and those that choose no device of it."""
+    wanted: Wanted = {}
+    without_device = []
+    there, count = region_devices(region), region.device_count
+    for number, rule in rules:
+        devices = [each.index for each in there if rule.select.matches_device(each)]
+        if not devices and not count:
+            devices = _former_device(rule.select)
+        if not devices:
+            without_device.append((number, rule))
+            continue
+        for field, value in rule.set:
+            for device in (None,) if field == "priority" else devices:
+                wanted[field, device] = (value, number)
+    message = f"it has no device that a rule chooses; it has {count}"
+    if not count:
+        message = "it has not reported its devices yet, so no uuid chooses one of them"
+    return wanted, _skip(container, "no_device", message, without_device)
 
-    def __init__(
-        self,
-        container: Container,
-        rules: list[NumberedRule],
-        originals: Mapping[ValueKey, Original],
-        *,
-        force: bool,
-    ) -> None:
-        self._container = container
-        self._originals = originals
-        self.skipped: list[Skip] = []
-        self.diff: ContainerDiff | None = None
-        if container.region is None:
-            missing = container.missing
-            message = "no region" if missing is None else missing.message
-            self.skipped += _skip(container, "no_region", message, rules)
-            return
-        self._region = container.region
-        self._refused: list[Skip] = []
-        wanted = self._wanted(rules)
-        edits = self._ordered([*self._changed(wanted), *self._going_back(wanted)])
-        if not force:
-            self._check(edits)
-        self.diff = ContainerDiff(
-            container,
-            edits,
-            tuple(self._refused),
-            frozenset(wanted),
-            self._region.file_id,
-        )
 
-    def _wanted(self, rules: list[NumberedRule]) -> dict[ValueKey, tuple[LimitValue, int]]:
-        """What the rules set, each value with the rule that counts."""
-        wanted: dict[ValueKey, tuple[LimitValue, int]] = {}
-        there = region_devices(self._region)
-        without_device = []
-        for number, rule in rules:
-            devices = [each.index for each in there if rule.select.matches_device(each)]
-            if not devices and not self._region.device_count:
-                devices = _former_device(rule.select)
-            if not devices:
-                without_device.append((number, rule))
+def _former_device(select: Selector) -> list[int]:
+    """The device of a rule for one container, as undo plans have them.
+
+    Where a container has not reported its devices, only limits and use tell which it has, and a
+    plan may have taken the last limit of one.
+    """
+    exact = select.pod_uid is not None and select.container is not None
+    index = select.device or ""
+    return [int(index)] if exact and index.isascii() and index.isdigit() else []
+
+
+def _compared(
+    container: Container,
+    region: Region,
+    wanted: Wanted,
+    originals: Mapping[ValueKey, Original],
+    *,
+    force: bool,
+) -> ContainerDiff:
+    edits: list[PlannedEdit] = []
+    refused: list[Skip] = []
+    for key, (value, rule) in wanted.items():
+        now = after = value_now(region, key)
+        if isinstance(value, str):
+            base = originals[key].before if key in originals else now
+            # Rounded as the core does.
+            after = (base or 0) * (memory_limit_percent(value) or 0) // 100
+            if not after:
+                limit = "unlimited" if base is None else format_size(base)
+                message = f"the memory limit of device {key[1]} is {limit}, and {value} of it is"
+                refused.append(Skip(container, "no_limit", f"{message} no limit", (rule,), key[1]))
                 continue
-            for field, value in rule.set:
-                for device in (None,) if field == "priority" else devices:
-                    wanted[field, device] = (value, number)
-        count = self._region.snapshot().device_count
-        message = f"it has no device that a rule chooses; it has {count}"
-        if not count:
-            message = "it has not reported its devices yet, so no uuid chooses one of them"
-        self.skipped += _skip(self._container, "no_device", message, without_device)
-        return wanted
+        else:
+            after = value
+        if now != after:
+            edits.append(PlannedEdit(*key, now, after, Effect.IMMEDIATE, rule))
+    for key, original in originals.items():
+        now = value_now(region, key)
+        # A value that somebody else has set since is theirs.
+        if key not in wanted and now in original.ours and now != original.before:
+            edits.append(PlannedEdit(*key, now, original.before, Effect.IMMEDIATE))
+    edits = _with_effects(region, edits)
+    if not force:
+        refused += [skip for edit in edits for skip in _refusals(container, region, edit)]
+    return ContainerDiff(container, tuple(edits), tuple(refused), frozenset(wanted), region.file_id)
 
-    def _changed(self, wanted: Mapping[ValueKey, tuple[LimitValue, int]]) -> Iterator[PlannedEdit]:
-        for key, (value, rule) in wanted.items():
-            now = value_now(self._region, key)
-            after = value if not isinstance(value, str) else self._share(key, value, now, rule)
-            if now != after:
-                yield PlannedEdit(*key, now, after, Effect.IMMEDIATE, rule)
 
-    def _share(self, key: ValueKey, percentage: str, now: int | None, rule: int) -> int | None:
-        """A percentage of a memory limit in bytes, rounded as the core does."""
-        original = self._originals.get(key)
-        base = now if original is None else original.before
-        share = (base or 0) * (memory_limit_percent(percentage) or 0) // 100
-        if share:
-            return share
-        limit = "unlimited" if base is None else format_size(base)
+def _with_effects(region: Region, edits: list[PlannedEdit]) -> list[PlannedEdit]:
+    """The edits in the order in which they are made, each with its effect."""
+    edits = sorted(edits, key=lambda edit: (LIMIT_FIELDS.index(edit.field), edit.device or 0))
+    sm = [(e.device or 0, e.before, e.after) for e in edits if e.field == "sm_limit"]
+    stops = any(sm_limit_stops_launches(region.layout, *edit) for edit in sm) and bool(
+        region.snapshot().processes
+    )
+    effects = {
+        change.device: change.effect
+        for change in sm_limit_effects(region.layout, sm, stops_launches=stops)
+    }
+    return [
+        attrs.evolve(edit, effect=effects[edit.device or 0]) if edit.field == "sm_limit" else edit
+        for edit in edits
+    ]
+
+
+def _refusals(container: Container, region: Region, edit: PlannedEdit) -> Iterator[Skip]:
+    """Why what runs there could not bear an edit."""
+    rules = () if edit.rule is None else (edit.rule,)
+    if edit.effect is Effect.STOPS_LAUNCHES and edit.device == 0:
         message = (
-            f"the memory limit of device {key[1]} is {limit}, and {percentage} of it is no limit"
+            "a running process that started without an SM limit would launch once more and then"
+            " never again"
         )
-        self._refuse("no_limit", message, key[1], rule)
-        return now
-
-    def _going_back(self, wanted: Mapping[ValueKey, object]) -> Iterator[PlannedEdit]:
-        for key, original in self._originals.items():
-            now = value_now(self._region, key)
-            # A value that somebody else has set since is theirs.
-            if key not in wanted and now in original.ours and now != original.before:
-                yield PlannedEdit(*key, now, original.before, Effect.IMMEDIATE)
-
-    def _ordered(self, edits: list[PlannedEdit]) -> tuple[PlannedEdit, ...]:
-        """The edits in the order in which they are made, each with its effect."""
-        edits.sort(key=lambda edit: (LIMIT_FIELDS.index(edit.field), edit.device or 0))
-        sm = [
-            (edit.device or 0, edit.before, edit.after)
-            for edit in edits
-            if edit.field == "sm_limit"
-        ]
-        layout = self._region.layout
-        stops = any(sm_limit_stops_launches(layout, *edit) for edit in sm) and bool(
-            self._region.snapshot().processes
-        )
-        effects: dict[ValueKey, Effect] = {
-            ("sm_limit", change.device): change.effect
-            for change in sm_limit_effects(layout, sm, stops_launches=stops)
-        }
-        return tuple(attrs.evolve(e, effect=effects.get(e.key, e.effect)) for e in edits)
-
-    def _check(self, edits: Iterable[PlannedEdit]) -> None:
-        """Note which edits what runs there could not bear."""
-        for edit in edits:
-            if edit.effect is Effect.STOPS_LAUNCHES and edit.device == 0:
-                message = (
-                    "a running process that started without an SM limit would launch once more and"
-                    " then never again"
-                )
-                self._refuse("stops_launches", message, 0, edit.rule)
-            if edit.field != "memory_limit" or edit.device is None or edit.after is None:
-                continue
-            used = self._region.memory_used(edit.device)
-            if used > edit.after:
-                message = (
-                    f"device {edit.device} uses {format_size(used)}, more than the"
-                    f" {format_size(edit.after)} that the plan says"
-                )
-                self._refuse("below_usage", message, edit.device, edit.rule)
-
-    def _refuse(
-        self, reason: SkipReason, message: str, device: int | None, rule: int | None
-    ) -> None:
-        rules = () if rule is None else (rule,)
-        self._refused.append(Skip(self._container, reason, message, rules, device))
+        yield Skip(container, "stops_launches", message, rules, 0)
+    if edit.field == "memory_limit" and edit.device is not None and edit.after is not None:
+        used = region.memory_used(edit.device)
+        if used > edit.after:
+            message = (
+                f"device {edit.device} uses {format_size(used)}, more than the"
+                f" {format_size(edit.after)} that the plan says"
+            )
+            yield Skip(container, "below_usage", message, rules, edit.device)

@@ -1,8 +1,8 @@
 """A YAML or JSON text as plain values, with the line and column of each.
 
-A plan comes from a file or a ConfigMap that others write, so a text is bounded in size, depth and
-number of values. A scalar is its text: what YAML 1.1 would make of ``no``, ``010`` or ``1:30``
-surprises people, and each field of a plan knows how to read its own text.
+A plan comes from a file or a ConfigMap that others write, so a text is bounded in size and depth,
+and has no aliases, of which few make many. A scalar is its text: what YAML 1.1 would make of
+``no``, ``010`` or ``1:30`` surprises people, and each field of a plan knows how to read its text.
 """
 
 from __future__ import annotations
@@ -14,19 +14,13 @@ import attrs
 from libhamiregion.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 # An undo plan of 4,096 containers with 16 devices each has 70,000 rules.
 MAX_BYTES: Final = 32 << 20
-MAX_VALUES: Final = 1_000_000
 MAX_DEPTH: Final = 16
 _MAX_PROBLEMS: Final = 20
-_SHOWN: Final = 60
-
-_TAG: Final = "tag:yaml.org,2002:"
-_SCALAR_TAGS: Final = frozenset(
-    _TAG + name for name in ("str", "int", "float", "bool", "null", "timestamp", "merge", "value")
-)
+_NULLS: Final = frozenset(("null", "Null", "NULL", "~"))
 
 Path = tuple["str | int", ...]
 
@@ -61,8 +55,7 @@ class PlanError(ValueError):
     """
 
     def __init__(self, source: str, problems: Iterable[PlanProblem]) -> None:
-        # The same value may stand in several places by an alias.
-        found = sorted(dict.fromkeys(problems), key=lambda each: (each.line or 0, each.column or 0))
+        found = sorted(problems, key=lambda each: (each.line or 0, each.column or 0))
         if len(found) > _MAX_PROBLEMS:
             more = f"and {len(found) - _MAX_PROBLEMS + 1} more problems"
             found = [*found[: _MAX_PROBLEMS - 1], PlanProblem(None, None, "", more)]
@@ -78,40 +71,35 @@ class PlanError(ValueError):
         )
 
 
-@attrs.frozen
+def _spelled(path: Path) -> str:
+    """A path as people write it: ``rules[2].set.sm_limit``."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{printable(part, 60)}" for part in path)
+    return "".join(parts).removeprefix(".")
+
+
+@attrs.define
 class Document:
     """The content of a text.
 
     Attributes:
-        source: Where the text is from.
         value: Dictionaries, lists, text, and None for an explicit null.
-        places: Line and column of each value, by path.
-        key_places: Line and column of each key, by the path of its value.
+        marks: Where each value stands, by path.
+        key_marks: Where each key stands, by the path of its value.
+        second: Keys that stand in one mapping twice.
     """
 
-    source: str
-    value: Any
-    places: dict[Path, tuple[int, int]]
-    key_places: dict[Path, tuple[int, int]]
+    value: Any = None
+    marks: dict[Path, Any] = attrs.field(factory=dict)
+    key_marks: dict[Path, Any] = attrs.field(factory=dict)
+    second: list[PlanProblem] = attrs.field(factory=list)
 
     def problem(self, path: Path, message: str, *, of_key: bool = False) -> PlanProblem:
         """A problem of the value (or its key) at a path, or of what is around it."""
-        places = self.key_places if of_key else self.places
+        marks = self.key_marks if of_key else self.marks
         known = path
-        while known and known not in places:
-            known, places = known[:-1], self.places
-        line, column = places.get(known, (None, None))
-        return PlanProblem(line, column, spell_path(path), printable(message, 400))
-
-
-def spell_path(path: Path) -> str:
-    """A path as people write it.
-
-    >>> spell_path(("rules", 2, "set", "sm_limit"))
-    'rules[2].set.sm_limit'
-    """
-    parts = (f"[{part}]" if isinstance(part, int) else f".{printable(part, 60)}" for part in path)
-    return "".join(parts).removeprefix(".")
+        while known and known not in marks:
+            known, marks = known[:-1], self.marks
+        return _problem(message, marks.get(known), path)
 
 
 def read_document(raw: bytes, source: str) -> Document:
@@ -127,23 +115,23 @@ def read_document(raw: bytes, source: str) -> Document:
     """
     import yaml
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    walk = _Walk()
+    document = Document()
+    text = ""
     try:
         text = _decoded(raw)
-        # The composer recurses on the C stack, so depth is checked on the stream of events first.
-        _check_depth(yaml.parse(text, Loader=loader))
-        node = yaml.compose(text, Loader=loader)
-        if node is None:
-            raise _Refused("the plan is empty")
-        value = walk.value(node, ())
+        events = yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        _read(events, document)
     except _Refused as error:
         raise PlanError(source, [error.problem]) from None
     except yaml.YAMLError as error:
-        raise PlanError(source, [_not_yaml(error).problem]) from None
-    if walk.second:
-        raise PlanError(source, walk.second)
-    return Document(source, value, walk.places, walk.key_places)
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        said = printable(getattr(error, "problem", None) or str(error), 200)
+        if mark is not None and text[mark.index : mark.index + 1] == "\t":
+            said = "a tab; YAML is indented with spaces"
+        raise PlanError(source, [_problem(f"neither YAML nor JSON: {said}", mark)]) from None
+    if document.second:
+        raise PlanError(source, document.second)
+    return document
 
 
 class _Refused(Exception):
@@ -151,17 +139,9 @@ class _Refused(Exception):
         self.problem = _problem(message, mark, path)
 
 
-def _problem(message: str, mark: Any, path: Path) -> PlanProblem:
+def _problem(message: str, mark: Any, path: Path = ()) -> PlanProblem:
     line, column = (None, None) if mark is None else (mark.line + 1, mark.column + 1)
-    return PlanProblem(line, column, spell_path(path), message)
-
-
-def _not_yaml(error: Any) -> _Refused:
-    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    said = getattr(error, "problem", None) or str(error)
-    if "another document" in said:
-        return _Refused("a second document; a file holds one plan", mark)
-    return _Refused(f"neither YAML nor JSON: {printable(said, 200)}", mark)
+    return PlanProblem(line, column, _spelled(path), printable(message, 400))
 
 
 def _decoded(raw: bytes) -> str:
@@ -176,67 +156,55 @@ def _decoded(raw: bytes) -> str:
     return text.replace("\t", " ") if text.lstrip().startswith("{") else text
 
 
-def _check_depth(events: Iterable[Any]) -> None:
-    depth = 0
-    for event in events:
-        kind = type(event).__name__
-        if kind in {"MappingStartEvent", "SequenceStartEvent"}:
-            depth += 1
-            if depth > MAX_DEPTH:
-                raise _Refused(f"nested deeper than {MAX_DEPTH} levels", event.start_mark)
-        elif kind in {"MappingEndEvent", "SequenceEndEvent"}:
-            depth -= 1
+def _read(events: Iterator[Any], document: Document) -> None:
+    """Read the one document of a stream of YAML's events."""
+    kind = _kind(next(events))
+    while kind != "DocumentStart":
+        if kind == "StreamEnd":
+            raise _Refused("the plan is empty")
+        kind = _kind(next(events))
+    document.value = _value(next(events), events, document, ())
+    next(events)
+    after = next(events)
+    if _kind(after) != "StreamEnd":
+        raise _Refused("a second document; a file holds one plan", after.start_mark)
 
 
-class _Walk:
-    """Turns YAML nodes into plain values; an alias counts as often as it is used."""
+def _kind(event: Any) -> str:
+    return type(event).__name__.removesuffix("Event")
 
-    def __init__(self) -> None:
-        self.places: dict[Path, tuple[int, int]] = {}
-        self.key_places: dict[Path, tuple[int, int]] = {}
-        self.second: list[PlanProblem] = []
-        self._values = 0
 
-    def value(self, node: Any, path: Path) -> Any:
-        self._values += 1
-        if self._values > MAX_VALUES or len(path) > MAX_DEPTH:
-            bound = f"{MAX_VALUES} values or {MAX_DEPTH} levels, aliases counted"
-            raise _Refused(f"more than {bound}", node.start_mark, path)
-        self.places[path] = _place(node)
-        if node.id == "scalar":
-            return self._scalar(node, path)
-        if node.tag not in {_TAG + "map", _TAG + "seq"}:
-            raise _unknown_tag(node, path)
-        if node.id == "sequence":
-            return [self.value(each, (*path, number)) for number, each in enumerate(node.value)]
-        return self._mapping(node, path)
-
-    def _mapping(self, node: Any, path: Path) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for key, value in node.value:
-            if key.id != "scalar":
-                raise _Refused("a key is a plain word", key.start_mark, path)
-            inner = (*path, key.value)
-            if key.value in found:
-                self.second.append(_problem("given a second time", key.start_mark, inner))
-            self.key_places[inner] = _place(key)
-            found[key.value] = self.value(value, inner)
+def _value(event: Any, events: Iterator[Any], document: Document, path: Path) -> Any:
+    mark = document.marks[path] = event.start_mark
+    if len(path) > MAX_DEPTH:
+        raise _Refused(f"nested deeper than {MAX_DEPTH} levels", mark, path[:MAX_DEPTH])
+    kind = _kind(event)
+    if kind == "Alias":
+        raise _Refused("a plan has no aliases; write it out", mark, path)
+    if event.tag not in {None, "!"}:
+        raise _Refused(f"the tag {printable(event.tag, 60)} is unknown; leave it out", mark, path)
+    if kind == "Scalar":
+        is_plain = event.style in {None, ""}
+        if is_plain and not event.value:
+            raise _Refused("nothing stands here; give a value or no key", mark, path)
+        return None if is_plain and event.value in _NULLS else event.value
+    if kind == "SequenceStart":
+        found: list[Any] = []
+        while _kind(event := next(events)) != "SequenceEnd":
+            found.append(_value(event, events, document, (*path, len(found))))
         return found
-
-    def _scalar(self, node: Any, path: Path) -> str | None:
-        if node.tag not in _SCALAR_TAGS:
-            raise _unknown_tag(node, path)
-        if node.tag == _TAG + "null":
-            if not node.value:
-                raise _Refused("nothing stands here", node.start_mark, path)
-            return None
-        text: str = node.value
-        return text
+    return _mapping(events, document, path)
 
 
-def _place(node: Any) -> tuple[int, int]:
-    return node.start_mark.line + 1, node.start_mark.column + 1
-
-
-def _unknown_tag(node: Any, path: Path) -> _Refused:
-    return _Refused(f"the tag {printable(node.tag, _SHOWN)} is unknown", node.start_mark, path)
+def _mapping(events: Iterator[Any], document: Document, path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    while _kind(key := next(events)) != "MappingEnd":
+        if _kind(key) != "Scalar":
+            raise _Refused("a key is a plain word", key.start_mark, path)
+        inner = (*path, key.value)
+        if key.value in found:
+            message = "given a second time"
+            document.second.append(_problem(message, key.start_mark, inner))
+        document.key_marks[inner] = key.start_mark
+        found[key.value] = _value(next(events), events, document, inner)
+    return found

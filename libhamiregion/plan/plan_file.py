@@ -118,10 +118,8 @@ def parse_plan(text: str | bytes, source: str = "plan") -> LimitPlan:
 
     try:
         found: _PlanText = _converter().structure(document.value, _PlanText)
-    except cattrs.BaseValidationError as error:
-        raise PlanError(source, list(_problems(error, (), document))) from None
-    except ValueError as error:
-        raise PlanError(source, [document.problem((), str(error))]) from None
+    except (cattrs.BaseValidationError, ValueError) as error:
+        raise PlanError(source, _problems(error, (), document)) from None
     return LimitPlan(found.rules, found.metadata.name, found.metadata.description)
 
 
@@ -162,7 +160,7 @@ def _converter() -> Any:
 
     def rules(value: Any) -> Any:
         if not isinstance(value, list) or len(value) > MAX_RULES:
-            raise ValueError(f"a list of at most {MAX_RULES} rules belongs here")
+            raise ValueError(f"a list of at most {MAX_RULES} rules belongs here, each with a `-`")
         return converter.structure(value, tuple[Rule, ...])
 
     def limits(value: Any) -> Any:
@@ -190,7 +188,9 @@ def _kind(value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > _MAX_TEXT:
+    if not isinstance(value, str):
+        raise ValueError(f"one text belongs here, not {_kind(value)}")
+    if len(value) > _MAX_TEXT:
         raise ValueError(f"text of at most {_MAX_TEXT} characters belongs here")
     return value
 
@@ -217,6 +217,15 @@ def _exactly(wanted: str) -> Callable[[Any], str]:
     return check
 
 
+# What to write where a key is missing.
+_MISSING: Final[dict[int | str, str]] = {
+    "apiVersion": f"; write `apiVersion: {API_VERSION}`",
+    "kind": f"; write `kind: {KIND}`",
+    "select": "; write `select: {}` for all containers",
+    "set": f"; give {', '.join(LIMIT_FIELDS)}",
+}
+
+
 def _problems(error: BaseException, path: Path, document: Document) -> Iterator[PlanProblem]:
     """What cattrs has found, each with its place."""
     import cattrs
@@ -235,7 +244,7 @@ def _problems(error: BaseException, path: Path, document: Document) -> Iterator[
         for key in sorted(error.extra_fields):
             yield document.problem((*path, key), f"unknown; known are {known}", of_key=True)
     elif isinstance(error, KeyError):
-        yield document.problem(path, "missing")
+        yield document.problem(path, f"missing{_MISSING.get(path[-1], '')}")
     else:
         yield document.problem(path, str(error))
 

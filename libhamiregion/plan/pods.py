@@ -17,18 +17,16 @@ from .annotations import annotated_pod, plan_of_pods
 from .sources import SourceReading
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from libhamiregion.errors import PathLike
 
     from .annotations import AnnotatedPod
 
 _PAGE: Final = 500
-_LIST_LIMIT: Final = 256 << 20
-# A pod has 1.5 MiB at most: what etcd takes.
-_LINE_LIMIT: Final = 8 << 20
-_GONE: Final = 410
 _LONGEST_PAUSE_S: Final = 30.0
+# A server that is not there costs little to ask, and when it is back its news is due.
+_LONGEST_OUTAGE_PAUSE_S: Final = 2.5
 _CONNECT_TIMEOUT_S: Final = 10.0
 
 
@@ -47,9 +45,9 @@ class PodApiError(Exception):
 class PodAnnotations:
     """The ``hamiregion.io/…`` annotations of a node's pods as a source of a plan.
 
-    A thread lists the pods, then watches for changes from there on. A watch that ends, by itself or
-    because the connection broke, is resumed where it was; one that the server has forgotten (410)
-    begins with a new list. What was known stays in force while the API cannot be reached.
+    A thread lists the pods, then watches for changes from there on; a watch that ends, by itself or
+    because the connection broke, begins with a new list. What was known stays in force while the
+    API cannot be reached.
 
     Threads: `read` is for one at a time; the others may be called from any.
 
@@ -58,8 +56,9 @@ class PodAnnotations:
         kubeconfig: A kubeconfig file; without one the service account in a pod, else the default
             kubeconfig.
         watch_s: How long the server shall keep one watch open.
-        first_pause_s: How long to wait after a first failure; each further one doubles it, up to
-            30 s.
+        first_pause_s: How long to wait after a watch that has ended early, or was refused; each
+            further one doubles it, up to 30 s. While the server does not answer, or is not ready,
+            2.5 s at most.
 
     Attributes:
         error: Why the API could not be used the last time; None if it could.
@@ -101,7 +100,12 @@ class PodAnnotations:
         self._stopping = threading.Event()
         self._response: Any = None
         self._thread: threading.Thread | None = None
+        self._wake: Callable[[], None] = _nothing
         self.error: str | None = None
+
+    def when_changed(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called, from the thread that watches, when `read` would say something new."""
+        self._wake = wake
 
     def read(self) -> SourceReading:
         """The rules of all pods whose annotations are right; no plan before the first list."""
@@ -146,69 +150,59 @@ class PodAnnotations:
     # ---- the thread -----------------------------------------------------------------------------
 
     def _run(self) -> None:
-        version: str | None = None
-        failures = 0
+        ended_early = unanswered = 0
         while not self._stopping.is_set():
             begun_s = time.monotonic()
+            has_answered = False
             try:
-                if version is None:
-                    version = self._list()
-                    begun_s = time.monotonic()
-                for number, reached in enumerate(self._watch(version)):
-                    # That the watch was accepted may be all that comes of it, again and again.
-                    failures = 0 if number else failures
-                    version, self.error = reached, None
-                # The server ends a watch after its time. One that is ended at once is no watch.
-                if time.monotonic() - begun_s >= self._first_pause_s:
-                    failures = 0
-                    continue
+                version = self._list()
+                has_answered = True
+                self._follow(version)
             except self._errors as error:
-                if self._stopping.is_set():
-                    return
-                if time.monotonic() - begun_s >= _LONGEST_PAUSE_S:
-                    failures = 0
-                if getattr(error, "status", None) == _GONE:
-                    version = None
-                else:
+                if not self._stopping.is_set():
                     self.error = self._error_text(error)
-            pause_s = min(self._first_pause_s * 2 ** min(failures, 16), _LONGEST_PAUSE_S)
-            failures += 1
+                    self._wake()
+                has_answered = has_answered or 0 < (getattr(error, "status", None) or 0) < 500
+            if has_answered:
+                # What an outage has added up says nothing about a server that is back.
+                unanswered = 0
+                if time.monotonic() - begun_s >= min(_LONGEST_PAUSE_S, self._watch_s):
+                    ended_early = 0
+                pause_s = min(self._first_pause_s * 2**ended_early, _LONGEST_PAUSE_S)
+                ended_early = min(ended_early + 1, 16)
+            else:
+                pause_s = min(self._first_pause_s * 2**unanswered, _LONGEST_OUTAGE_PAUSE_S)
+                unanswered = min(unanswered + 1, 16)
             # Many nodes lose one server at the same moment, and must not come back at one.
             self._stopping.wait(pause_s * random.uniform(0.5, 1.0))  # noqa: S311
 
     def _list(self) -> str:
         """List all pods; returns the version from which to watch."""
         pods: dict[str, AnnotatedPod] = {}
-        total = 0
         query: dict[str, Any] = {"limit": _PAGE}
         while True:
-            raw = self._ask(**query).data
-            total += len(raw)
-            if total > _LIST_LIMIT:
-                raise PodApiError(f"a listing of more than {_LIST_LIMIT} bytes")
-            page = _object(raw)
+            page = _object(self._ask(**query).data)
             items, metadata = page.get("items"), page.get("metadata")
             if not isinstance(items, list) or not isinstance(metadata, dict):
                 raise PodApiError("the answer is no list of pods")
-            for item in items:
-                pod = annotated_pod(item)
-                if pod is not None:
-                    pods[_uid(item)] = pod
+            pods.update((_uid(item), pod) for item in items if (pod := annotated_pod(item)))
             query["_continue"] = metadata.get("continue")
             if not query["_continue"]:
                 break
         with self._lock:
-            self._pods, self._reading = pods, None
+            # The plan of pods that are the same is the same object.
+            if pods != self._pods:
+                self._pods, self._reading = pods, None
         self.error = None
+        self._wake()
         return str(metadata.get("resourceVersion") or "")
 
-    def _watch(self, version: str) -> Iterator[str]:
-        """Follow the changes after a version; yields each version that has been reached."""
+    def _follow(self, version: str) -> None:
+        """Take in the changes after a version, until the server ends the watch."""
         # A server that has gone without a word is noticed by its silence past its own time.
         response = self._ask(
             watch=True,
             resource_version=version,
-            allow_watch_bookmarks=True,
             timeout_seconds=max(1, int(self._watch_s)),
             _request_timeout=(_CONNECT_TIMEOUT_S, self._watch_s + _CONNECT_TIMEOUT_S),
         )
@@ -216,39 +210,38 @@ class PodAnnotations:
         try:
             if self._stopping.is_set():
                 return
-            # That the server accepts the version is an answer already.
-            yield version
             for line in _lines(response):
-                reached = self._take(_object(line))
-                if reached:
-                    yield reached
+                self._take(_object(line))
         finally:
             self._response = None
             response.close()
             response.release_conn()
 
-    def _take(self, event: dict[str, Any]) -> str | None:
-        """Take one event of the watch; returns the version that it brings."""
+    def _take(self, event: dict[str, Any]) -> None:
+        """Take one event of the watch."""
         kind, item = event.get("type"), event.get("object")
         if not isinstance(item, dict):
             raise PodApiError("an event of the watch has no object")
         if kind == "ERROR":
             status = item.get("code")
-            message = item.get("message") or item.get("reason") or "an error"
-            raise PodApiError(str(message), status if isinstance(status, int) else None)
-        uid = _uid(item)
-        if kind in {"ADDED", "MODIFIED", "DELETED"} and uid:
-            pod = None if kind == "DELETED" else annotated_pod(item)
-            with self._lock:
-                assert self._pods is not None  # noqa: S101 (a watch follows a list)
-                if pod != self._pods.get(uid):
-                    self._reading = None
-                if pod is None:
-                    self._pods.pop(uid, None)
-                else:
-                    self._pods[uid] = pod
-        version = _metadata(item).get("resourceVersion")
-        return version if isinstance(version, str) else None
+            raise PodApiError(
+                str(item.get("message") or item.get("reason") or "an error"),
+                status if isinstance(status, int) else None,
+            )
+        if kind not in {"ADDED", "MODIFIED", "DELETED"}:
+            return
+        uid, pod = _uid(item), None if kind == "DELETED" else annotated_pod(item)
+        with self._lock:
+            assert self._pods is not None  # noqa: S101 (a watch follows a list)
+            if pod != self._pods.get(uid):
+                self._reading = None
+            if pod is None:
+                self._pods.pop(uid, None)
+            else:
+                self._pods[uid] = pod
+            is_news = self._reading is None
+        if is_news:
+            self._wake()
 
     # ---- the connection -------------------------------------------------------------------------
 
@@ -273,6 +266,10 @@ class PodAnnotations:
         return str(error) or type(error).__name__
 
 
+def _nothing() -> None:
+    """Nobody waits for news."""
+
+
 def _object(raw: bytes) -> dict[str, Any]:
     try:
         value = json.loads(raw)
@@ -283,14 +280,8 @@ def _object(raw: bytes) -> dict[str, Any]:
     return value
 
 
-def _metadata(item: Any) -> dict[str, Any]:
-    metadata = item.get("metadata") if isinstance(item, dict) else None
-    return metadata if isinstance(metadata, dict) else {}
-
-
-def _uid(item: Any) -> str:
-    uid = _metadata(item).get("uid")
-    return uid if isinstance(uid, str) else ""
+def _uid(item: Any) -> Any:
+    return item["metadata"].get("uid") if isinstance(item.get("metadata"), dict) else None
 
 
 def _reason(status: int, raw: Any) -> str:
@@ -302,11 +293,7 @@ def _reason(status: int, raw: Any) -> str:
 
 
 def _lines(response: Any) -> Iterator[bytes]:
-    waiting = bytearray()
+    rest = b""
     for chunk in response.stream(amt=None, decode_content=False):
-        waiting += chunk
-        *lines, rest = waiting.split(b"\n")
-        waiting = rest
-        yield from (bytes(line) for line in lines if line.strip())
-        if len(waiting) > _LINE_LIMIT:
-            raise PodApiError(f"an event of more than {_LINE_LIMIT} bytes")
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from filter(None, map(bytes.strip, lines))

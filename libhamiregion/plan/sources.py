@@ -14,7 +14,7 @@ from .limit_plan import LimitPlan
 from .plan_file import parse_plan, read_plan_file
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from libhamiregion.errors import PathLike
 
@@ -44,6 +44,12 @@ class PlanSource(Protocol):
 
     def read(self) -> SourceReading:
         """What it says now. Never waits, never raises for what others have written."""
+
+    def when_changed(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called, from any thread, when `read` would say something new.
+
+        A source that cannot tell does nothing: it is read at an interval too.
+        """
 
     def close(self) -> None:
         """Give back what it holds."""
@@ -91,6 +97,9 @@ class PlanFile:
     def _is_being_written(self) -> bool:
         age_s = time.time() - os.stat(self.path).st_mtime  # noqa: PTH116
         return 0 <= age_s < _BEING_WRITTEN_S
+
+    def when_changed(self, wake: Callable[[], None]) -> None:
+        """Do nothing: it is read at an interval."""
 
     def close(self) -> None:
         """Do nothing; it holds nothing."""

@@ -117,18 +117,22 @@ class PlanState:
             OSError: It cannot be written.
         """
         self.make()
-        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        path, number = self.path(f"undo-{stamp}.yaml"), 1
-        while os.path.lexists(path):
-            number += 1
-            path = self.path(f"undo-{stamp}-{number}.yaml")
-        write_new(path, content)
+        while True:
+            # No name comes back: another process may be about to remove the file that had it.
+            now_us = time.time_ns() // 1000
+            stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now_us // 1_000_000))
+            path = self.path(f"undo-{stamp}.{now_us % 1_000_000:06}Z.yaml")
+            with contextlib.suppress(FileExistsError):
+                write_new(path, content)
+                break
         # The new one stays whatever a clock that was set back says of its age.
-        others = [
-            each for each in Path(self.directory).glob("undo-[0-9]*.yaml") if str(each) != path
-        ]
-        others.sort(key=lambda each: each.lstat().st_mtime_ns)
-        for old in others[: 1 - _UNDO_PLANS_KEPT]:
+        others = []
+        for each in Path(self.directory).glob("undo-[0-9]*.yaml"):
+            # One that another process has just removed is one less.
+            with contextlib.suppress(FileNotFoundError):
+                if str(each) != path:
+                    others.append((each.lstat().st_mtime_ns, each))
+        for _, old in sorted(others)[: 1 - _UNDO_PLANS_KEPT]:
             old.unlink(missing_ok=True)
         return path
 

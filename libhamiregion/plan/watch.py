@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING
 
 from libhamiregion.node.backoff import Backoff
 from libhamiregion.node.events import EventReporter, silent
+from libhamiregion.node.root_lock import RootLock, RootLocked, RootUse
 from libhamiregion.text import printable
-from libhamiregion.units import format_size
 
 from .apply import change_container
 from .diff import diff_plan
-from .keeper import KeeperLock
+from .equal_edits import equal_edits
 from .originals import Originals
 from .plan_file import plan_text
 from .sources import PlanFile, SourceReading, join_readings
 from .state import PlanState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from libhamiregion.errors import PathLike
     from libhamiregion.node.containers import Container
@@ -29,10 +28,14 @@ if TYPE_CHECKING:
 
     from .apply import ContainerOutcome
     from .diff import ContainerDiff, PlanDiff, PlannedEdit, Skip
-    from .limit_plan import LimitField, LimitPlan
+    from .limit_plan import LimitPlan
     from .sources import PlanSource
 
 _UNDO_NAME = "undo-watch.yaml"
+
+
+class OtherKeeperRuns(RuntimeError):
+    """Another process keeps these containers on a plan, or uses the same state directory."""
 
 
 class PlanWatcher:
@@ -81,7 +84,7 @@ class PlanWatcher:
         self._state = PlanState(state)
         self._force = force
         self._events = EventReporter("plan", emit)
-        self._lock = KeeperLock()
+        self._lock = RootLock(RootUse.PLAN)
         self._originals: Originals | None = None
         self._backoff = Backoff()
         self._problems: Mapping[str, str] = {}
@@ -99,6 +102,11 @@ class PlanWatcher:
         """Passes, edits (values), drifts found, and containers that refused or were contested."""
         return dict(self._counts)
 
+    def when_changed(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called, from any thread, when a source has news: a pass is due then."""
+        for source in self._sources:
+            source.when_changed(wake)
+
     def start(self) -> None:
         """Become the one process that keeps this node on a plan. The plan is not looked at.
 
@@ -108,7 +116,11 @@ class PlanWatcher:
         """
         if self._originals is None:
             self._state.make()
-            self._lock.hold(self._node.directories, self._state.directory)
+            try:
+                self._exclude_others()
+            except BaseException:
+                self._lock.close()
+                raise
             originals = Originals(self._state)
             if originals.lost:
                 self._report_lost()
@@ -145,7 +157,7 @@ class PlanWatcher:
             self._take(reading.plan)
         self._node.refresh(processes=False)
         # A root may have come since.
-        self._lock.hold(self._node.directories, self._state.directory)
+        self._exclude_others()
         originals.refresh(self._node)
         diff = diff_plan(
             self._node,
@@ -163,6 +175,14 @@ class PlanWatcher:
         self._on_plan = {_key(each.container): each.container.region for each in done}
         self._backoff.retain({_key(container) for container in self._node.containers})
         self.diff = diff
+
+    def _exclude_others(self) -> None:
+        try:
+            self._lock.hold([*self._node.directories, self._state.directory])
+        except RootLocked as error:
+            raise OtherKeeperRuns(
+                f"{error.root}: another process keeps containers on a plan there"
+            ) from None
 
     def _report_lost(self) -> None:
         text = "what stood here before plans cannot be read, so values that plans have set stay"
@@ -234,7 +254,7 @@ class PlanWatcher:
         self._counts["plan_drifts"] += sum(cause == "drift" for cause in causes.values())
         for cause in sorted(set(causes.values())):
             edits = [edit for edit in change.edits if causes[edit] == cause]
-            words = "; ".join(change_words(each) for each in alike(edits))
+            words = "; ".join(each.words for each in equal_edits(edits))
             if cause == "drift":
                 words += " (somebody else had set it)"
             detail: dict[str, Detail] = {"cause": cause}
@@ -290,46 +310,3 @@ class PlanWatcher:
 
 def _key(container: Container) -> str:
     return container.directory or ""
-
-
-def alike(edits: Iterable[PlannedEdit]) -> Iterator[tuple[PlannedEdit, ...]]:
-    """Edits of neighbouring devices that are the same, together."""
-
-    def same(numbered: tuple[int, PlannedEdit]) -> object:
-        number, edit = numbered
-        step = None if edit.device is None else edit.device - number
-        return edit.field, edit.before, edit.after, edit.effect, edit.rule, step
-
-    for _, group in itertools.groupby(enumerate(edits), key=same):
-        yield tuple(edit for _, edit in group)
-
-
-def device_words(edits: tuple[PlannedEdit, ...]) -> str | None:
-    """The devices of edits that are alike: ``0``, or ``0-15``; None for the whole container."""
-    first, last = edits[0].device, edits[-1].device
-    if first is None:
-        return None
-    return str(first) if first == last else f"{first}-{last}"
-
-
-def value_words(field: LimitField, value: int | None) -> str:
-    """A value for people.
-
-    >>> value_words("memory_limit", 6 * 2**30), value_words("sm_limit", None)
-    ('6 GiB', 'unlimited')
-    """
-    if value is None:
-        return "unlimited"
-    if field == "memory_limit":
-        return format_size(value)
-    return f"{value} %" if field == "sm_limit" else str(value)
-
-
-def change_words(edits: tuple[PlannedEdit, ...]) -> str:
-    """Edits that are alike, as a sentence."""
-    first = edits[0]
-    names = {"memory_limit": "memory limit", "sm_limit": "SM limit", "priority": "priority"}
-    devices = device_words(edits)
-    which = "" if devices is None else f"device{'s' * (len(edits) > 1)} {devices}: "
-    before, after = (value_words(first.field, each) for each in (first.before, first.after))
-    return f"{which}{names[first.field]} {before} -> {after}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import attrs
 
 from .history import Allocation, HistoryFacts, Look, Sample
-from .prometheus_http import PrometheusServer, authorization
+from .prometheus_http import AnswerTooLarge, PrometheusServer, authorization
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -56,6 +56,17 @@ class _Steps:
     def first_ms(self) -> int:
         """When the first step ends: where its values stand."""
         return self.start_ms + self.step_ms - 1
+
+    def halves(self) -> tuple[_Steps, ...]:
+        """Two parts of it, the later one first; itself if it is one step."""
+        first = self.count // 2
+        if not first:
+            return (self,)
+        later_ms = self.start_ms + first * self.step_ms
+        return (
+            attrs.evolve(self, start_ms=later_ms, count=self.count - first),
+            attrs.evolve(self, count=first),
+        )
 
 
 class PrometheusHistory:
@@ -140,12 +151,17 @@ class PrometheusHistory:
         """
         self._step_ms = self._given_step_ms or _step_for(until_ms - since_ms)
         before: dict[Allocation, Sample] = {}
-        for steps in _stretches(since_ms, until_ms, self._step_ms):
-            columns: dict[str, _Column] = {}
-            for name, query in QUERIES.items():
-                columns[name] = self._column(name, query, steps, len(columns.get("peak", ())))
-                if not columns["peak"]:
-                    break
+        left = list(_stretches(since_ms, until_ms, self._step_ms))[::-1]
+        while left:
+            steps = left.pop()
+            try:
+                columns = self._columns(steps)
+            except AnswerTooLarge:
+                if steps.count == 1:
+                    raise
+                # So many series: those to come are divided as well.
+                left = [half for each in (*left, steps) for half in each.halves()]
+                continue
             for at in range(steps.count):
                 now = self._at(columns, at)
                 changes: dict[Allocation, Sample | None] = {
@@ -158,6 +174,14 @@ class PrometheusHistory:
                     start_ms = steps.start_ms + at * steps.step_ms
                     yield Look(start_ms, start_ms + steps.step_ms, not before, changes)
                 before = now
+
+    def _columns(self, steps: _Steps) -> dict[str, _Column]:
+        columns: dict[str, _Column] = {}
+        for name, query in QUERIES.items():
+            columns[name] = self._column(name, query, steps, len(columns.get("peak", ())))
+            if not columns["peak"]:
+                break
+        return columns
 
     def _at(self, columns: Mapping[str, _Column], at: int) -> dict[Allocation, Sample]:
         found = {}

@@ -17,8 +17,8 @@ from libhamiregion.text import printable
 if TYPE_CHECKING:
     from libhamiregion.errors import PathLike
 
-# An answer about a large fleet comes to some 20 MiB.
-_ANSWER_LIMIT = 256 << 20
+# As Python's objects an answer takes ten times as much.
+_ANSWER_LIMIT = 16 << 20
 _PIECE = 1 << 20
 _SHOWN = 300
 # In Unix seconds, tens of thousands of years away: such a number can be reckoned with.
@@ -30,6 +30,10 @@ Series: TypeAlias = "tuple[dict[str, str], list[tuple[float, str]]]"
 
 class PrometheusError(Exception):
     """A Prometheus cannot be asked, or refuses to answer."""
+
+
+class AnswerTooLarge(PrometheusError):
+    """An answer is larger than what is taken: ask for less."""
 
 
 class PrometheusServer:
@@ -108,8 +112,10 @@ class PrometheusServer:
                 while piece := response.read1(_PIECE):
                     body += piece
                     if len(body) > _ANSWER_LIMIT:
-                        raise self._error(
-                            f"sends more than {_ANSWER_LIMIT >> 20} MiB; use a longer step"
+                        raise AnswerTooLarge(
+                            f"{printable(self.url, _SHOWN)} sends more than"
+                            f" {_ANSWER_LIMIT >> 20} MiB for one step; choose fewer series by"
+                            " --match"
                         )
                     if time.monotonic() > deadline:
                         raise TimeoutError

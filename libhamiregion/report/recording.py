@@ -67,6 +67,9 @@ CREATE VIEW readable AS
 #: Device and inode of the files that this process writes to.
 OPEN_FOR_WRITING: Final[set[tuple[int, int]]] = set()
 
+# Far above what the processes of a container come to; sums of such figures stay finite.
+_MOST_PERCENT: Final = 2**63
+
 _Stretch: TypeAlias = "tuple[int, int, int, int]"
 
 
@@ -223,7 +226,10 @@ class Recording:
         """
         with self._errors():
             about = dict(self._connection.execute("SELECT key, value FROM about"))
-        interval_s = float(about.get("interval_s", 0))
+        try:
+            interval_s = float(about.get("interval_s", 0))
+        except (TypeError, ValueError):
+            raise damaged(self.path, "its interval is no number") from None
         return HistoryFacts("recording", self.path, about.get("node"), interval_s)
 
     def looks(self, since_ms: int, until_ms: int) -> Iterator[Look]:
@@ -253,6 +259,9 @@ class Recording:
             " FROM (SELECT *, lead(id, 1, 1 << 62) OVER (ORDER BY id) AS next FROM looks"
             " WHERE whole) AS run ORDER BY id DESC"
         ).fetchall()
+        for number in itertools.chain.from_iterable(runs):
+            if not isinstance(number, int):
+                raise damaged(self.path, "its table of looks has a cell that is no number")
         found: list[_Stretch] = []
         taken: list[tuple[int, int]] = []
         # The latest record first: an earlier one counts for what is left of its time.
@@ -285,7 +294,8 @@ class Recording:
         whole = True
         before_ms = 0
         for (look, at_ms, until_ms), group in itertools.groupby(rows, itemgetter(0, 1, 2)):
-            if not before_ms <= at_ms < until_ms:
+            is_number = isinstance(at_ms, int) and isinstance(until_ms, int)
+            if not (is_number and before_ms <= at_ms < until_ms):
                 raise damaged(self.path, f"look {look} is not after the one before")
             before_ms = until_ms
             for row in group:
@@ -294,6 +304,8 @@ class Recording:
                     continue  # nothing has changed
                 if number not in allocations:
                     raise damaged(self.path, f"allocation {number} of look {look} is missing")
+                if not _is_valid(row[4:]):
+                    raise damaged(self.path, f"look {look} has a figure that is none")
                 sample = current[number] = _sample(row, current.get(number))
                 changes[allocations[number]] = sample
             if until_ms <= start_ms:
@@ -308,7 +320,14 @@ class Recording:
             "SELECT id, namespace, pod, container, pod_uid, device_index, device_uuid"
             " FROM allocations"
         )
-        return {number: Allocation(*fields) for number, *fields in rows}
+        found = {}
+        for number, *fields in rows:
+            *names, index, uuid = fields
+            is_text = all(each is None or isinstance(each, str) for each in (*names, uuid))
+            if not (is_text and isinstance(index, int)):
+                raise damaged(self.path, f"allocation {number} has a cell of another kind")
+            found[number] = Allocation(*fields)
+        return found
 
 
 def _sample(row: tuple[Any, ...], before: Sample | None) -> Sample | None:
@@ -328,6 +347,15 @@ def _sample(row: tuple[Any, ...], before: Sample | None) -> Sample | None:
     if used < 0:
         return None
     return Sample(used, limit, sm_limit, sm, processes, driver, driver_sm)
+
+
+def _is_valid(cells: tuple[Any, ...]) -> bool:
+    """Whether the figures of a row of `changes` are such as a writer makes."""
+    *memory, sm, driver_sm = cells
+    return all(each is None or (isinstance(each, int) and each >= -1) for each in memory) and all(
+        each is None or (isinstance(each, int | float) and 0 <= each < _MOST_PERCENT)
+        for each in (sm, driver_sm)
+    )
 
 
 def _joined(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -184,15 +184,15 @@ static void check_settled(const struct worker *worker, const struct hr_snapshot 
     uint32_t count = (uint32_t)snapshot->proc_num;
     struct hr_usage sums[DEVICES] = {0};
     for (uint32_t i = 0; i < count; i++) {
-        int32_t pid = snapshot_process(snapshot, i)->pid;
+        int32_t pid = hr_snapshot_process(snapshot, i)->pid;
         bool known = false;
         for (uint32_t k = 0; k < PROCESSES; k++)
             known = known || atomic_load(&shared->pids[k]) == pid;
         CHECK(known);
         for (uint32_t k = 0; k < i; k++)
-            CHECK(snapshot_process(snapshot, k)->pid != pid);
+            CHECK(hr_snapshot_process(snapshot, k)->pid != pid);
         for (uint32_t device = 0; device < DEVICES; device++) {
-            const struct hr_usage *usage = snapshot_usage(snapshot, i, device);
+            const struct hr_usage *usage = hr_snapshot_usage(snapshot, i, device);
             CHECK_EQ(usage->context + usage->module + usage->data, usage->total);
             sums[device].total += usage->total;
             sums[device].context += usage->context;
@@ -201,10 +201,10 @@ static void check_settled(const struct worker *worker, const struct hr_snapshot 
             sums[device].monitor += usage->monitor;
             sums[device].sm += usage->sm;
         }
-        check_whole(worker, snapshot_usage(snapshot, i, 0), snapshot_usage(snapshot, i, 1));
+        check_whole(worker, hr_snapshot_usage(snapshot, i, 0), hr_snapshot_usage(snapshot, i, 1));
     }
     for (uint32_t device = 0; device < DEVICES; device++) {
-        const struct hr_device *shown = snapshot_device(snapshot, device);
+        const struct hr_device *shown = hr_snapshot_device(snapshot, device);
         CHECK_EQ(sums[device].total, shown->sums.total);
         CHECK_EQ(sums[device].context, shown->sums.context);
         CHECK_EQ(sums[device].module, shown->sums.module);
@@ -371,7 +371,7 @@ static void check_all_released(const struct region_file *file)
     CHECK(snapshot->settled);
     CHECK_EQ(snapshot->proc_num, PROCESSES);
     for (uint32_t device = 0; device < DEVICES; device++) {
-        const struct hr_usage *sums = &snapshot_device(snapshot, device)->sums;
+        const struct hr_usage *sums = &hr_snapshot_device(snapshot, device)->sums;
         CHECK_EQ(sums->total, 0);
         CHECK_EQ(sums->context, 0);
         CHECK_EQ(sums->module, 0);

@@ -141,9 +141,9 @@ void actor_look(struct actor *actor)
         return;
     bool found = false;
     for (uint32_t i = 0; i < (uint32_t)snapshot->proc_num && !found; i++) {
-        found = snapshot_process(snapshot, i)->pid == getpid();
+        found = hr_snapshot_process(snapshot, i)->pid == getpid();
         for (uint32_t device = 0; found && device < DEVICES; device++) {
-            const struct hr_usage *usage = snapshot_usage(snapshot, i, device);
+            const struct hr_usage *usage = hr_snapshot_usage(snapshot, i, device);
             const _Atomic uint64_t *held = actor->ledger->held[device];
             found = usage->context == held[0] && usage->module == held[1] &&
                     usage->data == held[2] && usage->total == held[0] + held[1] + held[2];

@@ -257,7 +257,7 @@ static bool check_snapshot(struct scene *scene)
             if (atomic_load(&ledger->pid) != 0)
                 sum += held_on(ledger, device);
         }
-        uint64_t shown = snapshot_device(snapshot, device)->sums.total;
+        uint64_t shown = hr_snapshot_device(snapshot, device)->sums.total;
         if (shown != sum || hr_get(scene->doctor, HR_VALUE_MEMORY_USED, device) != sum)
             return scene_fail(scene, "device %u: %llu bytes counted, the survivors hold %llu",
                               device, (unsigned long long)shown, (unsigned long long)sum);

@@ -13,7 +13,7 @@ static struct {
 
 struct view was(void)
 {
-    return (struct view){&hr_layouts[run.open_as], run.file->shadow};
+    return (struct view){&hr_layouts[run.open_as], run.file->shadow, run.version};
 }
 
 struct view now(void)

@@ -39,18 +39,54 @@ static bool is_good_uuid(const uint8_t *uuid)
                            (memcmp(uuid, "GPU-", 4) == 0 || memcmp(uuid, "MIG-", 4) == 0));
 }
 
-bool oracle_good_header(const struct view *view)
-{
-    return get32(view, 0) == HR_MAGIC && (view->layout->major_version == 0 ||
-                                          (get32(view, 4) == (int32_t)view->layout->major_version &&
-                                           get32(view, 8) == (int32_t)view->layout->minor_version));
-}
-
 static bool has_good_counts(const struct view *view)
 {
     const int32_t proc_num = get32(view, view->layout->proc_num);
     return get64(view, view->layout->device_num) <= HR_DEVICES && proc_num >= 0 &&
            proc_num <= HR_SLOTS;
+}
+
+uint64_t oracle_version(const struct view *view)
+{
+    const uint64_t major = (uint32_t)get32(view, 4), minor = (uint32_t)get32(view, 8);
+    return view->layout->major_version == 0 ? 0 : major << 32 | minor;
+}
+
+bool oracle_good_header(const struct view *view)
+{
+    return get32(view, 0) == HR_MAGIC && oracle_version(view) == view->version;
+}
+
+bool oracle_is_newer(const struct view *view)
+{
+    return view->layout->id == HR_V1_2 && oracle_version(view) > (UINT64_C(1) << 32 | 2) &&
+           oracle_version(view) < UINT64_C(2) << 32;
+}
+
+static bool is_marked_shared(const struct view *view, uint32_t semaphore)
+{
+    return get32(view, semaphore + 4) == 128 || get32(view, semaphore + 8) == 128;
+}
+
+bool oracle_passes_for_newest(const struct view *view)
+{
+    const struct hr_layout *layout = view->layout;
+    const int32_t count = get32(view, layout->proc_num);
+    const uint32_t limiting = (uint32_t)get32(view, layout->utilization_switch);
+    bool passes = has_good_counts(view) && limiting <= 1 && is_marked_shared(view, layout->sem) &&
+                  is_marked_shared(view, layout->sem_postinit) &&
+                  get64(view, layout->owner_pid) <= INT32_MAX &&
+                  get32(view, layout->recent_kernel) + 1u <= 3;
+    for (uint32_t device = 0; device < HR_DEVICES; device++)
+        passes = passes && get64(view, layout->sm_limit + device * 8) <= 1u << 20 &&
+                 is_good_uuid(view->bytes + layout->uuids + (size_t)device * HR_UUID_BYTES);
+    for (uint32_t slot = 0; passes && slot < (uint32_t)count; slot++) {
+        const size_t at = slot_at(view, slot);
+        passes = get32(view, at + layout->slot_pid) >= 0 &&
+                 get32(view, at + layout->slot_hostpid) >= 0 &&
+                 (uint32_t)get32(view, at + layout->slot_status) <= 2;
+    }
+    return passes;
 }
 
 static uint32_t shown_devices(const struct view *view)
@@ -94,7 +130,7 @@ int oracle_snapshot_code(const struct view *view, size_t bytes, size_t *wanted)
         return HR_ECORRUPT;
     const uint32_t span = 32 - (uint32_t)__builtin_clz(shown_devices(view));
     const struct hr_snapshot head = {.span = span, .proc_num = get32(view, view->layout->proc_num)};
-    *wanted = snapshot_bytes(&head);
+    *wanted = hr_snapshot_bytes(&head);
     if (bytes < *wanted)
         return HR_ENOSPACE;
     for (uint32_t device = 0; device < span; device++)
@@ -161,7 +197,7 @@ void oracle_require_same(const struct hr_snapshot *snapshot, const struct view *
     struct hr_usage sums[HR_DEVICES] = {0};
     bool settled = is_free(view);
     for (uint32_t i = 0; i < (uint32_t)snapshot->proc_num; i++) {
-        const struct hr_process *process = snapshot_process(snapshot, i);
+        const struct hr_process *process = hr_snapshot_process(snapshot, i);
         const size_t at = slot_at(view, i);
         REQUIRE(process->pid == get32(view, at + layout->slot_pid));
         REQUIRE(process->host_pid == get32(view, at + layout->slot_hostpid));
@@ -170,13 +206,13 @@ void oracle_require_same(const struct hr_snapshot *snapshot, const struct view *
         settled = settled && process->settled;
         for (uint32_t device = 0; device < snapshot->span; device++) {
             const struct hr_usage expected = usage_at(view, i, device);
-            require_same_usage(snapshot_usage(snapshot, i, device), &expected);
+            require_same_usage(hr_snapshot_usage(snapshot, i, device), &expected);
             add_usage(&sums[device], &expected);
         }
     }
     REQUIRE(snapshot->settled == settled);
     for (uint32_t device = 0; device < snapshot->span; device++) {
-        const struct hr_device *shown = snapshot_device(snapshot, device);
+        const struct hr_device *shown = hr_snapshot_device(snapshot, device);
         REQUIRE(shown->limit == get64(view, layout->limit + device * 8));
         REQUIRE(shown->sm_limit == get64(view, layout->sm_limit + device * 8));
         REQUIRE(memcmp(shown->uuid, view->bytes + layout->uuids + (size_t)device * HR_UUID_BYTES,
@@ -193,10 +229,10 @@ void oracle_require_sane(const struct hr_snapshot *snapshot, size_t bytes)
     REQUIRE(snapshot->span >= 1 && snapshot->span <= HR_DEVICES);
     REQUIRE(snapshot->shown >> snapshot->span == 0);
     REQUIRE((snapshot->shown >> (snapshot->span - 1)) == 1);
-    REQUIRE(snapshot_bytes(snapshot) <= bytes);
+    REQUIRE(hr_snapshot_bytes(snapshot) <= bytes);
     for (uint32_t i = 0; i < (uint32_t)snapshot->proc_num; i++) {
-        REQUIRE(snapshot_process(snapshot, i)->settled <= 1);
-        REQUIRE(snapshot_process(snapshot, i)->settled || !snapshot->settled);
+        REQUIRE(hr_snapshot_process(snapshot, i)->settled <= 1);
+        REQUIRE(hr_snapshot_process(snapshot, i)->settled || !snapshot->settled);
     }
 }
 

@@ -27,6 +27,7 @@
 struct view {
     const struct hr_layout *layout;
     uint8_t *bytes;
+    uint64_t version; /* major << 32 | minor in the file when it was opened; 0: no such fields */
 };
 
 static inline uint64_t get64(const struct view *view, size_t offset)
@@ -57,8 +58,15 @@ static inline uint32_t seqlock_offset(const struct hr_layout *layout)
     return layout->id == HR_V1_1 ? hr_layouts[HR_V1_2].slot_seqlock : layout->slot_seqlock;
 }
 
-/* The magic and the version of its layout. */
+/* The magic, and the version with which it was opened. */
 bool oracle_good_header(const struct view *view);
+
+/* The version that a file of this layout has now; 0 where the layout has no such fields. */
+uint64_t oracle_version(const struct view *view);
+/* Whether it is one to come: the newest layout's major version, and a newer minor one. */
+bool oracle_is_newer(const struct view *view);
+/* Whether what stands where the newest layout has its fields may be these fields. */
+bool oracle_passes_for_newest(const struct view *view);
 
 /* The code that hr_snapshot() has to give into `bytes` bytes, and the bytes that it needs. */
 int oracle_snapshot_code(const struct view *view, size_t bytes, size_t *wanted);

@@ -109,7 +109,8 @@ static void require_open_code(int code)
     if (code >= 0)
         REQUIRE(code < HR_LAYOUTS);
     else
-        REQUIRE_ONE_OF(code, HR_ENOTREGION, HR_ENOTREADY, HR_EAMBIGUOUS, HR_ECORRUPT, HR_EINVAL);
+        REQUIRE_ONE_OF(code, HR_ENOTREGION, HR_ENOTREADY, HR_EAMBIGUOUS, HR_ECORRUPT, HR_EINVAL,
+                       HR_EREADONLY);
 }
 
 static int identify(const char *path, uint32_t layout)
@@ -151,11 +152,20 @@ static void open_region(uint32_t flags, uint32_t layout)
     const int code = hr_open(run.file->path, flags, layout, &run.region);
     require_open_code(code);
     REQUIRE((code >= 0) == (run.region != NULL));
-    if (flags > HR_WRITE) {
+    if (flags > HR_KEEP) {
         REQUIRE(code == HR_EINVAL);
         return;
     }
-    REQUIRE(code == identified);
+    if (identified >= 0) {
+        /* What is too new is read, where it passes for what is known, and never opened for more. */
+        const struct view file = {&hr_layouts[identified], run.file->view.bytes, 0};
+        const bool is_newer = oracle_is_newer(&file);
+        REQUIRE(code == (is_newer && flags == HR_WRITE ? HR_EREADONLY : identified));
+        REQUIRE(!is_newer || oracle_passes_for_newest(&file));
+        run.version = oracle_version(&file);
+    } else {
+        REQUIRE(code == identified);
+    }
     if (code < 0)
         return;
     run.open_as = (uint32_t)code;
@@ -167,6 +177,7 @@ static void open_region(uint32_t flags, uint32_t layout)
     hr_get_info(run.region, &info);
     REQUIRE(info.layout == run.open_as && info.writable == run.writable);
     REQUIRE(info.mapped_bytes >= hr_layouts[code].size);
+    REQUIRE(info.version == run.version);
 }
 
 /* ---- Calls ------------------------------------------------------------------------- */
@@ -426,6 +437,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     /* Whatever it has become by now: everything once. */
     if (run.region == NULL)
         open_region(HR_WRITE, HR_LAYOUTS);
+    if (run.region == NULL)
+        open_region(HR_READ, HR_LAYOUTS);
     if (run.region != NULL) {
         snapshot(HR_SNAPSHOT_MAX_BYTES);
         /* A fault costs far more than an answer: the sanitizer reads our whole memory map. */

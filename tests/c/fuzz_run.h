@@ -81,6 +81,7 @@ struct run {
     struct file *file;
     hr_region *region;
     uint32_t open_as; /* the layout that the handle has */
+    uint64_t version; /* and the file's version; see struct view */
     bool writable;
 };
 
@@ -89,7 +90,7 @@ extern struct run run;
 /* As the handle reads the file, which may be another layout than it was made in. */
 static inline struct view as_opened(void)
 {
-    return (struct view){&hr_layouts[run.open_as], run.file->view.bytes};
+    return (struct view){&hr_layouts[run.open_as], run.file->view.bytes, run.version};
 }
 
 /* Nothing to compare with where parts of the file are missing. */

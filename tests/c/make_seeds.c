@@ -160,6 +160,15 @@ static void seed_writers(unsigned char layout)
     SEED(layout, OPEN, LIVES(3, V102), FUZZ_POKE, FUZZ_SLOT_SEQLOCK, 0, 1, 0, V3, FUZZ_REAP, 0, 0);
     SEED(layout, OPEN, FUZZ_PROC, FUZZ_PROC_HIDES, SEM(V0), OWNER(V50), FUZZ_RECOVER, 20, FUZZ_REAP,
          0, 0, FUZZ_ATTACH, 0, 0);
+    /* A version to come, under a handle and before one is opened. */
+    SEED(layout, OPEN, FUZZ_ATTACH, 0, 0, FUZZ_POKE, FUZZ_MINOR_VERSION, 0, 0, 0, V3, FUZZ_SNAPSHOT,
+         0xff, 0xff, 0, FUZZ_CHARGE, 0, 0, V1, 0, FUZZ_DETACH, 0, 0, FUZZ_OPEN, 0, 5, FUZZ_READ_SET,
+         0xff, 3, 6, FUZZ_LOCK_STATE, FUZZ_LOCK, 0, 0, FUZZ_ATTACH, 0, 0, FUZZ_REAP, 0, 0);
+    SEED(layout, FUZZ_POKE, FUZZ_MINOR_VERSION, 0, 0, 0, V4, FUZZ_RESIZE, 9, 127, FUZZ_IDENTIFY, 5,
+         FUZZ_OPEN, 0, 4, FUZZ_GET, 2, 1, FUZZ_POKE, FUZZ_MINOR_VERSION, 0, 0, 0, V2, FUZZ_SNAPSHOT,
+         0xff, 0xff, 0);
+    SEED(layout, FUZZ_POKE, FUZZ_MINOR_VERSION, 0, 0, 0, V3, FUZZ_POKE, FUZZ_SLOT_STATUS, 0, 1, 0,
+         V50, FUZZ_OPEN, 0, 5, FUZZ_POKE, FUZZ_SLOT_STATUS, 0, 1, 0, V2, FUZZ_OPEN, 0, 5);
     /* The limiter. */
     SEED(layout, OPEN, FUZZ_POKE, FUZZ_SM_LIMIT, 0, 0, 0, V50, FUZZ_LIMITER, V100, 10, 50, 0, 1,
          FUZZ_TICK, 20, FUZZ_ACQUIRE, V16M, 0, FUZZ_ACQUIRE, V1, 20, FUZZ_TICK, 90, FUZZ_TICK, 0,

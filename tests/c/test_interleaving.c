@@ -186,13 +186,13 @@ static void read_picture(const struct hr_snapshot *snapshot, bool has_util, stru
     out->count = (uint32_t)snapshot->proc_num;
     uint64_t sum = 0;
     for (uint32_t i = 0; i < out->count; i++) {
-        const struct hr_process *process = snapshot_process(snapshot, i);
-        const struct hr_usage *usages = snapshot_usage(snapshot, i, 0);
+        const struct hr_process *process = hr_snapshot_process(snapshot, i);
+        const struct hr_usage *usages = hr_snapshot_usage(snapshot, i, 0);
         out->processes[i] = (struct process){process->pid, process->host_pid, process->settled,
                                              number_of(usages, has_util)};
         sum += usages[DEVICES - 1].total;
     }
-    CHECK_EQ(snapshot_device(snapshot, DEVICES - 1)->sums.total, sum);
+    CHECK_EQ(hr_snapshot_device(snapshot, DEVICES - 1)->sums.total, sum);
 }
 
 static void take_snapshot(hr_region *region, bool has_util, struct picture *out)

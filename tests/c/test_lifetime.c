@@ -35,7 +35,7 @@ static bool read_everything(hr_region *region, uint64_t *buffer)
     const struct hr_snapshot *snapshot = (const struct hr_snapshot *)(const void *)buffer;
     CHECK_EQ(snapshot->proc_num, PROCESSES);
     for (uint32_t index = 0; index < PROCESSES; index++)
-        CHECK_EQ(snapshot_usage(snapshot, index, 1)->data, index * 1000 + 13);
+        CHECK_EQ(hr_snapshot_usage(snapshot, index, 1)->data, index * 1000 + 13);
 
     const uint64_t limit = hr_get(region, HR_VALUE_MEMORY_LIMIT, 0);
     if (limit == HR_NO_VALUE)

@@ -171,6 +171,7 @@ static void change_during(struct scan *scan, const struct region_file *file,
                           void (*change)(const struct region_file *, const struct fake_proc *))
 {
     pthread_t thread;
+    atomic_store(&scan->over, 0);
     NEED(pthread_create(&thread, NULL, run_scan, scan) == 0);
     bool reached = false;
     while (!atomic_load(&scan->over)) {
@@ -205,28 +206,41 @@ static void attach_newcomer(const struct region_file *file, const struct fake_pr
     put_slot(file, peek32(file, file->layout->proc_num), NEWCOMER, 4096);
 }
 
+/* A region and a /proc of the test's own, and a scan that is going to stop there. */
+static struct scan *begin_scan(uint32_t layout, struct region_file *file, struct fake_proc *proc,
+                               int (*call)(struct scan *))
+{
+    static struct scan scan;
+    region_file_make(file, layout);
+    make_proc(proc, file);
+    scan = (struct scan){.proc = proc, .call = call};
+    NEED(hr_open(file->path, HR_WRITE, HR_LAYOUTS, &scan.region) >= 0);
+    return &scan;
+}
+
+static void end_scan(struct scan *scan, struct region_file *file)
+{
+    hr_free(scan->region);
+    remove_proc(scan->proc);
+    region_file_remove(file);
+}
+
 static void test_a_process_that_attaches_during_a_scan_is_not_reaped(void)
 {
     for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
         struct region_file file;
         struct fake_proc proc;
-        static struct scan scan;
-        region_file_make(&file, id);
-        make_proc(&proc, &file);
-        scan = (struct scan){.proc = &proc, .call = call_reap};
-        NEED(hr_open(file.path, HR_WRITE, HR_LAYOUTS, &scan.region) >= 0);
+        struct scan *scan = begin_scan(id, &file, &proc, call_reap);
         put_slot(&file, 0, DEAD, 1000);
-        change_during(&scan, &file, attach_newcomer);
-        CHECK_EQ(scan.code, 1);
-        CHECK_EQ(scan.reaped[0].pid, DEAD);
-        CHECK_EQ(scan.reaped[0].what, HR_REAP_EMPTIED);
+        change_during(scan, &file, attach_newcomer);
+        CHECK_EQ(scan->code, 1);
+        CHECK_EQ(scan->reaped[0].pid, DEAD);
+        CHECK_EQ(scan->reaped[0].what, HR_REAP_EMPTIED);
         CHECK_EQ(peek32(&file, file.layout->proc_num), 2);
         CHECK_EQ(bytes_in(&file, 0), 0);
         CHECK_EQ(pid_in(&file, 1), NEWCOMER);
         CHECK_EQ(bytes_in(&file, 1), 4096);
-        hr_free(scan.region);
-        remove_proc(&proc);
-        region_file_remove(&file);
+        end_scan(scan, &file);
     }
 }
 
@@ -242,20 +256,14 @@ static void test_a_lock_that_changes_hands_during_a_scan_is_not_broken(void)
     for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
         struct region_file file;
         struct fake_proc proc;
-        static struct scan scan;
-        region_file_make(&file, id);
-        make_proc(&proc, &file);
-        scan = (struct scan){.proc = &proc, .call = call_recover};
-        NEED(hr_open(file.path, HR_WRITE, HR_LAYOUTS, &scan.region) >= 0);
+        struct scan *scan = begin_scan(id, &file, &proc, call_recover);
         take_as(&file, DEAD);
-        change_during(&scan, &file, change_owner);
-        CHECK_EQ(scan.code, HR_ENOTRECOVERABLE);
+        change_during(scan, &file, change_owner);
+        CHECK_EQ(scan->code, HR_ENOTRECOVERABLE);
         CHECK_EQ(peek32(&file, file.layout->sem), 0);
         CHECK_EQ(peek64(&file, file.layout->owner_pid), NEWCOMER);
         take_as(&file, DEAD);
-        hr_free(scan.region);
-        remove_proc(&proc);
-        region_file_remove(&file);
+        end_scan(scan, &file);
     }
 }
 
@@ -265,23 +273,17 @@ static void test_a_scan_that_nothing_disturbs_finds_the_dead(void)
     for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
         struct region_file file;
         struct fake_proc proc;
-        static struct scan scan;
-        region_file_make(&file, id);
-        make_proc(&proc, &file);
-        scan = (struct scan){.proc = &proc, .call = call_recover};
-        NEED(hr_open(file.path, HR_WRITE, HR_LAYOUTS, &scan.region) >= 0);
+        struct scan *scan = begin_scan(id, &file, &proc, call_recover);
         put_slot(&file, 0, DEAD, 1000);
         take_as(&file, DEAD);
-        change_during(&scan, &file, change_nothing);
-        CHECK_EQ(scan.code, HR_RECOVERED_OWNER);
+        change_during(scan, &file, change_nothing);
+        CHECK_EQ(scan->code, HR_RECOVERED_OWNER);
         check_free(&file);
-        scan = (struct scan){.proc = &proc, .call = call_reap, .region = scan.region};
-        change_during(&scan, &file, change_nothing);
-        CHECK_EQ(scan.code, 1);
+        scan->call = call_reap;
+        change_during(scan, &file, change_nothing);
+        CHECK_EQ(scan->code, 1);
         CHECK_EQ(peek32(&file, file.layout->proc_num), 0);
-        hr_free(scan.region);
-        remove_proc(&proc);
-        region_file_remove(&file);
+        end_scan(scan, &file);
     }
 }
 
@@ -295,20 +297,14 @@ static void test_no_lock_is_broken_beside_a_live_process(void)
         for (int i = 0; i < 2; i++) {
             struct region_file file;
             struct fake_proc proc;
-            static struct scan scan;
-            region_file_make(&file, id);
-            make_proc(&proc, &file);
+            struct scan *scan = begin_scan(id, &file, &proc, call_recover);
             add_process(&proc, NEWCOMER, proc.mapping);
-            scan = (struct scan){.proc = &proc, .call = call_recover};
-            NEED(hr_open(file.path, HR_WRITE, HR_LAYOUTS, &scan.region) >= 0);
             take_as(&file, owners[i]);
-            change_during(&scan, &file, change_nothing);
-            CHECK_EQ(scan.code, HR_ENOTRECOVERABLE);
+            change_during(scan, &file, change_nothing);
+            CHECK_EQ(scan->code, HR_ENOTRECOVERABLE);
             CHECK_EQ(peek32(&file, file.layout->sem), 0);
             CHECK_EQ(peek64(&file, file.layout->owner_pid), owners[i]);
-            hr_free(scan.region);
-            remove_proc(&proc);
-            region_file_remove(&file);
+            end_scan(scan, &file);
         }
     }
 }
@@ -320,23 +316,17 @@ static void test_no_lock_is_broken_beside_somebody_who_cannot_be_looked_at(void)
     for (int i = 0; i < 3; i++) {
         struct region_file file;
         struct fake_proc proc;
-        static struct scan scan;
         char path[400];
-        region_file_make(&file, HR_V1_2);
-        make_proc(&proc, &file);
+        struct scan *scan = begin_scan(HR_V1_2, &file, &proc, call_recover);
         add_process(&proc, NEWCOMER, "");
         snprintf(path, sizeof path, "%s/%d/maps", proc.path, NEWCOMER);
         NEED(unlink(path) == 0 && mkdir(path, 0755) == 0); /* opens, and cannot be read */
-        scan = (struct scan){.proc = &proc, .call = call_recover};
-        NEED(hr_open(file.path, HR_WRITE, HR_LAYOUTS, &scan.region) >= 0);
         take_as(&file, owners[i]);
-        change_during(&scan, &file, change_nothing);
-        CHECK_EQ(scan.code, HR_ENOTRECOVERABLE);
+        change_during(scan, &file, change_nothing);
+        CHECK_EQ(scan->code, HR_ENOTRECOVERABLE);
         CHECK_EQ(peek32(&file, file.layout->sem), 0);
         CHECK_EQ(peek64(&file, file.layout->owner_pid), owners[i]);
-        hr_free(scan.region);
-        remove_proc(&proc);
-        region_file_remove(&file);
+        end_scan(scan, &file);
     }
 }
 
@@ -351,26 +341,20 @@ static void test_a_newcomer_who_signs_after_the_scan_is_not_joined(void)
         for (int i = 0; i < 2; i++) {
             struct region_file file;
             struct fake_proc proc;
-            static struct scan scan;
             pthread_t thread;
-            region_file_make(&file, id);
-            make_proc(&proc, &file);
-            scan = (struct scan){.proc = &proc, .call = call_recover};
-            NEED(hr_open(file.path, HR_WRITE, HR_LAYOUTS, &scan.region) >= 0);
+            struct scan *scan = begin_scan(id, &file, &proc, call_recover);
             take_as(&file, left[i]);
-            NEED(pthread_create(&thread, NULL, run_scan, &scan) == 0);
+            NEED(pthread_create(&thread, NULL, run_scan, scan) == 0);
             int fifo = open(proc.fifo, O_WRONLY | O_CLOEXEC);
             NEED(fifo >= 0);
             let_scan_pass(fifo);
             usleep(3000); /* far less than it is waited for, and more than the scan's rest takes */
             poke64(&file, file.layout->owner_pid, NEWCOMER);
             pthread_join(thread, NULL);
-            CHECK_EQ(scan.code, HR_ENOTRECOVERABLE);
+            CHECK_EQ(scan->code, HR_ENOTRECOVERABLE);
             CHECK_EQ(peek32(&file, file.layout->sem), 0);
             CHECK_EQ(peek64(&file, file.layout->owner_pid), NEWCOMER);
-            hr_free(scan.region);
-            remove_proc(&proc);
-            region_file_remove(&file);
+            end_scan(scan, &file);
         }
     }
 }
@@ -381,18 +365,12 @@ static void test_an_unsigned_lock_is_free_at_once_where_nobody_else_is(void)
     for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
         struct region_file file;
         struct fake_proc proc;
-        static struct scan scan;
-        region_file_make(&file, id);
-        make_proc(&proc, &file);
-        scan = (struct scan){.proc = &proc, .call = call_recover};
-        NEED(hr_open(file.path, HR_WRITE, HR_LAYOUTS, &scan.region) >= 0);
+        struct scan *scan = begin_scan(id, &file, &proc, call_recover);
         take_as(&file, 0);
-        change_during(&scan, &file, change_nothing);
-        CHECK_EQ(scan.code, HR_RECOVERED_OWNERLESS);
+        change_during(scan, &file, change_nothing);
+        CHECK_EQ(scan->code, HR_RECOVERED_OWNERLESS);
         check_free(&file);
-        hr_free(scan.region);
-        remove_proc(&proc);
-        region_file_remove(&file);
+        end_scan(scan, &file);
     }
 }
 

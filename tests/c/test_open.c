@@ -436,7 +436,7 @@ static void test_implausible_files(void)
 
 static void test_unknown_versions(void)
 {
-    for (uint32_t id = HR_V1_1; id < HR_LAYOUTS; id++) {
+    for (uint32_t id = HR_V1_1; id < HR_V1_2; id++) {
         struct region_file file;
         region_file_make(&file, id);
         poke32(&file, 8, 99);
@@ -509,6 +509,107 @@ static void test_relative_paths(void)
     region_file_remove(&file);
 }
 
+/* ---- A version to come ------------------------------------------------------------------ */
+
+enum { TO_COME = 3 };
+
+static void check_reads_only(const struct region_file *file, uint32_t minor_version)
+{
+    const uint8_t *before = region_file_copy(file);
+    hr_region *region = NULL;
+    CHECK_EQ(hr_identify(file->path, HR_LAYOUTS), HR_V1_2);
+    CHECK_EQ(hr_open(file->path, HR_WRITE, HR_LAYOUTS, &region), HR_EREADONLY);
+    CHECK_EQ(last_detail().reason, HR_REASON_VERSION);
+    CHECK_EQ(last_detail().found, UINT64_C(1) << 32 | minor_version);
+    CHECK(region == NULL);
+    CHECK_EQ(hr_open(file->path, HR_WRITE, HR_V1_2, &region), HR_EREADONLY);
+    CHECK_EQ(hr_open(file->path, HR_READ, HR_V1_1, &region), HR_ENOTREGION);
+    region = open_or_fail(file->path, HR_READ);
+    struct hr_info info;
+    hr_get_info(region, &info);
+    CHECK_EQ(info.version, UINT64_C(1) << 32 | minor_version);
+    CHECK_EQ(hr_get(region, HR_VALUE_MEMORY_LIMIT, 1), 8 * GIB);
+    CHECK_EQ(hr_get(region, HR_VALUE_PROC_NUM, 0), 1);
+    int32_t value;
+    CHECK_EQ(set_value(region, HR_PRIORITY, 0, 0, HR_FORCE, &value), HR_EREADONLY);
+    CHECK(memcmp(before, file->bytes, file->size) == 0);
+    /* What it becomes under the handle is another file. */
+    poke32(file, 8, minor_version + 1);
+    uint64_t read;
+    CHECK_EQ(hr_read_value(region, HR_VALUE_PRIORITY, 0, &read), HR_ESTALE);
+    poke32(file, 8, minor_version);
+    CHECK_EQ(hr_read_value(region, HR_VALUE_PRIORITY, 0, &read), HR_OK);
+    close_and_free(region);
+    free((void *)before);
+}
+
+/* A newer minor version is read in the newest layout, whatever has been added behind it. */
+static void test_a_version_to_come_is_read_and_never_written(void)
+{
+    struct region_file file;
+    region_file_make(&file, HR_V1_2);
+    fill_slot(&file, 0, 7, 1, 1);
+    poke32(&file, file.layout->proc_num, 1);
+    const uint32_t minor_versions[] = {TO_COME, 4, UINT32_MAX - 1};
+    for (size_t i = 0; i < sizeof minor_versions / sizeof minor_versions[0]; i++) {
+        poke32(&file, 8, minor_versions[i]);
+        for (off_t more = 0; more < 8192; more += 4096) {
+            NEED(ftruncate(file.fd, (off_t)file.layout->size + more) == 0);
+            check_reads_only(&file, minor_versions[i]);
+        }
+        NEED(ftruncate(file.fd, (off_t)file.layout->size - 1) == 0);
+        CHECK_EQ(hr_identify(file.path, HR_LAYOUTS), HR_ECORRUPT);
+        NEED(ftruncate(file.fd, (off_t)file.size) == 0);
+        poke32(&file, file.layout->sem_postinit + 8, 128);
+    }
+    poke32(&file, 4, 2);
+    CHECK_EQ(hr_identify(file.path, HR_LAYOUTS), HR_ECORRUPT);
+    region_file_remove(&file);
+}
+
+/* What would be harmless in a known version shows here that the fields lie elsewhere. */
+static void test_a_version_to_come_whose_fields_do_not_pass(void)
+{
+    struct region_file file;
+    region_file_make(&file, HR_V1_2);
+    const struct hr_layout *layout = file.layout;
+    fill_slot(&file, 0, 7, 1, 1);
+    fill_slot(&file, 1, 8, 2, 1);
+    poke32(&file, layout->proc_num, 2);
+    poke32(&file, 8, TO_COME);
+    const struct {
+        size_t offset;
+        uint32_t value;
+    } pokes[] = {
+        {layout->owner_pid + 4, 1},
+        {layout->sem + 8, 0},
+        {layout->sem_postinit + 8, 0},
+        {layout->sm_limit + 15 * 8, 1u << 21},
+        {layout->utilization_switch, 2},
+        {layout->recent_kernel, 3},
+        {layout->recent_kernel, -2},
+        {layout->proc_num, HR_SLOTS + 1},
+        {layout->device_num, 17},
+        {layout->uuids + 15 * HR_UUID_BYTES, 'x'},
+        {slot_at(&file, 1, layout->slot_pid), -1},
+        {slot_at(&file, 1, layout->slot_hostpid), -1},
+        {slot_at(&file, 1, layout->slot_status), 3},
+        {slot_at(&file, 1, layout->slot_status), -1},
+    };
+    for (size_t i = 0; i < sizeof pokes / sizeof pokes[0]; i++) {
+        const uint32_t before = peek32(&file, pokes[i].offset);
+        CHECK_EQ(hr_identify(file.path, HR_LAYOUTS), HR_V1_2);
+        poke32(&file, pokes[i].offset, pokes[i].value);
+        CHECK_EQ(hr_identify(file.path, HR_LAYOUTS), HR_ECORRUPT);
+        CHECK_EQ(last_detail().reason, HR_REASON_VERSION);
+        poke32(&file, pokes[i].offset, before);
+    }
+    /* Beyond the slots in use nothing is judged. */
+    poke32(&file, slot_at(&file, 2, layout->slot_pid), (uint32_t)-1);
+    CHECK_EQ(hr_identify(file.path, HR_LAYOUTS), HR_V1_2);
+    region_file_remove(&file);
+}
+
 int main(void)
 {
     CHECK_STR(hr_core_version(), "test");
@@ -524,6 +625,8 @@ int main(void)
     RUN(test_lengthened_files);
     RUN(test_implausible_files);
     RUN(test_unknown_versions);
+    RUN(test_a_version_to_come_is_read_and_never_written);
+    RUN(test_a_version_to_come_whose_fields_do_not_pass);
     RUN(test_plausible_edges);
     RUN(test_paths_that_name_no_file);
     RUN(test_relative_paths);

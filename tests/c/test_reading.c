@@ -109,7 +109,7 @@ static void test_dead_writers(void)
                 CHECK(loads_of_snapshot(region, false) <= usual + 2 * slots);
                 const struct hr_snapshot *head = (const struct hr_snapshot *)(const void *)buffer;
                 for (uint32_t slot = 0; slot < slots; slot++)
-                    CHECK_EQ(snapshot_process(head, slot)->settled, slot >= odd[i]);
+                    CHECK_EQ(hr_snapshot_process(head, slot)->settled, slot >= odd[i]);
             }
             close_and_free(region);
             region_file_remove(&file);
@@ -209,8 +209,8 @@ static uint32_t new_values(const struct hr_snapshot *snapshot)
     found += snapshot->last_kernel_time == 77;
     found += snapshot->device_num == 1;
     for (uint32_t device = 0; device < snapshot->span; device++) {
-        found += snapshot_device(snapshot, device)->limit == 77;
-        found += snapshot_device(snapshot, device)->sm_limit == 77;
+        found += hr_snapshot_device(snapshot, device)->limit == 77;
+        found += hr_snapshot_device(snapshot, device)->sm_limit == 77;
     }
     return found;
 }

@@ -11,6 +11,7 @@
 #include "check.h"
 #include "region_file.h"
 #include "slots.h"
+#include "table_view.h"
 #include "testpoint.h"
 
 #define ONE_SECOND UINT64_C(1000000000)
@@ -191,6 +192,45 @@ static void test_who_has_attached_or_detached_has_though_the_lock_was_lost(void)
     }
 }
 
+struct clear_call {
+    const hr_region *region;
+    const struct hr_table_view *view;
+};
+
+static int clear_copies(void *argument)
+{
+    struct clear_call *call = argument;
+    return hr_clear_frozen_copies(call->region, call->view, 2, 2, false);
+}
+
+/* A process that ends by itself stores pid 0 in the slot that it was seen working in.  Its copy
+ * goes all the same, and what another one that is ending still has to give back stays. */
+static void test_copies_are_those_of_the_process_that_was_seen(void)
+{
+    const uint32_t layouts[] = {HR_V1_1, HR_V1_1_POSTINIT, HR_V1_2};
+    for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++) {
+        struct region_file file;
+        make_file(&file, layouts[i]);
+        poke64(&file, slot_at(&file, 0, file.layout->slot_used) + TOTAL, 5);
+        poke32(&file, slot_at(&file, 1, file.layout->slot_pid), 0);
+        static struct hr_table_view view;
+        for (uint32_t slot = 0; slot < 3; slot++)
+            view.seen[slot].pid = pid_in(&file, slot);
+        view.seen[2].pid = view.seen[0].pid;
+        poke32(&file, slot_at(&file, 2, file.layout->slot_pid), 0);
+
+        hr_region *region = open_or_fail(file.path, HR_WRITE);
+        struct clear_call call = {.region = region, .view = &view};
+        CHECK_EQ(hr_run_write(region, clear_copies, &call), 1);
+        CHECK_EQ(total_in(&file, 0), 0);
+        CHECK_EQ(pid_in(&file, 0), DEAD);
+        CHECK_EQ(total_in(&file, 1), 100);
+        CHECK_EQ(total_in(&file, 2), 200);
+        close_and_free(region);
+        region_file_remove(&file);
+    }
+}
+
 int main(void)
 {
     result = mmap(NULL, sizeof *result, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -199,5 +239,6 @@ int main(void)
     RUN(test_detaching_does_not_write_over_a_lowered_number);
     RUN(test_what_was_charged_is_no_failure_though_the_lock_was_lost);
     RUN(test_who_has_attached_or_detached_has_though_the_lock_was_lost);
+    RUN(test_copies_are_those_of_the_process_that_was_seen);
     return check_report("test_slot_races");
 }

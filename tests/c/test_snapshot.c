@@ -18,7 +18,7 @@ static struct hr_snapshot *take_exact(hr_region *region)
     struct hr_snapshot *snapshot = malloc(detail.wanted);
     NEED(snapshot != NULL);
     CHECK_EQ(hr_snapshot(region, snapshot, detail.wanted), HR_OK);
-    CHECK_EQ(snapshot_bytes(snapshot), detail.wanted);
+    CHECK_EQ(hr_snapshot_bytes(snapshot), detail.wanted);
     return snapshot;
 }
 
@@ -75,7 +75,7 @@ static void test_snapshot_holds_every_field(void)
                  layout->last_kernel_time != HR_ABSENT ? 1790000000 : 0);
 
         for (uint32_t device = 0; device < HR_DEVICES; device++) {
-            const struct hr_device *shown = snapshot_device(snapshot, device);
+            const struct hr_device *shown = hr_snapshot_device(snapshot, device);
             CHECK_EQ(shown->limit, device == 0 ? 4 * GIB : device == 1 ? 8 * GIB : 0);
             CHECK_EQ(shown->sm_limit, device == 0 ? 50 : device == 1 ? 60 : 100);
             struct hr_usage sums;
@@ -87,7 +87,7 @@ static void test_snapshot_holds_every_field(void)
                      0);
         }
         for (uint32_t slot = 0; slot < processes; slot++) {
-            const struct hr_process *process = snapshot_process(snapshot, slot);
+            const struct hr_process *process = hr_snapshot_process(snapshot, slot);
             CHECK_EQ(process->pid, 100 + slot);
             CHECK_EQ(process->host_pid, 1000100 + slot);
             CHECK_EQ(process->status, slot == 3 ? 2 : 1);
@@ -95,7 +95,7 @@ static void test_snapshot_holds_every_field(void)
             for (uint32_t device = 0; device < HR_DEVICES; device++) {
                 struct hr_usage expected;
                 usage_of_number(layout, slot + 1, device, &expected);
-                check_usage(snapshot_usage(snapshot, slot, device), &expected);
+                check_usage(hr_snapshot_usage(snapshot, slot, device), &expected);
             }
         }
         free(snapshot);
@@ -114,7 +114,7 @@ static void test_snapshot_never_passes_its_buffer(void)
     poke32(&file, file.layout->proc_num, 2);
     hr_region *region = open_or_fail(file.path, HR_READ);
     struct hr_snapshot *snapshot = take_exact(region);
-    const size_t wanted = snapshot_bytes(snapshot);
+    const size_t wanted = hr_snapshot_bytes(snapshot);
     CHECK_EQ(wanted, sizeof(struct hr_snapshot) + 2 * sizeof(struct hr_device) +
                          2 * (sizeof(struct hr_process) + 2 * sizeof(struct hr_usage)));
     free(snapshot);
@@ -144,11 +144,11 @@ static void test_snapshot_of_a_full_table(void)
         poke64(&file, file.layout->device_num, HR_DEVICES);
         hr_region *region = open_or_fail(file.path, HR_READ);
         struct hr_snapshot *snapshot = take_exact(region);
-        CHECK_EQ(snapshot_bytes(snapshot), HR_SNAPSHOT_MAX_BYTES);
+        CHECK_EQ(hr_snapshot_bytes(snapshot), HR_SNAPSHOT_MAX_BYTES);
         for (uint32_t slot = 0; slot < HR_SLOTS; slot++) {
             struct hr_usage expected;
             usage_of_number(file.layout, slot, HR_DEVICES - 1, &expected);
-            check_usage(snapshot_usage(snapshot, slot, HR_DEVICES - 1), &expected);
+            check_usage(hr_snapshot_usage(snapshot, slot, HR_DEVICES - 1), &expected);
         }
         free(snapshot);
         close_and_free(region);
@@ -257,10 +257,10 @@ static void test_unsettled(void)
             poke64(&file, slot_at(&file, 1, layout->slot_seqlock), 7);
             snapshot = take_exact(region);
             CHECK_EQ(snapshot->settled, 0);
-            CHECK_EQ(snapshot_process(snapshot, 0)->settled, 1);
-            CHECK_EQ(snapshot_process(snapshot, 1)->settled, 0);
-            CHECK_EQ(snapshot_process(snapshot, 2)->settled, 1);
-            CHECK_EQ(snapshot_usage(snapshot, 1, 0)->total, 6006);
+            CHECK_EQ(hr_snapshot_process(snapshot, 0)->settled, 1);
+            CHECK_EQ(hr_snapshot_process(snapshot, 1)->settled, 0);
+            CHECK_EQ(hr_snapshot_process(snapshot, 2)->settled, 1);
+            CHECK_EQ(hr_snapshot_usage(snapshot, 1, 0)->total, 6006);
             free(snapshot);
             poke64(&file, slot_at(&file, 1, layout->slot_seqlock), 8);
             snapshot = take_exact(region);
@@ -275,7 +275,7 @@ static void test_unsettled(void)
         CHECK_EQ(snapshot->owner_pid, 101);
         CHECK_EQ(snapshot->semaphore, 0);
         CHECK_EQ(snapshot->proc_num, 3);
-        CHECK_EQ(snapshot_usage(snapshot, 2, 1)->total, 9036);
+        CHECK_EQ(hr_snapshot_usage(snapshot, 2, 1)->total, 9036);
         free(snapshot);
 
         poke64(&file, layout->owner_pid, 0);
@@ -310,7 +310,7 @@ static void test_broken_lock_is_not_settled(void)
             poke64(&file, layout->owner_pid, cases[i].owner);
             struct hr_snapshot *snapshot = take_exact(region);
             CHECK_EQ(snapshot->settled, cases[i].settled);
-            CHECK_EQ(snapshot_process(snapshot, 0)->settled, cases[i].settled);
+            CHECK_EQ(hr_snapshot_process(snapshot, 0)->settled, cases[i].settled);
             free(snapshot);
         }
         /* Who waits does not matter. */
@@ -341,8 +341,8 @@ static void test_torn_total_is_not_settled(void)
         struct hr_snapshot *snapshot = take_exact(region);
         CHECK_EQ(snapshot->settled, !has_seqlock);
         for (uint32_t i = 0; i < 3; i++)
-            CHECK_EQ(snapshot_process(snapshot, i)->settled, i != 1 || !has_seqlock);
-        CHECK_EQ(snapshot_usage(snapshot, 1, 1)->total, usage.total);
+            CHECK_EQ(hr_snapshot_process(snapshot, i)->settled, i != 1 || !has_seqlock);
+        CHECK_EQ(hr_snapshot_usage(snapshot, 1, 1)->total, usage.total);
         free(snapshot);
         usage.module += 4096;
         poke_usage(&file, 1, 1, &usage);
@@ -417,7 +417,7 @@ static void test_sums_saturate(void)
     poke32(&file, file.layout->proc_num, 2);
     hr_region *region = open_or_fail(file.path, HR_READ);
     struct hr_snapshot *snapshot = take_exact(region);
-    check_usage(&snapshot_device(snapshot, 0)->sums,
+    check_usage(&hr_snapshot_device(snapshot, 0)->sums,
                 &(struct hr_usage){all, all, all, all, all, all, all, all, all});
     free(snapshot);
     close_and_free(region);

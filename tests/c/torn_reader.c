@@ -112,11 +112,11 @@ static void judge_snapshot(const struct hr_snapshot *snapshot, bool has_util)
     if (processes > MAX_PROCESSES || snapshot->shown != FULL)
         give_up("the writers did not fill the table as they should");
     for (uint32_t index = 0; index < processes; index++) {
-        const struct hr_process *from = snapshot_process(snapshot, index);
+        const struct hr_process *from = hr_snapshot_process(snapshot, index);
         struct process process = {
             .pid = from->pid, .host_pid = from->host_pid, .settled = from->settled};
         for (uint32_t device = 0; device < HR_DEVICES; device++) {
-            const struct hr_usage *usage = snapshot_usage(snapshot, index, device);
+            const struct hr_usage *usage = hr_snapshot_usage(snapshot, index, device);
             /* Each kind has the number, so the total has it three times. */
             const uint64_t in_total = usage->total - usage->context - usage->module;
             const uint64_t figures[FIGURES] = {usage->context, usage->module, usage->data,

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from forked import unprivileged
-from region_bytes import RegionFileFactory, truncate
+from region_bytes import RegionFile, RegionFileFactory, truncate
 
 from libhamiregion import (
     Layout,
@@ -203,9 +203,8 @@ def test_an_empty_or_short_file_is_not_ready(tmp_path: Path) -> None:
 
 
 def test_a_file_without_its_magic_is_being_created_and_with_another_it_is_no_region(
-    layout: Layout, region_file: RegionFileFactory
+    file: RegionFile,
 ) -> None:
-    file = region_file(layout)
     file.put("magic", 0)
     refused(file.path, RegionNotReady, "magic number is not set yet", "try again")
     for magic in (1, -1, 19920719, -(2**31)):

@@ -10,12 +10,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from stress import scaled
 
 PROGRAM = Path(__file__).parent / "truncated_reader.py"
 # Seconds on a quiet machine; a busy one may take its time.
 pytestmark = pytest.mark.timeout(600)
 FAULTHANDLER = pytest.mark.parametrize("faulthandler", ["never", "before", "after"])
-ROUNDS = pytest.mark.parametrize("rounds", [1000, pytest.param(10_000, marks=pytest.mark.stress)])
+ROUNDS = pytest.mark.parametrize(
+    "rounds", [1000, pytest.param(scaled(10_000), marks=pytest.mark.stress)]
+)
 
 
 def run(path: Path, *options: str) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """A small API server: pods, by the protocol of the real one.
 
-It lists (field selector, pages), watches from a version on (a stream of chunks, bookmarks, a time
-after which it ends), knows only the latest changes (410), wants a token, and fails as it is told.
+It lists (field selector, pages), watches from a version on (a stream of chunks, a time
+after which it ends), has forgotten old versions (410), wants a token, and fails as it is told.
 """
 
 from __future__ import annotations
@@ -107,17 +107,6 @@ class FakeApi:
 
     def delete(self, uid: str) -> None:
         self._change("DELETED", self.pods[uid])
-
-    def bookmark(self) -> None:
-        """Let time pass: a new version, and nothing that concerns these pods."""
-        self._change("BOOKMARK", {"metadata": {"annotations": {}}, "spec": {}})
-
-    def forget(self) -> None:
-        """As a real one does after some minutes: changes up to now are not known any more."""
-        with self.changed:
-            self.version += 1
-            self.oldest = self.version
-            self.events.clear()
 
     def drop_watches(self) -> None:
         """Cut the connection in the middle of each stream."""
@@ -259,10 +248,7 @@ def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
                     return
                 for version, kind, pod in events:
                     reached = version
-                    if kind == "BOOKMARK":
-                        if query.get("allowWatchBookmarks") == "true":
-                            self.event(kind, {"kind": "Pod", "metadata": pod["metadata"]})
-                    elif _on_node(pod, query.get("fieldSelector")):
+                    if _on_node(pod, query.get("fieldSelector")):
                         self.event(kind, pod)
                 if time.monotonic() >= deadline and not api.silent:
                     self.chunk(b"")

@@ -34,6 +34,17 @@ struct memory_info {
     unsigned long long total, free, used;
 };
 
+struct memory_info_v2 {
+    unsigned version;
+    unsigned long long total, reserved, free, used;
+};
+
+struct pci_info {
+    char short_id[16];
+    unsigned domain, bus, device, device_id, subsystem_id;
+    char id[32];
+};
+
 struct utilization_rates {
     unsigned gpu, memory;
 };
@@ -155,6 +166,19 @@ API int nvmlSystemGetDriverVersion(char *version, unsigned size)
     return finish(code == SUCCESS ? put_text(scene.driver, version, size) : code);
 }
 
+API int nvmlSystemGetCudaDriverVersion_v2(int *version)
+{
+    int code = begin(__func__, NOWHERE);
+    if (code == SUCCESS)
+        *version = 13000;
+    return finish(code);
+}
+
+API int nvmlSystemGetCudaDriverVersion(int *version)
+{
+    return nvmlSystemGetCudaDriverVersion_v2(version);
+}
+
 API int nvmlSystemGetProcessName(unsigned pid, char *name, unsigned size)
 {
     int code = begin(__func__, NOWHERE);
@@ -188,6 +212,53 @@ API int nvmlDeviceGetHandleByIndex_v2(unsigned index, device_handle *handle)
     return finish(code);
 }
 
+API int nvmlDeviceGetHandleByUUID(const char *uuid, device_handle *handle)
+{
+    int code = begin(__func__, NOWHERE);
+    if (code != SUCCESS)
+        return finish(code);
+    for (int index = 0; index < DEVICES; index++)
+        for (int slot = WHOLE; slot < MIG_SLOTS; slot++) {
+            struct place place = {index, slot};
+            const struct device *device = device_at(&scene, place);
+            if (device->exists && strcmp(device->uuid, uuid) == 0) {
+                *handle = handle_of(place);
+                return finish(SUCCESS);
+            }
+        }
+    return finish(NOT_FOUND);
+}
+
+API int nvmlDeviceGetIndex(device_handle handle, unsigned *index)
+{
+    struct place place = place_of(handle);
+    int code = begin_device(__func__, place);
+    if (code == SUCCESS)
+        *index = (unsigned)(place.slot == WHOLE ? place.device : place.slot);
+    return finish(code);
+}
+
+API int nvmlDeviceGetMinorNumber(device_handle handle, unsigned *number)
+{
+    struct place place = place_of(handle);
+    int code = begin_device(__func__, place);
+    if (code == SUCCESS)
+        *number = (unsigned)place.device;
+    return finish(code);
+}
+
+API int nvmlDeviceGetPciInfo_v3(device_handle handle, struct pci_info *info)
+{
+    struct place place = place_of(handle);
+    int code = begin_device(__func__, place);
+    if (code == SUCCESS) {
+        *info = (struct pci_info){.bus = (unsigned)place.device + 1};
+        snprintf(info->short_id, sizeof info->short_id, "0000:%02X:00.0", info->bus);
+        snprintf(info->id, sizeof info->id, "00000000:%02X:00.0", info->bus);
+    }
+    return finish(code);
+}
+
 API int nvmlDeviceGetUUID(device_handle handle, char *uuid, unsigned size)
 {
     struct place place = place_of(handle);
@@ -209,6 +280,20 @@ API int nvmlDeviceGetMemoryInfo(device_handle handle, struct memory_info *info)
     if (code == SUCCESS) {
         const struct device *device = device_at(&scene, place);
         *info = (struct memory_info){device->total, device->total - device->used, device->used};
+    }
+    return finish(code);
+}
+
+API int nvmlDeviceGetMemoryInfo_v2(device_handle handle, struct memory_info_v2 *info)
+{
+    struct place place = place_of(handle);
+    int code = begin_device(__func__, place);
+    if (code == SUCCESS) {
+        const struct device *device = device_at(&scene, place);
+        info->total = device->total;
+        info->reserved = 0;
+        info->free = device->total - device->used;
+        info->used = device->used;
     }
     return finish(code);
 }
@@ -403,12 +488,36 @@ API int nvmlDeviceGetProcessUtilization(device_handle handle, struct utilization
     for (int number = 0; number < scene.sample_count; number++) {
         const struct sample *sample = &scene.samples[number];
         unsigned long long time_stamp = now_us() - sample->age_us;
-        if (belongs(sample->place, place) && (time_stamp > last_seen || scene.stale_samples))
-            out[found++] = (struct utilization_sample){sample->pid,    time_stamp,  sample->sm,
-                                                       sample->memory, sample->enc, sample->dec};
+        if (!belongs(sample->place, place) || (time_stamp <= last_seen && !scene.stale_samples))
+            continue;
+        unsigned sm = scene.is_live ? live_percent((unsigned)place.device, sample->pid, last_seen)
+                                    : sample->sm;
+        out[found++] = (struct utilization_sample){sample->pid,    time_stamp,  sm,
+                                                   sample->memory, sample->enc, sample->dec};
     }
     if (scene.stale_samples)
         out[found++] = (struct utilization_sample){0};
     *count = found;
     return finish(found > 0 ? SUCCESS : NOT_FOUND);
 }
+
+/* ---- what these devices do not have ---- */
+
+#define REFUSED(name)                                                                              \
+    API int name(device_handle handle)                                                             \
+    {                                                                                              \
+        int code = begin_device(__func__, place_of(handle));                                       \
+        return finish(code == SUCCESS ? NOT_SUPPORTED : code);                                     \
+    }
+
+REFUSED(nvmlDeviceGetComputeMode)
+REFUSED(nvmlDeviceGetDecoderUtilization)
+REFUSED(nvmlDeviceGetDisplayActive)
+REFUSED(nvmlDeviceGetDriverModel)
+REFUSED(nvmlDeviceGetDriverModel_v2)
+REFUSED(nvmlDeviceGetEncoderUtilization)
+REFUSED(nvmlDeviceGetEnforcedPowerLimit)
+REFUSED(nvmlDeviceGetFanSpeed)
+REFUSED(nvmlDeviceGetPerformanceState)
+REFUSED(nvmlDeviceGetPersistenceMode)
+REFUSED(nvmlDeviceGetPowerManagementLimit)

@@ -193,10 +193,9 @@ static bool is_known(FILE *file)
     return is_same;
 }
 
-bool read_scene(struct scene *scene)
+static bool read_file(struct scene *scene, const char *path)
 {
-    const char *path = getenv("FAKE_NVML_STATE");
-    FILE *file = path == NULL ? NULL : fopen(path, "re");
+    FILE *file = fopen(path, "re");
     if (file == NULL)
         return false;
     if (is_known(file)) {
@@ -215,11 +214,20 @@ bool read_scene(struct scene *scene)
     return true;
 }
 
+bool read_scene(struct scene *scene)
+{
+    const char *path = getenv("FAKE_NVML_STATE");
+    bool is_live = getenv("FAKE_CUDA_STATE") != NULL;
+    if (path == NULL ? !is_live : !read_file(scene, path))
+        return false;
+    return !is_live || show_live(scene);
+}
+
 static bool spend(const struct rule *rule)
 {
     if (rule->times == 0)
         return true;
-    const char *path = getenv("FAKE_NVML_STATE");
+    const char *path = getenv("FAKE_NVML_STATE"); /* which the rule is from */
     char key[TEXT];
     /* The end of the path tells tests apart, the start is the same for all. */
     size_t length = strlen(path), kept = 100;

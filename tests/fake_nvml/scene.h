@@ -19,6 +19,9 @@
  *   grow FUNCTION TIMES                    a list that outgrows its buffer, TIMES times
  *
  * A driver without its file is one that is not loaded.
+ *
+ * With FAKE_CUDA_STATE set, devices, processes and samples are those of the fake libcuda.so.1
+ * (tests/fake_cuda); a file of this kind beside it may add rules and names.
  */
 #ifndef FAKE_NVML_SCENE_H
 #define FAKE_NVML_SCENE_H
@@ -88,11 +91,19 @@ struct scene {
     struct rule rules[RULES];
     int process_count, sample_count, name_count, rule_count;
     bool stale_samples, wide_lists;
+    bool is_live; /* of the fake libcuda.so.1 */
 };
 
 /* Read the file, if it is another one than last time; false if there is none.  A line that cannot
  * be read ends the program. */
 bool read_scene(struct scene *scene);
+
+/* Make devices, processes and samples those of the fake libcuda.so.1; false if there is none. */
+bool show_live(struct scene *scene);
+
+/* The average of a process's samples since then, in microseconds of Unix time, as the fake
+ * libcuda.so.1 has them. */
+unsigned live_percent(unsigned gpu, unsigned pid, uint64_t since_us);
 
 /* The code that a rule wants from this function now, or 0. Counts down rules with TIMES. */
 int ruled(const struct scene *scene, const char *function, struct place place, bool grow);

@@ -1,6 +1,7 @@
 """What tests with several programs share."""
 
 import contextlib
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,11 +9,15 @@ import pynvml
 import pytest
 from containers import Starter, containers
 from doctor_node_scenes import DoctorNode
+from exposition import NodeFiles, exporter_of
+from fake_cuda.driver import build as build_cuda
 from fake_nvml.driver import STATE, FakeDriver, build
 from fake_nvml.scenes import initialisations
 from node_scene import MONITOR, Events, NodeScene
+from run_scene import RunScene
 
 from libhamiregion.agent import Feedback
+from libhamiregion.exporter import NodeExporter
 from libhamiregion.node import Node, NvmlSampler, writers
 
 
@@ -43,6 +48,19 @@ def nvml_sampler(fake_driver: FakeDriver) -> Iterator[NvmlSampler]:
     """A sampler that sees the host's pids; open, with no scene yet."""
     with NvmlSampler(fake_driver.library, host_namespace=True) as opened:
         yield opened
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> NodeFiles:
+    """The directories of a node of the test's own, with pods' names; no process yet."""
+    return NodeFiles(tmp_path)
+
+
+@pytest.fixture
+def exporter(files: NodeFiles) -> Iterator[NodeExporter]:
+    """An exporter of these, without the doctor, that looks when it is told to."""
+    with files.open() as node:
+        yield exporter_of(node)
 
 
 @pytest.fixture(autouse=True)
@@ -90,3 +108,25 @@ def feedback(node: Node, events: Events) -> Iterator[Feedback]:
     task = Feedback(node, emit=events.append)
     yield task
     task.stop()
+
+
+@pytest.fixture(scope="session")
+def cuda_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The fake libcuda.so.1 and libnvidia-ml.so.1, alone in their directory."""
+    return build_cuda(tmp_path_factory.mktemp("fake-cuda"))
+
+
+@pytest.fixture(scope="session")
+def busy_program(cuda_driver: Path) -> Path:
+    """A C program that keeps a GPU busy."""
+    program = cuda_driver / "busy"
+    source = Path(__file__).parents[1] / "preload"
+    subprocess.run(["make", "--silent", f"BUILD={cuda_driver}", program], cwd=source, check=True)
+    return program
+
+
+@pytest.fixture
+def runs(cuda_driver: Path, tmp_path: Path) -> Iterator[RunScene]:
+    """A machine with two GPUs, on which programs run under budgets."""
+    with contextlib.closing(RunScene(cuda_driver, tmp_path)) as made:
+        yield made

@@ -9,15 +9,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from libhamiregion import open_region
+from libhamiregion import Region, RegionSnapshot, open_region
 from libhamiregion.node import HostProcess, ProcessTable, RegionProcesses
-from libhamiregion.node.doctor.slots import memory_bytes
+from libhamiregion.node.doctor.examination import memory_bytes
 
 SCRIPT = Path(__file__).with_name("container_process.py")
 UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -43,15 +43,28 @@ def children_of(pid: int) -> list[int]:
 class Container:
     """A process `depth` pid namespaces below this one, and its children."""
 
-    def __init__(self, depth: int, prefix: tuple[str, ...] = ()) -> None:
-        self.depth = depth
+    script = SCRIPT
+
+    def __init__(
+        self,
+        depth: int = 1,
+        prefix: tuple[str, ...] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.process = subprocess.Popen(
-            [*prefix, *UNSHARE * depth, sys.executable, str(SCRIPT)],
+            [*prefix, *UNSHARE * depth, sys.executable, str(self.script)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            env={**os.environ, **(environment or {})},
         )
         self.init_pid: int = self.tell("pid")
+        #: The host's pid of the first process, down the tree from the one that was started.
+        self.host_pid = self.process.pid
+        for _ in range(depth):
+            (self.host_pid,) = children_of(self.host_pid)
+        # Now: once the one that was started is killed, nothing leads to the first process any more.
+        self._first = os.pidfd_open(self.host_pid)
 
     def tell(self, *words: object) -> Any:
         assert self.process.stdin is not None
@@ -62,14 +75,6 @@ class Container:
         assert ready, f"no answer to {words}"
         return json.loads(self.process.stdout.readline())["answer"]
 
-    @property
-    def host_pid(self) -> int:
-        """The host's pid of the first process, down the tree from the one that was started."""
-        pid = self.process.pid
-        for _ in range(self.depth):
-            (pid,) = children_of(pid)
-        return pid
-
     def child(self, *words: object) -> tuple[int, int]:
         """Make a child by a command; its pid inside and on the host."""
         before = set(children_of(self.host_pid))
@@ -78,15 +83,16 @@ class Container:
         return inside, outside
 
     def end(self) -> None:
-        inside = os.pidfd_open(self.host_pid) if self.process.poll() is None else -1
+        if self._first < 0:
+            return
         self.process.kill()
         self.process.wait()
-        if inside >= 0:
-            # The kernel ends it for its parent's sake: a moment later, and not as another user.
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(inside, signal.SIGKILL)
-            assert select.select([inside], [], [], PATIENCE_S)[0]
-            os.close(inside)
+        # The kernel ends it for its parent's sake: a moment later, and not as another user.
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._first, signal.SIGKILL)
+        assert select.select([self._first], [], [], PATIENCE_S)[0]
+        os.close(self._first)
+        self._first = -1
         for stream in (self.process.stdin, self.process.stdout):
             assert stream is not None
             stream.close()
@@ -111,6 +117,13 @@ def containers() -> Iterator[Starter]:
             each.end()
 
 
+def match(
+    table: ProcessTable, region: Region, snapshot: RegionSnapshot, **options: Any
+) -> RegionProcesses:
+    pids = [process.pid for process in snapshot.processes]
+    return table.match(region, pids, snapshot.taken_at_ns, **options)
+
+
 def look(
     path: os.PathLike[str], table: ProcessTable | None = None, **options: Any
 ) -> RegionProcesses:
@@ -122,7 +135,7 @@ def look(
     with open_region(path) as opened:
         snapshot = opened.snapshot()
         table.refresh()
-        found = table.match(opened, snapshot, **options)
+        found = match(table, opened, snapshot, **options)
     if os.access(path, os.W_OK):
         counting = {each.pid for each in snapshot.processes if memory_bytes(each)}
         with open_region(path, writable=True) as opened:

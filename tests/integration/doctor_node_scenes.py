@@ -1,14 +1,11 @@
 """Nodes for the doctor: directories as HAMi makes them, regions, and real processes inside."""
 
 import itertools
-import os
-import subprocess
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from containers import UNSHARE, Container
+from containers import Container
 from region_bytes import RegionFile
 
 from libhamiregion import Layout, create_region, open_region
@@ -24,18 +21,9 @@ _uids = itertools.count(1)
 
 
 class OddContainer(Container):
-    """A process of `doctor_process`, `depth` pid namespaces below, with an environment."""
+    """A process of `doctor_process`, `depth` pid namespaces below."""
 
-    def __init__(self, depth: int = 1, environment: Mapping[str, str] | None = None) -> None:
-        self.depth = depth
-        self.process = subprocess.Popen(
-            [*UNSHARE * depth, sys.executable, str(SCRIPT)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **(environment or {})},
-        )
-        self.init_pid: int = self.tell("pid")
+    script = SCRIPT
 
 
 class Place:
@@ -68,7 +56,7 @@ class Place:
 
     def enter(self, depth: int = 1, environment: Mapping[str, str] | None = None) -> OddContainer:
         """A container whose first process does not use the region; its children do not map it."""
-        self.running.append(OddContainer(depth, environment))
+        self.running.append(OddContainer(depth, environment=environment))
         return self.running[-1]
 
     def spawn(

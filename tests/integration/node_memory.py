@@ -64,7 +64,8 @@ def main(root: str, *mapped: str) -> None:
         views = node.view()
         rows = node_processes(views, node.processes, None)
         slots = sum(row.slots for row in rows if row.state != "unlisted")
-        assert slots == sum(view.slot_count for view in views)
+        shown = [len(view.snapshot.processes) for view in views if view.snapshot is not None]
+        assert slots == sum(shown) + sum(each.slots for view in views for each in view.omitted)
         snapshot = node.snapshot()
         assert len(node.slots(snapshot).states) == len(snapshot.table.processes)
         stop.set()

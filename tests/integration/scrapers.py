@@ -17,7 +17,7 @@ import attrs
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator
 
     from typing_extensions import Self
 
@@ -36,12 +36,7 @@ class TextSource:
         self.text = text
         self.reason = reason
 
-    def pieces(
-        self,
-        openmetrics: bool = False,
-        *,
-        names: Collection[str] | None = None,  # noqa: ARG002
-    ) -> Iterator[memoryview]:
+    def pieces(self, openmetrics: bool = False) -> Iterator[memoryview]:
         view = memoryview(self.text + b"# EOF\n" * openmetrics)
         yield from (view[at : at + 100_000] for at in range(0, len(view), 100_000))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import c_tools
 import pytest
+from stress import scaled
 
 from libhamiregion import Layout
 
@@ -38,4 +39,4 @@ def test_thirty_two_threads_leave_nothing_behind(contention: Path) -> None:
 
 @pytest.mark.stress
 def test_thirty_two_threads_leave_nothing_behind_in_a_minute(contention: Path) -> None:
-    assert_busy(contention, 12, 0.5)
+    assert_busy(contention, scaled(12.0), 0.5)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import click
 import pytest
@@ -151,6 +152,30 @@ def test_an_overlay_is_what_kubernetes_and_the_command_line_accept(overlay: str)
         check_pod(spec)
         for container in spec["containers"]:
             assert "/usr/local/vgpu" in {mount["mountPath"] for mount in container["volumeMounts"]}
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_what_listens_is_probed_there_and_no_pod_gives_way_to_others(overlay: str) -> None:
+    probed = 0
+    for document in built(overlay):
+        if document["kind"] != "DaemonSet":
+            continue
+        spec = document["spec"]["template"]["spec"]
+        assert spec["priorityClassName"] == "system-node-critical"
+        for name, container in containers_of(spec).items():
+            listens = [each for each in container["args"] if each.startswith("--listen")]
+            assert len(listens) == (name in {"agent", "exporter"})
+            for address in listens:
+                port = {"name": mock.ANY, "containerPort": int(address.rpartition(":")[2])}
+                assert port in container["ports"]
+                named = {each["name"] for each in container["ports"]}
+                for probe in ("livenessProbe", "readinessProbe"):
+                    asks = container[probe]["httpGet"]
+                    assert asks["path"] in {"/healthz", "/readyz"}
+                    assert asks["port"] in named
+                probed += 1
+    assert probed == len([each for each in built(overlay) if each["kind"] == "DaemonSet"])
 
 
 @needs_kubectl
@@ -334,7 +359,7 @@ def test_both_daemon_sets_look_where_volcano_puts_its_regions() -> None:
 @pytest.mark.parametrize("overlay", ["hami-repaired", "volcano-repaired"])
 def test_an_agent_beside_the_monitor_writes_nothing_that_the_monitor_writes(overlay: str) -> None:
     spec = daemon_set(built(overlay), "agent")
-    assert containers_of(spec)["agent"]["args"] == ["agent", "--repair"]
+    assert containers_of(spec)["agent"]["args"] == [*("agent", "--repair", "--listen=:9395")]
     assert not spec["automountServiceAccountToken"]
     for container in spec["containers"]:
         regions = [
@@ -357,8 +382,8 @@ def test_components_do_the_same_in_any_order(overlay: str, turned: bool, tmp_pat
     assert agent["automountServiceAccountToken"]
     assert not exporter["automountServiceAccountToken"]
     steering, limits = containers_of(agent)["agent"], containers_of(agent)["limits"]
-    assert steering["args"][:2] == ["agent", "--repair"]
-    assert set(steering["args"][2:]) == {
+    assert steering["args"][:3] == ["agent", "--repair", "--listen=:9395"]
+    assert set(steering["args"][3:]) == {
         "--feedback",
         "--remove-gone",
         "--kubelet-pods=/proc/1/root/var/lib/kubelet/pods",
@@ -451,7 +476,8 @@ def test_the_steering_agent_says_what_the_page_says(tmp_path: Path) -> None:
     words = containers_of(daemon_set(built("hami-steered"), "agent"))["agent"]["args"]
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "libhamiregion", *words),
+            *(sys.executable, "-m", "libhamiregion"),
+            *(word for word in words if not word.startswith("--listen")),
             *("--once", "--assume-alone", "--root", str(tmp_path)),
         ],
         capture_output=True,

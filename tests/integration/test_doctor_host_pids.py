@@ -22,13 +22,17 @@ def heals(doctor_node: DoctorNode, place: Place, expected: dict[int, int]) -> No
     assert doctor_node.findings() == ()
 
 
+def causes(doctor_node: DoctorNode) -> list[str | None]:
+    return [each.cause for each in doctor_node.findings()]
+
+
 @pytest.mark.parametrize(("depth", "layout"), [(1, Layout.UNVERSIONED_NO_UTIL), (2, Layout.V1_2)])
 def test_a_missing_host_pid(depth: int, doctor_node: DoctorNode, layout: Layout) -> None:
     place = doctor_node.place(layout)
     inside = place.start(depth)
     pid, host_pid = place.spawn(inside, host_pid=False)
     (found,) = doctor_node.findings()
-    assert (found.kind, found.pid) == (FindingKind.HOST_PID_MISSING, pid)
+    assert (found.kind, found.cause, found.pid) == (FindingKind.HOST_PID_WRONG, "missing", pid)
     assert found.container is not None
     assert found.container.pod_uid == place.pod_uid
     assert found.repairable
@@ -42,7 +46,7 @@ def test_the_containers_own_pid_as_host_pid(depth: int, doctor_node: DoctorNode)
     inside = place.start(depth)
     place.set_host_pid(1, 1)
     (found,) = doctor_node.findings()
-    assert (found.kind, found.pid) == (FindingKind.HOST_PID_IS_CONTAINER_PID, 1)
+    assert (found.cause, found.pid) == ("container_pid", 1)
     heals(doctor_node, place, {1: inside.host_pid})
 
 
@@ -61,8 +65,7 @@ def test_host_pids_swapped_between_two_containers(doctor_node: DoctorNode) -> No
     places[0].set_host_pid(1, second.host_pid)
     places[1].set_host_pid(1, first.host_pid)
     found = doctor_node.findings()
-    assert [each.kind for each in found] == [FindingKind.HOST_PID_SWAPPED] * 2
-    assert {each.severity for each in found} == {Severity.ERROR}
+    assert [(each.cause, each.severity) for each in found] == [("swapped", Severity.ERROR)] * 2
     assert "'serve'" in found[0].summary
     assert places[1].pod_uid in found[0].summary
     done = doctor_node.repair()
@@ -83,11 +86,11 @@ def test_a_look_at_one_container_knows_the_processes_of_the_others(
     node = doctor_node.node
     views = [each for each in node.view() if each.container.pod_uid == first.pod_uid]
     (found,) = diagnose(node, views=views, settle_s=0)
-    assert found.kind is FindingKind.HOST_PID_FOREIGN, "nothing is known of the others yet"
+    assert found.cause == "foreign", "nothing is known of the others yet"
     node.slots(node.snapshot())
     assert set(node.proved_processes()) == {other.host_pid, first.running[0].host_pid}
     (found,) = diagnose(node, views=views, settle_s=0)
-    assert found.kind is FindingKind.HOST_PID_SWAPPED
+    assert found.cause == "swapped"
 
 
 def test_host_pids_swapped_inside_one_container(doctor_node: DoctorNode) -> None:
@@ -97,7 +100,7 @@ def test_host_pids_swapped_inside_one_container(doctor_node: DoctorNode) -> None
     place.set_host_pid(1, host_pid)
     place.set_host_pid(pid, inside.host_pid)
     (found,) = doctor_node.findings()
-    assert (found.kind, found.pid) == (FindingKind.HOST_PID_SWAPPED, None)
+    assert (found.cause, found.pid) == ("swapped", None)
     assert "2 processes have the host pid" in found.summary
     heals(doctor_node, place, {1: inside.host_pid, pid: host_pid})
 
@@ -107,9 +110,9 @@ def test_a_host_pid_that_nobody_has(doctor_node: DoctorNode) -> None:
     inside = place.start()
     for nobody in (4_194_303, 2**31 - 1):
         place.set_host_pid(1, nobody)
-        assert doctor_node.kinds() == [FindingKind.HOST_PID_DEAD]
+        assert causes(doctor_node) == ["dead"]
     place.file.put("slot_hostpid", -7)
-    assert doctor_node.kinds() == [FindingKind.HOST_PID_DEAD]
+    assert causes(doctor_node) == ["dead"]
     heals(doctor_node, place, {1: inside.host_pid})
 
 
@@ -118,9 +121,9 @@ def test_the_host_pid_of_a_process_that_has_died(doctor_node: DoctorNode) -> Non
     inside = place.start()
     pid, host_pid = inside.child("spawn")
     place.set_host_pid(1, host_pid)
-    assert doctor_node.kinds() == [FindingKind.HOST_PID_FOREIGN]
+    assert causes(doctor_node) == ["foreign"]
     inside.tell("kill", pid)
-    assert doctor_node.kinds() == [FindingKind.HOST_PID_DEAD]
+    assert causes(doctor_node) == ["dead"]
     heals(doctor_node, place, {1: inside.host_pid})
 
 
@@ -131,7 +134,7 @@ def test_the_host_pid_of_a_stranger(doctor_node: DoctorNode) -> None:
     for stranger in (os.getpid(), 2):
         place.set_host_pid(1, stranger)
         (found,) = doctor_node.findings()
-        assert found.kind is FindingKind.HOST_PID_FOREIGN
+        assert (found.cause, found.severity) == ("foreign", Severity.ERROR)
         assert str(stranger) in found.evidence
     heals(doctor_node, place, {1: inside.host_pid})
 
@@ -141,7 +144,7 @@ def test_the_namespaces_own_proc_tells_no_host_pids(doctor_node: DoctorNode) -> 
     inside = place.start(host_pid=False)
     elsewhere = DoctorNode(doctor_node.root, proc=f"/proc/{inside.host_pid}/root/proc")
     try:
-        assert FindingKind.HOST_PID_MISSING not in elsewhere.kinds()
+        assert FindingKind.HOST_PID_WRONG not in elsewhere.kinds()
         found = doctor_node.findings()
         (done,) = repair(elsewhere.node, found)
         assert not done.done
@@ -161,7 +164,7 @@ def test_a_pid_that_is_used_again_is_not_mistaken(doctor_node: DoctorNode, layou
     pid, _ = place.spawn(inside, last_pid="499", host_pid=False)
     assert pid == 500
     found = doctor_node.findings()
-    assert [each.kind for each in found] == [FindingKind.HOST_PID_MISSING]
+    assert [each.kind for each in found] == [FindingKind.HOST_PID_WRONG]
 
     # Another process has the pid now, and does not use the region: nothing is stored for it.
     inside.tell("kill", 500)

@@ -11,6 +11,7 @@ from containers import needs_namespaces
 from doctor_node_scenes import GIB, DoctorNode, Place
 from lock_bytes import NOBODY, hold, is_free
 from namespaces import needs_first_namespace
+from stress import scaled
 
 from libhamiregion import Layout
 from libhamiregion.node import FindingKind
@@ -71,4 +72,4 @@ def test_a_killed_repair_is_finished_by_the_next(doctor_node: DoctorNode, layout
 def test_many_killed_repairs_are_finished_by_the_next(
     doctor_node: DoctorNode, layout: Layout
 ) -> None:
-    killed_repairs(doctor_node, layout, 30)
+    killed_repairs(doctor_node, layout, scaled(30, 2))

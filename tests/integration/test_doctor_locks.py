@@ -22,7 +22,8 @@ def test_a_lock_whose_owner_was_killed(doctor_node: DoctorNode, layout: Layout) 
     place.start()
     hold(place.file, NOBODY)
     (found,) = doctor_node.findings()
-    assert (found.kind, found.pid) == (FindingKind.LOCK_HELD_BY_DEAD, NOBODY)
+    assert (found.kind, found.pid) == (FindingKind.LOCK_STUCK, NOBODY)
+    assert found.cause == "dead_owner"
     (done,) = doctor_node.repair()
     assert done.actions == ("the dead owner's lock was given back",)
     assert is_free(place.file)
@@ -35,7 +36,7 @@ def test_a_real_process_killed_with_the_lock_in_its_hands(doctor_node: DoctorNod
     pid, _ = place.spawn(inside, used=0)
     inside.tell(f"@{pid}", "lock")
     inside.tell("kill", pid)
-    assert doctor_node.kinds() == [FindingKind.LOCK_HELD_BY_DEAD]
+    assert doctor_node.kinds() == [FindingKind.LOCK_STUCK]
     assert all(each.done for each in doctor_node.repair())
     assert doctor_node.findings() == ()
 
@@ -45,7 +46,7 @@ def test_a_lock_that_nobody_has_signed_for(doctor_node: DoctorNode) -> None:
     place = doctor_node.place()
     hold(place.file, 0)
     (found,) = doctor_node.findings()
-    assert found.kind is FindingKind.LOCK_OWNERLESS
+    assert (found.kind, found.cause) == (FindingKind.LOCK_STUCK, "ownerless")
     assert "no process maps the file" in found.evidence
     (done,) = doctor_node.repair()
     assert done.actions == ("the lock that nobody had signed for was given back",)
@@ -53,7 +54,7 @@ def test_a_lock_that_nobody_has_signed_for(doctor_node: DoctorNode) -> None:
     place.start()
     hold(place.file, 0)
     found = doctor_node.findings()[0]
-    assert found.kind is FindingKind.LOCK_OWNERLESS
+    assert (found.kind, found.cause) == (FindingKind.LOCK_STUCK, "ownerless")
     assert "nothing has moved" in found.evidence
     # Watched for too short a time nothing is proved, and nothing done.
     (done,) = repair(doctor_node.node, [found], lock_watch_s=0.01)
@@ -84,7 +85,7 @@ def test_a_lock_that_a_live_process_does_not_give_back_is_left_alone(
     os.kill(inside.host_pid, signal.SIGSTOP)
     before = doctor_node.content()
     (found,) = doctor_node.findings()
-    assert (found.kind, found.pid) == (FindingKind.LOCK_HELD_TOO_LONG, 1)
+    assert (found.kind, found.cause, found.pid) == (FindingKind.LOCK_STUCK, "live_owner", 1)
     assert str(inside.host_pid) in found.summary
     assert not found.repairable
     assert doctor_node.repair() == ()
@@ -144,7 +145,7 @@ def test_the_start_up_semaphore(doctor_node: DoctorNode) -> None:
     assert all(each.done for each in doctor_node.repair())
     assert doctor_node.findings() == ()
     set_value(place.file, 0, "sem_postinit")
-    assert doctor_node.kinds() == [FindingKind.STARTUP_LOCK_HELD]
+    assert [each.cause for each in doctor_node.findings()] == ["startup"]
     assert all(each.done for each in doctor_node.repair())
     assert doctor_node.findings() == ()
     # While processes use the region it may be in use, for as long as anybody can tell.
@@ -161,13 +162,13 @@ def test_what_the_lock_hides_is_repaired_after_it(doctor_node: DoctorNode) -> No
     hold(place.file, NOBODY)
     assert doctor_node.kinds() == [
         FindingKind.DEAD_PROCESS_COUNTED,
-        FindingKind.HOST_PID_MISSING,
-        FindingKind.LOCK_HELD_BY_DEAD,
+        FindingKind.HOST_PID_WRONG,
+        FindingKind.LOCK_STUCK,
     ]
     done = doctor_node.repair()
     assert [each.finding.kind for each in done] == [
-        FindingKind.LOCK_HELD_BY_DEAD,
-        FindingKind.HOST_PID_MISSING,
+        FindingKind.LOCK_STUCK,
+        FindingKind.HOST_PID_WRONG,
         FindingKind.DEAD_PROCESS_COUNTED,
     ]
     assert all(each.done for each in done)
@@ -206,14 +207,3 @@ def test_a_dry_run_writes_nothing_and_takes_no_lock(doctor_node: DoctorNode) -> 
     assert all(each.done and each.actions for each in done), done
     assert all("would" in action for each in done for action in each.actions)
     assert doctor_node.content() == before
-
-
-def test_only_the_kinds_that_are_asked_for_are_repaired(doctor_node: DoctorNode) -> None:
-    place = doctor_node.place()
-    place.file.add_process(NOBODY + 1, {0: 1})
-    place.start(host_pid=False)
-    found = doctor_node.findings()
-    done = repair(doctor_node.node, found, kinds={FindingKind.HOST_PID_MISSING})
-    assert [each.finding.kind for each in done] == [FindingKind.HOST_PID_MISSING]
-    assert repair(doctor_node.node, found, kinds=()) == ()
-    assert doctor_node.kinds() == [FindingKind.DEAD_PROCESS_COUNTED]

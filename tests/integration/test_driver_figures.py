@@ -1,11 +1,12 @@
 """The driver's figures, written where libvgpu's own watcher does not write them."""
 
 import threading
+from typing import TypeAlias
 
 import pytest
 from containers import Container, Starter, needs_namespaces
 from fake_nvml.driver import FakeDriver
-from fake_nvml.scenes import CARD, GPU, MIB
+from fake_nvml.scenes import CARD, GPU, MIB, OTHER, SECOND
 from namespaces import needs_first_namespace
 from node_scene import Events, NodeScene
 from region_bytes import RegionFile
@@ -13,6 +14,8 @@ from region_bytes import RegionFile
 from libhamiregion import Layout, open_region
 from libhamiregion.agent import DriverFigures
 from libhamiregion.node import Node, NvmlSampler
+
+Attached: TypeAlias = tuple[RegionFile, Container]
 
 pytestmark = [needs_first_namespace, needs_namespaces]
 
@@ -28,6 +31,22 @@ def plays(driver: FakeDriver, process: Container, memory: int, sm: int) -> None:
         f"process 0 compute {process.host_pid} {memory}",
         f"sample 0 {process.host_pid} 100 {sm} 22 3 4",
     )
+
+
+def play_twice(driver: FakeDriver, process: Container, task: DriverFigures) -> None:
+    """What stands still is written at the second look."""
+    for _ in range(2):
+        plays(driver, process, 300 * MIB, 61)
+        task.run()
+
+
+@pytest.fixture
+def attached(scene: NodeScene, start: Starter) -> Attached:
+    """A container's region, and a process that has its slot in it."""
+    file = scene.container("a", uuids=[GPU])
+    process = start()
+    process.tell("attach", file.path)
+    return file, process
 
 
 def figures(file: RegionFile) -> tuple[int, int]:
@@ -66,13 +85,37 @@ def test_what_stands_still_is_written_at_the_second_look_and_kept_up(
     assert counters["figures_errors"] == 0
 
 
-def test_what_moves_by_itself_is_libvgpus(
+def test_devices_are_matched_by_uuid_and_what_the_driver_does_not_know_stays(
     scene: NodeScene, start: Starter, task: DriverFigures, fake_driver: FakeDriver
 ) -> None:
-    """The watcher's samples are of other moments than the agent's, and neither is to win."""
-    file = scene.container("a", uuids=[GPU])
+    file = scene.container("a", uuids=[OTHER, GPU])
     process = start()
     process.tell("attach", file.path)
+    for device in range(2):
+        file.put("slot_monitorused", 5 * MIB, device=device)
+        for part in ("sm", "enc", "dec"):
+            file.put(f"slot_util.{part}", 55, device=device)
+    fake_driver.play(
+        CARD,
+        f"process 0 compute {process.host_pid} unavailable",
+        f"sample 0 {process.host_pid} 100 61 0 4294967295 0",
+        SECOND,
+        "error nvmlDeviceGetProcessUtilization 999 1",
+    )
+    for _ in range(2):
+        task.run()
+    with open_region(file) as region:
+        found = region.snapshot().processes[0].devices
+    assert [
+        (each.memory_monitor_bytes, each.sm_util_percent, each.enc_util_percent) for each in found
+    ] == [(0, 55, 55), (5 * MIB, 61, 55)]
+
+
+def test_what_moves_by_itself_is_libvgpus(
+    attached: Attached, task: DriverFigures, fake_driver: FakeDriver
+) -> None:
+    """The watcher's samples are of other moments than the agent's, and neither is to win."""
+    file, process = attached
 
     def libvgpu_writes(second: int) -> None:
         plays(fake_driver, process, (300 + second) * MIB, 50 + second)
@@ -85,9 +128,7 @@ def test_what_moves_by_itself_is_libvgpus(
         task.run()
         assert figures(file) == ((299 + second) * MIB, 40 + second)
     assert task.counters()["figures_writes"] == 0
-    for _ in range(2):
-        plays(fake_driver, process, 300 * MIB, 61)
-        task.run()
+    play_twice(fake_driver, process, task)
     assert figures(file) == (300 * MIB, 61), "it has stopped"
     written = task.counters()["figures_writes"]
     # As when a host pid has been put right, and its watcher finds the process.
@@ -116,16 +157,13 @@ def test_only_a_process_that_is_proved_to_be_the_slots_gets_figures(
 
 
 def test_a_dry_run_says_what_it_would_write(
-    scene: NodeScene,
+    attached: Attached,
     node: Node,
-    start: Starter,
     nvml_sampler: NvmlSampler,
     fake_driver: FakeDriver,
     events: Events,
 ) -> None:
-    file = scene.container("a", uuids=[GPU])
-    process = start()
-    process.tell("attach", file.path)
+    file, process = attached
     plays(fake_driver, process, 300 * MIB, 61)
     before = file.content()
     task = DriverFigures(node, nvml_sampler, dry_run=True, emit=events.append)
@@ -138,11 +176,9 @@ def test_a_dry_run_says_what_it_would_write(
 
 
 def test_without_a_driver_it_says_so_once_and_waits_for_one(
-    scene: NodeScene, start: Starter, task: DriverFigures, fake_driver: FakeDriver, events: Events
+    attached: Attached, task: DriverFigures, fake_driver: FakeDriver, events: Events
 ) -> None:
-    file = scene.container("a", uuids=[GPU])
-    process = start()
-    process.tell("attach", file.path)
+    file, process = attached
     for _ in range(3):
         task.run()
     assert events.kinds() == ["no_driver"]
@@ -210,17 +246,13 @@ def test_a_container_that_holds_its_lock_does_not_keep_the_others_waiting(
 
 
 def test_figures_that_are_not_kept_up_any_more_become_0(
-    scene: NodeScene, start: Starter, task: DriverFigures, fake_driver: FakeDriver
+    attached: Attached, task: DriverFigures, fake_driver: FakeDriver
 ) -> None:
     """At the end, and where the driver or /proc cannot be asked: old ones look like new ones."""
-    file = scene.container("a", uuids=[GPU])
-    process = start()
-    process.tell("attach", file.path)
+    file, process = attached
 
     def write() -> None:
-        for _ in range(2):
-            plays(fake_driver, process, 300 * MIB, 61)
-            task.run()
+        play_twice(fake_driver, process, task)
         assert figures(file) == (300 * MIB, 61)
         (left,) = task.outstanding()
         assert left.startswith("the driver's figures stand in ")
@@ -250,14 +282,10 @@ def test_figures_that_are_not_kept_up_any_more_become_0(
 
 
 def test_figures_that_cannot_be_taken_back_are_told(
-    scene: NodeScene, start: Starter, task: DriverFigures, fake_driver: FakeDriver, events: Events
+    attached: Attached, task: DriverFigures, fake_driver: FakeDriver, events: Events
 ) -> None:
-    file = scene.container("a", uuids=[GPU])
-    process = start()
-    process.tell("attach", file.path)
-    for _ in range(2):
-        plays(fake_driver, process, 300 * MIB, 61)
-        task.run()
+    file, process = attached
+    play_twice(fake_driver, process, task)
     task.timeout_s = 0.01
     with open_region(file, writable=True) as region, region.lock():
         task.stop()
@@ -267,11 +295,9 @@ def test_figures_that_cannot_be_taken_back_are_told(
 
 
 def test_processes_and_containers_that_come_and_go_leave_nothing_behind(
-    scene: NodeScene, start: Starter, task: DriverFigures, fake_driver: FakeDriver
+    attached: Attached, task: DriverFigures, fake_driver: FakeDriver
 ) -> None:
-    file = scene.container("a", uuids=[GPU])
-    process = start()
-    process.tell("attach", file.path)
+    file, process = attached
     for number in range(4):
         pid, host_pid = process.child("spawn")
         process.tell(f"@{pid}", "attach", file.path)

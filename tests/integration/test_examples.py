@@ -1,13 +1,25 @@
 """The examples do what they say, run as programs."""
 
+import ast
+import json
+import os
+import re
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 
+import pytest
 from exposition import NodeFiles, parsed
+from region_bytes import RegionFile
 
+from libhamiregion import Layout, open_region
+
+GIB = 2**30
+# Above every pid that Linux gives.
+DEAD_PID = 2**22 + 7
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -31,3 +43,102 @@ def test_an_exporter_of_ones_own_serves_the_regions_beside_its_own_metrics(tmp_p
     used = sum(found.series("hami_vgpu_memory_used_bytes", pod=pod_uid).values())
     assert used == sum(golden.expected["device_used"])
     assert found.value("hamiregion_containers", region="present") >= 1
+
+
+def add_region(files: NodeFiles, name: str, limit: str) -> RegionFile:
+    return RegionFile(files.region(name, memory_limits=[limit], uuids=["GPU-1"]), Layout.V1_2)
+
+
+def example(name: str, *arguments: object, env: dict[str, str] | None = None) -> str:
+    """What an example prints, run to its end."""
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / name, *map(str, arguments)],
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    return done.stdout
+
+
+def test_idle_containers_are_shrunk_at_night_and_restored_unless_others_changed_them(
+    tmp_path: Path,
+) -> None:
+    files = NodeFiles(tmp_path)
+    idle, touched, busy = (add_region(files, name, "8GiB") for name in "abc")
+    for region in (idle, touched):
+        region.put("last_kernel_time", 1)
+        region.add_process(7, {0: GIB})
+    busy.put("last_kernel_time", int(time.time()))
+    state = tmp_path / "night.json"
+    shrink = ("nightly_shrink.py", "shrink", "--root", files.root, "--state", state)
+
+    assert "8 GiB -> 1 GiB" in example(*shrink, "--dry-run")
+    assert (idle.get("limit"), state.exists()) == (8 * GIB, False)
+    assert example(*shrink).count("8 GiB -> 1 GiB") == 2
+    assert [each.get("limit") for each in (idle, touched, busy)] == [GIB, GIB, 8 * GIB]
+
+    touched.put("limit", 3 * GIB)
+    said = example("nightly_shrink.py", "restore", "--state", state)
+    assert "1 GiB -> 8 GiB" in said
+    assert "is 3 GiB" in said
+    assert [each.get("limit") for each in (idle, touched, busy)] == [8 * GIB, 3 * GIB, 8 * GIB]
+
+
+@pytest.mark.root
+def test_the_watchdog_frees_the_lock_of_the_dead_and_no_other(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path)
+    wedged, free = (add_region(files, name, "8GiB") for name in "ab")
+    wedged.put("owner_pid", DEAD_PID)
+    wedged.put("sem", 0)
+    said = example("lock_watchdog.py", "--root", files.root)
+    assert said == f"{wedged.path}: freed\n"
+    assert wedged.get("sem") & 0xFFFFFFFF == 1
+    assert example("lock_watchdog.py", "--root", files.root) == ""
+    with open_region(free.path) as region:
+        assert not region.lock_state().held
+
+
+def test_a_batch_fits_what_is_left_of_the_programs_own_budget(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path)
+    own = add_region(files, "main", "6GiB")
+    own.add_process(7, {0: GIB})
+    options = ("--bytes-per-sample", "3MiB", "--reserve", "2GiB")
+    named = {"CUDA_DEVICE_MEMORY_SHARED_CACHE": str(own.path)}
+    assert int(example("batch_size.py", *options, env=named)) == (3 * GIB) // (3 << 20)
+    none = {"CUDA_DEVICE_MEMORY_SHARED_CACHE": str(tmp_path / "none.cache")}
+    assert example("batch_size.py", *options, env=none) == "unlimited\n"
+
+
+def test_a_fastapi_application_serves_metrics_and_containers(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path)
+    add_region(files, "train", "6GiB")
+    command = [sys.executable, "-m", "uvicorn", "--app-dir", EXAMPLES, "fastapi_app:app"]
+    with subprocess.Popen(
+        [*command, "--port", "0"],
+        env={**os.environ, "HAMI_ROOT": str(files.root)},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stderr is not None
+            address = next(
+                found[0] for line in process.stderr if (found := re.search(r"http://[\w.:]+", line))
+            )
+            with urllib.request.urlopen(f"{address}/containers", timeout=30) as answer:
+                (container,) = json.load(answer)
+            with urllib.request.urlopen(f"{address}/metrics/", timeout=30) as answer:
+                found = parsed(answer.read())
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=30)
+    assert (container["container"], container["layout"]) == ("train", "1.2")
+    assert set(found.series("hami_vgpu_memory_limit_bytes").values()) == {6 * GIB}
+
+
+def test_examples_have_less_than_sixty_lines_of_code() -> None:
+    for path in EXAMPLES.glob("*.py"):
+        code = ast.unparse(ast.parse(path.read_text()).body[1:])
+        assert code.count("\n") < 60, path.name

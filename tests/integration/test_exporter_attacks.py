@@ -50,7 +50,7 @@ def anonymous_bytes(pid: int) -> int:
 
 def highest_while_scraped(files: NodeFiles, *arguments: str) -> tuple[int, bytes]:
     """The most anonymous memory that an exporter takes in some turns, and its last text."""
-    quickly = ("--scan-interval", "0.2", "--process-interval", "0.3", "--doctor-interval", "0.5")
+    quickly = ("--interval", "0.2")
     where = ("--root", files.root, "--pod-logs", files.logs, "--no-collector.nvml")
     highest = 0
     with exporter_process(*where, *quickly, *arguments) as process:
@@ -78,6 +78,8 @@ def test_sixty_containers_with_full_tables_take_less_than_100_mib(
     assert len(found.series(USED)) == 60 * DEVICES
     assert set(found.series(USED).values()) == {SLOTS * MIB}
     assert not [name for name in found.names if name.startswith("hamiregion_process_")]
+    unread = found.series("hamiregion_container_processes", state="unread")
+    assert list(unread.values()) == [SLOTS] * 60
 
 
 MAPS_ALL = """
@@ -140,7 +142,7 @@ def test_a_container_that_refills_its_table_at_every_look_slows_no_scrape_and_fi
     files.region(pod="good", uuids=UUIDS[:1], memory_limits=["1GiB"])
     file = RegionFile(path, Layout.V1_2)
     with files.open() as node:
-        exporter = NodeExporter(node, process_interval_s=0.01, doctor_interval_s=0.01)
+        exporter = NodeExporter(node, interval_s=0.003)
         for turn in range(10):
             for slot in range(0, SLOTS, 8):
                 file.put("slot_pid", 2_000_000 + SLOTS * turn + slot, slot=slot)

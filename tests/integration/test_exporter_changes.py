@@ -12,14 +12,16 @@ from typing import Any
 
 import pytest
 from actors import Actor
-from exposition import WITHOUT_DOCTOR, NodeFiles, parsed
+from exposition import NodeFiles, exporter_of, look, parsed
 from lock_bytes import hold
 from region_bytes import RegionFile, truncate
-from wait import eventually
+from stress import scaled
+from wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, create_region, open_region
 from libhamiregion.exporter import NodeExporter
-from libhamiregion.exporter.collectors import LocksCollector
+from libhamiregion.exporter.collectors import ContainersCollector, LocksCollector
+from libhamiregion.exporter.labels import CardinalityLimiter
 from libhamiregion.exporter.state import CollectedState
 from libhamiregion.node import ChainedNames, Node, NodeSnapshot, PodName
 
@@ -27,12 +29,6 @@ UUID = "GPU-00000000-0000-0000-0000-000000000000"
 USED = "hami_vgpu_memory_used_bytes"
 LIMIT = "hami_vgpu_memory_limit_bytes"
 MISSING = "hamiregion_container_missing_info"
-
-
-def exporter_of(node: Node, **options: object) -> NodeExporter:
-    """Refreshed by hand only, unless told otherwise."""
-    still = {"scan_interval_s": 3600.0, "process_interval_s": 3600.0, "collectors": WITHOUT_DOCTOR}
-    return NodeExporter(node, **{**still, **options})  # type: ignore[arg-type]
 
 
 def pods(exporter: NodeExporter, name: str = LIMIT) -> set[str]:
@@ -48,139 +44,107 @@ def pods(exporter: NodeExporter, name: str = LIMIT) -> set[str]:
     ],
 )
 def test_a_region_that_breaks_between_refresh_and_scrape_is_absent_with_a_reason(
-    tmp_path: Path, damage: Callable[[Path], None], reason: str
+    files: NodeFiles, exporter: NodeExporter, damage: Callable[[Path], None], reason: str
 ) -> None:
-    files = NodeFiles(tmp_path)
     bad = files.region(pod="bad", uuids=[UUID], memory_limits=["1GiB"])
     files.region(pod="good", uuids=[UUID], memory_limits=["2GiB"])
-    with files.open() as node:
-        exporter = exporter_of(node)
-        assert pods(exporter) == {"bad", "good"}
-        before = parsed(exporter.render())
-        damage(bad)
-        found = parsed(exporter.render())
-        assert not [key for key in found.samples if ("pod", "bad") in key[1] and key[0] == LIMIT]
-        assert found.labels(MISSING) == {
-            **before.labels("hamiregion_lock_held_seconds", pod="bad"),
-            "reason": reason,
-        }
-        assert found.value(LIMIT, pod="good") == 2 << 30
-        assert found.value("hamiregion_containers", region="missing") == 1
-        exporter.refresh()
-        assert pods(exporter) == {"good"}
+    assert pods(exporter) == {"bad", "good"}
+    before = parsed(exporter.render())
+    damage(bad)
+    found = parsed(exporter.render())
+    assert not [key for key in found.samples if ("pod", "bad") in key[1] and key[0] == LIMIT]
+    assert found.labels(MISSING) == {
+        **before.labels("hamiregion_container_blocked", pod="bad"),
+        "reason": reason,
+    }
+    assert found.value(LIMIT, pod="good") == 2 << 30
+    assert found.value("hamiregion_containers", region="missing") == 1
+    exporter.refresh()
+    assert pods(exporter) == {"good"}
 
 
-def test_a_container_without_a_file_has_its_reason_and_then_its_figures(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
+def test_a_container_without_a_file_has_its_reason_and_then_its_figures(
+    files: NodeFiles, exporter: NodeExporter
+) -> None:
     directory = files.container(pod="late")
-    with files.open() as node:
-        exporter = exporter_of(node)
-        assert parsed(exporter.render()).labels(MISSING)["reason"] == "no_file"
-        create_region(directory / "usage.cache", uuids=[UUID])
-        exporter.refresh()
-        found = parsed(exporter.render())
-        assert found.series(MISSING) == {}
-        assert found.labels(USED)["pod"] == "late"
+    assert parsed(exporter.render()).labels(MISSING)["reason"] == "no_file"
+    create_region(directory / "usage.cache", uuids=[UUID])
+    found = look(exporter)
+    assert found.series(MISSING) == {}
+    assert found.labels(USED)["pod"] == "late"
 
 
 def test_a_container_that_is_replaced_under_the_same_names_has_the_new_ones_figures(
-    tmp_path: Path, actor: Callable[..., Actor]
+    files: NodeFiles, exporter: NodeExporter, actor: Callable[..., Actor]
 ) -> None:
     """A pod of a stateful set that was made again: new directory, same names."""
-    files = NodeFiles(tmp_path)
     old = files.region(uuids=[UUID], memory_limits=["1GiB"])
-    with files.open() as node:
-        exporter = exporter_of(node)
-        first = actor(old)
-        first("attach")
-        first("slot.charge", 0, 1 << 20)
-        exporter.refresh()
-        before = parsed(exporter.render())
-        assert before.value(USED) == 1 << 20
-        assert before.value("hamiregion_process_memory_used_bytes") == 1 << 20
-        first.kill()
-        shutil.rmtree(old.parent)
-        new = files.region(uuids=[UUID], memory_limits=["2GiB"])
-        second = actor(new)
-        second("attach")
-        second("slot.charge", 0, 3 << 20)
-        exporter.refresh()
-        found = parsed(exporter.render())
-        assert found.value(LIMIT) == 2 << 30
-        assert found.value(USED) == 3 << 20
-        process = "hamiregion_process_memory_used_bytes"
-        assert found.labels(process)["host_pid"] == str(second.pid_here)
-        assert found.value(process) == 3 << 20
+    first = actor(old)
+    first("attach")
+    first("slot.charge", 0, 1 << 20)
+    before = look(exporter)
+    assert before.value(USED) == 1 << 20
+    assert before.value("hamiregion_process_memory_used_bytes") == 1 << 20
+    first.kill()
+    shutil.rmtree(old.parent)
+    new = files.region(uuids=[UUID], memory_limits=["2GiB"])
+    second = actor(new)
+    second("attach")
+    second("slot.charge", 0, 3 << 20)
+    found = look(exporter)
+    assert found.value(LIMIT) == 2 << 30
+    assert found.value(USED) == 3 << 20
+    process = "hamiregion_process_memory_used_bytes"
+    assert found.labels(process)["host_pid"] == str(second.pid_here)
+    assert found.value(process) == 3 << 20
 
 
 def test_a_container_that_restarts_in_its_directory_has_the_new_files_figures(
-    tmp_path: Path,
+    files: NodeFiles,
+    exporter: NodeExporter,
 ) -> None:
-    files = NodeFiles(tmp_path)
     path = files.region(uuids=[UUID], memory_limits=["1GiB"])
-    with files.open() as node:
-        exporter = exporter_of(node)
-        assert parsed(exporter.render()).value(LIMIT) == 1 << 30
-        path.unlink()
-        create_region(path, uuids=["GPU-other"], memory_limits=["2GiB"], layout=Layout.V1_1)
-        exporter.refresh()
-        found = parsed(exporter.render())
-        assert found.labels(LIMIT)["device_uuid"] == "GPU-other"
-        assert found.value(LIMIT) == 2 << 30
-        assert found.labels("hamiregion_container_info")["layout"] == "1.1"
+    assert parsed(exporter.render()).value(LIMIT) == 1 << 30
+    path.unlink()
+    create_region(path, uuids=["GPU-other"], memory_limits=["2GiB"], layout=Layout.V1_1)
+    found = look(exporter)
+    assert found.labels(LIMIT)["device_uuid"] == "GPU-other"
+    assert found.value(LIMIT) == 2 << 30
+    assert found.labels("hamiregion_container_info")["layout"] == "1.1"
 
 
-def test_of_two_containers_with_the_same_names_the_newer_is_shown(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
+def test_of_two_containers_with_the_same_names_the_newer_is_shown(
+    files: NodeFiles, exporter: NodeExporter
+) -> None:
     old = files.region(uuids=[UUID], memory_limits=["1GiB"])
     new = files.region(uuids=[UUID], memory_limits=["2GiB"])
     os.utime(old.parent, (1_700_000_000, 1_700_000_000))
-    with files.open() as node:
-        exporter = exporter_of(node)
-        found = parsed(exporter.render())
-        assert found.value(LIMIT) == 2 << 30
-        missing = found.labels(MISSING)
-        assert missing["reason"] == "same_names"
-        assert missing["pod_uid"] == old.parent.name.partition("_")[0]
-        shutil.rmtree(new.parent)
-        exporter.refresh()
-        assert parsed(exporter.render()).value(LIMIT) == 1 << 30
+    found = parsed(exporter.render())
+    assert found.value(LIMIT) == 2 << 30
+    missing = found.labels(MISSING)
+    assert missing["reason"] == "same_names"
+    assert missing["pod_uid"] == old.parent.name.partition("_")[0]
+    shutil.rmtree(new.parent)
+    assert look(exporter).value(LIMIT) == 1 << 30
 
 
-def test_a_newer_directory_without_a_region_stands_before_no_figures(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
+def test_a_newer_directory_without_a_region_stands_before_no_figures(
+    files: NodeFiles, exporter: NodeExporter
+) -> None:
     old = files.region(uuids=[UUID], memory_limits=["1GiB"])
     os.utime(old.parent, (1_700_000_000, 1_700_000_000))
     files.container()
-    with files.open() as node:
-        found = parsed(exporter_of(node).render())
+    found = parsed(exporter.render())
     assert found.value(LIMIT) == 1 << 30
 
 
 @pytest.mark.parametrize(("mark", "blocked"), [(-(2**31), 1), (-1, 1), (0, 0), (2, 0)])
 def test_a_container_is_blocked_where_its_launch_mark_is_below_0(
-    tmp_path: Path, mark: int, blocked: int
+    files: NodeFiles, exporter: NodeExporter, mark: int, blocked: int
 ) -> None:
-    files = NodeFiles(tmp_path)
     RegionFile(files.region(uuids=[UUID]), Layout.V1_2).put("recent_kernel", mark)
-    with files.open() as node:
-        found = parsed(exporter_of(node).render())
+    found = parsed(exporter.render())
     assert found.value("hamiregion_container_blocked") == blocked
-
-
-def test_each_figure_of_a_process_stands_in_its_own_metric(
-    tmp_path: Path, actor: Callable[..., Actor]
-) -> None:
-    files = NodeFiles(tmp_path)
-    path = files.region(uuids=[UUID])
-    one = actor(path)
-    one("attach")
-    with open_region(path, writable=True) as region:
-        region.set_utilization(one.pid, 0, sm=37, enc=11, dec=7)
-    with files.open() as node:
-        found = parsed(exporter_of(node).render())
-    for figure, value in (("sm", 0.37), ("enc", 0.11), ("dec", 0.07)):
-        assert found.value(f"hamiregion_process_{figure}_utilization_ratio") == value
 
 
 def test_a_lock_that_goes_from_hand_to_hand_is_not_held(tmp_path: Path) -> None:
@@ -198,23 +162,25 @@ def test_a_lock_that_goes_from_hand_to_hand_is_not_held(tmp_path: Path) -> None:
     with Watched(files.root) as node:
         node.refresh()
         moves = 1
-        assert LocksCollector(node).collect(CollectedState()).held == {}
+        state = ContainersCollector(node, CardinalityLimiter(), None).collect(CollectedState())
+        (held,) = LocksCollector(node).collect(state).series["locks"]
+        assert len(held.labels) == 0
         moves = 0
-        assert len(LocksCollector(node).collect(CollectedState()).held) == 1
+        (held,) = LocksCollector(node).collect(state).series["locks"]
+        assert len(held.labels) == 1
 
 
-def test_names_that_are_learned_later_take_the_place_of_the_uid(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
+def test_names_that_are_learned_later_take_the_place_of_the_uid(
+    files: NodeFiles, exporter: NodeExporter
+) -> None:
     path = files.region(pod=None, uuids=[UUID])
     uid = path.parent.name.partition("_")[0]
-    with files.open() as node:
-        exporter = exporter_of(node)
-        labels = parsed(exporter.render()).labels(USED)
-        assert (labels["namespace"], labels["pod"], labels["container"]) == ("", uid, "main")
-        (files.logs / f"team-b_late-0_{uid}" / "main").mkdir(parents=True)
-        exporter.refresh()
-        labels = parsed(exporter.render()).labels(USED)
-        assert (labels["namespace"], labels["pod"]) == ("team-b", "late-0")
+    labels = parsed(exporter.render()).labels(USED)
+    assert (labels["namespace"], labels["pod"], labels["container"]) == ("", uid, "main")
+    (files.logs / f"team-b_late-0_{uid}" / "main").mkdir(parents=True)
+    exporter.refresh()
+    labels = parsed(exporter.render()).labels(USED)
+    assert (labels["namespace"], labels["pod"]) == ("team-b", "late-0")
 
 
 def test_nothing_is_kept_of_containers_that_are_gone(tmp_path: Path) -> None:
@@ -234,93 +200,70 @@ def test_nothing_is_kept_of_containers_that_are_gone(tmp_path: Path) -> None:
         assert kept() is None
 
 
-def test_a_process_that_leaves_takes_its_series_with_it_at_once(
-    tmp_path: Path, actor: Callable[..., Actor]
+def test_the_figures_of_a_process_are_those_of_the_last_look(
+    files: NodeFiles, exporter: NodeExporter, actor: Callable[..., Actor]
 ) -> None:
-    files = NodeFiles(tmp_path)
     path = files.region(uuids=[UUID])
     stays, leaves = actor(path), actor(path)
     for each, size in ((stays, 1), (leaves, 2)):
         each("attach")
         each("slot.charge", 0, size << 20)
     name = "hamiregion_process_memory_used_bytes"
-    with files.open() as node:
-        exporter = exporter_of(node)
-        assert sorted(parsed(exporter.render()).series(name).values()) == [1 << 20, 2 << 20]
-        stays("slot.charge", 0, 4 << 20)
-        assert parsed(exporter.render()).value(name, pid=str(stays.pid)) == 5 << 20
-        leaves("slot.detach")
-        assert list(parsed(exporter.render()).series(name).values()) == [5 << 20]
-        late = actor(path)
-        late("attach")
-        assert len(parsed(exporter.render()).series(name)) == 1, "nothing has proved it yet"
-        exporter.refresh()
-        assert len(parsed(exporter.render()).series(name)) == 2
+    assert sorted(parsed(exporter.render()).series(name).values()) == [1 << 20, 2 << 20]
+    stays("slot.charge", 0, 4 << 20)
+    stays("region.set_utilization", stays.pid, 0, sm=37)
+    leaves("slot.detach")
+    late = actor(path)
+    late("attach")
+    assert len(parsed(exporter.render()).series(name)) == 2
+    found = look(exporter)
+    assert len(found.series(name)) == 2
+    assert found.value(name, pid=str(stays.pid)) == 5 << 20
+    assert found.value(name, pid=str(late.pid)) == 0
+    sm = found.value("hamiregion_process_sm_utilization_ratio", pid=str(stays.pid))
+    assert sm == 0.37
 
 
 def test_the_dead_are_told_by_what_they_still_count(
-    tmp_path: Path, actor: Callable[..., Actor]
+    files: NodeFiles, exporter: NodeExporter, actor: Callable[..., Actor]
 ) -> None:
-    files = NodeFiles(tmp_path)
     path = files.region(uuids=[UUID])
     victim = actor(path)
     victim("attach")
     victim("slot.charge", 0, 7 << 20)
-    with files.open() as node:
-        exporter = exporter_of(node)
-        found = parsed(exporter.render())
-        assert found.value("hamiregion_device_memory_dead_bytes") == 0
-        assert found.value("hamiregion_container_processes", state="alive") == 1
-        victim.kill()
-        exporter.refresh()
-        found = parsed(exporter.render())
-        if found.value("hamiregion_proc_complete") == 0:
-            pytest.skip("/proc does not show everything here")
-        assert found.value("hamiregion_device_memory_dead_bytes") == 7 << 20
-        assert found.value("hamiregion_container_processes", state="dead") == 1
-        assert found.value("hamiregion_container_processes", state="alive") == 0
-        assert "hamiregion_process_memory_used_bytes" not in found.names
-        with open_region(path, writable=True) as region:
-            region.reap()
-        exporter.refresh()
-        assert parsed(exporter.render()).value("hamiregion_device_memory_dead_bytes") == 0
+    found = parsed(exporter.render())
+    assert found.value("hamiregion_device_memory_dead_bytes") == 0
+    assert found.value("hamiregion_container_processes", state="alive") == 1
+    victim.kill()
+    found = look(exporter)
+    if found.value("hamiregion_proc_complete") == 0:
+        pytest.skip("/proc does not show everything here")
+    assert found.value("hamiregion_device_memory_dead_bytes") == 7 << 20
+    assert found.value("hamiregion_container_processes", state="dead") == 1
+    assert found.value("hamiregion_container_processes", state="alive") == 0
+    assert "hamiregion_process_memory_used_bytes" not in found.names
+    with open_region(path, writable=True) as region:
+        region.reap()
+    assert look(exporter).value("hamiregion_device_memory_dead_bytes") == 0
 
 
-def test_a_lock_that_stays_held_is_told_with_its_age_and_each_read_counts_as_unsettled(
-    tmp_path: Path, actor: Callable[..., Actor]
+def test_a_lock_that_stays_held_is_told_with_its_age(
+    files: NodeFiles, exporter: NodeExporter, actor: Callable[..., Actor]
 ) -> None:
-    files = NodeFiles(tmp_path)
     path = files.region(pod="held", uuids=[UUID])
     files.region(pod="free", uuids=[UUID])
-    held, unsettled = "hamiregion_lock_held_seconds", "hamiregion_unsettled_reads_total"
+    held = "hamiregion_lock_held_seconds"
     holder = actor(path)
-    with files.open() as node:
-        exporter = exporter_of(node)
-        assert parsed(exporter.render()).value(held, pod="held") == 0
-        holder("lock")
-        assert parsed(exporter.render()).value(held, pod="held") == 0, "it may be a short one"
-        exporter.refresh()
-        ages = [parsed(exporter.render()).value(held, pod="held") for _ in range(3)]
-        assert 0 < ages[0] < ages[1] < ages[2]
-        exporter.refresh()
-        found = parsed(exporter.render())
-        assert found.value(held, pod="held") > ages[2], "it is the same hold as before"
-        assert found.value(held, pod="free") == 0
-        counted = found.value(unsettled, pod="held")
-        assert counted >= 4
-        assert found.value(unsettled, pod="free") == 0
-        holder("unlock")
-        found = parsed(exporter.render())
-        assert found.value(held, pod="held") == 0
-        assert found.value(unsettled, pod="held") == counted
-        exporter.refresh()
-        truncate(path, 0)
-        exporter.refresh()
-        exporter.render()
-        path.unlink()
-        create_region(path, uuids=[UUID])
-        exporter.refresh()
-        assert parsed(exporter.render()).value(unsettled, pod="held") == 0
+    assert not parsed(exporter.render()).series(held)
+    holder("lock")
+    ages = []
+    for _ in range(3):
+        found = look(exporter)
+        assert found.labels(held)["pod"] == "held"
+        ages.append(found.value(held))
+    assert 0 < ages[0] < ages[1] < ages[2], "it is the same hold as before"
+    holder("unlock")
+    assert not look(exporter).series(held)
 
 
 def test_a_left_over_of_a_deleted_pod_has_no_figures(
@@ -353,18 +296,17 @@ def test_a_left_over_of_a_deleted_pod_has_no_figures(
         assert len(pods(exporter_of(node, gone_after_s=None))) == 4
 
 
-def test_nothing_is_taken_for_gone_while_no_name_at_all_is_known_any_more(tmp_path: Path) -> None:
+def test_nothing_is_taken_for_gone_while_no_name_at_all_is_known_any_more(
+    files: NodeFiles, exporter: NodeExporter
+) -> None:
     """As when the source of names cannot be reached."""
-    files = NodeFiles(tmp_path)
     for pod in ("one", "two"):
         path = files.region(pod=pod, uuids=[UUID])
         os.utime(path.parent, (1_700_000_000, 1_700_000_000))
-    with files.open() as node:
-        exporter = exporter_of(node)
-        node.refresh(processes=False)
-        assert all(node.pod_name(each) is not None for each in node.containers)
-        shutil.rmtree(files.logs)
-        assert pods(exporter) == {"one", "two"}
+    exporter.node.refresh(processes=False)
+    assert all(exporter.node.pod_name(each) is not None for each in exporter.node.containers)
+    shutil.rmtree(files.logs)
+    assert pods(exporter) == {"one", "two"}
 
 
 def test_without_any_known_name_nothing_is_taken_for_gone(tmp_path: Path) -> None:
@@ -383,7 +325,7 @@ def test_a_started_exporter_finds_new_containers_by_itself(tmp_path: Path) -> No
     files = NodeFiles(tmp_path)
     with (
         files.open() as node,
-        exporter_of(node, scan_interval_s=0.05, process_interval_s=0.2) as exporter,
+        exporter_of(node, interval_s=0.05) as exporter,
     ):
         assert pods(exporter) == set(), "a scrape before the first look waits for it"
         assert exporter.not_ready() is None
@@ -397,18 +339,57 @@ def test_a_started_exporter_finds_new_containers_by_itself(tmp_path: Path) -> No
         assert "hamiregion-collect" not in [each.name for each in threading.enumerate()]
 
 
-def test_readiness_comes_with_the_first_look_and_goes_with_the_roots(tmp_path: Path) -> None:
+def test_nothing_is_looked_at_while_nobody_asks_and_the_next_scrape_has_it_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("libhamiregion.exporter.schedule._IDLE_S", 0.2)
+    monkeypatch.setattr("libhamiregion.exporter.schedule._OVERDUE_S", 0.1)
     files = NodeFiles(tmp_path)
-    with files.open() as node:
-        exporter = exporter_of(node)
-        assert exporter.not_ready() == "the node has not been looked at yet"
-        exporter.refresh()
-        assert exporter.not_ready() is None
-        shutil.rmtree(files.root)
-        exporter.refresh()
-        assert str(files.root) in str(exporter.not_ready())
-        found = parsed(exporter.render())
-        assert found.value("hamiregion_root_readable", root=str(files.root)) == 0
+    files.region(pod="old", uuids=[UUID])
+    with files.open() as node, exporter_of(node, interval_s=0.02) as exporter:
+        for number in range(2):
+            assert len(pods(exporter)) == 1 + number
+            eventually(lambda: not exporter._schedule.is_watching)
+            files.region(pod=f"new-{number}", uuids=[UUID])
+            before = node.containers
+            assert exporter.not_ready() is None, "it is only asleep"
+            assert node.containers is before
+        assert pods(exporter) == {"old", "new-0", "new-1"}
+
+
+def test_a_client_that_reads_half_of_a_scrape_keeps_no_other_from_its_own(
+    files: NodeFiles, exporter: NodeExporter
+) -> None:
+    for number in range(100):
+        files.region(pod=f"pod-{number}", uuids=[UUID])
+    whole = exporter.render(names=[USED])
+    half = exporter.pieces()
+    text = bytes(next(half))
+    assert text.count(b"\n") < exporter.render().count(b"\n")
+    other = threading.Thread(target=exporter.render, daemon=True)
+    other.start()
+    other.join(PATIENCE_S)
+    assert not other.is_alive()
+    assert exporter.render(names=[USED]) == whole
+    files.region(pod="new", uuids=[UUID])
+    exporter.refresh()
+    exporter.render()
+    text += b"".join(map(bytes, half))
+    assert len(parsed(text).series(USED)) == 100
+    assert parsed(exporter.render()).value("hamiregion_scrape_duration_seconds_count") == 6
+
+
+def test_readiness_comes_with_the_first_look_and_goes_with_the_roots(
+    tmp_path: Path, files: NodeFiles, exporter: NodeExporter
+) -> None:
+    assert exporter.not_ready() == "the node has not been looked at yet"
+    exporter.refresh()
+    assert exporter.not_ready() is None
+    shutil.rmtree(files.root)
+    exporter.refresh()
+    assert str(files.root) in str(exporter.not_ready())
+    found = parsed(exporter.render())
+    assert found.value("hamiregion_root_readable", root=str(files.root)) == 0
     with Node([str(tmp_path / "none*")]) as node:
         exporter = exporter_of(node)
         exporter.refresh()
@@ -424,8 +405,7 @@ def test_a_failure_is_counted_and_told_at_its_1st_2nd_and_4th_time_and_when_it_i
     with caplog.at_level("INFO"), Node(files.root, proc=proc) as node:
         exporter = exporter_of(node)
         for _ in range(5):
-            exporter.refresh()
-        found = parsed(exporter.render())
+            found = look(exporter)
         assert found.value("hamiregion_errors_total", stage="processes") == 5
         assert found.value("hamiregion_collector_success", collector="processes") == 0
         assert found.value("hamiregion_collector_success", collector="containers") == 1
@@ -433,8 +413,7 @@ def test_a_failure_is_counted_and_told_at_its_1st_2nd_and_4th_time_and_when_it_i
         shutil.rmtree(files.root)
         exporter.refresh()
         files.root.mkdir()
-        exporter.refresh()
-        found = parsed(exporter.render())
+        found = look(exporter)
         assert found.value("hamiregion_collector_success", collector="processes") == 1
     told = [each.getMessage() for each in caplog.records]
     assert all(len(line) <= 500 for line in told)
@@ -453,18 +432,17 @@ def test_a_failure_is_counted_and_told_at_its_1st_2nd_and_4th_time_and_when_it_i
 def test_readiness_goes_when_a_collector_has_not_succeeded_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("libhamiregion.exporter.schedule._OVERDUE_S", 0.3)
+    monkeypatch.setattr("libhamiregion.exporter.schedule._OVERDUE_S", 1.0)
     files = NodeFiles(tmp_path)
     region = RegionFile(files.region(uuids=[UUID]), Layout.V1_2)
     proc = tmp_path / "proc"
     proc.symlink_to("/proc")
-    intervals = {"scan_interval_s": 0.05, "process_interval_s": 0.05}
     with (
         Node(files.root, proc=proc) as node,
-        exporter_of(node, **intervals) as exporter,
+        exporter_of(node, interval_s=0.05) as exporter,
     ):
         exporter.render()
-        assert exporter.not_ready() is None
+        eventually(lambda: exporter.not_ready() is None)
         proc.unlink()
         # A process that is not proved yet makes /proc necessary.
         region.add_process(os.getpid())
@@ -488,7 +466,7 @@ def test_collectors_that_are_off_do_nothing_and_unknown_ones_are_refused(tmp_pat
         with pytest.raises(ValueError, match="no collector 'gpus'; there are nvml, processes"):
             exporter_of(node, collectors=("gpus",))
         with pytest.raises(ValueError, match="an interval is longer than 0 s, not 0"):
-            exporter_of(node, process_interval_s=0)
+            exporter_of(node, interval_s=0)
 
 
 def test_what_an_agent_counts_is_exported_beside_it(tmp_path: Path) -> None:
@@ -551,7 +529,7 @@ def disturb(files: NodeFiles, number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "for_s", [1.0, pytest.param(120.0, marks=pytest.mark.stress)], ids=["short", "minutes"]
+    "for_s", [1.0, pytest.param(scaled(120.0), marks=pytest.mark.stress)], ids=["short", "minutes"]
 )
 def test_scrapes_from_many_threads_while_containers_come_and_go_are_all_whole(
     tmp_path: Path, for_s: float
@@ -572,9 +550,7 @@ def test_scrapes_from_many_threads_while_containers_come_and_go_are_all_whole(
         files.open() as node,
         exporter_of(
             node,
-            scan_interval_s=0.01,
-            process_interval_s=0.1,
-            doctor_interval_s=0.1,
+            interval_s=0.03,
             collectors=None,
         ) as exporter,
     ):
@@ -618,7 +594,7 @@ def test_where_a_resolver_fails_containers_are_shown_without_names_until_it_work
     names = FailingNames()
     names.error = RuntimeError("the server is away")
     with Node(files.root, names=names) as node:
-        exporter = exporter_of(node, scan_interval_s=1e-6)
+        exporter = exporter_of(node, interval_s=1e-6)
         for _ in range(2):
             found = parsed(exporter.render())
             assert found.labels(LIMIT)["namespace"] == ""
@@ -650,11 +626,10 @@ def test_where_a_resolver_fails_when_left_overs_are_looked_for_names_are_not_los
             return found
 
     with Node(files.root, names=FailingLater([names])) as node:
-        exporter = exporter_of(node, scan_interval_s=1e-6)
+        exporter = exporter_of(node, interval_s=1e-6)
         exporter.render()
         found = parsed(exporter.render())
         assert found.value("hamiregion_errors_total", stage="containers") == 1
         assert found.value("hamiregion_collector_success", collector="containers") == 1
-        exporter.refresh()
-        found = parsed(exporter.render())
+        found = look(exporter)
         assert found.series("hamiregion_container_processes", namespace="team-a")

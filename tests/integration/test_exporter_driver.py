@@ -17,7 +17,8 @@ from region_bytes import RegionFile
 from wait import eventually
 
 from libhamiregion import Layout
-from libhamiregion.exporter import NodeExporter, SeriesLimits
+from libhamiregion.exporter import NodeExporter
+from libhamiregion.exporter.collectors import unaccounted
 from libhamiregion.node import Node, NvmlSample, NvmlSampler, ProcessTable
 from libhamiregion.node.nvml.timeout_sampler import TimeoutSampler
 
@@ -163,8 +164,7 @@ def test_what_the_driver_says_does_not_hang_on_the_rest_and_nothing_holds_for_ev
             node,
             sampler=sampler,
             collectors=WITHOUT_DOCTOR,
-            scan_interval_s=0.05,
-            process_interval_s=0.05,
+            interval_s=0.05,
         ) as exporter,
     ):
         assert {"hami_host_gpu_memory_used_bytes", *looked} <= names()
@@ -205,11 +205,10 @@ def test_a_driver_that_hangs_holds_nothing_up_but_its_own_figures(
     files = NodeFiles(tmp_path)
     files.region(pod="first", uuids=[GPU])
     sampler = HangingSampler(fake_driver.library)
-    intervals = {"scan_interval_s": 0.05, "process_interval_s": 0.1}
     with (
         sampler,
         files.open() as node,
-        NodeExporter(node, sampler=sampler, collectors=WITHOUT_DOCTOR, **intervals) as exporter,
+        NodeExporter(node, sampler=sampler, collectors=WITHOUT_DOCTOR, interval_s=0.1) as exporter,
     ):
         found = parsed(exporter.render())
         assert found.value("hamiregion_nvml_up") == 0
@@ -414,7 +413,11 @@ def test_processes_that_no_region_accounts_for_are_told_with_their_container(
 @needs_namespaces
 @needs_cgroups
 def test_too_many_of_them_are_summed_up_per_gpu(
-    node: GpuNode, fake_driver: FakeDriver, sampler: NvmlSampler, bystander: int
+    node: GpuNode,
+    fake_driver: FakeDriver,
+    sampler: NvmlSampler,
+    bystander: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stranger = node.add(file=False)
     children = [stranger.inside.child("spawn")[1] for _ in range(4)]
@@ -424,12 +427,14 @@ def test_too_many_of_them_are_summed_up_per_gpu(
     fake_driver.play(CARD, *lines)
     name = "hamiregion_unaccounted_process_memory_driver_bytes"
     with node.open() as opened:
-        found = exported(opened, sampler, limits=SeriesLimits(unaccounted_per_container=2))
+        monkeypatch.setattr(unaccounted, "_ROWS_PER_CONTAINER", 2)
+        found = exported(opened, sampler)
         assert len(found.series(name)) == 2 + 1 + 1
         assert found.value(name, host_pid="other") == 2 * MIB
         assert found.labels(name, host_pid="other")["device_uuid"] == GPU
         assert found.value(name, host_pid=str(bystander)) == MIB
-        found = exported(opened, sampler, limits=SeriesLimits(unaccounted=1))
+        monkeypatch.setattr(unaccounted, "_ROWS", 1)
+        found = exported(opened, sampler)
         assert len(found.series(name)) == 1 + 1
         assert sum(found.series(name).values()) == 5 * MIB
 

@@ -54,13 +54,13 @@ def test_what_can_pass_is_believed_when_it_is_seen_twice(
 ) -> None:
     files = NodeFiles(tmp_path)
     path = files.region(uuids=UUIDS)
-    kind = FindingKind.HOST_PID_MISSING
+    kind = FindingKind.HOST_PID_WRONG
     assert kind.explanation.passes
     process = actor(path)
     process("attach")
     RegionFile(path, Layout.V1_2).put("slot_hostpid", 0)
     with files.open() as node:
-        exporter = NodeExporter(node, doctor_interval_s=3600)
+        exporter = NodeExporter(node, interval_s=3600)
         found = parsed(exporter.render())
         assert found.value("hamiregion_findings", kind=kind.value) == 0
         exporter.refresh()
@@ -86,6 +86,6 @@ def test_an_orphaned_slot_is_told_with_what_it_froze(
         exporter.refresh()
         found = parsed(exporter.render())
     name = "hamiregion_device_memory_orphaned_bytes"
-    assert found.value("hamiregion_findings", kind="orphaned_slot") == 1
+    assert found.value("hamiregion_findings", kind="slot_moved") == 1
     assert found.value(name, vdevice_index="0") == 100
     assert found.value(name, vdevice_index="1") == 7

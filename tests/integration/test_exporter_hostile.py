@@ -9,11 +9,12 @@ from pathlib import Path
 import attrs
 import pytest
 from actors import Actor
-from exposition import WITHOUT_DOCTOR, NodeFiles, parsed
+from exposition import NodeFiles, exporter_of, parsed
 from region_bytes import DEVICES, SLOTS, RegionFile
 
 from libhamiregion import Layout
-from libhamiregion.exporter import NodeExporter, SeriesLimits
+from libhamiregion.exporter import NodeExporter
+from libhamiregion.exporter.collectors import processes
 from libhamiregion.node import ChainedNames, Node, PodName
 from libhamiregion.text import printable
 
@@ -22,12 +23,9 @@ DEVICE_FAMILIES = 20
 CONTAINER_FAMILIES = 20
 
 
-def exporter_of(node: Node, **options: object) -> NodeExporter:
-    return NodeExporter(node, **{"collectors": WITHOUT_DOCTOR, **options})  # type: ignore[arg-type]
-
-
-def test_1024_invented_processes_get_no_series_of_their_own(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
+def test_1024_invented_processes_get_no_series_of_their_own(
+    files: NodeFiles, exporter: NodeExporter
+) -> None:
     path = files.region(uuids=[f"GPU-{index}" for index in range(DEVICES)])
     file = RegionFile(path, Layout.V1_2)
     for slot in range(SLOTS):
@@ -37,8 +35,7 @@ def test_1024_invented_processes_get_no_series_of_their_own(tmp_path: Path) -> N
         file.put("slot_used.total", 1 << 20, slot=slot)
         file.put("slot_util.enc", 50, slot=slot)
     file.put("proc_num", SLOTS)
-    with files.open() as node:
-        found = parsed(exporter_of(node).render())
+    found = parsed(exporter.render())
     assert not [name for name in found.names if name.startswith("hamiregion_process_")]
     of_container = [key for key in found.samples if ("pod", "train-0") in key[1]]
     assert len(of_container) <= DEVICES * DEVICE_FAMILIES + CONTAINER_FAMILIES
@@ -48,7 +45,7 @@ def test_1024_invented_processes_get_no_series_of_their_own(tmp_path: Path) -> N
 
 
 def test_more_real_processes_than_allowed_are_summed_up_and_nothing_is_lost(
-    tmp_path: Path, actor: Callable[..., Actor]
+    tmp_path: Path, actor: Callable[..., Actor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = NodeFiles(tmp_path)
     path = files.region(uuids=["GPU-a", "GPU-b"])
@@ -57,14 +54,14 @@ def test_more_real_processes_than_allowed_are_summed_up_and_nothing_is_lost(
         each("attach")
         each("slot.charge", 0, (number + 1) << 20)
         each("slot.charge", 1, (number + 1) << 10)
-        each("region.set_utilization", each.pid, 0, sm=10 * (number + 1), enc=number)
+        each("region.set_utilization", each.pid, 0, sm=10 * (number + 1))
     with files.open() as node:
-        limits = SeriesLimits(processes_per_container=3)
-        found = parsed(exporter_of(node, limits=limits).render())
+        with monkeypatch.context() as limits:
+            limits.setattr(processes, "_PROCESSES_PER_CONTAINER", 3)
+            found = parsed(exporter_of(node).render())
         for name, expected in (
             ("hamiregion_process_memory_used_bytes", {"0": 15 << 20, "1": 15 << 10}),
             ("hamiregion_process_sm_utilization_ratio", {"0": 1.5, "1": 0}),
-            ("hamiregion_process_enc_utilization_ratio", {"0": 0.1, "1": 0}),
         ):
             for device, total in expected.items():
                 series = found.series(name, vdevice_index=device)
@@ -73,9 +70,13 @@ def test_more_real_processes_than_allowed_are_summed_up_and_nothing_is_lost(
         other = found.value("hamiregion_process_memory_used_bytes", pid="other", vdevice_index="0")
         assert other == 9 << 20
         assert found.value("hamiregion_container_processes_folded") == 2
-        by_rows = parsed(exporter_of(node, limits=SeriesLimits(rows_per_container=4)).render())
+        with monkeypatch.context() as limits:
+            limits.setattr(processes, "_ROWS_PER_CONTAINER", 4)
+            by_rows = parsed(exporter_of(node).render())
         assert len(by_rows.series("hamiregion_process_memory_used_bytes")) == 4 + 2
-        by_node = parsed(exporter_of(node, limits=SeriesLimits(rows_per_node=2)).render())
+        with monkeypatch.context() as limits:
+            limits.setattr(processes, "_ROWS_PER_NODE", 2)
+            by_node = parsed(exporter_of(node).render())
         assert len(by_node.series("hamiregion_process_memory_used_bytes")) == 2 + 2
         assert (
             "hamiregion_container_processes_folded" not in parsed(exporter_of(node).render()).names
@@ -83,17 +84,15 @@ def test_more_real_processes_than_allowed_are_summed_up_and_nothing_is_lost(
 
 
 def test_a_process_that_stands_in_several_slots_is_one_series_and_the_rest_is_summed(
-    tmp_path: Path, actor: Callable[..., Actor]
+    files: NodeFiles, exporter: NodeExporter, actor: Callable[..., Actor]
 ) -> None:
-    files = NodeFiles(tmp_path)
     path = files.region(uuids=["GPU-a"])
     file = RegionFile(path, Layout.V1_2)
     one = actor(path)
     one("attach")
     one("slot.charge", 0, 1 << 20)
     file.add_process(one.pid, {0: 5 << 20})
-    with files.open() as node:
-        found = parsed(exporter_of(node).render())
+    found = parsed(exporter.render())
     name = "hamiregion_process_memory_used_bytes"
     assert found.value(name, pid=str(one.pid)) == 1 << 20
     assert found.value(name, pid="other") == 5 << 20
@@ -117,20 +116,17 @@ def test_one_uuid_on_all_devices_makes_no_series_twice(
         assert len(found.series(name)) == DEVICES
 
 
-def test_hostile_uuids_are_escaped(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
+def test_hostile_uuids_are_escaped(files: NodeFiles, exporter: NodeExporter) -> None:
     uuids = [b'GPU-"} 1\\', b"GPU-\\n\\\\", b"GPU-%d%s{}", b"GPU-" + b"x" * 91]
     file = RegionFile(files.region(uuids=[UUID] * len(uuids)), Layout.V1_2)
     for device, uuid in enumerate(uuids):
         file.put("uuids", uuid, device=device)
-    with files.open() as node:
-        exporter = exporter_of(node)
-        for openmetrics in (False, True):
-            text = exporter.render(openmetrics=openmetrics)
-            found = parsed(text, openmetrics=openmetrics).series("hami_vgpu_memory_used_bytes")
-            assert {dict(labels)["device_uuid"] for labels in found} == {
-                uuid.decode() for uuid in uuids
-            }
+    for openmetrics in (False, True):
+        text = exporter.render(openmetrics=openmetrics)
+        found = parsed(text, openmetrics=openmetrics).series("hami_vgpu_memory_used_bytes")
+        assert {dict(labels)["device_uuid"] for labels in found} == {
+            uuid.decode() for uuid in uuids
+        }
 
 
 def test_a_container_that_shows_another_uuid_at_every_scrape_makes_a_bounded_number_of_series(
@@ -160,36 +156,34 @@ def test_a_container_that_shows_another_uuid_at_every_scrape_makes_a_bounded_num
     assert found.labels("hami_vgpu_memory_used_bytes", **at)["device_uuid"] == "other"
 
 
-def test_a_uuid_that_is_no_text_makes_the_region_missing_and_no_other(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
+def test_a_uuid_that_is_no_text_makes_the_region_missing_and_no_other(
+    files: NodeFiles, exporter: NodeExporter
+) -> None:
     file = RegionFile(files.region(pod="hostile", uuids=[UUID]), Layout.V1_2)
     files.region(pod="good", uuids=[UUID])
-    with files.open() as node:
-        exporter = exporter_of(node)
-        assert len(parsed(exporter.render()).series("hami_vgpu_memory_used_bytes")) == 2
-        file.put("uuids", b"GPU-\n\xff")
-        found = parsed(exporter.render())
+    assert len(parsed(exporter.render()).series("hami_vgpu_memory_used_bytes")) == 2
+    file.put("uuids", b"GPU-\n\xff")
+    found = parsed(exporter.render())
     assert found.labels("hami_vgpu_memory_used_bytes")["pod"] == "good"
     missing = found.labels("hamiregion_container_missing_info")
     assert (missing["pod"], missing["reason"]) == ("hostile", "unknown_layout")
 
 
-def test_hostile_directory_names_are_one_printable_line_each(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
+def test_hostile_directory_names_are_one_printable_line_each(
+    files: NodeFiles, exporter: NodeExporter
+) -> None:
     uid = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"
     names = ['a"b', "a\nb", "back\\slash", "x" * 200, "sm\u00f6rg\u00e5s", "\udcff\udcfe"]
     for name in names:
         os.mkdir(f"{files.root}/{uid}_{name}")  # noqa: PTH102 (a name may be no UTF-8)
-    with files.open() as node:
-        exporter = exporter_of(node)
-        for openmetrics in (False, True):
-            text = exporter.render(openmetrics=openmetrics)
-            found = parsed(text, openmetrics=openmetrics).series(
-                "hamiregion_container_missing_info", pod_uid=uid
-            )
-            shown = {dict(labels)["container"] for labels in found}
-            assert shown == {printable(name) for name in names}
-            assert all(name.isprintable() for name in shown)
+    for openmetrics in (False, True):
+        text = exporter.render(openmetrics=openmetrics)
+        found = parsed(text, openmetrics=openmetrics).series(
+            "hamiregion_container_missing_info", pod_uid=uid
+        )
+        shown = {dict(labels)["container"] for labels in found}
+        assert shown == {printable(name) for name in names}
+        assert all(name.isprintable() for name in shown)
 
 
 @attrs.frozen
@@ -241,15 +235,15 @@ def test_values_of_all_ones_are_numbers_like_any_other(tmp_path: Path) -> None:
         assert parsed(exporter.render()).value("hami_vgpu_memory_used_bytes") == 0
 
 
-def test_a_fifo_or_a_link_in_a_regions_place_holds_nobody_up(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path)
+def test_a_fifo_or_a_link_in_a_regions_place_holds_nobody_up(
+    files: NodeFiles, exporter: NodeExporter
+) -> None:
     fifo = files.container(pod="fifo") / "usage.cache"
     os.mkfifo(fifo)
     (files.container(pod="link") / "usage.cache").symlink_to(fifo)
     files.region(pod="good", uuids=[UUID])
     started_s = time.monotonic()
-    with files.open() as node:
-        found = parsed(exporter_of(node).render())
+    found = parsed(exporter.render())
     assert time.monotonic() - started_s < 20
     for pod in ("fifo", "link"):
         assert found.labels("hamiregion_container_missing_info", pod=pod)["reason"] == (

@@ -15,6 +15,7 @@ from exporter_process import ExporterProcess, exporter_process
 from exposition import NodeFiles, parsed
 from region_bytes import RegionFile, patch, truncate
 from scrapers import Crowd, Scraper, ask, descriptors, in_threads, resident_bytes
+from stress import scaled
 from wait import eventually
 
 from libhamiregion import Layout, create_region
@@ -31,12 +32,8 @@ GIB = 1 << 30
 MIB = 1 << 20
 QUICKLY = (
     "--no-collector.nvml",
-    "--scan-interval",
-    "0.2",
-    "--process-interval",
-    "1",
-    "--doctor-interval",
-    "2",
+    "--interval",
+    "0.5",
     "--resync-interval",
     "never",
 )
@@ -180,7 +177,7 @@ def test_trouble_in_some_containers_does_not_show_in_others(tmp_path: Path) -> N
 @pytest.mark.stress
 @pytest.mark.timeout(900)
 def test_minutes_of_trouble_do_not_show_either(tmp_path: Path) -> None:
-    trouble_for(tmp_path, 180.0, 0.02)
+    trouble_for(tmp_path, scaled(180.0, 4.0), 0.02)
 
 
 def scrape_for_long(tmp_path: Path, containers: int, scrapes: int, warm_up: int) -> tuple[int, int]:
@@ -224,7 +221,7 @@ def test_hundreds_of_scrapes_leave_nothing_behind(tmp_path: Path) -> None:
 @pytest.mark.timeout(1200)
 def test_a_day_s_worth_of_scrapes_leaves_nothing_behind(tmp_path: Path) -> None:
     """Every 15 s, that is 5,760 a day; here as fast as they come."""
-    memory, files = scrape_for_long(tmp_path, 128, 5_760, 300)
+    memory, files = scrape_for_long(tmp_path, 128, scaled(5_760), 300)
     assert memory < 4 * MIB
     assert files <= 1
 
@@ -240,7 +237,7 @@ def test_minutes_of_bad_clients_leave_nothing_behind(tmp_path: Path) -> None:
             for _ in range(50):
                 assert scraper.scrape().status == 200
         before = resident_bytes(process.pid), descriptors(process.pid)
-        ends = time.monotonic() + 120
+        ends = time.monotonic() + scaled(120.0)
 
         def scrape(_: int) -> None:
             with Scraper(process.url) as scraper:

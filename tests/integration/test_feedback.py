@@ -11,10 +11,11 @@ from namespaces import needs_first_namespace
 from node_scene import GPU, OTHER_GPU, Events, NodeScene, OtherWriter, launch, stopping, values
 from region_bytes import RegionFile
 
-from libhamiregion import Layout, create_region
-from libhamiregion.agent import Feedback, LaunchState, Verdict
+from libhamiregion import Layout, RegionClosed, create_region
+from libhamiregion.agent import Feedback, LaunchState, Verdict, other_writers
 from libhamiregion.agent import feedback as feedback_module
 from libhamiregion.node import Container, Node
+from libhamiregion.node import node as node_module
 
 pytestmark = needs_first_namespace
 
@@ -210,6 +211,25 @@ def test_after_the_end_nothing_is_written_also_by_a_pass_that_hung(
     assert (low.get("recent_kernel"), late.get("recent_kernel")) == (0, 2)
 
 
+def test_what_was_written_is_taken_back_although_other_writers_cannot_be_looked_for(
+    scene: NodeScene, feedback: Feedback, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    urgent, low = scene.container("urgent", priority=0), scene.container("low")
+    launch(urgent)
+    feedback.run()
+    assert values(low) == (-1, 1)
+
+    def fails(_: Node) -> tuple[object, ...]:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("libhamiregion.agent.other_writers.find_monitors", fails)
+    feedback.stop()
+    assert values(low)[0] == 0
+    assert feedback.outstanding() == ()
+    (failed,) = events.of("failed")
+    assert failed.message == "other writers could not be looked for: Too many open files"
+
+
 def test_a_region_found_blocked_and_kept_blocked_is_unblocked_at_the_end(
     scene: NodeScene, node: Node
 ) -> None:
@@ -222,6 +242,49 @@ def test_a_region_found_blocked_and_kept_blocked_is_unblocked_at_the_end(
     assert low.get("recent_kernel") == -1
     task.stop()
     assert low.get("recent_kernel") == 0
+
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), RegionClosed("closed")])
+def test_what_was_blocked_is_unblocked_at_the_end_also_where_nobody_can_be_looked_for(
+    scene: NodeScene, feedback: Feedback, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    urgent, low = scene.container("urgent", priority=0), scene.container("low")
+    launch(urgent)
+    feedback.run()
+    assert values(low)[0] == -1
+
+    def fails(_: Node) -> None:
+        raise error
+
+    monkeypatch.setattr(other_writers, "find_monitors", fails)
+    feedback.stop()
+    assert values(low)[0] == 0
+    assert feedback.outstanding() == ()
+
+
+def test_while_another_look_at_the_node_hangs_the_regions_that_are_known_follow_the_rule(
+    scene: NodeScene, node: Node, feedback: Feedback, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_module, "_PATIENCE_S", 0.01)
+    urgent, low = scene.container("urgent", priority=0), scene.container("low")
+    feedback.run()
+    inside, done = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        with node._turn():
+            inside.set()
+            done.wait()
+
+    thread = threading.Thread(target=hang)
+    thread.start()
+    inside.wait()
+    try:
+        launch(urgent)
+        feedback.run()
+        assert values(low)[0] == -1
+    finally:
+        done.set()
+        thread.join()
 
 
 def test_a_region_that_could_not_be_read_in_the_last_pass_is_unblocked_at_the_end(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import c_tools
 import pytest
+from stress import scaled
 
 LAYOUTS = 5
 FORMATS = 2
@@ -34,4 +35,4 @@ def test_one_of_both_at_a_time(glibc_peer: Path) -> None:
 
 @pytest.mark.stress
 def test_one_of_both_at_a_time_a_million_times(glibc_peer: Path) -> None:
-    assert_both_took_turns(glibc_peer, 1_000_000, 50)
+    assert_both_took_turns(glibc_peer, scaled(1_000_000), scaled(50))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from actors import MakeActor
-from containers import Starter, containers, look, needs_namespaces, states, wait_for
+from containers import Starter, look, match, needs_namespaces, states, wait_for
 from node_root import Root
 from region_bytes import RegionFile, RegionFileFactory
 from wait import PATIENCE_S
@@ -24,13 +24,7 @@ from libhamiregion.node import (
     processes,
     procfs,
 )
-from libhamiregion.node.doctor.raw_slots import RawSlots
-
-
-@pytest.fixture
-def container() -> Iterator[Starter]:
-    with containers() as start:
-        yield start
+from libhamiregion.node.doctor.slot_file import slots_behind
 
 
 @pytest.fixture
@@ -69,9 +63,9 @@ def without_first_thread(inside: int) -> bool:
 
 
 @needs_namespaces
-def test_a_lack_of_descriptors_proves_nobody_dead(container: Starter, region: RegionFile) -> None:
+def test_a_lack_of_descriptors_proves_nobody_dead(start: Starter, region: RegionFile) -> None:
     """A process whose first thread has ended takes one descriptor more to look at than others."""
-    inside = container()
+    inside = start()
     pid = inside.tell("attach", region.path)
     inside.tell("charge", 1000)
     inside.tell("leave_first_thread")
@@ -84,17 +78,17 @@ def test_a_lack_of_descriptors_proves_nobody_dead(container: Starter, region: Re
             snapshot = opened.snapshot()
             with descriptors_left(count), contextlib.suppress(OSError):
                 table.refresh()
-                assert [slot.state for slot in table.match(opened, snapshot).slots] == ["alive"]
+                assert [slot.state for slot in match(table, opened, snapshot).slots] == ["alive"]
         assert opened.memory_used(0) == 1000
     assert states(look(region)) == {pid: "alive"}
 
 
 @needs_namespaces
 def test_where_a_zombies_maps_cannot_be_opened_the_other_threads_tell(
-    container: Starter, region: RegionFile, monkeypatch: pytest.MonkeyPatch
+    start: Starter, region: RegionFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Linux 6.16 answers ESRCH, others give an empty list."""
-    inside = container()
+    inside = start()
     pid = inside.tell("attach", region.path)
     inside.tell("leave_first_thread")
     wait_for(lambda: without_first_thread(inside.host_pid))
@@ -187,7 +181,7 @@ def test_what_has_replaced_an_open_region_is_not_opened_to_read_its_slots(
         replacement.hardlink_to(tripwire.path)
         replacement.rename(region.path)
         with pytest.raises(RegionStale):
-            RawSlots(opened)
+            slots_behind(opened, 1)
         opened.lock_state()
     assert not tripwire.was_opened
 

@@ -4,16 +4,15 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from containers import (
     SCRIPT,
     Starter,
-    containers,
     libvgpu,
     look,
+    match,
     mounted_proc,
     needs_namespaces,
     states,
@@ -27,12 +26,6 @@ from libhamiregion.text import printable
 
 
 @pytest.fixture
-def container() -> Iterator[Starter]:
-    with containers() as start:
-        yield start
-
-
-@pytest.fixture
 def region(region_file: RegionFileFactory) -> RegionFile:
     return region_file(memory_limits=("8GiB",))
 
@@ -42,9 +35,9 @@ def region(region_file: RegionFileFactory) -> RegionFile:
 
 @needs_namespaces
 def test_a_mounted_proc_of_the_host_shows_the_same(
-    container: Starter, region: RegionFile, tmp_path: Path
+    start: Starter, region: RegionFile, tmp_path: Path
 ) -> None:
-    inside = container()
+    inside = start()
     pid = inside.tell("attach", region.path)
     with mounted_proc(tmp_path) as proc:
         table = ProcessTable(proc)
@@ -54,9 +47,9 @@ def test_a_mounted_proc_of_the_host_shows_the_same(
 
 @needs_namespaces
 def test_from_inside_the_container_its_own_processes_are_told(
-    container: Starter, region: RegionFile, tmp_path: Path
+    start: Starter, region: RegionFile, tmp_path: Path
 ) -> None:
-    inside = container()
+    inside = start()
     inside.tell("attach", region.path)
     region.add_process(4321)
     table = ProcessTable(f"/proc/{inside.host_pid}/root/proc")
@@ -71,9 +64,9 @@ def test_from_inside_the_container_its_own_processes_are_told(
 
 @needs_namespaces
 def test_the_proc_of_an_unrelated_namespace_proves_nothing(
-    container: Starter, region: RegionFile
+    start: Starter, region: RegionFile
 ) -> None:
-    users, stranger = container(), container()
+    users, stranger = start(), start()
     users.tell("attach", region.path)
     region.add_process(4321)
     found = look(region, ProcessTable(f"/proc/{stranger.host_pid}/root/proc"))
@@ -98,11 +91,11 @@ def test_a_proc_that_is_not_there_is_an_error_and_the_table_stays(tmp_path: Path
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be without its rights in a child")
 @needs_namespaces
 def test_a_process_that_may_not_be_looked_at_is_unknown(
-    container: Starter, public_directory: Path
+    start: Starter, public_directory: Path
 ) -> None:
     path = public_directory / "region.cache"
     create_region(path)
-    inside = container()
+    inside = start()
     pid = inside.tell("attach", path)
     RegionFile(path, open_region(path).layout).add_process(3_999_999)
     host_pid = inside.host_pid
@@ -129,11 +122,11 @@ def test_a_process_that_may_not_be_looked_at_is_unknown(
 @pytest.mark.parametrize("hidepid", [1, 2])
 @needs_namespaces
 def test_where_processes_are_hidden_no_slot_is_called_dead(
-    hidepid: int, container: Starter, public_directory: Path
+    hidepid: int, start: Starter, public_directory: Path
 ) -> None:
     path = public_directory / "region.cache"
     create_region(path)
-    inside = container()
+    inside = start()
     pid = inside.tell("attach", path)
     RegionFile(path, open_region(path).layout).add_process(3_999_999)
     with mounted_proc(public_directory, f"hidepid={hidepid}") as proc:
@@ -148,26 +141,26 @@ def test_where_processes_are_hidden_no_slot_is_called_dead(
 
 @needs_namespaces
 def test_a_table_older_than_the_snapshot_calls_nobody_dead(
-    container: Starter, region: RegionFile
+    start: Starter, region: RegionFile
 ) -> None:
     table = ProcessTable()
     region.add_process(3_999_999)
     assert states(look(region, table)) == {3_999_999: "dead"}
-    inside = container()
+    inside = start()
     inside.tell("attach", region.path)
     with open_region(region) as opened:
         snapshot = opened.snapshot()
-        assert states(table.match(opened, snapshot)) == {1: "unknown", 3_999_999: "unknown"}
+        assert states(match(table, opened, snapshot)) == {1: "unknown", 3_999_999: "unknown"}
         table.refresh()
-        assert states(table.match(opened, snapshot)) == {1: "alive", 3_999_999: "dead"}
-        assert table.match(opened, snapshot).host_pids == {1: inside.host_pid}
+        assert states(match(table, opened, snapshot)) == {1: "alive", 3_999_999: "dead"}
+        assert match(table, opened, snapshot).host_pids == {1: inside.host_pid}
 
 
 # ---- What a process is --------------------------------------------------------------------------
 
 
-def test_a_process_is_told_with_its_user_and_command(container: Starter) -> None:
-    plain = container(0)
+def test_a_process_is_told_with_its_user_and_command(start: Starter) -> None:
+    plain = start(0)
     table = ProcessTable()
     table.refresh()
     process = table.get(plain.process.pid)
@@ -179,8 +172,8 @@ def test_a_process_is_told_with_its_user_and_command(container: Starter) -> None
     assert process.start_time_ticks > 0
 
 
-def test_users_are_named_by_the_file_that_is_given(container: Starter, tmp_path: Path) -> None:
-    plain = container(0)
+def test_users_are_named_by_the_file_that_is_given(start: Starter, tmp_path: Path) -> None:
+    plain = start(0)
     users = tmp_path / "passwd"
     users.write_text(f"# odd\n\nx:y\nsomeone:x:{os.geteuid()}:0::/:/bin/sh\n")
     table = ProcessTable(user_file=users)

@@ -13,7 +13,7 @@ from actors import MakeActor
 from lock_bytes import NOBODY, hold, is_free, let_go, value_of
 from namespaces import FOREIGN_OWNER, is_number, needs_first_namespace, why_no_new_namespace
 from recovering import assert_usable, did, recover
-from region_bytes import RegionFileFactory
+from region_bytes import RegionFile, RegionFileFactory
 from slot_bytes import pids, used
 
 from libhamiregion import Layout, LockTimeout, RegionStale, open_region
@@ -80,9 +80,8 @@ for fd in range(3, 20):
 
 
 def test_a_program_that_closes_all_descriptors_keeps_its_lock(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     holder = actor(file)
     holder("lock")
     holder("evaluate", CLOSE_ALL)
@@ -138,9 +137,8 @@ resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_a_lock_that_lacked_a_descriptor_is_an_error_and_the_next_one_is_as_good_as_any(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     process = actor(file)
     assert process("evaluate", WITHOUT_DESCRIPTORS) == "EMFILE"
     assert is_free(file)
@@ -237,10 +235,9 @@ scene.descriptor = descriptor
     [Layout.UNVERSIONED_NO_UTIL, Layout.UNVERSIONED, Layout.V1_1],
 )
 def test_up_to_2_8_0_a_dead_writers_lock_is_taken_over_under_libvgpus_own_range(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    layout: Layout, file: RegionFile, actor: MakeActor
 ) -> None:
     """A waiter that repairs under it stores its pid plainly; one that comes later has to wait."""
-    file = region_file(layout)
     libvgpu, late = actor(), actor()
     libvgpu("evaluate", LIBVGPUS_RANGE, path=str(file.path), length=layout.size_bytes)
     hold(file, FOREIGN_OWNER + NOBODY)
@@ -279,9 +276,8 @@ ENDINGS = {
 @pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
 @pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2])
 def test_an_interpreter_that_ends_gives_the_lock_back_and_leaves(
-    ending: str, layout: Layout, region_file: RegionFileFactory
+    ending: str, file: RegionFile
 ) -> None:
-    file = region_file(layout)
     file.add_process(NOBODY, {0: 7})
     ended = subprocess.run(
         [sys.executable, "-c", END.format(ending), str(file.path)],
@@ -298,9 +294,8 @@ def test_an_interpreter_that_ends_gives_the_lock_back_and_leaves(
 
 @needs_first_namespace
 def test_a_region_that_cannot_be_left_says_what_goes_on_counting(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     holder = actor(file)
 
     region = open_region(file, writable=True)

@@ -31,24 +31,24 @@ pytestmark = [pytest.mark.root, pytest.mark.skipif(bool(_reason), reason=_reason
 
 
 @pytest.fixture(scope="module")
-def container() -> Iterator[ProcessFactory]:
-    """Where processes of a new namespace come from."""
-    with contextlib.closing(ProcessFactory(*NEW_NAMESPACE)) as process_factory:
-        yield process_factory
+def containers() -> Iterator[list[ProcessFactory]]:
+    """Where processes of new namespaces come from: a container, one inside it, and another one."""
+    with contextlib.ExitStack() as stack:
+
+        def enter(*words: str) -> ProcessFactory:
+            return stack.enter_context(contextlib.closing(ProcessFactory(*words, *NEW_NAMESPACE)))
+
+        first, other = enter(), enter()
+        member = first.actor()
+        yield [first, enter("nsenter", "-t", str(member.pid_here), "--pid", "--mount"), other]
 
 
-@pytest.fixture(scope="module")
-def container_in_container(container: ProcessFactory) -> Iterator[ProcessFactory]:
-    member = container.actor()
-    enter = ("nsenter", "--target", str(member.pid_here), "--pid", "--mount")
-    with contextlib.closing(ProcessFactory(*enter, *NEW_NAMESPACE)) as process_factory:
-        yield process_factory
-
-
-@pytest.fixture(scope="module")
-def another_container() -> Iterator[ProcessFactory]:
-    with contextlib.closing(ProcessFactory(*NEW_NAMESPACE)) as process_factory:
-        yield process_factory
+@pytest.fixture
+def actors(containers: list[ProcessFactory]) -> Iterator[list[MakeActor]]:
+    yield [each.actor for each in containers]
+    # Whoever is inside first.
+    for each in (containers[1], containers[2], containers[0]):
+        each.kill_all()
 
 
 @pytest.fixture
@@ -57,21 +57,18 @@ def outside(actor: MakeActor) -> MakeActor:
 
 
 @pytest.fixture
-def inside(container: ProcessFactory) -> Iterator[MakeActor]:
-    yield container.actor
-    container.kill_all()
+def inside(actors: list[MakeActor]) -> MakeActor:
+    return actors[0]
 
 
 @pytest.fixture
-def deeper(container_in_container: ProcessFactory) -> Iterator[MakeActor]:
-    yield container_in_container.actor
-    container_in_container.kill_all()
+def deeper(actors: list[MakeActor]) -> MakeActor:
+    return actors[1]
 
 
 @pytest.fixture
-def elsewhere(another_container: ProcessFactory) -> Iterator[MakeActor]:
-    yield another_container.actor
-    another_container.kill_all()
+def elsewhere(actors: list[MakeActor]) -> MakeActor:
+    return actors[2]
 
 
 def with_pid(make: MakeActor, pid: int, path: RegionFile | None = None, **options: object) -> Actor:
@@ -102,27 +99,9 @@ def used(file: RegionFile) -> int:
 # ---- waiting for each other ----
 
 
-def test_one_inside_waits_for_one_outside_and_the_other_way_round(
-    layout: Layout, region_file: RegionFileFactory, outside: MakeActor, inside: MakeActor
-) -> None:
-    file = region_file(layout)
-    members = [outside(file), attached(inside, file)]
-    for first, second in (members, reversed(members)):
-        first("lock")
-        second.start("lock", 30.0)
-        assert not second.is_done(within_s=0.05)
-        assert value_of(file) == 0
-        first("unlock")
-        second.outcome()
-        assert value_of(file) == 0
-        second("unlock")
-        assert is_free(file)
-
-
 def test_both_sides_count_one_up_in_turns(
-    layout: Layout, region_file: RegionFileFactory, outside: MakeActor, inside: MakeActor
+    file: RegionFile, outside: MakeActor, inside: MakeActor
 ) -> None:
-    file = region_file(layout)
     file.put("recent_kernel", 0)
     work = (
         "for _ in range(100):\n"
@@ -142,10 +121,9 @@ def test_both_sides_count_one_up_in_turns(
 
 
 def test_from_outside_one_signs_with_a_number_that_is_no_pid_inside(
-    layout: Layout, region_file: RegionFileFactory, outside: MakeActor, inside: MakeActor
+    file: RegionFile, outside: MakeActor, inside: MakeActor
 ) -> None:
     """Whether processes of the container can be seen or not."""
-    file = region_file(layout)
     holder = outside(file)
     for process in (None, attached(inside, file)):
         holder("lock")
@@ -158,9 +136,8 @@ def test_from_outside_one_signs_with_a_number_that_is_no_pid_inside(
 
 
 def test_inside_one_signs_with_the_pid_that_it_has_there(
-    layout: Layout, region_file: RegionFileFactory, inside: MakeActor, outside: MakeActor
+    file: RegionFile, outside: MakeActor, inside: MakeActor
 ) -> None:
-    file = region_file(layout)
     member = attached(inside, file)
     assert member.pid != member.pid_here
     member("lock")
@@ -176,10 +153,9 @@ def test_inside_one_signs_with_the_pid_that_it_has_there(
 
 
 def test_one_that_is_not_attached_signs_with_a_number_whoever_else_is_there(
-    layout: Layout, region_file: RegionFileFactory, outside: MakeActor, inside: MakeActor
+    file: RegionFile, outside: MakeActor, inside: MakeActor
 ) -> None:
     """Which namespace the processes with slots are in does not matter."""
-    file = region_file(layout)
     first = attached(outside, file)
     member = attached(inside, file)
     for make in (outside, inside):
@@ -198,10 +174,9 @@ def test_one_that_is_not_attached_signs_with_a_number_whoever_else_is_there(
 
 
 def test_a_pid_in_a_slot_proves_nothing_while_its_process_here_is_another_one(
-    layout: Layout, region_file: RegionFileFactory, outside: MakeActor
+    file: RegionFile, outside: MakeActor
 ) -> None:
     """Of all processes of the machine, none that has a slot's number maps the file."""
-    file = region_file(layout)
     for pid in range(1, 200):
         file.add_process(pid)
     file.add_process(os.getpid())
@@ -215,9 +190,8 @@ def test_a_pid_in_a_slot_proves_nothing_while_its_process_here_is_another_one(
 
 
 def test_one_outside_is_killed_and_one_inside_who_waits_gets_the_lock(
-    layout: Layout, region_file: RegionFileFactory, outside: MakeActor, inside: MakeActor
+    file: RegionFile, outside: MakeActor, inside: MakeActor
 ) -> None:
-    file = region_file(layout)
     holder, waiter = outside(file), attached(inside, file)
     holder("lock")
     waiter.start("lock", 30.0)
@@ -231,13 +205,8 @@ def test_one_outside_is_killed_and_one_inside_who_waits_gets_the_lock(
 
 @pytest.mark.parametrize("whose", ["this library", "libvgpu"])
 def test_one_inside_is_killed_and_one_outside_recovers_the_lock(
-    whose: str,
-    layout: Layout,
-    region_file: RegionFileFactory,
-    inside: MakeActor,
-    outside: MakeActor,
+    whose: str, file: RegionFile, outside: MakeActor, inside: MakeActor
 ) -> None:
-    file = region_file(layout)
     holder, bystander = attached(inside, file, 5), attached(inside, file, 6)
     if whose == "libvgpu":
         hold(file, holder.pid)
@@ -257,9 +226,8 @@ def test_one_inside_is_killed_and_one_outside_recovers_the_lock(
 
 
 def test_one_inside_recovers_from_the_death_of_another_one_inside(
-    layout: Layout, region_file: RegionFileFactory, inside: MakeActor
+    file: RegionFile, inside: MakeActor
 ) -> None:
-    file = region_file(layout)
     holder, survivor = attached(inside, file, 5), attached(inside, file, 6)
     hold(file, holder.pid)
     with pytest.raises(LockNotRecoverable, match="live"):
@@ -272,9 +240,8 @@ def test_one_inside_recovers_from_the_death_of_another_one_inside(
 
 
 def test_an_unsigned_lock_may_be_that_of_one_inside(
-    layout: Layout, region_file: RegionFileFactory, inside: MakeActor, outside: MakeActor
+    file: RegionFile, outside: MakeActor, inside: MakeActor
 ) -> None:
-    file = region_file(layout)
     member, recoverer = inside(file), outside(file)
     hold(file, 0)
     with pytest.raises(LockNotRecoverable, match="nobody has signed"):
@@ -288,9 +255,8 @@ def test_an_unsigned_lock_may_be_that_of_one_inside(
 
 
 def test_from_outside_the_dead_inside_are_reaped_and_the_living_spared(
-    layout: Layout, region_file: RegionFileFactory, inside: MakeActor, outside: MakeActor
+    file: RegionFile, outside: MakeActor, inside: MakeActor
 ) -> None:
-    file = region_file(layout)
     members = [attached(inside, file, 10**number) for number in range(4)]
     reaper = outside(file)
     assert reaper("region.reap") == ()
@@ -311,9 +277,8 @@ def test_from_outside_the_dead_inside_are_reaped_and_the_living_spared(
 
 
 def test_slots_are_named_by_the_pids_inside(
-    layout: Layout, region_file: RegionFileFactory, inside: MakeActor, outside: MakeActor
+    file: RegionFile, outside: MakeActor, inside: MakeActor
 ) -> None:
-    file = region_file(layout)
     member, editor = attached(inside, file), outside(file)
     assert pids(file) == [member.pid]
     editor("region.set_host_pid", member.pid, member.pid_here)
@@ -324,13 +289,9 @@ def test_slots_are_named_by_the_pids_inside(
 
 
 def test_a_pid_of_a_sidecar_proves_nothing_about_the_container(
-    layout: Layout,
-    region_file: RegionFileFactory,
-    inside: MakeActor,
-    elsewhere: MakeActor,
+    file: RegionFile, inside: MakeActor, elsewhere: MakeActor
 ) -> None:
     """Two programs of a sidecar have the region open; one has the number of a slot."""
-    file = region_file(layout)
     namesake = with_pid(elsewhere, 600, file)
     other = with_pid(elsewhere, 620, file)
     for process in (namesake, other):
@@ -346,21 +307,8 @@ def test_a_pid_of_a_sidecar_proves_nothing_about_the_container(
     assert used(file) == 200
 
 
-def test_inside_the_library_judges_its_own_processes(
-    layout: Layout, region_file: RegionFileFactory, inside: MakeActor
-) -> None:
-    file = region_file(layout)
-    dead, live, reaper = (attached(inside, file, number) for number in (1, 20, 300))
-    dead.kill()
-    (reaped,) = reaper("region.reap")
-    assert (reaped.pid, reaped.memory_bytes) == (dead.pid, 1)
-    assert used(file) == 320
-    live("slot.charge", 0, 1)
-    assert used(file) == 321
-
-
 def test_an_orphan_inside_is_repaired_from_outside(
-    region_file: RegionFileFactory, inside: MakeActor, outside: MakeActor
+    region_file: RegionFileFactory, outside: MakeActor, inside: MakeActor
 ) -> None:
     file = region_file(Layout.V1_2)
     orphan = inside(file)
@@ -377,13 +325,8 @@ def test_an_orphan_inside_is_repaired_from_outside(
 
 
 def test_two_levels_deep_a_process_is_named_by_its_innermost_pid(
-    layout: Layout,
-    region_file: RegionFileFactory,
-    outside: MakeActor,
-    inside: MakeActor,
-    deeper: MakeActor,
+    file: RegionFile, outside: MakeActor, inside: MakeActor, deeper: MakeActor
 ) -> None:
-    file = region_file(layout)
     # Different numbers on all three levels.
     member = with_pid(deeper, 7000, file)
     member("attach")
@@ -409,13 +352,8 @@ def test_two_levels_deep_a_process_is_named_by_its_innermost_pid(
 
 
 def test_the_lock_goes_round_through_three_levels(
-    layout: Layout,
-    region_file: RegionFileFactory,
-    outside: MakeActor,
-    inside: MakeActor,
-    deeper: MakeActor,
+    file: RegionFile, outside: MakeActor, inside: MakeActor, deeper: MakeActor
 ) -> None:
-    file = region_file(layout)
     members = [outside(file), inside(file), attached(deeper, file)]
     for turn in range(6):
         first, second = members[turn % 3], members[(turn + 1) % 3]
@@ -432,10 +370,9 @@ def test_the_lock_goes_round_through_three_levels(
 
 
 def test_a_host_process_with_the_number_of_a_dead_one_inside_is_not_taken_for_it(
-    layout: Layout, region_file: RegionFileFactory, outside: MakeActor, inside: MakeActor
+    file: RegionFile, outside: MakeActor, inside: MakeActor
 ) -> None:
     """It maps the region too, as an exporter does."""
-    file = region_file(layout)
     exporter = outside(file, writable=False)
     member = with_pid(inside, exporter.pid, file)
     member("attach")
@@ -453,9 +390,8 @@ def test_a_host_process_with_the_number_of_a_dead_one_inside_is_not_taken_for_it
 
 
 def test_a_host_writer_does_not_take_the_lock_of_one_inside_with_its_own_number(
-    layout: Layout, region_file: RegionFileFactory, outside: MakeActor, inside: MakeActor
+    file: RegionFile, outside: MakeActor, inside: MakeActor
 ) -> None:
-    file = region_file(layout)
     writer = outside(file)
     member = with_pid(inside, writer.pid, file)
     member("attach")
@@ -477,14 +413,9 @@ def test_a_host_writer_does_not_take_the_lock_of_one_inside_with_its_own_number(
 
 @pytest.mark.parametrize("attached_too", [False, True])
 def test_one_in_another_container_does_not_take_the_lock_of_its_namesake(
-    attached_too: bool,
-    layout: Layout,
-    region_file: RegionFileFactory,
-    inside: MakeActor,
-    elsewhere: MakeActor,
+    attached_too: bool, file: RegionFile, inside: MakeActor, elsewhere: MakeActor
 ) -> None:
     """Low numbers are common: both have a process 500."""
-    file = region_file(layout)
     holder = with_pid(inside, 500, file)
     if attached_too:
         holder("attach")
@@ -503,23 +434,10 @@ def test_one_in_another_container_does_not_take_the_lock_of_its_namesake(
     set_value(file, 1)
 
 
-def test_one_in_another_container_cannot_judge_and_so_reaps_nobody(
-    layout: Layout, region_file: RegionFileFactory, inside: MakeActor, elsewhere: MakeActor
-) -> None:
-    file = region_file(layout)
-    members = [attached(inside, file, 5), attached(inside, file, 6)]
-    stranger = elsewhere(file)
-    assert stranger("region.reap") == ()
-    with pytest.raises(ValueError, match="cannot be told"):
-        stranger("region.reap", [members[0].pid])
-    assert used(file) == 11
-
-
 def test_a_stranger_with_the_number_of_a_slot_is_no_proof_that_one_sees_everybody(
-    layout: Layout, region_file: RegionFileFactory, inside: MakeActor, elsewhere: MakeActor
+    file: RegionFile, inside: MakeActor, elsewhere: MakeActor
 ) -> None:
     """A tool in another container looks on, and a second one reaps."""
-    file = region_file(layout)
     namesake = with_pid(inside, 500, file)
     namesake("attach")
     namesake("slot.charge", 0, 5)
@@ -527,6 +445,8 @@ def test_a_stranger_with_the_number_of_a_slot_is_no_proof_that_one_sees_everybod
     with_pid(elsewhere, 500, file, writable=False)
     reaper = elsewhere(file)
     assert reaper("region.reap") == ()
+    with pytest.raises(ValueError, match="cannot be told"):
+        reaper("region.reap", [member.pid])
     assert used(file) == 11
     hold(file, member.pid)
     assert reaper("region.lock_state").owner_life == "unknown"
@@ -535,10 +455,9 @@ def test_a_stranger_with_the_number_of_a_slot_is_no_proof_that_one_sees_everybod
 
 
 def test_a_writer_killed_in_another_container_is_no_obstacle_whatever_its_number(
-    layout: Layout, region_file: RegionFileFactory, inside: MakeActor, elsewhere: MakeActor
+    file: RegionFile, inside: MakeActor, elsewhere: MakeActor
 ) -> None:
     """It has not signed with a number that is a live process's inside."""
-    file = region_file(layout)
     namesake = with_pid(inside, 500, file)
     namesake("attach")
     stranger = with_pid(elsewhere, 500, file)
@@ -555,10 +474,9 @@ def test_a_writer_killed_in_another_container_is_no_obstacle_whatever_its_number
 
 
 def test_one_that_attaches_signs_with_its_pid_and_can_be_judged_from_both_sides(
-    layout: Layout, region_file: RegionFileFactory, outside: MakeActor, inside: MakeActor
+    file: RegionFile, outside: MakeActor, inside: MakeActor
 ) -> None:
     """Attaching is for processes of the container; one of the host is found by its pid as well."""
-    file = region_file(layout)
     member, guest = attached(inside, file), attached(outside, file)
     for holder in (member, guest):
         holder("lock")

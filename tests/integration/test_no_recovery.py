@@ -12,7 +12,7 @@ from actors import MakeActor, ProcessFactory
 from lock_bytes import LOW_HALF, NOBODY, hold, is_free, set_value, value_of
 from namespaces import needs_first_namespace, why_no_new_namespace
 from recovering import assert_usable, did, recover
-from region_bytes import RegionFile, RegionFileFactory
+from region_bytes import RegionFile
 from slot_bytes import pids
 from wait import eventually
 
@@ -32,10 +32,7 @@ one_of_each_generation = pytest.mark.parametrize(
 )
 
 
-def test_a_lock_that_libvgpu_holds_is_never_broken(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
-    file = region_file(layout)
+def test_a_lock_that_libvgpu_holds_is_never_broken(file: RegionFile, actor: MakeActor) -> None:
     holder = actor(file)
     others = [actor(file), actor(file)]
     hold(file, holder.pid)
@@ -62,10 +59,7 @@ def test_a_lock_that_libvgpu_holds_is_never_broken(
     )
 
 
-def test_a_holder_that_is_stopped_lives(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
-    file = region_file(layout)
+def test_a_holder_that_is_stopped_lives(file: RegionFile, actor: MakeActor) -> None:
     holder = actor(file)
     hold(file, holder.pid)
     os.kill(holder.pid_here, signal.SIGSTOP)
@@ -81,9 +75,8 @@ def test_a_holder_that_is_stopped_lives(
 @one_of_each_generation
 @pytest.mark.parametrize("attached", [False, True])
 def test_a_lock_that_this_library_holds_is_never_broken(
-    attached: bool, layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    attached: bool, file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     holder = actor(file)
     if attached:
         holder("attach")
@@ -109,10 +102,9 @@ answer = turns
 
 
 def test_those_who_take_turns_are_not_disturbed_by_recoverers(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
     """Whatever moment it looks at: a holder whose lock is broken gets an error on leaving."""
-    file = region_file(layout)
     workers = [actor(file) for _ in range(2)]
     for worker in workers:
         worker("attach")
@@ -160,9 +152,8 @@ answer = (errors, recovered, region.memory_used(0))
 
 
 def test_a_processs_own_threads_are_not_disturbed_by_its_recovery_through_another_handle(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     process = actor(file)
     process("attach")
     outcome = process("evaluate", RECOVER_BESIDE_OWN_THREADS, seconds=0.6)
@@ -175,9 +166,8 @@ def test_a_processs_own_threads_are_not_disturbed_by_its_recovery_through_anothe
 
 @pytest.mark.parametrize("owner", [0, NOBODY])
 def test_where_proc_shows_nobody_nothing_is_done(
-    owner: int, layout: Layout, region_file: RegionFileFactory, tmp_path: Path
+    owner: int, file: RegionFile, tmp_path: Path
 ) -> None:
-    file = region_file(layout)
     hold(file, owner)
     nothing = tmp_path / "proc"
     nothing.mkdir()

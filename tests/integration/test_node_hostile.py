@@ -11,22 +11,17 @@ from typing import Any
 
 import pytest
 from actors import MakeActor
-from containers import Starter, containers, needs_namespaces
+from containers import Starter, needs_namespaces
 from namespaces import needs_first_namespace
 from node_root import Root, only, refresh, remove
 from region_bytes import SLOTS, RegionFile, locate
+from stress import scaled
 from wait import eventually
 
 from libhamiregion import Layout, create_region
 from libhamiregion.node import Node, directories, procfs
 
 RACER = Path(__file__).with_name("racing_container.py")
-
-
-@pytest.fixture
-def container() -> Iterator[Starter]:
-    with containers() as start:
-        yield start
 
 
 @pytest.fixture
@@ -112,7 +107,7 @@ def test_a_directory_that_changes_while_it_is_scanned(
 
 
 @pytest.mark.stress
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(scaled(10)))
 def test_a_directory_that_changes_while_it_is_scanned_for_long(
     seed: int, node: Node, root: Root, tmp_path: Path
 ) -> None:
@@ -197,8 +192,10 @@ def test_a_thousand_invented_processes_are_nobody_and_nobody_is_touched(
 
     found = views["hostile"].processes
     assert found is not None
-    assert views["hostile"].slot_count == SLOTS
-    assert views["hostile"].omitted_slots("dead") == SLOTS - len(found.slots)
+    omitted = views["hostile"].omitted
+    assert sum(each.slots for each in omitted) == SLOTS - len(found.slots)
+    # On a busy machine there may be no time to prove all of them.
+    assert {each.state for each in omitted} <= {"dead", "unknown"}
     assert {slot.state for slot in found.slots} <= {"dead", "unknown"}
     assert found.host_pids == {}
     assert found.unlisted == ()
@@ -212,10 +209,10 @@ def test_a_thousand_invented_processes_are_nobody_and_nobody_is_touched(
 
 @needs_namespaces
 def test_who_names_the_pids_of_another_container_gets_none_of_its_processes(
-    container: Starter, node: Node, root: Root
+    start: Starter, node: Node, root: Root
 ) -> None:
     honest, hostile = root.region("honest"), root.region("hostile")
-    inside, attacker = container(), container()
+    inside, attacker = start(), start()
     inside.tell("attach", honest)
     attacker.tell("attach", hostile)
     # Both are pid 1 in their namespaces; and the attacker claims the other's host pid.
@@ -239,10 +236,10 @@ def test_who_names_the_pids_of_another_container_gets_none_of_its_processes(
 
 @needs_namespaces
 def test_a_container_that_restarts_is_the_same_directory_with_other_processes(
-    container: Starter, node: Node, root: Root
+    start: Starter, node: Node, root: Root
 ) -> None:
     path = root.region("train")
-    first = container()
+    first = start()
     first.tell("attach", path)
     (view,) = node.view()
     assert view.processes is not None
@@ -250,7 +247,7 @@ def test_a_container_that_restarts_is_the_same_directory_with_other_processes(
     first_region = only(node).region
     first.end()
     # The new one finds the file, with what the old one left in it.
-    second = container()
+    second = start()
     second.tell("attach", path)
     (view,) = node.view()
     assert view.container.region is first_region
@@ -260,7 +257,7 @@ def test_a_container_that_restarts_is_the_same_directory_with_other_processes(
     # The next one makes a file of its own.
     remove(path)
     create_region(path, priority=0)
-    third = container()
+    third = start()
     third.tell("attach", path)
     changes = node.refresh()
     assert len(changes.replaced) == 1

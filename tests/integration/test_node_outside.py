@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from actors import MakeActor
 from containers import Container as Processes
-from containers import Starter, containers, needs_namespaces
+from containers import Starter, needs_namespaces
 from namespaces import NEW_NAMESPACE
 from node_root import Root
 from own_cgroups import cgroup_of_pod
@@ -24,12 +24,6 @@ from libhamiregion.node import Container, MissingReason, Node, NodeChanges, Proc
 GIB = 1 << 30
 POD, ID = "6d2b8f5e-3c1a-4b7d-9e0f-1a2b3c4d5e6f", "c0ffee42" * 8
 SCENES = Path(__file__).with_name("outside_scenes.py")
-
-
-@pytest.fixture
-def container() -> Iterator[Starter]:
-    with containers() as start:
-        yield start
 
 
 @pytest.fixture
@@ -72,10 +66,8 @@ def private(start: Starter, directory: Path) -> Processes:
 
 
 @needs_namespaces
-def test_a_private_region_is_one_of_the_nodes(
-    container: Starter, node: Node, tmp_path: Path
-) -> None:
-    inside = private(container, tmp_path / "private")
+def test_a_private_region_is_one_of_the_nodes(start: Starter, node: Node, tmp_path: Path) -> None:
+    inside = private(start, tmp_path / "private")
     inside.tell("attach", tmp_path / "private/cudevshr.cache")
     inside.tell("charge", 1000)
     with cgroup_of_pod(POD, ID) as cgroup:
@@ -105,9 +97,9 @@ def test_a_private_region_is_one_of_the_nodes(
 
 @needs_namespaces
 def test_a_view_finds_it_at_once_and_proves_what_is_dead(
-    container: Starter, node: Node, tmp_path: Path
+    start: Starter, node: Node, tmp_path: Path
 ) -> None:
-    inside = private(container, tmp_path / "private")
+    inside = private(start, tmp_path / "private")
     path = tmp_path / "private/cudevshr.cache"
     inside.tell("attach", path)
     dead, _ = inside.child("spawn")
@@ -122,9 +114,9 @@ def test_a_view_finds_it_at_once_and_proves_what_is_dead(
 
 @needs_namespaces
 def test_a_node_that_shall_not_look_outside_does_not(
-    container: Starter, root: Root, tmp_path: Path
+    start: Starter, root: Root, tmp_path: Path
 ) -> None:
-    inside = private(container, tmp_path / "private")
+    inside = private(start, tmp_path / "private")
     inside.tell("attach", tmp_path / "private/cudevshr.cache")
     with Node(root) as node:
         node.refresh()
@@ -323,13 +315,13 @@ scene.more = getattr(scene, "more", []) + [libhamiregion.open_region(path, writa
 
 @needs_namespaces
 def test_the_container_is_the_users_not_a_monitors(
-    container: Starter, actor: MakeActor, node: Node, region_file: RegionFileFactory
+    start: Starter, actor: MakeActor, node: Node, region_file: RegionFileFactory
 ) -> None:
     files = [region_file(), region_file()]
     monitor = actor()
     for file in files:
         monitor("evaluate", OPEN_ONE_MORE, path=str(file.path))
-    inside = container()
+    inside = start()
     inside.tell("attach", files[0].path)
     with cgroup_of_pod(POD, ID) as cgroup, cgroup_of_pod(POD, "beef" * 16) as other:
         (cgroup / "cgroup.procs").write_text(str(inside.host_pid))

@@ -18,7 +18,7 @@ from fake_nvml.scenes import (
     utils,
 )
 
-from libhamiregion.node.nvml import NvmlMigDevice, NvmlSampler, NvmlState
+from libhamiregion.node.nvml import NvmlSampler, NvmlState
 
 
 def test_devices_and_processes_are_what_the_driver_says(
@@ -58,7 +58,7 @@ def test_a_sample_is_a_value(fake_driver: FakeDriver, nvml_sampler: NvmlSampler)
     sample = nvml_sampler.sample()
     assert sample.process(GPU, 999) is not None
     assert pickle.loads(pickle.dumps(sample)) == sample
-    assert sample.processes[0].faults[0].state is NvmlState.NO_FIGURE
+    assert sample.processes[0].memory_used_bytes is None
     assert sample.pids == {101, 301, 302}
     assert sample.of_pid(101) == sample.processes[:1]
 
@@ -82,7 +82,7 @@ def test_a_process_in_several_lists_stands_once_and_its_memory_is_not_added_up(
     ]
 
 
-def test_memory_that_the_driver_does_not_know_is_none_with_its_reason(
+def test_memory_that_the_driver_does_not_know_is_none(
     fake_driver: FakeDriver, nvml_sampler: NvmlSampler
 ) -> None:
     fake_driver.play(
@@ -93,15 +93,8 @@ def test_memory_that_the_driver_does_not_know_is_none_with_its_reason(
         f"process 0 graphics 102 {7 * MIB}",
         "process 0 compute 103 18446744073709551614",
     )
-    first, second, third = nvml_sampler.sample().processes
-    assert first.memory_used_bytes is None
-    reason = first.reason("memory_used_bytes")
-    assert reason is not None
-    assert reason.state is NvmlState.NO_FIGURE
-    assert first.reason("sm_util_percent") is None
-    assert (second.memory_used_bytes, second.faults) == (7 * MIB, ())
-    assert third.memory_used_bytes is None
-    assert [fault.state for fault in third.faults] == [NvmlState.OUT_OF_RANGE]
+    found = [row.memory_used_bytes for row in nvml_sampler.sample().processes]
+    assert found == [None, 7 * MIB, None]
 
 
 def test_an_older_driver_is_asked_with_the_second_version(
@@ -147,7 +140,7 @@ def test_a_list_that_grows_while_it_is_read_is_read_again_but_not_for_ever(
         CARD, f"process 0 compute 101 {MIB}", "sample 0 101 100 9 0 0 0", f"grow {call} 3"
     )
     process = one(nvml_sampler.sample(), 101)
-    assert (process.memory_used_bytes, process.sm_util_percent, process.faults) == (MIB, 9, ())
+    assert (process.memory_used_bytes, process.sm_util_percent) == (MIB, 9)
     fake_driver.add(f"grow {call} 1000000")
     sample = nvml_sampler.sample()
     assert (call, NvmlState.INSUFFICIENT_SIZE) in states(sample.devices[0].faults)
@@ -187,19 +180,15 @@ def test_only_samples_of_the_last_second_count_and_the_newest_wins(
     newest, between, idle = sample.processes
     assert utils(newest) == (70, 7, 1, 2)
     assert utils(between) == (None,) * 4, "busy a moment ago: neither 90 nor 0 is known"
-    reason = between.reason("sm_util_percent")
-    assert reason is not None
-    assert reason.state is NvmlState.NO_SAMPLE
     assert utils(idle) == (0, 0, 0, 0)
-    assert [(row.pid, row.sm_util_percent) for row in nvml_sampler.sample_view()] == [
+    assert [(row.pid, row.sm_util_percent) for row in nvml_sampler.sample().utilization] == [
         (101, 70),
         (101, 30),
         (104, 11),
     ]
     assert sample.process(GPU, 104) is None, "it came or went in this moment"
-    # Both views of one sample, whatever the driver says by then.
+    # Names of one sample, whatever the driver says by then.
     fake_driver.play(CARD)
-    assert nvml_sampler.sample_view(sample=sample) == sample.utilization
     assert [row.pid for row in nvml_sampler.process_view(sample=sample)] == [
         row.pid for row in sample.processes
     ]
@@ -213,7 +202,7 @@ def test_outside_the_host_namespace_silence_proves_nothing(fake_driver: FakeDriv
         (process,) = sample.processes
         assert (process.pid, process.memory_used_bytes, utils(process)) == (12, MIB, (None,) * 4)
         assert sample.process(GPU, 13) is None
-        assert [row.pid for row in sampler.sample_view()] == [645400]
+        assert [row.pid for row in sample.utilization] == [645400]
 
 
 def test_a_percentage_that_cannot_be_is_none_and_the_others_stay(
@@ -227,11 +216,9 @@ def test_a_percentage_that_cannot_be_is_none_and_the_others_stay(
     sample = nvml_sampler.sample()
     (process,) = sample.processes
     assert utils(process) == (None, 22, None, 100)
-    assert {fault.figure for fault in process.faults} == {"sm_util_percent", "enc_util_percent"}
-    assert {fault.state for fault in process.faults} == {NvmlState.OUT_OF_RANGE}
     (device,) = sample.devices
     assert (device.gpu_util_percent, device.memory_util_percent) == (None, 3)
-    assert nvml_sampler.sample_view()[0].sm_util_percent is None
+    assert utils(sample.utilization[0]) == (None, 22, None, 100)
 
 
 def test_with_the_list_refused_samples_still_show_who_is_busy(
@@ -246,9 +233,6 @@ def test_with_the_list_refused_samples_still_show_who_is_busy(
     sample = nvml_sampler.sample()
     (process,) = sample.processes
     assert (process.pid, process.memory_used_bytes, process.sm_util_percent) == (101, None, 44)
-    reason = process.reason("memory_used_bytes")
-    assert reason is not None
-    assert reason.state is NvmlState.NO_PERMISSION
     assert sample.devices[0].processes_state is NvmlState.NO_PERMISSION
     assert sample.process(GPU, 999) is None
 
@@ -261,7 +245,6 @@ def test_mig_devices_have_their_instances_their_profile_and_their_processes(
     card = sample.devices[1]
     assert card.mig_enabled is True
     first, second = card.mig_devices
-    assert isinstance(first, NvmlMigDevice)
     assert (first.slot, first.uuid, first.profile) == (0, MIG_A, "1g.5gb")
     assert (first.gpu_instance_id, first.compute_instance_id) == (7, 0)
     assert (first.memory_total_bytes, first.memory_used_bytes) == (4864 * MIB, 1000 * MIB)
@@ -275,9 +258,6 @@ def test_mig_devices_have_their_instances_their_profile_and_their_processes(
     ]
     for process in sample.processes:
         assert utils(process) == (None,) * 4, "the driver samples nothing under MIG"
-        reason = process.reason("sm_util_percent")
-        assert reason is not None
-        assert reason.state is NvmlState.NOT_SUPPORTED
     idle = sample.process(MIG_A, 999)
     assert idle is not None
     assert (idle.memory_used_bytes, idle.sm_util_percent) == (0, None)
@@ -331,7 +311,4 @@ def test_the_process_view_has_names_whatever_they_are(
     )
     assert hostile.name == "\x1b[31mred\\xff\\xfe"
     assert gone.name is None
-    reason = gone.reason("name")
-    assert reason is not None
-    assert (reason.call, reason.state) == ("nvmlSystemGetProcessName", NvmlState.NOT_FOUND)
     assert nvml_sampler.sample().processes[0].name is None

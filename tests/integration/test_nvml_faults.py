@@ -47,6 +47,8 @@ ANSWERS = {
     ("nvmlDeviceGetMPSComputeRunningProcesses_v3", 13),
     ("nvmlDeviceGetComputeRunningProcesses_v3", 13),
     ("nvmlDeviceGetProcessUtilization", 6),
+    # A program without a name is one that has none.
+    *(("nvmlSystemGetProcessName", code) for code in CODES.values()),
 }
 FIGURES = (
     "memory_total_bytes",
@@ -73,11 +75,10 @@ def figures(sample: NvmlSample, view: tuple[NvmlProcess, ...]) -> dict[Any, int 
     return found
 
 
-def all_faults(sample: NvmlSample, view: tuple[NvmlProcess, ...]) -> tuple[NvmlFault, ...]:
+def all_faults(sample: NvmlSample) -> tuple[NvmlFault, ...]:
     faults = () if sample.fault is None else (sample.fault,)
-    for owner in (*view, *sample.devices):
-        faults += owner.faults
     for device in sample.devices:
+        faults += device.faults
         for mig in device.mig_devices:
             faults += mig.faults
     return faults
@@ -109,7 +110,7 @@ def test_each_error_of_each_call_is_a_state_and_never_a_wrong_figure(
                 continue
             for key, value in found.items():
                 assert value is None or value == healthy[key], (name, key)
-            faults = all_faults(sample, view)
+            faults = all_faults(sample)
             named = {(fault.call.removesuffix("_v2"), fault.state.value) for fault in faults}
             if (call, code) not in ANSWERS:
                 assert (call.removesuffix("_v2"), name) in named, name
@@ -137,10 +138,13 @@ def test_a_return_value_of_the_future_keeps_its_number(
 ) -> None:
     fake_driver.play(CARD, "error nvmlDeviceGetMemoryInfo 777")
     (device,) = nvml_sampler.sample().devices
-    reason = device.reason("memory_used_bytes")
-    assert reason is not None
-    assert (reason.state, reason.code) == (NvmlState.UNDOCUMENTED, 777)
-    assert "777" in reason.message
+    fault = device.faults[0]
+    assert (fault.figure, fault.state, fault.code) == (
+        "memory_total_bytes",
+        NvmlState.UNDOCUMENTED,
+        777,
+    )
+    assert "777" in fault.message
 
 
 def test_every_documented_return_value_has_a_state_and_every_state_an_explanation() -> None:
@@ -186,10 +190,7 @@ def test_a_gpu_lost_in_mid_run_keeps_its_name_and_does_not_touch_the_others(
         )
         assert (lost.uuid, lost.name) == (GPU, "NVIDIA H100 80GB HBM3")
         assert (lost.memory_used_bytes, lost.gpu_util_percent) == (None, None)
-        for figure in ("memory_used_bytes", "gpu_util_percent", "mig_enabled"):
-            reason = lost.reason(figure)
-            assert reason is not None
-            assert reason.state is NvmlState.GPU_IS_LOST
+        assert {fault.state for fault in lost.faults} == {NvmlState.GPU_IS_LOST}
         assert lost.processes_state is lost.utilization_state is NvmlState.GPU_IS_LOST
         assert [row.pid for row in sample.processes] == [102]
         assert sample.process(GPU, 101) is None

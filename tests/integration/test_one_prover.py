@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from actors import MakeActor
 from containers import (
     Container,
     Starter,
-    containers,
     look,
     mounted_proc,
     needs_namespaces,
@@ -27,12 +25,6 @@ from libhamiregion.node import ProcessTable
 NOBODY = 3_999_999
 
 pytestmark = [needs_namespaces, needs_first_namespace]
-
-
-@pytest.fixture
-def container() -> Iterator[Starter]:
-    with containers() as start:
-        yield start
 
 
 @pytest.fixture(params=[Layout.V1_1, Layout.V1_2])
@@ -52,9 +44,9 @@ def charged(inside: Container, file: RegionFile, pid: int = 0) -> int:
 
 
 def test_monitors_strangers_and_several_that_could_be_meant(
-    container: Starter, region: RegionFile
+    start: Starter, region: RegionFile
 ) -> None:
-    monitor, users, stranger = container(0), container(), container()
+    monitor, users, stranger = start(0), start(), start()
     charged(users, region)
     stranger.tell("map", region.path)
     monitor.tell("map", region.path)
@@ -71,7 +63,9 @@ scene.mapping = mmap.mmap(descriptor, 0)
 os.close(descriptor)
 table, snapshot = ProcessTable(), region.snapshot()
 table.refresh()
-shown = {slot.pid: slot.state for slot in table.match(region, snapshot).slots}
+pids = [each.pid for each in snapshot.processes]
+found = table.match(region, pids, snapshot.taken_at_ns)
+shown = {slot.pid: slot.state for slot in found.slots}
 answer = shown, {slot.pid for slot in region.reap(dry_run=True)}
 """
 
@@ -86,14 +80,14 @@ def test_this_process_with_libvgpu_loaded(actor: MakeActor, region: RegionFile) 
 @pytest.mark.root
 @pytest.mark.parametrize("hidepid", [0, 1, 2])
 def test_for_a_user_without_privileges(
-    hidepid: int, container: Starter, public_directory: Path
+    hidepid: int, start: Starter, public_directory: Path
 ) -> None:
     path = public_directory / "region.cache"
     create_region(path)
     path.chmod(0o666)
     file = RegionFile(path, open_region(path).layout)
     file.add_process(NOBODY, {0: 640})
-    charged(container(), file)
+    charged(start(), file)
     with mounted_proc(public_directory, f"hidepid={hidepid}") as proc:
         expected = {1: "unknown", NOBODY: "unknown" if hidepid else "dead"}
         assert unprivileged(lambda: states(look(path, ProcessTable(proc)))) == expected
@@ -101,7 +95,7 @@ def test_for_a_user_without_privileges(
 
 @pytest.mark.root
 def test_a_file_that_is_mapped_through_an_overlay(
-    container: Starter, region: RegionFile, tmp_path: Path
+    start: Starter, region: RegionFile, tmp_path: Path
 ) -> None:
     merged = tmp_path / "merged"
     for name in ("upper", "merged", "lower", "work"):
@@ -114,7 +108,7 @@ def test_a_file_that_is_mapped_through_an_overlay(
     tried = subprocess.run([*prefix, "true"], capture_output=True, text=True, check=False)
     if tried.returncode != 0:
         pytest.skip(f"cannot mount an overlay here: {tried.stderr.strip()}")
-    inside = container(1, prefix)
+    inside = start(1, prefix)
     inside.tell("attach", merged / "usage.cache")
     inside.tell("charge", 1000)
     assert states(look(path)) == {1: "unknown", NOBODY: "dead"}

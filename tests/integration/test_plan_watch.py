@@ -2,97 +2,27 @@
 
 import errno
 import json
-import os
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from node_scene import Events
-from plan_scene import GIB, GPUS, PlannedRegion, PlanScene, plan, plan_yaml
-from wait import eventually
+from plan_scene import GIB, GPUS, PlannedRegion, PlanScene, plan_nodes, plan_scene
+from plan_watching import FIVE, SIX, Watch, memory, set_plan, watches
 
 from libhamiregion import create_region
-from libhamiregion.agent import PlanKeeper, TaskRunner
 from libhamiregion.node import Node
 from libhamiregion.plan import (
     LimitPlan,
     OtherKeeperRuns,
-    PlanFile,
     PlanWatcher,
     apply_diff,
     diff_plan,
     load_plan,
 )
-from libhamiregion.plan.keeper import is_kept
-from libhamiregion.plan.sources import PlanSource, SourceReading
 
-SIX = "{select: {}, set: {memory_limit: 6GiB}}"
-FIVE = "{select: {}, set: {memory_limit: 5GiB}}"
-
-Watch = Callable[..., PlanWatcher]
-
-
-@pytest.fixture
-def scene(tmp_path: Path) -> PlanScene:
-    return PlanScene(tmp_path)
-
-
-@pytest.fixture
-def node(scene: PlanScene) -> Iterator[Node]:
-    with scene.node() as node:
-        yield node
-
-
-@pytest.fixture
-def events() -> Events:
-    return Events()
-
-
-@pytest.fixture
-def watch(scene: PlanScene, node: Node, events: Events) -> Iterator[Watch]:
-    """Makes watchers that keep the scene on a plan, and stops them."""
-    made: list[PlanWatcher] = []
-
-    def watch(*sources: PlanSource, **options: Any) -> PlanWatcher:
-        chosen = sources or [PlanFile(scene.directory / "plan.yaml")]
-        options = {"state": scene.state, "emit": events.append, **options}
-        made.append(PlanWatcher(node, chosen, **options))
-        return made[-1]
-
-    yield watch
-    for each in made:
-        each.stop()
-
-
-def aged(path: Path, text: str) -> None:
-    """Write a file as if it had been written a while ago: it is complete."""
-    path.write_text(text)
-    os.utime(path, (time.time() - 10,) * 2)
-
-
-def set_plan(scene: PlanScene, *rules: str) -> None:
-    aged(scene.directory / "plan.yaml", plan_yaml(*rules))
-
-
-def memory(region: PlannedRegion) -> list[int]:
-    found: list[int] = region.limits()["memory"][:2]
-    return found
-
-
-class Changing:
-    """A source that says what it is told."""
-
-    def __init__(self, plan: LimitPlan | None) -> None:
-        self.reading = SourceReading(plan)
-        self.closed = False
-
-    def read(self) -> SourceReading:
-        return self.reading
-
-    def close(self) -> None:
-        self.closed = True
+scene = pytest.fixture(plan_scene)
+node = pytest.fixture(plan_nodes)
+watch = pytest.fixture(watches)
 
 
 # ---- what a pass does -----------------------------------------------------------------
@@ -415,171 +345,20 @@ def test_an_edit_that_is_tried_again_is_not_taken_for_somebody_elses_doing(
     assert watcher.counters()["plan_drifts"] == 0
 
 
-def test_two_watchers_do_not_fight_over_a_node(scene: PlanScene, watch: Watch) -> None:
+def test_one_process_keeps_a_node_on_a_plan_whatever_its_state_directory(
+    scene: PlanScene, watch: Watch
+) -> None:
+    """Nor do two nodes share a state directory."""
     set_plan(scene, SIX)
     first = watch()
     first.run()
     for start in (PlanWatcher.start, PlanWatcher.run):
         with pytest.raises(OtherKeeperRuns, match="another process keeps"):
             start(watch(state=scene.directory / "another"))
+    with (
+        Node(scene.directory / "elsewhere") as other,
+        pytest.raises(OtherKeeperRuns, match=str(scene.state)),
+    ):
+        PlanWatcher(other, [], scene.state).start()
     first.stop()
     watch(state=scene.directory / "another").run()
-
-
-# ---- the plan changes -----------------------------------------------------------------
-
-
-def test_a_plan_that_is_wrong_is_reported_and_the_last_good_one_stays(
-    scene: PlanScene, watch: Watch, events: Events
-) -> None:
-    """At the start nothing is changed, until somebody has corrected it."""
-    region = scene.container()
-    path = scene.directory / "plan.yaml"
-    watcher = watch()
-    for text, said in ((None, "No such file"), ("kind: [", "neither YAML nor JSON")):
-        if text is not None:
-            aged(path, text)
-        watcher.start()
-        with pytest.raises(RuntimeError, match="no plan can be used yet"):
-            watcher.run()
-        assert said in events.of("problem")[-1].message
-    assert memory(region) == [8 * GIB, 4 * GIB]
-    set_plan(scene, SIX)
-    watcher.run()
-    assert memory(region) == [6 * GIB, 6 * GIB]
-    aged(path, "kind: {")
-    for _ in range(3):
-        watcher.run()
-    assert len(events.of("problem")) == 3
-    assert events.of("problem")[-1].detail["about"] == str(path)
-    region.put("limit", GIB)
-    watcher.run()
-    assert memory(region) == [6 * GIB, 6 * GIB]
-    set_plan(scene, FIVE)
-    watcher.run()
-    assert len(events.of("solved")) == 2
-    assert memory(region) == [5 * GIB, 5 * GIB]
-
-
-def test_annotations_that_change_all_the_time_do_not_fill_the_log(
-    watch: Watch, events: Events
-) -> None:
-    source = Changing(LimitPlan())
-    watcher = watch(source)
-    for number in range(64):
-        source.reading = SourceReading(LimitPlan(), {"research/bert-0": f"wrong {number}"})
-        watcher.run()
-    assert len(events.of("problem")) == 7
-
-
-def test_the_swap_of_a_config_map_is_a_new_plan(scene: PlanScene, watch: Watch) -> None:
-    """As kubelet does it: a link to a link to a directory, and the middle one is renamed over."""
-    region = scene.container()
-    volume = scene.directory / "volume"
-
-    def publish(name: str, text: str) -> None:
-        (volume / name).mkdir(parents=True)
-        aged(volume / name / "plan.yaml", text)
-        (volume / "..data_tmp").symlink_to(name)
-        (volume / "..data_tmp").replace(volume / "..data")
-
-    publish("..2026_1", plan_yaml(SIX))
-    (volume / "plan.yaml").symlink_to("..data/plan.yaml")
-    watcher = watch(PlanFile(volume / "plan.yaml"))
-    watcher.run()
-    assert memory(region) == [6 * GIB, 6 * GIB]
-    publish("..2026_2", plan_yaml(FIVE))
-    watcher.run()
-    assert memory(region) == [5 * GIB, 5 * GIB]
-
-
-def test_a_fifo_in_the_place_of_a_plan_holds_nothing_up(
-    scene: PlanScene, watch: Watch, events: Events
-) -> None:
-    """Also one that somebody has open for writing, and never writes to."""
-    path = scene.directory / "plan.yaml"
-    os.mkfifo(path)
-    writer = os.open(path, os.O_RDWR)
-    try:
-        with pytest.raises(RuntimeError, match="no plan can be used yet"):
-            watch().run()
-    finally:
-        os.close(writer)
-    assert "a plan is a regular file" in events.of("problem")[0].message
-
-
-def test_a_file_that_is_being_written_is_not_taken_for_a_plan(tmp_path: Path) -> None:
-    """A plan cut off after its first rule is a plan as well, and nobody's."""
-    path = tmp_path / "plan.yaml"
-    aged(path, plan_yaml(SIX, FIVE))
-    source = PlanFile(path)
-    whole = source.read().plan
-    path.write_text(plan_yaml(FIVE))
-    assert source.read().plan is whole
-    os.utime(path, (time.time() - 10,) * 2)
-    again = source.read()
-    assert again.plan == plan(FIVE)
-    assert again.plan is source.read().plan
-
-
-def test_nor_is_one_that_was_away_for_a_moment(tmp_path: Path) -> None:
-    """An editor may remove a file and write it anew."""
-    path = tmp_path / "plan.yaml"
-    aged(path, plan_yaml(SIX, FIVE))
-    source = PlanFile(path)
-    whole = source.read().plan
-    path.unlink()
-    assert source.read().problems
-    path.write_text(plan_yaml(FIVE))
-    assert source.read().plan is whole
-    aged(path, plan_yaml(SIX, FIVE))
-    again = source.read()
-    assert again.plan == plan(SIX, FIVE)
-    assert not again.problems
-
-
-def test_several_sources_are_one_plan_in_their_order(scene: PlanScene, watch: Watch) -> None:
-    region = scene.container()
-    waiting = Changing(None)
-    watcher = watch(Changing(plan(SIX)), waiting)
-    watcher.run()
-    assert memory(region) == [8 * GIB, 4 * GIB], "nothing is known of one of them yet"
-    waiting.reading = SourceReading(plan("{select: {device: 1}, set: {memory_limit: 1GiB}}"))
-    watcher.run()
-    assert memory(region) == [6 * GIB, GIB]
-    in_force = watcher.plan
-    watcher.run()
-    assert watcher.plan is in_force
-
-
-def test_a_held_pod_is_neither_set_nor_given_back(scene: PlanScene, watch: Watch) -> None:
-    region = scene.container()
-    source = Changing(plan(SIX))
-    watcher = watch(source)
-    watcher.run()
-    region.put("limit", 7 * GIB)
-    source.reading = SourceReading(LimitPlan(), held=frozenset({region.pod_uid}))
-    watcher.run()
-    assert memory(region) == [7 * GIB, 6 * GIB]
-    source.reading = SourceReading(LimitPlan())
-    watcher.run()
-    assert memory(region) == [7 * GIB, 4 * GIB]
-    watcher.stop()
-    assert source.closed
-
-
-def test_it_runs_as_a_task_of_an_agent(scene: PlanScene, watch: Watch) -> None:
-    region = scene.container()
-    set_plan(scene, SIX)
-    keeper = PlanKeeper(watch())
-    keeper.interval_s = 0.01
-    runner = TaskRunner([keeper])
-    runner.start()
-    try:
-        eventually(lambda: memory(region) == [6 * GIB, 6 * GIB])
-        set_plan(scene, FIVE)
-        eventually(lambda: memory(region) == [5 * GIB, 5 * GIB])
-        assert runner.counters()["plan_failures"] == 0
-    finally:
-        runner.stop()
-    assert not is_kept([str(scene.root)])

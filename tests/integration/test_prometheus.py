@@ -62,7 +62,7 @@ def prometheus(
         *(sys.executable, "-m", "libhamiregion", "exporter"),
         *("--listen", f"127.0.0.1:{port}", "--legacy-metrics", "--node-name", "gpu-node-1"),
         *("--root", str(files.root), "--pod-logs", str(files.logs)),
-        *("--library", str(nvml_library), "--scan-interval", "0.5"),
+        *("--library", str(nvml_library), "--interval", "0.5"),
     ]
     exporter = subprocess.Popen(command, env=driver.environment())
     try:

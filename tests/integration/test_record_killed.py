@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from actors import Actor
 from recording_victim import T0, samples_of, start_writer
+from stress import scaled
 from wait import eventually
 
 from libhamiregion.report import Recording
@@ -102,7 +103,7 @@ def test_what_was_done_is_there_after_many_kills(
     actor: Callable[..., Actor], tmp_path: Path
 ) -> None:
     path, progress = tmp_path / "node.db", Progress(tmp_path / "progress")
-    kill_and_check(actor, path, progress, random.Random(), rounds=300)
+    kill_and_check(actor, path, progress, random.Random(), rounds=scaled(300))
 
 
 def test_a_writer_killed_while_it_makes_the_file_leaves_one_that_can_be_continued(

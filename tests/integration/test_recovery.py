@@ -13,8 +13,9 @@ from actors import MakeActor, ProcessFactory
 from lock_bytes import LOW_HALF, NOBODY, hold, is_free, set_value, value_of
 from namespaces import FOREIGN_OWNER, is_number, needs_first_namespace
 from recovering import NOTHING, assert_usable, did, recover
-from region_bytes import RegionFileFactory, locate
+from region_bytes import RegionFile, RegionFileFactory, locate
 from slot_bytes import WITH_SEQLOCK, WITHOUT_SEQLOCK
+from stress import scaled
 from wait import eventually
 
 from libhamiregion import Layout, LockNotRecoverable, LockTimeout, open_region
@@ -31,9 +32,8 @@ without_seqlock = pytest.mark.parametrize("layout", WITHOUT_SEQLOCK)
 
 
 def test_the_lock_of_a_killed_process_is_given_back_and_its_usage_counts_on(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     holder = actor(file)
     holder("attach")
     holder("slot.charge", 0, 640)
@@ -50,9 +50,8 @@ def test_the_lock_of_a_killed_process_is_given_back_and_its_usage_counts_on(
 
 
 def test_the_lock_of_a_dead_owner_of_libvgpu_is_given_back_with_its_waiters(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     dead, bystander = actor(file), actor(file)
     file.put("sem", WAITERS)
     file.put("owner_pid", dead.pid)
@@ -65,9 +64,8 @@ def test_the_lock_of_a_dead_owner_of_libvgpu_is_given_back_with_its_waiters(
 
 
 def test_a_killed_writer_of_this_library_is_recovered_from_too(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     holder = actor(file)
     holder("lock")
     assert is_number(file.get("owner_pid"))
@@ -88,11 +86,8 @@ def test_a_re_used_pid_is_not_its_owner(
     stranger("region.snapshot")
 
 
-def test_the_recoverers_own_number_is_not_its_owner(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
+def test_the_recoverers_own_number_is_not_its_owner(file: RegionFile) -> None:
     """It knows that it does not hold the lock: a predecessor had the number."""
-    file = region_file(layout)
     hold(file, os.getpid())
     assert recover(file) == did(dead_owner=True)
     assert_usable(file)
@@ -129,10 +124,7 @@ def test_who_slept_on_a_dead_ones_lock_is_woken(
 # ---- nobody has signed ----
 
 
-def test_an_unsigned_lock_of_a_file_that_nobody_maps_is_free_at_once(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
+def test_an_unsigned_lock_of_a_file_that_nobody_maps_is_free_at_once(file: RegionFile) -> None:
     file.put("sem", WAITERS)
     assert recover(file) == did(ownerless=True)
     assert file.get("sem") == WAITERS | 1
@@ -141,9 +133,8 @@ def test_an_unsigned_lock_of_a_file_that_nobody_maps_is_free_at_once(
 
 @pytest.mark.parametrize("watch_s", [0, 0.2])
 def test_an_unsigned_lock_is_left_alone_while_another_process_may_hold_it(
-    watch_s: float, layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    watch_s: float, file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     other = actor(file)
     hold(file, 0)
     before = file.content()
@@ -156,11 +147,8 @@ def test_an_unsigned_lock_is_left_alone_while_another_process_may_hold_it(
     assert recover(file) == did(ownerless=True)
 
 
-def test_who_only_reads_cannot_hold_a_lock(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
+def test_who_only_reads_cannot_hold_a_lock(file: RegionFile, actor: MakeActor) -> None:
     """An exporter maps every region, and its number may be anybody's in a container."""
-    file = region_file(layout)
     reader = actor(file, writable=False)
     hold(file, 0)
     assert recover(file) == did(ownerless=True)
@@ -173,9 +161,8 @@ def test_who_only_reads_cannot_hold_a_lock(
 
 
 def test_an_unsigned_lock_of_another_handle_of_the_own_process_is_left_alone(
-    layout: Layout, region_file: RegionFileFactory
+    file: RegionFile,
 ) -> None:
-    file = region_file(layout)
     with open_region(file, writable=True) as region, region.attach():
         hold(file, 0)
         with pytest.raises(LockNotRecoverable):
@@ -185,9 +172,8 @@ def test_an_unsigned_lock_of_another_handle_of_the_own_process_is_left_alone(
 
 @pytest.mark.parametrize("change", ["signed", "given back"])
 def test_a_watch_ends_when_something_changes(
-    change: str, layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    change: str, file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     other, recoverer = actor(file), actor(file)
     hold(file, 0)
     recoverer.start("region.recover_lock")
@@ -204,9 +190,8 @@ def test_a_watch_ends_when_something_changes(
 
 @pytest.mark.stress
 def test_an_unsigned_lock_that_stood_still_for_10_s_is_given_back(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     other = actor(file)
     hold(file, 0)
     started = time.monotonic()
@@ -224,11 +209,8 @@ def test_an_unsigned_lock_that_stood_still_for_10_s_is_given_back(
 
 
 @pytest.mark.parametrize("value", [2, 7, LOW_HALF])
-def test_a_value_above_1_is_set_to_1(
-    value: int, layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
+def test_a_value_above_1_is_set_to_1(value: int, file: RegionFile, actor: MakeActor) -> None:
     """A lock with more than one place excludes nobody."""
-    file = region_file(layout)
     actor(file)
     file.put("sem", WAITERS | value)
     assert recover(file) == did(impossible_value=True)
@@ -236,10 +218,7 @@ def test_a_value_above_1_is_set_to_1(
     assert_usable(file)
 
 
-def test_a_value_above_1_beside_a_dead_owner_is_set_to_1_too(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
+def test_a_value_above_1_beside_a_dead_owner_is_set_to_1_too(file: RegionFile) -> None:
     file.put("sem", WAITERS | 7)
     file.put("owner_pid", NOBODY)
     assert recover(file).dead_owner
@@ -248,9 +227,8 @@ def test_a_value_above_1_beside_a_dead_owner_is_set_to_1_too(
 
 
 def test_a_value_above_1_beside_a_live_owner_becomes_0_and_its_post_makes_it_1(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     holder = actor(file)
     file.put("sem", WAITERS | 2)
     file.put("owner_pid", holder.pid)
@@ -308,10 +286,9 @@ def test_somebody_whom_proc_does_not_show_is_seen_by_its_byte(
 
 @pytest.mark.parametrize("value", [1, 2])
 def test_a_free_semaphore_beside_somebody_inside_is_told_and_mended(
-    value: int, layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    value: int, file: RegionFile, actor: MakeActor
 ) -> None:
     """libvgpu up to 2.7.1 gets there by itself; then the lock excludes nobody."""
-    file = region_file(layout)
     holder = actor(file)
     file.put("sem", WAITERS | value)
     file.put("owner_pid", holder.pid)
@@ -333,10 +310,7 @@ def test_a_free_semaphore_beside_somebody_inside_is_told_and_mended(
     assert_usable(file)
 
 
-def test_who_takes_a_lock_that_stands_above_1_leaves_it_at_1(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
+def test_who_takes_a_lock_that_stands_above_1_leaves_it_at_1(file: RegionFile) -> None:
     for value in (2, LOW_HALF):
         file.put("sem", WAITERS | value)
         with open_region(file, writable=True) as region:
@@ -352,9 +326,8 @@ def test_who_takes_a_lock_that_stands_above_1_leaves_it_at_1(
 @with_seqlock
 @pytest.mark.parametrize("value", [0, 2, 7])
 def test_the_second_semaphore_is_given_back_where_nobody_can_have_it(
-    value: int, layout: Layout, region_file: RegionFileFactory
+    value: int, file: RegionFile
 ) -> None:
-    file = region_file(layout)
     file.put("sem_postinit", WAITERS | value)
     assert recover(file) == did(postinit=True)
     assert file.get("sem_postinit") == WAITERS | 1
@@ -362,10 +335,7 @@ def test_the_second_semaphore_is_given_back_where_nobody_can_have_it(
 
 
 @with_seqlock
-def test_both_semaphores_are_given_back_in_one_go(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
+def test_both_semaphores_are_given_back_in_one_go(file: RegionFile) -> None:
     hold(file, NOBODY)
     set_value(file, 0, "sem_postinit")
     assert recover(file) == did(dead_owner=True, postinit=True)
@@ -375,10 +345,9 @@ def test_both_semaphores_are_given_back_in_one_go(
 
 @with_seqlock
 def test_the_second_semaphore_is_left_alone_while_another_process_may_have_it(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
     """Nobody signs for it, and what is done under it takes long."""
-    file = region_file(layout)
     other = actor(file)
     set_value(file, 0, "sem_postinit")
     before = file.content()
@@ -394,9 +363,8 @@ def test_the_second_semaphore_is_left_alone_while_another_process_may_have_it(
 
 @with_seqlock
 def test_a_second_semaphore_above_1_is_set_to_1_whoever_maps_the_file(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     actor(file)
     set_value(file, 2, "sem_postinit")
     assert recover(file) == did(postinit=True)
@@ -406,9 +374,8 @@ def test_a_second_semaphore_above_1_is_set_to_1_whoever_maps_the_file(
 @pytest.mark.stress
 @with_seqlock
 def test_a_second_semaphore_that_stood_still_for_60_s_is_given_back(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     actor(file)
     set_value(file, 0, "sem_postinit")
     started = time.monotonic()
@@ -421,9 +388,8 @@ def test_a_second_semaphore_that_stood_still_for_60_s_is_given_back(
 
 @with_seqlock
 def test_a_signal_in_the_second_watch_does_not_take_back_what_the_first_has_done(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     actor(file)
     hold(file, NOBODY)
     set_value(file, 0, "sem_postinit")
@@ -446,7 +412,7 @@ def test_a_signal_in_the_second_watch_does_not_take_back_what_the_first_has_done
     assert value_of(file, "sem_postinit") == 0
 
 
-@pytest.mark.parametrize("turns", [12, pytest.param(400, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("turns", [12, pytest.param(scaled(400), marks=pytest.mark.stress)])
 def test_a_recovery_that_is_killed_at_any_moment_leaves_what_the_next_one_can_recover(
     turns: int,
     layout: Layout,
@@ -458,6 +424,14 @@ def test_a_recovery_that_is_killed_at_any_moment_leaves_what_the_next_one_can_re
     file = region_file(layout)
     for number in range(3):
         file.add_process(NOBODY + number, {0: 10**number})
+
+    def recovers() -> bool:
+        # On a busy machine not every process may be looked at in time: then there is no proof.
+        with contextlib.suppress(LockNotRecoverable):
+            recover(file)
+            return True
+        return False
+
     took = []
     for _ in range(3):
         hold(file, NOBODY)
@@ -472,8 +446,7 @@ def test_a_recovery_that_is_killed_at_any_moment_leaves_what_the_next_one_can_re
         first.start("region.recover_lock", watch_s=0)
         first.is_done(within_s=chance.uniform(0, 1.2 * min(took)))
         first.kill()
-        with contextlib.suppress(LockNotRecoverable):
-            recover(file)
+        eventually(recovers)
         assert (file.get("sem"), file.get("owner_pid")) == (WAITERS | 1, 0), f"turn {turn}"
         process_factory.kill_all()
     with open_region(file) as region:
@@ -482,9 +455,8 @@ def test_a_recovery_that_is_killed_at_any_moment_leaves_what_the_next_one_can_re
 
 
 def test_of_many_recoverers_one_gives_the_lock_back_once(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     crowd = [actor(file) for _ in range(4)]
     for owner in (NOBODY, FOREIGN_OWNER + NOBODY, NOBODY, FOREIGN_OWNER + NOBODY):
         hold(file, owner)
@@ -505,10 +477,9 @@ scene.descriptor = descriptor
 
 @pytest.mark.parametrize("layout", [Layout.V1_1])
 def test_up_to_2_8_0_libvgpus_own_recovery_is_not_disturbed(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    layout: Layout, file: RegionFile, actor: MakeActor
 ) -> None:
     """It repairs under a record lock over the struct."""
-    file = region_file(layout)
     libvgpu = actor()
     libvgpu("evaluate", HOLD_STRUCT, path=str(file.path), length=layout.size_bytes)
     hold(file, NOBODY)

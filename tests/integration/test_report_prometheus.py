@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+import attrs
 import pytest
 from called import call
 from certificates import Authority, needs_openssl
@@ -398,31 +399,29 @@ def test_a_server_that_is_not_there_hangs_or_drips_is_named_in_time() -> None:
         hold.clear()
 
 
-def test_credentials_go_where_they_belong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_go_where_they_belong(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str | None] = []
 
     def answer(request: http.server.BaseHTTPRequestHandler) -> None:
         seen.append(request.headers.get("Authorization"))
         says(200, EMPTY)(request)
 
-    token, password = tmp_path / "token", tmp_path / "password"
-    token.write_text("t0ken\n")
-    password.write_text("p\u00e4ss\n")
+    variable = "HAMIREGION_PROMETHEUS_{}".format
     basic = base64.b64encode("ada:p\u00e4ss".encode()).decode()
     with server(answer) as url:
-        for words, header in (
-            ((), None),
-            (("--token-file", str(token)), "Bearer t0ken"),
-            (("--user", "ada", "--password-file", str(password)), f"Basic {basic}"),
-        ):
-            call("report", "--from", url, *words)
-            assert seen.pop() == header
-        monkeypatch.setenv("HAMIREGION_PROMETHEUS_TOKEN", "t1")
         call("report", "--from", url)
-        assert seen.pop() == "Bearer t1"
-        answer_ = call("report", "--from", url, "--user", "ada")
+        assert seen.pop() is None
+        monkeypatch.setenv(variable("USER"), "ada")
+        monkeypatch.setenv(variable("PASSWORD"), "p\u00e4ss")
+        call("report", "--from", url)
+        assert seen.pop() == f"Basic {basic}"
+        monkeypatch.setenv(variable("TOKEN"), "t0ken")
+        answer_ = call("report", "--from", url)
         assert answer_.returncode == 2
         assert "not with both" in answer_.stderr
+        monkeypatch.delenv(variable("USER"))
+        call("report", "--from", url)
+        assert seen.pop() == "Bearer t0ken"
     with pytest.raises(ValueError, match="no header can hold"):
         PrometheusHistory("http://host", token="a\r\nX-Evil: 1")
 
@@ -489,6 +488,44 @@ def test_steps_matchers_and_prefixes_are_checked() -> None:
         PrometheusHistory("http://host", matchers='{job="hami"}')
     for url in ("https://host/prometheus/", "https://host/prometheus/api/v1/"):
         assert PrometheusHistory(url).facts().source == "https://host/prometheus"
+
+
+def test_more_than_can_be_taken_at_once_is_asked_for_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a step that is too large by itself the error says what to do."""
+    taken: list[int] = []
+
+    def answer(request: http.server.BaseHTTPRequestHandler) -> None:
+        query = {name: values[0] for name, values in parse_qs(urlsplit(request.path).query).items()}
+        start, end, step = (float(query[name]) for name in ("start", "end", "step"))
+        count = round((end - start) / step) + 1
+        values = [[start + at * step, str(int(start // 60) + at + 1)] for at in range(count)]
+        result = [
+            {
+                "metric": {"pod": f"p{pod}", "container": "c", "vdevice_index": "0"},
+                "values": values,
+            }
+            for pod in range(20)
+        ]
+        document = {"status": "success", "data": {"resultType": "matrix", "result": result}}
+        body = json.dumps(document)
+        taken.append(len(body))
+        says(200, body)(request)
+
+    def report(url: str) -> Report:
+        found = make_report(PrometheusHistory(url, step_s=60), 0, 3_630_000)
+        return attrs.evolve(found, made_at_ms=0)
+
+    with server(answer) as url:
+        whole = report(url)
+        monkeypatch.setattr("libhamiregion.report.prometheus_http._ANSWER_LIMIT", max(taken) // 3)
+        taken.clear()
+        assert report(url) == whole
+        assert min(taken) < max(taken) // 3
+        monkeypatch.setattr("libhamiregion.report.prometheus_http._ANSWER_LIMIT", 500)
+        with pytest.raises(PrometheusError, match=r"for one step; choose fewer series by --match"):
+            report(url)
 
 
 def test_no_query_asks_for_more_points_than_a_prometheus_gives() -> None:

@@ -204,7 +204,9 @@ def test_clients_that_never_ask_do_not_lock_others_out(here: Callable[..., str])
     url = here(connections=10, header_timeout_s=60)
     with contextlib.ExitStack() as stack:
         for _ in range(40):
-            stack.enter_context(connect(url))
+            # Where all places are taken, one may be refused before it knows that it is connected.
+            with contextlib.suppress(OSError):
+                stack.enter_context(connect(url))
 
         def answered() -> bool:
             with contextlib.suppress(OSError):

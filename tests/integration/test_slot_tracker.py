@@ -106,13 +106,13 @@ def test_one_region_that_changes_does_not_have_the_others_proved(
     attached(actor, *paths)
     told(node)
     proved: list[str | None] = []
-    match = node._match_pids
+    match = node.match
 
     def counted(container, pids, taken_at_ns):  # type: ignore[no-untyped-def]
         proved.append(container.name)
         return match(container, pids, taken_at_ns)
 
-    monkeypatch.setattr(node, "_match_pids", counted)
+    monkeypatch.setattr(node, "match", counted)
     (more,) = attached(actor, paths[1])
     assert states(node)[more.pid] == "alive"
     assert proved == ["b"]
@@ -158,6 +158,21 @@ def test_a_process_that_gets_the_pid_of_a_dead_one_is_alive(
     assert states(node) == {user.pid: "dead"}
     user("open", str(path), writable=True)
     RegionFile(path, Layout.V1_2).put("slot_hostpid", user.pid_here)
+    assert states(node) == {user.pid: "alive"}
+
+
+def test_a_process_that_gets_the_pid_of_a_dead_one_is_alive_without_any_host_pid(
+    actor: MakeActor, node: Node, root: Root
+) -> None:
+    """What the dead one counted is cleared by then."""
+    path = root.region()
+    user = actor()
+    file = RegionFile(path, Layout.V1_2)
+    file.add_process(user.pid, {0: 1 << 20})
+    assert states(node) == {user.pid: "dead"}
+    user("open", str(path), writable=True)
+    assert states(node) == {user.pid: "dead"}, "nothing in the region has changed"
+    file.put("slot_used.total", 0)
     assert states(node) == {user.pid: "alive"}
 
 

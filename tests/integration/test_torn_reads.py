@@ -16,6 +16,7 @@ from pathlib import Path
 
 import c_tools
 import pytest
+from stress import scaled
 
 from libhamiregion import Layout, ProcessUsage, RegionSet, create_region, open_region
 
@@ -139,7 +140,7 @@ def test_no_settled_process_is_mixed_in_two_million_snapshots(
     tools: Path, path: Path, writer: Writer, pause: int
 ) -> None:
     """Five layouts, three paces: 15 runs."""
-    run_writers(tools, path, writer, pause, 140_000)
+    run_writers(tools, path, writer, pause, scaled(140_000))
 
 
 # ---- Slots that move --------------------------------------------------------------------------
@@ -165,7 +166,7 @@ def test_moving_slots_in_a_million_snapshots(
     tools: Path, path: Path, writer: Writer, pause: int
 ) -> None:
     """Five layouts, three paces: 15 runs."""
-    run_movers(tools, path, writer, pause, 70_000)
+    run_movers(tools, path, writer, pause, scaled(70_000))
 
 
 # ---- Through the Python API -------------------------------------------------------------------

@@ -51,6 +51,7 @@ QUICK_TESTS = [
             "report_numbers",
             "report_formats",
             "floors",
+            "launch_gpus",
         )
     ),
     "tests/corruption/test_identification.py",
@@ -61,11 +62,20 @@ SECONDS_PER_COMMAND = 600
 IN_WHEEL = [
     "libhamiregion/py.typed",
     "libhamiregion/_native.abi3.so",
+    "libhamiregion/launch/lib/libcuda-standin.so",
+    "libhamiregion/launch/lib/libnvidia-ml-standin.so",
+    "libhamiregion/launch/lib/libhamiregion-preload.so",
     "libhamiregion/report/page.html",
     "libhamiregion/report/page.css",
     "licenses/LICENSE",
 ]
-IN_SDIST = ["csrc/region.h", "csrc/region.c", "libhamiregion/_native.cdef.h", "LICENSE"]
+IN_SDIST = [
+    "csrc/region.h",
+    "csrc/region.c",
+    "csrc/preload/session.c",
+    "libhamiregion/_native.cdef.h",
+    "LICENSE",
+]
 
 # Nothing of the caller's may reach the wheel or hide that a file is missing from it.
 ENVIRONMENT = {
@@ -173,8 +183,11 @@ def check(python: Path, name: str, wheel: Path, work: Path, *, types: bool) -> s
     place.mkdir()
     run([python, "-m", "venv", env], place)
     mine = env / "bin/python"
+    pip: list[str | Path] = [mine, "-m", "pip", "install", "--quiet"]
+    run([*pip, "--upgrade", "pip>=25.1"], place)  # the first that knows dependency groups
     tools = ["mypy"] if types else []
-    run([mine, "-m", "pip", "install", "--quiet", f"{wheel}[all,test]", *tools], place)
+    group = f"{ROOT / 'pyproject.toml'}:test"
+    run([*pip, f"{wheel}[all]", "--group", group, *tools], place)
 
     where = "import libhamiregion as h, libhamiregion._native as n; print(h.__file__, n.__file__)"
     for imported in run([mine, "-c", where], place).split():

@@ -5,7 +5,7 @@ Each assert_type would fail if a public name had lost its type on the way into t
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import libhamiregion as hami
 
@@ -57,6 +57,19 @@ def main(directory: Path) -> None:
         assert free_bytes(snapshot.devices[0]) == GIB, snapshot
         for process in snapshot.processes:
             assert_type(process, hami.ProcessUsage)
+
+    with hami.RegionSet([path]) as regions:
+        table = regions.read()
+    assert_type(table, hami.RegionTable)
+    assert_type(table.devices.memory_limit_bytes, memoryview)
+    assert list(table.devices.memory_limit_bytes) == [GIB], table
+    assert_type(table.devices.uuid(0), str | None)
+    assert_type(snapshot.to_dict(), dict[str, Any])
+    with hami.open_region(path, writable=True) as region:
+        edits = [hami.LimitEdit("memory", "50%", 0), hami.LimitEdit("sm", None, 0)]
+        assert_type(
+            region.edit_limits(edits, dry_run=True), tuple[hami.LimitChange | hami.ValueChange, ...]
+        )
 
     try:
         hami.open_region(directory / "missing.cache").close()

@@ -141,8 +141,10 @@ def snapshot(raw: bytes, layout: Layout) -> dict[str, Any]:
             }
             | {name: saturated(sum(usage[name] for usage in usages)) for name in content.used(0, 0)}
         )
+    version = struct.unpack_from("<II", raw, 4)
     return {
         "layout": layout,
+        "layout_newer": version if layout is Layout.V1_2 and version > (1, 2) else None,
         "device_count": content.get("device_num"),
         "devices": tuple(devices),
         "processes": tuple(processes),

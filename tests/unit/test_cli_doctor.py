@@ -90,7 +90,7 @@ def test_findings_exit_with_3_and_are_a_line_and_a_paragraph_per_kind(region: Re
     assert heading == ["SEVERITY", "KIND", "FINDINGS", "REPAIR", "CONTAINERS"]
     assert rows == [
         ["warning", "dead_process_counted", "1", "yes", f"{POD} train"],
-        ["warning", "host_pid_missing", "1", "yes", f"{POD} train"],
+        ["warning", "host_pid_wrong", "1", "yes", f"{POD} train"],
     ]
     said = f"{POD} train, device 0, pid {DEAD}: 2 GiB of 1 dead process still counted"
     assert first.startswith(f"warning: dead_process_counted\n  {said}\n    Evidence: pid ")
@@ -159,8 +159,8 @@ def test_a_dry_run_says_what_a_repair_does_and_writes_nothing(region: RegionFile
     assert (told["findings"], told["left"], told["dry_run"]) == ([], 0, False)
     done = {each["kind"]: each for each in told["repairs"]}
     assert all(each["done"] and each["error"] is None for each in done.values())
-    pid = done["host_pid_missing"]["pid"]
-    assert done["host_pid_missing"]["actions"] == [f"host pid of process {pid}: none -> {pid}"]
+    pid = done["host_pid_wrong"]["pid"]
+    assert done["host_pid_wrong"]["actions"] == [f"host pid of process {pid}: none -> {pid}"]
 
 
 def test_what_cannot_be_repaired_is_left_and_said(region: RegionFile) -> None:
@@ -176,12 +176,12 @@ def test_what_cannot_be_repaired_is_left_and_said(region: RegionFile) -> None:
 def test_filters_choose_what_is_shown_and_repaired(region: RegionFile) -> None:
     make_ill(region)
     kinds = [each["kind"] for each in as_json(region, "--device", "1")[1]["findings"]]
-    assert kinds == ["host_pid_missing"], "what is of no device is of every one"
+    assert kinds == ["host_pid_wrong"], "what is of no device is of every one"
     code, told = as_json(
-        region, "--repair", "--only", "host_pid_missing", "--container", "tr*", "--device", "GPU-0*"
+        region, "--repair", "--only", "host_pid_wrong", "--container", "tr*", "--device", "GPU-0*"
     )
     assert code == 0
-    assert [each["kind"] for each in told["repairs"]] == ["host_pid_missing"]
+    assert [each["kind"] for each in told["repairs"]] == ["host_pid_wrong"]
     assert region.get("slot_used.total", slot=1) == 2 * GIB
 
 

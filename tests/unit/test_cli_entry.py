@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -16,10 +18,10 @@ from integration.called import call
 
 import libhamiregion as hami
 from libhamiregion.cli.verbs import hamiregion
+from libhamiregion.exporter import COLLECTORS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 def commands(
@@ -49,6 +51,11 @@ def test_every_verb_is_explained_and_takes_the_common_options() -> None:
             assert {"--root", "--proc", "--outside"} <= options, path
 
 
+def test_each_collector_of_the_exporter_has_its_switch() -> None:
+    switches = {name for each in dict(commands())["exporter",].params for name in each.opts}
+    assert {f"--collector.{name}" for name in COLLECTORS} <= switches
+
+
 def test_help_names_every_verb_and_the_exit_codes_and_imports_none() -> None:
     for flag in ("--help", "-h"):
         answer = CliRunner().invoke(hamiregion, [flag])
@@ -67,8 +74,16 @@ def test_help_names_every_verb_and_the_exit_codes_and_imports_none() -> None:
     assert answer.stdout.endswith("set()\n"), answer.stderr
 
 
-def test_the_version_is_that_of_the_library() -> None:
-    assert run("--version").stdout == f"hamiregion, version {hami.__version__}\n"
+def test_the_version_says_what_the_library_was_built_from() -> None:
+    version, built_from = run("--version").stdout.splitlines()
+    assert version == f"hamiregion, version {hami.__version__}"
+    layouts = ", ".join(layout.value for layout in hami.Layout)
+    extension = Path(import_module("libhamiregion._native").__file__ or "")
+    points = b"hr_testpoint_kill_at" in extension.read_bytes()
+    assert built_from == (
+        f"reads layouts {layouts}; extension {hami.__version__},"
+        f" {'with' if points else 'without'} test points"
+    )
 
 
 def test_wrong_usage_is_exit_code_2() -> None:
@@ -79,20 +94,17 @@ def test_wrong_usage_is_exit_code_2() -> None:
 
 
 def test_a_refusal_of_the_system_is_the_library_s_own_failure(public_directory: Path) -> None:
-    closed = {
-        name: public_directory / name for name in ("a.cache", "plan.yaml", "a.db", "token", "log")
-    }
+    closed = {name: public_directory / name for name in ("a.cache", "plan.yaml", "a.db", "log")}
     hami.create_region(closed["a.cache"])
     for file in closed.values():
         file.touch()
         file.chmod(0)
-    region, plan, recording, token, log = map(str, closed.values())
+    region, plan, recording, log = map(str, closed.values())
     calls = (
         (("show", region), f"Error: access to '{region}' was refused (Permission denied); run as"),
         (("limits", "get", region), f"Error: access to '{region}' was refused"),
         (("limits", "diff", plan), f"Error: {plan}: Permission denied"),
         (("report", "--from", recording), f"Error: '{recording}': "),
-        (("report", "--from", "http://h", "--token-file", token), f"Error: {token}: Permission"),
         (("record", "--to", log, "--once"), f"Error: '{log}': Permission denied"),
     )
     # Imported while this user may still read the interpreter's files.

@@ -61,11 +61,14 @@ def test_get_shows_the_limits_of_every_device(path: str) -> None:
 
 
 def test_get_of_one_device_by_index_or_uuid(path: str) -> None:
-    for device, index in (("9", 9), (UUIDS[1], 1)):
+    for device, index in (("0", 0), (UUIDS[1], 1)):
         answer = call("limits", "get", path, "--device", device, "--json")
         (found,) = json.loads(answer.stdout)["devices"]
         assert found["index"] == index
-    assert call("limits", "get", path, "--device", "GPU-none").returncode == 2
+    for device in ("GPU-none", "2"):
+        answer = call("limits", "get", path, "--device", device)
+        assert (answer.returncode, answer.stdout) == (2, "")
+        assert f"only 0 ({UUIDS[0]}), 1 ({UUIDS[1]})" in answer.stderr
 
 
 # ---- set ----------------------------------------------------------------------------------------

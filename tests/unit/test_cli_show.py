@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import re
 import shlex
 import socket
 import subprocess
@@ -41,6 +42,30 @@ def unpacked(golden: Path, directory: Path) -> str:
     return str(region)
 
 
+# ---- From inside a container --------------------------------------------------------------------
+
+
+def test_mine_shows_the_region_that_the_environment_names(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MEMORY_SHARED_CACHE", path)
+    for arguments in ((), ("--json",)):
+        own, named = call("mine", *arguments), call("show", path, *arguments)
+        taken_at = re.compile(r'("taken_at_ns": \d+|\d+ s ago)')
+        assert (own.returncode, own.stderr) == (0, "")
+        assert taken_at.sub("", own.stdout) == taken_at.sub("", named.stdout)
+
+
+def test_mine_outside_of_a_container_says_what_was_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MEMORY_SHARED_CACHE", str(tmp_path / "none.cache"))
+    answer = call("mine")
+    assert (answer.returncode, answer.stdout) == (1, "")
+    assert "none.cache" in answer.stderr
+    assert "CUDA_DEVICE_MEMORY_SHARED_CACHE names it" in answer.stderr
+
+
 # ---- In a pipe and as JSON ----------------------------------------------------------------------
 
 
@@ -67,8 +92,7 @@ def test_every_golden_region_is_shown_in_full(golden: Path, tmp_path: Path) -> N
 
 
 def test_a_real_pipe_gets_neither_escapes_nor_drawings_nor_does_a_dumb_terminal(path: str) -> None:
-    """Not even where the environment asks for colours."""
-    answer = run("show", path, env={"FORCE_COLOR": "1"})
+    answer = run("show", path, env={"FORCE_COLOR": ""})
     assert answer.returncode == 0
     heading, row = answer.stdout.split("\n\n")[1].splitlines()
     first = dict(zip(heading.split(), row.split(), strict=True))
@@ -78,6 +102,17 @@ def test_a_real_pipe_gets_neither_escapes_nor_drawings_nor_does_a_dumb_terminal(
         assert "MEM-LIMIT" in shown
         assert "\x1b" not in shown
         assert not BOX_AND_BARS & set(shown)
+
+
+def test_a_pipe_gets_colours_where_they_are_asked_for_and_not_forbidden(path: str) -> None:
+    forced = run("show", path, env={"FORCE_COLOR": "1"}).stdout
+    assert COLOUR.search(forced)
+    assert BOX_AND_BARS & set(forced)
+    both = run("show", path, env={"FORCE_COLOR": "1", "NO_COLOR": "1"}).stdout
+    age = re.compile(r"\d+ s ago")
+    assert age.sub("", both) == age.sub("", run("show", path).stdout)
+    asked = run("show", path, "--json", env={"FORCE_COLOR": "1"}).stdout
+    assert json.loads(asked)["path"] == path
 
 
 def test_json_on_a_terminal_is_json_too(path: str) -> None:

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 PROGRAM = """
 import sys
 from libhamiregion.cli.signals import stop_signals
-with stop_signals(bounded=len(sys.argv) > 1) as stop:
+with stop_signals() as stop:
     print("ready", flush=True)
     stop.wait()
     print("asked", flush=True)
@@ -32,21 +31,16 @@ print("left", sys.stdin.readline().strip(), flush=True)
 
 @pytest.fixture
 def worker() -> Iterator[subprocess.Popen[str]]:
-    with started() as process:
-        yield process
-        process.kill()
-
-
-def started(*words: str) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *words],
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-    )
-    assert line(process) == "ready"
-    return process
+    ) as process:
+        assert line(process) == "ready"
+        yield process
+        process.kill()
 
 
 def line(process: subprocess.Popen[str]) -> str:
@@ -88,53 +82,20 @@ def test_a_signal_that_interrupts_no_wait_is_heard() -> None:
         assert line(process) == "heard"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_what_follows_at_once_is_the_same_request(
-    worker: subprocess.Popen[str], number: int
-) -> None:
-    """Also when the work is done, and the program about to end."""
+def test_what_follows_is_the_same_request(worker: subprocess.Popen[str]) -> None:
+    """An agent that gives back what it has written takes seconds, and they are needed."""
     worker.send_signal(signal.SIGTERM)
     assert line(worker) == "asked"
-    worker.send_signal(number)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        worker.send_signal(number)
     give(worker, "on")
     assert line(worker) == "worked on"
-    worker.send_signal(number)
+    # Also when the work is done, and the program about to end.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        worker.send_signal(number)
     give(worker, "behind")
     assert line(worker) == "left behind"
     assert worker.wait(PATIENCE_S) == 0
-
-
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, -signal.SIGINT)]
-)
-def test_a_later_signal_ends_the_program(
-    worker: subprocess.Popen[str], number: int, code: int
-) -> None:
-    """The way out for people, where the end takes too long."""
-    worker.send_signal(signal.SIGTERM)
-    assert line(worker) == "asked"
-    asked_s = time.monotonic()
-    while worker.poll() is None:
-        assert time.monotonic() - asked_s < PATIENCE_S
-        worker.send_signal(number)
-        time.sleep(0.05)
-    assert worker.wait() == code
-    assert time.monotonic() - asked_s > 0.9
-
-
-def test_an_end_that_is_bounded_is_never_cut_short() -> None:
-    """An agent that gives back what it has written takes seconds, and they are needed."""
-    with started("bounded") as process:
-        process.send_signal(signal.SIGTERM)
-        assert line(process) == "asked"
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) * 4:
-            time.sleep(0.1)
-            process.send_signal(number)
-        give(process, "on")
-        assert line(process) == "worked on"
-        give(process, "behind")
-        assert line(process) == "left behind"
-        assert process.wait(PATIENCE_S) == 0
 
 
 def test_timeout_signals_twice_and_the_recorder_ends_in_order(tmp_path: Path) -> None:

@@ -11,10 +11,22 @@ import pytest
 
 import libhamiregion
 import libhamiregion.agent
+import libhamiregion.exporter
+import libhamiregion.launch
 import libhamiregion.node
+import libhamiregion.plan
+import libhamiregion.report
 
 TESTS = Path(__file__).parents[1]
-PACKAGES = (libhamiregion, libhamiregion.node, libhamiregion.agent)
+PACKAGES = (
+    libhamiregion,
+    libhamiregion.launch,
+    libhamiregion.node,
+    libhamiregion.exporter,
+    libhamiregion.plan,
+    libhamiregion.report,
+    libhamiregion.agent,
+)
 PUBLIC = {
     name: getattr(package, name)
     for package in PACKAGES

@@ -36,6 +36,7 @@ ORDER = (
     "snapshot",
     "read_set",
     "columns",
+    "arrow",
     "samples",
     "edit",
     "create",

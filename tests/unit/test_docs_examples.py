@@ -84,6 +84,8 @@ def run_commands(code: str) -> None:
 def test_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions and commands run, top to bottom; the README's programs too, others compile."""
     monkeypatch.chdir(tmp_path)
+    # What a page sets is taken back after it.
+    monkeypatch.setenv("CUDA_DEVICE_MEMORY_SHARED_CACHE", "")
     names: dict[str, object] = {}
     for kind, code in blocks(page):
         if kind == "pycon":

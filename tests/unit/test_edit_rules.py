@@ -164,11 +164,16 @@ def test_an_sm_limit_that_would_stop_running_processes_is_refused(
             assert region.set_sm_limit(None, device=0)[0].effect is Effect.IMMEDIATE
 
 
-def test_while_nothing_runs_an_sm_limit_stops_nothing(
+def test_while_nothing_runs_and_on_other_devices_than_the_first_an_sm_limit_stops_nothing(
     layout: Layout, region_file: RegionFileFactory
 ) -> None:
-    with open_region(region_file(layout, uuids=UUIDS), writable=True) as region:
+    """libvgpu looks at the limit of device 0 at each launch, for all devices."""
+    file = region_file(layout, uuids=UUIDS)
+    with open_region(file, writable=True) as region:
         assert region.set_sm_limit(30)[0].effect is not Effect.STOPS_LAUNCHES
+        region.set_sm_limit(None)
+        file.add_process(7)
+        assert region.set_sm_limit(30, device=1)[0].effect is Effect.NEW_PROCESSES
 
 
 def test_in_1_1_only_a_process_that_found_100_can_be_limited_later(

@@ -13,17 +13,15 @@ import pytest
 from libhamiregion.node import Finding, FindingKind, Severity
 from libhamiregion.node.doctor import Explanation
 from libhamiregion.node.doctor.catalogue import CATALOGUE
-from libhamiregion.node.doctor.examination import count_text, pids_text
-from libhamiregion.node.doctor.findings import finding
-from libhamiregion.node.doctor.repairs import _STAGES
+from libhamiregion.node.doctor.findings import count_text, finding, pids_text
+from libhamiregion.node.doctor.repairs import ORDER
 
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 BEGIN = "<!-- The rest is made from the catalogue: python tests/unit/test_findings.py -->\n"
-_TWICE = "; it may pass by itself, so it is a finding only if it is seen twice"
 GROUPS = {
-    "Host pids": FindingKind.HOST_PID_MISSING,
+    "Host pids": FindingKind.HOST_PID_WRONG,
     "Slots": FindingKind.DEAD_PROCESS_COUNTED,
-    "The lock": FindingKind.LOCK_HELD_BY_DEAD,
+    "The lock": FindingKind.LOCK_STUCK,
     "Memory, devices, limits": FindingKind.USAGE_ABOVE_LIMIT,
     "Files": FindingKind.LAYOUT_MIXED,
 }
@@ -32,19 +30,14 @@ GROUPS = {
 def explained(kind: FindingKind) -> str:
     """One kind as a section."""
     told = kind.explanation
-    rows = [
-        ("Severity", f"Usually {told.severity.value}{_TWICE if told.passes else ''}"),
-        ("Evidence", told.evidence),
-        ("Consequence", _capital(told.consequence)),
-        ("What to do", _capital(told.advice)),
-        ("`--repair`", _capital(told.repair) if told.repair else "Leaves it alone."),
-    ]
-    lines = "".join(f"\n{name}\n: {_ended(text)}\n" for name, text in rows)
-    return f"### `{kind.value}`\n\n{told.what}\n{lines}"
-
-
-def _capital(text: str) -> str:
-    return text if text.startswith(("`", "libvgpu", "chmod")) else text[:1].upper() + text[1:]
+    twice = ", if it is seen twice" if told.passes else ""
+    repair = told.repair or "leaves it alone"
+    return (
+        f"### `{kind.value}`\n\n{told.what} Usually {told.severity.value}{twice}.\n\n"
+        f"- Consequence: {_ended(told.consequence)}\n"
+        f"- What to do: {_ended(told.advice)}\n"
+        f"- `--repair` {_ended(repair)}\n"
+    )
 
 
 def _ended(text: str) -> str:
@@ -67,8 +60,7 @@ def test_every_kind_is_explained() -> None:
     for kind in FindingKind:
         told = kind.explanation
         assert isinstance(told, Explanation)
-        for text in (told.what, told.evidence):
-            assert text.endswith("."), text
+        assert told.what.endswith(".")
         for text in (told.consequence, told.advice):
             assert text
             assert text.isprintable()
@@ -77,8 +69,7 @@ def test_every_kind_is_explained() -> None:
 
 
 def test_what_repair_has_a_step_for_is_what_the_catalogue_says_it_mends() -> None:
-    steps = set().union(*_STAGES)
-    assert steps == {kind for kind in FindingKind if kind.explanation.repair is not None}
+    assert set(ORDER) == {kind for kind in FindingKind if kind.explanation.repair is not None}
 
 
 def test_the_page_is_made_from_the_catalogue() -> None:
@@ -107,6 +98,10 @@ def test_many_pids_are_a_few_and_a_number() -> None:
     assert pids_text([7]) == "pid 7"
     assert pids_text([7, 9]) == "pids 7 and 9"
     assert pids_text(range(10)) == "pids 0, 1, 2, 3, 4, 5, 6, 7 and 2 more"
+    assert pids_text(range(10), 5) == "pids 0, 1, 2, 3, 4, 5, 6, 7 and 7 more"
+    # Of a crowded table a view may name none.
+    assert [pids_text([], more) for more in (1, 1008)] == ["1 pid", "1008 pids"]
+    assert pids_text([7], 3) == "pids 7 and 3 more"
     assert [count_text(count, "process") for count in (0, 1, 2)] == [
         "0 processes",
         "1 process",

@@ -9,6 +9,7 @@ import libhamiregion
 PACKAGE = Path(libhamiregion.__file__).parent
 FLOORS = (
     "libhamiregion",
+    "libhamiregion.launch",
     "libhamiregion.node",
     "libhamiregion.exporter",
     "libhamiregion.plan",

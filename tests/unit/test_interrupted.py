@@ -17,6 +17,7 @@ from lock_bytes import NOBODY, hold, is_free
 from namespaces import needs_first_namespace
 from region_bytes import RegionFile, RegionFileFactory
 from slot_bytes import pids
+from stress import scaled
 
 from libhamiregion import Layout, Region, open_region
 
@@ -163,7 +164,7 @@ def test_an_exception_at_any_instruction_leaves_nothing_behind(
 def test_an_exception_at_any_instruction_leaves_nothing_behind_in_a_minute(
     deed: str, layout: Layout, region_file: RegionFileFactory
 ) -> None:
-    interrupt_often(deed, region_file(layout), 12, times=100, seed=layout.number)
+    interrupt_often(deed, region_file(layout), scaled(12.0), times=scaled(100), seed=layout.number)
 
 
 def interrupted_on_leaving(region: Region) -> Interrupted:
@@ -188,9 +189,8 @@ def interrupted_on_leaving(region: Region) -> Interrupted:
 
 
 def test_a_lock_that_an_exception_kept_from_being_left_goes_with_its_traceback(
-    layout: Layout, region_file: RegionFileFactory
+    file: RegionFile,
 ) -> None:
-    file = region_file(layout)
     with open_region(file, writable=True) as region:
         error = interrupted_on_leaving(region)
         assert not is_free(file)
@@ -199,11 +199,8 @@ def test_a_lock_that_an_exception_kept_from_being_left_goes_with_its_traceback(
         assert is_free(file)
 
 
-def test_a_lock_that_a_traceback_keeps_can_be_taken_again_by_its_thread(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
+def test_a_lock_that_a_traceback_keeps_can_be_taken_again_by_its_thread(file: RegionFile) -> None:
     """A debugger, or sys.last_exc, may keep a traceback for ever."""
-    file = region_file(layout)
     with open_region(file, writable=True) as region:
         error = interrupted_on_leaving(region)
         with region.lock(0):

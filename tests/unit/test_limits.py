@@ -425,8 +425,7 @@ def test_effects_are_plain_text_too() -> None:
 # ---- fields of the whole region ----
 
 
-def test_the_switch_is_set_and_told(layout: Layout, region_file: RegionFileFactory) -> None:
-    file = region_file(layout)
+def test_the_switch_is_set_and_told(file: RegionFile) -> None:
     with open_region(file, writable=True) as region:
         change = region.set_utilization_switch(False)
         assert (change.field, change.before, change.after) == ("utilization_switch", 1, 0)
@@ -436,10 +435,7 @@ def test_the_switch_is_set_and_told(layout: Layout, region_file: RegionFileFacto
         assert file.get("utilization_switch") == 1
 
 
-def test_the_priority_and_the_launch_mark_are_set_and_told(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
+def test_the_priority_and_the_launch_mark_are_set_and_told(file: RegionFile) -> None:
     priority, mark = 1, 2
     with open_region(file, writable=True) as region:
         for n in (0, 1, 7, 2**31 - 1):

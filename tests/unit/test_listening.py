@@ -81,12 +81,3 @@ def test_an_address_of_another_machine_is_one_clear_line() -> None:
 def test_a_name_that_there_is_not_is_one_clear_line() -> None:
     with pytest.raises(ListenError, match=r"^cannot listen on no-such-host\.invalid:9394: "):
         listen_on(["no-such-host.invalid:9394"])
-
-
-def test_an_answer_s_second_packet_does_not_wait_for_its_first_to_be_acknowledged() -> None:
-    (listener,) = listen_on(["127.0.0.1:0"])
-    with listener, socket.create_connection(listener.getsockname(), timeout=5):
-        listener.setblocking(True)
-        accepted, _ = listener.accept()
-        with accepted:
-            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1

@@ -7,7 +7,7 @@ import attrs
 import pytest
 from lock_bytes import NOBODY, SEMAPHORES, is_free, semaphore_bytes, value_of
 from namespaces import is_own_signature
-from region_bytes import RegionFileFactory, locate
+from region_bytes import RegionFile, RegionFileFactory, locate
 
 from libhamiregion import (
     Layout,
@@ -21,10 +21,7 @@ from libhamiregion import (
 )
 
 
-def test_who_holds_the_lock_has_the_semaphore_and_has_signed(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
+def test_who_holds_the_lock_has_the_semaphore_and_has_signed(file: RegionFile) -> None:
     before = file.content()
     with open_region(file, writable=True) as region:
         with region.lock():
@@ -33,19 +30,15 @@ def test_who_holds_the_lock_has_the_semaphore_and_has_signed(
         assert file.content() == before
 
 
-def test_an_attached_process_signs_with_its_pid(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
+def test_an_attached_process_signs_with_its_pid(file: RegionFile) -> None:
     with open_region(file, writable=True) as region, region.attach(), region.lock():
         assert (value_of(file), file.get("owner_pid")) == (0, os.getpid())
 
 
 @pytest.mark.parametrize("raw", SEMAPHORES.values(), ids=SEMAPHORES)
 def test_locking_leaves_all_bytes_of_the_semaphore_but_its_value(
-    layout: Layout, raw: bytes, region_file: RegionFileFactory
+    layout: Layout, raw: bytes, file: RegionFile
 ) -> None:
-    file = region_file(layout)
     file.put_bytes(locate(layout, "sem")[0], raw)
     with open_region(file, writable=True) as region:
         with region.lock():
@@ -57,10 +50,7 @@ def test_locking_leaves_all_bytes_of_the_semaphore_but_its_value(
         assert semaphore_bytes(file) == raw
 
 
-def test_the_lock_is_not_reentrant_and_says_so(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
+def test_the_lock_is_not_reentrant_and_says_so(file: RegionFile) -> None:
     with open_region(file, writable=True) as region, region.lock():
         with pytest.raises(RuntimeError, match="not re-entrant"), region.lock():
             pass
@@ -123,19 +113,15 @@ def test_one_lock_object_can_be_used_again(region_file: RegionFileFactory) -> No
 
 
 def test_leaving_a_lock_that_was_taken_away_is_a_lock_timeout_and_posts_nothing(
-    layout: Layout, region_file: RegionFileFactory
+    file: RegionFile,
 ) -> None:
-    file = region_file(layout)
     with open_region(file, writable=True) as region:
         with pytest.raises(LockTimeout, match="taken away"), region.lock():
             file.put("owner_pid", NOBODY)
         assert (value_of(file), file.get("owner_pid")) == (0, NOBODY)
 
 
-def test_closing_the_region_gives_the_lock_back(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
+def test_closing_the_region_gives_the_lock_back(file: RegionFile) -> None:
     region = open_region(file, writable=True)
     lock = region.lock()
     lock.__enter__()
@@ -194,10 +180,7 @@ def test_everything_about_the_lock_ends_with_the_region_or_its_file(
             call(region)
 
 
-def test_a_file_truncated_while_the_lock_is_held_is_told_on_leaving(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
+def test_a_file_truncated_while_the_lock_is_held_is_told_on_leaving(file: RegionFile) -> None:
     with open_region(file, writable=True) as region:
         with pytest.raises(RegionStale), region.lock():
             file.resize(0)
@@ -209,8 +192,7 @@ def test_a_file_truncated_while_the_lock_is_held_is_told_on_leaving(
 # ---- recovery where nothing is wrong; the rest is in tests/integration/test_recovery.py ----
 
 
-def test_nothing_wrong_is_nothing_done(layout: Layout, region_file: RegionFileFactory) -> None:
-    file = region_file(layout)
+def test_nothing_wrong_is_nothing_done(file: RegionFile) -> None:
     before = file.content()
     with open_region(file, writable=True) as region:
         done = region.recover_lock()

@@ -10,7 +10,7 @@ import pytest
 from actors import MakeActor
 from lock_bytes import LOW_HALF, NOBODY, hold, let_go
 from namespaces import is_number, is_own_signature, needs_first_namespace
-from region_bytes import RegionFileFactory
+from region_bytes import RegionFile, RegionFileFactory
 from wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, LockState, open_region
@@ -30,10 +30,7 @@ FREE = LockState(
 
 
 @pytest.mark.parametrize("writable", [False, True])
-def test_a_free_lock_is_told_so(
-    layout: Layout, writable: bool, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
+def test_a_free_lock_is_told_so(layout: Layout, writable: bool, file: RegionFile) -> None:
     before = file.content()
     with open_region(file, writable=writable) as region:
         state = region.lock_state()
@@ -42,10 +39,7 @@ def test_a_free_lock_is_told_so(
     assert file.content() == before
 
 
-def test_a_live_owner_is_named_by_both_its_pids(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
-    file = region_file(layout)
+def test_a_live_owner_is_named_by_both_its_pids(file: RegionFile, actor: MakeActor) -> None:
     holder = actor(file)
     holder("attach")
     holder("lock")
@@ -57,9 +51,8 @@ def test_a_live_owner_is_named_by_both_its_pids(
 
 
 def test_a_writer_of_this_library_elsewhere_is_told_as_such(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     holder = actor(file)
     holder("lock")
     for writable in (False, True):
@@ -77,9 +70,8 @@ def test_a_writer_of_this_library_elsewhere_is_told_as_such(
 
 @pytest.mark.parametrize("attached", [False, True])
 def test_the_holder_itself_and_its_other_handles_see_a_live_owner(
-    attached: bool, layout: Layout, region_file: RegionFileFactory
+    attached: bool, file: RegionFile
 ) -> None:
-    file = region_file(layout)
     with open_region(file, writable=True) as region:
         if attached:
             region.attach()
@@ -92,10 +84,7 @@ def test_the_holder_itself_and_its_other_handles_see_a_live_owner(
 
 
 @needs_first_namespace
-def test_a_killed_owner_is_dead_even_before_anybody_waited_for_it(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
+def test_a_killed_owner_is_dead_even_before_anybody_waited_for_it(file: RegionFile) -> None:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -155,10 +144,7 @@ def test_a_process_lives_as_long_as_one_of_its_threads(
         assert region.reap(dry_run=True) == ()
 
 
-def test_an_owner_that_can_be_no_pid_is_unknown(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
+def test_an_owner_that_can_be_no_pid_is_unknown(file: RegionFile) -> None:
     with open_region(file) as region:
         for owner in (1 << 31, 1 << 40, (1 << 64) - 1):
             hold(file, owner)
@@ -167,9 +153,8 @@ def test_an_owner_that_can_be_no_pid_is_unknown(
 
 
 def test_where_proc_shows_nobody_an_owner_is_unknown(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor, tmp_path: Path
+    file: RegionFile, actor: MakeActor, tmp_path: Path
 ) -> None:
-    file = region_file(layout)
     holder = actor(file)
     hold(file, holder.pid)
     nothing = tmp_path / "proc"
@@ -181,10 +166,7 @@ def test_where_proc_shows_nobody_an_owner_is_unknown(
             region.lock_state(proc=tmp_path / "missing")
 
 
-def test_a_lock_without_a_signature_has_no_owner(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
+def test_a_lock_without_a_signature_has_no_owner(file: RegionFile) -> None:
     hold(file, 0)
     with open_region(file) as region:
         state = region.lock_state()
@@ -192,10 +174,7 @@ def test_a_lock_without_a_signature_has_no_owner(
     assert (state.owner_pid, state.owner_host_pid, state.owner_life) == (None, None, None)
 
 
-def test_values_above_1_and_waiters_are_told(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
+def test_values_above_1_and_waiters_are_told(file: RegionFile) -> None:
     with open_region(file) as region:
         for value, waiters in [(2, 0), (7, 5), (0, 2), (LOW_HALF, LOW_HALF)]:
             file.put("sem", waiters << 32 | value)
@@ -205,8 +184,7 @@ def test_values_above_1_and_waiters_are_told(
 
 
 @pytest.mark.parametrize("layout", [Layout.V1_1_POSTINIT, Layout.V1_2])
-def test_the_second_semaphore_is_told(layout: Layout, region_file: RegionFileFactory) -> None:
-    file = region_file(layout)
+def test_the_second_semaphore_is_told(file: RegionFile) -> None:
     with open_region(file) as region:
         for value in (0, 1, 5):
             file.put("sem_postinit", 9 << 32 | value)

@@ -30,9 +30,8 @@ def assert_names_the_way_out(error: LockTimeout, file: RegionFile, owner: int) -
 
 @pytest.mark.parametrize("by_library", [False, True], ids=["libvgpu", "this library"])
 def test_a_lock_that_is_held_is_a_timeout_that_names_the_owner(
-    by_library: bool, layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    by_library: bool, file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     holder = actor(file)
     if by_library:
         holder("lock")
@@ -48,10 +47,7 @@ def test_a_lock_that_is_held_is_a_timeout_that_names_the_owner(
     assert (value_of(file), file.get("owner_pid")) == (0, owner)
 
 
-def test_two_handles_of_one_process_exclude_each_other(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
+def test_two_handles_of_one_process_exclude_each_other(file: RegionFile) -> None:
     with (
         open_region(file, writable=True) as one,
         open_region(file, writable=True) as other,
@@ -97,11 +93,8 @@ def test_a_timeout_of_0_looks_once(region_file: RegionFileFactory) -> None:
             pass
 
 
-def test_waiting_leaves_no_trace_in_the_semaphore(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
+def test_waiting_leaves_no_trace_in_the_semaphore(file: RegionFile, actor: MakeActor) -> None:
     """Not even while one waits: who is killed then leaves nothing behind."""
-    file = region_file(layout)
     hold(file, NOBODY)
     waiter = actor(file)
     before = file.content()
@@ -113,9 +106,8 @@ def test_waiting_leaves_no_trace_in_the_semaphore(
 
 
 def test_a_waiter_gets_the_lock_once_libvgpu_gives_it_back(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     hold(file, NOBODY)
     waiter = actor(file)
     waiter.start("lock", 30.0)
@@ -137,9 +129,8 @@ WAITS: dict[str, Callable[[Region], object]] = {
 
 @pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
 def test_closing_the_region_ends_the_waits_of_other_threads(
-    wait: Callable[[Region], object], layout: Layout, region_file: RegionFileFactory
+    wait: Callable[[Region], object], file: RegionFile
 ) -> None:
-    file = region_file(layout)
     file.add_process(NOBODY)
     hold(file, NOBODY)
     before = file.content()
@@ -251,10 +242,7 @@ for _ in range(150):
 """
 
 
-def test_processes_hold_the_lock_one_at_a_time(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
-    file = region_file(layout)
+def test_processes_hold_the_lock_one_at_a_time(file: RegionFile, actor: MakeActor) -> None:
     file.put("recent_kernel", 0)
     others = [actor(file) for _ in range(3)]
     for other in others:
@@ -314,10 +302,9 @@ def test_leaving_wakes_a_waiter_of_the_c_library(
     platform.machine() not in {"x86_64", "aarch64"}, reason="needs the number of the futex call"
 )
 def test_leaving_wakes_a_waiter_that_the_first_word_does_not_count(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    layout: Layout, file: RegionFile, actor: MakeActor
 ) -> None:
     """As older glibc's waiters, which are counted elsewhere."""
-    file = region_file(layout)
     offset, _ = locate(layout, "sem")
     file.put_bytes(offset, SEMAPHORES["older glibc"])
     futex = 202 if platform.machine() == "x86_64" else 98
@@ -330,9 +317,8 @@ def test_leaving_wakes_a_waiter_that_the_first_word_does_not_count(
 
 
 def test_a_writer_of_this_library_that_died_inside_is_replaced_at_once(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     with open_region(file, writable=True) as region:
         holder = actor(file)
         holder("lock")
@@ -376,13 +362,11 @@ def given_soon() -> Iterator[Callable[[RegionFile, int], None]]:
 
 
 def test_who_is_interrupted_as_it_gets_the_lock_does_not_keep_it(
-    layout: Layout,
-    region_file: RegionFileFactory,
+    file: RegionFile,
     actor: MakeActor,
     interrupted_soon: Callable[[], None],
     given_soon: Callable[[RegionFile, int], None],
 ) -> None:
-    file = region_file(layout)
     holder = actor(file)
     with open_region(file, writable=True) as region:
         given_soon(file, holder.pid)
@@ -396,13 +380,11 @@ def test_who_is_interrupted_as_it_gets_the_lock_does_not_keep_it(
 
 
 def test_who_is_interrupted_as_it_attaches_has_no_slot(
-    layout: Layout,
-    region_file: RegionFileFactory,
+    file: RegionFile,
     actor: MakeActor,
     interrupted_soon: Callable[[], None],
     given_soon: Callable[[RegionFile, int], None],
 ) -> None:
-    file = region_file(layout)
     holder = actor(file)
     with open_region(file, writable=True) as region:
         given_soon(file, holder.pid)

@@ -12,6 +12,7 @@ from libhamiregion.exporter import families
 from libhamiregion.exporter.labels import (
     OTHER,
     CardinalityLimiter,
+    LabelRows,
     label_text,
     read_labels,
     safe_value,
@@ -23,7 +24,7 @@ ONE, TWO = (("team-a", pod, "main", pod) for pod in ("one", "two"))
 
 
 def text_of(*values: str) -> bytes:
-    labels = label_text(families.HAMI_DEVICE, *values)
+    labels = label_text(families.DEVICE, *values)
     series = Series.of(families.MEMORY_USED, {labels: 1})
     return b"".join(map(bytes, TextEncoder().pieces([series], 0)))
 
@@ -47,13 +48,22 @@ def test_a_hostile_text_becomes_one_line_and_survives_the_format(raw: str, shown
     assert parsed(text).labels("hami_vgpu_memory_used_bytes")["namespace"] == shown
 
 
-@given(st.lists(st.text(max_size=40), min_size=5, max_size=5))
-def test_any_texts_come_back_from_the_parser(raw: list[str]) -> None:
+@given(
+    st.lists(
+        st.one_of(st.text(max_size=40), st.sampled_from([',pod="', "pod=", "\\", 'a",podname="b'])),
+        min_size=5,
+        max_size=5,
+    )
+)
+def test_any_texts_come_back_from_the_parser_also_under_former_names(raw: list[str]) -> None:
     values = [safe_value(each) for each in raw]
     found = parsed(text_of(*values)).labels("hami_vgpu_memory_used_bytes")
-    named = dict(zip(families.HAMI_DEVICE, values, strict=True))
+    named = dict(zip(families.DEVICE, values, strict=True))
     assert found == {**named, "zone": "vGPU"}
-    assert read_labels(label_text(families.HAMI_DEVICE, *values)) == named
+    labels = label_text(families.DEVICE, *values)
+    assert read_labels(labels) == named
+    (former,) = LabelRows([labels]).renamed(families.FORMER_LABELS).texts()
+    assert former == label_text([families.FORMER_LABELS[each] for each in named], *values)
 
 
 def test_a_long_text_is_cut_and_no_name_of_kubernetes_is() -> None:

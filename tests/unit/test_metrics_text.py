@@ -68,14 +68,14 @@ def test_one_family_in_two_parts_has_its_help_once_also_where_the_first_is_empty
 
 
 def test_openmetrics_calls_a_counter_by_its_base_name_and_ends_with_eof() -> None:
-    series = Series.of(families.UNSETTLED_READS, {b'pod="a"': 7})
+    series = Series.of(families.ERRORS, {b'stage="a"': 7})
     assert text(series).decode().splitlines()[1:] == [
-        "# TYPE hamiregion_unsettled_reads_total counter",
-        'hamiregion_unsettled_reads_total{pod="a"} 7',
+        "# TYPE hamiregion_errors_total counter",
+        'hamiregion_errors_total{stage="a"} 7',
     ]
     assert text(series, openmetrics=True).decode().splitlines()[1:] == [
-        "# TYPE hamiregion_unsettled_reads counter",
-        'hamiregion_unsettled_reads_total{pod="a"} 7',
+        "# TYPE hamiregion_errors counter",
+        'hamiregion_errors_total{stage="a"} 7',
         "# EOF",
     ]
 

@@ -26,8 +26,8 @@ from libhamiregion import (
 
 FIELDS = {
     RegionSnapshot: (
-        "path layout taken_at_ns device_count devices processes priority utilization_switch "
-        "recent_kernel last_kernel_time_s owner_pid settled"
+        "path layout layout_newer taken_at_ns device_count devices processes priority "
+        "utilization_switch recent_kernel last_kernel_time_s owner_pid settled"
     ),
     DeviceUsage: (
         "index uuid memory_limit_bytes memory_used_bytes memory_context_bytes memory_module_bytes "

@@ -21,6 +21,7 @@ from libhamiregion.node import (
     ContainerView,
     MissingReason,
     Node,
+    NodeBusy,
     NodeChanges,
     NodeSnapshot,
     PodName,
@@ -111,8 +112,6 @@ def test_a_view_shows_each_container_with_its_slots(root: Root, node: Node) -> N
     assert [slot.pid for slot in with_region.processes.slots] == [2**21 + 5]
     assert with_region.processes.slots[0].state in {"dead", "unknown"}
     assert (without.snapshot, without.processes, without.error) == (None, None, None)
-    with pytest.raises(ValueError, match="no region"):
-        node.match(without.container, with_region.snapshot)
 
 
 def test_a_view_leaves_the_report_of_what_changed_consistent(root: Root, node: Node) -> None:
@@ -171,7 +170,38 @@ def test_a_directory_of_no_real_pod_is_matched_all_the_same(root: Root, node: No
     root.region("x")
     (view,) = node.view()
     assert view.snapshot is not None
-    assert node.match(view.container, view.snapshot).slots == ()
+    assert node.match(view.container, (), view.snapshot.taken_at_ns).slots == ()
+
+
+def test_a_look_that_hangs_hangs_no_other_for_long_and_reading_not_at_all(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_module, "_PATIENCE_S", 0.01)
+    root.region()
+    node = Node(root)
+    refresh(node)
+    inside, done = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        with node._turn():
+            inside.set()
+            done.wait()
+
+    thread = threading.Thread(target=hang)
+    thread.start()
+    inside.wait()
+    try:
+        for look in (node.refresh, node.view, lambda: node.slots(node.snapshot())):
+            with pytest.raises(NodeBusy, match="has not come back"):
+                look()
+        node.close()
+        assert only(node).region is not None, "what hangs may use it"
+        assert len(node.snapshot().table) == 1
+    finally:
+        done.set()
+        thread.join()
+    node.close()
+    assert node.containers == ()
 
 
 # ---- life ----

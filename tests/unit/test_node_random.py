@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from node_root import Root, refresh, touch
 from region_bytes import RegionFile, truncate
+from stress import scaled
 
 from libhamiregion import Layout, create_region
 from libhamiregion.node import Container, Node
@@ -187,7 +188,7 @@ def test_a_node_that_followed_knows_what_a_new_one_finds(seed: int, tmp_path: Pa
 
 
 @pytest.mark.stress
-@pytest.mark.parametrize("seed", range(100, 160))
+@pytest.mark.parametrize("seed", range(100, 100 + scaled(60)))
 def test_a_node_that_followed_for_long_knows_what_a_new_one_finds(
     seed: int, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from node_root import Root, only, pod_uid, refresh, settle
 
+from libhamiregion.launch.run_directory import run_bases
 from libhamiregion.node import Node, directories
 
 NOBODY = 65534
@@ -27,6 +28,7 @@ def defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, ...
     (tmp_path / "tmp").chmod(0o1777)
     paths = (tmp_path / "tmp/vgpu/containers", tmp_path / "usr/vgpu/containers")
     monkeypatch.setattr(directories, "_DEFAULT_ROOTS", tuple(map(str, paths)))
+    monkeypatch.setattr(directories, "run_bases", lambda _: [])
     return paths
 
 
@@ -196,12 +198,18 @@ def test_without_a_root_those_of_hami_and_volcano_are_scanned(defaults: tuple[Pa
         assert node.root_errors == {}
 
 
-def test_the_default_roots_are_the_documented_ones() -> None:
+def test_the_default_roots_are_the_documented_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     with Node(outside=False) as node:
         assert node.roots == (
             "/usr/local/vgpu/containers",
             "/usr/local/vgpu/vgpu/containers",
             "/tmp/vgpu/containers",
+            f"{tmp_path}/hamiregion",
+            *run_bases({}),
         )
 
 

@@ -21,7 +21,7 @@ from libhamiregion.plan import (
     parse_plan,
     plan_text,
 )
-from libhamiregion.plan.document import MAX_BYTES, MAX_DEPTH, MAX_VALUES
+from libhamiregion.plan.document import MAX_BYTES, MAX_DEPTH
 from libhamiregion.plan.plan_file import plan_document
 
 ROOT = Path(__file__).parents[2]
@@ -127,14 +127,6 @@ def test_json_is_read_as_well_even_indented_by_tabs() -> None:
     assert plan_document(parse_plan("\ufeff" + json.dumps(document))) == document
 
 
-def test_anchors_save_writing_a_thing_twice() -> None:
-    found = parse_plan(
-        HEAD + "  - {select: {pod: a}, set: &s {memory_limit: 1GiB}}\n"
-        "  - {select: {pod: b}, set: *s}\n"
-    )
-    assert found.rules[0].set == found.rules[1].set
-
-
 NAMES = st.none() | st.text(st.characters(codec="utf-8"), min_size=1, max_size=40)
 LIMITS = st.builds(
     Limits,
@@ -177,11 +169,20 @@ WRONG: list[tuple[str | bytes, str]] = [
     ("", "p: the plan is empty"),
     ("# nothing\n", "p: the plan is empty"),
     ("rules", "p:1:1: a mapping belongs here, not `rules`"),
-    (HEAD, "p:3:7: rules: nothing stands here"),
-    (HEAD + "  a: 1", "p:4:3: rules: a list of at most 100000 rules belongs here"),
+    (HEAD, "p:3:7: rules: nothing stands here; give a value or no key"),
+    (
+        HEAD + "  a: 1",
+        "p:4:3: rules: a list of at most 100000 rules belongs here, each with a `-`",
+    ),
     (HEAD + "  - 1", "p:4:5: rules[0]: a mapping belongs here, not `1`"),
-    (HEAD + "  - {select: {}}", "p:4:5: rules[0].set: missing"),
-    (HEAD + "  - {set: {sm_limit: 1}}", "p:4:5: rules[0].select: missing"),
+    (
+        HEAD + "  - {select: {}}",
+        "p:4:5: rules[0].set: missing; give memory_limit, sm_limit, priority",
+    ),
+    (
+        HEAD + "  - {set: {sm_limit: 1}}",
+        "p:4:5: rules[0].select: missing; write `select: {}` for all containers",
+    ),
     (
         HEAD + "  - select: {zone: x}\n    set: {sm_limit: 1}",
         f"p:4:14: rules[0].select.zone: {UNKNOWN} pod_uid, namespace, pod, container, device",
@@ -192,7 +193,7 @@ WRONG: list[tuple[str | bytes, str]] = [
     ),
     (
         HEAD + "  - select: {pod: null}\n    set: {sm_limit: 1}",
-        "p:4:19: rules[0].select.pod: text of at most 1024 characters belongs here",
+        "p:4:19: rules[0].select.pod: one text belongs here, not null",
     ),
     (
         HEAD + "  - select: {device: 16}\n    set: {sm_limit: 1}",
@@ -208,12 +209,15 @@ WRONG: list[tuple[str | bytes, str]] = [
         f"p:5:11: rules[0].set.memory_limt: {UNKNOWN} memory_limit, sm_limit, priority",
     ),
     (RULE + "{memory_limit: 6GB}", f"p:5:25: rules[0].set.memory_limit: {UNIT}"),
-    (RULE + "{memory_limit: }", "p:5:25: rules[0].set.memory_limit: nothing stands here"),
+    (
+        RULE + "{memory_limit: }",
+        "p:5:25: rules[0].set.memory_limit: nothing stands here; give a value or no key",
+    ),
     (RULE + "{sm_limit: 1, sm_limit: 2}", "p:5:24: rules[0].set.sm_limit: given a second time"),
     (RULE + "{sm_limit: 1}\n---\nmore: 1", "p:6:1: a second document; a file holds one plan"),
     (
         RULE + "{sm_limit: !!python/object:os.system 1}",
-        f"p:5:21: rules[0].set.sm_limit: {TAG} is unknown",
+        f"p:5:21: rules[0].set.sm_limit: {TAG} is unknown; leave it out",
     ),
     (RULE + "{? [a] : 1}", "p:5:13: rules[0].set: a key is a plain word"),
     (b"a: 1\nb: \xc3\xa4\xff\n", "p: not UTF-8 in line 2; save the plan as UTF-8"),
@@ -232,7 +236,7 @@ def test_what_is_wrong_has_its_place_and_says_what_to_write() -> None:
 
 
 def test_what_is_no_yaml_has_a_place_too() -> None:
-    texts = ("a: [1\nb: 2", "\ta: 1", '{"a": [1,\t2}', "- a\nb: c", "a: 'b", "a: \x00", "a: *x")
+    texts = ("a: [1\nb: 2", "\ta: 1", '{"a": [1,\t2}', "- a\nb: c", "a: 'b", "a: \x00")
     for text in texts:
         (said,) = problems(text)
         assert re.match(r"p:([0-9]+:[0-9]+:)? neither YAML nor JSON: ", said), said
@@ -273,13 +277,9 @@ def test_an_error_can_be_asked_for_its_parts_and_be_sent() -> None:
 
 
 def test_bombs_end_at_a_bound() -> None:
-    lines = ["a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
-    for new, old in zip("bcdefghij", "abcdefghi", strict=True):
-        lines.append(f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]")
-    bound = f"more than {MAX_VALUES} values or {MAX_DEPTH} levels, aliases counted"
-    for text in ("\n".join(lines), RULE + "&a {sm_limit: *a}"):
+    for text in ("a: &a [1, 1, 1, 1]\nb: [*a, *a, *a, *a]", RULE + "&a {sm_limit: *a}", "a: *x"):
         (said,) = problems(text)
-        assert bound in said
+        assert "a plan has no aliases; write it out" in said
     for text in ("[" * 1_000_000, "- " * 1_000_000, "{a: " * 300_000):
         (said,) = problems(text)
         assert f"nested deeper than {MAX_DEPTH} levels" in said

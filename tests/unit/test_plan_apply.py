@@ -1,23 +1,21 @@
 """A plan put into effect, and taken back; the state directory; export."""
 
-import fcntl
 import os
 import stat
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from plan_scene import GIB, PlanScene, plan
+from plan_scene import GIB, PlanScene, plan, plan_nodes, plan_scene
 
 from libhamiregion import Layout, open_region
 from libhamiregion.node import Node, Selector
 from libhamiregion.plan import (
     LimitPlan,
     Limits,
-    OtherKeeperRuns,
     PlanResult,
     apply_diff,
     diff_plan,
@@ -27,22 +25,13 @@ from libhamiregion.plan import (
     plan_text,
     undo_plan,
 )
-from libhamiregion.plan.keeper import KeeperLock, is_kept
 from libhamiregion.plan.state import PlanState, default_state_directory, write_new
 
 SIX = "{select: {}, set: {memory_limit: 6GiB, sm_limit: 20, priority: 0}}"
 
 
-@pytest.fixture
-def scene(tmp_path: Path) -> PlanScene:
-    return PlanScene(tmp_path)
-
-
-@pytest.fixture
-def node(scene: PlanScene) -> Iterator[Node]:
-    """The scene's node, to be refreshed."""
-    with scene.node() as node:
-        yield node
+scene = pytest.fixture(plan_scene)
+node = pytest.fixture(plan_nodes)
 
 
 def apply(scene: PlanScene, node: Node, wanted: LimitPlan, *, force: bool = False) -> PlanResult:
@@ -244,36 +233,7 @@ def test_what_is_refused_in_the_diff_is_applied_only_by_force(scene: PlanScene, 
     assert region.limits()["memory"][1] == 6 * GIB
 
 
-# ---- one keeper, and the state directory -----------------------------------------------
-
-
-def test_one_process_keeps_a_root_on_a_plan_whatever_its_state_directory(tmp_path: Path) -> None:
-    """Also by another path to the root; and feedback has a lock of its own on it."""
-    roots = [tmp_path / name for name in ("a", "b", "state-1", "state-2")]
-    for root in roots:
-        root.mkdir()
-    first, second = KeeperLock(), KeeperLock()
-    (tmp_path / "link").symlink_to("a")
-    a, b, one, two = map(str, roots)
-    assert not is_kept([a, b])
-    first.hold([a, str(tmp_path / "gone")], one)
-    first.hold([a], one)
-    assert is_kept([b, a])
-    for root in (a, str(tmp_path / "link"), f"{a}/../a"):
-        with pytest.raises(OtherKeeperRuns, match="another process keeps"):
-            second.hold([b, root], two)
-        assert not is_kept([b])
-    with pytest.raises(OtherKeeperRuns, match="with this state directory"):
-        second.hold([b], one)
-    descriptor = os.open(a, os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.close(descriptor)
-    second.hold([b], two)
-    second.close()
-    first.close()
-    second.hold([a, b], one)
-    second.close()
-    assert list(roots[0].iterdir()) == []
+# ---- the state directory -----------------------------------------------------------------
 
 
 def test_what_plans_remember_is_for_their_owner_only(
@@ -341,6 +301,20 @@ def test_of_the_undo_plans_in_the_state_directory_the_newest_are_kept(scene: Pla
     assert watch.read_text() == "watch"
     kept = {path.read_text() for path in scene.state.glob("undo-[0-9]*.yaml")}
     assert kept == {"new", *(str(number) for number in range(6, 25))}
+
+
+def test_plans_that_are_written_at_the_same_moment_do_not_disturb_each_other(
+    scene: PlanScene,
+) -> None:
+    """Each removes old ones that the other has just seen, and takes the next free name."""
+    for number in range(5):
+        state = PlanState(scene.directory / f"state-{number}")
+        for _ in range(20):
+            os.utime(state.write_undo("old"), (1, 1))
+        with ThreadPoolExecutor(8) as threads:
+            paths = set(threads.map(state.write_undo, ["new"] * 16))
+        assert len(paths) == 16
+        assert {Path(path).read_text() for path in paths} == {"new"}
 
 
 # ---- export -----------------------------------------------------------------------------

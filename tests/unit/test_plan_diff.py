@@ -1,12 +1,11 @@
 """What a plan would change on a node of real regions, and what it leaves alone, and why."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import attrs
 import pytest
 from golden_regions import NAMES, unpack
-from plan_scene import GIB, GPUS, PlanScene, plan
+from plan_scene import GIB, GPUS, PlanScene, plan, plan_scene
 
 from libhamiregion import Effect, Layout, open_region
 from libhamiregion.node import MissingReason, Node
@@ -20,9 +19,7 @@ UID = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"
 Compare = Callable[..., PlanDiff]
 
 
-@pytest.fixture
-def scene(tmp_path: Path) -> PlanScene:
-    return PlanScene(tmp_path)
+scene = pytest.fixture(plan_scene)
 
 
 @pytest.fixture

@@ -30,10 +30,9 @@ def attached(make: MakeActor, file: RegionFile, nbytes: int) -> Actor:
 
 
 def test_nothing_moves_under_a_live_process_in_no_layout(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
     """Processes of 2.8.1 and later remember where their slot is, also in a file that says 1.1."""
-    file = region_file(layout)
     file.add_process(DEAD, {0: 100, 3: 50})
     one = attached(actor, file, 1)
     file.add_process(DEAD + 1, {0: 200})
@@ -62,9 +61,8 @@ def test_nothing_moves_under_a_live_process_in_no_layout(
 
 
 def test_where_nobody_else_lives_the_dead_at_the_end_are_removed(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     file.add_process(DEAD, {0: 1})
     live = attached(actor, file, 2)
     file.add_process(DEAD + 1, {0: 4})
@@ -79,10 +77,7 @@ def test_where_nobody_else_lives_the_dead_at_the_end_are_removed(
         assert region.reap() == ()
 
 
-def test_the_reapers_own_slot_stays_where_all_others_are_removed(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
+def test_the_reapers_own_slot_stays_where_all_others_are_removed(file: RegionFile) -> None:
     file.add_process(DEAD, {0: 1})
     with open_region(file, writable=True) as region, region.attach() as slot:
         slot.charge(0, 100)
@@ -97,10 +92,9 @@ def test_the_reapers_own_slot_stays_where_all_others_are_removed(
 
 
 def test_a_live_process_behind_the_last_slot_is_somebody_else(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
     """libvgpu has moved it: it may refuse an allocation, and look for the dead, at any time."""
-    file = region_file(layout)
     file.add_process(DEAD, {0: 1})
     orphan = actor(file)
     file.add_process(orphan.pid, {0: 2})
@@ -111,9 +105,8 @@ def test_a_live_process_behind_the_last_slot_is_somebody_else(
 
 
 def test_the_slot_that_a_process_left_itself_is_not_told_as_a_dead_ones(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     with open_region(file, writable=True) as region:
         slot = region.attach()
         slot.charge(0, 5)
@@ -125,9 +118,8 @@ def test_the_slot_that_a_process_left_itself_is_not_told_as_a_dead_ones(
 
 
 def test_a_slot_that_is_emptied_where_it_stands_holds_nothing(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    layout: Layout, file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     file.add_process(DEAD, {0: 100}, host_pid=77, status=2)
     for part in ("context", "module", "data", "offset", "total"):
         file.put(f"slot_used.{part}", 5, device=15)
@@ -150,10 +142,9 @@ def test_a_slot_that_is_emptied_where_it_stands_holds_nothing(
 @with_seqlock
 @pytest.mark.parametrize("last", [False, True])
 def test_a_seqlock_that_a_death_left_odd_is_made_even(
-    last: bool, layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    last: bool, file: RegionFile, actor: MakeActor
 ) -> None:
     """Each reader of libvgpu spins on it for ever otherwise."""
-    file = region_file(layout)
     if last:
         attached(actor, file, 1)
     slot = file.add_process(DEAD)
@@ -170,9 +161,8 @@ def test_a_seqlock_that_a_death_left_odd_is_made_even(
 
 @with_seqlock
 def test_a_live_process_that_is_inside_its_seqlock_is_left_alone(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     inside = actor(file)
     file.add_process(inside.pid, {0: 5})
     file.put("slot_seqlock", 41, slot=0)
@@ -186,10 +176,9 @@ NOBODYS = 2**31 - 1
 
 @pytest.mark.root
 def test_a_slot_with_pid_0_gets_a_name_that_no_process_ever_has(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
     """Versions up to 2.8.0 loop for ever over a slot with pid 0, and remove a dead process's."""
-    file = region_file(layout)
     file.add_process(0, {0: 30})
     live = attached(actor, file, 1)
     file.add_process(0, {0: 40})
@@ -209,10 +198,9 @@ def test_a_slot_with_pid_0_gets_a_name_that_no_process_ever_has(
 @pytest.mark.root
 @with_seqlock
 def test_who_ends_by_itself_may_still_give_memory_back(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor, tmp_path: Path
+    file: RegionFile, actor: MakeActor, tmp_path: Path
 ) -> None:
     """libvgpu 2.8.1 and later stores pid 0 first; then destructors run, and other threads."""
-    file = region_file(layout)
     ending = actor(file)
     map_libvgpu(ending, tmp_path)
     file.add_process(0, {0: 500})
@@ -258,10 +246,7 @@ def test_no_live_slot_changes_and_none_has_pid_0_whatever_is_reaped(
 # ---- named pids ----
 
 
-def test_only_the_named_ones_are_reaped(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
-    file = region_file(layout)
+def test_only_the_named_ones_are_reaped(file: RegionFile, actor: MakeActor) -> None:
     for number in range(4):
         file.add_process(DEAD + number, {0: 10**number})
     attached(actor, file, 5)
@@ -277,9 +262,8 @@ def test_only_the_named_ones_are_reaped(
 
 
 def test_a_live_one_that_was_named_is_an_error_and_keeps_its_slot(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     file.add_process(DEAD, {0: 10})
     live = attached(actor, file, 5)
     with open_region(file, writable=True) as region:
@@ -293,8 +277,7 @@ def test_a_live_one_that_was_named_is_an_error_and_keeps_its_slot(
         assert region.memory_used(0) == 6
 
 
-def test_the_reapers_own_slot_is_alive(layout: Layout, region_file: RegionFileFactory) -> None:
-    file = region_file(layout)
+def test_the_reapers_own_slot_is_alive(file: RegionFile) -> None:
     with open_region(file, writable=True) as region, region.attach() as slot:
         slot.charge(0, 5)
         assert region.reap() == ()
@@ -306,10 +289,7 @@ def test_the_reapers_own_slot_is_alive(layout: Layout, region_file: RegionFileFa
         assert region.memory_used(0) == 5
 
 
-def test_one_without_a_slot_is_named_before_anything_is_done(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
+def test_one_without_a_slot_is_named_before_anything_is_done(file: RegionFile) -> None:
     file.add_process(DEAD, {0: 10})
     before = file.content()
     with open_region(file, writable=True) as region:
@@ -345,20 +325,14 @@ def test_a_re_used_pid_does_not_keep_a_dead_ones_slot(
     stranger("region.snapshot")
 
 
-def test_the_reapers_own_number_is_no_proof_of_life(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
+def test_the_reapers_own_number_is_no_proof_of_life(file: RegionFile) -> None:
     """This process maps the region, but it has no slot in it: the number is another one's."""
-    file = region_file(layout)
     file.add_process(os.getpid(), {0: 10})
     with open_region(file, writable=True) as region:
         assert region.reap() == (ReapedSlot(os.getpid(), 10, removed=True),)
 
 
-def test_who_cannot_be_seen_is_not_taken_for_dead(
-    layout: Layout, region_file: RegionFileFactory, tmp_path: Path
-) -> None:
-    file = region_file(layout)
+def test_who_cannot_be_seen_is_not_taken_for_dead(file: RegionFile, tmp_path: Path) -> None:
     file.add_process(DEAD, {0: 10})
     nothing = tmp_path / "proc"
     nothing.mkdir()
@@ -384,10 +358,9 @@ while time.monotonic() < until:
 
 @pytest.mark.parametrize("layout", [Layout.V1_1, Layout.V1_2])
 def test_those_who_come_meanwhile_are_not_taken_for_dead(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
     """Who attached after /proc was looked at is not in what was seen there."""
-    file = region_file(layout)
     crowd = [actor(file) for _ in range(3)]
     for one in crowd:
         one.start("evaluate", COME_AND_GO, pid=one.pid, seconds=0.5)

@@ -51,10 +51,7 @@ def descriptors_of(path: Path) -> int:
 # ---- opening ----
 
 
-def test_a_region_knows_its_file_layout_and_mode(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
+def test_a_region_knows_its_file_layout_and_mode(layout: Layout, file: RegionFile) -> None:
     with open_region(file) as region:
         assert (region.path, region.layout, region.writable) == (str(file.path), layout, False)
         assert not region.closed
@@ -147,11 +144,8 @@ def test_a_failed_open_leaves_no_descriptor(region_file: RegionFileFactory) -> N
     assert descriptors_of(file.path) == 0
 
 
-def test_no_descriptor_is_kept_that_a_child_could_inherit(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
+def test_no_descriptor_is_kept_that_a_child_could_inherit(file: RegionFile) -> None:
     """Neither is one that a program could close when it becomes a daemon."""
-    file = region_file(layout)
     with open_region(file, writable=True) as region:
         assert descriptors_of(file.path) == 0
         with region.lock():
@@ -414,8 +408,7 @@ def test_devices_are_0_to_15(region_file: RegionFileFactory) -> None:
 # ---- staleness ----
 
 
-def test_a_region_in_place_is_not_stale(layout: Layout, region_file: RegionFileFactory) -> None:
-    file = region_file(layout)
+def test_a_region_in_place_is_not_stale(layout: Layout, file: RegionFile) -> None:
     with open_region(file) as region:
         assert not region.is_stale()
         file.put("limit", 5)
@@ -426,8 +419,7 @@ def test_a_region_in_place_is_not_stale(layout: Layout, region_file: RegionFileF
         assert not region.is_stale()
 
 
-def test_a_shortened_region_is_stale(layout: Layout, region_file: RegionFileFactory) -> None:
-    file = region_file(layout)
+def test_a_shortened_region_is_stale(layout: Layout, file: RegionFile) -> None:
     with open_region(file) as region:
         for size in (layout.size_bytes - 1, layout.size_bytes - 4096, 0):
             file.resize(size)

@@ -91,9 +91,8 @@ def orphan(file: RegionFile, process: Actor, nbytes: int, *, host_pid: int | Non
 
 @with_newer
 def test_an_orphans_slot_is_taken_in_and_its_frozen_copy_emptied(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     moved = actor(file)
     file.add_process(DEAD, {0: 10_000})
     file.add_process(DEAD + 1, {0: 20_000})
@@ -118,10 +117,9 @@ def test_an_orphans_slot_is_taken_in_and_its_frozen_copy_emptied(
 
 @with_newer
 def test_a_process_that_was_moved_twice_keeps_what_it_holds(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
     """One slot with its pid counts, one lies stale behind that, and it works in the third."""
-    file = region_file(layout)
     moved = actor(file)
     file.add_process(DEAD, {0: 10_000})
     file.add_process(DEAD + 1, {0: 20_000})
@@ -140,10 +138,9 @@ def test_a_process_that_was_moved_twice_keeps_what_it_holds(
 @with_newer
 @pytest.mark.parametrize("host_pid", ["its own", "another's", "the container's", "none"])
 def test_an_idle_one_is_left_and_said_to_be_left_whatever_host_pid_it_has(
-    host_pid: str, layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    host_pid: str, file: RegionFile, actor: MakeActor
 ) -> None:
     """Two containers swap theirs, drivers answer with the container's own, reboots repeat them."""
-    file = region_file(layout)
     moved = actor(file)
     known = {"its own": moved.pid_here, "another's": moved.pid_here + 1, "none": 0}
     slot = orphan(file, moved, 100, host_pid=known.get(host_pid, moved.pid))
@@ -159,10 +156,9 @@ def test_an_idle_one_is_left_and_said_to_be_left_whatever_host_pid_it_has(
 
 @with_newer
 def test_an_idle_one_that_counts_as_it_should_is_not_told(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
     """Whichever of the two slots is its own."""
-    file = region_file(layout)
     orphan(file, actor(file), 100)
     before = file.content()
     assert repair(file) == NOTHING
@@ -171,9 +167,8 @@ def test_an_idle_one_that_counts_as_it_should_is_not_told(
 
 @with_newer
 def test_a_live_process_with_a_slot_only_above_the_table_is_taken_in_when_it_writes(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     moved = actor(file)
     file.add_process(DEAD, {0: 10})
     slot = start(file, moved, 100)
@@ -191,9 +186,8 @@ def test_a_live_process_with_a_slot_only_above_the_table_is_taken_in_when_it_wri
 
 @with_newer
 def test_what_holds_nothing_behind_the_last_slot_is_not_told(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     slot = start(file, actor(file), 0)
     file.put("proc_num", slot)
     assert repair(file) == NOTHING
@@ -201,10 +195,9 @@ def test_what_holds_nothing_behind_the_last_slot_is_not_told(
 
 @with_seqlock
 def test_what_an_earlier_life_left_is_neither_repaired_nor_told_where_it_can_be_no_original(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
     """A copy never has a higher seqlock than what it was copied from."""
-    file = region_file(layout)
     process = actor(file)
     slot = start(file, process, 700)
     account(file, slot, 0)
@@ -218,9 +211,8 @@ def test_what_an_earlier_life_left_is_neither_repaired_nor_told_where_it_can_be_
 
 @with_newer
 def test_what_an_earlier_life_left_is_no_orphan_while_the_process_works_below(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     process = actor(file)
     slot = start(file, process, 1000)
     put_slot(file, slot + 2, slot_bytes(file, slot))
@@ -233,10 +225,9 @@ def test_what_an_earlier_life_left_is_no_orphan_while_the_process_works_below(
 
 @with_seqlock
 def test_a_blank_slot_of_a_live_process_between_does_not_bar_the_way(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
     """It holds nothing, whether its process comes back to it or not."""
-    file = region_file(layout)
     moved, newcomer = actor(file), actor(file)
     file.add_process(DEAD)
     file.add_process(DEAD + 1)
@@ -255,10 +246,9 @@ def test_a_blank_slot_of_a_live_process_between_does_not_bar_the_way(
 
 @with_newer
 def test_an_idle_process_between_keeps_all_and_what_lies_behind_it_is_left(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
     """Its host pid is another process's: two containers that started together have swapped."""
-    file = region_file(layout)
     idle, busy = actor(file), actor(file)
     for number in range(2):
         file.add_process(DEAD + number, {0: 10})
@@ -346,9 +336,8 @@ memory.close()
 @pytest.mark.root
 @with_newer
 def test_several_orphans_and_the_stale_slots_between_them(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     first, second = actor(file), actor(file)
     for number in range(4):
         file.add_process(DEAD + number, {0: 10_000})
@@ -376,9 +365,8 @@ def test_several_orphans_and_the_stale_slots_between_them(
 
 @with_newer
 def test_a_stale_slot_between_loses_the_name_of_the_process_that_works_elsewhere(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     moved, other = actor(file), actor(file)
     file.add_process(DEAD, {0: 10_000})
     below = start(file, other, 5)
@@ -413,10 +401,9 @@ def test_a_stale_slot_of_an_older_process_in_a_file_of_1_1_is_taken_in_by_no_nam
 
 @with_newer
 def test_a_slot_of_a_dead_process_that_somebody_writes_to_bars_the_way(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
     """A newcomer has taken an orphan's slot and has died."""
-    file = region_file(layout)
     moved = actor(file)
     file.add_process(DEAD)
     written = file.add_process(DEAD + 1, {0: 5})
@@ -434,15 +421,9 @@ def test_a_slot_of_a_dead_process_that_somebody_writes_to_bars_the_way(
 @with_newer
 @pytest.mark.parametrize(("held", "seqlock"), [(500, 2), (0, 3)], ids=["memory", "the last of it"])
 def test_a_slot_that_an_ending_process_may_still_write_to_bars_the_way(
-    held: int,
-    seqlock: int,
-    layout: Layout,
-    region_file: RegionFileFactory,
-    actor: MakeActor,
-    tmp_path: Path,
+    held: int, seqlock: int, file: RegionFile, actor: MakeActor, tmp_path: Path
 ) -> None:
     """libvgpu 2.8.1 and later stores pid 0 first, and gives memory back afterwards."""
-    file = region_file(layout)
     moved, ending = actor(file), actor(file)
     map_libvgpu(ending, tmp_path)
     file.add_process(DEAD)
@@ -466,9 +447,8 @@ def test_a_slot_that_an_ending_process_may_still_write_to_bars_the_way(
 
 @with_newer
 def test_a_copy_that_an_interrupted_repair_has_left_is_emptied_by_the_next(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     moved = actor(file)
     slot = orphan(file, moved, 100)
     account(file, slot, 50)
@@ -487,11 +467,8 @@ def test_a_copy_that_an_interrupted_repair_has_left_is_emptied_by_the_next(
 
 
 @without_seqlock
-def test_two_slots_of_one_process_of_2_8_0_are_left(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
+def test_two_slots_of_one_process_of_2_8_0_are_left(file: RegionFile, actor: MakeActor) -> None:
     """It accounts in both: emptied, one would go below zero with the next release."""
-    file = region_file(layout)
     twice = actor(file)
     file.add_process(twice.pid, {0: 100})
     file.add_process(twice.pid, {0: 100})
@@ -518,10 +495,9 @@ def twins() -> Iterator[tuple[Actor, Actor]]:
 @needs_first_namespace
 @with_newer
 def test_of_two_processes_with_the_same_pid_nothing_is_emptied(
-    layout: Layout, region_file: RegionFileFactory, twins: tuple[Actor, Actor]
+    file: RegionFile, twins: tuple[Actor, Actor]
 ) -> None:
     """One of them at work and another one idle look like an original and its copy."""
-    file = region_file(layout)
     for twin in twins:
         twin("open", str(file.path), writable=True)
     for nbytes in (100, 200):
@@ -536,9 +512,8 @@ def test_of_two_processes_with_the_same_pid_nothing_is_emptied(
 
 @with_newer
 def test_a_dry_run_names_the_orphans_and_changes_nothing(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     moved, idle = actor(file), actor(file)
     slot = orphan(file, moved, 100)
     file.put("proc_num", slot + 1)
@@ -557,11 +532,8 @@ def test_a_dry_run_names_the_orphans_and_changes_nothing(
         eventually(lambda: repair(file) == expected)
 
 
-def test_stale_slots_of_the_dead_are_no_orphans(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
+def test_stale_slots_of_the_dead_are_no_orphans(file: RegionFile, actor: MakeActor) -> None:
     """Also where a live process has the number, but does not map the region."""
-    file = region_file(layout)
     stranger = actor()
     for pid in (DEAD, stranger.pid, DEAD + 1, 0, -3):
         file.add_process(pid, {0: 10})
@@ -572,9 +544,8 @@ def test_stale_slots_of_the_dead_are_no_orphans(
 
 
 def test_a_repair_waits_for_the_lock_as_long_as_it_was_told(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     file.add_process(0)  # reap() takes the lock only where there is something to do
     hold(file, actor(file).pid)
     with open_region(file, writable=True) as region:

@@ -113,12 +113,11 @@ def test_a_length_of_time_counts_from_the_end_and_suggestions_can_be_steered(day
         (("--since", "2026-10-02", "--until", "2026-10-01"), 2, "--since is not before --until"),
         (("--since", "yesterday"), 2, "neither a length of time"),
         (("--format", "csv", "--json"), 2, "contradict"),
-        (("--round-to", "0"), 2, "rounded to 0"),
         (("--step", "soon"), 2, "no length of time"),
         ((*SPAN, "--pod", "nobody"), 1, "nothing of what was chosen"),
         ((*SPAN, "--to", "/nowhere/a.html"), 1, "Error: /nowhere/a.html: No such file or direc"),
         (("--match", 'job="hami"'), 2, "--match is for a Prometheus, and"),
-        (("--timeout", "60"), 2, "--timeout is for a Prometheus, and"),
+        (("--step", "60s"), 2, "--step is for a Prometheus, and"),
     ],
 )
 def test_what_goes_wrong_is_said(day: str, words: tuple[str, ...], code: int, said: str) -> None:
@@ -156,7 +155,7 @@ def test_nothing_that_serves_or_draws_is_loaded_for_it(day: str) -> None:
         " from libhamiregion.cli.verbs import hamiregion\n"
         "try:\n    hamiregion.run()\nexcept SystemExit:\n    pass\n"
         "loaded = {name.partition('.')[0] for name in sys.modules};"
-        " sys.stderr.write(' '.join(loaded & {'matplotlib', 'numpy', 'uvicorn', 'kubernetes',"
+        " sys.stderr.write(' '.join(loaded & {'matplotlib', 'numpy', 'h11', 'kubernetes',"
         " 'prometheus_client', 'yaml', 'pynvml'}))"
     )
     done = subprocess.run(

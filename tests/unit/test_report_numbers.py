@@ -14,6 +14,7 @@ from libhamiregion.report import (
     RecordingWriter,
     Report,
     Sample,
+    Timeline,
     make_report,
 )
 from libhamiregion.report.models import LEVELS
@@ -212,7 +213,7 @@ def test_timelines_show_peaks_averages_and_gaps(
 ) -> None:
     assert report.total is not None
     timeline = report.total.timeline
-    assert timeline is not None
+    assert isinstance(timeline, Timeline)
     assert timeline.step_ms == DAY_S * 1000 // POINTS
     sums = sums_of(plain)
     busy: dict[int, float] = defaultdict(float)

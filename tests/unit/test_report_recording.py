@@ -19,6 +19,7 @@ from libhamiregion.report import (
     RecordingUnavailable,
     RecordingWriter,
     Sample,
+    make_report,
 )
 from libhamiregion.report.history import Look
 
@@ -492,16 +493,28 @@ def test_damage_of_the_schema_is_called_damage(path: Path, writer: Clocked) -> N
         ("DELETE FROM allocations", "allocation 1 of look 1 is missing"),
         ("UPDATE looks SET at_ms = at_ms - 60000 WHERE id = 2", "look 2 is not after the one"),
         ("UPDATE looks SET until_ms = 5 WHERE id = 3", "look 3 is not after the one"),
+        ("UPDATE looks SET until_ms = 'late' WHERE id = 2", "a cell that is no number"),
+        ("UPDATE looks SET at_ms = x'00' WHERE id = 1", "a cell that is no number"),
+        ("UPDATE looks SET until_ms = 1e999", "a cell that is no number"),
+        ("UPDATE changes SET used_bytes = 'much'", "look 1 has a figure that is none"),
+        ("UPDATE changes SET used_bytes = -2", "look 1 has a figure that is none"),
+        ("UPDATE changes SET limit_bytes = 1.5", "look 1 has a figure that is none"),
+        ("UPDATE changes SET processes = x'01'", "look 1 has a figure that is none"),
+        ("UPDATE changes SET sm_percent = 'half'", "look 1 has a figure that is none"),
+        ("UPDATE changes SET driver_sm_percent = -1e999", "look 1 has a figure that is none"),
+        ("UPDATE allocations SET pod = x'00'", "allocation 1 has a cell of another kind"),
+        ("UPDATE allocations SET device_index = 'x'", "allocation 1 has a cell of another kind"),
+        ("UPDATE about SET value = 'soon' WHERE key = 'interval_s'", "its interval is no number"),
     ],
 )
-def test_rows_that_contradict_each_other_are_damage(
+def test_rows_that_make_no_sense_are_damage(
     path: Path, writer: Clocked, broken: str, said: str
 ) -> None:
     writer.look(times=3)
     writer.writer.close()
     query(path, broken)
-    with pytest.raises(RecordingError, match=said):
-        looks(path)
+    with Recording(path) as recording, pytest.raises(RecordingError, match=said):
+        make_report(recording, 0, 1 << 50)
 
 
 def test_a_file_that_was_begun_and_never_filled_is_filled(path: Path) -> None:

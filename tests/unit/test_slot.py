@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 from actors import MakeActor
 from lock_bytes import NOBODY, hold, is_free, let_go
-from region_bytes import SLOTS, RegionFileFactory, locate
+from region_bytes import SLOTS, RegionFile, RegionFileFactory, locate
 from slot_bytes import (
     differences,
     pids,
@@ -53,9 +53,8 @@ def odd_garbage(layout: Layout) -> bytes:
 
 
 def test_a_new_slot_is_the_next_one_and_nothing_else_changes(
-    layout: Layout, region_file: RegionFileFactory
+    layout: Layout, file: RegionFile
 ) -> None:
-    file = region_file(layout)
     file.add_process(NOBODY, A_USAGE, host_pid=5, status=2)
     before = file.content()
     with open_region(file, writable=True) as region:
@@ -71,11 +70,8 @@ def test_a_new_slot_is_the_next_one_and_nothing_else_changes(
         assert is_free(file)
 
 
-def test_a_new_slot_takes_over_nothing_of_what_lay_there(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
+def test_a_new_slot_takes_over_nothing_of_what_lay_there(layout: Layout, file: RegionFile) -> None:
     """Removed slots leave stale bytes above the table."""
-    file = region_file(layout)
     put_slot(file, 0, odd_garbage(layout))
     with open_region(file, writable=True) as region, region.attach():
         # Even, and never back to a number that a reader may have seen.
@@ -100,10 +96,7 @@ def test_a_slot_with_the_own_pid_is_a_dead_predecessors_and_is_taken(
         assert region.memory_used(0) == 5
 
 
-def test_a_process_attaches_once_to_a_region_whatever_the_handle(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
+def test_a_process_attaches_once_to_a_region_whatever_the_handle(file: RegionFile) -> None:
     with (
         open_region(file, writable=True) as one,
         open_region(file, writable=True) as other,
@@ -133,10 +126,7 @@ def test_a_process_may_attach_to_many_regions(region_file: RegionFileFactory) ->
     assert [pids(file) for file in files] == [[]] * 5
 
 
-def test_a_full_table_is_an_error_that_names_the_way_out(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
+def test_a_full_table_is_an_error_that_names_the_way_out(file: RegionFile) -> None:
     for slot in range(SLOTS):
         file.put("slot_pid", NOBODY + slot, slot=slot)
         file.put("slot_status", 1, slot=slot)
@@ -171,9 +161,8 @@ def test_an_impossible_number_of_processes_is_a_corrupt_region(
 
 
 def test_attaching_waits_for_the_lock_as_long_as_it_was_told(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     holder = actor(file)
     hold(file, holder.pid)
     with open_region(file, writable=True) as region:
@@ -227,11 +216,8 @@ def test_a_slot_shows_what_it_is_does_not_pickle_and_does_not_account_once_it_wa
                 account(0, 0)
 
 
-def test_a_process_that_leaves_moves_nobody(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
+def test_a_process_that_leaves_moves_nobody(file: RegionFile, actor: MakeActor) -> None:
     """In no layout: who came after an upgrade remembers its slot, also in a file that says 1.1."""
-    file = region_file(layout)
     with open_region(file, writable=True) as region:
         slot = region.attach()
         slot.charge(0, 50)
@@ -251,9 +237,8 @@ def test_a_process_that_leaves_moves_nobody(
 
 
 def test_leaving_waits_for_the_lock_and_the_slot_stays_where_it_is_not_free(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     holder = actor(file)
     with open_region(file, writable=True) as region:
         slot = region.attach(timeout_s=0.05)
@@ -308,10 +293,7 @@ def test_closing_the_region_leaves_it(locked: bool, region_file: RegionFileFacto
         assert pids(file) == [os.getpid()]
 
 
-def test_a_file_that_is_truncated_under_a_slot_is_an_error_and_no_signal(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
+def test_a_file_that_is_truncated_under_a_slot_is_an_error_and_no_signal(file: RegionFile) -> None:
     with open_region(file, writable=True) as region:
         slot = region.attach()
         slot.charge(0, 5)
@@ -323,10 +305,7 @@ def test_a_file_that_is_truncated_under_a_slot_is_an_error_and_no_signal(
             region.attach()
 
 
-def test_a_region_that_is_being_remade_is_stale(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
+def test_a_region_that_is_being_remade_is_stale(file: RegionFile) -> None:
     with open_region(file, writable=True) as region:
         with region.attach() as slot:
             slot.charge(0, 5)

@@ -36,9 +36,8 @@ def used(file: RegionFile, device: int, slot: int = 0) -> dict[str, int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_charge_stands_in_its_kind_and_in_the_total_and_nowhere_else(
-    layout: Layout, kind: Any, region_file: RegionFileFactory
+    layout: Layout, kind: Any, file: RegionFile
 ) -> None:
-    file = region_file(layout)
     file.add_process(NOBODY, {0: 3, 7: 5})
     with open_region(file, writable=True) as region, region.attach() as slot:
         before = file.content()
@@ -121,10 +120,7 @@ REFUSED: dict[str, tuple[Callable[[Slot], None], str]] = {
 }
 
 
-def test_what_makes_no_sense_is_a_value_error_and_changes_nothing(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
+def test_what_makes_no_sense_is_a_value_error_and_changes_nothing(file: RegionFile) -> None:
     with open_region(file, writable=True) as region, region.attach() as slot:
         slot.charge(0, 50)
         before = file.content()
@@ -135,10 +131,7 @@ def test_what_makes_no_sense_is_a_value_error_and_changes_nothing(
             assert file.content() == before
 
 
-def test_charges_that_no_sum_could_hold_are_refused_as_charges(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
+def test_charges_that_no_sum_could_hold_are_refused_as_charges(file: RegionFile) -> None:
     with open_region(file, writable=True) as region, region.attach() as slot:
         most = 2**62 - 1
         for kind in KINDS:
@@ -270,10 +263,7 @@ def test_processes_share_one_limit(
 
 
 @pytest.mark.parametrize("layout", WITHOUT_SEQLOCK)
-def test_up_to_2_8_0_accounting_waits_for_the_lock(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
-    file = region_file(layout)
+def test_up_to_2_8_0_accounting_waits_for_the_lock(file: RegionFile, actor: MakeActor) -> None:
     holder = actor(file)
     with open_region(file, writable=True) as region:
         slot = region.attach(timeout_s=0.05)
@@ -291,9 +281,8 @@ def test_up_to_2_8_0_accounting_waits_for_the_lock(
 
 @pytest.mark.parametrize("layout", WITH_SEQLOCK)
 def test_from_2_8_1_on_accounting_does_not_need_the_lock(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     holder = actor(file)
     with open_region(file, writable=True) as region:
         slot = region.attach(timeout_s=0.05)
@@ -306,10 +295,7 @@ def test_from_2_8_1_on_accounting_does_not_need_the_lock(
         slot.detach()
 
 
-def test_threads_that_share_a_slot_lose_nothing(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
+def test_threads_that_share_a_slot_lose_nothing(layout: Layout, file: RegionFile) -> None:
     threads, turns = 6, 150
 
     def work(slot: Slot, number: int) -> None:
@@ -333,10 +319,7 @@ def test_threads_that_share_a_slot_lose_nothing(
         assert is_free(file)
 
 
-def test_processes_that_account_at_once_lose_nothing(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
-    file = region_file(layout)
+def test_processes_that_account_at_once_lose_nothing(file: RegionFile, actor: MakeActor) -> None:
     others = [actor(file) for _ in range(3)]
     work = (
         "for _ in range(200): slot.charge(0, 5); slot.release(0, 4); slot.charge(1, 1, 'context')"
@@ -402,9 +385,8 @@ answer = told
 
 
 def test_leaving_while_other_threads_account_is_their_error_and_no_crash(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     process = actor(file)
     (message,) = process("evaluate", LEAVE_WHILE_OTHERS_ACCOUNT)
     assert "detached" in message
@@ -414,10 +396,7 @@ def test_leaving_while_other_threads_account_is_their_error_and_no_crash(
     assert is_free(file)
 
 
-def test_two_threads_that_leave_at_once_leave_once(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
-    file = region_file(layout)
+def test_two_threads_that_leave_at_once_leave_once(file: RegionFile, actor: MakeActor) -> None:
     assert actor(file)("evaluate", LEAVE_TWICE_AT_ONCE) == []
     assert file.get("proc_num") == 0
     assert is_free(file)

@@ -272,10 +272,7 @@ def test_a_layout_without_utilisation_says_so(region_file: RegionFileFactory) ->
     assert file.content() == before
 
 
-def test_the_own_slot_can_be_edited_like_any_other(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
+def test_the_own_slot_can_be_edited_like_any_other(file: RegionFile) -> None:
     with open_region(file, writable=True) as region, region.attach() as slot:
         slot.charge(0, 5)
         region.set_host_pid(os.getpid(), 12)

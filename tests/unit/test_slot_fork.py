@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from actors import MakeActor
 from forked import in_child
-from region_bytes import RegionFileFactory
+from region_bytes import RegionFile, RegionFileFactory
 from slot_bytes import pids
 
-from libhamiregion import Layout, Region, RegionClosed, Slot, open_region
+from libhamiregion import Region, RegionClosed, Slot, open_region
 
 AFTER_FORK: dict[str, Callable[[Region, Slot], object]] = {
     "charge": lambda _, slot: slot.charge(0, 1),
@@ -27,9 +27,8 @@ AFTER_FORK: dict[str, Callable[[Region, Slot], object]] = {
 
 
 def test_in_a_child_every_call_refuses_each_time_and_the_parents_slot_is_untouched(
-    layout: Layout, region_file: RegionFileFactory
+    file: RegionFile,
 ) -> None:
-    file = region_file(layout)
     with open_region(file, writable=True) as region, region.attach() as slot:
         slot.charge(0, 11)
         before = file.content()
@@ -62,10 +61,7 @@ answer = os.waitpid(child, 0)[1]
 """
 
 
-def test_the_end_of_a_child_leaves_the_parents_slot(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
-    file = region_file(layout)
+def test_the_end_of_a_child_leaves_the_parents_slot(file: RegionFile, actor: MakeActor) -> None:
     parent = actor(file)
     parent("attach")
     parent("slot.charge", 0, 12)
@@ -77,10 +73,7 @@ def test_the_end_of_a_child_leaves_the_parents_slot(
         assert region.memory_used(0) == 13
 
 
-def test_a_child_attaches_as_itself_once_it_has_opened_the_region_again(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
+def test_a_child_attaches_as_itself_once_it_has_opened_the_region_again(file: RegionFile) -> None:
     with open_region(file, writable=True) as region, region.attach() as slot:
         slot.charge(0, 4)
 

@@ -81,6 +81,25 @@ def test_after_a_second_move(layout: Layout, region_file: RegionFileFactory) -> 
             assert pids(file).count(os.getpid()) == 1
 
 
+def test_after_a_move_that_clears_the_slot_it_is_moved_from(
+    layout: Layout, region_file: RegionFileFactory
+) -> None:
+    """As libvgpu does it after HAMi 2.10; what was there may come with a seqlock that is odd."""
+    file = region_file(layout, uuids=["GPU-0"] * 10)
+    with open_region(file, writable=True) as region:
+        slot = attach_behind(file, region, 3)
+        before = move_last_into(file, 1)
+        put_slot(file, before, bytes(len(slot_bytes(file, before))))
+        if layout.has_seqlock:
+            file.put("slot_seqlock", file.get("slot_seqlock", slot=1) + 1, slot=1)
+        slot.charge(0, 1)
+        assert pids(file) == [NOBODY, os.getpid(), NOBODY + 2]
+        assert own_usage(region, 0) == (0, 10, 101, 111)
+        assert region.snapshot().settled
+        slot.detach()
+        assert region.memory_used(0) == 2000
+
+
 @pytest.mark.parametrize("moved", [False, True])
 def test_after_being_removed_altogether(
     moved: bool, layout: Layout, region_file: RegionFileFactory
@@ -133,9 +152,8 @@ def test_leaving_after_a_move_without_having_noticed_it(
 
 @pytest.mark.parametrize("notice", [False, True])
 def test_nobody_sees_an_orphan_of_a_process_of_this_library_once_it_has_noticed(
-    notice: bool, layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    notice: bool, layout: Layout, file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     moved, other = actor(file), actor(file)
     for number in range(3):
         file.add_process(NOBODY + number, {0: 1000})

@@ -60,10 +60,9 @@ def attach_until(newcomer: Actor, is_so: Callable[[], bool]) -> None:
 
 @with_newer
 def test_who_attaches_steps_over_the_slot_of_a_live_process(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
     """While it is idle it may count twice: rather too much than a process's slot destroyed."""
-    file = region_file(layout)
     moved, newcomer = actor(file), actor(file)
     file.add_process(DEAD, {0: 10_000})
     slot = start(file, moved, 100)
@@ -85,9 +84,8 @@ def test_who_attaches_steps_over_the_slot_of_a_live_process(
 
 @with_newer
 def test_a_process_that_is_seen_working_there_leaves_its_copy_at_once(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     moved, newcomer = actor(file), actor(file)
     file.add_process(DEAD, {0: 10_000})
     slot = start(file, moved, 100)
@@ -100,11 +98,8 @@ def test_a_process_that_is_seen_working_there_leaves_its_copy_at_once(
 
 
 @with_newer
-def test_a_slot_whose_process_works_elsewhere_is_taken(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
+def test_a_slot_whose_process_works_elsewhere_is_taken(file: RegionFile, actor: MakeActor) -> None:
     """Or what an earlier life left there would count for as long as a process has its pid."""
-    file = region_file(layout)
     process, newcomer = actor(file), actor(file)
     own = start(file, process, 1000)
     put_slot(file, 1, slot_bytes(file, own))
@@ -117,10 +112,9 @@ def test_a_slot_whose_process_works_elsewhere_is_taken(
 
 @with_newer
 def test_a_slot_with_a_lower_seqlock_than_that_which_counts_is_taken(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
     """A copy never has a higher one than its original: an earlier life has left it."""
-    file = region_file(layout)
     process, newcomer = actor(file), actor(file)
     own = start(file, process, 1000)
     account(file, own, 5)
@@ -147,12 +141,60 @@ def test_in_a_file_of_1_1_the_slot_that_an_older_process_was_moved_from_is_taken
     assert used(file) == 107
 
 
+def test_in_a_file_of_1_1_a_process_that_has_not_accounted_yet_keeps_its_slot_and_no_copy(
+    region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    """Of which generation it is cannot be told: it counts once, whichever slot it goes on in."""
+    file = region_file(Layout.V1_1)
+    unused, newcomer = actor(file), actor(file)
+    file.add_process(DEAD, {0: 10_000})
+    slot = file.add_process(unused.pid)
+    move_last_into(file, 0)
+    file.put("slot_hostpid", 4711, slot=0)
+    assert file.get("proc_num") == slot, "the next one to attach would come here"
+    newcomer("attach")
+    newcomer("slot.charge", 0, 7)
+    assert pids(file) == [NOBODYS, unused.pid, newcomer.pid]
+    # From 2.8.1 on it may have been told its host pid in the copy.
+    assert file.get("slot_hostpid", slot=slot) == 4711
+    assert file.get("slot_status", slot=slot) == 1
+    account(file, slot, 100)
+    newcomer("slot.detach")
+    assert used(file) == 100
+    account(file, slot, -100)
+    assert used(file) == 0
+
+
+def test_in_a_file_of_1_1_a_slot_that_was_moved_twice_before_it_was_used_is_the_last(
+    region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    file = region_file(Layout.V1_1)
+    unused, newcomer = actor(file), actor(file)
+    for _ in range(3):
+        file.add_process(unused.pid)
+    file.put("proc_num", 1)
+    newcomer("attach")
+    assert pids(file) == [NOBODYS, NOBODYS, unused.pid, newcomer.pid]
+
+
+@pytest.mark.parametrize("names", ["dead", "nobody's", "of one that has accounted in the copy"])
+def test_in_a_file_of_1_1_an_unused_slot_that_nobody_comes_back_to_is_taken(
+    names: str, region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    """A newer process that was moved accounts where it was, so the copy is an older one's."""
+    file = region_file(Layout.V1_1)
+    older, newcomer = actor(file), actor(file)
+    file.add_process(older.pid, {0: 5 if names.startswith("of") else 0})
+    file.put("slot_pid", {"dead": DEAD, "nobody's": NOBODYS}.get(names, older.pid), slot=1)
+    newcomer("attach")
+    assert pids(file) == [older.pid, newcomer.pid]
+
+
 @with_newer
 def test_a_slot_that_is_moved_while_a_newcomer_waits_for_the_lock_is_not_taken(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
     """Before it waited there was nothing behind the last slot."""
-    file = region_file(layout)
     moved, newcomer = actor(file), actor(file)
     file.add_process(DEAD, {0: 10})
     slot = start(file, moved, 4000)
@@ -170,10 +212,9 @@ def test_a_slot_that_is_moved_while_a_newcomer_waits_for_the_lock_is_not_taken(
 @with_newer
 @pytest.mark.parametrize("what", ["charge", "release"])
 def test_who_has_lost_its_slot_steps_over_the_slot_of_a_live_process(
-    what: str, layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    what: str, file: RegionFile, actor: MakeActor
 ) -> None:
     """Taken over, that process would give back what it never had, and all be refused memory."""
-    file = region_file(layout)
     moved = actor(file)
     file.add_process(DEAD, {0: 10_000})
     slot_of_moved = start(file, moved, 400)
@@ -206,10 +247,9 @@ def fill_with_emptied(file: RegionFile, count: int) -> None:
 
 @needs_first_namespace
 def test_a_table_full_of_emptied_slots_has_room_for_many(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
     """A thousand generations of a rolling restart, of which one process lives."""
-    file = region_file(layout)
     last = actor(file)
     fill_with_emptied(file, SLOTS - 1)
     file.add_process(last.pid, {0: 5})
@@ -226,9 +266,8 @@ def test_a_table_full_of_emptied_slots_has_room_for_many(
 
 @needs_first_namespace
 def test_generations_that_overlap_do_not_make_the_table_longer_and_longer(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     fill_with_emptied(file, MANY - 2)
     last = actor(file)
     last("attach")
@@ -244,10 +283,7 @@ def test_generations_that_overlap_do_not_make_the_table_longer_and_longer(
     assert used(file) == 1
 
 
-def test_a_few_emptied_slots_are_not_worth_a_look_at_proc(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
+def test_a_few_emptied_slots_are_not_worth_a_look_at_proc(file: RegionFile) -> None:
     fill_with_emptied(file, MANY - 1)
     with open_region(file, writable=True) as region, region.attach():
         assert file.get("proc_num") == MANY
@@ -258,9 +294,8 @@ def test_a_few_emptied_slots_are_not_worth_a_look_at_proc(
     "whose", ["a live process's", "one that is ending", "counted", "suspended"]
 )
 def test_what_may_be_somebodys_is_not_taken_again(
-    whose: str, layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    whose: str, file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     live = actor(file)
     for number in range(SLOTS):
         file.add_process(DEAD + number, {0: 1})
@@ -296,19 +331,15 @@ def has_room(region: Region) -> bool:
 @needs_first_namespace
 @with_newer
 def test_an_emptied_slot_that_somebody_writes_to_is_not_taken_again(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
+    file: RegionFile, actor: MakeActor
 ) -> None:
-    file = region_file(layout)
     actor(file)
     fill_with_emptied(file, MANY)
     with at_work(file, 0), open_region(file, writable=True) as region, region.attach():
         assert pids(file).index(os.getpid()) != 0
 
 
-def test_who_has_detached_takes_its_slot_again(
-    layout: Layout, region_file: RegionFileFactory, actor: MakeActor
-) -> None:
-    file = region_file(layout)
+def test_who_has_detached_takes_its_slot_again(file: RegionFile, actor: MakeActor) -> None:
     with open_region(file, writable=True) as region:
         first = _attach(region, 5)
         behind = actor(file)
@@ -334,11 +365,8 @@ def _attach(region: Region, nbytes: int) -> Slot:
     return slot
 
 
-def test_a_slot_of_an_earlier_process_stays_when_who_took_it_leaves(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
+def test_a_slot_of_an_earlier_process_stays_when_who_took_it_leaves(file: RegionFile) -> None:
     """libvgpu may have found it dead a moment ago, and be about to remove it beside the lock."""
-    file = region_file(layout)
     file.add_process(os.getpid(), {0: 1000})
     with open_region(file, writable=True) as region:
         slot = _attach(region, 5)
@@ -348,10 +376,7 @@ def test_a_slot_of_an_earlier_process_stays_when_who_took_it_leaves(
     assert used(file) == 0
 
 
-def test_several_slots_of_a_predecessor_become_one(
-    layout: Layout, region_file: RegionFileFactory
-) -> None:
-    file = region_file(layout)
+def test_several_slots_of_a_predecessor_become_one(file: RegionFile) -> None:
     for nbytes in (100, 200, 300):
         file.add_process(os.getpid(), {0: nbytes})
     with open_region(file, writable=True) as region:

@@ -84,6 +84,17 @@ def test_a_task_that_fails_goes_on_and_stops_no_other() -> None:
     assert (bad.stopped, good.stopped) == (1, 1)
 
 
+def test_a_task_that_is_woken_does_not_wait_for_its_time() -> None:
+    task = Counting("one")
+    task.interval_s = 3600.0
+    runner = TaskRunner([task])
+    runner.start()
+    for passes in (1, 2, 3):
+        eventually(lambda: task.passes >= passes)  # noqa: B023
+        task.wake()
+    assert runner.stop() == ()
+
+
 def test_a_slow_task_delays_no_other_and_catches_up_on_nothing() -> None:
     slow, quick = Counting("slow"), Counting("quick")
     slow.gate = threading.Event()

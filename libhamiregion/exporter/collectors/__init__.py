@@ -4,7 +4,7 @@ from .containers import ContainersCollector
 from .doctor import DoctorCollector
 from .locks import LocksCollector
 from .nvml import NvmlCollector
-from .processes import ProcessesCollector, SeriesLimits
+from .processes import ProcessesCollector
 from .unaccounted import UnaccountedCollector
 
 #: What can be switched; containers are always looked for.
@@ -17,6 +17,5 @@ __all__ = [
     "LocksCollector",
     "NvmlCollector",
     "ProcessesCollector",
-    "SeriesLimits",
     "UnaccountedCollector",
 ]

@@ -11,8 +11,8 @@ import attrs
 from libhamiregion.errors import RegionError
 from libhamiregion.exporter import families
 from libhamiregion.exporter.labels import label_text
-from libhamiregion.exporter.process_metrics import sum_slots
 from libhamiregion.exporter.region_metrics import is_held
+from libhamiregion.exporter.slot_sums import sum_slots
 from libhamiregion.exporter.state import SNAPSHOT_BYTES
 from libhamiregion.exporter.text import Series
 from libhamiregion.node import ContainerView, FindingKind, diagnose, node_processes
@@ -183,7 +183,7 @@ class DoctorCollector:
             values = (*identity.labels, finding.kind.value, finding.severity.value)
             of_container[label_text(families.CONTAINER_FINDINGS.labels, *values)] += 1
             # While its process is idle it may as well be an earlier one's.
-            proved = finding.kind is FindingKind.ORPHANED_SLOT and finding.repairable
+            proved = finding.kind is FindingKind.SLOT_MOVED and finding.cause == "orphaned"
             if proved and finding.pid is not None:
                 orphans[container].add(finding.pid)
         kinds = {label_text(("kind",), kind.value): count for kind, count in totals.items()}
@@ -227,5 +227,4 @@ def _only(columns: ProcessColumns, pids: set[int]) -> ProcessColumns:
         dec_util_percent=picked(columns.dec_util_percent),
         sampled_at_us=picked(columns.sampled_at_us),
         samples=tuple(sample for sample in columns.samples if sample[0] in pids),
-        faults={at: columns.faults[row] for at, row in enumerate(rows) if row in columns.faults},
     )

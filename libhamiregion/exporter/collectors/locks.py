@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-import attrs
-
+from libhamiregion.exporter import families
+from libhamiregion.exporter.labels import label_text
 from libhamiregion.exporter.region_metrics import is_held
-from libhamiregion.exporter.state import SNAPSHOT_BYTES, HeldLock
+from libhamiregion.exporter.state import SNAPSHOT_BYTES
+from libhamiregion.exporter.text import Series
 
 if TYPE_CHECKING:
     from libhamiregion.exporter.state import CollectedState
@@ -33,6 +34,8 @@ class LocksCollector:
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        # Container and owner, as signed in the region, to the monotonic time of the first look.
+        self._since_s: dict[tuple[Container, int], float] = {}
 
     def collect(self, state: CollectedState) -> CollectedState:
         """Look several times, as long as any lock is held."""
@@ -42,22 +45,26 @@ class LocksCollector:
             if not found:
                 break
             time.sleep(_BETWEEN_LOOKS_S)
-            found = dict(found.items() & self._held_now().items())
-        held = {}
-        for container, owner in found.items():
-            known = state.held.get(container)
-            is_same = known is not None and known.owner_pid == owner
-            held[container] = known if known is not None and is_same else HeldLock(owner, first_s)
-        return attrs.evolve(state, held=held)
+            found &= self._held_now()
+        self._since_s = {held: self._since_s.get(held, first_s) for held in found}
+        now_s = time.monotonic()
+        rows = {
+            label_text(families.LOCK_HELD.labels, *state.identities[container].labels): (
+                now_s - since_s
+            )
+            for (container, _), since_s in self._since_s.items()
+            if container in state.identities
+        }
+        return state.with_series(self.name, [Series.of(families.LOCK_HELD, rows)])
 
-    def _held_now(self) -> dict[Container, int]:
+    def _held_now(self) -> set[tuple[Container, int]]:
         snapshot = self._node.snapshot(most_bytes=SNAPSHOT_BYTES)
         regions = snapshot.table.regions
         rows = zip(
             snapshot.containers, regions.code, regions.semaphore, regions.owner_pid, strict=True
         )
         return {
-            container: owner
+            (container, owner)
             for container, code, semaphore, owner in rows
             if code == 0 and is_held(semaphore)
         }

@@ -31,16 +31,14 @@ class NvmlCollector:
         node: Whose regions name MIG devices.
         sampler: What asks the driver.
         node_name: The value of the label ``node``.
-        legacy: Whether to make the series under their former names as well.
     """
 
     name = "nvml"
 
-    def __init__(self, node: Node, sampler: NvmlSampler, node_name: str, *, legacy: bool) -> None:
+    def __init__(self, node: Node, sampler: NvmlSampler, node_name: str) -> None:
         self._node = node
         self._sampler = TimeoutSampler(sampler, _TIMEOUT_S)
         self._node_name = safe_value(node_name)
-        self._legacy = legacy
         self._version = ""
 
     def collect(self, state: CollectedState) -> CollectedState:
@@ -80,9 +78,6 @@ class NvmlCollector:
             add(families.HOST_POWER, device.power_usage_watts, *host)
             add(families.HOST_ECC, device.ecc_corrected_errors, *host, "corrected")
             add(families.HOST_ECC, device.ecc_uncorrected_errors, *host, "uncorrected")
-            if self._legacy:
-                add(families.LEGACY_HOST_MEMORY, device.memory_used_bytes, *host)
-                add(families.LEGACY_HOST_UTILIZATION, device.gpu_util_percent, *host)
         return [Series.of(family, found) for family, found in rows.items()]
 
     def _mig_devices(self, sample: NvmlSample, state: CollectedState) -> list[Series]:
@@ -96,7 +91,6 @@ class NvmlCollector:
         if not places:
             return []
         rows: dict[bytes, float] = {}
-        legacy_rows: dict[bytes, float] = {}
         snapshot = self._node.snapshot(most_bytes=SNAPSHOT_BYTES)
         devices = snapshot.table.devices
         for row, region in enumerate(devices.region):
@@ -110,10 +104,8 @@ class NvmlCollector:
             if mig.gpu_instance_id is None or mig.compute_instance_id is None:
                 continue
             shown = (*identity.shown, str(devices.index[row]), safe_value(device.uuid))
-            instance = str(mig.gpu_instance_id)
             profile, uuid = safe_value(mig.profile or ""), safe_value(mig.uuid)
-            values = (*shown, uuid, profile, instance, str(mig.compute_instance_id))
+            instances = str(mig.gpu_instance_id), str(mig.compute_instance_id)
+            values = (*shown, uuid, profile, *instances)
             rows[label_text(families.MIG_INFO.labels, *values)] = 1
-            legacy_rows[label_text(families.LEGACY_MIG.labels, *shown, instance)] = 1
-        found = [Series.of(families.MIG_INFO, rows)]
-        return [*found, Series.of(families.LEGACY_MIG, legacy_rows)] if self._legacy else found
+        return [Series.of(families.MIG_INFO, rows)]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from operator import is_not
 from typing import TYPE_CHECKING
 
 import attrs
 
+from libhamiregion._core import lib
 from libhamiregion.exporter import families
 from libhamiregion.exporter.identity import shadowed
 from libhamiregion.exporter.labels import OTHER, LabelRows, label_text
-from libhamiregion.exporter.process_metrics import sum_slots
+from libhamiregion.exporter.slot_sums import sum_slots
 from libhamiregion.exporter.state import SNAPSHOT_BYTES, ProcessRows, ShownProcesses
-from libhamiregion.exporter.text import Series
+from libhamiregion.exporter.text import NO_ROW, Series
 from libhamiregion.node.usage import driver_gap, uncounted_processes
 
 from .driver_figures import DriverFigures
@@ -32,30 +34,23 @@ if TYPE_CHECKING:
         NodeSnapshot,
     )
     from libhamiregion.node.slot_tracker import SlotStates
+    from libhamiregion.region_set import RegionTable
 
 # Of `SlotStates.states`, with the label for each.
 _STATES = ((1, "alive"), (2, "dead"), (0, "unknown"))
+_PROC_NUM = lib.HR_VALUE_PROC_NUM
+# Where the snapshots of a read are too large, regions with more pairs of process and device than
+# this have none of their processes read.
+_MOST_PAIRS = 1024
 # Translates states to whether they are "dead".
 _IS_DEAD = bytes(number == 2 for number in range(256))
 
 
-@attrs.frozen
-class SeriesLimits:
-    """How many series there may be, whatever containers write and do.
-
-    Attributes:
-        processes_per_container: With series of their own; the rest is summed up.
-        rows_per_container: Processes times devices with series of their own.
-        rows_per_node: Processes times devices of the node.
-        unaccounted: Processes and devices that no region accounts for.
-        unaccounted_per_container: Of one container.
-    """
-
-    processes_per_container: int = 64
-    rows_per_container: int = 512
-    rows_per_node: int = 16_384
-    unaccounted: int = 512
-    unaccounted_per_container: int = 64
+# A container's processes with series of their own, and those times devices, of it and of the node;
+# the rest is summed up.
+_PROCESSES_PER_CONTAINER = 64
+_ROWS_PER_CONTAINER = 512
+_ROWS_PER_NODE = 16_384
 
 
 class ProcessesCollector:
@@ -64,15 +59,13 @@ class ProcessesCollector:
     Args:
         node: The node.
         limiter: Bounds what containers may write into labels.
-        limits: How many series there may be.
     """
 
     name = "processes"
 
-    def __init__(self, node: Node, limiter: CardinalityLimiter, limits: SeriesLimits) -> None:
+    def __init__(self, node: Node, limiter: CardinalityLimiter) -> None:
         self._node = node
         self._limiter = limiter
-        self._limits = limits
         self._rows: ProcessRows | None = None
         self._figures = DriverFigures()
         self._counted: tuple[ProcessRows, set[int | None], list[Series]] | None = None
@@ -101,6 +94,7 @@ class ProcessesCollector:
         series = [
             *self._counts(snapshot, states, state, rows, uncounted),
             rows.series_of_devices(families.MEMORY_DEAD, sums),
+            *_series_of_slots(rows, snapshot.table),
             *figures,
         ]
         return attrs.evolve(
@@ -119,6 +113,8 @@ class ProcessesCollector:
         sources = (snapshot.containers, states, state.identities, state.gone)
         key = (
             table.regions.code.tobytes(),
+            table.regions.process_count.tobytes(),
+            table.regions.device_rows.tobytes(),
             table.processes.pid.tobytes(),
             table.devices.index.tobytes(),
             table.devices.uuid_bytes.tobytes(),
@@ -140,14 +136,16 @@ class ProcessesCollector:
         hidden = state.gone | shadowed(state.identities)
         regions, devices, pids = table.regions, table.devices, table.processes.pid
         shown: dict[Container, tuple[int, ShownProcesses]] = {}
-        rows_before = 0
+        usages, sums = array("I"), array("I")
+        folded = bytearray(len(pids))
+        unmeasured: list[range] = []
         ids: dict[Container, str] = {}
         told: list[tuple[int, Container, int, str]] = []
         device_texts: list[bytes] = []
         alive: list[tuple[Container, int, HostProcess, Sequence[tuple[int, int, str]]]] = []
         doubtful: set[Container] = set()
         taken: set[int] = set()
-        left = self._limits.rows_per_node
+        left = _ROWS_PER_NODE
         for row, container in enumerate(snapshot.containers):
             identity = state.identities.get(container)
             if regions.code[row] != 0 or identity is None:
@@ -187,13 +185,35 @@ class ProcessesCollector:
                 known = None if before is None else before.shown.get(container)
                 made = self._show(identity, container_id, found, places, left, known)
                 left -= len(made.alone) * len(places)
-                shown[container] = rows_before, made
-                rows_before += len(made.labels)
+                before_it = len(usages)
+                shown[container] = before_it, made
+                usages.extend([NO_ROW] * len(made.labels))
+                sums.extend([NO_ROW] * len(made.labels))
+                if container.region is None or not container.region.layout.has_utilization:
+                    unmeasured.append(range(before_it, len(usages)))
+                at_device = [told[number][0] for number, _, _ in places]
+                taken_here: set[int] = set()
+                for at in range(first, first + count):
+                    own = made.alone.get(pids[at])
+                    # A pid that stands in several slots is one process: the rest is summed.
+                    if own is not None and pids[at] not in taken_here:
+                        taken_here.add(pids[at])
+                        for number, device in enumerate(at_device):
+                            usage = table.processes.first_usage[at] + device - start
+                            usages[before_it + own + number] = usage
+                    elif own is not None or pids[at] in made.folded:
+                        folded[at] = 1
+                        for number, device in enumerate(at_device):
+                            sums[before_it + made.others + number] = device
         return ProcessRows(
             sources=sources,
             key=key,
             shown=shown,
             labels=LabelRows.joined(each.labels for _, each in shown.values()),
+            usages=usages,
+            sums=sums,
+            folded=bytes(folded),
+            unmeasured=unmeasured,
             container_ids=ids,
             devices=told,
             device_labels=LabelRows(device_texts),
@@ -211,9 +231,8 @@ class ProcessesCollector:
         known: tuple[int, ShownProcesses] | None,
     ) -> ShownProcesses:
         """Which proved processes of a container get series of their own; the rest is summed up."""
-        limits = self._limits
-        most = min(limits.rows_per_container, left) // max(1, len(places))
-        most = min(limits.processes_per_container, most)
+        most = min(_ROWS_PER_CONTAINER, left) // max(1, len(places))
+        most = min(_PROCESSES_PER_CONTAINER, most)
         alone, folded = found[:most], found[most:]
         safe = [
             (index, self._limiter.uuid(identity.labels, index, uuid)) for _, index, uuid in places
@@ -271,6 +290,9 @@ class ProcessesCollector:
             of_row = unlisted.get(row, ())
             by_state["unlisted"] = sum(each.pid not in escaped_pids for each in of_row)
             by_state["escaped"] = escaped[container]
+            unread = 0 if slots else _slots_in_use(container)
+            if unread * regions.device_rows[row] > _MOST_PAIRS:
+                by_state["unread"] = unread
             for name, count in by_state.items():
                 text = label_text(families.CONTAINER_PROCESSES.labels, *identity.labels, name)
                 counts[text] = count
@@ -283,6 +305,32 @@ class ProcessesCollector:
         ]
         self._counted = rows, escaped_pids, series
         return series
+
+
+def _series_of_slots(rows: ProcessRows, table: RegionTable) -> list[Series]:
+    """What stands in the slots of the proved processes."""
+    found = []
+    for family in (families.PROCESS_MEMORY, families.PROCESS_SM):
+        cells = getattr(table.usages, str(family.column))
+        # A copy: the snapshot is much larger.
+        columns = [(memoryview(bytes(cells)).cast("Q"), rows.usages)]
+        if any(rows.folded):
+            columns.append((memoryview(sum_slots(table, rows.folded, cells)), rows.sums))
+        for column, at in columns:
+            measured = array("I", at)
+            for unmeasured in rows.unmeasured if family is families.PROCESS_SM else ():
+                # 0 would say that they are idle.
+                none = array("I", [NO_ROW]) * len(unmeasured)
+                measured[unmeasured.start : unmeasured.stop] = none
+            found.append(Series(family, rows.labels, column, measured))
+    return found
+
+
+def _slots_in_use(container: Container) -> int:
+    """How many slots a region has in use now; 0 where that cannot be read."""
+    region = container.region
+    found = lib.HR_NO_VALUE if region is None else lib.hr_get(region._handle, _PROC_NUM, 0)
+    return 0 if found == lib.HR_NO_VALUE else int(found)
 
 
 def _container_id(

@@ -16,14 +16,15 @@ if TYPE_CHECKING:
     from libhamiregion.exporter.state import CollectedState
     from libhamiregion.node import Node
 
-    from .processes import SeriesLimits
-
 _FIGURES = (
     (families.UNACCOUNTED_MEMORY, "memory_driver_bytes"),
     (families.UNACCOUNTED_SM, "driver_sm_percent"),
     (families.UNACCOUNTED_ENC, "driver_enc_percent"),
     (families.UNACCOUNTED_DEC, "driver_dec_percent"),
 )
+# Processes and devices with series of their own: of all, and of one container.
+_ROWS = 512
+_ROWS_PER_CONTAINER = 64
 
 
 class UnaccountedCollector:
@@ -34,15 +35,13 @@ class UnaccountedCollector:
     Args:
         node: The node.
         limiter: Bounds what processes may call themselves.
-        limits: How many series there may be.
     """
 
     name = "unaccounted"
 
-    def __init__(self, node: Node, limiter: CardinalityLimiter, limits: SeriesLimits) -> None:
+    def __init__(self, node: Node, limiter: CardinalityLimiter) -> None:
         self._node = node
         self._limiter = limiter
-        self._limits = limits
 
     def collect(self, state: CollectedState) -> CollectedState:
         """Make series of what the look at processes has left over."""
@@ -61,9 +60,9 @@ class UnaccountedCollector:
                 labels = None
                 # The host's own processes have no container.
                 crowded = container_id != "" and (
-                    per_container[container_id] >= self._limits.unaccounted_per_container
+                    per_container[container_id] >= _ROWS_PER_CONTAINER
                 )
-                if total < self._limits.unaccounted and not crowded:
+                if total < _ROWS and not crowded:
                     total += 1
                     per_container[container_id] += 1
                     shown = (

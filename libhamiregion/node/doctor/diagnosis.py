@@ -9,29 +9,26 @@ from typing import TYPE_CHECKING
 from libhamiregion.errors import RegionError
 from libhamiregion.node.usage import node_processes
 
-from .examination import Examination, key_of, observations_of
-from .files import missing_regions, mixed_layouts, other_cache_files, unreadable_roots
+from .driver import driver_memory, escaping_processes, unrecorded_utilization
+from .examination import Examination, key_of
+from .files import missing_regions, mixed_layouts, unreadable_roots
 from .findings import Finding, Severity
+from .host_pids import wrong_host_pids
 from .limits import (
     blocked_launches,
     device_count_zero,
-    driver_memory,
-    escaping_processes,
     impossible_usage,
     sm_limits_off,
-    unrecorded_utilization,
     usage_above_limit,
 )
 from .locks import locks
 from .slots import (
     dead_processes,
-    exited_slots,
     moved_slots,
     slot_table_fill,
     slots_without_pid,
     stuck_seqlocks,
     unknown_processes,
-    wrong_host_pids,
 )
 
 if TYPE_CHECKING:
@@ -54,7 +51,6 @@ _CHECKS_OF_NODE: tuple[Callable[[Examination], Iterator[Finding]], ...] = (
     unreadable_roots,
     unknown_processes,
     missing_regions,
-    other_cache_files,
     escaping_processes,
 )
 _CHECKS_OF_REGION: tuple[Callable[[Examination, UsedRegion], Iterator[Finding]], ...] = (
@@ -63,7 +59,6 @@ _CHECKS_OF_REGION: tuple[Callable[[Examination, UsedRegion], Iterator[Finding]],
     slots_without_pid,
     moved_slots,
     dead_processes,
-    exited_slots,
     slot_table_fill,
     wrong_host_pids,
     usage_above_limit,
@@ -75,7 +70,6 @@ _CHECKS_OF_REGION: tuple[Callable[[Examination, UsedRegion], Iterator[Finding]],
     blocked_launches,
     mixed_layouts,
 )
-_ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.INFO: 2}
 
 
 def diagnose(
@@ -121,14 +115,16 @@ def diagnose(
     """
     if not settle_s >= 0:
         raise ValueError(f"a time is 0 or more seconds, not {settle_s!r}")
-    with observations_of(node).turn:
-        first = _look(node, sample, sampler, views, rows, settle_s)
-        found = list(_check(first))
-        if settle_s and (first.suspects or any(each.kind.explanation.passes for each in found)):
-            found = _settled(first, found, sample, sampler, settle_s)
-        else:
-            _remember(first)
-    return tuple(sorted(found, key=lambda each: _ORDER[each.severity]))
+    with node._examining:
+        look = _look(node, sample, sampler, views, rows, settle_s)
+        found = list(_check(look))
+        if settle_s and _stay(look, found, settle_s):
+            before = set(map(_key, found))
+            look = _look(node, sample, sampler, None, None, settle_s)
+            found = [each for each in _check(look) if not _passes(each) or _key(each) in before]
+        look.remember()
+    order = list(Severity)
+    return tuple(sorted(found, key=lambda each: order.index(each.severity)))
 
 
 def _look(
@@ -144,15 +140,8 @@ def _look(
     seen = node.view() if views is None else tuple(views)
     if rows is None:
         rows = () if sample is None else node_processes(seen, node.processes, sample)
-    return Examination(
-        node=node,
-        views=seen,
-        observations=observations_of(node),
-        sample=sample,
-        rows=tuple(rows),
-        lock_s=min(_STUCK_S, settle_s) if settle_s else _STUCK_BETWEEN_DIAGNOSES_S,
-        seqlock_s=min(_STUCK_S, settle_s) if settle_s else _STUCK_S,
-    )
+    stuck_s = min(_STUCK_S, settle_s) if settle_s else _STUCK_BETWEEN_DIAGNOSES_S
+    return Examination(node, seen, tuple(rows), stuck_s)
 
 
 def _check(look: Examination) -> Iterator[Finding]:
@@ -165,32 +154,16 @@ def _check(look: Examination) -> Iterator[Finding]:
                 yield from check_region(look, used)
 
 
-def _settled(
-    first: Examination,
-    found: list[Finding],
-    sample: NvmlSample | None,
-    sampler: NvmlSampler | None,
-    settle_s: float,
-) -> list[Finding]:
-    """What is still there after a while, and has not moved."""
+def _stay(look: Examination, found: Iterable[Finding], settle_s: float) -> bool:
+    """Watch what is suspected for a while; whether a second look can tell more than the first."""
     deadline = time.monotonic() + settle_s
-    waits = any(each.kind.explanation.passes for each in found)
-    suspects = dict(first.suspects)
-    while time.monotonic() < deadline and (waits or suspects):
+    waits = any(map(_passes, found))
+    while time.monotonic() < deadline and (waits or look.suspects):
         time.sleep(min(_LOOK_EVERY_S, settle_s))
-        for what in [what for what, has_moved in suspects.items() if _moved(has_moved)]:
-            first.observations.forget(what)
-            del suspects[what]
-    if not (waits or suspects):
-        _remember(first)
-        return found
-    second = _look(first.node, sample, sampler, None, None, settle_s)
-    before = {_key(each) for each in found}
-    again = [
-        each for each in _check(second) if not each.kind.explanation.passes or _key(each) in before
-    ]
-    _remember(second)
-    return again
+        for what, has_moved in list(look.suspects.items()):
+            if _moved(has_moved):
+                look.forget(what)
+    return waits or bool(look.suspects)
 
 
 def _moved(has_moved: Callable[[], bool]) -> bool:
@@ -200,9 +173,9 @@ def _moved(has_moved: Callable[[], bool]) -> bool:
         return True
 
 
+def _passes(found: Finding) -> bool:
+    return found.kind.explanation.passes
+
+
 def _key(found: Finding) -> Hashable:
     return found.kind, key_of(found.container), found.device, found.pid, found.cause
-
-
-def _remember(look: Examination) -> None:
-    look.observations.keep_only(look.standing)

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import time
-import weakref
+from collections import Counter
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 
-from libhamiregion.text import printable
+from libhamiregion.node.root_lock import RootUse, is_root_locked
+from libhamiregion.node.writers import find_monitors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Sequence
+    from collections.abc import Callable, Hashable
 
     from libhamiregion.models import ProcessUsage, RegionSnapshot
     from libhamiregion.node.containers import Container
-    from libhamiregion.node.matching import HostProcess, RegionProcesses, SlotMatch
+    from libhamiregion.node.matching import HostProcess, RegionProcesses, SlotMatch, SlotState
     from libhamiregion.node.node import Node
-    from libhamiregion.node.nvml import NvmlSample
     from libhamiregion.node.usage import NodeProcess
     from libhamiregion.node.views import ContainerView, OmittedSlots
     from libhamiregion.region import Region
@@ -28,9 +26,6 @@ if TYPE_CHECKING:
 #: What a container goes by while it is looked at again: its own object may be another one by then.
 ContainerKey: TypeAlias = "tuple[str | None, str | None, tuple[int, ...]]"
 
-_NAME_LIMIT = 120
-_COMMAND_LIMIT = 100
-_LISTED_PIDS = 8
 _LOW_HALF = 0xFFFFFFFF
 
 
@@ -39,6 +34,11 @@ def key_of(container: Container | None) -> ContainerKey:
     if container is None:
         return None, None, ()
     return container.directory, container.region_path, container.pids
+
+
+def memory_bytes(usage: ProcessUsage) -> int:
+    """What a slot counts, over all devices."""
+    return sum(device.memory_used_bytes for device in usage.devices)
 
 
 @attrs.frozen(slots=False, eq=False)
@@ -51,7 +51,7 @@ class UsedRegion:
     processes: RegionProcesses
     omitted: tuple[OmittedSlots, ...] = ()
 
-    @cached_property
+    @property
     def has_seqlock(self) -> bool:
         """Whether processes of the region remember where their slots are (HAMi 2.8.1 and later)."""
         return self.snapshot.layout.has_seqlock
@@ -66,70 +66,26 @@ class UsedRegion:
         """All slots in use."""
         return len(self.slots) + sum(each.slots for each in self.omitted)
 
+    def left_out(self, state: SlotState) -> tuple[int, Counter[int]]:
+        """How many slots of a state a view has left out, and what they count by device."""
+        slots, sums = 0, Counter[int]()
+        for each in self.omitted:
+            if each.state == state:
+                slots += each.slots
+                sums.update(each.memory_used_bytes)
+        return slots, sums
+
     @cached_property
     def alive(self) -> tuple[tuple[ProcessUsage, HostProcess], ...]:
         """Live processes with the slot that they write to."""
-        found: dict[int, tuple[ProcessUsage, HostProcess]] = {}
-        for usage, match in self.slots:
-            # Of two slots with one pid the last is the original, the other one a copy of it.
-            if match.process is not None:
-                found[usage.pid] = (usage, match.process)
-        return tuple(found.values())
+        # Of two slots with one pid the last is the original, the other one a copy of it.
+        last = {usage.pid: (usage, match.process) for usage, match in self.slots}
+        return tuple((usage, process) for usage, process in last.values() if process is not None)
 
     @cached_property
     def users(self) -> tuple[HostProcess, ...]:
         """The live processes that use the region, with a slot or without."""
         return (*self.processes.alive.values(), *self.processes.unlisted)
-
-
-@attrs.define
-class Observations:
-    """What earlier looks at a node have seen; it makes the difference between busy and stuck.
-
-    Attributes:
-        turn: Held while the node is diagnosed or repaired.
-    """
-
-    turn: threading.RLock = attrs.field(factory=threading.RLock)
-    _standing: dict[Hashable, tuple[Hashable, float]] = attrs.field(factory=dict)
-
-    def stands_for_s(self, what: Hashable, value: Hashable) -> float:
-        """For how long, at least, something has had this value at every look."""
-        now = time.monotonic()
-        seen = self._standing.get(what)
-        if seen is None or seen[0] != value:
-            self._standing[what] = (value, now)
-            return 0.0
-        return now - seen[1]
-
-    def forget(self, what: Hashable) -> None:
-        """It has moved."""
-        self._standing.pop(what, None)
-
-    def keep_only(self, standing: Iterable[Hashable]) -> None:
-        """Forget all the rest."""
-        for what in self._standing.keys() - set(standing):
-            del self._standing[what]
-
-
-_remembering = threading.Lock()
-_observations: weakref.WeakKeyDictionary[Node, Observations] = weakref.WeakKeyDictionary()
-
-
-def _forget_in_child() -> None:
-    # Another thread of the parent may have been inside, and does not exist in the child.
-    global _remembering, _observations  # noqa: PLW0603
-    _remembering = threading.Lock()
-    _observations = weakref.WeakKeyDictionary()
-
-
-os.register_at_fork(after_in_child=_forget_in_child)
-
-
-def observations_of(node: Node) -> Observations:
-    """What is remembered of a node between two diagnoses; goes with it."""
-    with _remembering:
-        return _observations.setdefault(node, Observations())
 
 
 @attrs.define(slots=False)
@@ -139,27 +95,18 @@ class Examination:
     Attributes:
         node: The node.
         views: Its containers.
-        observations: What earlier looks saw.
-        sample: What the driver said, None if it was not asked.
-        rows: `node_processes` of all this; empty without a sample.
-        lock_s: How long a lock must have stood still to be called stuck.
-        seqlock_s: The same for a seqlock.
+        rows: `node_processes` of these views; empty where the driver was not asked.
+        stuck_s: How long something must have stood still to be called stuck.
         suspects: What may be stuck and has not been seen for long enough, with a function that
             tells whether it has moved since.
-        standing: What was looked at for standing still.
-        writer_may_run: Whether somebody may write launch marks; None until that is asked.
     """
 
     node: Node
     views: tuple[ContainerView, ...]
-    observations: Observations
-    sample: NvmlSample | None
     rows: tuple[NodeProcess, ...]
-    lock_s: float
-    seqlock_s: float
+    stuck_s: float
     suspects: dict[Hashable, Callable[[], bool]] = attrs.field(factory=dict)
-    standing: set[Hashable] = attrs.field(factory=set)
-    writer_may_run: bool | None = None
+    _asked: set[Hashable] = attrs.field(factory=set)
 
     @cached_property
     def used(self) -> tuple[UsedRegion, ...]:
@@ -178,12 +125,13 @@ class Examination:
     def semaphores(self) -> dict[int, int]:
         """The semaphore's value by the container's `id`."""
         whole = self.node.snapshot()
-        words = whole.table.regions.semaphore
-        codes = whole.table.regions.code
+        regions = whole.table.regions
         return {
-            id(container): words[row] & _LOW_HALF
-            for row, container in enumerate(whole.containers)
-            if codes[row] == 0
+            id(container): word & _LOW_HALF
+            for container, word, code in zip(
+                whole.containers, regions.semaphore, regions.code, strict=True
+            )
+            if code == 0
         }
 
     @cached_property
@@ -198,59 +146,76 @@ class Examination:
             for pid, process in used.processes.alive.items()
         }
 
+    def rows_of(self, used: UsedRegion) -> list[NodeProcess]:
+        """The rows of a container's processes that are alive and have a slot."""
+        return self._alive_rows.get(id(used.container), [])
+
     @cached_property
-    def rows_of(self) -> dict[int, list[NodeProcess]]:
-        """The rows of a container by its `id`."""
+    def _alive_rows(self) -> dict[int, list[NodeProcess]]:
         found: dict[int, list[NodeProcess]] = {}
         for row in self.rows:
-            if row.container is not None:
+            if row.state == "alive":
                 found.setdefault(id(row.container), []).append(row)
         return found
 
-    def stands_for_s(self, what: Hashable, value: Hashable) -> float:
-        """As `Observations.stands_for_s`; what is not asked about any more is forgotten."""
-        self.standing.add(what)
-        return self.observations.stands_for_s(what, value)
+    def is_unused(self, used: UsedRegion) -> bool:
+        """Whether it is certain that nobody uses a region."""
+        processes = self.node.processes
+        return processes.is_complete and not processes.mappers(
+            *processes.identity(used.region), writable=True
+        )
 
+    @cached_property
+    def writer_may_run(self) -> bool:
+        """Whether somebody may run who writes launch marks and SM switches."""
+        processes = self.node.processes
+        if (
+            not processes.is_complete
+            or find_monitors(self.node)
+            or is_root_locked(self.node.directories, RootUse.FEEDBACK)
+        ):
+            return True
+        own = processes.visibility.own_pid
+        # A process that can be neither matched nor ruled out counts as the writer.
+        return any(
+            process.pid != own
+            for used in self.used
+            for process in processes.mappers(*processes.identity(used.region), writable=True)
+            if process not in used.users
+        )
 
-def shown(text: str | None, limit: int = _NAME_LIMIT) -> str:
-    """Text from outside, in quotes and escaped."""
-    return "'" + printable(text or "", limit=limit) + "'"
+    # ---- what stands still -----------------------------------------------------------------------
 
+    def stands_for_s(
+        self, what: Hashable, value: Hashable, has_moved: Callable[[], bool]
+    ) -> float | None:
+        """For how long something has had this value at every look; None if not for long enough.
 
-def command_of(process: HostProcess | None) -> str:
-    """A process's command line in brackets, escaped; empty if it is not known."""
-    return "" if process is None else f" ({printable(process.command, limit=_COMMAND_LIMIT)})"
+        It is a suspect then. What is not asked about any more is forgotten.
 
+        Args:
+            what: What it is.
+            value: What it looks like now.
+            has_moved: Tells whether it has looked otherwise since.
+        """
+        self._asked.add(what)
+        standing = self.node._standing
+        now_s = time.monotonic()
+        seen = standing.get(what)
+        if seen is None or seen[0] != value:
+            seen = standing[what] = (value, now_s)
+        if seen[1] == now_s or now_s - seen[1] < self.stuck_s:
+            self.suspects[what] = has_moved
+            return None
+        return now_s - seen[1]
 
-def container_text(container: Container) -> str:
-    """Name a container in a sentence."""
-    if container.directory is None:
-        id_ = "" if container.container_id is None else f" {container.container_id.id[:12]}"
-        return f"container{id_} outside the roots"
-    return f"container {shown(container.directory_name)} of pod {shown(container.pod_uid)}"
+    def forget(self, what: Hashable) -> None:
+        """It has moved."""
+        self.node._standing.pop(what, None)
+        self.suspects.pop(what, None)
 
-
-def pids_text(pids: Sequence[int]) -> str:
-    """Some pids in a sentence.
-
-    >>> pids_text([7]), pids_text([7, 9]), pids_text(range(10))
-    ('pid 7', 'pids 7 and 9', 'pids 0, 1, 2, 3, 4, 5, 6, 7 and 2 more')
-    """
-    if len(pids) == 1:
-        return f"pid {pids[0]}"
-    named = [str(pid) for pid in pids[:_LISTED_PIDS]]
-    rest = len(pids) - len(named)
-    last = f"{rest} more" if rest else named.pop()
-    return f"pids {', '.join(named)} and {last}"
-
-
-def count_text(count: int, noun: str) -> str:
-    """A number of things.
-
-    >>> count_text(1, "slot"), count_text(3, "process")
-    ('1 slot', '3 processes')
-    """
-    if count == 1:
-        return f"1 {noun}"
-    return f"{count} {noun}{'es' if noun.endswith('s') else 's'}"
+    def remember(self) -> None:
+        """Keep what this look has asked about for the next one, and forget all the rest."""
+        standing = self.node._standing
+        for what in standing.keys() - self._asked:
+            del standing[what]

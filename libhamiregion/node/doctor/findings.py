@@ -1,4 +1,4 @@
-"""A finding: one thing that is wrong on a node."""
+"""A finding: one thing that is wrong on a node, and the words for it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,17 @@ from libhamiregion.text import printable
 from .catalogue import FindingKind, Severity
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from libhamiregion.node.containers import Container
+    from libhamiregion.node.matching import HostProcess
 
 __all__ = ["Finding", "FindingKind", "Severity", "finding"]
 
 _TEXT_LIMIT = 500
+_NAME_LIMIT = 120
+_COMMAND_LIMIT = 100
+_LISTED_PIDS = 8
 
 
 @attrs.frozen
@@ -110,3 +116,48 @@ def _cut(text: str) -> str:
 
 def _ended(text: str) -> str:
     return text if text.endswith(".") else f"{text}."
+
+
+# ---- Words --------------------------------------------------------------------------------------
+
+
+def shown(text: str | None, limit: int = _NAME_LIMIT) -> str:
+    """Text from outside, in quotes and escaped."""
+    return "'" + printable(text or "", limit=limit) + "'"
+
+
+def command_of(process: HostProcess | None) -> str:
+    """A process's command line in brackets, escaped; empty if it is not known."""
+    return "" if process is None else f" ({printable(process.command, limit=_COMMAND_LIMIT)})"
+
+
+def pids_text(pids: Sequence[int], more: int = 0) -> str:
+    """Some pids in a sentence, and how many more there are that are not known.
+
+    >>> pids_text([7]), pids_text([7, 9]), pids_text(range(10), 5), pids_text([], 12)
+    ('pid 7', 'pids 7 and 9', 'pids 0, 1, 2, 3, 4, 5, 6, 7 and 7 more', '12 pids')
+    """
+    named = [str(pid) for pid in pids[:_LISTED_PIDS]]
+    rest = len(pids) - len(named) + more
+    if not named:
+        return count_text(rest, "pid")
+    if len(named) == 1 and not rest:
+        return f"pid {named[0]}"
+    last = f"{rest} more" if rest else named.pop()
+    return f"pids {', '.join(named)} and {last}"
+
+
+def count_text(count: int, noun: str) -> str:
+    """A number of things.
+
+    >>> count_text(1, "slot"), count_text(3, "process")
+    ('1 slot', '3 processes')
+    """
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
+def only(items: Sequence[int]) -> int | None:
+    """The one there is; None where there are several."""
+    return items[0] if len(items) == 1 else None

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import TYPE_CHECKING
 
 from libhamiregion.layouts import Layout
 
-from .examination import command_of, count_text, key_of
-from .findings import FindingKind, finding
+from .examination import key_of
+from .findings import FindingKind, command_of, count_text, finding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from libhamiregion.lock import LockState
-    from libhamiregion.region import Region
 
     from .examination import Examination, UsedRegion
     from .findings import Finding
@@ -40,12 +38,13 @@ def locks(look: Examination, used: UsedRegion) -> Iterator[Finding]:
         return
     if state.postinit_value > 1:
         yield _impossible(used, "the start-up semaphore", state.postinit_value, "startup")
-    elif _is_alone(look, used):
+    elif look.is_unused(used):
         yield finding(
-            FindingKind.STARTUP_LOCK_HELD,
+            FindingKind.LOCK_STUCK,
             used.container,
             "the start-up semaphore is taken and nobody uses the region",
             "sem_postinit stands at 0, and /proc shows no process that maps the file for writing",
+            cause="startup",
         )
 
 
@@ -61,63 +60,63 @@ def _impossible(used: UsedRegion, which: str, value: int, cause: str) -> Finding
 
 def _held(look: Examination, used: UsedRegion, state: LockState) -> Iterator[Finding]:
     owner = state.owner_pid
+    pid = None if state.by_library else owner
+    waiters = count_text(state.waiters, "waiter") if state.waiters else "nobody"
     if state.owner_life == "dead":
         yield finding(
-            FindingKind.LOCK_HELD_BY_DEAD,
+            FindingKind.LOCK_STUCK,
             used.container,
             f"the lock is held by {_owner_text(state)}, which is dead",
             "the semaphore stands at 0 and its signature is of no process that maps this region;"
-            f" {_waiters_text(state)}",
-            pid=None if state.by_library else owner,
+            f" {waiters} asleep on it",
+            pid=pid,
+            cause="dead_owner",
         )
         return
-    if owner is None and _is_alone(look, used):
+    if owner is None and look.is_unused(used):
         yield _ownerless(used, "no process maps the file for writing")
         return
+
+    def has_moved() -> bool:
+        if owner is not None:
+            # Cheap, where telling who the owner is would be a scan of /proc.
+            return used.region.snapshot().owner_pid != owner
+        now = used.region.lock_state(proc=look.node.proc)
+        return not now.held or now.owner_pid is not None
+
     what = ("lock", key_of(used.container))
-    stood_s = look.stands_for_s(what, owner)
-    has_moved = partial(_has_moved, used.region, owner, look.node.proc)
-    if stood_s < look.lock_s or stood_s == 0:
-        look.suspects[what] = has_moved
-    elif _moves_at_last(has_moved):
-        look.observations.forget(what)
+    stood_s = look.stands_for_s(what, owner, has_moved)
+    if stood_s is None:
+        return
+    if _moves_at_last(has_moved):
+        look.forget(what)
     elif owner is None:
         yield _ownerless(used, f"nothing has moved for {stood_s:.1f} s")
     else:
-        yield _too_long(look, used, state, stood_s)
+        known = state.owner_life == "alive"
+        host_pid = state.owner_host_pid
+        process = None if host_pid is None else look.node.processes.get(host_pid)
+        life = f"it is alive{command_of(process)}" if known else "whether it lives cannot be told"
+        yield finding(
+            FindingKind.LOCK_STUCK,
+            used.container,
+            f"the lock has been held by {_owner_text(state)} for {stood_s:.1f} s at least",
+            f"the same signature at every look; {life}; {waiters} asleep on it",
+            pid=pid,
+            cause="live_owner" if known else "unknown_owner",
+            advice="see what the process does: if it is stopped, `kill -CONT` lets it go on; if it"
+            " hangs in the driver, end it, and then run `hamiregion doctor --repair --root DIR`",
+            repairable=False,
+        )
 
 
 def _ownerless(used: UsedRegion, evidence: str) -> Finding:
     return finding(
-        FindingKind.LOCK_OWNERLESS,
+        FindingKind.LOCK_STUCK,
         used.container,
         "the lock is taken and nobody has signed for it",
         f"the semaphore stands at 0 and owner_pid is 0; {evidence}",
-    )
-
-
-def _too_long(look: Examination, used: UsedRegion, state: LockState, stood_s: float) -> Finding:
-    process = (
-        None if state.owner_host_pid is None else look.node.processes.get(state.owner_host_pid)
-    )
-    life = (
-        f"it is alive{command_of(process)}"
-        if state.owner_life == "alive"
-        else "whether it lives cannot be told from here"
-    )
-    return finding(
-        FindingKind.LOCK_HELD_TOO_LONG,
-        used.container,
-        f"the lock has been held by {_owner_text(state)} for {stood_s:.1f} s at least",
-        f"the same signature at every look; {life}; {_waiters_text(state)}",
-        pid=None if state.by_library else state.owner_pid,
-        cause=state.owner_life,
-    )
-
-
-def _waiters_text(state: LockState) -> str:
-    return (
-        f"{count_text(state.waiters, 'waiter')} asleep" if state.waiters else "nobody sleeps on it"
+        cause="ownerless",
     )
 
 
@@ -128,25 +127,9 @@ def _owner_text(state: LockState) -> str:
     return f"process {state.owner_pid}{here}"
 
 
-def _has_moved(region: Region, owner: int | None, proc: str) -> bool:
-    if owner is not None:
-        # Cheap, where telling who the owner is would be a scan of /proc.
-        return region.snapshot().owner_pid != owner
-    state = region.lock_state(proc=proc)
-    return not state.held or state.owner_pid is not None
-
-
 def _moves_at_last(has_moved: Callable[[], bool]) -> bool:
     deadline = time.monotonic() + _LAST_LOOK_S
     while time.monotonic() < deadline:
         if has_moved():
             return True
     return False
-
-
-def _is_alone(look: Examination, used: UsedRegion) -> bool:
-    """Whether it is certain that nobody uses the region."""
-    processes = look.node.processes
-    return processes.is_complete and not processes.mappers(
-        *processes.identity(used.region), writable=True
-    )

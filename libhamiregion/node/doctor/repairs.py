@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import attrs
@@ -13,54 +12,26 @@ from libhamiregion.errors import LockTimeout, RegionError
 from libhamiregion.text import printable
 from libhamiregion.units import format_size
 
-from .examination import UsedRegion, key_of, observations_of, pids_text
-from .findings import FindingKind
-from .slots import memory_bytes
+from .examination import UsedRegion, key_of, memory_bytes
+from .findings import FindingKind, pids_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from collections.abc import Container as Collection
+    from collections.abc import Callable, Iterable
 
-    from libhamiregion.lock import LockRecovery
     from libhamiregion.models import ProcessUsage
     from libhamiregion.node.containers import Container
     from libhamiregion.node.matching import HostProcess
     from libhamiregion.node.node import Node
     from libhamiregion.region import Region
-    from libhamiregion.slot import SlotChange, SlotRepair
 
     from .examination import ContainerKey
     from .findings import Finding
 
-_LOCK = {
-    FindingKind.LOCK_HELD_BY_DEAD,
-    FindingKind.LOCK_OWNERLESS,
-    FindingKind.SEMAPHORE_IMPOSSIBLE,
-    FindingKind.STARTUP_LOCK_HELD,
-}
-_SLOTS = {FindingKind.ORPHANED_SLOT, FindingKind.DOUBLED_SLOT}
-_HOST_PIDS = {
-    FindingKind.HOST_PID_MISSING,
-    FindingKind.HOST_PID_IS_CONTAINER_PID,
-    FindingKind.HOST_PID_SWAPPED,
-    FindingKind.HOST_PID_DEAD,
-    FindingKind.HOST_PID_FOREIGN,
-}
-_DEAD = {
-    FindingKind.DEAD_PROCESS_COUNTED,
-    FindingKind.SEQLOCK_STUCK,
-    FindingKind.SLOT_WITHOUT_PID,
-}
-# The lock comes first, all others need it. Orphans come before host pids, which then go into the
-# slots that their processes write to.
-_STAGES = (_LOCK, _SLOTS, _HOST_PIDS, _DEAD)
 # Nothing was wrong any more: mended, and nothing was done.
 _ALREADY: tuple[str, ...] = ()
 _TRIES = 3
 # Together they fit in a line of a log.
 _ACTIONS_LIMIT = 4
-# Each costs a descriptor.
-_OPEN_LIMIT = 64
 # A container can have a thousand wrong host pids, and give its lock just before each timeout.
 _TIMEOUTS_PER_REGION = 10
 
@@ -94,9 +65,8 @@ def repair(
     dry_run: bool = False,
     timeout_s: float = 1.0,
     lock_watch_s: float = 10.5,
-    kinds: Collection[FindingKind] | None = None,
 ) -> tuple[Repair, ...]:
-    """Mend what can be mended with proof: first locks, then slots, host pids and the dead.
+    """Mend what can be mended with proof: in each region first the lock, then slots and host pids.
 
     A finding is a reason to look, not to write: everything is proved once more right before it is
     changed, because processes end and pids are used again. Nothing is signalled, no limit, no
@@ -116,10 +86,9 @@ def repair(
             pids together.
         lock_watch_s: How long to watch a lock that nobody has signed for while processes use the
             region; less than 10 s proves nothing then.
-        kinds: Only findings of these kinds; None means all.
 
     Returns:
-        One entry per finding, in the order in which they were tried.
+        One entry per finding, region by region, in the order in which they were tried.
 
     Raises:
         OSError: /proc cannot be listed.
@@ -128,268 +97,231 @@ def repair(
 
     Shell: ``hamiregion doctor --repair --root DIR``.
     """
-    wanted = [
-        finding
-        for finding in findings
-        if finding.repairable and (kinds is None or finding.kind in kinds)
-    ]
+    wanted: dict[ContainerKey, list[Finding]] = {}
+    for each in findings:
+        if each.repairable:
+            wanted.setdefault(key_of(each.container), []).append(each)
     done: list[Repair] = []
-    with observations_of(node).turn:
-        work = _Work(node, dry_run=dry_run, timeout_s=timeout_s, lock_watch_s=lock_watch_s)
-        try:
-            for stage in _STAGES:
-                now = [finding for finding in wanted if finding.kind in stage]
-                work.begin(now)
-                done.extend(_attempt(work, finding) for finding in now)
-        finally:
-            work.close()
+    with node._examining:
+        by_key = {key_of(each): each for each in node.containers}
+        seen = _look(node, [by_key[key] for key in wanted if key in by_key])
+        for key, of_region in wanted.items():
+            container = by_key.get(key)
+            if container is None or container.region is None or container.region.closed:
+                error = "the container, or its region, is not there any more; diagnose again"
+                done += [Repair(each, done=False, error=error) for each in of_region]
+                continue
+            work = _RegionRepair(
+                node,
+                container,
+                seen.get(container),
+                dry_run=dry_run,
+                timeout_s=timeout_s,
+                lock_watch_s=lock_watch_s,
+            )
+            with work:
+                of_region.sort(key=lambda each: ORDER.index(each.kind))
+                done += [work.attempt(each) for each in of_region]
     return tuple(done)
 
 
-def _attempt(work: _Work, finding: Finding) -> Repair:
-    steps: dict[FindingKind, Callable[[Finding], tuple[str, ...]]] = {
-        **dict.fromkeys(_LOCK, work.give_lock_back),
-        **dict.fromkeys(_SLOTS, work.put_slots_right),
-        **dict.fromkeys(_HOST_PIDS, work.store_host_pids),
-        **dict.fromkeys(_DEAD, work.free_dead),
-    }
-    try:
-        return Repair(finding, done=True, actions=steps[finding.kind](finding))
-    except (_Left, RegionError, OSError, ValueError, RuntimeError) as error:
-        return Repair(finding, done=False, error=printable(str(error), limit=450))
+def _look(node: Node, containers: Iterable[Container]) -> dict[Container, UsedRegion]:
+    """The regions with the processes behind them; /proc is read once, and after all of them."""
+    looked = []
+    for container in containers:
+        if container.region is not None:
+            with contextlib.suppress(RegionError):
+                looked.append((container, container.region, container.region.snapshot()))
+    if looked:
+        node.processes.refresh()
+    found = {}
+    for container, region, snapshot in looked:
+        with contextlib.suppress(RegionError):
+            pids = [process.pid for process in snapshot.processes]
+            processes = node.match(container, pids, snapshot.taken_at_ns)
+            found[container] = UsedRegion(container, region, snapshot, processes)
+    return found
 
 
-class _Work:
-    """One repair of a node: what is open, and what has been done for a whole region already."""
+class _RegionRepair(contextlib.ExitStack):
+    """The repair of one region. Its file is opened for writing when that is needed first."""
 
-    def __init__(self, node: Node, *, dry_run: bool, timeout_s: float, lock_watch_s: float) -> None:
+    def __init__(
+        self,
+        node: Node,
+        container: Container,
+        used: UsedRegion | None,
+        *,
+        dry_run: bool,
+        timeout_s: float,
+        lock_watch_s: float,
+    ) -> None:
+        super().__init__()
         self._node = node
+        self._container = container
+        self._used = used
         self._dry_run = dry_run
         self._timeout_s = timeout_s
         self._lock_watch_s = lock_watch_s
-        self._open: dict[Container, Region] = {}
-        self._freed: dict[Container, dict[int, str]] = {}
-        self._put_right: dict[Container, SlotRepair] = {}
-        self._busy: dict[Container, str] = {}
-        self._stored_for_s: defaultdict[Container, float] = defaultdict(float)
-        self._seen: dict[Container, UsedRegion] = {}
-        self._known: tuple[Container, ...] = ()
-        self._by_key: dict[ContainerKey, Container] = {}
+        self._writable: Region | None = None
+        # The lock was not given in time.
+        self._busy: LockTimeout | None = None
+        self._freed: dict[int, str] | None = None
 
-    def begin(self, findings: Iterable[Finding]) -> None:
-        """Look at what these findings are about; /proc is read once for all of them."""
-        self._seen.clear()
-        if any(finding.kind in _HOST_PIDS for finding in findings):
-            containers: dict[Container, None] = {}
-            for finding in findings:
-                with contextlib.suppress(_Left):
-                    containers[self._container(finding)] = None
-            self._look(containers)
-
-    def close(self) -> None:
-        for region in self._open.values():
-            region.close()
-
-    # ---- one repair each -------------------------------------------------------------------------
+    def attempt(self, finding: Finding) -> Repair:
+        """Mend one finding, or say why not."""
+        try:
+            if self._busy is not None and finding.kind not in _ABOUT_THE_LOCK:
+                raise self._busy
+            return Repair(finding, done=True, actions=_STEPS[finding.kind](self, finding))
+        except (_Left, RegionError, OSError, ValueError, RuntimeError) as error:
+            if isinstance(error, LockTimeout):
+                self._busy = error
+            return Repair(finding, done=False, error=printable(str(error), limit=450))
 
     def give_lock_back(self, finding: Finding) -> tuple[str, ...]:
-        container = self._container(finding)
+        """Give a lock back, or set a semaphore right."""
         if self._dry_run:
             return ("would give the region's lock back, or set its semaphore right",)
-        unsigned = finding.kind is FindingKind.LOCK_OWNERLESS
-        done = self._region(container).recover_lock(
-            proc=self._node.proc, watch_s=self._lock_watch_s if unsigned else 0.0
+        done = self._region.recover_lock(
+            proc=self._node.proc,
+            watch_s=self._lock_watch_s if finding.cause == "ownerless" else 0.0,
         )
-        return _recovery_text(done)
+        told = {
+            "the dead owner's lock was given back": done.dead_owner,
+            "the lock that nobody had signed for was given back": done.ownerless,
+            "the semaphore was set right": done.impossible_value,
+            "the start-up semaphore was set right": done.postinit,
+        }
+        return tuple(words for words, was_done in told.items() if was_done)
 
     def put_slots_right(self, finding: Finding) -> tuple[str, ...]:
-        container = self._container(finding)
-        found = self._moved(container)
+        """Have a live process count once, in the slot that it writes to."""
+        region = self._container.region if self._dry_run else self._region
+        assert region is not None  # noqa: S101 (`repair` has seen it)
+        found = region.repair_slots(
+            proc=self._node.proc, dry_run=self._dry_run, timeout_s=self._timeout_s
+        )
         if finding.pid in found.left:
             raise _Left(
                 f"process {finding.pid} is idle, or behind an idle one: which of its slots it"
                 " writes to cannot be told now"
             )
-        if not found.repaired:
+        if finding.pid not in found.repaired:
             return _ALREADY
-        if finding.pid is not None and finding.pid not in found.repaired:
-            raise _Left(f"that the slot of process {finding.pid} was moved cannot be proved")
+        # Its slot may be another one now, with another host pid in it.
+        self._used = None
         verb = "would put" if self._dry_run else "put"
         return (f"{verb} the slots of {pids_text(found.repaired)} right",)
 
     def store_host_pids(self, finding: Finding) -> tuple[str, ...]:
-        container = self._container(finding)
+        """Store the proved host pids of a process, or of all that have a wrong one."""
         if not self._node.processes.visibility.sees_host:
             raise _Left(f"{self._node.proc} is not the host's, so its pids are not host pids")
-        pids = [finding.pid] if finding.pid is not None else self._wrong_host_pids(container)
+        pids = [finding.pid] if finding.pid is not None else self._wrong_host_pids()
+        # Ten timeouts at most.
+        deadline = time.monotonic() + self._timeout_s * _TIMEOUTS_PER_REGION
         actions: list[str] = []
-        left: list[str] = []
-        for pid in pids:
+        left: Exception | None = None
+        for number, pid in enumerate(pids):
             try:
-                actions += self._store_host_pid(container, pid)
+                if number and time.monotonic() > deadline:
+                    most_s = self._timeout_s * _TIMEOUTS_PER_REGION
+                    raise _Left(f"the region's other host pids have taken more than {most_s:g} s")
+                actions += self._store_host_pid(pid)
             except (_Left, RegionError) as error:
-                left.append(str(error))
-                if container in self._busy:
+                left = left or error
+                if isinstance(error, LockTimeout):
+                    self._busy = error
                     break
-        if left:
-            done = f"{len(actions)} of {len(pids)} host pids were stored; " if actions else ""
-            raise _Left(f"{done}{left[0]}")
-        return _some(actions)
+        if left is None:
+            return _some(actions)
+        done = f"{len(actions)} of {len(pids)} host pids were stored; " if actions else ""
+        raise _Left(f"{done}{left}")
 
-    def _wrong_host_pids(self, container: Container) -> list[int]:
-        known = self._seen.get(container)
-        looked = self._look([container]) if known is None else [known]
-        return [
-            usage.pid
-            for used in looked
-            for usage, process in used.alive
-            if usage.host_pid != process.pid
-        ]
+    def _wrong_host_pids(self) -> list[int]:
+        used = self._used or self._looked()
+        return [usage.pid for usage, process in used.alive if usage.host_pid != process.pid]
 
-    def _store_host_pid(self, container: Container, pid: int) -> tuple[str, ...]:
+    def _store_host_pid(self, pid: int) -> tuple[str, ...]:
         for _ in range(_TRIES):
-            usage, process = self._proved(container, pid)
+            usage, process = self._proved(pid)
             if usage.host_pid == process.pid:
                 return _ALREADY
-            self._check_lock(container)
             if self._dry_run:
                 return (f"would store host pid {process.pid} for process {pid}",)
-            change = self._store(container, pid, process.pid)
+            change = self._region.set_host_pid(pid, process.pid, timeout_s=self._timeout_s)
             # If it ended meanwhile, its slot may be its successor's, which has another host pid.
             if self._node.processes.is_running(process):
                 if change.before == change.after:
                     return _ALREADY
-                before = change.before or "none"
-                return (f"host pid of process {pid}: {before} -> {change.after}",)
-            del self._seen[container]
+                return (f"host pid of process {pid}: {change.before or 'none'} -> {change.after}",)
+            self._used = None
         raise _Left(f"process {pid} comes and goes too fast")
 
-    def free_dead(self, finding: Finding) -> tuple[str, ...]:
-        container = self._container(finding)
-        if self._dry_run:
-            return self._would_free(container)
-        if container not in self._freed:
-            with self._under_lock(container):
-                self._freed[container] = self._free(container)
-        freed = self._freed[container]
-        if finding.pid is not None and finding.pid in freed:
-            return (freed[finding.pid],)
-        if finding.pid is not None or not freed:
-            self._check_freed(container, finding.pid)
-            return _ALREADY
-        return _some(list(freed.values()))
-
-    # ---- with proof ------------------------------------------------------------------------------
-
-    def _proved(self, container: Container, pid: int) -> tuple[ProcessUsage, HostProcess]:
+    def _proved(self, pid: int) -> tuple[ProcessUsage, HostProcess]:
         """What stands in a live process's slot, and the process, which runs at this moment."""
         for _ in range(_TRIES):
-            known = self._seen.pop(container, None)
-            looked = self._look([container]) if known is None else [known]
-            if not looked:
-                raise _Left("the region cannot be read any more; diagnose again")
-            (used,) = looked
+            used = self._used or self._looked()
             for usage, process in used.alive:
                 if usage.pid == pid and self._node.processes.is_running(process):
-                    self._seen[container] = used
                     return usage, process
+            self._used = None
         raise _Left(f"process {pid} cannot be proved alive any more")
 
-    def _look(self, containers: Iterable[Container]) -> list[UsedRegion]:
-        looked = []
-        for container in containers:
-            if container.region is not None:
-                with contextlib.suppress(RegionError):
-                    looked.append((container, container.region, container.region.snapshot()))
-        # After the snapshots: a process that came between must not be taken for dead.
-        self._node.processes.refresh()
-        used = [
-            UsedRegion(container, region, snapshot, self._node.match(container, snapshot))
-            for container, region, snapshot in looked
-        ]
-        self._seen.update((each.container, each) for each in used)
-        return used
-
-    def _moved(self, container: Container) -> SlotRepair:
-        """The processes of a region whose slots have been put right, or would be."""
-        if container not in self._put_right:
-            region = self._read_only(container) if self._dry_run else self._region(container)
-            with self._under_lock(container):
-                self._put_right[container] = region.repair_slots(
-                    proc=self._node.proc, dry_run=self._dry_run, timeout_s=self._timeout_s
-                )
-        return self._put_right[container]
-
-    def _store(self, container: Container, pid: int, host_pid: int) -> SlotChange:
-        most_s = self._timeout_s * _TIMEOUTS_PER_REGION
-        if 0 < most_s <= self._stored_for_s[container]:
-            raise _Left(f"the region's other host pids have taken more than {most_s:g} s")
-        began_s = time.monotonic()
-        with self._under_lock(container):
-            change = self._region(container).set_host_pid(pid, host_pid, timeout_s=self._timeout_s)
-        self._stored_for_s[container] += time.monotonic() - began_s
-        return change
-
-    def _free(self, container: Container) -> dict[int, str]:
-        freed = self._region(container).reap(proc=self._node.proc, timeout_s=self._timeout_s)
-        return {
-            slot.pid: f"slot of dead process {slot.pid} {'removed' if slot.removed else 'emptied'},"
-            f" {format_size(slot.memory_bytes)} no longer counted"
-            for slot in freed
-        }
-
-    def _would_free(self, container: Container) -> tuple[str, ...]:
-        return _some(
-            f"would free the slot of dead process {usage.pid}, {format_size(memory_bytes(usage))}"
-            for used in self._look([container])
-            for usage, match in used.slots
-            if match.state == "dead" and (memory_bytes(usage) or not usage.settled)
-        )
-
-    def _check_freed(self, container: Container, pid: int | None) -> None:
-        for used in self._look([container]):
-            for usage, match in used.slots:
-                asked = pid is None or usage.pid == pid
-                if asked and match.state != "alive" and memory_bytes(usage):
+    def free_dead(self, finding: Finding) -> tuple[str, ...]:
+        """Free what is proved dead, once for the region."""
+        if self._dry_run:
+            return _some(
+                f"would free the slot of dead process {usage.pid},"
+                f" {format_size(memory_bytes(usage))}"
+                for usage, match in (self._used or self._looked()).slots
+                if match.state == "dead" and (memory_bytes(usage) or not usage.settled)
+            )
+        if self._freed is None:
+            freed = self._region.reap(proc=self._node.proc, timeout_s=self._timeout_s)
+            self._freed = {
+                slot.pid: f"slot of dead process {slot.pid}"
+                f" {'removed' if slot.removed else 'emptied'},"
+                f" {format_size(slot.memory_bytes)} no longer counted"
+                for slot in freed
+            }
+        pid = finding.pid
+        actions = [text for each, text in self._freed.items() if pid in {None, each}]
+        if not actions:
+            for usage, match in self._looked().slots:
+                if pid in {None, usage.pid} and match.state != "alive" and memory_bytes(usage):
                     raise _Left(f"process {usage.pid} cannot be proved dead; its slot was left")
+        return _some(actions)
 
-    # ---- regions ---------------------------------------------------------------------------------
+    @property
+    def _region(self) -> Region:
+        if self._writable is None:
+            self._writable = self.enter_context(self._node.open(self._container))
+        return self._writable
 
-    def _check_lock(self, container: Container) -> None:
-        if container in self._busy:
-            raise _Left(self._busy[container])
+    def _looked(self) -> UsedRegion:
+        """The region as it is now."""
+        self._used = _look(self._node, [self._container]).get(self._container)
+        if self._used is None:
+            raise _Left("the region cannot be read any more; diagnose again")
+        return self._used
 
-    @contextlib.contextmanager
-    def _under_lock(self, container: Container) -> Iterator[None]:
-        """Around what takes a region's lock; where it was not given once, nothing waits again."""
-        self._check_lock(container)
-        try:
-            yield
-        except LockTimeout as error:
-            self._busy[container] = str(error)
-            raise
 
-    def _container(self, finding: Finding) -> Container:
-        """The container as the node has it now."""
-        containers = self._node.containers
-        if containers is not self._known:
-            self._known = containers
-            self._by_key = {key_of(each): each for each in containers}
-        container = self._by_key.get(key_of(finding.container))
-        if container is not None and container.region is not None and not container.region.closed:
-            return container
-        raise _Left("the container, or its region, is not there any more; diagnose again")
-
-    def _read_only(self, container: Container) -> Region:
-        assert container.region is not None  # noqa: S101 (`_container` has seen it)
-        return container.region
-
-    def _region(self, container: Container) -> Region:
-        if container not in self._open:
-            if len(self._open) >= _OPEN_LIMIT:
-                self._open.pop(next(iter(self._open))).close()
-            self._open[container] = self._node.open(container)
-        return self._open[container]
+_STEPS: dict[FindingKind, Callable[[_RegionRepair, Finding], tuple[str, ...]]] = {
+    # The lock comes first, all others need it. Moved slots come before host pids, which then go
+    # into the slots that their processes write to.
+    FindingKind.LOCK_STUCK: _RegionRepair.give_lock_back,
+    FindingKind.SEMAPHORE_IMPOSSIBLE: _RegionRepair.give_lock_back,
+    FindingKind.SLOT_MOVED: _RegionRepair.put_slots_right,
+    FindingKind.HOST_PID_WRONG: _RegionRepair.store_host_pids,
+    FindingKind.DEAD_PROCESS_COUNTED: _RegionRepair.free_dead,
+    FindingKind.SEQLOCK_STUCK: _RegionRepair.free_dead,
+    FindingKind.SLOT_WITHOUT_PID: _RegionRepair.free_dead,
+}
+_ABOUT_THE_LOCK = {FindingKind.LOCK_STUCK, FindingKind.SEMAPHORE_IMPOSSIBLE}
+#: The kinds that `repair` mends, in the order in which it does.
+ORDER = tuple(_STEPS)
 
 
 def _some(actions: Iterable[str]) -> tuple[str, ...]:
@@ -397,13 +329,3 @@ def _some(actions: Iterable[str]) -> tuple[str, ...]:
     every = list(actions)
     more = len(every) - _ACTIONS_LIMIT
     return (*every[:_ACTIONS_LIMIT], f"and {more} more") if more > 0 else tuple(every)
-
-
-def _recovery_text(done: LockRecovery) -> tuple[str, ...]:
-    told = (
-        ("the dead owner's lock was given back", done.dead_owner),
-        ("the lock that nobody had signed for was given back", done.ownerless),
-        ("the semaphore was set right", done.impossible_value),
-        ("the start-up semaphore was set right", done.postinit),
-    )
-    return tuple(words for words, was_done in told if was_done)

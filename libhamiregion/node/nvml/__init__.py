@@ -3,17 +3,15 @@
 nvidia-ml-py is imported when the driver is first asked.
 """
 
-from .models import NvmlDevice, NvmlMigDevice, NvmlProcess, NvmlSample, NvmlUtilization
+from .models import NvmlDevice, NvmlProcess, NvmlSample
 from .sampler import NvmlSampler
 from .states import NvmlFault, NvmlState
 
 __all__ = [
     "NvmlDevice",
     "NvmlFault",
-    "NvmlMigDevice",
     "NvmlProcess",
     "NvmlSample",
     "NvmlSampler",
     "NvmlState",
-    "NvmlUtilization",
 ]

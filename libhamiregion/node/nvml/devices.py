@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from functools import partial
@@ -9,21 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
-from .driver import (
-    MAX_BYTES,
-    NOT_AVAILABLE,
-    UTILIZATION,
-    Driver,
-    plausible_bytes,
-    plausible_figure,
-)
-from .models import KINDS, NvmlDevice, NvmlMigDevice, ProcessColumns
+from .driver import MAX_BYTES, NOT_AVAILABLE, UTILIZATION
+from .models import KINDS, NvmlDevice, ProcessColumns
 from .states import NvmlFault, NvmlState, Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from .driver import SampledProcess
+    from .driver import Driver, SampledProcess
 
 T = TypeVar("T")
 
@@ -38,6 +32,7 @@ _UTIL_FIGURES = (
     "enc_util_percent",
     "dec_util_percent",
 )
+_NOT_SAMPLED = (-1,) * len(_UTIL_FIGURES)
 _ABSENT = (NvmlState.NOT_SUPPORTED, NvmlState.FUNCTION_NOT_FOUND)
 
 # Far above real hardware: a number out of range must not become a long loop.
@@ -50,13 +45,14 @@ _WINDOW_US = 1_000_000
 _AHEAD_US = 1_000_000
 _PROFILE = re.compile(r"\bMIG ((?:\d+c\.)?\d+g\.\d+gb\S*)")
 
-# nvmlTemperatureSensors_t, nvmlMemoryErrorType_t, nvmlEccCounterType_t; ranges wider than hardware.
-_GPU = 0
-_CORRECTED, _UNCORRECTED = 0, 1
-_LIFETIME = 1
-_CELSIUS = (0, 300)
-_MILLIWATTS = (0, 100_000_000)
-_ERRORS = (0, (1 << 63) - 1)
+# Field, call, what it is at most (more than any hardware has), arguments: of
+# nvmlTemperatureSensors_t the GPU; of nvmlMemoryErrorType_t each, of nvmlEccCounterType_t lifetime.
+_SENSORS: tuple[tuple[Any, ...], ...] = (
+    ("temperature_celsius", "nvmlDeviceGetTemperature", 300, 0),
+    ("power_usage_watts", "nvmlDeviceGetPowerUsage", 100_000_000),
+    ("ecc_corrected_errors", "nvmlDeviceGetTotalEccErrors", (1 << 63) - 1, 0, 1),
+    ("ecc_uncorrected_errors", "nvmlDeviceGetTotalEccErrors", (1 << 63) - 1, 1, 1),
+)
 
 
 @attrs.define
@@ -66,16 +62,13 @@ class _Lists:
     Attributes:
         kinds: Pid to the lists that it stands in, as `ProcessColumns.kinds` has them.
         memory: Pid and (GPU, compute) instance to bytes; -1 where not known.
-        odd: Pid to why its memory is not known.
     """
 
     kinds: dict[int, int] = attrs.Factory(dict)
     memory: dict[tuple[int, int, int], int] = attrs.Factory(dict)
-    odd: dict[int, NvmlFault] = attrs.Factory(dict)
     state: NvmlState = NvmlState.OK
-    faults: list[NvmlFault] = attrs.Factory(list)
 
-    def add(self, kind: int, call: str, rows: Iterable[tuple[int, int, int, int]]) -> None:
+    def add(self, kind: int, rows: Iterable[tuple[int, int, int, int]]) -> None:
         for pid, used, gpu_instance, compute_instance in rows:
             if not pid:
                 continue
@@ -86,9 +79,6 @@ class _Lists:
                 self.memory[key] = max(used, self.memory.get(key, 0))
             else:
                 self.memory.setdefault(key, -1)
-                none = used == NOT_AVAILABLE
-                state = NvmlState.NO_FIGURE if none else NvmlState.OUT_OF_RANGE
-                self.odd[pid] = NvmlFault("memory_used_bytes", call, state)
 
     def totals(self) -> dict[int, int]:
         """Pid to bytes over all instances; -1 where one of them is not known."""
@@ -105,9 +95,7 @@ class _Lists:
         return _Lists(
             {pid: self.kinds[pid] for pid in pids},
             memory,
-            {pid: fault for pid, fault in self.odd.items() if pid in pids},
             self.state,
-            self.faults,
         )
 
 
@@ -125,41 +113,50 @@ class _Usage:
     newest: dict[int, SampledProcess] = attrs.Factory(dict)
     stirring: set[int] | None = None
     state: NvmlState = NvmlState.OK
-    fault: NvmlFault | None = None
 
 
 class _Questions:
     """Asks one device, and stops asking once it is lost: each further call may take seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, driver: Driver, handle: Any) -> None:
+        self.driver = driver
+        self.handle = handle
         self.faults: list[NvmlFault] = []
         self.lost: Refusal | None = None
 
     def ask(self, figure: str, read: Callable[[], T]) -> T | None:
+        """What the driver answers; None, with a fault, where it refuses."""
         try:
             if self.lost is not None:
                 raise self.lost
             return read()
         except Refusal as refusal:
-            self.faults.append(self.note(figure, refusal))
+            self.note(figure, refusal)
             return None
 
-    def note(self, figure: str, refusal: Refusal) -> NvmlFault:
+    def call(self, figure: str, call: str, *args: Any) -> Any:
+        """The answer of one call about the device; None, with a fault, where it refuses."""
+        return self.ask(figure, lambda: self.driver.call(call, self.handle, *args))
+
+    def number(self, figure: str, call: str, most: int, value: int | None) -> int | None:
+        """A number that can be right; drivers are known to return utilisations of ten digits."""
+        if value is None or 0 <= value <= most:
+            return value
+        none = value == NOT_AVAILABLE
+        state = NvmlState.NO_FIGURE if none else NvmlState.OUT_OF_RANGE
+        self.faults.append(NvmlFault(figure, call, state))
+        return None
+
+    def note(self, figure: str, refusal: Refusal) -> None:
+        """Take note of a refusal."""
         if refusal.state is NvmlState.GPU_IS_LOST:
             self.lost = refusal
-        return refusal.fault(figure)
+        self.faults.append(refusal.fault(figure))
 
     @property
     def state(self) -> NvmlState:
+        """``OK`` until the device is lost."""
         return NvmlState.OK if self.lost is None else self.lost.state
-
-
-@attrs.frozen
-class DeviceReading:
-    """One GPU with the processes on it and on its MIG devices."""
-
-    device: NvmlDevice
-    columns: tuple[ProcessColumns, ...]
 
 
 class DeviceReader:
@@ -169,15 +166,19 @@ class DeviceReader:
         driver: NVML, open.
         sees_all: Whether the driver's lists hold every process, under its pid of the host.
         sensors: Whether to ask for temperature, power and memory errors.
+        processes: Whether to ask for processes and their utilisation.
 
     Attributes:
         driver_version: The driver's version; the shape of its lists depends on it.
     """
 
-    def __init__(self, driver: Driver, *, sees_all: bool, sensors: bool = False) -> None:
+    def __init__(
+        self, driver: Driver, *, sees_all: bool, sensors: bool = False, processes: bool = True
+    ) -> None:
         self._driver = driver
         self._sees_all = sees_all
-        self._sensors = sensors
+        self._sensors = _SENSORS if sensors else ()
+        self._processes = processes
         self.driver_version: str | None = None
         # A lost GPU tells nothing any more; its index keeps its meaning while NVML is open.
         self._identities: dict[int, tuple[str | None, str | None]] = {}
@@ -186,92 +187,75 @@ class DeviceReader:
         """NVML was initialised anew: an index may mean another GPU."""
         self._identities.clear()
 
-    def read(self, index: int) -> DeviceReading:
-        """All of one GPU; what fails becomes a fault."""
-        questions = _Questions()
-        known_uuid, known_name = self._identities.get(index, (None, None))
+    def read(self, index: int) -> tuple[NvmlDevice, list[ProcessColumns]]:
+        """One GPU, with the processes on it and on its MIG devices; what fails becomes a fault."""
+        known = self._identities.get(index, (None, None))
         try:
             handle = self._driver.call("nvmlDeviceGetHandleByIndex", index)
         except Refusal as refusal:
-            return _unreachable(index, known_uuid, known_name, refusal)
-        uuid = self._text(questions, "uuid", "nvmlDeviceGetUUID", handle) or known_uuid
-        name = self._text(questions, "name", "nvmlDeviceGetName", handle) or known_name
-        self._identities[index] = (uuid, name)
-        memory = self._memory(questions, handle)
-        util = self._device_util(questions, handle)
-        sensors = self._read_sensors(questions, handle) if self._sensors else {}
-        mig_enabled = questions.ask("mig_enabled", lambda: self._mig_enabled(handle))
-        lists = self._lists(questions, handle)
-        migs = self._mig_handles(questions, handle) if mig_enabled else []
-        usage = self._usage(questions, handle, mig_enabled, lists)
+            state = refusal.state
+            faults = (refusal.fault("device"),)
+            lost = NvmlDevice(
+                index,
+                *known,
+                state,
+                processes_state=state,
+                utilization_state=state,
+                faults=faults,
+            )
+            return lost, []
+        asked = _Questions(self._driver, handle)
+        uuid, name = (now or then for now, then in zip(self._identity(asked), known, strict=True))
+        self._identities[index] = uuid, name
+        memory = self._memory(asked)
+        call = "nvmlDeviceGetUtilizationRates"
+        rates = asked.call("gpu_util_percent", call)
+        gpu_util = rates and asked.number("gpu_util_percent", call, 100, rates.gpu)
+        memory_util = rates and asked.number("memory_util_percent", call, 100, rates.memory)
+        sensors: dict[str, Any] = {
+            figure: asked.number(figure, call, most, asked.call(figure, call, *args))
+            for figure, call, most, *args in self._sensors
+        }
+        milliwatts = sensors.pop("power_usage_watts", None)
+        mig_enabled = asked.ask("mig_enabled", lambda: self._mig_enabled(handle))
+        lists = self._lists(asked)
+        migs = self._migs(asked) if mig_enabled else []
+        usage = self._usage(asked, mig_enabled, lists)
         readings = [self._read_mig(index, slot, mig, lists) for slot, mig in migs]
         device = NvmlDevice(
             index,
             uuid,
             name,
-            questions.state,
+            asked.state,
             *memory,
-            *util,
+            gpu_util,
+            memory_util,
             mig_enabled,
             tuple(mig for mig, _ in readings),
             lists.state,
             usage.state,
-            tuple(questions.faults),
+            tuple(asked.faults),
+            power_usage_watts=None if milliwatts is None else milliwatts / 1000,
             **sensors,
         )
         own = _without(lists, readings) if readings else lists
-        columns = _columns(index, uuid, own, usage)
-        return DeviceReading(device, (columns, *(each for _, each in readings)))
+        return device, [_columns(index, uuid, own, usage), *(columns for _, columns in readings)]
 
-    # ---- figures of a device --------------------------------------------------------------------
+    def _identity(self, asked: _Questions) -> tuple[str | None, str | None]:
+        uuid = asked.call("uuid", "nvmlDeviceGetUUID")
+        return uuid or None, asked.call("name", "nvmlDeviceGetName") or None
 
-    def _text(self, questions: _Questions, figure: str, call: str, handle: Any) -> str | None:
-        text: str | None = questions.ask(figure, lambda: self._driver.call(call, handle))
-        return text or None
-
-    def _memory(self, questions: _Questions, handle: Any) -> tuple[int | None, int | None]:
+    def _memory(self, asked: _Questions) -> tuple[int | None, int | None]:
         call = "nvmlDeviceGetMemoryInfo"
-        info = questions.ask("memory_total_bytes", lambda: self._driver.call(call, handle))
+        info = asked.call("memory_total_bytes", call)
         if info is None:
-            questions.faults.append(attrs.evolve(questions.faults[-1], figure="memory_used_bytes"))
             return None, None
         return (
-            questions.ask("memory_total_bytes", lambda: plausible_bytes(call, info.total)),
-            questions.ask("memory_used_bytes", lambda: plausible_bytes(call, info.used)),
+            asked.number("memory_total_bytes", call, MAX_BYTES, info.total),
+            asked.number("memory_used_bytes", call, MAX_BYTES, info.used),
         )
 
-    def _device_util(self, questions: _Questions, handle: Any) -> tuple[int | None, int | None]:
-        call, second = "nvmlDeviceGetUtilizationRates", "memory_util_percent"
-        rates = questions.ask("gpu_util_percent", lambda: self._driver.call(call, handle))
-        if rates is None:
-            questions.faults.append(attrs.evolve(questions.faults[-1], figure=second))
-            return None, None
-        return (
-            questions.ask("gpu_util_percent", lambda: plausible_figure(call, rates.gpu, 0, 100)),
-            questions.ask(second, lambda: plausible_figure(call, rates.memory, 0, 100)),
-        )
-
-    def _read_sensors(self, questions: _Questions, handle: Any) -> dict[str, Any]:
-        def ask(figure: str, call: str, limits: tuple[int, int], *args: int) -> int | None:
-            return questions.ask(
-                figure,
-                lambda: plausible_figure(call, self._driver.call(call, handle, *args), *limits),
-            )
-
-        milliwatts = ask("power_usage_watts", "nvmlDeviceGetPowerUsage", _MILLIWATTS)
-        errors = "nvmlDeviceGetTotalEccErrors"
-        return {
-            "temperature_celsius": ask(
-                "temperature_celsius", "nvmlDeviceGetTemperature", _CELSIUS, _GPU
-            ),
-            "power_usage_watts": None if milliwatts is None else milliwatts / 1000,
-            "ecc_corrected_errors": ask(
-                "ecc_corrected_errors", errors, _ERRORS, _CORRECTED, _LIFETIME
-            ),
-            "ecc_uncorrected_errors": ask(
-                "ecc_uncorrected_errors", errors, _ERRORS, _UNCORRECTED, _LIFETIME
-            ),
-        }
+    # ---- MIG ------------------------------------------------------------------------------------
 
     def _mig_enabled(self, handle: Any) -> bool:
         try:
@@ -283,19 +267,14 @@ class DeviceReader:
             raise
         return bool(current)
 
-    # ---- MIG ------------------------------------------------------------------------------------
-
-    def _mig_handles(self, questions: _Questions, handle: Any) -> list[tuple[int, Any]]:
-        driver = self._driver
-        count = questions.ask(
-            "mig_devices", lambda: driver.call("nvmlDeviceGetMaxMigDeviceCount", handle)
-        )
-        handles = []
-        for slot in range(min(count or 0, _MAX_MIG_DEVICES)):
-            mig = questions.ask("mig_devices", partial(self._mig_handle, handle, slot))
-            if mig is not None:
-                handles.append((slot, mig))
-        return handles
+    def _migs(self, asked: _Questions) -> list[tuple[int, Any]]:
+        """The handles of a GPU's MIG devices, by number."""
+        count = asked.call("mig_devices", "nvmlDeviceGetMaxMigDeviceCount") or 0
+        handles = {
+            slot: asked.ask("mig_devices", partial(self._mig_handle, asked.handle, slot))
+            for slot in range(min(count, _MAX_MIG_DEVICES))
+        }
+        return [(slot, mig) for slot, mig in handles.items() if mig is not None]
 
     def _mig_handle(self, handle: Any, slot: int) -> Any:
         try:
@@ -307,83 +286,77 @@ class DeviceReader:
 
     def _read_mig(
         self, index: int, slot: int, handle: Any, parent: _Lists
-    ) -> tuple[NvmlMigDevice, ProcessColumns]:
-        driver, questions = self._driver, _Questions()
-        uuid = self._text(questions, "uuid", "nvmlDeviceGetUUID", handle)
-        name = self._text(questions, "name", "nvmlDeviceGetName", handle)
-        gpu_instance: int | None = questions.ask(
-            "gpu_instance_id", lambda: driver.call("nvmlDeviceGetGpuInstanceId", handle)
-        )
-        compute_instance: int | None = questions.ask(
-            "compute_instance_id", lambda: driver.call("nvmlDeviceGetComputeInstanceId", handle)
-        )
-        memory = self._memory(questions, handle)
-        lists = self._lists(questions, handle)
+    ) -> tuple[NvmlDevice, ProcessColumns]:
+        asked = _Questions(self._driver, handle)
+        uuid, name = self._identity(asked)
+        gpu_instance = asked.call("gpu_instance_id", "nvmlDeviceGetGpuInstanceId")
+        compute_instance = asked.call("compute_instance_id", "nvmlDeviceGetComputeInstanceId")
+        memory = self._memory(asked)
+        lists = self._lists(asked)
         own = (gpu_instance, compute_instance)
         if lists.state is not NvmlState.OK and parent.state is NvmlState.OK and None not in own:
-            faults = lists.faults
             lists = parent.only(key for key in parent.memory if key[1:] == own)
-            lists.faults = faults
-        usage = self._usage(questions, handle, True, lists)
+        usage = self._usage(asked, True, lists)
         profile = _PROFILE.search(name or "")
-        mig = NvmlMigDevice(
-            slot,
+        mig = NvmlDevice(
+            index,
             uuid,
             name,
-            profile and profile[1],
-            gpu_instance,
-            compute_instance,
-            questions.state,
+            asked.state,
             *memory,
-            lists.state,
-            usage.state,
-            tuple(questions.faults),
+            processes_state=lists.state,
+            utilization_state=usage.state,
+            faults=tuple(asked.faults),
+            slot=slot,
+            profile=profile and profile[1],
+            gpu_instance_id=gpu_instance,
+            compute_instance_id=compute_instance,
         )
         return mig, _columns(index, uuid, lists, usage)
 
     # ---- processes ------------------------------------------------------------------------------
 
-    def _lists(self, questions: _Questions, handle: Any) -> _Lists:
+    def _lists(self, asked: _Questions) -> _Lists:
         lists = _Lists()
+        if not self._processes:
+            lists.state = NvmlState.NOT_ASKED
+            return lists
         for kind, name in enumerate(_LISTS):
             try:
-                if questions.lost is not None:
-                    raise questions.lost
-                lists.add(kind, name, self._driver.listed(name, self.driver_version, handle))
+                if asked.lost is not None:
+                    raise asked.lost
+                lists.add(kind, self._driver.listed(name, self.driver_version, asked.handle))
             except Refusal as refusal:
                 if KINDS[kind] != "compute" and refusal.state in _ABSENT:
                     continue  # there is no such kind of process on this device
                 if lists.state is NvmlState.OK:
                     lists.state = refusal.state
-                lists.faults.append(questions.note("processes", refusal))
-        questions.faults += lists.faults
+                asked.note("processes", refusal)
         return lists
 
-    def _usage(
-        self, questions: _Questions, handle: Any, mig_enabled: bool | None, lists: _Lists
-    ) -> _Usage:
+    def _usage(self, asked: _Questions, mig_enabled: bool | None, lists: _Lists) -> _Usage:
         usage = _Usage()
+        if not self._processes:
+            usage.state = NvmlState.NOT_ASKED
+            return usage
         try:
-            if questions.lost is not None:
-                raise questions.lost
-            usage.samples = self._samples(handle, _WINDOW_US)
+            if asked.lost is not None:
+                raise asked.lost
+            usage.samples = self._samples(asked.handle, _WINDOW_US)
         except Refusal as refusal:
-            usage.state, usage.fault = refusal.state, questions.note("utilization", refusal)
-            questions.faults.append(usage.fault)
+            usage.state = refusal.state
+            asked.note("utilization", refusal)
             return usage
         usage.newest = {row[0]: row for row in sorted(usage.samples, key=lambda row: row[1])}
         if mig_enabled is not False:
             # Where MIG is on, the driver samples no processes, and silence means nothing.
             usage.state = NvmlState.NOT_SUPPORTED
-            usage.fault = NvmlFault("utilization", UTILIZATION, usage.state)
-            questions.faults.append(usage.fault)
+            asked.faults.append(NvmlFault("utilization", UTILIZATION, usage.state))
         elif self._sees_all and lists.kinds.keys() - usage.newest.keys():
             # The driver samples about once a second: a process without a sample in the last
             # window, but with one in the window before, may be as busy as ever.
-            try:
-                usage.stirring = {row[0] for row in self._samples(handle, 2 * _WINDOW_US)}
-            except Refusal:
-                usage.stirring = None
+            with contextlib.suppress(Refusal):
+                usage.stirring = {row[0] for row in self._samples(asked.handle, 2 * _WINDOW_US)}
         return usage
 
     def _samples(self, handle: Any, window_us: int) -> tuple[SampledProcess, ...]:
@@ -400,12 +373,7 @@ class DeviceReader:
 
 
 def _columns(index: int, uuid: str | None, lists: _Lists, usage: _Usage) -> ProcessColumns:
-    found = ProcessColumns(
-        index,
-        uuid,
-        samples=usage.samples,
-        utilization_fault=usage.fault or NvmlFault("utilization", UTILIZATION, NvmlState.NO_SAMPLE),
-    )
+    found = ProcessColumns(index, uuid, samples=usage.samples)
     totals = lists.totals()
     pids = set(lists.kinds)
     if lists.state is not NvmlState.OK:
@@ -413,49 +381,19 @@ def _columns(index: int, uuid: str | None, lists: _Lists, usage: _Usage) -> Proc
     found.pids.extend(sorted(pids))
     kinds = bytearray()
     columns = [getattr(found, figure) for figure in _UTIL_FIGURES]
-    for row, pid in enumerate(found.pids):
+    for pid in found.pids:
         kinds.append(lists.kinds.get(pid, 0))
-        used = totals.get(pid, -1)
-        found.memory_used_bytes.append(used)
-        faults = []
-        if used < 0:
-            faults = [lists.odd[pid]] if pid in lists.odd else lists.faults[:1]
-        sample = usage.newest.get(pid)
-        if sample is not None:
-            found.sampled_at_us.append(sample[1])
-            for figure, column, percent in zip(_UTIL_FIGURES, columns, sample[2:], strict=True):
-                column.append(percent if percent <= 100 else -1)
-                if percent > 100:
-                    faults.append(NvmlFault(figure, UTILIZATION, NvmlState.OUT_OF_RANGE))
-        else:
-            is_known = usage.fault is None and usage.stirring is not None
-            idle = is_known and pid not in (usage.stirring or ())
-            found.sampled_at_us.append(0)
-            for column in columns:
-                column.append(0 if idle else -1)
-        if faults:
-            found.faults[row] = tuple(faults)
+        found.memory_used_bytes.append(totals.get(pid, -1))
+        _, at_us, *percents = usage.newest.get(pid, (pid, 0, *_NOT_SAMPLED))
+        if not at_us and usage.stirring is not None and pid not in usage.stirring:
+            percents = [0] * len(columns)
+        found.sampled_at_us.append(at_us)
+        for column, percent in zip(columns, percents, strict=True):
+            column.append(percent if percent <= 100 else -1)
     return attrs.evolve(found, kinds=bytes(kinds))
 
 
-def _unreachable(index: int, uuid: str | None, name: str | None, refusal: Refusal) -> DeviceReading:
-    nothing = (None,) * 4
-    device = NvmlDevice(
-        index,
-        uuid,
-        name,
-        refusal.state,
-        *nothing,
-        mig_enabled=None,
-        mig_devices=(),
-        processes_state=refusal.state,
-        utilization_state=refusal.state,
-        faults=(refusal.fault("device"),),
-    )
-    return DeviceReading(device, ())
-
-
-def _without(lists: _Lists, readings: list[tuple[NvmlMigDevice, ProcessColumns]]) -> _Lists:
+def _without(lists: _Lists, readings: list[tuple[NvmlDevice, ProcessColumns]]) -> _Lists:
     """What of a GPU's list none of its MIG devices accounts for."""
     instances = {(mig.gpu_instance_id, mig.compute_instance_id) for mig, _ in readings}
     listed = {pid for _, columns in readings for pid in columns.pids}

@@ -152,25 +152,3 @@ class Driver:
                 break
             capacity = min(max(count.value, capacity) * 3 // 2, _MAX_CAPACITY)
         raise Refusal(name, state, code)
-
-
-def plausible_bytes(call: str, value: int | None) -> int:
-    """A number of bytes.
-
-    Raises:
-        Refusal: It is none.
-    """
-    if value is None or value == NOT_AVAILABLE:
-        raise Refusal(call, NvmlState.NO_FIGURE)
-    return plausible_figure(call, value, 0, MAX_BYTES)
-
-
-def plausible_figure(call: str, value: int, least: int, most: int) -> int:
-    """A number in its range; drivers are known to return utilisations of ten digits.
-
-    Raises:
-        Refusal: It is out of it.
-    """
-    if not least <= value <= most:
-        raise Refusal(call, NvmlState.OUT_OF_RANGE)
-    return value

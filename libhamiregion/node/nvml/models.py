@@ -17,55 +17,14 @@ if TYPE_CHECKING:
 KINDS = ("compute", "graphics", "mps")
 
 
-def _find(faults: tuple[NvmlFault, ...], *figures: str) -> NvmlFault | None:
-    return next((fault for fault in faults if fault.figure in figures), None)
-
-
-@attrs.frozen
-class NvmlMigDevice:
-    """One MIG device: a compute instance of a GPU instance.
-
-    Attributes:
-        slot: Its number among the GPU's MIG devices, as ``nvidia-smi -L`` counts them.
-        uuid: ``MIG-…``; None where the driver does not tell.
-        name: The driver's name of it.
-        profile: Such as ``1g.5gb`` or ``1c.3g.20gb``.
-        gpu_instance_id: Number of its GPU instance.
-        compute_instance_id: Number of its compute instance.
-        state: ``OK``, or why nothing can be read of it.
-        memory_total_bytes: Its memory.
-        memory_used_bytes: What of it is in use.
-        processes_state: ``OK`` if its list of processes is complete.
-        utilization_state: The state of its processes' utilisation; ``NOT_SUPPORTED`` with every
-            driver so far.
-        faults: Why the figures that are None are None.
-    """
-
-    slot: int
-    uuid: str | None
-    name: str | None
-    profile: str | None
-    gpu_instance_id: int | None
-    compute_instance_id: int | None
-    state: NvmlState
-    memory_total_bytes: int | None
-    memory_used_bytes: int | None
-    processes_state: NvmlState
-    utilization_state: NvmlState
-    faults: tuple[NvmlFault, ...] = ()
-
-    def reason(self, figure: str) -> NvmlFault | None:
-        """Why that field is None; None if nothing failed."""
-        return _find(self.faults, figure, "device")
-
-
 @attrs.frozen
 class NvmlDevice:
-    """One GPU.
+    """One GPU, or one MIG device: a compute instance of a GPU instance.
 
     Attributes:
-        index: Its NVML index, the one of ``nvidia-smi``.
-        uuid: ``GPU-…``; None where the driver does not tell. That of a lost GPU is remembered.
+        index: NVML index of the GPU, the one of ``nvidia-smi``.
+        uuid: ``GPU-…`` or ``MIG-…``; None where the driver does not tell. That of a lost GPU is
+            remembered.
         name: The driver's name of it.
         state: ``OK``, or why nothing more can be read of it, such as ``GPU_IS_LOST``.
         memory_total_bytes: Its memory.
@@ -75,36 +34,41 @@ class NvmlDevice:
         mig_enabled: Whether MIG is on; False where the GPU has none.
         mig_devices: Its MIG devices.
         processes_state: ``OK`` if its list of processes is complete.
-        utilization_state: ``OK`` if its processes' utilisation could be read.
+        utilization_state: ``OK`` if its processes' utilisation could be read; ``NOT_SUPPORTED``
+            under MIG, with every driver so far.
         faults: Why the figures that are None are None.
         temperature_celsius: Of its core. This and what follows is None, without a fault, where the
             sampler was not told to ask (``sensors=True``).
         power_usage_watts: What it draws.
         ecc_corrected_errors: Memory errors of its lifetime that ECC has corrected.
         ecc_uncorrected_errors: Those that it could not.
+        slot: Of a MIG device, its number among those of the GPU, as ``nvidia-smi -L`` counts them.
+        profile: Of a MIG device, such as ``1g.5gb`` or ``1c.3g.20gb``.
+        gpu_instance_id: Of a MIG device, the number of its GPU instance.
+        compute_instance_id: Of a MIG device, the number of its compute instance.
     """
 
     index: int
     uuid: str | None
     name: str | None
     state: NvmlState
-    memory_total_bytes: int | None
-    memory_used_bytes: int | None
-    gpu_util_percent: int | None
-    memory_util_percent: int | None
-    mig_enabled: bool | None
-    mig_devices: tuple[NvmlMigDevice, ...]
-    processes_state: NvmlState
-    utilization_state: NvmlState
+    memory_total_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    gpu_util_percent: int | None = None
+    memory_util_percent: int | None = None
+    mig_enabled: bool | None = None
+    mig_devices: tuple[NvmlDevice, ...] = ()
+    processes_state: NvmlState = NvmlState.OK
+    utilization_state: NvmlState = NvmlState.OK
     faults: tuple[NvmlFault, ...] = ()
     temperature_celsius: int | None = None
     power_usage_watts: float | None = None
     ecc_corrected_errors: int | None = None
     ecc_uncorrected_errors: int | None = None
-
-    def reason(self, figure: str) -> NvmlFault | None:
-        """Why that field is None; None if nothing failed."""
-        return _find(self.faults, figure, "device")
+    slot: int | None = None
+    profile: str | None = None
+    gpu_instance_id: int | None = None
+    compute_instance_id: int | None = None
 
 
 @attrs.frozen
@@ -115,7 +79,8 @@ class NvmlProcess:
         pid: Its pid as the driver tells it: the host's, if asked in the host's pid namespace.
         device_index: NVML index of the GPU.
         device_uuid: Uuid of the GPU, or of the MIG device; None where the driver does not tell.
-        kinds: In which of the driver's lists it stands: ``compute``, ``graphics``, ``mps``.
+        kinds: In which of the driver's lists it stands: ``compute``, ``graphics``, ``mps``; empty
+            in a sample of utilisation.
         memory_used_bytes: What it uses of the device's memory, in all.
         sm_util_percent: Share of the last second's sample in which its kernels ran.
         memory_util_percent: Share in which it read or wrote device memory.
@@ -123,7 +88,6 @@ class NvmlProcess:
         dec_util_percent: Of the video decoder.
         sampled_at_us: The time of its newest sample, Unix microseconds; None if it has none.
         name: The program, as the driver tells it: raw text. Only `NvmlSampler.process_view` asks.
-        faults: Why the figures that are None are None.
     """
 
     pid: int
@@ -137,40 +101,6 @@ class NvmlProcess:
     dec_util_percent: int | None
     sampled_at_us: int | None = None
     name: str | None = None
-    faults: tuple[NvmlFault, ...] = ()
-
-    def reason(self, figure: str) -> NvmlFault | None:
-        """Why that field is None; None if nothing failed."""
-        whole = "utilization" if figure.endswith("_util_percent") else "processes"
-        return _find(self.faults, figure, whole)
-
-
-@attrs.frozen
-class NvmlUtilization:
-    """One sample of one process, as the driver gives it.
-
-    The pid may be one of another pid namespace than those of the process lists: inside a container,
-    some drivers translate the one and not the other.
-
-    Attributes:
-        pid: The process.
-        device_index: NVML index of the GPU.
-        device_uuid: Its uuid, or that of the MIG device.
-        sampled_at_us: When, Unix microseconds.
-        sm_util_percent: 0 to 100; None where the driver's number is above.
-        memory_util_percent: As above.
-        enc_util_percent: As above.
-        dec_util_percent: As above.
-    """
-
-    pid: int
-    device_index: int
-    device_uuid: str | None
-    sampled_at_us: int
-    sm_util_percent: int | None
-    memory_util_percent: int | None
-    enc_util_percent: int | None
-    dec_util_percent: int | None
 
 
 @attrs.frozen(slots=False)
@@ -190,8 +120,6 @@ class ProcessColumns:
         sampled_at_us: Of the newest sample; 0 where there is none.
         samples: The driver's samples of the last second, as it gave them: pid, time in
             microseconds, SM, memory, encoder, decoder.
-        utilization_fault: Why utilisation is not known where there is no other reason.
-        faults: Row to the reasons of that row alone.
     """
 
     device_index: int
@@ -205,8 +133,6 @@ class ProcessColumns:
     dec_util_percent: array[int] = attrs.field(factory=lambda: array("b"))
     sampled_at_us: array[int] = attrs.field(factory=lambda: array("q"))
     samples: tuple[SampledProcess, ...] = ()
-    utilization_fault: NvmlFault | None = None
-    faults: dict[int, tuple[NvmlFault, ...]] = attrs.field(factory=dict)
 
     @cached_property
     def rows(self) -> dict[int, int]:
@@ -216,10 +142,6 @@ class ProcessColumns:
     def process(self, row: int) -> NvmlProcess:
         """One row as an object."""
         kinds = self.kinds[row]
-        faults = self.faults.get(row, ())
-        has_sample = self.sampled_at_us[row] or self.sm_util_percent[row] >= 0
-        if self.utilization_fault is not None and not has_sample:
-            faults = (*faults, self.utilization_fault)
         return NvmlProcess(
             self.pids[row],
             self.device_index,
@@ -231,22 +153,17 @@ class ProcessColumns:
             _known(self.enc_util_percent[row]),
             _known(self.dec_util_percent[row]),
             self.sampled_at_us[row] or None,
-            faults=faults,
         )
 
     @property
-    def utilization(self) -> tuple[NvmlUtilization, ...]:
+    def utilization(self) -> tuple[NvmlProcess, ...]:
         """The samples as objects."""
-        return tuple(
-            NvmlUtilization(
-                pid,
-                self.device_index,
-                self.device_uuid,
-                at_us,
-                *(percent if percent <= 100 else None for percent in percents),
-            )
-            for pid, at_us, *percents in self.samples
-        )
+        found = []
+        for pid, at_us, *percents in self.samples:
+            sm, memory, enc, dec = (each if each <= 100 else None for each in percents)
+            place = (self.device_index, self.device_uuid, (), None)
+            found.append(NvmlProcess(pid, *place, sm, memory, enc, dec, at_us))
+        return tuple(found)
 
 
 def _known(figure: int) -> int | None:
@@ -287,8 +204,14 @@ class NvmlSample:
         return tuple(each.process(row) for each in self.columns for row in range(len(each.pids)))
 
     @property
-    def utilization(self) -> tuple[NvmlUtilization, ...]:
-        """The samples of the last second, one and more per process."""
+    def utilization(self) -> tuple[NvmlProcess, ...]:
+        """The driver's samples of the last second, as it gives them; several of one process too.
+
+        Inside a container the pids may be the host's, also where those of `processes` are not: some
+        drivers translate the one and not the other. `processes` pairs only what is certain.
+
+        Shell: ``nvidia-smi pmon -c 1 -s u``.
+        """
         return tuple(sample for each in self.columns for sample in each.utilization)
 
     @cached_property
@@ -307,12 +230,10 @@ class NvmlSample:
         )
 
     @cached_property
-    def _places(self) -> dict[str, tuple[NvmlDevice, NvmlDevice | NvmlMigDevice]]:
-        places: dict[str, tuple[NvmlDevice, NvmlDevice | NvmlMigDevice]] = {}
-        for device in self.devices:
-            own: tuple[NvmlDevice | NvmlMigDevice, ...] = (device, *device.mig_devices)
-            places.update((place.uuid, (device, place)) for place in own if place.uuid is not None)
-        return places
+    def _places(self) -> dict[str | None, NvmlDevice]:
+        return {
+            place.uuid: place for device in self.devices for place in (device, *device.mig_devices)
+        }
 
     def of_pid(self, pid: int) -> tuple[NvmlProcess, ...]:
         """What the driver lists of one process, one entry per device."""
@@ -334,14 +255,13 @@ class NvmlSample:
         columns = self._by_uuid.get(device_uuid)
         if columns is not None and pid in columns.rows:
             return columns.process(columns.rows[pid])
-        found = self._places.get(device_uuid)
-        if found is None or not self.sees_all_processes:
+        place = self._places.get(device_uuid)
+        if place is None or not self.sees_all_processes:
             return None
-        device, place = found
         # With MIG on, the GPU's own entry holds only what no MIG device accounts for.
-        if place.processes_state is not NvmlState.OK or (place is device and device.mig_devices):
+        if place.processes_state is not NvmlState.OK or place.mig_devices:
             return None
         if (device_uuid, pid) in self._sampled:
             return None  # it came or went while the driver was asked
         util = 0 if place.utilization_state is NvmlState.OK else None
-        return NvmlProcess(pid, device.index, device_uuid, (), 0, util, util, util, util)
+        return NvmlProcess(pid, place.index, device_uuid, (), 0, util, util, util, util)

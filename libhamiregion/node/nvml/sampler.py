@@ -1,4 +1,4 @@
-"""The driver's view: devices, their processes, and its figures brought into regions.
+"""The driver's view: devices and their processes.
 
 What NVML does not tell is None and has a reason; no call of this module raises for it, and nothing
 becomes a 0 that is not one.
@@ -13,23 +13,17 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from libhamiregion.errors import ProcessNotInRegion
-
 from .devices import DeviceReader
 from .driver import Driver
-from .models import NvmlProcess, NvmlSample, NvmlUtilization
+from .models import NvmlProcess, NvmlSample
 from .states import NvmlFault, NvmlState, Refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from types import TracebackType
 
     from typing_extensions import Self
 
     from libhamiregion.errors import PathLike
-    from libhamiregion.models import ProcessDeviceUsage
-    from libhamiregion.region import Region
-    from libhamiregion.slot import SlotChange
 
 # The inode number that the kernel gives to the first pid namespace, always.
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"
@@ -62,6 +56,8 @@ class NvmlSampler:
         sensors: Whether samples have each GPU's temperature, power and memory errors as well. That
             is four more questions, of which some GPUs answer one or the other only after
             milliseconds.
+        processes: Whether samples have processes and their utilisation, which is most of what a
+            sample costs. Without them every figure of a process is unknown.
     """
 
     def __init__(
@@ -70,12 +66,15 @@ class NvmlSampler:
         *,
         host_namespace: bool | None = None,
         sensors: bool = False,
+        processes: bool = True,
     ) -> None:
         if host_namespace is None:
             host_namespace = _in_host_namespace()
-        self._sees_all = host_namespace
+        self._sees_all = host_namespace and processes
         self._driver = Driver(None if library is None else str(library))
-        self._reader = DeviceReader(self._driver, sees_all=host_namespace, sensors=sensors)
+        self._reader = DeviceReader(
+            self._driver, sees_all=self._sees_all, sensors=sensors, processes=processes
+        )
         self._lock = threading.RLock()
         self._users = 0
         self._state = NvmlState.CLOSED
@@ -188,8 +187,8 @@ class NvmlSampler:
                 NvmlState.OK,
                 fault,
                 version,
-                tuple(reading.device for reading in readings),
-                tuple(each for reading in readings for each in reading.columns),
+                tuple(device for device, _ in readings),
+                tuple(each for _, columns in readings for each in columns),
                 self._sees_all,
             )
 
@@ -213,126 +212,13 @@ class NvmlSampler:
         with self._lock:
             processes = (self.sample() if sample is None else sample).processes
             names = {pid: self._name(pid) for pid in {process.pid for process in processes}}
-            named = []
-            for process in processes:
-                name, fault = names[process.pid]
-                faults = process.faults if fault is None else (*process.faults, fault)
-                named.append(attrs.evolve(process, name=name, faults=faults))
-            return tuple(named)
+            return tuple(attrs.evolve(each, name=names[each.pid]) for each in processes)
 
-    def _name(self, pid: int) -> tuple[str | None, NvmlFault | None]:
+    def _name(self, pid: int) -> str | None:
         try:
-            return self._driver.call("nvmlSystemGetProcessName", pid) or None, None
-        except Refusal as refusal:
-            return None, refusal.fault("name")
-
-    def sample_view(self, *, sample: NvmlSample | None = None) -> tuple[NvmlUtilization, ...]:
-        """The driver's samples of the last second, as it gives them, by device.
-
-        Inside a container the pids may be the host's; `NvmlSample.processes` pairs only what is
-        certain.
-
-        Args:
-            sample: Where to take them from; None takes a new one.
-
-        Calls: as `sample`. Shell: ``nvidia-smi pmon -c 1 -s u``.
-        """
-        return (self.sample() if sample is None else sample).utilization
-
-    # ---- regions --------------------------------------------------------------------------------
-
-    def write(
-        self,
-        region: Region,
-        host_pids: Mapping[int, int],
-        *,
-        sample: NvmlSample | None = None,
-        dry_run: bool = False,
-        timeout_s: float = 1.0,
-    ) -> tuple[SlotChange, ...]:
-        """Bring the driver's memory and utilisation figures into a region's slots.
-
-        Devices are matched by uuid, GPU's or MIG device's, and figures stored at the index where
-        the region has that uuid; processes by `host_pids` and nothing else. What is unknown stays
-        as it is. A process that the driver does not list gets zeros, where that is certain. In the
-        layout without utilisation only memory is written.
-
-        Args:
-            region: Opened with ``writable=True``.
-            host_pids: For each pid of a slot, the pid of the same process in the host's namespace,
-                proved by `ProcessTable.match`; slots without an entry are left alone.
-            sample: What to write, to ask the driver once for many regions; None takes a new one.
-            dry_run: Only tell what would change.
-            timeout_s: How long to wait for the region's lock, each time.
-
-        Returns:
-            What was changed; values that stood there already are not written again.
-
-        Raises:
-            LockTimeout, RegionReadOnly, RegionStale, RegionCorrupt, RegionClosed: As
-                `Region.set_monitor_used`. What was written before stays.
-
-        Threads: as the sampler and the region. Calls: as `sample`. Source: docs,
-        The protocol (Which process is which).
-        """
-        figures = self.sample() if sample is None else sample
-        snapshot = region.snapshot()
-        uuids = {device.index: device.uuid for device in snapshot.devices}
-        has_utilization = region.layout.has_utilization
-        written: list[SlotChange] = []
-        for process in snapshot.processes:
-            host_pid = host_pids.get(process.pid)
-            if not host_pid:
-                continue
-            for usage in process.devices:
-                uuid = uuids[usage.index]
-                driver = figures.process(uuid, host_pid) if uuid is not None else None
-                if driver is None:
-                    continue
-                try:
-                    written += _write_memory(region, process.pid, usage, driver, dry_run, timeout_s)
-                    if has_utilization:
-                        written += _write_utilization(
-                            region, process.pid, usage, driver, dry_run, timeout_s
-                        )
-                except ProcessNotInRegion:
-                    break  # it has left since the snapshot
-        return tuple(written)
-
-
-def _write_memory(
-    region: Region,
-    pid: int,
-    usage: ProcessDeviceUsage,
-    driver: NvmlProcess,
-    dry_run: bool,
-    timeout_s: float,
-) -> list[SlotChange]:
-    used = driver.memory_used_bytes
-    if used is None or used == usage.memory_monitor_bytes:
-        return []
-    return [region.set_monitor_used(pid, usage.index, used, dry_run=dry_run, timeout_s=timeout_s)]
-
-
-def _write_utilization(
-    region: Region,
-    pid: int,
-    usage: ProcessDeviceUsage,
-    driver: NvmlProcess,
-    dry_run: bool,
-    timeout_s: float,
-) -> list[SlotChange]:
-    wanted = {
-        "sm": (driver.sm_util_percent, usage.sm_util_percent),
-        "enc": (driver.enc_util_percent, usage.enc_util_percent),
-        "dec": (driver.dec_util_percent, usage.dec_util_percent),
-    }
-    new = {name: to for name, (to, before) in wanted.items() if to is not None and to != before}
-    if not new:
-        return []
-    return list(
-        region.set_utilization(pid, usage.index, **new, dry_run=dry_run, timeout_s=timeout_s)
-    )
+            return self._driver.call("nvmlSystemGetProcessName", pid) or None
+        except Refusal:
+            return None
 
 
 def _in_host_namespace() -> bool:

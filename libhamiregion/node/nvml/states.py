@@ -12,7 +12,7 @@ class NvmlState(str, enum.Enum):
     """Why there is, or is not, an answer of the driver.
 
     ``OK``, one state for each documented value of ``nvmlReturn_t``, and those that no return value
-    tells: ``CLOSED``, ``PACKAGE_MISSING``, ``NO_FIGURE``, ``NO_SAMPLE``, ``OUT_OF_RANGE`` and
+    tells: ``CLOSED``, ``NOT_ASKED``, ``PACKAGE_MISSING``, ``NO_FIGURE``, ``OUT_OF_RANGE`` and
     ``UNDOCUMENTED``.
     """
 
@@ -52,12 +52,12 @@ class NvmlState(str, enum.Enum):
 
     #: The sampler has not been opened, or has been closed.
     CLOSED = "closed"
+    #: The sampler was told not to ask for it.
+    NOT_ASKED = "not_asked"
     #: nvidia-ml-py cannot be imported.
     PACKAGE_MISSING = "package_missing"
     #: The driver answers that it has no such figure (``NVML_VALUE_NOT_AVAILABLE``).
     NO_FIGURE = "no_figure"
-    #: No sample of the last second, and nothing proves that the process was idle.
-    NO_SAMPLE = "no_sample"
     #: The driver gave a number that cannot be right, such as a utilisation above 100 percent.
     OUT_OF_RANGE = "out_of_range"
     #: A return value that this library does not know; the fault has its number.
@@ -128,19 +128,13 @@ def state_of(code: int) -> NvmlState:
 
 # Where there is more to say than the state's own name.
 _EXPLANATIONS = {
-    NvmlState.OK: "the driver answered",
     NvmlState.UNINITIALIZED: (
         "NVML is not initialised; another part of this program has shut it down, and the next "
         "sample starts it again"
     ),
-    NvmlState.INVALID_ARGUMENT: "the driver does not accept this question for this device",
     NvmlState.NOT_SUPPORTED: "this device, or its present mode, does not have the figure",
     NvmlState.NO_PERMISSION: "the driver refuses this user; run as root",
-    NvmlState.INSUFFICIENT_SIZE: (
-        "the list grew faster than it could be read, several times; the next sample may succeed"
-    ),
     NvmlState.DRIVER_NOT_LOADED: "the NVIDIA kernel driver is not loaded; load it: modprobe nvidia",
-    NvmlState.IRQ_ISSUE: "the kernel has a problem with the GPU's interrupts; see dmesg",
     NvmlState.LIBRARY_NOT_FOUND: (
         "libnvidia-ml.so.1 cannot be loaded: there is no NVIDIA driver here, or it is not mounted "
         "into this container"
@@ -153,27 +147,16 @@ _EXPLANATIONS = {
         "reset it or restart the node"
     ),
     NvmlState.RESET_REQUIRED: "the GPU must be reset before it can be used again",
-    NvmlState.OPERATING_SYSTEM: (
-        "the operating system or a device cgroup blocks access to the GPU's device files"
-    ),
     NvmlState.LIB_RM_VERSION_MISMATCH: (
         "the NVML library and the loaded kernel driver are of different versions, as after an "
         "update; restart the node, or this program if it has an old library open"
     ),
-    NvmlState.ARGUMENT_VERSION_MISMATCH: (
-        "the driver does not know this version of the question; update the driver or nvidia-ml-py"
-    ),
-    NvmlState.DEPRECATED: "the driver does not answer this question any more; update nvidia-ml-py",
-    NvmlState.UNKNOWN: "an internal error of the driver, of which it tells no more; see dmesg",
     NvmlState.CLOSED: "the sampler is not open",
+    NvmlState.NOT_ASKED: "the sampler does not ask for it",
     NvmlState.PACKAGE_MISSING: (
         "the Python package nvidia-ml-py is not installed; pip install nvidia-ml-py"
     ),
     NvmlState.NO_FIGURE: "the driver has no such figure for this process or device",
-    NvmlState.NO_SAMPLE: (
-        "no sample of the last second, which proves nothing here: only the host's own pid "
-        "namespace sees all processes"
-    ),
     NvmlState.OUT_OF_RANGE: "the driver gave a number that cannot be right",
     NvmlState.UNDOCUMENTED: "a return value that NVML's documentation does not have",
 }

@@ -1,0 +1,125 @@
+"""What a driver call costs under a region, beside the bare fake driver: loops in C, in one run."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import pytest
+from scene import compiler, working_directory_root
+
+TESTS = Path(__file__).parent.parent / "tests"
+for place in (TESTS, TESTS / "preload"):
+    if str(place) not in sys.path:
+        sys.path.append(str(place))
+
+from fake_cuda.driver import GIB, MIB, FakeGpus, build  # noqa: E402
+from limited import Limited  # noqa: E402
+
+from libhamiregion.launch.libraries import preloaded_library  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ledger import Ledger
+
+# It holds nothing up: the kernels of the loop take no time.
+SM_LIMIT = 50
+LIVE = 1_000_000
+
+
+@attrs.frozen
+class Bench:
+    """The programs, and the two environments that they are compared in."""
+
+    cost: Path
+    bare: dict[str, str]
+    limited: Limited
+
+    def figures_ns(
+        self, env: dict[str, str], what: str, live: int, rounds: int, calls: int
+    ) -> list[float]:
+        """One figure for each round of a loop in a process of its own."""
+        command = [str(self.cost), what, str(live), str(rounds), str(calls), "0"]
+        done = subprocess.run(command, env=env, check=True, capture_output=True, text=True)
+        return [float(line) for line in done.stdout.split()]
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    directory = Path(tempfile.mkdtemp(prefix="hamiregion-bench-", dir=working_directory_root()))
+    libraries = build(directory)
+    command = ["make", "--silent", f"BUILD={directory}", f"CC={' '.join(compiler())}"]
+    subprocess.run(command, cwd=TESTS / "preload", check=True)
+    gpus = FakeGpus(libraries, directory / "gpus", memory=64 * GIB, context=MIB)
+    limited = Limited(gpus, directory / "limited", memory=[48 * GIB], sm=[None])
+    yield Bench(directory / "cost", gpus.environment(), limited)
+    limited.close()
+    shutil.rmtree(directory)
+
+
+@pytest.mark.parametrize(
+    ("what", "work", "live", "sm_limit", "budget_ns"),
+    [
+        ("alloc", "cuMemAlloc", 0, None, 120),
+        ("free", "cuMemFree", 0, None, 120),
+        ("pair", f"cuMemAlloc + cuMemFree, {LIVE:,} live", LIVE, None, 240),
+        ("refused", "a refused cuMemAlloc", 0, None, None),
+        ("launch", "cuLaunchKernel, no SM limit", 0, None, 3),
+        ("launch", f"cuLaunchKernel, SM limit {SM_LIMIT}", 0, SM_LIMIT, 20),
+    ],
+)
+def test_a_driver_call(
+    bench: Bench,
+    benchmark: Any,
+    ledger: Ledger,
+    quick: bool,
+    what: str,
+    work: str,
+    live: int,
+    sm_limit: int | None,
+    budget_ns: int | None,
+) -> None:
+    """What the call costs beyond the bare driver; the rounds of both alternate."""
+    bench.limited.region.set_sm_limit(sm_limit, device=0)
+    calls = 200 if what == "refused" else 20_000
+    bare: list[float] = []
+    ours: list[float] = []
+
+    def once() -> None:
+        for env, figures in ((bench.bare, bare), (bench.limited.environment(), ours)):
+            figures.extend(bench.figures_ns(env, what, live, 7, calls))
+
+    benchmark.pedantic(once, rounds=2 if quick or live else 6)
+    beyond = statistics.median(ours) - statistics.median(bare)
+    ledger.add(f"{work}, beyond the bare driver", "ns", budget_ns, beyond, min(ours) - min(bare))
+    ratio = statistics.median(ours) / statistics.median(bare)
+    budget = 2 if what in ("alloc", "free", "pair") else None
+    ledger.add(f"{work}, of the bare driver", "x", budget, ratio, min(ours) / min(bare))
+
+
+def test_a_program_without_cuda_starts(benchmark: Any, ledger: Ledger, quick: bool) -> None:
+    """What the preload adds to the start of `true`."""
+    loaded = {**os.environ, "LD_PRELOAD": preloaded_library()}
+    taken: dict[str, list[float]] = {"plain": [], "loaded": []}
+
+    def once() -> None:
+        for name, env in (("plain", dict(os.environ)), ("loaded", loaded)):
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            for _ in range(20):
+                subprocess.run(["true"], env=env, check=True)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            taken[name].append(cpu_s * 1e6 / 20)
+
+    benchmark.pedantic(once, rounds=5 if quick else 20)
+    beyond = statistics.median(taken["loaded"]) - statistics.median(taken["plain"])
+    ledger.add("start of a program without CUDA, beyond the plain one", "us", None, beyond)

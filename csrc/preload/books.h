@@ -1,0 +1,51 @@
+/*
+ * What this process has allocated where: for each thing that the driver gave out, how many bytes
+ * it counts for, on which row, and what it goes away with.  The truth about how much that is in
+ * all stands in the region; this says what giving back one of them gives back.
+ *
+ * A hash table in shards, each with a lock that is held for some ten nanoseconds and never while
+ * the driver or the core is called.  A forked child's books are empty.
+ */
+#ifndef HR_BOOKS_H
+#define HR_BOOKS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* What a number stands for; the same number may stand for several things at once. */
+enum hr_space {
+    HR_NOTHING,
+    HR_POINTER,   /* CUdeviceptr */
+    HR_ARRAY,     /* CUarray */
+    HR_MIPMAPPED, /* CUmipmappedArray */
+    HR_HANDLE,    /* CUmemGenericAllocationHandle: `owner` is the number of its memory */
+    HR_MAPPING    /* the start of a mapping of such memory, of `bytes` bytes */
+};
+
+struct hr_entry {
+    uint64_t key;
+    uint64_t bytes;
+    uint32_t owner; /* the context, pool or physical memory that it belongs to */
+    int16_t row;
+    uint8_t space;   /* enum hr_space */
+    uint8_t in_pool; /* `owner` is a pool's number, not a context's */
+};
+
+/*
+ * Enter a thing.  Where the number stands there already, the driver has taken that thing back
+ * unseen: it moves into `displaced`, whose space is HR_NOTHING otherwise.  False: no memory.
+ */
+bool hr_enter_book(const struct hr_entry *entry, struct hr_entry *displaced);
+
+/* Strike a thing out.  False: it is not in the books, and so not ours. */
+bool hr_take_from_books(enum hr_space space, uint64_t key, struct hr_entry *out);
+
+/* Look a thing up, without striking it out. */
+bool hr_find_in_books(enum hr_space space, uint64_t key, struct hr_entry *out);
+
+/* Strike out everything that `wanted` chooses and give each to `use`, with no lock held. */
+typedef bool hr_entry_choice(const struct hr_entry *entry, void *argument);
+typedef void hr_entry_use(const struct hr_entry *entry, void *argument);
+void hr_sweep_books(hr_entry_choice *wanted, hr_entry_use *use, void *argument);
+
+#endif

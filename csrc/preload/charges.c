@@ -1,0 +1,223 @@
+#define _GNU_SOURCE
+#include "charges.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "session.h"
+#include "snapshots.h"
+
+#define REAP_NS 500000000u
+#define RECOVERY_NS 12000000000u
+#define LOOK_AT_ALL_NS 1000000000
+
+/* ---- What this process has charged ------------------------------------------------- */
+
+/* On lines of their own: rows belong to different devices and so, often, to different threads. */
+static struct {
+    _Atomic uint64_t bytes, begun, ended;
+} __attribute__((aligned(64))) row_states[HR_DEVICES];
+
+static void forget_states(void)
+{
+    memset(row_states, 0, sizeof row_states);
+}
+
+static void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, forget_states);
+}
+
+struct hr_row_state hr_state_of_row(int row)
+{
+    /* `ended` first: a call that begins and ends in between must not look like none. */
+    uint64_t ended = atomic_load_explicit(&row_states[row].ended, memory_order_acquire);
+    return (struct hr_row_state){
+        .bytes = atomic_load_explicit(&row_states[row].bytes, memory_order_relaxed),
+        .begun = atomic_load_explicit(&row_states[row].begun, memory_order_acquire),
+        .ended = ended,
+    };
+}
+
+void hr_begin_change(int row)
+{
+    static pthread_once_t fork_watch = PTHREAD_ONCE_INIT;
+    if (row < 0)
+        return;
+    pthread_once(&fork_watch, watch_forks);
+    atomic_fetch_add_explicit(&row_states[row].begun, 1, memory_order_acq_rel);
+}
+
+void hr_end_change(int row)
+{
+    if (row >= 0)
+        atomic_fetch_add_explicit(&row_states[row].ended, 1, memory_order_acq_rel);
+}
+
+static void count_bytes(int row, enum hr_kind kind, uint64_t bytes)
+{
+    if (kind != HR_CONTEXT)
+        atomic_fetch_add_explicit(&row_states[row].bytes, bytes, memory_order_relaxed);
+}
+
+/* ---- Reaping ----------------------------------------------------------------------- */
+
+/* A zombie's memory is free, and its pid is not. */
+static bool is_zombie(pid_t pid)
+{
+    char name[32], text[512];
+    snprintf(name, sizeof name, "/proc/%d/stat", (int)pid);
+    int file = open(name, O_RDONLY | O_CLOEXEC);
+    if (file < 0)
+        return false;
+    ssize_t bytes = read(file, text, sizeof text - 1);
+    close(file);
+    if (bytes <= 0)
+        return false;
+    text[bytes] = '\0';
+    const char *behind_name = strrchr(text, ')');
+    return behind_name != NULL && (behind_name[2] == 'Z' || behind_name[2] == 'X');
+}
+
+static uint32_t find_dead(const struct hr_snapshot *snapshot, int32_t *pids)
+{
+    uint32_t count = 0;
+    for (uint32_t number = 0; (int32_t)number < snapshot->proc_num; number++) {
+        int32_t pid = hr_snapshot_process(snapshot, number)->pid;
+        if (pid <= 0 || pid == getpid() || count == HR_SLOTS)
+            continue;
+        if ((kill(pid, 0) != 0 && errno == ESRCH) || is_zombie(pid))
+            pids[count++] = pid;
+    }
+    return count;
+}
+
+static bool reap(hr_region *region, const int32_t *pids, uint32_t count)
+{
+    struct hr_reap *reaped = malloc(HR_SLOTS * sizeof *reaped);
+    uint64_t bytes = 0;
+    if (reaped == NULL)
+        return false;
+    int found = hr_reap(region, NULL, pids, count, 0, REAP_NS, reaped);
+    if (found == HR_ETIMEOUT) {
+        /* One of the dead may hold the lock. */
+        struct hr_recovery recovery = {0};
+        if (hr_recover_lock(region, NULL, 0, &recovery) == HR_OK)
+            found = hr_reap(region, NULL, pids, count, 0, REAP_NS, reaped);
+    }
+    for (int at = 0; at < found; at++) {
+        if (reaped[at].what == HR_REAP_REMOVED || reaped[at].what == HR_REAP_EMPTIED)
+            bytes += reaped[at].bytes;
+    }
+    free(reaped);
+    return bytes != 0;
+}
+
+bool hr_reap_neighbours(hr_region *region, bool look_at_all)
+{
+    int saved_errno = errno;
+    struct hr_snapshot *snapshot = hr_new_snapshot(region);
+    bool is_alone = snapshot == NULL || snapshot->proc_num <= 1;
+    bool came_free = false;
+    int32_t *pids = is_alone ? NULL : malloc(HR_SLOTS * sizeof *pids);
+    if (pids != NULL) {
+        uint32_t count = find_dead(snapshot, pids);
+        /* hr_reap() proves it: a pid that is not here may be alive in another namespace. */
+        if (count != 0)
+            came_free = reap(region, pids, count);
+        if (look_at_all && !came_free)
+            came_free = reap(region, NULL, 0);
+    }
+    free(pids);
+    free(snapshot);
+    errno = saved_errno;
+    return came_free;
+}
+
+/* A look at all processes is expensive, and a program that is refused may ask again at once. */
+static bool may_look_at_all(void)
+{
+    static _Atomic int64_t last_ns;
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    int64_t now = (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+    int64_t last = atomic_load_explicit(&last_ns, memory_order_relaxed);
+    return (last == 0 || now - last > LOOK_AT_ALL_NS) &&
+           atomic_compare_exchange_strong_explicit(&last_ns, &last, now, memory_order_relaxed,
+                                                   memory_order_relaxed);
+}
+
+/* ---- Charging ---------------------------------------------------------------------- */
+
+static int charge(hr_region *region, int row, enum hr_kind kind, uint64_t bytes)
+{
+    return hr_charge(region, (uint32_t)row, kind, bytes, HR_CHARGE_NS);
+}
+
+static bool recover_lock(hr_region *region)
+{
+    struct hr_recovery recovery = {0};
+    return hr_recover_lock(region, NULL, RECOVERY_NS, &recovery) == HR_OK;
+}
+
+static CUresult result_of_state(void)
+{
+    return hr_open_session() == HR_SESSION_REFUSED ? CUDA_ERROR_NOT_PERMITTED : CUDA_SUCCESS;
+}
+
+static CUresult take_slowly(hr_region *region, int row, enum hr_kind kind, uint64_t bytes, int code)
+{
+    if (code == HR_EMEMORYLIMIT && hr_reap_neighbours(region, may_look_at_all()))
+        code = charge(region, row, kind, bytes);
+    else if (code == HR_ETIMEOUT && recover_lock(region))
+        code = charge(region, row, kind, bytes);
+    switch (code) {
+    case HR_OK:
+        count_bytes(row, kind, bytes);
+        return CUDA_SUCCESS;
+    case HR_EMEMORYLIMIT:
+    case HR_EINVAL: /* more than any limit */
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    default:
+        /* Also where the process is about to end, and has left the region. */
+        if (code != HR_EDETACHED && code != HR_EFORKED)
+            hr_lose_session(code);
+        return result_of_state();
+    }
+}
+
+CUresult hr_take_bytes(int row, enum hr_kind kind, uint64_t bytes)
+{
+    if (row < 0)
+        return result_of_state();
+    enum hr_session_state state = hr_attach_session();
+    hr_region *region = hr_session_region();
+    if (__builtin_expect(state != HR_SESSION_ATTACHED || region == NULL, 0))
+        return result_of_state();
+    int code = charge(region, row, kind, bytes);
+    if (__builtin_expect(code != HR_OK, 0))
+        return take_slowly(region, row, kind, bytes, code);
+    count_bytes(row, kind, bytes);
+    return CUDA_SUCCESS;
+}
+
+void hr_give_back_bytes(int row, enum hr_kind kind, uint64_t bytes)
+{
+    hr_region *region = row < 0 || bytes == 0 ? NULL : hr_session_region();
+    if (region == NULL)
+        return;
+    int code = hr_release(region, (uint32_t)row, kind, bytes, HR_CHARGE_NS);
+    if (code == HR_ETIMEOUT && recover_lock(region))
+        code = hr_release(region, (uint32_t)row, kind, bytes, HR_CHARGE_NS);
+    if (code == HR_OK)
+        count_bytes(row, kind, 0 - bytes);
+    else if (code != HR_EDETACHED && code != HR_EFORKED)
+        hr_lose_session(code);
+}

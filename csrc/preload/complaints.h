@@ -1,0 +1,14 @@
+/*
+ * What this library says: at most three lines on standard error in a program's life, forked
+ * children included.  It is a guest in a program whose output somebody may be reading.
+ */
+#ifndef HR_COMPLAINTS_H
+#define HR_COMPLAINTS_H
+
+/* One line, without its newline.  Leaves errno as it is. */
+__attribute__((format(printf, 1, 2))) void hr_complain(const char *format, ...);
+
+/* What a code of the core means, in a few words. */
+const char *hr_code_text(int code);
+
+#endif

@@ -1,0 +1,185 @@
+/*
+ * Contexts: where a process joins its region, and what goes away with one.
+ */
+#define _GNU_SOURCE
+#include <stdbool.h>
+
+#include "books.h"
+#include "charges.h"
+#include "context_memory.h"
+#include "context_table.h"
+#include "cuda_functions.h"
+#include "pools.h"
+#include "session.h"
+#include "watcher.h"
+
+static CUresult enter(void)
+{
+    if (hr_attach_session() == HR_SESSION_REFUSED)
+        return CUDA_ERROR_NOT_PERMITTED;
+    hr_start_watcher();
+    if (__builtin_expect((hr_current_holds() & HR_HOLD_SUSPENDED) != 0, 0))
+        hr_wait_while_suspended();
+    return CUDA_SUCCESS;
+}
+
+static bool is_primary_active(CUdevice device)
+{
+    unsigned flags;
+    int is_active = 0;
+    return HR_CUDA(cuDevicePrimaryCtxGetState)(device, &flags, &is_active) == CUDA_SUCCESS &&
+           is_active != 0;
+}
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device)
+{
+    CUresult result = enter();
+    if (result != CUDA_SUCCESS)
+        return result;
+    bool was_active = is_primary_active(device);
+    result = HR_CUDA(cuDevicePrimaryCtxRetain)(out, device);
+    if (result != CUDA_SUCCESS)
+        return result;
+    hr_add_context(*out, device, 0);
+    if (was_active)
+        return CUDA_SUCCESS;
+    result = hr_measure_contexts(hr_row_of_device(device));
+    if (result != CUDA_SUCCESS)
+        HR_CUDA(cuDevicePrimaryCtxRelease_v2)(device);
+    return result;
+}
+
+static CUresult count_new_context(CUresult result, const CUcontext *out, CUdevice device)
+{
+    if (result != CUDA_SUCCESS)
+        return result;
+    hr_add_context(*out, device, hr_new_owner());
+    result = hr_measure_contexts(hr_row_of_device(device));
+    if (result != CUDA_SUCCESS) {
+        hr_remove_context(*out);
+        HR_CUDA(cuCtxDestroy_v2)(*out);
+    }
+    return result;
+}
+
+/* Each is one driver function, so that a program gets the context that it asks for. */
+#define CREATE(name, parameters, arguments)                                                        \
+    CUresult name parameters                                                                       \
+    {                                                                                              \
+        CUresult result = enter();                                                                 \
+        if (result != CUDA_SUCCESS)                                                                \
+            return result;                                                                         \
+        return count_new_context(HR_CUDA(name) arguments, out, device);                            \
+    }
+HR_CREATION_HOOKS(CREATE)
+
+/* A green context uses its device's primary context. */
+CUresult cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc resources, CUdevice device,
+                          unsigned flags)
+{
+    CUresult result = enter();
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = HR_CUDA(cuGreenCtxCreate)(out, resources, device, flags);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = hr_measure_contexts(hr_row_of_device(device));
+    if (result != CUDA_SUCCESS)
+        HR_CUDA(cuGreenCtxDestroy)(*out);
+    return result;
+}
+
+/* ---- Ending them -------------------------------------------------------------------- */
+
+static bool is_of_owner(const struct hr_entry *entry, void *argument)
+{
+    bool is_of_context =
+        entry->space == HR_POINTER || entry->space == HR_ARRAY || entry->space == HR_MIPMAPPED;
+    return is_of_context && !entry->in_pool &&
+           hr_is_ended(entry->owner, *(const uint32_t *)argument);
+}
+
+static void give_back_entry(const struct hr_entry *entry, void *argument)
+{
+    (void)argument;
+    hr_give_back_bytes(entry->row, HR_DATA, entry->bytes);
+}
+
+static void forget_owner(uint32_t owner, CUdevice device)
+{
+    hr_sweep_books(is_of_owner, give_back_entry, &owner);
+    hr_empty_pools(device);
+    hr_measure_contexts(hr_row_of_device(device));
+}
+
+static CUresult release_primary(CUdevice device, CUresult (*release)(CUdevice device))
+{
+    uint32_t owner = hr_end_life(device);
+    CUresult result = release(device);
+    if (result == CUDA_SUCCESS && owner != 0 && !is_primary_active(device))
+        forget_owner(owner, device);
+    return result;
+}
+
+CUresult cuDevicePrimaryCtxRelease(CUdevice device)
+{
+    return release_primary(device, HR_CUDA(cuDevicePrimaryCtxRelease));
+}
+
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
+{
+    return release_primary(device, HR_CUDA(cuDevicePrimaryCtxRelease_v2));
+}
+
+static CUresult reset_primary(CUdevice device, CUresult (*reset)(CUdevice device))
+{
+    uint32_t owner = hr_end_life(device);
+    CUresult result = reset(device);
+    if (result == CUDA_SUCCESS && owner != 0)
+        forget_owner(owner, device);
+    return result;
+}
+
+CUresult cuDevicePrimaryCtxReset(CUdevice device)
+{
+    return reset_primary(device, HR_CUDA(cuDevicePrimaryCtxReset));
+}
+
+CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
+{
+    return reset_primary(device, HR_CUDA(cuDevicePrimaryCtxReset_v2));
+}
+
+static CUresult destroy_context(CUcontext context, CUresult (*destroy)(CUcontext context))
+{
+    struct hr_context known;
+    if (context == NULL || !hr_find_context(context, &known))
+        return destroy(context);
+    /* Before the driver may give another context the same address. */
+    hr_remove_context(context);
+    CUresult result = destroy(context);
+    if (result == CUDA_SUCCESS)
+        forget_owner(known.owner, known.device);
+    else
+        hr_add_context(context, known.device,
+                       (known.owner & HR_PRIMARY_OWNER) != 0 ? 0 : known.owner);
+    return result;
+}
+
+CUresult cuCtxDestroy(CUcontext context)
+{
+    return destroy_context(context, HR_CUDA(cuCtxDestroy));
+}
+
+CUresult cuCtxDestroy_v2(CUcontext context)
+{
+    return destroy_context(context, HR_CUDA(cuCtxDestroy_v2));
+}
+
+CUresult cuGreenCtxDestroy(CUgreenCtx context)
+{
+    CUresult result = HR_CUDA(cuGreenCtxDestroy)(context);
+    for (int row = 0; result == CUDA_SUCCESS && row < HR_DEVICES; row++)
+        hr_measure_contexts(row);
+    return result;
+}

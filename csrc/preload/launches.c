@@ -1,0 +1,118 @@
+/*
+ * Launches of kernels and graphs.  Without an SM limit a launch costs one load and a branch more;
+ * with one, it pays with tokens of its device's row (throttle.h).
+ */
+#include "cuda_functions.h"
+#include "graph_memory.h"
+#include "graph_sizes.h"
+#include "throttle.h"
+
+/*
+ * A hook that makes a launch by `call`.  Only where something holds launches up its size is looked
+ * up, and paid for; what the driver then refuses costs nothing.  Apart, so that the other way is a
+ * jump that keeps no register.
+ */
+#define LAUNCH_HOOK(name, parameters, arguments, call, size_, stream_)                             \
+    __attribute__((noinline)) static CUresult held_##name parameters                               \
+    {                                                                                              \
+        const struct hr_graph_size size = size_;                                                   \
+        struct hr_row *payer = hr_throttle(size, stream_);                                         \
+        CUresult result = call;                                                                    \
+        if (payer != NULL && result != CUDA_SUCCESS)                                               \
+            hr_give_back_tokens(payer, size);                                                      \
+        return result;                                                                             \
+    }                                                                                              \
+    CUresult name parameters                                                                       \
+    {                                                                                              \
+        return __builtin_expect(hr_current_holds() == 0, 1) ? call : held_##name arguments;        \
+    }
+
+static inline struct hr_graph_size size_of_kernel(unsigned x, unsigned y, unsigned z)
+{
+    return (struct hr_graph_size){.kernels = 1, .blocks = (uint64_t)x * y * z};
+}
+
+#define KERNEL_HOOK(name, parameters, arguments)                                                   \
+    LAUNCH_HOOK(name, parameters, arguments, HR_CUDA(name) arguments,                              \
+                size_of_kernel(grid_x, grid_y, grid_z), stream)
+KERNEL_HOOK(cuLaunchKernel, HR_KERNEL_PARAMETERS, HR_KERNEL_ARGUMENTS)
+KERNEL_HOOK(cuLaunchKernel_ptsz, HR_KERNEL_PARAMETERS, HR_KERNEL_ARGUMENTS)
+KERNEL_HOOK(cuLaunchCooperativeKernel, HR_COOPERATIVE_PARAMETERS, HR_COOPERATIVE_ARGUMENTS)
+KERNEL_HOOK(cuLaunchCooperativeKernel_ptsz, HR_COOPERATIVE_PARAMETERS, HR_COOPERATIVE_ARGUMENTS)
+
+/* Of none, which the driver refuses, too. */
+static inline struct hr_graph_size size_of_config(const CUlaunchConfig *config)
+{
+    return config == NULL ? size_of_kernel(0, 0, 0)
+                          : size_of_kernel(config->gridDimX, config->gridDimY, config->gridDimZ);
+}
+
+#define CONFIG_HOOK(name)                                                                          \
+    LAUNCH_HOOK(                                                                                   \
+        name,                                                                                      \
+        (const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra),      \
+        (config, function, parameters, extra), HR_CUDA(name)(config, function, parameters, extra), \
+        size_of_config(config), config == NULL ? NULL : config->hStream)
+CONFIG_HOOK(cuLaunchKernelEx)
+CONFIG_HOOK(cuLaunchKernelEx_ptsz)
+
+/* A graph that allocates has to ask for its memory too. */
+static CUresult launch_graph(hr_launch_graph *launch, CUgraphExec exec, CUstream stream)
+{
+    if (__builtin_expect(atomic_load_explicit(&hr_graphs_allocate, memory_order_relaxed), 0)) {
+        uint64_t bytes = hr_size_of_graph(exec).memory;
+        if (bytes != 0)
+            return hr_launch_with_memory(launch, bytes, exec, stream);
+    }
+    return launch(exec, stream);
+}
+
+#define GRAPH_HOOK(name)                                                                           \
+    LAUNCH_HOOK(name, (CUgraphExec exec, CUstream stream), (exec, stream),                         \
+                launch_graph(HR_CUDA(name), exec, stream), hr_size_of_graph(exec), stream)
+GRAPH_HOOK(cuGraphLaunch)
+GRAPH_HOOK(cuGraphLaunch_ptsz)
+
+/* ---- Graphs that are made ----------------------------------------------------------------- */
+
+static CUresult remember(CUresult result, CUgraph graph, const CUgraphExec *out)
+{
+    if (result == CUDA_SUCCESS)
+        hr_remember_graph(*out, graph);
+    return result;
+}
+
+CUresult cuGraphInstantiate(CUgraphExec *out, CUgraph graph, CUgraphNode *bad, char *text,
+                            size_t bytes)
+{
+    return remember(HR_CUDA(cuGraphInstantiate)(out, graph, bad, text, bytes), graph, out);
+}
+
+CUresult cuGraphInstantiate_v2(CUgraphExec *out, CUgraph graph, CUgraphNode *bad, char *text,
+                               size_t bytes)
+{
+    return remember(HR_CUDA(cuGraphInstantiate_v2)(out, graph, bad, text, bytes), graph, out);
+}
+
+CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsigned long long flags)
+{
+    return remember(HR_CUDA(cuGraphInstantiateWithFlags)(out, graph, flags), graph, out);
+}
+
+CUresult cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph,
+                                      CUDA_GRAPH_INSTANTIATE_PARAMS *how)
+{
+    return remember(HR_CUDA(cuGraphInstantiateWithParams)(out, graph, how), graph, out);
+}
+
+CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *out, CUgraph graph,
+                                           CUDA_GRAPH_INSTANTIATE_PARAMS *how)
+{
+    return remember(HR_CUDA(cuGraphInstantiateWithParams_ptsz)(out, graph, how), graph, out);
+}
+
+CUresult cuGraphExecDestroy(CUgraphExec exec)
+{
+    hr_forget_graph(exec);
+    return HR_CUDA(cuGraphExecDestroy)(exec);
+}

@@ -1,0 +1,105 @@
+#include "pace.h"
+
+#include <string.h>
+
+/* A GPU that was busy for less than this in a window shows a figure of 0 or 1 percent. */
+#define RESOLUTION_S 0.005
+
+/* How long a measurement counts. */
+#define MEMORY_S 2.0
+
+/* Per second: how fast an error is made good.  The figures lag by a third of a second. */
+#define CORRECTION 1.0
+
+/* How much of the limit can be lent beyond it to a program that fell short. */
+#define LENT 0.1
+
+/* All figures together at that height: the GPU has as much queued as it can do, and what was
+ * launched last has not begun.  Nothing more is launched until that has changed. */
+#define SATURATED 0.97
+#define SATURATED_ABOVE 0.03
+
+static double smaller(double a, double b)
+{
+    return a < b ? a : b;
+}
+
+static double larger(double a, double b)
+{
+    return a > b ? a : b;
+}
+
+static void add_point(struct hr_pace *pace, double now_s, double launched)
+{
+    if (pace->count == HR_PACE_POINTS) {
+        memmove(pace->points, pace->points + 1, sizeof pace->points - sizeof pace->points[0]);
+        pace->count--;
+    }
+    pace->points[pace->count].at_s = now_s;
+    pace->points[pace->count].launched = launched;
+    pace->count++;
+}
+
+/* How many units had been launched then. */
+static double launched_at(const struct hr_pace *pace, double at_s)
+{
+    uint32_t after = 0;
+    while (after < pace->count && pace->points[after].at_s < at_s)
+        after++;
+    if (after == 0)
+        return pace->points[0].launched;
+    if (after == pace->count)
+        return pace->points[after - 1].launched;
+    double before_s = pace->points[after - 1].at_s, span_s = pace->points[after].at_s - before_s;
+    double before = pace->points[after - 1].launched;
+    return before + (pace->points[after].launched - before) * (at_s - before_s) / span_s;
+}
+
+static void measure_cost(struct hr_pace *pace, const struct hr_pace_view *view, double period_s)
+{
+    double end_s = view->now_s - HR_PACE_LAG_S;
+    double units = launched_at(pace, end_s) - launched_at(pace, end_s - HR_PACE_WINDOW_S);
+    double unseen_s = units > 0 ? RESOLUTION_S : 0;
+    double kept = 1 / (1 + period_s / MEMORY_S);
+    pace->busy_s = pace->busy_s * kept + view->own / 100.0 * HR_PACE_WINDOW_S + unseen_s;
+    pace->unseen_s = pace->unseen_s * kept + unseen_s;
+    pace->units = pace->units * kept + units;
+}
+
+static void sum_error(struct hr_pace *pace, const struct hr_pace_view *view, double period_s)
+{
+    double limit = view->limit / 100.0, excess = view->all / 100.0 - limit;
+    bool is_measured = pace->busy_s > 4 * pace->unseen_s;
+    if (excess > 0 && pace->error_s < 0)
+        pace->error_s /= 2;
+    if (excess > 0 || (view->has_waited && is_measured))
+        pace->error_s += excess * period_s;
+    else if (!view->has_waited)
+        /* The program does not want more: what it leaves unused is not saved for later. */
+        pace->error_s *= 1 - smaller(2 * period_s, 1);
+    /* One process alone may take what others leave. */
+    double others = limit - limit / view->users;
+    pace->error_s = larger(pace->error_s, -(others + LENT * limit) / CORRECTION);
+    pace->error_s = smaller(pace->error_s, (limit + 0.5) / CORRECTION);
+}
+
+void hr_start_pace(struct hr_pace *pace, double now_s)
+{
+    *pace = (struct hr_pace){.count = 0};
+    add_point(pace, now_s, 0);
+}
+
+double hr_step_pace(struct hr_pace *pace, const struct hr_pace_view *view)
+{
+    double limit = view->limit / 100.0, all = view->all / 100.0;
+    double period_s = view->now_s - pace->points[pace->count - 1].at_s;
+    if (period_s <= 0)
+        period_s = 1e-6;
+    add_point(pace, view->now_s, view->launched);
+    measure_cost(pace, view, period_s);
+    sum_error(pace, view, period_s);
+    if (pace->units <= 0 || all >= larger(SATURATED, limit + SATURATED_ABOVE))
+        return 0;
+    double share = larger(limit / view->users - CORRECTION * pace->error_s, 0);
+    return share * pace->units / pace->busy_s;
+}

@@ -1,0 +1,60 @@
+/*
+ * The pace of launches: how much work a process may launch per second so that the region's
+ * processes together keep a GPU busy for their share of the time.
+ *
+ * Work is counted in units of which nothing is known but that each takes about the same time.  Two
+ * things are estimated from the figures that the region shows, every tenth of a second:
+ *
+ * - What a unit costs: the time that the GPU was busy for this process, divided by the units that
+ *   it launched in the same span of time.  As long as too little was measured to tell, the estimate
+ *   is the highest that the figures allow, so that a program begins with single launches and
+ *   reaches its pace within a second.
+ * - The error: how far all processes together were above or below the limit, summed over time.
+ *   It corrects the pace, so that what was taken too much is given back, and the mean is right
+ *   even where the estimate is not.
+ *
+ * The figures are averages of the past HR_PACE_WINDOW_S and come late; HR_PACE_LAG_S is by how
+ * much.
+ */
+#ifndef HR_PACE_H
+#define HR_PACE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define HR_PACE_WINDOW_S 0.5
+#define HR_PACE_LAG_S 0.2
+
+enum { HR_PACE_POINTS = 32 };
+
+struct hr_pace {
+    /* When how many units had been launched in all: the last points in time, oldest first. */
+    struct {
+        double at_s, launched;
+    } points[HR_PACE_POINTS];
+    uint32_t count;
+
+    /* Busy seconds, and the units launched meanwhile, over the last seconds, weighted by their
+     * age; `unseen_s` is the part of the busy seconds that is only not excluded by the figures. */
+    double busy_s, units, unseen_s;
+
+    double error_s; /* seconds of GPU time taken above the share, negative = below */
+};
+
+/* What is known at one moment. */
+struct hr_pace_view {
+    double now_s;
+    double launched;   /* units launched in all so far */
+    uint32_t limit;    /* percent, 1 to 99 */
+    uint32_t own, all; /* percent of the time that the GPU was busy for this process, for all */
+    uint32_t users;    /* processes for which it was busy, this one included */
+    bool has_waited;   /* a launch had to wait since the last step */
+};
+
+/* Nothing has been launched yet. */
+void hr_start_pace(struct hr_pace *pace, double now_s);
+
+/* One step, every tenth of a second or so.  Returns units per second. */
+double hr_step_pace(struct hr_pace *pace, const struct hr_pace_view *view);
+
+#endif

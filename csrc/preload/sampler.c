@@ -1,0 +1,194 @@
+#define _GNU_SOURCE
+#include "sampler.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "../base.h"
+#include "../byte_lock.h"
+#include "../slots.h"
+#include "busy_figures.h"
+#include "nvml.h"
+#include "session.h"
+#include "snapshots.h"
+
+#define ELECTION_NS 500000000u
+#define MEMORY_NS 1000000000u /* between two looks at how much memory the processes use */
+#define EDIT_NS 100000000u    /* how long to wait for the region's lock */
+
+/* The figures are averages of that much time; at least three samples, where they are that many. */
+#define WINDOW_US 500000u
+#define LONGEST_WINDOW_US 1100000u
+#define SAMPLES_IN_WINDOW 3u
+
+/* What is known of the device of a row. */
+struct sampled_row {
+    nvmlDevice_t device;
+    bool is_known;
+    uint64_t newest_us; /* the newest sample that was seen */
+    uint64_t period_us; /* the shortest time seen between two; 0 = none */
+};
+
+static struct sampled_row sampled[HR_DEVICES];
+static struct hr_byte_lock service;
+static uint64_t next_election_ns, next_memory_ns;
+static struct hr_busy_figures figures;
+
+/* ---- Devices -------------------------------------------------------------------------- */
+
+static bool find_device(const struct hr_snapshot *snapshot, int row, nvmlDevice_t *out)
+{
+    const char *uuid =
+        (uint32_t)row < snapshot->span ? hr_snapshot_device(snapshot, (uint32_t)row)->uuid : "";
+    if (hr_nvml() == NULL)
+        return false;
+    if (uuid[0] != '\0')
+        return hr_nvml()->nvmlDeviceGetHandleByUUID(uuid, out) == NVML_SUCCESS;
+    CUdevice device = hr_device_of_row(row);
+    return device >= 0 && hr_nvml_device(device, out);
+}
+
+static struct sampled_row *look_up(const struct hr_snapshot *snapshot, int row)
+{
+    struct sampled_row *one = &sampled[row];
+    if (!one->is_known)
+        one->is_known = find_device(snapshot, row, &one->device);
+    return one->is_known ? one : NULL;
+}
+
+bool hr_sampled_device(const struct hr_snapshot *snapshot, int row, nvmlDevice_t *out)
+{
+    const struct sampled_row *one = look_up(snapshot, row);
+    if (one != NULL)
+        *out = one->device;
+    return one != NULL;
+}
+
+static uint64_t now_us(void)
+{
+    return hr_clock_ns(CLOCK_REALTIME) / 1000;
+}
+
+bool hr_can_sample(hr_region *region, const struct hr_snapshot *snapshot, int row)
+{
+    struct hr_info info;
+    hr_get_info(region, &info);
+    const struct sampled_row *one = look_up(snapshot, row);
+    return info.layout != HR_UNVERSIONED_NO_UTIL && one != NULL &&
+           hr_read_busy_figures(one->device, now_us() - LONGEST_WINDOW_US, &figures);
+}
+
+/* ---- Election ------------------------------------------------------------------------- */
+
+static bool is_elected(const hr_region *region)
+{
+    uint64_t now_ns = hr_clock_ns(CLOCK_MONOTONIC);
+    if (service.page != NULL)
+        return true;
+    if (now_ns < next_election_ns)
+        return false;
+    next_election_ns = now_ns + ELECTION_NS;
+    return hr_lock_bytes(region, F_WRLCK, HR_SAMPLER_BYTE, 1, &service) == HR_OK;
+}
+
+void hr_resign_sampler(hr_region *region)
+{
+    hr_unlock_bytes(region, &service);
+}
+
+void hr_forget_sampler(void)
+{
+    /* The page is not in the child, and the lists may be half made. */
+    service = (struct hr_byte_lock){.page = NULL};
+    figures = (struct hr_busy_figures){.list = NULL};
+    next_election_ns = next_memory_ns = 0;
+}
+
+/* ---- Slots ---------------------------------------------------------------------------- */
+
+static unsigned nvml_pid(const struct hr_process *process)
+{
+    return (unsigned)(process->host_pid > 0 ? process->host_pid : process->pid);
+}
+
+static uint64_t memory_of(unsigned pid, const nvmlProcessInfo_t *list, unsigned count)
+{
+    for (unsigned at = 0; at < count; at++) {
+        if (list[at].pid == pid && list[at].usedGpuMemory != UINT64_MAX)
+            return list[at].usedGpuMemory;
+    }
+    return 0;
+}
+
+static void write_slot(hr_region *region, const struct hr_process *process, int row,
+                       const struct hr_usage *before, const struct hr_usage *now)
+{
+    struct hr_slot_edit edits[2];
+    uint32_t count = 0;
+    if (now->sm != before->sm)
+        edits[count++] =
+            (struct hr_slot_edit){.value = HR_SLOT_SM, .device = (uint32_t)row, .to = now->sm};
+    if (now->monitor != before->monitor)
+        edits[count++] = (struct hr_slot_edit){
+            .value = HR_SLOT_MONITOR_USED, .device = (uint32_t)row, .to = now->monitor};
+    /* What cannot be written now is tried again with the next figure. */
+    if (count > 0)
+        hr_edit_slot(region, process->pid, edits, count, 0, EDIT_NS);
+}
+
+static void note_period(struct sampled_row *one)
+{
+    uint64_t newest_us = hr_newest_sample_us(&figures);
+    if (newest_us <= one->newest_us)
+        return;
+    uint64_t span_us = newest_us - one->newest_us;
+    if (one->newest_us != 0 && (one->period_us == 0 || span_us < one->period_us))
+        one->period_us = span_us;
+    one->newest_us = newest_us;
+}
+
+static uint64_t window_us(const struct sampled_row *one)
+{
+    uint64_t wanted = one->period_us * SAMPLES_IN_WINDOW;
+    if (wanted < WINDOW_US)
+        return WINDOW_US;
+    return wanted < LONGEST_WINDOW_US ? wanted : LONGEST_WINDOW_US;
+}
+
+static void sample_row(hr_region *region, struct hr_snapshot *snapshot, int row, bool with_memory)
+{
+    struct sampled_row *one = look_up(snapshot, row);
+    if (one == NULL || (uint32_t)row >= snapshot->span ||
+        !hr_read_busy_figures(one->device, now_us() - window_us(one), &figures))
+        return;
+    note_period(one);
+    unsigned count = 0;
+    nvmlProcessInfo_t *list = with_memory ? hr_nvml_processes(one->device, &count) : NULL;
+    for (uint32_t number = 0; number < (uint32_t)snapshot->proc_num; number++) {
+        const struct hr_process *process = hr_snapshot_process(snapshot, number);
+        const struct hr_usage *before = hr_snapshot_usage(snapshot, number, (uint32_t)row);
+        struct hr_usage now = *before;
+        now.sm = hr_busy_percent(&figures, nvml_pid(process));
+        if (list != NULL)
+            now.monitor = memory_of(nvml_pid(process), list, count);
+        write_slot(region, process, row, before, &now);
+        /* The snapshot is the caller's own memory. */
+        *(struct hr_usage *)(uintptr_t)before = now;
+    }
+    free(list);
+}
+
+void hr_sample(hr_region *region, struct hr_snapshot *snapshot, uint32_t rows)
+{
+    if (!is_elected(region))
+        return;
+    uint64_t now_ns = hr_clock_ns(CLOCK_MONOTONIC);
+    bool with_memory = now_ns >= next_memory_ns;
+    if (with_memory)
+        next_memory_ns = now_ns + MEMORY_NS;
+    for (int row = 0; row < HR_DEVICES; row++) {
+        if ((rows >> row & 1) != 0)
+            sample_row(region, snapshot, row, with_memory);
+    }
+}

@@ -1,0 +1,39 @@
+/*
+ * The sampler: one process of the region asks NVML how busy each of its processes keeps the GPUs,
+ * and writes that into their slots for all of them, as libvgpu does: device_util and monitorused.
+ *
+ * The sampler is the process that holds a lock on one byte of the region's file, far behind its
+ * end.  The kernel drops the lock when that process ends, also by kill -9, and another process
+ * takes it within half a second.
+ */
+#ifndef HR_SAMPLER_H
+#define HR_SAMPLER_H
+
+#include <stdbool.h>
+
+#include "../region.h"
+#include "cuda_api.h"
+
+/* Beside the bytes of ../lock.h, and below those that are locked to look for other handles. */
+#define HR_SAMPLER_BYTE 0x48000000
+
+/*
+ * Whether NVML tells how busy the processes on a row are, and the region has room for it: asked
+ * with a snapshot, which knows the row's device by its uuid.
+ */
+bool hr_can_sample(hr_region *region, const struct hr_snapshot *snapshot, int row);
+
+/* NVML's handle of the row's device.  False: it has none. */
+bool hr_sampled_device(const struct hr_snapshot *snapshot, int row, nvmlDevice_t *out);
+
+/* If this process is the sampler or can become it: measure the rows of `rows`, one bit each, and
+ * write what has changed into the slots and into the snapshot. */
+void hr_sample(hr_region *region, struct hr_snapshot *snapshot, uint32_t rows);
+
+/* Serve no longer, because the region is gone. */
+void hr_resign_sampler(hr_region *region);
+
+/* In a forked child: it is the parent who serves. */
+void hr_forget_sampler(void);
+
+#endif

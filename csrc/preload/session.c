@@ -1,0 +1,302 @@
+#define _GNU_SOURCE
+#include "session.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <time.h>
+
+#include "../handle.h"
+#include "complaints.h"
+#include "snapshots.h"
+#include "uuids.h"
+
+#define FIRST_ATTACH_NS 200000000u
+#define ATTACH_NS 6400000000u /* of the last try; all of them take twice as long */
+#define READY_NS 2000000000u  /* for a region that a neighbour is just making */
+#define NAP_NS 10000000
+
+enum { MOST_DEVICES = 64 };
+
+enum policy {
+    POLICY_DEFAULT, /* refuse at the start, open later on */
+    POLICY_OPEN,
+    POLICY_REFUSE
+};
+
+_Atomic unsigned hr_holds = HR_HOLD_UNPREPARED;
+
+/* `state` is published by release stores under `beginning`, and read with acquire: what the
+ * session is made of was stored before. */
+static _Atomic enum hr_session_state state;
+static hr_region *region;
+static enum policy policy;
+static bool is_lost;
+static char uuids[HR_DEVICES][HR_UUID_BYTES];
+static bool names_devices;
+static pthread_mutex_t beginning = PTHREAD_MUTEX_INITIALIZER;
+
+/* Row + 2 of each device; 0: not asked yet. */
+static _Atomic int rows[MOST_DEVICES];
+
+static hr_region *inherited; /* in a forked child: the parent's handle */
+static _Atomic unsigned fork_count;
+
+/* ---- Forks ------------------------------------------------------------------------- */
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&beginning);
+}
+
+static void after_fork_in_parent(void)
+{
+    pthread_mutex_unlock(&beginning);
+}
+
+static void after_fork_in_child(void)
+{
+    if (inherited == NULL)
+        inherited = region;
+    region = NULL;
+    is_lost = false;
+    for (int device = 0; device < MOST_DEVICES; device++)
+        atomic_store_explicit(&rows[device], 0, memory_order_relaxed);
+    atomic_store_explicit(&hr_holds, HR_HOLD_UNPREPARED, memory_order_relaxed);
+    atomic_fetch_add_explicit(&fork_count, 1, memory_order_relaxed);
+    atomic_store_explicit(&state, HR_SESSION_NONE, memory_order_release);
+    pthread_mutex_unlock(&beginning);
+}
+
+unsigned hr_fork_count(void)
+{
+    return atomic_load_explicit(&fork_count, memory_order_relaxed);
+}
+
+/* ---- Beginning --------------------------------------------------------------------- */
+
+static enum policy read_policy(void)
+{
+    const char *text = getenv(HR_POLICY_VARIABLE);
+    if (text != NULL && strcmp(text, "open") == 0)
+        return POLICY_OPEN;
+    if (text != NULL && strcmp(text, "refuse") == 0)
+        return POLICY_REFUSE;
+    return POLICY_DEFAULT;
+}
+
+static void publish(enum hr_session_state now)
+{
+    atomic_store_explicit(&state, now, memory_order_release);
+}
+
+/* libvgpu in this very process limits it already: two would count everything twice. */
+static bool is_limited_by_another(int code)
+{
+    struct hr_detail detail;
+    hr_last_detail(&detail);
+    return code == HR_EATTACHED && detail.reason == HR_REASON_FOREIGN_MAPPING;
+}
+
+static void fail_to_begin(int code, const char *path)
+{
+    bool is_open = policy == POLICY_OPEN || is_limited_by_another(code);
+    const char *effect = is_open ? "nothing is limited" : "CUDA contexts and memory are refused";
+    if (path == NULL)
+        hr_complain("%s names no region; %s", HR_REGION_VARIABLE, effect);
+    else
+        hr_complain("the region %s cannot be used: %s; %s", path, hr_code_text(code), effect);
+    publish(is_open ? HR_SESSION_FREE : HR_SESSION_REFUSED);
+}
+
+static void nap(void)
+{
+    const struct timespec time = {.tv_nsec = NAP_NS};
+    nanosleep(&time, NULL);
+}
+
+static int open_region(const char *path)
+{
+    int code = hr_open(path, HR_WRITE, HR_LAYOUTS, &region);
+    for (uint64_t waited = 0; code == HR_ENOTREADY && waited < READY_NS; waited += NAP_NS) {
+        nap();
+        code = hr_open(path, HR_WRITE, HR_LAYOUTS, &region);
+    }
+    return code < 0 ? code : HR_OK;
+}
+
+static bool read_uuids(void)
+{
+    struct hr_snapshot *snapshot = hr_new_snapshot(region);
+    if (snapshot == NULL)
+        return false;
+    names_devices = false;
+    memset(uuids, 0, sizeof uuids);
+    for (uint32_t row = 0; row < snapshot->span && row < HR_DEVICES; row++) {
+        memcpy(uuids[row], hr_snapshot_device(snapshot, row)->uuid, HR_UUID_BYTES - 1);
+        names_devices = names_devices || uuids[row][0] != '\0';
+    }
+    free(snapshot);
+    return true;
+}
+
+static void watch_forks(void)
+{
+    /* Before ours, so that a fork takes `beginning` first and the core's lock after it, in the
+     * order in which the region is opened; where this fails, opening it fails too. */
+    hr_watch_forks();
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+}
+
+/* Under `beginning`. */
+static void begin(void)
+{
+    static pthread_once_t fork_watch = PTHREAD_ONCE_INIT;
+    pthread_once(&fork_watch, watch_forks);
+    hr_free(inherited);
+    inherited = NULL;
+    policy = read_policy();
+    const char *path = getenv(HR_REGION_VARIABLE);
+    if (path == NULL || path[0] == '\0') {
+        fail_to_begin(HR_ENOTFOUND, NULL);
+        return;
+    }
+    int code = open_region(path);
+    if (code == HR_OK && !read_uuids())
+        code = HR_ECORRUPT;
+    if (code == HR_OK)
+        publish(HR_SESSION_OPEN);
+    else
+        fail_to_begin(code, path);
+}
+
+static enum hr_session_state current_state(void)
+{
+    return atomic_load_explicit(&state, memory_order_acquire);
+}
+
+enum hr_session_state hr_open_session(void)
+{
+    if (__builtin_expect(current_state() == HR_SESSION_NONE, 0)) {
+        pthread_mutex_lock(&beginning);
+        if (current_state() == HR_SESSION_NONE)
+            begin();
+        pthread_mutex_unlock(&beginning);
+    }
+    return current_state();
+}
+
+/* Under `beginning`. */
+static void attach(void)
+{
+    /* A lock whose holder was killed is repaired as soon as that is proved; a live holder, which
+     * a look at /proc finds, is waited for. */
+    uint64_t patience_ns = FIRST_ATTACH_NS;
+    int code = hr_attach(region, NULL, patience_ns);
+    while (code == HR_ETIMEOUT && patience_ns < ATTACH_NS) {
+        struct hr_recovery recovery = {0};
+        patience_ns *= 2;
+        uint64_t watch_ns = patience_ns < ATTACH_NS ? 0 : ATTACH_NS;
+        hr_recover_lock(region, NULL, watch_ns, &recovery);
+        code = hr_attach(region, NULL, patience_ns);
+    }
+    if (code == HR_OK)
+        publish(HR_SESSION_ATTACHED);
+    else
+        fail_to_begin(code, getenv(HR_REGION_VARIABLE));
+}
+
+enum hr_session_state hr_attach_session(void)
+{
+    if (__builtin_expect(hr_open_session() == HR_SESSION_OPEN, 0)) {
+        pthread_mutex_lock(&beginning);
+        if (current_state() == HR_SESSION_OPEN)
+            attach();
+        pthread_mutex_unlock(&beginning);
+    }
+    return current_state();
+}
+
+hr_region *hr_session_region(void)
+{
+    enum hr_session_state now = current_state();
+    return now == HR_SESSION_OPEN || now == HR_SESSION_ATTACHED ? region : NULL;
+}
+
+/* ---- The end ----------------------------------------------------------------------- */
+
+void hr_lose_session(int code)
+{
+    pthread_mutex_lock(&beginning);
+    if (hr_session_region() != NULL) {
+        bool is_open = policy != POLICY_REFUSE;
+        hr_complain("the region cannot be used any more (%d): %s; %s", code, hr_code_text(code),
+                    is_open ? "nothing is limited" : "CUDA contexts and memory are refused");
+        publish(is_open ? HR_SESSION_FREE : HR_SESSION_REFUSED);
+        atomic_store_explicit(&hr_holds, 0, memory_order_relaxed);
+    }
+    pthread_mutex_unlock(&beginning);
+}
+
+/* A process that ends by itself leaves no slot for others to reap.  What other threads still
+ * allocate meanwhile is not counted: the driver frees it in a moment. */
+__attribute__((destructor)) static void leave(void)
+{
+    const uint64_t patience_ns = 1000000000;
+    if (current_state() != HR_SESSION_ATTACHED)
+        return;
+    publish(HR_SESSION_FREE);
+    atomic_store_explicit(&hr_holds, 0, memory_order_relaxed);
+    hr_detach(region, patience_ns);
+}
+
+/* ---- Rows -------------------------------------------------------------------------- */
+
+/* False: the driver does not tell now. */
+static bool find_row(CUdevice device, int *row)
+{
+    char uuid[HR_UUID_TEXT];
+    *row = device < HR_DEVICES ? device : HR_NO_ROW;
+    if (!names_devices)
+        return true;
+    if (!hr_uuid_of_device(device, uuid))
+        return false;
+    for (*row = HR_DEVICES - 1; *row >= 0; --*row) {
+        /* Behind "GPU-" or "MIG-". */
+        if (uuids[*row][0] != '\0' && strcasecmp(uuids[*row] + 4, uuid) == 0)
+            break;
+    }
+    return true;
+}
+
+int hr_row_of_device(CUdevice device)
+{
+    if (device < 0 || device >= MOST_DEVICES || hr_session_region() == NULL)
+        return HR_NO_ROW;
+    int known = atomic_load_explicit(&rows[device], memory_order_relaxed);
+    if (__builtin_expect(known != 0, 1))
+        return known - 2;
+    int row;
+    if (!find_row(device, &row))
+        return HR_NO_ROW;
+    atomic_store_explicit(&rows[device], row + 2, memory_order_relaxed);
+    return row;
+}
+
+CUdevice hr_device_of_row(int row)
+{
+    for (int device = 0; device < MOST_DEVICES; device++) {
+        if (atomic_load_explicit(&rows[device], memory_order_relaxed) == row + 2)
+            return device;
+    }
+    return -1;
+}
+
+/* ---- Waiting ----------------------------------------------------------------------- */
+
+void hr_wait_while_suspended(void)
+{
+    while ((hr_current_holds() & HR_HOLD_SUSPENDED) != 0)
+        nap();
+}

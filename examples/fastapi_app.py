@@ -1,0 +1,41 @@
+"""A FastAPI application with the node's metrics, and its containers as JSON.
+
+    pip install 'libhamiregion[exporter]' fastapi
+    HAMI_ROOT=/usr/local/vgpu/containers uvicorn --app-dir examples fastapi_app:app
+
+What it shows: the exporter lives as long as the application; its text is mounted as it is, made
+natively and shared by all who scrape at a time.
+"""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+
+from libhamiregion.exporter import NodeExporter, metrics_app
+from libhamiregion.node import Node
+
+node = Node(os.environ.get("HAMI_ROOT"))
+exporter = NodeExporter(node)
+
+
+@asynccontextmanager
+async def running(_app: FastAPI) -> AsyncIterator[None]:
+    with node, exporter:
+        yield
+
+
+app = FastAPI(lifespan=running)
+app.mount("/metrics", metrics_app(exporter))
+
+
+@app.get("/containers")
+def containers() -> list[dict[str, Any]]:
+    """Every container that has a region, with its snapshot."""
+    return [
+        {"pod": each.pod_uid, "container": each.name, **each.region.snapshot().to_dict()}
+        for each in node.containers
+        if each.region is not None
+    ]

@@ -1,0 +1,102 @@
+"""Removes the directory of a run when its program has ended and nobody uses it any more.
+
+Also a program: ``python -I -S cleaner.py DIRECTORY PID START``, which `hamiregion run` leaves
+behind before it becomes the program itself.  Standard library only, so that it starts in
+milliseconds and stays small for as long as the program runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import sys
+import time
+from pathlib import Path
+
+#: Which process a directory was made for.  Removed last: without it nobody could judge the rest.
+RECORD = "owner.json"
+
+# Where the kernel has no pidfd_open (before 5.3), or a sandbox forbids it.
+_POLL_S = 0.5
+
+
+def start_time(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None if there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    # The name, in parentheses, may hold blanks and parentheses.
+    state, *fields = stat[stat.rindex(b")") + 2 :].split()
+    # The first thread may have ended before the others.
+    threads = int(fields[16])
+    return None if state in b"ZX" and threads <= 1 else int(fields[18])
+
+
+def users(directory: str) -> list[int]:
+    """The other processes that may need a run's directory.
+
+    Those that were started with it in their environment; and, as a program can overwrite what /proc
+    shows of that, CUDA programs that map the region for writing.  Monitors map it too.
+    """
+    path = re.escape(os.fsencode(directory))
+    named = re.compile(path + rb"(?![^/:;\s\0])")
+    mapped = re.compile(rb"^\S+ rw-s .*" + path + rb"/", re.MULTILINE)
+    found = []
+    for name in os.listdir("/proc"):  # noqa: PTH208 (hundreds of names)
+        if name.isdecimal() and int(name) != os.getpid():
+            # Gone, or of a user who cannot enter the directory.
+            with contextlib.suppress(OSError):
+                maps = b""
+                if not (is_named := named.search(Path(f"/proc/{name}/environ").read_bytes())):
+                    maps = Path(f"/proc/{name}/maps").read_bytes()
+                if is_named or (b"/libcuda" in maps and mapped.search(maps)):
+                    found.append(int(name))
+    return found
+
+
+def remove(directory: str) -> None:
+    """Remove the directory of a run; another process may be doing the same."""
+    with contextlib.suppress(OSError):
+        names = os.listdir(directory)  # noqa: PTH208
+        for name in sorted(names, key=RECORD.__eq__):
+            with contextlib.suppress(OSError):
+                os.unlink(f"{directory}/{name}")  # noqa: PTH108
+        os.rmdir(directory)  # noqa: PTH106
+
+
+def wait_for_end(pid: int, started: int) -> None:
+    """Return when that process has ended."""
+    descriptor = None
+    with contextlib.suppress(OSError, AttributeError):
+        descriptor = os.pidfd_open(pid)
+    try:
+        # Only after opening is it certain that the pid means the same process.
+        while start_time(pid) == started:
+            if descriptor is None:
+                time.sleep(_POLL_S)
+            else:
+                poll = select.poll()
+                poll.register(descriptor, select.POLLIN)
+                poll.poll()
+                return
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def main(directory: str, pid: int, started: int) -> None:
+    """Wait for the program, then for those that it has left behind, and clean up."""
+    wait_for_end(pid, started)
+    while left := users(directory):
+        for each in left:
+            since = start_time(each)
+            if since is not None:
+                wait_for_end(each, since)
+    remove(directory)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

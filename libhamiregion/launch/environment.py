@@ -1,0 +1,270 @@
+"""A budget for CUDA programs, and the environment that holds a program to it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+
+import attrs
+
+from libhamiregion import create_region, open_region
+
+from .driver import Driver, find_driver, search_path
+from .errors import LaunchError
+from .libraries import is_stand_in_directory, preloaded_library, stand_in_links
+from .limits import Limits, memory_limits, sm_limits
+from .nvml import list_gpus
+from .run_directory import REGION, run_directory
+from .selection import Selection, visible_gpus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from libhamiregion.errors import PathLike
+
+#: How the library gets into the program.
+Inject: TypeAlias = Literal["standin", "preload"]
+#: What a program does whose region cannot be used.
+OnError: TypeAlias = Literal["open", "refuse"]
+
+REGION_VARIABLE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
+ON_ERROR_VARIABLE = "HAMIREGION_ON_ERROR"
+_PATH = "LD_LIBRARY_PATH"
+_PRELOAD = "LD_PRELOAD"
+_LIBVGPU = "libvgpu"
+
+
+@attrs.frozen
+class Launch:
+    """What a program is started with; made by `plan_launch`, and nothing exists yet.
+
+    Attributes:
+        selection: The GPUs that the program sees, in the order of the region's devices.
+        driver: Where the driver's files are.
+        joined_region: The region that is there already; None where the run makes its own.
+        memory_limits_bytes: One per GPU; None is unlimited.
+        sm_limits_percent: One per GPU; None is unlimited.
+        priority: 0 is high, 1 is low.
+        inject: How the library gets into the program.
+        on_error: What the program does whose region cannot be used; None is the library's rule.
+        before: The environment that the program would have without us.
+    """
+
+    selection: Selection
+    driver: Driver
+    joined_region: str | None
+    memory_limits_bytes: tuple[int | None, ...]
+    sm_limits_percent: tuple[int | None, ...]
+    priority: int
+    inject: Inject
+    on_error: OnError | None
+    before: Mapping[str, str]
+
+    @property
+    def needs_directory(self) -> bool:
+        """Whether the run has files of its own."""
+        return self.joined_region is None or self.inject == "standin"
+
+    def region(self, directory: str | None) -> str:
+        """The path of the program's region.
+
+        Args:
+            directory: That of the run; None where it needs none.
+        """
+        return self.joined_region or f"{directory}/{REGION}"
+
+    def fill(self, directory: str) -> None:
+        """Make the files of the run."""
+        if self.joined_region is None:
+            create_region(
+                self.region(directory),
+                memory_limits=self.memory_limits_bytes,
+                sm_limits=self.sm_limits_percent,
+                priority=self.priority,
+                uuids=[gpu.uuid for gpu in self.selection.gpus],
+            )
+        if self.inject == "standin":
+            for name, target in stand_in_links(self.driver).items():
+                Path(directory, name).symlink_to(target)
+
+    def variables(self, directory: str | None) -> dict[str, str]:
+        """What the program's environment has that it would not have without us.
+
+        Args:
+            directory: That of the run; None where it needs none.
+
+        Raises:
+            LaunchError: A path that such a variable cannot hold.
+        """
+        found = {REGION_VARIABLE: self.region(directory), **self.selection.variables()}
+        if self.on_error is not None:
+            found[ON_ERROR_VARIABLE] = self.on_error
+        inherited = search_path(self.before.get(_PATH, ""))
+        kept = [entry for entry in inherited if not is_stand_in_directory(entry)]
+        ours = [directory] if directory is not None and self.inject == "standin" else []
+        named = [self.driver.directory] if self.driver.directory is not None else []
+        if ours or named or kept != inherited:
+            found[_PATH] = _joined([*ours, *named, *kept], ":;")
+        if self.inject == "preload":
+            library = preloaded_library()
+            said = re.split("[: ]+", self.before.get(_PRELOAD, "").strip(": "))
+            others = [each for each in said if each not in ("", library)]
+            # Behind those of others: some, such as sanitizers, insist on being first.
+            found[_PRELOAD] = _joined([*others, library], ": ")
+        return found
+
+
+def plan_launch(
+    *,
+    memory_limit: Limits = None,
+    sm_limit: Limits = None,
+    gpus: Sequence[int | str] | None = None,
+    priority: int = 1,
+    region: PathLike | None = None,
+    inject: Inject = "standin",
+    on_error: OnError | None = None,
+    driver: PathLike | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Launch:
+    """Check everything, and work out what a program is started with; makes nothing.
+
+    Args, Raises: As `environment`.
+    """
+    before = dict(os.environ if env is None else env)
+    if inject not in get_args(Inject):
+        raise ValueError(f"inject is one of {get_args(Inject)}, not {inject!r}")
+    if on_error is not None and on_error not in get_args(OnError):
+        raise ValueError(f"on_error is one of {get_args(OnError)} or None, not {on_error!r}")
+    if region is not None and not (memory_limit is None and sm_limit is None):
+        raise ValueError(
+            "a region that is joined has its own limits; change them with Region.set_memory_limit "
+            "and set_sm_limit (hamiregion limits set FILE)"
+        )
+    _refuse_others(before, joins=region is not None)
+    found = find_driver(driver, search_path(before.get(_PATH, "")))
+    selection = visible_gpus(list_gpus(found.nvml), before)
+    if gpus is not None:
+        selection = selection.only(gpus)
+    joined = None
+    if region is not None:
+        with open_region(region, writable=True) as opened:
+            joined, uuids = opened.path, opened.uuids
+        selection = selection.only_of_region(uuids)
+        if not selection.choices:
+            raise LaunchError(f"{joined!r} is the region of other GPUs than the program would see")
+    return Launch(
+        selection,
+        found,
+        joined,
+        memory_limits(memory_limit, selection),
+        sm_limits(sm_limit, selection),
+        priority,
+        inject,
+        on_error,
+        before,
+    )
+
+
+@contextlib.contextmanager
+def environment(
+    *,
+    memory_limit: Limits = None,
+    sm_limit: Limits = None,
+    gpus: Sequence[int | str] | None = None,
+    priority: int = 1,
+    region: PathLike | None = None,
+    inject: Inject = "standin",
+    on_error: OnError | None = None,
+    driver: PathLike | None = None,
+    keep: bool = False,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[dict[str, str]]:
+    """Give programs an environment in which CUDA keeps to a budget.
+
+    A context manager: the region is made at its beginning and removed at its end, unless processes
+    that were started with it still run; then the next run removes it.  The region's path is
+    ``CUDA_DEVICE_MEMORY_SHARED_CACHE`` of the environment; edit its limits at any time.
+
+    The budget is cooperative: it holds for programs that keep this environment.
+
+    Args:
+        memory_limit: For each GPU: bytes, text such as "4GiB", "80%" (of the GPU's memory),
+            "unlimited" or None.  Or a mapping from GPU (index or uuid) to such limits, in which
+            None stands for all other GPUs.
+        sm_limit: For each GPU: percent of its time, 1 to 100 or "50%", "unlimited" or None.  Or a
+            mapping, as above.
+        gpus: Which of the GPUs that the program would see it shall see: indices or uuids.  What
+            CUDA_VISIBLE_DEVICES hides already stays hidden.  None: all of them.
+        priority: 0 is high, 1 is low.
+        region: A region to join, whose limits then hold for all its programs together.  None makes
+            a new one.
+        inject: "standin" puts libraries in the place of the driver's, by LD_LIBRARY_PATH; "preload"
+            loads one before all others, by LD_PRELOAD.
+        on_error: What a program does that cannot use its region: "refuse" CUDA, or leave it "open",
+            without limits.  None: refuse at the start, open later.
+        driver: The directory of libcuda.so.1 and libnvidia-ml.so.1.  None: where the loader finds
+            them.
+        keep: Leave a new region behind, for a look at what was used.
+        env: The environment without the budget.  None: os.environ.
+
+    Yields:
+        The whole environment, for `subprocess` and its like.
+
+    Raises:
+        LaunchError: No driver, no such GPU, a limit that cannot be held there, libvgpu.so, or an
+            environment that has a region already.
+        ValueError, TypeError: An argument is none of these.
+        RegionError: The region to join cannot be opened.
+
+    Thread safety: any number may be open at once, in any threads.
+
+    Shell: ``hamiregion run --dry-run``.
+    """
+    launch = plan_launch(
+        memory_limit=memory_limit,
+        sm_limit=sm_limit,
+        gpus=gpus,
+        priority=priority,
+        region=region,
+        inject=inject,
+        on_error=on_error,
+        driver=driver,
+        env=env,
+    )
+    with contextlib.ExitStack() as stack:
+        directory = None
+        if launch.needs_directory:
+            stays = keep and launch.joined_region is None
+            directory = stack.enter_context(run_directory(launch.before, keep=stays))
+            launch.fill(directory)
+        yield {**launch.before, **launch.variables(directory)}
+
+
+def _refuse_others(environment: Mapping[str, str], *, joins: bool) -> None:
+    """Refuse an environment in which something else limits CUDA already."""
+    if _LIBVGPU in environment.get(_PRELOAD, "") or _maps_libvgpu():
+        raise LaunchError(
+            "libvgpu.so limits this program already, by the region of its container; use "
+            "`hamiregion limits set` on that one"
+        )
+    there = environment.get(REGION_VARIABLE)
+    if there and not joins:
+        raise LaunchError(
+            f"this environment has a region already, {there}; join it with --region FILE, or unset "
+            f"{REGION_VARIABLE}"
+        )
+
+
+def _maps_libvgpu() -> bool:
+    """Whether the loader was told to load it into every program, of which this is one."""
+    return _LIBVGPU in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+
+
+def _joined(entries: Sequence[str], separators: str) -> str:
+    for entry in entries:
+        if any(separator in entry for separator in separators):
+            raise LaunchError(f"{entry!r} cannot stand in a list of paths of the loader")
+    return separators[0].join(entries)

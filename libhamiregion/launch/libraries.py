@@ -1,0 +1,48 @@
+"""The libraries of this package that a program loads in front of the driver's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .driver import CUDA, NVML, Driver, real_name
+from .errors import LaunchError
+
+_PLACE = Path(__file__).parent / "lib"
+_STAND_INS = {
+    CUDA: _PLACE / "libcuda-standin.so",
+    NVML: _PLACE / "libnvidia-ml-standin.so",
+}
+_PRELOADED = _PLACE / "libhamiregion-preload.so"
+
+
+def stand_in_links(driver: Driver) -> dict[str, str]:
+    """What the directory of a run holds for stand-ins: names, and what each is a link to.
+
+    Raises:
+        LaunchError: This installation has no such libraries.
+    """
+    links = {name: str(_there(path)) for name, path in _STAND_INS.items()}
+    return links | {real_name(CUDA): driver.cuda, real_name(NVML): driver.nvml}
+
+
+def preloaded_library() -> str:
+    """The library for LD_PRELOAD.
+
+    Raises:
+        LaunchError: This installation has none.
+    """
+    return str(_there(_PRELOADED))
+
+
+def is_stand_in_directory(path: str) -> bool:
+    """Whether it is one that a run made for its stand-ins."""
+    return Path(path, real_name(CUDA)).is_symlink()
+
+
+def _there(path: Path) -> Path:
+    if not path.is_file():
+        raise LaunchError(
+            f"this installation of libhamiregion has no libraries for CUDA programs ({path} is "
+            "missing); they need glibc, and come with the wheel and with a build from source"
+        )
+    return path

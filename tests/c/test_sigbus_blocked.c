@@ -1,0 +1,195 @@
+/* SIGBUS: threads that block it, and what is sent to them meanwhile. */
+#define _GNU_SOURCE
+#include "sigbus.h"
+
+static void block(int how, bool all)
+{
+    sigset_t set;
+    sigfillset(&set);
+    if (!all) {
+        sigemptyset(&set);
+        sigaddset(&set, SIGBUS);
+    }
+    pthread_sigmask(how, &set, NULL);
+}
+
+struct threads_part {
+    struct region_file *file;
+    hr_region *region;
+};
+
+static void *blocked_in_a_thread(void *argument)
+{
+    const struct threads_part *part = argument;
+    for (int all = 0; all <= 1; all++) {
+        restore(part->file);
+        /* Found unblocked, in a burst, just before. */
+        for (int i = 0; i < 1000; i++)
+            CHECK_EQ(hr_snapshot(part->region, buffer, sizeof buffer), HR_OK);
+        block(SIG_BLOCK, all != 0);
+        sigset_t before;
+        pthread_sigmask(SIG_SETMASK, NULL, &before);
+        for (int i = 0; i < 3; i++) {
+            check_guarded(part->file, part->region);
+            check_same_mask(&before);
+        }
+        restore(part->file);
+        CHECK_EQ(hr_snapshot(part->region, buffer, sizeof buffer), HR_OK);
+        check_same_mask(&before);
+        block(SIG_UNBLOCK, true);
+        pthread_sigmask(SIG_SETMASK, NULL, &before);
+        check_guarded(part->file, part->region);
+        check_same_mask(&before);
+    }
+    return NULL;
+}
+
+static void blocked_everywhere(struct region_file *file, hr_region *region)
+{
+    struct threads_part part = {file, region};
+    blocked_in_a_thread(&part);
+    pthread_t thread;
+    NEED(pthread_create(&thread, NULL, blocked_in_a_thread, &part) == 0);
+    NEED(pthread_join(thread, NULL) == 0);
+    /* A child begins with the mask of the thread that made it. */
+    block(SIG_BLOCK, true);
+    check_guarded(file, region);
+    NEED(pthread_create(&thread, NULL, blocked_in_a_thread, &part) == 0);
+    NEED(pthread_join(thread, NULL) == 0);
+    check_guarded(file, region);
+}
+
+static void test_blocked_signal(void)
+{
+    CHECK_EQ(in_child(blocked_everywhere, set_default), 0);
+    CHECK_EQ(in_child(blocked_everywhere, set_counting), 0);
+}
+
+static int touch(void *argument)
+{
+    *(volatile char *)argument = 1;
+    return 7;
+}
+
+static int run_nested(void *argument)
+{
+    return hr_guard_run(argument, 4096, touch, argument);
+}
+
+/* What a guard inside found is no news for the next one: the outer one blocks it again. */
+static void nested_while_blocked(struct region_file *file, hr_region *region)
+{
+    (void)file;
+    (void)region;
+    block(SIG_BLOCK, false);
+    void *page = (void *)gone_page();
+    for (int i = 0; i < 100; i++) {
+        CHECK_EQ(hr_guard_run(page, 4096, run_nested, page), HR_ESTALE);
+        CHECK_EQ(hr_guard_run(page, 4096, touch, page), HR_ESTALE);
+    }
+}
+
+static void test_nested_while_blocked(void)
+{
+    CHECK_EQ(in_child(nested_while_blocked, set_default), 0);
+}
+
+static bool is_pending(void)
+{
+    sigset_t pending;
+    NEED(sigpending(&pending) == 0);
+    return sigismember(&pending, SIGBUS) == 1;
+}
+
+enum { BEFORE_THE_WORK, IN_THE_WORK };
+
+static void send_by_kill(void)
+{
+    NEED(kill(getpid(), SIGBUS) == 0);
+}
+
+static void send_with_a_value(void)
+{
+    NEED(sigqueue(getpid(), SIGBUS, (union sigval){.sival_int = 4711}) == 0);
+}
+
+static void send_to_the_thread(void)
+{
+    NEED(pthread_kill(pthread_self(), SIGBUS) == 0);
+}
+
+static int send_in_work(void *argument)
+{
+    ((void (*)(void))argument)();
+    return 7;
+}
+
+static int look_inside(void *argument)
+{
+    (void)argument;
+    return 7;
+}
+
+/* Sent while it is blocked, it stays for sigwaitinfo(), with all that its sender said. */
+static void *sent_while_blocked(void *argument)
+{
+    const struct threads_part *part = argument;
+    block(SIG_BLOCK, false);
+    sigset_t only;
+    sigemptyset(&only);
+    sigaddset(&only, SIGBUS);
+    const struct {
+        void (*send)(void);
+        int when, code;
+    } cases[] = {
+        {send_by_kill, BEFORE_THE_WORK, SI_USER},
+        {send_with_a_value, BEFORE_THE_WORK, SI_QUEUE},
+        {send_to_the_thread, BEFORE_THE_WORK, SI_USER},
+        {send_by_kill, IN_THE_WORK, SI_USER},
+        {send_with_a_value, IN_THE_WORK, SI_QUEUE},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        CHECK(!is_pending());
+        hr_guarded_work *work = cases[i].when == IN_THE_WORK ? send_in_work : look_inside;
+        if (cases[i].when == BEFORE_THE_WORK)
+            cases[i].send();
+        CHECK_EQ(hr_guard_run(part->file, 1, work, (void *)cases[i].send), 7);
+        CHECK(is_pending());
+        /* The next call leaves it where it is, and a fault of ours does not use it up. */
+        check_guarded(part->file, part->region);
+        CHECK(is_pending());
+        siginfo_t info;
+        const struct timespec soon = {.tv_sec = 10};
+        CHECK_EQ(sigtimedwait(&only, &info, &soon), SIGBUS);
+        CHECK_EQ(info.si_code, cases[i].code);
+        CHECK_EQ(info.si_pid, getpid());
+        if (info.si_code == SI_QUEUE)
+            CHECK_EQ(info.si_value.sival_int, 4711);
+    }
+    CHECK_EQ(counted, 0);
+    return NULL;
+}
+
+static void sent_while_all_block_it(struct region_file *file, hr_region *region)
+{
+    struct threads_part part = {file, region};
+    block(SIG_BLOCK, false);
+    sent_while_blocked(&part);
+    pthread_t thread;
+    NEED(pthread_create(&thread, NULL, sent_while_blocked, &part) == 0);
+    NEED(pthread_join(thread, NULL) == 0);
+}
+
+static void test_sent_while_blocked(void)
+{
+    CHECK_EQ(in_child(sent_while_all_block_it, set_default), 0);
+    CHECK_EQ(in_child(sent_while_all_block_it, set_counting), 0);
+}
+
+int main(void)
+{
+    RUN(test_blocked_signal);
+    RUN(test_nested_while_blocked);
+    RUN(test_sent_while_blocked);
+    return check_report("test_sigbus_blocked");
+}

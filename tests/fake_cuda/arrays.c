@@ -1,0 +1,81 @@
+#include "fake.h"
+
+#include <stdlib.h>
+
+extern CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t size);
+
+struct array {
+    int device;
+    uint64_t size;
+    CUdeviceptr address; /* of the block that its memory is */
+    CUDA_ARRAY3D_DESCRIPTOR descriptor;
+};
+
+/* Bytes of one element: CU_AD_FORMAT_UNSIGNED_INT8 is 1, HALF 0x10, FLOAT 0x20. */
+static uint64_t element_bytes(int format, unsigned channels)
+{
+    uint64_t bytes = format == 0x01 || format == 0x08                     ? 1
+                     : format == 0x02 || format == 0x09 || format == 0x10 ? 2
+                                                                          : 4;
+    return bytes * channels;
+}
+
+static CUresult make_array(CUarray *out, CUDA_ARRAY3D_DESCRIPTOR wanted, unsigned levels)
+{
+    uint64_t width = wanted.Width, height = wanted.Height, depth = wanted.Depth, elements = 0;
+    for (unsigned level = 0; level < levels; level++) {
+        elements += width * (height == 0 ? 1 : height) * (depth == 0 ? 1 : depth);
+        width = width > 1 ? width / 2 : 1;
+        height /= height > 1 ? 2 : 1;
+        depth /= depth > 1 ? 2 : 1;
+    }
+    struct array *array = calloc(1, sizeof *array);
+    array->size = elements * element_bytes(wanted.Format, wanted.NumChannels);
+    array->descriptor = wanted;
+    CUresult code = wanted.NumChannels == 0 ? CUDA_ERROR_INVALID_VALUE
+                                            : cuMemAlloc_v2(&array->address, array->size);
+    if (code == CUDA_SUCCESS)
+        *out = array;
+    else
+        free(array);
+    return code;
+}
+
+API CUresult cuArray3DCreate_v2(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *wanted)
+{
+    return make_array(out, *wanted, 1);
+}
+
+API CUresult cuArrayCreate_v2(CUarray *out, const CUDA_ARRAY_DESCRIPTOR *wanted)
+{
+    CUDA_ARRAY3D_DESCRIPTOR all = {.Width = wanted->Width,
+                                   .Height = wanted->Height,
+                                   .Format = wanted->Format,
+                                   .NumChannels = wanted->NumChannels};
+    return make_array(out, all, 1);
+}
+
+API CUresult cuMipmappedArrayCreate(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *wanted,
+                                    unsigned levels)
+{
+    return make_array(out, *wanted, levels);
+}
+
+API CUresult cuArrayDestroy(CUarray array)
+{
+    CUresult code = check_initialised();
+    if (code == CUDA_SUCCESS)
+        code = array == NULL ? CUDA_ERROR_INVALID_HANDLE : free_block(array->address);
+    /* A context that has ended took the memory; the handle ends here all the same. */
+    free(code == CUDA_ERROR_NOT_INITIALIZED ? NULL : array);
+    return code;
+}
+ALSO(cuMipmappedArrayDestroy, cuArrayDestroy);
+
+API CUresult cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *out, CUarray array)
+{
+    if (array == NULL)
+        return CUDA_ERROR_INVALID_HANDLE;
+    *out = array->descriptor;
+    return check_initialised();
+}

@@ -1,0 +1,295 @@
+"""What holds on a real GPU: ``python tests/gpu/check_gpu.py``, about four minutes.
+
+Prints one line for each check, with what was measured; the exit status is 1 if one has failed.
+Needs this package, an NVIDIA driver and a C compiler; nvidia-smi and PyTorch are used where they
+are. The same checks run against the fake driver with ``--driver DIR``, to test this script.
+"""
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pynvml
+
+import libhamiregion as hami
+from libhamiregion.launch import environment
+
+TESTS = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(TESTS), str(TESTS / "preload")]
+
+from cuda_program import OUT, OUT_OF_MEMORY, CudaProgram  # noqa: E402
+
+MIB = 1 << 20
+GIB = 1 << 30
+LIMIT = 2 * GIB
+REGION = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
+
+# Functions that the library hooks, with a version that all drivers from 12.0 on have.
+NAMES = {
+    "cuMemAlloc": "cuMemAlloc_v2",
+    "cuMemFree": "cuMemFree_v2",
+    "cuMemAllocAsync": "cuMemAllocAsync",
+    "cuMemFreeAsync": "cuMemFreeAsync",
+    "cuMemCreate": "cuMemCreate",
+    "cuMemGetInfo": "cuMemGetInfo_v2",
+    "cuLaunchKernel": "cuLaunchKernel",
+    "cuGraphLaunch": "cuGraphLaunch",
+    "cuDevicePrimaryCtxRetain": "cuDevicePrimaryCtxRetain",
+}
+
+# Allocates until memory is refused, in a process of its own: `ALLOCATOR` is in its environment.
+TORCH = """
+import json, torch
+held = []
+try:
+    while True:
+        held.append(torch.empty(64 << 20, dtype=torch.uint8, device="cuda"))
+except torch.OutOfMemoryError:
+    pass
+free, total = torch.cuda.mem_get_info()
+print(json.dumps([len(held) * (64 << 20), free, total]))
+"""
+
+# Sums one tensor over two GPUs.
+NCCL = """
+import os, torch, torch.distributed as dist, torch.multiprocessing as mp
+def work(rank):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29511")
+    dist.init_process_group("nccl", rank=rank, world_size=2)
+    tensor = torch.ones(1 << 20, device=f"cuda:{rank}")
+    dist.all_reduce(tensor)
+    assert tensor.sum().item() == 2 << 20
+    dist.destroy_process_group()
+if __name__ == "__main__":
+    mp.spawn(work, nprocs=2)
+"""
+
+
+class Skipped(Exception):
+    """A check that this machine cannot make."""
+
+
+class Checks:
+    """The checks, on the first GPU."""
+
+    def __init__(self, driver: Path | None, seconds: float) -> None:
+        self.driver = driver
+        self.seconds = seconds
+        self.place = Path(tempfile.mkdtemp(prefix="hamiregion-gpu-"))
+        self.programs: list[CudaProgram] = []
+
+    def close(self) -> None:
+        for program in self.programs:
+            program.kill()
+        shutil.rmtree(self.place)
+
+    @contextlib.contextmanager
+    def limited(
+        self, memory: int | None = LIMIT, sm: int | None = None
+    ) -> Iterator[tuple[dict[str, str], hami.Region]]:
+        """The environment of programs with a limit, and their region."""
+        with (
+            environment(memory_limit=memory, sm_limit=sm, driver=self.driver) as env,
+            hami.open_region(env[REGION], writable=True) as region,
+        ):
+            yield env, region
+
+    def bare(self) -> dict[str, str]:
+        return self.with_driver(dict(os.environ))
+
+    def with_driver(self, env: dict[str, str]) -> dict[str, str]:
+        if self.driver is not None:
+            env["LD_LIBRARY_PATH"] = f"{self.driver}:{env.get('LD_LIBRARY_PATH', '')}"
+        return env
+
+    def program(self, env: dict[str, str]) -> CudaProgram:
+        self.programs.append(CudaProgram(env))
+        return self.programs[-1]
+
+    def built(self, name: str) -> str:
+        """A C program of tests/preload, linked with this machine's driver."""
+        compiler = shutil.which(os.environ.get("CC", "cc"))
+        if compiler is None:
+            raise Skipped("no C compiler")
+        path = self.place / name
+        if not path.exists():
+            source = str(TESTS / "preload" / f"{name}.c")
+            library = f"{self.driver}/libcuda.so.1" if self.driver else "-l:libcuda.so.1"
+            command = [compiler, "-std=gnu11", "-O2", "-pthread", "-o", str(path), source, library]
+            subprocess.run(command, check=True)
+        return str(path)
+
+    # ---- checks: each returns what it has seen ----
+
+    def addresses(self) -> str:
+        """cuGetProcAddress gives what dlsym gives, for the driver and for the library."""
+        with self.limited() as (env, _):
+            for each in (self.bare(), env):
+                program = self.program(each)
+                for name, symbol in NAMES.items():
+                    found, _ = program.do("cuGetProcAddress_v2", f"text:{name}", OUT, 12000, 0, OUT)
+                    assert found == program.do("symbol", symbol), name
+        return f"{len(NAMES)} functions"
+
+    def to_the_byte(self) -> str:
+        """Memory is granted up to the limit; driver and region agree within 5 %."""
+        with self.limited() as (env, region):
+            program = self.program(env).start()
+            free, total = program.info()
+            assert total == LIMIT
+            program.allocate(free // 2)
+            used = region.snapshot().devices[0].memory_used_bytes
+            driver = program.nvml_processes(0).get(program.pid)
+            left = LIMIT - used
+            assert program.call("cuMemAlloc_v2", OUT, left + 1)[0] == OUT_OF_MEMORY
+            program.allocate(left)
+        if driver is None:
+            return f"region {used >> 20} MiB, NVML does not show this pid"
+        assert abs(driver - used) <= 0.05 * driver, f"driver {driver}, region {used}"
+        return f"driver {driver >> 20} MiB, region {used >> 20} MiB"
+
+    def nvidia_smi(self) -> str:
+        """nvidia-smi shows the limit as the GPU's memory, and prints nothing else."""
+        if shutil.which("nvidia-smi") is None:
+            raise Skipped("no nvidia-smi")
+        query = "--query-gpu=memory.total", "--format=csv,noheader,nounits"
+        with self.limited() as (env, _):
+            done = subprocess.run(
+                ["nvidia-smi", "-i", "0", *query],
+                env=env,
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+        assert (done.stdout.strip(), done.stderr) == (str(LIMIT >> 20), "")
+        return f"{done.stdout.strip()} MiB"
+
+    def kills(self) -> str:
+        """The memory of a killed program is another one's at once."""
+        with self.limited() as (env, region):
+            survivor = self.program(env).start()
+            alone = region.snapshot().devices[0].memory_used_bytes
+            for _ in range(5):
+                victim = self.program(env).start()
+                victim.allocate(LIMIT // 4)
+                victim.kill()
+                deadline = time.monotonic() + 10
+                while region.snapshot().devices[0].memory_used_bytes > alone:
+                    assert time.monotonic() < deadline, "it was not reaped"
+                    time.sleep(0.05)
+            survivor.allocate(LIMIT - alone)
+        return "5 kills"
+
+    def launch_cost(self) -> str:
+        """A launch costs less than 50 ns more than without the library."""
+        cost = self.built("cost")
+        seen = {}
+        with self.limited() as (env, _):
+            for name, each in (("bare", self.bare()), ("ours", env), ("bare again", self.bare())):
+                command = [cost, "launch", "0", "20", "1000", "0"]
+                done = subprocess.run(command, env=each, capture_output=True, text=True, check=True)
+                seen[name] = statistics.median(map(float, done.stdout.split()))
+        beyond = seen["ours"] - min(seen["bare"], seen["bare again"])
+        assert beyond < 50, seen
+        return f"{seen['bare']:.0f} ns, and {beyond:.0f} ns beyond"
+
+    def share(self, style: str, limit: int) -> str:
+        """The GPU's own utilisation stays within 10 points of the limit."""
+        busy = self.built("busy")
+        pynvml.nvmlInit()
+        device = pynvml.nvmlDeviceGetHandleByIndex(0)
+        with self.limited(memory=None, sm=limit) as (env, _):
+            command = [busy, style, "busy_1ms", "1", "20", "0"]
+            with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL) as process:
+                time.sleep(3)
+                figures = []
+                deadline = time.monotonic() + self.seconds
+                while time.monotonic() < deadline:
+                    figures.append(pynvml.nvmlDeviceGetUtilizationRates(device).gpu)
+                    time.sleep(0.1)
+                process.send_signal(signal.SIGKILL)
+        mean = statistics.mean(figures)
+        assert abs(mean - limit) <= 10, f"{mean:.0f} %"
+        return f"{mean:.0f} %"
+
+    def torch(self, allocator: str) -> str:
+        """PyTorch gets its out-of-memory error at the limit."""
+        need_torch()
+        with self.limited() as (env, _):
+            chosen = {**env, "PYTORCH_CUDA_ALLOC_CONF": allocator}
+            answer = subprocess.run(
+                [sys.executable, "-c", TORCH], env=chosen, capture_output=True, check=True
+            )
+        held, free, total = json.loads(answer.stdout)
+        assert total == LIMIT
+        assert LIMIT // 2 < held <= LIMIT
+        assert free <= LIMIT - held
+        return f"{held >> 20} MiB of {total >> 20}"
+
+    def nccl(self) -> str:
+        """NCCL sums over two GPUs under the library."""
+        need_torch()
+        if pynvml.nvmlDeviceGetCount() < 2:
+            raise Skipped("one GPU only")
+        script = self.place / "nccl.py"
+        script.write_text(NCCL, encoding="utf-8")
+        with self.limited() as (env, _):
+            subprocess.run([sys.executable, str(script)], env=env, check=True, timeout=120)
+        return "two GPUs"
+
+    def all(self) -> dict[str, Callable[[], str]]:
+        found: dict[str, Callable[[], str]] = {
+            "addresses": self.addresses,
+            "memory to the byte": self.to_the_byte,
+            "nvidia-smi": self.nvidia_smi,
+            "kill -9": self.kills,
+            "cost of a launch": self.launch_cost,
+        }
+        for style in ("kernel", "graph"):
+            for limit in (100, 50, 25):
+                found[f"SM {limit}, {style}s"] = lambda s=style, p=limit: self.share(s, p)
+        for allocator in ("backend:native", "expandable_segments:True", "backend:cudaMallocAsync"):
+            found[f"PyTorch, {allocator}"] = lambda a=allocator: self.torch(a)
+        return {**found, "NCCL": self.nccl}
+
+
+def need_torch() -> None:
+    if importlib.util.find_spec("torch") is None:
+        raise Skipped("PyTorch is not installed")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--driver", type=Path, help="where the driver's libraries are")
+    parser.add_argument("--seconds", type=float, default=10, help="of each measured SM limit")
+    wanted = parser.parse_args()
+    checks = Checks(wanted.driver, wanted.seconds)
+    failed = 0
+    try:
+        for name, check in checks.all().items():
+            try:
+                line = f"ok       {name}: {check()}"
+            except Skipped as reason:
+                line = f"skipped  {name}: {reason}"
+            except (AssertionError, OSError, subprocess.SubprocessError, hami.RegionError) as error:
+                failed += 1
+                line = f"FAILED   {name}: {error}"
+            print(line, flush=True)
+    finally:
+        checks.close()
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,41 @@
+"""The checks of check_gpu.py: on a real GPU where there is one, and briefly on the fake driver."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pynvml
+import pytest
+from fake_cuda.driver import FakeGpus, build
+
+SCRIPT = Path(__file__).with_name("check_gpu.py")
+
+
+def has_gpu() -> bool:
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return False
+    count: int = pynvml.nvmlDeviceGetCount()
+    pynvml.nvmlShutdown()
+    return count > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.stress
+@pytest.mark.timeout(900)
+def test_a_real_gpu_is_limited() -> None:
+    if not has_gpu():
+        pytest.skip("no NVIDIA GPU")
+    done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.stress
+def test_the_checks_hold_on_the_fake_driver(tmp_path: Path) -> None:
+    gpus = FakeGpus(build(tmp_path / "libraries"), tmp_path / "gpus")
+    command = [sys.executable, SCRIPT, "--driver", str(gpus.libraries), "--seconds", "4"]
+    done = subprocess.run(
+        command, env=gpus.environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

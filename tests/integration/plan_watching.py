@@ -1,0 +1,70 @@
+"""Watchers of plans on a scene, and sources that say what they are told."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from node_scene import Events
+from plan_scene import PlannedRegion, PlanScene, plan_yaml
+
+from libhamiregion.node import Node
+from libhamiregion.plan import (
+    LimitPlan,
+    PlanFile,
+    PlanWatcher,
+)
+from libhamiregion.plan.sources import PlanSource, SourceReading
+
+SIX = "{select: {}, set: {memory_limit: 6GiB}}"
+FIVE = "{select: {}, set: {memory_limit: 5GiB}}"
+
+Watch = Callable[..., PlanWatcher]
+
+
+def watches(scene: PlanScene, node: Node, events: Events) -> Iterator[Watch]:
+    """For a fixture: makes watchers that keep the scene on a plan, and stops them."""
+    made: list[PlanWatcher] = []
+
+    def watch(*sources: PlanSource, **options: Any) -> PlanWatcher:
+        chosen = sources or [PlanFile(scene.directory / "plan.yaml")]
+        options = {"state": scene.state, "emit": events.append, **options}
+        made.append(PlanWatcher(node, chosen, **options))
+        return made[-1]
+
+    yield watch
+    for each in made:
+        each.stop()
+
+
+def aged(path: Path, text: str) -> None:
+    """Write a file as if it had been written a while ago: it is complete."""
+    path.write_text(text)
+    os.utime(path, (time.time() - 10,) * 2)
+
+
+def set_plan(scene: PlanScene, *rules: str) -> None:
+    aged(scene.directory / "plan.yaml", plan_yaml(*rules))
+
+
+def memory(region: PlannedRegion) -> list[int]:
+    found: list[int] = region.limits()["memory"][:2]
+    return found
+
+
+class Changing:
+    """A source that says what it is told."""
+
+    def __init__(self, plan: LimitPlan | None) -> None:
+        self.reading = SourceReading(plan)
+        self.closed = False
+
+    def when_changed(self, wake: Callable[[], None]) -> None:
+        pass
+
+    def read(self) -> SourceReading:
+        return self.reading
+
+    def close(self) -> None:
+        self.closed = True

@@ -1,0 +1,125 @@
+"""A machine with two GPUs of the fake driver, on which programs run under budgets."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from fake_cuda.driver import GIB, FakeGpus
+from fake_nvml.driver import STATE
+from preload.cuda_program import CHILD, CudaProgram
+from unit.cli_process import COMMAND, PATIENCE_S, environment, without_notes
+
+from libhamiregion.launch import cleaner
+
+PROGRAM = (sys.executable, "-I", "-S", str(CHILD))
+REGION = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
+# What this process may have of its own, and what would change what CUDA programs see.
+OURS = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "LD_LIBRARY_PATH", "LD_PRELOAD", REGION)
+
+
+class RunScene:
+    """The machine. Runs lie in `base`, and nothing is written elsewhere."""
+
+    def __init__(self, driver: Path, directory: Path) -> None:
+        self.driver = driver
+        self.base = directory / "session" / "hamiregion"
+        self.base.parent.mkdir(mode=0o700)
+        gpus = FakeGpus(driver, directory / "gpus", devices=2, memory=16 * GIB)
+        self._driver_says = {"FAKE_CUDA_STATE": str(gpus.state), **gpus.settings}
+        self._nvml = directory / "nvml-scene"
+        self._started: list[subprocess.Popen[str]] = []
+
+    def play(self, *lines: str) -> None:
+        """Have NVML tell this, and no program use CUDA."""
+        self._nvml.write_text("".join(f"{line}\n" for line in ("driver 570.0-fake", *lines)))
+        self._driver_says = {STATE: str(self._nvml)}
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """The environment of somebody who starts programs there."""
+        said = {
+            "XDG_RUNTIME_DIR": str(self.base.parent),
+            **self._driver_says,
+            **more,
+        }
+        return {
+            name: text for name, text in environment(said).items() if name not in {*OURS} - {*more}
+        }
+
+    def run(self, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+        """Run `hamiregion run --driver … ARGUMENTS` to its end."""
+        answer = subprocess.run(
+            self.command(*arguments),
+            env=self.environment(**more),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        answer.stderr = without_notes(answer.stderr)
+        return answer
+
+    def start(self, *arguments: str, **more: str) -> subprocess.Popen[str]:
+        """Start it; ended with the scene."""
+        process = subprocess.Popen(
+            self.command(*arguments),
+            env=self.environment(**more),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._started.append(process)
+        return process
+
+    def start_program(self, *options: str, **more: str) -> Program:
+        """Start a CUDA program under a budget."""
+        return Program(self.start(*options, "--", *PROGRAM, **more))
+
+    def start_with(self, environment: dict[str, str]) -> CudaProgram:
+        """Start a CUDA program with this environment; ended with the scene."""
+        program = CudaProgram(environment)
+        self._started.append(program.process)
+        return program
+
+    def command(self, *arguments: str) -> list[str]:
+        return [*COMMAND, "run", "--driver", str(self.driver), *arguments]
+
+    def directories(self) -> list[str]:
+        """The names of the directories of runs."""
+        return sorted(path.name for path in self.base.iterdir()) if self.base.is_dir() else []
+
+    def cleaners(self) -> list[int]:
+        """The processes that will clean up."""
+        found = []
+        for path in Path("/proc").iterdir():
+            if path.name.isdecimal():
+                try:
+                    words = (path / "cmdline").read_bytes().split(b"\0")
+                except OSError:
+                    continue
+                if cleaner.__file__.encode() in words and str(self.base).encode() in words[-4]:
+                    found.append(int(path.name))
+        return found
+
+    def close(self) -> None:
+        """End what was started."""
+        for process in self._started:
+            process.kill()
+            process.communicate()
+
+
+class Program(CudaProgram):
+    """A CUDA program that was started by a command."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.pid = process.pid
+
+
+def variables(text: str) -> dict[str, str]:
+    """NAME=value, each ended by a NUL character as by `env -0` and in /proc."""
+    pairs = (each.partition("=") for each in text.split("\0") if each)
+    return {name: value for name, _, value in pairs}

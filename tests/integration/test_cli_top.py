@@ -1,0 +1,233 @@
+"""`ps --nvml`, pictures on a terminal, and `top`, on a node of real processes."""
+
+import io
+import json
+import subprocess
+import termios
+from pathlib import Path
+
+import attrs
+import pytest
+from called import call
+from cli_scene import POD_LONG, Scene, busy_scene, table
+from containers import needs_namespaces
+from fake_nvml.driver import FakeDriver
+from fake_nvml.scenes import CARD, GPU, MIB, MIG
+from gpu_node import gpu_nodes
+from rich.console import Console
+from unit.cli_process import (
+    COLOUR,
+    COMMAND,
+    ESCAPES,
+    Terminal,
+    environment,
+    interrupt,
+    on_terminal,
+)
+from unit.cli_process import start as start_command
+
+from libhamiregion.cli.containers import container_page
+from libhamiregion.cli.options import NodeChoice
+from libhamiregion.cli.processes import process_page
+from libhamiregion.cli.terminal import draw_page
+from libhamiregion.node import NvmlSampler, Selector
+from libhamiregion.node.nvml import NvmlDevice, NvmlProcess
+
+scene = pytest.fixture(scope="module")(busy_scene)
+pytestmark = needs_namespaces
+
+
+# ---- ps --nvml ----------------------------------------------------------------------------------
+
+
+def test_the_drivers_two_lists_need_no_region(scene: Scene) -> None:
+    library = ("--library", str(scene.driver.library))
+    answer = call("ps", "--nvml", *library)
+    assert answer.returncode == 0, answer.stderr
+    processes, samples = answer.stdout.split("\n\n")
+    heading, *_ = processes.splitlines()
+    assert " ".join(heading.split()) == "GPU PID KIND MEM-USED SM MEM ENC DEC UUID NAME"
+    lines = {line.split()[1]: line.split(None, 9) for line in processes.splitlines()}
+    working, stranger = str(scene.pids["working"]), str(scene.pids["stranger"])
+    figures = ("compute", "3.2GiB", "43%", "22%", "1%", "2%")
+    assert lines[working] == ["0", working, *figures, GPU, "-"]
+    assert lines[stranger][-1] == "/usr/lib/xorg/Xorg :0"
+    rows = {row["PID"]: row for row in table(samples)}
+    assert set(rows) == {working, stranger}
+    assert rows[stranger]["SM"] == "7%"
+
+    found = json.loads(call("ps", "--nvml", "--json", "--device", "0", *library).stdout)
+    assert list(found) == ["taken_at_ns", "driver", "devices", "processes", "samples"]
+    kinds = {"devices": NvmlDevice, "processes": NvmlProcess, "samples": NvmlProcess}
+    for key, cls in kinds.items():
+        for each in found[key]:
+            assert list(each) == [field.name for field in attrs.fields(cls)]
+    assert {each["device_index"] for each in found["processes"]} == {0}
+    assert len(found["devices"]) == 2
+
+
+def test_the_drivers_lists_on_a_terminal_and_inside_a_container(
+    fake_driver: FakeDriver, tmp_path: Path
+) -> None:
+    fake_driver.play(CARD, *MIG, "error nvmlDeviceGetProcessUtilization 4 1")
+    shown = on_terminal("ps", "--nvml", env=fake_driver.environment(), columns=90)
+    for words in ("301", "GPU 1: ", "No samples of the last second."):
+        assert words in shown.text
+    assert max(map(len, shown.text.splitlines())) <= 90
+    done = subprocess.run(
+        ["unshare", "--pid", "--fork", "--mount-proc", *COMMAND, "ps", "--nvml"],
+        env=environment(fake_driver.environment()),
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    assert "301" in done.stdout
+    assert "not the host's pid namespace" in done.stderr
+
+
+def test_without_a_driver_its_lists_are_a_failure_and_they_know_no_pods() -> None:
+    none = ("ps", "--nvml", "--library", "/nonexistent/libnvidia-ml.so.1")
+    answer = call(*none)
+    assert answer.returncode == 1
+    assert answer.stderr.startswith("Error: dlopen: /nonexistent/libnvidia-ml.so.1: ")
+    answer = call(*none, "--json")
+    assert answer.returncode == 1
+    assert json.loads(answer.stdout)["driver"]["state"] == "library_not_found"
+    for options in (("--pod", "x"), ("--root", "/x"), ("--no-driver",), ("-w",), ("--outside",)):
+        answer = call("ps", "--nvml", *options)
+        assert answer.returncode == 2
+        assert "--nvml" in answer.stderr
+
+
+# ---- On a terminal ------------------------------------------------------------------------------
+
+
+def test_a_terminal_gets_colours_unless_they_are_switched_off(scene: Scene) -> None:
+    for verb, words in (("ps", "escaped"), ("containers", "+1 dead")):
+        shown = scene.terminal(verb, "--wide", "--namespace", "*", columns=124)
+        assert COLOUR.search(shown.screen)
+        assert max(len(line) for line in shown.text.splitlines()) <= 124
+        assert words in shown.text
+    plain = scene.terminal("ps", "--namespace", "*", env={"NO_COLOR": "1"})
+    assert not COLOUR.search(plain.screen)
+    assert "bert-0" in plain.text
+
+
+def test_every_width_shows_what_fits(scene: Scene) -> None:
+    """Whole words from 80 columns on; the uuids, pods and namespaces where there is room."""
+    place = NodeChoice((str(scene.node.root),), False, "/proc", str(scene.node.logs))
+    with place.open() as node, NvmlSampler(scene.driver.library) as sampler:
+        for wide in (False, True):
+            process = process_page(node, sampler, Selector(), place, sort="name", wide=wide)
+            container = container_page(node, Selector(), place, wide=wide)
+            for page, last, used in (
+                (process, "SM drv", "3 GiB"),
+                (container, "processes", "6 GiB"),
+            ):
+                for columns in (40, 60, 89, 90, 107, 108, 124, 200):
+                    file = io.StringIO()
+                    drawn = draw_page(page, columns)
+                    Console(file=file, width=columns, color_system=None).print(drawn)
+                    text = file.getvalue()
+                    assert max(len(line.rstrip()) for line in text.splitlines()) <= columns
+                    if columns >= 80 and not wide:
+                        assert "bert-0/train" in text or "bert-0  " in text
+                        assert last in text
+                        assert used in text
+                    if columns == 200:
+                        assert "research/bert-0" in text
+                        assert (GPU[:12] in text) == wide
+
+
+# ---- Again and again ----------------------------------------------------------------------------
+
+
+def test_watching_follows_the_node_and_ends_with_ctrl_c(tmp_path: Path) -> None:
+    """One object per line, in which processes, containers and directories come and go."""
+    with gpu_nodes(tmp_path) as node:
+        later = tmp_path / "later"
+        pod = node.add(pod="bert-0", uuids=[GPU])
+        common = ("--root", str(node.root), "--pod-logs", str(node.logs), "--json")
+        roots = ("--root", str(later), "--watch", "0.05")
+        with (
+            start_command("ps", *common, "--no-driver", *roots) as ps,
+            start_command("containers", *common, *roots) as containers,
+        ):
+            assert ps.stdout is not None
+            assert containers.stdout is not None
+            objects = (json.loads(line) for line in ps.stdout)
+            assert next(objects)["processes"] == []
+            pid, host_pid = pod.attach()
+            grown = next(each for each in objects if each["processes"])
+            assert [each["host_pid"] for each in grown["processes"]] == [host_pid]
+            pod.inside.tell("kill", pid)
+            assert next(each for each in objects if each["processes"][0]["state"] == "dead")
+            told = (json.loads(line) for line in containers.stdout)
+            first = next(told)
+            assert [each["pod"] for each in first["containers"]] == ["bert-0"]
+            assert first["warnings"] == [f"{later}: No such file or directory"]
+            (later / "uid_main").mkdir(parents=True)
+            found = next(each for each in told if not each["warnings"])["containers"]
+            assert [each["reason"] for each in found] == [None, "no_file"]
+            for process in (ps, containers):
+                interrupt(process)
+                process.communicate(timeout=30)
+                assert process.returncode == 0
+
+
+# ---- top ----------------------------------------------------------------------------------------
+
+
+def pictures(screen: str) -> list[str]:
+    """The whole pictures on a terminal, without escapes."""
+    return ESCAPES.sub("", screen).split("[q] quit")[:-1]
+
+
+def in_memory_order(picture: str) -> bool:
+    return picture.index("dead") < picture.index("escaped")
+
+
+def test_top_in_a_pipe_is_ps_by_memory(scene: Scene) -> None:
+    answer = scene.run("top", "--namespace", "*")
+    assert answer.returncode == 0, answer.stderr
+    rows = table(answer.stdout)
+    assert rows[0]["HOST-PID"] == str(scene.pids["working"])
+    assert rows[1]["STATE"] == "dead"
+    found = json.loads(scene.run("top", "--namespace", "*", "--json", "--sort", "name").stdout)
+    assert found["processes"][0]["pod"] == POD_LONG
+
+
+def test_top_on_a_terminal_takes_keys_and_leaves_the_terminal_as_it_was(scene: Scene) -> None:
+    arguments = scene.arguments("top", "--namespace", "*")
+    with Terminal(*arguments, env=scene.driver.environment(), columns=130) as terminal:
+        before = termios.tcgetattr(terminal.master)
+        terminal.wait_for(lambda screen: any("by the driver" in each for each in pictures(screen)))
+        assert termios.tcgetattr(terminal.master)[3] & termios.ICANON == 0
+        assert "NVIDIA H100 80GB HBM3" in terminal.text
+        assert in_memory_order(pictures(terminal.screen)[0])
+        terminal.type("\x1b[A")
+        terminal.type("n")
+        terminal.wait_for(lambda screen: not in_memory_order(pictures(screen)[-1]))
+        terminal.type("q")
+        assert terminal.wait() == 0
+        assert termios.tcgetattr(terminal.master) == before
+        assert terminal.screen.count("\x1b[?25l") == terminal.screen.count("\x1b[?25h")
+
+
+def test_top_shows_what_fits_and_ends_with_ctrl_c(tmp_path: Path) -> None:
+    with gpu_nodes(tmp_path) as node:
+        for _ in range(3):
+            pod = node.add(uuids=[GPU], process=False)
+            for number in range(10):
+                pod.region.add_process(4_000_000 + number, {0: (number + 1) * MIB})
+        arguments = ("--root", str(node.root), "--no-driver")
+        with Terminal("top", *arguments, rows=24) as terminal:
+            terminal.wait_for(lambda screen: "[q] quit" in screen)
+            terminal.type("\x03")
+            assert terminal.wait() == 0
+        shown = pictures(terminal.screen)[-1]
+        assert "30 processes of 3 containers; 165 MiB counted" in shown
+        hidden = int(shown.split(" more")[0].split("and ")[-1])
+        assert shown.count("dead") + hidden == 30
+        assert len(shown.splitlines()) <= 24

@@ -1,0 +1,358 @@
+"""`hamiregion run`: what the program gets, and that it is what it would be without."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from fake_cuda.driver import GIB, gpu_uuid
+from run_scene import PATIENCE_S, REGION, variables
+from unit.cli_process import Terminal
+from wait import eventually
+
+import libhamiregion as hami
+
+if TYPE_CHECKING:
+    from run_scene import RunScene
+
+SHOW = ("sh", "-c", f'cat "${REGION}" >"$COPY"; env')
+CHILDREN = "cat /proc/$$/task/$$/children"
+STATE = "/proc/{}/status"
+
+
+def region_of_a_run(runs: RunScene, tmp_path: Path, *options: str) -> hami.RegionSnapshot:
+    """The region as the program found it at its start."""
+    copy = tmp_path / "copy.cache"
+    answer = runs.run(*options, "--", *SHOW, COPY=str(copy))
+    assert answer.returncode == 0, answer.stderr
+    with hami.open_region(copy) as region:
+        return region.snapshot()
+
+
+def test_the_program_has_a_region_with_the_gpus_and_the_limits(
+    runs: RunScene, tmp_path: Path
+) -> None:
+    options = ("--memory", "4GiB", "--memory", f"{gpu_uuid(1)}=25%", "--sm", "0=50")
+    seen = region_of_a_run(runs, tmp_path, *options, "--priority", "0")
+    assert [device.uuid for device in seen.devices] == [gpu_uuid(0), gpu_uuid(1)]
+    assert [device.memory_limit_bytes for device in seen.devices] == [4 * GIB, 4 * GIB]
+    assert [device.sm_limit_percent for device in seen.devices] == [50, None]
+    assert (seen.priority, seen.processes) == (0, ())
+
+
+def test_a_run_of_one_gpu_has_a_region_of_that_one(runs: RunScene, tmp_path: Path) -> None:
+    seen = region_of_a_run(runs, tmp_path, "--gpus", "1", "--memory", "0=1GiB")
+    assert [device.uuid for device in seen.devices] == [gpu_uuid(1)]
+    assert seen.devices[0].memory_limit_bytes == GIB
+
+
+def test_what_the_loader_is_told_already_is_kept(runs: RunScene, tmp_path: Path) -> None:
+    before = {"LD_LIBRARY_PATH": f"{tmp_path}::/nowhere", "LD_PRELOAD": "libc.so.6 libm.so.6"}
+    found = variables(runs.run("--", "env", "-0", **before).stdout)
+    ours, *rest = found["LD_LIBRARY_PATH"].split(":")
+    assert rest == [str(runs.driver), str(tmp_path), "", "/nowhere"]
+    assert Path(found[REGION]).parent == Path(ours)
+    assert found["LD_PRELOAD"] == before["LD_PRELOAD"]
+
+    found = variables(runs.run("--inject", "preload", "--", "env", "-0", **before).stdout)
+    *others, ours = found["LD_PRELOAD"].split(":")
+    assert others == ["libc.so.6", "libm.so.6"]
+    assert Path(ours).name == "libhamiregion-preload.so"
+    assert found["LD_LIBRARY_PATH"] == f"{runs.driver}:{tmp_path}::/nowhere"
+
+
+def test_nothing_else_of_the_environment_is_changed(runs: RunScene) -> None:
+    before = runs.environment()
+    after = variables(runs.run("--on-error", "open", "--", "env", "-0").stdout)
+    assert after.keys() - before.keys() == {
+        REGION,
+        "CUDA_DEVICE_ORDER",
+        "HAMIREGION_ON_ERROR",
+        "LD_LIBRARY_PATH",
+    }
+    assert after["HAMIREGION_ON_ERROR"] == "open"
+    assert {name: after.get(name) for name in before} == before
+
+
+def test_nvml_shows_the_budget_to_nvidia_ml_py(runs: RunScene) -> None:
+    asks = (
+        "import pynvml as n; n.nvmlInit()\n"
+        "print(n.nvmlDeviceGetMemoryInfo(n.nvmlDeviceGetHandleByIndex(1)).total)"
+    )
+    for inject in ("standin", "preload"):
+        answer = runs.run("--inject", inject, "--memory", "1=3g", "--", sys.executable, "-c", asks)
+        assert (answer.stdout, answer.stderr) == (f"{3 * GIB}\n", "")
+
+
+# ---- the program is the process ------------------------------------------------------------------
+
+
+def test_the_exit_code_is_the_programs(runs: RunScene) -> None:
+    for code in (0, 7, 255):
+        assert runs.run("sh", "-c", f"exit {code}").returncode == code
+    killed = runs.run("--", "sh", "-c", "kill -KILL $$")
+    assert killed.returncode == -signal.SIGKILL
+    # As a shell tells it.
+    word = " ".join(runs.command("sh", "-c", "kill -TERM $$"))
+    shell = subprocess.run(
+        ["sh", "-c", f"{word.replace('kill -TERM $$', repr('kill -TERM $$'))}; echo $?"],
+        env=runs.environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shell.stdout == f"{128 + signal.SIGTERM}\n"
+
+
+def test_a_program_that_is_not_there_or_no_program_is_told_from_one_that_failed(
+    runs: RunScene, tmp_path: Path
+) -> None:
+    text = tmp_path / "text"
+    text.write_text("words\n")
+    for mode, code, why in (
+        (None, 127, "No such file or directory"),
+        (0o644, 126, "Permission denied"),
+        (0o755, 126, "Exec format error"),
+    ):
+        if mode is not None:
+            text.chmod(mode)
+        answer = runs.run(str(text) if mode is not None else "no-such-program")
+        assert (answer.returncode, answer.stdout) == (code, "")
+        assert answer.stderr.endswith(f": {why}\n")
+        assert answer.stderr.count("\n") == 1
+    eventually(lambda: not runs.directories())
+
+
+def test_the_command_becomes_the_program(runs: RunScene) -> None:
+    """So the same parent, group, session, and no child that it did not start itself."""
+    with runs.start("--", "sh", "-c", f"echo $$; {CHILDREN}; echo; read line") as process:
+        assert process.stdout is not None
+        assert int(process.stdout.readline()) == process.pid
+        # The cat is the only one.
+        (only,) = process.stdout.readline().split()
+        assert not Path(f"/proc/{only}").exists()
+        assert runs.directories() == [f"run_{process.pid}"]
+        process.communicate("\n")
+
+
+def test_the_program_inherits_nothing_that_the_command_needed(runs: RunScene) -> None:
+    """No descriptor, no signal that is ignored or blocked."""
+    script = "ls /proc/$$/fd; exec grep -E 'SigIgn|SigBlk' /proc/self/status"
+    bare = subprocess.run(
+        ["sh", "-c", script], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
+    )
+    assert runs.run("--", "sh", "-c", script).stdout == bare.stdout
+
+
+def test_a_descriptor_that_the_program_closes_is_closed(runs: RunScene) -> None:
+    """Nothing that stays behind holds one that the program was handed, such as a pipe to say that
+    it is ready."""
+    reader, writer = os.pipe()
+    closes = f"import os; os.close({writer}); input()"
+    command = runs.command("--", sys.executable, "-c", closes)
+    process = subprocess.Popen(
+        command, env=runs.environment(), stdin=subprocess.PIPE, pass_fds=[writer]
+    )
+    os.close(writer)
+    with open(reader, "rb") as pipe:  # noqa: PTH123
+        ended, _, _ = select.select([pipe], [], [], PATIENCE_S)
+        process.communicate(b"\n")
+        assert ended
+
+
+def test_a_caller_may_ignore_the_ends_of_children(runs: RunScene) -> None:
+    ignoring = (
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", ignoring, *runs.command("--", "echo", "started")],
+        env=runs.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (answer.returncode, answer.stdout) == (0, "started\n"), answer.stderr
+    eventually(lambda: not runs.directories())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
+def test_a_signal_to_the_command_is_one_signal_to_the_program(
+    runs: RunScene, number: signal.Signals
+) -> None:
+    name = number.name.removeprefix("SIG")
+    script = f"trap 'echo caught' {name}; echo ready; while read line; do echo $line; done"
+    with runs.start("--", "sh", "-c", script) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        assert process.stdout.readline() == "caught\n"
+        out, _ = process.communicate()
+        assert out == ""
+
+
+def test_ctrl_c_on_a_terminal_reaches_the_program_once(runs: RunScene) -> None:
+    words = ("run", "--driver", str(runs.driver), "--", "sh", "-c")
+    script = "trap 'echo caught; exit 3' INT; echo ready; while :; do read line; done"
+    with Terminal(*words, script, env=runs.environment()) as terminal:
+        terminal.wait_for(lambda screen: "ready" in screen)
+        terminal.type("\x03")
+        assert terminal.wait() == 3
+    assert terminal.text.count("caught") == 1
+    eventually(lambda: not runs.directories())
+
+
+def test_the_program_can_be_stopped_and_goes_on(runs: RunScene) -> None:
+    def state() -> str:
+        text = Path(STATE.format(process.pid)).read_text()
+        return text.split("State:")[1].split()[0]
+
+    with runs.start("--", "cat") as process:
+        eventually(runs.cleaners)
+        process.send_signal(signal.SIGSTOP)
+        eventually(lambda: state() == "T")
+        process.send_signal(signal.SIGCONT)
+        assert process.communicate("on\n")[0] == "on\n"
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+def refused(answer: subprocess.CompletedProcess[str], code: int = 1) -> str:
+    """Why, in the one line that a refusal is."""
+    assert (answer.returncode, answer.stdout) == (code, "")
+    assert answer.stderr.startswith("Error: ")
+    assert answer.stderr.count("\n") == 1, answer.stderr
+    return answer.stderr.removeprefix("Error: ").strip()
+
+
+def test_a_machine_without_a_driver_is_refused(runs: RunScene, tmp_path: Path) -> None:
+    answer = runs.run("--driver", str(tmp_path), "--", "true")
+    assert refused(answer).startswith(f"no NVIDIA driver in {tmp_path}")
+    runs.play("error nvmlInitWithFlags 9")
+    assert "the NVIDIA driver does not answer: nvmlInitWithFlags gives error 9" in refused(
+        runs.run("--", "true")
+    )
+
+
+def test_a_gpu_that_is_not_there_is_refused(runs: RunScene) -> None:
+    assert "there is no GPU '2' here" in refused(runs.run("--gpus", "0,2", "--", "true"))
+    assert "there is no GPU 'x' here" in refused(runs.run("--memory", "x=1g", "--", "true"))
+    hidden = runs.run("--", "true", CUDA_VISIBLE_DEVICES="")
+    assert "hides every GPU" in refused(hidden)
+
+
+def test_an_sm_limit_of_a_mig_device_is_refused_and_a_memory_limit_is_not(
+    runs: RunScene,
+) -> None:
+    mig = "MIG-aaaaaaaa-0000-0000-0000-000000000000"
+    runs.play(
+        f"device 0 {gpu_uuid(0)} {16 * GIB} 0 0 0 Fake GPU",
+        "mode 0 mig-on",
+        f"mig 0 0 {mig} 7 0 {5 * GIB} 0 Fake GPU MIG 1g.5gb",
+    )
+    assert f"{mig} is a MIG device" in refused(runs.run("--sm", "50", "--", "true"))
+    answer = runs.run("--memory", "20%", "--dry-run", "--json")
+    found = json.loads(answer.stdout)
+    assert found["environment"]["CUDA_VISIBLE_DEVICES"] == mig
+    assert found["gpus"][0]["memory_limit_bytes"] == GIB
+
+
+def library(directory: Path, name: str) -> Path:
+    """An empty library of that name."""
+    made = directory / name
+    command = ["cc", "-shared", "-fPIC", "-o", str(made), "-x", "c", "/dev/null"]
+    subprocess.run(command, check=True)
+    return made
+
+
+def test_a_program_that_libvgpu_limits_is_refused(runs: RunScene, tmp_path: Path) -> None:
+    libvgpu = library(tmp_path, "libvgpu.so")
+    assert "libvgpu.so limits this" in refused(runs.run("--", "true", LD_PRELOAD=str(libvgpu)))
+    # As /etc/ld.so.preload has it: loaded, and no variable says so.
+    code = (
+        "import ctypes, os, sys; from libhamiregion.launch import LaunchError, environment\n"
+        "ctypes.CDLL(sys.argv[1])\n"
+        "try: environment(driver=sys.argv[2]).__enter__()\n"
+        "except LaunchError as error: print(error)"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code, str(libvgpu), str(runs.driver)],
+        env=runs.environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert answer.stdout.startswith("libvgpu.so limits this program already")
+
+
+def test_a_program_built_for_musl_is_refused_and_so_is_its_script(
+    runs: RunScene, tmp_path: Path
+) -> None:
+    program, script, other = (tmp_path / name for name in ("program", "script", "other"))
+    loader = "-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1"
+    source = "int main(void) { return 0; }"
+    command = ["cc", loader, "-o", str(program), "-x", "c", "-"]
+    subprocess.run(command, input=source, text=True, check=True)
+    script.write_text(f"#!{program} -x\n")
+    script.chmod(0o755)
+    other.write_text("#!/usr/bin/env -S A=1 program\n")
+    other.chmod(0o755)
+    for each in (program, script, other):
+        answer = runs.run("--", str(each), PATH=f"{tmp_path}:/usr/bin:/bin")
+        assert (
+            refused(answer)
+            == f"{each} is built for musl, and the NVIDIA driver works with glibc only"
+        )
+    assert runs.directories() == []
+
+
+def test_an_environment_that_has_a_region_is_refused_unless_one_is_joined(
+    runs: RunScene, tmp_path: Path
+) -> None:
+    hami.create_region(tmp_path / "mine.cache")
+    theirs = {REGION: "/tmp/cudevshr.cache"}
+    assert "has a region already, /tmp/cudevshr.cache" in refused(runs.run("--", "true", **theirs))
+    joined = runs.run(
+        "--region", str(tmp_path / "mine.cache"), "--", "sh", "-c", f"echo ${REGION}", **theirs
+    )
+    assert joined.stdout == f"{tmp_path}/mine.cache\n"
+
+
+def test_wrong_usage_is_exit_code_2_and_one_sentence_says_why(
+    runs: RunScene, tmp_path: Path
+) -> None:
+    hami.create_region(tmp_path / "mine.cache")
+    for words in (
+        (),
+        ("--memory", "6GB", "--", "true"),
+        ("--sm", "0", "--", "true"),
+        ("--priority", str(2**40), "--", "true"),
+        ("--json", "--", "true"),
+        ("--inject", "ptrace", "--", "true"),
+        ("--region", str(tmp_path / "mine.cache"), "--memory", "1g", "--", "true"),
+    ):
+        answer = runs.run(*words)
+        assert (answer.returncode, answer.stdout) == (2, ""), words
+        assert answer.stderr.splitlines()[-1].startswith("Error: ")
+
+
+# ---- the environment for elsewhere ---------------------------------------------------------------
+
+
+def test_a_dry_run_starts_and_makes_nothing(runs: RunScene, tmp_path: Path) -> None:
+    answer = runs.run("--memory", "1g", "--dry-run", "--", "touch", str(tmp_path / "made"))
+    assert answer.returncode == 0
+    assert not (tmp_path / "made").exists()
+    assert not runs.base.exists()
+    assert answer.stdout.splitlines()[0] == f"{REGION}={runs.base}/run_PID/region.cache"
+    assert answer.stderr.startswith(f"Note: {runs.base}/run_PID exists while a program runs only")

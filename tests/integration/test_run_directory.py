@@ -1,0 +1,365 @@
+"""What a run leaves behind, and who removes it: proved dead and its own, or left alone."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from forked import NOBODY
+from namespaces import NEW_NAMESPACE, why_no_new_namespace
+from run_scene import REGION
+from wait import eventually
+
+import libhamiregion as hami
+from libhamiregion.launch import LaunchError, cleaner, environment
+from libhamiregion.launch.run_directory import make_run_directory, run_bases
+
+if TYPE_CHECKING:
+    from run_scene import RunScene
+
+RECORD = "owner.json"
+EARLIER = "00000000-0000-0000-0000-000000000000"
+# Opens the region argv[1] for "reading" or "writing", and loads the library argv[3] if any.
+# What /proc shows of its environment is overwritten first, as programs do that change their title.
+MAPS = """
+import ctypes, sys, libhamiregion
+start, end = map(int, open("/proc/self/stat").read().rpartition(")")[2].split()[47:49])
+ctypes.memset(start, 0, end - start)
+region = libhamiregion.open_region(sys.argv[1], writable=sys.argv[2] == "writing")
+loaded = [ctypes.CDLL(path) for path in sys.argv[3:]]
+print(flush=True)
+input()
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> dict[str, str]:
+    """An environment whose runs lie in the test's own directory."""
+    (tmp_path / "session").mkdir(mode=0o700)
+    return {"XDG_RUNTIME_DIR": str(tmp_path / "session")}
+
+
+def record(path: str) -> dict[str, object]:
+    found: dict[str, object] = json.loads(Path(path, RECORD).read_text())
+    return found
+
+
+def rewrite(path: str, **changes: object) -> None:
+    """Make a directory's record say something else."""
+    Path(path, RECORD).write_text(json.dumps(record(path) | changes))
+
+
+def ended() -> tuple[int, int]:
+    """Pid and start of a process that has ended."""
+    process = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    started = cleaner.start_time(process.pid)
+    assert started is not None
+    process.communicate()
+    return process.pid, started
+
+
+# ---- the end of a run ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [None, signal.SIGTERM, signal.SIGKILL])
+def test_when_the_program_ends_its_directory_goes_however_it_ends(
+    runs: RunScene, number: int | None
+) -> None:
+    with runs.start("--memory", "1g", "--", "cat") as process:
+        eventually(runs.cleaners)
+        assert runs.directories() == [f"run_{process.pid}"]
+        if number is not None:
+            process.send_signal(number)
+        process.communicate()
+    eventually(lambda: not runs.directories())
+    eventually(lambda: not runs.cleaners())
+
+
+def test_a_program_that_nobody_waits_for_has_ended_too(runs: RunScene) -> None:
+    process = runs.start("--", "true")
+    eventually(lambda: runs.base.is_dir() and not runs.directories())
+    assert process.wait() == 0
+
+
+def test_what_the_program_has_left_running_keeps_the_region_until_it_ends(runs: RunScene) -> None:
+    script = "exec 3<&0; cat <&3 >/dev/null 2>&1 & exit 0"
+    process = runs.start("--", "sh", "-c", script)
+    assert process.wait() == 0
+    eventually(lambda: len(runs.cleaners()) == 1)
+    (directory,) = runs.directories()
+    assert cleaner.users(str(runs.base / directory)) != []
+    process.communicate()
+    eventually(lambda: not runs.directories())
+    eventually(lambda: not runs.cleaners())
+
+
+def test_a_region_is_kept_where_it_is_asked_for(runs: RunScene) -> None:
+    answer = runs.run("--keep", "--memory", "1g", "--", "true")
+    (directory,) = runs.directories()
+    region = runs.base / directory / "region.cache"
+    assert answer.stderr == f"Note: the region stays: {region}\n"
+    assert runs.cleaners() == []
+    # Nor does the next run remove it.
+    assert runs.run("--", "true").returncode == 0
+    with hami.open_region(region) as opened:
+        assert opened.memory_limit(0) == 2**30
+
+
+def test_a_run_that_joins_by_preload_has_no_directory(runs: RunScene, tmp_path: Path) -> None:
+    hami.create_region(tmp_path / "team.cache")
+    joined = ("--region", str(tmp_path / "team.cache"), "--keep")
+    assert runs.run(*joined, "--inject", "preload", "--", "true").returncode == 0
+    assert not runs.base.exists()
+    assert runs.run(*joined, "--", "true").returncode == 0
+    eventually(lambda: not runs.directories())
+    assert (tmp_path / "team.cache").exists()
+
+
+def test_a_cleaner_that_was_killed_is_made_up_for_by_the_next_run(runs: RunScene) -> None:
+    with runs.start("--", "cat") as process:
+        eventually(runs.cleaners)
+        (pid,) = runs.cleaners()
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: not runs.cleaners())
+        assert runs.run("--", "true").returncode == 0
+        eventually(lambda: runs.directories() == [f"run_{process.pid}"])
+        process.communicate()
+    assert runs.directories() == [f"run_{process.pid}"]
+    assert runs.run("--", "true").returncode == 0
+    eventually(lambda: not runs.directories())
+
+
+def test_without_pidfd_open_the_end_of_a_process_is_seen_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(_: int) -> int:
+        raise OSError(errno.ENOSYS, "no such call")
+
+    monkeypatch.setattr(os, "pidfd_open", refused)
+    process = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    started = cleaner.start_time(process.pid)
+    assert started is not None
+    process.kill()
+    cleaner.wait_for_end(process.pid, started)
+    process.communicate()
+    assert cleaner.start_time(process.pid) is None
+
+
+# ---- what the next run removes -------------------------------------------------------------------
+
+
+def test_the_directory_of_a_dead_process_is_removed(mine: dict[str, str]) -> None:
+    stale = make_run_directory(mine)
+    pid, started = ended()
+    rewrite(stale, pid=pid, started=started)
+    Path(stale, "region.cache").write_bytes(b"")
+    Path(stale, "libcuda.so.1").symlink_to(Path(mine["XDG_RUNTIME_DIR"]) / "nowhere")
+    # It takes the name that has become free.
+    assert make_run_directory(mine) == stale
+    assert [path.name for path in Path(stale).iterdir()] == [RECORD]
+
+
+def test_a_pid_that_has_another_process_now_is_a_dead_one(mine: dict[str, str]) -> None:
+    stale = make_run_directory(mine)
+    started = record(stale)["started"]
+    assert isinstance(started, int)
+    rewrite(stale, started=started - 1)
+    make_run_directory(mine)
+    assert list(Path(stale).parent.iterdir()) == [Path(stale)]
+    assert record(stale)["started"] == started
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"keep": True},
+        {"pid_namespace": "pid:[1]"},
+        {"pid": "1"},
+        {"boot_id": None},
+        {"boot_id": EARLIER, "host": "another machine"},
+        {"started": None},
+    ],
+    ids=str,
+)
+def test_a_directory_that_is_not_proved_dead_is_left(
+    mine: dict[str, str], changes: dict[str, object]
+) -> None:
+    """The process lives, somebody wants it, its namespace or machine is another, or the record is
+    odd."""
+    first = make_run_directory(mine)
+    if changes:
+        pid, started = ended()
+        rewrite(first, **({"pid": pid, "started": started} | changes))
+    before = record(first)
+    # Not in its place, which would have become free.
+    assert make_run_directory(mine) != first
+    assert record(first) == before
+
+
+def test_a_directory_from_before_the_last_boot_is_removed(mine: dict[str, str]) -> None:
+    stale = make_run_directory(mine)
+    rewrite(stale, boot_id=EARLIER)
+    make_run_directory(mine)
+    assert len(list(Path(stale).parent.iterdir())) == 1
+
+
+def test_a_directory_that_a_process_was_started_with_is_left(mine: dict[str, str]) -> None:
+    stale = make_run_directory(mine)
+    pid, started = ended()
+    rewrite(stale, pid=pid, started=started)
+    environment = {**os.environ, REGION: f"{stale}/region.cache"}
+    process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, env=environment)
+    make_run_directory(mine)
+    assert Path(stale).exists()
+    process.communicate()
+    assert make_run_directory(mine) == stale
+
+
+@pytest.mark.parametrize(
+    ("how", "cuda", "left"),
+    [("writing", True, True), ("writing", False, False), ("reading", True, False)],
+    ids=["program", "agent", "monitor"],
+)
+def test_a_cuda_program_that_maps_the_region_keeps_it_and_a_monitor_does_not(
+    mine: dict[str, str], cuda_driver: Path, how: str, cuda: bool, left: bool
+) -> None:
+    """Monitors let go of a region when it is removed, so it must not wait for them."""
+    stale = make_run_directory(mine)
+    pid, started = ended()
+    rewrite(stale, pid=pid, started=started)
+    hami.create_region(Path(stale, "region.cache"))
+    libraries = [str(cuda_driver / "libcuda.so.1")] if cuda else []
+    with subprocess.Popen(
+        [sys.executable, "-c", MAPS, f"{stale}/region.cache", how, *libraries],
+        env={**os.environ, REGION: f"{stale}/region.cache"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"\n"
+        assert cleaner.users(stale) == ([process.pid] if left else [])
+        assert (make_run_directory(mine) == stale) is not left
+        process.communicate(b"\n")
+
+
+def test_an_empty_directory_is_nobodys(mine: dict[str, str]) -> None:
+    """A run was killed before it wrote who it is, or when nothing else was left."""
+    base = Path(make_run_directory(mine)).parent
+    (base / "run_4711").mkdir(mode=0o700)
+    (base / "run_4712").mkdir(mode=0o700)
+    (base / "run_4712" / "something").write_text("")
+    make_run_directory(mine)
+    assert not (base / "run_4711").exists()
+    assert (base / "run_4712").exists()
+
+
+def test_what_a_link_leads_to_is_not_touched(mine: dict[str, str], tmp_path: Path) -> None:
+    base = Path(make_run_directory(mine)).parent
+    target = tmp_path / "target"
+    target.mkdir(mode=0o700)
+    shutil.copy(next(base.iterdir()) / RECORD, target)
+    pid, started = ended()
+    rewrite(str(target), pid=pid, started=started)
+    (base / "run_4711").symlink_to(target)
+    make_run_directory(mine)
+    assert (target / RECORD).exists()
+    assert (base / "run_4711").is_symlink()
+
+
+@pytest.mark.skipif(bool(why_no_new_namespace()), reason=why_no_new_namespace())
+def test_the_first_process_of_a_container_needs_no_cleaner_and_nobody_else_judges_it(
+    runs: RunScene,
+) -> None:
+    answer = subprocess.run(
+        [*NEW_NAMESPACE, *runs.command("--", "sh", "-c", "echo $$ /proc/[0-9]*")],
+        env=runs.environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert answer.stdout == "1 /proc/1\n"
+    assert runs.directories() == ["run_1"]
+    assert runs.run("--", "true").returncode == 0
+    eventually(lambda: runs.directories() == ["run_1"])
+
+
+# ---- where it lies -------------------------------------------------------------------------------
+
+
+def test_a_run_lies_in_the_users_own_runtime_directory(mine: dict[str, str]) -> None:
+    path = Path(make_run_directory(mine))
+    assert path == Path(mine["XDG_RUNTIME_DIR"], "hamiregion", f"run_{os.getpid()}")
+    for each in (path, path.parent):
+        assert each.stat().st_mode & 0o777 == 0o700
+    assert Path(make_run_directory(mine)).name == f"run_{os.getpid()}-1"
+
+
+@pytest.mark.parametrize("spoil", ["link", "file", "open"])
+def test_a_place_that_somebody_else_could_have_made_is_refused(
+    mine: dict[str, str], tmp_path: Path, spoil: str
+) -> None:
+    base = Path(mine["XDG_RUNTIME_DIR"], "hamiregion")
+    if spoil == "link":
+        (tmp_path / "theirs").mkdir(mode=0o700)
+        base.symlink_to(tmp_path / "theirs")
+    elif spoil == "file":
+        base.write_text("")
+    else:
+        base.mkdir()
+        base.chmod(0o750)
+    with pytest.raises(LaunchError, match="not a directory that only this user can enter"):
+        make_run_directory(mine)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make something another user's")
+def test_a_directory_of_another_user_is_refused_and_so_is_his_runtime_directory(
+    mine: dict[str, str],
+) -> None:
+    session = Path(mine["XDG_RUNTIME_DIR"])
+    (session / "hamiregion").mkdir(mode=0o700)
+    os.chown(session / "hamiregion", NOBODY, NOBODY)
+    with pytest.raises(LaunchError, match="remove it, or set XDG_RUNTIME_DIR"):
+        make_run_directory(mine)
+    os.chown(session, NOBODY, NOBODY)
+    # As sudo may leave it: root's files would be in the user's way.
+    assert str(session) not in "".join(run_bases(mine))
+
+
+def test_without_a_runtime_directory_there_is_one_per_user(tmp_path: Path) -> None:
+    user = os.geteuid()
+    expected = [f"/tmp/hamiregion-{user}"]
+    if user == 0:
+        expected.insert(0, "/run/hamiregion")
+    if Path(f"/run/user/{user}").is_dir():
+        expected.insert(0, f"/run/user/{user}/hamiregion")
+    open_to_all = tmp_path / "open"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    for said in ("", "relative", str(tmp_path / "none"), str(open_to_all)):
+        assert run_bases({"XDG_RUNTIME_DIR": said}) == expected
+    assert run_bases({}) == expected
+
+
+def test_an_environment_in_python_leaves_nothing_and_removes_nothing_in_use(
+    runs: RunScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in runs.environment().items():
+        monkeypatch.setenv(name, text)
+    with environment(driver=runs.driver, memory_limit="1g") as first:
+        with environment(driver=runs.driver) as second:
+            assert Path(first[REGION]).parent != Path(second[REGION]).parent
+            assert len(runs.directories()) == 2
+            process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, env=second)
+        assert Path(second[REGION]).exists()
+    assert runs.directories() == [Path(second[REGION]).parent.name]
+    process.communicate()

@@ -1,0 +1,54 @@
+/*
+ * Keeps a device busy: `busy STYLE KERNEL BLOCKS PENDING DEVICE`, until it is killed. STYLE is
+ * kernel or graph (ten kernels each); KERNEL is a name that tells the fake driver how long one
+ * takes. After PENDING launches it waits for the device.
+ */
+#include "calls.h"
+
+#include <string.h>
+
+#define NODES 10
+
+int main(int count, char **arguments)
+{
+    if (count != 6) {
+        fprintf(stderr, "usage: busy STYLE KERNEL BLOCKS PENDING DEVICE\n");
+        return 2;
+    }
+    unsigned blocks = (unsigned)atoi(arguments[3]);
+    int pending = atoi(arguments[4]), device = atoi(arguments[5]);
+    CUcontext context;
+    CUmodule module;
+    CUfunction kernel;
+    MUST(cuInit(0));
+    MUST(cuDevicePrimaryCtxRetain(&context, device));
+    MUST(cuCtxSetCurrent(context));
+    MUST(cuModuleLoadData(&module, KERNELS));
+    MUST(cuModuleGetFunction(&kernel, module, arguments[2]));
+    CUgraph graph;
+    CUgraphExec exec;
+    CUDA_KERNEL_NODE_PARAMS node = {.func = kernel,
+                                    .gridDimX = blocks,
+                                    .gridDimY = 1,
+                                    .gridDimZ = 1,
+                                    .blockDimX = 32,
+                                    .blockDimY = 1,
+                                    .blockDimZ = 1};
+    MUST(cuGraphCreate(&graph, 0));
+    for (int number = 0; number < NODES; number++) {
+        CUgraphNode added;
+        MUST(cuGraphAddKernelNode_v2(&added, graph, NULL, 0, &node));
+    }
+    MUST(cuGraphInstantiateWithFlags(&exec, graph, 0));
+    int is_graph = strcmp(arguments[1], "graph") == 0;
+    puts("started");
+    fflush(stdout);
+    for (;;) {
+        for (int number = 0; number < pending; number++)
+            if (is_graph)
+                MUST(cuGraphLaunch(exec, NULL));
+            else
+                MUST(cuLaunchKernel(kernel, blocks, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL));
+        MUST(cuCtxSynchronize());
+    }
+}

@@ -1,0 +1,58 @@
+/*
+ * `sandboxed`: a program with a context, whose sandbox sends a signal for a system call that every
+ * thread makes as it rests, and whose handler lets it go on.
+ */
+#include "calls.h"
+
+#include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static int answers[2];
+
+static void answer(int number)
+{
+    int saved_errno = errno;
+    (void)number;
+    if (write(answers[1], "", 1) != 1)
+        _exit(1);
+    errno = saved_errno;
+}
+
+/* For all threads, those of the library among them. */
+static void enter_sandbox(void)
+{
+    struct sock_filter rules[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clock_nanosleep, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRAP),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const struct sock_fprog program = {sizeof rules / sizeof rules[0], rules};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+        syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) != 0) {
+        perror("seccomp");
+        exit(2);
+    }
+}
+
+int main(void)
+{
+    CUcontext context;
+    char one;
+    const struct sigaction action = {.sa_handler = answer};
+    MUST(cuInit(0));
+    MUST(cuDevicePrimaryCtxRetain(&context, 0));
+    if (pipe(answers) != 0 || sigaction(SIGSYS, &action, NULL) != 0)
+        return 2;
+    enter_sandbox();
+    if (read(answers[0], &one, 1) != 1)
+        return 1;
+    _exit(0);
+}

@@ -1,0 +1,231 @@
+"""Every way to allocate is counted, and everything that frees is too."""
+
+import struct
+from collections.abc import Callable
+
+import pytest
+from cuda_program import OUT, OUT_OF_MEMORY, SUCCESS, CudaProgram, packed, room
+from fake_cuda.driver import GIB, MIB
+from limited import Limited
+from wait import eventually
+
+CONTEXT = 256 * MIB
+SIZE = 32 * MIB
+DEVICE, FLOAT, POSIX_FILE = 1, 0x20, 1
+
+Make = Callable[..., Limited]
+Way = Callable[[CudaProgram], int]
+
+
+def array(levels: int = 0) -> Way:
+    """2,048 x 4,096 floats: 32 MiB, with smaller levels beside it 128 MiB / 3."""
+    descriptor = packed("QQQiII", 2048, 4096, 0, FLOAT, 1, 0)
+
+    def make(program: CudaProgram) -> int:
+        if levels:
+            return int(program.do("cuMipmappedArrayCreate", OUT, descriptor, levels))
+        return int(program.do("cuArray3DCreate_v2", OUT, descriptor))
+
+    return make
+
+
+def physical(program: CudaProgram) -> int:
+    properties = packed("iiiiQQ", 1, 0, DEVICE, 0, 0, 0)
+    return int(program.do("cuMemCreate", OUT, SIZE, properties, 0))
+
+
+def from_pool(program: CudaProgram) -> int:
+    pool = program.do("cuMemPoolCreate", OUT, packed("iiiiQQ56x", 1, 0, DEVICE, 0, 0, 0))
+    return int(program.do("cuMemAllocFromPoolAsync", OUT, SIZE, pool, 0))
+
+
+def calling(name: str, *arguments: object) -> Way:
+    return lambda program: int(program.do(name, *arguments))
+
+
+WAYS: dict[str, tuple[Way, tuple[str, ...], int]] = {
+    "linear": (calling("cuMemAlloc_v2", OUT, SIZE), ("cuMemFree_v2",), SIZE),
+    "pitch": (
+        lambda program: int(program.do("cuMemAllocPitch_v2", OUT, OUT, 1000, 32768, 4)[0]),
+        ("cuMemFree_v2",),
+        SIZE,
+    ),
+    "managed": (calling("cuMemAllocManaged", OUT, SIZE, 1), ("cuMemFree_v2",), SIZE),
+    "linear, freed async": (calling("cuMemAlloc_v2", OUT, SIZE), ("cuMemFreeAsync", 0), SIZE),
+    "physical": (physical, ("cuMemRelease",), SIZE),
+    "array": (array(), ("cuArrayDestroy",), SIZE),
+    "2D array": (
+        calling("cuArrayCreate_v2", OUT, packed("QQiI", 2048, 4096, FLOAT, 1)),
+        ("cuArrayDestroy",),
+        SIZE,
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_allocation_counts_until_it_is_freed(limited: Make, way: str) -> None:
+    make, (free, *more), size = WAYS[way]
+    scene = limited(memory=[GIB])
+    program = scene.program().start()
+    # Managed memory need not be in the driver's figure, by which a context is measured each second:
+    # until it is freed, the context may count for less.
+    counted = CONTEXT if way == "managed" else CONTEXT + size
+    for _ in range(2):
+        made = make(program)
+        assert counted <= scene.used() <= CONTEXT + size
+        program.do(free, made, *more)
+        eventually(lambda: scene.used() == CONTEXT)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_allocation_that_would_pass_the_limit_is_refused_in_every_way(
+    limited: Make, way: str
+) -> None:
+    make, _, size = WAYS[way]
+    scene = limited(memory=[CONTEXT + size])
+    program = scene.program().start()
+    program.allocate(1)
+    with pytest.raises(AssertionError, match=f"gives {OUT_OF_MEMORY}"):
+        make(program)
+    assert scene.used() == CONTEXT + 1
+
+
+def test_all_levels_of_an_array_count(limited: Make) -> None:
+    scene = limited(memory=[GIB])
+    program = scene.program().start()
+    made = array(levels=3)(program)
+    assert scene.used() == CONTEXT + SIZE + SIZE // 4 + SIZE // 16
+    program.do("cuMipmappedArrayDestroy", made)
+    assert scene.used() == CONTEXT
+
+
+def test_physical_memory_counts_until_no_mapping_needs_it(limited: Make) -> None:
+    scene = limited(memory=[GIB])
+    program = scene.program().start()
+    handle = physical(program)
+    address = program.do("cuMemAddressReserve", OUT, SIZE, 0, 0, 0)
+    assert scene.used() == CONTEXT + SIZE
+    program.do("cuMemMap", address, SIZE, 0, handle, 0)
+    program.do("cuMemRelease", handle)
+    program.do("cuMemUnmap", address, SIZE)
+    assert scene.used() == CONTEXT
+
+
+def test_physical_memory_of_the_host_does_not_count(limited: Make) -> None:
+    scene = limited(memory=[GIB])
+    program = scene.program().start()
+    host = 2
+    program.do("cuMemCreate", OUT, SIZE, packed("iiiiQQ", 1, 0, host, 0, 0, 0), 0)
+    program.do("cuMemHostAlloc", OUT, SIZE, 0)
+    assert scene.used() == CONTEXT
+
+
+@pytest.mark.parametrize("free", [("cuMemFree_v2",), ("cuMemFreeAsync", 0)])
+@pytest.mark.parametrize(
+    "allocate", [calling("cuMemAllocAsync", OUT, SIZE, 0), from_pool], ids=["default", "own"]
+)
+def test_what_a_pool_gives_out_counts(limited: Make, allocate: Way, free: tuple[str, ...]) -> None:
+    scene = limited(memory=[GIB])
+    program = scene.program().start()
+    made = allocate(program)
+    assert scene.used() == CONTEXT + SIZE
+    program.do(free[0], made, *free[1:])
+    program.do("cuCtxSynchronize")
+    eventually(lambda: scene.used() == CONTEXT)
+
+
+def test_memory_that_a_pool_only_keeps_stands_in_nobodys_way(limited: Make) -> None:
+    """What was once in use is not what is in use."""
+    scene = limited(memory=[GIB])
+    program = scene.program().start()
+    pool = program.do("cuDeviceGetDefaultMemPool", OUT, 0)
+    threshold = 4
+    program.do("cuMemPoolSetAttribute", pool, threshold, packed("Q", 2**64 - 1))
+    for _ in range(8):
+        made = program.do("cuMemAllocAsync", OUT, 512 * MIB, 0)
+        program.do("cuMemFreeAsync", made, 0)
+        program.do("cuCtxSynchronize")
+    program.free(program.allocate(600 * MIB))
+    made = program.do("cuMemAllocAsync", OUT, 512 * MIB, 0)
+    assert program.call("cuMemAlloc_v2", OUT, 600 * MIB)[0] == OUT_OF_MEMORY
+    program.do("cuMemFreeAsync", made, 0)
+
+
+@pytest.mark.parametrize("reset", ["cuDevicePrimaryCtxReset", "cuDevicePrimaryCtxReset_v2"])
+def test_a_reset_frees_all_that_its_context_had(limited: Make, reset: str) -> None:
+    scene = limited(memory=[GIB])
+    program = scene.program().start()
+    for make, _, _ in WAYS.values():
+        if make is not physical:
+            make(program)
+    kept = physical(program)
+    program.do(reset, 0)
+    assert scene.used() == SIZE
+    program.do("cuMemRelease", kept)
+    program.start()
+    assert scene.used() == CONTEXT
+
+
+@pytest.mark.parametrize("release", ["cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxRelease_v2"])
+def test_the_last_release_of_a_context_frees_what_it_had(limited: Make, release: str) -> None:
+    scene = limited(memory=[GIB])
+    program = scene.program().start()
+    program.do("cuDevicePrimaryCtxRetain", OUT, 0)
+    program.allocate(SIZE)
+    program.do(release, 0)
+    assert scene.used() == CONTEXT + SIZE
+    program.do(release, 0)
+    assert scene.used() == 0
+
+
+@pytest.mark.parametrize(
+    ("create", "destroy"),
+    [
+        (("cuCtxCreate_v2", OUT, 0, 0), "cuCtxDestroy_v2"),
+        (("cuCtxCreate_v3", OUT, None, 0, 0, 0), "cuCtxDestroy"),
+        (("cuCtxCreate_v4", OUT, None, 0, 0), "cuCtxDestroy_v2"),
+    ],
+)
+def test_a_context_counts_with_all_that_is_in_it(
+    limited: Make, create: tuple[object, ...], destroy: str
+) -> None:
+    scene = limited(memory=[2 * GIB])
+    program = scene.program().start()
+    context = program.do(*create)
+    assert scene.used() == 2 * CONTEXT
+    program.allocate(SIZE)
+    program.do(destroy, context)
+    assert scene.used() == CONTEXT
+
+
+def test_each_device_has_books_of_its_own(limited: Make) -> None:
+    scene = limited(memory=[GIB, GIB])
+    program = scene.program().start(0)
+    first = program.allocate(700 * MIB)
+    program.start(1)
+    program.allocate(700 * MIB)
+    program.free(first)
+    assert (scene.used(0), scene.used(1)) == (CONTEXT, CONTEXT + 700 * MIB)
+
+
+def test_a_pointer_that_is_not_ours_goes_to_the_driver(limited: Make) -> None:
+    program = limited(memory=[GIB]).program().start()
+    assert program.call("cuMemFree_v2", 4096)[0] == 1
+    assert program.call("cuMemFree_v2", 0)[0] == SUCCESS
+
+
+def test_memory_of_a_graph_counts_as_long_as_the_driver_keeps_it(limited: Make) -> None:
+    scene = limited(memory=[GIB])
+    program = scene.program().start()
+    graph = program.do("cuGraphCreate", OUT, 0)
+    pool_properties = packed("iiiiQQ56x", 1, 0, DEVICE, 0, 0, 0)
+    wanted = pool_properties + packed("QQQQ", 0, 0, SIZE, 0).removeprefix("bytes:")
+    node = program.do("cuGraphAddMemAllocNode", OUT, graph, None, 0, wanted)
+    allocation = bytes.fromhex(program.do("cuGraphMemAllocNodeGetParams", node, room(120)))
+    (address,) = struct.unpack_from("Q", allocation, 112)
+    executable = program.do("cuGraphInstantiateWithFlags", OUT, graph, 0)
+    program.do("cuGraphLaunch", executable, 0)
+    eventually(lambda: scene.used() == CONTEXT + SIZE)
+    program.do("cuMemFree_v2", address)
+    program.do("cuDeviceGraphMemTrim", 0)
+    eventually(lambda: scene.used() == CONTEXT)

@@ -1,0 +1,41 @@
+"""Memory that the nodes of a graph allocate, and the limit."""
+
+from collections.abc import Callable
+
+from cuda_program import OUT, OUT_OF_MEMORY, SUCCESS, CudaProgram, packed
+from fake_cuda.driver import GIB, MIB
+from limited import Limited
+
+Make = Callable[..., Limited]
+
+CONTEXT = 256 * MIB
+DEVICE = 1
+
+
+def graph_of(program: CudaProgram, size: int) -> int:
+    """An executable graph with one node, which allocates."""
+    graph = program.do("cuGraphCreate", OUT, 0)
+    properties = packed("iiiiQQ56x", 1, 0, DEVICE, 0, 0, 0)
+    wanted = properties + packed("QQQQ", 0, 0, size, 0).removeprefix("bytes:")
+    program.do("cuGraphAddMemAllocNode", OUT, graph, None, 0, wanted)
+    executable: int = program.do("cuGraphInstantiateWithFlags", OUT, graph, 0)
+    return executable
+
+
+def test_a_graph_whose_memory_would_pass_the_limit_is_not_launched(limited: Make) -> None:
+    scene = limited(memory=[GIB])
+    program = scene.program().start()
+    program.allocate(512 * MIB)
+    executable = graph_of(program, 512 * MIB)
+    assert program.call("cuGraphLaunch", executable, 0)[0] == OUT_OF_MEMORY
+    assert scene.used() == CONTEXT + 512 * MIB
+
+
+def test_what_a_graph_allocates_counts_from_its_launch_on(limited: Make) -> None:
+    scene = limited(memory=[GIB])
+    program = scene.program().start()
+    executable = graph_of(program, 256 * MIB)
+    assert scene.used() == CONTEXT
+    assert program.call("cuGraphLaunch", executable, 0)[0] == SUCCESS
+    assert scene.used() == CONTEXT + 256 * MIB
+    assert program.call("cuMemAlloc_v2", OUT, 513 * MIB)[0] == OUT_OF_MEMORY

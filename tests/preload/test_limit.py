@@ -1,0 +1,195 @@
+"""A program is held to the memory limit of its region, and shown it as its GPU."""
+
+from collections.abc import Callable
+
+import pytest
+from cuda_program import OUT, OUT_OF_MEMORY, SUCCESS, CudaProgram, room
+from fake_cuda.driver import GIB, MIB, gpu_uuid
+from limited import Limited
+from wait import eventually
+
+import libhamiregion as hami
+
+CONTEXT = 256 * MIB
+TOTAL = 16 * GIB
+
+Make = Callable[..., Limited]
+Bare = Callable[[], CudaProgram]
+
+
+def refused(program: CudaProgram, size: int) -> bool:
+    code = program.call("cuMemAlloc_v2", OUT, size)[0]
+    assert code in (SUCCESS, OUT_OF_MEMORY)
+    return bool(code == OUT_OF_MEMORY)
+
+
+def test_memory_is_granted_up_to_the_limit_and_not_a_byte_more(limited: Make, inject: str) -> None:
+    scene = limited(memory=[GIB, None], inject=inject)
+    program = scene.program().start()
+    assert scene.used() == CONTEXT
+    address = program.allocate(GIB - CONTEXT)
+    assert scene.used() == GIB
+    assert refused(program, 1)
+    program.free(address)
+    assert refused(program, GIB - CONTEXT + 1)
+    assert not refused(program, GIB - CONTEXT)
+
+
+def test_two_programs_share_one_limit(limited: Make) -> None:
+    scene = limited(memory=[2 * GIB])
+    first, second = scene.program().start(), scene.program().start()
+    first.allocate(GIB)
+    assert refused(second, GIB)
+    second.allocate(GIB - 2 * CONTEXT)
+    assert refused(first, 1)
+    assert scene.used() == 2 * GIB
+
+
+def test_each_layout_holds_the_limit(limited: Make, layout: hami.Layout) -> None:
+    scene = limited(memory=[GIB], layout=layout)
+    program = scene.program().start()
+    assert refused(program, GIB - CONTEXT + 1)
+    program.free(program.allocate(GIB - CONTEXT))
+    assert scene.used() == CONTEXT
+
+
+def test_the_limit_is_the_gpu_that_the_program_sees(limited: Make, inject: str) -> None:
+    scene = limited(memory=[4 * GIB, None], inject=inject)
+    program = scene.program().start()
+    assert program.do("cuDeviceTotalMem_v2", OUT, 0) == 4 * GIB
+    assert program.info() == (4 * GIB - CONTEXT, 4 * GIB)
+    program.allocate(GIB)
+    assert program.info() == (3 * GIB - CONTEXT, 4 * GIB)
+    assert program.nvml_memory(0) == (4 * GIB, 3 * GIB - CONTEXT, GIB + CONTEXT)
+    assert program.nvml_memory(1) == (TOTAL, TOTAL, 0)
+
+
+def test_the_free_memory_of_a_budget_is_never_more_than_is_free(limited: Make, bare: Bare) -> None:
+    scene = limited(memory=[4 * GIB])
+    program = scene.program().start()
+    bare().start().allocate(13 * GIB)
+    free, total = program.info()
+    assert (free, total) == (3 * GIB - 2 * CONTEXT, 4 * GIB)
+    assert program.nvml_memory(0)[1] == free
+    assert refused(program, free + 1)
+    assert not refused(program, free)
+
+
+@pytest.mark.parametrize("arguments", [(None, OUT), (OUT, None), (None, None)])
+def test_memory_info_can_be_asked_for_in_part(
+    limited: Make, arguments: tuple[str | None, str | None]
+) -> None:
+    program = limited(memory=[GIB]).program().start()
+    code, *outs = program.call("cuMemGetInfo_v2", *arguments)
+    assert code == SUCCESS
+    assert all(out in (GIB, GIB - CONTEXT) for out in outs)
+
+
+def test_a_limit_below_what_is_used_leaves_nothing_free(limited: Make) -> None:
+    scene = limited(memory=[4 * GIB])
+    program = scene.program().start()
+    program.allocate(3 * GIB)
+    scene.region.set_memory_limit(GIB, device=0, force=True)
+    assert program.info() == (0, GIB)
+    total, free, used = program.nvml_memory(0)
+    assert (total, free) == (GIB, 0)
+    assert used <= 3 * GIB + CONTEXT
+    assert refused(program, 1)
+
+
+def test_an_edited_limit_holds_at_the_next_allocation(limited: Make) -> None:
+    scene = limited(memory=[GIB])
+    program = scene.program().start()
+    assert refused(program, GIB)
+    scene.region.set_memory_limit(3 * GIB, device=0)
+    address = program.allocate(2 * GIB)
+    program.free(address)
+    scene.region.set_memory_limit(GIB, device=0)
+    assert refused(program, 2 * GIB)
+    scene.region.set_memory_limit(None, device=0)
+    assert not refused(program, 8 * GIB)
+    assert program.info() == (TOTAL - 8 * GIB - CONTEXT, TOTAL)
+
+
+def test_a_killed_neighbour_is_reaped_before_an_allocation_is_refused(limited: Make) -> None:
+    scene = limited(memory=[2 * GIB])
+    first, second = scene.program().start(), scene.program().start()
+    first.allocate(GIB)
+    first.kill()
+    assert not refused(second, GIB)
+    assert scene.used() == GIB + CONTEXT
+
+
+def test_a_killed_neighbour_is_reaped_by_those_who_stay(limited: Make) -> None:
+    scene = limited(memory=[2 * GIB])
+    first, second = scene.program().start(), scene.program().start()
+    first.allocate(GIB)
+    assert second.info()[0] == GIB - 2 * CONTEXT
+    first.kill()
+    eventually(lambda: scene.used() == CONTEXT)
+    assert second.info()[0] == 2 * GIB - CONTEXT
+
+
+def test_a_program_that_ends_leaves_no_slot(limited: Make) -> None:
+    scene = limited(memory=[2 * GIB])
+    program = scene.program().start()
+    program.allocate(GIB)
+    assert program.end() == (0, "")
+    assert scene.region.snapshot().processes == ()
+
+
+def test_a_device_that_the_region_does_not_name_is_not_limited(limited: Make) -> None:
+    scene = limited(memory=[GIB], uuids=[gpu_uuid(1)])
+    program = scene.program().start(0)
+    program.allocate(2 * GIB)
+    assert scene.used() == 0
+    program.start(1)
+    assert refused(program, GIB)
+    assert scene.used() == CONTEXT
+
+
+@pytest.mark.parametrize("visible", ["1,0", f"{gpu_uuid(1)},{gpu_uuid(0)}"])
+def test_devices_are_told_by_their_uuids_not_by_their_order(limited: Make, visible: str) -> None:
+    scene = limited(memory=[GIB, 4 * GIB])
+    program = scene.program(CUDA_VISIBLE_DEVICES=visible).start(0)
+    program.allocate(2 * GIB)
+    assert (scene.used(0), scene.used(1)) == (0, 2 * GIB + CONTEXT)
+    assert program.info()[1] == 4 * GIB
+    program.start(1)
+    assert refused(program, GIB)
+
+
+def test_devices_of_a_region_without_uuids_are_told_by_their_order(limited: Make) -> None:
+    scene = limited(memory=[GIB, 4 * GIB], uuids=[])
+    program = scene.program().start(1)
+    program.allocate(2 * GIB)
+    assert (scene.used(0), scene.used(1)) == (0, 2 * GIB + CONTEXT)
+
+
+def test_the_uuid_and_the_name_of_a_device_stay_as_they_are(limited: Make, bare: Bare) -> None:
+    program, other = limited(memory=[GIB]).program().start(), bare().start()
+    for call in (("cuDeviceGetUuid", room(16), 0), ("cuDeviceGetName", room(64), 64, 0)):
+        assert program.do(*call) == other.do(*call)
+
+
+def test_a_context_that_does_not_fit_is_refused(limited: Make) -> None:
+    scene = limited(memory=[CONTEXT + 100 * MIB])
+    first = scene.program().start()
+    first.allocate(MIB)
+    second = scene.program()
+    second.do("cuInit", 0)
+    code = second.call("cuDevicePrimaryCtxRetain", OUT, 0)[0]
+    assert code in (SUCCESS, OUT_OF_MEMORY)
+    if code == SUCCESS:
+        # The driver's own figure is known afterwards only: then nothing more is granted.
+        second.do("cuCtxSetCurrent", second.do("cuDevicePrimaryCtxRetain", OUT, 0))
+        assert refused(second, 1)
+        assert refused(first, 1)
+
+
+def test_a_program_under_the_region_is_in_the_drivers_list(limited: Make) -> None:
+    scene = limited(memory=[GIB])
+    program = scene.program().start()
+    assert program.nvml_processes(0) == {program.pid: CONTEXT}
+    (process,) = scene.region.snapshot().processes
+    assert process.pid == program.pid

@@ -1,0 +1,43 @@
+"""The pace of launches holds a share of a GPU's time, on a model whose clock is its own."""
+
+import subprocess
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+TOLERANCE = 5.0
+SAMPLE_MS = {"slow samples": 166, "fast samples": 20}
+
+
+def busy_percent(
+    c_programs: Path, limit: int, kernel_us: int, pending: int, processes: int, sample_ms: int
+) -> float:
+    """The percent of the time for which the GPU was busy after the first two seconds."""
+    arguments = map(str, (limit, kernel_us, pending, processes, sample_ms))
+    command = [str(c_programs / "pace_model"), *arguments]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+@pytest.mark.parametrize("sample_ms", SAMPLE_MS.values(), ids=SAMPLE_MS)
+@pytest.mark.parametrize("processes", [1, 3])
+def test_the_mean_is_the_limit_for_short_and_long_kernels(
+    c_programs: Path, processes: int, sample_ms: int
+) -> None:
+    """After two seconds, with a queue that is always full, from 10 us to 50 ms a kernel."""
+    for kernel_us, limit in product((10, 100, 1000, 10_000, 50_000), (20, 50, 80)):
+        busy = busy_percent(c_programs, limit, kernel_us, 1000, processes, sample_ms)
+        assert abs(busy - limit) <= TOLERANCE, (kernel_us, limit, busy)
+
+
+def test_the_mean_is_the_limit_for_a_program_that_waits_for_each_kernel(c_programs: Path) -> None:
+    for kernel_us, limit in product((2000, 10_000, 50_000), (20, 50, 80)):
+        busy = busy_percent(c_programs, limit, kernel_us, 1, 1, SAMPLE_MS["slow samples"])
+        assert abs(busy - limit) <= TOLERANCE, (kernel_us, limit, busy)
+
+
+def test_a_program_that_needs_less_than_its_limit_is_not_held_up(c_programs: Path) -> None:
+    """One kernel of 100 us in each millisecond is a tenth of the time."""
+    for limit in (20, 50, 80):
+        busy = busy_percent(c_programs, limit, 100, 1, 1, SAMPLE_MS["slow samples"])
+        assert busy == pytest.approx(10, abs=0.5)

@@ -1,0 +1,148 @@
+"""What others do to a region, and what a program does for itself, leave the program its work."""
+
+import os
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from cuda_program import OUT, SUCCESS
+from fake_cuda.driver import GIB, MIB
+from limited import Limited
+from region_bytes import locate, truncate
+from wait import PATIENCE_S, eventually
+
+import libhamiregion as hami
+
+Make = Callable[..., Limited]
+
+
+class Allocating:
+    """A program that allocates and frees without a pause; `count` says how often."""
+
+    def __init__(self, scene: Limited) -> None:
+        self.program = scene.program().start()
+        self.count = 0
+        self._thread = threading.Thread(target=self._allocate)
+        self._is_over = False
+        self._thread.start()
+
+    def _allocate(self) -> None:
+        while not self._is_over:
+            code, address = self.program.call("cuMemAlloc_v2", OUT, MIB)
+            if code == SUCCESS:
+                self.program.free(address)
+            self.count += 1
+
+    def is_held_up(self) -> bool:
+        before = self.count
+        time.sleep(0.5)
+        return self.count == before
+
+    def end(self) -> None:
+        self._is_over = True
+        self._thread.join()
+
+
+@pytest.fixture
+def suspended(limited: Make) -> Iterator[tuple[Limited, Allocating]]:
+    """A region, and a program in it that is suspended."""
+    scene = limited(memory=[GIB])
+    allocating = Allocating(scene)
+    scene.region.suspend(allocating.program.pid)
+    eventually(allocating.is_held_up)
+    yield scene, allocating
+    allocating.end()
+
+
+def goes_on(allocating: Allocating) -> None:
+    before = allocating.count
+    try:
+        eventually(lambda: allocating.count > before)
+    except AssertionError:
+        allocating.program.process.kill()
+        raise
+
+
+def test_a_suspended_program_goes_on_when_its_slot_is_taken_away(
+    suspended: tuple[Limited, Allocating],
+) -> None:
+    """Nobody could resume it any more; with its next allocation it has a slot again."""
+    scene, allocating = suspended
+    offset, form = locate(hami.Layout.V1_2, "slot_pid", slot=0)
+    with scene.path.open("r+b") as file:
+        file.seek(offset)
+        assert file.read(4) == struct.pack(form, allocating.program.pid)
+        file.seek(offset)
+        file.write(struct.pack(form, 0))
+    goes_on(allocating)
+    eventually(
+        lambda: allocating.program.pid in [each.pid for each in scene.region.snapshot().processes]
+    )
+
+
+def test_a_suspended_program_goes_on_when_its_region_is_truncated(
+    suspended: tuple[Limited, Allocating],
+) -> None:
+    scene, allocating = suspended
+    truncate(scene.path, 0)
+    goes_on(allocating)
+
+
+def test_a_pool_that_the_program_destroys_is_not_asked_about_any_more(
+    limited: Make, c_programs: Path, inject: str
+) -> None:
+    """The driver's pools are pointers: one that is used after its end may end the program."""
+    done = limited(memory=[GIB], inject=inject).run(str(c_programs / "pool_ends"), "50000")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_threads_of_the_library_answer_to_the_programs_sandbox(
+    limited: Make, c_programs: Path
+) -> None:
+    program = str(c_programs / "sandboxed")
+    done = limited(memory=[GIB]).run(program)
+    if done.returncode == 2:
+        pytest.skip(f"no sandbox can be had: {done.stderr}")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_driver_is_not_called_while_it_ends(limited: Make, inject: str) -> None:
+    """By atexit(), for longer than the library's thread ever rests."""
+    program = limited(memory=[GIB], inject=inject).program(FAKE_CUDA_END_MS="1200").start()
+    program.allocate(MIB)
+    assert program.end() == (0, "")
+
+
+def test_a_library_may_use_the_driver_as_it_is_loaded(limited: Make, c_programs: Path) -> None:
+    """While another thread does so for the first time, and the loader is busy."""
+    scene = limited(memory=[GIB, GIB])
+    library = str(c_programs / "libconstructing.so")
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", f"import ctypes; ctypes.CDLL({library!r})"],
+        env=scene.environment(),
+    )
+    try:
+        assert process.wait(PATIENCE_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_complaint_that_nobody_reads_ends_no_program(limited: Make, c_programs: Path) -> None:
+    scene = limited(memory=[GIB])
+    scene.path.unlink()
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [c_programs / "pool_ends", "1"],
+        env=scene.environment(HAMIREGION_ON_ERROR="open"),
+        stderr=writer,
+        check=False,
+    )
+    os.close(writer)
+    assert done.returncode == 0

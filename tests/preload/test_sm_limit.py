@@ -1,0 +1,281 @@
+"""A program is held to the SM limit of its region, which rules while it runs."""
+
+import contextlib
+import itertools
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from actors import Actor, map_libvgpu
+from busy_programs import BusyProgram, Observer
+from cuda_program import INVALID_HANDLE, OUT, SUCCESS, CudaProgram
+from fake_cuda.driver import MIB, FakeGpus
+from limited import Limited
+from wait import PATIENCE_S, eventually
+
+import libhamiregion as hami
+
+CONTEXT = 256 * MIB
+OFFSET = 100_000_000  # no process has such a pid
+HELD, FREE = 60, 75
+"""Percent; under a limit of 20 to 40 a GPU is less busy than the one, without more than the other.
+A machine with other work gives a program less time than it wants, never more."""
+
+Make = Callable[..., Limited]
+Bare = Callable[[], CudaProgram]
+Start = Callable[..., BusyProgram]
+
+
+@pytest.fixture
+def observer(bare: Bare) -> Observer:
+    return Observer(bare())
+
+
+@pytest.fixture
+def busy(c_programs: Path) -> Iterator[Start]:
+    """A factory of busy programs; arguments are those of `BusyProgram`."""
+    made: list[BusyProgram] = []
+
+    def start(scene: Limited, kernel: str, **wanted: object) -> BusyProgram:
+        made.append(BusyProgram(scene, c_programs, kernel, **wanted))
+        return made[-1]
+
+    yield start
+    for program in made:
+        program.kill()
+
+
+def threads_of(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
+
+
+def sm_percent(scene: Limited, pid: int, device: int = 0) -> int:
+    """How busy the region says that a process keeps a device."""
+    found = [each for each in scene.region.snapshot().processes if each.pid == pid]
+    return found[0].devices[device].sm_util_percent if found else 0
+
+
+def test_kernels_and_graphs_are_held_to_the_limits_of_their_devices(
+    limited: Make, observer: Observer, busy: Start, inject: str
+) -> None:
+    scene = limited(sm=[20, 50], inject=inject)
+    busy(scene, "busy_1ms")
+    busy(scene, "busy_100us", style="graph", pending=5, device=1)
+    eventually(lambda: observer.worked_ns(0) > 0 and observer.worked_ns(1) > 0)
+    time.sleep(2)  # the time that a program has to find its pace
+    before = observer.worked_ns(0), observer.worked_ns(1)
+    begun_ns = time.monotonic_ns()
+    time.sleep(3)
+    elapsed_ns = time.monotonic_ns() - begun_ns
+    kernels, graphs = (100 * (observer.worked_ns(at) - before[at]) / elapsed_ns for at in (0, 1))
+    assert 5 < kernels <= 30
+    assert 10 < graphs <= 60
+
+
+def test_the_region_shows_how_busy_each_process_is(limited: Make, busy: Start) -> None:
+    scene = limited(sm=[40, None])
+    programs = [busy(scene, "busy_1ms") for _ in range(2)]
+
+    def is_shown() -> bool:
+        shown = {each.pid: each for each in scene.region.snapshot().processes}
+        return all(
+            shown[program.pid].host_pid == program.pid
+            and shown[program.pid].devices[0].sm_util_percent > 0
+            and shown[program.pid].devices[0].memory_monitor_bytes == CONTEXT
+            for program in programs
+        )
+
+    eventually(is_shown)
+    assert scene.region.snapshot().devices[1].sm_util_percent == 0
+
+
+def test_a_limit_that_is_set_lowered_and_lifted_is_obeyed(
+    limited: Make, observer: Observer, busy: Start
+) -> None:
+    scene = limited(sm=[None, None])
+    busy(scene, "busy_1ms", pending=200)
+    eventually(lambda: observer.busy_percent(0.5) > FREE)
+    scene.region.set_sm_limit(40, device=0)
+    eventually(lambda: 0 < observer.busy_percent(1) < HELD)
+    scene.region.set_sm_limit("unlimited", device=0)
+    eventually(lambda: observer.busy_percent(0.5) > FREE)
+    scene.region.set_sm_limit(20, device=0)
+    eventually(lambda: 0 < observer.busy_percent(1) < HELD)
+    scene.region.set_utilization_switch(False)
+    eventually(lambda: observer.busy_percent(0.5) > FREE)
+
+
+def test_a_launch_that_the_driver_refuses_costs_nothing(limited: Make) -> None:
+    program = limited(sm=[50, None]).program().start()
+    module = program.do("cuModuleLoadData", OUT, "text:any image")
+    kernel = program.do("cuModuleGetFunction", OUT, module, "text:busy_1ms")
+
+    def launch(function: int, width: int) -> int:
+        sizes = (width, width, 1, 32, 1, 1, 0)
+        code: int = program.call("cuLaunchKernel", function, *sizes, None, None, None)[0]
+        return code
+
+    for _ in range(100):
+        assert launch(kernel, 1) == SUCCESS
+    assert launch(0, 2**32 - 1) == INVALID_HANDLE
+    # Were it paid for, the next launches would wait for minutes.
+    answers: list[int] = []
+    waiting = threading.Thread(target=lambda: answers.extend(launch(kernel, 1) for _ in range(3)))
+    waiting.start()
+    waiting.join(PATIENCE_S)
+    program.process.kill()
+    waiting.join()
+    assert answers == [SUCCESS] * 3
+
+
+@pytest.mark.parametrize(("policy", "switch"), [("disable", True), ("force", False)])
+def test_the_policy_of_the_environment_overrides_the_switch(
+    limited: Make, observer: Observer, busy: Start, policy: str, switch: bool
+) -> None:
+    scene = limited(sm=[20, None])
+    scene.region.set_utilization_switch(switch)
+    busy(scene, "busy_1ms", pending=200, GPU_CORE_UTILIZATION_POLICY=policy)
+    if policy == "disable":
+        eventually(lambda: observer.busy_percent(0.5) > FREE)
+    else:
+        eventually(lambda: 0 < observer.busy_percent(1) < HELD)
+
+
+def test_another_process_measures_when_the_one_that_did_is_killed(
+    limited: Make, observer: Observer, busy: Start
+) -> None:
+    scene = limited(sm=[30, None])
+    first = busy(scene, "busy_1ms")
+    eventually(lambda: sm_percent(scene, first.pid) > 0)  # nobody else could have measured it
+    second = busy(scene, "busy_1ms")
+    eventually(lambda: sm_percent(scene, second.pid) > 0)
+    first.kill()
+    scene.region.suspend(second.pid)
+    eventually(lambda: sm_percent(scene, second.pid) == 0)
+    scene.region.resume(second.pid)
+    eventually(lambda: sm_percent(scene, second.pid) > 0)
+    eventually(lambda: 0 < observer.busy_percent(1) < HELD)
+
+
+def test_threads_launch_through_forks_and_changes_of_the_limit(
+    limited: Make, c_programs: Path, inject: str
+) -> None:
+    """None of them waits for ever, and the program ends by itself."""
+    scene = limited(sm=[60, None], inject=inject)
+    program = subprocess.Popen([str(c_programs / "launchers"), "6", "150"], env=scene.environment())
+    for limit in itertools.cycle([None, 60, 30]):
+        scene.region.set_sm_limit(limit, device=0)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            assert program.wait(0.5) == 0
+            break
+
+
+def test_a_suspended_process_launches_nothing(
+    limited: Make, observer: Observer, busy: Start
+) -> None:
+    scene = limited(sm=[None, None])
+    program = busy(scene, "busy_1ms")
+    scene.region.suspend(program.pid)
+    eventually(lambda: observer.busy_percent(0.3) == 0)
+    scene.region.resume(program.pid)
+    eventually(lambda: observer.busy_percent(0.3) > 0)
+
+
+@pytest.mark.parametrize("limit", [50, None])
+def test_feedback_stops_the_launches_that_it_stops_in_libvgpu(
+    limited: Make, observer: Observer, busy: Start, limit: int | None
+) -> None:
+    """Up to HAMi 2.8.0 those of every process, later those under an SM limit."""
+    scene = limited(sm=[limit, None])
+    older = limited(sm=[limit, None], layout=hami.Layout.V1_1)
+    for region in (scene, older):
+        busy(region, "busy_1ms")
+    eventually(lambda: observer.busy_percent(0.3) > 0)
+    older.region.set_recent_kernel(-1)
+    scene.region.set_recent_kernel(-1)
+    eventually(lambda: (observer.busy_percent(0.5) == 0) == (limit is not None))
+    scene.region.set_recent_kernel(0)
+    older.region.set_recent_kernel(0)
+    eventually(lambda: observer.busy_percent(0.3) > 0)
+
+
+@pytest.mark.parametrize("limit", [50, None])
+def test_the_region_is_told_of_launches(limited: Make, busy: Start, limit: int | None) -> None:
+    scene = limited(sm=[limit, None])
+    busy(scene, "busy_1ms")
+    eventually(lambda: scene.region.snapshot().recent_kernel == 2)
+    begun_s = time.time()
+    scene.region.set_recent_kernel(0)
+    eventually(lambda: scene.region.snapshot().recent_kernel == 2)
+    eventually(lambda: (scene.region.snapshot().last_kernel_time_s or 0) >= int(begun_s))
+
+
+def test_a_program_that_is_not_limited_has_no_thread_for_it(limited: Make, busy: Start) -> None:
+    scene = limited(sm=[None, 50])
+    free, held = busy(scene, "busy_1ms"), busy(scene, "busy_1ms", device=1)
+    eventually(lambda: sm_percent(scene, held.pid, device=1) > 0)
+    assert threads_of(held.pid) == threads_of(free.pid) + 1
+
+
+def test_without_figures_nothing_is_held_up_and_one_line_says_so(
+    limited: Make, observer: Observer, busy: Start, tmp_path: Path
+) -> None:
+    """As on MIG devices and under WSL, whose NVML answers NVML_ERROR_NOT_SUPPORTED."""
+    rules = tmp_path / "rules"
+    names = ("nvmlDeviceGetProcessUtilization", "nvmlDeviceGetProcessesUtilizationInfo")
+    rules.write_text("".join(f"error {name} 3 *\n" for name in names))
+    scene = limited(sm=[20, None])
+    program = busy(scene, "busy_1ms", pending=200, FAKE_NVML_STATE=str(rules))
+    eventually(lambda: observer.busy_percent(0.5) > FREE)
+    assert program.kill() == (
+        "libhamiregion: the SM limit of device 0 cannot be held: NVML does not tell how busy each"
+        " process keeps it\n"
+    )
+
+
+def test_a_program_that_the_driver_shows_by_another_pid_is_held(
+    limited: Make, gpus: FakeGpus, observer: Observer, busy: Start
+) -> None:
+    """As in a container whose NVML has the host's pids."""
+    gpus.settings["FAKE_CUDA_PID_OFFSET"] = str(OFFSET)
+    scene = limited(sm=[20, None])
+    first = busy(scene, "busy_1ms", pending=200)
+    eventually(lambda: sm_percent(scene, first.pid) > 0)
+    second = busy(scene, "busy_1ms", pending=200)
+    eventually(lambda: sm_percent(scene, second.pid) > 0)
+    host_pids = {each.pid: each.host_pid for each in scene.region.snapshot().processes}
+    assert host_pids == {each.pid: each.pid + OFFSET for each in (first, second)}
+    eventually(lambda: 0 < observer.busy_percent(1) < HELD)
+
+
+def test_a_program_that_cannot_be_told_from_others_is_not_held_and_says_so(
+    limited: Make, gpus: FakeGpus, bare: Bare, observer: Observer, busy: Start
+) -> None:
+    gpus.settings["FAKE_CUDA_PID_OFFSET"] = str(OFFSET)
+    bare().start()
+    program = busy(limited(sm=[20, None]), "busy_1ms", pending=200)
+    assert program.process.stderr is not None
+    assert program.process.stderr.readline() == (
+        "libhamiregion: the SM limit of device 0 cannot be held: NVML does not show this process by"
+        " a pid that it can be known by\n"
+    )
+    eventually(lambda: observer.busy_percent(0.5) > FREE)
+
+
+def test_beside_libvgpu_launches_are_held_as_libvgpu_holds_them(
+    limited: Make, observer: Observer, busy: Start, actor: Callable[..., Actor], tmp_path: Path
+) -> None:
+    """HAMi counts blocks: kernels of one block pass, however long they take."""
+    scene = limited(sm=[20, None])
+    busy(scene, "busy_1ms", pending=200)
+    eventually(lambda: 0 < observer.busy_percent(1) < HELD)
+    neighbour = actor(scene.path, writable=True)
+    map_libvgpu(neighbour, tmp_path)
+    neighbour("attach")
+    eventually(lambda: observer.busy_percent(0.5) > FREE)
+    neighbour.kill()
+    scene.region.reap()
+    eventually(lambda: 0 < observer.busy_percent(1) < HELD)

@@ -1,0 +1,45 @@
+"""How closely SM limits are held, over the whole range of programs, in real processes."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from busy_programs import BusyProgram, Observer
+from cuda_program import CudaProgram
+from limited import Limited
+
+Make = Callable[..., Limited]
+Bare = Callable[[], CudaProgram]
+
+TOLERANCE = 5.0
+PROGRAMS = {
+    "kernels of 10 us": ("kernel", "busy_10us", 2000),
+    "kernels of 1 ms": ("kernel", "busy_1ms", 20),
+    "kernels of 50 ms, each waited for": ("kernel", "busy_50ms", 1),
+    "kernels of 50 ms, queued": ("kernel", "busy_50ms", 100),
+    "graphs of 1 ms": ("graph", "busy_100us", 10),
+    "graphs of 50 ms": ("graph", "busy_5ms", 1),
+}
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("limit", [20, 50, 80])
+@pytest.mark.parametrize("processes", [1, 3])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_mean_is_within_five_points_of_the_limit(
+    limited: Make, bare: Bare, c_programs: Path, program: str, processes: int, limit: int
+) -> None:
+    """From the second to the tenth second, on a machine that has time for all of them."""
+    style, kernel, pending = PROGRAMS[program]
+    scene = limited(sm=[limit, None])
+    observer = Observer(bare())
+    started = [
+        BusyProgram(scene, c_programs, kernel, style=style, pending=pending)
+        for _ in range(processes)
+    ]
+    time.sleep(2)
+    busy = observer.busy_percent(8)
+    for each in started:
+        each.kill()
+    assert abs(busy - limit) <= TOLERANCE

@@ -1,0 +1,217 @@
+"""Data frames and notebooks get what stands in the regions, typed, with null for nothing."""
+
+import gc
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pandas as pd
+import pyarrow as pa
+import pytest
+from exposition import NodeFiles
+from golden_regions import GoldenRegion
+from region_bytes import RegionFileFactory
+
+from libhamiregion import RegionSet, RegionSnapshot, RegionTable, create_region, open_region
+
+GIB = 2**30
+TABLES = ("regions", "devices", "processes", "usages")
+
+
+@pytest.fixture
+def golden_table(golden_regions: list[GoldenRegion], tmp_path: Path) -> RegionTable:
+    """All golden regions, and one that was cut after it had been opened."""
+    cut = tmp_path / "cut.cache"
+    create_region(cut, memory_limits=["1GiB"])
+    with RegionSet([*(golden.path for golden in golden_regions), cut]) as regions:
+        with cut.open("r+b") as stream:
+            stream.truncate(100)
+        return regions.read()
+
+
+@pytest.fixture
+def snapshots(golden_regions: list[GoldenRegion]) -> list[RegionSnapshot]:
+    found = []
+    for golden in golden_regions:
+        with open_region(golden.path) as region:
+            found.append(region.snapshot())
+    return found
+
+
+def rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return [
+        {name: None if pd.isna(cell) else cell for name, cell in row.items()}
+        for row in frame.to_dict("records")
+    ]
+
+
+def test_devices_are_those_of_the_snapshots(
+    golden_table: RegionTable, snapshots: list[RegionSnapshot]
+) -> None:
+    expected = [
+        {"path": snapshot.path, "device": device.index, **attrs.asdict(device)}
+        for snapshot in snapshots
+        for device in snapshot.devices
+    ]
+    for row, device in zip(rows(golden_table.devices.to_pandas()), expected, strict=True):
+        del row["memory_offset_bytes"], device["index"]
+        assert row == device
+
+
+def test_processes_and_usages_are_those_of_the_snapshots(
+    golden_table: RegionTable, snapshots: list[RegionSnapshot]
+) -> None:
+    processes = iter(rows(golden_table.processes.to_pandas()))
+    usages = iter(rows(golden_table.usages.to_pandas()))
+    for snapshot in snapshots:
+        for process in snapshot.processes:
+            expected = attrs.asdict(process, filter=lambda field, _: field.name != "devices")
+            assert next(processes) == {"path": snapshot.path, **expected}
+            for usage in process.devices:
+                row = next(usages)
+                uuid = snapshot.device(usage.index).uuid
+                assert (row["path"], row["pid"], row["uuid"]) == (snapshot.path, process.pid, uuid)
+                figures = attrs.asdict(usage)
+                assert row["device"] == figures.pop("index")
+                assert {name: row[name] for name in figures} == figures
+    assert list(processes) == list(usages) == []
+
+
+def test_a_region_that_failed_has_its_error_and_nothing_else(golden_table: RegionTable) -> None:
+    *whole, failed = rows(golden_table.regions.to_pandas())
+    assert {row["error"] for row in whole} == {None}
+    assert all(row["layout"] and row["taken_at"].year > 2000 for row in whole)
+    assert failed["path"].endswith("cut.cache")
+    assert failed["error"] == str(golden_table.error(len(whole)))
+    assert {cell for name, cell in failed.items() if name not in {"path", "error"}} == {None}
+
+
+def test_arrow_has_the_same_cells_and_types(golden_table: RegionTable) -> None:
+    for name in TABLES:
+        columns = getattr(golden_table, name)
+        arrow = columns.to_arrow()
+        arrow.validate(full=True)
+        frame = columns.frame()
+        assert arrow.column_names == list(frame.columns)
+        for column, cells in frame.columns.items():
+            found = arrow[column]
+            if pa.types.is_timestamp(found.type):
+                assert str(found.type) == "timestamp[ns, tz=UTC]"
+                found = found.cast(pa.int64())
+            assert found.to_pylist() == list(cells), (name, column)
+    schema = golden_table.devices.to_arrow().schema
+    assert schema.field("memory_limit_bytes").type == pa.uint64()
+    assert schema.field("uuid").type == pa.string()
+    assert golden_table.regions.to_arrow().schema.field("settled").type == pa.bool_()
+
+
+def test_a_stream_outlives_what_it_was_made_from(golden_table: RegionTable) -> None:
+    expected = golden_table.devices.to_arrow()
+    reader = pa.RecordBatchReader.from_stream(golden_table.devices.frame())
+    del golden_table
+    gc.collect()
+    assert reader.read_all() == expected
+
+
+def test_a_capsule_that_nobody_takes_is_freed(golden_table: RegionTable) -> None:
+    frame = golden_table.devices.frame()
+    capsule = frame.__arrow_c_stream__()
+    assert "arrow_array_stream" in repr(capsule)
+    del capsule  # the memory is the sanitizers' to see: tests/c/test_arrow.c
+    assert pa.table(frame).num_rows == len(frame)
+
+
+def test_a_set_of_no_regions_has_empty_frames() -> None:
+    with RegionSet() as regions:
+        table = regions.read()
+    for name in TABLES:
+        assert len(getattr(table, name).to_pandas()) == 0
+        assert getattr(table, name).to_arrow().num_rows == 0
+
+
+def test_identity_columns_stand_beside_the_path(region_file: RegionFileFactory) -> None:
+    first, second = region_file(name="a"), region_file(name="b")
+    first.add_process(7, {0: GIB})
+    second.add_process(8, {0: GIB})
+    with RegionSet([first.path, second.path]) as regions:
+        table = regions.read()
+    told = table.with_identity(pod=["bert-0", None]).with_identity(team=["a", "b"])
+    found = told.usages.to_pandas()
+    assert list(found.columns[:4]) == ["path", "pod", "team", "pid"]
+    assert [(row["pod"], row["team"], row["pid"]) for row in rows(found)] == [
+        ("bert-0", "a", 7),
+        (None, "b", 8),
+    ]
+    assert "pod" not in table.usages.to_pandas().columns
+    with pytest.raises(ValueError, match="pod has 1 cells for 2 regions"):
+        table.with_identity(pod=["bert-0"])
+
+
+class Text(HTMLParser):
+    """The text of a piece of HTML, and every tag that it opens."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.tags: set[str] = set()
+        self.feed(text)
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    def handle_starttag(self, tag: str, _attributes: object) -> None:
+        self.tags.add(tag)
+
+
+def test_a_notebook_shows_sizes_and_unlimited_and_escapes_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "<script>.cache"
+    create_region(path, memory_limits=["6GiB", None], uuids=["GPU-<b>", "GPU-1"])
+    with open_region(path) as region, RegionSet([path]) as regions:
+        shown = [
+            each._repr_html_() for each in (region, region.snapshot(), regions.read(), regions)
+        ]
+        assert "1 regions, 0 errors" in repr(regions)
+    assert region._repr_html_() is None
+    assert regions._repr_html_() is None
+    for each in shown:
+        assert each is not None
+        page = Text(each)
+        assert page.tags <= {"table", "thead", "tbody", "tr", "th", "td", "p"}
+        assert {"6 GiB", "unlimited", "GPU-<b>"} <= set(page.texts)
+        assert any("<script>.cache" in text for text in page.texts)
+
+
+def test_a_notebook_shows_the_first_rows_of_a_long_table(region_file: RegionFileFactory) -> None:
+    region = region_file()
+    for pid in range(1, 31):
+        region.add_process(pid)
+    with RegionSet([region.path]) as regions:
+        shown = regions.read().processes._repr_html_()
+    assert "20 of 30 rows" in Text(shown).texts
+    assert shown.count("<tr>") == 21
+
+
+def test_a_dict_of_a_snapshot_is_what_json_takes(snapshots: list[RegionSnapshot]) -> None:
+    for snapshot in snapshots:
+        found = json.loads(json.dumps(snapshot.to_dict()))
+        assert found["layout"] == snapshot.layout.value
+        assert found["devices"] == [attrs.asdict(device) for device in snapshot.devices]
+        assert [each["pid"] for each in found["processes"]] == [
+            process.pid for process in snapshot.processes
+        ]
+        assert list(found) == [field.name for field in attrs.fields(RegionSnapshot)]
+
+
+def test_a_nodes_frames_say_whose_each_row_is(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path)
+    files.region("train", memory_limits=["6GiB"])
+    files.region("serve", pod=None, memory_limits=["1GiB"])
+    with files.open() as node:
+        node.refresh(processes=False)
+        snapshot = node.snapshot()
+        shown = Text(snapshot._repr_html_())
+    found = rows(snapshot.named_table().devices.to_pandas())
+    assert {each["container"]: each["pod"] for each in found} == {"train": "train-0", "serve": None}
+    assert {"6 GiB", "team-a"} <= set(shown.texts)

@@ -1,0 +1,138 @@
+"""Which of the files of a container's directory is its region."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from node_root import Root, only, opened, reason, refresh, settle, touch
+from region_bytes import RegionFile, truncate
+
+from libhamiregion import Layout, RegionClosed, create_region
+from libhamiregion.node import MissingReason, Node, directories
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    return Root(tmp_path / "containers")
+
+
+@pytest.fixture
+def node(root: Root) -> Iterator[Node]:
+    with Node(root) as node:
+        yield node
+
+
+def test_the_newest_that_is_a_region_counts_and_the_others_are_told(root: Root, node: Node) -> None:
+    path = root.region(file="b.cache")
+    path.with_name("z.cache").touch()
+    os.mkfifo(path.with_name("y.cache"))
+    create_region(path.with_name("c.cache"))
+    RegionFile(path.with_name("c.cache"), Layout.V1_2).put("proc_num", 5000)
+    for name in "zyc":
+        touch(path.with_name(f"{name}.cache"))
+    create_region(path.with_name("a.cache"))
+    os.utime(path.with_name("a.cache"), (1, 1))
+    refresh(node)
+    container = opened(node)
+    assert container.region_path == str(path)
+    # Newest first; what can be no region comes last.
+    assert container.other_files == ("c.cache", "z.cache", "a.cache", "y.cache")
+
+
+def test_an_open_region_is_not_given_up_for_a_file_that_is_none(root: Root, node: Node) -> None:
+    path = root.region()
+    refresh(node)
+    region = opened(node).region
+    for number in range(20):
+        (path.parent / f"new-{number}.cache").touch()
+        touch(path.parent / f"new-{number}.cache")
+        refresh(node)
+        assert opened(node).region is region
+    assert len(opened(node).other_files) == 8
+
+
+def test_a_newer_region_takes_over_once_it_is_one(root: Root, node: Node) -> None:
+    path = root.region()
+    refresh(node)
+    first = opened(node)
+    newer = path.with_name("b.cache")
+    newer.touch()
+    refresh(node)
+    assert opened(node).region is first.region
+    newer.unlink()
+    create_region(newer, priority=0)
+    changes = refresh(node)
+    second = opened(node)
+    assert second.region_path == str(newer)
+    assert second.other_files == ("a.cache",)
+    assert (len(changes.removed), changes.replaced) == (1, (second,))
+    assert first.region is not None
+    with pytest.raises(RegionClosed):
+        first.region.snapshot()
+
+
+def test_two_regions_in_use_do_not_take_turns(root: Root, node: Node) -> None:
+    path = root.region()
+    older = path.with_name("older.cache")
+    create_region(older)
+    os.utime(older, (1, 1))
+    refresh(node)
+    chosen = opened(node)
+    for file in (older, path, older):
+        touch(file)
+        (path.parent / "sign").touch()
+        assert not refresh(node)
+        assert only(node) is chosen
+    path.unlink()
+    refresh(node)
+    assert opened(node).region_path == str(older)
+
+
+def test_an_older_file_that_becomes_a_region_is_the_newest_then(root: Root, node: Node) -> None:
+    path = root.region()
+    content = path.read_bytes()
+    growing = path.with_name("growing.cache")
+    growing.touch()
+    os.utime(growing, (1, 1))
+    settle(path.parent)
+    refresh(node)
+    assert opened(node).region_path == str(path)
+    with growing.open("r+b") as file:
+        file.write(content)
+    touch(growing)
+    refresh(node)
+    assert opened(node).region_path == str(growing)
+
+
+@pytest.fixture
+def few_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a directory need not be flooded with thousands of files."""
+    monkeypatch.setattr(directories, "_ENTRIES_LIMIT", 200)
+
+
+@pytest.mark.usefixtures("few_entries")
+def test_decoys_of_any_age_hide_no_open_region(root: Root, node: Node) -> None:
+    path = root.region()
+    refresh(node)
+    region = opened(node).region
+    for number in range(100):
+        decoy = path.with_name(f"{number}.cache")
+        decoy.touch()
+        truncate(decoy, 2_008_953)
+        os.utime(decoy, (4_000_000_000, 4_000_000_000))
+    for number in range(300):
+        path.with_name(f"{number}").touch()
+    refresh(node)
+    assert opened(node).region is region
+    assert opened(node).region_path == str(path)
+
+
+@pytest.mark.usefixtures("few_entries")
+def test_a_directory_flooded_with_files_is_not_said_to_be_empty(root: Root, node: Node) -> None:
+    directory = root.container()
+    for number in range(300):
+        (directory / str(number)).touch()
+    refresh(node)
+    assert reason(only(node)) is MissingReason.FAILED
+    assert "more than" in str(only(node).missing)

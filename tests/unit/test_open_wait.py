@@ -1,0 +1,105 @@
+"""Waiting for a region that is not there yet."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from region_bytes import RegionFileFactory
+
+from libhamiregion import (
+    NotARegion,
+    Region,
+    RegionNotFound,
+    RegionNotReady,
+    create_region,
+    open_region,
+    own_region,
+)
+
+PATIENCE_S = 60.0
+# Longer than one slice of the waiting, of which there are several.
+SHORT_S = 0.25
+
+
+def test_a_region_is_opened_once_it_has_been_created(tmp_path: Path) -> None:
+    """Whatever stands there before: nothing, an empty file, a short one, one without its magic."""
+    path = tmp_path / "usage.cache"
+    with ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(open_region, path, writable=True, timeout_s=PATIENCE_S)
+        for content in (None, b"", bytes(1000), bytes(2_008_953)):
+            if content is not None:
+                path.write_bytes(content)
+            assert not opening.done()
+        create_region(tmp_path / "made", memory_limits=[5])
+        (tmp_path / "made").rename(path)
+        with opening.result(PATIENCE_S) as region:
+            assert region.writable
+            assert region.memory_limit(0) == 5
+
+
+def test_it_ends_at_its_deadline_with_what_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "usage.cache"
+    for error in (RegionNotFound, RegionNotReady):
+        began = time.monotonic()
+        with pytest.raises(error):
+            open_region(path, timeout_s=SHORT_S)
+        assert SHORT_S <= time.monotonic() - began < PATIENCE_S
+        path.touch()
+
+
+def test_what_waiting_does_not_mend_is_told_at_once(
+    tmp_path: Path, region_file: RegionFileFactory
+) -> None:
+    """And nothing is waited for unless it is asked for."""
+    link = tmp_path / "link"
+    link.symlink_to(region_file().path)
+    began = time.monotonic()
+    with pytest.raises(NotARegion):
+        open_region(link, timeout_s=PATIENCE_S)
+    with pytest.raises(RegionNotFound):
+        open_region(tmp_path / "missing")
+    with open_region(region_file(), timeout_s=PATIENCE_S) as region:
+        assert not region.writable
+    assert time.monotonic() - began < PATIENCE_S
+    for timeout_s in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match="0 or more seconds"):
+            open_region(link, timeout_s=timeout_s)
+
+
+def test_a_program_waits_for_its_own_region(tmp_path: Path) -> None:
+    path = tmp_path / "usage.cache"
+    environ = {"CUDA_DEVICE_MEMORY_SHARED_CACHE": str(path)}
+    with ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(own_region, environ, timeout_s=PATIENCE_S)
+        assert not opening.done()
+        create_region(path, memory_limits=[5])
+        with opening.result(PATIENCE_S) as region:
+            assert region.memory_limit(0) == 5
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.fixture
+def alarm() -> Iterator[Callable[[], object]]:
+    def interrupt(_number: int, _frame: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    yield lambda: signal.setitimer(signal.ITIMER_REAL, SHORT_S)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_a_signal_ends_the_waiting(tmp_path: Path, alarm: Callable[[], object]) -> None:
+    alarm()
+    began = time.monotonic()
+    opened: list[Region] = []
+    with pytest.raises(Interrupted):
+        opened.append(open_region(tmp_path / "missing", timeout_s=PATIENCE_S))
+    assert time.monotonic() - began < PATIENCE_S
+    assert opened == []

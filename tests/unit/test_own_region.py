@@ -1,0 +1,110 @@
+"""A program finds its own region by libvgpu's rule, and opens it without harm to a libvgpu."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from region_bytes import RegionFileFactory
+
+from libhamiregion import (
+    NotARegion,
+    RegionNotFound,
+    RegionNotReady,
+    RegionReadOnly,
+    create_region,
+    own_region,
+)
+
+GIB = 2**30
+VARIABLE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
+
+# Takes the lock that libvgpu takes, looks at the region, and says whether the lock still stands.
+HOLDER = f"""
+import fcntl, json, os, subprocess, sys
+from libhamiregion import RegionError, open_region, own_region
+path, how = sys.argv[1:]
+held = os.open(path, os.O_RDWR)
+fcntl.lockf(held, fcntl.LOCK_EX)
+descriptors = []
+opened = open_region if how == "open_region" else lambda file: own_region({{"{VARIABLE}": file}})
+for _ in range(3):
+    try:
+        with opened(path) as region:
+            region.snapshot()
+    except RegionError:
+        pass
+    descriptors.append(len(os.listdir("/proc/self/fd")))
+ask = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+b'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+asked = subprocess.run([sys.executable, "-c", ask, path], stderr=subprocess.PIPE, text=True)
+print(json.dumps([descriptors, "BlockingIOError" in asked.stderr]))
+"""
+
+
+def looked(path: Path, how: str) -> tuple[list[int], bool]:
+    """The descriptors after each look, and whether the process still has its lock."""
+    done = subprocess.run(
+        [sys.executable, "-c", HOLDER, path, how], check=True, capture_output=True, text=True
+    )
+    descriptors, is_locked = json.loads(done.stdout)
+    return descriptors, is_locked
+
+
+def test_the_environment_names_the_file(
+    region_file: RegionFileFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = region_file(memory_limits=["6GiB"])
+    file.add_process(7, {0: GIB})
+    monkeypatch.setenv(VARIABLE, str(file.path))
+    with own_region() as region, own_region({VARIABLE: str(file.path)}) as again:
+        assert region.path == again.path == str(file.path)
+        assert region.snapshot().device(0).memory_free_bytes == 5 * GIB
+        with pytest.raises(RegionReadOnly):
+            region.set_memory_limit("1GiB")
+
+
+def test_its_error_names_what_was_looked_for(tmp_path: Path) -> None:
+    missing = tmp_path / "none.cache"
+    with pytest.raises(RegionNotFound, match=f"none.cache.*{VARIABLE} names it"):
+        own_region({VARIABLE: str(missing)})
+    (tmp_path / "link.cache").symlink_to(missing)
+    with pytest.raises(NotARegion):
+        own_region({VARIABLE: str(tmp_path / "link.cache")})
+
+
+@pytest.mark.skipif(Path("/tmp/cudevshr.cache").exists(), reason="this machine has such a region")
+def test_without_the_variable_it_is_where_libvgpu_makes_it() -> None:
+    with pytest.raises(RegionNotFound, match=f"/tmp/cudevshr.cache.*{VARIABLE} is not set"):
+        own_region({})
+
+
+def test_a_lock_of_libvgpu_in_the_same_process_stands(tmp_path: Path) -> None:
+    path = tmp_path / "a.cache"
+    create_region(path)
+    descriptors, is_locked = looked(path, "own_region")
+    assert is_locked
+    assert len(set(descriptors)) == 1, "one descriptor for the file, however often it is opened"
+    assert not looked(path, "open_region")[1], "which is why there is an own_region()"
+
+
+def test_so_does_one_on_a_file_that_is_still_being_made(tmp_path: Path) -> None:
+    path = tmp_path / "a.cache"
+    path.touch()
+    with pytest.raises(RegionNotReady):
+        own_region({VARIABLE: str(path)})
+    descriptors, is_locked = looked(path, "own_region")
+    assert is_locked
+    assert len(set(descriptors)) == 1
+
+
+def test_a_file_that_replaces_it_is_opened_by_itself(tmp_path: Path) -> None:
+    path = tmp_path / "a.cache"
+    create_region(path, memory_limits=["1GiB"])
+    with own_region({VARIABLE: str(path)}) as old:
+        path.unlink()
+        create_region(path, memory_limits=["2GiB"])
+        assert old.is_stale()
+        with own_region({VARIABLE: str(path)}) as new:
+            assert new.memory_limit(0) == 2 * GIB
+        assert old.memory_limit(0) == GIB

@@ -1,0 +1,66 @@
+"""What the tree says about itself is true of it."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from libhamiregion import Layout
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+
+needs_tree = pytest.mark.skipif(not WORKFLOWS, reason="needs the whole tree")
+
+
+def test_a_program_without_logging_sees_none_of_ours() -> None:
+    said = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            (
+                "import logging, libhamiregion.exporter\n"
+                "logging.getLogger('libhamiregion.exporter.app').error('lost')"
+            ),
+        ],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert (said.stdout, said.stderr) == ("", "")
+
+
+@needs_tree
+def test_actions_are_pinned_by_commit_with_their_version_beside_it() -> None:
+    used = [line for path in WORKFLOWS for line in path.read_text().splitlines() if "uses:" in line]
+    assert len(used) > 5
+    pinned = re.compile(r"uses: (\./\S+|\S+@[0-9a-f]{40} # v\d+\.\d+\.\d+)$")
+    assert [line for line in used if not pinned.search(line.strip())] == []
+
+
+@needs_tree
+def test_workflows_may_read_and_nothing_else_unless_a_job_says_so() -> None:
+    for path in WORKFLOWS:
+        workflow = yaml.safe_load(path.read_text())
+        assert workflow["permissions"] == {"contents": "read"}, path.name
+        for name, job in workflow["jobs"].items():
+            assert "uses" in job or job["timeout-minutes"] <= 90, (path.name, name)
+
+
+@needs_tree
+def test_every_layout_has_its_line_in_the_policy_of_support() -> None:
+    policy = (ROOT / "docs/versions.md").read_text()
+    assert [layout for layout in Layout if f"| `{layout.value}` |" not in policy] == []
+
+
+@needs_tree
+def test_no_two_test_files_have_one_name() -> None:
+    """pytest imports them by their names, and would refuse the second one."""
+    names = [
+        path.name for part in ("tests", "benchmarks") for path in (ROOT / part).rglob("test_*.py")
+    ]
+    assert len(names) > 100
+    assert {name for name in names if names.count(name) > 1} == set()
