@@ -77,6 +77,7 @@ def test_nothing_but_the_tests_own_places_can_be_written() -> None:
 
 def test_the_status_is_the_commands_and_what_it_leaves_running_is_ended() -> None:
     # The sleeper holds the pipe: that the answer comes shows that it has ended.
-    done = harmless("sh", "-c", "sleep 1000 & echo $!; exit 3")
+    until_it_sleeps = "until [ $(cat /proc/$!/comm) = sleep ]; do sleep 0.01; done"
+    done = harmless("sh", "-c", f"sleep 1000 & {until_it_sleeps}; echo $!; exit 3")
     assert done.returncode == 3
     assert f"left running and ended: {done.stdout.strip()} sleep 1000" in done.stderr
