@@ -158,8 +158,9 @@ root_option = click.option(
     multiple=True,
     type=PATH,
     metavar="DIR",
-    help="Only the <podUID>_<container> directories below DIR, which may be a pattern; may be given"
-    " again.  [default: $HOOK_PATH/containers, else HAMi's, volcano's and those of your runs]",
+    help="Only the <podUID>_<container> directories below DIR, or those of resource claims if it is"
+    " called `claims`.  May be a pattern, and given again.  [default: those below $HOOK_PATH, else"
+    " HAMi's, its DRA driver's, KAI's, volcano's and those of your runs]",
 )
 outside_option = click.option(
     "--outside",
