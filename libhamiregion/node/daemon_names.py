@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import threading
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from .names import PodName
 
+_log = logging.getLogger(__name__)
 _ANSWER_LIMIT = 4 << 20
 _LIST_LIMIT = 256 << 20
 _PAGE = 500
@@ -99,22 +101,56 @@ def kubernetes_client(kubernetes: Any, kubeconfig: Any = None) -> Any:
         raise config.ConfigException(about + said) from error
 
 
-def pod_uids(metadata: Any) -> tuple[str, ...]:
+def api_error_text(error: Exception) -> str:
+    """Why the API could not be used, in one line: an error of the client's, or another."""
+    status = getattr(error, "status", None)
+    if status:
+        return answer_text(status, getattr(error, "body", None))
+    words = str(getattr(error, "reason", None) or error) or type(error).__name__
+    return " ".join(words.split())
+
+
+def answer_text(status: int, raw: Any) -> str:
+    """What the API has answered with an HTTP status that is an error."""
+    try:
+        message = _dict(json.loads(raw)).get("message")
+    except (ValueError, TypeError, RecursionError):
+        message = None
+    return f"the API answered {status}" + (f": {message}" if isinstance(message, str) else "")
+
+
+def pod_uids(item: Any) -> tuple[str, ...]:
     """The UIDs under which a pod's node knows it: its own, and a static pod's mirror the pod's.
 
-    Whoever may create pods writes their annotations. A UID in one of them counts only if it is a
-    hash, as static pods have it and no pod from the API: nobody can pass for another's pod.
+    A mirror is what kubelet makes: a pod that names in its annotation the hash that the static pod
+    goes by, and whose owner is the Node it is on. A UID with dashes, as pods from the API have it,
+    counts in no annotation: nobody passes for a pod from the API.
+
+    Nothing of this proves that kubelet made the mirror. Whoever may create pods writes their
+    annotations, owner and node; one who also knows the hash passes for that static pod until
+    kubelet deletes the mirror that is not its own. Whoever may only change pods does not: the API
+    refuses to add that annotation to a pod that is there.
 
     Args:
-        metadata: A pod's ``metadata``, from JSON.
+        item: A pod, from JSON, as the API lists it for its node.
     """
-    found = [_dict(metadata).get("uid")]
-    annotations = _dict(_dict(metadata).get("annotations"))
+    pod = _dict(item)
+    metadata = _dict(pod.get("metadata"))
+    found = [metadata.get("uid")]
+    annotations = _dict(metadata.get("annotations"))
     mirrored = annotations.get(_MIRROR)
-    if isinstance(mirrored, str) and "-" not in mirrored:
+    if isinstance(mirrored, str) and "-" not in mirrored and _is_owned_by_its_node(pod):
         # Kubelet writes the same under both.
         found.append(mirrored if annotations.get(_HASH, mirrored) == mirrored else None)
     return tuple(dict.fromkeys(uid for uid in found if isinstance(uid, str) and is_pod_uid(uid)))
+
+
+def _is_owned_by_its_node(pod: dict[str, Any]) -> bool:
+    node = _dict(pod.get("spec")).get("nodeName")
+    owners = [_dict(each) for each in _list(_dict(pod.get("metadata")).get("ownerReferences"))]
+    return isinstance(node, str) and [(each.get("kind"), each.get("name")) for each in owners] == [
+        ("Node", node)
+    ]
 
 
 class KubernetesNames:
@@ -157,7 +193,7 @@ class KubernetesNames:
         try:
             import kubernetes
         except ImportError as error:
-            raise ImportError(
+            raise ModuleNotFoundError(
                 "KubernetesNames needs the extra 'kubernetes': "
                 "pip install 'libhamiregion[kubernetes]'",
                 name="kubernetes",
@@ -237,6 +273,8 @@ class KubernetesNames:
             RecursionError,
             ValueError,
         ) as error:
+            if self.last_error is None:
+                _log.warning("no names from the Kubernetes API: %s", api_error_text(error))
             self.last_error = error
             return
         self.last_error = None
@@ -299,7 +337,7 @@ class KubernetesNames:
         namespace, name = metadata.get("namespace"), metadata.get("name")
         if not (isinstance(namespace, str) and isinstance(name, str)):
             return
-        for uid in pod_uids(metadata):
+        for uid in pod_uids(item):
             self._pods[uid] = (namespace, name)
         for claim, holder in claims_of(item):
             if pod_name(namespace, claim, None) is not None:
