@@ -16,7 +16,7 @@ from libhamiregion.text import printable
 
 from .failures import Failure
 from .format import node_notes, node_warnings, root_failure
-from .tables import Lines
+from .tables import Lines, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -70,12 +70,15 @@ def node_page(
     """Make a page about a node: with what could not be seen of it."""
     warnings = node_warnings(node)
     seen = {"complete": node.processes.is_complete, "warnings": warnings}
+    failure = root_failure(node, place.roots)
+    is_empty = not any(isinstance(block, Table) and block.records for block in blocks)
     return Page(
         {"taken_at_ns": taken_at_ns, **seen, **data},
-        blocks,
+        # A heading without rows before an error reads as an answer.
+        () if failure is not None and is_empty else blocks,
         notes=(*node_notes(node), *_outside_notes(node, place), *notes),
         warnings=warnings,
-        failure=root_failure(node, place.roots),
+        failure=failure,
     )
 
 

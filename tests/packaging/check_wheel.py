@@ -51,6 +51,7 @@ QUICK_TESTS = [
             "report_numbers",
             "report_formats",
             "floors",
+            "fake_node",
             "launch_gpus",
         )
     ),

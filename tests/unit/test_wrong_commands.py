@@ -147,6 +147,8 @@ COMMANDS: dict[str, tuple[int, str]] = {
     "run --inject ptrace -- true": (2, "'ptrace' is not one of 'standin', 'preload'"),
     "run --json -- true": (2, "--json is for --dry-run; a program's output is its own"),
     "run --region a.cache --sm 5 -- true": (2, "a region that is joined has its own limits"),
+    "run --driver node --memory 4GiBs -- true": (2, '"4GiBs" is not a size: write .*"6GiB"'),
+    "run --driver node --sm 0=half -- true": (2, "is 1 to 100 percent, or .* not 'half'"),
     "run --driver node -- true": (1, "no NVIDIA driver in .*node: .*libcuda.so.1 is missing"),
     # ---- a node ------------------------------------------------------------------------------
     "ps --root node --sort size": (2, "'size' is not one of 'name', 'memory', 'sm', 'pid'"),
