@@ -96,12 +96,15 @@ class NodeProcess:
     def owner(self) -> Container:
         """`container`; without it one made of `container_id`, for `Node.pod_name` and `Selector`.
 
-        Outside all containers it has neither name nor pod.
+        Of several that share a claim's region, too, the one that its cgroup names. Outside all
+        containers it has neither name nor pod.
         """
-        if self.container is not None:
+        own = None if self.process is None else self.process.container
+        shares = self.container is not None and self.container.claim_uid is not None
+        if self.container is not None and not (shares and own is not None):
             return self.container
-        pod_uid = None if self.container_id is None else self.container_id.pod_uid
-        return Container(pod_uid, container_id=self.container_id)
+        known = own if shares else self.container_id
+        return Container(None if known is None else known.pod_uid, container_id=known)
 
 
 def driver_gap(processes: ProcessTable, sample: NvmlSample | None) -> str | None:
