@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from libhamiregion.exporter import FAMILIES, RegionCollector
 from libhamiregion.exporter.labels import pod_label_name
 from libhamiregion.node import ChainedNames, KubernetesNames, Node, PodLogNames
+from libhamiregion.node.names import labels_of_pod
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,6 +32,7 @@ def api() -> Iterator[FakeApi]:
 
 def node_of(files: NodeFiles, kubeconfig: Path, *labels: str, **options: Any) -> Node:
     by_api = KubernetesNames("node-1", kubeconfig=kubeconfig, pod_labels=labels, **options)
+    assert labels_of_pod(by_api, None) == {}
     return Node(files.root, names=ChainedNames([PodLogNames(files.logs), by_api]))
 
 
@@ -83,6 +85,7 @@ def test_a_pod_is_asked_for_until_the_api_knows_it_and_never_again(
         assert "label_team" not in look(exporter).labels(family)
         api.put("train-0", uid, {}, labels={"team": "a"})
         assert look(exporter).labels(family)["label_team"] == "a"
+        assert node.names.pod_labels(uid) == {"team": "a"}
         lists = len(api.lists)
         assert look(exporter).labels(family)["label_team"] == "a"
         assert len(api.lists) == lists
@@ -94,6 +97,7 @@ def test_constant_labels_stand_on_everything_and_the_node_on_containers(files: N
         plain = look(exporter_of(node, node_name="n1"))
         options = {"labels": {"team": 'a"b', "cluster": "blue"}, "node_label": True}
         exporter = exporter_of(node, node_name="n1", legacy=True, **options)
+        assert exporter.labels_of(FAMILIES[0]).keys() == {"team", "cluster"}
         found = look(exporter)
         also_openmetrics = parsed(exporter.render(openmetrics=True), openmetrics=True)
         registry = CollectorRegistry()
