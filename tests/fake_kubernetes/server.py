@@ -102,6 +102,7 @@ class FakeApi:
         node: str = "node-1",
         containers: tuple[str, ...] = ("train",),
         claims: tuple[str, ...] = (),
+        labels: dict[str, str] | None = None,
     ) -> None:
         """Make a pod, or change it; all of its containers use the claims."""
         uses = {"claims": [{"name": f"our-{each}"} for each in claims]}
@@ -111,6 +112,7 @@ class FakeApi:
                 "namespace": namespace,
                 "uid": uid,
                 "annotations": annotations,
+                "labels": labels or {},
             },
             "spec": {
                 "nodeName": node,
