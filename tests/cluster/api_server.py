@@ -5,6 +5,7 @@ So a pod is on a node because the test has put it there, and nothing runs.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import shutil
@@ -120,10 +121,11 @@ class Cluster:
             return False
 
     def stop(self) -> None:
-        """End the API server in order."""
-        server = self._running.pop("kube-apiserver")
-        server.terminate()
-        server.wait(STARTING_S)
+        """Tell the API server to end; it takes no connections then, and waits for watches."""
+        self._running["kube-apiserver"].terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._running["kube-apiserver"].wait(3)
+        self.kill()
 
     def kill(self, program: str = "kube-apiserver") -> None:
         """End it with kill -9."""

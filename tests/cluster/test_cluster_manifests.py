@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_server import Cluster, pods_path
+import yaml
+from api_server import RBAC, Cluster, pods_path
 from manifests import NAMESPACE, OLD, OVERLAYS, apply, kubectl, needs_kubectl, rendered
 from wait import eventually
 
@@ -145,7 +146,14 @@ def test_deleting_an_overlay_leaves_nothing_outside_its_namespace(
     assert done.returncode == 0, done.stderr
     namespace = cluster.must("GET", f"/api/v1/namespaces/{NAMESPACE}")
     assert namespace["status"]["phase"] == "Terminating"
-    for kind in ("clusterroles", "clusterrolebindings"):
-        left = cluster.must("GET", f"/apis/rbac.authorization.k8s.io/v1/{kind}")["items"]
-        assert not [each for each in left if each["metadata"]["name"].startswith("hamiregion")]
+    outside = [each for each in yaml.safe_load_all(text) if "namespace" not in each["metadata"]]
+    assert {each["kind"] for each in outside} == {
+        "Namespace",
+        "ClusterRole",
+        "ClusterRoleBinding",
+    }
+    for each in outside:
+        if each["kind"] != "Namespace":
+            path = f"{RBAC}/{each['kind'].lower()}s/{each['metadata']['name']}"
+            assert cluster.ask("GET", path).status == 404
     assert cluster.must("GET", DAEMON_SETS)["items"] == []

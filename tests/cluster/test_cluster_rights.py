@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_server import PATCH, Cluster, accounts_path, pods_path
-from manifests import NAMESPACE, OLD, kubectl, needs_kubectl, rendered
+from api_server import PATCH, RBAC, Cluster, accounts_path, pods_path
+from manifests import NAMESPACE, kubectl, needs_kubectl, rendered
+from wait import eventually
 
-from libhamiregion.node import KubernetesNames
+from libhamiregion.node import KubernetesNames, PodName
 from libhamiregion.plan import PodAnnotations, PodApiError
 
 pytestmark = needs_kubectl
@@ -22,7 +23,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     directory = tmp_path_factory.mktemp("rights")
     with Cluster(directory) as cluster:
         # The operator's kinds are missing here, and give no rights.
-        kubectl(cluster, rendered(directory, "hami-steered", OLD), "apply")
+        kubectl(cluster, rendered(directory, "hami-steered"), "apply")
         cluster.namespace("research")
         cluster.pod("research", "bert-0", "node-1", annotations={"hamiregion.io/sm-limit": "5"})
         cluster.must("POST", accounts_path(NAMESPACE), {"metadata": {"name": "nobody"}})
@@ -104,3 +105,20 @@ def refuse_all_changes(cluster: Cluster, token: str) -> None:
         kind = PATCH if method == "PATCH" else "application/json"
         answer = cluster.ask(method, path, body, token=token, kind=kind)
         assert answer.status == 403, (method, path, answer)
+
+
+def test_names_from_the_api_take_two_rights_of_reading(cluster: Cluster, tmp_path: Path) -> None:
+    uid = cluster.must("GET", pods_path("research", "bert-0"))["metadata"]["uid"]
+    kubectl(cluster, rendered(tmp_path, "dra"), "apply")
+    try:
+        anybodys = rules_of(cluster, "nobody")
+        rights = {("list", "", "pods"), ("get", "resource.k8s.io", "resourceclaims")}
+        # What roles allow comes into force a moment later.
+        eventually(lambda: rules_of(cluster, "hamiregion-exporter") - anybodys == rights, 60)
+        token = cluster.account_token(NAMESPACE, "hamiregion-exporter")
+        config = cluster.kubeconfig(tmp_path / "kubeconfig", token)
+        names = KubernetesNames("node-1", kubeconfig=config)
+        assert names.resolve(uid, "train") == PodName("research", "bert-0", "train")
+        refuse_all_changes(cluster, token)
+    finally:
+        cluster.must("DELETE", f"{RBAC}/clusterrolebindings/hamiregion-names")

@@ -129,7 +129,7 @@ def test_an_annotation_reaches_its_region(
     figure("the same, the slowest of ten", max(taken))
 
 
-@pytest.mark.parametrize("end", [Cluster.stop, Cluster.kill], ids=["in order", "kill -9"])
+@pytest.mark.parametrize("end", [Cluster.stop, Cluster.kill], ids=["SIGTERM", "kill -9"])
 def test_a_server_that_comes_back_is_right_again(
     cluster: Cluster,
     node: str,
