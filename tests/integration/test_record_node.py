@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
+from answers import check_answer
 from called import call
 from containers import needs_namespaces
 from fake_nvml.driver import FakeDriver
@@ -188,6 +189,7 @@ class Recorded:
         line = self.process.stdout.readline()
         assert line, self.errors
         self.seen.append(json.loads(line))
+        check_answer(self.seen[-1])
         return self.seen[-1]
 
     def until(self, key: str) -> dict[str, Any]:
