@@ -313,6 +313,15 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
         {"readings": (Rows((Allocation, Sample)), "One for each device of a container.")},
     ),
     "report/1": ("report", "A report.", Fields(Report, without=("allocations", "devices"))),
+    "demo-node/1": (
+        "demo --node",
+        "A node of fake containers.",
+        {
+            "root": (str, "Where the containers' directories are."),
+            "pod_logs": (str, "Where the logs are that name the pods."),
+            "urls": (list[str], "Where the exporter answers."),
+        },
+    ),
     "demo-sentence/1": ("demo", "The story.", {"say": (str, "One sentence of it.")}),
     "demo-region/1": (
         "demo",

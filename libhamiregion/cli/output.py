@@ -15,8 +15,8 @@ from libhamiregion import RegionError
 from libhamiregion.text import printable
 
 from .failures import Failure
-from .format import node_notes, root_failure, root_warnings
-from .tables import Lines
+from .format import node_notes, node_warnings, root_failure
+from .tables import Lines, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -72,15 +72,18 @@ def node_page(
     notes: Iterable[str] = (),
 ) -> Page:
     """Make a page about a node: with what could not be seen of it."""
-    warnings = root_warnings(node)
+    warnings = node_warnings(node)
     seen = {"complete": node.processes.is_complete, "warnings": warnings}
+    failure = root_failure(node, place.roots)
+    is_empty = not any(isinstance(block, Table) and block.records for block in blocks)
     return Page(
         schema,
         {"taken_at_ns": taken_at_ns, **seen, **data},
-        blocks,
+        # A heading without rows before an error reads as an answer.
+        () if failure is not None and is_empty else blocks,
         notes=(*node_notes(node), *_outside_notes(node, place), *notes),
         warnings=warnings,
-        failure=root_failure(node, place.roots),
+        failure=failure,
     )
 
 

@@ -22,9 +22,11 @@ import attrs
 from .cgroups import is_pod_uid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from libhamiregion.errors import PathLike
+
+    from .claims import ClaimName
 
 _LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?\Z")
 _SUBDOMAIN = re.compile(r"[a-z0-9](?:[-.a-z0-9]{0,251}[a-z0-9])?\Z")
@@ -56,7 +58,12 @@ class PodName:
 
 
 class NameResolver(Protocol):
-    """Anything that can name a container."""
+    """Anything that can name a container.
+
+    One that knows resource claims too has a second method, ``resolve_claim(claim_uid)``, which
+    gives a `ClaimName`, or None for a claim that it does not know. One that knows labels has
+    ``pod_labels(pod_uid)``, which gives those to be shown, or None for a pod that it does not know.
+    """
 
     def resolve(
         self,
@@ -65,6 +72,25 @@ class NameResolver(Protocol):
         container_id: str | None = None,
     ) -> PodName | None:
         """Name a container by its pod's UID and its own name, or by its id; None if unknown."""
+
+
+def claim_name(names: NameResolver, claim_uid: str) -> ClaimName | None:
+    """What a resolver knows of a claim; None where it knows none, as those of files do not."""
+    ask = getattr(names, "resolve_claim", None)
+    found: ClaimName | None = None if ask is None else ask(claim_uid)
+    return found
+
+
+def labels_of_pod(names: NameResolver, pod_uid: str | None) -> Mapping[str, str] | None:
+    """The labels of a pod that a resolver was asked to keep; None where it does not know the pod.
+
+    Those of files, and one that was asked for none, have none of any pod.
+    """
+    ask = getattr(names, "pod_labels", None)
+    if ask is None or pod_uid is None:
+        return {}
+    found: Mapping[str, str] | None = ask(pod_uid)
+    return found
 
 
 def pod_name(namespace: str, pod: str, container: str | None) -> PodName | None:
@@ -250,6 +276,16 @@ class ChainedNames:
             while len(self._kept) > _KEPT_LIMIT:
                 self._kept.popitem(last=False)
         return best
+
+    def resolve_claim(self, claim_uid: str) -> ClaimName | None:
+        """Name a claim by the first resolver that knows it; not kept, for its holders change."""
+        found = (claim_name(resolver, claim_uid) for resolver in self.resolvers)
+        return next((each for each in found if each is not None), None)
+
+    def pod_labels(self, pod_uid: str) -> Mapping[str, str] | None:
+        """The labels by the first resolver that has some of this pod; not kept."""
+        found = [labels_of_pod(resolver, pod_uid) for resolver in self.resolvers]
+        return next(filter(None, found), None if None in found else {})
 
 
 def is_container_id(text: str) -> bool:

@@ -180,7 +180,8 @@ def test_a_directory_that_cannot_be_listed_is_told_and_fails_if_no_other_can(
     for verb in ("ps", "containers"):
         answer = call(verb, "--root", missing, "--root", f"{missing}/*")
         assert answer.returncode == 1
-        assert answer.stdout.startswith("POD ")
+        # What the driver lists is an answer; a heading alone would look like one.
+        assert len(answer.stdout.splitlines()) != 1
         warnings = [line for line in answer.stderr.splitlines() if line.startswith("Warning: ")]
         assert [f"Warning: {missing}" in line for line in warnings] == [True, True]
         assert answer.stderr.endswith("Error: none of the directories given could be listed\n")

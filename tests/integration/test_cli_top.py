@@ -57,7 +57,7 @@ def test_the_drivers_two_lists_need_no_region(scene: Scene) -> None:
     assert rows[stranger]["SM"] == "7%"
 
     found = json.loads(call("ps", "--nvml", "--json", "--device", "0", *library).stdout)
-    assert list(found) == ["taken_at_ns", "driver", "devices", "processes", "samples"]
+    assert list(found) == ["schema", "taken_at_ns", "driver", "devices", "processes", "samples"]
     kinds = {"devices": NvmlDevice, "processes": NvmlProcess, "samples": NvmlProcess}
     for key, cls in kinds.items():
         for each in found[key]:

@@ -356,6 +356,47 @@ def test_both_daemon_sets_look_where_volcano_puts_its_regions() -> None:
 
 
 @needs_kubectl
+def test_the_exporter_looks_where_kais_isolator_puts_its_regions() -> None:
+    spec = daemon_set(built("kai"), "exporter")
+    container = containers_of(spec)["exporter"]
+    assert environment_of(container)["CONTAINER_VGPU_MOUNT"] == "/usr/local/vgpu"
+    assert mounts_of(container)["/usr/local/vgpu"] == "regions"
+    assert not spec["automountServiceAccountToken"]
+
+
+@needs_kubectl
+def test_claims_are_named_by_the_api_with_the_rights_for_it_and_no_others() -> None:
+    documents = built("dra")
+    spec = daemon_set(documents, "exporter")
+    container = containers_of(spec)["exporter"]
+    assert container["args"] == ["exporter", "--listen=:9394", "--names=kubernetes"]
+    assert spec["automountServiceAccountToken"]
+    # No root is named: a node may have HAMi's device plugin as well, or not.
+    assert "HOOK_PATH" not in environment_of(container)
+    (role,) = (each for each in documents if each["kind"] == "ClusterRole")
+    assert {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    } == {("", "pods", "list"), ("resource.k8s.io", "resourceclaims", "get")}
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", ["hami-repaired", "volcano-repaired"])
+def test_names_from_the_api_are_the_agents_too(overlay: str, tmp_path: Path) -> None:
+    documents = documents_of(with_components(tmp_path, overlay, ["names", "annotations"]))
+    check_schemas(documents)
+    for component in ("exporter", "agent"):
+        spec = daemon_set(documents, component)
+        check_pod(spec)
+        assert spec["automountServiceAccountToken"]
+        for container in spec["containers"]:
+            assert container["args"].count("--names=kubernetes") == 1
+
+
+@needs_kubectl
 @pytest.mark.parametrize("overlay", ["hami-repaired", "volcano-repaired"])
 def test_an_agent_beside_the_monitor_writes_nothing_that_the_monitor_writes(overlay: str) -> None:
     spec = daemon_set(built(overlay), "agent")
@@ -443,7 +484,7 @@ def test_every_kustomization_on_the_page_renders(tmp_path: Path) -> None:
     rendered = [documents_of(combined(tmp_path, block)) for block in blocks]
     for documents in rendered:
         check_schemas(documents)
-    steered_volcano, elsewhere, outside, removing = rendered
+    steered_volcano, elsewhere, outside, removing, kai, claims = rendered
     agent = daemon_set(steered_volcano, "agent")
     assert "--feedback" in containers_of(agent)["agent"]["args"]
     assert agent["runtimeClassName"] == "nvidia"
@@ -459,6 +500,10 @@ def test_every_kustomization_on_the_page_renders(tmp_path: Path) -> None:
     assert capabilities == {"drop": ["ALL"], "add": ["SYS_PTRACE", "CHECKPOINT_RESTORE"]}
     arguments = containers_of(daemon_set(removing, "agent"))["agent"]["args"]
     assert {"--feedback", "--remove-gone"} <= set(arguments)
+    for documents, asks in ((kai, False), (claims, True)):
+        for component in ("exporter", "agent"):
+            for container in daemon_set(documents, component)["containers"]:
+                assert ("--names=kubernetes" in container["args"]) == asks
 
 
 def test_the_page_has_a_row_for_every_overlay_and_component() -> None:

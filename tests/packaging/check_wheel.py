@@ -53,6 +53,7 @@ QUICK_TESTS = [
             "report_numbers",
             "report_formats",
             "floors",
+            "fake_node",
             "launch_gpus",
         )
     ),

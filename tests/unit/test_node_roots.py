@@ -18,7 +18,8 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give fi
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HOOK_PATH", raising=False)
+    for variable in ("HOOK_PATH", "CONTAINER_VGPU_MOUNT"):
+        monkeypatch.delenv(variable, raising=False)
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, ...
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp").chmod(0o1777)
     paths = (tmp_path / "tmp/vgpu/containers", tmp_path / "usr/vgpu/containers")
-    monkeypatch.setattr(directories, "_DEFAULT_ROOTS", tuple(map(str, paths)))
+    monkeypatch.setattr(directories, "DEFAULT_ROOTS", tuple(map(str, paths)))
     monkeypatch.setattr(directories, "run_bases", lambda _: [])
     return paths
 
@@ -153,11 +154,17 @@ def test_one_bad_root_does_not_stop_the_others(tmp_path: Path) -> None:
         assert node.scanned_roots == (str(tmp_path / "good"),)
 
 
+@pytest.mark.parametrize(
+    ("limit", "mode"),
+    [("_ROOT_ENTRIES_LIMIT", 0o755), ("_ENTRIES_LIMIT", 0o1777)],
+    ids=["the node's own", "one that containers can write"],
+)
 def test_a_root_with_too_many_entries_says_that_it_was_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    limit: str, mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(directories, "_ROOT_ENTRIES_LIMIT", 10)
+    monkeypatch.setattr(directories, limit, 10)
     root = Root(tmp_path / "containers")
+    root.path.chmod(mode)
     for number in range(10):
         root.container(f"c{number}")
     with Node(root) as node:
@@ -208,6 +215,7 @@ def test_the_default_roots_are_the_documented_ones(
             "/usr/local/vgpu/containers",
             "/usr/local/vgpu/vgpu/containers",
             "/tmp/vgpu/containers",
+            "/usr/local/vgpu/claims",
             f"{tmp_path}/hamiregion",
             *run_bases({}),
         )
@@ -220,8 +228,8 @@ def test_hook_path_takes_their_place_and_has_to_exist(
     monkeypatch.setenv("HOOK_PATH", str(tmp_path / "hook"))
     with Node(outside=False) as node:
         refresh(node)
-        assert node.roots == (str(tmp_path / "hook/containers"),)
-        assert list(node.root_errors) == list(node.roots)
+        assert node.roots == (str(tmp_path / "hook/containers"), str(tmp_path / "hook/claims"))
+        assert list(node.root_errors) == [str(tmp_path / "hook/containers")]
         Root(tmp_path / "hook/containers").container("hooked")
         refresh(node)
         assert names(node) == ["hooked"]
