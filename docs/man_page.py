@@ -40,14 +40,15 @@ def paragraphs(text: str) -> Iterator[str]:
 def options(command: click.Command, context: click.Context) -> Iterator[str]:
     """What each option is, but --help, which is said once."""
     for option in command.get_params(context):
-        record = option.get_help_record(context)
-        if record is not None and option.name != "help":
+        record = option.get_help_record(context) if isinstance(option, click.Option) else None
+        if record is not None and "--help" not in option.opts:
             yield from (".TP", f"\\fB{escaped(record[0])}\\fR", escaped(record[1]))
 
 
 def commands(command: click.Command, parent: click.Context) -> Iterator[str]:
     """A verb with its options, and the verbs below it."""
-    context = click.Context(command, info_name=command.name, parent=parent)
+    settings = command.context_settings
+    context = click.Context(command, info_name=command.name, parent=parent, **settings)
     usage = " ".join(command.collect_usage_pieces(context))
     yield f'.SS "{escaped(f"{context.command_path} {usage}".strip())}"'
     yield from paragraphs(command.help or "")
@@ -63,7 +64,7 @@ def commands(command: click.Command, parent: click.Context) -> Iterator[str]:
 
 def text() -> str:
     """The whole page."""
-    context = click.Context(hamiregion, info_name="hamiregion")
+    context = click.Context(hamiregion, info_name="hamiregion", **hamiregion.context_settings)
     verbs = [hamiregion.get_command(context, verb) for verb in hamiregion.list_commands(context)]
     lines = [
         '.TH HAMIREGION 1 "" "libhamiregion" "User Commands"',
