@@ -33,8 +33,9 @@ class Identity:
     Attributes:
         namespace: Of the pod; empty outside Kubernetes and where it is not known.
         pod: Its name; its UID where the name is not known; empty outside Kubernetes.
-        container: Its name; failing that its id, failing that the path of its region.
-        pod_uid: Empty outside Kubernetes.
+        container: Its name, or its claim's UID; failing that its id, failing that the path of its
+            region.
+        pod_uid: Empty outside Kubernetes, and of a claim.
         is_named: Whether a resolver knows it.
         more: Label text that follows that of a family: the pod's chosen labels.
         is_labelled: Whether these labels are known, be it that there are none.

@@ -19,16 +19,25 @@ from region_bytes import RegionFile
 pytest.importorskip("kubernetes", reason="needs the extra kubernetes")
 
 from fake_kubernetes.server import FakeApi, container_id
+from fake_nvml.driver import FakeDriver
+from fake_nvml.scenes import CARD, GPU
 
 from libhamiregion import Layout, create_region, open_region
 from libhamiregion.exporter import NodeExporter
-from libhamiregion.node import ChainedNames, KubernetesNames, Node, PodLogNames, directories
+from libhamiregion.node import (
+    ChainedNames,
+    KubernetesNames,
+    Node,
+    NvmlSampler,
+    PodLogNames,
+    directories,
+    node_processes,
+)
 from libhamiregion.report.recorder import NodeReader
 
 pytestmark = [needs_namespaces, needs_first_namespace, needs_cgroups]
 
 GIB = 1 << 30
-GPU = "GPU-00000000-0000-0000-0000-000000000000"
 #: Where each lies below the scene's directory, as it does below / of a node.
 HAMI = "usr/local/vgpu/containers"
 KAI = "kai/usr/local/vgpu/containers"
@@ -304,7 +313,41 @@ def test_a_version_to_come_is_read_and_never_written(scene: Scene, tmp_path: Pat
         file.put("minor_version", 2)
 
 
-# ---- One region for several pid namespaces ------------------------------------------------------
+# ---- One region for several containers ----------------------------------------------------------
+
+
+def test_who_escapes_a_claims_limit_is_told_in_each_of_its_containers(
+    tmp_path: Path, fake_driver: FakeDriver
+) -> None:
+    directory = tmp_path / "claims" / uid()
+    directory.mkdir(parents=True)
+    path = directory / f"{uid()}.cache"
+    create_region(path, memory_limits=[8 * GIB], uuids=[GPU])
+    escaped = set()
+    with (
+        contextlib.ExitStack() as made,
+        containers() as start,
+        Node(tmp_path / "claims") as node,
+        NvmlSampler(fake_driver.library) as sampler,
+    ):
+        for last_pid in (40, 50):
+            inside = start(1)
+            cgroup = made.enter_context(cgroup_of_pod(uid(), uuid.uuid4().hex * 2))
+            (cgroup / "cgroup.procs").write_text(str(inside.host_pid))
+            escaped.add(inside.child("fork")[1])
+            pid, _ = inside.child("spawn", last_pid)
+            inside.tell(f"@{pid}", "attach", path)
+        fake_driver.play(CARD, *(f"process 0 compute {pid} {GIB}" for pid in escaped))
+        sample = sampler.sample()
+        rows = node_processes(node.view(), node.processes, sample)
+        found = {row.host_pid: row for row in rows if row.state == "escaped"}
+        assert found.keys() == escaped
+        for row in found.values():
+            assert row.container is node.containers[0]
+            assert row.process is not None
+            assert row.owner.container_id == row.process.container
+        names = {row.container_id for row in rows}
+        assert len(names) == 2
 
 
 def test_a_pid_that_two_containers_of_a_claim_have_is_neithers(tmp_path: Path) -> None:

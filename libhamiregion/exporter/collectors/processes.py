@@ -335,7 +335,10 @@ def _container_id(
     container: Container, found: Sequence[tuple[int, HostProcess]], unlisted: Sequence[HostProcess]
 ) -> str:
     """The id of a container, as its processes tell, or its region outside the roots."""
-    for process in (*(process for _, process in found), *unlisted):
-        if process.container is not None:
-            return process.container.id
+    users = (*(process for _, process in found), *unlisted)
+    ids = dict.fromkeys(each.container.id for each in users if each.container is not None)
+    if container.claim_uid is not None and len(ids) > 1:
+        return ""  # each process has its own
+    if ids:
+        return next(iter(ids))
     return "" if container.container_id is None else container.container_id.id
