@@ -86,7 +86,7 @@ class PlanResult:
 
     @property
     def changes(self) -> tuple[LimitChange | ValueChange, ...]:
-        """What was changed, in the order in which it was: what `libhamiregion.undo` takes."""
+        """All edits in their order, for `libhamiregion.undo`."""
         return tuple(change for outcome in self.outcomes for change in outcome.changes)
 
 

@@ -12,6 +12,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+import yaml
+from containers import Starter
 from exposition import NodeFiles, parsed
 from region_bytes import RegionFile
 from run_scene import RunScene
@@ -266,6 +268,41 @@ def test_the_programs_of_the_page_about_budgets_run(
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout.count(str(runs.base)) >= 2
+
+
+# ---- A Docker host -------------------------------------------------------------------------------
+
+
+@pytest.mark.root
+def test_the_exporter_of_the_compose_file_finds_a_container_of_docker(
+    start: Starter, tmp_path: Path
+) -> None:
+    """Its region lies where plain Docker leaves it: in no directory of HAMi's."""
+    service = yaml.safe_load((EXAMPLES / "compose.yaml").read_text())["services"]["hamiregion"]
+    recipe = (EXAMPLES.parent / "docs" / "recipes.md").read_text()
+    command = [word for word in service["command"] if not word.startswith("--listen")]
+    (docker,) = re.findall(r"^    docker run (?:.*\\\n)+.*$", recipe, re.MULTILINE)
+    shown = docker.replace("\\\n", " ")
+    assert " ".join([service["image"], *service["command"]]) in shown
+    added = re.findall(r"--cap-add (\w+)", shown)
+    assert (added, service["volumes"][0] in shown) == (service["cap_add"], True)
+
+    path = tmp_path / "cudevshr.cache"
+    create_region(path, memory_limits=["3GiB"], uuids=["GPU-1"])
+    start().tell("attach", path)
+    (tmp_path / "none").mkdir()
+    held = ",".join(f"+{name.lower()}" for name in added)
+    rights = [f"--bounding-set=-all,{held}", f"--inh-caps=-all,{held}", "--no-new-privs"]
+    words = [sys.executable, "-m", "libhamiregion", *command, "--once", "--no-collector.nvml"]
+    done = subprocess.run(
+        ["setpriv", *rights, *words, "--root", str(tmp_path / "none")],
+        capture_output=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    limits = parsed(done.stdout).series("hami_vgpu_memory_limit_bytes")
+    assert 3 * GIB in limits.values()
 
 
 def test_examples_have_less_than_sixty_lines_of_code() -> None:
