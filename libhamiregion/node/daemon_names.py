@@ -95,12 +95,15 @@ def kubernetes_client(kubernetes: Any, kubeconfig: Any = None) -> Any:
             file, if one was given.
     """
     config = kubernetes.config
+    settings = kubernetes.client.Configuration()
+    # The HTTP client would ask four times, and a watch each time from a version that may be gone.
+    settings.retries = False
     if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:
-        settings = kubernetes.client.Configuration()
         config.load_incluster_config(client_configuration=settings)
         return kubernetes.client.ApiClient(settings)
     try:
-        return config.new_client_from_config(config_file=kubeconfig)
+        config.load_kube_config(config_file=kubeconfig, client_configuration=settings)
+        return kubernetes.client.ApiClient(settings)
     except Exception as error:
         # The client lets through whatever its YAML reader, or a value of another kind, leads to.
         words = getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -102,11 +102,16 @@ def job_files() -> list[dict[str, Any]]:
 
 
 def pod_specs(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of all that runs somewhere."""
     return [
         document["spec"]["template"]["spec"]
         for document in documents
-        if document["kind"] in {"DaemonSet", "Job"}
+        if document["kind"] in {"DaemonSet", "Job"} and not is_no_agent(document)
     ]
+
+
+def is_no_agent(document: dict[str, Any]) -> bool:
+    return document["metadata"].get("labels", {}).get("app.kubernetes.io/component") == "no-agent"
 
 
 def check_schemas(documents: list[dict[str, Any]]) -> None:
@@ -158,10 +163,8 @@ def test_an_overlay_is_what_kubernetes_and_the_command_line_accept(overlay: str)
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_what_listens_is_probed_there_and_no_pod_gives_way_to_others(overlay: str) -> None:
     probed = 0
-    for document in built(overlay):
-        if document["kind"] != "DaemonSet":
-            continue
-        spec = document["spec"]["template"]["spec"]
+    specs = pod_specs(built(overlay))
+    for spec in specs:
         assert spec["priorityClassName"] == "system-node-critical"
         for name, container in containers_of(spec).items():
             listens = [each for each in container["args"] if each.startswith("--listen")]
@@ -175,7 +178,7 @@ def test_what_listens_is_probed_there_and_no_pod_gives_way_to_others(overlay: st
                     assert asks["path"] in {"/healthz", "/readyz"}
                     assert asks["port"] in named
                 probed += 1
-    assert probed == len([each for each in built(overlay) if each["kind"] == "DaemonSet"])
+    assert probed == len(specs) > 0
 
 
 @needs_kubectl
@@ -454,9 +457,69 @@ def test_a_component_for_the_agent_is_refused_without_one(
 ) -> None:
     done = with_components(tmp_path, overlay, [component])
     assert done.returncode != 0
-    refusal = "no matches for Id DaemonSet.v1.apps/hamiregion-agent"
-    assert refusal in done.stderr
-    assert refusal in PAGE.read_text()
+    assert "/spec/template/spec/containers/" in done.stderr
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", ["hami", "volcano"])
+def test_an_overlay_without_an_agent_has_what_ends_one_and_runs_nowhere(overlay: str) -> None:
+    (instead,) = (each for each in built(overlay) if is_no_agent(each))
+    (agent,) = (
+        each
+        for each in built(f"{overlay}-repaired")
+        if (each["kind"], each["metadata"]["name"]) == ("DaemonSet", "hamiregion-agent")
+    )
+    for kept in ("namespace", "name"):
+        assert instead["metadata"][kept] == agent["metadata"][kept]
+    # The server refuses another selector.
+    assert instead["spec"]["selector"] == agent["spec"]["selector"]
+    spec = instead["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert (container["image"], container["args"]) == (IMAGE, ["--version"])
+    required = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    (term,) = required["nodeSelectorTerms"]
+    has, has_not = term["matchExpressions"]
+    assert has["key"] == has_not["key"]
+    assert [has["operator"], has_not["operator"]] == ["Exists", "DoesNotExist"]
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_before_1_30_a_pod_tells_app_armor_by_annotations(overlay: str, tmp_path: Path) -> None:
+    prefix = "container.apparmor.security.beta.kubernetes.io/"
+    components = ["recorder", "before-1.30"]
+    for document in documents_of(with_components(tmp_path, overlay, components)):
+        if document["kind"] != "DaemonSet" or is_no_agent(document):
+            continue
+        template = document["spec"]["template"]
+        assert "appArmorProfile" not in template["spec"]["securityContext"]
+        told = template["metadata"]["annotations"]
+        in_proc = {
+            each["name"]
+            for each in template["spec"]["containers"]
+            if "SYS_PTRACE" in each["securityContext"]["capabilities"].get("add", ())
+        }
+        assert told == {f"{prefix}{name}": "unconfined" for name in in_proc}
+
+
+@needs_kubectl
+def test_the_network_policy_lets_the_ports_through_that_are_listened_on(tmp_path: Path) -> None:
+    documents = documents_of(with_components(tmp_path, "hami-repaired", ["network-policy"]))
+    check_schemas(documents)
+    (policy,) = (each for each in documents if each["kind"] == "NetworkPolicy")
+    listening = set()
+    for component in ("exporter", "agent"):
+        (template,) = (
+            each["spec"]["template"]
+            for each in documents
+            if each["kind"] == "DaemonSet" and each["metadata"]["name"].endswith(component)
+        )
+        labels = policy["spec"]["podSelector"]["matchLabels"]
+        assert labels.items() <= template["metadata"]["labels"].items()
+        for container in template["spec"]["containers"]:
+            listening |= {port["containerPort"] for port in container.get("ports", ())}
+    (rule,) = policy["spec"]["ingress"]
+    assert {each["port"] for each in rule["ports"]} == listening
 
 
 @needs_kubectl
@@ -509,7 +572,7 @@ def test_every_kustomization_on_the_page_renders(tmp_path: Path) -> None:
 def test_the_page_has_a_row_for_every_overlay_and_component() -> None:
     page = PAGE.read_text()
     components = {path.name for path in (KUSTOMIZE / "components").iterdir()}
-    rows = set(re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE))
+    rows = set(re.findall(r"^\| `([a-z0-9.-]+)` \|", page, re.MULTILINE))
     in_every_overlay = {"servicemonitor", "prometheus-rules"}
     assert rows == set(OVERLAYS) | components - in_every_overlay - {"image"}
     for path in re.findall(r"\bdeploy/[a-zA-Z/_.-]*[a-zA-Z]", page):
