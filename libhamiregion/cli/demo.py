@@ -181,7 +181,7 @@ class Stage:
     def say(self, sentence: str) -> None:
         """Tell one thing; on a terminal the story scrolls above the region."""
         if self._as_json:
-            write_json({"say": sentence.strip()})
+            write_json("demo-sentence/1", {"say": sentence.strip()})
         elif self._screen is not None:
             self._screen.print(sentence, style="" if sentence.startswith(" ") else "bold")
         else:
@@ -192,12 +192,13 @@ class Stage:
         snapshot = region.snapshot()
         granted, refused = _granted(container), _refused(container)
         if self._as_json:
-            write_json({"snapshot": snapshot, "granted": granted, "refused": refused})
+            counts = {"granted": granted, "refused": refused}
+            write_json("demo-region/1", {"snapshot": snapshot, **counts})
         elif self._screen is not None and self._live is not None:
             from .terminal import fit_page
 
-            counts = Lines(["", f"allocations: {granted} granted, {refused} refused"])
-            page = Page(None, [counts, device_table(snapshot), process_table(snapshot)])
+            above = Lines(["", f"allocations: {granted} granted, {refused} refused"])
+            page = Page("", None, [above, device_table(snapshot), process_table(snapshot)])
             self._live.update(fit_page(page, self._screen), refresh=True)
         else:
             devices = "  ".join(

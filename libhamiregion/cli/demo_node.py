@@ -67,7 +67,8 @@ def _server(exporter: NodeExporter, listen: Sequence[str]) -> MetricsServer:
 
 def _say(fake: FakeNode, urls: Sequence[str], as_json: bool) -> None:
     if as_json:
-        write_json({"root": str(fake.root), "pod_logs": str(fake.pod_logs), "urls": list(urls)})
+        places = {"root": str(fake.root), "pod_logs": str(fake.pod_logs), "urls": list(urls)}
+        write_json("demo-node/1", places)
         return
     place = shlex.join(["--root", str(fake.root), "--pod-logs", str(fake.pod_logs)])
     write(

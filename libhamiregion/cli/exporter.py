@@ -127,7 +127,8 @@ def _print(exported: NodeExporter, *, as_json: bool) -> None:
 
         from .output import write_json
 
-        write_json({"metrics": [_plain(metric) for metric in RegionCollector(exported).collect()]})
+        metrics = [_plain(metric) for metric in RegionCollector(exported).collect()]
+        write_json("metrics/1", {"metrics": metrics})
     else:
         sys.stdout.write(exported.render().decode())
         sys.stdout.flush()

@@ -82,7 +82,8 @@ def show(path: str, interval_s: float | None, layout: Layout | None, as_json: bo
 def mine(interval_s: float | None, as_json: bool) -> None:
     """Show the region of the container that this runs in: its own budget.
 
-    As libvgpu finds it: CUDA_DEVICE_MEMORY_SHARED_CACHE names the file, else it is
+    As libvgpu finds it: CUDA_DEVICE_MEMORY_SHARED_CACHE names the file; else with KAI
+    CONTAINER_VGPU_MOUNT, POD_UID and CONTAINER_NAME tell its directory; else it is
     /tmp/cudevshr.cache.  Shown is what `show` shows, and --json and --watch are as there.
     """
     _show(own_region, interval_s, as_json)
@@ -115,13 +116,14 @@ def _pages(opened: Callable[[], Region], interval_s: float) -> Iterator[Page]:
 
 def _error_page(error: RegionError) -> Page:
     data = {"path": error.path, "error": type(error).__name__, "message": str(error)}
-    return Page(data, [Lines([(str(error), NEAR)])])
+    return Page("region-error/1", data, [Lines([(str(error), NEAR)])])
 
 
 def region_page(snapshot: RegionSnapshot, *more: Block) -> Page:
     """Show a whole region: facts, devices, processes."""
     uuids = [(f"{each.index:>3}  {each.uuid}", QUIET) for each in snapshot.devices if each.uuid]
     return Page(
+        "region/1",
         snapshot,
         [
             region_facts(snapshot),
