@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "cuda_functions.h"
+#include "forks.h"
 #include "graph_memory.h"
 
 enum { FIRST_ROOM = 64, MOST_DEPTH = 16 };
@@ -128,28 +129,19 @@ static void add_graph(CUgraph graph, unsigned depth, struct hr_graph_size *size)
 
 /* ---- Forks ---------------------------------------------------------------------------- */
 
-static void before_fork(void)
+void hr_fork_graph_sizes(enum hr_fork at)
 {
-    pthread_mutex_lock(&mutex);
-}
-
-static void after_fork(void)
-{
-    pthread_mutex_unlock(&mutex);
-}
-
-static void watch_forks(void)
-{
-    pthread_atfork(before_fork, after_fork, after_fork);
+    if (at == HR_BEFORE_FORK)
+        pthread_mutex_lock(&mutex);
+    else
+        pthread_mutex_unlock(&mutex);
 }
 
 /* ---- For the hooks -------------------------------------------------------------------- */
 
 void hr_remember_graph(CUgraphExec exec, CUgraph graph)
 {
-    static pthread_once_t fork_watch = PTHREAD_ONCE_INIT;
     struct hr_graph_size size = {0};
-    pthread_once(&fork_watch, watch_forks);
     add_graph(graph, 0, &size);
     if (size.memory != 0)
         atomic_store_explicit(&hr_graphs_allocate, true, memory_order_relaxed);
