@@ -5,13 +5,12 @@
 
 #include "../handle.h"
 
-/* The first lock is the outermost.  A sweep of the books takes a pool's under theirs.  The session
- * says to launches, in the child, that nothing is prepared, before the throttle forgets its rows.
- */
+/* The first lock is the outermost.  A sweep of the books takes, under theirs, a pool's lock, and
+ * the session's where the region cannot be used any more. */
 static void (*const files[])(enum hr_fork) = {
-    hr_fork_watcher,       hr_fork_session,     hr_fork_throttle, hr_fork_context_memory,
-    hr_fork_context_table, hr_fork_graph_sizes, hr_fork_physical, hr_fork_books,
-    hr_fork_pools,         hr_fork_charges,
+    hr_fork_watcher,     hr_fork_throttle, hr_fork_context_memory, hr_fork_context_table,
+    hr_fork_graph_sizes, hr_fork_physical, hr_fork_books,          hr_fork_pools,
+    hr_fork_charges,     hr_fork_session,
 };
 
 static void tell_all(enum hr_fork at)

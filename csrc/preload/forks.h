@@ -9,7 +9,6 @@
 enum hr_fork { HR_BEFORE_FORK, HR_IN_PARENT, HR_IN_CHILD };
 
 void hr_fork_watcher(enum hr_fork at);
-void hr_fork_session(enum hr_fork at);
 void hr_fork_throttle(enum hr_fork at);
 void hr_fork_context_memory(enum hr_fork at);
 void hr_fork_context_table(enum hr_fork at);
@@ -18,5 +17,6 @@ void hr_fork_physical(enum hr_fork at);
 void hr_fork_books(enum hr_fork at);
 void hr_fork_pools(enum hr_fork at);
 void hr_fork_charges(enum hr_fork at);
+void hr_fork_session(enum hr_fork at);
 
 #endif

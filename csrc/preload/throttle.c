@@ -169,7 +169,7 @@ void hr_fork_throttle(enum hr_fork at)
         return;
     }
     if (at == HR_IN_CHILD) {
-        /* The session has set hr_holds.  The parent's limiters are its region's. */
+        /* The parent's limiters are its region's. */
         for (int row = 0; row < HR_DEVICES; row++) {
             rules[row] = HR_ROW_NEW;
             atomic_store_explicit(&hr_rows[row].state, HR_ROW_FREE, memory_order_relaxed);
