@@ -13,12 +13,11 @@ import pytest
 from cuda_program import OUT, CudaProgram
 from fake_cuda.driver import GIB, MIB
 from limited import Limited
+from stress import scaled
 from wait import eventually
 
 from libhamiregion import ProcessStatus
 
-#: How much of the long runs; `make stress` says.
-SHARE = float(os.environ.get("HAMIREGION_STRESS", "1"))
 CONTEXT = 256 * MIB
 
 Make = Callable[..., Limited]
@@ -30,7 +29,7 @@ LARGEST = 256 * MIB
 
 LENGTHS = [
     (2, 3, 3, 60),
-    pytest.param(3, 6, max(3, int(40 * SHARE)), 1500, marks=pytest.mark.stress),
+    pytest.param(3, 6, scaled(40, 3), 1500, marks=pytest.mark.stress),
 ]
 
 
@@ -86,16 +85,14 @@ def test_a_storm_of_everything_leaves_nothing(
 @pytest.mark.stress
 def test_programs_that_become_others_leave_nothing(limited: Make, c_programs: Path) -> None:
     scene = limited(memory=[2 * GIB])
-    for seed in range(max(2, int(20 * SHARE))):
+    for seed in range(scaled(20, 2)):
         play(scene, c_programs / "storm", seed, 2, 3, 6, 60, LARGEST, ALL_WAYS, EXECS)
     program = scene.program().start()
     eventually(lambda: scene.used() == CONTEXT)
     assert program.info() == (2 * GIB - CONTEXT, 2 * GIB)
 
 
-@pytest.mark.parametrize(
-    "kills", [12, pytest.param(max(20, int(200 * SHARE)), marks=pytest.mark.stress)]
-)
+@pytest.mark.parametrize("kills", [12, pytest.param(scaled(200, 20), marks=pytest.mark.stress)])
 def test_the_killed_are_reaped_and_hold_no_lock(
     limited: Make, c_programs: Path, kills: int
 ) -> None:
