@@ -39,6 +39,7 @@ from .models import (
 from .region import Region, create_region, identify, open_region, own_region
 from .region_set import RegionSet, RegionTable
 from .slot import ReapedSlot, Slot, SlotChange, SlotRepair
+from .undo import UndoOutcome, undo
 from .units import EnvironmentLimits, format_size, limits_from_environment, parse_size
 
 __all__ = [
@@ -79,6 +80,7 @@ __all__ = [
     "SlotChange",
     "SlotRepair",
     "SlotTableFull",
+    "UndoOutcome",
     "ValueChange",
     "__version__",
     "create_region",
@@ -88,4 +90,5 @@ __all__ = [
     "open_region",
     "own_region",
     "parse_size",
+    "undo",
 ]

@@ -11,9 +11,12 @@ from ._core import lib
 from .errors import LimitBelowUsage, LimitConflict, error_from_detail
 from .layouts import DEVICE_CAPACITY, Layout
 from .models import unfrozen
-from .units import format_size, sm_limit_or_none
+from .text import printable
+from .units import UNLIMITED, format_size, sm_limit_or_none
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .errors import RegionError
 
 LimitKind: TypeAlias = Literal["memory", "sm", "priority"]
@@ -50,21 +53,47 @@ class Anything(enum.Enum):
 ANYTHING: Final = Anything.ANYTHING
 
 
+def _pair(numbers: Sequence[int]) -> tuple[int, int]:
+    # JSON has lists only.
+    first, second = numbers
+    return first, second
+
+
 @attrs.frozen(weakref_slot=False)
 class LimitChange:
-    """One device's limit, as it was and as it is now.
+    """One device's limit, as it was and as it is now. ``str()`` of it is a sentence.
+
+    A value: it pickles, and ``LimitChange(**json.loads(json.dumps(attrs.asdict(change))))`` is the
+    same again, so that `undo` can be called by another process on another day.
 
     Attributes:
         device: Index of the device (CUDA ordinal).
         before: Bytes or percent, None if it was unlimited.
         after: Bytes or percent, None if it is unlimited.
         effect: Whether running processes see it.
+        kind: ``"memory"`` or ``"sm"``.
+        path: The region's file.
+        file_id: Device and inode of that file, by which `undo` knows it again.
     """
 
     device: int
     before: int | None
     after: int | None
-    effect: Effect
+    effect: Effect = attrs.field(converter=Effect)
+    kind: LimitKind
+    path: str = attrs.field(default="", eq=False, repr=False)
+    file_id: tuple[int, int] = attrs.field(default=(0, 0), eq=False, repr=False, converter=_pair)
+
+    def __str__(self) -> str:
+        return f"{printable(self.path)}: {self.words}"
+
+    @property
+    def words(self) -> str:
+        """What has changed, as a sentence without the file."""
+        in_bytes = self.kind == "memory"
+        before, after = (_words(value, in_bytes=in_bytes) for value in (self.before, self.after))
+        name = "memory" if in_bytes else "SM"
+        return f"device {self.device}: {name} limit {before} -> {after}"
 
 
 @attrs.frozen
@@ -89,32 +118,57 @@ class LimitEdit:
 _LimitChange = unfrozen(LimitChange)
 
 
-def limit_change(device: int, before: int | None, after: int | None, effect: Effect) -> LimitChange:
+def limit_change(
+    device: int,
+    before: int | None,
+    after: int | None,
+    effect: Effect,
+    kind: LimitKind,
+    path: str,
+    file_id: tuple[int, int],
+) -> LimitChange:
     """The same as `LimitChange(…)`, in a third of the time."""
     change = _LimitChange()
     change.device = device
     change.before = before
     change.after = after
     change.effect = effect
+    change.kind = kind
+    change.path = path
+    change.file_id = file_id
     change.__class__ = LimitChange
     return change  # type: ignore[no-any-return]
 
 
 @attrs.frozen
 class ValueChange:
-    """A field of the whole region, as it was and as it is now.
+    """A field of the whole region, as it was and as it is now. ``str()`` of it is a sentence.
+
+    A value, as `LimitChange`.
 
     Attributes:
         field: ``priority``, ``utilization_switch`` or ``recent_kernel``.
         before: The raw value before; utilization_switch is 0 or 1.
         after: The raw value now.
         effect: Whether running processes see it.
+        path: The region's file.
+        file_id: Device and inode of that file, by which `undo` knows it again.
     """
 
     field: str
     before: int
     after: int
-    effect: Effect
+    effect: Effect = attrs.field(converter=Effect)
+    path: str = attrs.field(default="", eq=False, repr=False)
+    file_id: tuple[int, int] = attrs.field(default=(0, 0), eq=False, repr=False, converter=_pair)
+
+    def __str__(self) -> str:
+        return f"{printable(self.path)}: {self.words}"
+
+    @property
+    def words(self) -> str:
+        """What has changed, as a sentence without the file."""
+        return f"{self.field} {self.before} -> {self.after}"
 
 
 # Where a running process looks at device 0's SM limit at each launch.
@@ -135,7 +189,7 @@ def sm_limit_stops_launches(
 
 def sm_limit_effects(
     layout: Layout, edits: list[tuple[int, int | None, int | None]], *, stops_launches: bool
-) -> tuple[LimitChange, ...]:
+) -> list[Effect]:
     """Judge SM limit edits of one call, given as (device, before, after) with None = unlimited.
 
     Up to HAMi 2.8.0 a running process looks at device 0's limit at each launch, for all of its
@@ -155,10 +209,7 @@ def sm_limit_effects(
             return Effect.NEW_PROCESSES
         return Effect.STOPS_LAUNCHES if stops_launches else Effect.IMMEDIATE
 
-    return tuple(
-        limit_change(device, before, after, effect_of(before, after))
-        for device, before, after in edits
-    )
+    return [effect_of(before, after) for _, before, after in edits]
 
 
 def switch_effect(layout: Layout) -> Effect:
@@ -232,9 +283,15 @@ def no_such_device(
     )
 
 
+def _words(limit: int | None, *, in_bytes: bool) -> str:
+    if limit is None:
+        return UNLIMITED
+    return format_size(limit) if in_bytes else f"{limit} %"
+
+
 def _limit_text(limit: int | None, *, in_bytes: bool) -> str:
     if limit is None:
-        return "unlimited"
+        return UNLIMITED
     return f"{format_size(limit)} ({limit} bytes)" if in_bytes else f"{limit}%"
 
 

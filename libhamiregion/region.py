@@ -226,13 +226,6 @@ def own_region(environ: Mapping[str, str] | None = None, *, timeout_s: float = 0
         ) from error
 
 
-def _newer_version(handle: Any, layout: Layout) -> tuple[int, int] | None:
-    info = ffi.new("struct hr_info *")
-    lib.hr_get_info(handle, info)
-    version = info.version >> 32, info.version & 0xFFFF_FFFF
-    return version if layout.version not in (None, version) else None
-
-
 def create_region(
     path: PathLike,
     *,
@@ -333,6 +326,7 @@ class Region:
         "__weakref__",
         "_buffer_bytes",
         "_closed",
+        "_file",
         "_handle",
         "_identity",
         "_lock_seen",
@@ -343,7 +337,12 @@ class Region:
     def __init__(self, owner: Any, path: str, layout: Layout, *, writable: bool) -> None:
         self._owner = owner
         self._handle = owner[0]
-        self._identity = (path, layout, _newer_version(self._handle, layout))
+        info = ffi.new("struct hr_info *")
+        lib.hr_get_info(self._handle, info)
+        version = info.version >> 32, info.version & 0xFFFF_FFFF
+        newer = version if layout.version not in (None, version) else None
+        self._identity = (path, layout, newer)
+        self._file = (path, (info.device_id, info.inode))
         self._buffer_bytes = _BUFFER_BYTES
         self._closed = False
         # The owner_pid that the lock was first seen held with, and when.
@@ -635,14 +634,8 @@ class Region:
         flags = (_FORCE if force else 0) | (_DRY_RUN if dry_run else 0)
         made, count = self._set_limit(_MEMORY, value, percent is not None, device, compare, flags)
         if count == 1:
-            edit = made[0]
-            return (limit_change(edit.device, edit.before or None, edit.after or None, _IMMEDIATE),)
-        return tuple(
-            [
-                limit_change(each.device, each.before or None, each.after or None, _IMMEDIATE)
-                for each in made[0:count]
-            ]
-        )
+            return (self._memory_change(made[0]),)
+        return tuple([self._memory_change(each) for each in made[0:count]])
 
     def set_sm_limit(
         self,
@@ -718,14 +711,20 @@ class Region:
             self._fail_edit(code, [device])
         return edits, code
 
+    def _memory_change(self, made: Any) -> LimitChange:
+        before, after = made.before or None, made.after or None
+        return limit_change(made.device, before, after, _IMMEDIATE, "memory", *self._file)
+
     def _sm_changes(self, made: Sequence[Any]) -> tuple[LimitChange, ...]:
-        return sm_limit_effects(
-            self.layout,
-            [
-                (each.device, sm_limit_or_none(each.before), sm_limit_or_none(each.after))
-                for each in made
-            ],
-            stops_launches=any(each.stops_launches for each in made),
+        edits = [
+            (each.device, sm_limit_or_none(each.before), sm_limit_or_none(each.after))
+            for each in made
+        ]
+        stops_launches = any(each.stops_launches for each in made)
+        effects = sm_limit_effects(self.layout, edits, stops_launches=stops_launches)
+        return tuple(
+            limit_change(*edit, effect, "sm", *self._file)
+            for edit, effect in zip(edits, effects, strict=True)
         )
 
     def _fail_edit(self, code: int, devices: Sequence[SupportsIndex | str | None]) -> NoReturn:
@@ -780,13 +779,13 @@ class Region:
         sm_changes = iter(self._sm_changes([each for each in made if each.kind == _SM]))
         changes: list[LimitChange | ValueChange] = []
         for each in made:
-            before, after = each.before, each.after
             if each.kind == _SM:
                 changes.append(next(sm_changes))
             elif each.kind == _MEMORY:
-                changes.append(limit_change(each.device, before or None, after or None, _IMMEDIATE))
+                changes.append(self._memory_change(each))
             else:
-                changes.append(ValueChange("priority", signed(before), after, _IMMEDIATE))
+                before, after = signed(each.before), each.after
+                changes.append(ValueChange("priority", before, after, _IMMEDIATE, *self._file))
         return tuple(changes)
 
     def set_utilization_switch(
@@ -861,7 +860,7 @@ class Region:
         code = _edit(self._handle, edit, 1, 1, _DRY_RUN if dry_run else 0)
         if code < 0:
             self._fail_edit(code, [None])
-        return ValueChange(REGION_FIELDS[kind], signed(edit.before), to, effect)
+        return ValueChange(REGION_FIELDS[kind], signed(edit.before), to, effect, *self._file)
 
     # ---- the lock -------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from libhamiregion.plan import PlanWatcher
 from . import exporter_options, options
 from .failures import Failure
 from .format import root_failure
-from .limits_plan import PlanChoice, source_options, state_option
+from .limits_plan import PlanChoice, annotations_option, state_option
 from .service import run_service
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ SHORTEST_GONE_AFTER_S = 1.0
     metavar="PLAN",
     help="Keep the limits of this node on a plan, as `hamiregion limits apply --watch` does.",
 )
-@source_options
+@annotations_option
 @state_option
 @click.option(
     "--remove-gone",
@@ -132,11 +132,11 @@ def agent(
     runner = run_service(
         "agent",
         node,
-        lambda log: _tasks(node, sampler, log, place.pod_logs, dry_run=dry_run, **wanted),
+        lambda log: _tasks(node, sampler, log, place, dry_run=dry_run, **wanted),
         as_json=as_json,
         once=once,
         dry_run=dry_run,
-        beside=lambda runner, log: _export(node, sampler, runner, log, **wanted),
+        beside=lambda runner, log: _export(node, sampler, runner, log, place.node_name, **wanted),
     )
     if once:
         failed = f"{runner.failures} of {len(runner.tasks)} passes failed; the events say why"
@@ -187,15 +187,13 @@ def _tasks(
     node: Node,
     sampler: NvmlSampler,
     log: ServiceLog,
-    pod_logs: str,
+    place: options.NodeChoice,
     *,
     dry_run: bool,
     feedback: bool,
     repair: bool,
     plan_path: str | None,
     from_annotations: bool,
-    node_name: str | None,
-    kubeconfig: str | None,
     state: str | None,
     remove_gone: bool,
     kubelet_pods: str,
@@ -211,14 +209,14 @@ def _tasks(
     if remove_gone:
         yield StaleDirectoryCollector(
             node,
-            pod_logs=pod_logs,
+            pod_logs=place.pod_logs,
             kubelet_pods=kubelet_pods,
             gone_after_s=gone_after_s,
             dry_run=dry_run,
             emit=log,
         )
     if plan_path is not None or from_annotations:
-        choice = PlanChoice(plan_path, from_annotations, node_name, kubeconfig)
+        choice = PlanChoice(plan_path, from_annotations, place)
         yield PlanKeeper(PlanWatcher(node, choice.sources(), state, emit=log))
 
 
@@ -227,11 +225,11 @@ def _export(
     sampler: NvmlSampler,
     runner: TaskRunner,
     log: ServiceLog,
+    node_name: str | None,
     *,
     listen: tuple[str, ...],
     web_config: str | None,
     legacy_metrics: bool,
-    node_name: str | None,
     gone_after_s: float | None,
     **_: Any,
 ) -> tuple[Callable[[], None], ...]:

@@ -25,7 +25,6 @@ _log = logging.getLogger("libhamiregion.exporter")
 @exporter_options.listen_option("127.0.0.1:9394")
 @exporter_options.web_config_option
 @exporter_options.legacy_metrics_option
-@options.node_name_option
 @options.node_options
 @options.library_option
 @exporter_options.collector_options
@@ -52,7 +51,6 @@ def exporter(
     listen: tuple[str, ...],
     web_config: str | None,
     legacy_metrics: bool,
-    node_name: str | None,
     place: options.NodeChoice,
     library: str | None,
     collectors: frozenset[str],
@@ -97,7 +95,7 @@ def exporter(
     exported = NodeExporter(
         node,
         sampler=sampler,
-        node_name=node_name,
+        node_name=place.node_name,
         legacy=legacy_metrics,
         collectors=collectors,
         outside=place.outside,

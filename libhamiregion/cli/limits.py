@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import re
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 import attrs
 import click
 
-from libhamiregion import open_region
+from libhamiregion import RegionError, open_region
 from libhamiregion.effects import ANYTHING
+from libhamiregion.text import printable
+from libhamiregion.units import memory_limit_percent, memory_limit_value, sm_limit_value
 
 from . import options
-from .failures import ErrorGroup, bad_arguments
-from .format import effect_words, memory_words, percent_words
-from .output import Page, as_plain, show, show_done
+from .failures import FAILED, ErrorGroup, bad_arguments, sentence
+from .format import effect_words
+from .output import Page, show, show_done
 from .show import memory_bar
 from .tables import (
     BAR,
@@ -92,7 +96,7 @@ def get(path: str, device: int | str | None, layout: Layout | None, as_json: boo
 
 
 @limits.command("set")
-@options.file_argument
+@click.argument("paths", metavar="FILE...", type=options.PATH, nargs=-1, required=True)
 @click.option("--memory", metavar="SIZE", help="6GiB, 3000m, 80% (of the limit now) or unlimited.")
 @click.option("--sm", metavar="PERCENT", help="1 to 100, or unlimited.")
 @options.device_option
@@ -111,7 +115,7 @@ def get(path: str, device: int | str | None, layout: Layout | None, as_json: boo
 @options.layout_option
 @options.json_option
 def set_(
-    path: str,
+    paths: tuple[str, ...],
     memory: str | None,
     sm: str | None,
     device: int | str | None,
@@ -120,54 +124,95 @@ def set_(
     if_equals: str | None,
     layout: Layout | None,
     as_json: bool,
-) -> None:
+) -> int:
     """Change limits in the region FILE, also while its container runs.
 
     \b
     hamiregion limits set FILE --memory 6GiB
     hamiregion limits set FILE --device 0 --memory unlimited --sm 50
     hamiregion limits set FILE --memory 8GiB --if-equals 4GiB
+    hamiregion limits set DIR/*/*.cache --memory 80% --dry-run
 
-    JSON: path, layout, dry_run, and changes, a list of objects with the keys limit ("memory" or
-    "sm"), device, before, after (bytes or percent, null is unlimited) and effect ("immediate",
-    "new_processes" or, with --force only, "stops_launches").
+    Of several files each is changed wholly or not at all.  One that cannot be is a line on stderr,
+    the others are changed all the same, and the exit code is 1.
+
+    JSON, one object per file that was changed: path, layout, dry_run, and changes, a list of
+    objects with the keys limit ("memory" or "sm"), device, before, after (bytes or percent, null is
+    unlimited) and effect ("immediate", "new_processes" or, with --force only, "stops_launches").
     """  # noqa: D301 (click looks for the character itself)
     if memory is None and sm is None:
         raise click.UsageError("Say what to set: --memory, --sm or both.")
     if if_equals is not None and memory is not None and sm is not None:
         raise click.UsageError("--if-equals compares one limit: give --memory or --sm, not both.")
     expected = ANYTHING if if_equals is None else if_equals
+    _check_words(paths, memory, sm, if_equals)
 
-    def edit(region: Region, dry_run: bool) -> list[tuple[str, LimitChange]]:
-        done: list[tuple[str, LimitChange]] = []
-        for limit, value, setter in (
-            ("memory", memory, region.set_memory_limit),
-            ("sm", sm, region.set_sm_limit),
-        ):
+    def edit(region: Region, dry_run: bool) -> list[LimitChange]:
+        done: list[LimitChange] = []
+        for value, setter in ((memory, region.set_memory_limit), (sm, region.set_sm_limit)):
             if value is not None:
-                changed = setter(
+                done += setter(
                     value, device=device, expected=expected, force=force, dry_run=dry_run
                 )
-                done += [(limit, change) for change in changed]
         return done
 
-    with open_region(path, writable=True, layout=layout) as region, bad_arguments():
-        # Both are checked before either is stored: two limits, but one command.
-        changes = edit(region, dry_run=True)
-        if not dry_run:
-            changes = edit(region, dry_run=False)
-    lines = [_sentence(limit, change) for limit, change in changes]
-    made = [{"limit": limit, **as_plain(change)} for limit, change in changes]
-    show_done(region, lines, as_json, dry_run=dry_run, changes=made)
+    failed = False
+    for path in paths:
+        try:
+            with open_region(path, writable=True, layout=layout) as region, bad_arguments():
+                # Both are checked before either is stored: two limits, but one command.
+                changes = edit(region, dry_run=True)
+                if not dry_run:
+                    changes = edit(region, dry_run=False)
+        except (RegionError, OSError, click.UsageError) as error:
+            if len(paths) == 1:
+                raise
+            failed = True
+            said = error.message if isinstance(error, click.UsageError) else sentence(error)
+            click.echo(f"Error: {printable(said)}", err=True)
+            continue
+        start = f"{printable(path)}: " if len(paths) > 1 else ""
+        lines = [f"{start}{_sentence(change)}" for change in changes]
+        made = [
+            {
+                "limit": change.kind,
+                "device": change.device,
+                "before": change.before,
+                "after": change.after,
+                "effect": change.effect,
+            }
+            for change in changes
+        ]
+        show_done(region, lines, as_json, dry_run=dry_run, changes=made)
+    return FAILED if failed else 0
 
 
-def _sentence(limit: str, change: LimitChange) -> str:
-    words = memory_words if limit == "memory" else percent_words
-    name = "memory limit" if limit == "memory" else "SM limit"
-    what = f"device {change.device}: {name} {words(change.before)} -> {words(change.after)}"
+# What follows a number in "6 GiB", which a shell makes two words of.
+_SIZE_ALONE = re.compile(r"[0-9.]*(?:[kmgt](?:ib?)?|b|%)", re.ASCII | re.IGNORECASE)
+
+
+def _check_words(
+    paths: tuple[str, ...], memory: str | None, sm: str | None, if_equals: str | None
+) -> None:
+    """Find what is wrong with the values before the first of several files is changed."""
+    with bad_arguments():
+        if memory is not None and memory_limit_percent(memory) is None:
+            memory_limit_value(memory)
+        if sm is not None:
+            sm_limit_value(sm)
+        if if_equals is not None:
+            (memory_limit_value if sm is None else sm_limit_value)(if_equals)
+    for path in paths[1:]:
+        if _SIZE_ALONE.fullmatch(path) and not os.path.lexists(path):
+            raise click.UsageError(
+                f"There is no file {path!r}; a size is one word, such as --memory 6GiB."
+            )
+
+
+def _sentence(change: LimitChange) -> str:
     if change.before == change.after:
-        return f"{what} (unchanged)"
-    return f"{what}, {effect_words(change.effect)}"
+        return f"{change.words} (unchanged)"
+    return f"{change.words}, {effect_words(change.effect)}"
 
 
 def _index(region: Region, device: int | str) -> int:

@@ -26,7 +26,7 @@ from libhamiregion.text import printable
 
 from . import options
 from .failures import Failure
-from .format import root_failure, root_warnings
+from .format import node_warnings, root_failure
 from .limits_plan_tables import diff_blocks, diff_object, outcome_objects, result_lines
 from .output import DRY_RUN, Page, show, write
 from .tables import Lines
@@ -54,13 +54,12 @@ class PlanChoice:
 
     path: str | None
     from_annotations: bool
-    node_name: str | None
-    kubeconfig: str | None
+    place: options.NodeChoice
 
     def __attrs_post_init__(self) -> None:
         if self.path is None and not self.from_annotations:
             raise click.UsageError("Say which plan: a FILE, --from-annotations, or both.")
-        if self.from_annotations and self.node_name is None:
+        if self.from_annotations and self.place.node_name is None:
             raise click.UsageError(
                 "--from-annotations asks for the pods of one node: name it with --node or NODE_NAME"
             )
@@ -107,23 +106,13 @@ class PlanChoice:
             raise InvalidPlan(f"the plan cannot be used\n{error}") from None
 
     def _pods(self) -> PodAnnotations:
-        return PodAnnotations(str(self.node_name), kubeconfig=self.kubeconfig)
+        return PodAnnotations(str(self.place.node_name), kubeconfig=self.place.kubeconfig)
 
 
-#: Where a plan comes from, beside its file.
-source_options = options.all_of(
-    click.option(
-        "--from-annotations",
-        is_flag=True,
-        help="Take hamiregion.io/... annotations of this node's pods as rules, after PLAN's.",
-    ),
-    options.node_name_option,
-    click.option(
-        "--kubeconfig",
-        type=options.PATH,
-        metavar="FILE",
-        help="For --from-annotations.  [default: the pod's service account, else kubectl's]",
-    ),
+annotations_option = click.option(
+    "--from-annotations",
+    is_flag=True,
+    help="Take hamiregion.io/... annotations of this node's pods as rules, after PLAN's.",
 )
 state_option = click.option(
     "--state",
@@ -134,14 +123,13 @@ state_option = click.option(
 )
 plan_options = options.all_of(
     click.argument("path", metavar="[PLAN]", required=False, type=options.PATH),
-    source_options,
+    annotations_option,
     click.option(
         "--force",
         is_flag=True,
         help="Also set memory limits below what is used now, and SM limits that stop what runs.",
     ),
-    options.root_option,
-    options.pod_logs_option,
+    options.directory_options,
     options.json_option,
 )
 
@@ -149,7 +137,12 @@ plan_options = options.all_of(
 @click.command()
 @plan_options
 def diff(
-    *, force: bool, roots: tuple[str, ...], pod_logs: str, as_json: bool, **chosen: Any
+    path: str | None,
+    *,
+    from_annotations: bool,
+    place: options.NodeChoice,
+    force: bool,
+    as_json: bool,
 ) -> int:
     """Show what PLAN, a YAML or JSON file, would change on this node.  Nothing is changed.
 
@@ -161,9 +154,9 @@ def diff(
     before, after (bytes, percent or priority; null is unlimited), effect and rule (its index in the
     plan).
     """
-    reading = PlanChoice(**chosen).load()
-    with _node(roots, pod_logs) as node:
-        found = _compared(node, reading, roots, force=force)
+    reading = PlanChoice(path, from_annotations, place).load()
+    with place.open() as node:
+        found = _compared(node, reading, place, force=force)
         show(_page(node, reading, found), as_json)
     return OFF_PLAN if found.changes or found.off_plan or reading.problems else 0
 
@@ -189,17 +182,17 @@ def diff(
     help="With --watch: how often to look.",
 )
 def apply(
+    path: str | None,
     *,
+    from_annotations: bool,
+    place: options.NodeChoice,
     force: bool,
-    roots: tuple[str, ...],
-    pod_logs: str,
     as_json: bool,
     dry_run: bool,
     state: str | None,
     undo: str | None,
     watch: bool,
     interval_s: float,
-    **chosen: Any,
 ) -> int:
     """Set the limits of this node's containers as PLAN, a YAML or JSON file, says.
 
@@ -236,13 +229,13 @@ def apply(
             f"--undo {undo} is there already, and may be what undoes an earlier plan;"
             " name a new file."
         )
-    choice = PlanChoice(**chosen)
-    with _node(roots, pod_logs) as node:
+    choice = PlanChoice(path, from_annotations, place)
+    with place.open() as node:
         if watch:
             _watch(node, choice, state, interval_s, force=force, as_json=as_json)
             return 0
         reading = choice.load()
-        found = _compared(node, reading, roots, force=force)
+        found = _compared(node, reading, place, force=force)
         page = _page(node, reading, found)
         done: Block = Lines([DRY_RUN])
         answer: dict[str, Any] = {"dry_run": True, "outcomes": []}
@@ -260,38 +253,33 @@ def apply(
 
 @click.command()
 @options.selector_options
-@options.root_option
-@options.pod_logs_option
+@options.directory_options
 @options.json_option
-def export(selector: Selector, roots: tuple[str, ...], pod_logs: str, as_json: bool) -> None:
+def export(selector: Selector, place: options.NodeChoice, as_json: bool) -> None:
     """Write the limits of this node's containers as they are, as a plan.
 
     A rule names each container by its pod's UID and its own name, and each device by its index.
     YAML, or with --json JSON; both are what `apply` and `diff` read.
     """
-    with _node(roots, pod_logs) as node:
-        _refresh(node, roots)
+    with place.open() as node:
+        _refresh(node, place)
         plan = export_plan(node, selector)
-        for warning in root_warnings(node):
+        for warning in node_warnings(node):
             click.echo(f"Warning: {printable(warning)}", err=True)
     write(plan_text(plan, as_json=as_json))
 
 
-def _node(roots: tuple[str, ...], pod_logs: str) -> Node:
-    return options.NodeChoice(roots, False, "/proc", pod_logs).open()
-
-
-def _refresh(node: Node, roots: tuple[str, ...]) -> None:
+def _refresh(node: Node, place: options.NodeChoice) -> None:
     node.refresh(processes=False)
     if not node.scanned_roots:
-        failure = root_failure(node, roots) or f"there is none of {', '.join(node.roots)}"
+        failure = root_failure(node, place.roots) or f"there is none of {', '.join(node.roots)}"
         raise Failure(f"{failure}; --root says where the containers' directories are")
 
 
 def _compared(
-    node: Node, reading: SourceReading, roots: tuple[str, ...], *, force: bool
+    node: Node, reading: SourceReading, place: options.NodeChoice, *, force: bool
 ) -> PlanDiff:
-    _refresh(node, roots)
+    _refresh(node, place)
     assert reading.plan is not None  # noqa: S101 (each source was read to its end)
     return diff_plan(node, reading.plan, force=force, held=reading.held)
 
@@ -303,7 +291,7 @@ def _page(node: Node, reading: SourceReading, found: PlanDiff) -> Page:
         {**diff_object(found), "problems": dict(reading.problems)},
         diff_blocks(found),
         notes=(kept,) if is_root_locked(node.directories, RootUse.PLAN) else (),
-        warnings=(*root_warnings(node), *problems),
+        warnings=(*node_warnings(node), *problems),
     )
 
 

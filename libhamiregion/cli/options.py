@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from libhamiregion.node import Node, NvmlSampler, Selector
+    from libhamiregion.node.names import NameResolver
 
 if TYPE_CHECKING:
     ParsedType = click.ParamType[Any]
@@ -158,8 +159,9 @@ root_option = click.option(
     multiple=True,
     type=PATH,
     metavar="DIR",
-    help="Only the <podUID>_<container> directories below DIR, which may be a pattern; may be given"
-    " again.  [default: $HOOK_PATH/containers, else HAMi's, volcano's and those of your runs]",
+    help="Only the <podUID>_<container> directories below DIR, or those of resource claims if it is"
+    " called `claims`.  May be a pattern, and given again.  [default: those below $HOOK_PATH, else"
+    " HAMi's, its DRA driver's, KAI's, volcano's and those of your runs]",
 )
 outside_option = click.option(
     "--outside",
@@ -175,13 +177,27 @@ pod_logs_option = click.option(
     metavar="DIR",
     help="Where kubelet keeps the pods' logs, which tell the pods' names.",
 )
+names_option = click.option(
+    "--names",
+    type=click.Choice(["files", "kubernetes"]),
+    default="files",
+    show_default=True,
+    help="Where pods' names come from: kubelet's and Docker's files, or with `kubernetes` also the"
+    " API, for what these do not tell.  It is asked for the pods of --node, else for all pods.",
+)
 node_name_option = click.option(
     "--node-name",
     "--node",
     "node_name",
     envvar="NODE_NAME",
     metavar="NAME",
-    help="This node's name, for annotations, metrics and reports.  [default: $NODE_NAME]",
+    help="This node's name, for the API, metrics and reports.  [default: $NODE_NAME]",
+)
+kubeconfig_option = click.option(
+    "--kubeconfig",
+    type=PATH,
+    metavar="FILE",
+    help="For the Kubernetes API.  [default: the pod's service account, else kubectl's]",
 )
 library_option = click.option(
     "--library",
@@ -195,19 +211,27 @@ wide_option = click.option("--wide", "-w", is_flag=True, help="With uuids, users
 
 @attrs.frozen
 class NodeChoice:
-    """The node that --root, --outside, --proc and --pod-logs choose."""
+    """The node that the options choose which say where it is, and what its pods are called."""
 
     roots: tuple[str, ...]
-    outside: bool
-    proc: str
     pod_logs: str
+    names: str
+    node_name: str | None
+    kubeconfig: str | None
+    outside: bool = False
+    proc: str = "/proc"
 
     def open(self) -> Node:
         """Make the node; the caller closes it."""
         # Verbs about one region need nothing of a node, and start sooner without it.
         from libhamiregion.node import ChainedNames, DockerNames, Node, PodLogNames
 
-        names = ChainedNames([PodLogNames(self.pod_logs), DockerNames()])
+        resolvers: list[NameResolver] = [PodLogNames(self.pod_logs), DockerNames()]
+        if self.names == "kubernetes":
+            from libhamiregion.node import KubernetesNames
+
+            resolvers.append(KubernetesNames(self.node_name, kubeconfig=self.kubeconfig))
+        names = ChainedNames(resolvers)
         return Node(self.roots or None, proc=self.proc, names=names, outside=self.outside)
 
 
@@ -247,13 +271,17 @@ def _selector(**patterns: str | None) -> Selector:
     return Selector(**patterns)
 
 
-#: Adds --root, --outside, --proc and --pod-logs; the command gets `place`, a `NodeChoice`.
+_name_options = all_of(pod_logs_option, names_option, node_name_option, kubeconfig_option)
+_PLACE = ("roots", "pod_logs", "names", "node_name", "kubeconfig")
+#: Adds --root, and what says pods' names; the command gets `place`, a `NodeChoice`.
+directory_options = all_of(root_option, _name_options, _gathered("place", _PLACE, NodeChoice))
+#: Adds --outside and --proc as well.
 node_options = all_of(
     root_option,
     outside_option,
     proc_option,
-    pod_logs_option,
-    _gathered("place", ("roots", "outside", "proc", "pod_logs"), NodeChoice),
+    _name_options,
+    _gathered("place", (*_PLACE, "outside", "proc"), NodeChoice),
 )
 #: Adds --no-driver and --library; the command gets `driver`, a `DriverChoice`.
 driver_options = all_of(

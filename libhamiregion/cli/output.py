@@ -15,7 +15,7 @@ from libhamiregion import RegionError
 from libhamiregion.text import printable
 
 from .failures import Failure
-from .format import node_notes, root_failure, root_warnings
+from .format import node_notes, node_warnings, root_failure
 from .tables import Lines
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def node_page(
     notes: Iterable[str] = (),
 ) -> Page:
     """Make a page about a node: with what could not be seen of it."""
-    warnings = root_warnings(node)
+    warnings = node_warnings(node)
     seen = {"complete": node.processes.is_complete, "warnings": warnings}
     return Page(
         {"taken_at_ns": taken_at_ns, **seen, **data},

@@ -25,7 +25,7 @@ from libhamiregion.units import parse_duration
 
 from . import options
 from .failures import Failure
-from .format import count, root_failure, root_warnings
+from .format import count, node_warnings, root_failure
 from .output import DRY_RUN, write, write_json
 from .service_log import ServiceLog
 from .signals import end_unfinished, stop_signals
@@ -79,7 +79,6 @@ _LAST_LOOK_S = 15.0
     help="Size of the file at most; the oldest goes first.  4MiB or more, or `unlimited`.",
 )
 @click.option("--once", is_flag=True, help="One look, then end: for cron, or to try it.")
-@options.node_name_option
 @options.driver_options
 @options.node_options
 @options.dry_run_option
@@ -87,7 +86,6 @@ _LAST_LOOK_S = 15.0
 def record(
     path: str,
     once: bool,
-    node_name: str | None,
     driver: DriverChoice,
     place: NodeChoice,
     dry_run: bool,
@@ -121,7 +119,7 @@ def record(
             if dry_run:
                 _dry_run(path, node, as_json=as_json)
                 return
-            name = node_name or platform.node() or None
+            name = place.node_name or platform.node() or None
             with RecordingWriter(path, node=name, **bounds) as writer:
                 # Not closed: a driver that does not answer would keep this from ending.
                 sampler = None if driver.no_driver else NvmlSampler(driver.library)
@@ -185,7 +183,7 @@ class _Log:
         elif self._looks == 1:
             write(f"recording {_devices(written.allocations)} {self._where}\n")
         self._reporter.recovered()
-        for warning in root_warnings(self._node):
+        for warning in node_warnings(self._node):
             self._reporter.emit("warning", warning, distinct=warning)
 
     def failed(self, error: Exception) -> None:

@@ -249,6 +249,13 @@ CONTAINER_INFO = _family(
     labels=(*CONTAINER, "container_id", "layout"),
     write_as=INFO,
 )
+CLAIM_INFO = _family(
+    "hamiregion_claim_info",
+    "A resource claim with a region, once for each container that holds it;"
+    " with the claim's UID alone where the API is not asked.",
+    labels=("claim", "namespace", "pod", "container"),
+    write_as=INFO,
+)
 CONTAINER_MISSING = _family(
     "hamiregion_container_missing_info",
     "A container without a region that can be read, and the reason.",

@@ -17,7 +17,7 @@ from .labels import safe_value
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from libhamiregion.node import Container, Node, PodName
+    from libhamiregion.node import ClaimName, Container, Node, PodName
     from libhamiregion.node.cgroups import ContainerId
 
     from .labels import CardinalityLimiter
@@ -33,6 +33,7 @@ class Identity:
         container: Its name; failing that its id, failing that the path of its region.
         pod_uid: Empty outside Kubernetes.
         is_named: Whether a resolver knows it.
+        claim: Of a claim the label values of its holders, as `families.CLAIM_INFO` has them.
     """
 
     namespace: str
@@ -40,6 +41,7 @@ class Identity:
     container: str
     pod_uid: str
     is_named: bool
+    claim: tuple[tuple[str, str, str, str], ...] = ()
 
     @property
     def shown(self) -> tuple[str, str, str]:
@@ -58,18 +60,31 @@ def identity_of(node: Node, container: Container, limiter: CardinalityLimiter) -
     Raises:
         Exception: Whatever a resolver raised.
     """
-    return identity_from(container, node.pod_name(container), limiter)
+    return identity_from(container, node.pod_name(container), limiter, container.claim)
+
+
+def _holders(uid: str, claim: ClaimName | None) -> tuple[tuple[str, str, str, str], ...]:
+    """A claim's names with each container that holds it; once without, where none does."""
+    if claim is None:
+        return ((safe_value(uid), "", "", ""),)
+    holders = [(each.pod or "", each.container or "") for each in claim.holders] or [("", "")]
+    about = safe_value(claim.claim), safe_value(claim.namespace)
+    return tuple((*about, safe_value(pod), safe_value(own)) for pod, own in holders)
 
 
 def identity_from(
-    container: Container, name: PodName | None, limiter: CardinalityLimiter
+    container: Container,
+    name: PodName | None,
+    limiter: CardinalityLimiter,
+    claim: ClaimName | None = None,
 ) -> Identity:
     """Name a container by what the resolvers have said; None if they know nothing."""
     namespace = pod = ""
-    own = container.name
+    own = container.directory_name
     if name is not None:
         namespace, pod = name.namespace or "", name.pod or ""
         own = own or name.container
+    own = own or container.claim_uid
     if not own and container.container_id is not None:
         own = container.container_id.id
     if not own:
@@ -80,6 +95,7 @@ def identity_from(
         container=safe_value(own),
         pod_uid=safe_value(container.pod_uid or ""),
         is_named=name is not None,
+        claim=() if container.claim_uid is None else _holders(container.claim_uid, claim),
     )
 
 

@@ -21,7 +21,7 @@ from .slot_sums import sum_slots
 from .text import NO_ROW, Series
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from libhamiregion.node import Container, Node, NodeSnapshot
     from libhamiregion.region_set import RegionTable
@@ -218,7 +218,11 @@ class RegionMetrics:
                 [label_text(families.CONTAINER, *identity.labels) for _, _, identity in shown]
             ),
             container_rows=array("I", [row for row, _, _ in shown]),
-            series=[_infos(shown, state), _missing_ones(reasons, identities)],
+            series=[
+                _infos(shown, state),
+                _claims(identities.values()),
+                _missing_ones(reasons, identities),
+            ],
             missing=len(reasons),
         )
 
@@ -259,6 +263,12 @@ def _infos(shown: Sequence[tuple[int, Container, Identity]], state: CollectedSta
             label_text(families.CONTAINER_INFO.labels, *identity.labels, container_id, layout)
         )
     return Series(families.CONTAINER_INFO, LabelRows(texts))
+
+
+def _claims(identities: Iterable[Identity]) -> Series:
+    family = families.CLAIM_INFO
+    texts = {label_text(family.labels, *row): 1 for each in identities for row in each.claim}
+    return Series.of(family, texts)
 
 
 def _reasons(

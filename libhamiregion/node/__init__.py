@@ -1,5 +1,6 @@
 """The node: its containers, processes, names and GPUs."""
 
+from .claims import ClaimName
 from .containers import Container, MissingReason
 from .daemon_names import DockerApiNames, KubernetesNames
 from .doctor import Finding, FindingKind, Repair, Severity, diagnose, repair
@@ -16,6 +17,7 @@ from .views import ContainerView
 __all__ = [
     "SLOT_STATES",
     "ChainedNames",
+    "ClaimName",
     "Container",
     "ContainerView",
     "DockerApiNames",

@@ -17,10 +17,13 @@ from libhamiregion.errors import (
     RegionStale,
 )
 
+from .names import claim_name
+
 if TYPE_CHECKING:
     from libhamiregion.region import Region
 
     from .cgroups import ContainerId
+    from .claims import ClaimName
     from .names import NameResolver, PodName
 
 
@@ -61,8 +64,12 @@ class MissingRegion:
 class Container:
     """A container of the node. Compares by identity: one that has changed is another object.
 
+    Or the containers, of one pod or several, that hold a resource claim: they share its region.
+
     Attributes:
-        pod_uid: UID of its pod; None where neither its directory nor its cgroup tells.
+        pod_uid: UID of its pod; None where neither its directory nor its cgroup tells, and for a
+            claim.
+        claim_uid: UID of the claim whose region it is; None for a container's own.
         directory: Its directory on the host; None for a region outside the roots.
         region_path: The region's file; None if there is none. For a region outside the roots a
             link of ``/proc/<pid>/map_files``.
@@ -88,15 +95,30 @@ class Container:
     other_files: tuple[str, ...] = ()
     container_id: ContainerId | None = None
     pids: tuple[int, ...] = ()
+    claim_uid: str | None = None
     _names: NameResolver | None = attrs.field(default=None, repr=False)
 
     @property
     def pod_name(self) -> PodName | None:
-        """The names of its pod; None if no resolver knows them. Resolvers keep what they know."""
+        """The names of its pod; None if no resolver knows them. Resolvers keep what they know.
+
+        Of a claim, those of the only pod and the only container that hold it: with several pods
+        ``pod`` is None, and with several containers ``container`` is the claim's name.
+        """
         if self._names is None:
             return None
+        if self.claim_uid is not None:
+            claim = self.claim
+            return None if claim is None else claim.pod_name
         id_ = None if self.container_id is None else self.container_id.id
         return self._names.resolve(self.pod_uid, self.directory_name, id_)
+
+    @property
+    def claim(self) -> ClaimName | None:
+        """The claim's names and its holders; None if no resolver knows it, or it is none."""
+        if self._names is None or self.claim_uid is None:
+            return None
+        return claim_name(self._names, self.claim_uid)
 
     @property
     def namespace(self) -> str | None:
@@ -112,21 +134,14 @@ class Container:
 
     @property
     def name(self) -> str | None:
-        """The container's name, raw text of its directory, or what the resolvers say."""
+        """The container's name, raw text of its directory, or what the resolvers say.
+
+        Of a claim that they do not know, its UID.
+        """
         if self.directory_name is not None:
             return self.directory_name
         name = self.pod_name
-        return None if name is None else name.container
-
-
-def split_name(directory_name: str) -> tuple[str, str] | None:
-    """Pod UID and container name of a directory's name; None if it is no container's.
-
-    >>> split_name("0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f_train_0")
-    ('0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f', 'train_0')
-    """
-    pod_uid, separator, name = directory_name.partition("_")
-    return (pod_uid, name) if separator and pod_uid and name else None
+        return self.claim_uid if name is None else name.container
 
 
 _REASONS = {

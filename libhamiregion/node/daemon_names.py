@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import threading
 import time
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from .cgroups import is_pod_uid
+from .claims import ClaimName, claims_of, reserved_for
 from .names import DockerNames, is_container_id, pod_name
 
 if TYPE_CHECKING:
@@ -17,9 +20,13 @@ if TYPE_CHECKING:
 
     from .names import PodName
 
+_log = logging.getLogger(__name__)
 _ANSWER_LIMIT = 4 << 20
 _LIST_LIMIT = 256 << 20
 _PAGE = 500
+# Claims of one node's pods; each is a question of its own.
+_CLAIMS_LIMIT = 1_024
+_NOT_FOUND = 404
 # Under both a static pod's mirror carries the UID that kubelet itself uses.
 _MIRROR, _HASH = "kubernetes.io/config.mirror", "kubernetes.io/config.hash"
 
@@ -94,29 +101,64 @@ def kubernetes_client(kubernetes: Any, kubeconfig: Any = None) -> Any:
         raise config.ConfigException(about + said) from error
 
 
-def pod_uids(metadata: Any) -> tuple[str, ...]:
+def api_error_text(error: Exception) -> str:
+    """Why the API could not be used, in one line: an error of the client's, or another."""
+    status = getattr(error, "status", None)
+    if status:
+        return answer_text(status, getattr(error, "body", None))
+    words = str(getattr(error, "reason", None) or error) or type(error).__name__
+    return " ".join(words.split())
+
+
+def answer_text(status: int, raw: Any) -> str:
+    """What the API has answered with an HTTP status that is an error."""
+    try:
+        message = _dict(json.loads(raw)).get("message")
+    except (ValueError, TypeError, RecursionError):
+        message = None
+    return f"the API answered {status}" + (f": {message}" if isinstance(message, str) else "")
+
+
+def pod_uids(item: Any) -> tuple[str, ...]:
     """The UIDs under which a pod's node knows it: its own, and a static pod's mirror the pod's.
 
-    Whoever may create pods writes their annotations. A UID in one of them counts only if it is a
-    hash, as static pods have it and no pod from the API: nobody can pass for another's pod.
+    A mirror is what kubelet makes: a pod that names in its annotation the hash that the static pod
+    goes by, and whose owner is the Node it is on. A UID with dashes, as pods from the API have it,
+    counts in no annotation: nobody passes for a pod from the API.
+
+    Nothing of this proves that kubelet made the mirror. Whoever may create pods writes their
+    annotations, owner and node; one who also knows the hash passes for that static pod until
+    kubelet deletes the mirror that is not its own. Whoever may only change pods does not: the API
+    refuses to add that annotation to a pod that is there.
 
     Args:
-        metadata: A pod's ``metadata``, from JSON.
+        item: A pod, from JSON, as the API lists it for its node.
     """
-    found = [_dict(metadata).get("uid")]
-    annotations = _dict(_dict(metadata).get("annotations"))
+    pod = _dict(item)
+    metadata = _dict(pod.get("metadata"))
+    found = [metadata.get("uid")]
+    annotations = _dict(metadata.get("annotations"))
     mirrored = annotations.get(_MIRROR)
-    if isinstance(mirrored, str) and "-" not in mirrored:
+    if isinstance(mirrored, str) and "-" not in mirrored and _is_owned_by_its_node(pod):
         # Kubelet writes the same under both.
         found.append(mirrored if annotations.get(_HASH, mirrored) == mirrored else None)
     return tuple(dict.fromkeys(uid for uid in found if isinstance(uid, str) and is_pod_uid(uid)))
+
+
+def _is_owned_by_its_node(pod: dict[str, Any]) -> bool:
+    node = _dict(pod.get("spec")).get("nodeName")
+    owners = [_dict(each) for each in _list(_dict(pod.get("metadata")).get("ownerReferences"))]
+    return isinstance(node, str) and [(each.get("kind"), each.get("name")) for each in owners] == [
+        ("Node", node)
+    ]
 
 
 class KubernetesNames:
     """Names from the Kubernetes API: the pods of one node, listed at most every `max_age_s`.
 
     Nothing is asked before the first `resolve`, nor where the last listing has the answer.
-    Needs the extra ``kubernetes`` and the right to list pods.
+    Needs the extra ``kubernetes`` and the right to list pods; for `resolve_claim` the right to get
+    resource claims as well.
 
     Threads: may be shared; they wait for a listing in progress.
 
@@ -125,7 +167,8 @@ class KubernetesNames:
         kubeconfig: A kubeconfig file; without one the service account in a pod, else the default
             kubeconfig.
         api_client: A `kubernetes.client.ApiClient` of the caller's own instead.
-        max_age_s: How long a listing holds for pods that it does not have.
+        max_age_s: How long a listing holds for pods that it does not have, and for claims, whose
+            holders change.
         timeout_s: For each answer.
 
     Attributes:
@@ -150,7 +193,7 @@ class KubernetesNames:
         try:
             import kubernetes
         except ImportError as error:
-            raise ImportError(
+            raise ModuleNotFoundError(
                 "KubernetesNames needs the extra 'kubernetes': "
                 "pip install 'libhamiregion[kubernetes]'",
                 name="kubernetes",
@@ -166,7 +209,24 @@ class KubernetesNames:
         self._listed_at_s = float("-inf")
         self._pods: dict[str, tuple[str, str]] = {}
         self._containers: dict[str, PodName] = {}
+        # Namespace and name of each claim that pods refer to: their UIDs, and the containers.
+        self._claims_used: defaultdict[tuple[str, str], list[tuple[str, PodName]]]
+        self._claims_used = defaultdict(list)
+        self._claims: dict[str, ClaimName] = {}
+        self._claims_at_s = float("-inf")
         self.last_error: Exception | None = None
+
+    def resolve_claim(self, claim_uid: str) -> ClaimName | None:
+        """Name a resource claim that pods of the node refer to, and the containers that hold it.
+
+        Each claim is asked for by its name, as the pods have it: no list of the cluster's claims.
+
+        Shell: ``kubectl get resourceclaims -A -o json``, ``.status.reservedFor``.
+        """
+        with self._lock:
+            if time.monotonic() - self._claims_at_s >= self._max_age_s:
+                self._list(claims=True)
+            return self._claims.get(claim_uid)
 
     def resolve(
         self,
@@ -194,13 +254,17 @@ class KubernetesNames:
         pod = None if pod_uid is None else self._pods.get(pod_uid)
         return None if pod is None else pod_name(*pod, container_name)
 
-    def _list(self) -> None:
+    def _list(self, *, claims: bool = False) -> None:
         # A server that fails is left alone for as long as one that answers.
         self._listed_at_s = time.monotonic()
+        if claims:
+            self._claims_at_s = self._listed_at_s
         import urllib3.exceptions
 
         try:
-            items = self._fetch()
+            self._keep(self._fetch())
+            if claims:
+                self._claims = self._fetch_claims()
         except (
             self._kubernetes.client.ApiException,
             self._kubernetes.config.ConfigException,
@@ -209,12 +273,40 @@ class KubernetesNames:
             RecursionError,
             ValueError,
         ) as error:
+            if self.last_error is None:
+                _log.warning("no names from the Kubernetes API: %s", api_error_text(error))
             self.last_error = error
             return
         self.last_error = None
+
+    def _keep(self, items: list[Any]) -> None:
         self._pods, self._containers = {}, {}
+        self._claims_used.clear()
         for item in items:
             self._add(item)
+
+    def _fetch_claims(self) -> dict[str, ClaimName]:
+        api = self._kubernetes.client.CustomObjectsApi(self._client)
+        found = {}
+        for (namespace, name), users in list(self._claims_used.items())[:_CLAIMS_LIMIT]:
+            try:
+                response = api.get_namespaced_custom_object(
+                    *("resource.k8s.io", "v1", namespace, "resourceclaims", name),
+                    _request_timeout=self._selectors["_request_timeout"],
+                    _preload_content=False,
+                )
+            except self._kubernetes.client.ApiException as error:
+                # Deleted since the pods were listed; or a server without claims.
+                if error.status == _NOT_FOUND:
+                    continue
+                raise
+            claim = json.loads(response.data)
+            uid = _dict(_dict(claim).get("metadata")).get("uid")
+            if isinstance(uid, str):
+                pods = reserved_for(claim)
+                holders = dict.fromkeys(holder for pod, holder in users if pod in pods)
+                found[uid] = ClaimName(namespace, name, tuple(holders))
+        return found
 
     def _fetch(self) -> list[Any]:
         if self._client is None:
@@ -245,8 +337,11 @@ class KubernetesNames:
         namespace, name = metadata.get("namespace"), metadata.get("name")
         if not (isinstance(namespace, str) and isinstance(name, str)):
             return
-        for uid in pod_uids(metadata):
+        for uid in pod_uids(item):
             self._pods[uid] = (namespace, name)
+        for claim, holder in claims_of(item):
+            if pod_name(namespace, claim, None) is not None:
+                self._claims_used[namespace, claim].append((str(metadata.get("uid")), holder))
         status = _dict(_dict(item).get("status"))
         for kind in ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses"):
             for container in _list(status.get(kind)):

@@ -24,10 +24,12 @@ from .containers import (
     MissingReason,
     MissingRegion,
     missing_for,
-    split_name,
 )
+from .places import DEFAULT_ROOTS, read_name
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from libhamiregion.region import Region
 
     from .change_detector import Stamp
@@ -137,7 +139,7 @@ def list_directory(path: str) -> Listing:
 
 
 def scan_directory(
-    directory: str, name: str, before: DirectoryScan | None, names: NameResolver
+    directory: str, whose: Mapping[str, str], before: DirectoryScan | None, names: NameResolver
 ) -> DirectoryScan | None:
     """Find a container's region, or why there is none.
 
@@ -146,7 +148,7 @@ def scan_directory(
 
     Args:
         directory: Its path.
-        name: Its name, one that `split_name` takes apart.
+        whose: What its name says, as `read_name` gives it.
         before: What was found last time; what it has open is kept if it is still good, and is the
             caller's to close if not.
         names: Names the container.
@@ -157,9 +159,7 @@ def scan_directory(
     kept = None if before is None else before.container.region
     if kept is not None and not is_well(kept):
         kept = None
-    parts = split_name(name)
-    assert parts is not None  # noqa: S101 (only such names come here)
-    container = Container(*parts, directory, names=names)
+    container = Container(**whose, directory=directory, names=names)  # type: ignore[arg-type]
     try:
         listing = list_directory(directory)
     except OSError as error:
@@ -238,13 +238,7 @@ _FLOODED = MissingRegion(
 
 # ---- The roots --------------------------------------------------------------------------------
 
-# HAMi's, volcano-vgpu's from 1.12 on, and volcano-vgpu's before.
-_DEFAULT_ROOTS = (
-    "/usr/local/vgpu/containers",
-    "/usr/local/vgpu/vgpu/containers",
-    "/tmp/vgpu/containers",  # noqa: S108 (where they are)
-)
-# A node has some hundred containers at most; the directory is the node's own.
+# A node has some hundred containers at most. KAI's containers can make more directories.
 _ROOT_ENTRIES_LIMIT = 20_000
 
 
@@ -255,7 +249,8 @@ class _Distrusted(PermissionError):
 @attrs.frozen
 class _RootListing:
     stamp: Stamp | None
-    names: tuple[str, ...]
+    #: What each directory's name says, as `read_name` gives it.
+    names: Mapping[str, Mapping[str, str]]
     cut: bool
 
 
@@ -272,24 +267,28 @@ class Roots:
     """
 
     def __init__(self, given: tuple[str, ...] | None = None) -> None:
-        hook_path = os.environ.get("HOOK_PATH")
+        # In this order, as KAI's port of HAMi's monitor has them.
+        hook_path = os.environ.get("CONTAINER_VGPU_MOUNT") or os.environ.get("HOOK_PATH")
+        optional: tuple[str, ...] = ()
         if given is None and hook_path:
             given = (f"{hook_path}/containers",)
+            optional = (f"{hook_path}/claims",)
         self._given = given is not None
-        paths = (*_DEFAULT_ROOTS, *run_bases(os.environ)) if given is None else given
+        paths = (*DEFAULT_ROOTS, *run_bases(os.environ)) if given is None else (*given, *optional)
         self.paths = tuple(dict.fromkeys(str(Path(each).absolute()) for each in paths))
+        self._optional = frozenset(self.paths if given is None else optional)
         self.errors: dict[str, OSError] = {}
         self.scanned: tuple[str, ...] = ()
         self._listings: dict[str, _RootListing] = {}
         self._matched: dict[str, list[str]] = {}
-        self._found: dict[str, str] = {}
+        self._found: dict[str, Mapping[str, str]] = {}
 
     def directories(self) -> tuple[str, ...]:
         """The roots that exist now: patterns expanded, links resolved, each directory once."""
         return tuple(root for root in self._expanded({}) if os.path.isdir(root))  # noqa: PTH112
 
-    def scan(self) -> dict[str, str]:
-        """The containers' directories there are, in order: path to name.
+    def scan(self) -> dict[str, Mapping[str, str]]:
+        """The containers' directories there are, in order: path to what its name says.
 
         The very same object as last time if they are the same.
         """
@@ -299,7 +298,7 @@ class Roots:
             try:
                 listings[root] = self._list(root, shown)
             except OSError as error:
-                if self._given or not isinstance(error, FileNotFoundError):
+                if shown not in self._optional or not isinstance(error, FileNotFoundError):
                     errors[shown] = error
                 lasting = isinstance(error, (FileNotFoundError, NotADirectoryError, _Distrusted))
                 # What passes, such as a lack of descriptors, takes no container away.
@@ -312,7 +311,11 @@ class Roots:
         self._listings = listings
         self.errors = errors
         self.scanned = tuple(root for root in listings if root not in errors)
-        found = {f"{root}/{name}": name for root, each in listings.items() for name in each.names}
+        found = {
+            f"{root}/{name}": whose
+            for root, each in listings.items()
+            for name, whose in each.names.items()
+        }
         if list(found) != list(self._found):
             self._found = found
         return self._found
@@ -342,7 +345,7 @@ class Roots:
         matches = {*glob.glob(pattern), *self._matched.get(pattern, ())}  # noqa: PTH207
         directories = sorted(each for each in matches if os.path.isdir(each))  # noqa: PTH112
         self._matched[pattern] = directories
-        if not directories and self._given:
+        if not directories and pattern not in self._optional:
             errors[pattern] = FileNotFoundError(errno.ENOENT, "no directory matches", pattern)
         return directories
 
@@ -360,13 +363,11 @@ class Roots:
             return known
         with os.scandir(root) as entries:
             found = list(islice(entries, _ROOT_ENTRIES_LIMIT + 1))
-        names = tuple(
-            sorted(
-                entry.name
-                for entry in found[:_ROOT_ENTRIES_LIMIT]
-                if split_name(entry.name) is not None and entry.is_dir(follow_symlinks=False)
-            )
-        )
+        names = {}
+        for entry in sorted(found[:_ROOT_ENTRIES_LIMIT], key=lambda each: each.name):
+            whose = read_name(root, entry.name)
+            if whose is not None and entry.is_dir(follow_symlinks=False):
+                names[entry.name] = whose
         return _RootListing(stamp, names, len(found) > _ROOT_ENTRIES_LIMIT)
 
 

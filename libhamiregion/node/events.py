@@ -65,7 +65,11 @@ def container_label(container: Container) -> str:
     >>> from libhamiregion.node import Container
     >>> container_label(Container("0b5c", "train", "/vgpu/0b5c_train"))
     '0b5c/train'
+    >>> container_label(Container(claim_uid="6f1c", directory="/vgpu/claims/6f1c"))
+    'claim/6f1c'
     """
+    if container.claim_uid is not None:
+        return f"claim/{container.claim_uid}"
     if container.directory is not None:
         return printable(f"{container.pod_uid}/{container.name}", _LABEL_LIMIT)
     path = container.path_in_namespace or container.region_path

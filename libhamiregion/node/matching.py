@@ -120,6 +120,7 @@ def match_slots(
     *,
     sees_host: bool,
     dead: Callable[[Sequence[int]], frozenset[int]],
+    shared: bool = False,
 ) -> RegionProcesses:
     """Find the process of each slot among those that map the region.
 
@@ -129,13 +130,17 @@ def match_slots(
         sees_host: Whether the pids of the mappers begin with those of the first pid namespace.
         dead: Tells which of the pids without a process are of dead ones, and is called at most
             once. That a mapper was not matched proves nothing.
+        shared: Whether the region has several containers. Then none of them is the one whose
+            processes count, and a pid that stands for processes of two of them for neither.
     """
     onlookers: list[Mapper] = []
     users: list[Mapper] = []
     for mapper in mappers:
         (users if mapper.may_use else onlookers).append(mapper)
     named = set(pids)
-    bystanders = _Bystanders([each for each in users if each.pid in named], sees_host=sees_host)
+    bystanders = _Bystanders(
+        [each for each in users if each.pid in named], sees_host=sees_host, shared=shared
+    )
 
     candidates: dict[int, list[Mapper]] = defaultdict(list)
     inside: list[Mapper] = []
@@ -148,9 +153,12 @@ def match_slots(
                 candidates[mapper.pid].append(mapper)
 
     found: dict[int, HostProcess] = {}
-    home = _majority(each.namespace for same in candidates.values() for each in same)
+    everywhere = (each.namespace for same in candidates.values() for each in same)
+    home = None if shared else _majority(everywhere)
     for pid, same in candidates.items():
-        at_home = [each for each in same if each.namespace == home] if len(same) > 1 else same
+        at_home = same
+        if len(same) > 1:
+            at_home = [each for each in same if each.namespace == home and not shared]
         if len(at_home) == 1:
             found[pid] = at_home[0].process
 
@@ -172,11 +180,12 @@ def match_slots(
 class _Bystanders:
     """Tells processes that map the region beside its container from those inside."""
 
-    def __init__(self, named: Sequence[Mapper], *, sees_host: bool) -> None:
+    def __init__(self, named: Sequence[Mapper], *, sees_host: bool, shared: bool) -> None:
         # A container that has a namespace of its own has no processes in the host's.
         inner = [each for each in named if len(each.process.ns_pids) > 1]
         self._host_too = not (sees_host and inner)
-        containers = [_container(each) for each in (named if self._host_too else inner)]
+        asked = () if shared else named if self._host_too else inner
+        containers = [_container(each) for each in asked]
         self._home = _majority(containers)
         self._contested = self._home is None and any(containers)
 

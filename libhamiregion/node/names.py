@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from libhamiregion.errors import PathLike
 
+    from .claims import ClaimName
+
 _LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?\Z")
 _SUBDOMAIN = re.compile(r"[a-z0-9](?:[-.a-z0-9]{0,251}[a-z0-9])?\Z")
 _DOCKER_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,252}\Z")
@@ -56,7 +58,11 @@ class PodName:
 
 
 class NameResolver(Protocol):
-    """Anything that can name a container."""
+    """Anything that can name a container.
+
+    One that knows resource claims too has a second method, ``resolve_claim(claim_uid)``, which
+    gives a `ClaimName`, or None for a claim that it does not know.
+    """
 
     def resolve(
         self,
@@ -65,6 +71,13 @@ class NameResolver(Protocol):
         container_id: str | None = None,
     ) -> PodName | None:
         """Name a container by its pod's UID and its own name, or by its id; None if unknown."""
+
+
+def claim_name(names: NameResolver, claim_uid: str) -> ClaimName | None:
+    """What a resolver knows of a claim; None where it knows none, as those of files do not."""
+    ask = getattr(names, "resolve_claim", None)
+    found: ClaimName | None = None if ask is None else ask(claim_uid)
+    return found
 
 
 def pod_name(namespace: str, pod: str, container: str | None) -> PodName | None:
@@ -250,6 +263,11 @@ class ChainedNames:
             while len(self._kept) > _KEPT_LIMIT:
                 self._kept.popitem(last=False)
         return best
+
+    def resolve_claim(self, claim_uid: str) -> ClaimName | None:
+        """Name a claim by the first resolver that knows it; not kept, for its holders change."""
+        found = (claim_name(resolver, claim_uid) for resolver in self.resolvers)
+        return next((each for each in found if each is not None), None)
 
 
 def is_container_id(text: str) -> bool:

@@ -26,7 +26,7 @@ from .slot_tracker import SlotTracker
 from .views import ContainerView, bounded_view
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
@@ -136,10 +136,12 @@ class Node:
     the child.
 
     Args:
-        root: The directory that holds the ``<podUID>_<container>`` directories; several of them;
-            or patterns as in a shell (``/data/*/containers``). None means ``$HOOK_PATH/containers``
-            if that is set, else those of HAMi, of volcano and of this user's ``hamiregion run``
-            that exist, provided that nobody but root and this user could have made them.
+        root: The directory that holds the ``<podUID>_<container>`` directories, or one called
+            ``claims`` that holds those of resource claims; several of them; or patterns as in a
+            shell (``/data/*/containers``). None means ``containers`` and ``claims`` below
+            ``$CONTAINER_VGPU_MOUNT`` or ``$HOOK_PATH`` if one is set, else those of HAMi, its DRA
+            driver, KAI, volcano and this user's ``hamiregion run`` that exist, provided that nobody
+            but root and this user could have made them.
         proc: The root of /proc, where it is mounted elsewhere.
         names: Where pods' names come from; None means the directories of kubelet and Docker below
             /var.
@@ -189,7 +191,7 @@ class Node:
         self._set = RegionSet()
         self._watch = ChangeDetector()
         self._scans: dict[str, DirectoryScan] = {}
-        self._directories: dict[str, str] = {}
+        self._directories: Mapping[str, Mapping[str, str]] = {}
         self._closed = ""
         self._containers: tuple[Container, ...] = ()
         self._rows: tuple[tuple[Container, ...], tuple[Container, ...]] | None = None
@@ -465,7 +467,13 @@ class Node:
         pod_uid = container.pod_uid
         if pod_uid is not None and not is_pod_uid(pod_uid):
             pod_uid = None
-        return self.processes.match(container.region, pids, taken_at_ns, pod_uid=pod_uid)
+        return self.processes.match(
+            container.region,
+            pids,
+            taken_at_ns,
+            pod_uid=pod_uid,
+            shared=container.claim_uid is not None,
+        )
 
     def select(
         self,
@@ -486,8 +494,7 @@ class Node:
 
     def pod_name(self, container: Container) -> PodName | None:
         """The names of a container's pod; None if no resolver knows them."""
-        container_id = None if container.container_id is None else container.container_id.id
-        return self.names.resolve(container.pod_uid, container.directory_name, container_id)
+        return attrs.evolve(container, names=self.names).pod_name
 
     def open(self, container: Container) -> Region:
         """Open a container's region for writing; the caller closes it.

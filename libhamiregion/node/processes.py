@@ -377,7 +377,13 @@ class ProcessTable:
     # ---- slots -----------------------------------------------------------------------------------
 
     def match(
-        self, region: Region, pids: Sequence[int], taken_at_ns: int, *, pod_uid: str | None = None
+        self,
+        region: Region,
+        pids: Sequence[int],
+        taken_at_ns: int,
+        *,
+        pod_uid: str | None = None,
+        shared: bool = False,
     ) -> RegionProcesses:
         """Which process each slot of a region belongs to, and which map it without a slot.
 
@@ -394,6 +400,7 @@ class ProcessTable:
             taken_at_ns: When they were read, as `RegionSnapshot.taken_at_ns`.
             pod_uid: The pod that the region belongs to, where its directory tells: processes that
                 are known to be of another one are onlookers.
+            shared: Whether several containers use the region, each with pids of its own.
 
         Raises:
             RegionClosed: After `Region.close`.
@@ -417,7 +424,9 @@ class ProcessTable:
             is_too_old = view.started_ns < taken_at_ns
             return frozenset() if is_too_old else view.liveness.dead(region, lost)
 
-        return match_slots(pids, mappers, sees_host=view.visibility.sees_host, dead=dead)
+        return match_slots(
+            pids, mappers, sees_host=view.visibility.sees_host, dead=dead, shared=shared
+        )
 
     def _is_attached(self, identity: FileIdentity) -> bool:
         """Whether this process has a slot in that region."""

@@ -34,7 +34,8 @@ class Selector:
         pod_uid: Pattern of the pod's UID.
         namespace: Pattern of the pod's namespace; a pod that no resolver can name does not match.
         pod: Pattern of the pod's name, or of its UID.
-        container: Pattern of the container's name, or of its id.
+        container: Pattern of the container's name, or of its id; of a claim's name, or its UID,
+            where several containers share its region.
         device: An index, or a pattern of the uuid.
     """
 
@@ -60,6 +61,7 @@ class Selector:
                 container.directory_name,
                 None if name is None else name.container,
                 id_,
+                container.claim_uid,
             )
         )
 

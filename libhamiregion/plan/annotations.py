@@ -72,7 +72,7 @@ def annotated_pod(item: Any) -> AnnotatedPod | None:
         for key, text in _dict(metadata.get("annotations")).items()
         if key.startswith(ANNOTATION_PREFIX) and isinstance(text, str)
     }
-    uids = pod_uids(metadata)
+    uids = pod_uids(item)
     if not (isinstance(namespace, str) and isinstance(name, str) and ours and uids):
         return None
     spec = _dict(_dict(item).get("spec"))

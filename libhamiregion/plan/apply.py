@@ -27,7 +27,7 @@ from .undo import undo_plan
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from libhamiregion.effects import LimitKind
+    from libhamiregion.effects import LimitChange, LimitKind, ValueChange
     from libhamiregion.errors import PathLike
     from libhamiregion.node.node import Node
 
@@ -58,11 +58,13 @@ class ContainerOutcome:
         diff: What was to be done.
         status: What has been done, a `ChangeStatus`.
         message: Why nothing was, as a sentence, escaped; None if it was done.
+        changes: What was changed, for `libhamiregion.undo`.
     """
 
     diff: ContainerDiff
     status: ChangeStatus
     message: str | None = None
+    changes: tuple[LimitChange | ValueChange, ...] = ()
 
 
 @attrs.frozen
@@ -81,6 +83,11 @@ class PlanResult:
     def all_applied(self) -> bool:
         """Whether every container was edited that was to be."""
         return all(outcome.status == "applied" for outcome in self.outcomes)
+
+    @property
+    def changes(self) -> tuple[LimitChange | ValueChange, ...]:
+        """What was changed, in the order in which it was: what `libhamiregion.undo` takes."""
+        return tuple(change for outcome in self.outcomes for change in outcome.changes)
 
 
 def apply_diff(
@@ -136,7 +143,7 @@ def change_container(node: Node, change: ContainerDiff, *, force: bool = False) 
         with node.open(change.container) as region:
             # What goes back may be of a device that without it has neither limit nor use.
             former = {edit.device for edit in edits} - {None, *region.device_indices}
-            region.edit_limits(edits, force=force or bool(former))
+            made = region.edit_limits(edits, force=force or bool(former))
     except LimitConflict as error:
         return ContainerOutcome(change, "conflict", printable(str(error)))
     except LimitBelowUsage as error:
@@ -149,4 +156,4 @@ def change_container(node: Node, change: ContainerDiff, *, force: bool = False) 
         return ContainerOutcome(change, "refused", printable(message))
     except (RegionError, OSError, ValueError) as error:
         return ContainerOutcome(change, "failed", printable(str(error)))
-    return ContainerOutcome(change, "applied")
+    return ContainerOutcome(change, "applied", changes=made)

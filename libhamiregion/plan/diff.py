@@ -362,12 +362,9 @@ def _with_effects(region: Region, edits: list[PlannedEdit]) -> list[PlannedEdit]
     stops = any(sm_limit_stops_launches(region.layout, *edit) for edit in sm) and bool(
         region.snapshot().processes
     )
-    effects = {
-        change.device: change.effect
-        for change in sm_limit_effects(region.layout, sm, stops_launches=stops)
-    }
+    effects = iter(sm_limit_effects(region.layout, sm, stops_launches=stops))
     return [
-        attrs.evolve(edit, effect=effects[edit.device or 0]) if edit.field == "sm_limit" else edit
+        attrs.evolve(edit, effect=next(effects)) if edit.field == "sm_limit" else edit
         for edit in edits
     ]
 

@@ -11,7 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from libhamiregion.node.daemon_names import kubernetes_client
+from libhamiregion.node.daemon_names import answer_text, api_error_text, kubernetes_client
 
 from .annotations import annotated_pod, plan_of_pods
 from .sources import SourceReading
@@ -127,7 +127,7 @@ class PodAnnotations:
         try:
             self._list()
         except self._errors as error:
-            raise PodApiError(self._error_text(error), getattr(error, "status", None)) from error
+            raise PodApiError(_error_text(error), getattr(error, "status", None)) from error
 
     def start(self) -> None:
         """Begin to list and to watch, in a thread."""
@@ -160,7 +160,7 @@ class PodAnnotations:
                 self._follow(version)
             except self._errors as error:
                 if not self._stopping.is_set():
-                    self.error = self._error_text(error)
+                    self.error = _error_text(error)
                     self._wake()
                 has_answered = has_answered or 0 < (getattr(error, "status", None) or 0) < 500
             if has_answered:
@@ -257,13 +257,13 @@ class PodAnnotations:
         if not 200 <= response.status <= 299:
             raw = response.data
             response.release_conn()
-            raise PodApiError(_reason(response.status, raw), response.status)
+            raise PodApiError(answer_text(response.status, raw), response.status)
         return response
 
-    def _error_text(self, error: Exception) -> str:
-        if isinstance(error, self._kubernetes.client.ApiException):
-            return _reason(error.status, error.body) if error.status else str(error.reason)
-        return str(error) or type(error).__name__
+
+def _error_text(error: Exception) -> str:
+    # Ours has its own sentence.
+    return str(error) if isinstance(error, PodApiError) else api_error_text(error)
 
 
 def _nothing() -> None:
@@ -282,14 +282,6 @@ def _object(raw: bytes) -> dict[str, Any]:
 
 def _uid(item: Any) -> Any:
     return item["metadata"].get("uid") if isinstance(item.get("metadata"), dict) else None
-
-
-def _reason(status: int, raw: Any) -> str:
-    try:
-        message = _object(raw or b"").get("message")
-    except (PodApiError, TypeError):
-        message = None
-    return f"the API answered {status}" + (f": {message}" if isinstance(message, str) else "")
 
 
 def _lines(response: Any) -> Iterator[bytes]:

@@ -84,12 +84,13 @@ def exact_rules(container: Container, values: Iterable[tuple[ValueKey, int | Non
     if alike[0] is not None and all(each == alike[0] for each in alike):
         # A container that has not reported its devices: it will not turn out to have 16.
         by_device = {None: by_device.get(None, {}) | alike[0]}
-    name = printable(f"{container.pod_uid}/{container.name}", 200)
+    name = printable(f"{container.pod_uid or 'claim'}/{container.claim_uid or container.name}", 200)
     return [
         Rule(
             Selector(
-                pod_uid=_exact(container.pod_uid or ""),
-                container=_exact(container.name or ""),
+                # What shares a claim's region is known by the claim's UID.
+                pod_uid=_exact(container.pod_uid or "") if container.claim_uid is None else None,
+                container=container.claim_uid or _exact(container.name or ""),
                 device=None if device is None else str(device),
             ),
             Limits(**limits),

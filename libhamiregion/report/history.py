@@ -18,7 +18,7 @@ class Allocation:
         namespace: Of the pod; None if it is not known.
         pod: The pod's name; None if it is not known.
         container: The container's name, or the beginning of its id.
-        pod_uid: UID of the pod; None where the source has none.
+        pod_uid: UID of the pod, or of the claim; None where the source has none.
         device_index: The device's index in its container.
         device_uuid: ``GPU-…`` or ``MIG-…``; None until the container has reported it.
     """

@@ -110,7 +110,8 @@ def _names_of(container: Container) -> _Names:
     name = container.name
     if name is None and container.container_id is not None:
         name = container.container_id.id[:_SHORT_ID]
-    return container.namespace, container.pod, name, container.pod_uid
+    # Two claims may be held by containers of one name.
+    return container.namespace, container.pod, name, container.pod_uid or container.claim_uid
 
 
 def _regions_that_count(snapshot: NodeSnapshot, names: Sequence[_Names]) -> set[int]:

@@ -1,4 +1,4 @@
-"""A small API server: pods, by the protocol of the real one.
+"""A small API server: pods and the claims that they hold, by the protocol of the real one.
 
 It lists (field selector, pages), watches from a version on (a stream of chunks, a time
 after which it ends), has forgotten old versions (410), wants a token, and fails as it is told.
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 TOKEN = "a-token-of-a-service-account"
 TICK_S = 0.05
+_CLAIMS = "/apis/resource.k8s.io/v1/namespaces/"
 
 
 class FakeApi:
@@ -35,6 +36,9 @@ class FakeApi:
         #: Changes before this version are forgotten.
         self.oldest = 100
         self.pods: dict[str, dict[str, Any]] = {}
+        #: By namespace and name, and which of them were asked for.
+        self.claims: dict[tuple[str, str], dict[str, Any]] = {}
+        self.claims_asked: list[tuple[str, str]] = []
         self.events: list[tuple[int, str, dict[str, Any]]] = []
         self.requests: list[dict[str, str]] = []
         self.refusals: list[int] = []
@@ -91,8 +95,10 @@ class FakeApi:
         namespace: str = "research",
         node: str = "node-1",
         containers: tuple[str, ...] = ("train",),
+        claims: tuple[str, ...] = (),
     ) -> None:
-        """Make a pod, or change it."""
+        """Make a pod, or change it; all of its containers use the claims."""
+        uses = {"claims": [{"name": f"our-{each}"} for each in claims]}
         pod = {
             "metadata": {
                 "name": name,
@@ -100,10 +106,24 @@ class FakeApi:
                 "uid": uid,
                 "annotations": annotations,
             },
-            "spec": {"nodeName": node, "containers": [{"name": each} for each in containers]},
+            "spec": {
+                "nodeName": node,
+                "containers": [{"name": each, "resources": uses} for each in containers],
+                "resourceClaims": [
+                    {"name": f"our-{each}", "resourceClaimName": each} for each in claims
+                ],
+            },
             "status": {"phase": "Running"},
         }
         self._change("MODIFIED" if uid in self.pods else "ADDED", pod)
+
+    def put_claim(self, name: str, uid: str, *pod_uids: str, namespace: str = "research") -> None:
+        """Make a resource claim that is reserved for pods, or change it."""
+        reserved = [{"resource": "pods", "name": "any", "uid": each} for each in pod_uids]
+        self.claims[namespace, name] = {
+            "metadata": {"name": name, "namespace": namespace, "uid": uid},
+            "status": {"reservedFor": reserved},
+        }
 
     def delete(self, uid: str) -> None:
         self._change("DELETED", self.pods[uid])
@@ -168,6 +188,13 @@ def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
             elif api.refusals:
                 code = api.refusals.pop(0)
                 self.status(code, "told to fail")
+            elif url.path.startswith(_CLAIMS):
+                namespace, _, name = url.path.removeprefix(_CLAIMS).partition("/resourceclaims/")
+                api.claims_asked.append((namespace, name))
+                if (namespace, name) in api.claims:
+                    self.answer(200, api.claims[namespace, name])
+                else:
+                    self.status(404, "no such claim")
             elif url.path != "/api/v1/pods":
                 self.status(404, "the server could not find the requested resource")
             elif query.get("watch") == "true":

@@ -15,7 +15,7 @@ import pytest
 from exposition import NodeFiles, parsed
 from region_bytes import RegionFile
 
-from libhamiregion import Layout, open_region
+from libhamiregion import Layout, create_region, open_region
 
 GIB = 2**30
 # Above every pid that Linux gives.
@@ -82,9 +82,34 @@ def test_idle_containers_are_shrunk_at_night_and_restored_unless_others_changed_
 
     touched.put("limit", 3 * GIB)
     said = example("nightly_shrink.py", "restore", "--state", state)
-    assert "1 GiB -> 8 GiB" in said
+    assert (said.count("undone: "), said.count("conflict: ")) == (1, 1)
     assert "is 3 GiB" in said
     assert [each.get("limit") for each in (idle, touched, busy)] == [8 * GIB, 3 * GIB, 8 * GIB]
+
+
+def test_a_namespace_is_scaled_after_a_dry_run_and_undone_but_for_what_others_changed(
+    tmp_path: Path,
+) -> None:
+    files = NodeFiles(tmp_path)
+    ours, touched, other = (
+        RegionFile(files.container(pod_uid=uid) / "usage.cache", Layout.V1_2)
+        for uid in ("job-1", "job-2", "other")
+    )
+    for region in (ours, touched, other):
+        create_region(region.path, memory_limits=["10GiB"], uuids=["GPU-1"])
+    saved = tmp_path / "changes.json"
+    scale = ("scale.py", "80%", "--root", files.root, "--pod", "job-*")
+
+    said = example(*scale, "--dry-run")
+    assert said.count("device 0: memory limit 10 GiB -> 8 GiB") == 2
+    assert "2 changes" in said
+    assert [each.get("limit") for each in (ours, touched, other)] == [10 * GIB] * 3
+    example(*scale, "--save", saved)
+    assert [each.get("limit") for each in (ours, touched, other)] == [8 * GIB, 8 * GIB, 10 * GIB]
+    touched.put("limit", 3 * GIB)
+    said = example("scale.py", "--undo", saved)
+    assert (said.count("undone: "), said.count("conflict: ")) == (1, 1)
+    assert [each.get("limit") for each in (ours, touched, other)] == [10 * GIB, 3 * GIB, 10 * GIB]
 
 
 @pytest.mark.root

@@ -165,6 +165,58 @@ def test_if_equals_compares_and_sets(path: str, arguments: tuple[str, ...], *, h
     assert holds or Path(path).read_bytes() == before
 
 
+# ---- Several files ------------------------------------------------------------------------------
+
+
+def test_of_several_files_each_is_tried_and_each_failure_is_a_line(tmp_path: Path) -> None:
+    paths = []
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+        paths.append(made(tmp_path / name))
+    with hami.open_region(paths[1], writable=True) as region:
+        region.set_memory_limit("2GiB")
+    none = str(tmp_path / "none.cache")
+    given = ("limits", "set", *paths[:2], none, paths[2], "--device", "0", "--memory", "6GiB")
+
+    answer = call(*given, "--if-equals", "8GiB")
+    assert answer.returncode == 1
+    assert answer.stdout == "".join(
+        f"{path}: device 0: memory limit 8 GiB -> 6 GiB, at once, also in running processes\n"
+        for path in (paths[0], paths[2])
+    )
+    wrong_limit, missing = answer.stderr.splitlines()
+    assert wrong_limit.startswith(f"Error: '{paths[1]}': the memory limit of device 0 is 2 GiB")
+    assert missing.startswith(f"Error: '{none}' does not exist")
+    assert [memory_limits(path)[0] for path in paths] == [6 * GIB, 2 * GIB, 6 * GIB]
+
+    as_json = call(*given, "--json")
+    assert (as_json.returncode, as_json.stderr) == (1, f"{missing}\n")
+    answers = [json.loads(line) for line in as_json.stdout.splitlines()]
+    assert [each["path"] for each in answers] == paths
+    all_there = call("limits", "set", *paths, "--sm", "20")
+    assert (all_there.returncode, all_there.stderr) == (0, "")
+
+
+def test_a_device_that_one_of_several_files_lacks_does_not_stop_the_others(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    paths = [made(tmp_path), str(tmp_path / "one" / "usage.cache")]
+    hami.create_region(paths[1], memory_limits=(GIB,), uuids=("GPU-other",))
+    answer = call("limits", "set", *reversed(paths), "--device", UUIDS[1], "--memory", "2GiB")
+    assert (answer.returncode, answer.stdout.count(" -> ")) == (1, 1)
+    assert f"'{paths[1]}' has no device '{UUIDS[1]}'" in answer.stderr
+    assert memory_limits(paths[0]) == (8 * GIB, 2 * GIB)
+
+
+def test_a_wrong_value_is_told_before_the_first_of_several_files_is_changed(tmp_path: Path) -> None:
+    path = made(tmp_path)
+    before = Path(path).read_bytes()
+    for words in (("6GB",), ("6", "GiB"), ("80", "%")):
+        answer = call("limits", "set", path, path, "--memory", *words)
+        assert (answer.returncode, answer.stdout) == (2, "")
+        assert answer.stderr.count("Error: ") == 1
+        assert Path(path).read_bytes() == before
+
+
 # ---- Wrong usage --------------------------------------------------------------------------------
 
 

@@ -141,7 +141,7 @@ def pod(
     name: object = "bert-0",
     *,
     containers: dict[str, str] | None = None,
-    annotations: dict[str, str] | None = None,
+    **metadata: Any,
 ) -> dict[str, Any]:
     """A pod as the API shows it, as far as it matters."""
     statuses = [
@@ -153,8 +153,9 @@ def pod(
             "uid": uid,
             "namespace": namespace,
             "name": name,
-            "annotations": annotations,
+            **metadata,
         },
+        "spec": {"nodeName": "node-1"},
         "status": {"phase": "Running", "containerStatuses": statuses},
     }
 
@@ -238,7 +239,12 @@ def test_long_listings_come_in_pages(api: Server, kubeconfig: Path) -> None:
 
 def test_a_static_pod_is_found_by_the_uid_that_kubelet_uses(api: Server, kubeconfig: Path) -> None:
     mirror = {"kubernetes.io/config.mirror": STATIC}
-    api.answers_json(listing(pod(UID, "kube-system", "etcd", annotations=mirror)))
+    owner = {"apiVersion": "v1", "kind": "Node", "name": "node-1", "uid": UID}
+    api.answers_json(
+        listing(
+            pod(UID, "kube-system", "etcd", annotations=mirror, ownerReferences=[owner]),
+        )
+    )
     names = KubernetesNames(kubeconfig=kubeconfig)
     assert names.resolve(STATIC, "etcd") == PodName("kube-system", "etcd", "etcd")
 

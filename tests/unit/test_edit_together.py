@@ -42,9 +42,9 @@ def test_all_values_change_in_the_order_given(
         )
         assert stored(region) == [0, 5 * GIB, 50, None, 30]
     assert changes == (
-        LimitChange(0, 4 * GIB, 5 * GIB, Effect.IMMEDIATE),
-        LimitChange(1, None, 30, Effect.NEW_PROCESSES),
-        LimitChange(1, 3 * GIB, None, Effect.IMMEDIATE),
+        LimitChange(0, 4 * GIB, 5 * GIB, Effect.IMMEDIATE, "memory"),
+        LimitChange(1, None, 30, Effect.NEW_PROCESSES, "sm"),
+        LimitChange(1, 3 * GIB, None, Effect.IMMEDIATE, "memory"),
         ValueChange("priority", 1, 0, Effect.IMMEDIATE),
     )
 
@@ -68,7 +68,7 @@ def test_a_dry_run_checks_and_stores_nothing(region_file: RegionFileFactory) -> 
     before = file.path.read_bytes()
     with open_region(file.path, writable=True) as region:
         change = region.edit_limits([LimitEdit("memory", GIB, device=0)], dry_run=True)
-        assert change == (LimitChange(0, 4 * GIB, GIB, Effect.IMMEDIATE),)
+        assert change == (LimitChange(0, 4 * GIB, GIB, Effect.IMMEDIATE, "memory"),)
         assert region.set_recent_kernel(0, expected=2, dry_run=True).before == 2
         assert region.set_utilization_switch(False, dry_run=True).after == 0
         assert region.set_priority(0, dry_run=True).before == 1

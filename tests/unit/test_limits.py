@@ -64,7 +64,7 @@ def test_a_memory_limit_is_stored_in_bytes(layout: Layout, region_file: RegionFi
             (None, 0),
         ):
             changes = region.set_memory_limit(given, device=1)
-            assert changes == (LimitChange(1, before, stored or None, IMMEDIATE),)
+            assert changes == (LimitChange(1, before, stored or None, IMMEDIATE, "memory"),)
             before = stored or None
             assert region.memory_limit(1) == before
             assert region.snapshot().device(1).memory_limit_bytes == before
@@ -168,7 +168,7 @@ def test_any_device_can_be_forced(region_file: RegionFileFactory) -> None:
     file = region_file(uuids=UUIDS)
     with open_region(file, writable=True) as region:
         changes = region.set_memory_limit(5, device=15, force=True)
-        assert changes == (LimitChange(15, None, 5, IMMEDIATE),)
+        assert changes == (LimitChange(15, None, 5, IMMEDIATE, "memory"),)
         assert region.set_sm_limit(5, device=14, force=True)[0].device == 14
     assert limits_in(file) == [0] * 15 + [5]
     assert sm_limits_in(file) == [100] * 14 + [5, 100]
@@ -298,7 +298,9 @@ def test_a_limit_under_what_is_used_is_refused_with_both_numbers(used: RegionFil
 def test_force_goes_under_what_is_used(used: RegionFile) -> None:
     with open_region(used, writable=True) as region:
         changes = region.set_memory_limit(5, force=True)
-        assert changes == tuple(LimitChange(device, 8 * GIB, 5, IMMEDIATE) for device in (0, 1))
+        assert changes == tuple(
+            LimitChange(device, 8 * GIB, 5, IMMEDIATE, "memory") for device in (0, 1)
+        )
         assert region.snapshot().device(0).memory_free_bytes == 0
     assert limits_in(used)[:2] == [5, 5]
 
@@ -332,7 +334,9 @@ def test_a_dry_run_tells_the_changes_and_makes_none(used: RegionFile) -> None:
         assert used.content() == before
         assert region.set_memory_limit("6GiB", expected="8GiB") == planned
         assert region.set_sm_limit(50, expected=None, force=True) == sm_planned
-    assert planned == tuple(LimitChange(device, 8 * GIB, 6 * GIB, IMMEDIATE) for device in (0, 1))
+    assert planned == tuple(
+        LimitChange(device, 8 * GIB, 6 * GIB, IMMEDIATE, "memory") for device in (0, 1)
+    )
     assert [(change.before, change.after) for change in sm_planned] == [(None, 50)] * 2
     assert limits_in(used)[:2] == [6 * GIB] * 2
 

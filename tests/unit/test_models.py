@@ -39,8 +39,8 @@ FIELDS = {
         "index memory_used_bytes memory_context_bytes memory_module_bytes memory_data_bytes "
         "memory_monitor_bytes sm_util_percent enc_util_percent dec_util_percent"
     ),
-    LimitChange: "device before after effect",
-    ValueChange: "field before after effect",
+    LimitChange: "device before after effect kind path file_id",
+    ValueChange: "field before after effect path file_id",
     EnvironmentLimits: "memory_limits_bytes sm_limits_percent",
 }
 
@@ -84,7 +84,7 @@ def every_object(snapshot: RegionSnapshot) -> list[Any]:
         snapshot.devices[0],
         snapshot.processes[0],
         snapshot.processes[0].devices[0],
-        LimitChange(0, 1, None, Effect.IMMEDIATE),
+        LimitChange(0, 1, None, Effect.IMMEDIATE, "memory"),
         ValueChange("priority", 0, 1, Effect.IMMEDIATE),
         EnvironmentLimits((5,) * 16, (None,) * 16),
     ]

@@ -18,7 +18,8 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give fi
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HOOK_PATH", raising=False)
+    for variable in ("HOOK_PATH", "CONTAINER_VGPU_MOUNT"):
+        monkeypatch.delenv(variable, raising=False)
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, ...
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp").chmod(0o1777)
     paths = (tmp_path / "tmp/vgpu/containers", tmp_path / "usr/vgpu/containers")
-    monkeypatch.setattr(directories, "_DEFAULT_ROOTS", tuple(map(str, paths)))
+    monkeypatch.setattr(directories, "DEFAULT_ROOTS", tuple(map(str, paths)))
     monkeypatch.setattr(directories, "run_bases", lambda _: [])
     return paths
 
@@ -208,6 +209,7 @@ def test_the_default_roots_are_the_documented_ones(
             "/usr/local/vgpu/containers",
             "/usr/local/vgpu/vgpu/containers",
             "/tmp/vgpu/containers",
+            "/usr/local/vgpu/claims",
             f"{tmp_path}/hamiregion",
             *run_bases({}),
         )
@@ -220,8 +222,8 @@ def test_hook_path_takes_their_place_and_has_to_exist(
     monkeypatch.setenv("HOOK_PATH", str(tmp_path / "hook"))
     with Node(outside=False) as node:
         refresh(node)
-        assert node.roots == (str(tmp_path / "hook/containers"),)
-        assert list(node.root_errors) == list(node.roots)
+        assert node.roots == (str(tmp_path / "hook/containers"), str(tmp_path / "hook/claims"))
+        assert list(node.root_errors) == [str(tmp_path / "hook/containers")]
         Root(tmp_path / "hook/containers").container("hooked")
         refresh(node)
         assert names(node) == ["hooked"]

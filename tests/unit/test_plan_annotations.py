@@ -115,31 +115,61 @@ def test_containers_of_all_kinds_can_be_named() -> None:
     assert [container for container, _, _ in rules(plan_of(item))] == ["first", "late"]
 
 
-def test_a_static_pod_is_known_by_the_uid_that_kubelet_uses() -> None:
+def mirror(**others: str) -> dict[str, Any]:
+    """A static pod's mirror, as kubelet makes it; further annotations of Kubernetes' own."""
     item = pod({"sm-limit": "5"})
-    item["metadata"]["annotations"]["kubernetes.io/config.mirror"] = "9" * 32
-    found = annotated_pod(item)
+    item["spec"]["nodeName"] = "node-1"
+    item["metadata"]["ownerReferences"] = [{"apiVersion": "v1", "kind": "Node", "name": "node-1"}]
+    for name, text in {"mirror": "9" * 32, **others}.items():
+        item["metadata"]["annotations"][f"kubernetes.io/config.{name}"] = text
+    return item
+
+
+def test_a_static_pod_is_known_by_the_uid_that_kubelet_uses() -> None:
+    found = annotated_pod(mirror())
     assert found == AnnotatedPod(
         "research", "bert-0", (UID, "9" * 32), ("train",), {"sm-limit": "5"}
     )
-    assert [rule.select.pod_uid for rule in rules_of(plan_of(item))] == [UID, "9" * 32]
+    assert [rule.select.pod_uid for rule in rules_of(plan_of(mirror()))] == [UID, "9" * 32]
 
 
 def test_no_pod_steers_another_by_calling_itself_its_mirror() -> None:
-    for key in ("kubernetes.io/config.mirror", "kubernetes.io/config.hash"):
-        for uid in ("7f3a0f6e-9c8b-4a53-93c5-2f1f2c3d4e5f", "9" * 31 + "-", "../x"):
-            item = pod({"memory-limit": "1MiB"})
-            item["metadata"]["annotations"][key] = uid
-            assert [rule.select.pod_uid for rule in rules_of(plan_of(item))] == [UID]
+    for uid in ("7f3a0f6e-9c8b-4a53-93c5-2f1f2c3d4e5f", "9" * 31 + "-", "../x"):
+        item = mirror(mirror=uid, hash=uid)
+        assert [rule.select.pod_uid for rule in rules_of(plan_of(item))] == [UID]
+
+
+@pytest.mark.parametrize(
+    "owners",
+    [
+        [],
+        None,
+        "x",
+        [7],
+        [{"kind": "Node", "name": "node-2"}],
+        [{"kind": "ReplicaSet", "name": "node-1"}],
+        [{"kind": "Node", "name": "node-1"}, {"kind": "ReplicaSet", "name": "bert"}],
+    ],
+)
+def test_a_mirror_belongs_to_the_node_that_it_is_on_and_to_nobody_else(owners: Any) -> None:
+    item = mirror()
+    item["metadata"]["ownerReferences"] = owners
+    found = annotated_pod(item)
+    assert found is not None
+    assert found.uids == (UID,)
+
+
+def test_a_pod_that_is_on_no_node_is_no_mirror() -> None:
+    item = mirror()
+    del item["spec"]["nodeName"]
+    item["metadata"]["ownerReferences"] = [{"kind": "Node"}]
+    found = annotated_pod(item)
+    assert found is not None
+    assert found.uids == (UID,)
 
 
 def test_a_static_pod_says_its_uid_twice() -> None:
-    item = pod({"sm-limit": "5"})
-    item["metadata"]["annotations"] |= {
-        "kubernetes.io/config.mirror": "9" * 32,
-        "kubernetes.io/config.hash": "8" * 32,
-    }
-    found = annotated_pod(item)
+    found = annotated_pod(mirror(hash="8" * 32))
     assert found is not None
     assert found.uids == (UID,)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from libhamiregion.exporter.state import CollectedState
     from libhamiregion.node import Container, Node
 
-# A name that is not known yet is asked for again; known ones do not change.
+# A name that is not known yet is asked for again, and a claim's holders; others do not change.
 _ASK_UNNAMED_S = 30.0
 # Whether a pod is gone may take a question to a server.
 _ASK_GONE_S = 60.0
@@ -89,7 +89,9 @@ class ContainersCollector:
         found = {}
         for container in containers:
             known = before.get(container)
-            if known is None or (asks_unnamed and not known.is_named):
+            # Who holds a claim changes, and the same container's name does not.
+            is_open = known is None or not known.is_named or container.claim_uid is not None
+            if known is None or (asks_unnamed and is_open):
                 now = identity_of(self._node, container, self._limiter)
                 known = now if known != now else known
             found[container] = known

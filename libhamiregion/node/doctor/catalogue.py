@@ -50,6 +50,8 @@ class FindingKind(enum.Enum):
     LAUNCHES_BLOCKED = "launches_blocked"
 
     LAYOUT_MIXED = "layout_mixed"
+    LAYOUT_NEWER = "layout_newer"
+    DIRECTORY_BORROWED = "directory_borrowed"
     REGION_LOST = "region_lost"
     REGION_MISSING = "region_missing"
     ROOT_UNREADABLE = "root_unreadable"
@@ -264,6 +266,24 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         "each generation has its fields at other places, so they read and overwrite each other's"
         " limits, locks and figures.",
         "restart the container, and let no process of the old generation live on",
+    ),
+    FindingKind.LAYOUT_NEWER: Explanation(
+        Severity.WARNING,
+        "The region's version is newer than any that is known here, such as 1.3: its libvgpu is"
+        " newer than this library. It is read by the newest layout known, whose fields all pass for"
+        " what they should be.",
+        "what the version has added is not shown, and nothing is written: no limit can be changed,"
+        " nothing repaired, no utilisation kept current.",
+        "install a libhamiregion that knows the version",
+    ),
+    FindingKind.DIRECTORY_BORROWED: Explanation(
+        Severity.ERROR,
+        "Processes of another pod use the region: the device plugin mounted this container's"
+        " directory into that pod, as volcano-vgpu may where two pods start on a node at once, or a"
+        " process has opened it by itself.",
+        "both pods count in one region and share its limits: each can allocate only what the other"
+        " leaves, the figures are the sum, and the other pod's own directory stays empty.",
+        "delete the pods that are named, so that each gets a directory of its own",
     ),
     FindingKind.REGION_LOST: Explanation(
         Severity.ERROR,

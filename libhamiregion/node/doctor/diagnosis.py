@@ -11,7 +11,13 @@ from libhamiregion.node.usage import node_processes
 
 from .driver import driver_memory, escaping_processes, unrecorded_utilization
 from .examination import Examination, key_of
-from .files import missing_regions, mixed_layouts, unreadable_roots
+from .files import (
+    borrowed_directories,
+    missing_regions,
+    mixed_layouts,
+    newer_layouts,
+    unreadable_roots,
+)
 from .findings import Finding, Severity
 from .host_pids import wrong_host_pids
 from .limits import (
@@ -69,6 +75,8 @@ _CHECKS_OF_REGION: tuple[Callable[[Examination, UsedRegion], Iterator[Finding]],
     sm_limits_off,
     blocked_launches,
     mixed_layouts,
+    newer_layouts,
+    borrowed_directories,
 )
 
 

@@ -6,18 +6,20 @@ import contextlib
 import os
 import resource
 import stat
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from libhamiregion.errors import RegionClosed
 from libhamiregion.layouts import LAYOUTS, Layout
+from libhamiregion.node.cgroups import is_pod_uid
 from libhamiregion.node.containers import MissingReason, missing_for
 from libhamiregion.node.outside import mapped_regions, resolve
 from libhamiregion.node.writers import is_monitor
 from libhamiregion.text import printable
 
 from .findings import FindingKind, command_of, count_text, finding, only, pids_text, shown
+from .process_facts import has_libvgpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -192,7 +194,56 @@ def _lost(
     )
 
 
-# ---- More than one libvgpu ----------------------------------------------------------------------
+# ---- Another libvgpu, or another pod ------------------------------------------------------------
+
+
+def newer_layouts(look: Examination, used: UsedRegion) -> Iterator[Finding]:  # noqa: ARG001
+    """Regions of a version that is not known yet."""
+    newer = used.snapshot.layout_newer
+    if newer is not None:
+        version = ".".join(map(str, newer))
+        yield finding(
+            FindingKind.LAYOUT_NEWER,
+            used.container,
+            f"the region has version {version}, which is not known here",
+            f"the file says version {version}; it is read as layout {used.snapshot.layout.value}",
+            cause=version,
+        )
+
+
+def borrowed_directories(look: Examination, used: UsedRegion) -> Iterator[Finding]:
+    """Regions that processes of another pod use.
+
+    A monitor maps other pods' regions too, and has no libvgpu.
+    """
+    own = used.container.pod_uid
+    if used.container.directory is None or own is None or not is_pod_uid(own):
+        return
+    by_pod: defaultdict[str, list[HostProcess]] = defaultdict(list)
+    for process in used.processes.onlookers:
+        pod = None if process.container is None else process.container.pod_uid
+        if pod not in (None, own) and has_libvgpu(look.node.proc, process):
+            by_pod[pod].append(process)
+    if not by_pod:
+        return
+    pods = [_pod_words(look, pod) for pod in by_pod]
+    users = [process for each in by_pod.values() for process in each]
+    yield finding(
+        FindingKind.DIRECTORY_BORROWED,
+        used.container,
+        f"{count_text(len(users), 'process')} of {_some(pods)} in this container's region",
+        f"{pids_text([process.pid for process in users])} of the host{command_of(users[0])}, with"
+        f" libvgpu loaded, in the cgroup of {_some(pods)}; the directory is pod {shown(own)}'s",
+    )
+
+
+def _pod_words(look: Examination, pod_uid: str) -> str:
+    name = look.node.names.resolve(pod_uid)
+    return f"pod {pod_uid if name is None or name.pod is None else f'{name.namespace}/{name.pod}'}"
+
+
+def _some(pods: Sequence[str]) -> str:
+    return pods[0] if len(pods) == 1 else f"{pods[0]} and {count_text(len(pods) - 1, 'other')}"
 
 
 def mixed_layouts(look: Examination, used: UsedRegion) -> Iterator[Finding]:

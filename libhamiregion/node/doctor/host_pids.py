@@ -75,6 +75,8 @@ def _words(look: Examination, used: UsedRegion, cause: str, stored: int) -> tupl
     whose = "the same region"
     if other is not used.container:
         whose = f"container {shown(other.directory_name)} of pod {shown(other.pod_uid)}"
+        if other.claim_uid is not None:
+            whose = f"claim {other.claim_uid}"
         if other.directory is None:
             whose = "a container outside the roots"
     return f"the host pid of process {pid} of {whose}", f", which is process {pid} of {whose}"

@@ -1,0 +1,92 @@
+"""Resource claims: what they are called, and which containers hold them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from .names import PodName, pod_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@attrs.frozen
+class ClaimName:
+    """A resource claim's names, each plain ASCII of at most 253 characters.
+
+    Attributes:
+        namespace: Of the claim, and of all that hold it.
+        claim: The claim's name.
+        holders: The containers that hold it, by pod and name; ``container`` is None where the pod
+            does not tell which of its containers does.
+    """
+
+    namespace: str
+    claim: str
+    holders: tuple[PodName, ...]
+
+    @property
+    def pod_name(self) -> PodName:
+        """The claim where a container is shown: the only pod and container, if there is one."""
+        pods = {each.pod for each in self.holders}
+        own = self.holders[0].container if len(self.holders) == 1 else None
+        return PodName(self.namespace, pods.pop() if len(pods) == 1 else None, own or self.claim)
+
+
+def claims_of(pod: Any) -> Iterator[tuple[str, PodName]]:
+    """The claims that a pod refers to, each with a container that uses it.
+
+    Args:
+        pod: As the API shows it.
+
+    Yields:
+        The claim's name, in the pod's namespace, and the container. Only the claim tells whether it
+        is reserved for the pod.
+    """
+    metadata, spec = _dict(pod).get("metadata"), _dict(_dict(pod).get("spec"))
+    namespace, name = _dict(metadata).get("namespace"), _dict(metadata).get("name")
+    if not (isinstance(namespace, str) and isinstance(name, str)):
+        return
+    # What was made from a template stands in the status alone.
+    status = _dict(_dict(pod).get("status"))
+    claims = {
+        each.get("name"): each["resourceClaimName"]
+        for each in (*_dicts(spec, "resourceClaims"), *_dicts(status, "resourceClaimStatuses"))
+        if isinstance(each.get("name"), str) and isinstance(each.get("resourceClaimName"), str)
+    }
+    unused = dict(claims)
+    for kind in ("initContainers", "containers"):
+        for container in _dicts(spec, kind):
+            own = container.get("name")
+            for use in _dicts(_dict(container.get("resources")), "claims"):
+                # Several requests of one claim are several entries.
+                claim = claims.get(use.get("name")) if isinstance(use.get("name"), str) else None
+                holder = pod_name(namespace, name, own) if isinstance(own, str) else None
+                if claim is not None and holder is not None:
+                    unused.pop(use["name"], None)
+                    yield claim, holder
+    for claim in unused.values():
+        holder = pod_name(namespace, name, None)
+        if holder is not None:
+            yield claim, holder
+
+
+def reserved_for(claim: Any) -> frozenset[str]:
+    """The UIDs of the pods that a claim, as the API shows it, is reserved for."""
+    consumers = _dicts(_dict(_dict(claim).get("status")), "reservedFor")
+    return frozenset(
+        each["uid"]
+        for each in consumers
+        if each.get("resource") == "pods" and isinstance(each.get("uid"), str)
+    )
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _dicts(parent: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    value = parent.get(key)
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []

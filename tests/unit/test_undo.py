@@ -1,0 +1,169 @@
+"""`undo` takes back what a job has changed, and nothing that anybody else has changed since."""
+
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+import pytest
+from plan_scene import GIB, HEAD, PlanScene
+from region_bytes import RegionFile, RegionFileFactory
+
+from libhamiregion import (
+    Effect,
+    Layout,
+    LimitChange,
+    LimitEdit,
+    Region,
+    UndoOutcome,
+    ValueChange,
+    create_region,
+    open_region,
+    undo,
+)
+from libhamiregion.plan import apply_diff, diff_plan, parse_plan
+
+UUIDS = ("GPU-9f1c2a60-0d5e-4c3b-8a77-1b2f6e5d4c30", "GPU-4b7d8e12-6a9f-4f01-b3c5-7e8d9a0b1c2d")
+Changes = list[LimitChange | ValueChange]
+
+
+@pytest.fixture
+def file(region_file: RegionFileFactory, layout: Layout) -> RegionFile:
+    return region_file(layout, memory_limits=["8GiB", "4GiB"], sm_limits=[50], uuids=UUIDS)
+
+
+def every_edit(region: Region) -> Changes:
+    """One of each kind."""
+    return [
+        *region.set_memory_limit("80%"),
+        *region.set_sm_limit(30),
+        *region.edit_limits([LimitEdit("memory", "1GiB", device=1), LimitEdit("priority", 0)]),
+        region.set_utilization_switch(True),
+        region.set_recent_kernel(2),
+    ]
+
+
+def statuses(outcomes: tuple[UndoOutcome, ...]) -> list[str]:
+    return [outcome.status for outcome in outcomes]
+
+
+def test_all_that_a_job_has_changed_goes_back_also_what_it_changed_twice(file: RegionFile) -> None:
+    before = file.path.read_bytes()
+    with open_region(file.path, writable=True) as region:
+        changes = every_edit(region)
+    assert file.path.read_bytes() != before
+    assert statuses(undo(changes)) == ["undone"] * len(changes)
+    assert file.path.read_bytes() == before
+    undo(changes)
+    assert file.path.read_bytes() == before
+
+
+def test_a_value_that_somebody_else_has_set_since_stays(file: RegionFile) -> None:
+    with open_region(file.path, writable=True) as region:
+        changes = region.set_memory_limit("80%")
+        region.set_memory_limit("5GiB", device=1)
+        first, second = undo(changes)
+        assert (region.memory_limit(0), region.memory_limit(1)) == (8 * GIB, 5 * GIB)
+    assert (first.status, first.message) == ("undone", None)
+    assert second.status == "conflict"
+    assert "device 1 is 5 GiB" in str(second)
+    assert str(second).startswith(f"conflict: {file.path}: device 1: memory limit 4 GiB -> 3.2 GiB")
+
+
+def test_a_change_that_is_undone_by_hand_is_not_needed(file: RegionFile) -> None:
+    with open_region(file.path, writable=True) as region:
+        changes = region.set_memory_limit("6GiB", device=0)
+        region.set_memory_limit("8GiB", device=0)
+    assert statuses(undo(changes)) == ["not_needed"]
+
+
+@pytest.mark.parametrize("travel", [pickle.dumps, None], ids=["pickle", "json"])
+def test_changes_of_a_dry_run_can_be_kept_on_disk_before_they_are_made(
+    file: RegionFile, travel: Callable[[object], bytes] | None
+) -> None:
+    with open_region(file.path, writable=True) as region:
+        planned = region.set_memory_limit("80%", dry_run=True)
+        if travel is None:
+            text = json.dumps([attrs.asdict(change) for change in planned])
+            again = [LimitChange(**each) for each in json.loads(text)]
+        else:
+            again = list(pickle.loads(travel(planned)))
+        assert (again, again[0].path) == (list(planned), str(file.path))
+        assert (again[0].effect, again[0].file_id) == (Effect.IMMEDIATE, region.file_id)
+        assert statuses(undo(again)) == ["not_needed", "not_needed"]
+        region.set_memory_limit("80%", expected=8 * GIB, device=0)
+        assert statuses(undo(again)) == ["undone", "not_needed"]
+        assert region.memory_limit(0) == 8 * GIB
+
+
+def test_a_file_that_was_removed_or_replaced_is_not_written(file: RegionFile) -> None:
+    other = file.path.with_name("other.cache")
+    create_region(other, memory_limits=["6GiB"], uuids=UUIDS[:1])
+    with open_region(file.path, writable=True) as region:
+        changes = region.set_memory_limit("6GiB", device=0)
+    other.replace(file.path)
+    (outcome,) = undo(changes)
+    assert (outcome.status, outcome.message) == ("gone", "another file is there by now")
+    with open_region(file.path) as region:
+        assert region.memory_limit(0) == 6 * GIB
+    file.path.unlink()
+    assert statuses(undo(changes)) == ["gone"]
+
+
+def test_one_that_cannot_be_undone_does_not_stop_the_others(
+    region_file: RegionFileFactory,
+) -> None:
+    used, free = (region_file(memory_limits=["2GiB"], uuids=UUIDS[:1]) for _ in range(2))
+    changes: Changes = []
+    for file in (used, free):
+        with open_region(file.path, writable=True) as region:
+            changes += region.set_memory_limit("8GiB")
+    used.add_process(os.getpid(), {0: 5 * GIB})
+    refused, undone = undo(changes)
+    assert (refused.status, undone.status) == ("refused", "undone")
+    assert "device 0 uses 5 GiB" in str(refused.message)
+    assert statuses(undo(changes, force=True)) == ["undone", "not_needed"]
+
+
+def test_a_device_that_only_its_limit_told_of_gets_it_back(region_file: RegionFileFactory) -> None:
+    file = region_file(memory_limits=["2GiB", "1GiB"])
+    with open_region(file.path, writable=True) as region:
+        changes = region.set_memory_limit(None)
+        assert statuses(undo(changes)) == ["undone", "undone"]
+        assert (region.memory_limit(0), region.memory_limit(1)) == (2 * GIB, GIB)
+
+
+def test_what_a_damaged_region_held_and_nobody_may_set_is_reported(
+    region_file: RegionFileFactory,
+) -> None:
+    file = region_file(memory_limits=["2GiB"], priority=-7)
+    with open_region(file.path, writable=True) as region:
+        (outcome,) = undo([region.set_priority(0)])
+    assert (outcome.status, outcome.message) == ("failed", "a priority is 0 to 2147483647, not -7")
+
+
+def test_what_a_plan_has_changed_is_undone_but_for_what_others_changed(tmp_path: Path) -> None:
+    scene = PlanScene(tmp_path)
+    ours, theirs = scene.container(), scene.container("other")
+    before = ours.limits()
+    plan = parse_plan(HEAD + "- select: {}\n  set: {memory_limit: 80%, sm_limit: 10, priority: 0}")
+    with scene.node() as node:
+        result = apply_diff(node, diff_plan(node, plan), state=scene.state)
+    with open_region(theirs.path, writable=True) as region:
+        region.set_sm_limit(77, device=0)
+    conflicts = [each for each in undo(result.changes) if each.status != "undone"]
+    assert (ours.limits(), theirs.limits()["memory"]) == (before, before["memory"])
+    (conflict,) = conflicts
+    assert (conflict.status, conflict.change.path) == ("conflict", str(theirs.path))
+    assert "is 77%, not 10% as expected" in str(conflict.message)
+
+
+def test_only_changes_of_limits_can_be_undone(file: RegionFile) -> None:
+    with open_region(file.path, writable=True) as region:
+        change = region.set_priority(0)
+        for wrong in (None, 7, "changes", LimitEdit("priority", 0)):
+            with pytest.raises(TypeError, match="takes a list of LimitChange and ValueChange"):
+                undo([change, wrong])  # type: ignore[list-item]
+        assert region.priority == 0
