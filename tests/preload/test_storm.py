@@ -2,6 +2,7 @@
 
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from cuda_program import OUT, CudaProgram
 from fake_cuda.driver import GIB, MIB
 from limited import Limited
 from stress import scaled
-from wait import eventually
+from wait import PATIENCE_S, eventually
 
 from libhamiregion import ProcessStatus
 
@@ -108,10 +109,16 @@ def test_the_killed_are_reaped_and_hold_no_lock(
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        eventually(lambda known=known: pids(scene) - known)
+        eventually(lambda known=known, storm=storm: pids(scene) - known or storm.poll() is not None)
+        assert storm.poll() is None, storm.communicate()
+        (newcomer,) = pids(scene) - known
+        ends = os.pidfd_open(newcomer)
         time.sleep(chance.uniform(0, 0.02))
         os.killpg(storm.pid, signal.SIGKILL)
         storm.communicate()
+        # As long as it has not ended, what it holds is refused to the next.
+        assert select.select([ends], [], [], PATIENCE_S)[0]
+        os.close(ends)
     eventually(lambda: pids(scene) == {survivor.pid})
     assert scene.used() == CONTEXT
     survivor.free(survivor.allocate(4 * GIB - CONTEXT))
