@@ -32,7 +32,7 @@ C_FILES := $(wildcard $(addsuffix /*.[ch],csrc csrc/preload tests/c tests/fake_n
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test clients stress lint format types sanitize fuzz models bench docs install-c wheel \
+.PHONY: help demo test clients stress lint format types texts sanitize fuzz models bench docs install-c wheel \
 	packaging clean
 
 help: ## this list
@@ -69,6 +69,10 @@ format: $(VENV)/.lint ## rewrite Python and C files in the house's format
 
 types: $(VENV)/.lint ## mypy --strict
 	$(BIN)/mypy
+
+texts: $(INSTALLED) ## the manual page and the JSON schemas, from --help and the classes
+	$(BIN)/python docs/man_page.py
+	$(BIN)/python docs/json_schema.py
 
 sanitize: ## the C tests under the address, undefined-behaviour and thread sanitizers
 	$(MAKE) -C tests/c asan tsan

@@ -2,7 +2,7 @@
 
     python docs/capture.py
 
-The region is that of `hamiregion demo`, with its real processes; only the terminal is rich's
+The region is that of a fake node, with real processes; only the terminal is rich's
 recorder instead of a screen.
 """
 
@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import io
 import re
-import tempfile
-import time
 from pathlib import Path
 
 from rich._export_format import CONSOLE_SVG_FORMAT
@@ -19,9 +17,9 @@ from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
 from libhamiregion import open_region
-from libhamiregion.cli.demo import crew
 from libhamiregion.cli.show import region_page
 from libhamiregion.cli.terminal import draw_page
+from libhamiregion.testing import FakeNode
 
 COLUMNS = 88
 PICTURE = Path(__file__).parent / "images" / "demo.svg"
@@ -50,16 +48,11 @@ SVG = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
 
 
 def main() -> None:
-    with (
-        tempfile.TemporaryDirectory(prefix="hamiregion-") as directory,
-        crew(f"{directory}/usage.cache") as workers,
-        open_region(workers.path) as region,
-    ):
-        deadline = time.monotonic() + 20
-        while workers.granted < 48:
-            assert time.monotonic() < deadline, "the workers do not get on"
-            time.sleep(0.1)
-            workers.check()
+    with FakeNode() as node:
+        container = node.add(memory_limits=("8GiB", "4GiB"), sm_limits=(50, 30), processes=4)
+        for _ in range(14):
+            node.step()
+        assert container.region is not None
         console = Console(
             record=True,
             width=COLUMNS,
@@ -70,7 +63,8 @@ def main() -> None:
             markup=False,
             highlight=False,
         )
-        console.print(draw_page(region_page(region.snapshot()), console.width))
+        with open_region(container.region) as region:
+            console.print(draw_page(region_page(region.snapshot()), console.width))
     PICTURE.parent.mkdir(exist_ok=True)
     console.save_svg(
         str(PICTURE),

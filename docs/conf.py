@@ -23,6 +23,7 @@ extensions = [
     "offset_tables",
     "column_list",
     "command_help",
+    "json_answers",
 ]
 exclude_patterns = ["_build", "_ext"]
 

@@ -24,7 +24,7 @@ _LAST_PASS_S, _GIVE_BACK_S = 15.0, 5.0
 # The longest pass that is no sign of trouble: the proof that a lock has no owner takes 10 s.
 STUCK_AFTER_S = 60.0
 # What wakes a task within this time is one pass.
-_TOGETHER_S = 0.1
+_TOGETHER_S = 0.05
 _LISTED = 5
 
 

@@ -17,7 +17,7 @@ from libhamiregion.node import NvmlSampler
 from libhamiregion.plan import PlanWatcher
 
 from . import exporter_options, options
-from .failures import Failure
+from .failures import Failure, bad_arguments
 from .format import root_failure
 from .limits_plan import PlanChoice, annotations_option, state_option
 from .service import run_service
@@ -73,6 +73,7 @@ SHORTEST_GONE_AFTER_S = 1.0
 @exporter_options.listen_option(None)
 @exporter_options.web_config_option
 @exporter_options.legacy_metrics_option
+@exporter_options.label_options
 @options.node_options
 @click.option(
     "--assume-alone",
@@ -127,7 +128,8 @@ def agent(
     container (null if it is about none) and detail, an object of figures by name.
     """  # noqa: D301 (click looks for the character itself)
     _check(once=once, dry_run=dry_run, **wanted)
-    node = place.open()
+    with bad_arguments():
+        node = place.open(wanted["pod_labels"])
     sampler = NvmlSampler(library, sensors=bool(wanted["listen"]))
     runner = run_service(
         "agent",
@@ -155,6 +157,9 @@ def _check(
     gone_after_s: float | None,
     listen: tuple[str, ...],
     legacy_metrics: bool,
+    labels: tuple[tuple[str, str], ...],
+    pod_labels: tuple[str, ...],
+    node_label: bool,
     once: bool,
     dry_run: bool,
     **_: Any,
@@ -170,6 +175,10 @@ def _check(
         (has_plan and dry_run, "what a plan would change, `hamiregion limits diff` shows"),
         (listen and (once or dry_run), "--listen goes with neither --once nor --dry-run"),
         (legacy_metrics and not listen, "--legacy-metrics goes with --listen"),
+        (
+            (labels or pod_labels or node_label) and not listen,
+            "--label, --pod-label and --node-label go with --listen",
+        ),
         (
             remove_gone and once and not dry_run,
             "one look proves no pod gone: --remove-gone without --once",
@@ -230,6 +239,8 @@ def _export(
     listen: tuple[str, ...],
     web_config: str | None,
     legacy_metrics: bool,
+    labels: tuple[tuple[str, str], ...],
+    node_label: bool,
     gone_after_s: float | None,
     **_: Any,
 ) -> tuple[Callable[[], None], ...]:
@@ -242,14 +253,17 @@ def _export(
         names = runner.stuck()
         return f"stuck: {', '.join(names)}" if names else None
 
-    exporter = NodeExporter(
-        node,
-        sampler=sampler,
-        node_name=node_name,
-        legacy=legacy_metrics,
-        gone_after_s=gone_after_s,
-        counters=runner.counters,
-    )
+    with bad_arguments():
+        exporter = NodeExporter(
+            node,
+            sampler=sampler,
+            node_name=node_name,
+            legacy=legacy_metrics,
+            gone_after_s=gone_after_s,
+            labels=dict(labels),
+            node_label=node_label,
+            counters=runner.counters,
+        )
     try:
         server = MetricsServer(exporter, listen, web_config=web_config, healthy=stuck)
     except (ListenError, WebConfigError) as error:

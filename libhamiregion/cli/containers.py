@@ -103,9 +103,8 @@ def container_page(node: Node, selector: Selector, place: NodeChoice, *, wide: b
     blocks = [Table(_columns(wide), present, "shown", empty)]
     if missing:
         blocks.append(Table(_MISSING_COLUMNS, missing))
-    return node_page(
-        node, place, taken_at_ns, {"containers": [row.as_object() for row in rows]}, blocks
-    )
+    data = {"containers": [row.as_object() for row in rows]}
+    return node_page("containers/1", node, place, taken_at_ns, data, blocks)
 
 
 @attrs.frozen(kw_only=True)

@@ -184,7 +184,7 @@ class _Visit:
             Lines([(total, "bold" if found else GOOD)]),
         ]
         notes = [] if gap is None else [f"nothing was compared with the driver's figures: {gap}"]
-        return node_page(node, self.place, time.time_ns(), data, blocks, notes)
+        return node_page("doctor/1", node, self.place, time.time_ns(), data, blocks, notes)
 
     def _names(self, finding: Finding) -> Names:
         if finding.container is None:

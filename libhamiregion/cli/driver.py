@@ -117,7 +117,7 @@ def driver_page(sampler: NvmlSampler, selector: Selector) -> Page:
         Table(_PROCESS_COLUMNS, processes, empty="No process uses a GPU."),
         Table((*_DRIVER_COLUMNS, age, *_FIGURES), samples, empty="No samples of the last second."),
     ]
-    return Page(data, blocks, notes=_driver_notes(sample), failure=failure)
+    return Page("driver/1", data, blocks, notes=_driver_notes(sample), failure=failure)
 
 
 def _driver_notes(sample: NvmlSample) -> tuple[str, ...]:

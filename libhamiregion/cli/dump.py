@@ -81,7 +81,7 @@ def _page(path: str, named: Layout | None, all_slots: bool) -> Page:
     if reader.missing:
         first, last = reader.missing[0], reader.missing[-1]
         facts.append(("missing", f"{first} to {last}: the file ends before them", OVER))
-    return Page(data, [Facts(path, facts), Table(_COLUMNS, fields, whole=True)])
+    return Page("dump/1", data, [Facts(path, facts), Table(_COLUMNS, fields, whole=True)])
 
 
 def _slots(reader: FieldReader, all_slots: bool) -> Iterator[Field]:

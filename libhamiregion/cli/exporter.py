@@ -15,7 +15,7 @@ from libhamiregion.exporter.small_memory import stay_small
 from libhamiregion.node.nvml import NvmlSampler
 
 from . import exporter_options, options
-from .failures import Failure
+from .failures import Failure, bad_arguments
 from .service_log import LEVELS, ServiceLog
 
 _log = logging.getLogger("libhamiregion.exporter")
@@ -25,6 +25,7 @@ _log = logging.getLogger("libhamiregion.exporter")
 @exporter_options.listen_option("127.0.0.1:9394")
 @exporter_options.web_config_option
 @exporter_options.legacy_metrics_option
+@exporter_options.label_options
 @options.node_options
 @options.library_option
 @exporter_options.collector_options
@@ -51,6 +52,9 @@ def exporter(
     listen: tuple[str, ...],
     web_config: str | None,
     legacy_metrics: bool,
+    labels: tuple[tuple[str, str], ...],
+    pod_labels: tuple[str, ...],
+    node_label: bool,
     place: options.NodeChoice,
     library: str | None,
     collectors: frozenset[str],
@@ -71,8 +75,12 @@ def exporter(
     What it does behind the scrapes is switched by collector: --no-collector.doctor, or
     --collector.disable-defaults --collector.nvml for HAMi's own metrics alone.
 
+    HAMi's metrics keep their labels exactly, unless --label, --pod-label or --node-label asks for
+    more.  --pod-label needs the extra `kubernetes` and the right to list pods.
+
     \b
     hamiregion exporter --listen :9394
+    hamiregion exporter --label cluster=blue --pod-label team --node gpu-1
     hamiregion exporter --once > hamiregion.prom
 
     Environment: HOOK_PATH, NODE_NAME and HAMI_RESYNC_INTERVAL, as for HAMi's monitor.
@@ -87,21 +95,25 @@ def exporter(
     stay_small()
     ServiceLog(as_json=as_json).capture_logging(log_level)
     # Neither is closed: waiting for a driver that does not answer would never end.
-    node = place.open()
+    with bad_arguments():
+        node = place.open(pod_labels)
     sampler = None
     if "nvml" in collectors:
         by_process = not collectors.isdisjoint(("processes", "unaccounted", "doctor"))
         sampler = NvmlSampler(library, sensors=True, processes=by_process)
-    exported = NodeExporter(
-        node,
-        sampler=sampler,
-        node_name=place.node_name,
-        legacy=legacy_metrics,
-        collectors=collectors,
-        outside=place.outside,
-        interval_s=interval_s,
-        gone_after_s=gone_after_s,
-    )
+    with bad_arguments():
+        exported = NodeExporter(
+            node,
+            sampler=sampler,
+            node_name=place.node_name,
+            legacy=legacy_metrics,
+            collectors=collectors,
+            outside=place.outside,
+            interval_s=interval_s,
+            gone_after_s=gone_after_s,
+            labels=dict(labels),
+            node_label=node_label,
+        )
     if once:
         _print(exported, as_json=as_json)
     else:
@@ -115,7 +127,8 @@ def _print(exported: NodeExporter, *, as_json: bool) -> None:
 
         from .output import write_json
 
-        write_json({"metrics": [_plain(metric) for metric in RegionCollector(exported).collect()]})
+        metrics = [_plain(metric) for metric in RegionCollector(exported).collect()]
+        write_json("metrics/1", {"metrics": metrics})
     else:
         sys.stdout.write(exported.render().decode())
         sys.stdout.flush()

@@ -62,6 +62,37 @@ resync_interval_option = click.option(
     help="For how long a pod has to be gone before its directory is left out, and with the agent's"
     " --remove-gone removed; or `never`.",
 )
+
+
+def _label(typed: str) -> tuple[str, str]:
+    name, equals, value = typed.partition("=")
+    if not equals:
+        raise ValueError(f"{typed!r} is no label such as team=a")
+    return name, value
+
+
+#: --label, --pod-label and --node-label; the command gets `labels`, `pod_labels` and `node_label`.
+label_options = options.all_of(
+    click.option(
+        "--label",
+        "labels",
+        multiple=True,
+        type=options.Parsed("label", _label),
+        metavar="NAME=VALUE",
+        help="A label for all metrics; may be given again.",
+    ),
+    click.option(
+        "--pod-label",
+        "pod_labels",
+        multiple=True,
+        metavar="LABEL",
+        help="This label of the pods, by the Kubernetes API, on the metrics of their containers:"
+        " app.kubernetes.io/name becomes label_app_kubernetes_io_name.  May be given again.",
+    ),
+    click.option(
+        "--node-label", is_flag=True, help="The label `node` on the metrics of containers, too."
+    ),
+)
 _HELP = {
     "nvml": "GPUs, and what the driver says of processes.",
     "processes": "Which processes stand behind the slots.",

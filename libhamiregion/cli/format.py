@@ -97,7 +97,15 @@ def fill_ratio(device: DeviceUsage) -> float | None:
 
 @attrs.frozen(kw_only=True)
 class Names:
-    """What a container is called, raw text; None is not known."""
+    """What a container is called, raw text; None is not known.
+
+    Attributes:
+        namespace: Namespace of its pod.
+        pod: Name of its pod.
+        pod_uid: UID of its pod.
+        container: The container's name.
+        container_id: Its id, as its runtime has it.
+    """
 
     namespace: str | None = None
     pod: str | None = None

@@ -55,7 +55,14 @@ def limits() -> None:
 
 @attrs.frozen
 class DeviceLimits:
-    """The limits of one device, with what they limit."""
+    """The limits of one device, with what they limit.
+
+    Attributes:
+        index: Index of the device (CUDA ordinal).
+        memory_limit_bytes: None if unlimited.
+        memory_used_bytes: What counts against the limit.
+        sm_limit_percent: 1 to 99, or None if unlimited.
+    """
 
     index: int
     memory_limit_bytes: int | None
@@ -92,7 +99,7 @@ def get(path: str, device: int | str | None, layout: Layout | None, as_json: boo
             for index in indices
         ]
     data = {"path": region.path, "layout": region.layout, "devices": found}
-    show(Page(data, [Table(_COLUMNS, found)]), as_json)
+    show(Page("limits/1", data, [Table(_COLUMNS, found)]), as_json)
 
 
 @limits.command("set")
@@ -183,7 +190,7 @@ def set_(
             }
             for change in changes
         ]
-        show_done(region, lines, as_json, dry_run=dry_run, changes=made)
+        show_done("limit-changes/1", region, lines, as_json, dry_run=dry_run, changes=made)
     return FAILED if failed else 0
 
 

@@ -238,7 +238,7 @@ def apply(
         found = _compared(node, reading, place, force=force)
         page = _page(node, reading, found)
         done: Block = Lines([DRY_RUN])
-        answer: dict[str, Any] = {"dry_run": True, "outcomes": []}
+        answer: dict[str, Any] = {"dry_run": True, "undo": None, "outcomes": []}
         is_complete = not found.off_plan and not reading.problems
         if not dry_run:
             result = apply_diff(node, found, undo=undo, state=state, force=force)
@@ -247,7 +247,9 @@ def apply(
             answer = {"dry_run": False, "undo": result.undo_path, "outcomes": outcomes}
             is_complete = is_complete and result.all_applied
     data = {**page.data, **answer}
-    show(attrs.evolve(page, data=data, blocks=[*page.blocks, done]), as_json)
+    show(
+        attrs.evolve(page, schema="plan-result/1", data=data, blocks=[*page.blocks, done]), as_json
+    )
     return 0 if is_complete else OFF_PLAN
 
 
@@ -288,6 +290,7 @@ def _page(node: Node, reading: SourceReading, found: PlanDiff) -> Page:
     problems = tuple(f"{about}: {message}" for about, message in reading.problems.items())
     kept = "another process keeps this node on a plan, and sets back what differs from it"
     return Page(
+        "plan-diff/1",
         {**diff_object(found), "problems": dict(reading.problems)},
         diff_blocks(found),
         notes=(kept,) if is_root_locked(node.directories, RootUse.PLAN) else (),

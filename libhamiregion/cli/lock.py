@@ -47,7 +47,7 @@ def status(
             for _ in ticks(interval_s):
                 state = region.lock_state(proc=proc)
                 data = {"path": region.path, "layout": region.layout, **as_plain(state)}
-                yield Page(data, [Lines([state_sentence(state)])])
+                yield Page("lock/1", data, [Lines([state_sentence(state)])])
 
     show_all(pages(), interval_s, as_json)
 
@@ -85,7 +85,8 @@ def recover(
         else:
             done = region.recover_lock(proc=proc, watch_s=watch_s)
             sentences = recovery_sentences(done)
-    show_done(region, sentences, as_json, dry_run=dry_run, **as_plain(done))
+    schema = "lock/1" if dry_run else "lock-recovery/1"
+    show_done(schema, region, sentences, as_json, dry_run=dry_run, **as_plain(done))
 
 
 def state_sentence(state: LockState) -> str:

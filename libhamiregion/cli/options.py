@@ -14,7 +14,7 @@ from libhamiregion import Layout
 from libhamiregion.units import parse_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     from libhamiregion.node import Node, NvmlSampler, Selector
@@ -221,16 +221,25 @@ class NodeChoice:
     outside: bool = False
     proc: str = "/proc"
 
-    def open(self) -> Node:
-        """Make the node; the caller closes it."""
+    def open(self, pod_labels: Sequence[str] = ()) -> Node:
+        """Make the node; the caller closes it.
+
+        Args:
+            pod_labels: What to ask the API for, beside names.
+
+        Raises:
+            ValueError: One of these is no label that a pod can have.
+        """
         # Verbs about one region need nothing of a node, and start sooner without it.
         from libhamiregion.node import ChainedNames, DockerNames, Node, PodLogNames
 
         resolvers: list[NameResolver] = [PodLogNames(self.pod_logs), DockerNames()]
-        if self.names == "kubernetes":
+        if self.names == "kubernetes" or pod_labels:
             from libhamiregion.node import KubernetesNames
 
-            resolvers.append(KubernetesNames(self.node_name, kubeconfig=self.kubeconfig))
+            resolvers.append(
+                KubernetesNames(self.node_name, kubeconfig=self.kubeconfig, pod_labels=pod_labels)
+            )
         names = ChainedNames(resolvers)
         return Node(self.roots or None, proc=self.proc, names=names, outside=self.outside)
 

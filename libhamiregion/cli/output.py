@@ -16,7 +16,7 @@ from libhamiregion.text import printable
 
 from .failures import Failure
 from .format import node_notes, node_warnings, root_failure
-from .tables import Lines
+from .tables import Lines, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -37,13 +37,16 @@ class Page:
     """One answer in all its forms.
 
     Attributes:
-        data: For --json: what json takes, with attrs classes and enums anywhere in it.
+        schema: Name and version of what --json answers, such as ``containers/1``; docs, JSON.
+        data: For --json: a dictionary of what json takes, or an attrs class, with attrs classes
+            and enums anywhere in it.
         blocks: For people; an empty line stands between two of them.
         notes: What a person should know beside it: one sentence each, raw text.
         warnings: What could not be looked at: one sentence each, raw text.
         failure: Why the command has failed all the same, if it has.
     """
 
+    schema: str
     data: Any
     blocks: Sequence[Block]
     notes: tuple[str, ...] = ()
@@ -52,14 +55,15 @@ class Page:
 
 
 def show_done(
-    region: Region, lines: Sequence[str], as_json: bool, *, dry_run: bool, **data: Any
+    schema: str, region: Region, lines: Sequence[str], as_json: bool, *, dry_run: bool, **data: Any
 ) -> None:
     """Show what a command has done in one region, or would have done."""
     about = {"path": region.path, "layout": region.layout, "dry_run": dry_run}
-    show(Page(about | data, [Lines([*lines, DRY_RUN] if dry_run else lines)]), as_json)
+    show(Page(schema, about | data, [Lines([*lines, DRY_RUN] if dry_run else lines)]), as_json)
 
 
 def node_page(
+    schema: str,
     node: Node,
     place: NodeChoice,
     taken_at_ns: int,
@@ -70,12 +74,16 @@ def node_page(
     """Make a page about a node: with what could not be seen of it."""
     warnings = node_warnings(node)
     seen = {"complete": node.processes.is_complete, "warnings": warnings}
+    failure = root_failure(node, place.roots)
+    is_empty = not any(isinstance(block, Table) and block.records for block in blocks)
     return Page(
+        schema,
         {"taken_at_ns": taken_at_ns, **seen, **data},
-        blocks,
+        # A heading without rows before an error reads as an answer.
+        () if failure is not None and is_empty else blocks,
         notes=(*node_notes(node), *_outside_notes(node, place), *notes),
         warnings=warnings,
-        failure=root_failure(node, place.roots),
+        failure=failure,
     )
 
 
@@ -150,7 +158,7 @@ class _Pipe:
 
     def show(self, page: Page) -> None:
         if self._as_json:
-            write_json(page.data)
+            write_json(page.schema, page.data)
         else:
             text = "\n".join(filter(None, (block.text() for block in page.blocks)))
             write(("\n" if self._shown else "") + text)
@@ -182,9 +190,10 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
-def write_json(answer: Any) -> None:
+def write_json(schema: str, answer: Any) -> None:
     """Write one object on one line.  ASCII only, so no path and no uuid steers a terminal."""
-    write(json.dumps(answer, default=_as_plain) + "\n")
+    fields = answer if isinstance(answer, dict) else _as_plain(answer)
+    write(json.dumps({"schema": f"hamiregion/{schema}", **fields}, default=_as_plain) + "\n")
 
 
 def _as_plain(value: Any) -> Any:

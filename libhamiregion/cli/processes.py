@@ -195,7 +195,20 @@ def _top_live(look: Callable[..., Page], interval_s: float, sort: str) -> None:
 
 @attrs.frozen(kw_only=True)
 class ProcessRow(Names):
-    """A process; the fields are the keys of --json."""
+    """A process; the fields are the keys of --json.
+
+    Attributes:
+        region_path: The region's file; None if there is none.
+        pid: Its pid in the container's namespace; None if it is not known.
+        host_pid: Its pid in /proc, or by the driver; None if it is dead or unknown.
+        state: alive, dead, unknown, unlisted, escaped or unmanaged.
+        status: Of its slot: 0 exited, 1 running, 2 suspended; None without a slot.
+        uid: Its user; None where /proc does not tell.
+        user: That user's name.
+        command: Its command line, raw text.
+        slots: More than 1 for a sum over what one container has too many of.
+        devices: Those of the region, then those that only the driver tells of.
+    """
 
     region_path: str | None
     pid: int | None
@@ -322,7 +335,7 @@ def process_page(
         *([Lines([_hint(sort)])] if live else []),
     ]
     notes = [] if gap is None else [f"no figures of the driver: {gap}"]
-    return node_page(node, place, taken_at_ns, data, blocks, notes)
+    return node_page("processes/1", node, place, taken_at_ns, data, blocks, notes)
 
 
 def _chosen(

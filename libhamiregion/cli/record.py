@@ -179,7 +179,7 @@ class _Log:
         self._looks += 1
         self._size_bytes = written.size_bytes
         if self._as_json:
-            write_json(written)
+            write_json("look/1", written)
         elif self._looks == 1:
             write(f"recording {_devices(written.allocations)} {self._where}\n")
         self._reporter.recovered()
@@ -188,7 +188,9 @@ class _Log:
 
     def failed(self, error: Exception) -> None:
         if self._as_json:
-            write_json({"error": type(error).__name__, "message": error_text(error)})
+            write_json(
+                "look-failed/1", {"error": type(error).__name__, "message": error_text(error)}
+            )
         self._reporter.failed("this look is a gap, the next is tried", error)
 
     def ended(self) -> None:
@@ -203,7 +205,7 @@ def _dry_run(path: str, node: Node, *, as_json: bool) -> None:
     samples = NodeReader(node).read()
     if as_json:
         readings = [{**attrs.asdict(of), **attrs.asdict(each)} for of, each in samples.items()]
-        write_json({"path": path, "dry_run": True, "readings": readings})
+        write_json("readings/1", {"path": path, "dry_run": True, "readings": readings})
     else:
         write(f"would record {_devices(len(samples))} to {printable(path)}\n{DRY_RUN}\n")
 

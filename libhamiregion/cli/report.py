@@ -180,7 +180,7 @@ def report(
 
     Exit code 1 if nothing was recorded in that time, or the source cannot be read.
 
-    JSON: schema ("hamiregion-report/1"), and the fields of Report: kind, source, node,
+    JSON: schema ("hamiregion/report/1"), and the fields of Report: kind, source, node,
     resolution_s, since_ms, until_ms, made_at_ms, by, recorded_ratio, gaps, gap_count, headroom,
     round_to_bytes, total, rows (fields of Usage) and warnings.  Times are Unix milliseconds, sizes
     bytes; null is not known, or unlimited.
@@ -288,7 +288,7 @@ def _write(made: Report, form: str, path: str | None) -> None:
     )
     blocks = (Lines([heading]), Table(_columns(made), made.rows))
     if path is None and form in {"text", "json"}:
-        show(Page(report_json(made), blocks, notes=made.warnings), form == "json")
+        show(Page("report/1", report_json(made), blocks, notes=made.warnings), form == "json")
         return
     if form == "html":
         content = report_html(made)

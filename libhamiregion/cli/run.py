@@ -172,6 +172,7 @@ def _show_environment(launch: Launch, as_json: bool) -> None:
     variables = launch.variables(directory)
     if as_json:
         write_json(
+            "environment/1",
             {
                 "environment": variables,
                 "region": launch.region(directory),
@@ -191,7 +192,7 @@ def _show_environment(launch: Launch, as_json: bool) -> None:
                         strict=True,
                     )
                 ],
-            }
+            },
         )
         return
     write("".join(f"{name}={shlex.quote(value)}\n" for name, value in variables.items()))

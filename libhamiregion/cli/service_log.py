@@ -128,7 +128,7 @@ def as_line(event: Event) -> str:
 
 def as_json_line(event: Event) -> str:
     """An event as an object on one line, ASCII only; what makes it too long is cut off."""
-    fields = attrs.asdict(event, recurse=False)
+    fields = {"schema": "hamiregion/event/1", **attrs.asdict(event, recurse=False)}
     for name, empty in (("detail", {}), ("container", None)):
         if _excess(fields) > len(event.message) - len(_CUT):
             fields[name] = empty

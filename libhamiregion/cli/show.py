@@ -115,13 +115,14 @@ def _pages(opened: Callable[[], Region], interval_s: float) -> Iterator[Page]:
 
 def _error_page(error: RegionError) -> Page:
     data = {"path": error.path, "error": type(error).__name__, "message": str(error)}
-    return Page(data, [Lines([(str(error), NEAR)])])
+    return Page("region-error/1", data, [Lines([(str(error), NEAR)])])
 
 
 def region_page(snapshot: RegionSnapshot, *more: Block) -> Page:
     """Show a whole region: facts, devices, processes."""
     uuids = [(f"{each.index:>3}  {each.uuid}", QUIET) for each in snapshot.devices if each.uuid]
     return Page(
+        "region/1",
         snapshot,
         [
             region_facts(snapshot),

@@ -67,7 +67,7 @@ def _set_status(
     words = f"process {change.pid}: {status_word(change.before)} -> {status_word(change.after)}"
     words += " (unchanged)" if change.before == change.after else ""
     states = {"pid": change.pid, "before": change.before, "after": change.after}
-    show_done(region, [words], as_json, dry_run=dry_run, **states)
+    show_done("slot-status/1", region, [words], as_json, dry_run=dry_run, **states)
 
 
 @click.command()
@@ -105,4 +105,4 @@ def reap(
         f" {format_size(slot.memory_bytes)} no longer counted"
         for slot in reaped
     ] or ["no dead process has a slot"]
-    show_done(region, lines, as_json, dry_run=dry_run, reaped=reaped)
+    show_done("reaped/1", region, lines, as_json, dry_run=dry_run, reaped=reaped)

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import cast
 
 import click
+from click.shell_completion import CompletionItem
 
 from libhamiregion import Layout, __version__
 from libhamiregion._core import built_from, lib
@@ -43,6 +44,9 @@ VERBS = {
     "To try things": {
         "demo": ("demo", "Show what a region is, with real processes; no GPU needed."),
     },
+    "This command": {
+        "completion": ("completion", "Print what completes its words in bash, zsh or fish."),
+    },
 }
 _MODULES = {verb: module for verbs in VERBS.values() for verb, (module, _) in verbs.items()}
 
@@ -58,6 +62,16 @@ class _Verbs(ErrorGroup):
             return None
         module = import_module(f".{_MODULES[cmd_name]}", __package__)
         return cast("click.Command", getattr(module, cmd_name))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete a verb or an option; no verb is imported for it."""
+        verbs = [
+            CompletionItem(verb, help=line)
+            for section in VERBS.values()
+            for verb, (_, line) in section.items()
+            if verb.startswith(incomplete)
+        ]
+        return [*verbs, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         for heading, verbs in VERBS.items():
@@ -84,11 +98,6 @@ _BUILT_FROM = (
 def hamiregion() -> None:
     """Look into HAMi's shared regions, and change them under running GPU containers.
 
-    Every verb takes --json; verbs that write take --dry-run.  Tables and colours appear on a
-    terminal only; FORCE_COLOR asks for them elsewhere, NO_COLOR forbids colours.
-
-    Completion for bash (or zsh, fish), in the shell's start-up file:
-
-    \b
-    eval "$(_HAMIREGION_COMPLETE=bash_source hamiregion)"
-    """  # noqa: D301 (click looks for the character itself)
+    Every verb that answers takes --json; verbs that write take --dry-run.  Tables and colours
+    appear on a terminal only; FORCE_COLOR asks for them elsewhere, NO_COLOR forbids colours.
+    """

@@ -9,10 +9,11 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from .families import FAMILIES, MetricFamily
+from .families import FAMILIES, LABEL_NAMES, MetricFamily
+from .labels import constant_labels
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
     from .node_exporter import NodeExporter
 
@@ -31,11 +32,22 @@ class RegionCollector(Collector):
     Args:
         exporter: Where the figures come from; start it, or let scrapes do its work.
         names: Only the families of these names; None means all.
+        labels: Labels that all samples get, beside those of the exporter.
+
+    Raises:
+        ValueError: A label that cannot be.
     """
 
-    def __init__(self, exporter: NodeExporter, names: Collection[str] | None = None) -> None:
+    def __init__(
+        self,
+        exporter: NodeExporter,
+        names: Collection[str] | None = None,
+        *,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
         self._exporter = exporter
         self._names = names
+        self._labels = constant_labels(labels, LABEL_NAMES)
 
     def collect(self) -> Iterator[Metric]:
         """The families that have series now, with their samples.
@@ -46,16 +58,18 @@ class RegionCollector(Collector):
         now_s = int(time.time())
         metric: Metric | None = None
         family: MetricFamily | None = None
+        more: dict[str, str] = {}
         for series in self._exporter.gather(self._names):
             if series.family is not family:
                 if metric is not None and metric.samples:
                     yield metric
                 family = series.family
                 metric = _metric(family)
+                more = {**self._exporter.labels_of(family), **self._labels}
             assert metric is not None  # noqa: S101 (made with its family)
             name = family.name + series.suffix
             metric.samples += [
-                Sample(name, labels, value) for labels, value in series.samples(now_s)
+                Sample(name, {**labels, **more}, value) for labels, value in series.samples(now_s)
             ]
         if metric is not None and metric.samples:
             yield metric

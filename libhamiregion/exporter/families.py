@@ -454,3 +454,6 @@ FAMILIES: tuple[MetricFamily, ...] = (
     MEMORY_PARTS,
     *(each for each in _families if each.origin == "own"),
 )
+
+#: Every label that some family has.
+LABEL_NAMES = frozenset(name for each in FAMILIES for name in (*each.labels, *dict(each.constant)))

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from .labels import safe_value
+from libhamiregion.node.names import labels_of_pod
+
+from .families import CONTAINER
+from .labels import label_text, pod_label_name, safe_value
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from libhamiregion.node import ClaimName, Container, Node, PodName
     from libhamiregion.node.cgroups import ContainerId
@@ -30,9 +33,12 @@ class Identity:
     Attributes:
         namespace: Of the pod; empty outside Kubernetes and where it is not known.
         pod: Its name; its UID where the name is not known; empty outside Kubernetes.
-        container: Its name; failing that its id, failing that the path of its region.
-        pod_uid: Empty outside Kubernetes.
+        container: Its name, or its claim's UID; failing that its id, failing that the path of its
+            region.
+        pod_uid: Empty outside Kubernetes, and of a claim.
         is_named: Whether a resolver knows it.
+        more: Label text that follows that of a family: the pod's chosen labels.
+        is_labelled: Whether these labels are known, be it that there are none.
         claim: Of a claim the label values of its holders, as `families.CLAIM_INFO` has them.
     """
 
@@ -42,6 +48,8 @@ class Identity:
     pod_uid: str
     is_named: bool
     claim: tuple[tuple[str, str, str, str], ...] = ()
+    more: bytes = b""
+    is_labelled: bool = True
 
     @property
     def shown(self) -> tuple[str, str, str]:
@@ -53,6 +61,16 @@ class Identity:
         """What our labels tell of it."""
         return self.namespace, self.pod, self.container, self.pod_uid
 
+    def text(self, names: Sequence[str], *values: str) -> bytes:
+        """The label text of a series about this container.
+
+        Args:
+            names: Of the family's labels: HAMi's or our own of a container, then those of `values`.
+            values: What follows the container.
+        """
+        own = self.labels if names[: len(CONTAINER)] == CONTAINER else self.shown
+        return label_text(names, *own, *values) + self.more
+
 
 def identity_of(node: Node, container: Container, limiter: CardinalityLimiter) -> Identity:
     """Name a container; asks the node's resolvers, which keep what they know.
@@ -60,7 +78,18 @@ def identity_of(node: Node, container: Container, limiter: CardinalityLimiter) -
     Raises:
         Exception: Whatever a resolver raised.
     """
-    return identity_from(container, node.pod_name(container), limiter, container.claim)
+    found = identity_from(container, node.pod_name(container), limiter, container.claim)
+    return _labelled(found, node, container.pod_uid)
+
+
+def _labelled(identity: Identity, node: Node, pod_uid: str | None) -> Identity:
+    """The same with the labels of its pod."""
+    found = labels_of_pod(node.names, pod_uid)
+    if not found:
+        return attrs.evolve(identity, is_labelled=found is not None)
+    # By name: two that are called the same in metrics are one label there.
+    named = {pod_label_name(key): safe_value(value) for key, value in found.items()}
+    return attrs.evolve(identity, more=b"," + label_text(tuple(named), *named.values()))
 
 
 def _holders(uid: str, claim: ClaimName | None) -> tuple[tuple[str, str, str, str], ...]:
@@ -99,10 +128,8 @@ def identity_from(
     )
 
 
-def outsider_names(
-    node: Node, container_id: ContainerId | None, cache: dict[str, tuple[str, str, str]]
-) -> tuple[str, str, str]:
-    """Namespace, pod and container of a process that belongs to no container of the node's roots.
+def outsider(node: Node, container_id: ContainerId | None, cache: dict[str, Identity]) -> Identity:
+    """What a process is shown with that belongs to no container of the node's roots.
 
     Args:
         node: Whose resolvers to ask.
@@ -110,19 +137,20 @@ def outsider_names(
         cache: Container id to names, filled here.
     """
     if container_id is None:
-        return "", "", ""
+        return Identity("", "", "", "", is_named=False)
     known = cache.get(container_id.id)
     if known is None:
         found = node.names.resolve(container_id.pod_uid, None, container_id.id)
-        pod_uid = container_id.pod_uid or ""
-        known = ("", safe_value(pod_uid), "")
+        pod_uid = safe_value(container_id.pod_uid or "")
+        known = Identity("", pod_uid, "", pod_uid, is_named=found is not None)
         if found is not None:
-            known = (
-                safe_value(found.namespace or ""),
-                safe_value(found.pod or pod_uid),
-                safe_value(found.container or ""),
+            known = attrs.evolve(
+                known,
+                namespace=safe_value(found.namespace or ""),
+                pod=safe_value(found.pod or "") or pod_uid,
+                container=safe_value(found.container or ""),
             )
-        cache[container_id.id] = known
+        known = cache[container_id.id] = _labelled(known, node, container_id.pod_uid)
     return known
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from libhamiregion.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from libhamiregion.node import HostProcess
 
@@ -32,6 +32,9 @@ _PATHS = 256
 # A process calls itself what it likes.
 _PROGRAM_LIMIT = 64
 
+_MOST_LABELS = 16
+
+_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*\Z")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _ESCAPE = re.compile(r"\\(.)")
 
@@ -43,6 +46,41 @@ def safe_value(text: str) -> str:
     'a\\nb'
     """
     return printable(text, _VALUE_LIMIT)
+
+
+def pod_label_name(key: str) -> str:
+    """What a pod's label is called in metrics, as kube-state-metrics has it.
+
+    >>> pod_label_name("app.kubernetes.io/partOf")
+    'label_app_kubernetes_io_part_of'
+    """
+    plain = re.sub(r"[^a-zA-Z0-9_]", "_", key)
+    return "label_" + re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", plain).lower()
+
+
+def constant_labels(labels: Mapping[str, str] | None, taken: Collection[str]) -> dict[str, str]:
+    """Labels that somebody wants on every series, checked.
+
+    Args:
+        labels: Name to value.
+        taken: The names that series have already.
+
+    Raises:
+        ValueError: A name that no label can have, or one that is taken; or too many.
+    """
+    found = {}
+    for name, value in (labels or {}).items():
+        if not _NAME.match(name) or name.startswith(("__", "label_")):
+            raise ValueError(
+                f"{name!r} is no name for a label: letters, digits and _, and neither __ nor label_"
+                " at the beginning"
+            )
+        if name in taken:
+            raise ValueError(f"metrics have a label {name!r} of their own; choose another name")
+        found[name] = safe_value(value)
+    if len(found) > _MOST_LABELS:
+        raise ValueError(f"{len(found)} labels; {_MOST_LABELS} at most")
+    return found
 
 
 def label_text(names: Sequence[str], *values: str) -> bytes:

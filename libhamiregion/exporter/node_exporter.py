@@ -24,7 +24,7 @@ from .collectors import (
     ProcessesCollector,
     UnaccountedCollector,
 )
-from .labels import NO_LABELS, CardinalityLimiter, label_text, safe_value
+from .labels import NO_LABELS, CardinalityLimiter, constant_labels, label_text, safe_value
 from .legacy import former_series, with_sources
 from .log_lines import LINE_LIMIT, RepeatedEvents
 from .region_metrics import RegionMetrics
@@ -80,11 +80,14 @@ class NodeExporter:
         gone_after_s: A directory that has been left alone for so long, that no process uses and
             whose pod no resolver knows any more, has no figures: HAMi's monitor would delete it.
             None shows them all.
+        labels: Labels that all series get, by name.
+        node_label: Whether the series of containers and their processes get the label ``node`` too.
         counters: What an agent in this program counts, by name; asked at each scrape. Names that
             end in ``_paused`` are 0 or 1. Where that fails, a scrape is without them.
 
     Raises:
-        ValueError: An interval that is not above 0, or a collector that there is not.
+        ValueError: An interval that is not above 0, a collector that there is not, or a label that
+            cannot be.
     """
 
     def __init__(
@@ -98,6 +101,8 @@ class NodeExporter:
         outside: bool = False,
         interval_s: float = 10.0,
         gone_after_s: float | None = 300.0,
+        labels: Mapping[str, str] | None = None,
+        node_label: bool = False,
         counters: Callable[[], Mapping[str, int]] | None = None,
     ) -> None:
         chosen = COLLECTORS if collectors is None else collectors
@@ -107,6 +112,8 @@ class NodeExporter:
         self.node = node
         self.node_name = node_name or os.environ.get("NODE_NAME") or os.uname().nodename
         self.legacy = legacy
+        self._labels = constant_labels(labels, families.LABEL_NAMES)
+        self._node_label = node_label
         self._counters = counters
         limiter = CardinalityLimiter()
         # A sample comes right before the look at processes: what uses a GPU has its slot by then.
@@ -127,7 +134,7 @@ class NodeExporter:
         # Held while the series of a scrape are made, and not while their text is read.
         self._turn = threading.Lock()
         self._regions = RegionMetrics(node, limiter)
-        self._encoder = TextEncoder()
+        self._encoder = TextEncoder(self.labels_of)
         self._failures = RepeatedEvents(_log)
         self._scrapes = 0
         self._scrape_seconds = 0.0
@@ -262,6 +269,12 @@ class NodeExporter:
             if each.family in found:
                 found[each.family].append(each)
         return [each for series in found.values() for each in series]
+
+    def labels_of(self, family: MetricFamily) -> dict[str, str]:
+        """What all series of a family have beside its own labels."""
+        is_of_container = self._node_label and "pod" in family.labels
+        node = {"node": safe_value(self.node_name)} if is_of_container else {}
+        return {**node, **self._labels}
 
     def _of_node(self) -> list[Series]:
         node, turns = self.node, self._schedule.turns

@@ -201,7 +201,7 @@ class RegionMetrics:
                     continue
                 index = indexes[at]
                 safe = self._limiter.uuid(identity.labels, index, uuid)
-                texts.append(label_text(families.DEVICE, *identity.shown, str(index), safe))
+                texts.append(identity.text(families.DEVICE, str(index), safe))
                 devices.append(at)
                 regions.append(row)
                 utilization.append(at if has_utilization else NO_ROW)
@@ -214,9 +214,7 @@ class RegionMetrics:
             regions=regions,
             utilization=utilization,
             shown=shown,
-            containers=LabelRows(
-                [label_text(families.CONTAINER, *identity.labels) for _, _, identity in shown]
-            ),
+            containers=LabelRows([identity.text(families.CONTAINER) for _, _, identity in shown]),
             container_rows=array("I", [row for row, _, _ in shown]),
             series=[
                 _infos(shown, state),
@@ -259,9 +257,7 @@ def _infos(shown: Sequence[tuple[int, Container, Identity]], state: CollectedSta
     for _, container, identity in shown:
         layout = "" if container.region is None else container.region.layout.value
         container_id = state.container_ids.get(container, "")
-        texts.append(
-            label_text(families.CONTAINER_INFO.labels, *identity.labels, container_id, layout)
-        )
+        texts.append(identity.text(families.CONTAINER_INFO.labels, container_id, layout))
     return Series(families.CONTAINER_INFO, LabelRows(texts))
 
 
@@ -295,8 +291,5 @@ def _missing_ones(
     reasons: Sequence[tuple[Container, str]], identities: Mapping[Container, Identity]
 ) -> Series:
     family = families.CONTAINER_MISSING
-    texts = {
-        label_text(family.labels, *identities[container].labels, reason): 1
-        for container, reason in reasons
-    }
+    texts = {identities[container].text(family.labels, reason): 1 for container, reason in reasons}
     return Series.of(family, texts)

@@ -13,10 +13,10 @@ import attrs
 from libhamiregion._core import ffi, lib
 
 from .families import INFO, REAL, SIGNED, WHOLE
-from .labels import LabelRows
+from .labels import LabelRows, label_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from .families import MetricFamily
 
@@ -82,9 +82,15 @@ class TextEncoder:
     """Writes series as text; keeps the comment lines of each family.
 
     Threads: may be shared.
+
+    Args:
+        constant: What every sample of a family has beside its labels.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, constant: Callable[[MetricFamily], Mapping[str, str]] = lambda _: {}
+    ) -> None:
+        self._constant = constant
         self._heads: dict[tuple[MetricFamily, str, bool], tuple[Any, Any, Any]] = {}
 
     def pieces(
@@ -146,9 +152,12 @@ class TextEncoder:
             if suffix:
                 # The same lines of all its parts are known by their address.
                 before = self._head(family, "", openmetrics)[0]
-            constant = "".join(f',{name}="{value}"' for name, value in family.constant)
-            head = f"{family.name}{suffix}{'{' if family.labels else ' '}"
-            tail = constant + "} " if family.labels else ""
+            more = {**dict(family.constant), **self._constant(family)}
+            constant = label_text(tuple(more), *more.values()).decode()
+            comma = "," if family.labels and more else ""
+            has_labels = bool(family.labels or more)
+            head = f"{family.name}{suffix}{'{' if has_labels else ' '}"
+            tail = f"{comma}{constant}}} " if has_labels else ""
             found = before, ffi.from_buffer(head.encode()), ffi.from_buffer(tail.encode())
             self._heads[key] = found
         return found

@@ -15,7 +15,7 @@ from libhamiregion import create_region, open_region
 from .driver import Driver, find_driver, search_path
 from .errors import LaunchError
 from .libraries import is_stand_in_directory, preloaded_library, stand_in_links
-from .limits import Limits, memory_limits, sm_limits
+from .limits import Limits, check_limits, memory_limits, sm_limits
 from .nvml import list_gpus
 from .run_directory import REGION, run_directory
 from .selection import Selection, visible_gpus
@@ -143,6 +143,7 @@ def plan_launch(
             "a region that is joined has its own limits; change them with Region.set_memory_limit "
             "and set_sm_limit (hamiregion limits set FILE)"
         )
+    check_limits(memory_limit, sm_limit)
     _refuse_others(before, joins=region is not None)
     found = find_driver(driver, search_path(before.get(_PATH, "")))
     selection = visible_gpus(list_gpus(found.nvml), before)

@@ -16,7 +16,7 @@ from libhamiregion.units import (
 from .errors import LaunchError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from .nvml import Gpu
     from .selection import Selection
@@ -27,6 +27,19 @@ Limit: TypeAlias = "SupportsIndex | str | None"
 Limits: TypeAlias = "Limit | Mapping[int | str | None, Limit]"
 
 Value = TypeVar("Value")
+
+
+def check_limits(memory_limit: Limits, sm_limit: Limits) -> None:
+    """Refuse what is a limit of no GPU at all; nothing of the machine is asked.
+
+    Raises:
+        ValueError, TypeError: One of them is no limit.
+    """
+    for limit in _said(memory_limit):
+        if memory_limit_percent(limit) is None:
+            memory_limit_value(limit)
+    for limit in _said(sm_limit):
+        sm_limit_value(limit)
 
 
 def memory_limits(limits: Limits, selection: Selection) -> tuple[int | None, ...]:
@@ -80,6 +93,10 @@ def sm_limits(limits: Limits, selection: Selection) -> tuple[int | None, ...]:
 def on_wsl() -> bool:
     """Whether this is Linux inside Windows."""
     return "microsoft" in os.uname().release.lower()
+
+
+def _said(limits: Limits) -> Iterable[Limit]:
+    return limits.values() if isinstance(limits, Mapping) else [limits]
 
 
 def _each(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import socket
 import threading
 import time
@@ -16,6 +17,8 @@ from .claims import ClaimName, claims_of, reserved_for
 from .names import DockerNames, is_container_id, pod_name
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from libhamiregion.errors import PathLike
 
     from .names import PodName
@@ -28,6 +31,11 @@ _PAGE = 500
 _CLAIMS_LIMIT = 1_024
 _NOT_FOUND = 404
 # Under both a static pod's mirror carries the UID that kubelet itself uses.
+_LABEL_KEY = re.compile(
+    r"(?:[a-z0-9][-.a-z0-9]{0,252}/)?[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?\Z"
+)
+_LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?\Z")
+_LABELS_LIMIT = 16
 _MIRROR, _HASH = "kubernetes.io/config.mirror", "kubernetes.io/config.hash"
 
 
@@ -87,12 +95,15 @@ def kubernetes_client(kubernetes: Any, kubeconfig: Any = None) -> Any:
             file, if one was given.
     """
     config = kubernetes.config
+    settings = kubernetes.client.Configuration()
+    # The HTTP client would ask four times, and a watch each time from a version that may be gone.
+    settings.retries = False
     if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:
-        settings = kubernetes.client.Configuration()
         config.load_incluster_config(client_configuration=settings)
         return kubernetes.client.ApiClient(settings)
     try:
-        return config.new_client_from_config(config_file=kubeconfig)
+        config.load_kube_config(config_file=kubeconfig, client_configuration=settings)
+        return kubernetes.client.ApiClient(settings)
     except Exception as error:
         # The client lets through whatever its YAML reader, or a value of another kind, leads to.
         words = getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -167,6 +178,8 @@ class KubernetesNames:
         kubeconfig: A kubeconfig file; without one the service account in a pod, else the default
             kubeconfig.
         api_client: A `kubernetes.client.ApiClient` of the caller's own instead.
+        pod_labels: Which labels of the pods to keep, 16 at most, such as
+            ``app.kubernetes.io/name``: a `NodeExporter` puts them on the metrics of containers.
         max_age_s: How long a listing holds for pods that it does not have, and for claims, whose
             holders change.
         timeout_s: For each answer.
@@ -177,6 +190,7 @@ class KubernetesNames:
 
     Raises:
         ImportError: The extra ``kubernetes`` is not installed.
+        ValueError: A label that Kubernetes cannot have, or too many.
 
     Shell: ``kubectl get pods -A --field-selector spec.nodeName=NODE``.
     """
@@ -187,6 +201,7 @@ class KubernetesNames:
         *,
         kubeconfig: PathLike | None = None,
         api_client: Any = None,
+        pod_labels: Iterable[str] = (),
         max_age_s: float = 30.0,
         timeout_s: float = 5.0,
     ) -> None:
@@ -207,7 +222,14 @@ class KubernetesNames:
         self._max_age_s = max_age_s
         self._lock = threading.Lock()
         self._listed_at_s = float("-inf")
+        self._label_keys = tuple(dict.fromkeys(pod_labels))
+        for key in self._label_keys:
+            if not _LABEL_KEY.match(key):
+                raise ValueError(f"{key!r} is no name of a label, such as app.kubernetes.io/name")
+        if len(self._label_keys) > _LABELS_LIMIT:
+            raise ValueError(f"{len(self._label_keys)} labels of pods; {_LABELS_LIMIT} at most")
         self._pods: dict[str, tuple[str, str]] = {}
+        self._labels: dict[str, dict[str, str]] = {}
         self._containers: dict[str, PodName] = {}
         # Namespace and name of each claim that pods refer to: their UIDs, and the containers.
         self._claims_used: defaultdict[tuple[str, str], list[tuple[str, PodName]]]
@@ -215,6 +237,19 @@ class KubernetesNames:
         self._claims: dict[str, ClaimName] = {}
         self._claims_at_s = float("-inf")
         self.last_error: Exception | None = None
+
+    def pod_labels(self, pod_uid: str) -> Mapping[str, str] | None:
+        """Those of the chosen labels that a pod has; None where the API does not know the pod.
+
+        Shell: ``kubectl get pods -A --show-labels``.
+        """
+        if not self._label_keys:
+            return {}
+        with self._lock:
+            is_old = time.monotonic() - self._listed_at_s >= self._max_age_s
+            if pod_uid not in self._labels and is_old:
+                self._list()
+            return self._labels.get(pod_uid)
 
     def resolve_claim(self, claim_uid: str) -> ClaimName | None:
         """Name a resource claim that pods of the node refer to, and the containers that hold it.
@@ -280,7 +315,7 @@ class KubernetesNames:
         self.last_error = None
 
     def _keep(self, items: list[Any]) -> None:
-        self._pods, self._containers = {}, {}
+        self._pods, self._containers, self._labels = {}, {}, {}
         self._claims_used.clear()
         for item in items:
             self._add(item)
@@ -339,6 +374,7 @@ class KubernetesNames:
             return
         for uid in pod_uids(item):
             self._pods[uid] = (namespace, name)
+            self._labels[uid] = self._chosen_labels(_dict(metadata.get("labels")))
         for claim, holder in claims_of(item):
             if pod_name(namespace, claim, None) is not None:
                 self._claims_used[namespace, claim].append((str(metadata.get("uid")), holder))
@@ -346,6 +382,13 @@ class KubernetesNames:
         for kind in ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses"):
             for container in _list(status.get(kind)):
                 self._add_container(namespace, name, _dict(container))
+
+    def _chosen_labels(self, labels: dict[str, Any]) -> dict[str, str]:
+        return {
+            key: value
+            for key in self._label_keys
+            if isinstance(value := labels.get(key), str) and _LABEL_VALUE.match(value)
+        }
 
     def _add_container(self, namespace: str, pod: str, container: dict[str, Any]) -> None:
         name, identifier = container.get("name"), container.get("containerID")

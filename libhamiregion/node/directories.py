@@ -238,7 +238,7 @@ _FLOODED = MissingRegion(
 
 # ---- The roots --------------------------------------------------------------------------------
 
-# A node has some hundred containers at most. KAI's containers can make more directories.
+# A node has some hundred containers at most. Where all may write, as with KAI, `_ENTRIES_LIMIT`.
 _ROOT_ENTRIES_LIMIT = 20_000
 
 
@@ -251,6 +251,8 @@ class _RootListing:
     stamp: Stamp | None
     #: What each directory's name says, as `read_name` gives it.
     names: Mapping[str, Mapping[str, str]]
+    #: How many entries are looked at, and whether there are more.
+    most: int
     cut: bool
 
 
@@ -306,7 +308,8 @@ class Roots:
                     listings[root] = self._listings[root]
                 continue
             if listings[root].cut:
-                message = f"more than {_ROOT_ENTRIES_LIMIT:,} entries; the others are left out"
+                most = listings[root].most
+                message = f"more than {most:,} entries; the others are left out"
                 errors[shown] = OSError(errno.EOVERFLOW, message, shown)
         self._listings = listings
         self.errors = errors
@@ -361,14 +364,15 @@ class Roots:
         known = self._listings.get(root)
         if known is not None and stamp is not None and known.stamp == stamp:
             return known
+        most = _ENTRIES_LIMIT if status.st_mode & stat.S_IWOTH else _ROOT_ENTRIES_LIMIT
         with os.scandir(root) as entries:
-            found = list(islice(entries, _ROOT_ENTRIES_LIMIT + 1))
+            found = list(islice(entries, most + 1))
         names = {}
-        for entry in sorted(found[:_ROOT_ENTRIES_LIMIT], key=lambda each: each.name):
+        for entry in sorted(found[:most], key=lambda each: each.name):
             whose = read_name(root, entry.name)
             if whose is not None and entry.is_dir(follow_symlinks=False):
                 names[entry.name] = whose
-        return _RootListing(stamp, names, len(found) > _ROOT_ENTRIES_LIMIT)
+        return _RootListing(stamp, names, most, len(found) > most)
 
 
 def _check_makers(path: str) -> None:

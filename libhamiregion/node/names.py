@@ -22,7 +22,7 @@ import attrs
 from .cgroups import is_pod_uid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from libhamiregion.errors import PathLike
 
@@ -61,7 +61,8 @@ class NameResolver(Protocol):
     """Anything that can name a container.
 
     One that knows resource claims too has a second method, ``resolve_claim(claim_uid)``, which
-    gives a `ClaimName`, or None for a claim that it does not know.
+    gives a `ClaimName`, or None for a claim that it does not know. One that knows labels has
+    ``pod_labels(pod_uid)``, which gives those to be shown, or None for a pod that it does not know.
     """
 
     def resolve(
@@ -77,6 +78,18 @@ def claim_name(names: NameResolver, claim_uid: str) -> ClaimName | None:
     """What a resolver knows of a claim; None where it knows none, as those of files do not."""
     ask = getattr(names, "resolve_claim", None)
     found: ClaimName | None = None if ask is None else ask(claim_uid)
+    return found
+
+
+def labels_of_pod(names: NameResolver, pod_uid: str | None) -> Mapping[str, str] | None:
+    """The labels of a pod that a resolver was asked to keep; None where it does not know the pod.
+
+    Those of files, and one that was asked for none, have none of any pod.
+    """
+    ask = getattr(names, "pod_labels", None)
+    if ask is None or pod_uid is None:
+        return {}
+    found: Mapping[str, str] | None = ask(pod_uid)
     return found
 
 
@@ -268,6 +281,11 @@ class ChainedNames:
         """Name a claim by the first resolver that knows it; not kept, for its holders change."""
         found = (claim_name(resolver, claim_uid) for resolver in self.resolvers)
         return next((each for each in found if each is not None), None)
+
+    def pod_labels(self, pod_uid: str) -> Mapping[str, str] | None:
+        """The labels by the first resolver that has some of this pod; not kept."""
+        found = [labels_of_pod(resolver, pod_uid) for resolver in self.resolvers]
+        return next(filter(None, found), None if None in found else {})
 
 
 def is_container_id(text: str) -> bool:

@@ -96,12 +96,15 @@ class NodeProcess:
     def owner(self) -> Container:
         """`container`; without it one made of `container_id`, for `Node.pod_name` and `Selector`.
 
-        Outside all containers it has neither name nor pod.
+        Of several that share a claim's region, too, the one that its cgroup names. Outside all
+        containers it has neither name nor pod.
         """
-        if self.container is not None:
+        own = None if self.process is None else self.process.container
+        shares = self.container is not None and self.container.claim_uid is not None
+        if self.container is not None and not (shares and own is not None):
             return self.container
-        pod_uid = None if self.container_id is None else self.container_id.pod_uid
-        return Container(pod_uid, container_id=self.container_id)
+        known = own if shares else self.container_id
+        return Container(None if known is None else known.pod_uid, container_id=known)
 
 
 def driver_gap(processes: ProcessTable, sample: NvmlSample | None) -> str | None:
@@ -228,7 +231,8 @@ class ContainerFacts:
 
     Attributes:
         container: The container.
-        container_id: Its id, as the cgroups of its processes show.
+        container_id: Its id, as the cgroups of its processes show; None where several share it.
+        sharers: Of a claim, the containers that use its region.
         has_region: Whether its region was read.
         unreadable: Whether it has one that could not be read.
         in_doubt: Pids in slots of which it is not known whose they are.
@@ -241,6 +245,7 @@ class ContainerFacts:
     unreadable: bool
     in_doubt: frozenset[int]
     indexes: Mapping[str, int]
+    sharers: tuple[ContainerId, ...] = ()
 
     @classmethod
     def of(
@@ -257,9 +262,15 @@ class ContainerFacts:
             uuids: The devices of its region, index and uuid; None where it could not be read.
         """
         seen = None
+        sharers: tuple[ContainerId, ...] = ()
         doubtful: frozenset[int] = frozenset()
-        if processes is not None:
+        if processes is not None and container.claim_uid is not None:
+            users = (*processes.alive.values(), *processes.unlisted)
+            sharers = tuple({each.container for each in users if each.container is not None})
+            seen = sharers[0] if len(sharers) == 1 else None
+        elif processes is not None:
             seen = _seen_id(processes.alive.values()) or _seen_id(processes.unlisted)
+        if processes is not None:
             doubtful = frozenset(p for p in processes.pids if processes.state(p) == "unknown")
         missing = container.missing
         absent = missing is not None and missing.reason is MissingReason.NO_FILE
@@ -271,6 +282,7 @@ class ContainerFacts:
             doubtful,
             # Of two devices with one uuid the first counts.
             {uuid: index for index, uuid in reversed([*(uuids or ())]) if uuid is not None},
+            sharers,
         )
 
 
@@ -292,9 +304,10 @@ class Placement:
         self._by_id: dict[str, ContainerFacts] = {}
         self._by_pod: defaultdict[str, list[ContainerFacts]] = defaultdict(list)
         for place in places:
-            if place.container_id is not None:
+            for each in place.sharers or (place.container_id,):
                 # Regions outside the roots come last: a container can map any number of those.
-                self._by_id.setdefault(place.container_id.id, place)
+                if each is not None:
+                    self._by_id.setdefault(each.id, place)
             if place.container.pod_uid is not None and place.container.directory is not None:
                 self._by_pod[place.container.pod_uid].append(place)
 

@@ -86,7 +86,7 @@ class PlanResult:
 
     @property
     def changes(self) -> tuple[LimitChange | ValueChange, ...]:
-        """What was changed, in the order in which it was: what `libhamiregion.undo` takes."""
+        """What `libhamiregion.undo` takes to take the plan back."""
         return tuple(change for outcome in self.outcomes for change in outcome.changes)
 
 

@@ -28,6 +28,7 @@ _LONGEST_PAUSE_S: Final = 30.0
 # A server that is not there costs little to ask, and when it is back its news is due.
 _LONGEST_OUTAGE_PAUSE_S: Final = 2.5
 _CONNECT_TIMEOUT_S: Final = 10.0
+_UNAUTHORIZED: Final = 401
 
 
 class PodApiError(Exception):
@@ -162,7 +163,11 @@ class PodAnnotations:
                 if not self._stopping.is_set():
                     self.error = _error_text(error)
                     self._wake()
-                has_answered = has_answered or 0 < (getattr(error, "status", None) or 0) < 500
+                status = getattr(error, "status", None) or 0
+                has_answered = has_answered or 0 < status < 500
+                if status == _UNAUTHORIZED:
+                    # Whoever has revoked a token may have written another.
+                    self._client = None
             if has_answered:
                 # What an outage has added up says nothing about a server that is back.
                 unanswered = 0

@@ -89,9 +89,10 @@ class PlanFile:
         except OSError as error:
             # When it is back, it is looked at even if it is the same.
             self._raw = None
-            self._reading = SourceReading(
-                plan, {self.path: f"{self.path}: {error.strerror or error}"}
-            )
+            problem = f"{self.path}: {error.strerror or error}"
+            if isinstance(error, FileNotFoundError):
+                problem += "; it is waited for"
+            self._reading = SourceReading(plan, {self.path: problem})
         return self._reading
 
     def _is_being_written(self) -> bool:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .models import Report
 
 #: Changes whenever a key of the JSON, or what it means, does.
-JSON_SCHEMA: Final = "hamiregion-report/1"
+JSON_SCHEMA: Final = "hamiregion/report/1"
 _TEXT_LIMIT: Final = 253
 
 # Spreadsheets take a cell that begins so for a formula; full-width forms are read as the same. In

@@ -6,6 +6,7 @@ after which it ends), has forgotten old versions (410), wants a token, and fails
 
 from __future__ import annotations
 
+import hashlib
 import json
 import select
 import socket
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 TOKEN = "a-token-of-a-service-account"
 TICK_S = 0.05
 _CLAIMS = "/apis/resource.k8s.io/v1/namespaces/"
+
+
+def container_id(pod_uid: str, container: str) -> str:
+    """The id that a container has there."""
+    return hashlib.sha256(f"{pod_uid}/{container}".encode()).hexdigest()
 
 
 class FakeApi:
@@ -96,6 +102,7 @@ class FakeApi:
         node: str = "node-1",
         containers: tuple[str, ...] = ("train",),
         claims: tuple[str, ...] = (),
+        labels: dict[str, str] | None = None,
     ) -> None:
         """Make a pod, or change it; all of its containers use the claims."""
         uses = {"claims": [{"name": f"our-{each}"} for each in claims]}
@@ -105,6 +112,7 @@ class FakeApi:
                 "namespace": namespace,
                 "uid": uid,
                 "annotations": annotations,
+                "labels": labels or {},
             },
             "spec": {
                 "nodeName": node,
@@ -113,7 +121,13 @@ class FakeApi:
                     {"name": f"our-{each}", "resourceClaimName": each} for each in claims
                 ],
             },
-            "status": {"phase": "Running"},
+            "status": {
+                "phase": "Running",
+                "containerStatuses": [
+                    {"name": each, "containerID": f"containerd://{container_id(uid, each)}"}
+                    for each in containers
+                ],
+            },
         }
         self._change("MODIFIED" if uid in self.pods else "ADDED", pod)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from answers import check_answer
 from node_scene import MONITOR, NodeScene
 from region_bytes import RegionFile
 from typing_extensions import Self
@@ -66,7 +67,10 @@ class Agent:
 
     def events(self) -> list[dict[str, Any]]:
         lines = self.log.read_text().splitlines()
-        return [json.loads(line) for line in lines if line.startswith("{")]
+        found = [json.loads(line) for line in lines if line.startswith("{")]
+        for event in found[-3:]:
+            check_answer(event)
+        return found
 
     def kinds(self) -> list[str]:
         return [each["event"] for each in self.events()]

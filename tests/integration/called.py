@@ -5,7 +5,7 @@ import io
 import subprocess
 import sys
 
-from unit.cli_process import without_notes
+from unit.cli_process import checked
 
 from libhamiregion.cli.verbs import hamiregion
 
@@ -22,5 +22,4 @@ def call(*arguments: str) -> "subprocess.CompletedProcess[str]":
         code = int(ended.code or 0)
     finally:
         sys.argv = before
-    said = without_notes(err.getvalue())
-    return subprocess.CompletedProcess(arguments, code, out.getvalue(), said)
+    return checked(subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue()))

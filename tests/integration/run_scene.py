@@ -9,7 +9,7 @@ from pathlib import Path
 from fake_cuda.driver import GIB, FakeGpus
 from fake_nvml.driver import STATE
 from preload.cuda_program import CHILD, CudaProgram
-from unit.cli_process import COMMAND, PATIENCE_S, environment, without_notes
+from unit.cli_process import COMMAND, PATIENCE_S, checked, environment
 
 from libhamiregion.launch import cleaner
 
@@ -58,8 +58,7 @@ class RunScene:
             timeout=PATIENCE_S,
             check=False,
         )
-        answer.stderr = without_notes(answer.stderr)
-        return answer
+        return checked(answer)
 
     def start(self, *arguments: str, **more: str) -> subprocess.Popen[str]:
         """Start it; ended with the scene."""

@@ -56,7 +56,7 @@ def test_told_to_end_it_leaves_no_region_blocked(
     assert agent.kinds()[0] == "started"
     last = agent.events()[-1]
     assert (last["event"], last["message"]) == ("stopped", "ended in order")
-    assert {*last} == {"time_s", "task", "event", "message", "container", "detail"}
+    assert last["schema"] == "hamiregion/event/1"
 
 
 def test_signals_that_come_again_and_again_do_not_keep_it_from_giving_back(

@@ -57,7 +57,7 @@ def test_the_drivers_two_lists_need_no_region(scene: Scene) -> None:
     assert rows[stranger]["SM"] == "7%"
 
     found = json.loads(call("ps", "--nvml", "--json", "--device", "0", *library).stdout)
-    assert list(found) == ["taken_at_ns", "driver", "devices", "processes", "samples"]
+    assert list(found) == ["schema", "taken_at_ns", "driver", "devices", "processes", "samples"]
     kinds = {"devices": NvmlDevice, "processes": NvmlProcess, "samples": NvmlProcess}
     for key, cls in kinds.items():
         for each in found[key]:
@@ -116,7 +116,7 @@ def test_a_terminal_gets_colours_unless_they_are_switched_off(scene: Scene) -> N
 
 def test_every_width_shows_what_fits(scene: Scene) -> None:
     """Whole words from 80 columns on; the uuids, pods and namespaces where there is room."""
-    place = NodeChoice((str(scene.node.root),), False, "/proc", str(scene.node.logs))
+    place = NodeChoice((str(scene.node.root),), str(scene.node.logs), "files", None, None)
     with place.open() as node, NvmlSampler(scene.driver.library) as sampler:
         for wide in (False, True):
             process = process_page(node, sampler, Selector(), place, sort="name", wide=wide)

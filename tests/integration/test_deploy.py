@@ -102,11 +102,16 @@ def job_files() -> list[dict[str, Any]]:
 
 
 def pod_specs(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of all that runs somewhere."""
     return [
         document["spec"]["template"]["spec"]
         for document in documents
-        if document["kind"] in {"DaemonSet", "Job"}
+        if document["kind"] in {"DaemonSet", "Job"} and not is_no_agent(document)
     ]
+
+
+def is_no_agent(document: dict[str, Any]) -> bool:
+    return document["metadata"].get("labels", {}).get("app.kubernetes.io/component") == "no-agent"
 
 
 def check_schemas(documents: list[dict[str, Any]]) -> None:
@@ -158,10 +163,8 @@ def test_an_overlay_is_what_kubernetes_and_the_command_line_accept(overlay: str)
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_what_listens_is_probed_there_and_no_pod_gives_way_to_others(overlay: str) -> None:
     probed = 0
-    for document in built(overlay):
-        if document["kind"] != "DaemonSet":
-            continue
-        spec = document["spec"]["template"]["spec"]
+    specs = pod_specs(built(overlay))
+    for spec in specs:
         assert spec["priorityClassName"] == "system-node-critical"
         for name, container in containers_of(spec).items():
             listens = [each for each in container["args"] if each.startswith("--listen")]
@@ -175,7 +178,7 @@ def test_what_listens_is_probed_there_and_no_pod_gives_way_to_others(overlay: st
                     assert asks["path"] in {"/healthz", "/readyz"}
                     assert asks["port"] in named
                 probed += 1
-    assert probed == len([each for each in built(overlay) if each["kind"] == "DaemonSet"])
+    assert probed == len(specs) > 0
 
 
 @needs_kubectl
@@ -356,6 +359,47 @@ def test_both_daemon_sets_look_where_volcano_puts_its_regions() -> None:
 
 
 @needs_kubectl
+def test_the_exporter_looks_where_kais_isolator_puts_its_regions() -> None:
+    spec = daemon_set(built("kai"), "exporter")
+    container = containers_of(spec)["exporter"]
+    assert environment_of(container)["CONTAINER_VGPU_MOUNT"] == "/usr/local/vgpu"
+    assert mounts_of(container)["/usr/local/vgpu"] == "regions"
+    assert not spec["automountServiceAccountToken"]
+
+
+@needs_kubectl
+def test_claims_are_named_by_the_api_with_the_rights_for_it_and_no_others() -> None:
+    documents = built("dra")
+    spec = daemon_set(documents, "exporter")
+    container = containers_of(spec)["exporter"]
+    assert container["args"] == ["exporter", "--listen=:9394", "--names=kubernetes"]
+    assert spec["automountServiceAccountToken"]
+    # No root is named: a node may have HAMi's device plugin as well, or not.
+    assert "HOOK_PATH" not in environment_of(container)
+    (role,) = (each for each in documents if each["kind"] == "ClusterRole")
+    assert {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    } == {("", "pods", "list"), ("resource.k8s.io", "resourceclaims", "get")}
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", ["hami-repaired", "volcano-repaired"])
+def test_names_from_the_api_are_the_agents_too(overlay: str, tmp_path: Path) -> None:
+    documents = documents_of(with_components(tmp_path, overlay, ["names", "annotations"]))
+    check_schemas(documents)
+    for component in ("exporter", "agent"):
+        spec = daemon_set(documents, component)
+        check_pod(spec)
+        assert spec["automountServiceAccountToken"]
+        for container in spec["containers"]:
+            assert container["args"].count("--names=kubernetes") == 1
+
+
+@needs_kubectl
 @pytest.mark.parametrize("overlay", ["hami-repaired", "volcano-repaired"])
 def test_an_agent_beside_the_monitor_writes_nothing_that_the_monitor_writes(overlay: str) -> None:
     spec = daemon_set(built(overlay), "agent")
@@ -413,9 +457,69 @@ def test_a_component_for_the_agent_is_refused_without_one(
 ) -> None:
     done = with_components(tmp_path, overlay, [component])
     assert done.returncode != 0
-    refusal = "no matches for Id DaemonSet.v1.apps/hamiregion-agent"
-    assert refusal in done.stderr
-    assert refusal in PAGE.read_text()
+    assert "/spec/template/spec/containers/" in done.stderr
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", ["hami", "volcano"])
+def test_an_overlay_without_an_agent_has_what_ends_one_and_runs_nowhere(overlay: str) -> None:
+    (instead,) = (each for each in built(overlay) if is_no_agent(each))
+    (agent,) = (
+        each
+        for each in built(f"{overlay}-repaired")
+        if (each["kind"], each["metadata"]["name"]) == ("DaemonSet", "hamiregion-agent")
+    )
+    for kept in ("namespace", "name"):
+        assert instead["metadata"][kept] == agent["metadata"][kept]
+    # The server refuses another selector.
+    assert instead["spec"]["selector"] == agent["spec"]["selector"]
+    spec = instead["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert (container["image"], container["args"]) == (IMAGE, ["--version"])
+    required = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    (term,) = required["nodeSelectorTerms"]
+    has, has_not = term["matchExpressions"]
+    assert has["key"] == has_not["key"]
+    assert [has["operator"], has_not["operator"]] == ["Exists", "DoesNotExist"]
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_before_1_30_a_pod_tells_app_armor_by_annotations(overlay: str, tmp_path: Path) -> None:
+    prefix = "container.apparmor.security.beta.kubernetes.io/"
+    components = ["recorder", "before-1.30"]
+    for document in documents_of(with_components(tmp_path, overlay, components)):
+        if document["kind"] != "DaemonSet" or is_no_agent(document):
+            continue
+        template = document["spec"]["template"]
+        assert "appArmorProfile" not in template["spec"]["securityContext"]
+        told = template["metadata"]["annotations"]
+        in_proc = {
+            each["name"]
+            for each in template["spec"]["containers"]
+            if "SYS_PTRACE" in each["securityContext"]["capabilities"].get("add", ())
+        }
+        assert told == {f"{prefix}{name}": "unconfined" for name in in_proc}
+
+
+@needs_kubectl
+def test_the_network_policy_lets_the_ports_through_that_are_listened_on(tmp_path: Path) -> None:
+    documents = documents_of(with_components(tmp_path, "hami-repaired", ["network-policy"]))
+    check_schemas(documents)
+    (policy,) = (each for each in documents if each["kind"] == "NetworkPolicy")
+    listening = set()
+    for component in ("exporter", "agent"):
+        (template,) = (
+            each["spec"]["template"]
+            for each in documents
+            if each["kind"] == "DaemonSet" and each["metadata"]["name"].endswith(component)
+        )
+        labels = policy["spec"]["podSelector"]["matchLabels"]
+        assert labels.items() <= template["metadata"]["labels"].items()
+        for container in template["spec"]["containers"]:
+            listening |= {port["containerPort"] for port in container.get("ports", ())}
+    (rule,) = policy["spec"]["ingress"]
+    assert {each["port"] for each in rule["ports"]} == listening
 
 
 @needs_kubectl
@@ -443,7 +547,7 @@ def test_every_kustomization_on_the_page_renders(tmp_path: Path) -> None:
     rendered = [documents_of(combined(tmp_path, block)) for block in blocks]
     for documents in rendered:
         check_schemas(documents)
-    steered_volcano, elsewhere, outside, removing = rendered
+    steered_volcano, elsewhere, outside, removing, kai, claims = rendered
     agent = daemon_set(steered_volcano, "agent")
     assert "--feedback" in containers_of(agent)["agent"]["args"]
     assert agent["runtimeClassName"] == "nvidia"
@@ -459,12 +563,16 @@ def test_every_kustomization_on_the_page_renders(tmp_path: Path) -> None:
     assert capabilities == {"drop": ["ALL"], "add": ["SYS_PTRACE", "CHECKPOINT_RESTORE"]}
     arguments = containers_of(daemon_set(removing, "agent"))["agent"]["args"]
     assert {"--feedback", "--remove-gone"} <= set(arguments)
+    for documents, asks in ((kai, False), (claims, True)):
+        for component in ("exporter", "agent"):
+            for container in daemon_set(documents, component)["containers"]:
+                assert ("--names=kubernetes" in container["args"]) == asks
 
 
 def test_the_page_has_a_row_for_every_overlay_and_component() -> None:
     page = PAGE.read_text()
     components = {path.name for path in (KUSTOMIZE / "components").iterdir()}
-    rows = set(re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE))
+    rows = set(re.findall(r"^\| `([a-z0-9.-]+)` \|", page, re.MULTILINE))
     in_every_overlay = {"servicemonitor", "prometheus-rules"}
     assert rows == set(OVERLAYS) | components - in_every_overlay - {"image"}
     for path in re.findall(r"\bdeploy/[a-zA-Z/_.-]*[a-zA-Z]", page):

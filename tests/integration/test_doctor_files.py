@@ -1,13 +1,15 @@
 """Files, directories and mappings that are not as they should be."""
 
 import os
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from containers import needs_namespaces
+from containers import libvgpu, needs_namespaces
 from doctor_node_scenes import GIB, DoctorNode, Place
 from namespaces import needs_first_namespace
+from own_cgroups import cgroup_of_pod, needs_cgroups
 
 from libhamiregion import Layout, create_region
 from libhamiregion.node import Finding, FindingKind, Severity, diagnose, repair
@@ -113,6 +115,51 @@ def test_a_region_of_1_1_that_2_8_1_has_made_longer(doctor_node: DoctorNode) -> 
     place.file.resize(Layout.V1_1_POSTINIT.size_bytes + 1)
     (found,) = doctor_node.findings()
     assert (found.kind, found.cause) == (FindingKind.LAYOUT_MIXED, "file_size")
+
+
+def test_a_region_of_a_version_to_come(doctor_node: DoctorNode) -> None:
+    place = doctor_node.place()
+    place.start()
+    place.file.put("minor_version", 3)
+    before = place.path.read_bytes()
+    (found,) = doctor_node.findings()
+    assert (found.kind, found.severity) == (FindingKind.LAYOUT_NEWER, Severity.WARNING)
+    assert "version 1.3" in found.summary
+    assert not found.repairable
+    assert doctor_node.repair() == ()
+    assert place.path.read_bytes() == before
+
+
+# ---- Another pod --------------------------------------------------------------------------------
+
+
+@needs_cgroups
+def test_a_directory_that_another_pod_uses(doctor_node: DoctorNode, tmp_path: Path) -> None:
+    """Two pods that start at once, of which the device plugin mounts one's directory into both."""
+    place = doctor_node.place()
+    inside, beside, other = place.start(), place.enter(), place.enter()
+    another = str(uuid.uuid4())
+    with (
+        cgroup_of_pod(place.pod_uid, "ab" * 32) as own,
+        cgroup_of_pod(place.pod_uid, "ef" * 32) as second,
+        cgroup_of_pod(another, "cd" * 32) as cgroup,
+    ):
+        for process, home in ((inside, own), (beside, second), (other, cgroup)):
+            (home / "cgroup.procs").write_text(str(process.host_pid))
+        pid, _ = beside.child("spawn")
+        beside.tell(f"@{pid}", "load", libvgpu(tmp_path))
+        beside.tell(f"@{pid}", "map", place.path)
+        other.tell("map", place.path)
+        # Another container of the same pod is no stranger, and a monitor has no libvgpu.
+        assert doctor_node.findings() == ()
+        other.tell("load", libvgpu(tmp_path))
+        (found,) = doctor_node.findings()
+        assert (found.kind, found.severity) == (FindingKind.DIRECTORY_BORROWED, Severity.ERROR)
+        assert found.container is not None
+        assert found.container.pod_uid == place.pod_uid
+        assert f"1 process of pod {another}" in found.summary
+        assert f"pid {other.host_pid} of the host" in found.evidence
+        assert not found.repairable
 
 
 # ---- No region ----------------------------------------------------------------------------------

@@ -106,7 +106,8 @@ def test_nearly_every_family_of_the_catalogue_is_in_that_comparison(
     shown = {name.removesuffix("_sum") for name in parsed(exporter.render()).names}
     absent = {family.name for family in FAMILIES} - shown
     assert {name for name in absent if not name.startswith("hamiregion_process_")} == {
-        "hamiregion_container_processes_folded"
+        "hamiregion_container_processes_folded",
+        "hamiregion_claim_info",
     }
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from answers import check_answer
 from called import call
 from exporter_process import ExporterProcess, environment, exporter_process, run
 from exposition import NodeFiles, parsed
@@ -160,6 +161,7 @@ def test_once_prints_the_metrics_as_text_or_json(files: NodeFiles) -> None:
     assert found.value(legacy, podname="train-0") == 2 * GIB
     done = run("--once", "--json", *arguments(files))
     assert (done.returncode, done.stderr) == (0, "")
+    check_answer(json.loads(done.stdout))
     (metric,) = (each for each in json.loads(done.stdout)["metrics"] if each["name"] == LIMIT)
     (sample,) = metric["samples"]
     assert sample["value"] == 2 * GIB
@@ -232,7 +234,7 @@ def test_its_log_can_be_json(files: NodeFiles) -> None:
         process.wait_until_ready()
         assert process.stop() == 0
         lines = [json.loads(line) for line in process.log.splitlines()]
-    keys = {"time_s", "task", "event", "message", "container", "detail"}
+    keys = {"schema", "time_s", "task", "event", "message", "container", "detail"}
     assert [set(line) for line in lines] == [keys] * len(lines)
     assert lines[-1]["message"] == "ended in order"
     assert abs(lines[0]["time_s"] - time.time()) < 600

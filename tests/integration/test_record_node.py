@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
+from answers import check_answer
 from called import call
 from containers import needs_namespaces
 from fake_nvml.driver import FakeDriver
@@ -262,6 +263,8 @@ def test_what_happens_on_the_node_is_in_the_report_whatever_ends_the_recorder(
             assert second.stderr == f"Error: '{path}' is in use by another recorder\n"
             assert recording.end(end) == code
             assert {each["allocations"] for each in recording.seen} == {1}
+        # Not before its end: reading must keep up with the looks.
+        check_answer(recording.seen[-1])
     assert used_over_time(path) == [GIB, *[3 * GIB, 5 * GIB, 2 * GIB] * 3]
     answer = call("report", "--from", str(path), "--since", "1h", "--json")
     (row,) = json.loads(answer.stdout)["rows"]

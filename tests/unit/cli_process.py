@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import pty
 import re
@@ -15,6 +16,8 @@ import sys
 import termios
 import time
 from typing import TYPE_CHECKING
+
+from answers import check_answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -44,6 +47,16 @@ def without_notes(stderr: str) -> str:
     return "".join(line for line in lines if not (line.startswith("Note: ") and NOTES.search(line)))
 
 
+def checked(answer: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+    """The same without those notes; what --json has answered is as its schema says."""
+    # A plan is the one answer with lines, and in a language of its own.
+    if "--json" in answer.args and "export" not in answer.args:
+        for line in answer.stdout.splitlines():
+            check_answer(json.loads(line))
+    answer.stderr = without_notes(answer.stderr)
+    return answer
+
+
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """An environment that says nothing about terminals but what a test says."""
     silent = {"NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TTY_COMPATIBLE", "COLORTERM"}
@@ -66,8 +79,7 @@ def run(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Com
         timeout=PATIENCE_S,
         check=False,
     )
-    answer.stderr = without_notes(answer.stderr)
-    return answer
+    return checked(answer)
 
 
 def start(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:

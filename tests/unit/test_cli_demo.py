@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import time
+import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -141,6 +142,38 @@ def test_a_reader_that_leaves_ends_it_quietly(tmp_path: Path) -> None:
         assert process.stderr.read() == ""
         process.wait(30)
     assert nothing_left(tmp_path)
+
+
+def test_a_node_is_served_until_ctrl_c_and_then_removed(tmp_path: Path) -> None:
+    words = ("demo", "--node", "--listen", "127.0.0.1:0")
+    with start(*words, "--json", env={"TMPDIR": str(tmp_path)}) as process:
+        assert process.stdout is not None
+        told = json.loads(process.stdout.readline())
+        with urllib.request.urlopen(f"{told['urls'][0]}/metrics", timeout=30) as answer:
+            text = answer.read().decode()
+        place = ("--root", told["root"], "--pod-logs", told["pod_logs"])
+        answer = run("containers", *place, "--json")
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=30)
+    assert (process.returncode, output, errors) == (0, "", "")
+    pods = {each["pod"] for each in json.loads(answer.stdout)["containers"]}
+    assert pods == {"bert-0", "whisper-0", "etl-7", "llama-0"}
+    for pod in pods - {"llama-0"}:
+        assert f'pod="{pod}"' in text
+    assert "hami_vgpu_memory_used_bytes{" in text
+    assert 'reason="no_file"' in text
+    assert nothing_left(tmp_path)
+
+
+def test_a_wrong_address_for_the_node_is_refused() -> None:
+    answer = run("demo", "--node", "--listen", "9394")
+    assert answer.returncode == 2
+    assert "'9394' is no address such as 127.0.0.1:9394" in answer.stderr
+    answer = run("demo", "--listen", ":9394")
+    assert (answer.returncode, answer.stderr.splitlines()[-1]) == (
+        2,
+        "Error: --listen goes with --node",
+    )
 
 
 def wait_for_workers(process: subprocess.Popen[str], directory: Path) -> None:

@@ -123,7 +123,8 @@ def test_json_has_the_same(region: RegionFile) -> None:
     code, told = as_json(region, "--only", "dead_process_counted")
     assert code == 3
     assert set(told) == {
-        *("taken_at_ns", "complete", "driver", "warnings", "dry_run", "repairs", "findings", "left")
+        *("schema", "taken_at_ns", "complete", "driver", "warnings"),
+        *("dry_run", "repairs", "findings", "left"),
     }
     (found,) = told["findings"]
     assert all(found.pop(name) for name in ("evidence", "consequence", "advice"))

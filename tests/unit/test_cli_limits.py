@@ -46,6 +46,7 @@ def test_get_shows_the_limits_of_every_device(path: str) -> None:
     second = {"index": 1, "memory_limit_bytes": 4 * GIB, "sm_limit_percent": None}
     answer = json.loads(call("limits", "get", path, "--json").stdout)
     assert answer == {
+        "schema": "hamiregion/limits/1",
         "path": path,
         "layout": "1.2",
         "devices": [{**first, "memory_used_bytes": 0}, {**second, "memory_used_bytes": 0}],
@@ -93,6 +94,7 @@ def test_set_as_json_and_on_a_terminal(path: str) -> None:
     answer = call("limits", "set", path, "--device", "0", "--memory", "unlimited", "--json")
     change = {"limit": "memory", "device": 0, "before": 8 * GIB, "after": None}
     assert json.loads(answer.stdout) == {
+        "schema": "hamiregion/limit-changes/1",
         "path": path,
         "layout": "1.2",
         "dry_run": False,

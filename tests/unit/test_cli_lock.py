@@ -72,7 +72,7 @@ def test_a_held_lock_is_told_with_its_living_owner_and_not_broken(path: str) -> 
 def test_status_as_json_has_the_fields_of_the_state(path: str) -> None:
     answer = json.loads(call("lock", "status", path, "--json").stdout)
     fields = [field.name for field in attrs.fields(hami.LockState)]
-    assert list(answer) == ["path", "layout", *fields]
+    assert list(answer) == ["schema", "path", "layout", *fields]
     assert (answer["path"], answer["layout"], answer["held"]) == (path, "1.2", False)
 
 
@@ -109,7 +109,7 @@ def test_a_dead_owners_lock_is_recovered(golden: Path, tmp_path: Path) -> None:
 def test_recover_as_json_has_the_fields_of_the_recovery(path: str) -> None:
     answer = json.loads(call("lock", "recover", path, "--json").stdout)
     fields = [field.name for field in attrs.fields(hami.LockRecovery)]
-    assert list(answer) == ["path", "layout", "dry_run", *fields]
+    assert list(answer) == ["schema", "path", "layout", "dry_run", *fields]
     assert not any(answer[field] for field in fields)
     dry = json.loads(call("lock", "recover", path, "--json", "--dry-run").stdout)
     assert dry["dry_run"] is True

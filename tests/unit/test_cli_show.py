@@ -14,6 +14,7 @@ from pathlib import Path
 
 import attrs
 import pytest
+from answers import check_answer
 from cli_process import COLOUR, COMMAND, Terminal, interrupt, on_terminal, run, start
 from integration.called import call
 from rich.console import Console
@@ -87,7 +88,8 @@ def test_every_golden_region_is_shown_in_full(golden: Path, tmp_path: Path) -> N
 
     answer = call("show", path, "--json")
     assert answer.stdout.count("\n") == 1
-    expected = json.loads(json.dumps(attrs.asdict(snapshot) | {"layout": snapshot.layout.value}))
+    named = {"schema": "hamiregion/region/1", "layout": snapshot.layout.value}
+    expected = json.loads(json.dumps(attrs.asdict(snapshot) | named))
     assert json.loads(answer.stdout) | {"taken_at_ns": 0} == expected | {"taken_at_ns": 0}
 
 
@@ -306,7 +308,7 @@ def test_watching_follows_a_replaced_region(path: str) -> None:
         process.communicate(timeout=30)
     assert process.returncode == 0
     assert first["devices"][0]["memory_limit_bytes"] == 8 * GIB
-    assert list(gone) == ["path", "error", "message"]
+    check_answer(gone)
     assert (gone["path"], gone["error"]) == (path, "RegionNotFound")
     assert back["devices"][0]["memory_limit_bytes"] == 3 * GIB
 

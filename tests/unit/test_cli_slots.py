@@ -74,6 +74,7 @@ def test_suspend_and_resume(path: str, attached: subprocess.Popen[bytes]) -> Non
 
     answer = json.loads(call("resume", path, str(pid), "--json").stdout)
     assert answer == {
+        "schema": "hamiregion/slot-status/1",
         "path": path,
         "layout": "1.2",
         "dry_run": False,
@@ -103,6 +104,7 @@ def test_reap_frees_what_the_dead_held(path: str, attached: subprocess.Popen[byt
     assert used(path) == 3 * GIB
     as_json = json.loads(call("reap", path, str(attached.pid), "--dry-run", "--json").stdout)
     assert as_json == {
+        "schema": "hamiregion/reaped/1",
         "path": path,
         "layout": "1.2",
         "dry_run": True,

@@ -91,7 +91,7 @@ def test_an_empty_table_is_a_heading_in_a_pipe_and_a_sentence_on_a_terminal() ->
 
 def test_a_terminal_shows_as_many_rows_as_it_has_room_for_and_a_pipe_all() -> None:
     many = attrs.evolve(table(), records=[Row(str(number), ()) for number in range(2000)])
-    page = output.Page({}, [many, Lines(["the end"])])
+    page = output.Page("x/1", {}, [many, Lines(["the end"])])
     screen = Console(file=io.StringIO(), width=80, height=24, color_system=None)
     lines = screen.render_lines(fit_page(page, screen))
     assert 20 < len(lines) <= 24
@@ -104,6 +104,7 @@ def test_a_terminal_shows_as_many_rows_as_it_has_room_for_and_a_pipe_all() -> No
 
 def test_a_page_is_its_blocks_in_a_pipe_and_its_data_as_json(capsys: Any) -> None:
     page = output.Page(
+        "rows/1",
         {"rows": ROWS[:1], "name": HOSTILE},
         [Lines([HOSTILE, "two"]), Lines(["not here"], on="terminal"), table()],
         notes=("a note",),
@@ -117,6 +118,7 @@ def test_a_page_is_its_blocks_in_a_pipe_and_its_data_as_json(capsys: Any) -> Non
     told = capsys.readouterr()
     assert told.out.isascii()
     assert json.loads(told.out) == {
+        "schema": "hamiregion/rows/1",
         "rows": [{"name": "a", "devices": [0, 1], "layout": "1.2"}],
         "name": HOSTILE,
     }
@@ -124,7 +126,7 @@ def test_a_page_is_its_blocks_in_a_pipe_and_its_data_as_json(capsys: Any) -> Non
 
 
 def test_many_pages_say_each_note_once_and_fail_none(capsys: Any) -> None:
-    pages = [output.Page({}, [Lines(["x"])], ("a note",), failure="nothing there")] * 3
+    pages = [output.Page("x/1", {}, [Lines(["x"])], ("a note",), failure="nothing there")] * 3
     output.show_all(iter(pages), 0.1, as_json=False)
     told = capsys.readouterr()
     assert told.out == "x\n\nx\n\nx\n"

@@ -5,17 +5,23 @@ from __future__ import annotations
 import ast
 import doctest
 import importlib
+import os
 import pkgutil
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
 import pytest
+import yaml
 
 import libhamiregion
-from libhamiregion import agent, exporter, node, plan, report
+from libhamiregion import agent, exporter, launch, node, plan, report, testing
+from libhamiregion.cli.verbs import hamiregion
+from libhamiregion.testing import FakeNode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,6 +65,22 @@ def run_session(code: str, names: dict[str, object], page: Path) -> None:
     assert not runner.failures, "".join(said)
 
 
+def run(
+    command: list[str], environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, with all that it prints as its output."""
+    return subprocess.run(
+        command,
+        env={**os.environ, **(environment or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
 def run_commands(code: str) -> None:
     """Run each line that begins with "$ hamiregion" and compare what it prints."""
     checker = doctest.OutputChecker()
@@ -66,36 +88,84 @@ def run_commands(code: str) -> None:
         command, _, expected = part.partition("\n")
         program, *words = command.split()
         assert program == "hamiregion", command
-        answer = subprocess.run(
-            [sys.executable, "-m", "libhamiregion", *words],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-            timeout=60,
+        said = run([sys.executable, "-m", "libhamiregion", *words]).stdout
+        assert checker.check_output(expected, said, FLAGS), (
+            f"$ {command}\nprints\n{said}\nand not\n{expected}"
         )
-        assert checker.check_output(expected, answer.stdout, FLAGS), (
-            f"$ {command}\nprints\n{answer.stdout}\nand not\n{expected}"
+
+
+class Sandbox:
+    """A fake node in the place of the machine that the pages' programs are about."""
+
+    def __init__(self, fake: FakeNode, directory: Path) -> None:
+        self._directory = directory
+        region = fake.containers[0].region
+        self._places = {
+            "/usr/local/vgpu/containers/<pod UID>_<container>/<uuid>.cache": str(region),
+            "/usr/local/vgpu/containers": str(fake.root),
+            "/var/lib/hamiregion": str(directory),
+            '":9394"': '"127.0.0.1:0"',
+        }
+        self._environment = {
+            "HOOK_PATH": str(fake.directory),
+            "HAMIREGION_STATE": str(directory / "state"),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
+
+    def run(self, program: str) -> None:
+        """Run a program as its reader would, in an interpreter of its own; tests under pytest."""
+        for place, here in self._places.items():
+            program = program.replace(place, here)
+        assert not re.search(r"[\"\'](?:/usr/|/var/|/etc/|/run/)", program), program
+        path = self._directory / "test_program.py"
+        path.write_text(program)
+        module = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        done = run(
+            [sys.executable, *(module if "import pytest" in program else []), str(path)],
+            self._environment,
         )
+        assert done.returncode == 0, done.stdout
+
+    def record(self) -> None:
+        """Make the recording that a page's program reads."""
+        place = ("--root", self._places["/usr/local/vgpu/containers"], "--no-driver")
+        to = ("--to", str(self._directory / "node.db"))
+        run([sys.executable, "-m", "libhamiregion", "record", "--once", *place, *to])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sessions and commands run, top to bottom; the README's programs too, others compile."""
+    """Sessions, commands and programs run, top to bottom, beside a fake node.
+
+    Not run: what takes a driver (tests/integration/test_examples.py does), Docker, a cluster, or an
+    installation; and commands without a "$", whose words are checked below.
+    """
     monkeypatch.chdir(tmp_path)
     # What a page sets is taken back after it.
     monkeypatch.setenv("CUDA_DEVICE_MEMORY_SHARED_CACHE", "")
     names: dict[str, object] = {}
-    for kind, code in blocks(page):
-        if kind == "pycon":
-            run_session(code, names, page)
-        elif kind == "console":
-            run_commands(code)
-        elif kind == "python":
-            program = compile(code, str(page), "exec")
-            if page.name == "README.md":
-                exec(program, {})
+    with FakeNode(tmp_path / "node", containers=1, processes=0) as fake:
+        fake.add(region=False)
+        sandbox = Sandbox(fake, tmp_path)
+        if page.name == "record-and-report.md":
+            sandbox.record()
+        for kind, code in blocks(page):
+            if kind == "pycon":
+                run_session(code, names, page)
+            elif kind == "console":
+                run_commands(code)
+            elif kind == "yaml":
+                check_yaml(code, tmp_path)
+            elif kind == "python" and "import launch" not in code:
+                sandbox.run(code)
+
+
+def check_yaml(code: str, directory: Path) -> None:
+    """A plan is one that can be used, and lies there for the page's programs."""
+    document = yaml.safe_load(code)
+    if document.get("kind") == "LimitPlan":
+        plan.parse_plan(code.encode(), "night.yaml")
+        (directory / f"{document['metadata']['name']}.yaml").write_text(code)
 
 
 # ---- What is pasted as it stands harms nobody --------------------------------------------------
@@ -173,6 +243,40 @@ def example_programs() -> Iterator[str]:
         yield path.read_text()
 
 
+def parse(words: list[str]) -> None:
+    """Have the command line read a command, without doing what it says."""
+    command: click.Command = hamiregion
+    context: click.Context | None = None
+    while True:
+        context = command.make_context(words[0], words[1:], parent=context)
+        if not isinstance(command, click.Group):
+            return
+        rest = [*context._protected_args, *context.args]
+        _, found, more = command.resolve_command(context, rest)
+        assert found is not None
+        command, words = found, [rest[0], *more]
+
+
+def test_every_command_in_a_text_has_verbs_and_options_that_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NODE_NAME", "gpu-1")
+    for text in example_texts():
+        for match in COMMAND.finditer(text):
+            command = re.split(r"[|>;&…]| \.\.\.", match[1].replace("\\\n", " "))[0]
+            words = shlex.split(re.sub(r"\bPID\b", "7", command), comments=True)
+            try:
+                parse(words)
+            except click.MissingParameter:
+                # A table names a verb and says what it is for.
+                continue
+            except click.exceptions.Exit:
+                # --help and --version.
+                continue
+            except click.ClickException as error:
+                pytest.fail(f"{command}: {error.format_message()}")
+
+
 def test_examples_that_write_name_their_directory_or_their_file() -> None:
     """Nobody who tries one out repairs the whole machine by it."""
     commands = [match[1] for text in example_texts() for match in COMMAND.finditer(text)]
@@ -219,20 +323,21 @@ def test_a_program_for_the_whole_machine_is_found() -> None:
 
 PUBLIC = {
     f"{floor.__name__}.{name}"
-    for floor in (libhamiregion, node, exporter, plan, report, agent)
+    for floor in (libhamiregion, node, exporter, plan, report, agent, launch, testing)
     for name in floor.__all__
 }
 
 
 def documented_names() -> Iterator[str]:
-    """What docs/api.md documents, under the names that users import."""
+    """What the reference documents, under the names that users import."""
     module = libhamiregion.__name__
     directive = re.compile(r"^\.\. (currentmodule|auto\w+):: ([\w.]+)(?:\(\))?$", re.MULTILINE)
-    for kind, name in directive.findall((ROOT / "docs" / "api.md").read_text()):
-        if kind == "currentmodule":
-            module = name
-        else:
-            yield name if name.startswith("libhamiregion.") else f"{module}.{name}"
+    for page in (ROOT / "docs").glob("api*.md"):
+        for kind, name in directive.findall(page.read_text()):
+            if kind == "currentmodule":
+                module = name
+            else:
+                yield name if name.startswith("libhamiregion.") else f"{module}.{name}"
 
 
 def test_reference_has_every_public_name_where_it_is_imported_from() -> None:

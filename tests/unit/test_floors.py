@@ -9,6 +9,7 @@ import libhamiregion
 PACKAGE = Path(libhamiregion.__file__).parent
 FLOORS = (
     "libhamiregion",
+    "libhamiregion.testing",
     "libhamiregion.launch",
     "libhamiregion.node",
     "libhamiregion.exporter",

@@ -154,11 +154,17 @@ def test_one_bad_root_does_not_stop_the_others(tmp_path: Path) -> None:
         assert node.scanned_roots == (str(tmp_path / "good"),)
 
 
+@pytest.mark.parametrize(
+    ("limit", "mode"),
+    [("_ROOT_ENTRIES_LIMIT", 0o755), ("_ENTRIES_LIMIT", 0o1777)],
+    ids=["the node's own", "one that containers can write"],
+)
 def test_a_root_with_too_many_entries_says_that_it_was_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    limit: str, mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(directories, "_ROOT_ENTRIES_LIMIT", 10)
+    monkeypatch.setattr(directories, limit, 10)
     root = Root(tmp_path / "containers")
+    root.path.chmod(mode)
     for number in range(10):
         root.container(f"c{number}")
     with Node(root) as node:

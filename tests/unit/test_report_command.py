@@ -64,7 +64,7 @@ def test_the_ending_of_the_file_is_its_format(day: str, tmp_path: Path) -> None:
     for name, begins in (
         ("a.html", "<!DOCTYPE html>"),
         ("a.csv", "namespace,pod,container"),
-        ("a.json", '{"schema": "hamiregion-report/1"'),
+        ("a.json", '{"schema": "hamiregion/report/1"'),
         ("a.txt", "1 Oct 2026"),
     ):
         path = tmp_path / name

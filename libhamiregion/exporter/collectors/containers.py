@@ -90,7 +90,8 @@ class ContainersCollector:
         for container in containers:
             known = before.get(container)
             # Who holds a claim changes, and the same container's name does not.
-            is_open = known is None or not known.is_named or container.claim_uid is not None
+            is_named = known is not None and known.is_named and known.is_labelled
+            is_open = not is_named or container.claim_uid is not None
             if known is None or (asks_unnamed and is_open):
                 now = identity_of(self._node, container, self._limiter)
                 known = now if known != now else known

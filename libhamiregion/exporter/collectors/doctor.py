@@ -180,8 +180,8 @@ class DoctorCollector:
             identity = None if container is None else state.identities.get(container)
             if container is None or identity is None:
                 continue
-            values = (*identity.labels, finding.kind.value, finding.severity.value)
-            of_container[label_text(families.CONTAINER_FINDINGS.labels, *values)] += 1
+            values = (finding.kind.value, finding.severity.value)
+            of_container[identity.text(families.CONTAINER_FINDINGS.labels, *values)] += 1
             # While its process is idle it may as well be an earlier one's.
             proved = finding.kind is FindingKind.SLOT_MOVED and finding.cause == "orphaned"
             if proved and finding.pid is not None:

@@ -6,7 +6,6 @@ import time
 from typing import TYPE_CHECKING
 
 from libhamiregion.exporter import families
-from libhamiregion.exporter.labels import label_text
 from libhamiregion.exporter.region_metrics import is_held
 from libhamiregion.exporter.state import SNAPSHOT_BYTES
 from libhamiregion.exporter.text import Series
@@ -49,9 +48,7 @@ class LocksCollector:
         self._since_s = {held: self._since_s.get(held, first_s) for held in found}
         now_s = time.monotonic()
         rows = {
-            label_text(families.LOCK_HELD.labels, *state.identities[container].labels): (
-                now_s - since_s
-            )
+            state.identities[container].text(families.LOCK_HELD.labels): (now_s - since_s)
             for (container, _), since_s in self._since_s.items()
             if container in state.identities
         }

@@ -103,9 +103,9 @@ class NvmlCollector:
                 continue
             if mig.gpu_instance_id is None or mig.compute_instance_id is None:
                 continue
-            shown = (*identity.shown, str(devices.index[row]), safe_value(device.uuid))
+            shown = (str(devices.index[row]), safe_value(device.uuid))
             profile, uuid = safe_value(mig.profile or ""), safe_value(mig.uuid)
             instances = str(mig.gpu_instance_id), str(mig.compute_instance_id)
             values = (*shown, uuid, profile, *instances)
-            rows[label_text(families.MIG_INFO.labels, *values)] = 1
+            rows[identity.text(families.MIG_INFO.labels, *values)] = 1
         return [Series.of(families.MIG_INFO, rows)]

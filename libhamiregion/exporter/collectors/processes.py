@@ -12,7 +12,7 @@ import attrs
 from libhamiregion._core import lib
 from libhamiregion.exporter import families
 from libhamiregion.exporter.identity import shadowed
-from libhamiregion.exporter.labels import OTHER, LabelRows, label_text
+from libhamiregion.exporter.labels import OTHER, LabelRows
 from libhamiregion.exporter.slot_sums import sum_slots
 from libhamiregion.exporter.state import SNAPSHOT_BYTES, ProcessRows, ShownProcesses
 from libhamiregion.exporter.text import NO_ROW, Series
@@ -173,9 +173,7 @@ class ProcessesCollector:
                     places.append((len(told), index, uuid))
                     told.append((at, container, index, uuid))
                     safe = self._limiter.uuid(identity.labels, index, uuid)
-                    device_texts.append(
-                        label_text(families.DEVICE, *identity.shown, str(index), safe)
-                    )
+                    device_texts.append(identity.text(families.DEVICE, str(index), safe))
             for pid, process in found:
                 # Of several regions that a process has a slot in, the first has its figures.
                 if process.pid not in taken:
@@ -241,7 +239,7 @@ class ProcessesCollector:
         if known is not None and known[1].key == key:
             return known[1]
         texts = [
-            label_text(families.PROCESS, *identity.shown, own_id, str(index), uuid, *pids)
+            identity.text(families.PROCESS, own_id, str(index), uuid, *pids)
             for own_id, *pids in (
                 *(
                     (
@@ -294,11 +292,11 @@ class ProcessesCollector:
             if unread * regions.device_rows[row] > _MOST_PAIRS:
                 by_state["unread"] = unread
             for name, count in by_state.items():
-                text = label_text(families.CONTAINER_PROCESSES.labels, *identity.labels, name)
+                text = identity.text(families.CONTAINER_PROCESSES.labels, name)
                 counts[text] = count
             shown = rows.shown.get(container)
             if shown is not None and shown[1].folded:
-                folded[label_text(families.CONTAINER, *identity.labels)] = len(shown[1].folded)
+                folded[identity.text(families.CONTAINER)] = len(shown[1].folded)
         series = [
             Series.of(families.CONTAINER_PROCESSES, counts),
             Series.of(families.PROCESSES_FOLDED, folded),
@@ -337,7 +335,10 @@ def _container_id(
     container: Container, found: Sequence[tuple[int, HostProcess]], unlisted: Sequence[HostProcess]
 ) -> str:
     """The id of a container, as its processes tell, or its region outside the roots."""
-    for process in (*(process for _, process in found), *unlisted):
-        if process.container is not None:
-            return process.container.id
+    users = (*(process for _, process in found), *unlisted)
+    ids = dict.fromkeys(each.container.id for each in users if each.container is not None)
+    if container.claim_uid is not None and len(ids) > 1:
+        return ""  # each process has its own
+    if ids:
+        return next(iter(ids))
     return "" if container.container_id is None else container.container_id.id

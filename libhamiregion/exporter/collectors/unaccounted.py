@@ -6,12 +6,13 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from libhamiregion.exporter import families
-from libhamiregion.exporter.identity import outsider_names
+from libhamiregion.exporter.identity import outsider
 from libhamiregion.exporter.labels import OTHER, label_text, safe_value
 from libhamiregion.exporter.text import Series
 
 if TYPE_CHECKING:
     from libhamiregion.exporter.families import MetricFamily
+    from libhamiregion.exporter.identity import Identity
     from libhamiregion.exporter.labels import CardinalityLimiter
     from libhamiregion.exporter.state import CollectedState
     from libhamiregion.node import Node
@@ -48,7 +49,7 @@ class UnaccountedCollector:
         rows = state.uncounted
         found: dict[MetricFamily, dict[bytes, float]] = {family: {} for family, _ in _FIGURES}
         sums: defaultdict[tuple[MetricFamily, str, str], int] = defaultdict(int)
-        names: dict[str, tuple[str, str, str]] = {}
+        names: dict[str, Identity] = {}
         per_container: Counter[str] = Counter()
         total = 0
         for row in rows:
@@ -65,16 +66,12 @@ class UnaccountedCollector:
                 if total < _ROWS and not crowded:
                     total += 1
                     per_container[container_id] += 1
-                    shown = (
-                        outsider_names(self._node, row.container_id, names)
-                        if identity is None
-                        else identity.shown
-                    )
+                    shown = identity or outsider(self._node, row.container_id, names)
                     program = self._limiter.program(row.process)
                     # A slot of another device does not account for this one.
                     kind = row.state if row.pid is None else "other_device"
                     values = (container_id, index, uuid, str(row.host_pid), program, kind)
-                    labels = label_text(families.UNACCOUNTED, *shown, *values)
+                    labels = shown.text(families.UNACCOUNTED, *values)
                 for family, figure in _FIGURES:
                     value: int | None = getattr(device, figure)
                     if value is None:

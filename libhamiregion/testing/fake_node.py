@@ -1,0 +1,307 @@
+"""A node's directories as HAMi makes them, with real regions and real processes in them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from libhamiregion import create_region
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from typing_extensions import Self
+
+    from libhamiregion.errors import PathLike
+
+MIB = 2**20
+# For a process to start, or to take a step: only a machine that hangs takes so long.
+_PATIENCE_S = 60.0
+_END_S = 2.0
+
+
+class FakeProcess:
+    """A process of a fake container: it holds a slot, and allocates and frees by steps.
+
+    It allocates a step at a time up to a most, then frees down to a least, and so on; a step beyond
+    the container's limit is refused, as it would be by libvgpu, and tried again.
+
+    Attributes:
+        pid: Of the process, on the host and in its slot.
+        device: The device that it uses.
+        granted: How many of its allocations were granted.
+        refused: How many were refused.
+        killed: Whether `kill` has been called.
+    """
+
+    def __init__(
+        self, region: PathLike, device: int, least: int, most: int, step: int, sm: int
+    ) -> None:
+        numbers = (device, least, most, step, sm)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", f"{__package__}.process", region, *map(str, numbers)],
+            # It ends when nobody has the other end of its input open any more.
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            # Ctrl-C is for the program that has made it, which then ends it in order.
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+        self.device = device
+        self.granted = self.refused = 0
+        self.killed = False
+
+    def kill(self) -> None:
+        """End it as `kill -9` does: its slot stays, and what it held counts on."""
+        self.killed = True
+        self._process.kill()
+        self._wait()
+
+    def _tell(self) -> None:
+        assert self._process.stdin is not None  # noqa: S101 (it is a pipe)
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(b".")
+
+    def _hear(self) -> None:
+        """Wait for the answer to `_tell`, or for the first sign of life."""
+        output = self._process.stdout
+        assert output is not None  # noqa: S101 (it is a pipe)
+        ready, _, _ = select.select([output], [], [], _PATIENCE_S)
+        said = output.read(1) if ready else b""
+        if not said:
+            how = f"ended with {self._process.wait()}" if ready else "does not answer"
+            raise ChildProcessError(f"process {self.pid} of the fake node {how}")
+        self.granted += said == b"+"
+        self.refused += said == b"-"
+
+    def _release(self) -> None:
+        assert self._process.stdin is not None  # noqa: S101 (it is a pipe)
+        self._process.stdin.close()
+
+    def _wait(self) -> None:
+        self._release()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        assert self._process.stdout is not None  # noqa: S101 (it is a pipe)
+        self._process.stdout.close()
+
+
+class FakeContainer:
+    """A container of a `FakeNode`; made by its `add`.
+
+    Attributes:
+        namespace: Of the pod.
+        pod: Its name.
+        pod_uid: Its UID.
+        name: The container's own name.
+        directory: Its directory below the node's root.
+        region: The path of its region; None if it has none.
+        processes: Its processes, those that were killed included.
+    """
+
+    def __init__(
+        self, namespace: str, pod: str, name: str, root: Path, *, with_region: bool
+    ) -> None:
+        self.namespace = namespace
+        self.pod = pod
+        self.pod_uid = str(uuid.uuid4())
+        self.name = name
+        self.directory = root / f"{self.pod_uid}_{name}"
+        self.region = self.directory / f"{uuid.uuid4()}.cache" if with_region else None
+        self.processes: tuple[FakeProcess, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<FakeContainer {self.namespace}/{self.pod}/{self.name}>"
+
+    def step(self) -> None:
+        """Have each of its processes allocate or free once, and wait until all have.
+
+        Raises:
+            ChildProcessError: One has ended, and not by its `kill`.
+        """
+        running = [process for process in self.processes if not process.killed]
+        for process in running:
+            process._tell()
+        for process in running:
+            process._hear()
+
+
+class FakeNode:
+    """A node's directories as HAMi makes them, with real regions and real processes in them.
+
+    A context manager. Nothing changes between two calls of `step`, so that a test can compare what
+    is shown with what the regions hold. Needs no GPU, no HAMi and no root.
+
+        with FakeNode(tmp_path, containers=3) as node:
+            node.step()
+
+    Threads: one at a time.
+
+    Args:
+        directory: An empty directory, or one that does not exist, for the node's files, which stay
+            there. None: one of its own, which is removed.
+        containers: How many containers to begin with, each in a pod of its own.
+        processes: How many processes each of these has.
+
+    Attributes:
+        directory: Where the node's files are.
+        root: The containers' directories: ``--root``, and the argument of `Node`.
+        pod_logs: Kubelet's directories, which tell the pods' names: ``--pod-logs``, `PodLogNames`.
+        containers: Those there are.
+
+    Shell: ``hamiregion demo --node``.
+    """
+
+    def __init__(
+        self, directory: PathLike | None = None, containers: int = 0, processes: int = 1
+    ) -> None:
+        self._own = None
+        if directory is None:
+            self._own = tempfile.TemporaryDirectory(prefix="hamiregion-")
+            directory = self._own.name
+        self.directory = Path(os.fspath(directory))
+        self.root = self.directory / "containers"
+        self.pod_logs = self.directory / "pod-logs"
+        self.root.mkdir(parents=True)
+        self.pod_logs.mkdir()
+        self.containers: tuple[FakeContainer, ...] = ()
+        self._first = containers, processes
+
+    def __enter__(self) -> Self:
+        containers, processes = self._first
+        try:
+            made = [self._make(f"pod-{number}", processes) for number in range(containers)]
+            # Started together, and then waited for.
+            for container in made:
+                _await(container)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all processes, and remove the directory if it is the node's own; may be repeated."""
+        everyone = [each for container in self.containers for each in container.processes]
+        # All at once; the slots are given back.
+        for process in everyone:
+            process._release()
+        for process in everyone:
+            process._wait()
+        if self._own is not None:
+            self._own.cleanup()
+
+    def add(
+        self,
+        name: str = "main",
+        *,
+        pod: str | None = None,
+        namespace: str = "default",
+        memory_limits: Sequence[int | str | None] = ("8GiB",),
+        sm_limits: Sequence[int | str | None] = (),
+        processes: int = 1,
+        region: bool = True,
+    ) -> FakeContainer:
+        """Add a container in a pod of its own.
+
+        Args:
+            name: Its own name.
+            pod: The pod's name; None makes one up.
+            namespace: The pod's.
+            memory_limits: One per device; each container's device N is the node's GPU N.
+            sm_limits: One per device; those left out are unlimited.
+            processes: How many, each on a device in turn.
+            region: False makes the directory alone, as of a container that has not used CUDA.
+
+        Returns:
+            The container, once all its processes have a slot.
+
+        Raises:
+            ValueError: A limit or a count that there is not; see `create_region`.
+        """
+        made = self._make(
+            pod or f"pod-{len(self.containers)}",
+            processes if region else 0,
+            name,
+            namespace,
+            memory_limits if region else None,
+            sm_limits,
+        )
+        _await(made)
+        return made
+
+    def _make(
+        self,
+        pod: str,
+        processes: int,
+        name: str = "main",
+        namespace: str = "default",
+        memory_limits: Sequence[int | str | None] | None = ("8GiB",),
+        sm_limits: Sequence[int | str | None] = (),
+    ) -> FakeContainer:
+        made = FakeContainer(namespace, pod, name, self.root, with_region=memory_limits is not None)
+        made.directory.mkdir()
+        # As the device plugin makes it: whoever runs in the container may write there.
+        made.directory.chmod(0o777)
+        self._logs(made).mkdir(parents=True)
+        if made.region is not None and memory_limits is not None:
+            create_region(
+                made.region,
+                memory_limits=memory_limits,
+                sm_limits=sm_limits,
+                uuids=[_gpu_uuid(number) for number in range(len(memory_limits))],
+            )
+        # From here on it ends with the node, whatever happens.
+        self.containers += (made,)
+        for number in range(processes):
+            # Each with figures of its own, so that none can be taken for another's.
+            size, device = (1 + number % 3) * MIB, number % len(memory_limits or (None,))
+            sizes = 512 * size, 1024 * size, 128 * size
+            assert made.region is not None  # noqa: S101 (without one there are no processes)
+            made.processes += (FakeProcess(made.region, device, *sizes, 10 + 7 * number % 20),)
+        return made
+
+    def remove(self, container: FakeContainer) -> None:
+        """End a container's processes and remove its files, as when its pod is deleted."""
+        self.containers = tuple(each for each in self.containers if each is not container)
+        for process in container.processes:
+            process._wait()
+        shutil.rmtree(container.directory)
+        shutil.rmtree(self._logs(container).parent)
+
+    def step(self) -> None:
+        """Have every process allocate or free once, and wait until all have.
+
+        Raises:
+            ChildProcessError: One has ended, and not by its `kill`.
+        """
+        for container in self.containers:
+            container.step()
+
+    def _logs(self, container: FakeContainer) -> Path:
+        pod = f"{container.namespace}_{container.pod}_{container.pod_uid}"
+        return self.pod_logs / pod / container.name
+
+
+def _await(container: FakeContainer) -> None:
+    for process in container.processes:
+        process._hear()
+
+
+def _gpu_uuid(number: int) -> str:
+    """The same at every run, so that pictures of it are too."""
+    return f"GPU-{uuid.uuid5(uuid.NAMESPACE_OID, f'libhamiregion {number}')}"

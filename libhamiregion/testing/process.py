@@ -1,0 +1,49 @@
+"""One process of a fake node: it attaches to a region and allocates and frees like a CUDA program.
+
+`python -m libhamiregion.testing.process PATH DEVICE LEAST MOST STEP SM` answers each byte of its
+standard input with one byte: a + where it has allocated a step, a - where that was refused, a dot
+where it has freed one, and at the start once it has its slot. It claims to use SM percent of the
+device while it allocates, and half of that while it frees. It ends when its input does, so that
+none outlives the program that has started it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from libhamiregion import MemoryLimitExceeded, RegionError, open_region
+
+CONTEXT_BYTES = 300 * 2**20
+
+
+def work(path: str, device: int, least: int, most: int, step: int, sm: int) -> None:
+    """Allocate and free until standard input ends; sizes in bytes."""
+    held, direction = 0, 1
+    with open_region(path, writable=True) as region, region.attach() as slot:
+        region.set_host_pid(slot.pid, slot.pid)
+        region.set_utilization(slot.pid, device, sm=sm)
+        slot.charge(device, CONTEXT_BYTES, kind="context")
+        answer = b"."
+        while os.write(1, answer) and os.read(0, 1):
+            if not least <= held + direction * step <= most:
+                direction = 1 if held < least + step else -1
+                region.set_utilization(slot.pid, device, sm=sm if direction > 0 else sm // 2)
+            answer = b"." if direction < 0 else b"+"
+            try:
+                if direction > 0:
+                    slot.charge(device, step)
+                else:
+                    slot.release(device, step)
+            except MemoryLimitExceeded:
+                answer = b"-"
+            else:
+                held += direction * step
+
+
+if __name__ == "__main__":
+    try:
+        work(sys.argv[1], *map(int, sys.argv[2:]))
+    except (BrokenPipeError, RegionError) as error:
+        # Whoever has started it is gone, or has taken the region away.
+        sys.exit(str(error) if isinstance(error, RegionError) else 1)

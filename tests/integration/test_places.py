@@ -1,0 +1,375 @@
+"""One node with the regions of everybody who makes them: found, named, and edited as one."""
+
+import contextlib
+import json
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from called import call
+from containers import Container, containers, needs_namespaces
+from exposition import parsed
+from namespaces import needs_first_namespace
+from own_cgroups import cgroup_of_pod, needs_cgroups
+from region_bytes import RegionFile
+
+pytest.importorskip("kubernetes", reason="needs the extra kubernetes")
+
+from fake_kubernetes.server import FakeApi, container_id
+from fake_nvml.driver import FakeDriver
+from fake_nvml.scenes import CARD, GPU
+
+from libhamiregion import Layout, create_region, open_region
+from libhamiregion.exporter import NodeExporter
+from libhamiregion.node import (
+    ChainedNames,
+    KubernetesNames,
+    Node,
+    NvmlSampler,
+    PodLogNames,
+    directories,
+    node_processes,
+)
+from libhamiregion.report.recorder import NodeReader
+
+pytestmark = [needs_namespaces, needs_first_namespace, needs_cgroups]
+
+GIB = 1 << 30
+#: Where each lies below the scene's directory, as it does below / of a node.
+HAMI = "usr/local/vgpu/containers"
+KAI = "kai/usr/local/vgpu/containers"
+VOLCANO = "usr/local/vgpu/vgpu/containers"
+VOLCANO_BEFORE = "tmp/vgpu/containers"
+DRA = "usr/local/vgpu/claims"
+ROOTS = (HAMI, VOLCANO, VOLCANO_BEFORE, KAI, DRA)
+
+
+def uid() -> str:
+    return str(uuid.uuid4())
+
+
+@attrs.define
+class Scene:
+    """The node; its pods are known to the API alone."""
+
+    directory: Path
+    api: FakeApi
+    made: contextlib.ExitStack
+    files: dict[str, RegionFile] = attrs.field(factory=dict)
+    #: By host pid: the pid inside, which of `files`, and the pod.
+    processes: dict[int, tuple[int, str, str]] = attrs.field(factory=dict)
+
+    @property
+    def roots(self) -> list[str]:
+        return [str(self.directory / each) for each in ROOTS]
+
+    @property
+    def options(self) -> list[str]:
+        config = str(self.api.kubeconfig(self.directory))
+        return [
+            *(word for root in self.roots for word in ("--root", root)),
+            *("--pod-logs", str(self.directory), "--names", "kubernetes"),
+            *("--kubeconfig", config, "--node", "node-1"),
+        ]
+
+    def node(self, root: list[str] | None = None) -> Node:
+        names = KubernetesNames("node-1", kubeconfig=self.api.kubeconfig(self.directory))
+        chain = ChainedNames([PodLogNames(self.directory), names])
+        return Node(self.roots if root is None else root or None, names=chain)
+
+    def json(self, *words: str) -> dict[str, Any]:
+        done = call(*words, *self.options, "--json")
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def region(self, known_as: str, root: str, name: str, file: str) -> None:
+        directory = self.directory / root / name
+        directory.mkdir(parents=True)
+        directory.chmod(0o777)
+        create_region(directory / file, memory_limits=[8 * GIB], uuids=[GPU])
+        self.files[known_as] = RegionFile(directory / file, Layout.V1_2)
+
+    def pod(self, name: str, *claims: str, containers: tuple[str, ...] = ("train",)) -> str:
+        pod_uid = uid()
+        self.api.put(name, pod_uid, {}, containers=containers, claims=claims)
+        return pod_uid
+
+    def process(self, start: Any, known_as: str, pod: str, pod_uid: str, last_pid: int) -> None:
+        """The pod's container, with a process of that pid + 1 that uses the region."""
+        inside: Container = start(1)
+        own = cgroup_of_pod(pod_uid, container_id(pod_uid, "train"))
+        cgroup = self.made.enter_context(own)
+        (cgroup / "cgroup.procs").write_text(str(inside.host_pid))
+        pid, host_pid = inside.child("spawn", last_pid)
+        path = self.files[known_as].path
+        inside.tell(f"@{pid}", "attach", path)
+        inside.tell(f"@{pid}", "charge", GIB)
+        with open_region(path, writable=True) as region:
+            region.set_host_pid(pid, host_pid)
+        self.processes[host_pid] = (pid, known_as, pod)
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    """Tests only look, or put back what they have changed."""
+    with contextlib.ExitStack() as made:
+        start = made.enter_context(containers())
+        scene = Scene(tmp_path_factory.mktemp("node"), made.enter_context(FakeApi()), made)
+        pods = {name: scene.pod(name) for name in ("of-hami", "volcano", "volcano-before", "kai")}
+        scene.region("of-hami", HAMI, f"{pods['of-hami']}_train", "usage.cache")
+        scene.region("volcano", VOLCANO, f"{pods['volcano']}_train", f"{uid()}.cache")
+        before = f"{pods['volcano-before']}_train"
+        scene.region("volcano-before", VOLCANO_BEFORE, before, f"{uid()}.cache")
+        scene.region("kai", KAI, f"{pods['kai']}_train", "usage.cache")
+        (scene.directory / KAI).chmod(0o1777)
+        for name in ("own", "shared", "unknown"):
+            claim = uid()
+            scene.region(name, DRA, claim, f"{uid()}.cache")
+            if name == "own":
+                pods["alone"] = scene.pod("alone", name)
+                scene.api.put_claim(name, claim, pods["alone"])
+            elif name == "shared":
+                pods["first"] = scene.pod("first", name)
+                pods["second"] = scene.pod("second", name, containers=("serve", "train"))
+                scene.api.put_claim(name, claim, pods["first"], pods["second"])
+        for known_as, pod, last_pid in (
+            ("of-hami", "of-hami", 40),
+            ("volcano", "volcano", 40),
+            ("kai", "kai", 40),
+            ("own", "alone", 40),
+            ("shared", "first", 40),
+            ("shared", "second", 50),
+        ):
+            scene.process(start, known_as, pod, pods[pod], last_pid)
+        yield scene
+
+
+@pytest.fixture(scope="module")
+def unknown(scene: Scene) -> str:
+    """The UID of the claim that the API does not know."""
+    return scene.files["unknown"].path.parent.name
+
+
+def expected(unknown: str) -> set[tuple[str | None, str | None, str]]:
+    """Namespace, pod and name of each region."""
+    named = ("of-hami", "volcano", "volcano-before", "kai", "alone")
+    return {
+        *(("research", pod, "train") for pod in named),
+        ("research", None, "shared"),
+        (None, None, unknown),
+    }
+
+
+def names_in(rows: list[dict[str, Any]]) -> set[tuple[str | None, str | None, str]]:
+    return {(each["namespace"], each["pod"], each["container"]) for each in rows}
+
+
+# ---- Found and named ----------------------------------------------------------------------------
+
+
+def test_all_places_are_found_without_being_named(
+    scene: Scene, unknown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("HOOK_PATH", "CONTAINER_VGPU_MOUNT"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(directories, "DEFAULT_ROOTS", tuple(scene.roots))
+    monkeypatch.setattr(directories, "run_bases", lambda _: [])
+    with scene.node([]) as node:
+        node.refresh()
+        assert node.root_errors == {}
+        found = {(each.namespace, each.pod, each.name) for each in node.containers}
+        assert found == expected(unknown)
+        assert all(each.region is not None for each in node.containers)
+
+
+def test_hook_path_has_containers_and_claims(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """KAI's variable goes before HAMi's, as in KAI's port of the monitor."""
+    for variable, mount, count in (
+        ("HOOK_PATH", "usr/local/vgpu", 4),
+        ("CONTAINER_VGPU_MOUNT", "kai/usr/local/vgpu", 1),
+    ):
+        monkeypatch.setenv(variable, str(scene.directory / mount))
+        with scene.node([]) as node:
+            node.refresh()
+            assert (len(node.containers), node.root_errors) == (count, {})
+
+
+def test_containers_names_all_of_them(scene: Scene, unknown: str) -> None:
+    answer = scene.json("containers")
+    assert names_in(answer["containers"]) == expected(unknown)
+    assert answer["warnings"] == []
+    assert {each["reason"] for each in answer["containers"]} == {None}
+
+
+def test_ps_proves_the_processes_of_several_pods_in_one_region(scene: Scene) -> None:
+    rows = scene.json("ps", "--no-driver")["processes"]
+    found = {each["host_pid"]: each for each in rows}
+    assert found.keys() == scene.processes.keys()
+    for host_pid, (pid, known_as, pod) in scene.processes.items():
+        row = found[host_pid]
+        assert (row["pid"], row["state"]) == (pid, "alive")
+        assert row["region_path"] == str(scene.files[known_as].path)
+        # By the process's own cgroup where several pods share the region.
+        assert (row["namespace"], row["pod"], row["container"]) == ("research", pod, "train")
+
+
+def test_the_exporter_has_all_of_them_under_hamis_labels(scene: Scene, unknown: str) -> None:
+    with scene.node() as node:
+        told = parsed(NodeExporter(node).render())
+    used = told.series("hami_vgpu_memory_used_bytes")
+    assert {frozenset(dict(each)) for each in used} == {
+        frozenset({"namespace", "pod", "container", "vdevice_index", "device_uuid", "zone"})
+    }
+    labels = [dict(each) for each in used]
+    assert {(each["namespace"], each["pod"], each["container"]) for each in labels} == {
+        tuple(part or "" for part in each) for each in expected(unknown)
+    }
+    assert told.value("hami_vgpu_memory_used_bytes", container="shared", pod="") == 2 * GIB
+
+
+def test_the_exporter_lists_who_holds_a_claim(scene: Scene, unknown: str) -> None:
+    with scene.node() as node:
+        exporter = NodeExporter(node)
+        told = parsed(exporter.render())
+    rows = [dict(each) for each in told.series("hamiregion_claim_info")]
+    assert {
+        (each["claim"], each["namespace"], each["pod"], each["container"]) for each in rows
+    } == {
+        ("own", "research", "alone", "train"),
+        ("shared", "research", "first", "train"),
+        ("shared", "research", "second", "serve"),
+        ("shared", "research", "second", "train"),
+        (unknown, "", "", ""),
+    }
+
+
+def test_a_recording_keeps_them_apart(scene: Scene, unknown: str) -> None:
+    with scene.node() as node:
+        found = NodeReader(node).read()
+    assert {(each.namespace, each.pod, each.container) for each in found} == expected(unknown)
+
+
+def test_a_healthy_node_of_all_places_has_no_finding(scene: Scene) -> None:
+    assert scene.json("doctor", "--no-driver")["findings"] == []
+
+
+# ---- Edited -------------------------------------------------------------------------------------
+
+
+def limits_of(scene: Scene) -> dict[str, int]:
+    return {name: file.get("limit") for name, file in scene.files.items()}
+
+
+def test_a_plan_reaches_them_all_and_is_undone(scene: Scene, tmp_path: Path) -> None:
+    before = limits_of(scene)
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(
+        "apiVersion: hamiregion.io/v1\nkind: LimitPlan\nrules:\n"
+        "  - {select: {}, set: {memory_limit: 6GiB}}\n"
+        "  - {select: {namespace: research, container: shared}, set: {memory_limit: 5GiB}}\n"
+    )
+    done = call("limits", "apply", str(plan), *scene.options, "--state", str(tmp_path / "state"))
+    assert done.returncode == 0, done.stderr
+    assert limits_of(scene) == {**dict.fromkeys(before, 6 * GIB), "shared": 5 * GIB}
+    (undo,) = (tmp_path / "state").glob("*undo*")
+    done = call("limits", "apply", str(undo), *scene.options, "--state", str(tmp_path / "again"))
+    assert done.returncode == 0, done.stderr
+    assert limits_of(scene) == before
+
+
+def test_a_version_to_come_is_read_and_never_written(scene: Scene, tmp_path: Path) -> None:
+    file = scene.files["volcano-before"]
+    file.put("minor_version", 3)
+    try:
+        before = file.path.read_bytes()
+        (row,) = (
+            each
+            for each in scene.json("containers")["containers"]
+            if each["pod"] == "volcano-before"
+        )
+        assert row["layout_newer"] == [1, 3]
+        done = call("doctor", "--no-driver", "--json", *scene.options)
+        (found,) = json.loads(done.stdout)["findings"]
+        assert (found["kind"], found["pod"]) == ("layout_newer", "volcano-before")
+        call("doctor", "--no-driver", "--repair", *scene.options)
+        plan = tmp_path / "plan.yaml"
+        plan.write_text(
+            "apiVersion: hamiregion.io/v1\nkind: LimitPlan\nrules:\n"
+            "  - {select: {pod: volcano-before}, set: {memory_limit: 6GiB}}\n"
+        )
+        done = call(
+            *("limits", "apply", str(plan), *scene.options, "--force"),
+            *("--state", str(tmp_path / "state")),
+        )
+        assert done.returncode == 3
+        assert "has version 1.3" in done.stdout + done.stderr
+        assert file.path.read_bytes() == before
+    finally:
+        file.put("minor_version", 2)
+
+
+# ---- One region for several containers ----------------------------------------------------------
+
+
+def test_who_escapes_a_claims_limit_is_told_in_each_of_its_containers(
+    tmp_path: Path, fake_driver: FakeDriver
+) -> None:
+    directory = tmp_path / "claims" / uid()
+    directory.mkdir(parents=True)
+    path = directory / f"{uid()}.cache"
+    create_region(path, memory_limits=[8 * GIB], uuids=[GPU])
+    escaped = set()
+    with (
+        contextlib.ExitStack() as made,
+        containers() as start,
+        Node(tmp_path / "claims") as node,
+        NvmlSampler(fake_driver.library) as sampler,
+    ):
+        for last_pid in (40, 50):
+            inside = start(1)
+            cgroup = made.enter_context(cgroup_of_pod(uid(), uuid.uuid4().hex * 2))
+            (cgroup / "cgroup.procs").write_text(str(inside.host_pid))
+            escaped.add(inside.child("fork")[1])
+            pid, _ = inside.child("spawn", last_pid)
+            inside.tell(f"@{pid}", "attach", path)
+        fake_driver.play(CARD, *(f"process 0 compute {pid} {GIB}" for pid in escaped))
+        sample = sampler.sample()
+        rows = node_processes(node.view(), node.processes, sample)
+        found = {row.host_pid: row for row in rows if row.state == "escaped"}
+        assert found.keys() == escaped
+        for row in found.values():
+            assert row.container is node.containers[0]
+            assert row.process is not None
+            assert row.owner.container_id == row.process.container
+        names = {row.container_id for row in rows}
+        assert len(names) == 2
+
+
+def test_a_pid_that_two_containers_of_a_claim_have_is_neithers(tmp_path: Path) -> None:
+    directory = tmp_path / "claims" / uid()
+    directory.mkdir(parents=True)
+    path = directory / f"{uid()}.cache"
+    create_region(path, memory_limits=[8 * GIB], uuids=[GPU])
+    with containers() as start, Node(tmp_path / "claims") as node:
+        first, second = start(1), start(1)
+        pid, host_pid = first.child("spawn", 40)
+        first.tell(f"@{pid}", "attach", path)
+        (view,) = node.view()
+        assert view.processes is not None
+        assert view.processes.host_pids == {pid: host_pid}
+        same, _ = second.child("spawn", 40)
+        assert same == pid
+        second.tell(f"@{pid}", "map", path)
+        (view,) = node.view()
+        assert view.processes is not None
+        assert [each.state for each in view.processes.slots] == ["unknown"]
+        # The one that is left has that pid: what it counts is not taken from it.
+        first.tell("kill", pid)
+        (view,) = node.view()
+        assert view.processes is not None
+        assert not view.processes.dead

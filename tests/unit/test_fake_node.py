@@ -1,0 +1,134 @@
+"""Fake nodes are what they say: HAMi's directories, real regions, and processes that can die."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from libhamiregion import open_region
+from libhamiregion.node import Node, PodLogNames
+from libhamiregion.testing import FakeContainer, FakeNode, FakeProcess
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GIB = 2**30
+CONTEXT = 300 * 2**20
+
+
+def used(container: FakeContainer, device: int = 0) -> int:
+    assert container.region is not None
+    with open_region(container.region) as region:
+        return region.memory_used(device)
+
+
+def held(container: FakeContainer, process: FakeProcess) -> int:
+    """What stands in the slot of a process, without its context."""
+    assert container.region is not None
+    with open_region(container.region) as region:
+        slots = {each.pid: each for each in region.snapshot().processes}
+    return slots[process.pid].devices[process.device].memory_used_bytes - CONTEXT
+
+
+def test_the_library_finds_its_containers_by_their_names(tmp_path: Path) -> None:
+    with FakeNode(tmp_path / "node", containers=2, processes=0) as fake:
+        fake.add("train", pod="bert-0", namespace="research", region=False)
+        names = PodLogNames(fake.pod_logs)
+        with Node(fake.root, names=names) as node:
+            node.refresh()
+            found = {each.pod_uid: each for each in node.containers}
+            assert found.keys() == {each.pod_uid for each in fake.containers}
+            for made in fake.containers:
+                container = found[made.pod_uid]
+                name = node.pod_name(container)
+                assert name is not None
+                assert (name.namespace, name.pod, name.container) == (
+                    *(made.namespace, made.pod),
+                    made.name,
+                )
+                assert (container.region is None) is (made.region is None)
+            fake.remove(fake.containers[0])
+            node.refresh()
+            assert len(node.containers) == 2
+    assert len(list(fake.root.iterdir())) == 2
+    assert len(list(fake.pod_logs.iterdir())) == 2
+
+
+def test_figures_change_at_each_step_and_at_no_other_time(tmp_path: Path) -> None:
+    with FakeNode(tmp_path) as node:
+        container = node.add(memory_limits=("8GiB", "4GiB"), processes=3)
+        first, other, _ = container.processes
+        assert (first.device, other.device) == (0, 1)
+        assert held(container, first) == 0
+        figures = []
+        for _ in range(12):
+            node.step()
+            figures.append(held(container, first))
+            assert held(container, first) == figures[-1]
+        step = 128 * 2**20
+        up = [step * (number + 1) for number in range(8)]
+        assert figures == [*up, *(up[7] - step * (number + 1) for number in range(4))]
+        assert (first.granted, first.refused) == (8, 0)
+        assert used(container, 1) == CONTEXT + held(container, other)
+
+
+def test_a_limit_holds_for_its_processes(tmp_path: Path) -> None:
+    with FakeNode(tmp_path) as node:
+        container = node.add(memory_limits=("1GiB",))
+        (process,) = container.processes
+        for _ in range(8):
+            node.step()
+        assert (process.granted, process.refused) == (5, 3)
+        assert container.region is not None
+        with open_region(container.region, writable=True) as region:
+            region.set_memory_limit("2GiB", device=0)
+        node.step()
+        assert (process.granted, process.refused) == (6, 3)
+
+
+def test_a_killed_process_leaves_its_slot_and_the_others_go_on(tmp_path: Path) -> None:
+    with FakeNode(tmp_path) as node:
+        container = node.add(processes=2)
+        victim, other = container.processes
+        node.step()
+        victim.kill()
+        before = held(container, victim), held(container, other)
+        node.step()
+        assert held(container, victim) == before[0]
+        assert held(container, other) > before[1]
+        assert container.region is not None
+        with open_region(container.region, writable=True) as region:
+            assert [each.pid for each in region.reap()] == [victim.pid]
+
+
+def test_the_end_gives_back_slots_and_its_own_directory() -> None:
+    with FakeNode(containers=1) as node:
+        (container,) = node.containers
+        (process,) = container.processes
+        assert repr(container) == "<FakeContainer default/pod-0/main>"
+        assert container.region is not None
+        region = open_region(container.region)
+    assert region.snapshot().processes == ()
+    region.close()
+    assert not node.directory.exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(process.pid, 0)
+    node.close()
+
+
+def test_a_process_that_ended_by_itself_is_an_error(tmp_path: Path) -> None:
+    with FakeNode(tmp_path, containers=1) as node:
+        process = node.containers[0].processes[0]
+        process._process.kill()
+        with pytest.raises(ChildProcessError, match=f"process {process.pid} of .* ended with -9"):
+            node.step()
+
+
+def test_what_a_region_cannot_have_is_refused_and_nothing_runs_on(tmp_path: Path) -> None:
+    with FakeNode(tmp_path) as node:
+        with pytest.raises(ValueError, match="lots"):
+            node.add(memory_limits=("lots",))
+        with pytest.raises(FileExistsError):
+            FakeNode(tmp_path)
