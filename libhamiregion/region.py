@@ -189,11 +189,12 @@ _DEFAULT_REGION = "/tmp/cudevshr.cache"  # noqa: S108 - where libvgpu keeps it
 def own_region(environ: Mapping[str, str] | None = None, *, timeout_s: float = 0.0) -> Region:
     """Open the region of the container that this program runs in, to learn its own budget.
 
-    The file is found by libvgpu's rule: ``CUDA_DEVICE_MEMORY_SHARED_CACHE`` names it, else it is
-    ``/tmp/cudevshr.cache``. It is opened for reading, and its descriptor stays open until the
-    process ends, one however often this is called: closing it would drop the locks that a libvgpu
-    in the same process holds on it. For the same reason do not ask this region for its
-    `Region.lock_state`, and do not use `open_region` on the file beside it.
+    The file is found by libvgpu's rule: ``CUDA_DEVICE_MEMORY_SHARED_CACHE`` names it; else, with
+    KAI's resource isolator, ``CONTAINER_VGPU_MOUNT``, ``POD_UID`` and ``CONTAINER_NAME`` tell its
+    directory, if that is there; else it is ``/tmp/cudevshr.cache``. It is opened for reading, and
+    its descriptor stays open until the process ends, one however often this is called: closing it
+    would drop the locks that a libvgpu in the same process holds on it. For the same reason do not
+    ask this region for its `Region.lock_state`, and do not use `open_region` on the file beside it.
 
     Args:
         environ: The environment to look in; None means `os.environ`.
@@ -213,8 +214,9 @@ def own_region(environ: Mapping[str, str] | None = None, *, timeout_s: float = 0
     """
     if isinstance(environ, str | os.PathLike):
         raise TypeError("own_region() takes an environment; open_region() takes a path")
-    named = (os.environ if environ is None else environ).get(_REGION_VARIABLE)
-    path = absolute_path(named or _DEFAULT_REGION)
+    environ = os.environ if environ is None else environ
+    named = environ.get(_REGION_VARIABLE)
+    path = absolute_path(named or _region_of_kai(environ) or _DEFAULT_REGION)
     try:
         return _open(path, lib.HR_KEEP, timeout_ns=nanoseconds(timeout_s))
     except RegionNotFound as error:
@@ -224,6 +226,14 @@ def own_region(environ: Mapping[str, str] | None = None, *, timeout_s: float = 0
             "or this is no container with a share of a GPU",
             path=path,
         ) from error
+
+
+def _region_of_kai(environ: Mapping[str, str]) -> str | None:
+    """Where libvgpu makes it by what KAI's resource isolator sets; None if it did not."""
+    mount, pod_uid, name = map(environ.get, ("CONTAINER_VGPU_MOUNT", "POD_UID", "CONTAINER_NAME"))
+    directory = f"{mount}/containers/{pod_uid}_{name}"
+    # Where libvgpu could not make the directory, it uses the default.
+    return f"{directory}/usage.cache" if mount and os.path.isdir(directory) else None  # noqa: PTH112
 
 
 def create_region(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
     from .options import DriverChoice, NodeChoice
     from .tables import Block
 
+    _Choice = click.Choice[str]
+else:
+    # Generic for type checkers; at run time only since click 8.2.
+    _Choice = click.Choice
+
 LEFT = 3
 # How long what may pass by itself is watched before it is a finding.
 SETTLE_S = 1.5
@@ -35,6 +41,16 @@ _STYLES = {Severity.ERROR: f"bold {OVER}", Severity.WARNING: NEAR, Severity.INFO
 _NOUNS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
 
 
+class _Kind(_Choice):
+    """A kind of finding; of one that is mistyped only those that may be meant are told."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        near = difflib.get_close_matches(str(value), self.choices)
+        if near and value not in self.choices:
+            self.fail(f"There is no kind {value!r}. Did you mean {' or '.join(near)}?", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 @click.command(epilog=f"Exit codes: 0 nothing left, 1 failed, 2 wrong usage, {LEFT} findings left.")
 @options.node_options
 @options.selector_options
@@ -42,7 +58,7 @@ _NOUNS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "
     "--only",
     "kinds",
     multiple=True,
-    type=click.Choice([kind.value for kind in FindingKind]),
+    type=_Kind([kind.value for kind in FindingKind]),
     metavar="KIND",
     help="Only findings of this kind, such as host_pid_wrong, and all of them; may be given again.",
 )

@@ -82,7 +82,8 @@ def show(path: str, interval_s: float | None, layout: Layout | None, as_json: bo
 def mine(interval_s: float | None, as_json: bool) -> None:
     """Show the region of the container that this runs in: its own budget.
 
-    As libvgpu finds it: CUDA_DEVICE_MEMORY_SHARED_CACHE names the file, else it is
+    As libvgpu finds it: CUDA_DEVICE_MEMORY_SHARED_CACHE names the file; else with KAI
+    CONTAINER_VGPU_MOUNT, POD_UID and CONTAINER_NAME tell its directory; else it is
     /tmp/cudevshr.cache.  Shown is what `show` shows, and --json and --watch are as there.
     """
     _show(own_region, interval_s, as_json)

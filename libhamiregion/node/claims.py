@@ -29,7 +29,7 @@ class ClaimName:
 
     @property
     def pod_name(self) -> PodName:
-        """The claim where a container is shown: the only pod and container, if there is one."""
+        """The names of its only pod and container, if it has one, else its own."""
         pods = {each.pod for each in self.holders}
         own = self.holders[0].container if len(self.holders) == 1 else None
         return PodName(self.namespace, pods.pop() if len(pods) == 1 else None, own or self.claim)

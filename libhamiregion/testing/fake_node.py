@@ -72,7 +72,7 @@ class FakeProcess:
             self._process.stdin.write(b".")
 
     def _hear(self) -> None:
-        """Wait for the answer to `_tell`, or for the first sign of life."""
+        """Wait for the answer to `_tell`."""
         output = self._process.stdout
         assert output is not None  # noqa: S101 (it is a pipe)
         ready, _, _ = select.select([output], [], [], _PATIENCE_S)
@@ -298,7 +298,9 @@ class FakeNode:
 
 
 def _await(container: FakeContainer) -> None:
+    """Have its processes take their slots, one after the other: so they always stand in order."""
     for process in container.processes:
+        process._tell()
         process._hear()
 
 

@@ -1,10 +1,10 @@
 """One process of a fake node: it attaches to a region and allocates and frees like a CUDA program.
 
 `python -m libhamiregion.testing.process PATH DEVICE LEAST MOST STEP SM` answers each byte of its
-standard input with one byte: a + where it has allocated a step, a - where that was refused, a dot
-where it has freed one, and at the start once it has its slot. It claims to use SM percent of the
-device while it allocates, and half of that while it frees. It ends when its input does, so that
-none outlives the program that has started it.
+standard input with one byte. At the first it takes its slot and answers with a dot; then with a +
+where it has allocated a step, a - where that was refused, and a dot where it has freed one. It
+claims to use SM percent of the device while it allocates, and half of that while it frees. It ends
+when its input does, so that none outlives the program that has started it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ CONTEXT_BYTES = 300 * 2**20
 def work(path: str, device: int, least: int, most: int, step: int, sm: int) -> None:
     """Allocate and free until standard input ends; sizes in bytes."""
     held, direction = 0, 1
+    if not os.read(0, 1):
+        return
     with open_region(path, writable=True) as region, region.attach() as slot:
         region.set_host_pid(slot.pid, slot.pid)
         region.set_utilization(slot.pid, device, sm=sm)

@@ -12,8 +12,11 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+import yaml
+from containers import Starter
 from exposition import NodeFiles, parsed
 from region_bytes import RegionFile
+from run_scene import RunScene
 
 from libhamiregion import Layout, create_region, open_region
 
@@ -163,7 +166,148 @@ def test_a_fastapi_application_serves_metrics_and_containers(tmp_path: Path) -> 
     assert set(found.series("hami_vgpu_memory_limit_bytes").values()) == {6 * GIB}
 
 
+# ---- The notebook --------------------------------------------------------------------------------
+
+# As a kernel has it: cells share their names, and what a cell ends with is shown. Jupyter's own
+# (nbclient, ipykernel and pyzmq, some thirty packages) would prove no more of the cells.
+KERNEL = """
+import ast, json, sys
+names = {"__name__": "__main__"}
+for cell in json.load(open(sys.argv[1]))["cells"]:
+    if cell["cell_type"] == "code":
+        tree = ast.parse("".join(cell["source"]))
+        last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, cell["id"], "exec"), names)
+        if last is not None:
+            value = eval(compile(ast.Expression(last.value), cell["id"], "eval"), names)
+            html = getattr(value, "_repr_html_", lambda: None)()
+            print(json.dumps({"id": cell["id"], "shown": html or repr(value)}))
+"""
+
+
+def notebook(path: Path, **more: str) -> list[str]:
+    """What each cell shows that shows something."""
+    environment = {name: text for name, text in os.environ.items() if name != "HAMI_ROOT"}
+    done = subprocess.run(
+        [sys.executable, "-c", KERNEL, str(path)],
+        env={**environment, **more},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line)["shown"] for line in done.stdout.splitlines()]
+
+
+def test_the_notebook_shows_a_fake_node_or_the_one_it_is_told(tmp_path: Path) -> None:
+    path = EXAMPLES / "containers.ipynb"
+    document = json.loads(path.read_text())
+    assert (document["nbformat"], len({each["id"] for each in document["cells"]})) == (4, 9)
+    assert all(not each.get("outputs") for each in document["cells"]), "clear it before a commit"
+    overview, table, sums, chart, history = notebook(path)
+    assert "bert-0" in overview
+    assert "whisper-0" in table
+    assert "inference" in sums
+    assert "unlimited" in chart
+    assert history.count("GiB") >= 30
+    files = NodeFiles(tmp_path)
+    add_region(files, "train", "6GiB")
+    told = notebook(path, HAMI_ROOT=str(files.root))
+    assert "6442450944" in told[1]
+
+
+# ---- Programs within a budget --------------------------------------------------------------------
+
+
+def command_on_path(directory: Path, runs: RunScene) -> dict[str, str]:
+    """An environment in which a shell finds `hamiregion`, `python` and the fake driver."""
+    command = directory / "bin" / "hamiregion"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m libhamiregion "$@"\n')
+    command.chmod(0o755)
+    (command.parent / "python").symlink_to(sys.executable)
+    path = f"{command.parent}:{os.environ['PATH']}"
+    return runs.environment(PATH=path, LD_LIBRARY_PATH=str(runs.driver))
+
+
+def test_two_programs_share_a_gpu_and_who_is_left_gets_all(runs: RunScene, tmp_path: Path) -> None:
+    limits = 'hamiregion limits get "$CUDA_DEVICE_MEMORY_SHARED_CACHE" --json'
+    wait_for_all = f"until {limits} | grep -q null; do sleep 0.1; done; echo all; exit 7"
+    done = subprocess.run(
+        ["sh", str(EXAMPLES / "two_programs.sh"), limits, wait_for_all],
+        env=command_on_path(tmp_path, runs),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 7, done.stderr
+    assert str(6 * GIB) in done.stdout
+    assert "all\n" in done.stdout
+    assert len((EXAMPLES / "two_programs.sh").read_text().splitlines()) < 60
+
+
+def test_the_programs_of_the_page_about_budgets_run(
+    runs: RunScene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other pages' run in tests/unit/test_docs_examples.py, without a driver."""
+    page = (EXAMPLES.parent / "docs" / "a-gpu-budget.md").read_text()
+    programs = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert programs
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import os; print(os.environ['LD_LIBRARY_PATH'])")
+    for program in programs:
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=command_on_path(tmp_path, runs),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count(str(runs.base)) >= 2
+
+
+# ---- A Docker host -------------------------------------------------------------------------------
+
+
+@pytest.mark.root
+def test_the_exporter_of_the_compose_file_finds_a_container_of_docker(
+    start: Starter, tmp_path: Path
+) -> None:
+    """Its region lies where plain Docker leaves it: in no directory of HAMi's."""
+    service = yaml.safe_load((EXAMPLES / "compose.yaml").read_text())["services"]["hamiregion"]
+    recipe = (EXAMPLES.parent / "docs" / "recipes.md").read_text()
+    command = [word for word in service["command"] if not word.startswith("--listen")]
+    (docker,) = re.findall(r"^    docker run (?:.*\\\n)+.*$", recipe, re.MULTILINE)
+    shown = docker.replace("\\\n", " ")
+    assert " ".join([service["image"], *service["command"]]) in shown
+    added = re.findall(r"--cap-add (\w+)", shown)
+    assert (added, service["volumes"][0] in shown) == (service["cap_add"], True)
+
+    path = tmp_path / "cudevshr.cache"
+    create_region(path, memory_limits=["3GiB"], uuids=["GPU-1"])
+    start().tell("attach", path)
+    (tmp_path / "none").mkdir()
+    held = ",".join(f"+{name.lower()}" for name in added)
+    rights = [f"--bounding-set=-all,{held}", f"--inh-caps=-all,{held}", "--no-new-privs"]
+    words = [sys.executable, "-m", "libhamiregion", *command, "--once", "--no-collector.nvml"]
+    done = subprocess.run(
+        ["setpriv", *rights, *words, "--root", str(tmp_path / "none")],
+        capture_output=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    limits = parsed(done.stdout).series("hami_vgpu_memory_limit_bytes")
+    assert 3 * GIB in limits.values()
+
+
 def test_examples_have_less_than_sixty_lines_of_code() -> None:
     for path in EXAMPLES.glob("*.py"):
         code = ast.unparse(ast.parse(path.read_text()).body[1:])
         assert code.count("\n") < 60, path.name
+    cells = json.loads((EXAMPLES / "containers.ipynb").read_text())["cells"]
+    assert sum(len(each["source"]) for each in cells if each["cell_type"] == "code") < 60

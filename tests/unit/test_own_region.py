@@ -64,6 +64,20 @@ def test_the_environment_names_the_file(
             region.set_memory_limit("1GiB")
 
 
+def test_kais_variables_tell_the_directory_that_libvgpu_has_made(
+    region_file: RegionFileFactory, tmp_path: Path
+) -> None:
+    environ = {"CONTAINER_VGPU_MOUNT": str(tmp_path), "POD_UID": "0b5c", "CONTAINER_NAME": "train"}
+    directory = tmp_path / "containers/0b5c_train"
+    directory.mkdir(parents=True)
+    file = region_file(name="containers/0b5c_train/usage.cache")
+    other = region_file()
+    with own_region(environ) as region:
+        assert region.path == str(file.path)
+    with own_region({**environ, VARIABLE: str(other.path)}) as region:
+        assert region.path == str(other.path)
+
+
 def test_its_error_names_what_was_looked_for(tmp_path: Path) -> None:
     missing = tmp_path / "none.cache"
     with pytest.raises(RegionNotFound, match=f"none.cache.*{VARIABLE} names it"):
@@ -77,6 +91,10 @@ def test_its_error_names_what_was_looked_for(tmp_path: Path) -> None:
 def test_without_the_variable_it_is_where_libvgpu_makes_it() -> None:
     with pytest.raises(RegionNotFound, match=f"/tmp/cudevshr.cache.*{VARIABLE} is not set"):
         own_region({})
+    # As where libvgpu could not make the directory that KAI's variables tell.
+    kai = {"CONTAINER_VGPU_MOUNT": "/nowhere", "POD_UID": "0b5c", "CONTAINER_NAME": "train"}
+    with pytest.raises(RegionNotFound, match=f"/tmp/cudevshr.cache.*{VARIABLE} is not set"):
+        own_region(kai)
 
 
 def test_a_lock_of_libvgpu_in_the_same_process_stands(tmp_path: Path) -> None:
