@@ -5,12 +5,11 @@
 
 #include "../handle.h"
 
-/* The first lock is the outermost.  A sweep of the books takes, under theirs, a pool's lock, and
- * the session's where the region cannot be used any more. */
+/* Whoever holds one of these locks takes no other of them, so their order does not matter. */
 static void (*const files[])(enum hr_fork) = {
-    hr_fork_watcher,     hr_fork_throttle, hr_fork_context_memory, hr_fork_context_table,
-    hr_fork_graph_sizes, hr_fork_physical, hr_fork_books,          hr_fork_pools,
-    hr_fork_charges,     hr_fork_session,
+    hr_fork_watcher,        hr_fork_session,       hr_fork_throttle,
+    hr_fork_context_memory, hr_fork_context_table, hr_fork_physical,
+    hr_fork_books,          hr_fork_pools,         hr_fork_charges,
 };
 
 static void tell_all(enum hr_fork at)

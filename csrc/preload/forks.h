@@ -1,7 +1,6 @@
 /*
- * What a fork does to the locks and the state of this library: they are taken before it, one file's
- * after another's in the order in which calls nest them, and given back after it; the child has
- * then forgotten what was its parent's.
+ * What a fork does to the locks and the state of this library: the locks are taken before it and
+ * given back after it; the child has then forgotten what was its parent's.
  */
 #ifndef HR_FORKS_H
 #define HR_FORKS_H
@@ -12,7 +11,6 @@ void hr_fork_watcher(enum hr_fork at);
 void hr_fork_throttle(enum hr_fork at);
 void hr_fork_context_memory(enum hr_fork at);
 void hr_fork_context_table(enum hr_fork at);
-void hr_fork_graph_sizes(enum hr_fork at);
 void hr_fork_physical(enum hr_fork at);
 void hr_fork_books(enum hr_fork at);
 void hr_fork_pools(enum hr_fork at);
