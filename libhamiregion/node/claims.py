@@ -45,32 +45,35 @@ def claims_of(pod: Any) -> Iterator[tuple[str, PodName]]:
         The claim's name, in the pod's namespace, and the container. Only the claim tells whether it
         is reserved for the pod.
     """
-    metadata, spec = _dict(pod).get("metadata"), _dict(_dict(pod).get("spec"))
-    namespace, name = _dict(metadata).get("namespace"), _dict(metadata).get("name")
+    metadata, spec = _dict(_dict(pod).get("metadata")), _dict(_dict(pod).get("spec"))
+    namespace, name = metadata.get("namespace"), metadata.get("name")
     if not (isinstance(namespace, str) and isinstance(name, str)):
         return
-    # What was made from a template stands in the status alone.
+    # What was made from a template, or for an extended resource, stands in the status alone.
     status = _dict(_dict(pod).get("status"))
     claims = {
-        each.get("name"): each["resourceClaimName"]
+        each["name"]: each["resourceClaimName"]
         for each in (*_dicts(spec, "resourceClaims"), *_dicts(status, "resourceClaimStatuses"))
         if isinstance(each.get("name"), str) and isinstance(each.get("resourceClaimName"), str)
     }
-    unused = dict(claims)
+    users: dict[str, list[Any]] = {claim: [] for claim in claims.values()}
     for kind in ("initContainers", "containers"):
         for container in _dicts(spec, kind):
-            own = container.get("name")
             for use in _dicts(_dict(container.get("resources")), "claims"):
-                # Several requests of one claim are several entries.
-                claim = claims.get(use.get("name")) if isinstance(use.get("name"), str) else None
-                holder = pod_name(namespace, name, own) if isinstance(own, str) else None
-                if claim is not None and holder is not None:
-                    unused.pop(use["name"], None)
-                    yield claim, holder
-    for claim in unused.values():
-        holder = pod_name(namespace, name, None)
-        if holder is not None:
-            yield claim, holder
+                if isinstance(use.get("name"), str) and use["name"] in claims:
+                    users[claims[use["name"]]].append(container.get("name"))
+    extended = _dict(status.get("extendedResourceClaimStatus"))
+    if isinstance(extended.get("resourceClaimName"), str):
+        requests = _dicts(extended, "requestMappings")
+        users[extended["resourceClaimName"]] = [each.get("containerName") for each in requests]
+    for claim, containers in users.items():
+        # Several requests of one claim are several entries.
+        own = dict.fromkeys(each for each in containers if isinstance(each, str))
+        named = [pod_name(namespace, name, each) for each in own]
+        holders = [each for each in named if each is not None]
+        unnamed = pod_name(namespace, name, None)
+        if unnamed is not None:
+            yield from ((claim, holder) for holder in holders or [unnamed])
 
 
 def reserved_for(claim: Any) -> frozenset[str]:

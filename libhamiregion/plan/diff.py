@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import attrs
 
-from libhamiregion.effects import Effect, sm_limit_effects, sm_limit_stops_launches
+from libhamiregion.effects import ANYTHING, Effect, sm_limit_effects, sm_limit_stops_launches
 from libhamiregion.errors import RegionError
 from libhamiregion.text import printable
 from libhamiregion.units import format_size, memory_limit_percent
 
+from .equal_edits import value_name, value_words
 from .limit_plan import LIMIT_FIELDS, LimitField
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ ValueKey: TypeAlias = "tuple[LimitField, int | None]"
 #: just now; ``unknown_name``: the name of its pod is not known, and the rule asks for it;
 #: ``no_device``: it has no device that the rule chooses; ``below_usage``: the memory limit would be
 #: less than what is in use; ``stops_launches``: the SM limit would stop what runs there for good;
-#: ``no_limit``: the rule has a percentage of a memory limit, and there is none.
+#: ``no_limit``: the rule has a percentage of a memory limit, and there is none; ``changed``:
+#: another value stands there than the rule expects.
 SkipReason: TypeAlias = Literal[
     "no_region",
     "unreadable",
@@ -43,6 +45,7 @@ SkipReason: TypeAlias = Literal[
     "below_usage",
     "stops_launches",
     "no_limit",
+    "changed",
 ]
 
 
@@ -206,6 +209,7 @@ def diff_plan(
         try:
             wanted, without_device = _wanted(container, container.region, chosen)
             skipped += without_device
+            skipped += _leave_unexpected(container, container.region, wanted, plan.rules)
             found.append(_compared(container, container.region, wanted, before, force=force))
         except RegionError as error:
             skipped += _skip(container, "unreadable", str(error), chosen)
@@ -306,6 +310,24 @@ def _wanted(
     if not count:
         message = "it has not reported its devices yet, so no uuid chooses one of them"
     return wanted, _skip(container, "no_device", message, without_device)
+
+
+def _leave_unexpected(
+    container: Container, region: Region, wanted: Wanted, rules: tuple[Rule, ...]
+) -> list[Skip]:
+    """Take out of `wanted` where another value stands than the rule expects."""
+    left = []
+    for key, (value, number) in list(wanted.items()):
+        field, device = key
+        expected = getattr(rules[number].only_if, field)
+        now = ANYTHING if expected is ANYTHING else value_now(region, key)
+        if now not in (expected, value):
+            del wanted[key]
+            name, found = value_name(field), value_words(field, now)
+            where = "" if device is None else f" of device {device}"
+            message = f"{name}{where} is {found} by now, not {value_words(field, expected)}"
+            left.append(Skip(container, "changed", message, (number,), device))
+    return left
 
 
 def _former_device(select: Selector) -> list[int]:

@@ -40,12 +40,12 @@ class EqualEdits:
     @property
     def before(self) -> str:
         """The value as it is, for people."""
-        return _value_words(self.first.field, self.first.before)
+        return value_words(self.first.field, self.first.before)
 
     @property
     def after(self) -> str:
         """The value as the plan says, for people."""
-        return _value_words(self.first.field, self.first.after)
+        return value_words(self.first.field, self.first.after)
 
     @property
     def words(self) -> str:
@@ -53,7 +53,7 @@ class EqualEdits:
         some = (
             "" if self.devices is None else f"device{'s' * (len(self.edits) > 1)} {self.devices}: "
         )
-        return f"{some}{_NAMES[self.first.field]} {self.before} -> {self.after}"
+        return f"{some}{value_name(self.first.field)} {self.before} -> {self.after}"
 
 
 def equal_edits(edits: Iterable[PlannedEdit]) -> Iterator[EqualEdits]:
@@ -68,7 +68,13 @@ def equal_edits(edits: Iterable[PlannedEdit]) -> Iterator[EqualEdits]:
         yield EqualEdits(tuple(edit for _, edit in group))
 
 
-def _value_words(field: LimitField, value: int | None) -> str:
+def value_name(field: LimitField) -> str:
+    """A field for people."""
+    return _NAMES[field]
+
+
+def value_words(field: LimitField, value: int | None) -> str:
+    """A value with its unit, for people."""
     if value is None:
         return "unlimited"
     if field == "memory_limit":

@@ -94,15 +94,20 @@ class Rule:
             no device.
         set: What they shall have.
         name: For people; None if the rule has none.
+        only_if: What has to stand there for `set` to count, value by value. What is left out may be
+            anything.
     """
 
     select: Selector
     set: Limits
     name: str | None = None
+    only_if: Limits = attrs.field(factory=Limits)
 
     def __attrs_post_init__(self) -> None:
         if self.select.device is not None and self.set.priority is not ANYTHING:
             raise ValueError("a priority is of the whole container; set it without `device`")
+        if isinstance(self.only_if.memory_limit, str):
+            raise ValueError("`only_if` has limits as they stand there, and no percentage")
 
 
 @attrs.frozen

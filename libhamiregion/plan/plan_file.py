@@ -259,12 +259,17 @@ def plan_document(plan: LimitPlan) -> dict[str, Any]:
         {
             **_without_none({"name": rule.name}),
             "select": _without_none(attrs.asdict(rule.select)),
-            "set": {field: _written(field, value) for field, value in rule.set},
+            "set": _limits(rule.set),
+            **({"only_if": expected} if (expected := _limits(rule.only_if)) else {}),
         }
         for rule in plan.rules
     ]
     about = {"metadata": metadata} if metadata else {}
     return {"apiVersion": API_VERSION, "kind": KIND, **about, "rules": rules}
+
+
+def _limits(limits: Limits) -> dict[str, int | str]:
+    return {field: _written(field, value) for field, value in limits}
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:

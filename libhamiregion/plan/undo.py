@@ -16,7 +16,7 @@ from .diff import region_devices, value_now
 from .limit_plan import LimitPlan, Limits, Rule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from libhamiregion.node.containers import Container
     from libhamiregion.node.node import Node
@@ -28,14 +28,16 @@ _NO_UNICODE = re.compile("[\ud800-\udfff]")
 
 
 def undo_plan(changes: Iterable[ContainerDiff]) -> LimitPlan:
-    """The plan that puts back what edits change.
+    """The plan that puts back what edits change, where nobody else changes it afterwards.
 
     Each rule names one container by its pod's UID and its own name, and one device. A value that
     no plan can hold, as only a damaged region has it, is left out.
     """
     rules: list[Rule] = []
     for change in changes:
-        rules += exact_rules(change.container, ((edit.key, edit.before) for edit in change.edits))
+        before = [(edit.key, edit.before) for edit in change.edits]
+        after = {edit.key: edit.after for edit in change.edits}
+        rules += exact_rules(change.container, before, only_if=after)
     return LimitPlan(tuple(rules), name="undo")
 
 
@@ -73,17 +75,32 @@ def _keys(region: Region, chosen: Selector) -> list[ValueKey]:
     return keys
 
 
-def exact_rules(container: Container, values: Iterable[tuple[ValueKey, int | None]]) -> list[Rule]:
-    """Rules for one container and nothing else, one per device."""
-    by_device: dict[int | None, dict[str, Any]] = {}
+def exact_rules(
+    container: Container,
+    values: Iterable[tuple[ValueKey, int | None]],
+    only_if: Mapping[ValueKey, int | None] | None = None,
+) -> list[Rule]:
+    """Rules for one container and nothing else, one per device.
+
+    Args:
+        container: The container.
+        values: What it shall have.
+        only_if: What has to stand there for that.
+    """
+    expected = only_if or {}
+    by_device: dict[int | None, dict[str, dict[str, Any]]] = {}
     for (field, device), value in values:
         # No plan can hold the negative priority of a damaged region.
         if field != "priority" or (value is not None and value >= 0):
-            by_device.setdefault(device, {})[field] = value
+            parts = by_device.setdefault(device, {"set": {}, "only_if": {}})
+            parts["set"][field] = value
+            if (field, device) in expected:
+                parts["only_if"][field] = expected[field, device]
     alike = [by_device.get(device) for device in range(DEVICE_CAPACITY)]
     if alike[0] is not None and all(each == alike[0] for each in alike):
         # A container that has not reported its devices: it will not turn out to have 16.
-        by_device = {None: by_device.get(None, {}) | alike[0]}
+        whole = by_device.get(None, {})
+        by_device = {None: {part: whole.get(part, {}) | alike[0][part] for part in alike[0]}}
     name = printable(f"{container.pod_uid or 'claim'}/{container.claim_uid or container.name}", 200)
     return [
         Rule(
@@ -93,10 +110,11 @@ def exact_rules(container: Container, values: Iterable[tuple[ValueKey, int | Non
                 container=container.claim_uid or _exact(container.name or ""),
                 device=None if device is None else str(device),
             ),
-            Limits(**limits),
+            Limits(**parts["set"]),
             name if device is None else f"{name} device {device}",
+            Limits(**parts["only_if"]),
         )
-        for device, limits in sorted(by_device.items(), key=_none_first)
+        for device, parts in sorted(by_device.items(), key=_none_first)
     ]
 
 

@@ -139,6 +139,24 @@ def test_a_claim_made_from_a_template_is_named_by_the_pods_status() -> None:
     assert list(claims_of(pod)) == [("bert-0-gpu-x", PodName("research", "bert-0", None))]
 
 
+def test_a_claim_made_for_an_extended_resource_is_named_by_the_pods_status() -> None:
+    pod = {
+        "metadata": {"namespace": "research", "name": "bert-0"},
+        "spec": {"containers": [{"name": "train"}, {"name": "logs"}]},
+        "status": {
+            "extendedResourceClaimStatus": {
+                "resourceClaimName": "bert-0-extended-resources-x",
+                "requestMappings": [
+                    {"containerName": "train", "resourceName": "nvidia.com/gpu", "requestName": "a"}
+                ],
+            }
+        },
+    }
+    assert list(claims_of(pod)) == [
+        ("bert-0-extended-resources-x", PodName("research", "bert-0", "train"))
+    ]
+
+
 @pytest.mark.parametrize("odd", [None, 1, "x", [], {}, [1], [[]], [{}], {"x": 1}], ids=repr)
 def test_what_is_no_pod_and_no_claim_holds_nothing(odd: object) -> None:
     named = {"namespace": "research", "name": "bert-0"}
@@ -148,6 +166,7 @@ def test_what_is_no_pod_and_no_claim_holds_nothing(odd: object) -> None:
         {"metadata": named, "spec": odd, "status": odd},
         {"metadata": named, "spec": {"resourceClaims": odd, "containers": odd}},
         {"metadata": named, "spec": {"containers": [{"name": "c", "resources": {"claims": odd}}]}},
+        {"metadata": named, "status": {"extendedResourceClaimStatus": odd}},
     ):
         assert list(claims_of(pod)) == []
     for claim in (odd, {"status": odd}, {"status": {"reservedFor": odd}}):

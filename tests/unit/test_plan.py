@@ -113,6 +113,17 @@ def test_what_is_no_value_is_refused_in_python_too() -> None:
         Rule(Selector(device="0"), Limits(priority=0))
 
 
+def test_a_rule_can_be_for_what_stands_there_only() -> None:
+    text = "{select: {}, set: {sm_limit: 50}, only_if: {memory_limit: 6GiB, sm_limit: unlimited}}"
+    written = plan_text(plan(text))
+    assert "only_if" in written
+    (rule,) = parse_plan(written).rules
+    assert rule.only_if == Limits(memory_limit=6 * GIB, sm_limit=None)
+    assert "only_if" not in plan_text(plan("{select: {}, set: {sm_limit: 50}}"))
+    with pytest.raises(PlanError, match="has limits as they stand there, and no percentage"):
+        plan("{select: {}, set: {sm_limit: 50}, only_if: {memory_limit: 80%}}")
+
+
 def test_a_name_is_the_text_that_stands_there() -> None:
     """YAML 1.1 would make booleans and numbers of these."""
     for text in ("no", "12", "1:30", "010", "2026-01-01", "0x10", "1e3"):

@@ -188,6 +188,28 @@ def test_the_undo_plan_is_on_disk_before_the_first_change_or_nothing_is_changed(
     assert len(seen[0].rules) == 3
 
 
+def test_the_undo_plan_leaves_what_somebody_else_has_set_since(
+    scene: PlanScene, node: Node
+) -> None:
+    ours, theirs = scene.container(), scene.container("theirs")
+    before = theirs.limits()
+    result = apply(
+        scene, node, plan("{select: {}, set: {memory_limit: 80%, sm_limit: 30, priority: 0}}")
+    )
+    theirs.put("limit", 5 * GIB, device=1)
+    theirs.put("sm_limit", 77)
+    assert result.undo_path is not None
+    found = diff_plan(node, load_plan(result.undo_path))
+    assert {(skip.reason, skip.message) for skip in found.off_plan} == {
+        ("changed", "memory limit of device 1 is 5 GiB by now, not 3.2 GiB"),
+        ("changed", "SM limit of device 0 is 77 % by now, not 30 %"),
+    }
+    assert undo(scene, node, result).all_applied
+    assert ours.limits() == before
+    before["memory"][1], before["sm"][0] = 5 * GIB, 77
+    assert theirs.limits() == before
+
+
 def test_a_container_that_has_changed_since_the_diff_is_left_as_it_is(
     scene: PlanScene, node: Node
 ) -> None:
