@@ -32,8 +32,8 @@ C_FILES := $(wildcard $(addsuffix /*.[ch],csrc csrc/preload tests/c tests/fake_n
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test clients stress lint format types texts sanitize fuzz models bench docs install-c wheel \
-	packaging clean
+.PHONY: help demo test clients cluster stress lint format types texts sanitize fuzz models bench docs \
+	install-c wheel packaging clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) \
@@ -48,6 +48,11 @@ test: $(INSTALLED) ## the test suite, without the long runs (PYTEST_ARGS=...)
 clients: $(INSTALLED) ## programs that nobody here wrote on the fake driver (400 MB)
 	$(PIP) install '$(CUDA_BINDINGS)' numba-cuda nvitop gpustat
 	$(BIN)/python -m pytest tests/preload/test_clients.py -n $(TEST_JOBS) $(PYTEST_ARGS)
+
+cluster: ## the manifests, the watch and names against a real API server (on Debian 12)
+	@$(PYTHON) tests/cluster/build_apiserver.py
+	@$(MAKE) --no-print-directory $(INSTALLED)
+	HAMIREGION_CLUSTER=1 $(BIN)/python -m pytest tests/cluster --timeout 600 $(PYTEST_ARGS)
 
 stress: $(INSTALLED) ## the long runs that `make test` leaves out (STRESS=0.02: a part of each)
 	HAMIREGION_STRESS=$(STRESS) $(BIN)/python -m pytest -m stress --timeout 1800 -n $(TEST_JOBS) $(PYTEST_ARGS)

@@ -12,6 +12,7 @@ import io
 import re
 from pathlib import Path
 
+import attrs
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
@@ -22,6 +23,7 @@ from libhamiregion.cli.terminal import draw_page
 from libhamiregion.testing import FakeNode
 
 COLUMNS = 88
+SHOWN = "/usr/local/vgpu/containers/0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f_train/usage.cache"
 PICTURE = Path(__file__).parent / "images" / "demo.svg"
 
 # Readable on a light and on a dark page alike: the picture brings its own background.
@@ -64,7 +66,9 @@ def main() -> None:
             highlight=False,
         )
         with open_region(container.region) as region:
-            console.print(draw_page(region_page(region.snapshot()), console.width))
+            # Where it lies on this machine is of no interest.
+            snapshot = attrs.evolve(region.snapshot(), path=SHOWN)
+        console.print(draw_page(region_page(snapshot), console.width))
     PICTURE.parent.mkdir(exist_ok=True)
     console.save_svg(
         str(PICTURE),

@@ -28,6 +28,8 @@ extensions = [
 exclude_patterns = ["_build", "_ext"]
 
 html_theme = "furo"
+# The theme's own for dark pages underlines module names, as if they were links.
+pygments_dark_style = "github-dark"
 html_title = f"libhamiregion {release}"
 html_show_sourcelink = False
 html_static_path = ["_static"]

@@ -52,6 +52,9 @@ def undo(
     stop the others. Changes that a dry run has found are taken too: where they were made since, by
     whatever process, they are taken back.
 
+    A file is the same if its device and inode are; one that has got the inode of a removed one is
+    told apart by its values only.
+
     Args:
         changes: From `Region.set_memory_limit` and its like, `Region.edit_limits`, or a plan's
             `PlanResult.changes`; of any regions, in the order in which they were made.

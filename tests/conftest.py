@@ -1,8 +1,10 @@
 """What all tests share: region files, the golden regions, how hypothesis runs."""
 
 import contextlib
+import fcntl
 import os
 import signal
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,12 +12,15 @@ from typing import Any
 
 import pytest
 from actors import Actor, ProcessFactory
+from fake_cuda.driver import build
 from golden_regions import NAMES, GoldenRegion, unpack
 from hypothesis import settings
 from region_bytes import RegionFile, RegionFileFactory
 from skip_summary import pytest_terminal_summary
 
 from libhamiregion import Layout, create_region
+
+PRELOAD = Path(__file__).with_name("preload")
 
 # The machines that run these are busy: an example that takes long proves nothing.
 settings.register_profile("project", deadline=None)
@@ -94,6 +99,30 @@ def public_directory() -> Iterator[Path]:
         directory = Path(name)
         directory.chmod(0o755)
         yield directory
+
+
+@pytest.fixture(scope="session")
+def fake_libraries(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """The fake libcuda.so.1 and libnvidia-ml.so.1, alone in their directory.
+
+    All workers of a run build them once.
+    """
+    base = tmp_path_factory.getbasetemp()
+    place = (base if worker_id == "master" else base.parent) / "fake-cuda"
+    place.mkdir(exist_ok=True)
+    with (place / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return build(place, optimise="-O0")
+
+
+@pytest.fixture(scope="session")
+def c_programs(fake_libraries: Path) -> Path:
+    """Where the C programs of tests/preload are, built."""
+    with (fake_libraries / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        command = ["make", "--silent", f"BUILD={fake_libraries}"]
+        subprocess.run(command, cwd=PRELOAD, check=True)
+    return fake_libraries
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "forks.h"
+
 enum { SHARDS = 64, FIRST_ROOM = 64 };
 
 struct shard {
@@ -19,32 +21,21 @@ static struct shard shards[SHARDS] = {
 
 /* ---- Forks ------------------------------------------------------------------------- */
 
-static void before_fork(void)
+void hr_fork_books(enum hr_fork at)
 {
-    for (int at = 0; at < SHARDS; at++)
-        pthread_mutex_lock(&shards[at].lock);
-}
-
-static void after_fork_in_parent(void)
-{
-    for (int at = 0; at < SHARDS; at++)
-        pthread_mutex_unlock(&shards[at].lock);
-}
-
-static void after_fork_in_child(void)
-{
-    for (int at = 0; at < SHARDS; at++) {
-        free(shards[at].entries);
-        shards[at].entries = NULL;
-        shards[at].room = 0;
-        shards[at].count = 0;
+    for (struct shard *shard = shards; shard < shards + SHARDS; shard++) {
+        if (at == HR_BEFORE_FORK) {
+            pthread_mutex_lock(&shard->lock);
+            continue;
+        }
+        if (at == HR_IN_CHILD) {
+            free(shard->entries);
+            shard->entries = NULL;
+            shard->room = 0;
+            shard->count = 0;
+        }
+        pthread_mutex_unlock(&shard->lock);
     }
-    after_fork_in_parent();
-}
-
-static void watch_forks(void)
-{
-    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
 /* ---- One shard --------------------------------------------------------------------- */
@@ -112,8 +103,6 @@ static void remove_at(struct shard *shard, size_t gap)
 
 bool hr_enter_book(const struct hr_entry *entry, struct hr_entry *displaced)
 {
-    static pthread_once_t fork_watch = PTHREAD_ONCE_INIT;
-    pthread_once(&fork_watch, watch_forks);
     struct shard *shard = shard_of(hash(entry->space, entry->key));
     pthread_mutex_lock(&shard->lock);
     bool has_room = make_room(shard);

@@ -72,10 +72,24 @@ static bool read_with(ask_function *function, nvmlDevice_t device, uint64_t sinc
     return true;
 }
 
+static bool shows_work(const struct hr_busy_figures *figures)
+{
+    for (unsigned at = 0; at < figures->count; at++) {
+        if (figures->list[at].smUtil != 0)
+            return true;
+    }
+    return false;
+}
+
 bool hr_read_busy_figures(nvmlDevice_t device, uint64_t since_us, struct hr_busy_figures *figures)
 {
-    return hr_nvml() != NULL && (read_with(ask, device, since_us, figures) ||
-                                 read_with(ask_newer, device, since_us, figures));
+    if (hr_nvml() == NULL)
+        return false;
+    bool is_read = read_with(ask, device, since_us, figures);
+    if (is_read && shows_work(figures))
+        return true;
+    /* With Blackwell GPUs the older function shows nobody at work. */
+    return read_with(ask_newer, device, since_us, figures) || is_read;
 }
 
 uint32_t hr_busy_percent(const struct hr_busy_figures *figures, unsigned pid)

@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "forks.h"
 #include "session.h"
 #include "snapshots.h"
 
@@ -25,14 +26,10 @@ static struct {
     _Atomic uint64_t bytes, begun, ended;
 } __attribute__((aligned(64))) row_states[HR_DEVICES];
 
-static void forget_states(void)
+void hr_fork_charges(enum hr_fork at)
 {
-    memset(row_states, 0, sizeof row_states);
-}
-
-static void watch_forks(void)
-{
-    pthread_atfork(NULL, NULL, forget_states);
+    if (at == HR_IN_CHILD)
+        memset(row_states, 0, sizeof row_states);
 }
 
 struct hr_row_state hr_state_of_row(int row)
@@ -48,10 +45,8 @@ struct hr_row_state hr_state_of_row(int row)
 
 void hr_begin_change(int row)
 {
-    static pthread_once_t fork_watch = PTHREAD_ONCE_INIT;
     if (row < 0)
         return;
-    pthread_once(&fork_watch, watch_forks);
     atomic_fetch_add_explicit(&row_states[row].begun, 1, memory_order_acq_rel);
 }
 

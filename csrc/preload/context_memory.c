@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "charges.h"
+#include "forks.h"
 #include "nvml.h"
 #include "session.h"
 
@@ -17,33 +18,22 @@ static uint64_t charged[HR_DEVICES], pending[HR_DEVICES];
 static _Atomic bool was_found[HR_DEVICES]; /* by NVML, under the pid that this process has there */
 static pthread_mutex_t changing = PTHREAD_MUTEX_INITIALIZER;
 
-static void before_fork(void)
+void hr_fork_context_memory(enum hr_fork at)
 {
-    pthread_mutex_lock(&changing);
-}
-
-static void after_fork_in_parent(void)
-{
+    if (at == HR_BEFORE_FORK) {
+        pthread_mutex_lock(&changing);
+        return;
+    }
+    if (at == HR_IN_CHILD) {
+        memset(charged, 0, sizeof charged);
+        memset(pending, 0, sizeof pending);
+        memset(was_found, 0, sizeof was_found);
+    }
     pthread_mutex_unlock(&changing);
-}
-
-static void after_fork_in_child(void)
-{
-    memset(charged, 0, sizeof charged);
-    memset(pending, 0, sizeof pending);
-    memset(was_found, 0, sizeof was_found);
-    pthread_mutex_unlock(&changing);
-}
-
-static void watch_forks(void)
-{
-    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
 static CUresult count_contexts(int row, uint64_t bytes)
 {
-    static pthread_once_t fork_watch = PTHREAD_ONCE_INIT;
-    pthread_once(&fork_watch, watch_forks);
     pthread_mutex_lock(&changing);
     uint64_t covered = charged[row] + pending[row];
     uint64_t more = bytes > covered ? bytes - covered : 0;

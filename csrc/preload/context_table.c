@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "cuda_functions.h"
+#include "forks.h"
 #include "session.h"
 
 enum { MOST_DEVICES = 64, MOST_CONTEXTS = 256 };
@@ -73,32 +74,21 @@ static struct {
 static _Atomic int contexts_used; /* how many places were ever taken */
 static pthread_mutex_t changing = PTHREAD_MUTEX_INITIALIZER;
 
-static void before_fork(void)
+void hr_fork_context_table(enum hr_fork at)
 {
-    pthread_mutex_lock(&changing);
-}
-
-static void after_fork_in_parent(void)
-{
+    if (at == HR_BEFORE_FORK) {
+        pthread_mutex_lock(&changing);
+        return;
+    }
+    if (at == HR_IN_CHILD) {
+        for (int slot = 0; slot < MOST_CONTEXTS; slot++)
+            atomic_store_explicit(&contexts[slot].context, NULL, memory_order_relaxed);
+    }
     pthread_mutex_unlock(&changing);
-}
-
-static void after_fork_in_child(void)
-{
-    for (int at = 0; at < MOST_CONTEXTS; at++)
-        atomic_store_explicit(&contexts[at].context, NULL, memory_order_relaxed);
-    pthread_mutex_unlock(&changing);
-}
-
-static void watch_forks(void)
-{
-    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
 void hr_add_context(CUcontext context, CUdevice device, uint32_t owner)
 {
-    static pthread_once_t fork_watch = PTHREAD_ONCE_INIT;
-    pthread_once(&fork_watch, watch_forks);
     pthread_mutex_lock(&changing);
     int place = -1, used = atomic_load_explicit(&contexts_used, memory_order_relaxed);
     for (int at = 0; at < used; at++) {

@@ -1,86 +1,14 @@
 #include "graph_sizes.h"
 
-#include <pthread.h>
-#include <stdbool.h>
 #include <stdlib.h>
 
+#include "books.h"
 #include "cuda_functions.h"
 #include "graph_memory.h"
 
-enum { FIRST_ROOM = 64, MOST_DEPTH = 16 };
+enum { MOST_DEPTH = 16 };
 
-struct known_graph {
-    CUgraphExec exec; /* NULL: free */
-    struct hr_graph_size size;
-};
-
-/* Open addressing; `room` is a power of two, and at least half of it is free. */
-static struct known_graph *graphs;
-static size_t room, count;
 _Atomic bool hr_graphs_allocate;
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-
-/* ---- The table, under the mutex ------------------------------------------------------- */
-
-static size_t first_place(CUgraphExec exec)
-{
-    return (size_t)(((uint64_t)(uintptr_t)exec * 0x9e3779b97f4a7c15u) >> 32) & (room - 1);
-}
-
-/* Where the graph stands, or the free place where it would. */
-static struct known_graph *find_place(CUgraphExec exec)
-{
-    size_t at = first_place(exec);
-    while (graphs[at].exec != NULL && graphs[at].exec != exec)
-        at = (at + 1) & (room - 1);
-    return &graphs[at];
-}
-
-static bool make_room(void)
-{
-    if (room != 0 && count < room / 2)
-        return true;
-    struct known_graph *old = graphs;
-    size_t old_room = room, new_room = room == 0 ? FIRST_ROOM : 2 * room;
-    struct known_graph *larger = calloc(new_room, sizeof *larger);
-    if (larger == NULL)
-        return false;
-    graphs = larger;
-    room = new_room;
-    for (size_t at = 0; at < old_room; at++) {
-        if (old[at].exec != NULL)
-            *find_place(old[at].exec) = old[at];
-    }
-    free(old);
-    return true;
-}
-
-static void enter(CUgraphExec exec, struct hr_graph_size size)
-{
-    if (!make_room())
-        return;
-    struct known_graph *place = find_place(exec);
-    count += place->exec == NULL;
-    *place = (struct known_graph){.exec = exec, .size = size};
-}
-
-/* What follows the place that becomes free moves up, so that a search does not end there. */
-static void strike_out(struct known_graph *place)
-{
-    size_t at = (size_t)(place - graphs), next = at;
-    for (;;) {
-        next = (next + 1) & (room - 1);
-        if (graphs[next].exec == NULL)
-            break;
-        size_t wanted = first_place(graphs[next].exec);
-        if (((next - wanted) & (room - 1)) >= ((next - at) & (room - 1))) {
-            graphs[at] = graphs[next];
-            at = next;
-        }
-    }
-    graphs[at].exec = NULL;
-    count--;
-}
 
 /* ---- Counting ------------------------------------------------------------------------- */
 
@@ -126,58 +54,49 @@ static void add_graph(CUgraph graph, unsigned depth, struct hr_graph_size *size)
     free(list);
 }
 
-/* ---- Forks ---------------------------------------------------------------------------- */
-
-static void before_fork(void)
-{
-    pthread_mutex_lock(&mutex);
-}
-
-static void after_fork(void)
-{
-    pthread_mutex_unlock(&mutex);
-}
-
-static void watch_forks(void)
-{
-    pthread_atfork(before_fork, after_fork, after_fork);
-}
-
 /* ---- For the hooks -------------------------------------------------------------------- */
+
+/* A graph stands in the books with its kernels as `owner` and its blocks as `bytes`; what its nodes
+ * allocate stands beside it, where they do.  Nobody sweeps either away. */
+static void enter(enum hr_space space, CUgraphExec exec, uint64_t kernels, uint64_t bytes)
+{
+    struct hr_entry displaced,
+        entry = {.space = space,
+                 .key = (uint64_t)(uintptr_t)exec,
+                 .owner = kernels < UINT32_MAX ? (uint32_t)kernels : UINT32_MAX,
+                 .bytes = bytes};
+    hr_enter_book(&entry, &displaced);
+}
 
 void hr_remember_graph(CUgraphExec exec, CUgraph graph)
 {
-    static pthread_once_t fork_watch = PTHREAD_ONCE_INIT;
     struct hr_graph_size size = {0};
-    pthread_once(&fork_watch, watch_forks);
     add_graph(graph, 0, &size);
-    if (size.memory != 0)
-        atomic_store_explicit(&hr_graphs_allocate, true, memory_order_relaxed);
-    pthread_mutex_lock(&mutex);
-    enter(exec, size);
-    pthread_mutex_unlock(&mutex);
+    hr_forget_graph(exec);
+    enter(HR_GRAPH, exec, size.kernels, size.blocks);
+    if (size.memory == 0)
+        return;
+    enter(HR_GRAPH_MEMORY, exec, 0, size.memory);
+    atomic_store_explicit(&hr_graphs_allocate, true, memory_order_relaxed);
 }
 
 void hr_forget_graph(CUgraphExec exec)
 {
-    pthread_mutex_lock(&mutex);
-    if (room != 0) {
-        struct known_graph *place = find_place(exec);
-        if (place->exec != NULL)
-            strike_out(place);
-    }
-    pthread_mutex_unlock(&mutex);
+    struct hr_entry gone;
+    hr_take_from_books(HR_GRAPH, (uint64_t)(uintptr_t)exec, &gone);
+    hr_take_from_books(HR_GRAPH_MEMORY, (uint64_t)(uintptr_t)exec, &gone);
 }
 
 struct hr_graph_size hr_size_of_graph(CUgraphExec exec)
 {
     struct hr_graph_size size = {.kernels = 1, .blocks = 1};
-    pthread_mutex_lock(&mutex);
-    if (room != 0) {
-        const struct known_graph *place = find_place(exec);
-        if (place->exec != NULL)
-            size = place->size;
+    struct hr_entry entry;
+    if (hr_find_in_books(HR_GRAPH, (uint64_t)(uintptr_t)exec, &entry)) {
+        size.kernels = entry.owner;
+        size.blocks = entry.bytes;
     }
-    pthread_mutex_unlock(&mutex);
+    if (atomic_load_explicit(&hr_graphs_allocate, memory_order_relaxed) &&
+        hr_find_in_books(HR_GRAPH_MEMORY, (uint64_t)(uintptr_t)exec, &entry))
+        size.memory = entry.bytes;
     return size;
 }

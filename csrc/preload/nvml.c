@@ -86,7 +86,7 @@ nvmlProcessInfo_t *hr_nvml_processes(nvmlDevice_t device, unsigned *count)
     unsigned room = 64;
     nvmlProcessInfo_t *list = NULL;
     nvmlReturn_t result = NVML_ERROR_INSUFFICIENT_SIZE;
-    /* A process may start between two tries, so the list may outgrow the size that was asked for. */
+    /* A process may start between two tries, so the list may outgrow what was asked for. */
     for (int tries = 0; tries < 4 && result == NVML_ERROR_INSUFFICIENT_SIZE; tries++) {
         nvmlProcessInfo_t *more = realloc(list, room * sizeof *list);
         if (more == NULL)

@@ -11,6 +11,7 @@
 #include "charges.h"
 #include "complaints.h"
 #include "cuda_functions.h"
+#include "forks.h"
 #include "session.h"
 
 /* ---- The memory ------------------------------------------------------------------------ */
@@ -30,28 +31,19 @@ static struct memory *memories;
 static uint32_t room, first_free; /* a number, NO_MEMORY: none */
 static pthread_mutex_t changing = PTHREAD_MUTEX_INITIALIZER;
 
-static void before_fork(void)
+void hr_fork_physical(enum hr_fork at)
 {
-    pthread_mutex_lock(&changing);
-}
-
-static void after_fork_in_parent(void)
-{
+    if (at == HR_BEFORE_FORK) {
+        pthread_mutex_lock(&changing);
+        return;
+    }
+    if (at == HR_IN_CHILD) {
+        free(memories);
+        memories = NULL;
+        room = 0;
+        first_free = NO_MEMORY;
+    }
     pthread_mutex_unlock(&changing);
-}
-
-static void after_fork_in_child(void)
-{
-    free(memories);
-    memories = NULL;
-    room = 0;
-    first_free = NO_MEMORY;
-    pthread_mutex_unlock(&changing);
-}
-
-static void watch_forks(void)
-{
-    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
 /* Under `changing`. */
@@ -73,8 +65,6 @@ static bool make_room(void)
 /* With one handle.  NO_MEMORY: there is no room to note it. */
 static uint32_t add_memory(int row, uint64_t bytes)
 {
-    static pthread_once_t fork_watch = PTHREAD_ONCE_INIT;
-    pthread_once(&fork_watch, watch_forks);
     pthread_mutex_lock(&changing);
     uint32_t number = NO_MEMORY;
     if (first_free != NO_MEMORY || make_room()) {

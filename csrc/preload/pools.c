@@ -9,6 +9,7 @@
 #include "books.h"
 #include "charges.h"
 #include "cuda_functions.h"
+#include "forks.h"
 #include "session.h"
 
 enum { MOST_POOLS = 256, ASKED_S = 1 };
@@ -37,26 +38,17 @@ static _Atomic int pools_used; /* how many places were ever taken */
 static pthread_mutex_t changing = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t asked = PTHREAD_COND_INITIALIZER; /* some pool has no askers any more */
 
-static void before_fork(void)
+void hr_fork_pools(enum hr_fork at)
 {
-    pthread_mutex_lock(&changing);
-}
-
-static void after_fork_in_parent(void)
-{
+    if (at == HR_BEFORE_FORK) {
+        pthread_mutex_lock(&changing);
+        return;
+    }
+    if (at == HR_IN_CHILD) {
+        memset(pools, 0, sizeof pools);
+        pthread_cond_init(&asked, NULL);
+    }
     pthread_mutex_unlock(&changing);
-}
-
-static void after_fork_in_child(void)
-{
-    memset(pools, 0, sizeof pools);
-    pthread_cond_init(&asked, NULL);
-    pthread_mutex_unlock(&changing);
-}
-
-static void watch_forks(void)
-{
-    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
 /* Under `changing`. */
@@ -72,8 +64,6 @@ static int find_pool(CUmemoryPool handle, CUdevice graphs_of)
 
 static int enter_pool(CUmemoryPool handle, CUdevice device, int row)
 {
-    static pthread_once_t fork_watch = PTHREAD_ONCE_INIT;
-    pthread_once(&fork_watch, watch_forks);
     pthread_mutex_lock(&changing);
     int number = find_pool(handle, device);
     for (int at = 0; number < 0 && at < MOST_POOLS; at++) {

@@ -42,7 +42,7 @@ static _Atomic bool is_ending;
 /* Held during a pass: the process does not take the driver down under one. */
 static pthread_mutex_t in_pass = PTHREAD_MUTEX_INITIALIZER;
 
-/* ---- The processes of the region ------------------------------------------------------------------- */
+/* ---- The processes of the region ------------------------------------------------------ */
 
 /* Changes with the set of processes, whatever their order. */
 static uint64_t sum_of_pids(const struct hr_snapshot *snapshot)

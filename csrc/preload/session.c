@@ -9,6 +9,7 @@
 
 #include "../handle.h"
 #include "complaints.h"
+#include "forks.h"
 #include "snapshots.h"
 #include "uuids.h"
 
@@ -45,27 +46,23 @@ static _Atomic unsigned fork_count;
 
 /* ---- Forks ------------------------------------------------------------------------- */
 
-static void before_fork(void)
+void hr_fork_session(enum hr_fork at)
 {
-    pthread_mutex_lock(&beginning);
-}
-
-static void after_fork_in_parent(void)
-{
-    pthread_mutex_unlock(&beginning);
-}
-
-static void after_fork_in_child(void)
-{
-    if (inherited == NULL)
-        inherited = region;
-    region = NULL;
-    is_lost = false;
-    for (int device = 0; device < MOST_DEVICES; device++)
-        atomic_store_explicit(&rows[device], 0, memory_order_relaxed);
-    atomic_store_explicit(&hr_holds, HR_HOLD_UNPREPARED, memory_order_relaxed);
-    atomic_fetch_add_explicit(&fork_count, 1, memory_order_relaxed);
-    atomic_store_explicit(&state, HR_SESSION_NONE, memory_order_release);
+    if (at == HR_BEFORE_FORK) {
+        pthread_mutex_lock(&beginning);
+        return;
+    }
+    if (at == HR_IN_CHILD) {
+        if (inherited == NULL)
+            inherited = region;
+        region = NULL;
+        is_lost = false;
+        for (int device = 0; device < MOST_DEVICES; device++)
+            atomic_store_explicit(&rows[device], 0, memory_order_relaxed);
+        atomic_store_explicit(&hr_holds, HR_HOLD_UNPREPARED, memory_order_relaxed);
+        atomic_fetch_add_explicit(&fork_count, 1, memory_order_relaxed);
+        atomic_store_explicit(&state, HR_SESSION_NONE, memory_order_release);
+    }
     pthread_mutex_unlock(&beginning);
 }
 
@@ -141,19 +138,9 @@ static bool read_uuids(void)
     return true;
 }
 
-static void watch_forks(void)
-{
-    /* Before ours, so that a fork takes `beginning` first and the core's lock after it, in the
-     * order in which the region is opened; where this fails, opening it fails too. */
-    hr_watch_forks();
-    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-}
-
 /* Under `beginning`. */
 static void begin(void)
 {
-    static pthread_once_t fork_watch = PTHREAD_ONCE_INIT;
-    pthread_once(&fork_watch, watch_forks);
     hr_free(inherited);
     inherited = NULL;
     policy = read_policy();

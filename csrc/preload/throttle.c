@@ -9,6 +9,7 @@
 #include "../base.h"
 #include "../fields.h"
 #include "cuda_functions.h"
+#include "forks.h"
 #include "regulator.h"
 
 #define POLICY_VARIABLE "GPU_CORE_UTILIZATION_POLICY"
@@ -161,41 +162,30 @@ int hr_look_at_limits(hr_region *region)
 
 /* ---- Beginning ------------------------------------------------------------------------ */
 
-static void before_fork(void)
+void hr_fork_throttle(enum hr_fork at)
 {
-    pthread_mutex_lock(&looking);
-}
-
-static void after_fork_in_parent(void)
-{
-    pthread_mutex_unlock(&looking);
-}
-
-/* The session has set hr_holds to HR_HOLD_UNPREPARED.  The parent's limiters are its region's. */
-static void after_fork_in_child(void)
-{
-    for (int row = 0; row < HR_DEVICES; row++) {
-        rules[row] = HR_ROW_NEW;
-        atomic_store_explicit(&hr_rows[row].state, HR_ROW_FREE, memory_order_relaxed);
-        atomic_store_explicit(&hr_rows[row].limiter, NULL, memory_order_relaxed);
+    if (at == HR_BEFORE_FORK) {
+        pthread_mutex_lock(&looking);
+        return;
     }
-    is_over = false;
-    atomic_store_explicit(&only_row, SEVERAL_ROWS, memory_order_relaxed);
-    hr_forget_regulator();
+    if (at == HR_IN_CHILD) {
+        /* The parent's limiters are its region's. */
+        for (int row = 0; row < HR_DEVICES; row++) {
+            rules[row] = HR_ROW_NEW;
+            atomic_store_explicit(&hr_rows[row].state, HR_ROW_FREE, memory_order_relaxed);
+            atomic_store_explicit(&hr_rows[row].limiter, NULL, memory_order_relaxed);
+        }
+        is_over = false;
+        atomic_store_explicit(&only_row, SEVERAL_ROWS, memory_order_relaxed);
+        hr_forget_regulator();
+    }
     pthread_mutex_unlock(&looking);
-}
-
-static void watch_forks(void)
-{
-    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
 /* Before the first launch of the process, so that the limit holds from the first one on. */
 static void prepare(void)
 {
-    static pthread_once_t fork_watch = PTHREAD_ONCE_INIT;
     int devices;
-    pthread_once(&fork_watch, watch_forks);
     hr_attach_session();
     hr_region *region = hr_session_region();
     if (region == NULL || hr_look_at_limits(region) != HR_OK) {

@@ -12,6 +12,7 @@
 
 #include "charges.h"
 #include "context_memory.h"
+#include "forks.h"
 #include "pools.h"
 #include "session.h"
 #include "snapshots.h"
@@ -77,8 +78,12 @@ static void look_around(hr_region *region, unsigned round)
     if (snapshot == NULL)
         return;
     note_status(snapshot);
-    if (snapshot->proc_num > 1 && is_first(snapshot))
-        hr_reap_neighbours(region, round % LOOK_AT_ALL_EACH == 0);
+    /* The first by the file: any process can write there that an idle one is.  So the others look
+     * now and then too, at those only that are gone by their pid, which costs little. */
+    bool at_all = round % LOOK_AT_ALL_EACH == 0;
+    bool first = is_first(snapshot);
+    if (snapshot->proc_num > 1 && (first || at_all))
+        hr_reap_neighbours(region, first && at_all);
     free(snapshot);
     for (int row = 0; row < HR_DEVICES; row++)
         hr_measure_contexts(row);
@@ -137,8 +142,10 @@ static void *watch(void *argument)
 
 /* ---- Its life ---------------------------------------------------------------------------- */
 
-static void after_fork_in_child(void)
+void hr_fork_watcher(enum hr_fork at)
 {
+    if (at != HR_IN_CHILD)
+        return;
     /* The thread is the parent's, and so may be the lock. */
     pthread_mutex_init(&in_round, NULL);
     atomic_store_explicit(&runs, false, memory_order_relaxed);
@@ -156,18 +163,17 @@ static void end_watcher(void)
         pthread_mutex_unlock(&in_round);
 }
 
-static void watch_program(void)
+static void register_end(void)
 {
-    pthread_atfork(NULL, NULL, after_fork_in_child);
     atexit(end_watcher);
 }
 
 void hr_start_watcher(void)
 {
-    static pthread_once_t program_watch = PTHREAD_ONCE_INIT;
+    static pthread_once_t end = PTHREAD_ONCE_INIT;
     if (hr_session_region() == NULL || atomic_exchange_explicit(&runs, true, memory_order_relaxed))
         return;
-    pthread_once(&program_watch, watch_program);
+    pthread_once(&end, register_end);
     if (!hr_start_thread(watch))
         atomic_store_explicit(&runs, false, memory_order_relaxed);
 }

@@ -19,8 +19,8 @@ def completion(ctx: click.Context, shell: str) -> None:
     eval "$(hamiregion completion zsh)"     # in ~/.zshrc, after compinit
     hamiregion completion fish | source     # in ~/.config/fish/config.fish
 
-    Not needed where the package is installed for the whole system, or for a user by
-    `pip install --user`: shells find it there by themselves.
+    Not needed where the package is installed below /usr/local, or for bash (with the package
+    bash-completion) and fish below ~/.local: they find it there by themselves.
     """  # noqa: D301 (click looks for the character itself)
     made = get_completion_class(shell)
     assert made is not None  # noqa: S101 (the choice above)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import click
-from click.shell_completion import CompletionItem
 
 from libhamiregion import Layout, __version__
 from libhamiregion._core import built_from, lib
 
 from .failures import ErrorGroup
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 # Heading to verb to its module and its line in the help: `hamiregion --help` imports no verb.
 VERBS = {
@@ -65,6 +67,8 @@ class _Verbs(ErrorGroup):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete a verb or an option; no verb is imported for it."""
+        from click.shell_completion import CompletionItem
+
         verbs = [
             CompletionItem(verb, help=line)
             for section in VERBS.values()

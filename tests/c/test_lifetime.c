@@ -117,7 +117,7 @@ static void *closer(void *argument)
 /* Readers and writers share a handle until it is closed under them. */
 static void test_close_under_readers_and_writers(void)
 {
-    for (uint32_t round = 0; round < 4 * HR_LAYOUTS; round++) {
+    for (uint32_t round = 0; round < 4 * HR_LAYOUTS / SHARE_OF_WORK; round++) {
         struct region_file file;
         make_busy(&file, round % HR_LAYOUTS);
         struct crowd crowd = {.region = open_or_fail(file.path, HR_WRITE)};
@@ -176,7 +176,7 @@ static void test_close_under_sets(void)
 {
     struct region_file file;
     make_busy(&file, HR_V1_2);
-    for (int round = 0; round < 40; round++) {
+    for (int round = 0; round < 40 / SHARE_OF_WORK; round++) {
         struct set_crowd crowd = {.rounds = 0};
         for (uint32_t i = 0; i < SET_MEMBERS; i++)
             crowd.regions[i] = open_or_fail(file.path, HR_READ);
@@ -202,7 +202,7 @@ static void test_close_at_once(void)
 {
     struct region_file file;
     make_busy(&file, HR_V1_2);
-    for (int round = 0; round < 200; round++) {
+    for (int round = 0; round < 200 / SHARE_OF_WORK; round++) {
         struct crowd crowd = {.region = open_or_fail(file.path, HR_READ)};
         pthread_t threads[2];
         for (int i = 0; i < 2; i++)
@@ -302,7 +302,7 @@ static void test_fork_while_threads_call(void)
     pthread_t threads[READERS];
     for (int i = 0; i < READERS; i++)
         NEED(pthread_create(&threads[i], NULL, reader, &crowd) == 0);
-    for (int round = 0; round < 20; round++) {
+    for (int round = 0; round < 20 / SHARE_OF_WORK; round++) {
         const unsigned long before = atomic_load(&crowd.rounds);
         check_child(&file, crowd.region);
         while (atomic_load(&crowd.rounds) < before + 5)

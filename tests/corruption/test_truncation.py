@@ -17,7 +17,7 @@ PROGRAM = Path(__file__).parent / "truncated_reader.py"
 pytestmark = pytest.mark.timeout(600)
 FAULTHANDLER = pytest.mark.parametrize("faulthandler", ["never", "before", "after"])
 ROUNDS = pytest.mark.parametrize(
-    "rounds", [1000, pytest.param(scaled(10_000), marks=pytest.mark.stress)]
+    "rounds", [1000, pytest.param(scaled(10_000, 1_000), marks=pytest.mark.stress)]
 )
 
 

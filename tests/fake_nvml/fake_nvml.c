@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -21,6 +22,7 @@ enum {
     NOT_FOUND = 6,
     INSUFFICIENT_SIZE = 7,
     DRIVER_NOT_LOADED = 9,
+    ARGUMENT_VERSION_MISMATCH = 25,
 };
 
 #define NO_INSTANCE 0xFFFFFFFFu
@@ -65,6 +67,17 @@ struct utilization_sample {
     unsigned pid;
     unsigned long long time_stamp;
     unsigned sm, memory, enc, dec;
+};
+
+struct newer_sample {
+    unsigned long long time_stamp;
+    unsigned pid, sm, memory, enc, dec, jpg, ofa;
+};
+
+struct newer_samples {
+    unsigned version, count;
+    unsigned long long last_seen;
+    struct newer_sample *list;
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -467,23 +480,16 @@ static unsigned long long now_us(void)
     return (unsigned long long)now.tv_sec * 1000000 + (unsigned long long)now.tv_nsec / 1000;
 }
 
-API int nvmlDeviceGetProcessUtilization(device_handle handle, struct utilization_sample *out,
-                                        unsigned *count, unsigned long long last_seen)
+/* How much room the two functions below want. */
+static unsigned sample_room(void)
 {
-    struct place place = place_of(handle);
-    int code = begin_device(__func__, place);
-    if (code == SUCCESS && (place.slot != WHOLE || device_at(&scene, place)->mode == MIG_ON))
-        code = NOT_SUPPORTED;
-    if (code != SUCCESS)
-        return finish(code);
     unsigned wanted = (unsigned)scene.sample_count + scene.stale_samples;
-    if (wanted < SAMPLE_ROOM)
-        wanted = SAMPLE_ROOM;
-    bool grown = out != NULL && ruled(&scene, __func__, place, true) != 0;
-    if (out == NULL || *count < wanted || grown) {
-        *count = wanted;
-        return finish(INSUFFICIENT_SIZE);
-    }
+    return wanted < SAMPLE_ROOM ? SAMPLE_ROOM : wanted;
+}
+
+static unsigned list_samples(struct place place, unsigned long long last_seen,
+                             struct utilization_sample *out)
+{
     unsigned found = 0;
     for (int number = 0; number < scene.sample_count; number++) {
         const struct sample *sample = &scene.samples[number];
@@ -497,8 +503,59 @@ API int nvmlDeviceGetProcessUtilization(device_handle handle, struct utilization
     }
     if (scene.stale_samples)
         out[found++] = (struct utilization_sample){0};
-    *count = found;
-    return finish(found > 0 ? SUCCESS : NOT_FOUND);
+    return found;
+}
+
+static int begin_samples(const char *function, struct place place)
+{
+    int code = begin_device(function, place);
+    if (code == SUCCESS && (place.slot != WHOLE || device_at(&scene, place)->mode == MIG_ON))
+        code = NOT_SUPPORTED;
+    return code;
+}
+
+API int nvmlDeviceGetProcessUtilization(device_handle handle, struct utilization_sample *out,
+                                        unsigned *count, unsigned long long last_seen)
+{
+    struct place place = place_of(handle);
+    int code = begin_samples(__func__, place);
+    if (code != SUCCESS)
+        return finish(code);
+    bool grown = out != NULL && ruled(&scene, __func__, place, true) != 0;
+    if (out == NULL || *count < sample_room() || grown) {
+        *count = sample_room();
+        return finish(INSUFFICIENT_SIZE);
+    }
+    *count = list_samples(place, last_seen, out);
+    for (unsigned at = 0; scene.is_blackwell && at < *count; at++)
+        out[at].sm = out[at].memory = out[at].enc = out[at].dec = 0;
+    return finish(*count > 0 ? SUCCESS : NOT_FOUND);
+}
+
+API int nvmlDeviceGetProcessesUtilizationInfo(device_handle handle, struct newer_samples *asked)
+{
+    struct place place = place_of(handle);
+    int code = begin_samples(__func__, place);
+    if (code == SUCCESS && asked->version != (sizeof *asked | 1u << 24))
+        code = ARGUMENT_VERSION_MISMATCH;
+    if (code != SUCCESS)
+        return finish(code);
+    bool grown = asked->list != NULL && ruled(&scene, __func__, place, true) != 0;
+    if (asked->list == NULL || asked->count < sample_room() || grown) {
+        asked->count = sample_room();
+        return finish(INSUFFICIENT_SIZE);
+    }
+    struct utilization_sample *samples = calloc(sample_room(), sizeof *samples);
+    asked->count = list_samples(place, asked->last_seen, samples);
+    for (unsigned at = 0; at < asked->count; at++)
+        asked->list[at] = (struct newer_sample){.time_stamp = samples[at].time_stamp,
+                                                .pid = samples[at].pid,
+                                                .sm = samples[at].sm,
+                                                .memory = samples[at].memory,
+                                                .enc = samples[at].enc,
+                                                .dec = samples[at].dec};
+    free(samples);
+    return finish(asked->count > 0 ? SUCCESS : NOT_FOUND);
 }
 
 /* ---- what these devices do not have ---- */

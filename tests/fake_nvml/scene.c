@@ -175,6 +175,8 @@ static void parse_line(struct scene *scene, const char *line)
         scene->stale_samples = true;
     else if (strcmp(line, "quirk wide-lists") == 0)
         scene->wide_lists = true;
+    else if (strcmp(line, "quirk blackwell") == 0)
+        scene->is_blackwell = true;
     else
         reject(line);
 }

@@ -14,6 +14,7 @@
  *   sample PLACE PID AGE_US SM MEMORY ENC DEC
  *   name PID TEXT...
  *   quirk stale-samples                    samples older than asked for, and entries not filled in
+ *   quirk blackwell                        the older function has samples of 0 %
  *   quirk wide-lists                       version 3 of the lists has entries of 32 bytes
  *   error FUNCTION CODE [PLACE|* [TIMES]]  the exported function returns the code, TIMES times only
  *   grow FUNCTION TIMES                    a list that outgrows its buffer, TIMES times
@@ -90,7 +91,7 @@ struct scene {
     struct name names[NAMES];
     struct rule rules[RULES];
     int process_count, sample_count, name_count, rule_count;
-    bool stale_samples, wide_lists;
+    bool stale_samples, wide_lists, is_blackwell;
     bool is_live; /* of the fake libcuda.so.1 */
 };
 

@@ -1,7 +1,7 @@
 """What tests with several programs share."""
 
 import contextlib
-import subprocess
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +10,7 @@ import pytest
 from containers import Starter, containers
 from doctor_node_scenes import DoctorNode
 from exposition import NodeFiles, exporter_of
-from fake_cuda.driver import build as build_cuda
-from fake_nvml.driver import STATE, FakeDriver, build
+from fake_nvml.driver import STATE, FakeDriver
 from fake_nvml.scenes import initialisations
 from node_scene import MONITOR, Events, NodeScene
 from run_scene import RunScene
@@ -22,9 +21,11 @@ from libhamiregion.node import Node, NvmlSampler, writers
 
 
 @pytest.fixture(scope="session")
-def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def nvml_library(fake_libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The fake libnvidia-ml.so.1, alone in its directory."""
-    return build(tmp_path_factory.mktemp("fake-nvml"))
+    name = "libnvidia-ml.so.1"
+    # No link: this process loads it, and tests look whether it has loaded the other one.
+    return Path(shutil.copy(fake_libraries / name, tmp_path_factory.mktemp("fake-nvml") / name))
 
 
 @pytest.fixture
@@ -111,22 +112,13 @@ def feedback(node: Node, events: Events) -> Iterator[Feedback]:
 
 
 @pytest.fixture(scope="session")
-def cuda_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The fake libcuda.so.1 and libnvidia-ml.so.1, alone in their directory."""
-    return build_cuda(tmp_path_factory.mktemp("fake-cuda"))
-
-
-@pytest.fixture(scope="session")
-def busy_program(cuda_driver: Path) -> Path:
+def busy_program(c_programs: Path) -> Path:
     """A C program that keeps a GPU busy."""
-    program = cuda_driver / "busy"
-    source = Path(__file__).parents[1] / "preload"
-    subprocess.run(["make", "--silent", f"BUILD={cuda_driver}", program], cwd=source, check=True)
-    return program
+    return c_programs / "busy"
 
 
 @pytest.fixture
-def runs(cuda_driver: Path, tmp_path: Path) -> Iterator[RunScene]:
+def runs(fake_libraries: Path, tmp_path: Path) -> Iterator[RunScene]:
     """A machine with two GPUs, on which programs run under budgets."""
-    with contextlib.closing(RunScene(cuda_driver, tmp_path)) as made:
+    with contextlib.closing(RunScene(fake_libraries, tmp_path)) as made:
         yield made

@@ -308,7 +308,7 @@ def test_one_file_names_the_image_of_every_container(tmp_path: Path) -> None:
 
 
 @needs_kubectl
-@pytest.mark.parametrize("component", ["mig", "nvidia-runtime", "recorder"])
+@pytest.mark.parametrize("component", ["mig", "names", "nvidia-runtime", "recorder"])
 @pytest.mark.parametrize("overlay", ["hami", "volcano"])
 def test_a_component_of_no_overlay_fits_them_too(
     overlay: str, component: str, tmp_path: Path
@@ -322,6 +322,9 @@ def test_a_component_of_no_overlay_fits_them_too(
         check_pod(spec)
         assert set(containers) == {"exporter", "recorder"}
         assert mounts_of(containers["recorder"])["/usr/local/vgpu"] == "regions"
+    elif component == "names":
+        check_pod(spec)
+        assert container["args"][-1] == "--names=kubernetes"
     elif component == "mig":
         assert container["securityContext"]["capabilities"]["add"] == ["SYS_PTRACE", "SYS_ADMIN"]
         assert environment_of(container)["NVIDIA_MIG_MONITOR_DEVICES"] == "all"

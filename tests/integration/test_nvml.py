@@ -113,6 +113,40 @@ def test_an_older_driver_is_asked_with_the_second_version(
     assert nvml_sampler.sample().devices[0].processes_state is NvmlState.OK
 
 
+@pytest.mark.parametrize(
+    "older",
+    [
+        "quirk blackwell",
+        "error nvmlDeviceGetProcessUtilization 3",
+        "error nvmlDeviceGetProcessUtilization 6",
+        "error nvmlDeviceGetProcessUtilization 13",
+    ],
+)
+def test_where_the_older_function_shows_nobody_at_work_the_newer_is_asked(
+    fake_driver: FakeDriver, nvml_sampler: NvmlSampler, older: str
+) -> None:
+    scene = (f"process 0 compute 101 {MIB}", "sample 0 101 100 81 22 3 4", older)
+    fake_driver.play(CARD, *scene)
+    assert utils(one(nvml_sampler.sample(), 101)) == (81, 22, 3, 4)
+    fake_driver.play(CARD, *scene, "grow nvmlDeviceGetProcessesUtilizationInfo 2")
+    assert utils(one(nvml_sampler.sample(), 101)) == (81, 22, 3, 4)
+
+
+def test_the_newer_function_is_not_asked_about_an_idle_device(
+    fake_driver: FakeDriver, nvml_sampler: NvmlSampler
+) -> None:
+    idle = CARD.replace(" 37 12 ", " 0 0 ")
+    fake_driver.play(
+        idle,
+        f"process 0 compute 101 {MIB}",
+        "sample 0 101 100 0 0 0 0",
+        "error nvmlDeviceGetProcessesUtilizationInfo 15 *",
+    )
+    sample = nvml_sampler.sample()
+    assert utils(one(sample, 101)) == (0, 0, 0, 0)
+    assert sample.devices[0].faults == ()
+
+
 @pytest.mark.parametrize("version", ["535.43.02", "535.54.03", "535.86.05"])
 def test_drivers_whose_third_version_is_broken_are_asked_with_the_second(
     fake_driver: FakeDriver, nvml_sampler: NvmlSampler, version: str

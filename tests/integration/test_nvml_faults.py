@@ -101,7 +101,9 @@ def test_each_error_of_each_call_is_a_state_and_never_a_wrong_figure(
     with NvmlSampler(fake_driver.library, host_namespace=True) as sampler:
         healthy = figures(sampler.sample(), sampler.process_view())
     for name, code in CODES.items():
-        fake_driver.play(*scene, f"error {call} {code}")
+        # What the older function refuses, the newer one may answer.
+        newer = call.replace("ProcessUtilization", "ProcessesUtilizationInfo")
+        fake_driver.play(*scene, f"error {call} {code}", f"error {newer} {code}")
         with NvmlSampler(fake_driver.library, host_namespace=True) as sampler:
             sample, view = sampler.sample(), sampler.process_view()
             found = figures(sample, view)

@@ -236,7 +236,11 @@ def rounds(scene: PlanScene, victim: Victim, kills: int, pause_s: float | None =
     def work() -> None:
         if pause_s is not None:
             # From the first store on: what comes before it may take long on a busy machine.
-            tear_apart(lambda: begun.touch() or time.sleep(pause_s))  # type: ignore[func-returns-value]
+            def pause(for_s: float = pause_s) -> None:
+                begun.touch()
+                time.sleep(for_s)
+
+            tear_apart(pause)
         with scene.node() as node:
             if pause_s is None:
                 begun.touch()

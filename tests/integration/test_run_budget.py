@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -146,7 +147,8 @@ def test_an_edited_sm_limit_is_held_by_a_running_program(
     looker = runs.start_with(runs.environment(LD_LIBRARY_PATH=str(runs.driver)))
 
     def busy_percent() -> int:
-        return looker.nvml_samples(0).get(process.pid, 0)
+        since_us = time.time_ns() // 1000 - 1_000_000
+        return looker.nvml_samples(0, since_us).get(process.pid, 0)
 
     eventually(lambda: busy_percent() > 80)
     assert call("limits", "set", region, "--device", "0", "--sm", "20").returncode == 0

@@ -230,14 +230,14 @@ def test_a_directory_that_a_process_was_started_with_is_left(mine: dict[str, str
     ids=["program", "agent", "monitor"],
 )
 def test_a_cuda_program_that_maps_the_region_keeps_it_and_a_monitor_does_not(
-    mine: dict[str, str], cuda_driver: Path, how: str, cuda: bool, left: bool
+    mine: dict[str, str], fake_libraries: Path, how: str, cuda: bool, left: bool
 ) -> None:
     """Monitors let go of a region when it is removed, so it must not wait for them."""
     stale = make_run_directory(mine)
     pid, started = ended()
     rewrite(stale, pid=pid, started=started)
     hami.create_region(Path(stale, "region.cache"))
-    libraries = [str(cuda_driver / "libcuda.so.1")] if cuda else []
+    libraries = [str(fake_libraries / "libcuda.so.1")] if cuda else []
     with subprocess.Popen(
         [sys.executable, "-c", MAPS, f"{stale}/region.cache", how, *libraries],
         env={**os.environ, REGION: f"{stale}/region.cache"},

@@ -131,7 +131,7 @@ def run_writers(tools: Path, path: Path, writer: Writer, pause: int, count: int)
 
 @pytest.mark.parametrize("pause", PAUSES)
 def test_no_settled_process_is_mixed(tools: Path, path: Path, writer: Writer, pause: int) -> None:
-    run_writers(tools, path, writer, pause, 20_000)
+    run_writers(tools, path, writer, pause, 8_000)
 
 
 @pytest.mark.stress
@@ -157,7 +157,7 @@ def run_movers(tools: Path, path: Path, writer: Writer, pause: int, count: int) 
 def test_no_settled_region_shows_a_moved_process_twice_or_never(
     tools: Path, path: Path, writer: Writer
 ) -> None:
-    run_movers(tools, path, writer, SLOW_ENOUGH, 20_000)
+    run_movers(tools, path, writer, SLOW_ENOUGH, 8_000)
 
 
 @pytest.mark.stress

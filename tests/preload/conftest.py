@@ -1,35 +1,12 @@
 """GPUs of a test's own, regions on them, and programs that use them through the library."""
 
-import fcntl
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from cuda_program import CudaProgram
-from fake_cuda.driver import FakeGpus, build
+from fake_cuda.driver import FakeGpus
 from limited import INJECTIONS, Limited
-
-
-@pytest.fixture(scope="session")
-def fake_libraries(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """The fake libcuda.so.1 and libnvidia-ml.so.1; all workers of a run build them once."""
-    base = tmp_path_factory.getbasetemp()
-    place = (base if worker_id == "master" else base.parent) / "fake-cuda"
-    place.mkdir(exist_ok=True)
-    with (place / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        return build(place, optimise="-O0")
-
-
-@pytest.fixture(scope="session")
-def c_programs(fake_libraries: Path) -> Path:
-    """Where the C programs of this directory are, built."""
-    with (fake_libraries / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        command = ["make", "--silent", f"BUILD={fake_libraries}"]
-        subprocess.run(command, cwd=Path(__file__).parent, check=True)
-    return fake_libraries
 
 
 @pytest.fixture

@@ -236,6 +236,18 @@ def test_without_figures_nothing_is_held_up_and_one_line_says_so(
     )
 
 
+def test_on_a_blackwell_gpu_a_program_is_held_as_on_any(
+    limited: Make, observer: Observer, busy: Start, tmp_path: Path
+) -> None:
+    """Its older function for the work of processes answers 0 %."""
+    rules = tmp_path / "rules"
+    rules.write_text("quirk blackwell\n")
+    scene = limited(sm=[20, None])
+    program = busy(scene, "busy_1ms", pending=200, FAKE_NVML_STATE=str(rules))
+    eventually(lambda: sm_percent(scene, program.pid) > 0)
+    eventually(lambda: 0 < observer.busy_percent(1) < HELD)
+
+
 def test_a_program_that_the_driver_shows_by_another_pid_is_held(
     limited: Make, gpus: FakeGpus, observer: Observer, busy: Start
 ) -> None:

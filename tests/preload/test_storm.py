@@ -2,6 +2,7 @@
 
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -13,12 +14,11 @@ import pytest
 from cuda_program import OUT, CudaProgram
 from fake_cuda.driver import GIB, MIB
 from limited import Limited
-from wait import eventually
+from stress import scaled
+from wait import PATIENCE_S, eventually
 
 from libhamiregion import ProcessStatus
 
-#: How much of the long runs; `make stress` says.
-SHARE = float(os.environ.get("HAMIREGION_STRESS", "1"))
 CONTEXT = 256 * MIB
 
 Make = Callable[..., Limited]
@@ -30,7 +30,7 @@ LARGEST = 256 * MIB
 
 LENGTHS = [
     (2, 3, 3, 60),
-    pytest.param(3, 6, max(3, int(40 * SHARE)), 1500, marks=pytest.mark.stress),
+    pytest.param(3, 6, scaled(40, 3), 1500, marks=pytest.mark.stress),
 ]
 
 
@@ -86,16 +86,14 @@ def test_a_storm_of_everything_leaves_nothing(
 @pytest.mark.stress
 def test_programs_that_become_others_leave_nothing(limited: Make, c_programs: Path) -> None:
     scene = limited(memory=[2 * GIB])
-    for seed in range(max(2, int(20 * SHARE))):
+    for seed in range(scaled(20, 2)):
         play(scene, c_programs / "storm", seed, 2, 3, 6, 60, LARGEST, ALL_WAYS, EXECS)
     program = scene.program().start()
     eventually(lambda: scene.used() == CONTEXT)
     assert program.info() == (2 * GIB - CONTEXT, 2 * GIB)
 
 
-@pytest.mark.parametrize(
-    "kills", [12, pytest.param(max(20, int(200 * SHARE)), marks=pytest.mark.stress)]
-)
+@pytest.mark.parametrize("kills", [12, pytest.param(scaled(200, 20), marks=pytest.mark.stress)])
 def test_the_killed_are_reaped_and_hold_no_lock(
     limited: Make, c_programs: Path, kills: int
 ) -> None:
@@ -111,10 +109,16 @@ def test_the_killed_are_reaped_and_hold_no_lock(
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        eventually(lambda known=known: pids(scene) - known)
+        eventually(lambda known=known, storm=storm: pids(scene) - known or storm.poll() is not None)
+        assert storm.poll() is None, storm.communicate()
+        (newcomer,) = pids(scene) - known
+        ends = os.pidfd_open(newcomer)
         time.sleep(chance.uniform(0, 0.02))
         os.killpg(storm.pid, signal.SIGKILL)
         storm.communicate()
+        # As long as it has not ended, what it holds is refused to the next.
+        assert select.select([ends], [], [], PATIENCE_S)[0]
+        os.close(ends)
     eventually(lambda: pids(scene) == {survivor.pid})
     assert scene.used() == CONTEXT
     survivor.free(survivor.allocate(4 * GIB - CONTEXT))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cli_process import COLOUR, Terminal, run, start
+from wait import eventually
 
 if TYPE_CHECKING:
     import subprocess
@@ -127,10 +128,7 @@ def test_killed_it_leaves_no_process(tmp_path: Path) -> None:
         wait_for_workers(process, tmp_path)
         process.kill()
         process.communicate(timeout=30)
-    deadline = time.monotonic() + 15
-    while mentions(tmp_path):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    eventually(lambda: not mentions(tmp_path))
 
 
 def test_a_reader_that_leaves_ends_it_quietly(tmp_path: Path) -> None:

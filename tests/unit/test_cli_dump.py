@@ -233,10 +233,12 @@ def test_only_regular_files_are_opened(tmp_path: Path, region_file: RegionFileFa
 
 
 def test_any_bytes_are_dumped(tmp_path: Path) -> None:
-    for number, content in enumerate((b"", b"\xff" * 3000, os.urandom(2_008_953))):
+    for number, content in enumerate(
+        (b"", b"\xff" * 3000, os.urandom(40_000).ljust(2_008_953, b"\0"))
+    ):
         path = tmp_path / f"{number}.cache"
         path.write_bytes(content)
-        for options in ((), ("--all",), ("--layout", "1.1-postinit")):
+        for options in ((), ("--layout", "1.1-postinit")):
             found = dumped(path, *options)
             assert found["size_bytes"] == len(content)
             assert found["error"] is not None

@@ -42,17 +42,21 @@ def start(file: RegionFile, process: Actor, nbytes: int) -> int:
     return slot
 
 
-def attach_until(newcomer: Actor, is_so: Callable[[], bool]) -> None:
-    """Attach, again and again: on a busy machine nobody may come to work while one looks."""
+def attach_until(attach: Callable[[], Actor | None]) -> Actor:
+    """Play a scene anew until it gives a newcomer that has the slot that it should have.
 
-    def attached() -> bool:
-        newcomer("attach")
-        if is_so():
-            return True
-        newcomer("slot.detach")
-        return False
+    On a busy machine nobody may come to work while the newcomer looks, and it looks once.
+    """
+    newcomers: list[Actor | None] = []
+
+    def attached() -> Actor | None:
+        newcomers.append(attach())
+        return newcomers[-1]
 
     eventually(attached)
+    newcomer = newcomers[-1]
+    assert newcomer is not None
+    return newcomer
 
 
 # ---- at the end of the table ----
@@ -84,30 +88,46 @@ def test_who_attaches_steps_over_the_slot_of_a_live_process(
 
 @with_newer
 def test_a_process_that_is_seen_working_there_leaves_its_copy_at_once(
-    file: RegionFile, actor: MakeActor
+    region_file: RegionFileFactory, layout: Layout, actor: MakeActor
 ) -> None:
-    moved, newcomer = actor(file), actor(file)
-    file.add_process(DEAD, {0: 10_000})
-    slot = start(file, moved, 100)
-    move_last_into(file, 0)
-    account(file, slot, 20)
-    with at_work(file, slot):
-        attach_until(newcomer, lambda: used(file) == 120)
+    files: list[RegionFile] = []
+
+    def attach() -> Actor | None:
+        files.append(file := region_file(layout))
+        moved, newcomer = actor(file), actor(file)
+        file.add_process(DEAD, {0: 10_000})
+        slot = start(file, moved, 100)
+        move_last_into(file, 0)
+        account(file, slot, 20)
+        with at_work(file, slot):
+            newcomer("attach")
+        return newcomer if used(file) == 120 else None
+
+    newcomer = attach_until(attach)
     newcomer("slot.charge", 0, 7)
-    assert used(file) == 127
+    assert used(files[-1]) == 127
 
 
 @with_newer
-def test_a_slot_whose_process_works_elsewhere_is_taken(file: RegionFile, actor: MakeActor) -> None:
+def test_a_slot_whose_process_works_elsewhere_is_taken(
+    region_file: RegionFileFactory, layout: Layout, actor: MakeActor
+) -> None:
     """Or what an earlier life left there would count for as long as a process has its pid."""
-    process, newcomer = actor(file), actor(file)
-    own = start(file, process, 1000)
-    put_slot(file, 1, slot_bytes(file, own))
-    put_seqlock(file, 1, 400)
-    with at_work(file, own):
-        attach_until(newcomer, lambda: pids(file) == [process.pid, newcomer.pid])
+    files: list[RegionFile] = []
+
+    def attach() -> Actor | None:
+        files.append(file := region_file(layout))
+        process, newcomer = actor(file), actor(file)
+        own = start(file, process, 1000)
+        put_slot(file, 1, slot_bytes(file, own))
+        put_seqlock(file, 1, 400)
+        with at_work(file, own):
+            newcomer("attach")
+        return newcomer if pids(file) == [process.pid, newcomer.pid] else None
+
+    newcomer = attach_until(attach)
     newcomer("slot.charge", 0, 1)
-    assert used(file) == 1001
+    assert used(files[-1]) == 1001
 
 
 @with_newer

@@ -220,7 +220,7 @@ class DeviceReader:
         mig_enabled = asked.ask("mig_enabled", lambda: self._mig_enabled(handle))
         lists = self._lists(asked)
         migs = self._migs(asked) if mig_enabled else []
-        usage = self._usage(asked, mig_enabled, lists)
+        usage = self._usage(asked, mig_enabled, lists, is_busy=gpu_util != 0)
         readings = [self._read_mig(index, slot, mig, lists) for slot, mig in migs]
         device = NvmlDevice(
             index,
@@ -334,7 +334,9 @@ class DeviceReader:
                 asked.note("processes", refusal)
         return lists
 
-    def _usage(self, asked: _Questions, mig_enabled: bool | None, lists: _Lists) -> _Usage:
+    def _usage(
+        self, asked: _Questions, mig_enabled: bool | None, lists: _Lists, *, is_busy: bool = True
+    ) -> _Usage:
         usage = _Usage()
         if not self._processes:
             usage.state = NvmlState.NOT_ASKED
@@ -342,7 +344,7 @@ class DeviceReader:
         try:
             if asked.lost is not None:
                 raise asked.lost
-            usage.samples = self._samples(asked.handle, _WINDOW_US)
+            usage.samples = self._samples(asked.handle, _WINDOW_US, is_busy)
         except Refusal as refusal:
             usage.state = refusal.state
             asked.note("utilization", refusal)
@@ -356,13 +358,14 @@ class DeviceReader:
             # The driver samples about once a second: a process without a sample in the last
             # window, but with one in the window before, may be as busy as ever.
             with contextlib.suppress(Refusal):
-                usage.stirring = {row[0] for row in self._samples(asked.handle, 2 * _WINDOW_US)}
+                before = self._samples(asked.handle, 2 * _WINDOW_US, is_busy)
+                usage.stirring = {row[0] for row in before}
         return usage
 
-    def _samples(self, handle: Any, window_us: int) -> tuple[SampledProcess, ...]:
+    def _samples(self, handle: Any, window_us: int, is_busy: bool) -> tuple[SampledProcess, ...]:
         since = time.time_ns() // 1000 - window_us
         try:
-            rows = self._driver.sampled(handle, since)
+            rows = self._driver.sampled(handle, since, is_busy=is_busy)
         except Refusal as refusal:
             if refusal.state is NvmlState.NOT_FOUND:
                 return ()  # nobody was busy

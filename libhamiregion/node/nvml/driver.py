@@ -18,15 +18,23 @@ _GROWTH_TRIES = 4
 _WIDE_ENTRIES = re.compile(r"535\.(4[3-9]|[5-7]\d|8[0-6])\b")
 _PROCESS = struct.Struct("=I4xQII")
 _SAMPLE = struct.Struct("=I4xQIIII")
+# nvmlProcessUtilizationInfo_v1_t: time, pid, SM, memory, encoder, decoder (JPEG, optical flow); and
+# what asks for them: version, room, time, their address.
+_NEWER_SAMPLE = struct.Struct("=Q5I12x")
+_NEWER_REQUEST = struct.Struct("=IIQQ")
+_NEWER_VERSION = 1 << 24 | _NEWER_REQUEST.size
 _FIRST_CAPACITY = 64
 _MAX_CAPACITY = 1 << 20
 
 UTILIZATION = "nvmlDeviceGetProcessUtilization"
+_NEWER_UTILIZATION = "nvmlDeviceGetProcessesUtilizationInfo"
 #: nvmlProcessInfo_t: pid, memory in bytes, GPU instance, compute instance.
 ListedProcess: TypeAlias = tuple[int, int, int, int]
 #: nvmlProcessUtilizationSample_t: pid, time in microseconds, SM, memory, encoder, decoder.
 SampledProcess: TypeAlias = tuple[int, int, int, int, int, int]
 
+# What a driver answers where it has no samples: none now, none of such a device, none ever.
+_NOBODY = (NvmlState.NOT_FOUND, NvmlState.NOT_SUPPORTED, NvmlState.FUNCTION_NOT_FOUND)
 NOT_AVAILABLE = (1 << 64) - 1
 MAX_BYTES = (1 << 62) - 1
 
@@ -117,15 +125,41 @@ class Driver:
                 last = refusal
         raise last
 
-    def sampled(self, handle: Any, since_us: int) -> list[SampledProcess]:
+    def sampled(self, handle: Any, since_us: int, *, is_busy: bool) -> list[SampledProcess]:
         """The samples of utilisation of a device's processes since a time, Unix microseconds.
+
+        Args:
+            handle: The device.
+            since_us: Samples of later times are wanted.
+            is_busy: Whether the device may be busy. With Blackwell GPUs the older of two functions
+                shows nobody at work; the newer one, from 550 on, is asked where that can be.
 
         Raises:
             Refusal: It failed.
         """
-        return self._entries(UTILIZATION, _SAMPLE, handle, ctypes.c_ulonglong(since_us))
+        older: Refusal | None = None
+        rows: list[SampledProcess] = []
+        try:
+            rows = self._entries(UTILIZATION, _SAMPLE, handle, since_us)
+        except Refusal as refusal:
+            if refusal.state not in _NOBODY:
+                raise
+            older = refusal
+        if is_busy and not any(row[2] for row in rows):
+            try:
+                newer = self._entries(_NEWER_UTILIZATION, _NEWER_SAMPLE, handle, since_us)
+            except Refusal as refusal:
+                if refusal.state not in _NOBODY:
+                    raise
+            else:
+                return [(pid, at_us, *figures) for at_us, pid, *figures in newer]
+        if older is not None:
+            raise older
+        return rows
 
-    def _entries(self, name: str, entry: struct.Struct, handle: Any, *since: Any) -> list[Any]:
+    def _entries(
+        self, name: str, entry: struct.Struct, handle: Any, since_us: int | None = None
+    ) -> list[Any]:
         """Call a function that fills an array, and take the array apart in one go.
 
         nvidia-ml-py makes several objects of each entry, which on a node with a thousand processes
@@ -137,12 +171,22 @@ class Driver:
             raise Refusal(name, NvmlState.FUNCTION_NOT_FOUND)
         capacity = self._capacities.get(name, _FIRST_CAPACITY)
         for _ in range(_GROWTH_TRIES):
-            count, memory = (
-                ctypes.c_uint(capacity),
-                ctypes.create_string_buffer(capacity * entry.size),
-            )
-            order = (memory, ctypes.byref(count)) if since else (ctypes.byref(count), memory)
-            code = function(handle, *order, *since)
+            count = ctypes.c_uint(capacity)
+            memory = ctypes.create_string_buffer(capacity * entry.size)
+            if since_us is None:
+                code = function(handle, ctypes.byref(count), memory)
+            elif name == UTILIZATION:
+                since = ctypes.c_ulonglong(since_us)
+                code = function(handle, memory, ctypes.byref(count), since)
+            else:
+                request = ctypes.create_string_buffer(
+                    _NEWER_REQUEST.pack(
+                        _NEWER_VERSION, capacity, since_us, ctypes.addressof(memory)
+                    ),
+                    _NEWER_REQUEST.size,
+                )
+                code = function(handle, request)
+                count.value = _NEWER_REQUEST.unpack(request)[1]
             state = state_of(code)
             if state is NvmlState.OK:
                 self._capacities[name] = capacity

@@ -1,0 +1,64 @@
+"""The manifests of deploy/, rendered as people render them, and applied."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from api_server import Cluster
+
+KUSTOMIZE = Path(__file__).parents[2] / "deploy" / "kustomize"
+OVERLAYS = sorted(path.name for path in (KUSTOMIZE / "overlays").iterdir())
+NAMESPACE = "hamiregion"
+# The server is older than the field.
+OLD = ("before-1.30",)
+
+# The kubectl of the server's own version knows too little of kustomize.
+needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
+
+
+def rendered(directory: Path, overlay: str, components: Sequence[str] = OLD) -> str:
+    """An overlay with components, as text."""
+    tree = directory / "kustomize"
+    shutil.copytree(KUSTOMIZE, tree, dirs_exist_ok=True)
+    own = tree / "overlays" / "own"
+    own.mkdir(exist_ok=True)
+    paths = [f"../../components/{component}" for component in components]
+    own.joinpath("kustomization.yaml").write_text(
+        json.dumps({"resources": [f"../{overlay}"], "components": paths})
+    )
+    done = subprocess.run(
+        ["kubectl", "kustomize", str(own)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def kubectl(cluster: Cluster, text: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """`kubectl WORDS -f -`, by the kubectl of the server's version."""
+    directory = cluster.directory
+    return subprocess.run(
+        [
+            *(str(cluster.kubectl), "--kubeconfig", str(cluster.kubeconfig(directory / "admin"))),
+            *("--cache-dir", str(directory / "kubectl-cache")),
+            *(*words, "-f", "-"),
+        ],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def apply(cluster: Cluster, text: str) -> str:
+    done = kubectl(cluster, text, "apply")
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -1,0 +1,159 @@
+"""What deploy/ ships, applied to a real API server, which is older than all it is made for."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from api_server import RBAC, Cluster, pods_path
+from manifests import NAMESPACE, OLD, OVERLAYS, apply, kubectl, needs_kubectl, rendered
+from wait import eventually
+
+pytestmark = needs_kubectl
+
+OPERATOR = "monitoring.coreos.com"
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+DAEMON_SETS = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets"
+AGENT = f"{DAEMON_SETS}/hamiregion-agent"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A server that nobody has applied anything to."""
+    with Cluster(tmp_path_factory.mktemp("manifests")) as cluster:
+        yield cluster
+
+
+def define_the_operators_kinds(cluster: Cluster) -> None:
+    for kind in ("ServiceMonitor", "PrometheusRule"):
+        plural = f"{kind.lower()}s"
+        version = {
+            "name": "v1",
+            "served": True,
+            "storage": True,
+            "schema": {
+                "openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+            },
+        }
+        names = {"plural": plural, "singular": kind.lower(), "kind": kind}
+        body = {
+            "apiVersion": "apiextensions.k8s.io/v1",
+            "kind": "CustomResourceDefinition",
+            "metadata": {"name": f"{plural}.{OPERATOR}"},
+            "spec": {
+                "group": OPERATOR,
+                "scope": "Namespaced",
+                "names": names,
+                "versions": [version],
+            },
+        }
+        cluster.must("POST", DEFINITIONS, body)
+        path = f"/apis/{OPERATOR}/v1/{plural}"
+        eventually(lambda: cluster.ask("GET", path).status == 200, 60)  # noqa: B023
+
+
+def spec_of(cluster: Cluster, path: str) -> dict[str, Any]:
+    found: dict[str, Any] = cluster.must("GET", path)["spec"]["template"]["spec"]
+    return found
+
+
+def test_a_field_that_the_server_does_not_know_is_told_before_anything_is_made(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    text = rendered(tmp_path, "hami", ())
+    done = kubectl(cluster, text, "apply", "--dry-run=client")
+    assert done.returncode != 0
+    assert 'unknown field "appArmorProfile"' in done.stderr
+    assert cluster.ask("GET", f"/api/v1/namespaces/{NAMESPACE}").status == 404
+
+
+def test_without_the_operator_all_but_its_kinds_is_applied_and_kubectl_says_so(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    done = kubectl(cluster, rendered(tmp_path, "hami"), "apply")
+    assert done.returncode != 0
+    said = done.stderr.splitlines()
+    assert len(said) == 2
+    assert all("no matches for kind" in line and OPERATOR in line for line in said)
+    assert cluster.must("GET", f"{DAEMON_SETS}/hamiregion-exporter")
+    define_the_operators_kinds(cluster)
+    assert f"servicemonitor.{OPERATOR}" in apply(cluster, rendered(tmp_path, "hami"))
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_an_overlay_is_applied_and_its_pods_are_accepted(
+    cluster: Cluster, overlay: str, tmp_path: Path
+) -> None:
+    components = (*OLD, "network-policy", "recorder")
+    apply(cluster, rendered(tmp_path, overlay, components))
+    again = apply(cluster, rendered(tmp_path, overlay, components))
+    assert {line.rpartition(" ")[2] for line in again.splitlines()} == {"unchanged"}
+    for each in cluster.must("GET", DAEMON_SETS)["items"]:
+        template = each["spec"]["template"]
+        metadata = {**template["metadata"], "name": each["metadata"]["name"]}
+        body = {"metadata": metadata, "spec": {**template["spec"], "nodeName": "node-1"}}
+        made = cluster.must("POST", pods_path(NAMESPACE), body)
+        if "no-agent" not in {container["name"] for container in made["spec"]["containers"]}:
+            assert made["spec"]["priorityClassName"] == "system-node-critical"
+            assert made["spec"]["priority"] > 2_000_000_000
+        cluster.must("DELETE", f"{pods_path(NAMESPACE, metadata['name'])}?gracePeriodSeconds=0")
+
+
+def test_hami_over_hami_steered_leaves_no_agent(cluster: Cluster, tmp_path: Path) -> None:
+    """And the other way round the agent is back: nothing that cannot be changed differs."""
+    steered = rendered(tmp_path, "hami-steered")
+    for _ in range(2):
+        apply(cluster, steered)
+        spec = spec_of(cluster, AGENT)
+        assert [each["name"] for each in spec["containers"]] == ["agent", "limits"]
+        assert "--feedback" in spec["containers"][0]["args"]
+        assert "affinity" not in spec
+        assert "daemonset.apps/hamiregion-agent configured" in apply(
+            cluster, rendered(tmp_path, "hami")
+        )
+        spec = spec_of(cluster, AGENT)
+        (container,) = spec["containers"]
+        assert (container["name"], container["args"]) == ("no-agent", ["--version"])
+        assert not spec.get("volumes")
+        assert not spec.get("hostPID")
+        assert spec["automountServiceAccountToken"] is False
+        required = spec["affinity"]["nodeAffinity"][
+            "requiredDuringSchedulingIgnoredDuringExecution"
+        ]
+        (term,) = required["nodeSelectorTerms"]
+        (has, has_not) = term["matchExpressions"]
+        assert has["key"] == has_not["key"]
+        assert (has["operator"], has_not["operator"]) == ("Exists", "DoesNotExist")
+
+
+def test_a_runtime_class_that_is_missing_refuses_each_pod(cluster: Cluster, tmp_path: Path) -> None:
+    apply(cluster, rendered(tmp_path, "hami", (*OLD, "nvidia-runtime")))
+    spec = {**spec_of(cluster, f"{DAEMON_SETS}/hamiregion-exporter"), "nodeName": "node-1"}
+    refused = cluster.ask(
+        "POST", pods_path(NAMESPACE), {"metadata": {"name": "exporter"}, "spec": spec}
+    )
+    assert refused.status == 403
+    assert 'RuntimeClass "nvidia" not found' in refused.message
+
+
+def test_deleting_an_overlay_leaves_nothing_outside_its_namespace(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    text = rendered(tmp_path, "hami-steered")
+    apply(cluster, text)
+    done = kubectl(cluster, text, "delete", "--wait=false")
+    assert done.returncode == 0, done.stderr
+    namespace = cluster.must("GET", f"/api/v1/namespaces/{NAMESPACE}")
+    assert namespace["status"]["phase"] == "Terminating"
+    outside = [each for each in yaml.safe_load_all(text) if "namespace" not in each["metadata"]]
+    assert {each["kind"] for each in outside} == {
+        "Namespace",
+        "ClusterRole",
+        "ClusterRoleBinding",
+    }
+    for each in outside:
+        if each["kind"] != "Namespace":
+            path = f"{RBAC}/{each['kind'].lower()}s/{each['metadata']['name']}"
+            assert cluster.ask("GET", path).status == 404
+    assert cluster.must("GET", DAEMON_SETS)["items"] == []

@@ -1,0 +1,124 @@
+"""What each account of the manifests may do at a real API server, with its own token."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from api_server import PATCH, RBAC, Cluster, accounts_path, pods_path
+from manifests import NAMESPACE, kubectl, needs_kubectl, rendered
+from wait import eventually
+
+from libhamiregion.node import KubernetesNames, PodName
+from libhamiregion.plan import PodAnnotations, PodApiError
+
+pytestmark = needs_kubectl
+
+Rule = tuple[str, str, str]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A server with `hami-steered`, and a pod of somebody else."""
+    directory = tmp_path_factory.mktemp("rights")
+    with Cluster(directory) as cluster:
+        # The operator's kinds are missing here, and give no rights.
+        kubectl(cluster, rendered(directory, "hami-steered"), "apply")
+        cluster.namespace("research")
+        cluster.pod("research", "bert-0", "node-1", annotations={"hamiregion.io/sm-limit": "5"})
+        cluster.must("POST", accounts_path(NAMESPACE), {"metadata": {"name": "nobody"}})
+        yield cluster
+
+
+def rules_of(cluster: Cluster, account: str) -> set[Rule]:
+    """Verb, group and resource of all that an account may do in any namespace."""
+    asked = {"spec": {"namespace": "research"}}
+    answer = cluster.must(
+        "POST",
+        "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews",
+        asked,
+        token=cluster.account_token(NAMESPACE, account),
+    )
+    assert not answer["status"]["incomplete"]
+    return {
+        (verb, group, resource)
+        for rule in answer["status"]["resourceRules"]
+        for verb in rule["verbs"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+
+
+@pytest.mark.parametrize(
+    ("account", "rights"),
+    [
+        ("hamiregion-exporter", set()),
+        ("hamiregion-agent", {("list", "", "pods"), ("watch", "", "pods")}),
+    ],
+)
+def test_an_account_has_the_rights_it_needs_and_no_others(
+    cluster: Cluster, account: str, rights: set[Rule]
+) -> None:
+    anybodys = rules_of(cluster, "nobody")
+    assert rules_of(cluster, account) - anybodys == rights
+    assert not {rule for rule in anybodys if rule[2] in {"pods", "nodes", "secrets", "*"}}
+
+
+def test_the_agents_account_watches_pods_and_changes_nothing(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    token = cluster.account_token(NAMESPACE, "hamiregion-agent")
+    config = cluster.kubeconfig(tmp_path / "kubeconfig", token)
+    pods = PodAnnotations("node-1", kubeconfig=config)
+    pods.load()
+    plan = pods.read().plan
+    assert plan is not None
+    assert [rule.name for rule in plan.rules] == ["annotations of research/bert-0"]
+    refuse_all_changes(cluster, token)
+
+
+def test_the_exporters_account_may_not_even_list_pods(cluster: Cluster, tmp_path: Path) -> None:
+    token = cluster.account_token(NAMESPACE, "hamiregion-exporter")
+    config = cluster.kubeconfig(tmp_path / "kubeconfig", token)
+    with pytest.raises(PodApiError, match="403: pods is forbidden") as caught:
+        PodAnnotations("node-1", kubeconfig=config).load()
+    assert caught.value.status == 403
+    names = KubernetesNames("node-1", kubeconfig=config)
+    assert names.resolve("0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f") is None
+    assert "403" in str(names.last_error)
+    refuse_all_changes(cluster, token)
+
+
+def refuse_all_changes(cluster: Cluster, token: str) -> None:
+    patch: dict[str, Any] = {"metadata": {"annotations": {"hamiregion.io/sm-limit": "100"}}}
+    bert = pods_path("research", "bert-0")
+    for method, path, body in (
+        ("PATCH", bert, patch),
+        ("DELETE", bert, None),
+        ("PUT", bert, patch),
+        ("POST", pods_path("research"), patch),
+        ("POST", f"{bert}/eviction", patch),
+        ("GET", "/api/v1/secrets", None),
+        ("GET", "/api/v1/nodes", None),
+        ("GET", f"/api/v1/namespaces/{NAMESPACE}/configmaps", None),
+    ):
+        kind = PATCH if method == "PATCH" else "application/json"
+        answer = cluster.ask(method, path, body, token=token, kind=kind)
+        assert answer.status == 403, (method, path, answer)
+
+
+def test_names_from_the_api_take_two_rights_of_reading(cluster: Cluster, tmp_path: Path) -> None:
+    uid = cluster.must("GET", pods_path("research", "bert-0"))["metadata"]["uid"]
+    kubectl(cluster, rendered(tmp_path, "dra"), "apply")
+    try:
+        anybodys = rules_of(cluster, "nobody")
+        rights = {("list", "", "pods"), ("get", "resource.k8s.io", "resourceclaims")}
+        # What roles allow comes into force a moment later.
+        eventually(lambda: rules_of(cluster, "hamiregion-exporter") - anybodys == rights, 60)
+        token = cluster.account_token(NAMESPACE, "hamiregion-exporter")
+        config = cluster.kubeconfig(tmp_path / "kubeconfig", token)
+        names = KubernetesNames("node-1", kubeconfig=config)
+        assert names.resolve(uid, "train") == PodName("research", "bert-0", "train")
+        refuse_all_changes(cluster, token)
+    finally:
+        cluster.must("DELETE", f"{RBAC}/clusterrolebindings/hamiregion-names")

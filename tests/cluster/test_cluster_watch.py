@@ -1,0 +1,278 @@
+"""Annotations of pods, watched at a real API server that restarts, forgets and refuses."""
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from api_server import PATCH, RBAC, Cluster, accounts_path, pod, pods_path
+from conftest import Figure
+from plan_scene import GIB, PlanScene
+from wait import eventually
+
+from libhamiregion.agent import PlanKeeper, TaskRunner
+from libhamiregion.plan import PlanWatcher, PodAnnotations
+
+MEMORY = "hamiregion.io/memory-limit"
+PATIENCE_S = 60.0
+OUTAGE_S = 8.0
+
+Watch = Callable[..., PodAnnotations]
+
+
+class Watched(PodAnnotations):
+    """A watch that tells what the API has answered, and lets others act between its steps."""
+
+    def __init__(self, *words: Any, **options: Any) -> None:
+        super().__init__(*words, **options)
+        self.statuses: list[int] = []
+        self.after_list: list[Callable[[], object]] = []
+        self.after_page: list[Callable[[], None]] = []
+
+    def _list(self) -> str:
+        version = super()._list()
+        if self.after_list:
+            self.after_list.pop(0)()
+        return version
+
+    def _ask(self, **query: Any) -> Any:
+        try:
+            response = super()._ask(**query)
+        except self._errors as error:
+            self._note(error)
+            raise
+        if self.after_page and "watch" not in query:
+            # Read before the server changes.
+            _ = response.data
+            self.after_page.pop(0)()
+        return response
+
+    def _take(self, event: dict[str, Any]) -> None:
+        try:
+            super()._take(event)
+        except self._errors as error:
+            self._note(error)
+            raise
+
+    def _note(self, error: Exception) -> None:
+        self.statuses.append(getattr(error, "status", None) or 0)
+
+
+@pytest.fixture
+def node(request: pytest.FixtureRequest) -> str:
+    """A node, and a namespace, of the test's own."""
+    return re.sub("[^a-z0-9]+", "-", str(request.node.name))[-50:].strip("-")
+
+
+@pytest.fixture
+def watch(cluster: Cluster, node: str, tmp_path: Path) -> Iterator[Callable[..., Watched]]:
+    """Makes watches of the node's pods, with an account of their own, and closes them."""
+    token = cluster.watcher(cluster.namespace(node))
+    made: list[Watched] = []
+
+    def watch(**options: Any) -> Watched:
+        config = cluster.kubeconfig(tmp_path / "kubeconfig", token)
+        made.append(Watched(node, kubeconfig=config, **options))
+        return made[-1]
+
+    yield watch
+    for each in made:
+        each.close()
+
+
+def limit(pods: PodAnnotations, name: str = "bert-0") -> int | None:
+    """What a pod asks for; None as long as nobody knows."""
+    plan = pods.read().plan
+    rules = () if plan is None else plan.rules
+    found = [rule.set.memory_limit for rule in rules if str(rule.name).endswith(f"/{name}")]
+    return int(found[0]) if found else None
+
+
+def soon(condition: Callable[[], object]) -> float:
+    """Wait for a condition; returns after how many seconds it was true."""
+    began = time.monotonic()
+    eventually(condition, PATIENCE_S)
+    return time.monotonic() - began
+
+
+def test_an_annotation_reaches_its_region(
+    cluster: Cluster, node: str, watch: Callable[..., Watched], tmp_path: Path, figure: Figure
+) -> None:
+    uid = cluster.pod(node, "bert-0", node)
+    scene = PlanScene(tmp_path)
+    region = scene.container(pod_uid=uid)
+    pods = watch()
+    with scene.node() as there:
+        keeper = PlanKeeper(PlanWatcher(there, [pods], scene.state))
+        keeper.interval_s = 3600.0
+        runner = TaskRunner([keeper])
+        pods.start()
+        runner.start()
+        taken = []
+        try:
+            eventually(lambda: pods.read().plan is not None, PATIENCE_S)
+            for number in range(2, 12):
+                # Not at the heels of the one before.
+                time.sleep(0.3)
+                began = time.monotonic()
+                cluster.annotate(node, "bert-0", {MEMORY: f"{number}GiB"})
+                eventually(lambda: region.get("limit") == number * GIB, PATIENCE_S)  # noqa: B023
+                taken.append(time.monotonic() - began)
+            cluster.annotate(node, "bert-0", {MEMORY: None})
+            eventually(lambda: region.get("limit") == 8 * GIB, PATIENCE_S)
+        finally:
+            runner.stop()
+    figure("from the request that annotates a pod to its region, median", sorted(taken)[5])
+    figure("the same, the slowest of ten", max(taken))
+
+
+@pytest.mark.parametrize("end", [Cluster.stop, Cluster.kill], ids=["SIGTERM", "kill -9"])
+def test_a_server_that_comes_back_is_right_again(
+    cluster: Cluster,
+    node: str,
+    watch: Callable[..., Watched],
+    figure: Figure,
+    end: Callable[[Cluster], None],
+    request: pytest.FixtureRequest,
+) -> None:
+    """The error stands until a list has succeeded; what was known stays in force meanwhile."""
+    cluster.pod(node, "bert-0", node, annotations={MEMORY: "1GiB"})
+    pods = watch()
+    pods.start()
+    eventually(lambda: limit(pods) == GIB, PATIENCE_S)
+    end(cluster)
+    eventually(lambda: pods.error is not None, PATIENCE_S)
+    gone_at = time.monotonic()
+    while time.monotonic() < gone_at + OUTAGE_S:
+        assert pods.error is not None
+        assert pods.read().problems == {"kubernetes": pods.error}
+        assert limit(pods) == GIB
+        time.sleep(0.05)
+    cluster.start(wait=False)
+    cluster.wait_for_an_answer()
+    how = request.node.callspec.id
+    taken = soon(lambda: pods.error is None)
+    figure(f"listed again after the server's return ({how})", taken)
+    assert pods.read().problems == {}
+    cluster.wait_until_ready()
+    cluster.annotate(node, "bert-0", {MEMORY: "2GiB"})
+    taken = soon(lambda: limit(pods) == 2 * GIB)
+    figure(f"the first change after that ({how})", taken)
+
+
+def test_a_version_from_before_a_restart_is_gone_and_a_list_follows_soon(
+    cluster: Cluster, node: str, watch: Callable[..., Watched], figure: Figure
+) -> None:
+    cluster.pod(node, "bert-0", node, annotations={MEMORY: "1GiB"})
+    pods = watch()
+    is_listed, may_watch = threading.Event(), threading.Event()
+    pods.after_list.append(lambda: (is_listed.set(), may_watch.wait(PATIENCE_S)))
+    pods.start()
+    assert is_listed.wait(PATIENCE_S)
+    # The new server begins with what is younger than the list.
+    cluster.pod(node, "bert-1", node)
+    cluster.kill()
+    cluster.start()
+    cluster.annotate(node, "bert-0", {MEMORY: "2GiB"})
+    may_watch.set()
+    taken = soon(lambda: limit(pods) == 2 * GIB)
+    assert 410 in pods.statuses, pods.statuses
+    figure("right again after 410 Gone in the watch", taken)
+    eventually(lambda: pods.error is None, PATIENCE_S)
+
+
+def test_a_list_whose_pages_are_compacted_away_begins_anew(
+    cluster: Cluster, node: str, watch: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("libhamiregion.plan.pods._PAGE", 2)
+    for number in range(5):
+        cluster.pod(node, f"bert-{number}", node, annotations={MEMORY: "1GiB"})
+    pods = watch()
+
+    def compact() -> None:
+        cluster.annotate(node, "bert-4", {MEMORY: "2GiB"})
+        cluster.annotate(node, "bert-4", {MEMORY: "3GiB"})
+        cluster.compact(cluster.must("GET", pods_path(node))["metadata"]["resourceVersion"])
+
+    pods.after_page.append(compact)
+    pods.start()
+    eventually(lambda: limit(pods, "bert-4") == 3 * GIB, PATIENCE_S)
+    assert pods.statuses == [410]
+    assert [limit(pods, f"bert-{number}") for number in range(4)] == [GIB] * 4
+    eventually(lambda: pods.error is None, PATIENCE_S)
+
+
+def test_a_revoked_token_is_an_error_until_there_is_another(
+    cluster: Cluster, node: str, watch: Callable[..., Watched], tmp_path: Path
+) -> None:
+    """The API goes on knowing a token for some seconds, and does not cut watches."""
+    cluster.pod(node, "bert-0", node, annotations={MEMORY: "1GiB"})
+    pods = watch(watch_s=1.0, first_pause_s=0.1)
+    pods.start()
+    eventually(lambda: limit(pods) == GIB, PATIENCE_S)
+    cluster.must("DELETE", accounts_path(node, "watcher"))
+    eventually(lambda: pods.error == "the API answered 401: Unauthorized", PATIENCE_S)
+    cluster.annotate(node, "bert-0", {MEMORY: "2GiB"})
+    assert limit(pods) == GIB
+    cluster.must("POST", accounts_path(node), {"metadata": {"name": "watcher"}})
+    cluster.kubeconfig(tmp_path / "kubeconfig", cluster.account_token(node, "watcher"))
+    eventually(lambda: limit(pods) == 2 * GIB, PATIENCE_S)
+    cluster.must("DELETE", f"{RBAC}/clusterrolebindings/{node}")
+    eventually(lambda: "403" in str(pods.error), PATIENCE_S)
+    assert "cannot list resource" in str(pods.error)
+    assert limit(pods) == 2 * GIB
+
+
+def test_only_who_creates_a_pod_makes_it_a_mirror(
+    cluster: Cluster, node: str, watch: Watch
+) -> None:
+    """Neither the annotation nor a node comes to a pod that is there."""
+    hash_of_a_static_pod = "9" * 32
+    mirror = {"kubernetes.io/config.mirror": hash_of_a_static_pod, MEMORY: "1GiB"}
+    owner = {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "name": node,
+        "uid": "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f",
+    }
+    real = cluster.pod(node, "real", node, annotations=mirror, ownerReferences=[owner])
+    elsewhere = {**owner, "name": "elsewhere"}
+    thieves = [
+        cluster.pod(node, "thief-0", node, annotations=mirror),
+        cluster.pod(node, "thief-1", node, annotations=mirror, ownerReferences=[elsewhere]),
+        cluster.pod(node, "thief-2", node, annotations={MEMORY: "1GiB"}, ownerReferences=[owner]),
+    ]
+    body = {"metadata": {"annotations": mirror}}
+    refused = cluster.ask("PATCH", pods_path(node, "thief-2"), body, kind=PATCH)
+    assert refused.status == 422
+    assert "mirror" in refused.message
+    pods = watch()
+    pods.load()
+    plan = pods.read().plan
+    assert plan is not None
+    chosen = {rule.select.pod_uid for rule in plan.rules}
+    assert chosen == {real, hash_of_a_static_pod, *thieves}
+    by_name = {rule.select.pod_uid: rule.name for rule in plan.rules}
+    assert by_name[hash_of_a_static_pod] == f"annotations of {node}/real"
+
+
+def test_1300_pods_are_listed_in_pages_and_watched(
+    cluster: Cluster, node: str, watch: Callable[..., Watched], figure: Figure
+) -> None:
+    connection = cluster.connect()
+    for number in range(1300):
+        body = pod(f"bert-{number}", node, annotations={MEMORY: "1GiB"})
+        cluster.must("POST", pods_path(node), body, connection=connection)
+    connection.close()
+    pods = watch()
+    pods.start()
+    figure("the first list of 1,300 pods", soon(lambda: limit(pods, "bert-1299") == GIB))
+    plan = pods.read().plan
+    assert plan is not None
+    assert len(plan.rules) == 1300
+    eventually(lambda: pods._response is not None, PATIENCE_S)
+    cluster.annotate(node, "bert-1299", {MEMORY: "2GiB"})
+    figure("one change among 1,300 pods", soon(lambda: limit(pods, "bert-1299") == 2 * GIB))
