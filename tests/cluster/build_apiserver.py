@@ -162,7 +162,7 @@ def compile_server(work: Path, target: Path) -> None:
     version = f"{package}/component-base/version"
     flags = {"gitVersion": f"v{KUBERNETES}", "gitMajor": "1", "gitMinor": "20"}
     says = " ".join(f"-X {version}.{name}={value}" for name, value in flags.items())
-    # Without what it has for the clouds, it is built in two thirds of the time.
+    # Without what it has for the clouds: none of that is asked for.
     go(
         work,
         "build",
