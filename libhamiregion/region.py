@@ -733,7 +733,7 @@ class Region:
 
     def _memory_change(self, made: Any) -> LimitChange:
         before, after = made.before or None, made.after or None
-        return limit_change(made.device, before, after, _IMMEDIATE, "memory", *self._file)
+        return limit_change(made.device, before, after, _IMMEDIATE, "memory", self._file)
 
     def _sm_changes(self, made: Sequence[Any]) -> tuple[LimitChange, ...]:
         edits = [
@@ -743,7 +743,7 @@ class Region:
         stops_launches = any(each.stops_launches for each in made)
         effects = sm_limit_effects(self.layout, edits, stops_launches=stops_launches)
         return tuple(
-            limit_change(*edit, effect, "sm", *self._file)
+            limit_change(*edit, effect, "sm", self._file)
             for edit, effect in zip(edits, effects, strict=True)
         )
 
