@@ -12,6 +12,8 @@ import attrs
 from libhamiregion.node.root_lock import RootUse, is_root_locked
 from libhamiregion.node.writers import find_monitors
 
+from .process_facts import has_libvgpu
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 ContainerKey: TypeAlias = "tuple[str | None, str | None, tuple[int, ...]]"
 
 _LOW_HALF = 0xFFFFFFFF
+# A process can have so many mappings that reading them takes 0.1 s, and map every region.
+_LIBRARIES_LIMIT = 64
 
 
 def key_of(container: Container | None) -> ContainerKey:
@@ -107,6 +111,7 @@ class Examination:
     stuck_s: float
     suspects: dict[Hashable, Callable[[], bool]] = attrs.field(factory=dict)
     _asked: set[Hashable] = attrs.field(factory=set)
+    _libraries: dict[HostProcess, bool | None] = attrs.field(factory=dict)
 
     @cached_property
     def used(self) -> tuple[UsedRegion, ...]:
@@ -183,6 +188,15 @@ class Examination:
             for process in processes.mappers(*processes.identity(used.region), writable=True)
             if process not in used.users
         )
+
+    def has_libvgpu(self, process: HostProcess) -> bool | None:
+        """Whether a process has libvgpu.so loaded; None if that is not known.
+
+        Each is asked once, and so many and no more.
+        """
+        if process not in self._libraries and len(self._libraries) < _LIBRARIES_LIMIT:
+            self._libraries[process] = has_libvgpu(self.node.proc, process)
+        return self._libraries.get(process)
 
     # ---- what stands still -----------------------------------------------------------------------
 

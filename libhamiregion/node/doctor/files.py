@@ -19,7 +19,6 @@ from libhamiregion.node.writers import is_monitor
 from libhamiregion.text import printable
 
 from .findings import FindingKind, command_of, count_text, finding, only, pids_text, shown
-from .process_facts import has_libvgpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -222,7 +221,7 @@ def borrowed_directories(look: Examination, used: UsedRegion) -> Iterator[Findin
     by_pod: defaultdict[str, list[HostProcess]] = defaultdict(list)
     for process in used.processes.onlookers:
         pod = None if process.container is None else process.container.pod_uid
-        if pod not in (None, own) and has_libvgpu(look.node.proc, process):
+        if pod not in (None, own) and look.has_libvgpu(process):
             by_pod[pod].append(process)
     if not by_pod:
         return
