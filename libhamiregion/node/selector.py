@@ -31,7 +31,7 @@ class Selector:
     Patterns are those of the shell (``*``, ``?``, ``[abc]``), of the whole name, with case.
 
     Attributes:
-        pod_uid: Pattern of the pod's UID.
+        pod_uid: Pattern of the pod's UID; empty for what belongs to no pod, as a claim.
         namespace: Pattern of the pod's namespace; a pod that no resolver can name does not match.
         pod: Pattern of the pod's name, or of its UID.
         container: Pattern of the container's name, or of its id; of a claim's name, or its UID,
@@ -52,8 +52,9 @@ class Selector:
     def matches_container(self, container: Container, name: PodName | None) -> bool:
         """Whether a container is meant whose pod has this name."""
         id_ = None if container.container_id is None else container.container_id.id
+        own = container.pod_uid
         return (
-            _matches(self.pod_uid, container.pod_uid)
+            (own is None if self.pod_uid == "" else _matches(self.pod_uid, own))
             and _matches(self.namespace, None if name is None else name.namespace)
             and _matches(self.pod, None if name is None else name.pod, container.pod_uid)
             and _matches(

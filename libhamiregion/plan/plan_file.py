@@ -169,7 +169,8 @@ def _converter() -> Any:
         return converter.structure(value, Limits)
 
     patterns = {field.name: _pattern for field in attrs.fields(Selector)}
-    mapping(Selector, **{**patterns, "device": _device})
+    # Empty: of no pod.
+    mapping(Selector, **{**patterns, "pod_uid": _text, "device": _device})
     mapping(Limits, memory_limit=read_memory, sm_limit=read_sm, priority=read_priority)
     mapping(_Metadata, name=_text, description=_text)
     mapping(Rule, set=limits, name=_text)

@@ -105,8 +105,8 @@ def exact_rules(
     return [
         Rule(
             Selector(
-                # What shares a claim's region is known by the claim's UID.
-                pod_uid=_exact(container.pod_uid or "") if container.claim_uid is None else None,
+                # Of a claim empty: any pod may call a container of its own as a claim's UID reads.
+                pod_uid=_exact(container.pod_uid or ""),
                 container=container.claim_uid or _exact(container.name or ""),
                 device=None if device is None else str(device),
             ),

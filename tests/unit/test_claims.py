@@ -12,6 +12,7 @@ pytest.importorskip("kubernetes")
 
 from fake_kubernetes.server import FakeApi
 
+from libhamiregion import create_region
 from libhamiregion.node import (
     ChainedNames,
     ClaimName,
@@ -22,6 +23,7 @@ from libhamiregion.node import (
     Selector,
 )
 from libhamiregion.node.claims import claims_of, reserved_for
+from libhamiregion.plan import export_plan, parse_plan, plan_text
 
 CLAIM = "6f1c0d8e-9f2b-4f0a-8a51-0c5f6d1e2a3b"
 
@@ -238,3 +240,18 @@ def test_a_claim_is_chosen_by_what_it_is_shown_as(api: FakeApi, tmp_path: Path) 
         ):
             assert Selector(**chosen).matches(found)  # type: ignore[arg-type]
         assert not Selector(pod_uid="*").matches(found)
+
+
+def test_no_pod_is_meant_by_a_claims_rule_by_calling_its_container_so(tmp_path: Path) -> None:
+    claims, pods = Root(tmp_path / "claims"), Root(tmp_path / "containers")
+    (claims.path / CLAIM).mkdir()
+    create_region(claims.path / CLAIM / "a.cache", memory_limits=["4GiB"])
+    with Node([claims, pods], names=PodLogNames(tmp_path)) as node:
+        refresh(node)
+        plan = parse_plan(plan_text(export_plan(node)))
+        pods.region(name=CLAIM)
+        refresh(node)
+        claim, pod = node.containers
+        assert (claim.claim_uid, pod.name) == (CLAIM, CLAIM)
+        assert [rule.select.matches(claim) for rule in plan.rules] == [True, True]
+        assert [rule.select.matches(pod) for rule in plan.rules] == [False, False]
