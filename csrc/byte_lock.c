@@ -13,7 +13,7 @@
 static int open_again(const hr_region *region, uint32_t flags, int *fd)
 {
     struct stat status;
-    int code = hr_open_file(region->path, flags, fd, &status);
+    int code = hr_open_file(region->path, flags | region->no_link, fd, &status);
     if (code == HR_ENOTFOUND || code == HR_ENOTREGION)
         return hr_fail_reason(HR_ESTALE, HR_REASON_REPLACED);
     if (code != HR_OK)

@@ -120,7 +120,7 @@ int hr_create(const char *path, const struct hr_create_spec *spec)
     if (code != HR_OK)
         return code;
     const char *name;
-    int directory = hr_open_directory(path, &name);
+    int directory = hr_open_directory(path, 0, &name);
     if (directory < 0)
         return directory;
 

@@ -59,6 +59,7 @@ struct hr_region {
     _Atomic uint32_t references; /* hr_free()'s, and those of tickets */
     uint32_t fork_generation;
     bool writable;
+    uint32_t no_link; /* HR_NO_LINK, or 0 */
     uint64_t device_id;
     uint64_t inode;
     struct hr_mapped_file in_maps; /* under the fork lock; inode 0 = not looked up yet */

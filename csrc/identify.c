@@ -52,7 +52,7 @@ static int open_error(int error)
     }
 }
 
-int hr_open_directory(const char *path, const char **name)
+int hr_open_directory(const char *path, uint32_t flags, const char **name)
 {
     char directory[PATH_MAX];
     const char *slash = strrchr(path, '/');
@@ -63,8 +63,10 @@ int hr_open_directory(const char *path, const char **name)
     if ((*name)[0] == '\0')
         return hr_fail_reason(HR_ENOTREGION, HR_REASON_DIRECTORY);
     memcpy(directory, slash == NULL ? "." : path, length);
-    directory[length] = '\0';
-    int fd = open(directory, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    /* A name with a slash at its end is followed, whatever the flags. */
+    const bool no_link = (flags & HR_NO_LINK) != 0 && length > 1;
+    directory[no_link ? length - 1 : length] = '\0';
+    int fd = open(directory, O_PATH | O_DIRECTORY | O_CLOEXEC | (no_link ? O_NOFOLLOW : 0));
     if (fd >= 0)
         return fd;
     return errno == ELOOP ? hr_fail_errno(HR_ESYSTEM, ELOOP) : open_error(errno);
@@ -133,7 +135,7 @@ void hr_close_file(int fd, uint32_t flags)
 int hr_open_file(const char *path, uint32_t flags, int *fd, struct stat *status)
 {
     const char *name;
-    int directory = hr_open_directory(path, &name);
+    int directory = hr_open_directory(path, flags, &name);
     if (directory < 0)
         return directory;
 
@@ -501,7 +503,8 @@ static int refuse_to_write(const struct hr_identified *file, uint32_t layout)
 
 int hr_open_identified(const char *path, uint32_t flags, uint32_t layout, struct hr_identified *out)
 {
-    if (layout > HR_LAYOUTS || (flags != HR_READ && flags != HR_WRITE && flags != HR_KEEP))
+    const uint32_t access = flags & ~(uint32_t)HR_NO_LINK;
+    if (layout > HR_LAYOUTS || (access != HR_READ && access != HR_WRITE && access != HR_KEEP))
         return hr_fail_code(HR_EINVAL);
     int code = hr_open_file(path, flags, &out->fd, &out->status);
     if (code != HR_OK)

@@ -26,9 +26,9 @@ int hr_open_identified(const char *path, uint32_t flags, uint32_t layout,
 /*
  * Open the directory of `path`, and give the last component.  Files are reached
  * through this descriptor, so that the directory cannot be exchanged between two
- * steps.  Returns the descriptor or a code.
+ * steps.  With HR_NO_LINK in `flags` it is no link.  Returns the descriptor or a code.
  */
-int hr_open_directory(const char *path, const char **name);
+int hr_open_directory(const char *path, uint32_t flags, const char **name);
 
 /*
  * Open a regular file and nothing else, not even for a moment.  On success `*fd` is

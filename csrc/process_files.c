@@ -391,7 +391,7 @@ bool hr_may_have_two_inodes(const hr_region *region)
     struct stat status;
     struct statfs system;
     char link[40], path[PATH_MAX];
-    if (hr_open_file(region->path, 0, &fd, &status) != HR_OK)
+    if (hr_open_file(region->path, region->no_link, &fd, &status) != HR_OK)
         return true;
     bool may = fstatfs(fd, &system) != 0 || system.f_type == OVERLAYFS_SUPER_MAGIC;
     /* The descriptor's link: to resolve the name would walk where a container may mount. */

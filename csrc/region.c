@@ -43,6 +43,7 @@ static hr_region *new_handle(const char *path, uint32_t flags, const struct hr_l
     region->mapped_bytes = layout->size;
     region->fork_generation = hr_fork_generation;
     region->writable = (flags & HR_WRITE) != 0;
+    region->no_link = flags & HR_NO_LINK;
     region->references = 1;
     region->device_id = file->status.st_dev;
     region->inode = file->status.st_ino;
@@ -115,19 +116,36 @@ void hr_get_info(const hr_region *region, struct hr_info *out)
     out->address = is_ours ? (uint64_t)(uintptr_t)region->base : 0;
 }
 
+/* Whether the region's name leads to it; also where the system does not let us look. */
+static bool is_there(const hr_region *region)
+{
+    struct stat status;
+    if (hr_is_in_map_files(region->path)) {
+        int fd;
+        if (hr_open_file(region->path, HR_READ, &fd, &status) != HR_OK)
+            return false;
+        close(fd);
+        return hr_is_whole(region, &status);
+    }
+    const char *name = region->path;
+    int directory = AT_FDCWD;
+    if (region->no_link != 0) {
+        directory = hr_open_directory(region->path, region->no_link, &name);
+        if (directory < 0)
+            return directory == HR_ESYSTEM; /* no descriptors left, for example */
+    }
+    bool is_found = fstatat(directory, name, &status, AT_SYMLINK_NOFOLLOW) == 0;
+    if (directory >= 0)
+        close(directory);
+    return is_found && hr_is_whole(region, &status);
+}
+
 int hr_is_stale(hr_region *region)
 {
     int code = hr_enter(region);
     if (code != HR_OK)
         return code;
-    struct stat status;
-    int fd = -1;
-    bool is_there = hr_is_in_map_files(region->path)
-                        ? hr_open_file(region->path, HR_READ, &fd, &status) == HR_OK
-                        : fstatat(AT_FDCWD, region->path, &status, AT_SYMLINK_NOFOLLOW) == 0;
-    int stale = !is_there || !hr_is_whole(region, &status);
-    if (fd >= 0)
-        close(fd);
+    int stale = !is_there(region);
     hr_leave(region);
     return stale;
 }

@@ -156,7 +156,10 @@ enum hr_open_flags {
     HR_WRITE = 1,
     /* Read, and never close the file's descriptor, of which a process has one for each file
      * until it ends: for a process that may have libvgpu loaded too (CAVEATS). */
-    HR_KEEP = 2
+    HR_KEEP = 2,
+    /* Beside one of these: follow no link to the file's directory either, neither now nor when the
+     * handle looks at the file again.  For a directory that somebody hostile can replace. */
+    HR_NO_LINK = 4
 };
 
 struct hr_info {

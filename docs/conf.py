@@ -48,6 +48,9 @@ autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 80
 
+# Not in the index: every `Mapping` of the standard library would lead to it.
+nitpick_ignore = [("py:class", "libhamiregion.node.procfs.Mapping")]
+
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True

@@ -124,18 +124,16 @@ def limit_change(
     after: int | None,
     effect: Effect,
     kind: LimitKind,
-    path: str,
-    file_id: tuple[int, int],
+    file: tuple[str, tuple[int, int]],
 ) -> LimitChange:
-    """The same as `LimitChange(…)`, in a third of the time."""
+    """The same as `LimitChange(…, *file)`, in a third of the time."""
     change = _LimitChange()
     change.device = device
     change.before = before
     change.after = after
     change.effect = effect
     change.kind = kind
-    change.path = path
-    change.file_id = file_id
+    change.path, change.file_id = file
     change.__class__ = LimitChange
     return change  # type: ignore[no-any-return]
 

@@ -167,6 +167,16 @@ def open_region(
     return _open(absolute_path(path), flags, _layout_number(layout), nanoseconds(timeout_s))
 
 
+def open_in_container(path: str, *, writable: bool = False, layout: Layout | None = None) -> Region:
+    """`open_region` of an absolute path whose directory a container may replace by a link.
+
+    Where containers can write the root they can: the link could lead to another one's region, or
+    to a file system that never answers. It is not followed, `Region.is_stale` included.
+    """
+    flags = lib.HR_NO_LINK | (lib.HR_WRITE if writable else lib.HR_READ)
+    return _open(path, flags, _layout_number(layout))
+
+
 def _open(absolute: str, flags: int, layout: int = lib.HR_LAYOUTS, timeout_ns: int = 0) -> Region:
     # Owned before it is made: no signal's handler can come between.
     owner = ffi.gc(ffi.new("hr_region **"), lib.hr_free_held)
@@ -179,7 +189,7 @@ def _open(absolute: str, flags: int, layout: int = lib.HR_LAYOUTS, timeout_ns: i
     code = in_slices(wait, timeout_ns, until=_NOT_THERE_YET) if timeout_ns else wait(0)
     if code < 0:
         raise region_error(code, absolute)
-    return Region(owner, absolute, LAYOUTS[code], writable=flags == lib.HR_WRITE)
+    return Region(owner, absolute, LAYOUTS[code], writable=bool(flags & lib.HR_WRITE))
 
 
 _REGION_VARIABLE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
@@ -723,7 +733,7 @@ class Region:
 
     def _memory_change(self, made: Any) -> LimitChange:
         before, after = made.before or None, made.after or None
-        return limit_change(made.device, before, after, _IMMEDIATE, "memory", *self._file)
+        return limit_change(made.device, before, after, _IMMEDIATE, "memory", self._file)
 
     def _sm_changes(self, made: Sequence[Any]) -> tuple[LimitChange, ...]:
         edits = [
@@ -733,7 +743,7 @@ class Region:
         stops_launches = any(each.stops_launches for each in made)
         effects = sm_limit_effects(self.layout, edits, stops_launches=stops_launches)
         return tuple(
-            limit_change(*edit, effect, "sm", *self._file)
+            limit_change(*edit, effect, "sm", self._file)
             for edit, effect in zip(edits, effects, strict=True)
         )
 

@@ -1,6 +1,7 @@
 """What docstrings say shortly, said so that it can be rendered.
 
 - ``A, B: why`` in a *Raises* section is one entry for each of them.
+- An example, indented below a sentence, is code and no quotation.
 - ``Name()`` as a directive's argument means that users do not make instances: no signature then.
 """
 
@@ -33,18 +34,36 @@ def split_raises(lines: list[str]) -> list[str]:
     return out
 
 
+def mark_examples(lines: list[str]) -> list[str]:
+    out: list[str] = []
+    inside = False
+    for line in lines:
+        if line and not line.startswith(" "):
+            # Sections, and their entries, are indented as well.
+            inside = _SECTION.fullmatch(line) is not None
+        elif line.startswith("    ") and not inside and out and not out[-1]:
+            out += ["::", ""]
+            inside = True
+        out.append(line)
+    return out
+
+
 def process(*arguments: Any) -> None:
     lines: list[str] = arguments[-1]
-    lines[:] = split_raises(lines)
+    lines[:] = split_raises(mark_examples(lines))
 
 
-def hide_signature(_app: Sphinx, what: str, *rest: Any) -> tuple[str, None] | None:
-    signature = rest[-2]
-    return ("", None) if what in {"class", "exception"} and signature == "()" else None
+def shorten_signature(_app: Sphinx, what: str, *rest: Any) -> tuple[str | None, str | None] | None:
+    signature, returned = rest[-2:]
+    if what in {"class", "exception"} and signature == "()":
+        return "", None
+    # What autodoc_type_aliases names, where it is one type of several.
+    plain = signature and re.sub(r"TypeAliasForwardRef\('([^']*)'\)", r"\1", signature)
+    return None if plain == signature else (plain, returned)
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     # Before napoleon, which registers with the default priority of 500.
     app.connect("autodoc-process-docstring", process, priority=400)
-    app.connect("autodoc-process-signature", hide_signature)
+    app.connect("autodoc-process-signature", shorten_signature)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -23,7 +23,7 @@ from libhamiregion.node.containers import MissingReason
 from libhamiregion.node.events import container_label, silent
 from libhamiregion.node.node import NodeBusy
 from libhamiregion.node.writers import OtherWriter
-from libhamiregion.region import open_region
+from libhamiregion.region import open_in_container
 
 from . import tasks
 from .other_writers import OtherWriterRuns, WriterWatch
@@ -355,7 +355,7 @@ class Feedback(Task):
             else:
                 # Gone, or not to be read in the last pass.
                 path, file_id = key
-                with open_region(path, writable=True) as region:
+                with open_in_container(path, writable=True) as region:
                     if region.file_id == file_id:
                         self._give_back_to(region, written)
         except (RegionStale, RegionNotFound, NotARegion):

@@ -29,6 +29,9 @@ _LIST_LIMIT = 256 << 20
 _PAGE = 500
 # Claims of one node's pods; each is a question of its own.
 _CLAIMS_LIMIT = 1_024
+# For a listing and its claims together: whoever asks for a name waits for them.
+_ANSWERS_S = 30.0
+_PIECE = 1 << 16
 _NOT_FOUND = 404
 # Under both a static pod's mirror carries the UID that kubelet itself uses.
 _LABEL_KEY = re.compile(
@@ -182,7 +185,7 @@ class KubernetesNames:
             ``app.kubernetes.io/name``: a `NodeExporter` puts them on the metrics of containers.
         max_age_s: How long a listing holds for pods that it does not have, and for claims, whose
             holders change.
-        timeout_s: For each answer.
+        timeout_s: For each answer; all that one question needs have 30 s.
 
     Attributes:
         last_error: Why the last listing failed, None if it did not. The one before it goes on
@@ -296,10 +299,11 @@ class KubernetesNames:
             self._claims_at_s = self._listed_at_s
         import urllib3.exceptions
 
+        until_s = self._listed_at_s + _ANSWERS_S
         try:
-            self._keep(self._fetch())
+            self._keep(self._fetch(until_s))
             if claims:
-                self._claims = self._fetch_claims()
+                self._claims = self._fetch_claims(until_s)
         except (
             self._kubernetes.client.ApiException,
             self._kubernetes.config.ConfigException,
@@ -320,7 +324,7 @@ class KubernetesNames:
         for item in items:
             self._add(item)
 
-    def _fetch_claims(self) -> dict[str, ClaimName]:
+    def _fetch_claims(self, until_s: float) -> dict[str, ClaimName]:
         api = self._kubernetes.client.CustomObjectsApi(self._client)
         found = {}
         for (namespace, name), users in list(self._claims_used.items())[:_CLAIMS_LIMIT]:
@@ -335,7 +339,7 @@ class KubernetesNames:
                 if error.status == _NOT_FOUND:
                     continue
                 raise
-            claim = json.loads(response.data)
+            claim = json.loads(_body(response, _ANSWER_LIMIT, until_s))
             uid = _dict(_dict(claim).get("metadata")).get("uid")
             if isinstance(uid, str):
                 pods = reserved_for(claim)
@@ -343,7 +347,7 @@ class KubernetesNames:
                 found[uid] = ClaimName(namespace, name, tuple(holders))
         return found
 
-    def _fetch(self) -> list[Any]:
+    def _fetch(self, until_s: float) -> list[Any]:
         if self._client is None:
             self._client = kubernetes_client(self._kubernetes, self._kubeconfig)
         api = self._kubernetes.client.CoreV1Api(self._client)
@@ -355,10 +359,8 @@ class KubernetesNames:
             response = api.list_pod_for_all_namespaces(
                 **self._selectors, _continue=token, _preload_content=False
             )
-            raw = response.data
+            raw = _body(response, _LIST_LIMIT - total, until_s)
             total += len(raw)
-            if total > _LIST_LIMIT:
-                raise ValueError(f"a listing of more than {_LIST_LIMIT} bytes")
             page = json.loads(raw)
             if not isinstance(page, dict) or not isinstance(page.get("items"), list):
                 raise ValueError("the answer is no list of pods")
@@ -399,6 +401,29 @@ class KubernetesNames:
         answer = pod_name(namespace, pod, name)
         if answer is not None and is_container_id(identifier):
             self._containers[identifier] = answer
+
+
+def _body(response: Any, limit: int, until_s: float) -> bytes:
+    """An answer's body, of which no more is read than may be, nor later.
+
+    Raises:
+        ValueError: It is longer.
+        TimeoutError: It takes longer.
+    """
+    pieces = []
+    try:
+        for piece in response.stream(_PIECE):
+            pieces.append(piece)
+            limit -= len(piece)
+            if limit < 0:
+                raise ValueError("the API's answer is too long")
+            if time.monotonic() > until_s:
+                raise TimeoutError(f"the API's answers took more than {_ANSWERS_S:g} s")
+    except BaseException:
+        response.close()
+        raise
+    response.release_conn()
+    return b"".join(pieces)
 
 
 def _dict(value: Any) -> dict[str, Any]:

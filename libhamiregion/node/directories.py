@@ -15,7 +15,7 @@ import attrs
 
 from libhamiregion.errors import RegionError
 from libhamiregion.launch.run_directory import run_bases
-from libhamiregion.region import identify, open_region
+from libhamiregion.region import open_in_container
 
 from .change_detector import is_well
 from .containers import (
@@ -191,14 +191,14 @@ def _choose(
         try:
             if region is not None:
                 if file not in passed:
-                    identify(path)
+                    open_in_container(path).close()
                 older.add(file)
             elif kept is not None and path == kept.path:
                 region, wanted = kept, path
             elif file in passed:
                 older.add(file)
             else:
-                region, wanted = open_region(path), path
+                region, wanted = open_in_container(path), path
         except (RegionError, OSError) as error:
             settled = settled and not file.regular
             if region is None and missing is None:

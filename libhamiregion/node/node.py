@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from libhamiregion.errors import RegionClosed, RegionError, RegionStale
-from libhamiregion.region import open_region
+from libhamiregion.region import open_in_container
 from libhamiregion.region_set import RegionSet
 
 from .cgroups import is_pod_uid
@@ -514,7 +514,7 @@ class Node:
             with self._turn():
                 region = self._outside.open(container)
         if region is None:
-            region = open_region(known.path, writable=True, layout=known.layout)
+            region = open_in_container(known.path, writable=True, layout=known.layout)
         if region.file_id != file_id:
             region.close()
             raise RegionStale(

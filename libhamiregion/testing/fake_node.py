@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 MIB = 2**20
 # For a process to start, or to take a step: only a machine that hangs takes so long.
 _PATIENCE_S = 60.0
-_END_S = 2.0
+# Longer than a busy machine keeps one from ending in order, which gives its slot back.
+_END_S = 10.0
 
 
 class FakeProcess:
@@ -75,7 +76,10 @@ class FakeProcess:
         """Wait for the answer to `_tell`."""
         output = self._process.stdout
         assert output is not None  # noqa: S101 (it is a pipe)
-        ready, _, _ = select.select([output], [], [], _PATIENCE_S)
+        # Not select(): a program with many files has numbers that it does not take.
+        waiting = select.poll()
+        waiting.register(output, select.POLLIN)
+        ready = waiting.poll(_PATIENCE_S * 1000)
         said = output.read(1) if ready else b""
         if not said:
             how = f"ended with {self._process.wait()}" if ready else "does not answer"

@@ -78,7 +78,7 @@ def build(there: Path) -> None:
         unpack(work)
         made = work / "made"
         made.mkdir()
-        say("compiling kube-apiserver (6 minutes on two cores)")
+        say("compiling kube-apiserver (5 to 6 minutes of CPU time)")
         compile_server(work, made / "kube-apiserver")
         for program in ("etcd", "kubectl"):
             shutil.move(work / "root/usr/bin" / program, made)
@@ -162,7 +162,7 @@ def compile_server(work: Path, target: Path) -> None:
     version = f"{package}/component-base/version"
     flags = {"gitVersion": f"v{KUBERNETES}", "gitMajor": "1", "gitMinor": "20"}
     says = " ".join(f"-X {version}.{name}={value}" for name, value in flags.items())
-    # Without what it has for the clouds, it is built in two thirds of the time.
+    # Without what it has for the clouds: none of that is asked for.
     go(
         work,
         "build",

@@ -1,17 +1,15 @@
 """The API server that the tests of this directory share, and the figures that they take."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from api_server import Cluster
+from figures import LINES, Figure, note
 
 # `make cluster` sets it, after it has built the server.
 if "HAMIREGION_CLUSTER" not in os.environ:
     collect_ignore_glob = ["test_*.py"]
-
-Figure = Callable[[str, float], None]
-_figures: list[str] = []
 
 
 @pytest.fixture(scope="session")
@@ -24,15 +22,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture
 def figure() -> Figure:
     """Has a time shown at the end of the run."""
-
-    def note(what: str, seconds: float) -> None:
-        _figures.append(f"{seconds:8.3f} s  {what}")
-
     return note
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if _figures:
+    if LINES:
         terminalreporter.section("figures")
-        for line in _figures:
+        for line in LINES:
             terminalreporter.write_line(line)

@@ -35,8 +35,12 @@ def rendered(directory: Path, overlay: str, components: Sequence[str] = OLD) -> 
     own.joinpath("kustomization.yaml").write_text(
         json.dumps({"resources": [f"../{overlay}"], "components": paths})
     )
+    return kustomize(own)
+
+
+def kustomize(directory: Path) -> str:
     done = subprocess.run(
-        ["kubectl", "kustomize", str(own)], capture_output=True, text=True, check=False
+        ["kubectl", "kustomize", str(directory)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

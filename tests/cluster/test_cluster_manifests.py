@@ -7,7 +7,17 @@ from typing import Any
 import pytest
 import yaml
 from api_server import RBAC, Cluster, pods_path
-from manifests import NAMESPACE, OLD, OVERLAYS, apply, kubectl, needs_kubectl, rendered
+from manifests import (
+    KUSTOMIZE,
+    NAMESPACE,
+    OLD,
+    OVERLAYS,
+    apply,
+    kubectl,
+    kustomize,
+    needs_kubectl,
+    rendered,
+)
 from wait import eventually
 
 pytestmark = needs_kubectl
@@ -125,6 +135,19 @@ def test_hami_over_hami_steered_leaves_no_agent(cluster: Cluster, tmp_path: Path
         (has, has_not) = term["matchExpressions"]
         assert has["key"] == has_not["key"]
         assert (has["operator"], has_not["operator"]) == ("Exists", "DoesNotExist")
+
+
+def test_a_job_is_applied_again_once_the_earlier_one_is_deleted(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    apply(cluster, rendered(tmp_path, "hami"))
+    text = kustomize(KUSTOMIZE.parent / "jobs")
+    apply(cluster, text)
+    done = kubectl(cluster, text, "delete", "--ignore-not-found", "--wait=false")
+    assert done.returncode == 0, done.stderr
+    job = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs/hamiregion-limit-edit"
+    assert cluster.ask("GET", job).status == 404
+    assert "job.batch/hamiregion-limit-edit created" in apply(cluster, text)
 
 
 def test_a_runtime_class_that_is_missing_refuses_each_pod(cluster: Cluster, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from api_server import PATCH, Cluster, pod, pods_path
-from conftest import Figure
+from figures import Figure
 
 from libhamiregion.node import KubernetesNames, PodName
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from api_server import PATCH, RBAC, Cluster, accounts_path, pod, pods_path
-from conftest import Figure
+from figures import Figure
 from plan_scene import GIB, PlanScene
 from wait import eventually
 

@@ -89,7 +89,7 @@ class StaleScene:
     def collector(
         self, *, entries_per_pass: int = 20_000, **options: Any
     ) -> StaleDirectoryCollector:
-        node = Node(self.root, outside=False, **options.pop("node", {}))
+        node = Node([self.root, *options.pop("roots", ())], **options.pop("node", {}))
         self._opened.callback(node.close)
         options = {"gone_after_s": SOON_S, "emit": self.events.append, **options}
         collector = StaleDirectoryCollector(

@@ -126,6 +126,28 @@ def test_the_library_is_named_by_its_interface_and_its_release(installed: Instal
     assert installed.library.resolve().name == f"libhamiregion.so.0.{hami.__version__}"
 
 
+def test_the_program_of_the_page_reads_a_region(
+    installed: Installed, region_file: RegionFileFactory, tmp_path: Path
+) -> None:
+    needs("pkg-config")
+    page = (CSRC.parent / "docs" / "c-library.md").read_text()
+    (block,) = re.findall(r"^```c\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    include, _, body = block.partition("\n\n")
+    source = tmp_path / "page.c"
+    source.write_text(
+        f"{include}\nint main(int argc, char **argv)\n{{\n"
+        f"const char *path = argv[argc - 1];\n{body}return code < 0;\n}}\n"
+    )
+    flags = called(
+        "pkg-config", "--cflags", "--libs", "libhamiregion", **installed.environment()
+    ).split()
+    program = tmp_path / "page"
+    called("cc", "-Wall", "-Werror", source, "-o", program, *flags)
+    region = region_file(uuids=["GPU-1"], memory_limits=["1GiB"])
+    region.add_process(7, {0: 12345})
+    assert called(program, region.path, **installed.environment()) == "12345\n"
+
+
 def test_it_installs_below_another_root_and_goes_again(
     installed: Installed, tmp_path: Path
 ) -> None:

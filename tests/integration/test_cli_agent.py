@@ -200,7 +200,7 @@ def test_it_exports_what_it_does_in_the_same_process(
 ) -> None:
     pytest.importorskip("h11")
     busy_and_waiting(scene)
-    agent = start("--feedback", "--listen", "127.0.0.1:0")
+    agent = start("--feedback", "--listen", "127.0.0.1:0", "--label", "cluster=blue")
     url = agent.wait_for("listening")["detail"]["url"]
     agent.wait_for("blocked")
 
@@ -209,13 +209,13 @@ def test_it_exports_what_it_does_in_the_same_process(
             return str(response.read().decode())
 
     text = answer("/metrics")
-    assert 'hamiregion_agent_events_total{event="feedback_blocks"} 1' in text
-    assert 'hamiregion_agent_paused{task="feedback"} 0' in text
+    assert 'hamiregion_agent_events_total{event="feedback_blocks",cluster="blue"} 1' in text
+    assert 'hamiregion_agent_paused{task="feedback",cluster="blue"} 0' in text
     assert "hami_vgpu_memory_limit_bytes" in text
     assert answer("/healthz").strip() == "ok"
     with OtherWriter(MONITOR):
         agent.wait_for("paused")
-        assert 'hamiregion_agent_paused{task="feedback"} 1' in answer("/metrics")
+        assert 'paused{task="feedback",cluster="blue"} 1' in answer("/metrics")
     assert agent.end() == 0
     assert agent.kinds()[-1] == "stopped"
 

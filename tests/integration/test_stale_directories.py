@@ -16,6 +16,7 @@ from own_cgroups import cgroup_of_pod, needs_cgroups
 from stale_scene import SOON_S, StaleScene, gone, names, process_in, running_pod, until
 from wait import eventually
 
+from libhamiregion import create_region
 from libhamiregion.agent import TaskRunner, stale_directories
 
 pytestmark = [needs_first_namespace, needs_cgroups]
@@ -71,6 +72,17 @@ def test_the_directory_of_a_pod_that_is_gone_is_removed_and_nothing_else(
     assert counters["removal_directories"] == 3
     assert counters["removal_entries"] == 3 + 4
     assert counters["removal_errors"] == counters["removal_paused"] == 0
+
+
+def test_the_directory_of_a_claim_is_left_to_its_driver(scene: StaleScene) -> None:
+    claims = scene.root.parent / "claims"
+    claim = claims / str(uuid.uuid4())
+    claim.mkdir(parents=True)
+    create_region(claim / "a.cache")
+    directory = scene.container()
+    collector = scene.collector(roots=(claims,))
+    until(collector, gone(directory))
+    assert names(claim) == ["a.cache"]
 
 
 def test_a_pod_that_is_there_again_begins_anew(scene: StaleScene) -> None:

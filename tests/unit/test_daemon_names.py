@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pod_names import HOSTILE, ID, OTHER_UID, STATIC, UID
 
-from libhamiregion.node import DockerApiNames, KubernetesNames, PodName
+from libhamiregion.node import DockerApiNames, KubernetesNames, PodName, daemon_names
 
 # ---- The Docker API, a real server on a unix socket ---------------------------------------------
 
@@ -290,6 +290,26 @@ def test_a_server_that_fails_later_leaves_the_last_listing(api: Server, kubeconf
     api.answers_json({}, 500)
     assert names.resolve(OTHER_UID) is None
     assert names.resolve(UID, "train") == PodName("research", "bert-0", "train")
+
+
+def test_an_answer_that_is_too_long_is_not_read_to_its_end(
+    api: Server, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon_names, "_LIST_LIMIT", 1 << 20)
+    api.answers_json(listing(pod(name="x" * (2 << 20))))
+    names = KubernetesNames(kubeconfig=kubeconfig)
+    assert names.resolve(UID) is None
+    assert "too long" in str(names.last_error)
+
+
+def test_a_listing_that_never_ends_is_given_up(
+    api: Server, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon_names, "_ANSWERS_S", 0.2)
+    api.answers_json(listing(token="next"))
+    names = KubernetesNames(kubeconfig=kubeconfig)
+    assert names.resolve(UID) is None
+    assert isinstance(names.last_error, TimeoutError)
 
 
 def test_no_kubeconfig_is_a_miss_with_its_reason(tmp_path: Path) -> None:

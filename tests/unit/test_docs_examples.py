@@ -234,7 +234,7 @@ def example_texts() -> Iterator[str]:
     for page in PAGES:
         text = page.read_text()
         yield "\n".join(code for _, code in blocks(page))
-        yield "\n".join(line for line in text.splitlines() if line.startswith("|"))
+        yield "\n".join(line for line in text.splitlines() if line.startswith(("|", "    ")))
     for path in (*(ROOT / "libhamiregion").rglob("*.py"), *(ROOT / "examples").rglob("*.py")):
         yield from docstrings(path)
     for path in (ROOT / "examples").rglob("*.yaml"):

@@ -8,8 +8,9 @@ import pytest
 from node_root import Root, only, opened, reason, refresh, settle, touch
 from region_bytes import RegionFile, truncate
 
-from libhamiregion import Layout, RegionClosed, create_region
+from libhamiregion import Layout, RegionClosed, RegionNotFound, create_region
 from libhamiregion.node import MissingReason, Node, directories
+from libhamiregion.region import open_in_container
 
 
 @pytest.fixture
@@ -136,3 +137,42 @@ def test_a_directory_flooded_with_files_is_not_said_to_be_empty(root: Root, node
     refresh(node)
     assert reason(only(node)) is MissingReason.FAILED
     assert "more than" in str(only(node).missing)
+
+
+def test_a_link_in_the_directorys_place_leads_to_no_region(root: Root, node: Node) -> None:
+    """Where containers can write the root; the file behind the link may even be the same."""
+    path = root.region()
+    refresh(node)
+    container = opened(node)
+    assert container.region is not None
+    moved = path.parent.rename(path.parent.with_name("moved"))
+    path.parent.symlink_to(moved)
+    with pytest.raises(RegionNotFound):
+        node.open(container)
+    with pytest.raises(RegionNotFound):
+        open_in_container(str(path))
+    assert container.region.is_stale()
+    path.parent.unlink()
+    moved.rename(path.parent)
+    assert not container.region.is_stale()
+    with node.open(container) as region:
+        assert region.file_id == container.region.file_id
+
+
+def test_a_directory_that_becomes_a_link_during_the_look_is_not_followed(
+    root: Root, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other = root.region(), root.region()
+    listed = directories.list_directory
+
+    def swapped(directory: str) -> directories.Listing:
+        listing = listed(directory)
+        if directory == str(path.parent):
+            path.parent.rename(path.parent.with_name("moved"))
+            path.parent.symlink_to(other.parent)
+        return listing
+
+    monkeypatch.setattr(directories, "list_directory", swapped)
+    node.refresh(processes=False)
+    regions = [each.region_path for each in node.containers if each.region is not None]
+    assert regions == [str(other)]
