@@ -78,7 +78,7 @@ def build(there: Path) -> None:
         unpack(work)
         made = work / "made"
         made.mkdir()
-        say("compiling kube-apiserver (5 to 6 minutes of CPU time)")
+        say("compiling kube-apiserver (5 minutes of CPU time)")
         compile_server(work, made / "kube-apiserver")
         for program in ("etcd", "kubectl"):
             shutil.move(work / "root/usr/bin" / program, made)

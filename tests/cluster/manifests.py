@@ -46,14 +46,14 @@ def kustomize(directory: Path) -> str:
     return done.stdout
 
 
-def kubectl(cluster: Cluster, text: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """`kubectl WORDS -f -`, by the kubectl of the server's version."""
+def kubectl(cluster: Cluster, text: str | None, *words: str) -> subprocess.CompletedProcess[str]:
+    """`kubectl WORDS`, with `-f -` if there is a text, by the kubectl of the server's version."""
     directory = cluster.directory
     return subprocess.run(
         [
             *(str(cluster.kubectl), "--kubeconfig", str(cluster.kubeconfig(directory / "admin"))),
             *("--cache-dir", str(directory / "kubectl-cache")),
-            *(*words, "-f", "-"),
+            *(words if text is None else (*words, "-f", "-")),
         ],
         input=text,
         capture_output=True,

@@ -71,11 +71,17 @@ def spec_of(cluster: Cluster, path: str) -> dict[str, Any]:
 def test_a_field_that_the_server_does_not_know_is_told_before_anything_is_made(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    text = rendered(tmp_path, "hami", ())
-    done = kubectl(cluster, text, "apply", "--dry-run=client")
+    field = "daemonset.spec.template.spec.securityContext"
+    assert kubectl(cluster, None, "explain", field).returncode == 0
+    done = kubectl(cluster, None, "explain", f"{field}.appArmorProfile")
+    assert done.returncode != 0
+    assert 'field "appArmorProfile" does not exist' in done.stderr
+    done = kubectl(cluster, rendered(tmp_path, "hami", ()), "apply", "--dry-run=client")
     assert done.returncode != 0
     assert 'unknown field "appArmorProfile"' in done.stderr
     assert cluster.ask("GET", f"/api/v1/namespaces/{NAMESPACE}").status == 404
+    kinds = kubectl(cluster, None, "api-resources", "--api-group", OPERATOR)
+    assert (kinds.returncode, OPERATOR in kinds.stdout) == (0, False)
 
 
 def test_without_the_operator_all_but_its_kinds_is_applied_and_kubectl_says_so(
