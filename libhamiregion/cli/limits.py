@@ -141,7 +141,8 @@ def set_(
     hamiregion limits set DIR/*/*.cache --memory 80% --dry-run
 
     Of several files each is changed wholly or not at all.  One that cannot be is a line on stderr,
-    the others are changed all the same, and the exit code is 1.
+    the others are changed all the same, and the exit code is 1.  A file that is named twice is
+    changed once.
 
     JSON, one object per file that was changed: path, layout, dry_run, and changes, a list of
     objects with the keys limit ("memory" or "sm"), device, before, after (bytes or percent, null is
@@ -164,9 +165,14 @@ def set_(
         return done
 
     failed = False
+    edited: set[tuple[int, int]] = set()
     for path in paths:
         try:
             with open_region(path, writable=True, layout=layout) as region, bad_arguments():
+                # By a link to its directory too: 80% of 80% is not what was asked for.
+                if region.file_id in edited:
+                    continue
+                edited.add(region.file_id)
                 # Both are checked before either is stored: two limits, but one command.
                 changes = edit(region, dry_run=True)
                 if not dry_run:

@@ -199,6 +199,20 @@ def test_of_several_files_each_is_tried_and_each_failure_is_a_line(tmp_path: Pat
     assert (all_there.returncode, all_there.stderr) == (0, "")
 
 
+def test_a_file_that_is_named_twice_is_changed_once(tmp_path: Path) -> None:
+    """Where containers can write the root, one may link its directory to another's."""
+    (tmp_path / "victim").mkdir()
+    path = made(tmp_path / "victim")
+    (tmp_path / "link").symlink_to("victim")
+    again = f"{tmp_path}/link/{Path(path).name}"
+    given = ("limits", "set", path, again, path, "--device", "0", "--memory", "50%")
+    for dry in ("--dry-run",), ():
+        done = call(*given, *dry, "--json")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert json.loads(done.stdout)["path"] == path
+    assert memory_limits(path)[0] == 4 * GIB
+
+
 def test_a_device_that_one_of_several_files_lacks_does_not_stop_the_others(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     paths = [made(tmp_path), str(tmp_path / "one" / "usage.cache")]
