@@ -254,6 +254,36 @@ def test_a_recording_keeps_them_apart(scene: Scene, unknown: str) -> None:
     assert {(each.namespace, each.pod, each.container) for each in found} == expected(unknown)
 
 
+def test_top_and_what_plans_are_made_of_have_all_of_them(scene: Scene, tmp_path: Path) -> None:
+    rows = scene.json("top", "--no-driver")["processes"]
+    assert {each["host_pid"]: each["pod"] for each in rows} == {
+        host_pid: pod for host_pid, (_, _, pod) in scene.processes.items()
+    }
+    exported = call("limits", "export", *scene.options, "--json")
+    limits = [each["set"].get("memory_limit") for each in json.loads(exported.stdout)["rules"]]
+    assert limits.count("8GiB") == len(scene.files)
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(exported.stdout)
+    assert call("limits", "diff", str(plan), *scene.options).returncode == 0
+    plan.write_text(exported.stdout.replace("8GiB", "6GiB"))
+    done = call("limits", "diff", str(plan), *scene.options, "--json")
+    assert len(json.loads(done.stdout)["changes"]) == len(scene.files)
+
+
+def test_the_agent_repairs_in_all_of_them(scene: Scene) -> None:
+    """Each process's host pid is put right where it is wrong, in a claim's region as in others."""
+    for host_pid, (pid, known_as, _) in scene.processes.items():
+        with open_region(scene.files[known_as].path, writable=True) as region:
+            region.set_host_pid(pid, host_pid + 1)
+    roots = [word for root in scene.roots for word in ("--root", root)]
+    done = call("agent", "--repair", "--once", *roots)
+    assert done.returncode == 0, done.stderr
+    for host_pid, (pid, known_as, _) in scene.processes.items():
+        with open_region(scene.files[known_as].path) as region:
+            (process,) = (each for each in region.snapshot().processes if each.pid == pid)
+            assert process.host_pid == host_pid
+
+
 def test_a_healthy_node_of_all_places_has_no_finding(scene: Scene) -> None:
     assert scene.json("doctor", "--no-driver")["findings"] == []
 
