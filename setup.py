@@ -34,6 +34,7 @@ NAMES = (CUDA_STAND_IN, NVML_STAND_IN, PRELOADED) = (
 # The parts that not all of the libraries have.
 NVML_ANSWERS = "nvml_answers"
 OVERRIDE = "override"
+DLSYM = "dlsym"
 FOR_NVML = {NVML_ANSWERS, "budget", "complaints", "find", "nvml_region", "snapshots"}
 
 COMPILE_OPTIONS = (
@@ -57,10 +58,6 @@ LINK_OPTIONS = (
 LINK_LIBRARIES = ("-pthread", "-ldl")
 
 
-def _machine() -> str:
-    return sysconfig.get_platform().rsplit("-", 1)[-1]
-
-
 def _compiler() -> list[str]:
     return shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
 
@@ -73,7 +70,8 @@ def _has_cuda() -> bool:
     source = "#include <limits.h>\nlibc: __GLIBC__\n"
     command = [*_compiler(), "-E", "-P", "-x", "c", "-"]
     seen = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
-    return re.search(r"libc: \d", seen.stdout) is not None and _machine() in {"x86_64", "aarch64"}
+    machine = sysconfig.get_platform().rsplit("-", 1)[-1]
+    return re.search(r"libc: \d", seen.stdout) is not None and machine in {"x86_64", "aarch64"}
 
 
 def _readme() -> str:
@@ -110,7 +108,7 @@ class BuildLibraries(build_ext):
         core = [path for name, path in objects.items() if "/" not in name]
         own = {name.removeprefix("preload/"): path for name, path in objects.items() if "/" in name}
         paths = self._library_paths()
-        only_preload = {NVML_ANSWERS, "nvml_region", OVERRIDE, f"dlsym_{_machine()}"}
+        only_preload = {NVML_ANSWERS, "nvml_region", OVERRIDE, DLSYM}
         for stand_in, name, parts in (
             (CUDA_STAND_IN, "libcuda", own.keys() - only_preload),
             (NVML_STAND_IN, "libnvidia-ml", FOR_NVML),
@@ -136,7 +134,6 @@ class BuildLibraries(build_ext):
         for source in (
             *sorted(Path(CORE).glob("*.c")),
             *sorted(Path(PRELOAD).glob("*.c")),
-            Path(PRELOAD, f"dlsym_{_machine()}.S"),
         ):
             name = source.relative_to(CORE).with_suffix("").as_posix()
             target = Path(self.build_temp, "preload", f"{name}.o")
@@ -152,7 +149,8 @@ class BuildLibraries(build_ext):
     def _empty_library(self, soname: str) -> str:
         """A library without content, so that a stand-in can name the one that it needs."""
         path = str(Path(self.build_temp, soname))
-        self._link(path, [], [f"-Wl,-soname,{soname}"])
+        # Zig takes a command without any input for something else.
+        self._link(path, ["-x", "c", os.devnull], [f"-Wl,-soname,{soname}"])
         return path
 
     def _link(self, target: str, objects: list[str], options: Sequence[str] = ()) -> None:

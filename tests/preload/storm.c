@@ -100,8 +100,10 @@ static void step(struct held *held, uint64_t *seed)
     }
     held->way = (enum way)(next(seed) % (unsigned)storm.ways);
     CUresult code = take(held, next(seed) % storm.largest + 1);
-    if (held->way == CONTEXT)
-        MUST(cuCtxSetCurrent(primary)); /* a new context is current */
+    if (held->way == CONTEXT && code == CUDA_SUCCESS) {
+        CUcontext made; /* it stands on top of the one that was current */
+        MUST(cuCtxPopCurrent_v2(&made));
+    }
     if (code == CUDA_SUCCESS) {
         granted++;
         return;
