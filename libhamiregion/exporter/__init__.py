@@ -1,6 +1,5 @@
 """Metrics of a node: collection, text, HTTP."""
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from .app import metrics_app
@@ -15,9 +14,6 @@ from .web_config import WebConfigError
 
 if TYPE_CHECKING:
     from .collector import RegionCollector
-
-# A program that sets up no logging gets none of it on its standard error.
-logging.getLogger("libhamiregion").addHandler(logging.NullHandler())
 
 __all__ = [
     "COLLECTORS",

@@ -1,5 +1,7 @@
 """The node: its containers, processes, names and GPUs."""
 
+import logging
+
 from .claims import ClaimName
 from .containers import Container, MissingReason
 from .daemon_names import DockerApiNames, KubernetesNames
@@ -13,6 +15,9 @@ from .selector import Selector
 from .slot_tracker import SLOT_STATES, SlotStates
 from .usage import NodeProcess, ProcessDeviceRow, driver_gap, node_processes
 from .views import ContainerView
+
+# A program that sets up no logging gets none of it on its standard error.
+logging.getLogger("libhamiregion").addHandler(logging.NullHandler())
 
 __all__ = [
     "SLOT_STATES",

@@ -9,6 +9,7 @@ import pytest
 from called import call
 from fake_kubernetes.server import FakeApi
 from plan_scene import PlanScene
+from unit.cli_process import run
 
 pytest.importorskip("kubernetes", reason="needs the extra kubernetes")
 
@@ -69,3 +70,6 @@ def test_an_api_that_gives_no_names_is_a_warning_with_the_reason(
     said = "names from the Kubernetes API: the API answered 401: Unauthorized"
     assert found["warnings"] == [said]
     assert found["containers"][0]["pod"] is None
+    # Once, and by the library's log not again.
+    done = run("containers", *scene.options, "--names", "kubernetes", "--kubeconfig", config)
+    assert done.stderr == f"Warning: {said}\n"

@@ -138,7 +138,7 @@ def test_hundreds_of_files_cost_a_bounded_number_of_looks(
     elsewhere.write_text("somebody else's")
     for number in range(300):
         (directory / f"{number}.cache").symlink_to(elsewhere)
-    calls = count_calls(monkeypatch, directories, "open_region", "identify")
+    calls = count_calls(monkeypatch, directories, "open_in_container")
     for _ in range(3):
         refresh(node)
         assert len(calls) <= 8
