@@ -11,7 +11,13 @@
 #include "region_file.h"
 #include "snapshot_view.h"
 
-enum { PROCESSES = 3, DEVICES = 2, TRIALS = 30000 / SHARE_OF_WORK, MAX_STORES = 1024, MAX_BURSTS = 4 };
+enum {
+    PROCESSES = 3,
+    DEVICES = 2,
+    TRIALS = 30000 / SHARE_OF_WORK,
+    MAX_STORES = 1024,
+    MAX_BURSTS = 4
+};
 
 /* ---- The writer: a list of stores, done in bursts --------------------------- */
 
