@@ -33,11 +33,11 @@ C_FILES := $(wildcard $(addsuffix /*.[ch],csrc csrc/preload tests/c tests/fake_n
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help demo test clients cluster stress lint format types texts sanitize aarch64 fuzz models \
-	bench docs install-c wheel wheels packaging clean
+	bench docs install-c wheel wheels aarch64-wheel packaging clean
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) \
-		| awk -F '\t' '{ printf "make %-10s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z0-9-]*\):[^#]*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) \
+		| awk -F '\t' '{ printf "make %-13s %s\n", $$1, $$2 }'
 
 demo: $(DEMO) ## a region, real processes that use it, and limits edited live (20 s)
 	@$(BIN)/hamiregion demo
@@ -110,6 +110,9 @@ wheel: $(VENV)/.created ## dist/: the sdist, and the wheel built from it
 
 wheels: ## dist/: the sdist, and a wheel for each machine and libc, with Zig as the compiler
 	$(PYTHON) tests/packaging/build_wheels.py
+
+aarch64-wheel: ## test the wheel for aarch64 that `make wheels` has made, under qemu-user (5 minutes)
+	$(PYTHON) tests/packaging/check_aarch64_wheel.py
 
 packaging: ## build the wheel once, test it on every CPython from 3.10 to 3.13 found here
 	$(PYTHON) tests/packaging/check_wheel.py

@@ -16,9 +16,10 @@ import tempfile
 import time
 from pathlib import Path
 
-RELEASE = "bookworm"
-MIRROR = "http://deb.debian.org/debian"
-KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from debian_packages import RELEASE, DebianPackages, NoPackages
+
 SOURCE = "1.20.5+really1.20.2-1.1+deb12u1"
 KUBERNETES = "1.20.2"
 # The reflect2 among Kubernetes' own sources is from before Go 1.18, and crashes with later ones.
@@ -64,17 +65,18 @@ def check_machine() -> None:
     if release.get("ID") != "debian" or release.get("VERSION_CODENAME") != RELEASE:
         name = release.get("PRETTY_NAME", "unknown")
         fail(f"needs Debian 12 ({RELEASE}), whose packages it builds the API server from: {name}")
-    missing = [tool for tool in ("apt-get", "dpkg-deb", "tar") if shutil.which(tool) is None]
-    missing += [] if KEYRING.exists() else [str(KEYRING)]
-    if missing:
-        fail(f"needs {', '.join(missing)}")
+    if shutil.which("tar") is None:
+        fail("needs tar")
 
 
 def build(there: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".build-", dir=there.parent) as name:
         work = Path(name)
         say("getting etcd, kubectl, Go and the source of Kubernetes from Debian (140 MB)")
-        download(work)
+        try:
+            download(work).unpack(work / "root")
+        except NoPackages as error:
+            fail(str(error))
         unpack(work)
         made = work / "made"
         made.mkdir()
@@ -86,42 +88,14 @@ def build(there: Path) -> None:
         made.rename(there)
 
 
-def download(work: Path) -> None:
-    for directory in ("etc", "state/lists/partial", "cache/archives/partial", "files"):
-        (work / directory).mkdir(parents=True)
-    (work / "etc/sources.list").write_text(
-        "".join(f"{kind} [signed-by={KEYRING}] {MIRROR} {RELEASE} main\n" for kind in DEB_KINDS)
-    )
-    (work / "state/status").touch()
-    (work / "apt.conf").write_text(
-        f'Dir::Etc "{work}/etc";\n'
-        f'Dir::State "{work}/state";\n'
-        f'Dir::State::status "{work}/state/status";\n'
-        f'Dir::Cache "{work}/cache";\n'
-        f'Dir::Log "{work}";\n'
-        'Acquire::Languages "none";\n'
-        'Acquire::Retries "3";\n'
-        # The user that apt would become may not enter this directory.
-        'APT::Sandbox::User "root";\n'
-    )
-    files = work / "files"
-    for words in (
-        ("update", "-q", "--error-on=any"),
-        ("source", "-q", "--download-only", f"kubernetes={SOURCE}"),
-        ("download", "-q", *PACKAGES),
-    ):
-        done = run(work, "apt-get", *words, cwd=files, env={"APT_CONFIG": str(work / "apt.conf")})
-        if done.returncode != 0:
-            errors = [line for line in done.stdout.splitlines() if line.startswith("E: ")]
-            fail(f"Debian's packages cannot be had: {(errors or ['apt-get failed'])[0]}")
-
-
-DEB_KINDS = ("deb", "deb-src")
+def download(work: Path) -> DebianPackages:
+    packages = DebianPackages(work)
+    packages.apt("source", "-q", "--download-only", f"kubernetes={SOURCE}")
+    packages.apt("download", "-q", *PACKAGES)
+    return packages
 
 
 def unpack(work: Path) -> None:
-    for package in (work / "files").glob("*.deb"):
-        must(work, "dpkg-deb", "--extract", package, work / "root")
     (source,) = (work / "files").glob("kubernetes_*.orig.tar.*")
     tree(work).mkdir(parents=True)
     # Debian's patches are about kubectl.
