@@ -11,9 +11,6 @@ import tempfile
 from pathlib import Path
 
 from check_wheel import ENVIRONMENT, QUICK_TESTS, ROOT, CheckFailed, run
-
-sys.path.insert(0, str(ROOT / "tests"))
-
 from debian_packages import DebianPackages, NoPackages
 
 EMULATOR = "qemu-aarch64"
@@ -72,17 +69,8 @@ def check(work: Path) -> str:
     shutil.copytree(ROOT / "tests", place / "tests", ignore=ignored)
     shutil.copy(ROOT / "pyproject.toml", place)
     print(f"testing {wheels[-1].name}, emulated", flush=True)
-    quick: list[str | Path] = [
-        python,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--timeout",
-        "600",
-    ]
-    return run([*quick, *QUICK_TESTS], place).strip().splitlines()[-1]
+    pytest: list[str | Path] = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    return run([*pytest, "--timeout=600", *QUICK_TESTS], place).strip().splitlines()[-1]
 
 
 def main() -> int:
