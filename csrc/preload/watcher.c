@@ -78,8 +78,8 @@ static void look_around(hr_region *region, unsigned round)
     if (snapshot == NULL)
         return;
     note_status(snapshot);
-    /* The first by the file: any process can write there that an idle one is.  So the others look
-     * now and then too, at those only that are gone by their pid, which costs little. */
+    /* Any process of the region can forge a slot that keeps all others from being the first.  So
+     * each of them looks from time to time, only at those whose pid is gone, which costs little. */
     bool at_all = round % LOOK_AT_ALL_EACH == 0;
     bool first = is_first(snapshot);
     if (snapshot->proc_num > 1 && (first || at_all))
