@@ -89,7 +89,7 @@ class ContainersCollector:
         found = {}
         for container in containers:
             known = before.get(container)
-            # Who holds a claim changes, and the same container's name does not.
+            # The containers that hold a claim change; the name of a container does not.
             is_named = known is not None and known.is_named and known.is_labelled
             is_open = not is_named or container.claim_uid is not None
             if known is None or (asks_unnamed and is_open):
