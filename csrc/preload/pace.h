@@ -8,7 +8,7 @@
  * - What a unit costs: the time that the GPU was busy for this process, divided by the units that
  *   it launched in the same span of time.  As long as too little was measured to tell, the estimate
  *   is the highest that the figures allow, so that a program begins with single launches and
- *   reaches its pace within a second.
+ *   reaches its pace within two seconds.
  * - The error: how far all processes together were above or below the limit, summed over time.
  *   It corrects the pace, so that what was taken too much is given back, and the mean is right
  *   even where the estimate is not.

@@ -197,7 +197,7 @@ class Checks:
         seen = {}
         with self.limited() as (env, _):
             for name, each in (("bare", self.bare()), ("ours", env), ("bare again", self.bare())):
-                command = [cost, "launch", "0", "20", "1000", "0"]
+                command = [cost, "launch", "0", "20", "1000", "0", "0"]
                 done = subprocess.run(command, env=each, capture_output=True, text=True, check=True)
                 seen[name] = statistics.median(map(float, done.stdout.split()))
         beyond = seen["ours"] - min(seen["bare"], seen["bare again"])

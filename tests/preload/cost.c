@@ -1,11 +1,12 @@
 /*
- * What a driver call costs: `cost WHAT LIVE ROUNDS CALLS DEVICE`. Prints, for each round, the
- * nanoseconds of one call: of WHAT `pair` an allocation and its free, `alloc` and `free` each of
+ * What a driver call costs: `cost WHAT LIVE ROUNDS CALLS DEVICE WARM_UP_S`. Prints, for each round,
+ * the nanoseconds of one call: of WHAT `pair` an allocation and its free, `alloc` and `free` each of
  * CALLS in a row, `refused` an allocation that is too large, `launch` a launch; LIVE allocations
- * are there all the time.
+ * are there all the time. At least one round, and WARM_UP_S seconds of them, come before the first.
  */
 #include "calls.h"
 
+#include <stdbool.h>
 #include <string.h>
 #include <time.h>
 
@@ -66,8 +67,8 @@ static double time_of(void (*what)(long), long calls)
 
 int main(int count, char **arguments)
 {
-    if (count != 6) {
-        fprintf(stderr, "usage: cost WHAT LIVE ROUNDS CALLS DEVICE\n");
+    if (count != 7) {
+        fprintf(stderr, "usage: cost WHAT LIVE ROUNDS CALLS DEVICE WARM_UP_S\n");
         return 2;
     }
     const char *what = arguments[1];
@@ -84,8 +85,10 @@ int main(int count, char **arguments)
         MUST(cuMemAlloc_v2(&address, SIZE));
     }
     taken = calloc((size_t)calls, sizeof *taken);
+    double warm_ns = now_ns() + atof(arguments[6]) * 1e9;
     for (long round = -1; round < rounds; round++) {
         double ns, back = 0;
+        bool is_warm = round >= 0 || now_ns() >= warm_ns;
         if (strcmp(what, "launch") == 0) {
             ns = time_of(launch, calls);
         } else if (strcmp(what, "pair") == 0) {
@@ -96,7 +99,9 @@ int main(int count, char **arguments)
             ns = time_of(take, calls);
             back = time_of(give, calls);
         }
-        if (round >= 0) /* the one before the first warms up */
+        if (!is_warm)
+            round--;
+        else if (round >= 0)
             printf("%.2f\n", strcmp(what, "free") == 0 ? back : ns);
     }
     free(taken);
