@@ -28,6 +28,9 @@ BUILD_INPUTS := pyproject.toml setup.py libhamiregion/_build.py libhamiregion/_v
 C_FILES := $(wildcard $(addsuffix /*.[ch],csrc csrc/preload tests/c tests/fake_nvml \
 	tests/fake_cuda tests/preload benchmarks examples/c))
 
+# The tests start thousands of interpreters, each of which would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Targets share one virtual environment, which pip must not fill twice at a time.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:

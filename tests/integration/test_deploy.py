@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shutil
@@ -28,6 +29,8 @@ OVERLAYS = sorted(path.name for path in (KUSTOMIZE / "overlays").iterdir())
 IMAGE = f"registry.example/hamiregion:{__version__}"
 # The operator's own kinds have no schema in Kubernetes.
 OPERATOR_KINDS = {"PrometheusRule", "ServiceMonitor"}
+# In C where PyYAML was built with it: these are many documents.
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool")
@@ -41,11 +44,16 @@ def kustomize(directory: Path) -> subprocess.CompletedProcess[str]:
 
 def documents_of(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
     assert done.returncode == 0, done.stderr
-    return [document for document in yaml.safe_load_all(done.stdout) if document]
+    return [document for document in yaml.load_all(done.stdout, Loader=LOADER) if document]
+
+
+@functools.cache
+def rendered(overlay: str) -> subprocess.CompletedProcess[str]:
+    return kustomize(KUSTOMIZE / "overlays" / overlay)
 
 
 def built(overlay: str) -> list[dict[str, Any]]:
-    return documents_of(kustomize(KUSTOMIZE / "overlays" / overlay))
+    return documents_of(rendered(overlay))
 
 
 def combined(tmp_path: Path, kustomization: str) -> subprocess.CompletedProcess[str]:
@@ -547,10 +555,10 @@ def test_every_kustomization_on_the_page_renders(tmp_path: Path) -> None:
     blocks = re.findall(
         r"^```yaml\n(resources:.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE
     )
-    rendered = [documents_of(combined(tmp_path, block)) for block in blocks]
-    for documents in rendered:
+    results = [documents_of(combined(tmp_path, block)) for block in blocks]
+    for documents in results:
         check_schemas(documents)
-    steered_volcano, elsewhere, outside, removing, kai, claims = rendered
+    steered_volcano, elsewhere, outside, removing, kai, claims = results
     agent = daemon_set(steered_volcano, "agent")
     assert "--feedback" in containers_of(agent)["agent"]["args"]
     assert agent["runtimeClassName"] == "nvidia"

@@ -155,7 +155,7 @@ def interrupt_often(deed: str, file: RegionFile, seconds: float, *, times: int, 
 def test_an_exception_at_any_instruction_leaves_nothing_behind(
     deed: str, region_file: RegionFileFactory
 ) -> None:
-    interrupt_often(deed, region_file(Layout.V1_2), 10 / len(DEEDS), times=50, seed=1)
+    interrupt_often(deed, region_file(Layout.V1_2), 4 / len(DEEDS), times=50, seed=1)
 
 
 @needs_first_namespace
