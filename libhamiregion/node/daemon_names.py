@@ -33,12 +33,20 @@ _CLAIMS_LIMIT = 1_024
 _ANSWERS_S = 30.0
 _PIECE = 1 << 16
 _NOT_FOUND = 404
-# Under both a static pod's mirror carries the UID that kubelet itself uses.
 _LABEL_KEY = re.compile(
     r"(?:[a-z0-9][-.a-z0-9]{0,252}/)?[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?\Z"
 )
 _LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?\Z")
 _LABELS_LIMIT = 16
+# A server that is gone without a word is noticed after 25 s, also by who only listens to it.
+_SOCKET_OPTIONS = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
+# Under both a static pod's mirror carries the UID that kubelet itself uses.
 _MIRROR, _HASH = "kubernetes.io/config.mirror", "kubernetes.io/config.hash"
 
 
@@ -101,6 +109,7 @@ def kubernetes_client(kubernetes: Any, kubeconfig: Any = None) -> Any:
     settings = kubernetes.client.Configuration()
     # The HTTP client would ask four times, and a watch each time from a version that may be gone.
     settings.retries = False
+    settings.socket_options = _SOCKET_OPTIONS
     if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:
         config.load_incluster_config(client_configuration=settings)
         return kubernetes.client.ApiClient(settings)

@@ -204,7 +204,8 @@ class PodAnnotations:
 
     def _follow(self, version: str) -> None:
         """Take in the changes after a version, until the server ends the watch."""
-        # A server that has gone without a word is noticed by its silence past its own time.
+        # Where the machine of the server still answers and the server does not, that is noticed by
+        # its silence past its own time.
         response = self._ask(
             watch=True,
             resource_version=version,

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from fake_kubernetes.server import FakeApi
@@ -222,6 +223,25 @@ def test_a_server_that_has_gone_without_a_word_is_noticed(api: FakeApi, watch: W
     pods.start()
     eventually(lambda: len(api.watches) == 1)
     eventually(lambda: len(api.watches) == 2)
+
+
+def test_a_machine_that_has_gone_without_a_word_is_noticed_within_half_a_minute(
+    api: FakeApi, watch: Watch
+) -> None:
+    """The kernel asks whether it is still there: the timer that runs on the connection says so."""
+
+    def asks_every_10_s() -> bool:
+        keepalive, clock_hz = "02", 100
+        lines = Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]
+        timers = [
+            line.split()[5].split(":")
+            for line in lines
+            if line.split()[2].endswith(f":{urlsplit(api.url).port:04X}")
+        ]
+        return any(timer == keepalive and int(left, 16) <= 10 * clock_hz for timer, left in timers)
+
+    watch().start()
+    eventually(asks_every_10_s)
 
 
 def test_a_server_that_cannot_be_used_is_an_error_that_says_so(
