@@ -1,7 +1,7 @@
 /*
  * What a driver call costs: `cost WHAT LIVE ROUNDS CALLS DEVICE WARM_UP_S`. Prints, for each round,
- * the nanoseconds of one call: of WHAT `pair` an allocation and its free, `alloc` and `free` each of
- * CALLS in a row, `refused` an allocation that is too large, `launch` a launch; LIVE allocations
+ * the nanoseconds of one call: of WHAT `pair` an allocation and its free, `alloc` and `free` each
+ * of CALLS in a row, `refused` an allocation that is too large, `launch` a launch; LIVE allocations
  * are there all the time. At least one round, and WARM_UP_S seconds of them, come before the first.
  */
 #include "calls.h"
