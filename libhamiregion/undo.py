@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import attrs
 
@@ -12,7 +12,7 @@ from .region import open_region
 from .text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from .region import Region
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 #: value since, which stays; ``gone``: the file is not there any more, or is another one;
 #: ``refused``: what runs there could not bear it; ``failed``: as the message says.
 UndoStatus: TypeAlias = Literal["undone", "not_needed", "conflict", "gone", "refused", "failed"]
+Change: TypeAlias = LimitChange | ValueChange
 
 
 @attrs.frozen
@@ -47,10 +48,11 @@ def undo(
 ) -> tuple[UndoOutcome, ...]:
     """Take back what edits have changed, each where nobody else has changed it since.
 
-    The last change goes first, so what a job has changed twice goes back to what was there at the
-    beginning. Each value is compared and set in one step; one that cannot be taken back does not
-    stop the others. Changes that a dry run has found are taken too: where they were made since, by
-    whatever process, they are taken back.
+    What a job has changed several times goes back to what was there at the beginning at once, not
+    by way of what was there in between; where that is refused, as far back as may be. Each value is
+    compared and set in one step; one that cannot be taken back does not stop the others. Changes
+    that a dry run has found are taken too: where they were made since, by whatever process, they
+    are taken back.
 
     A file is the same if its device and inode are; one that has got the inode of a removed one is
     told apart by its values only.
@@ -80,42 +82,84 @@ def undo(
         try:
             with open_region(path, writable=True) as region:
                 is_same = region.file_id == file_id
-                for number in reversed(numbers):
-                    outcomes[number] = (
-                        _undo_one(region, wanted[number], force=force)
-                        if is_same
-                        else UndoOutcome(wanted[number], "gone", "another file is there by now")
-                    )
+                if not is_same:
+                    gone = "another file is there by now"
+                    outcomes |= {n: UndoOutcome(wanted[n], "gone", gone) for n in numbers}
+                    continue
+                for of_one in _by_value(numbers, wanted):
+                    changes_of_one = [wanted[number] for number in of_one]
+                    undone = _undo_value(region, changes_of_one, force=force)
+                    outcomes |= dict(zip(of_one, undone, strict=True))
         except (RegionError, OSError) as error:
             for number in set(numbers) - set(outcomes):
                 outcomes[number] = _not_undone(wanted[number], error)
     return tuple(outcomes[number] for number in range(len(wanted)))
 
 
-def _undo_one(region: Region, change: LimitChange | ValueChange, *, force: bool) -> UndoOutcome:
-    try:
-        if isinstance(change, LimitChange):
-            setter = region.set_memory_limit if change.kind == "memory" else region.set_sm_limit
-            # What goes back may be of a device that without it has neither limit nor use.
-            setter(
-                change.before,
-                device=change.device,
-                expected=change.after,
-                force=force or change.device not in region.device_indices,
-            )
-        elif change.field == "priority":
-            region.set_priority(change.before, expected=change.after)
-        elif change.field == "utilization_switch":
-            region.set_utilization_switch(bool(change.before), expected=bool(change.after))
-        else:
-            region.set_recent_kernel(change.before, expected=change.after)
-    except LimitConflict as error:
-        if error.found == change.before:
-            return UndoOutcome(change, "not_needed")
-        return _not_undone(change, error)
-    except (RegionError, OSError, ValueError) as error:
-        return _not_undone(change, error)
-    return UndoOutcome(change, "undone")
+def _by_value(numbers: list[int], changes: Sequence[Change]) -> list[list[int]]:
+    """The numbers of a region's changes, those of one value together; what changed last first."""
+    found: dict[object, list[int]] = {}
+    for number in reversed(numbers):
+        change = changes[number]
+        value = (change.kind, change.device) if isinstance(change, LimitChange) else change.field
+        found.setdefault(value, []).append(number)
+    return [numbers[::-1] for numbers in found.values()]
+
+
+def _undo_value(region: Region, changes: list[Change], *, force: bool) -> list[UndoOutcome]:
+    """Take back the changes of one value, which come in the order in which they were made."""
+    # Where each run begins of changes that follow one upon the other.
+    starts: list[int] = []
+    for at, change in enumerate(changes):
+        follows = at > 0 and changes[at - 1].after == change.before
+        starts.append(starts[-1] if follows else at)
+    outcomes: dict[int, UndoOutcome] = {}
+    last = len(changes) - 1
+    while last >= 0:
+        newest, first = changes[last], starts[last]
+        # To what was there at the beginning; where that is refused, to what was there after that.
+        for at in range(first, last + 1):
+            try:
+                _set_back(region, newest, changes[at].before, force=force)
+            except LimitConflict as error:
+                is_back = error.found == newest.before
+                outcomes[last] = (
+                    UndoOutcome(newest, "not_needed") if is_back else _not_undone(newest, error)
+                )
+                # One that was not made says nothing of those before it.
+                first = last
+                break
+            except (RegionError, OSError, ValueError) as error:
+                outcomes[at] = _not_undone(changes[at], error)
+            else:
+                outcomes |= {n: UndoOutcome(changes[n], "undone") for n in range(at, last + 1)}
+                break
+        last = first - 1
+    return [outcomes[number] for number in range(len(changes))]
+
+
+def _set_back(region: Region, newest: Change, before: Any, *, force: bool) -> None:
+    """Set a value to what it was before, where a change has left it.
+
+    Raises:
+        LimitConflict: Something else stands there.
+        RegionError, OSError, ValueError: It cannot be set.
+    """
+    if isinstance(newest, LimitChange):
+        setter = region.set_memory_limit if newest.kind == "memory" else region.set_sm_limit
+        # What goes back may be of a device that without it has neither limit nor use.
+        setter(
+            before,
+            device=newest.device,
+            expected=newest.after,
+            force=force or newest.device not in region.device_indices,
+        )
+    elif newest.field == "priority":
+        region.set_priority(before, expected=newest.after)
+    elif newest.field == "utilization_switch":
+        region.set_utilization_switch(bool(before), expected=bool(newest.after))
+    else:
+        region.set_recent_kernel(before, expected=newest.after)
 
 
 def _not_undone(change: LimitChange | ValueChange, error: Exception) -> UndoOutcome:

@@ -112,6 +112,40 @@ def test_a_file_that_was_removed_or_replaced_is_not_written(file: RegionFile) ->
     assert statuses(undo(changes)) == ["gone"]
 
 
+@pytest.mark.parametrize("used", [3, 7], ids=["beginning", "on the way"])
+def test_a_value_goes_back_as_far_as_what_runs_there_bears_it(
+    region_file: RegionFileFactory, used: int
+) -> None:
+    """Not by way of what the job has set in between, which nothing has to bear once more."""
+    beginning, between = (8, 2) if used == 3 else (6, 8)
+    file = region_file(memory_limits=[f"{beginning}GiB"], uuids=UUIDS[:1])
+    with open_region(file.path, writable=True) as region:
+        changes = [
+            *region.set_memory_limit(f"{between}GiB"),
+            region.set_priority(0),
+            *region.set_memory_limit("7GiB"),
+        ]
+        file.add_process(os.getpid(), {0: used * GIB})
+        first = "undone" if used < beginning else "refused"
+        assert statuses(undo(changes)) == [first, "undone", "undone"]
+        assert region.memory_limit(0) == 8 * GIB
+
+
+def test_changes_that_others_have_stopped_are_judged_one_by_one(file: RegionFile) -> None:
+    with open_region(file.path, writable=True) as region:
+        changes = [
+            each
+            for size in ("7GiB", "6GiB", "5GiB")
+            for each in region.set_memory_limit(size, device=0)
+        ]
+        region.set_memory_limit("6GiB", device=0)
+        assert statuses(undo(changes)) == ["undone", "undone", "not_needed"]
+        assert region.memory_limit(0) == 8 * GIB
+        region.set_memory_limit("1GiB", device=0)
+        assert statuses(undo(changes)) == ["conflict"] * 3
+        assert region.memory_limit(0) == GIB
+
+
 def test_one_that_cannot_be_undone_does_not_stop_the_others(
     region_file: RegionFileFactory,
 ) -> None:
