@@ -209,7 +209,7 @@ def diff_plan(
         try:
             wanted, without_device = _wanted(container, container.region, chosen)
             skipped += without_device
-            skipped += _leave_unexpected(container, container.region, wanted, plan.rules)
+            skipped += _leave_unexpected(container, container.region, wanted, plan.rules, before)
             found.append(_compared(container, container.region, wanted, before, force=force))
         except RegionError as error:
             skipped += _skip(container, "unreadable", str(error), chosen)
@@ -313,21 +313,34 @@ def _wanted(
 
 
 def _leave_unexpected(
-    container: Container, region: Region, wanted: Wanted, rules: tuple[Rule, ...]
+    container: Container,
+    region: Region,
+    wanted: Wanted,
+    rules: tuple[Rule, ...],
+    originals: Mapping[ValueKey, Original],
 ) -> list[Skip]:
     """Take out of `wanted` where another value stands than the rule expects."""
     left = []
     for key, (value, number) in list(wanted.items()):
         field, device = key
         expected = getattr(rules[number].only_if, field)
-        now = ANYTHING if expected is ANYTHING else value_now(region, key)
-        if now not in (expected, value):
+        if expected is ANYTHING:
+            continue
+        now, after = value_now(region, key), value
+        if isinstance(value, str) and key in originals:
+            after = _share(value, originals[key].before)
+        if now not in (expected, after):
             del wanted[key]
             name, found = value_name(field), value_words(field, now)
             where = "" if device is None else f" of device {device}"
             message = f"{name}{where} is {found} by now, not {value_words(field, expected)}"
             left.append(Skip(container, "changed", message, (number,), device))
     return left
+
+
+def _share(percent: str, limit: int | None) -> int:
+    """A percentage of a memory limit, rounded as the core does; 0 where there is no limit."""
+    return (limit or 0) * (memory_limit_percent(percent) or 0) // 100
 
 
 def _former_device(select: Selector) -> list[int]:
@@ -355,8 +368,7 @@ def _compared(
         now = after = value_now(region, key)
         if isinstance(value, str):
             base = originals[key].before if key in originals else now
-            # Rounded as the core does.
-            after = (base or 0) * (memory_limit_percent(value) or 0) // 100
+            after = _share(value, base)
             if not after:
                 limit = "unlimited" if base is None else format_size(base)
                 message = f"the memory limit of device {key[1]} is {limit}, and {value} of it is"

@@ -183,6 +183,21 @@ def test_a_percentage_is_of_what_stood_there_before_and_does_not_shrink(
     assert events.of("changed")[-1].detail["cause"] == "drift"
 
 
+def test_a_percentage_of_what_a_rule_expects_stays_once_it_is_set(
+    scene: PlanScene, watch: Watch, events: Events
+) -> None:
+    region = scene.container()
+    set_plan(scene, "{select: {}, set: {memory_limit: 50%}, only_if: {memory_limit: 8GiB}}")
+    watcher = watch()
+    for _ in range(3):
+        watcher.run()
+        assert memory(region) == [4 * GIB, 4 * GIB]
+    assert (len(events.of("changed")), len(events.of("skipped"))) == (1, 1)
+    region.put("limit", 7 * GIB)
+    watcher.run()
+    assert memory(region) == [7 * GIB, 4 * GIB]
+
+
 def test_the_undo_plan_of_a_watch_restores_everything(
     scene: PlanScene, watch: Watch, node: Node
 ) -> None:
