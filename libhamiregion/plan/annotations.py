@@ -79,7 +79,7 @@ def annotated_pod(item: Any) -> AnnotatedPod | None:
     containers = tuple(
         container["name"]
         for kind in _CONTAINER_KINDS
-        for container in (spec.get(kind) or ())
+        for container in _list(spec.get(kind))
         if isinstance(container, dict) and isinstance(container.get("name"), str)
     )
     return AnnotatedPod(namespace, name, uids, containers, ours)
@@ -87,6 +87,10 @@ def annotated_pod(item: Any) -> AnnotatedPod | None:
 
 def _dict(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def plan_of_pods(pods: Iterable[AnnotatedPod]) -> SourceReading:

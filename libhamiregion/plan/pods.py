@@ -110,7 +110,9 @@ class PodAnnotations:
 
     def read(self) -> SourceReading:
         """The rules of all pods whose annotations are right; no plan before the first list."""
-        problems = {} if self.error is None else {"kubernetes": self.error}
+        # Once: the thread that watches may clear it at any moment.
+        error = self.error
+        problems = {} if error is None else {"kubernetes": error}
         with self._lock:
             if self._reading is None and self._pods is not None:
                 self._reading = plan_of_pods(self._pods.values())
@@ -159,7 +161,7 @@ class PodAnnotations:
                 version = self._list()
                 has_answered = True
                 self._follow(version)
-            except self._errors as error:
+            except Exception as error:  # noqa: BLE001 (else it would end, and nobody would know)
                 if not self._stopping.is_set():
                     self.error = _error_text(error)
                     self._wake()
@@ -234,7 +236,7 @@ class PodAnnotations:
                 str(item.get("message") or item.get("reason") or "an error"),
                 status if isinstance(status, int) else None,
             )
-        if kind not in {"ADDED", "MODIFIED", "DELETED"}:
+        if kind not in ("ADDED", "MODIFIED", "DELETED"):
             return
         uid, pod = _uid(item), None if kind == "DELETED" else annotated_pod(item)
         with self._lock:
@@ -286,8 +288,9 @@ def _object(raw: bytes) -> dict[str, Any]:
     return value
 
 
-def _uid(item: Any) -> Any:
-    return item["metadata"].get("uid") if isinstance(item.get("metadata"), dict) else None
+def _uid(item: dict[str, Any]) -> str:
+    metadata = item.get("metadata")
+    return str(metadata.get("uid")) if isinstance(metadata, dict) else ""
 
 
 def _lines(response: Any) -> Iterator[bytes]:

@@ -94,6 +94,58 @@ def test_changes_arrive_as_they_happen(api: FakeApi, watch: Watch) -> None:
     assert asked["resourceVersion"] == "101"
 
 
+@pytest.mark.parametrize("wrong", [7, True, 0.5, "x", [[]], [None], {"a": 1}])
+def test_a_pod_with_values_of_another_kind_is_passed_over_and_the_others_are_not(
+    api: FakeApi, watch: Watch, wrong: Any
+) -> None:
+    def put_odd(number: int, *path: str) -> None:
+        """Have an odd pod listed, and told of with an odd kind."""
+        api.put(f"odd-{number}", UID % number, SIX)
+        at: Any = api.pods[UID % number]
+        for key in path[:-1]:
+            at = at[key]
+        at[path[-1]] = wrong
+        on_node = {"nodeName": "node-1"}
+        api.events.append((api.version, wrong, {"metadata": wrong, "spec": on_node}))
+
+    with api.changed:
+        put_odd(1, "metadata", "uid")
+        put_odd(2, "spec", "containers")
+        put_odd(3, "metadata", "annotations")
+        put_odd(4, "status")
+    pods = watch()
+    pods.start()
+    eventually(lambda: len(api.open_watches) == 1)
+    assert {"odd-2", "odd-4"} <= (names(pods) or set()) <= {"odd-1", "odd-2", "odd-4"}
+    with api.changed:
+        put_odd(5, "spec", "initContainers")
+    api.put("bert-0", UID % 0, SIX)
+    eventually(lambda: "bert-0" in (names(pods) or ()))
+    assert (len(api.watches), pods.error) == (1, None)
+
+
+def test_what_was_wrong_and_is_well_at_that_moment_is_no_problem_without_a_text(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pods = watch()
+    answers: list[str | None] = ["the API answered 503", None]
+    # The thread that watches clears it while somebody reads it.
+    is_told = property(lambda _: answers.pop(0))
+    monkeypatch.setattr(PodAnnotations, "error", is_told, raising=False)
+    assert pods.read().problems == {"kubernetes": "the API answered 503"}
+
+
+def test_a_watch_that_fails_as_nobody_expected_says_so_and_goes_on(
+    api: FakeApi, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pods = watch()
+    monkeypatch.setattr(pods, "_take", lambda _: 1 / 0)
+    pods.start()
+    eventually(lambda: len(api.open_watches) == 1)
+    api.put("bert-0", UID % 0, SIX)
+    eventually(lambda: len(api.watches) == 2 and names(pods) == {"bert-0"})
+
+
 def test_a_watch_that_ends_or_breaks_begins_with_a_new_list(api: FakeApi, watch: Watch) -> None:
     """What happened while nobody watched is in it; pods that are the same are the same plan."""
     api.put("bert-0", UID % 0, SIX)
