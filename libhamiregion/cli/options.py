@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import re
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
@@ -118,7 +119,9 @@ layout_option = layout_option_of("The file's layout, where it fits several; else
 
 
 def _device(_: click.Context, __: click.Parameter, value: str | None) -> int | str | None:
-    return int(value) if value is not None and value.isascii() and value.isdecimal() else value
+    # No number of more digits is an index, and Python takes the longest for none at all.
+    is_index = value is not None and re.fullmatch("[0-9]{1,9}", value) is not None
+    return int(value) if value is not None and is_index else value
 
 
 device_option = click.option(

@@ -69,7 +69,8 @@ class Selector:
     def matches_device(self, device: HasDevice) -> bool:
         """Whether a device is meant: a `DeviceUsage`, or anything with its index and uuid."""
         if self.device is not None and self.device.isdecimal() and self.device.isascii():
-            return device.index == int(self.device)
+            # As text: Python takes no number of any length.
+            return str(device.index) == (self.device.lstrip("0") or "0")
         return _matches(self.device, device.uuid)
 
 

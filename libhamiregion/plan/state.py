@@ -28,13 +28,19 @@ def default_state_directory() -> str:
 
     ``$HAMIREGION_STATE`` if it is set, ``/var/lib/hamiregion`` for root, else
     ``$XDG_STATE_HOME/hamiregion``.
+
+    Raises:
+        FileNotFoundError: This user has no home directory.
     """
     chosen = os.environ.get("HAMIREGION_STATE")
     if chosen:
         return chosen
     if os.geteuid() == 0:
         return "/var/lib/hamiregion"
-    home = os.environ.get("XDG_STATE_HOME") or str(Path("~/.local/state").expanduser())
+    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111
+    if home.startswith("~"):
+        message = "this user has no home directory; say in HAMIREGION_STATE where plans keep things"
+        raise FileNotFoundError(errno.ENOENT, message, home)
     return f"{home}/hamiregion"
 
 
@@ -44,7 +50,7 @@ class PlanState:
     Threads: may be shared.
 
     Args:
-        directory: The directory; None means `default_state_directory`.
+        directory: The directory; None means `default_state_directory`, with what it raises.
     """
 
     def __init__(self, directory: PathLike | None = None) -> None:

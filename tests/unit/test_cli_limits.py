@@ -271,6 +271,13 @@ def test_a_device_that_the_region_does_not_have_is_wrong_usage_unless_forced(pat
     assert json.loads(forced.stdout)["changes"][0]["after"] == 10
 
 
+def test_no_index_is_too_long_to_be_refused(path: str) -> None:
+    for command in (("get", path), ("set", path, "--sm", "10")):
+        answer = call("limits", *command, "--device", "1" * 5000)
+        assert answer.returncode == 2
+        assert f"only 0 ({UUIDS[0]}), 1 ({UUIDS[1]})" in answer.stderr
+
+
 def test_a_layout_that_contradicts_the_file_is_refused(path: str) -> None:
     before = Path(path).read_bytes()
     for verb in (("limits", "set", "--memory", "5GiB"), ("show",)):

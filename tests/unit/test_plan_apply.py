@@ -288,6 +288,10 @@ def test_where_plans_remember_things(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", "/home/x")
     assert default_state_directory() == "/home/x/.local/state/hamiregion"
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 9)
+    with pytest.raises(FileNotFoundError, match="no home directory; say in HAMIREGION_STATE"):
+        default_state_directory()
 
 
 def test_a_file_is_written_whole_or_not_at_all_and_replaces_only_what_it_may(

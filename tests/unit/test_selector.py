@@ -74,6 +74,9 @@ def test_a_device_is_chosen_by_its_index_or_uuid() -> None:
 
 def test_only_digits_that_people_type_are_an_index() -> None:
     """Others are digits too, by some definitions, and no pattern that any uuid matches."""
+    assert not Selector(device="1" * 5000).matches_device(device(1, "GPU-a"))
+    assert Selector(device="0" * 5000).matches_device(device(0, None))
+    assert not Selector(device="0").matches_device(device(10, None))
     assert not Selector(device="\u00b2").matches_device(device(2, "GPU-a"))
     assert not Selector(device="\u0662").matches_device(device(2, "GPU-a"))
 
