@@ -145,7 +145,7 @@ class RegionSnapshot(_Lazy):
         layout_newer: The version in the file, such as ``(1, 3)``, where it is newer than the layout
             that it is read in; else None. Its new fields are not shown.
         taken_at_ns: When it was taken, Unix nanoseconds.
-        device_count: Devices that the container has told of; 0 until something in it initialises
+        device_count: Devices that the container has reported; 0 until something in it initialises
             NVML.
         devices: One entry per device: the first `device_count`; while that is 0, those up to the
             last with a memory limit and those with usage or a uuid.

@@ -586,7 +586,7 @@ class Region:
 
     @property
     def device_count(self) -> int:
-        """Devices that the container has told of, live; 0 until it has initialised NVML."""
+        """Devices that the container has reported, live; 0 until it has initialised NVML."""
         return self._live(_DEVICE_NUM)
 
     @property

@@ -172,8 +172,9 @@ class Slot:
         """Count memory on a device, as libvgpu does before an allocation.
 
         The sum over all processes, plus `nbytes`, must stay within the limit, which is read each
-        time. As in libvgpu, two processes that ask at the same moment may both be let in where the
-        layout accounts without the lock (HAMi 2.8.1 and later).
+        time. Two processes of this library never pass it together. A process of libvgpu that asks
+        at the same moment may be let in beside one where the layout accounts without the lock (HAMi
+        2.8.1 and later): libvgpu does not look again after it has added.
 
         Raises:
             MemoryLimitExceeded: It would pass the limit; nothing was counted.

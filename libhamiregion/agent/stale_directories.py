@@ -67,10 +67,9 @@ class StaleDirectoryCollector(Task):
     Where one of this cannot be told, nothing is removed. First the directory gets a name that
     nobody uses, ``.gone-<podUID>-<number>-<container>`` in the same root, so that a pod of the same
     UID (a static one that comes back) gets a directory of its own; then the proof is taken once
-    more, and the directory is emptied, without following anything and some thousand entries per
-    pass. What a
-    killed agent has begun, the next one ends. Another agent, and HAMi's monitor, may do the same at
-    the same time.
+    more, and the directory is emptied, without following anything and 20,000 entries per pass. What
+    a killed agent has begun, the next one ends. Another agent, and HAMi's monitor, may do the same
+    at the same time.
 
     Events (task ``removal``): ``removed`` or ``would_remove``, ``failed``, ``paused`` and
     ``resumed``.

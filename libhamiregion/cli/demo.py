@@ -39,6 +39,7 @@ _STEP_S = 0.1
 @click.option(
     "--seconds",
     type=options.Seconds(min=4, max=86_400),
+    metavar="SECONDS",
     help="About how long.  [default: 12; with --node until Ctrl-C]",
 )
 @click.option(

@@ -62,8 +62,8 @@ class NodeExporter:
     findings. Without that thread, a scrape does what is due itself. Where nobody has asked for
     metrics for two minutes the thread sleeps, and the next scrape waits for its look.
 
-    Threads: may be shared. The node may be refreshed by others as well. Node
-    and sampler stay the caller's, who closes them after `stop`.
+    Threads: may be shared. The node may be refreshed by others as well. Node and sampler
+    stay the caller's, who closes them after `stop`.
 
     Args:
         node: The node.

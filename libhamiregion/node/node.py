@@ -132,8 +132,7 @@ class Node:
 
     Threads: may be shared. Refreshes and views take turns, and raise `NodeBusy` where one does not
     come back; `snapshot` does not wait for them, but for the moment in which what they have found
-    is taken over. Fork: as `Region`; make a new one in
-    the child.
+    is taken over. Fork: as `Region`; make a new one in the child.
 
     Args:
         root: The directory that holds the ``<podUID>_<container>`` directories, or one called

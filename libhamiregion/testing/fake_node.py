@@ -156,7 +156,8 @@ class FakeNode:
     Args:
         directory: An empty directory, or one that does not exist, for the node's files, which stay
             there. None: one of its own, which is removed.
-        containers: How many containers to begin with, each in a pod of its own.
+        containers: How many containers to begin with, each in a pod of its own. They are made when
+            the context is entered; without `with`, use `add`.
         processes: How many processes each of these has.
 
     Attributes:
@@ -164,6 +165,10 @@ class FakeNode:
         root: The containers' directories: ``--root``, and the argument of `Node`.
         pod_logs: Kubelet's directories, which tell the pods' names: ``--pod-logs``, `PodLogNames`.
         containers: Those there are.
+
+    Raises:
+        FileExistsError: The directory has ``containers`` or ``pod-logs`` already, such as those of
+            an earlier node.
 
     Shell: ``hamiregion demo --node``.
     """
