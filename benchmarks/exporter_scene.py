@@ -116,6 +116,8 @@ def busy_node(directory: Path, containers: int, *, at_work: bool = False) -> Ite
         driver.play(*(line for device in range(DEVICES) for line in _lines(device, pids)))
         yield BusyNode(root, logs, driver, regions)
         process.stdin.close()
+        # It would be the driver of all that is measured later.
+        os.environ.pop(STATE, None)
 
 
 def _lines(device: int, pids: list[int]) -> Iterator[str]:
