@@ -42,7 +42,7 @@ help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) \
 		| awk -F '\t' '{ printf "make %-13s %s\n", $$1, $$2 }'
 
-demo: $(DEMO) ## a region, real processes that use it, and limits edited live (20 s)
+demo: $(DEMO) ## a region, real processes that use it, and limits edited live (half a minute)
 	@$(BIN)/hamiregion demo
 
 test: $(INSTALLED) ## the test suite, without the long runs (PYTEST_ARGS=...)

@@ -1,6 +1,6 @@
 """A FastAPI application with the node's metrics, and its containers as JSON.
 
-    pip install 'libhamiregion[exporter]' fastapi
+    pip install 'libhamiregion[exporter]' fastapi uvicorn
     HAMI_ROOT=/usr/local/vgpu/containers uvicorn --app-dir examples fastapi_app:app
 
 What it shows: the exporter lives as long as the application; its text is mounted as it is, made
