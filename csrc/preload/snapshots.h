@@ -4,7 +4,8 @@
 
 #include "../region.h"
 
-/* The caller frees it.  NULL: the region cannot be read, or there is no memory. */
+/* The caller frees it.  NULL: the region cannot be read, or there is no memory; hr_last_detail()
+ * tells which. */
 struct hr_snapshot *hr_new_snapshot(hr_region *region);
 
 #endif

@@ -72,11 +72,22 @@ static void note_status(const struct hr_snapshot *snapshot)
 
 /* ---- Rounds ------------------------------------------------------------------------------ */
 
+/* By a table that is damaged nobody can resume a process, or hold its launches for a while only. */
+static void lose_what_is_damaged(void)
+{
+    struct hr_detail detail;
+    hr_last_detail(&detail);
+    if (detail.code == HR_ECORRUPT)
+        hr_lose_session(detail.code);
+}
+
 static void look_around(hr_region *region, unsigned round)
 {
     struct hr_snapshot *snapshot = hr_new_snapshot(region);
-    if (snapshot == NULL)
+    if (snapshot == NULL) {
+        lose_what_is_damaged();
         return;
+    }
     note_status(snapshot);
     /* Any process of the region can forge a slot that keeps all others from being the first.  So
      * each of them looks from time to time, only at those whose pid is gone, which costs little. */
@@ -128,9 +139,12 @@ static void *watch(void *argument)
                 look_around(region, tenth / TENTHS);
             hurried = is_hurried(region, hr_settle_pools());
         }
-        /* Here too: a round may have said otherwise while the session was lost. */
-        if (is_over)
+        /* Launches may wait that nobody else would let go on; and a round may have said otherwise
+         * while the session was lost. */
+        if (is_over) {
+            hr_end_throttle();
             let_go_on();
+        }
         pthread_mutex_unlock(&in_round);
         if (is_over)
             return NULL;

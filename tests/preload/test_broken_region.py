@@ -1,12 +1,17 @@
 """A program whose region is missing, or breaks while it runs."""
 
+import threading
+import time
 from collections.abc import Callable
 
 import pytest
-from cuda_program import OUT, OUT_OF_MEMORY, SUCCESS
+from cuda_program import OUT, OUT_OF_MEMORY, SUCCESS, CudaProgram
 from fake_cuda.driver import GIB, MIB
 from limited import Limited
-from region_bytes import truncate
+from region_bytes import RegionFile, truncate
+from wait import PATIENCE_S
+
+from libhamiregion import Layout
 
 NOT_PERMITTED = 800
 REFUSED = "CUDA contexts and memory are refused"
@@ -54,3 +59,48 @@ def test_a_region_that_is_truncated_later_ends_no_program(
     assert status == 0
     assert said.count("\n") == 1
     assert said.endswith(f": it was truncated or replaced; {effect}\n")
+
+
+class Launch:
+    """One launch of a kernel by a program, made in a thread."""
+
+    def __init__(self, program: CudaProgram) -> None:
+        module = program.do("cuModuleLoadData", OUT, "text:any image")
+        kernel = program.do("cuModuleGetFunction", OUT, module, "text:busy_1ms")
+        call = ("cuLaunchKernel", kernel, 1, 1, 1, 32, 1, 1, 0, None, None, None)
+        self.program = program
+        self.codes: list[int] = []
+        self.thread = threading.Thread(target=lambda: self.codes.append(program.call(*call)[0]))
+        self.thread.start()
+
+    def code(self) -> int | None:
+        """What it gives; None: it does not come back."""
+        self.thread.join(PATIENCE_S)
+        if not self.codes:
+            self.program.process.kill()
+        return self.codes[0] if self.codes else None
+
+
+def test_a_launch_that_feedback_holds_goes_on_when_the_region_is_lost(limited: Make) -> None:
+    scene = limited(sm=[50, None])
+    scene.region.set_recent_kernel(-1)
+    launch = Launch(scene.program().start())
+    time.sleep(0.2)
+    assert not launch.codes
+    truncate(scene.path, 4096)
+    assert launch.code() == SUCCESS
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("proc_num", 5000), ("device_num", 99), ("uuids", b"\1")]
+)
+def test_no_launch_waits_for_ever_under_the_limit_of_a_region_that_is_damaged(
+    limited: Make, field: str, value: object
+) -> None:
+    """Any process of the container can write there."""
+    scene = limited(sm=[50, None])
+    program = scene.program().start()
+    RegionFile(scene.path, Layout.V1_2).put(field, value)
+    assert Launch(program).code() == SUCCESS
+    _, said = program.end()
+    assert said == f"libhamiregion: the region cannot be used any more (-6): it is corrupt; {FREE}\n"
