@@ -1,6 +1,6 @@
 /*
- * What this library says: at most three lines on standard error in a program's life, forked
- * children included.  It is a guest in a program whose output somebody may be reading.
+ * What this library says: at most three lines on standard error in a process's life; a forked child
+ * goes on with its parent's count.  It is a guest in a program whose output somebody may be reading.
  */
 #ifndef HR_COMPLAINTS_H
 #define HR_COMPLAINTS_H

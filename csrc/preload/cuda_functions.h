@@ -130,6 +130,8 @@
     X(cuLaunchCooperativeKernel_ptsz, HR_COOPERATIVE_PARAMETERS, HR_COOPERATIVE_ARGUMENTS)         \
     X(cuGraphLaunch, (CUgraphExec exec, CUstream stream), (exec, stream))                          \
     X(cuGraphLaunch_ptsz, (CUgraphExec exec, CUstream stream), (exec, stream))                     \
+    X(cuGraphUpload, (CUgraphExec exec, CUstream stream), (exec, stream))                          \
+    X(cuGraphUpload_ptsz, (CUgraphExec exec, CUstream stream), (exec, stream))                     \
     X(cuGraphInstantiate,                                                                          \
       (CUgraphExec * out, CUgraph graph, CUgraphNode * bad, char *text, size_t bytes),             \
       (out, graph, bad, text, bytes))                                                              \

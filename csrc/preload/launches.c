@@ -73,6 +73,17 @@ static CUresult launch_graph(hr_launch_graph *launch, CUgraphExec exec, CUstream
 GRAPH_HOOK(cuGraphLaunch)
 GRAPH_HOOK(cuGraphLaunch_ptsz)
 
+/* It takes a graph's memory before the launch, and runs nothing. */
+CUresult cuGraphUpload(CUgraphExec exec, CUstream stream)
+{
+    return launch_graph(HR_CUDA(cuGraphUpload), exec, stream);
+}
+
+CUresult cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream)
+{
+    return launch_graph(HR_CUDA(cuGraphUpload_ptsz), exec, stream);
+}
+
 /* ---- Graphs that are made ----------------------------------------------------------------- */
 
 static CUresult remember(CUresult result, CUgraph graph, const CUgraphExec *out)

@@ -1,5 +1,5 @@
 /*
- * The preload's dlsym(): which function a call of it leads to.  Called by dlsym_*.S only.
+ * The preload's dlsym(): which function a call of it leads to.  Called by dlsym.c only.
  */
 #ifndef HR_OVERRIDE_H
 #define HR_OVERRIDE_H

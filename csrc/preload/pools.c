@@ -78,8 +78,34 @@ static int enter_pool(CUmemoryPool handle, CUdevice device, int row)
     return number;
 }
 
+static int number_of_pool(CUmemoryPool handle, CUdevice graphs_of)
+{
+    pthread_mutex_lock(&changing);
+    int number = find_pool(handle, graphs_of);
+    pthread_mutex_unlock(&changing);
+    return number;
+}
+
+/* A pool that nobody has made is some device's own: not always the device whose stream uses it. */
+static CUdevice device_of_pool(CUmemoryPool handle, CUdevice likely)
+{
+    int devices;
+    CUmemoryPool own;
+    if (handle == NULL || HR_CUDA(cuDeviceGetCount)(&devices) != CUDA_SUCCESS)
+        return likely;
+    for (CUdevice device = 0; device < devices; device++) {
+        if (HR_CUDA(cuDeviceGetDefaultMemPool)(&own, device) == CUDA_SUCCESS && own == handle)
+            return device;
+    }
+    return likely;
+}
+
 int hr_enter_pool(CUmemoryPool handle, CUdevice device)
 {
+    int number = number_of_pool(handle, device);
+    if (number >= 0)
+        return number;
+    device = device_of_pool(handle, device);
     return enter_pool(handle, device, hr_row_of_device(device));
 }
 

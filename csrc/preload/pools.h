@@ -17,8 +17,8 @@
 #include "cuda_api.h"
 
 /*
- * The number of a pool, entered with its device if it is not known yet; -1: the table is full.
- * `handle` NULL: the device's graph memory.
+ * The number of a pool, entered if it is not known yet: on the device whose default pool it is,
+ * else on the one named.  -1: the table is full.  `handle` NULL: the device's graph memory.
  */
 int hr_enter_pool(CUmemoryPool handle, CUdevice device);
 

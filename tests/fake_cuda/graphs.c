@@ -320,14 +320,6 @@ API CUresult cuGraphExecDestroy(CUgraphExec exec)
     return CUDA_SUCCESS;
 }
 
-API CUresult cuGraphUpload(CUgraphExec exec, CUstream stream)
-{
-    (void)exec;
-    struct stream *on;
-    return resolve_stream(stream, &on);
-}
-ALSO(cuGraphUpload_ptsz, cuGraphUpload);
-
 /* With the mutex held. */
 static struct graph_address *address_of(CUdeviceptr wanted)
 {
@@ -373,6 +365,25 @@ bool graph_free(CUdeviceptr wanted)
     pthread_mutex_unlock(&mutex);
     return address != NULL;
 }
+
+/* It takes the memory that a launch would need. */
+API CUresult cuGraphUpload(CUgraphExec exec, CUstream stream)
+{
+    struct stream *on;
+    CUresult code = resolve_stream(stream, &on);
+    pthread_mutex_lock(&mutex);
+    for (const struct graph_node *node = exec->nodes; node != NULL && code == CUDA_SUCCESS;
+         node = node->next) {
+        struct graph_address *address = address_of(node->memory.dptr);
+        if (address == NULL || node->kind != MEM_ALLOC || address->is_allocated)
+            continue;
+        code = allocate_address(address);
+        free_address(address);
+    }
+    pthread_mutex_unlock(&mutex);
+    return code;
+}
+ALSO(cuGraphUpload_ptsz, cuGraphUpload);
 
 API CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream)
 {

@@ -134,6 +134,19 @@ def test_what_a_pool_gives_out_counts(limited: Make, allocate: Way, free: tuple[
     eventually(lambda: scene.used() == CONTEXT)
 
 
+def test_what_another_devices_pool_gives_out_counts_on_that_device(limited: Make) -> None:
+    """A stream of one device may use the pool of another."""
+    scene = limited(memory=[GIB, SIZE])
+    program = scene.program().start()
+    pool = program.do("cuDeviceGetDefaultMemPool", OUT, 1)
+    made = program.do("cuMemAllocFromPoolAsync", OUT, SIZE, pool, 0)
+    assert (scene.used(0), scene.used(1)) == (CONTEXT, SIZE)
+    assert program.call("cuMemAllocFromPoolAsync", OUT, SIZE, pool, 0)[0] == OUT_OF_MEMORY
+    program.do("cuMemFreeAsync", made, 0)
+    program.do("cuMemPoolTrimTo", pool, 0)
+    assert scene.used(1) == 0
+
+
 def test_memory_that_a_pool_only_keeps_stands_in_nobodys_way(limited: Make) -> None:
     """What was once in use is not what is in use."""
     scene = limited(memory=[GIB])

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import pytest
 from cuda_program import OUT, OUT_OF_MEMORY, SUCCESS, CudaProgram, packed
 from fake_cuda.driver import GIB, MIB
 from limited import Limited
@@ -22,12 +23,15 @@ def graph_of(program: CudaProgram, size: int) -> int:
     return executable
 
 
-def test_a_graph_whose_memory_would_pass_the_limit_is_not_launched(limited: Make) -> None:
+@pytest.mark.parametrize("launch", ["cuGraphLaunch", "cuGraphUpload", "cuGraphUpload_ptsz"])
+def test_a_graph_whose_memory_would_pass_the_limit_is_not_launched(
+    limited: Make, launch: str
+) -> None:
     scene = limited(memory=[GIB])
     program = scene.program().start()
     program.allocate(512 * MIB)
     executable = graph_of(program, 512 * MIB)
-    assert program.call("cuGraphLaunch", executable, 0)[0] == OUT_OF_MEMORY
+    assert program.call(launch, executable, 0)[0] == OUT_OF_MEMORY
     assert scene.used() == CONTEXT + 512 * MIB
 
 
