@@ -21,7 +21,7 @@ import attrs
 
 from libhamiregion.layouts import DEVICE_CAPACITY
 from libhamiregion.node.selector import Selector
-from libhamiregion.units import UNLIMITED, format_size
+from libhamiregion.units import MAX_SIZE_BYTES, UNLIMITED, format_size
 
 from .document import MAX_BYTES, PlanError, read_document
 from .limit_plan import (
@@ -280,7 +280,8 @@ def _without_none(values: dict[str, Any]) -> dict[str, Any]:
 def _written(field: LimitField, value: LimitValue) -> int | str:
     if value is None:
         return UNLIMITED
-    if field == "memory_limit" and isinstance(value, int):
+    # A larger one, as only a damaged region holds, is no size with a unit, but a number.
+    if field == "memory_limit" and isinstance(value, int) and value <= MAX_SIZE_BYTES:
         text = format_size(value)
         # With a fraction it is near the number only; without a unit it is no shorter.
         if "." not in text and not text.endswith(" B"):

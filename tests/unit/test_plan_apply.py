@@ -129,10 +129,13 @@ def test_the_undo_plan_names_one_container_of_one_pod(scene: PlanScene, node: No
     assert raw.limits()["priority"] == 1
 
 
-def test_what_only_a_damaged_region_holds_is_changed_as_well(scene: PlanScene, node: Node) -> None:
-    """A container cannot escape a plan by a limit that nobody could set."""
+@pytest.mark.parametrize("limit", [2**64 - 1, 2**63, 2**64 - 2**40])
+def test_what_only_a_damaged_region_holds_is_changed_as_well(
+    scene: PlanScene, node: Node, limit: int
+) -> None:
+    """A container cannot escape a plan by a limit that nobody could set, nor spoil its undo."""
     region = scene.container()
-    region.put("limit", 2**64 - 1)
+    region.put("limit", limit)
     region.put("priority", -5)
     result = apply(scene, node, plan(SIX))
     assert statuses(result) == {"train": "applied"}
@@ -140,7 +143,9 @@ def test_what_only_a_damaged_region_holds_is_changed_as_well(scene: PlanScene, n
     assert result.undo_path is not None
     # No plan can hold that priority.
     limits = [rule.set for rule in load_plan(result.undo_path).rules]
-    assert limits == [Limits(2**64 - 1, 50), Limits(4 * GIB, None)]
+    assert limits == [Limits(limit, 50), Limits(4 * GIB, None)]
+    assert undo(scene, node, result).all_applied
+    assert region.limits()["memory"][0] == limit
 
 
 def test_a_container_that_reports_its_devices_later_is_restored_all_the_same(
