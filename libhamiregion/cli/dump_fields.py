@@ -80,6 +80,8 @@ def read_raw(path: str) -> RawFile:
             raise NotARegion(f"{path!r} is no regular file; give the path of a region", path=path)
         # By that hold: what has taken its place meanwhile is not opened.
         descriptor = os.open(f"/proc/self/fd/{held}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
     finally:
         os.close(held)
     with os.fdopen(descriptor, "rb") as stream:

@@ -82,6 +82,10 @@ class ErrorGroup(click.Group):
         except click.ClickException as error:
             _show(error, sys.stderr)
             raise SystemExit(error.exit_code) from None
+        except OSError as error:
+            # Of --help and --version, which no verb has been asked for.
+            _show(Failure(sentence(error)), sys.stderr)
+            raise SystemExit(FAILED) from None
         except click.Abort:
             raise SystemExit(INTERRUPTED) from None
         raise SystemExit(result if isinstance(result, int) else 0)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
+from libhamiregion.node.containers import MissingReason
 from libhamiregion.node.root_lock import RootUse, is_root_locked
 from libhamiregion.plan import (
     PlanError,
@@ -261,14 +262,28 @@ def export(selector: Selector, place: options.NodeChoice, as_json: bool) -> None
     """Write the limits of this node's containers as they are, as a plan.
 
     A rule names each container by its pod's UID and its own name, and each device by its index.
-    YAML, or with --json JSON; both are what `apply` and `diff` read.
+    YAML, or with --json JSON; both are what `apply` and `diff` read.  A container whose region
+    cannot be read is left out, which a warning says.
     """
     with place.open() as node:
         _refresh(node, place)
         plan = export_plan(node, selector)
-        for warning in node_warnings(node):
+        for warning in (*node_warnings(node), *_left_out(node, selector)):
             click.echo(f"Warning: {printable(warning)}", err=True)
     write(plan_text(plan, as_json=as_json))
+
+
+def _left_out(node: Node, selector: Selector) -> tuple[str, ...]:
+    """Say how many containers nothing can be told of; one that has no region has no limits."""
+    count = sum(
+        each.directory is not None
+        and each.missing is not None
+        and each.missing.reason is not MissingReason.NO_FILE
+        and selector.matches(each)
+        for each in node.containers
+    )
+    why = "`hamiregion containers` says why"
+    return (f"containers left out, as their regions cannot be read: {count}; {why}",) * bool(count)
 
 
 def _refresh(node: Node, place: options.NodeChoice) -> None:

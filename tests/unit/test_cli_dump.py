@@ -2,11 +2,14 @@
 
 import json
 import os
+import shutil
 import struct
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_process import COMMAND
 from golden_regions import GoldenRegion
 from integration.called import call
 from region_bytes import RegionFile, RegionFileFactory, locate
@@ -230,6 +233,18 @@ def test_only_regular_files_are_opened(tmp_path: Path, region_file: RegionFileFa
         assert (answer.returncode, answer.stdout) == (1, "")
         assert "no regular file" in answer.stderr
     assert call("dump", str(tmp_path / "missing")).returncode == 1
+
+
+def test_a_file_that_may_not_be_read_is_named(region_file: RegionFileFactory) -> None:
+    path = region_file().path
+    path.chmod(0)
+    # What root may do beyond others is taken from it.
+    less = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
+    if less and shutil.which("setpriv") is None:
+        pytest.skip("needs setpriv of util-linux")
+    words = [*less, *COMMAND, "dump", str(path)]
+    answer = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (answer.returncode, answer.stderr) == (1, f"Error: {path}: Permission denied\n")
 
 
 def test_any_bytes_are_dumped(tmp_path: Path) -> None:

@@ -262,6 +262,20 @@ def test_an_export_is_a_plan_that_the_node_is_on(scene: PlanScene) -> None:
     assert rule["set"] == {"memory_limit": "unlimited", "sm_limit": 50}
 
 
+def test_an_export_says_what_it_leaves_out(scene: PlanScene) -> None:
+    scene.container()
+    (scene.root / f"{UID}_empty").mkdir()
+    assert limits("export", scene).stderr == ""
+    scene.container("damaged", pod="gpt").path.write_bytes(b"no region" * 200_000)
+    exported = limits("export", scene)
+    assert exported.returncode == 0
+    assert exported.stderr == (
+        "Warning: containers left out, as their regions cannot be read: 1; `hamiregion containers`"
+        " says why\n"
+    )
+    assert limits("export", scene, "--pod", "bert-*").stderr == ""
+
+
 # ---- watch, and annotations -------------------------------------------------------------
 
 

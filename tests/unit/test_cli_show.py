@@ -139,8 +139,9 @@ def test_a_held_lock_and_its_owner_are_named(tmp_path: Path) -> None:
     assert "settled      no, " in answer.stdout
 
 
-def test_a_full_disk_is_a_failure(path: str) -> None:
-    code = f"exec {shlex.join([*COMMAND, 'show', path])} > /dev/full"
+@pytest.mark.parametrize("words", [["show"], ["--help"], ["--version"]])
+def test_a_full_disk_is_a_failure(path: str, words: list[str]) -> None:
+    code = f"exec {shlex.join([*COMMAND, *words, *[path] * ('show' in words)])} > /dev/full"
     answer = subprocess.run(["sh", "-c", code], capture_output=True, text=True, check=False)
     assert (answer.returncode, answer.stderr) == (1, "Error: No space left on device\n")
 
