@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno as errno_codes
 import os
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ._core import ffi, lib
 from ._version import __version__
 from .layouts import DEVICE_CAPACITY, LAYOUTS, SLOT_CAPACITY, Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 PathLike: TypeAlias = "str | os.PathLike[str]"
 
@@ -348,3 +352,13 @@ def _corruption(detail: Any) -> str:
     if detail.layout < len(LAYOUTS):
         what += f" (read as layout {LAYOUTS[detail.layout].value})"
     return what
+
+
+@contextlib.contextmanager
+def needs_extra(what: str, extra: str) -> Iterator[None]:
+    """Have an import within say which extra installs what is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        message = f"{what} needs the extra {extra!r}: pip install 'libhamiregion[{extra}]'"
+        raise ModuleNotFoundError(message, name=error.name) from error

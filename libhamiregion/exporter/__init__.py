@@ -2,15 +2,18 @@
 
 from typing import TYPE_CHECKING, Any
 
-from .app import metrics_app
-from .clients import ServerLimits
-from .collectors import COLLECTORS
-from .families import FAMILIES, MetricFamily
-from .listening import ListenError
-from .node_exporter import NodeExporter
-from .server import MetricsServer
-from .text import CONTENT_TYPE, OPENMETRICS_CONTENT_TYPE
-from .web_config import WebConfigError
+from libhamiregion.errors import needs_extra
+
+with needs_extra(__name__, "exporter"):
+    from .app import metrics_app
+    from .clients import ServerLimits
+    from .collectors import COLLECTORS
+    from .families import FAMILIES, MetricFamily
+    from .listening import ListenError
+    from .node_exporter import NodeExporter
+    from .server import MetricsServer
+    from .text import CONTENT_TYPE, OPENMETRICS_CONTENT_TYPE
+    from .web_config import WebConfigError
 
 if TYPE_CHECKING:
     from .collector import RegionCollector
@@ -34,7 +37,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # It takes 2 MiB of prometheus-client, which a server does without.
     if name == "RegionCollector":
-        from .collector import RegionCollector
+        with needs_extra(name, "exporter"):
+            from .collector import RegionCollector
 
         return RegionCollector
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

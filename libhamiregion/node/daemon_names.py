@@ -12,6 +12,8 @@ import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+from libhamiregion.errors import needs_extra
+
 from .cgroups import is_pod_uid
 from .claims import ClaimName, claims_of, reserved_for
 from .names import DockerNames, is_container_id, pod_name
@@ -217,14 +219,8 @@ class KubernetesNames:
         max_age_s: float = 30.0,
         timeout_s: float = 5.0,
     ) -> None:
-        try:
+        with needs_extra("KubernetesNames", "kubernetes"):
             import kubernetes
-        except ImportError as error:
-            raise ModuleNotFoundError(
-                "KubernetesNames needs the extra 'kubernetes': "
-                "pip install 'libhamiregion[kubernetes]'",
-                name="kubernetes",
-            ) from error
         self._kubernetes: Any = kubernetes
         self._selectors: dict[str, Any] = {"limit": _PAGE, "_request_timeout": timeout_s}
         if node is not None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
+from libhamiregion.errors import needs_extra
 from libhamiregion.text import printable
 
 if TYPE_CHECKING:
@@ -113,7 +114,8 @@ def read_document(raw: bytes, source: str) -> Document:
         PlanError: The text is neither YAML nor JSON, or exceeds a bound.
         ModuleNotFoundError: The extra ``plan`` is not installed.
     """
-    import yaml
+    with needs_extra("a plan", "plan"):
+        import yaml
 
     document = Document()
     text = ""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from libhamiregion.errors import RegionError
+from libhamiregion.errors import RegionError, needs_extra
 from libhamiregion.node.containers import MissingReason
 
 from .diff import Original, value_now
@@ -205,7 +205,8 @@ class Originals:
         self._changed = False
 
     def _load(self) -> dict[str, _ContainerValues]:
-        import cattrs
+        with needs_extra("a plan", "plan"):
+            import cattrs
 
         raw = self._state.read(_NAME)
         if raw is None:

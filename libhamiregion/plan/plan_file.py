@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
+from libhamiregion.errors import needs_extra
 from libhamiregion.layouts import DEVICE_CAPACITY
 from libhamiregion.node.selector import Selector
 from libhamiregion.units import MAX_SIZE_BYTES, UNLIMITED, format_size
@@ -114,7 +115,8 @@ def parse_plan(text: str | bytes, source: str = "plan") -> LimitPlan:
     """
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     document = read_document(raw, source)
-    import cattrs
+    with needs_extra("a plan", "plan"):
+        import cattrs
 
     try:
         found: _PlanText = _converter().structure(document.value, _PlanText)
@@ -304,7 +306,8 @@ def plan_text(plan: LimitPlan, *, as_json: bool = False) -> str:
         text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
         # YAML takes no control characters as they are, and no pair of escapes for one character.
         return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
-    import yaml
+    with needs_extra("a plan", "plan"):
+        import yaml
 
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     text = yaml.dump(document, Dumper=dumper, sort_keys=False, width=100)

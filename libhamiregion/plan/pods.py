@@ -11,6 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from libhamiregion.errors import needs_extra
 from libhamiregion.node.daemon_names import answer_text, api_error_text, kubernetes_client
 
 from .annotations import annotated_pod, plan_of_pods
@@ -78,7 +79,8 @@ class PodAnnotations:
         watch_s: float = 240.0,
         first_pause_s: float = 0.5,
     ) -> None:
-        import kubernetes
+        with needs_extra("PodAnnotations", "kubernetes"):
+            import kubernetes
         import urllib3.exceptions
 
         self._kubernetes: Any = kubernetes

@@ -2,6 +2,8 @@
 
 import ast
 import inspect
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -102,3 +104,26 @@ def test_each_public_name_method_and_property_has_a_docstring_of_its_own() -> No
 
 def test_the_version_is_that_of_the_installed_distribution() -> None:
     assert libhamiregion.__version__ == version("libhamiregion")
+
+
+@pytest.mark.parametrize(
+    ("package", "code", "extra"),
+    [
+        ("h11", "import libhamiregion.exporter", "exporter"),
+        ("isal", "import libhamiregion.exporter", "exporter"),
+        ("prometheus_client", "from libhamiregion.exporter import RegionCollector", "exporter"),
+        ("yaml", "from libhamiregion.plan import *; parse_plan('')", "plan"),
+        ("cattrs", "from libhamiregion.plan import *; parse_plan('{}')", "plan"),
+        ("yaml", "from libhamiregion.plan import *; plan_text(LimitPlan())", "plan"),
+        ("kubernetes", "from libhamiregion.node import *; KubernetesNames()", "kubernetes"),
+        ("kubernetes", "from libhamiregion.plan import *; PodAnnotations('gpu-1')", "kubernetes"),
+    ],
+)
+def test_an_extra_that_is_missing_is_named(package: str, code: str, extra: str) -> None:
+    hidden = f"import sys; sys.modules[{package!r}] = None; {code}"
+    done = subprocess.run(
+        [sys.executable, "-c", hidden], capture_output=True, text=True, check=False
+    )
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ModuleNotFoundError: ")
+    assert f"pip install 'libhamiregion[{extra}]'" in last
