@@ -23,6 +23,16 @@ static CUresult enter(void)
     return CUDA_SUCCESS;
 }
 
+/* Count a context that was just made; before that is refused, this process's pools are trimmed. */
+static CUresult count_context(CUdevice device)
+{
+    int row = hr_row_of_device(device);
+    CUresult result = hr_measure_contexts(row);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && hr_trim_pools(row))
+        result = hr_measure_contexts(row);
+    return result;
+}
+
 static bool is_primary_active(CUdevice device)
 {
     unsigned flags;
@@ -43,7 +53,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device)
     hr_add_context(*out, device, 0);
     if (was_active)
         return CUDA_SUCCESS;
-    result = hr_measure_contexts(hr_row_of_device(device));
+    result = count_context(device);
     if (result != CUDA_SUCCESS)
         HR_CUDA(cuDevicePrimaryCtxRelease_v2)(device);
     return result;
@@ -54,7 +64,7 @@ static CUresult count_new_context(CUresult result, const CUcontext *out, CUdevic
     if (result != CUDA_SUCCESS)
         return result;
     hr_add_context(*out, device, hr_new_owner());
-    result = hr_measure_contexts(hr_row_of_device(device));
+    result = count_context(device);
     if (result != CUDA_SUCCESS) {
         hr_remove_context(*out);
         HR_CUDA(cuCtxDestroy_v2)(*out);
@@ -83,7 +93,7 @@ CUresult cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc resources, CUdevice
     result = HR_CUDA(cuGreenCtxCreate)(out, resources, device, flags);
     if (result != CUDA_SUCCESS)
         return result;
-    result = hr_measure_contexts(hr_row_of_device(device));
+    result = count_context(device);
     if (result != CUDA_SUCCESS)
         HR_CUDA(cuGreenCtxDestroy)(*out);
     return result;

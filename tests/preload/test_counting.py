@@ -39,6 +39,13 @@ def from_pool(program: CudaProgram) -> int:
     return int(program.do("cuMemAllocFromPoolAsync", OUT, SIZE, pool, 0))
 
 
+def keep_all(program: CudaProgram) -> None:
+    """Let the default pool of the first device keep what is freed."""
+    pool = program.do("cuDeviceGetDefaultMemPool", OUT, 0)
+    threshold = 4
+    program.do("cuMemPoolSetAttribute", pool, threshold, packed("Q", 2**64 - 1))
+
+
 def calling(name: str, *arguments: object) -> Way:
     return lambda program: int(program.do(name, *arguments))
 
@@ -151,9 +158,7 @@ def test_memory_that_a_pool_only_keeps_stands_in_nobodys_way(limited: Make) -> N
     """What was once in use is not what is in use."""
     scene = limited(memory=[GIB])
     program = scene.program().start()
-    pool = program.do("cuDeviceGetDefaultMemPool", OUT, 0)
-    threshold = 4
-    program.do("cuMemPoolSetAttribute", pool, threshold, packed("Q", 2**64 - 1))
+    keep_all(program)
     for _ in range(8):
         made = program.do("cuMemAllocAsync", OUT, 512 * MIB, 0)
         program.do("cuMemFreeAsync", made, 0)
@@ -162,6 +167,16 @@ def test_memory_that_a_pool_only_keeps_stands_in_nobodys_way(limited: Make) -> N
     made = program.do("cuMemAllocAsync", OUT, 512 * MIB, 0)
     assert program.call("cuMemAlloc_v2", OUT, 600 * MIB)[0] == OUT_OF_MEMORY
     program.do("cuMemFreeAsync", made, 0)
+
+
+def test_a_context_takes_what_a_pool_only_keeps(limited: Make) -> None:
+    scene = limited(memory=[GIB])
+    program = scene.program().start()
+    keep_all(program)
+    program.do("cuMemFreeAsync", program.do("cuMemAllocAsync", OUT, 640 * MIB, 0), 0)
+    assert scene.used() == CONTEXT + 640 * MIB
+    program.do("cuCtxCreate_v2", OUT, 0, 0)
+    assert scene.used() == 2 * CONTEXT
 
 
 @pytest.mark.parametrize("reset", ["cuDevicePrimaryCtxReset", "cuDevicePrimaryCtxReset_v2"])
