@@ -18,6 +18,12 @@ static bool is_captured(CUstream stream)
            status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
+/* What the functions of a program mean whose default stream is each thread's own. */
+static CUstream own_default(CUstream stream)
+{
+    return stream == NULL ? CU_STREAM_PER_THREAD : stream;
+}
+
 /* The pool is asked what it holds now; false: that is more than the limit allows. */
 static bool is_allowed(int pool)
 {
@@ -79,14 +85,14 @@ static CUresult enter(CUstream stream, struct hr_context *context, bool *is_coun
     return CUDA_SUCCESS;
 }
 
-#define ALLOCATE_ASYNC(name, undo)                                                                 \
+#define ALLOCATE_ASYNC(name, undo, meant)                                                          \
     CUresult name(CUdeviceptr *out, size_t bytes, CUstream stream)                                 \
     {                                                                                              \
         struct hr_context context;                                                                 \
         bool is_counted;                                                                           \
         CUmemoryPool pool;                                                                         \
         int number = -1;                                                                           \
-        CUresult result = enter(stream, &context, &is_counted);                                    \
+        CUresult result = enter(meant, &context, &is_counted);                                     \
         if (result == CUDA_SUCCESS && is_counted &&                                                \
             HR_CUDA(cuDeviceGetMemPool)(&pool, context.device) == CUDA_SUCCESS)                    \
             result = begin_allocation(pool, context.device, bytes, &number);                       \
@@ -96,16 +102,16 @@ static CUresult enter(CUstream stream, struct hr_context *context, bool *is_coun
         return number < 0 ? result                                                                 \
                           : end_allocation(number, bytes, result, out, stream, HR_CUDA(undo));     \
     }
-ALLOCATE_ASYNC(cuMemAllocAsync, cuMemFreeAsync)
-ALLOCATE_ASYNC(cuMemAllocAsync_ptsz, cuMemFreeAsync_ptsz)
+ALLOCATE_ASYNC(cuMemAllocAsync, cuMemFreeAsync, stream)
+ALLOCATE_ASYNC(cuMemAllocAsync_ptsz, cuMemFreeAsync_ptsz, own_default(stream))
 
-#define ALLOCATE_FROM_POOL(name, undo)                                                             \
+#define ALLOCATE_FROM_POOL(name, undo, meant)                                                      \
     CUresult name(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream)              \
     {                                                                                              \
         struct hr_context context;                                                                 \
         bool is_counted;                                                                           \
         int number = -1;                                                                           \
-        CUresult result = enter(stream, &context, &is_counted);                                    \
+        CUresult result = enter(meant, &context, &is_counted);                                     \
         if (result == CUDA_SUCCESS && is_counted && pool != NULL)                                  \
             result = begin_allocation(pool, context.device, bytes, &number);                       \
         if (result != CUDA_SUCCESS)                                                                \
@@ -114,8 +120,8 @@ ALLOCATE_ASYNC(cuMemAllocAsync_ptsz, cuMemFreeAsync_ptsz)
         return number < 0 ? result                                                                 \
                           : end_allocation(number, bytes, result, out, stream, HR_CUDA(undo));     \
     }
-ALLOCATE_FROM_POOL(cuMemAllocFromPoolAsync, cuMemFreeAsync)
-ALLOCATE_FROM_POOL(cuMemAllocFromPoolAsync_ptsz, cuMemFreeAsync_ptsz)
+ALLOCATE_FROM_POOL(cuMemAllocFromPoolAsync, cuMemFreeAsync, stream)
+ALLOCATE_FROM_POOL(cuMemAllocFromPoolAsync_ptsz, cuMemFreeAsync_ptsz, own_default(stream))
 
 #define FREE_ASYNC(name)                                                                           \
     CUresult name(CUdeviceptr pointer, CUstream stream)                                            \

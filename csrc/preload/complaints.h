@@ -1,6 +1,7 @@
 /*
  * What this library says: at most three lines on standard error in a process's life; a forked child
- * goes on with its parent's count.  It is a guest in a program whose output somebody may be reading.
+ * goes on with its parent's count.  It is a guest in a program whose output somebody may be
+ * reading.
  */
 #ifndef HR_COMPLAINTS_H
 #define HR_COMPLAINTS_H

@@ -113,6 +113,7 @@ CUresult resolve_stream(CUstream stream, struct stream **out);
 /* ---- graphs.c ---- */
 
 CUresult capture_kernel(CUgraph graph, CUfunction function, uint64_t blocks);
+CUresult capture_allocation(CUgraph graph, int device, uint64_t size, CUdeviceptr *out);
 bool graph_free(CUdeviceptr address);
 
 #endif

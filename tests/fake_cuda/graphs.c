@@ -246,15 +246,28 @@ API CUresult cuStreamEndCapture(CUstream stream, CUgraph *out)
 }
 ALSO(cuStreamEndCapture_ptsz, cuStreamEndCapture);
 
+/* The default stream of all threads is never captured. */
 API CUresult cuStreamIsCapturing(CUstream stream, int *status)
 {
     struct stream *on;
     CUresult code = resolve_stream(stream, &on);
     if (code == CUDA_SUCCESS)
-        *status = on->capturing != NULL;
+        *status = stream > CU_STREAM_LEGACY && on->capturing != NULL;
     return code;
 }
-ALSO(cuStreamIsCapturing_ptsz, cuStreamIsCapturing);
+
+API CUresult cuStreamIsCapturing_ptsz(CUstream stream, int *status)
+{
+    return cuStreamIsCapturing(stream == NULL ? CU_STREAM_PER_THREAD : stream, status);
+}
+
+CUresult capture_allocation(CUgraph graph, int device, uint64_t size, CUdeviceptr *out)
+{
+    CUDA_MEM_ALLOC_NODE_PARAMS wanted = {.poolProps.location.id = device, .bytesize = size};
+    CUresult code = cuGraphAddMemAllocNode(NULL, graph, NULL, 0, &wanted);
+    *out = wanted.dptr;
+    return code;
+}
 
 /* ---- running ---- */
 

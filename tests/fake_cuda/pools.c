@@ -220,6 +220,8 @@ API CUresult cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t size, CUmemoryPool
         return code;
     if (out == NULL || size == 0 || pool == NULL)
         return CUDA_ERROR_INVALID_VALUE;
+    if (on->capturing != NULL)
+        return capture_allocation(on->capturing, pool->device, size, out);
     pthread_mutex_lock(&mutex);
     code = reserve(pool, size);
     pthread_mutex_unlock(&mutex);

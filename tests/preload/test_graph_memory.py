@@ -11,6 +11,7 @@ Make = Callable[..., Limited]
 
 CONTEXT = 256 * MIB
 DEVICE = 1
+PER_THREAD = 2  # the default stream of the calling thread
 
 
 def graph_of(program: CudaProgram, size: int) -> int:
@@ -33,6 +34,23 @@ def test_a_graph_whose_memory_would_pass_the_limit_is_not_launched(
     executable = graph_of(program, 512 * MIB)
     assert program.call(launch, executable, 0)[0] == OUT_OF_MEMORY
     assert scene.used() == CONTEXT + 512 * MIB
+
+
+@pytest.mark.parametrize(
+    ("allocate", "stream"), [("cuMemAllocAsync", PER_THREAD), ("cuMemAllocAsync_ptsz", 0)]
+)
+def test_what_a_stream_is_to_allocate_later_does_not_count_yet(
+    limited: Make, allocate: str, stream: int
+) -> None:
+    scene = limited(memory=[GIB])
+    program = scene.program().start()
+    program.do("cuStreamBeginCapture_v2", PER_THREAD, 0)
+    program.do(allocate, OUT, 256 * MIB, stream)
+    assert scene.used() == CONTEXT
+    graph = program.do("cuStreamEndCapture", PER_THREAD, OUT)
+    executable = program.do("cuGraphInstantiateWithFlags", OUT, graph, 0)
+    program.do("cuGraphLaunch", executable, 0)
+    assert scene.used() == CONTEXT + 256 * MIB
 
 
 def test_what_a_graph_allocates_counts_from_its_launch_on(limited: Make) -> None:
