@@ -225,6 +225,8 @@ def apply(
         raise click.UsageError("--interval goes with --watch: without it the plan is applied once.")
     if watch and (dry_run or undo is not None):
         raise click.UsageError("--watch goes with neither --dry-run nor --undo.")
+    if watch and path == "-":
+        raise click.UsageError("--watch reads the plan again and again: name a file, not -.")
     if undo is not None and os.path.lexists(undo):
         raise click.UsageError(
             f"--undo {undo} is there already, and may be what undoes an earlier plan;"

@@ -197,6 +197,7 @@ COMMANDS: dict[str, tuple[int, str]] = {
     "limits diff a.cache": (2, "not UTF-8 in line 1; save the plan as UTF-8"),
     "limits apply good.yaml --root none": (1, "--root says where the containers' directories are"),
     "limits apply good.yaml --root node --watch --dry-run": (2, "--watch goes with neither"),
+    "limits apply - --root node --watch": (2, "again and again: name a file, not -"),
     "limits apply good.yaml --root node --interval 5": (2, "--interval goes with --watch"),
     "limits apply --from-annotations --root node": (2, "name it with --node or NODE_NAME"),
     "limits diff empty.yaml": (2, "empty.yaml: the plan is empty"),
