@@ -88,6 +88,14 @@ def test_a_limit_holds_for_its_processes(tmp_path: Path) -> None:
         assert (process.granted, process.refused) == (6, 3)
 
 
+def test_a_limit_may_leave_no_room_for_a_context(tmp_path: Path) -> None:
+    with FakeNode(tmp_path) as node:
+        container = node.add(memory_limits=["200MiB"], processes=2)
+        for _ in range(2):
+            node.step()
+        assert [(each.granted, each.refused) for each in container.processes] == [(1, 1), (0, 2)]
+
+
 def test_a_killed_process_leaves_its_slot_and_the_others_go_on(tmp_path: Path) -> None:
     with FakeNode(tmp_path) as node:
         container = node.add(processes=2)
