@@ -160,7 +160,15 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
     return reset_primary(device, HR_CUDA(cuDevicePrimaryCtxReset_v2));
 }
 
-static CUresult destroy_context(CUcontext context, CUresult (*destroy)(CUcontext context))
+static bool is_current(CUcontext context)
+{
+    CUcontext current = NULL;
+    return HR_CUDA(cuCtxGetCurrent)(&current) == CUDA_SUCCESS && current == context;
+}
+
+/* `may_stay`: not each call ends the context, which is then still the current one. */
+static CUresult destroy_context(CUcontext context, CUresult (*destroy)(CUcontext context),
+                                bool may_stay)
 {
     struct hr_context known;
     if (context == NULL || !hr_find_context(context, &known))
@@ -168,7 +176,7 @@ static CUresult destroy_context(CUcontext context, CUresult (*destroy)(CUcontext
     /* Before the driver may give another context the same address. */
     hr_remove_context(context);
     CUresult result = destroy(context);
-    if (result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS && !(may_stay && is_current(context)))
         forget_owner(known.owner, known.device);
     else
         hr_add_context(context, known.device,
@@ -178,12 +186,18 @@ static CUresult destroy_context(CUcontext context, CUresult (*destroy)(CUcontext
 
 CUresult cuCtxDestroy(CUcontext context)
 {
-    return destroy_context(context, HR_CUDA(cuCtxDestroy));
+    return destroy_context(context, HR_CUDA(cuCtxDestroy), false);
 }
 
 CUresult cuCtxDestroy_v2(CUcontext context)
 {
-    return destroy_context(context, HR_CUDA(cuCtxDestroy_v2));
+    return destroy_context(context, HR_CUDA(cuCtxDestroy_v2), false);
+}
+
+/* Of the current context; it ends unless somebody has attached to it meanwhile (cuCtxAttach). */
+CUresult cuCtxDetach(CUcontext context)
+{
+    return destroy_context(context, HR_CUDA(cuCtxDetach), true);
 }
 
 CUresult cuGreenCtxDestroy(CUgreenCtx context)

@@ -41,6 +41,7 @@
     HR_CREATION_HOOKS(X)                                                                           \
     X(cuCtxDestroy, (CUcontext context), (context))                                                \
     X(cuCtxDestroy_v2, (CUcontext context), (context))                                             \
+    X(cuCtxDetach, (CUcontext context), (context))                                                 \
     X(cuGreenCtxCreate,                                                                            \
       (CUgreenCtx * out, CUdevResourceDesc resources, CUdevice device, unsigned flags),            \
       (out, resources, device, flags))                                                             \

@@ -420,6 +420,27 @@ API CUresult cuCtxDestroy_v2(CUcontext context)
 }
 ALSO(cuCtxDestroy, cuCtxDestroy_v2);
 
+/* Older programs count the uses of a context, which is the current one. */
+API CUresult cuCtxAttach(CUcontext *out, unsigned flags)
+{
+    CUresult code = flags != 0 ? CUDA_ERROR_INVALID_VALUE : current_context(out);
+    if (code == CUDA_SUCCESS)
+        (*out)->retained++;
+    return code;
+}
+
+API CUresult cuCtxDetach(CUcontext context)
+{
+    CUcontext current;
+    CUresult code = current_context(&current);
+    if (code == CUDA_SUCCESS && (context != current || context->is_primary))
+        code = CUDA_ERROR_INVALID_CONTEXT;
+    if (code != CUDA_SUCCESS || context->retained == 0)
+        return code == CUDA_SUCCESS ? cuCtxDestroy_v2(context) : code;
+    context->retained--;
+    return CUDA_SUCCESS;
+}
+
 CUresult current_context(CUcontext *context)
 {
     if (fake.initialised != 1)

@@ -226,6 +226,20 @@ def test_a_context_counts_with_all_that_is_in_it(
     assert scene.used() == CONTEXT
 
 
+def test_the_last_detach_of_a_context_frees_what_it_had(limited: Make) -> None:
+    """The way in which PyCUDA ends its contexts."""
+    scene = limited(memory=[2 * GIB])
+    program = scene.program()
+    program.do("cuInit", 0)
+    context = program.do("cuCtxCreate_v2", OUT, 0, 0)
+    program.do("cuCtxAttach", OUT, 0)
+    program.allocate(SIZE)
+    program.do("cuCtxDetach", context)
+    assert scene.used() == CONTEXT + SIZE
+    program.do("cuCtxDetach", context)
+    assert scene.used() == 0
+
+
 def test_each_device_has_books_of_its_own(limited: Make) -> None:
     scene = limited(memory=[GIB, GIB])
     program = scene.program().start(0)
