@@ -295,6 +295,13 @@ def test_a_program_that_libvgpu_limits_is_refused(runs: RunScene, tmp_path: Path
     assert answer.stdout.startswith("libvgpu.so limits this program already")
 
 
+def test_a_directory_is_not_taken_for_libvgpu(runs: RunScene, tmp_path: Path) -> None:
+    directory = tmp_path / "libvgpu-tools"
+    directory.mkdir()
+    other = library(directory, "libother.so")
+    assert runs.run("--dry-run", LD_PRELOAD=str(other)).returncode == 0
+
+
 def test_a_program_built_for_musl_is_refused_and_so_is_its_script(
     runs: RunScene, tmp_path: Path
 ) -> None:
