@@ -122,6 +122,7 @@ typedef struct {
     CUgraphNode hErrNode_out;
     int result_out;
 } CUDA_GRAPH_INSTANTIATE_PARAMS;
+enum { CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD = 2 };
 
 enum {
     CU_GRAPH_NODE_TYPE_KERNEL = 0,

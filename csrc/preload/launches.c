@@ -110,17 +110,25 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsigned l
     return remember(HR_CUDA(cuGraphInstantiateWithFlags)(out, graph, flags), graph, out);
 }
 
-CUresult cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph,
-                                      CUDA_GRAPH_INSTANTIATE_PARAMS *how)
-{
-    return remember(HR_CUDA(cuGraphInstantiateWithParams)(out, graph, how), graph, out);
-}
-
-CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *out, CUgraph graph,
-                                           CUDA_GRAPH_INSTANTIATE_PARAMS *how)
-{
-    return remember(HR_CUDA(cuGraphInstantiateWithParams_ptsz)(out, graph, how), graph, out);
-}
+/* An upload that is asked for with it takes memory: so it is made by a call that can be refused. */
+#define INSTANTIATE_HOOK(name, upload)                                                             \
+    CUresult name(CUgraphExec *out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *how)             \
+    {                                                                                              \
+        unsigned long long flags = how == NULL ? 0 : how->flags;                                   \
+        if ((flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) == 0)                                     \
+            return remember(HR_CUDA(name)(out, graph, how), graph, out);                           \
+        how->flags = flags & ~(unsigned long long)CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;              \
+        CUresult result = remember(HR_CUDA(name)(out, graph, how), graph, out);                    \
+        how->flags = flags;                                                                        \
+        if (result != CUDA_SUCCESS)                                                                \
+            return result;                                                                         \
+        result = upload(*out, how->hUploadStream);                                                 \
+        if (result != CUDA_SUCCESS)                                                                \
+            cuGraphExecDestroy(*out);                                                              \
+        return result;                                                                             \
+    }
+INSTANTIATE_HOOK(cuGraphInstantiateWithParams, cuGraphUpload)
+INSTANTIATE_HOOK(cuGraphInstantiateWithParams_ptsz, cuGraphUpload_ptsz)
 
 CUresult cuGraphExecDestroy(CUgraphExec exec)
 {

@@ -111,6 +111,14 @@ typedef struct {
 } CUDA_MEM_ALLOC_NODE_PARAMS;
 
 typedef struct {
+    unsigned long long flags;
+    CUstream hUploadStream;
+    CUgraphNode hErrNode_out;
+    int result_out;
+} CUDA_GRAPH_INSTANTIATE_PARAMS;
+enum { CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD = 2 };
+
+typedef struct {
     size_t Width, Height;
     int Format;
     unsigned NumChannels;

@@ -308,13 +308,6 @@ API CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsign
     return CUDA_SUCCESS;
 }
 
-API CUresult cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph, void *parameters)
-{
-    (void)parameters;
-    return cuGraphInstantiateWithFlags(out, graph, 0);
-}
-ALSO(cuGraphInstantiateWithParams_ptsz, cuGraphInstantiateWithParams);
-
 API CUresult cuGraphInstantiate_v2(CUgraphExec *out, CUgraph graph, CUgraphNode *bad, char *log,
                                    size_t size)
 {
@@ -397,6 +390,16 @@ API CUresult cuGraphUpload(CUgraphExec exec, CUstream stream)
     return code;
 }
 ALSO(cuGraphUpload_ptsz, cuGraphUpload);
+
+API CUresult cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph graph,
+                                          CUDA_GRAPH_INSTANTIATE_PARAMS *how)
+{
+    CUresult code = cuGraphInstantiateWithFlags(out, graph, 0);
+    if (code == CUDA_SUCCESS && (how->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) != 0)
+        code = cuGraphUpload(*out, how->hUploadStream);
+    return code;
+}
+ALSO(cuGraphInstantiateWithParams_ptsz, cuGraphInstantiateWithParams);
 
 API CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream)
 {

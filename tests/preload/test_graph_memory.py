@@ -14,12 +14,18 @@ DEVICE = 1
 PER_THREAD = 2  # the default stream of the calling thread
 
 
-def graph_of(program: CudaProgram, size: int) -> int:
-    """An executable graph with one node, which allocates."""
-    graph = program.do("cuGraphCreate", OUT, 0)
+def template_of(program: CudaProgram, size: int) -> int:
+    """A graph with one node, which allocates."""
+    graph: int = program.do("cuGraphCreate", OUT, 0)
     properties = packed("iiiiQQ56x", 1, 0, DEVICE, 0, 0, 0)
     wanted = properties + packed("QQQQ", 0, 0, size, 0).removeprefix("bytes:")
     program.do("cuGraphAddMemAllocNode", OUT, graph, None, 0, wanted)
+    return graph
+
+
+def graph_of(program: CudaProgram, size: int) -> int:
+    """The same, executable."""
+    graph = template_of(program, size)
     executable: int = program.do("cuGraphInstantiateWithFlags", OUT, graph, 0)
     return executable
 
@@ -34,6 +40,19 @@ def test_a_graph_whose_memory_would_pass_the_limit_is_not_launched(
     executable = graph_of(program, 512 * MIB)
     assert program.call(launch, executable, 0)[0] == OUT_OF_MEMORY
     assert scene.used() == CONTEXT + 512 * MIB
+
+
+@pytest.mark.parametrize("size", [128 * MIB, 512 * MIB])
+def test_a_graph_that_is_uploaded_as_it_is_made_is_charged_before(limited: Make, size: int) -> None:
+    scene = limited(memory=[GIB])
+    program = scene.program().start()
+    program.allocate(512 * MIB)
+    graph = template_of(program, size)
+    upload = packed("QQQi4x", 2, 0, 0, 0)
+    code = program.call("cuGraphInstantiateWithParams", OUT, graph, upload)[0]
+    fits = size < 256 * MIB
+    assert code == (SUCCESS if fits else OUT_OF_MEMORY)
+    assert scene.used() == CONTEXT + 512 * MIB + (size if fits else 0)
 
 
 @pytest.mark.parametrize(
