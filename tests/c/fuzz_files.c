@@ -167,6 +167,9 @@ void file_accept(struct file *file)
 void file_require_rest(const struct file *file)
 {
     static const uint8_t zeros[PAGE_BYTES];
+    /* A slot may be taken behind the usual ones while too little is there to judge the call. */
+    if (file->was_cut)
+        return;
     for (uint32_t page = 0; page < MAX_PAGES; page++) {
         const size_t bytes = bytes_of_page(file, page, file->whole);
         if (!file->is_tracked[page])

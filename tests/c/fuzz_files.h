@@ -51,7 +51,7 @@ typedef void file_report(void *argument, size_t offset);
 void file_compare(const struct file *file, size_t end, file_report *report, void *argument);
 /* What the core has stored so far is right. */
 void file_accept(struct file *file);
-/* All else is as it was made. */
+/* All else is as it was made; nothing is said of a file that was cut. */
 void file_require_rest(const struct file *file);
 
 /* Right again, as cheaply as what happened to it allows. */
