@@ -344,7 +344,7 @@ class KubernetesNames:
                 if error.status == _NOT_FOUND:
                     continue
                 raise
-            claim = json.loads(_body(response, _ANSWER_LIMIT, until_s))
+            claim = json.loads(read_answer(response, _ANSWER_LIMIT, until_s))
             uid = _dict(_dict(claim).get("metadata")).get("uid")
             if isinstance(uid, str):
                 pods = reserved_for(claim)
@@ -364,7 +364,7 @@ class KubernetesNames:
             response = api.list_pod_for_all_namespaces(
                 **self._selectors, _continue=token, _preload_content=False
             )
-            raw = _body(response, _LIST_LIMIT - total, until_s)
+            raw = read_answer(response, _LIST_LIMIT - total, until_s)
             total += len(raw)
             page = json.loads(raw)
             if not isinstance(page, dict) or not isinstance(page.get("items"), list):
@@ -408,8 +408,8 @@ class KubernetesNames:
             self._containers[identifier] = answer
 
 
-def _body(response: Any, limit: int, until_s: float) -> bytes:
-    """An answer's body, of which no more is read than may be, nor later.
+def read_answer(response: Any, limit: int, until_s: float) -> bytes:
+    """An answer of the API, of which no more is read than may be, nor later.
 
     Raises:
         ValueError: It is longer.
@@ -423,7 +423,7 @@ def _body(response: Any, limit: int, until_s: float) -> bytes:
             if limit < 0:
                 raise ValueError("the API's answer is too long")
             if time.monotonic() > until_s:
-                raise TimeoutError(f"the API's answers took more than {_ANSWERS_S:g} s")
+                raise TimeoutError("the API's answers took too long")
     except BaseException:
         response.close()
         raise

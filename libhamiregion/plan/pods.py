@@ -12,7 +12,12 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from libhamiregion.errors import needs_extra
-from libhamiregion.node.daemon_names import answer_text, api_error_text, kubernetes_client
+from libhamiregion.node.daemon_names import (
+    answer_text,
+    api_error_text,
+    kubernetes_client,
+    read_answer,
+)
 
 from .annotations import annotated_pod, plan_of_pods
 from .sources import SourceReading
@@ -25,6 +30,9 @@ if TYPE_CHECKING:
     from .annotations import AnnotatedPod
 
 _PAGE: Final = 500
+# Of a node's pods, which are some hundred: whoever may make pods must not fill our memory.
+_LIST_LIMIT: Final = 32 << 20
+_LIST_S: Final = 60.0
 _LONGEST_PAUSE_S: Final = 30.0
 # A server that is not there costs little to ask, and when it is back its news is due.
 _LONGEST_OUTAGE_PAUSE_S: Final = 2.5
@@ -189,8 +197,11 @@ class PodAnnotations:
         """List all pods; returns the version from which to watch."""
         pods: dict[str, AnnotatedPod] = {}
         query: dict[str, Any] = {"limit": _PAGE}
+        left, until_s = _LIST_LIMIT, time.monotonic() + _LIST_S
         while True:
-            page = _object(self._ask(**query).data)
+            raw = read_answer(self._ask(**query), left, until_s)
+            left -= len(raw)
+            page = _object(raw)
             items, metadata = page.get("items"), page.get("metadata")
             if not isinstance(items, list) or not isinstance(metadata, dict):
                 raise PodApiError("the answer is no list of pods")
@@ -259,7 +270,7 @@ class PodAnnotations:
         if self._client is None:
             self._client = kubernetes_client(self._kubernetes, self._kubeconfig)
         api = self._kubernetes.client.CoreV1Api(self._client)
-        query.setdefault("_request_timeout", (_CONNECT_TIMEOUT_S, 60.0))
+        query.setdefault("_request_timeout", (_CONNECT_TIMEOUT_S, _LIST_S))
         # Raw: the client's models refuse what a newer server may send.
         response = api.list_pod_for_all_namespaces(
             field_selector=self._selector, _preload_content=False, **query

@@ -76,6 +76,22 @@ def test_the_pods_of_this_node_are_listed_in_pages(
     assert api.lists[0]["fieldSelector"] == "spec.nodeName=node-1"
 
 
+def test_pods_that_are_too_much_to_read_are_an_error_and_what_was_known_stays(
+    api: FakeApi, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each page is within the bound, all of them together are not."""
+    monkeypatch.setattr("libhamiregion.plan.pods._PAGE", 1)
+    monkeypatch.setattr("libhamiregion.plan.pods._LIST_LIMIT", 1 << 20)
+    api.put("bert-0", UID % 0, SIX)
+    pods = watch()
+    pods.load()
+    for number in (1, 2):
+        api.put(f"bert-{number}", UID % number, {**SIX, "other/annotation": "x" * 600_000})
+    with pytest.raises(PodApiError, match="the API's answer is too long"):
+        pods.load()
+    assert names(pods) == {"bert-0"}
+
+
 def test_changes_arrive_as_they_happen(api: FakeApi, watch: Watch) -> None:
     api.put("bert-0", UID % 0, SIX)
     pods = watch()
