@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _ANSWER_LIMIT = 4 << 20
+# Of a cluster's pods, and of one node's, which are some hundred: whoever may make pods must not
+# fill our memory.
 _LIST_LIMIT = 256 << 20
+NODE_LIST_LIMIT = 32 << 20
 _PAGE = 500
 # Claims of one node's pods; each is a question of its own.
 _CLAIMS_LIMIT = 1_024
@@ -223,6 +226,7 @@ class KubernetesNames:
             import kubernetes
         self._kubernetes: Any = kubernetes
         self._selectors: dict[str, Any] = {"limit": _PAGE, "_request_timeout": timeout_s}
+        self._list_limit = _LIST_LIMIT if node is None else NODE_LIST_LIMIT
         if node is not None:
             self._selectors["field_selector"] = f"spec.nodeName={node}"
         self._kubeconfig = None if kubeconfig is None else os.fspath(kubeconfig)
@@ -364,7 +368,7 @@ class KubernetesNames:
             response = api.list_pod_for_all_namespaces(
                 **self._selectors, _continue=token, _preload_content=False
             )
-            raw = read_answer(response, _LIST_LIMIT - total, until_s)
+            raw = read_answer(response, self._list_limit - total, until_s)
             total += len(raw)
             page = json.loads(raw)
             if not isinstance(page, dict) or not isinstance(page.get("items"), list):

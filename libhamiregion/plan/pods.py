@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from libhamiregion.errors import needs_extra
 from libhamiregion.node.daemon_names import (
+    NODE_LIST_LIMIT,
     answer_text,
     api_error_text,
     kubernetes_client,
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from .annotations import AnnotatedPod
 
 _PAGE: Final = 500
-# Of a node's pods, which are some hundred: whoever may make pods must not fill our memory.
-_LIST_LIMIT: Final = 32 << 20
 _LIST_S: Final = 60.0
 _LONGEST_PAUSE_S: Final = 30.0
 # A server that is not there costs little to ask, and when it is back its news is due.
@@ -197,7 +196,7 @@ class PodAnnotations:
         """List all pods; returns the version from which to watch."""
         pods: dict[str, AnnotatedPod] = {}
         query: dict[str, Any] = {"limit": _PAGE}
-        left, until_s = _LIST_LIMIT, time.monotonic() + _LIST_S
+        left, until_s = NODE_LIST_LIMIT, time.monotonic() + _LIST_S
         while True:
             raw = read_answer(self._ask(**query), left, until_s)
             left -= len(raw)

@@ -81,7 +81,7 @@ def test_pods_that_are_too_much_to_read_are_an_error_and_what_was_known_stays(
 ) -> None:
     """Each page is within the bound, all of them together are not."""
     monkeypatch.setattr("libhamiregion.plan.pods._PAGE", 1)
-    monkeypatch.setattr("libhamiregion.plan.pods._LIST_LIMIT", 1 << 20)
+    monkeypatch.setattr("libhamiregion.plan.pods.NODE_LIST_LIMIT", 1 << 20)
     api.put("bert-0", UID % 0, SIX)
     pods = watch()
     pods.load()

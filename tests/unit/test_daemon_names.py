@@ -292,12 +292,13 @@ def test_a_server_that_fails_later_leaves_the_last_listing(api: Server, kubeconf
     assert names.resolve(UID, "train") == PodName("research", "bert-0", "train")
 
 
+@pytest.mark.parametrize(("limit", "node"), [("_LIST_LIMIT", None), ("NODE_LIST_LIMIT", "node-1")])
 def test_an_answer_that_is_too_long_is_not_read_to_its_end(
-    api: Server, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+    api: Server, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch, limit: str, node: str | None
 ) -> None:
-    monkeypatch.setattr(daemon_names, "_LIST_LIMIT", 1 << 20)
+    monkeypatch.setattr(daemon_names, limit, 1 << 20)
     api.answers_json(listing(pod(name="x" * (2 << 20))))
-    names = KubernetesNames(kubeconfig=kubeconfig)
+    names = KubernetesNames(node, kubeconfig=kubeconfig)
     assert names.resolve(UID) is None
     assert "too long" in str(names.last_error)
 
