@@ -51,6 +51,101 @@ PATIENCE_S = 60.0
 INTERVAL_S = 15.0
 
 
+# First, while no other scene's processes are there: the exporter looks at all of the machine's.
+
+
+class Served:
+    """`hamiregion exporter` of a node, a process of its own."""
+
+    def __init__(self, node: BusyNode, *arguments: str) -> None:
+        command = [sys.executable, "-m", "libhamiregion", "exporter", "--listen", "127.0.0.1:0"]
+        where = ["--root", str(node.root), "--pod-logs", str(node.logs)]
+        self.process = subprocess.Popen(
+            [*command, *where, *arguments],
+            env=node.driver.environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stderr is not None
+        port = None
+        while port is None:
+            port = re.search(r"http://127.0.0.1:(\d+)", self.process.stderr.readline())
+        self.connection = http.client.HTTPConnection("127.0.0.1", int(port[1]), PATIENCE_S)
+
+    def ask(self, path: str = "/metrics") -> tuple[int, bytes]:
+        self.connection.request("GET", path, headers={"Accept-Encoding": "gzip"})
+        answer = self.connection.getresponse()
+        return answer.status, answer.read()
+
+    def cpu_s(self) -> float:
+        """Of all its threads, also those that have ended."""
+        # The clock of another process, as clock_getcpuclockid() gives it.
+        return time.clock_gettime((~self.process.pid << 3) | 2)
+
+    def resident_bytes(self) -> int:
+        rollup = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text()
+        found = re.search(r"^Rss:\s+(\d+) kB", rollup, re.MULTILINE)
+        assert found is not None
+        return int(found[1]) * 1024
+
+
+@contextlib.contextmanager
+def serving(node: BusyNode, *arguments: str) -> Iterator[Served]:
+    served = Served(node, *arguments)
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while served.ask("/readyz")[0] != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        yield served
+    finally:
+        served.connection.close()
+        served.process.terminate()
+        served.process.communicate()
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("at_work", "only_hami", "budget_ms"),
+    [(True, False, 250), (False, False, 150), (False, True, 40)],
+    ids=["busy", "idle", "hami-alone"],
+)
+def test_a_minute_of_the_whole_process(
+    directory: Path,
+    benchmark: Any,
+    ledger: Ledger,
+    quick: bool,
+    at_work: bool,
+    only_hami: bool,
+    budget_ms: int,
+) -> None:
+    """Scraped every 15 s with gzip, beside 1,024 processes."""
+    minutes = 0.5 if quick else 2
+    arguments = ["--collector.disable-defaults", "--collector.nvml"] if only_hami else []
+    own = Path(tempfile.mkdtemp(dir=directory))
+
+    def measure() -> tuple[float, int]:
+        with busy_node(own, 256, at_work=at_work) as node, serving(node, *arguments) as served:
+            served.ask()
+            time.sleep(1)
+            began, before = time.monotonic(), served.cpu_s()
+            for step in range(int(minutes * 60 / INTERVAL_S)):
+                node.work(step)
+                time.sleep(INTERVAL_S)
+                status, body = served.ask()
+                assert status == 200
+                assert gzip.decompress(body).endswith(b"\n")
+            spent_s = served.cpu_s() - before
+            return spent_s * 60 / (time.monotonic() - began), served.resident_bytes()
+
+    cost_s, resident = benchmark.pedantic(measure, rounds=1)
+    shutil.rmtree(own)
+    beside = "HAMi's metrics alone" if only_hami else f"{'busy' if at_work else 'idle'} processes"
+    ledger.add(f"a minute of the exporter, {beside}", "us", budget_ms * 1e3, cost_s * 1e6)
+    if not only_hami:
+        ledger.add(f"  resident then, {beside}", "bytes", 50.0 * MIB, float(resident))
+
+
 @pytest.fixture(scope="module")
 def containers(busy: BusyNode) -> int:
     return len(busy.regions)
@@ -180,95 +275,3 @@ def test_the_collectors_behind_it(
     )
     for name, cost_us in found.items():
         ledger.add(f"  behind it: {name}, {containers} containers", "us", None, cost_us)
-
-
-class Served:
-    """`hamiregion exporter` of a node, a process of its own."""
-
-    def __init__(self, node: BusyNode, *arguments: str) -> None:
-        command = [sys.executable, "-m", "libhamiregion", "exporter", "--listen", "127.0.0.1:0"]
-        where = ["--root", str(node.root), "--pod-logs", str(node.logs)]
-        self.process = subprocess.Popen(
-            [*command, *where, *arguments],
-            env=node.driver.environment(),
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stderr is not None
-        port = None
-        while port is None:
-            port = re.search(r"http://127.0.0.1:(\d+)", self.process.stderr.readline())
-        self.connection = http.client.HTTPConnection("127.0.0.1", int(port[1]), PATIENCE_S)
-
-    def ask(self, path: str = "/metrics") -> tuple[int, bytes]:
-        self.connection.request("GET", path, headers={"Accept-Encoding": "gzip"})
-        answer = self.connection.getresponse()
-        return answer.status, answer.read()
-
-    def cpu_s(self) -> float:
-        """Of all its threads, also those that have ended."""
-        # The clock of another process, as clock_getcpuclockid() gives it.
-        return time.clock_gettime((~self.process.pid << 3) | 2)
-
-    def resident_bytes(self) -> int:
-        rollup = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text()
-        found = re.search(r"^Rss:\s+(\d+) kB", rollup, re.MULTILINE)
-        assert found is not None
-        return int(found[1]) * 1024
-
-
-@contextlib.contextmanager
-def serving(node: BusyNode, *arguments: str) -> Iterator[Served]:
-    served = Served(node, *arguments)
-    try:
-        deadline = time.monotonic() + PATIENCE_S
-        while served.ask("/readyz")[0] != 200:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        yield served
-    finally:
-        served.connection.close()
-        served.process.terminate()
-        served.process.communicate()
-
-
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize(
-    ("at_work", "only_hami", "budget_ms"),
-    [(True, False, 250), (False, False, 150), (False, True, 40)],
-    ids=["busy", "idle", "hami-alone"],
-)
-def test_a_minute_of_the_whole_process(
-    directory: Path,
-    benchmark: Any,
-    ledger: Ledger,
-    quick: bool,
-    at_work: bool,
-    only_hami: bool,
-    budget_ms: int,
-) -> None:
-    """Scraped every 15 s with gzip, beside 1,024 processes."""
-    minutes = 0.5 if quick else 2
-    arguments = ["--collector.disable-defaults", "--collector.nvml"] if only_hami else []
-    own = Path(tempfile.mkdtemp(dir=directory))
-
-    def measure() -> tuple[float, int]:
-        with busy_node(own, 256, at_work=at_work) as node, serving(node, *arguments) as served:
-            served.ask()
-            time.sleep(1)
-            began, before = time.monotonic(), served.cpu_s()
-            for step in range(int(minutes * 60 / INTERVAL_S)):
-                node.work(step)
-                time.sleep(INTERVAL_S)
-                status, body = served.ask()
-                assert status == 200
-                assert gzip.decompress(body).endswith(b"\n")
-            spent_s = served.cpu_s() - before
-            return spent_s * 60 / (time.monotonic() - began), served.resident_bytes()
-
-    cost_s, resident = benchmark.pedantic(measure, rounds=1)
-    shutil.rmtree(own)
-    beside = "HAMi's metrics alone" if only_hami else f"{'busy' if at_work else 'idle'} processes"
-    ledger.add(f"a minute of the exporter, {beside}", "us", budget_ms * 1e3, cost_s * 1e6)
-    if not only_hami:
-        ledger.add(f"  resident then, {beside}", "bytes", 50.0 * MIB, float(resident))
