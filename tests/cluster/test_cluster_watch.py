@@ -45,8 +45,7 @@ class Watched(PodAnnotations):
             self._note(error)
             raise
         if self.after_page and "watch" not in query:
-            # Read before the server changes.
-            _ = response.data
+            # The server has made up the page, whenever it is read.
             self.after_page.pop(0)()
         return response
 
