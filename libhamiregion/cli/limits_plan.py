@@ -276,7 +276,7 @@ def export(selector: Selector, place: options.NodeChoice, as_json: bool) -> None
 
 
 def _left_out(node: Node, selector: Selector) -> tuple[str, ...]:
-    """Say how many containers nothing can be told of; one that has no region has no limits."""
+    """How many containers an export leaves out; one that has no region has no limits."""
     count = sum(
         each.directory is not None
         and each.missing is not None
@@ -284,8 +284,10 @@ def _left_out(node: Node, selector: Selector) -> tuple[str, ...]:
         and selector.matches(each)
         for each in node.containers
     )
+    if not count:
+        return ()
     why = "`hamiregion containers` says why"
-    return (f"containers left out, as their regions cannot be read: {count}; {why}",) * bool(count)
+    return (f"containers left out, as their regions cannot be read: {count}; {why}",)
 
 
 def _refresh(node: Node, place: options.NodeChoice) -> None:

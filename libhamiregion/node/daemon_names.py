@@ -43,7 +43,7 @@ _LABEL_KEY = re.compile(
 )
 _LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?\Z")
 _LABELS_LIMIT = 16
-# A server that is gone without a word is noticed after 25 s, also by who only listens to it.
+# The kernel notices after 25 s that a server's machine is gone, also while a watch only listens.
 _SOCKET_OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
