@@ -11,10 +11,11 @@ from libhamiregion._version import __version__
 from libhamiregion.node.events import error_text
 from libhamiregion.text import printable
 
+from .check_queue import TooManyChecks
 from .clients import has_body
 from .log_lines import RepeatedEvents
 from .negotiation import accepts_gzip, wants_openmetrics
-from .passwords import Passwords, TooManyChecks, credentials
+from .passwords import Passwords, credentials
 from .scrapes import Scrapes, ScrapeTimeout
 from .text import CONTENT_TYPE, OPENMETRICS_CONTENT_TYPE
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from .scrapes import Body, Source
     from .web_config import LiveWebConfig
 
+    Receive = Callable[[], Awaitable[Mapping[str, Any]]]
     Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 _log = logging.getLogger(__name__)
@@ -50,6 +52,8 @@ class _Request:
     def __init__(self, scope: Mapping[str, Any]) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        # Host and port; not every server says them.
+        self.address: str = (scope.get("client") or ("", 0))[0]
         self.headers: dict[bytes, bytes] = {}
         for name, value in scope["headers"]:
             before = self.headers.get(name)
@@ -205,7 +209,7 @@ class Site:
         self._web = web
         self._passwords = Passwords()
 
-    async def __call__(self, scope: Mapping[str, Any], _receive: Any, send: Send) -> None:
+    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request; see ASGI."""
         request = _Request(scope)
         # Probes have no password; what they learn is one word.
@@ -215,8 +219,8 @@ class Site:
                 return await _say(send, request, 200, "ok")
             return await _say(send, request, 503, f"503: {printable(reason, 1000)}")
         if request.path == "/readyz":
-            return await self._readiness(request, send)
-        refused = await self._refused(request)
+            return await self._readiness(request, receive, send)
+        refused = await self._refused(request, receive)
         if refused == 503:
             return await _say(
                 send, request, 503, "503: too many passwords to check", retry_after="5"
@@ -240,20 +244,22 @@ class Site:
             send, request, 200, [_PAGE.encode()], "text/html; charset=utf-8", policy
         )
 
-    async def _refused(self, request: _Request) -> int | None:
+    async def _refused(self, request: _Request, receive: Receive) -> int | None:
         """The status for a client that may not see anything; None if it may."""
         users = self._web.config.users
         if not users:
             return None
         given = credentials(request.headers.get(b"authorization", b""))
         try:
-            if given is not None and await self._passwords.allows(users, *given):
+            if given is not None and await self._passwords.allows(
+                users, *given, address=request.address, gone=receive
+            ):
                 return None
         except TooManyChecks:
             return 503
         return 401
 
-    async def _readiness(self, request: _Request, send: Send) -> None:
+    async def _readiness(self, request: _Request, receive: Receive, send: Send) -> None:
         if self._metrics.running_s > _PROBE_TIMEOUT_S:
             reason: str | None = f"a scrape has been under way for {self._metrics.running_s:.0f} s"
         else:
@@ -261,7 +267,7 @@ class Site:
         if reason is None:
             return await _say(send, request, 200, "ready")
         # The reason may name directories and what is wrong with them.
-        if await self._refused(request) is not None:
+        if await self._refused(request, receive) is not None:
             return await _say(send, request, 503, "503: not ready")
         return await _say(send, request, 503, f"503: not ready: {reason}")
 

@@ -62,6 +62,22 @@ class ServerLimits:
     answers_bytes: int = 16 * 1024 * 1024
 
 
+class _Connection(asyncio.StreamReaderProtocol):
+    """The streams' own protocol; says also when the client ends its side, or all is lost."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        super().__init__(reader)
+        self.ended = asyncio.Event()
+
+    def eof_received(self) -> bool | None:
+        self.ended.set()
+        return super().eof_received()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.ended.set()
+        super().connection_lost(error)
+
+
 class Client:
     """One client, from its connection to its end; made in the task that serves it.
 
@@ -99,7 +115,7 @@ class Client:
         try:
             reader = asyncio.StreamReader(limit=_READ_BYTES)
             transport, protocol = await self._loop.connect_accepted_socket(
-                lambda: asyncio.StreamReaderProtocol(reader),
+                lambda: _Connection(reader),
                 self._socket,
                 ssl=tls,
                 ssl_handshake_timeout=None if tls is None else self._limits.header_timeout_s,
@@ -107,7 +123,7 @@ class Client:
             transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
             self._writer = writer = asyncio.StreamWriter(transport, protocol, reader, self._loop)
             while request := await self._request(reader):
-                await self._answer(site, request, writer)
+                await self._answer(site, request, writer, protocol.ended)
                 if self._is_last or self._http.states != _BOTH_DONE:
                     break
                 self._http.start_next_cycle()
@@ -181,6 +197,7 @@ class Client:
         site: Callable[..., Awaitable[None]],
         request: h11.Request,
         writer: asyncio.StreamWriter,
+        ended: asyncio.Event,
     ) -> None:
         http, transport = self._http, writer.transport
         path, _, query = request.target.partition(b"?")
@@ -193,7 +210,12 @@ class Client:
             "path": unquote(path.decode("ascii")),
             "query_string": query,
             "headers": headers,
+            "client": writer.get_extra_info("peername", ())[:2] or None,
         }
+
+        async def receive() -> Mapping[str, Any]:
+            await ended.wait()
+            return {"type": "http.disconnect"}
 
         async def send(message: Mapping[str, Any]) -> None:
             if transport.is_closing():
@@ -213,7 +235,7 @@ class Client:
 
         self._is_answering, self.waiting_since = True, None
         with self._within(self._limits.answer_timeout_s, "its answer is read too slowly"):
-            await site(scope, None, send)
+            await site(scope, receive, send)
         self._is_answering, self.is_idle = False, True
 
     def _write_head(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:

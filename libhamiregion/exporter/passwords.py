@@ -10,19 +10,14 @@ import hmac
 import secrets
 from typing import TYPE_CHECKING, Final
 
+from .check_queue import CheckQueue
 from .scrapes import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
-# Checks that wait for their turn: at a tenth of a second each, nobody waits for more.
-_WAITING_LIMIT: Final = 32
 # What bcrypt looks at. Programs that make such hashes cut there; bcrypt 5 raises instead.
 _BCRYPT_BYTES: Final = 72
-
-
-class TooManyChecks(Exception):
-    """More passwords wait to be checked than can be in reasonable time."""
 
 
 class Passwords:
@@ -32,25 +27,36 @@ class Passwords:
     whatever their hash costs. Nothing that is kept tells a password: what is remembered is hashed
     with a secret of this process.
 
-    To be used on one event loop; the slow part runs in a thread, one check at a time.
+    To be used on one event loop; the slow part runs in a thread, one check at a time, and the
+    addresses that clients connect from take turns. A check whose client has gone is not made.
     """
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(32)
         self._right: dict[str, bytes] = {}
-        self._waiting = 0
-        self._turn = asyncio.Lock()
+        self._queue = CheckQueue()
 
-    async def allows(self, users: Mapping[str, str], user: str, password: bytes) -> bool:
+    async def allows(
+        self,
+        users: Mapping[str, str],
+        user: str,
+        password: bytes,
+        *,
+        address: str,
+        gone: Callable[[], Awaitable[object]],
+    ) -> bool:
         """Whether this user has this password.
 
         Args:
             users: User to bcrypt hash.
             user: As sent.
             password: As sent.
+            address: Where the client connects from.
+            gone: To be called once and awaited: returns when the client has gone.
 
         Raises:
             TooManyChecks: Try again later.
+            ConnectionAbortedError: The client has gone before its turn.
         """
         hashed = users.get(user)
         # The hash is part of it: with another one set, what was right is so no longer. NUL ends it:
@@ -59,25 +65,47 @@ class Passwords:
         digest = hashlib.blake2b(both, key=self._secret).digest()
         if self._is_known(user, digest):
             return True
-        if self._waiting >= _WAITING_LIMIT:
-            raise TooManyChecks
+        await self._turn(address, gone)
+        # The same may have been checked meanwhile.
+        if self._is_known(user, digest):
+            self._queue.end()
+            return True
         most = max(map(_cost, users.values()))
-        self._waiting += 1
-        try:
-            async with self._turn:
-                # The same may have been checked meanwhile.
-                if self._is_known(user, digest):
-                    return True
-                is_right = await in_thread(lambda: _matches(hashed, password, most))
-        finally:
-            self._waiting -= 1
+        check = in_thread(lambda: _matches(hashed, password, most))
+        # The turn lasts as long as the thread works, also where nobody waits for it any more.
+        check.add_done_callback(lambda _: self._queue.end())
+        is_right = await asyncio.shield(check)
         if is_right:
             self._right = {name: kept for name, kept in self._right.items() if name in users}
             self._right[user] = digest
         return is_right
 
+    async def _turn(self, address: str, gone: Callable[[], Awaitable[object]]) -> None:
+        """Wait for a turn, as long as the client does."""
+        turn = self._queue.ask(address)
+        if turn.done():
+            turn.result()
+            return
+        client = asyncio.ensure_future(gone())
+        client.add_done_callback(lambda _: _give_up(turn))
+        try:
+            # Not shielded, it would be cancelled with the task, though it may have been had.
+            await asyncio.shield(turn)
+        except asyncio.CancelledError:
+            if turn.done() and turn.exception() is None:
+                self._queue.end()
+            turn.cancel()
+            raise
+        finally:
+            client.cancel()
+
     def _is_known(self, user: str, digest: bytes) -> bool:
         return hmac.compare_digest(self._right.get(user, b""), digest)
+
+
+def _give_up(turn: asyncio.Future[None]) -> None:
+    if not turn.done():
+        turn.set_exception(ConnectionAbortedError("the client has gone"))
 
 
 def credentials(header: bytes) -> tuple[str, bytes] | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import http.client
+import itertools
 import socket
 import ssl
 import threading
@@ -14,9 +16,9 @@ import bcrypt
 import pytest
 from certificates import Authority, needs_openssl
 from scrapers import GOOD_REQUEST, Scraper, TextSource, ask, connect, in_threads, read_to_end
-from wait import eventually
+from wait import PATIENCE_S, eventually
 
-from libhamiregion.exporter import MetricsServer, ServerLimits, WebConfigError
+from libhamiregion.exporter import MetricsServer, ServerLimits, WebConfigError, passwords
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -322,7 +324,7 @@ def test_a_slow_hash_is_computed_once_and_does_not_hold_up_others(
 def test_guesses_are_bounded(
     serve: Callable[..., MetricsServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("libhamiregion.exporter.passwords._WAITING_LIMIT", 3)
+    monkeypatch.setattr("libhamiregion.exporter.check_queue._WAITING_LIMIT", 3)
     slow = bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(7)).decode()
     url = serve(f"basic_auth_users: {{alice: '{slow}'}}").urls[0]
     assert ask(url, authorization=basic("alice", PASSWORD)).status == 200
@@ -341,6 +343,70 @@ def test_guesses_are_bounded(
                 stop.set()
     assert failures == []
     assert set(statuses) == {401, 503}
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The passwords that were compared with a hash, as they are."""
+    compared: list[bytes] = []
+    matches = passwords._matches
+
+    def counted(hash_: str | None, password: bytes, most: int) -> bool:
+        compared.append(password)
+        return matches(hash_, password, most)
+
+    monkeypatch.setattr(passwords, "_matches", counted)
+    return compared
+
+
+def ask_from(url: str, address: str, password: str) -> int:
+    """The status for alice with a password, asked for from another address of this machine."""
+    port = int(url.rpartition(":")[2])
+    with contextlib.closing(
+        http.client.HTTPConnection("127.0.0.1", port, PATIENCE_S, source_address=(address, 0))
+    ) as connection:
+        connection.request("GET", "/metrics", headers={"authorization": basic("alice", password)})
+        return connection.getresponse().status
+
+
+def test_guessers_do_not_keep_another_address_from_its_turn(
+    serve: Callable[..., MetricsServer], checks: list[bytes]
+) -> None:
+    slow = bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(9)).decode()
+    url = serve(f"basic_auth_users: {{alice: '{slow}'}}").urls[0]
+    stop = threading.Event()
+    statuses: set[int] = set()
+
+    def guess(number: int) -> None:
+        for attempt in itertools.count():
+            if stop.is_set():
+                return
+            statuses.add(ask_from(url, f"127.0.0.{2 + number % 2}", f"{number}-{attempt}"))
+
+    with in_threads(80, guess) as failures:
+        try:
+            # Too many wait already: some are refused.
+            eventually(lambda: statuses >= {401, 503})
+            before = len(checks)
+            assert ask_from(url, "127.0.0.9", PASSWORD) == 200
+            # The one under way, one for each of the two others, and those begun until its answer.
+            assert checks.index(PASSWORD.encode()) - before <= 3
+        finally:
+            stop.set()
+    assert failures == []
+
+
+def test_a_check_whose_client_has_gone_is_not_made(
+    serve: Callable[..., MetricsServer], checks: list[bytes]
+) -> None:
+    slow = bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(12)).decode()
+    url = serve(f"basic_auth_users: {{alice: '{slow}'}}").urls[0]
+    for number in range(40):
+        with connect(url) as connection:
+            head = f"GET / HTTP/1.1\r\nhost: h\r\nauthorization: {basic('alice', str(number))}"
+            connection.sendall(head.encode() + b"\r\n\r\n")
+    assert ask(url, authorization=basic("alice", PASSWORD)).status == 200
+    assert len(checks) < 20
 
 
 def test_a_user_who_was_removed_is_out_whatever_is_sent(
