@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from wait import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PATIENCE_S = 60.0
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 

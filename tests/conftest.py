@@ -17,6 +17,7 @@ from golden_regions import NAMES, GoldenRegion, unpack
 from hypothesis import settings
 from region_bytes import RegionFile, RegionFileFactory
 from skip_summary import pytest_terminal_summary
+from wait import PATIENCE_S
 
 from libhamiregion import Layout, create_region
 
@@ -37,6 +38,13 @@ for _number, _action in (
 ):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _action)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """A test may wait a few times; one that takes longer hangs. `--timeout` says otherwise."""
+    if config.getoption("timeout", None) is None:
+        config.option.timeout = 4 * PATIENCE_S
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

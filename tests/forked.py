@@ -6,9 +6,10 @@ import signal
 from collections.abc import Callable
 from typing import TypeVar
 
+from wait import PATIENCE_S
+
 T = TypeVar("T")
 NOBODY = 65534
-PATIENCE_S = 40
 
 
 def in_child(work: Callable[[], T]) -> T:

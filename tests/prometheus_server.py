@@ -12,7 +12,7 @@ import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from wait import eventually
+from wait import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +38,7 @@ class Prometheus:
         """The key ``data`` of an answer that is a success."""
         query = f"?{urllib.parse.urlencode(parameters)}" if parameters else ""
         try:
-            with urllib.request.urlopen(f"{self.url}{path}{query}", timeout=10) as answer:
+            with urllib.request.urlopen(f"{self.url}{path}{query}", timeout=PATIENCE_S) as answer:
                 document = json.load(answer)
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{path} {parameters}: {error.read().decode()}") from None
@@ -87,7 +87,7 @@ def prometheus_server(
         yield server
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(PATIENCE_S)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,38 @@
 """Waiting for what will happen, instead of sleeping until it has."""
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
-PATIENCE_S = 20.0
+_CALIBRATED = "HAMIREGION_TESTS_PATIENCE_S"
+_QUIET_PATIENCE_S = 30
+# A bare interpreter from start to end, on two quiet cores of the kind that CI has.
+_QUIET_START_S = 0.02
+_MOST_TIMES_SLOWER = 8
+
+
+def _start_s() -> float:
+    started = time.monotonic()
+    subprocess.run([sys.executable, "-I", "-S", "-c", ""], check=True)
+    return time.monotonic() - started
+
+
+def _calibrated() -> int:
+    """How long to wait on this machine as it is now, in whole seconds.
+
+    What xdist starts takes the number of the process that started it.
+    """
+    if _CALIBRATED not in os.environ:
+        slower = sorted(_start_s() for _ in range(5))[2] / _QUIET_START_S
+        times = min(max(slower, 1.0), _MOST_TIMES_SLOWER)
+        os.environ[_CALIBRATED] = str(round(_QUIET_PATIENCE_S * times))
+    return int(os.environ[_CALIBRATED])
+
+
+# The one number that says when a test gives up. Nothing that passes waits that long.
+PATIENCE_S = _calibrated()
 
 
 def eventually(condition: Callable[[], object], within_s: float = PATIENCE_S) -> None:

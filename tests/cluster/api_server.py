@@ -18,7 +18,7 @@ import attrs
 import yaml
 from build_apiserver import cache
 from certificates import Authority
-from wait import eventually
+from wait import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -185,7 +185,9 @@ class Cluster:
 
     def connect(self) -> http.client.HTTPSConnection:
         """A connection for many questions."""
-        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=60, context=self._client)
+        return http.client.HTTPSConnection(
+            "127.0.0.1", self.port, timeout=PATIENCE_S, context=self._client
+        )
 
     def kubeconfig(self, path: Path, token: str = ADMIN) -> Path:
         """A kubeconfig file with a token."""
@@ -244,7 +246,9 @@ class Cluster:
         """Have etcd forget what was before a resource version."""
         asked = json.dumps({"revision": revision, "physical": True}).encode()
         url = f"http://127.0.0.1:{self._etcd_port}/v3/kv/compaction"
-        with urllib.request.urlopen(urllib.request.Request(url, asked), timeout=60) as answer:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, asked), timeout=PATIENCE_S
+        ) as answer:
             assert answer.status == 200
 
 

@@ -60,7 +60,7 @@ def define_the_operators_kinds(cluster: Cluster) -> None:
         }
         cluster.must("POST", DEFINITIONS, body)
         path = f"/apis/{OPERATOR}/v1/{plural}"
-        eventually(lambda: cluster.ask("GET", path).status == 200, 60)  # noqa: B023
+        eventually(lambda: cluster.ask("GET", path).status == 200)  # noqa: B023
 
 
 def spec_of(cluster: Cluster, path: str) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def test_names_from_the_api_take_two_rights_of_reading(cluster: Cluster, tmp_pat
         anybodys = rules_of(cluster, "nobody")
         rights = {("list", "", "pods"), ("get", "resource.k8s.io", "resourceclaims")}
         # What roles allow comes into force a moment later.
-        eventually(lambda: rules_of(cluster, "hamiregion-exporter") - anybodys == rights, 60)
+        eventually(lambda: rules_of(cluster, "hamiregion-exporter") - anybodys == rights)
         token = cluster.account_token(NAMESPACE, "hamiregion-exporter")
         config = cluster.kubeconfig(tmp_path / "kubeconfig", token)
         names = KubernetesNames("node-1", kubeconfig=config)

@@ -11,13 +11,12 @@ import pytest
 from api_server import PATCH, RBAC, Cluster, accounts_path, pod, pods_path
 from figures import Figure
 from plan_scene import GIB, PlanScene
-from wait import eventually
+from wait import PATIENCE_S, eventually
 
 from libhamiregion.agent import PlanKeeper, TaskRunner
 from libhamiregion.plan import PlanWatcher, PodAnnotations
 
 MEMORY = "hamiregion.io/memory-limit"
-PATIENCE_S = 60.0
 OUTAGE_S = 8.0
 
 Watch = Callable[..., PodAnnotations]

@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from wait import PATIENCE_S
 
 # A mapping of the program's own, cut under it: the fault is its own mistake.
 OWN_MAPPING = """
@@ -42,7 +43,7 @@ def run(path: Path, *parts: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-c", program, path],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from forked import unprivileged
 from region_bytes import RegionFile, RegionFileFactory, truncate
+from wait import PATIENCE_S
 
 from libhamiregion import (
     Layout,
@@ -32,7 +33,6 @@ from libhamiregion import (
 
 SMALLEST = Layout.UNVERSIONED_NO_UTIL.size_bytes
 MAGIC = (19920718).to_bytes(4, "little")
-PATIENCE_S = 20
 
 
 def open_writable(path: Any) -> object:
@@ -278,7 +278,7 @@ def test_a_name_that_changes_hands_gives_the_region_or_the_error(
     make(other, secret.path)
     opened = 0
     refused_as: list[str] = []
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_S
     with exchanged_without_pause(file.path, other):
         for attempt in itertools.count():
             if attempt >= 6000 and min(opened, len(refused_as)) > 100:

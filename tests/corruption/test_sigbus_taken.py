@@ -9,8 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-
-PATIENCE_S = 60
+from wait import PATIENCE_S
 
 # What takes the signal away, and what shows afterwards that the program has it as it wants it.
 BLOCKED = (

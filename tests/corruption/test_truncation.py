@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from stress import scaled
+from wait import PATIENCE_S
 
 PROGRAM = Path(__file__).parent / "truncated_reader.py"
 # Seconds on a quiet machine; a busy one may take its time.
@@ -26,7 +27,7 @@ def run(path: Path, *options: str) -> dict[str, int]:
         [sys.executable, PROGRAM, path, *options],
         capture_output=True,
         text=True,
-        timeout=570,
+        timeout=19 * PATIENCE_S,
         check=False,
     )
     assert done.returncode != -signal.SIGBUS, f"died by SIGBUS:\n{done.stderr}"
@@ -176,7 +177,7 @@ def test_a_hole_for_which_there_is_no_room_is_not_a_truncation(tmp_path: Path) -
         ["unshare", "--mount", "sh", "-c", mount, tmp_path, *program],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from wait import PATIENCE_S
 
 from libhamiregion import Region, RegionSnapshot, open_region
 from libhamiregion.node import HostProcess, ProcessTable, RegionProcesses
@@ -21,7 +22,6 @@ from libhamiregion.node.doctor.examination import memory_bytes
 
 SCRIPT = Path(__file__).with_name("container_process.py")
 UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
-PATIENCE_S = 30
 
 
 def can_unshare() -> bool:

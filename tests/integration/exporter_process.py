@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from scrapers import ask
-from wait import eventually
+from wait import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -37,7 +37,7 @@ def run(
         env=environment(env),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
 
@@ -91,7 +91,7 @@ class ExporterProcess:
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Tell it to end; its exit code."""
         self.process.send_signal(number)
-        return self.process.wait(60)
+        return self.process.wait(PATIENCE_S)
 
     def close(self) -> None:
         if self.process.poll() is None:

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from region_bytes import RegionFile
 from typing_extensions import Self
+from wait import PATIENCE_S
 
 import libhamiregion
 from libhamiregion import Layout, create_region
 from libhamiregion.agent import Task
 from libhamiregion.node.events import Event
 
-PATIENCE_S = 30
 # What HAMi's monitor is called in these tests: those of other programs that test have other names.
 MONITOR = f"vGPUmonitor-{uuid.uuid4().hex[:8]}"
 WRITER = Path(__file__).with_name("other_writer.py")

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import fuse_mount
 import pytest
+from wait import PATIENCE_S
 
 from libhamiregion import Layout, create_region, open_region
 from libhamiregion.node import Container, Node, diagnose
@@ -104,7 +105,7 @@ def command_line_beside_a_dead_fuse(directory: Path) -> None:
                 cwd=directory,
                 capture_output=True,
                 text=True,
-                timeout=20,
+                timeout=PATIENCE_S,
                 check=False,
             )
             assert done.returncode in (0, 3), done.stderr

@@ -9,7 +9,8 @@ from pathlib import Path
 from fake_cuda.driver import GIB, FakeGpus
 from fake_nvml.driver import STATE
 from preload.cuda_program import CHILD, CudaProgram
-from unit.cli_process import COMMAND, PATIENCE_S, checked, environment
+from unit.cli_process import COMMAND, checked, environment
+from wait import PATIENCE_S
 
 from libhamiregion.launch import cleaner
 

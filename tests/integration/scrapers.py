@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import attrs
+from wait import PATIENCE_S
 
 if TYPE_CHECKING:
     import ssl
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-PATIENCE_S = 30.0
 PROMETHEUS_ACCEPT = (
     "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
     "text/plain;version=0.0.4;q=0.5,*/*;q=0.1"

@@ -25,6 +25,7 @@ from unit.cli_process import (
     on_terminal,
 )
 from unit.cli_process import start as start_command
+from wait import PATIENCE_S
 
 from libhamiregion.cli.containers import container_page
 from libhamiregion.cli.options import NodeChoice
@@ -172,7 +173,7 @@ def test_watching_follows_the_node_and_ends_with_ctrl_c(tmp_path: Path) -> None:
             assert [each["reason"] for each in found] == [None, "no_file"]
             for process in (ps, containers):
                 interrupt(process)
-                process.communicate(timeout=30)
+                process.communicate(timeout=PATIENCE_S)
                 assert process.returncode == 0
 
 

@@ -10,6 +10,7 @@ from fake_nvml.scenes import CARD, GPU, MIB, OTHER, SECOND
 from namespaces import needs_first_namespace
 from node_scene import Events, NodeScene
 from region_bytes import RegionFile
+from wait import PATIENCE_S
 
 from libhamiregion import Layout, open_region
 from libhamiregion.agent import DriverFigures
@@ -221,12 +222,12 @@ def test_a_container_that_holds_its_lock_does_not_keep_the_others_waiting(
     def hold() -> None:
         with open_region(files[0], writable=True) as region, region.lock():
             held.set()
-            done.wait(30)
+            done.wait(PATIENCE_S)
 
     thread = threading.Thread(target=hold)
     thread.start()
     try:
-        assert held.wait(30)
+        assert held.wait(PATIENCE_S)
         for sm in range(10, 20):
             play(sm)
             task.run()

@@ -17,6 +17,7 @@ from containers import Starter
 from exposition import NodeFiles, parsed
 from region_bytes import RegionFile
 from run_scene import RunScene
+from wait import PATIENCE_S
 
 from libhamiregion import Layout, create_region, open_region
 
@@ -35,11 +36,11 @@ def test_an_exporter_of_ones_own_serves_the_regions_beside_its_own_metrics(tmp_p
         try:
             assert process.stdout is not None
             address = process.stdout.readline().strip()
-            with urllib.request.urlopen(address, timeout=30) as answer:
+            with urllib.request.urlopen(address, timeout=PATIENCE_S) as answer:
                 found = parsed(answer.read())
         finally:
             process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE_S) == 0
     assert found.value("node_jobs_load") >= 0
     # Others on this machine may have regions of their own.
     pod_uid = golden.path.parent.name.partition("_")[0]
@@ -60,7 +61,7 @@ def example(name: str, *arguments: object, env: dict[str, str] | None = None) ->
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     return done.stdout
@@ -155,13 +156,13 @@ def test_a_fastapi_application_serves_metrics_and_containers(tmp_path: Path) -> 
             address = next(
                 found[0] for line in process.stderr if (found := re.search(r"http://[\w.:]+", line))
             )
-            with urllib.request.urlopen(f"{address}/containers", timeout=30) as answer:
+            with urllib.request.urlopen(f"{address}/containers", timeout=PATIENCE_S) as answer:
                 (container,) = json.load(answer)
-            with urllib.request.urlopen(f"{address}/metrics/", timeout=30) as answer:
+            with urllib.request.urlopen(f"{address}/metrics/", timeout=PATIENCE_S) as answer:
                 found = parsed(answer.read())
         finally:
             process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=30)
+            process.communicate(timeout=PATIENCE_S)
     assert (container["container"], container["layout"]) == ("train", "1.2")
     assert set(found.series("hami_vgpu_memory_limit_bytes").values()) == {6 * GIB}
 
@@ -194,7 +195,7 @@ def notebook(path: Path, **more: str) -> list[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=4 * PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line)["shown"] for line in done.stdout.splitlines()]
@@ -240,7 +241,7 @@ def test_two_programs_share_a_gpu_and_who_is_left_gets_all(runs: RunScene, tmp_p
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=4 * PATIENCE_S,
     )
     assert done.returncode == 7, done.stderr
     assert str(6 * GIB) in done.stdout
@@ -264,7 +265,7 @@ def test_the_programs_of_the_page_about_budgets_run(
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=4 * PATIENCE_S,
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout.count(str(runs.base)) >= 2
@@ -298,7 +299,7 @@ def test_the_exporter_of_the_compose_file_finds_a_container_of_docker(
         ["setpriv", *rights, *words, "--root", str(tmp_path / "none")],
         capture_output=True,
         check=False,
-        timeout=120,
+        timeout=4 * PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     limits = parsed(done.stdout).series("hami_vgpu_memory_limit_bytes")

@@ -20,7 +20,7 @@ from exposition import WITHOUT_DOCTOR, NodeFiles, parsed
 from prometheus_client import CollectorRegistry, Gauge, make_asgi_app
 from region_bytes import DEVICES, SLOTS, RegionFile
 from scrapers import Scraper, ask
-from wait import eventually
+from wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, create_region
 from libhamiregion.exporter import NodeExporter, metrics_app
@@ -201,4 +201,4 @@ def test_the_quick_text_mounts_beside_a_registry_of_prometheus_client(tmp_path: 
                 assert scraper.ask("/hami/metrics", "POST").status == 405
         finally:
             server.should_exit = True
-            thread.join(20)
+            thread.join(PATIENCE_S)

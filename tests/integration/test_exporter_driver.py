@@ -14,7 +14,7 @@ from fake_nvml.scenes import CARD, GPU, MIB, MIG, MIG_B, OTHER, SECOND
 from gpu_node import GpuNode, container_id, gpu_nodes
 from own_cgroups import needs_cgroups
 from region_bytes import RegionFile
-from wait import eventually
+from wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout
 from libhamiregion.exporter import NodeExporter
@@ -193,7 +193,7 @@ class HangingSampler(NvmlSampler):
 
     def sample(self) -> NvmlSample:
         self.asked += 1
-        assert self.answers.wait(60)
+        assert self.answers.wait(PATIENCE_S)
         return super().sample()
 
 

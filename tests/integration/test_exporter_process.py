@@ -18,7 +18,7 @@ from called import call
 from exporter_process import ExporterProcess, environment, exporter_process, run
 from exposition import NodeFiles, parsed
 from scrapers import GOOD_REQUEST, Scraper, ask, connect, read_to_end
-from wait import eventually
+from wait import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,7 +104,7 @@ def test_told_to_end_it_finishes_the_answer_under_way_and_exits_with_0(
             head, _, body = answer.partition(b"\r\n\r\n")
             assert b"content-length: %d\r\n" % len(body) in head + b"\r\n"
             assert idle.recv(1) == b""
-        assert process.process.wait(30) == 0
+        assert process.process.wait(PATIENCE_S) == 0
         assert process.log.endswith("ended in order\n")
         assert "Traceback" not in process.log
 
@@ -221,7 +221,7 @@ def test_a_missing_extra_is_one_clear_line(files: NodeFiles, tmp_path: Path, mod
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 1

@@ -247,5 +247,5 @@ def test_minutes_of_bad_clients_leave_nothing_behind(tmp_path: Path) -> None:
         with Crowd(process.url, each=3), in_threads(10, scrape, 300.0) as failures:
             pass
         assert failures == []
-        eventually(lambda: descriptors(process.pid) <= before[1] + 1, 120)
+        eventually(lambda: descriptors(process.pid) <= before[1] + 1)
         assert resident_bytes(process.pid) - before[0] < 16 * MIB

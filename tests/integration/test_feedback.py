@@ -10,6 +10,7 @@ import pytest
 from namespaces import needs_first_namespace
 from node_scene import GPU, OTHER_GPU, Events, NodeScene, OtherWriter, launch, stopping, values
 from region_bytes import RegionFile
+from wait import PATIENCE_S
 
 from libhamiregion import Layout, RegionClosed, create_region
 from libhamiregion.agent import Feedback, LaunchState, Verdict, other_writers
@@ -198,12 +199,12 @@ def test_after_the_end_nothing_is_written_also_by_a_pass_that_hung(
     task.run()
     assert low.get("recent_kernel") == -1
     hangs, goes_on = threading.Event(), threading.Event()
-    between(lambda: (hangs.set(), goes_on.wait(30)))
+    between(lambda: (hangs.set(), goes_on.wait(PATIENCE_S)))
     for file in (urgent, late):
         launch(file)
     stuck = threading.Thread(target=task.run)
     stuck.start()
-    assert hangs.wait(30)
+    assert hangs.wait(PATIENCE_S)
     task.stop()
     assert (low.get("recent_kernel"), task.outstanding()) == (0, ())
     goes_on.set()

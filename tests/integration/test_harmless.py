@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from wait import PATIENCE_S
 
 TREE = Path(__file__).parents[2]
 HARMLESS = TREE / "tests" / "harmless"
@@ -56,7 +57,7 @@ print(json.dumps({
 
 def harmless(*command: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [HARMLESS, *command], capture_output=True, text=True, check=False, timeout=60
+        [HARMLESS, *command], capture_output=True, text=True, check=False, timeout=PATIENCE_S
     )
 
 

@@ -15,6 +15,7 @@ from namespaces import FOREIGN_OWNER, is_number, needs_first_namespace, why_no_n
 from recovering import assert_usable, did, recover
 from region_bytes import RegionFile, RegionFileFactory
 from slot_bytes import pids, used
+from wait import PATIENCE_S
 
 from libhamiregion import Layout, LockTimeout, RegionStale, open_region
 
@@ -106,7 +107,7 @@ def test_a_program_that_executes_another_one_holds_nothing_any_more(
     holder = actor(file)
     holder("lock")
     holder.start("evaluate", EXECUTE)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     with open_region(file, writable=True) as region:
         while region.lock_state().owner_life != "dead":
             assert time.monotonic() < deadline
@@ -284,7 +285,7 @@ def test_an_interpreter_that_ends_gives_the_lock_back_and_leaves(
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     assert is_free(file)
@@ -373,7 +374,7 @@ def test_without_proc_a_region_is_opened_and_locked_like_any(
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert is_free(file)

@@ -9,6 +9,7 @@ import pytest
 from containers import needs_namespaces
 from namespaces import NEW_NAMESPACE
 from node_root import Root
+from wait import PATIENCE_S
 
 from libhamiregion import Layout, create_region
 from libhamiregion.layouts import DEVICE_CAPACITY, SLOT_CAPACITY
@@ -37,7 +38,11 @@ def fill(path: Path, first_pid: int) -> None:
 def looked(root: Path, *mapped: Path) -> tuple[int, int, float]:
     command = [*(NEW_NAMESPACE if mapped else ()), sys.executable, str(PROBE), str(root)]
     ran = subprocess.run(
-        [*command, *map(str, mapped)], capture_output=True, text=True, timeout=100, check=False
+        [*command, *map(str, mapped)],
+        capture_output=True,
+        text=True,
+        timeout=3 * PATIENCE_S,
+        check=False,
     )
     assert ran.returncode == 0, ran.stderr
     views, slots, mib = ran.stdout.split()

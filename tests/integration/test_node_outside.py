@@ -16,7 +16,7 @@ from namespaces import NEW_NAMESPACE
 from node_root import Root
 from own_cgroups import cgroup_of_pod
 from region_bytes import RegionFile, RegionFileFactory
-from wait import eventually
+from wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, Region, RegionClosed, RegionStale, create_region, open_region
 from libhamiregion.node import Container, MissingReason, Node, NodeChanges, ProcessTable, outside
@@ -363,7 +363,14 @@ def test_a_file_of_another_name_is_told_by_its_length(
 def test_no_file_system_of_a_container_is_walked(scene: str, tmp_path: Path) -> None:
     """What the host has mounted is found by map_files, what a container has is left alone."""
     command = [*NEW_NAMESPACE, sys.executable, str(SCENES), scene, str(tmp_path)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        timeout=2 * PATIENCE_S,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stderr
 
 

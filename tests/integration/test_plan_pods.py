@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 from fake_kubernetes.server import FakeApi
 from plan_scene import GIB, PlanScene
-from wait import eventually
+from wait import PATIENCE_S, eventually
 
 from libhamiregion.agent.plans import PlanKeeper
 from libhamiregion.agent.tasks import TaskRunner
@@ -234,12 +234,12 @@ def test_news_of_every_source_wakes_whoever_asked_the_watcher(
     with scene.node() as node:
         PlanWatcher(node, [pods, file], scene.state).when_changed(news.set)
         pods.start()
-        assert news.wait(30), "the first list"
+        assert news.wait(PATIENCE_S), "the first list"
         eventually(lambda: len(api.open_watches) == 1)
         news.clear()
         api.put("bert-0", UID % 1, {"other/annotation": "x"})
         api.put("bert-0", UID % 1, SIX)
-        assert news.wait(30)
+        assert news.wait(PATIENCE_S)
 
 
 def test_an_annotation_reaches_its_region_without_waiting_for_the_interval(

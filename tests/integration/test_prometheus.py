@@ -14,7 +14,7 @@ from exposition import NodeFiles
 from fake_nvml.scenes import CARD, GPU, MIB
 from golden_regions import NAMES
 from prometheus_server import Prometheus, free_port, needs_prometheus, prometheus_server
-from wait import eventually
+from wait import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,11 +68,11 @@ def prometheus(
     try:
         rules = DEPLOY / "prometheus" / "rules.yaml"
         with prometheus_server(directory, CONFIG.format(port=port), rules=rules) as server:
-            eventually(lambda: len(server.query("hami_vgpu_memory_used_bytes")) >= len(NAMES), 60)
+            eventually(lambda: len(server.query("hami_vgpu_memory_used_bytes")) >= len(NAMES))
             yield server
     finally:
         exporter.send_signal(signal.SIGTERM)
-        assert exporter.wait(30) == 0
+        assert exporter.wait(PATIENCE_S) == 0
 
 
 def test_the_target_is_up_and_every_scrape_succeeds(prometheus: Prometheus) -> None:

@@ -25,7 +25,7 @@ from node_scene import NodeScene
 from region_bytes import RegionFile
 from typing_extensions import Self
 from unit.cli_process import start
-from wait import eventually
+from wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout
 from libhamiregion.node import Node, NvmlSampler
@@ -203,7 +203,7 @@ class Recorded:
 
     def end(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        return self.process.wait(30)
+        return self.process.wait(PATIENCE_S)
 
     def __enter__(self) -> Self:
         return self
@@ -299,7 +299,7 @@ def test_a_look_that_hangs_does_not_keep_the_recorder_from_ending(
         assert process.stdout is not None
         assert process.stdout.readline() == "looking\n"
         process.terminate()
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert "a look has not ended" in errors
 

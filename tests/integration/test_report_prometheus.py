@@ -17,6 +17,7 @@ from called import call
 from certificates import Authority, needs_openssl
 from prometheus_server import Prometheus, needs_prometheus, prometheus_with
 from recorded_day import GAP_S, GIB, GPUS, looks, tenants
+from wait import PATIENCE_S
 
 from libhamiregion.report import (
     PrometheusError,
@@ -382,7 +383,7 @@ def test_a_server_that_is_not_there_hangs_or_drips_is_named_in_time() -> None:
     hold = threading.Event()
 
     def silent(_: http.server.BaseHTTPRequestHandler) -> None:
-        hold.wait(30)
+        hold.wait(PATIENCE_S)
 
     def dripping(request: http.server.BaseHTTPRequestHandler) -> None:
         request.send_response(200)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fake_cuda.driver import GIB, gpu_uuid
-from run_scene import PATIENCE_S, REGION, variables
+from run_scene import REGION, variables
 from unit.cli_process import Terminal
-from wait import eventually
+from wait import PATIENCE_S, eventually
 
 import libhamiregion as hami
 

@@ -15,7 +15,7 @@ from fake_cuda.driver import GIB, MIB, gpu_uuid
 from integration.called import call
 from preload.cuda_program import OUT, OUT_OF_MEMORY, SUCCESS, room
 from run_scene import PROGRAM, REGION, Program, variables
-from wait import eventually
+from wait import PATIENCE_S, eventually
 
 import libhamiregion as hami
 
@@ -132,7 +132,7 @@ def test_a_suspended_program_waits_until_it_is_resumed(runs: RunScene) -> None:
     eventually(is_held)
     before = len(answers)
     assert call("resume", region, str(program.pid)).returncode == 0
-    held[-1].join(20)
+    held[-1].join(PATIENCE_S)
     assert len(answers) == before + 1
     assert answers[-1][0] == SUCCESS
 

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from scrapers import GOOD_REQUEST, PROMETHEUS_ACCEPT, Scraper, ask, connect, read_to_end
-from wait import eventually
+from wait import PATIENCE_S, eventually
 
 from libhamiregion.exporter import ListenError, MetricsServer, ServerLimits
 
@@ -42,7 +42,7 @@ class Renderer:
         self.calls.append(openmetrics)
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
-        assert self.go_on.wait(20)
+        assert self.go_on.wait(PATIENCE_S)
         self.at_once -= 1
         if self.error is not None:
             raise self.error
@@ -333,7 +333,7 @@ def test_a_stop_finishes_the_scrape_under_way_and_takes_no_new_one(renderer: Ren
             ask(url)
         renderer.go_on.set()
         answer = read_to_end(scraping)
-        stopping.join(20)
+        stopping.join(PATIENCE_S)
         assert not stopping.is_alive()
     assert answer.endswith(b'calls{line="19999"} 1\n')
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -66,6 +67,7 @@ def servers() -> Iterator[Callable[..., Served]]:
         arguments = [f"{name}={value}" for name, value in options.items()]
         process = subprocess.Popen(
             [sys.executable, str(SCRIPT), str(size), *arguments],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -80,7 +82,7 @@ def servers() -> Iterator[Callable[..., Served]]:
     yield start
     for process in running:
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=PATIENCE_S)
         assert (process.returncode, errors) == (0, "")
 
 
@@ -254,7 +256,7 @@ def test_when_all_are_busy_one_more_is_refused_and_nothing_else_happens() -> Non
 
     class Waiting(TextSource):
         def pieces(self, *_: Any, **__: Any) -> Iterator[memoryview]:
-            assert go_on.wait(20)
+            assert go_on.wait(PATIENCE_S)
             yield memoryview(b"done 1\n")
 
     limits = ServerLimits(connections=4)

@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 import pytest
+from wait import PATIENCE_S
 
 SHARE = Path(__file__).parents[2] / "share"
-PATIENCE_S = 30.0
 SHIPPED = {
     "bash": SHARE / "bash-completion" / "completions" / "hamiregion",
     "zsh": SHARE / "zsh" / "site-functions" / "_hamiregion",

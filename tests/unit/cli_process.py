@@ -18,6 +18,7 @@ import time
 from typing import TYPE_CHECKING
 
 from answers import check_answer
+from wait import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 COMMAND = (sys.executable, "-m", "libhamiregion")
-PATIENCE_S = 30.0
 
 # The terminal has to control the process, so that what is typed there reaches it as a signal. A
 # shell that runs tests in the background has them ignore Ctrl-C, and their children too.

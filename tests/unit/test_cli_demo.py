@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cli_process import COLOUR, Terminal, run, start
-from wait import eventually
+from wait import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     import subprocess
@@ -106,7 +106,7 @@ def test_interrupted_it_cleans_up_as_well(number: int, code: int, tmp_path: Path
     with start("demo", env={"TMPDIR": str(tmp_path)}) as process:
         wait_for_workers(process, tmp_path)
         process.send_signal(number)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == code
     assert "Traceback" not in errors
     assert nothing_left(tmp_path)
@@ -127,7 +127,7 @@ def test_killed_it_leaves_no_process(tmp_path: Path) -> None:
     with start("demo", env={"TMPDIR": str(tmp_path)}) as process:
         wait_for_workers(process, tmp_path)
         process.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=PATIENCE_S)
     eventually(lambda: not mentions(tmp_path))
 
 
@@ -138,7 +138,7 @@ def test_a_reader_that_leaves_ends_it_quietly(tmp_path: Path) -> None:
         process.stdout.close()
         assert process.stderr is not None
         assert process.stderr.read() == ""
-        process.wait(30)
+        process.wait(PATIENCE_S)
     assert nothing_left(tmp_path)
 
 
@@ -147,12 +147,12 @@ def test_a_node_is_served_until_ctrl_c_and_then_removed(tmp_path: Path) -> None:
     with start(*words, "--json", env={"TMPDIR": str(tmp_path)}) as process:
         assert process.stdout is not None
         told = json.loads(process.stdout.readline())
-        with urllib.request.urlopen(f"{told['urls'][0]}/metrics", timeout=30) as answer:
+        with urllib.request.urlopen(f"{told['urls'][0]}/metrics", timeout=PATIENCE_S) as answer:
             text = answer.read().decode()
         place = ("--root", told["root"], "--pod-logs", told["pod_logs"])
         answer = run("containers", *place, "--json")
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=30)
+        output, errors = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, output, errors) == (0, "", "")
     pods = {each["pod"] for each in json.loads(answer.stdout)["containers"]}
     assert pods == {"bert-0", "whisper-0", "etl-7", "llama-0"}
@@ -176,7 +176,7 @@ def test_a_wrong_address_for_the_node_is_refused() -> None:
 
 def wait_for_workers(process: subprocess.Popen[str], directory: Path) -> None:
     """Wait until there are all of them, so that the demo is past starting them."""
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + PATIENCE_S
     while len(mentions(directory)) < 4:
         assert process.poll() is None
         assert time.monotonic() < deadline

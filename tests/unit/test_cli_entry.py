@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import click
 import pytest
-from cli_process import COMMAND, PATIENCE_S, environment, run, without_notes
+from cli_process import COMMAND, environment, run, without_notes
 from click.testing import CliRunner
 from forked import unprivileged
 from integration.called import call
+from wait import PATIENCE_S
 
 import libhamiregion as hami
 from libhamiregion.cli.verbs import hamiregion

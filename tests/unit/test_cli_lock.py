@@ -14,6 +14,7 @@ import attrs
 import pytest
 from cli_process import interrupt, start
 from integration.called import call
+from wait import PATIENCE_S
 
 import libhamiregion as hami
 
@@ -81,7 +82,7 @@ def test_watching_tells_for_how_long_at_least(path: str) -> None:
         assert process.stdout is not None
         first, second, third = (json.loads(process.stdout.readline()) for _ in range(3))
         interrupt(process)
-        process.communicate(timeout=30)
+        process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     assert first["held_for_s"] == 0 < second["held_for_s"] < third["held_for_s"]
 

@@ -14,6 +14,7 @@ from cli_process import COLOUR, COMMAND, Terminal, environment, run, start
 from fake_kubernetes.server import FakeApi
 from integration.called import call
 from plan_scene import GIB, GPUS, PlanScene, plan_yaml
+from wait import PATIENCE_S
 
 SIX = "{select: {namespace: research}, set: {memory_limit: 6GiB}}"
 UID = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"
@@ -311,7 +312,7 @@ def test_watch_keeps_a_node_on_a_plan_until_it_is_told_to_end(scene: PlanScene) 
         region.put("limit", 7 * GIB)
         assert events(process, "changed")[-1]["detail"]["cause"] == "drift"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE_S) == 0
     finally:
         process.kill()
         process.communicate()
@@ -365,7 +366,7 @@ def test_watch_follows_annotations(scene: PlanScene, api: FakeApi, tmp_path: Pat
         assert events(process, "changed")[-1]["detail"]["cause"] == "restore"
         assert region.limits()["memory"][:2] == [8 * GIB, 4 * GIB]
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE_S) == 0
     finally:
         process.kill()
         process.communicate()

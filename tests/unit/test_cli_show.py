@@ -18,6 +18,7 @@ from answers import check_answer
 from cli_process import COLOUR, COMMAND, Terminal, interrupt, on_terminal, run, start
 from integration.called import call
 from rich.console import Console
+from wait import PATIENCE_S
 
 import libhamiregion as hami
 from libhamiregion.cli.show import region_page
@@ -264,7 +265,7 @@ def test_watching_in_a_pipe_repeats_and_ends_well_by_ctrl_c(path: str) -> None:
         assert process.stdout is not None
         ticks = [json.loads(process.stdout.readline()) for _ in range(2)]
         interrupt(process)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, errors) == (0, "")
     assert ticks[0]["taken_at_ns"] < ticks[1]["taken_at_ns"]
 
@@ -292,7 +293,7 @@ def test_watching_ends_quietly_when_nobody_reads(path: str) -> None:
         process.stdout.close()
         assert process.stderr is not None
         assert process.stderr.read() == ""
-        process.wait(30)
+        process.wait(PATIENCE_S)
 
 
 def test_watching_follows_a_replaced_region(path: str) -> None:
@@ -306,7 +307,7 @@ def test_watching_follows_a_replaced_region(path: str) -> None:
         hami.create_region(path, memory_limits=(3 * GIB,))
         back = next(answer for answer in answers if "devices" in answer)
         interrupt(process)
-        process.communicate(timeout=30)
+        process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     assert first["devices"][0]["memory_limit_bytes"] == 8 * GIB
     check_answer(gone)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from cli_process import COMMAND, PATIENCE_S, environment
-from wait import eventually
+from cli_process import COMMAND, environment
+from wait import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

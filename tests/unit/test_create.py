@@ -18,6 +18,7 @@ import pytest
 from forked import in_child, unprivileged
 from golden_regions import unpack
 from region_bytes import MAGIC, RegionFile, RegionFileFactory
+from wait import PATIENCE_S
 
 from libhamiregion import (
     Layout,
@@ -219,8 +220,8 @@ def test_a_post_wakes_a_waiter_in_another_process(
     assert semaphore.wait(5) == 0
     pid = os.fork()
     if pid == 0:
-        os._exit(0 if semaphore.wait(60) == 0 else 1)
-    deadline = time.monotonic() + 20
+        os._exit(0 if semaphore.wait(PATIENCE_S) == 0 else 1)
+    deadline = time.monotonic() + PATIENCE_S
     while semaphore.waiters() == 0:
         assert time.monotonic() < deadline
     semaphore.post()
@@ -357,7 +358,7 @@ def test_who_opens_it_as_soon_as_its_name_appears_finds_it_complete(tmp_path: Pa
     def watch() -> int:
         os.write(go, b"!")
         for path in paths:
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + PATIENCE_S
             while not os.path.lexists(path):
                 assert time.monotonic() < deadline
             # RegionNotReady, or a limit that is not there yet, would end this child.
@@ -373,7 +374,7 @@ def test_who_opens_it_as_soon_as_its_name_appears_finds_it_complete(tmp_path: Pa
     os.read(ready, 1)
     for path in paths:
         create_region(path, memory_limits=range(1, 17))
-    watcher.join(60)
+    watcher.join(PATIENCE_S)
     os.close(ready)
     os.close(go)
     assert watched == [len(paths)]
@@ -382,7 +383,7 @@ def test_who_opens_it_as_soon_as_its_name_appears_finds_it_complete(tmp_path: Pa
 def test_of_several_creators_one_wins_and_its_region_stays(tmp_path: Path) -> None:
     for attempt in range(40):
         path = tmp_path / f"{attempt}.cache"
-        start = threading.Barrier(4, timeout=30)
+        start = threading.Barrier(4, timeout=PATIENCE_S)
 
         def create(number: int, path: Path = path, start: threading.Barrier = start) -> int | None:
             start.wait()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 import yaml
+from wait import PATIENCE_S
 
 import libhamiregion
 from libhamiregion import agent, exporter, launch, node, plan, report, testing
@@ -77,7 +78,7 @@ def run(
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
-        timeout=120,
+        timeout=4 * PATIENCE_S,
     )
 
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from region_bytes import truncate
-from wait import eventually
+from wait import PATIENCE_S, eventually
 
 from libhamiregion import (
     CoreLimiter,
@@ -32,7 +32,6 @@ from libhamiregion._core import lib
 GOLDEN = json.loads(
     (Path(__file__).parent.parent / "golden" / "core-limiter.json").read_text(encoding="utf-8")
 )
-DEADLINE_S = 30
 
 
 def make_limiter(**changes: Any) -> CoreLimiter:
@@ -164,7 +163,7 @@ def test_a_launch_waits_for_its_timeout() -> None:
         assert time.monotonic() - start >= timeout_s
 
 
-@pytest.mark.parametrize("timeout_s", [None, float("inf"), DEADLINE_S, 10**9])
+@pytest.mark.parametrize("timeout_s", [None, float("inf"), 30, 10**9])
 def test_a_waiting_launch_goes_on_when_a_tick_fills_the_bucket(timeout_s: "float | None") -> None:
     limiter = make_limiter()
     limiter.acquire(1)
@@ -214,7 +213,7 @@ def test_launches_from_many_threads_lose_no_tokens() -> None:
     barrier = threading.Barrier(threads)
 
     def launch(blocks: int) -> None:
-        barrier.wait(DEADLINE_S)
+        barrier.wait(PATIENCE_S)
         for _ in range(launches):
             limiter.acquire(blocks, timeout_s=0)
 
@@ -231,7 +230,7 @@ def test_launches_and_ticks_at_once_conserve_tokens() -> None:
 
     def launch() -> None:
         for _ in range(launches):
-            limiter.acquire(blocks, timeout_s=DEADLINE_S)
+            limiter.acquire(blocks, timeout_s=PATIENCE_S)
 
     with ThreadPoolExecutor(threads) as pool:
         running = [pool.submit(launch) for _ in range(threads)]
@@ -255,7 +254,7 @@ def test_ticks_from_many_threads_each_count_once() -> None:
     barrier = threading.Barrier(threads)
 
     def tick() -> None:
-        barrier.wait(DEADLINE_S)
+        barrier.wait(PATIENCE_S)
         for _ in range(ticks):
             limiter.tick(48)
 
@@ -300,10 +299,10 @@ def test_lifting_the_limit_in_the_region_lets_waiting_launches_through(region: R
     limiter = make_limiter(region=region)
     limiter.acquire(2**50)
     with ThreadPoolExecutor(1) as pool:
-        launch = pool.submit(limiter.acquire, 1, DEADLINE_S)
+        launch = pool.submit(limiter.acquire, 1, PATIENCE_S)
         region.set_sm_limit(None, device=0)
         limiter.tick(50)
-        launch.result(DEADLINE_S)
+        launch.result(PATIENCE_S)
     assert limiter.tokens == -(2**50)
 
 
@@ -329,7 +328,7 @@ def test_a_launch_that_waits_already_goes_on_when_its_limit_is_lifted(
 
     with ThreadPoolExecutor(1) as pool:
         launched = pool.submit(launch)
-        thread = waiting.get(timeout=DEADLINE_S)
+        thread = waiting.get(timeout=PATIENCE_S)
         naps = switches(thread)
         eventually(lambda: switches(thread) > naps + 4)
         if lift is Region.set_sm_limit:
@@ -337,7 +336,7 @@ def test_a_launch_that_waits_already_goes_on_when_its_limit_is_lifted(
         else:
             lift(region, False)
         limiter.tick(-1)
-        assert launched.result(DEADLINE_S) == lib.HR_OK
+        assert launched.result(PATIENCE_S) == lib.HR_OK
     assert limiter.tokens == -(2**50)
 
 

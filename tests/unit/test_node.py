@@ -15,6 +15,7 @@ import pytest
 from forked import in_child
 from node_root import Root, only, refresh, remove, settle
 from region_bytes import RegionFile, truncate
+from wait import PATIENCE_S
 
 from libhamiregion import Layout, RegionClosed, RegionStale, create_region
 from libhamiregion.node import (
@@ -426,7 +427,7 @@ def test_a_snapshot_does_not_wait_while_proc_is_read(tmp_path: Path) -> None:
         class SlowTable(ProcessTable):
             def refresh(self) -> None:
                 reading.set()
-                assert go_on.wait(30)
+                assert go_on.wait(PATIENCE_S)
                 super().refresh()
 
         node.processes = SlowTable()
@@ -434,10 +435,10 @@ def test_a_snapshot_does_not_wait_while_proc_is_read(tmp_path: Path) -> None:
         seen: list[int] = []
         other = threading.Thread(target=lambda: seen.append(len(node.view())))
         other.start()
-        assert reading.wait(30)
+        assert reading.wait(PATIENCE_S)
         # What the view has found in the directories is there already; nothing is half there.
         snapshot = node.snapshot()
         assert len(snapshot.containers) == len(snapshot.table) == 2
         go_on.set()
-        other.join(30)
+        other.join(PATIENCE_S)
         assert seen == [2]

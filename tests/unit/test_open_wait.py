@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from region_bytes import RegionFileFactory
+from wait import PATIENCE_S
 
 from libhamiregion import (
     NotARegion,
@@ -19,7 +20,6 @@ from libhamiregion import (
     own_region,
 )
 
-PATIENCE_S = 60.0
 # Longer than one slice of the waiting, of which there are several.
 SHORT_S = 0.25
 

@@ -14,6 +14,7 @@ import pytest
 from forked import in_child
 from region_bytes import SLOTS, RegionFile, RegionFileFactory
 from region_calls import EDITS, READS
+from wait import PATIENCE_S
 
 from libhamiregion import (
     Layout,
@@ -480,7 +481,7 @@ def test_closing_under_snapshots_of_other_threads_gives_data_or_region_closed(
         file.add_process(pid, {0: 5, 1: 5})
     for _ in range(10):
         region = open_region(file)
-        started = threading.Barrier(5, timeout=30)
+        started = threading.Barrier(5, timeout=PATIENCE_S)
         taken = threading.Event()
 
         def read_until_closed(
@@ -501,11 +502,11 @@ def test_closing_under_snapshots_of_other_threads_gives_data_or_region_closed(
         with ThreadPoolExecutor(4) as pool:
             readers = [pool.submit(read_until_closed) for _ in range(4)]
             started.wait()
-            assert taken.wait(30)
+            assert taken.wait(PATIENCE_S)
             region.close()
             assert mappings_of(file.path) == []
             for reader in readers:
-                for snapshot in reader.result(30):
+                for snapshot in reader.result(PATIENCE_S):
                     assert snapshot.device(1).memory_used_bytes == 5 * 39
 
 
@@ -537,7 +538,7 @@ def test_several_threads_may_be_the_first_to_look_into_a_snapshot(
     with open_region(file) as region, ThreadPoolExecutor(4) as pool:
         for _ in range(20):
             snapshot = region.snapshot()
-            start = threading.Barrier(4, timeout=30)
+            start = threading.Barrier(4, timeout=PATIENCE_S)
 
             def look(
                 snapshot: RegionSnapshot = snapshot, start: threading.Barrier = start
@@ -546,7 +547,7 @@ def test_several_threads_may_be_the_first_to_look_into_a_snapshot(
                 return snapshot.device(0).memory_used_bytes, len(snapshot.processes)
 
             answers = [pool.submit(look) for _ in range(4)]
-            assert {answer.result(30) for answer in answers} == {(199 * 200 // 2, 199)}
+            assert {answer.result(PATIENCE_S) for answer in answers} == {(199 * 200 // 2, 199)}
 
 
 # ---- fork ----

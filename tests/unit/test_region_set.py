@@ -16,6 +16,7 @@ import pytest
 from forked import in_child
 from golden_regions import GoldenRegion
 from region_bytes import SLOTS, RegionFile, RegionFileFactory
+from wait import PATIENCE_S
 
 from libhamiregion import (
     Layout,
@@ -550,7 +551,7 @@ def test_threads_read_while_members_come_and_go(files: list[RegionFile]) -> None
                 region_set.add(files[turn % 5])
         finally:
             stop.set()
-        assert all(reader.result(30) > 0 for reader in readers)
+        assert all(reader.result(PATIENCE_S) > 0 for reader in readers)
     region_set.close()
 
 
@@ -559,7 +560,7 @@ def test_closing_under_reading_threads_gives_tables_or_region_closed(
 ) -> None:
     for _ in range(10):
         region_set = RegionSet(files)
-        started = threading.Barrier(4, timeout=30)
+        started = threading.Barrier(4, timeout=PATIENCE_S)
 
         def read_until_closed(
             region_set: RegionSet = region_set, started: threading.Barrier = started
@@ -577,7 +578,7 @@ def test_closing_under_reading_threads_gives_tables_or_region_closed(
             started.wait()
             region_set.close()
             for reader in readers:
-                reader.result(30)
+                reader.result(PATIENCE_S)
 
 
 def test_a_region_that_was_closed_elsewhere_says_so_in_its_row(files: list[RegionFile]) -> None:
@@ -604,7 +605,7 @@ def test_a_set_is_read_whatever_happens_to_it_meanwhile(how: str, files: list[Re
         [sys.executable, "-X", "faulthandler", str(script), how, "2", *map(os.fspath, files)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

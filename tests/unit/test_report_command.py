@@ -12,6 +12,7 @@ import pytest
 from cli_process import on_terminal, run
 from integration.called import call
 from recorded_day import DAY_S, MIDNIGHT_S, record, tenants
+from wait import PATIENCE_S
 
 from libhamiregion.cli.report import parse_moment
 
@@ -160,7 +161,7 @@ def test_nothing_that_serves_or_draws_is_loaded_for_it(day: str) -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", source, day, *SPAN, "--format", "html", "--to", "/dev/null"],
-        capture_output=True, text=True, timeout=60, check=True,
+        capture_output=True, text=True, timeout=PATIENCE_S, check=True,
     )  # fmt: skip
     assert (done.stdout, done.stderr) == ("", "")
 

@@ -9,6 +9,7 @@ from actors import MakeActor
 from forked import in_child
 from region_bytes import RegionFile, RegionFileFactory
 from slot_bytes import pids
+from wait import PATIENCE_S
 
 from libhamiregion import Region, RegionClosed, Slot, open_region
 
@@ -127,6 +128,6 @@ def test_a_child_that_is_forked_while_other_threads_open_regions_can_open_one(
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert answer.stdout == "{0}\n", answer.stderr

@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from wait import eventually
+from wait import PATIENCE_S, eventually
 
 from libhamiregion.agent import Task, TaskRunner, tasks
 from libhamiregion.agent.roots import RootWatch
@@ -42,7 +42,7 @@ class Counting(Task):
         self.passes += 1
         self.count("passes")
         if self.gate is not None:
-            self.gate.wait(30)
+            self.gate.wait(PATIENCE_S)
         if self.error is not None:
             raise self.error
 
@@ -59,7 +59,7 @@ def once(runner: TaskRunner) -> tuple[str, ...]:
     """One pass of each task."""
     done = threading.Event()
     runner.start(once=True, finished=done.set)
-    assert done.wait(30)
+    assert done.wait(PATIENCE_S)
     return runner.stop()
 
 
@@ -134,7 +134,7 @@ def test_a_task_whose_end_hangs_does_not_keep_the_others_from_giving_back(
     monkeypatch.setattr(tasks, "_GIVE_BACK_S", 0.05)
     gate = threading.Event()
     stuck, good = Counting("stuck"), Counting("good")
-    monkeypatch.setattr(stuck, "stop", lambda: gate.wait(30))
+    monkeypatch.setattr(stuck, "stop", lambda: gate.wait(PATIENCE_S))
     assert once(TaskRunner([stuck, good])) == ("stuck: it could not be stopped in order",)
     assert good.stopped == 1
     gate.set()
