@@ -188,6 +188,8 @@ def _value(event: Any, events: Iterator[Any], document: Document, path: Path) ->
     if kind == "Scalar":
         is_plain = event.style in {None, ""}
         if is_plain and not event.value:
+            # At its key: PyYAML's two loaders place what is not there differently.
+            mark = document.key_marks.get(path, mark)
             raise _Refused("nothing stands here; give a value or no key", mark, path)
         return None if is_plain and event.value in _NULLS else event.value
     if kind == "SequenceStart":

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_scene import GIB, HEAD, plan, plan_yaml
@@ -180,7 +181,7 @@ WRONG: list[tuple[str | bytes, str]] = [
     ("", "p: the plan is empty"),
     ("# nothing\n", "p: the plan is empty"),
     ("rules", "p:1:1: a mapping belongs here, not `rules`"),
-    (HEAD, "p:3:7: rules: nothing stands here; give a value or no key"),
+    (HEAD, "p:3:1: rules: nothing stands here; give a value or no key"),
     (
         HEAD + "  a: 1",
         "p:4:3: rules: a list of at most 100000 rules belongs here, each with a `-`",
@@ -222,7 +223,7 @@ WRONG: list[tuple[str | bytes, str]] = [
     (RULE + "{memory_limit: 6GB}", f"p:5:25: rules[0].set.memory_limit: {UNIT}"),
     (
         RULE + "{memory_limit: }",
-        "p:5:25: rules[0].set.memory_limit: nothing stands here; give a value or no key",
+        "p:5:11: rules[0].set.memory_limit: nothing stands here; give a value or no key",
     ),
     (RULE + "{sm_limit: 1, sm_limit: 2}", "p:5:24: rules[0].set.sm_limit: given a second time"),
     (RULE + "{sm_limit: 1}\n---\nmore: 1", "p:6:1: a second document; a file holds one plan"),
@@ -237,6 +238,14 @@ WRONG: list[tuple[str | bytes, str]] = [
 
 
 def test_what_is_wrong_has_its_place_and_says_what_to_write() -> None:
+    for text, said in WRONG:
+        assert problems(text) == [said], text[-60:]
+
+
+def test_a_problem_has_the_same_place_without_the_loader_in_c(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(yaml, "CSafeLoader", raising=False)
     for text, said in WRONG:
         assert problems(text) == [said], text[-60:]
     values = ("{memory_limit: 0}", "{memory_limit: -1}", "{memory_limit: [1]}", "{sm_limit: 0.5}")
