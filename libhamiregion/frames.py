@@ -31,11 +31,15 @@ if TYPE_CHECKING:
 _SHOWN_ROWS = 20
 
 # Formats of Arrow's C data interface, and the struct codes of their values.
-_INT64, _UINT64, _BOOL, _TEXT, _TIME_NS = "l", "L", "b", "u", "tsn:UTC"
-_CODES = {_INT64: "q", _UINT64: "Q", _TIME_NS: "q"}
-_PANDAS_TYPES = {_INT64: "Int64", _UINT64: "UInt64", _BOOL: "boolean", _TEXT: "string"}
+_INT64, _BOOL, _TEXT, _TIME_NS = "l", "b", "u", "tsn:UTC"
+_CODES = {_INT64: "q", _TIME_NS: "q"}
+_PANDAS_TYPES = {_INT64: "Int64", _BOOL: "boolean", _TEXT: "string"}
 
-# What is neither a memory figure nor a utilisation, which are unsigned.
+# Regions hold unsigned numbers. A frame has signed ones: differences of unsigned columns wrap,
+# silently, and a container over its limit would have 18 exabytes free.
+_INT64_END = 2**63
+
+# What is no number.
 _FORMATS = {
     "path": _TEXT,
     "layout": _TEXT,
@@ -44,8 +48,6 @@ _FORMATS = {
     "taken_at": _TIME_NS,
     "settled": _BOOL,
     "utilization_switch": _BOOL,
-    "last_kernel_time_s": _UINT64,
-    "owner_pid": _UINT64,
 }
 
 _CAPSULE = b"arrow_array_stream"
@@ -63,9 +65,14 @@ def _package(name: str) -> Any:
 
 
 def _format_of(name: str, identity: Iterable[str]) -> str:
-    if name in identity:
-        return _TEXT
-    return _FORMATS.get(name) or (_UINT64 if name.endswith(("_bytes", "_percent")) else _INT64)
+    return _TEXT if name in identity else _FORMATS.get(name, _INT64)
+
+
+def _signed(cells: Sequence[Any]) -> Sequence[Any]:
+    """The same cells, with null for numbers that a signed column cannot hold."""
+    if all(cell is None or cell < _INT64_END for cell in cells):
+        return cells
+    return [None if cell is None or cell >= _INT64_END else cell for cell in cells]
 
 
 class Frame:
@@ -77,14 +84,18 @@ class Frame:
     share it.
 
     Attributes:
-        columns: Name to cells, one per row; None is null.
+        columns: Name to cells, one per row; None is null. Numbers are signed, 64 bits wide: one of
+            2**63 and above, which only a damaged region holds, is null.
     """
 
     __slots__ = ("_formats", "columns")
 
     def __init__(self, columns: Cells, identity: Iterable[str] = ()) -> None:
-        self.columns = columns
         self._formats = {name: _format_of(name, identity) for name in columns}
+        self.columns = {
+            name: _signed(cells) if self._formats[name] in _CODES else cells
+            for name, cells in columns.items()
+        }
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), ()))
@@ -131,7 +142,7 @@ class Frame:
         return pa.table(self)
 
     def to_pandas(self) -> Any:
-        """Return a ``pandas.DataFrame`` of nullable types: ``UInt64`` for bytes and percentages.
+        """Return a ``pandas.DataFrame`` of nullable types, ``Int64`` for numbers.
 
         Raises:
             ModuleNotFoundError: pandas is not installed.
@@ -275,11 +286,18 @@ def _regions(table: RegionTable) -> Cells:
 
 def _devices(table: RegionTable) -> Cells:
     devices = table.devices
+    limits = _signed([cell or None for cell in devices.memory_limit_bytes])
+    used = devices.memory_used_bytes
     return {
         **_identity(table, devices.region),
         "device": devices.index,
         "uuid": [devices.uuid(row) for row in range(len(devices))],
-        "memory_limit_bytes": [cell or None for cell in devices.memory_limit_bytes],
+        "memory_limit_bytes": limits,
+        # As `DeviceUsage.memory_free_bytes`.
+        "memory_free_bytes": [
+            None if limit is None else max(0, limit - cell)
+            for limit, cell in zip(limits, used, strict=True)
+        ],
         "sm_limit_percent": [sm_limit_or_none(cell) for cell in devices.sm_limit_percent],
         **_figures(devices, "memory_used_bytes"),
     }

@@ -86,7 +86,7 @@ class Columns:
     are 64 bits wide, format ``q`` or ``Q``. The columns of a table are made together, when the
     first of them is asked for. `to_pandas`, `to_arrow` and whatever takes Arrow's PyCapsule
     interface (``polars.DataFrame(table.devices)``) get typed columns that say which region and
-    device each row is about, with null for unlimited.
+    device each row is about, signed so that differences are right, with null for unlimited.
     """
 
     def __init__(

@@ -9,12 +9,13 @@ from typing import Any
 import attrs
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from exposition import NodeFiles
 from golden_regions import GoldenRegion
-from region_bytes import RegionFileFactory
+from region_bytes import RegionFile, RegionFileFactory
 
-from libhamiregion import RegionSet, RegionSnapshot, RegionTable, create_region, open_region
+from libhamiregion import Layout, RegionSet, RegionSnapshot, RegionTable, create_region, open_region
 
 GIB = 2**30
 TABLES = ("regions", "devices", "processes", "usages")
@@ -51,7 +52,12 @@ def test_devices_are_those_of_the_snapshots(
     golden_table: RegionTable, snapshots: list[RegionSnapshot]
 ) -> None:
     expected = [
-        {"path": snapshot.path, "device": device.index, **attrs.asdict(device)}
+        {
+            "path": snapshot.path,
+            "device": device.index,
+            **attrs.asdict(device),
+            "memory_free_bytes": device.memory_free_bytes,
+        }
         for snapshot in snapshots
         for device in snapshot.devices
     ]
@@ -102,9 +108,55 @@ def test_arrow_has_the_same_cells_and_types(golden_table: RegionTable) -> None:
                 found = found.cast(pa.int64())
             assert found.to_pylist() == list(cells), (name, column)
     schema = golden_table.devices.to_arrow().schema
-    assert schema.field("memory_limit_bytes").type == pa.uint64()
+    assert schema.field("memory_limit_bytes").type == pa.int64()
     assert schema.field("uuid").type == pa.string()
     assert golden_table.regions.to_arrow().schema.field("settled").type == pa.bool_()
+
+
+def test_differences_of_columns_are_right_over_the_limit_and_null_without_one(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "a.cache"
+    create_region(path, memory_limits=["4GiB", None, "4GiB"])
+    RegionFile(path, Layout.V1_2).add_process(7, {0: 5 * GIB, 1: GIB, 2: GIB})
+    with RegionSet([path]) as regions:
+        columns = regions.read().devices
+    table = columns.to_pandas()
+    assert list(table.memory_free_bytes.fillna(-1)) == [0, -1, 3 * GIB]
+    assert list((table.memory_limit_bytes - table.memory_used_bytes).fillna(7)) == [
+        -GIB,
+        7,
+        3 * GIB,
+    ]
+    arrow = columns.to_arrow()
+    difference = pc.subtract(arrow["memory_limit_bytes"], arrow["memory_used_bytes"])
+    assert difference.to_pylist() == [-GIB, None, 3 * GIB]
+    unsigned = [
+        (name, str(field.type))
+        for name in TABLES
+        for field in getattr(regions_table(path), name).to_arrow().schema
+        if pa.types.is_unsigned_integer(field.type)
+    ]
+    assert unsigned == []
+
+
+def regions_table(path: Path) -> RegionTable:
+    with RegionSet([path]) as regions:
+        return regions.read()
+
+
+def test_a_number_that_no_signed_column_holds_is_null(region_file: RegionFileFactory) -> None:
+    region = region_file()
+    region.put("limit", 2**63)
+    region.add_process(7, {0: 2**63 - 1})
+    region.add_process(8, {0: 2**64 - 2**62})
+    table = regions_table(region.path)
+    (device, *_) = rows(table.devices.to_pandas())
+    assert (device["memory_limit_bytes"], device["memory_free_bytes"]) == (None, None)
+    usages = rows(table.usages.to_pandas())
+    found = {row["pid"]: row["memory_used_bytes"] for row in usages if row["device"] == 0}
+    assert found == {7: 2**63 - 1, 8: None}
+    assert table.usages.to_arrow()["memory_used_bytes"].null_count == 1
 
 
 def test_a_stream_outlives_what_it_was_made_from(golden_table: RegionTable) -> None:
