@@ -7,6 +7,7 @@ What it shows: the exporter lives as long as the application; its text is mounte
 natively and shared by all who scrape at a time.
 """
 
+import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from fastapi import FastAPI
 from libhamiregion.exporter import NodeExporter, metrics_app
 from libhamiregion.node import Node
 
+logging.basicConfig()  # what cannot be looked at, such as a wrong root, is a warning
 node = Node(os.environ.get("HAMI_ROOT"))
 exporter = NodeExporter(node)
 

@@ -7,6 +7,7 @@ What it shows: `Region.lock_state` costs nothing and takes nothing, so it is ask
 """
 
 import argparse
+import sys
 import time
 
 from libhamiregion import LockNotRecoverable, RegionError
@@ -34,6 +35,11 @@ def main() -> None:
     with Node(arguments.root) as node:
         while True:
             node.refresh()
+            if node.root_errors:
+                # A root may come back; a single look at a wrong one has failed.
+                print(f"cannot look: {node.root_errors}", file=sys.stderr, flush=True)
+                if arguments.every is None:
+                    sys.exit(1)
             for container in node.containers:
                 if container.region is None:
                     continue

@@ -11,10 +11,9 @@ import argparse
 import contextlib
 import json
 import os
+import sys
 import time
 from pathlib import Path
-
-import attrs
 
 import libhamiregion as hami
 from libhamiregion.node import Node
@@ -35,7 +34,7 @@ def plan_night(node: Node) -> list[hami.LimitChange]:
         with contextlib.suppress(hami.RegionError), node.open(container) as region:
             for device in snapshot.devices:
                 least = max(device.memory_used_bytes, 2**28)
-                if device.memory_limit_bytes is not None and device.memory_limit_bytes > least:
+                if (device.memory_limit_bytes or 0) > least:
                     changes += region.set_memory_limit(least, device=device.index, dry_run=True)
     return changes
 
@@ -49,6 +48,15 @@ def make(changes: list[hami.LimitChange]) -> None:
             print(f"stays: {error}")
 
 
+def restore(state: Path) -> None:
+    """Give back what can be; a state that has more to give stays for another try."""
+    outcomes = hami.undo(map(hami.LimitChange.from_dict, json.loads(state.read_text())))
+    print(*outcomes, f"{len(outcomes)} changes looked at", sep="\n")
+    if any(each.status in {"refused", "failed"} for each in outcomes):
+        sys.exit(f"not all was given back: run restore again, {state} stays")
+    state.unlink()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("what", choices=["shrink", "restore"])
@@ -57,16 +65,19 @@ def main() -> None:
     parser.add_argument("--dry-run", action="store_true")
     given = parser.parse_args()
     if given.what == "restore":
-        saved = json.loads(given.state.read_text())
-        print(*hami.undo(hami.LimitChange(**each) for each in saved), sep="\n")
+        restore(given.state)
         return
+    if given.state.exists():
+        sys.exit(f"{given.state} has not been given back; run restore first")
     with Node(given.root) as node:
         node.refresh(processes=False)
+        if node.root_errors or not node.scanned_roots:
+            sys.exit(f"no containers' directories: {node.root_errors or 'name them with --root'}")
         changes = plan_night(node)
-    print(*changes, sep="\n")
+    print(*changes, f"{len(changes)} changes", sep="\n")
     if not given.dry_run:
-        with given.state.open("x") as stream:  # an old one has not been given back yet
-            json.dump([attrs.asdict(change) for change in changes], stream)
+        with given.state.open("x") as stream:
+            json.dump([change.to_dict() for change in changes], stream)
             stream.flush()
             os.fsync(stream.fileno())
         make(changes)

@@ -11,6 +11,7 @@ looks at /proc and the driver in a thread of its own, so that scrapes stay cheap
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import signal
 
@@ -25,6 +26,7 @@ def main() -> None:
     parser.add_argument("--root", help="where the containers' directories are")
     parser.add_argument("--port", type=int, default=9400)
     arguments = parser.parse_args()
+    logging.basicConfig()  # what cannot be looked at, such as a wrong root, is a warning
 
     registry = CollectorRegistry()
     load = Gauge("node_jobs_load", "The load average of the last minute.", registry=registry)

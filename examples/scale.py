@@ -10,24 +10,24 @@ checks all that the edit checks; what an edit returns is what `undo` takes, also
 
 import argparse
 import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-import attrs
-
 import libhamiregion as hami
-from libhamiregion.node import Node
+from libhamiregion.node import Container, Node, PodLogNames, PodNamesUnknown
 
 
-def scale(root: str, limit: str, dry_run: bool, **names: str | None) -> list[hami.LimitChange]:
+def scale(
+    node: Node, chosen: Sequence[Container], limit: str, dry_run: bool
+) -> list[hami.LimitChange]:
     changes: list[hami.LimitChange] = []
-    with Node(root) as node:
-        node.refresh(processes=False)
-        for container in node.select(**names):
-            try:
-                with node.open(container) as region:
-                    changes += region.set_memory_limit(limit, dry_run=dry_run)
-            except (hami.RegionError, ValueError) as error:  # no region, more in use, no limit yet
-                print(f"left as it is: {container.directory_name}: {error}")
+    for container in chosen:
+        try:
+            with node.open(container) as region:
+                changes += region.set_memory_limit(limit, dry_run=dry_run)
+        except (hami.RegionError, ValueError) as error:  # no region, more in use, no limit yet
+            print(f"left as it is: {container.directory_name}: {error}")
     return changes
 
 
@@ -35,6 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("limit", nargs="?", help='such as "80%%" or "6GiB"')
     parser.add_argument("--root", help="where the containers' directories are")
+    parser.add_argument("--pod-logs", default="/var/log/pods", help="what tells pods' names")
     parser.add_argument("--namespace")
     parser.add_argument("--pod")
     parser.add_argument("--dry-run", action="store_true")
@@ -43,14 +44,22 @@ def main() -> None:
     given = parser.parse_args()
     if given.undo:
         saved = json.loads(given.undo.read_text())
-        print(*hami.undo(hami.LimitChange(**each) for each in saved), sep="\n")
+        print(*hami.undo(map(hami.LimitChange.from_dict, saved)), sep="\n")
         return
-    changes = scale(
-        given.root, given.limit, given.dry_run, namespace=given.namespace, pod=given.pod
-    )
+    if given.limit is None:
+        parser.error("a limit, or --undo FILE")
+    with Node(given.root, names=PodLogNames(given.pod_logs)) as node:
+        node.refresh(processes=False)
+        if node.root_errors or not node.scanned_roots:
+            sys.exit(f"no containers' directories: {node.root_errors or 'name them with --root'}")
+        try:
+            chosen = node.select(namespace=given.namespace, pod=given.pod)
+            changes = scale(node, chosen, given.limit, given.dry_run)
+        except PodNamesUnknown as error:
+            sys.exit(str(error))
     print(*changes, f"{len(changes)} changes", sep="\n")
     if given.save and not given.dry_run:
-        given.save.write_text(json.dumps([attrs.asdict(change) for change in changes]))
+        given.save.write_text(json.dumps([change.to_dict() for change in changes]))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,9 @@ from .text import printable
 from .units import UNLIMITED, format_size, sm_limit_or_none
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from typing_extensions import Self
 
     from .errors import RegionError
 
@@ -59,12 +61,36 @@ def _pair(numbers: Sequence[int]) -> tuple[int, int]:
     return first, second
 
 
+class _Change:
+    """Base of what an edit has changed: how it travels as JSON."""
+
+    __slots__ = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON takes them; `from_dict` makes the same change of them again."""
+        fields: dict[str, Any] = attrs.asdict(self)  # type: ignore[call-overload]
+        return {**fields, "effect": fields["effect"].value, "file_id": list(fields["file_id"])}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        """Make a change of what `to_dict` returned, also by way of JSON.
+
+        Raises:
+            ValueError: These are the fields of something else; the message says which.
+        """
+        names = [field.name for field in attrs.fields(cls)]  # type: ignore[arg-type]
+        if not isinstance(fields, dict) or sorted(fields) != sorted(names):
+            found = sorted(fields) if isinstance(fields, dict) else type(fields).__name__
+            raise ValueError(f"a {cls.__name__} has the fields {sorted(names)}, not {found}")
+        return cls(**fields)
+
+
 @attrs.frozen(weakref_slot=False)
-class LimitChange:
+class LimitChange(_Change):
     """One device's limit, as it was and as it is now. ``str()`` of it is a sentence.
 
-    A value: it pickles, and ``LimitChange(**json.loads(json.dumps(attrs.asdict(change))))`` is the
-    same again, so that `undo` can be called by another process on another day.
+    A value: it pickles, and travels as JSON by `to_dict` and `from_dict`, so that `undo` can be
+    called by another process on another day.
 
     Attributes:
         device: Index of the device (CUDA ordinal).
@@ -139,7 +165,7 @@ def limit_change(
 
 
 @attrs.frozen
-class ValueChange:
+class ValueChange(_Change):
     """A field of the whole region, as it was and as it is now. ``str()`` of it is a sentence.
 
     A value, as `LimitChange`.

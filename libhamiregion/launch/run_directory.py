@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: The region's file in the directory of a run.
 REGION = "region.cache"
+#: What stands for the pod's UID in the name of a run's directory.
+RUN_POD = "run"
 
 _PRIVATE = 0o700
 _OTHERS = 0o077
@@ -62,8 +64,8 @@ def make_run_directory(environment: Mapping[str, str], *, keep: bool = False) ->
 
 def _names(pid: int) -> Iterator[str]:
     # In the form of a container's directory, <pod UID>_<container>: what lists these lists runs.
-    yield f"run_{pid}"
-    yield from (f"run_{pid}-{number}" for number in itertools.count(1))
+    yield f"{RUN_POD}_{pid}"
+    yield from (f"{RUN_POD}_{pid}-{number}" for number in itertools.count(1))
 
 
 def _write_new(path: str, text: str) -> None:

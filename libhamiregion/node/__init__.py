@@ -11,7 +11,7 @@ from .names import ChainedNames, DockerNames, PodLogNames, PodName
 from .node import Node, NodeBusy, NodeChanges, NodeSnapshot
 from .nvml import NvmlSample, NvmlSampler, NvmlState
 from .processes import ProcessTable
-from .selector import Selector
+from .selector import PodNamesUnknown, Selector
 from .slot_tracker import SLOT_STATES, SlotStates
 from .usage import NodeProcess, ProcessDeviceRow, driver_gap, node_processes
 from .views import ContainerView
@@ -42,6 +42,7 @@ __all__ = [
     "NvmlState",
     "PodLogNames",
     "PodName",
+    "PodNamesUnknown",
     "ProcessDeviceRow",
     "ProcessTable",
     "RegionProcesses",

@@ -21,7 +21,7 @@ from .directories import Roots, is_unchanged, scan_directory
 from .names import ChainedNames, DockerNames, PodLogNames
 from .outside import OutsideRegions
 from .processes import ProcessTable
-from .selector import Selector
+from .selector import PodNamesUnknown, Selector
 from .slot_tracker import SlotTracker
 from .views import ContainerView, bounded_view
 
@@ -480,6 +480,7 @@ class Node:
         namespace: str | None = None,
         pod: str | None = None,
         container: str | None = None,
+        allow_unnamed: bool = False,
     ) -> tuple[Container, ...]:
         """The containers whose names match, in the order of `containers`.
 
@@ -487,8 +488,17 @@ class Node:
             namespace: Pattern of the pod's namespace, as in a shell.
             pod: Pattern of the pod's name, or of its UID.
             container: Pattern of the container's name, or of its id.
+            allow_unnamed: Leave containers out whose pods' names no resolver knows, where a
+                pattern asks for these names.
+
+        Raises:
+            PodNamesUnknown: A pattern asks for names of pods, and of some containers that it may
+                mean nobody knows them; unless that is allowed.
         """
         selector = Selector(namespace=namespace, pod=pod, container=container)
+        unnamed = [each for each in self._containers if selector.might_match(each)]
+        if unnamed and not allow_unnamed:
+            raise PodNamesUnknown(unnamed)
         return tuple(each for each in self._containers if selector.matches(each))
 
     def pod_name(self, container: Container) -> PodName | None:

@@ -3,13 +3,41 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import attrs
 
+from libhamiregion.launch.run_directory import RUN_POD
+from libhamiregion.text import printable
+
+from .cgroups import is_pod_uid
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .containers import Container
     from .names import PodName
+
+
+class PodNamesUnknown(LookupError):
+    """A pattern asks for pods' names, and nobody knows those of some containers.
+
+    Attributes:
+        containers: Those that the pattern may mean, or not.
+    """
+
+    def __init__(self, containers: Sequence[Container]) -> None:
+        self.containers = tuple(containers)
+        directories = [printable(str(each.directory or each.name)) for each in self.containers]
+        more = f" and {len(directories) - 1} more" if len(directories) > 1 else ""
+        super().__init__(
+            f"nobody knows the pod of {directories[0]}{more}, so it cannot be told whether the"
+            " pattern means it; have the Kubernetes API asked for names (Node(names=...)), or leave"
+            " such containers out (allow_unnamed=True)"
+        )
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("PodNamesUnknown holds containers, which cannot be pickled; send its text")
 
 
 class HasDevice(Protocol):
@@ -64,6 +92,20 @@ class Selector:
                 id_,
                 container.claim_uid,
             )
+        )
+
+    def might_match(self, container: Container) -> bool:
+        """Whether it depends on names that no resolver knows whether a container is meant.
+
+        Not of a run of ``hamiregion run``, which has no pod, and not where the pod's UID is given.
+        """
+        if container.pod_name is not None or container.pod_uid == RUN_POD:
+            return False
+        if self.pod is not None and is_pod_uid(self.pod) and container.pod_uid != self.pod:
+            return False
+        nameless = attrs.evolve(self, namespace=None, pod=None)
+        return not self.matches_container(container, None) and nameless.matches_container(
+            container, None
         )
 
     def matches_device(self, device: HasDevice) -> bool:

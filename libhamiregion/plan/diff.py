@@ -196,7 +196,7 @@ def diff_plan(
         if name is None:
             numbers = {number for number, _ in chosen}
             others = [each for each in candidates if each[0] not in numbers]
-            in_doubt = [each for each in others if _might(each[1].select, container)]
+            in_doubt = [each for each in others if each[1].select.might_match(container)]
             message = "the name of its pod is not known here, and a rule asks for it"
             skipped += _skip(container, "unknown_name", message, in_doubt)
         if not chosen and not before:
@@ -236,12 +236,6 @@ def _rules_by_pod(plan: LimitPlan) -> tuple[list[NumberedRule], dict[str, list[N
         uid = each[1].select.pod_uid
         (exact[uid] if uid and not glob.has_magic(uid) else general).append(each)
     return general, exact
-
-
-def _might(select: Selector, container: Container) -> bool:
-    """Whether a rule might choose a container if the name of its pod were known."""
-    nameless = attrs.evolve(select, namespace=None, pod=None)
-    return nameless != select and nameless.matches_container(container, None)
 
 
 def _skip(

@@ -218,7 +218,7 @@ def test_a_claim_without_the_api_goes_by_its_uid(tmp_path: Path) -> None:
         assert (found.claim_uid, found.pod_uid, found.claim) == (CLAIM, None, None)
         assert (found.namespace, found.pod, found.name) == (None, None, CLAIM)
         assert node.select(container=CLAIM) == (found,)
-        assert node.select(pod="*") == ()
+        assert node.select(pod="*", allow_unnamed=True) == ()
 
 
 def test_a_claim_is_chosen_by_what_it_is_shown_as(api: FakeApi, tmp_path: Path) -> None:

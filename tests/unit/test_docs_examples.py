@@ -106,6 +106,7 @@ class Sandbox:
         self._places = {
             "/usr/local/vgpu/containers/<pod UID>_<container>/<uuid>.cache": str(region),
             "/usr/local/vgpu/containers": str(fake.root),
+            "/var/log/pods": str(fake.pod_logs),
             "/var/lib/hamiregion": str(directory),
             '":9394"': '"127.0.0.1:0"',
         }

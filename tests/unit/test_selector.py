@@ -1,12 +1,14 @@
 """Which containers and devices are chosen by which words."""
 
+import uuid
 from pathlib import Path
 
 import attrs
+import pytest
 from node_root import Root
 
 from libhamiregion.models import DeviceUsage
-from libhamiregion.node import Container, Node, PodName, Selector
+from libhamiregion.node import Container, Node, PodName, PodNamesUnknown, Selector
 from libhamiregion.node.cgroups import ContainerId
 
 UID = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"
@@ -93,3 +95,40 @@ def test_a_node_finds_its_containers_by_their_names(tmp_path: Path) -> None:
         assert node.select(namespace="research", pod="bert-*", container="s*") == (serve,)
         assert node.select(container="nobody") == ()
         assert (serve.namespace, serve.pod, serve.name) == ("research", "bert-0", "serve")
+
+
+class Nameless:
+    """A resolver that knows nobody."""
+
+    def resolve(self, *_: object) -> None:
+        return None
+
+
+def test_a_pattern_for_names_that_nobody_knows_is_refused_unless_that_is_allowed(
+    tmp_path: Path,
+) -> None:
+    root = Root(tmp_path / "containers")
+    root.region("train")
+    root.region("serve")
+    run = root.path / "run_4711"
+    run.mkdir()
+    with Node(root, names=Nameless()) as node:
+        node.refresh(processes=False)
+        by_name = {each.name: each for each in node.containers}
+        refused: list[dict[str, str]] = [
+            {"namespace": "research"},
+            {"pod": "bert-*"},
+            {"namespace": "*", "container": "serve"},
+        ]
+        for patterns in refused:
+            with pytest.raises(PodNamesUnknown, match=r"nobody knows the pod of /.*_") as raised:
+                node.select(**patterns)  # type: ignore[arg-type]
+            assert by_name["serve"] in raised.value.containers
+            assert by_name["4711"] not in raised.value.containers, "a run has no pod"
+            assert node.select(**patterns, allow_unnamed=True) == ()  # type: ignore[arg-type]
+        assert len(raised.value.containers) == 1
+        uid = by_name["train"].pod_uid
+        assert node.select(pod=uid), "a UID is known without any name"
+        assert node.select(pod=str(uuid.uuid4())) == ()
+        assert node.select(container="nobody") == ()
+        assert node.select(namespace="research", container="nobody") == ()

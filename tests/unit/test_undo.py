@@ -6,7 +6,6 @@ import pickle
 from collections.abc import Callable
 from pathlib import Path
 
-import attrs
 import pytest
 from plan_scene import GIB, HEAD, PlanScene
 from region_bytes import RegionFile, RegionFileFactory
@@ -86,8 +85,8 @@ def test_changes_of_a_dry_run_can_be_kept_on_disk_before_they_are_made(
     with open_region(file.path, writable=True) as region:
         planned = region.set_memory_limit("80%", dry_run=True)
         if travel is None:
-            text = json.dumps([attrs.asdict(change) for change in planned])
-            again = [LimitChange(**each) for each in json.loads(text)]
+            text = json.dumps([change.to_dict() for change in planned])
+            again = [LimitChange.from_dict(each) for each in json.loads(text)]
         else:
             again = list(pickle.loads(travel(planned)))
         assert (again, again[0].path) == (list(planned), str(file.path))
@@ -96,6 +95,21 @@ def test_changes_of_a_dry_run_can_be_kept_on_disk_before_they_are_made(
         region.set_memory_limit("80%", expected=8 * GIB, device=0)
         assert statuses(undo(again)) == ["undone", "not_needed"]
         assert region.memory_limit(0) == 8 * GIB
+
+
+def test_a_value_travels_as_json_and_nothing_else_is_taken_for_one(file: RegionFile) -> None:
+    with open_region(file.path, writable=True) as region:
+        change = region.set_priority(1)
+    fields = json.loads(json.dumps(change.to_dict()))
+    again = ValueChange.from_dict(fields)
+    assert (again, again.path, again.file_id) == (change, change.path, change.file_id)
+    with pytest.raises(ValueError, match=r"a LimitChange has the fields .*'device'.*, not .*field"):
+        LimitChange.from_dict(fields)
+    del fields["before"]
+    with pytest.raises(ValueError, match="a ValueChange has the fields"):
+        ValueChange.from_dict(fields)
+    with pytest.raises(ValueError, match="not list"):
+        ValueChange.from_dict([])  # type: ignore[arg-type]
 
 
 def test_a_file_that_was_removed_or_replaced_is_not_written(file: RegionFile) -> None:
