@@ -34,6 +34,7 @@ from libhamiregion.units import parse_duration
 
 from . import options
 from .failures import Failure
+from .format import count
 from .output import Page, show, write
 from .tables import (
     BAR,
@@ -61,6 +62,11 @@ if TYPE_CHECKING:
 _FORMATS = ("text", "html", "csv", "json")
 
 
+def is_length(text: str) -> bool:
+    """Whether a moment is given as a length of time, not as a date or time."""
+    return text[-1:] in set("smhdw")
+
+
 def parse_moment(text: str, *, before: dt.datetime) -> dt.datetime:
     """Turn "24h" or "2026-10-01T12:00" into a moment.
 
@@ -77,7 +83,7 @@ def parse_moment(text: str, *, before: dt.datetime) -> dt.datetime:
     '2026-09-30T08:00:00+00:00'
     """
     try:
-        if text[-1:] in set("smhdw"):
+        if is_length(text):
             return before - dt.timedelta(seconds=parse_duration(text))
         moment = dt.datetime.fromisoformat(re.sub(r"[zZ]\Z", "+00:00", text))
         # The years 1 and 9999 have no neighbours to be converted to.
@@ -102,8 +108,8 @@ def parse_moment(text: str, *, before: dt.datetime) -> dt.datetime:
     default="24h",
     show_default=True,
     metavar="WHEN",
-    help="That long before the end (90m, 24h, 7d, 2w), or a date and time (ISO 8601, local time"
-    " unless it says otherwise).",
+    help="That long before the end (90m, 24h, 7d, 2w), or from the first sample on if that is"
+    " later; or exactly from a date and time on (ISO 8601, local time unless it says otherwise).",
 )
 @click.option("--until", metavar="WHEN", help="The end, in the same ways.  [default: now]")
 @click.option(
@@ -197,6 +203,8 @@ def report(
                 select=selector,
                 headroom=headroom / 100,
                 points=CHART_POINTS if form == "html" else 0,
+                # What is asked for by a date may begin with a gap, and shows it.
+                from_first_look=is_length(since),
             )
             if made.total is None:
                 if selector != type(selector)():
@@ -288,7 +296,8 @@ def _write(made: Report, form: str, path: str | None) -> None:
     )
     blocks = (Lines([heading]), Table(_columns(made), made.rows))
     if path is None and form in {"text", "json"}:
-        show(Page("report/1", report_json(made), blocks, notes=made.warnings), form == "json")
+        notes = (*made.warnings, *_too_short(made))
+        show(Page("report/1", report_json(made), blocks, notes=notes), form == "json")
         return
     if form == "html":
         content = report_html(made)
@@ -308,6 +317,15 @@ def _write(made: Report, form: str, path: str | None) -> None:
     # The page has them.
     for warning in () if form == "html" else made.warnings:
         sys.stderr.write(f"Note: {printable(warning)}\n")
+
+
+def _too_short(made: Report) -> list[str]:
+    """Say why there are no suggestions, where that is because of the time."""
+    number = sum(row.advice == "too_little_seen" for row in made.rows)
+    if not number:
+        return []
+    what = "all of this" if number == len(made.rows) else count(number, "row")
+    return [f"{what} was seen for less than an hour, too shortly to suggest limits"]
 
 
 def _peak_ratio(row: Usage) -> float | None:

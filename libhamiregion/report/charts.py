@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 
 HEIGHT: Final = 1_000
 _GIB: Final = 1 << 30
+_MINUTE_MS: Final = 60_000
 _HOUR_MS: Final = 3_600_000
 _DAY_MS: Final = 24 * _HOUR_MS
 _TIME_STEPS_MS: Final = (
+    *(seconds * 1_000 for seconds in (1, 2, 5, 10, 15, 30)),
     *(minutes * 60_000 for minutes in (1, 2, 5, 10, 15, 30)),
     *(hours * _HOUR_MS for hours in (1, 2, 3, 6, 12)),
     *(days * _DAY_MS for days in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000)),
@@ -189,10 +191,14 @@ def _time_ticks(since_ms: int, until_ms: int, times: Times) -> Iterator[tuple[fl
     step_ms = next((step for step in _TIME_STEPS_MS if whole_ms <= 8 * step), _TIME_STEPS_MS[-1])
     day = times.at(since_ms).date()
     at_ms = times.midnight_ms(day)
+    if step_ms < _MINUTE_MS:
+        # A day has many of them.
+        at_ms += (since_ms - at_ms) // step_ms * step_ms
     while at_ms <= until_ms:
         if at_ms >= since_ms:
             is_day = f"{times.at(at_ms):%H%M}" == "0000"
-            label = times.day(at_ms) if is_day else times.clock(at_ms)
+            clock = times.clock(at_ms) if step_ms >= _MINUTE_MS else times.seconds(at_ms)
+            label = times.day(at_ms) if is_day else clock
             yield 100 * (at_ms - since_ms) / whole_ms, label
         if step_ms < _DAY_MS:
             at_ms += step_ms

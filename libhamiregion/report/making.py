@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -58,6 +59,7 @@ def make_report(
     headroom: float = DEFAULT_HEADROOM,
     round_to_bytes: int = DEFAULT_ROUND_TO_BYTES,
     points: int = 0,
+    from_first_look: bool = False,
 ) -> Report:
     """Add up what a recording, or a Prometheus, has of a stretch of time.
 
@@ -73,6 +75,8 @@ def make_report(
             tenth; it is never below the highest use.
         round_to_bytes: Suggested limits are multiples of this, rounded up.
         points: Steps of the timelines; 0 leaves them out.
+        from_first_look: Begin with the first look in that time, so that what lies before it is no
+            gap: of a node that has been recorded for a minute, the last day is that minute.
 
     Raises:
         ValueError: No time at all, or an unknown `by`.
@@ -83,8 +87,14 @@ def make_report(
     if by not in LEVELS:
         raise ValueError(f"{by!r} is none of {', '.join(LEVELS)}")
     levels = {by, "device", "total"} & GROUP_FIELDS.keys()
+    looks = iter(history.looks(since_ms, until_ms))
+    first = next(looks, None)
+    if first is not None:
+        looks = itertools.chain([first], looks)
+        if from_first_look:
+            since_ms = first.start_ms
     adding = _Adding(history, since_ms, until_ms, select, points, levels)
-    adding.run()
+    adding.run(looks)
     return adding.report(by, headroom, round_to_bytes)
 
 
@@ -124,9 +134,9 @@ class _Adding:
 
     # ---- the pass --------------------------------------------------------------------------------
 
-    def run(self) -> None:
+    def run(self, looks: Iterable[Look]) -> None:
         end_ms = self._since_ms
-        for look in self._history.looks(self._since_ms, self._until_ms):
+        for look in looks:
             if look.start_ms > end_ms:
                 for tally in self._selected:
                     tally.change(end_ms, None)

@@ -118,6 +118,10 @@ class Times:
         """Such as ``12:30``."""
         return f"{self.at(moment_ms):%H:%M}"
 
+    def seconds(self, moment_ms: int) -> str:
+        """Such as ``12:30:05``."""
+        return f"{self.at(moment_ms):%H:%M:%S}"
+
     def zone_name(self, moment_ms: int) -> str:
         """Such as ``UTC``, or ``CEST, UTC+02:00``."""
         at = self.at(moment_ms)

@@ -15,6 +15,7 @@ from recorded_day import DAY_S, MIDNIGHT_S, record, tenants
 from wait import PATIENCE_S
 
 from libhamiregion.cli.report import parse_moment
+from libhamiregion.report import Allocation, RecordingWriter, Sample
 
 SPAN = ("--since", "2026-10-01T00:00:00Z", "--until", "2026-10-02T00:00:00Z")
 NOON = dt.datetime(2026, 10, 1, 12, tzinfo=dt.timezone.utc)
@@ -105,6 +106,62 @@ def test_a_length_of_time_counts_from_the_end_and_suggestions_can_be_steered(day
     assert document["since_ms"] == (MIDNIGHT_S + DAY_S // 4) * 1000
     assert document["recorded_ratio"] == 1
     assert document["rows"][0]["suggested_limit_bytes"] == int(16.5 * 2**30)
+
+
+@pytest.fixture
+def minute(tmp_path: Path) -> str:
+    """Begun a quarter of a minute before the end, as somebody does who tries it."""
+    path = tmp_path / "young.db"
+    begin_s = MIDNIGHT_S + 12 * 3600
+    allocation = Allocation("research", "bert-0", "train", "uid", 0, "GPU-1")
+    with RecordingWriter(path, interval_s=1) as writer:
+        for second in range(15):
+            sample = Sample(2**30, memory_limit_bytes=2**33)
+            writer.write({allocation: sample}, at_ms=(begin_s + second) * 1000)
+    return str(path)
+
+
+YOUNG = ("--since", "24h", "--until", "2026-10-01T12:00:15Z")
+
+
+def test_a_length_of_time_begins_with_the_first_sample_and_a_date_does_not(minute: str) -> None:
+    said = json.loads(call("report", "--from", minute, *YOUNG, "--json").stdout)
+    assert (said["since_ms"], said["recorded_ratio"]) == ((MIDNIGHT_S + 43_200) * 1000, 1)
+    by_date = ("--since", "2026-09-30T12:00:15Z", *YOUNG[2:], "--json")
+    said = json.loads(call("report", "--from", minute, *by_date).stdout)
+    assert said["since_ms"] == (MIDNIGHT_S - 43_185) * 1000
+    assert said["recorded_ratio"] < 0.001
+
+
+def test_what_was_seen_for_seconds_is_not_called_well_limited(minute: str, tmp_path: Path) -> None:
+    page = tmp_path / "young.html"
+    assert call("report", "--from", minute, *YOUNG, "--to", str(page)).returncode == 0
+    text = page.read_text(encoding="utf-8")
+    assert "No limit needs to change" not in text
+    assert "Seen too shortly to say" in text
+    assert "seen too shortly to say</span>" in text, "the tile of what could be freed"
+    assert 'class="gap"' not in text
+    assert "12:00:10" in text, "the axis has seconds"
+    answer = call("report", "--from", minute, *YOUNG)
+    assert "all of this was seen for less than an hour, too shortly to" in answer.stderr
+
+
+def test_a_limit_that_fits_and_was_seen_for_long_needs_no_change(tmp_path: Path) -> None:
+    path, page = tmp_path / "old.db", tmp_path / "old.html"
+    old, young = (
+        Allocation("research", name, "train", name, 0, "GPU-1") for name in ("old-0", "young-0")
+    )
+    # What fits: 7 GiB and a tenth, rounded up.
+    sample = Sample(7 * 2**30, memory_limit_bytes=31 * 2**28)
+    with RecordingWriter(path, interval_s=60) as writer:
+        for minutes in range(120):
+            there = {old: sample, **({young: sample} if minutes > 110 else {})}
+            writer.write(there, at_ms=(MIDNIGHT_S + minutes * 60) * 1000)
+    words = ("--since", "24h", "--until", "2026-10-01T02:00Z", "--to", str(page))
+    assert call("report", "--from", str(path), *words).returncode == 0
+    text = page.read_text(encoding="utf-8")
+    assert "No limit of what was seen for an hour needs to change." in text
+    assert "1 allocation seen too shortly to say." in text
 
 
 @pytest.mark.parametrize(
