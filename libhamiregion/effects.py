@@ -68,7 +68,7 @@ class _Change:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON takes them; `from_dict` makes the same change of them again."""
-        fields: dict[str, Any] = attrs.asdict(self)  # type: ignore[call-overload]
+        fields = {field.name: getattr(self, field.name) for field in attrs.fields(type(self))}  # type: ignore[arg-type]
         return {**fields, "effect": fields["effect"].value, "file_id": list(fields["file_id"])}
 
     @classmethod
