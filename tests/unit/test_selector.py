@@ -128,6 +128,8 @@ def test_a_pattern_for_names_that_nobody_knows_is_refused_unless_that_is_allowed
             assert node.select(**patterns, allow_unnamed=True) == ()  # type: ignore[arg-type]
         assert len(raised.value.containers) == 1
         uid = by_name["train"].pod_uid
+        assert Selector(namespace="research").might_match(by_name["train"])
+        assert not Selector(pod=uid).might_match(by_name["train"]), "it is meant"
         assert node.select(pod=uid), "a UID is known without any name"
         assert node.select(pod=str(uuid.uuid4())) == ()
         assert node.select(container="nobody") == ()
