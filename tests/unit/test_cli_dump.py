@@ -170,6 +170,15 @@ def test_a_file_cut_anywhere_is_shown_as_far_as_it_goes(
         assert max(ends, default=0) <= size
 
 
+def test_the_text_names_the_first_and_the_last_field_behind_the_end(
+    region_file: RegionFileFactory,
+) -> None:
+    file = region_file(memory_limits=(ONE_GIB,))
+    file.path.write_bytes(file.content()[: Layout.V1_2.offsets["proc_num"]])
+    answer = call("dump", "--layout", "1.2", os.fspath(file.path))
+    assert "missing  proc_num to sem_postinit+8: the file ends before them\n" in answer.stdout
+
+
 def test_a_damaged_file_is_read_in_the_layout_that_it_most_likely_has(
     layout: Layout, region_file: RegionFileFactory
 ) -> None:

@@ -21,6 +21,8 @@ import libhamiregion as hami
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from region_bytes import RegionFileFactory
+
 GOLDEN = Path(__file__).parents[1] / "golden"
 KILLED = sorted(GOLDEN.glob("*-owner-killed-holding-lock.cache.gz"))
 
@@ -68,6 +70,27 @@ def test_a_held_lock_is_told_with_its_living_owner_and_not_broken(path: str) -> 
         assert "live" in recover.stderr
         assert json.loads(call("lock", "status", path, "--json").stdout)["held"] is True
     assert call("lock", "status", path).stdout == "free\n"
+
+
+def test_status_says_that_nobody_has_signed_and_where_the_second_semaphore_stands(
+    region_file: RegionFileFactory,
+) -> None:
+    file = region_file(hami.Layout.V1_2)
+    file.put("sem_postinit", 0)
+    second = "; the second semaphore stands at 0\n"
+    assert call("lock", "status", str(file.path)).stdout == f"free{second}"
+    file.put("sem", 0)
+    words = call("lock", "status", str(file.path)).stdout
+    assert words == f"held, but nobody has signed for it{second}"
+    file.put("sem_postinit", 1)
+    words = call("lock", "status", str(file.path)).stdout
+    assert words == "held, but nobody has signed for it\n"
+    file.put("sem", 2)
+    damaged = "damaged: the semaphore stands at 2, and so excludes nobody\n"
+    assert call("lock", "status", str(file.path)).stdout == damaged
+    file.put("owner_pid", 7)
+    damaged = damaged.replace("2,", "2 though somebody has signed,")
+    assert call("lock", "status", str(file.path)).stdout == damaged
 
 
 def test_status_as_json_has_the_fields_of_the_state(path: str) -> None:

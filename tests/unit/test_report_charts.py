@@ -1,0 +1,81 @@
+"""The axes of the report's charts: round numbers with room above, in equal steps."""
+
+import datetime as dt
+
+import pytest
+
+from libhamiregion.report.charts import gpu_chart, memory_chart
+from libhamiregion.report.models import Timeline
+from libhamiregion.report.words import Times
+
+GIB = 1 << 30
+MIB = 1 << 20
+UTC = Times(dt.timezone.utc)
+# 1 October 2026, 12:00 UTC.
+NOON_MS = 1_790_856_000_000
+
+
+def timeline(peak: int | None, *, limit: int = 0, busy: float = 0.0, minutes: int = 60) -> Timeline:
+    return Timeline(
+        start_ms=NOON_MS,
+        step_ms=60_000,
+        memory_peak_bytes=(peak,) * minutes,
+        memory_used_bytes=(peak,) * minutes,
+        memory_limit_bytes=(limit,) * minutes,
+        busy_gpus=(busy,) * minutes,
+        allocated_gpus=(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("peak", "labels"),
+    [
+        (None, ["0", "256 MiB", "512 MiB", "768 MiB", "1 GiB"]),
+        (1, ["0", "1 MiB"]),
+        (3 * MIB, ["0", "1 MiB", "2 MiB", "3 MiB", "4 MiB"]),
+        (8 * GIB, ["0", "2 GiB", "4 GiB", "6 GiB", "8 GiB", "10 GiB"]),
+    ],
+)
+def test_the_axis_of_memory_has_five_round_steps_at_most(
+    peak: int | None, labels: list[str]
+) -> None:
+    chart = memory_chart("memory", timeline(peak), (), UTC)
+    assert [label for _, label in chart.ticks] == labels
+    assert [at for at, _ in chart.ticks] == pytest.approx(
+        [100 * each / (len(labels) - 1) for each in range(len(labels))]
+    )
+
+
+def test_a_limit_above_what_is_used_has_room_on_the_axis() -> None:
+    chart = memory_chart("memory", timeline(GIB, limit=4 * GIB), (), UTC)
+    assert chart.ticks[-1] == (100.0, "5 GiB")
+
+
+def test_a_small_chart_has_no_axes() -> None:
+    chart = memory_chart("memory", timeline(GIB), (), None)
+    assert (chart.ticks, chart.times) == ((), ())
+    assert dict(chart.paths)["used"].startswith("M0 1000V38H")
+
+
+@pytest.mark.parametrize(
+    ("busy", "labels"), [(0.0, "0 0.5 1"), (0.6, "0 0.3125 0.625"), (3, "0 1.5 3")]
+)
+def test_the_axis_of_gpus_ends_at_a_number_with_a_round_half(busy: float, labels: str) -> None:
+    chart = gpu_chart("GPUs", timeline(GIB, busy=busy), (), UTC)
+    assert [label for _, label in chart.ticks] == labels.split()
+    assert [at for at, _ in chart.ticks] == [0, 50, 100]
+
+
+@pytest.mark.parametrize(
+    ("minutes", "times"),
+    [
+        (5, ["12:00", "12:01", "12:02", "12:03", "12:04", "12:05"]),
+        (60, ["12:00", "12:10", "12:20", "12:30", "12:40", "12:50", "13:00"]),
+        (3 * 24 * 60, ["12:00", "2 Oct", "12:00", "3 Oct", "12:00", "4 Oct", "12:00"]),
+    ],
+)
+def test_the_axis_of_time_has_round_local_times(minutes: int, times: list[str]) -> None:
+    chart = memory_chart("memory", timeline(GIB, minutes=minutes), (), UTC)
+    assert [label for _, label in chart.times] == times
+    assert chart.times[0][0] == 0
+    assert chart.times[-1][0] == 100
