@@ -17,6 +17,9 @@ MODELS_ARGS ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# setuptools warns each time, in a block of its own, that the tree is what is imported: that is what
+# an editable installation is for.
+EDITABLE := PYTHONWARNINGS='ignore:Editable installation' $(PIP) install --editable
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' libhamiregion/_version.py)
 
 # A build with test points and one without are different extensions: one stamp for each.
@@ -151,13 +154,13 @@ $(VENV)/.created:
 
 $(VENV)/.demo: $(BUILD_INPUTS) | $(VENV)/.created
 	@echo "compiling the core, and installing the command line into $(VENV)"
-	@$(PIP) install --editable '.[cli]'
+	@$(EDITABLE) '.[cli]'
 	@touch $@
 
 $(INSTALLED): $(BUILD_INPUTS) | $(VENV)/.created
 	@rm -f $(VENV)/.installed*
 	@echo "compiling the core, and installing what the tests need into $(VENV) (1 minute)"
-	@$(PIP) install --editable '.[all]' --group test
+	@$(EDITABLE) '.[all]' --group test
 	@touch $@
 
 $(VENV)/.lint: pyproject.toml | $(INSTALLED)

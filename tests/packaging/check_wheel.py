@@ -77,13 +77,8 @@ IN_WHEEL = [
     "data/share/fish/vendor_completions.d/hamiregion.fish",
     "licenses/LICENSE",
 ]
-IN_SDIST = [
-    "csrc/region.h",
-    "csrc/region.c",
-    "csrc/preload/session.c",
-    "libhamiregion/_native.cdef.h",
-    "LICENSE",
-]
+# What only a clone has a use for. Everything else that git knows is in the sdist.
+NOT_IN_SDIST = (".github/", ".gitignore", ".pre-commit-config.yaml")
 
 # Nothing of the caller's may reach the wheel or hide that a file is missing from it.
 ENVIRONMENT = {
@@ -122,8 +117,14 @@ def require(names: list[str], found: list[str], where: str) -> None:
         raise CheckFailed(f"{where} lacks {', '.join(missing)}")
 
 
-def build(work: Path) -> Path:
-    """The wheel, built from the sdist, which is built from the tree; both are looked into."""
+def tracked() -> list[str]:
+    """What git knows of this tree, but for what only a clone has a use for."""
+    listed = run(["git", "ls-files"], ROOT).splitlines()
+    return [path for path in listed if not path.startswith(NOT_IN_SDIST)]
+
+
+def build(work: Path) -> tuple[Path, Path]:
+    """The wheel and the unpacked sdist that it is built from; both are looked into."""
     builder = work / "builder"
     venv.create(builder, with_pip=True)
     run([builder / "bin/pip", "install", "--quiet", "build"], work)
@@ -132,7 +133,9 @@ def build(work: Path) -> Path:
 
     (sdist,) = dist.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
-        require(IN_SDIST, archive.getnames(), sdist.name)
+        require([f"/{path}" for path in tracked()], archive.getnames(), sdist.name)
+        archive.extractall(work)
+    unpacked = work / sdist.name.removesuffix(".tar.gz")
     (wheel,) = dist.glob("*.whl")
     if "-cp310-abi3-" not in wheel.name:
         raise CheckFailed(f"{wheel.name} is not tagged cp310-abi3")
@@ -142,7 +145,7 @@ def build(work: Path) -> Path:
     stray = [name for name in names if not name.startswith("libhamiregion")]
     if stray:
         raise CheckFailed(f"{wheel.name} would install {', '.join(stray)}")
-    return wheel
+    return wheel, unpacked
 
 
 def candidates() -> list[Path]:
@@ -183,7 +186,7 @@ def interpreters() -> dict[tuple[int, int], Path]:
     return dict(sorted(chosen.items()))
 
 
-def check(python: Path, name: str, wheel: Path, work: Path, *, types: bool) -> str:
+def check(python: Path, name: str, wheel: Path, sdist: Path, work: Path, *, types: bool) -> str:
     """Install the wheel in a clean environment of this interpreter, and use it there."""
     started = time.monotonic()
     place = work / name
@@ -208,6 +211,10 @@ def check(python: Path, name: str, wheel: Path, work: Path, *, types: bool) -> s
         # Not the project's own configuration: a user has none.
         run([mine, "-m", "mypy", "--strict", "--config-file=", example], place)
 
+    # All tests of the sdist find what they read when they are loaded. Not by -m, which would import
+    # the package that lies there.
+    run([env / "bin/pytest", "--collect-only", "-qq", "-p", "no:cacheprovider"], sdist)
+
     # The tests and pytest's configuration, without the package that lies beside them.
     ignored = shutil.ignore_patterns("packaging", "__pycache__", "build")
     shutil.copytree(ROOT / "tests", place / "tests", ignore=ignored)
@@ -231,7 +238,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="libhamiregion-wheel-") as directory:
         work = Path(directory)
         try:
-            wheel = build(work)
+            wheel, sdist = build(work)
             print(f"built {wheel.name}, from the sdist", flush=True)
         except CheckFailed as error:
             print(f"FAILED: {error}", file=sys.stderr)
@@ -246,6 +253,7 @@ def main() -> int:
                     python,
                     ".".join(map(str, version)),
                     wheel,
+                    sdist,
                     work,
                     types=version in (min(found), max(found)),
                 )

@@ -51,6 +51,20 @@ def test_workflows_may_read_and_nothing_else_unless_a_job_says_so() -> None:
 
 
 @needs_tree
+def test_the_source_distribution_is_told_of_all_that_the_tree_has() -> None:
+    """`make packaging` builds one, and compares each file."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("needs a clone")
+    manifest = set((ROOT / "MANIFEST.in").read_text().split())
+    # setuptools takes these by itself.
+    taken = {"MANIFEST.in", "pyproject.toml", "setup.py", "libhamiregion"}
+    clone_only = {".github", ".gitignore", ".pre-commit-config.yaml"}
+    there = {path.partition("/")[0] for path in listed.stdout.splitlines()}
+    assert there - manifest - taken - clone_only == set()
+
+
+@needs_tree
 def test_every_layout_has_its_line_in_the_policy_of_support() -> None:
     policy = (ROOT / "docs/versions.md").read_text()
     assert [layout for layout in Layout if f"| `{layout.value}` |" not in policy] == []
