@@ -10,6 +10,7 @@ from .matching import HostProcess, RegionProcesses
 from .names import ChainedNames, DockerNames, PodLogNames, PodName
 from .node import Node, NodeBusy, NodeChanges, NodeSnapshot
 from .nvml import NvmlSample, NvmlSampler, NvmlState
+from .observation import Gap, Observation, Observer
 from .processes import ProcessTable
 from .selector import PodNamesUnknown, Selector
 from .slot_tracker import SLOT_STATES, SlotStates
@@ -29,6 +30,7 @@ __all__ = [
     "DockerNames",
     "Finding",
     "FindingKind",
+    "Gap",
     "HostProcess",
     "KubernetesNames",
     "MissingReason",
@@ -40,6 +42,8 @@ __all__ = [
     "NvmlSample",
     "NvmlSampler",
     "NvmlState",
+    "Observation",
+    "Observer",
     "PodLogNames",
     "PodName",
     "PodNamesUnknown",

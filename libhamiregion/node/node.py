@@ -215,6 +215,11 @@ class Node:
         return self._roots.directories()
 
     @property
+    def looks_outside(self) -> bool:
+        """Whether it looks for regions outside the roots as well."""
+        return self._look_outside
+
+    @property
     def proc(self) -> str:
         """The root of /proc, absolute."""
         return self.processes.proc
@@ -258,7 +263,12 @@ class Node:
             self._containers = ()
             self._rows = None
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Make sure that the node can be used.
+
+        Raises:
+            RegionClosed: After `close`, or in a forked child.
+        """
         if self._closed:
             raise RegionClosed(f"the Node {self._closed}; make a new one")
 
@@ -289,7 +299,7 @@ class Node:
                 thread's look has not come back for 30 s.
         """
         with self._turn():
-            self._check_open()
+            self.check_open()
             before = self._containers
             # Before the directories: what is mapped by now has its directory by then.
             if processes:
@@ -375,7 +385,7 @@ class Node:
             RegionClosed: After `close`, or in a forked child.
         """
         with self._lock:
-            self._check_open()
+            self.check_open()
             table = self._set.read(most_bytes=most_bytes)
             if self._rows is None:
                 by_region = {each.region: each for each in self._containers}
@@ -392,7 +402,7 @@ class Node:
             RegionClosed: After `close`, or in a forked child.
         """
         with self._lock:
-            self._check_open()
+            self.check_open()
             self._set.give_back_pages()
 
     def slots(self, snapshot: NodeSnapshot) -> SlotStates:
@@ -407,7 +417,7 @@ class Node:
             OSError: /proc cannot be listed.
         """
         with self._turn():
-            self._check_open()
+            self.check_open()
             return self._slots.update(snapshot.containers, snapshot.table, self.match)
 
     def proved_processes(self) -> dict[int, tuple[Container, int]]:

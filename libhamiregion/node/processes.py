@@ -286,6 +286,11 @@ class ProcessTable:
         return sum(entry.process is not None for entry in self._view.entries.values())
 
     @property
+    def read_at_ns(self) -> int:
+        """When the last refresh began, Unix nanoseconds; 0 before the first."""
+        return self._view.started_ns
+
+    @property
     def visibility(self) -> ProcVisibility:
         """How much of the node the last refresh could see."""
         return self._view.visibility

@@ -188,9 +188,10 @@ class SlotTracker:
         match: Match,
     ) -> None:
         now_s = time.monotonic()
-        # After the regions were read: what is not there now is dead.
-        self._table.refresh()
         taken_at_ns = table.regions.taken_at_ns
+        # What is not there after the regions were read is dead.
+        if self._table.read_at_ns <= max(taken_at_ns):
+            self._table.refresh()
         for row, region, start, end in stale:
             column = table.processes.pid[start:end]
             try:

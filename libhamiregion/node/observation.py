@@ -1,0 +1,359 @@
+"""One observation of a node serves everybody who asks: driver, regions and /proc, in that order."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections import defaultdict
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import attrs
+
+from libhamiregion._core import lib
+
+from .node import NodeBusy
+from .nvml.timeout_sampler import TimeoutSampler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from libhamiregion.region_set import RegionTable
+
+    from .cgroups import ContainerId
+    from .containers import Container
+    from .node import Node, NodeSnapshot
+    from .nvml.models import NvmlSample
+    from .nvml.sampler import NvmlSampler
+    from .processes import ProcessTable
+    from .slot_tracker import SlotStates
+
+#: What a gap is about.
+GapKind: TypeAlias = Literal["driver", "root", "slots", "processes"]
+
+#: What all snapshots of a read may take before regions with very many processes have none of them
+#: read: 4,096 containers with 2 devices and 4 processes each take 6 MiB.
+SNAPSHOT_BYTES = 8 << 20
+# Taking an observation waits for the driver for some seconds, and for the file systems of roots.
+_OBSERVER_TIMEOUT_S = 30.0
+_DRIVER_TIMEOUT_S = 5.0
+_PROC_NUM = lib.HR_VALUE_PROC_NUM
+_PROCESSES_SHOWN = 3
+#: Where the snapshots of a read are too large, regions with more pairs of process and device than
+#: this have none of their processes read.
+MOST_PAIRS = 1024
+
+
+@attrs.frozen
+class Gap:
+    """Something that could not be looked at. What it hides is unknown: neither dead nor absent.
+
+    Attributes:
+        kind: ``"driver"``: the driver does not answer; ``"root"``: a directory of containers could
+            not be listed; ``"slots"``: a region has too many slots in use to read them with all
+            others; ``"processes"``: processes whose mappings were not read, or all of /proc.
+        reason: Why, as one sentence.
+        container: The container that it is about; None if about none of the node's regions.
+        container_id: What the cgroup of its processes says; None if that is not known.
+        count: How many slots or processes were not looked at; 1 for a root and for the driver.
+    """
+
+    kind: GapKind
+    reason: str
+    container: Container | None = None
+    container_id: ContainerId | None = None
+    count: int = 1
+
+
+@attrs.frozen(eq=False)
+class Observation:
+    """What stands on a node at one moment. A value: later observations do not change it.
+
+    Containers carry their names: ``container.namespace``, ``.pod`` and ``.name``.
+
+    Attributes:
+        snapshot: The containers and the columns of all their regions. Where these would take more
+            than 8 MiB, regions with more than 1,024 pairs of process and device have no rows of
+            processes, and a gap says so.
+        states: State and process of every slot of ``snapshot``, and what else uses the regions;
+            None where that was not asked for, or /proc could not be listed.
+        sample: What the driver said, before the regions were read; None where it was not asked or
+            does not answer.
+        gaps: What could not be looked at, of which container, and why.
+        processes: The processes of the node; refreshed by later observations.
+        driver_error: What asking the driver has raised.
+        processes_error: Why /proc could not be listed.
+        began_s: When taking it began, on the clock that is never set (``time.monotonic()``).
+        processes_read_s: When the processes were last read, on that clock.
+        regions_read_at_ns: When the regions were read, Unix nanoseconds.
+    """
+
+    snapshot: NodeSnapshot
+    states: SlotStates | None
+    sample: NvmlSample | None
+    gaps: tuple[Gap, ...]
+    processes: ProcessTable
+    driver_error: Exception | None
+    processes_error: OSError | None
+    began_s: float
+    processes_read_s: float
+    regions_read_at_ns: int
+
+    @property
+    def containers(self) -> tuple[Container, ...]:
+        """The containers with a region, one per row of ``table.regions``."""
+        return self.snapshot.containers
+
+    @property
+    def missing(self) -> tuple[Container, ...]:
+        """The containers without a region that can be read."""
+        return self.snapshot.missing
+
+    @property
+    def table(self) -> RegionTable:
+        """The columns of all regions."""
+        return self.snapshot.table
+
+    def proved(self) -> SlotStates:
+        """Return `states`.
+
+        Raises:
+            OSError: /proc could not be listed.
+            ValueError: The observation was taken without the slots.
+        """
+        if self.processes_error is not None:
+            raise self.processes_error
+        if self.states is None:
+            raise ValueError("this observation was taken without looking at slots")
+        return self.states
+
+
+_observers: weakref.WeakSet[Observer] = weakref.WeakSet()
+
+
+def _leave_in_child() -> None:
+    # Another thread of the parent may have been inside, and does not exist in the child.
+    for observer in _observers:
+        observer._observing = threading.Lock()
+        observer._last = None
+
+
+os.register_at_fork(after_in_child=_leave_in_child)
+
+
+class Observer:
+    """Takes observations of a node, and hands the last one to all who can do with its age.
+
+        observer = Observer(node, sampler=sampler)
+        observation = observer.observe(max_age_s=1.0)
+
+    One order: the driver first, because what uses a GPU has its slot by the time the regions are
+    read; then the directories and the regions; then /proc, because a slot that was read before
+    /proc can be proved dead by it. What takes time is done once for all who ask meanwhile.
+
+    Threads: may be shared, and is made for that; one observation is taken at a time. Fork: with the
+    node, make new ones in the child.
+
+    Args:
+        node: The node; stays the caller's.
+        sampler: Asks the driver; None leaves it out. Stays the caller's.
+        driver_timeout_s: How long to wait for an answer of the driver. While it does not answer,
+            observations are without it and wait no more.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        *,
+        sampler: NvmlSampler | None = None,
+        driver_timeout_s: float = _DRIVER_TIMEOUT_S,
+    ) -> None:
+        self.node = node
+        self._driver = None if sampler is None else TimeoutSampler(sampler, driver_timeout_s)
+        self._observing = threading.Lock()
+        self._last: Observation | None = None
+        self._read_at_ns = 0
+        self._processes_read_s = float("-inf")
+        _observers.add(self)
+
+    def observe(
+        self,
+        *,
+        max_age_s: float = 0.0,
+        slots: bool = True,
+        processes_max_age_s: float | None = None,
+    ) -> Observation:
+        """Return an observation that is young enough: the last one, or a new one.
+
+        Of several threads that ask at once one takes it, and all get the same.
+
+        Args:
+            max_age_s: How old it may be when it is asked for, seconds; 0 wants one that begins
+                after this call.
+            slots: Whether the states of the slots are wanted. They cost a look at /proc now and
+                then: when processes or slots have changed, and once a minute.
+            processes_max_age_s: How old what is known of the node's processes may be, for those who
+                look for more than the processes behind slots; None for as old as the states need.
+
+        Raises:
+            RegionClosed: The node has been closed.
+            NodeBusy: Another thread's observation has not come back for 30 s.
+        """
+        asked_s = time.monotonic()
+
+        def fits(last: Observation | None) -> bool:
+            return (
+                last is not None
+                and last.began_s >= asked_s - max_age_s
+                and (not slots or last.states is not None or last.processes_error is not None)
+                and (
+                    processes_max_age_s is None
+                    or last.processes_read_s >= asked_s - processes_max_age_s
+                    or last.processes_error is not None
+                )
+            )
+
+        self.node.check_open()
+        last = self._last
+        if last is not None and fits(last):
+            return last
+        lock = self._observing
+        if not lock.acquire(timeout=_OBSERVER_TIMEOUT_S):
+            raise NodeBusy(
+                f"another observation of this node has not come back for {_OBSERVER_TIMEOUT_S:g} s"
+            )
+        try:
+            last = self._last
+            if last is None or not fits(last):
+                last = self._last = self._take(slots, processes_max_age_s)
+            return last
+        finally:
+            lock.release()
+
+    def _take(self, slots: bool, processes_max_age_s: float | None) -> Observation:
+        node, began_s = self.node, time.monotonic()
+        sample, driver_error = self._ask_driver()
+        changes = node.refresh(processes=node.looks_outside)
+        regions_read_at_ns = time.time_ns()
+        snapshot = node.snapshot(most_bytes=SNAPSHOT_BYTES)
+        if changes:
+            node.give_back_pages()
+        states, processes_error = None, None
+        try:
+            self._read_processes(slots, processes_max_age_s)
+            if slots:
+                states = node.slots(snapshot)
+        except OSError as error:
+            processes_error = error
+        self._note_read()
+        gaps = [
+            *self._gaps_of_driver(sample, driver_error),
+            *(Gap("root", f"{root}: {error}") for root, error in node.root_errors.items()),
+            *_gaps_of_slots(snapshot),
+            *_gaps_of_processes(node, snapshot, states, processes_error),
+        ]
+        return Observation(
+            snapshot=snapshot,
+            states=states,
+            sample=sample,
+            gaps=tuple(gaps),
+            processes=node.processes,
+            driver_error=driver_error,
+            processes_error=processes_error,
+            began_s=began_s,
+            processes_read_s=self._processes_read_s,
+            regions_read_at_ns=regions_read_at_ns,
+        )
+
+    def _ask_driver(self) -> tuple[NvmlSample | None, Exception | None]:
+        if self._driver is None:
+            return None, None
+        try:
+            return self._driver.sample(), None
+        except Exception as error:  # noqa: BLE001 (raised again for those who need the driver)
+            return None, error
+
+    def _read_processes(self, slots: bool, max_age_s: float | None) -> None:
+        """Read /proc now if the slot tracker might not, and somebody wants it."""
+        processes = self.node.processes
+        self._note_read()
+        is_due = max_age_s is not None and time.monotonic() - self._processes_read_s > max_age_s
+        if is_due or (slots and not processes.read_at_ns):
+            processes.refresh()
+
+    def _note_read(self) -> None:
+        read_at_ns = self.node.processes.read_at_ns
+        if read_at_ns != self._read_at_ns:
+            self._read_at_ns, self._processes_read_s = read_at_ns, time.monotonic()
+
+    def _gaps_of_driver(self, sample: NvmlSample | None, error: Exception | None) -> Iterator[Gap]:
+        if error is not None:
+            yield Gap("driver", f"asking the driver failed: {error}")
+        elif sample is None and self._driver is not None:
+            yield Gap("driver", "the driver does not answer")
+
+
+def slots_in_use(container: Container) -> int:
+    """How many slots a region has in use now; 0 where that cannot be read."""
+    region = container.region
+    found = lib.HR_NO_VALUE if region is None else lib.hr_get(region._handle, _PROC_NUM, 0)
+    return 0 if found == lib.HR_NO_VALUE else int(found)
+
+
+def _gaps_of_slots(snapshot: NodeSnapshot) -> Iterator[Gap]:
+    """Regions whose slots were left out of the read, because all together are too large."""
+    regions = snapshot.table.regions
+    rows = zip(
+        snapshot.containers, regions.code, regions.process_count, regions.device_rows, strict=True
+    )
+    for container, code, process_count, device_rows in rows:
+        if code == 0 and process_count == 0:
+            unread = slots_in_use(container)
+            # A process that has come since is none.
+            if unread * device_rows > MOST_PAIRS:
+                yield Gap(
+                    "slots",
+                    f"{unread:,} slots are too many to be read with those of all other containers",
+                    container,
+                    container.container_id,
+                    unread,
+                )
+
+
+def _gaps_of_processes(
+    node: Node,
+    snapshot: NodeSnapshot,
+    states: SlotStates | None,
+    error: OSError | None,
+) -> Iterator[Gap]:
+    """Processes whose mappings are not known, by container."""
+    if error is not None:
+        yield Gap("processes", f"{node.proc} could not be read: {error}")
+    processes = node.processes
+    hidden: defaultdict[ContainerId | None, list[int]] = defaultdict(list)
+    for pid in processes.visibility.unreadable:
+        process = processes.get(pid)
+        hidden[None if process is None else process.container].append(pid)
+    if not hidden:
+        return
+    by_id = {} if states is None else _containers_by_id(snapshot, states)
+    for container_id, pids in hidden.items():
+        shown = ", ".join(map(str, pids[:_PROCESSES_SHOWN]))
+        more = "" if len(pids) <= _PROCESSES_SHOWN else " and others"
+        yield Gap(
+            "processes",
+            f"the mappings of {len(pids)} processes could not be read: pids {shown}{more}",
+            None if container_id is None else by_id.get(container_id.id),
+            container_id,
+            len(pids),
+        )
+
+
+def _containers_by_id(snapshot: NodeSnapshot, states: SlotStates) -> dict[str, Container]:
+    return {
+        process.container.id: snapshot.containers[row]
+        for row, proof in states.proved.items()
+        for process in (*proof.alive.values(), *proof.unlisted)
+        if process.container is not None
+    }

@@ -1,0 +1,275 @@
+"""One observation of the node: what it holds, how old it is, and what it could not look at."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from actors import MakeActor
+from fake_nvml.driver import FakeDriver
+from forked import in_child
+from namespaces import needs_first_namespace
+from node_root import Root
+from region_bytes import RegionFile
+from wait import PATIENCE_S, eventually
+
+from libhamiregion import Layout, RegionClosed, create_region
+from libhamiregion.node import (
+    SLOT_STATES,
+    Gap,
+    Node,
+    NvmlSample,
+    NvmlSampler,
+    Observation,
+    Observer,
+)
+
+pytestmark = needs_first_namespace
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    return Root(tmp_path / "containers")
+
+
+@pytest.fixture
+def node(root: Root) -> Iterator[Node]:
+    with Node(root) as node:
+        yield node
+
+
+def states(observation: Observation) -> dict[int, str]:
+    pids = observation.table.processes.pid
+    return {pid: SLOT_STATES[observation.proved().states[row]] for row, pid in enumerate(pids)}
+
+
+class HeldSampler(NvmlSampler):
+    """Answers when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__("/nonexistent/libnvidia-ml.so.1")
+        self.asked = 0
+        self.may_answer = threading.Event()
+
+    def sample(self) -> NvmlSample:
+        self.asked += 1
+        assert self.may_answer.wait(PATIENCE_S)
+        return super().sample()
+
+
+def test_the_driver_comes_first_then_the_regions_then_proc(
+    actor: MakeActor, node: Node, root: Root, fake_driver: FakeDriver
+) -> None:
+    fake_driver.play()
+    path = root.region()
+    user = actor(path)
+    user("attach")
+    RegionFile(path, Layout.V1_2).add_process(3_999_999)
+    with NvmlSampler(fake_driver.library, host_namespace=True) as sampler:
+        seen = Observer(node, sampler=sampler).observe(processes_max_age_s=0)
+    assert states(seen) == {user.pid: "alive", 3_999_999: "dead"}
+    assert [each.name for each in seen.containers] == ["train"]
+    (taken_at_ns,) = seen.table.regions.taken_at_ns
+    assert seen.sample is not None
+    assert seen.sample.taken_at_ns <= seen.regions_read_at_ns <= taken_at_ns
+    assert taken_at_ns < seen.processes.read_at_ns
+
+
+def test_one_that_is_young_enough_serves_everybody(node: Node, root: Root) -> None:
+    observer = Observer(node)
+    first = observer.observe()
+    root.region()
+    assert observer.observe(max_age_s=PATIENCE_S) is first
+    second = observer.observe()
+    assert second is not first
+    assert len(first.containers) == 0
+    assert len(second.containers) == 1
+
+
+def test_one_without_slots_does_not_serve_those_who_want_them(node: Node, root: Root) -> None:
+    root.region()
+    observer = Observer(node)
+    bare = observer.observe(slots=False)
+    assert bare.states is None
+    assert node.processes.read_at_ns == 0
+    with pytest.raises(ValueError, match="without looking at slots"):
+        bare.proved()
+    whole = observer.observe(max_age_s=PATIENCE_S)
+    assert whole is not bare
+    assert whole.proved().states == b""
+    assert observer.observe(max_age_s=PATIENCE_S, slots=False) is whole
+
+
+def test_proc_is_read_as_often_as_somebody_wants_it_and_once_an_observation(
+    actor: MakeActor, node: Node, root: Root
+) -> None:
+    user = actor(root.region())
+    user("attach")
+    observer = Observer(node)
+    first = observer.observe()
+    read_at_ns = node.processes.read_at_ns
+    assert read_at_ns > 0
+    # While nothing has changed the proofs hold.
+    observer.observe()
+    observer.observe(processes_max_age_s=PATIENCE_S)
+    assert node.processes.read_at_ns == read_at_ns
+    reads = []
+    refresh = node.processes.refresh
+
+    def counted() -> None:
+        reads.append(time.monotonic())
+        refresh()
+
+    node.processes.refresh = counted  # type: ignore[method-assign]
+    user.kill()
+    seen = observer.observe(max_age_s=PATIENCE_S, processes_max_age_s=0)
+    assert seen is not first
+    assert states(seen) == {user.pid: "dead"}
+    assert len(reads) == 1
+
+
+def test_all_who_ask_while_one_is_taken_share_it(node: Node, root: Root) -> None:
+    root.region()
+    sampler = HeldSampler()
+    observer = Observer(node, sampler=sampler, driver_timeout_s=PATIENCE_S)
+    found: list[Observation] = []
+
+    def ask(max_age_s: float) -> None:
+        found.append(observer.observe(max_age_s=max_age_s))
+
+    first = threading.Thread(target=ask, args=(0.0,))
+    first.start()
+    eventually(lambda: sampler.asked == 1)
+    others = [threading.Thread(target=ask, args=(PATIENCE_S,)) for _ in range(8)]
+    for thread in others:
+        thread.start()
+    sampler.may_answer.set()
+    for thread in (first, *others):
+        thread.join(PATIENCE_S)
+    assert len(found) == 9
+    assert len(set(map(id, found))) == sampler.asked == 1
+
+
+def test_one_that_began_before_the_question_does_not_answer_it(node: Node, root: Root) -> None:
+    sampler = HeldSampler()
+    observer = Observer(node, sampler=sampler, driver_timeout_s=PATIENCE_S)
+    first = threading.Thread(target=observer.observe)
+    first.start()
+    eventually(lambda: sampler.asked == 1)
+    root.region()
+    found: list[Observation] = []
+    second = threading.Thread(target=lambda: found.append(observer.observe()))
+    second.start()
+    sampler.may_answer.set()
+    for thread in (first, second):
+        thread.join(PATIENCE_S)
+    assert sampler.asked == 2
+    assert len(found[0].containers) == 1
+
+
+def test_a_driver_that_hangs_is_a_gap_and_holds_up_one_observation(node: Node, root: Root) -> None:
+    root.region()
+    sampler = HeldSampler()
+    observer = Observer(node, sampler=sampler, driver_timeout_s=0.01)
+    for _ in range(3):
+        seen = observer.observe()
+        assert seen.sample is None
+        assert seen.gaps == (Gap("driver", "the driver does not answer"),)
+        assert len(seen.containers) == 1
+    assert sampler.asked == 1
+    sampler.may_answer.set()
+    eventually(lambda: not observer.observe().gaps)
+
+
+def test_a_driver_that_fails_is_a_gap_with_its_error(node: Node) -> None:
+    class Failing(NvmlSampler):
+        def sample(self) -> NvmlSample:
+            raise RuntimeError("out of memory")
+
+    seen = Observer(node, sampler=Failing()).observe()
+    assert isinstance(seen.driver_error, RuntimeError)
+    assert [gap.reason for gap in seen.gaps] == ["asking the driver failed: out of memory"]
+
+
+def test_without_proc_the_regions_are_told_and_nobody_is_dead(
+    actor: MakeActor, root: Root, tmp_path: Path
+) -> None:
+    user = actor(root.region())
+    user("attach")
+    with Node(root, proc=tmp_path / "no-proc") as node:
+        seen = Observer(node).observe()
+        assert list(seen.table.processes.pid) == [user.pid]
+        assert isinstance(seen.processes_error, FileNotFoundError)
+        assert [gap.kind for gap in seen.gaps] == ["processes"]
+        with pytest.raises(FileNotFoundError):
+            seen.proved()
+
+
+def test_a_root_that_cannot_be_listed_is_a_gap(tmp_path: Path) -> None:
+    with Node(tmp_path / "none") as node:
+        (gap,) = Observer(node).observe(slots=False).gaps
+        assert gap.kind == "root"
+        assert str(tmp_path / "none") in gap.reason
+
+
+def test_slots_that_are_too_many_are_a_gap_of_their_container_and_the_others_are_read(
+    node: Node, root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uuids = [f"GPU-{number:08}-0000-0000-0000-000000000000" for number in range(16)]
+    crowd = RegionFile(root.region("crowd", uuids=uuids), Layout.V1_2)
+    for number in range(100):
+        crowd.add_process(3_900_000 + number)
+    RegionFile(root.region("few"), Layout.V1_2).add_process(3_800_000)
+    monkeypatch.setattr("libhamiregion.node.observation.SNAPSHOT_BYTES", 1 << 16)
+    observer = Observer(node)
+    observer.observe()
+    seen = observer.observe()
+    assert list(seen.table.processes.pid) == [3_800_000]
+    (gap,) = seen.gaps
+    assert gap.container is not None
+    assert (gap.kind, gap.container.name, gap.count) == ("slots", "crowd", 100)
+
+
+def test_a_closed_node_is_told_also_by_an_observation_that_is_young(node: Node) -> None:
+    observer = Observer(node)
+    observer.observe()
+    node.check_open()
+    node.close()
+    with pytest.raises(RegionClosed):
+        node.check_open()
+    with pytest.raises(RegionClosed):
+        observer.observe(max_age_s=PATIENCE_S)
+
+
+def test_regions_outside_the_roots_are_observed_where_the_node_looks_for_them(
+    actor: MakeActor, root: Root, tmp_path: Path
+) -> None:
+    file = tmp_path / "elsewhere.cache"
+    create_region(file)
+    user = actor(file)
+    user("attach")
+    for outside in (False, True):
+        with Node(root, outside=outside) as node:
+            assert node.looks_outside is outside
+            mapped = [each.region_path for each in Observer(node).observe().containers]
+            assert any(f"/{user.pid_here}/map_files/" in str(path) for path in mapped) is outside
+
+
+def test_a_forked_child_is_not_locked_out(node: Node) -> None:
+    sampler = HeldSampler()
+    observer = Observer(node, sampler=sampler, driver_timeout_s=PATIENCE_S)
+    thread = threading.Thread(target=observer.observe)
+    thread.start()
+    eventually(lambda: sampler.asked == 1)
+
+    def ask() -> str:
+        try:
+            observer.observe()
+        except RegionClosed:
+            return "closed"
+        return "observed"
+
+    assert in_child(ask) == "closed"
+    sampler.may_answer.set()
+    thread.join(PATIENCE_S)
