@@ -11,8 +11,8 @@ from libhamiregion.node import NvmlState
 
 from .output import Page
 from .tables import (
-    BAR,
     COMMAND,
+    METER,
     NAME,
     NUMBER,
     PERCENT,
@@ -47,18 +47,27 @@ def driver_object(sample: NvmlSample | None, message: str | None) -> dict[str, A
     return {"state": sample.state, "message": message, "version": sample.driver_version}
 
 
+# Columns of a terminal from which there is room for a second bar.
+_SM_BARS = 100
+
+
 def _gpu_bar(device: NvmlDevice) -> Fill:
     used, total = device.memory_used_bytes, device.memory_total_bytes
     ratio = None if used is None or not total else used / total
     return Fill(ratio or 0.0, ratio_style(ratio))
 
 
+def _sm_bar(device: NvmlDevice) -> Fill:
+    return Fill((device.gpu_util_percent or 0) / 100, "cyan", width=10)
+
+
 GPU_COLUMNS = (
     Column("GPU", "index", NUMBER, title="GPU", style="bold"),
     Column("NAME", lambda device: device.name or device.state.value, NAME, style=QUIET),
-    Column("", _gpu_bar, BAR, title="memory"),
+    Column("", _gpu_bar, METER, title="memory"),
     Column("USED", "memory_used_bytes", SIZE),
     Column("TOTAL", "memory_total_bytes", SIZE),
+    Column("", _sm_bar, METER, title="SM", from_width=_SM_BARS),
     Column("SM", "gpu_util_percent", PERCENT, title="SM"),
 )
 _FIGURES = (

@@ -14,6 +14,7 @@ from libhamiregion import ProcessStatus, format_size
 from libhamiregion.node import NvmlSampler, driver_gap, node_processes
 
 from . import options
+from .container_use import container_uses, use_table
 from .driver import GPU_COLUMNS, driver_object, driver_page
 from .format import NAME_COLUMNS, Names, count, names_of
 from .intervals import ticks
@@ -29,6 +30,7 @@ from .tables import (
     QUIET,
     ROOMY,
     SIZE,
+    WIDE,
     Column,
     Kind,
     Lines,
@@ -161,7 +163,11 @@ def top(
     interval_s: float | None,
     as_json: bool,
 ) -> None:
-    """Show the GPUs of this node and the processes that use most of them, live.
+    """Show the GPUs of this node, its containers and the processes that use most of them, live.
+
+    Containers have a bar for each device: memory in use against the limit, and from 100 columns on
+    SM utilisation with a mark at the limit; beside them the driver's figures, where it answers.
+    A wide terminal has longer bars and whole names.
 
     On a terminal again every second, or as --watch says, until q or Ctrl-C; the keys m, s, n and p
     sort by memory, SM utilisation, name and host pid.  In a pipe, and with --json, once unless
@@ -318,18 +324,24 @@ def process_page(
         place: What the node was chosen by.
         sort: One of `_SORTS`.
         wide: Whether to show users, uuids and commands too.
-        live: Whether it is for `top` on a terminal, with the GPUs and the keys.
+        live: Whether it is for `top` on a terminal, with the GPUs, the containers and the keys.
     """
     # The driver first: what it lists has its slot by the time the regions are read.
     sample = None if sampler is None else sampler.sample()
     taken_at_ns = time.time_ns()
-    processes = node_processes(node.view(), node.processes, sample)
+    views = node.view()
+    processes = node_processes(views, node.processes, sample)
     rows = _in_order(_chosen(node, processes, selector), sort)
     gap = None if sample is None else driver_gap(node.processes, sample)
     driver = sample is not None and gap is None
     data = {"driver": driver_object(sample, gap), "processes": rows}
     blocks: list[Block] = [
         *([Table(GPU_COLUMNS, sample.devices, whole=True)] if live and sample is not None else []),
+        *(
+            [use_table(container_uses(node, views, processes, selector), sort, driver=driver)]
+            if live
+            else []
+        ),
         Table(_columns(wide, driver), rows, "busy"),
         Lines([(_sums(rows, driver), QUIET)], on="terminal"),
         *([Lines([_hint(sort)])] if live else []),
@@ -362,6 +374,11 @@ def _columns(wide: bool, driver: bool) -> Sequence[Column]:
         Column("UUID", part="uuid", kind=NAME, style=QUIET, from_width=ROOMY),
         Column("COMMAND", "command", COMMAND),
     )
+    # A wide terminal has room for whose each process is; a pipe keeps its columns.
+    roomy = (
+        Column("USER", "user", NAME, on="terminal", from_width=WIDE),
+        Column("COMMAND", "command", COMMAND, on="terminal", from_width=WIDE),
+    )
     gpu = Column("GPU", part="driver_index", kind=NUMBER, title="GPU", on=on, from_width=ROOMY)
     return (
         *NAME_COLUMNS,
@@ -374,7 +391,7 @@ def _columns(wide: bool, driver: bool) -> Sequence[Column]:
         Column("MEM-DRIVER", part="memory_driver_bytes", kind=SIZE, title="driver", on=on),
         Column("SM", part="sm_util_percent", kind=PERCENT, title="SM"),
         Column("SM-DRIVER", part="driver_sm_percent", kind=PERCENT, title="SM drv", on=on),
-        *(more if wide else ()),
+        *(more if wide else roomy),
     )
 
 

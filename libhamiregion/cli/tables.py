@@ -56,6 +56,7 @@ class Kind:
         longest: As wide as a terminal makes the column at least: a live table must not jump.
         shrinks: Whether the column gives way where a terminal has too little room.
         folds: Whether it does so by more lines, instead of cutting its words.
+        grows: Whether bars take the room that a terminal has left.
     """
 
     words: Callable[[Any], str]
@@ -65,6 +66,7 @@ class Kind:
     longest: int = 0
     shrinks: bool = False
     folds: bool = False
+    grows: bool = False
 
     def text(self, value: Any) -> str:
         """Write a value for a terminal."""
@@ -105,6 +107,10 @@ SHARE = Kind(lambda ratio: f"{min(ratio, 9.99):.0%}", longest=len("100%"))
 UNKNOWN = Kind(lambda _: NOTHING)
 # The value is a `Fill`.
 BAR = Kind(str, right=False)
+# The same, wider on a wide terminal.
+METER = attrs.evolve(BAR, grows=True)
+# So wide at most: a longer one says no more.
+LONGEST_BAR = 48
 
 
 @attrs.frozen

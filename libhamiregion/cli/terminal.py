@@ -22,6 +22,8 @@ from libhamiregion.text import printable
 
 from .tables import (
     BAR,
+    LONGEST_BAR,
+    METER,
     NEAR,
     NOTHING,
     QUIET,
@@ -35,6 +37,8 @@ from .tables import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import ConsoleOptions, RenderableType, RenderResult
 
     from .output import Page
@@ -51,9 +55,18 @@ def live(on: Console) -> Live:
     return Live(console=on, auto_refresh=False, vertical_overflow="crop")
 
 
-def draw_page(page: Page, width: int, rows: int | None = None) -> RenderableType:
-    """Draw all blocks of a page with empty lines between, and its warnings and notes."""
-    blocks = [draw(block, width, rows) for block in page.blocks]
+def draw_page(page: Page, width: int, rows: int | Sequence[int] | None = None) -> RenderableType:
+    """Draw all blocks of a page with empty lines between, and its warnings and notes.
+
+    Args:
+        page: What to draw.
+        width: Columns of the terminal.
+        rows: How many rows a table has at most: each, or in turn each that may be cut.
+    """
+    shares = itertools.repeat(rows) if rows is None or isinstance(rows, int) else iter(rows)
+    blocks = [
+        draw(block, width, next(shares) if _may_be_cut(block) else None) for block in page.blocks
+    ]
     asides = [Text(printable(each), style=NEAR) for each in page.warnings]
     asides += [Text(printable(each), style=QUIET) for each in page.notes]
     if asides:
@@ -68,7 +81,31 @@ def draw_page(page: Page, width: int, rows: int | None = None) -> RenderableType
 def fit_page(page: Page, screen: Console) -> RenderableType:
     """Draw a page with as many rows in its tables as the terminal has room for."""
     frame = len(screen.render_lines(draw_page(page, screen.width, 0)))
-    return draw_page(page, screen.width, max(3, screen.height - frame - 1))
+    wanted = [
+        sum(1 for _ in block.rows())
+        for block in page.blocks
+        if isinstance(block, Table) and _may_be_cut(block)
+    ]
+    return draw_page(page, screen.width, fair_shares(max(3, screen.height - frame - 1), wanted))
+
+
+def fair_shares(room: int, wanted: Sequence[int]) -> list[int]:
+    """Share rows among tables: what one does not want, the others have.
+
+    >>> fair_shares(20, [30, 4]), fair_shares(20, [30, 40]), fair_shares(20, [])
+    ([16, 4], [10, 10], [])
+    """
+    shares = [0] * len(wanted)
+    left = sorted(range(len(wanted)), key=wanted.__getitem__)
+    while left:
+        at = left.pop(0)
+        shares[at] = min(wanted[at], room // (len(left) + 1))
+        room -= shares[at]
+    return shares
+
+
+def _may_be_cut(block: Block) -> bool:
+    return isinstance(block, Table) and not block.whole and bool(block.records)
 
 
 def draw(block: Block, width: int, rows: int | None = None) -> RenderableType | None:
@@ -141,14 +178,24 @@ def _draw_table(table: Table, width: int, limit: int | None) -> RenderableType:
         )
     before = None
     rows = list(table.rows())
+    meters: list[Bar] = []
     for record, part in rows[:limit]:
         cells: list[RenderableType] = []
         for column in shown:
             # One process on several devices is one process.
             again = column.part is None and record is before
-            cells.append(Text() if again else _cell(column, record, part))
+            cell = Text() if again else _cell(column, record, part)
+            cells.append(cell)
+            if column.kind.grows and isinstance(cell, Bar):
+                meters.append(cell)
         drawn.add_row(*cells)
         before = record
+    growing = sum(column.kind.grows for column in shown)
+    if meters:
+        screen = Console(width=width)
+        spare = width - Measurement.get(screen, screen.options, drawn).maximum
+        for meter in meters:
+            meter.grow(max(0, spare) // growing)
     if limit is None or len(rows) <= limit:
         return drawn
     return Group(drawn, Text(f"and {len(rows) - limit} more; a pipe gets all", style=QUIET))
@@ -156,7 +203,7 @@ def _draw_table(table: Table, width: int, limit: int | None) -> RenderableType:
 
 def _cell(column: Column, record: object, part: object) -> RenderableType:
     value = column.of(record, part)
-    if column.kind is BAR:
+    if column.kind in (BAR, METER):
         return Bar(value) if isinstance(value, Fill) else Text()
     words = column.words(value)
     style = QUIET if words in (NOTHING, UNLIMITED) else column.style_of(record, part)
@@ -170,10 +217,15 @@ class Bar:
 
     def __init__(self, fill: Fill) -> None:
         self.fill = fill
+        self.width = fill.width
+
+    def grow(self, columns: int) -> None:
+        """Make it that much wider, within reason."""
+        self.width = min(self.width + columns, LONGEST_BAR)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         fill = self.fill
-        width = min(fill.width, options.max_width)
+        width = min(self.width, options.max_width)
         full, half, rest, tick = "#-.|" if options.ascii_only else "━╸─┃"
         halves = round(min(max(fill.ratio, 0.0), 1.0) * width * 2)
         if fill.ratio > 0:
@@ -190,4 +242,4 @@ class Bar:
         yield Segment.line()
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(min(4, self.fill.width), self.fill.width)
+        return Measurement(min(4, self.width), self.width)

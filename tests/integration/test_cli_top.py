@@ -2,7 +2,11 @@
 
 import io
 import json
+import os
+import pwd
+import re
 import subprocess
+import sys
 import termios
 from pathlib import Path
 
@@ -27,10 +31,11 @@ from unit.cli_process import (
 from unit.cli_process import start as start_command
 from wait import PATIENCE_S
 
+from libhamiregion.cli.container_use import container_uses
 from libhamiregion.cli.containers import container_page
 from libhamiregion.cli.options import NodeChoice
 from libhamiregion.cli.processes import process_page
-from libhamiregion.cli.terminal import draw_page
+from libhamiregion.cli.terminal import draw_page, fit_page
 from libhamiregion.node import NvmlSampler, Selector
 from libhamiregion.node.nvml import NvmlDevice, NvmlProcess
 
@@ -139,6 +144,68 @@ def test_every_width_shows_what_fits(scene: Scene) -> None:
                     if columns == 200:
                         assert "research/bert-0" in text
                         assert (GPU[:12] in text) == wide
+
+
+def drawn(scene: Scene, columns: int, *, driver: bool = True) -> list[str]:
+    """The picture of `top` on a terminal of so many columns, as lines."""
+    place = NodeChoice((str(scene.node.root),), str(scene.node.logs), "files", None, None)
+    with place.open() as node, NvmlSampler(scene.driver.library) as sampler:
+        asked = sampler if driver else None
+        page = process_page(
+            node, asked, Selector(namespace="*"), place, sort="memory", wide=False, live=True
+        )
+    screen = Console(file=io.StringIO(), width=columns, height=60, color_system=None)
+    screen.print(fit_page(page, screen))
+    assert isinstance(screen.file, io.StringIO)
+    return screen.file.getvalue().splitlines()
+
+
+def bars(line: str) -> list[str]:
+    return re.findall("[━╸─┃]{4,}", line)
+
+
+def test_top_has_a_bar_of_used_against_limit_for_each_container_and_device(scene: Scene) -> None:
+    widths = []
+    for columns in (80, 100, 130, 200):
+        lines = drawn(scene, columns)
+        assert max(len(line.rstrip()) for line in lines) <= columns
+        heading = next(at for at, line in enumerate(lines) if "memory" in line and "limit" in line)
+        first, second = lines[heading + 2], lines[heading + 3]
+        for figure in ("6 GiB", "8 GiB", "3.2 GiB", "41 %", "50 %"):
+            assert figure in first, columns
+        memory = bars(first)[0]
+        full = memory.count("━") + memory.count("╸") / 2
+        assert full / len(memory) == pytest.approx(6 / 8, abs=0.05)
+        assert set(bars(second)[0]) == {"─"}
+        assert len(bars(first)) == (2 if columns >= 100 else 1), "the SM's bar, where there is room"
+        if columns >= 100:
+            assert bars(first)[1].index("┃") == len(bars(first)[1]) // 2, "the mark at 50 %"
+            assert "43 %" in first
+        widths.append(len(memory))
+    assert widths[0] >= 8
+    assert widths[-1] > widths[0]
+    shown = "\n".join(drawn(scene, 200))
+    user = pwd.getpwuid(os.getuid()).pw_name
+    program = re.escape(sys.executable[:8])
+    assert re.search(rf"bert-0 +train .* alive .* 43 % +{user} +{program}", shown)
+
+
+def test_top_without_the_driver_has_its_limits_and_no_empty_columns(scene: Scene) -> None:
+    lines = drawn(scene, 130, driver=False)
+    text = "\n".join(lines)
+    assert "driver" not in text.partition("processes of")[0]
+    assert re.search(r"bert-0 +train +0 +━+.* 6 GiB +8 GiB", text)
+    assert "unlimited" in text
+
+
+def test_a_device_that_is_chosen_is_the_one_that_has_a_bar(scene: Scene) -> None:
+    place = NodeChoice((str(scene.node.root),), str(scene.node.logs), "files", None, None)
+    with place.open() as node:
+        views = node.view()
+        uses = container_uses(node, views, (), Selector(pod="bert-*", device="1"))
+        assert [[each.usage.index for each in use.devices] for use in uses] == [[1]]
+        assert container_uses(node, views, (), Selector(pod="nobody")) == []
+    assert (uses[0].devices[0].memory_ratio, uses[0].devices[0].memory_driver_bytes) == (0, None)
 
 
 # ---- Again and again ----------------------------------------------------------------------------
