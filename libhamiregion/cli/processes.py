@@ -30,7 +30,6 @@ from .tables import (
     QUIET,
     ROOMY,
     SIZE,
-    WIDE,
     Column,
     Kind,
     Lines,
@@ -53,6 +52,8 @@ if TYPE_CHECKING:
 
 # Columns of a terminal from which there is room for the pids of two namespaces.
 _PIDS = 90
+# ... and for users and commands beside whole names of pods.
+_WHOSE = 150
 _SORTS = ("name", "memory", "sm", "pid")
 _KEYS = {"m": "memory", "s": "sm", "n": "name", "p": "pid"}
 _STATE_STYLES = {
@@ -376,8 +377,8 @@ def _columns(wide: bool, driver: bool) -> Sequence[Column]:
     )
     # A wide terminal has room for whose each process is; a pipe keeps its columns.
     roomy = (
-        Column("USER", "user", NAME, on="terminal", from_width=WIDE),
-        Column("COMMAND", "command", COMMAND, on="terminal", from_width=WIDE),
+        Column("USER", "user", NAME, on="terminal", from_width=_WHOSE),
+        Column("COMMAND", "command", COMMAND, on="terminal", from_width=_WHOSE),
     )
     gpu = Column("GPU", part="driver_index", kind=NUMBER, title="GPU", on=on, from_width=ROOMY)
     return (
