@@ -88,7 +88,7 @@ struct hr_process_list {
     char self[24];  /* this process's name there; empty where that /proc does not have it */
     bool initial;   /* the /proc of the first pid namespace, which has everybody */
     bool sees_first_process; /* else the others' directories are hidden (hidepid) */
-    bool cut_short;          /* the deadline passed */
+    bool cut_short;          /* the budget was spent */
     struct listed_process *processes;
     uint32_t count;
 };
@@ -123,7 +123,7 @@ static int list_process(struct hr_process_list *list, const char *name)
     return HR_OK;
 }
 
-static int read_directory(struct hr_process_list *list, uint64_t deadline_ns)
+static int read_directory(struct hr_process_list *list, const struct hr_budget *budget)
 {
     int proc = dirfd(list->directory);
     struct hr_mapper first;
@@ -135,7 +135,7 @@ static int read_directory(struct hr_process_list *list, uint64_t deadline_ns)
     int code = HR_OK;
     struct dirent *entry;
     while (code == HR_OK && (errno = 0, entry = readdir(list->directory)) != NULL) {
-        if (hr_is_past(deadline_ns)) {
+        if (hr_is_spent(budget)) {
             list->cut_short = true;
             return HR_OK;
         }
@@ -144,15 +144,16 @@ static int read_directory(struct hr_process_list *list, uint64_t deadline_ns)
     return code == HR_OK && errno != 0 ? hr_fail_errno(HR_ESYSTEM, errno) : code;
 }
 
-static int make_process_list(const char *proc, uint64_t deadline_ns, struct hr_process_list **out)
+static int make_process_list(const char *proc, const struct hr_budget *budget,
+                             struct hr_process_list **out)
 {
     *out = NULL;
     struct hr_process_list *list = calloc(1, sizeof *list);
     if (list == NULL)
         return hr_fail_errno(HR_ESYSTEM, ENOMEM);
     list->directory = opendir(proc == NULL ? "/proc" : proc);
-    int code = list->directory == NULL ? hr_fail_errno(HR_ESYSTEM, errno)
-                                       : read_directory(list, deadline_ns);
+    int code =
+        list->directory == NULL ? hr_fail_errno(HR_ESYSTEM, errno) : read_directory(list, budget);
     if (code == HR_OK)
         *out = list;
     else
@@ -160,9 +161,10 @@ static int make_process_list(const char *proc, uint64_t deadline_ns, struct hr_p
     return code;
 }
 
-int hr_list_processes(const char *proc, uint64_t timeout_ns, struct hr_process_list **out)
+int hr_list_processes(const char *proc, uint64_t cpu_ns, struct hr_process_list **out)
 {
-    return make_process_list(proc, hr_deadline_ns(timeout_ns), out);
+    const struct hr_budget budget = hr_budget_of_cpu(cpu_ns);
+    return make_process_list(proc, &budget, out);
 }
 
 void hr_free_process_list(struct hr_process_list *list)
@@ -187,7 +189,7 @@ struct search {
     const struct hr_slot_pids *only; /* NULL: all processes */
     const struct hr_slot_pids *slots;
     bool keeps_maps; /* for other regions */
-    uint64_t deadline_ns;
+    const struct hr_budget *budget;
 };
 
 /*
@@ -245,7 +247,7 @@ static int look_at(const struct search *search, struct listed_process *process,
         process->written = calloc(1, sizeof *process->written);
     struct hr_mapper mapper = process->pids;
     enum hr_seen seen = hr_look_at_process(
-        dirfd(search->list->directory), process->name, &search->file, search->deadline_ns,
+        dirfd(search->list->directory), process->name, &search->file, search->budget,
         process->written != NULL ? process->written : &unkept, &mapper.has_libvgpu);
     if (seen == HR_MAPS_NOT || seen == HR_MAPS_NOTHING || seen == HR_GONE)
         return HR_OK;
@@ -258,6 +260,7 @@ static int look_at(const struct search *search, struct listed_process *process,
     if (seen == HR_REFUSED && out->initial && mapper.levels == 1 && mapper.pids[0] == 1)
         return HR_OK;
     mapper.is_unsure = seen != HR_MAPS;
+    out->cut_short = out->cut_short || seen == HR_NO_TIME;
     out->has_unsure = out->has_unsure || mapper.is_unsure;
     struct hr_mapper *longer = hr_grow(out->list, out->count, sizeof *longer);
     if (longer == NULL)
@@ -278,28 +281,31 @@ static int search_list(struct search *search, struct hr_mappers *out)
         code = hr_read_slot_pids(search->region, &slots);
         search->slots = &slots;
     }
-    bool late = list->cut_short;
-    for (uint32_t i = 0; code == HR_OK && !late && i < list->count; i++) {
+    out->cut_short = list->cut_short;
+    for (uint32_t i = 0; code == HR_OK && !out->cut_short && i < list->count; i++) {
         if (!may_matter(search, &list->processes[i]))
             continue;
-        code = look_at(search, &list->processes[i], out);
-        late = hr_is_past(search->deadline_ns);
+        /* Before it: the last one may take all that is left. */
+        out->cut_short = hr_is_spent(search->budget);
+        if (!out->cut_short)
+            code = look_at(search, &list->processes[i], out);
     }
     if (code != HR_OK) {
         hr_free_mappers(out);
         return code;
     }
-    out->incomplete = out->incomplete || late;
+    out->incomplete = out->incomplete || out->cut_short;
     bool everybody = list->initial || is_namespace_of_slots(search->region, &slots, out);
     out->complete = everybody && !out->incomplete && list->sees_first_process;
     return HR_OK;
 }
 
 int hr_find_mappers(hr_region *region, const char *proc, enum hr_own_handle own,
-                    const struct hr_slot_pids *only, uint64_t deadline_ns, struct hr_mappers *out)
+                    const struct hr_slot_pids *only, const struct hr_budget *budget,
+                    struct hr_mappers *out)
 {
-    struct search search = {.region = region, .own = own, .only = only, .deadline_ns = deadline_ns};
-    int code = make_process_list(proc, deadline_ns, &search.list);
+    struct search search = {.region = region, .own = own, .only = only, .budget = budget};
+    int code = make_process_list(proc, budget, &search.list);
     if (code != HR_OK)
         return code;
     code = search_list(&search, out);
@@ -307,13 +313,14 @@ int hr_find_mappers(hr_region *region, const char *proc, enum hr_own_handle own,
     return code;
 }
 
-int hr_look_for_mappers(hr_region *region, const char *proc, struct hr_mappers *out)
+int hr_look_for_mappers(hr_region *region, const char *proc, const struct hr_slot_pids *only,
+                        struct hr_mappers *out)
 {
+    const struct hr_budget budget = hr_budget_of_cpu(HR_SEARCH_CPU_NS);
     int code = hr_enter(region);
     if (code != HR_OK)
         return code;
-    code =
-        hr_find_mappers(region, proc, HR_WITH_OWN_HANDLE, NULL, hr_deadline_ns(HR_SEARCH_NS), out);
+    code = hr_find_mappers(region, proc, HR_WITH_OWN_HANDLE, only, &budget, out);
     hr_leave(region);
     return code;
 }
@@ -353,17 +360,15 @@ enum hr_liveness hr_liveness_of_slot(const struct hr_mappers *mappers, int32_t p
 }
 
 int hr_judge_slots(hr_region *region, struct hr_process_list *list, const int32_t *pids,
-                   uint32_t count, uint64_t timeout_ns, uint32_t *lives)
+                   uint32_t count, uint64_t cpu_ns, uint32_t *lives)
 {
     if (count > HR_SLOTS)
         return hr_fail_code(HR_EINVAL);
+    const struct hr_budget budget = hr_budget_of_cpu(cpu_ns);
     struct hr_slot_pids asked = {.count = (int32_t)count};
     memcpy(asked.pids, pids, count * sizeof *pids);
-    struct search search = {.region = region,
-                            .list = list,
-                            .only = &asked,
-                            .keeps_maps = true,
-                            .deadline_ns = hr_deadline_ns(timeout_ns)};
+    struct search search = {
+        .region = region, .list = list, .only = &asked, .keeps_maps = true, .budget = &budget};
     struct hr_mappers mappers;
     int code = hr_enter(region);
     if (code != HR_OK)

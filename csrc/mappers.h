@@ -7,8 +7,8 @@
  * that does not map the file is another one.
  *
  * Reading maps is expensive, and a container decides how long those of its processes are: so the
- * pid is compared first, and each search has a deadline.  What a search has not reached by then
- * is unknown.
+ * pid is compared first, and each search has a budget.  What a search has not reached with it is
+ * unknown, and the search says that it was cut short.
  */
 #ifndef HR_MAPPERS_H
 #define HR_MAPPERS_H
@@ -16,8 +16,10 @@
 #include "lock.h"
 #include "process_files.h"
 
-/* How long a search of /proc may take where nobody waits for the region's lock meanwhile. */
-#define HR_SEARCH_NS 1000000000u
+/* What a search of /proc may cost of the processor's time, where nobody waits for the region's lock
+ * meanwhile; and one for the lock's owner, while other recoveries wait. */
+#define HR_SEARCH_CPU_NS 2000000000u
+#define HR_OWNER_CPU_NS 1000000000u
 
 struct hr_mappers {
     /*
@@ -31,7 +33,8 @@ struct hr_mappers {
     bool has_unsure;
     bool filtered;   /* only processes with certain pids were looked for */
     bool initial;    /* the /proc of the first pid namespace, which has everybody */
-    bool incomplete; /* some processes are hidden (hidepid, no privilege), or the deadline passed */
+    bool incomplete; /* some processes are hidden (hidepid, no privilege), or it was cut short */
+    bool cut_short;  /* the budget was spent before everybody was looked at who matters */
     /*
      * Whether every process of the region can be seen: this is the first namespace,
      * or that of processes with slots.  In the latter case a process that started in
@@ -58,11 +61,13 @@ bool hr_names_slot(const struct hr_slot_pids *slots, int32_t pid);
  */
 enum hr_own_handle { HR_WITH_OWN_HANDLE, HR_WITHOUT_OWN_HANDLE };
 int hr_find_mappers(hr_region *region, const char *proc, enum hr_own_handle own,
-                    const struct hr_slot_pids *only, uint64_t deadline_ns, struct hr_mappers *out);
+                    const struct hr_slot_pids *only, const struct hr_budget *budget,
+                    struct hr_mappers *out);
 void hr_free_mappers(struct hr_mappers *mappers);
 
-/* Enter, search for all processes that map the region for HR_SEARCH_NS at most, leave. */
-int hr_look_for_mappers(hr_region *region, const char *proc, struct hr_mappers *out);
+/* Enter, search with HR_SEARCH_CPU_NS, leave. */
+int hr_look_for_mappers(hr_region *region, const char *proc, const struct hr_slot_pids *only,
+                        struct hr_mappers *out);
 
 /*
  * Whether the process lives that has `pid` in one of its namespaces, or, for the

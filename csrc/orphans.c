@@ -53,6 +53,13 @@ static bool may_be_missed(const struct repair_call *call, int32_t index, int32_t
            !count_the_same(region, index, copy);
 }
 
+/* Whether the process was not found for want of time alone. */
+static bool is_cut_short(const struct repair_call *call, int32_t pid)
+{
+    return call->view.mappers.cut_short && pid > 0 && pid != HR_NOBODY &&
+           hr_liveness_of_slot(&call->view.mappers, pid) == HR_LIVENESS_UNKNOWN;
+}
+
 /*
  * How far the table can be extended: to behind the last slot that a live process was seen
  * working in, before the first that is undecided.
@@ -65,7 +72,9 @@ static int32_t find_end(struct repair_call *call, int32_t count)
         enum hr_slot_use use = hr_judge_use(call->region, &call->view, index, count);
         if (use == HR_USE_UNDECIDED) {
             barred = true;
-            if (may_be_missed(call, index, count))
+            if (is_cut_short(call, pid_of(call, index)))
+                report(call, pid_of(call, index), HR_REPAIR_CUT_SHORT);
+            else if (may_be_missed(call, index, count))
                 report(call, pid_of(call, index), HR_REPAIR_LEFT);
         }
         if (use == HR_USE_AT_WORK && barred)
@@ -153,6 +162,8 @@ static int repair_work(void *argument)
         bool is_first = pid > 0 && hr_find_slot(region, pid, index) < 0;
         if (is_first && hr_lives_once(&call->view, pid))
             mend_double(call, pid, count, end);
+        else if (is_first && is_cut_short(call, pid) && hr_find_slot(region, pid, end) != index)
+            report(call, pid, HR_REPAIR_CUT_SHORT);
     }
     return call->found;
 }

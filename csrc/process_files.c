@@ -16,58 +16,6 @@
 
 #include "identify.h"
 
-/* ---- Lines ----------------------------------------------------------------------- */
-
-/* A process can have 65,530 mappings with paths of 4 KiB: a quarter of a gigabyte to read. */
-#define MOST_MAPS_BYTES ((size_t)32 << 20)
-#define LINES_BETWEEN_LOOKS_AT_THE_CLOCK 64
-
-struct lines {
-    FILE *file; /* NULL: not open */
-    char *text;
-    size_t room;
-    size_t bytes_left;
-    uint64_t deadline_ns;
-    unsigned count;
-    bool cut_short;
-};
-
-static bool open_lines(struct lines *lines, int directory, const char *name, uint64_t deadline_ns)
-{
-    *lines = (struct lines){.bytes_left = MOST_MAPS_BYTES, .deadline_ns = deadline_ns};
-    int fd = openat(directory, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-    if (fd >= 0 && (lines->file = fdopen(fd, "re")) == NULL)
-        close(fd);
-    return lines->file != NULL;
-}
-
-/* This process's own, which is read to its end. */
-static bool open_own(struct lines *lines, const char *path)
-{
-    *lines = (struct lines){.bytes_left = SIZE_MAX, .deadline_ns = UINT64_MAX};
-    lines->file = fopen(path, "re");
-    return lines->file != NULL;
-}
-
-static bool next_line(struct lines *lines)
-{
-    lines->cut_short =
-        lines->bytes_left == 0 ||
-        (lines->count++ % LINES_BETWEEN_LOOKS_AT_THE_CLOCK == 0 && hr_is_past(lines->deadline_ns));
-    ssize_t length = lines->cut_short ? 0 : getline(&lines->text, &lines->room, lines->file);
-    if (length <= 0)
-        return false;
-    lines->bytes_left -= (size_t)length < lines->bytes_left ? (size_t)length : lines->bytes_left;
-    return true;
-}
-
-static void close_lines(struct lines *lines)
-{
-    free(lines->text);
-    if (lines->file != NULL)
-        fclose(lines->file);
-}
-
 void hr_read_link(int directory, const char *name, char *out, size_t room)
 {
     ssize_t length = readlinkat(directory, name, out, room - 1);
@@ -76,45 +24,17 @@ void hr_read_link(int directory, const char *name, char *out, size_t room)
 
 /* ---- Mappings -------------------------------------------------------------------- */
 
-struct mapping {
-    uint64_t start;
-    char permissions[5];
-    struct hr_mapped_file file; /* `bytes` of it are mapped */
-};
-
-static bool parse_mapping(const char *line, struct mapping *out)
-{
-    struct hr_mapped_file *file = &out->file;
-    uint64_t end;
-    if (sscanf(line, "%" SCNx64 "-%" SCNx64 " %4s %*x %x:%x %" SCNu64, &out->start, &end,
-               out->permissions, &file->major_number, &file->minor_number, &file->inode) != 6)
-        return false;
-    file->bytes = end - out->start;
-    return true;
-}
-
-/*
- * A process that maps a file for reading only is an exporter somewhere: no process of the region,
- * and no holder of its lock.  Nor is one with a private copy.
- */
-static bool parse_written(const char *line, struct mapping *out)
-{
-    const char *permissions = strchr(line, ' ');
-    return permissions != NULL && strnlen(permissions, 5) == 5 && permissions[2] == 'w' &&
-           permissions[4] == 's' && parse_mapping(line, out);
-}
-
 static bool is_same_file(const struct hr_mapped_file *one, const struct hr_mapped_file *other)
 {
     return one->inode == other->inode && one->major_number == other->major_number &&
            one->minor_number == other->minor_number;
 }
 
-static void look_up_in_maps(struct lines *maps, hr_region *region)
+static void look_up_in_maps(struct hr_lines *maps, hr_region *region)
 {
-    struct mapping mapping;
-    while (region->in_maps.inode == 0 && next_line(maps)) {
-        if (parse_mapping(maps->text, &mapping) &&
+    struct hr_mapping mapping;
+    while (region->in_maps.inode == 0 && hr_next_line(maps)) {
+        if (hr_parse_mapping(maps->text, &mapping) &&
             mapping.start == (uint64_t)(uintptr_t)region->base)
             region->in_maps = mapping.file;
     }
@@ -122,12 +42,12 @@ static void look_up_in_maps(struct lines *maps, hr_region *region)
 }
 
 /* Under the fork lock, so that no handle is opened or closed meanwhile. */
-static bool is_mapped_by_another(struct lines *maps, const struct hr_mapped_file *file)
+static bool is_mapped_by_another(struct hr_lines *maps, const struct hr_mapped_file *file)
 {
     bool found = false;
-    struct mapping mapping;
-    while (!found && next_line(maps))
-        found = parse_written(maps->text, &mapping) && is_same_file(&mapping.file, file) &&
+    struct hr_mapping mapping;
+    while (!found && hr_next_line(maps))
+        found = hr_parse_written(maps->text, &mapping) && is_same_file(&mapping.file, file) &&
                 !hr_is_mapped_by_handle(mapping.start);
     return found;
 }
@@ -138,10 +58,10 @@ int hr_own_mapping(hr_region *region, struct hr_mapped_file *out, bool *by_anoth
                                    .minor_number = minor(region->device_id),
                                    .inode = region->inode};
     int code = HR_OK;
-    struct lines maps = {.file = NULL};
+    struct hr_lines maps = {.file = NULL};
     hr_fork_lock();
     bool look = by_another != NULL || region->in_maps.inode == 0;
-    if (look && !open_own(&maps, "/proc/self/maps") &&
+    if (look && !hr_open_lines(&maps, AT_FDCWD, "/proc/self/maps", NULL) &&
         (errno == EMFILE || errno == ENFILE || errno == ENOMEM))
         code = hr_fail_errno(HR_ESYSTEM, errno);
     if (maps.file != NULL && region->in_maps.inode == 0)
@@ -153,7 +73,7 @@ int hr_own_mapping(hr_region *region, struct hr_mapped_file *out, bool *by_anoth
     if (by_another != NULL)
         *by_another = maps.file != NULL && is_known && is_mapped_by_another(&maps, out);
     hr_fork_unlock();
-    close_lines(&maps);
+    hr_close_lines(&maps);
     return code;
 }
 
@@ -200,38 +120,38 @@ static bool keep_written(struct hr_written_files *written, const struct hr_mappe
 /* An empty list is HR_MAPS_NOTHING.  Linux 6.16 refuses to open it instead, as if the process
  * had ended. */
 static enum hr_seen read_maps(int directory, const char *name, const struct hr_mapped_file *file,
-                              uint64_t deadline_ns, struct hr_written_files *written)
+                              const struct hr_budget *budget, struct hr_written_files *written)
 {
     written->count = 0;
     written->complete = false;
-    struct lines maps;
-    if (!open_lines(&maps, directory, name, deadline_ns))
+    struct hr_written_maps maps;
+    if (!hr_open_written(&maps, directory, name, budget))
         return errno == ESRCH ? HR_MAPS_NOTHING : after_failure(errno);
-    enum hr_seen seen = HR_MAPS_NOTHING;
+    enum hr_seen seen = HR_MAPS_NOT;
     bool unsure = false, kept = true;
-    struct mapping mapping;
-    while (seen != HR_MAPS && next_line(&maps)) {
-        seen = HR_MAPS_NOT;
-        if (!parse_written(maps.text, &mapping))
-            continue;
+    struct hr_mapping mapping;
+    while (seen != HR_MAPS && hr_next_written(&maps, &mapping)) {
         seen = compare(&mapping.file, file);
         unsure = unsure || seen == HR_MAPS_UNSURE;
         kept = keep_written(written, &mapping.file) && kept;
     }
     if (seen != HR_MAPS && maps.cut_short)
-        seen = HR_REFUSED;
-    else if (seen != HR_MAPS && !feof(maps.file))
-        seen = after_failure(errno);
+        seen = HR_NO_TIME;
+    else if (seen != HR_MAPS && maps.error != 0)
+        seen = after_failure(maps.error);
+    else if (seen != HR_MAPS && maps.is_empty)
+        seen = HR_MAPS_NOTHING;
     else if (seen != HR_MAPS && unsure)
         seen = HR_MAPS_UNSURE;
     written->complete = kept && (seen == HR_MAPS_NOT || seen == HR_MAPS_UNSURE);
-    close_lines(&maps);
+    hr_close_written(&maps);
     return seen;
 }
 
 /* A process whose first thread has ended shows its maps only under the other threads. */
 static enum hr_seen read_maps_of_threads(int process, const struct hr_mapped_file *file,
-                                         uint64_t deadline_ns, struct hr_written_files *written)
+                                         const struct hr_budget *budget,
+                                         struct hr_written_files *written)
 {
     int fd = openat(process, "task", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *tasks = fd < 0 ? NULL : fdopendir(fd);
@@ -248,7 +168,7 @@ static enum hr_seen read_maps_of_threads(int process, const struct hr_mapped_fil
         char name[sizeof entry->d_name + 8];
         snprintf(name, sizeof name, "%s/maps", entry->d_name);
         if (entry->d_name[0] != '.')
-            seen = read_maps(fd, name, file, deadline_ns, written);
+            seen = read_maps(fd, name, file, budget, written);
         if (seen == HR_GONE) {
             seen = HR_MAPS_NOTHING;
             thread_ended = true;
@@ -262,31 +182,31 @@ static enum hr_seen read_maps_of_threads(int process, const struct hr_mapped_fil
 }
 
 /* Every process of a container that HAMi has given a GPU has it loaded. */
-static bool maps_libvgpu(int process, uint64_t deadline_ns)
+static bool maps_libvgpu(int process, const struct hr_budget *budget)
 {
-    struct lines maps;
+    struct hr_lines maps;
     bool found = false;
-    if (open_lines(&maps, process, "maps", deadline_ns)) {
-        while (!found && next_line(&maps))
+    if (hr_open_lines(&maps, process, "maps", budget)) {
+        while (!found && hr_next_line(&maps))
             found = strstr(maps.text, "/libvgpu.so") != NULL;
     }
-    close_lines(&maps);
+    hr_close_lines(&maps);
     return found;
 }
 
 enum hr_seen hr_look_at_process(int proc, const char *name, const struct hr_mapped_file *file,
-                                uint64_t deadline_ns, struct hr_written_files *written,
+                                const struct hr_budget *budget, struct hr_written_files *written,
                                 bool *has_libvgpu)
 {
     int process = openat(proc, name, O_PATH | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
     if (process < 0) /* what is no directory is no process */
         return errno == ENOTDIR || errno == ELOOP ? HR_GONE : after_failure(errno);
-    enum hr_seen seen = read_maps(process, "maps", file, deadline_ns, written);
+    enum hr_seen seen = read_maps(process, "maps", file, budget, written);
     /* A kernel thread, or one whose first thread has ended or is about to. */
     if (seen == HR_MAPS_NOTHING)
-        seen = read_maps_of_threads(process, file, deadline_ns, written);
+        seen = read_maps_of_threads(process, file, budget, written);
     if (seen == HR_MAPS)
-        *has_libvgpu = maps_libvgpu(process, deadline_ns);
+        *has_libvgpu = maps_libvgpu(process, budget);
     close(process);
     return seen;
 }
@@ -376,12 +296,12 @@ static bool is_upper_file(char *mount, const char *path)
 
 static bool is_in_upper_directory(const char *path)
 {
-    struct lines mounts;
+    struct hr_lines mounts;
     /* What cannot be told is taken for possible. */
-    bool found = !open_own(&mounts, "/proc/self/mountinfo");
-    while (!found && next_line(&mounts))
+    bool found = !hr_open_lines(&mounts, AT_FDCWD, "/proc/self/mountinfo", NULL);
+    while (!found && hr_next_line(&mounts))
         found = is_upper_file(mounts.text, path);
-    close_lines(&mounts);
+    hr_close_lines(&mounts);
     return found;
 }
 

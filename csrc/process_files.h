@@ -6,6 +6,7 @@
 #define HR_PROCESS_FILES_H
 
 #include "fields.h"
+#include "maps.h"
 
 /* Namespaces nest 32 deep at most, below the first one. */
 #define HR_PID_LEVELS 33
@@ -14,8 +15,8 @@ struct hr_mapper {
     int32_t pids[HR_PID_LEVELS]; /* from this /proc's namespace to the innermost */
     uint32_t levels;             /* 0: not known */
     bool has_libvgpu;
-    /* Its maps were refused, too long or not reached before the deadline, or show the file's inode
-     * number on another device: it may be a process of the region. */
+    /* Its maps were refused or not read to their end, or show the file's inode number on another
+     * device: it may be a process of the region. */
     bool is_unsure;
 };
 
@@ -38,7 +39,15 @@ int hr_own_mapping(hr_region *region, struct hr_mapped_file *out, bool *by_anoth
  * HR_MAPS_UNSURE: the inode number is there, on another device: maybe the same file through
  * another file system (an overlay's upper directory).
  */
-enum hr_seen { HR_MAPS_NOT, HR_MAPS, HR_MAPS_UNSURE, HR_MAPS_NOTHING, HR_REFUSED, HR_GONE };
+enum hr_seen {
+    HR_MAPS_NOT,
+    HR_MAPS,
+    HR_MAPS_UNSURE,
+    HR_MAPS_NOTHING,
+    HR_REFUSED,
+    HR_NO_TIME, /* the budget was spent before the end of them */
+    HR_GONE
+};
 
 /* The line NSpid of a process's status file: HR_MAPS if it is there, else why not. */
 enum hr_seen hr_read_pids(int directory, const char *status, struct hr_mapper *out);
@@ -55,12 +64,11 @@ struct hr_written_files {
 bool hr_is_not_written(const struct hr_written_files *written, const struct hr_mapped_file *file);
 
 /*
- * Whether the process of this name maps the file.  Maps that are too long, or not read by the
- * deadline, count as refused.  `written` gets its files, and `has_libvgpu` is filled in where it
- * maps the region.
+ * Whether the process of this name maps the file.  `written` gets its files, and `has_libvgpu` is
+ * filled in where it maps the region.
  */
 enum hr_seen hr_look_at_process(int proc, const char *name, const struct hr_mapped_file *file,
-                                uint64_t deadline_ns, struct hr_written_files *written,
+                                const struct hr_budget *budget, struct hr_written_files *written,
                                 bool *has_libvgpu);
 
 /*

@@ -92,7 +92,7 @@ static enum hr_liveness judge(const struct reap_call *call, int32_t index)
     int32_t pid = pid_of(call, index);
     if (pid == 0)
         return is_nobodys(call, index) ? HR_DEAD : HR_LIVENESS_UNKNOWN;
-    if (hr_names_slot(call->suspects, pid))
+    if (call->mappers != NULL && hr_names_slot(call->suspects, pid))
         return hr_liveness_of_slot(call->mappers, pid);
     /* A newcomer, or one that was no suspect: nothing is done to it. */
     return hr_liveness_of_slot(call->before, pid) == HR_ALIVE ? HR_ALIVE : HR_LIVENESS_UNKNOWN;
@@ -120,6 +120,21 @@ static int32_t find_end(const struct reap_call *call, int32_t count)
     return end;
 }
 
+/* Whether a slot is left alone for want of time, though it may be a dead process's. */
+static bool is_cut_short(const struct reap_call *call, int32_t index)
+{
+    bool was_cut = call->before->cut_short || (call->mappers != NULL && call->mappers->cut_short);
+    int32_t pid = pid_of(call, index);
+    return was_cut && pid != HR_NOBODY && judge(call, index) == HR_LIVENESS_UNKNOWN &&
+           !hr_slot_is_empty(call->region, hr_slot(call->region, (uint32_t)index));
+}
+
+static void report_cut_short(struct reap_call *call, int32_t index)
+{
+    unsigned char *slot = hr_slot(call->region, (uint32_t)index);
+    report(call, pid_of(call, index), HR_REAP_CUT_SHORT, hr_slot_bytes(call->region, slot));
+}
+
 /* ---- Emptying and removing ----------------------------------------------------------- */
 
 static void reap_slot(struct reap_call *call, int32_t index, int32_t end)
@@ -131,7 +146,9 @@ static void reap_slot(struct reap_call *call, int32_t index, int32_t end)
         return;
     enum hr_liveness life = judge(call, index);
     if (life != HR_DEAD) {
-        if (call->pid_count > 0)
+        if (is_cut_short(call, index))
+            report_cut_short(call, index);
+        else if (call->pid_count > 0)
             report(call, pid, life == HR_ALIVE ? HR_REAP_ALIVE : HR_REAP_UNKNOWN, 0);
         return;
     }
@@ -194,6 +211,18 @@ static int reap_work(void *argument)
     return call->found;
 }
 
+static int report_all_cut_short(void *argument)
+{
+    struct reap_call *call = argument;
+    int32_t count;
+    int code = hr_checked_proc_num(call->region, &count);
+    for (int32_t index = 0; code == HR_OK && index < count; index++) {
+        if (is_cut_short(call, index))
+            report_cut_short(call, index);
+    }
+    return code == HR_OK ? call->found : code;
+}
+
 static int list_suspects(void *argument)
 {
     struct reap_call *call = argument;
@@ -235,6 +264,7 @@ static int reap_under_lock(struct reap_call *call, const char *proc, uint64_t ti
     /* Having the lock in order to reap makes this process no process of the region. */
     enum hr_own_handle own =
         region->own.attachment != NULL ? HR_WITH_OWN_HANDLE : HR_WITHOUT_OWN_HANDLE;
+    const struct hr_budget budget = hr_budget_of_time(SEARCH_NS);
     struct hr_slot_pids slots;
     const struct hr_slot_pids *only = call->suspects;
     if (!call->before->initial) {
@@ -242,7 +272,7 @@ static int reap_under_lock(struct reap_call *call, const char *proc, uint64_t ti
         only = &slots;
     }
     if (code == HR_OK)
-        code = hr_find_mappers(region, proc, own, only, hr_deadline_ns(SEARCH_NS), &mappers);
+        code = hr_find_mappers(region, proc, own, only, &budget, &mappers);
     if (code == HR_OK) {
         call->mappers = &mappers;
         code = hr_run_entered(region, reap_work, call);
@@ -257,7 +287,9 @@ static int reap_beside(struct reap_call *call, const char *proc, uint64_t timeou
     /* Emptied slots are suspects too, which go where nobody else lives. */
     bool has_work = call->nameless_count > 0 || call->pid_count > 0 ||
                     (call->suspects->count > 0 && (call->has_work || !call->has_others));
-    return code == HR_OK && has_work ? reap_under_lock(call, proc, timeout_ns) : code;
+    if (code == HR_OK && has_work)
+        return reap_under_lock(call, proc, timeout_ns);
+    return code == HR_OK ? hr_run_entered(call->region, report_all_cut_short, call) : code;
 }
 
 int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t pid_count,
@@ -278,9 +310,9 @@ int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t p
     code = hr_run_entered(region, note_names, &call);
     /* A process that has stored pid 0 has no name to be found by. */
     const struct hr_slot_pids *only = call.nameless_count == 0 ? &call.names : NULL;
+    const struct hr_budget budget = hr_budget_of_cpu(HR_SEARCH_CPU_NS);
     if (code == HR_OK)
-        code = hr_find_mappers(region, proc, HR_WITH_OWN_HANDLE, only, hr_deadline_ns(SEARCH_NS),
-                               &before);
+        code = hr_find_mappers(region, proc, HR_WITH_OWN_HANDLE, only, &budget, &before);
     if (code == HR_OK) {
         code = reap_beside(&call, proc, timeout_ns);
         hr_free_mappers(&before);

@@ -88,7 +88,8 @@ enum hr_reaped {
     HR_REAP_REMOVED = 1, /* the slot is gone: no process of the region lives behind it */
     HR_REAP_EMPTIED,     /* the slot is empty and stands where it was */
     HR_REAP_ALIVE,       /* left alone: the process lives */
-    HR_REAP_UNKNOWN      /* left alone: /proc does not show enough to tell */
+    HR_REAP_UNKNOWN,     /* left alone: /proc does not show enough to tell */
+    HR_REAP_CUT_SHORT    /* left alone: the search of /proc was cut short */
 };
 
 struct hr_reap {
@@ -102,6 +103,11 @@ struct hr_reap {
  * that the dead left odd are made even.  `out` takes HR_SLOTS entries; returns
  * their number.  Explicit pids that live or cannot be judged are reported; so is
  * HR_ENOPROCESS for one without a slot, before anything is done.
+ *
+ * /proc is searched before the lock, for 2 s of the processor's time at most, and once more under
+ * it, for 0.5 s.  What counts and could not be judged because that was not enough is reported as
+ * HR_REAP_CUT_SHORT, whether it was asked for or not: no such entry, and nobody was left out for
+ * want of time.
  */
 int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t count,
             uint32_t dry_run, uint64_t timeout_ns, struct hr_reap *out);
@@ -115,19 +121,23 @@ int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t c
  * bytes for each process, and 1.5 KiB for each whose maps were read.  Calls with one list exclude
  * each other.
  *
- * hr_list_processes(): what is not reached in time makes slots unknown.  HR_ESYSTEM.
+ * `cpu_ns` is what a call may cost of the processor's time; it takes up to twenty times as long
+ * where others want the processor too.  What is not reached with it makes slots unknown.
+ *
+ * hr_list_processes(): HR_ESYSTEM.
  * hr_judge_slots(): `lives` gets an enum hr_liveness for each of `count` pids, HR_SLOTS at most, by
  * the rules by which hr_reap() frees slots.  HR_ESYSTEM, HR_ESTALE, HR_ECORRUPT, HR_EINVAL.
  */
 struct hr_process_list;
-int hr_list_processes(const char *proc, uint64_t timeout_ns, struct hr_process_list **out);
+int hr_list_processes(const char *proc, uint64_t cpu_ns, struct hr_process_list **out);
 int hr_judge_slots(hr_region *region, struct hr_process_list *list, const int32_t *pids,
-                   uint32_t count, uint64_t timeout_ns, uint32_t *lives);
+                   uint32_t count, uint64_t cpu_ns, uint32_t *lives);
 void hr_free_process_list(struct hr_process_list *list);
 
 enum hr_slot_repaired {
     HR_REPAIR_DONE = 1, /* the process counts once, in its own slot */
-    HR_REPAIR_LEFT      /* it may not, and there is no proof of which slot is its own */
+    HR_REPAIR_LEFT,     /* it may not, and there is no proof of which slot is its own */
+    HR_REPAIR_CUT_SHORT /* the search of /proc was cut short before its process was found */
 };
 
 struct hr_slot_repair {

@@ -25,24 +25,45 @@ static int32_t pid_of(const hr_region *region, int32_t index)
 struct watch_call {
     const hr_region *region;
     struct hr_table_view *view;
+    struct hr_slot_pids names; /* that stand in the table */
+    bool has_nameless;         /* something counts in a slot that may be anybody's */
 };
 
-static int begin_watch(void *argument)
+static int note_names(void *argument)
 {
     struct watch_call *call = argument;
     for (int32_t index = 0; index < HR_SLOTS; index++) {
-        call->view->seen[index].pid = pid_of(call->region, index);
-        call->view->seen[index].seqlock = hr_seqlock_of(call->region, index);
+        int32_t pid = pid_of(call->region, index);
+        call->view->seen[index].pid = pid;
+        if (pid != 0)
+            call->names.pids[call->names.count++] = pid;
+        else if (hr_slot_bytes(call->region, hr_slot(call->region, (uint32_t)index)) != 0 ||
+                 (hr_seqlock_of(call->region, index) & 1) != 0)
+            call->has_nameless = true;
     }
+    return HR_OK;
+}
+
+/* A slot that has got another name since the processes were looked for is of somebody who was not:
+ * hr_motion_of() finds it unclear. */
+static int begin_watch(void *argument)
+{
+    struct watch_call *call = argument;
+    for (int32_t index = 0; index < HR_SLOTS; index++)
+        call->view->seen[index].seqlock = hr_seqlock_of(call->region, index);
     return HR_OK;
 }
 
 static int look(hr_region *region, const char *proc, struct hr_table_view *view)
 {
-    int code = hr_look_for_mappers(region, proc, &view->mappers);
+    struct watch_call call = {.region = region, .view = view};
+    int code = hr_run(region, note_names, &call);
     if (code != HR_OK)
         return code;
-    struct watch_call call = {.region = region, .view = view};
+    code =
+        hr_look_for_mappers(region, proc, call.has_nameless ? NULL : &call.names, &view->mappers);
+    if (code != HR_OK)
+        return code;
     code = hr_run(region, begin_watch, &call);
     if (code != HR_OK)
         hr_free_mappers(&view->mappers);
@@ -126,7 +147,7 @@ bool hr_may_be_ending(const hr_region *region, const struct hr_mappers *mappers)
         if (mapper->has_libvgpu && hr_find_slot(region, hr_innermost_pid(mapper), HR_SLOTS) < 0)
             return true;
     }
-    return !mappers->complete || mappers->has_unsure;
+    return !mappers->complete || mappers->filtered || mappers->has_unsure;
 }
 
 static bool is_nobodys(const hr_region *region, const struct hr_table_view *view, int32_t index)

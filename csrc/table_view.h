@@ -20,9 +20,9 @@
 struct hr_table_view {
     struct hr_mappers mappers;
     struct {
-        int32_t pid;
-        uint64_t seqlock;
-    } seen[HR_SLOTS]; /* when the watch began */
+        int32_t pid;      /* before the processes were looked for */
+        uint64_t seqlock; /* when the watch began, after that */
+    } seen[HR_SLOTS];
 };
 
 /*

@@ -24,6 +24,7 @@ from .errors import (
     RegionPermissionDenied,
     RegionReadOnly,
     RegionStale,
+    SearchCutShort,
     SlotTableFull,
 )
 from .layouts import Layout
@@ -76,6 +77,7 @@ __all__ = [
     "RegionSnapshot",
     "RegionStale",
     "RegionTable",
+    "SearchCutShort",
     "Slot",
     "SlotChange",
     "SlotRepair",

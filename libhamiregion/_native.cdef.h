@@ -385,6 +385,7 @@ int hr_edit_slot(hr_region *region, int32_t pid, struct hr_slot_edit *edits, uin
 #define HR_REAP_EMPTIED ...
 #define HR_REAP_ALIVE ...
 #define HR_REAP_UNKNOWN ...
+#define HR_REAP_CUT_SHORT ...
 
 struct hr_reap {
     int32_t pid;
@@ -397,15 +398,16 @@ int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t c
 
 #define HR_REPAIR_DONE ...
 #define HR_REPAIR_LEFT ...
+#define HR_REPAIR_CUT_SHORT ...
 
 struct hr_slot_repair {
     int32_t pid;
     uint32_t what;
 };
 struct hr_process_list;
-int hr_list_processes(const char *proc, uint64_t timeout_ns, struct hr_process_list **out);
+int hr_list_processes(const char *proc, uint64_t cpu_ns, struct hr_process_list **out);
 int hr_judge_slots(hr_region *region, struct hr_process_list *list, const int32_t *pids,
-                   uint32_t count, uint64_t timeout_ns, uint32_t *lives);
+                   uint32_t count, uint64_t cpu_ns, uint32_t *lives);
 void hr_free_process_list(struct hr_process_list *list);
 
 int hr_repair_slots(hr_region *region, const char *proc, uint32_t dry_run, uint64_t timeout_ns,

@@ -146,6 +146,38 @@ class ProcessNotInRegion(RegionError, LookupError):
     """No slot of the region belongs to that process."""
 
 
+class SearchCutShort(RegionError, TimeoutError):
+    """/proc was not searched to its end, so slots that may be dead processes' were left alone.
+
+    A later try may succeed: nothing is wrong with the region. Each search has a budget of the
+    processor's time, and containers decide how long looking at their processes takes.
+
+    Attributes:
+        pids: The processes that were not judged, as pids of the container's namespace; 0 for a slot
+            whose process has taken its pid out.
+        done: What the call has done all the same, and would have returned.
+    """
+
+    pids: tuple[int, ...] = ()
+    done: Any = None
+
+
+def search_cut_short(path: str, pids: tuple[int, ...], done: Any) -> SearchCutShort:
+    """Make the exception for slots of these pids."""
+    named = [str(pid) for pid in pids if pid > 0][:_PIDS_SHOWN]
+    more = f" and {len(pids) - len(named)} more" if named and len(pids) > len(named) else ""
+    who = f" (pids {', '.join(named)}{more})" if named else ""
+    error = SearchCutShort(
+        f"{len(pids)} slot{'' if len(pids) == 1 else 's'} of {path!r}{who} could not be judged:"
+        " the search through /proc was cut short; try again",
+        path=path,
+    )
+    error.pids, error.done = pids, done
+    return error
+
+
+_PIDS_SHOWN = 8
+
 _CLASSES: dict[int, type[RegionError]] = {
     lib.HR_ENOTFOUND: RegionNotFound,
     lib.HR_EACCESS: RegionPermissionDenied,

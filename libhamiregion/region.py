@@ -30,6 +30,7 @@ from .errors import (
     RegionNotFound,
     last_detail,
     region_error,
+    search_cut_short,
 )
 from .layouts import DEVICE_CAPACITY, LAYOUTS, SLOT_CAPACITY, Layout
 from .lock import OWNER_LIVES, LockRecovery, LockState, RegionLock, in_slices, nanoseconds
@@ -1191,6 +1192,8 @@ class Region:
             ValueError: One of `pids` is no pid, is alive, or cannot be judged from here; the
                 others have been freed.
             ProcessNotInRegion: One of `pids` has no slot; nothing was done.
+            SearchCutShort: Slots could not be judged, because /proc was not searched to its end;
+                the others have been freed, and are its `done`.
             LockTimeout, RegionReadOnly, RegionStale, RegionClosed: As `lock`.
 
         Shell: ``hamiregion reap FILE``.
@@ -1209,13 +1212,22 @@ class Region:
         if found < 0:
             self._fail_busy(found, HOLDS_LOCK)
         entries = [out[at] for at in range(found)]
-        left = {entry.pid: entry.what for entry in entries if entry.what >= lib.HR_REAP_ALIVE}
+        left = {
+            entry.pid: entry.what
+            for entry in entries
+            if entry.what in {lib.HR_REAP_ALIVE, lib.HR_REAP_UNKNOWN}
+        }
         if left:
             raise ValueError(f"{self.path!r}: " + ", ".join(map(_why_left, left.items())))
-        return tuple(
+        freed = tuple(
             ReapedSlot(entry.pid, entry.bytes, entry.what == lib.HR_REAP_REMOVED)
             for entry in entries
+            if entry.what in {lib.HR_REAP_REMOVED, lib.HR_REAP_EMPTIED}
         )
+        missed = tuple(entry.pid for entry in entries if entry.what == lib.HR_REAP_CUT_SHORT)
+        if missed:
+            raise search_cut_short(self.path, missed, freed)
+        return freed
 
     def repair_slots(
         self, *, proc: PathLike = "/proc", dry_run: bool = False, timeout_s: float = 1.0
@@ -1238,6 +1250,8 @@ class Region:
             Which processes were put right, and which may be counted wrongly and were left alone.
 
         Raises:
+            SearchCutShort: Processes were not looked for to the end of /proc; its `done` is what
+                would have been returned.
             LockTimeout, RegionReadOnly, RegionStale, RegionClosed: As `lock`.
 
         Source: docs, The protocol (Orphaned slots).
@@ -1251,10 +1265,14 @@ class Region:
         if found < 0:
             self._fail_busy(found, HOLDS_LOCK)
         entries = [out[at] for at in range(found)]
-        return SlotRepair(
+        repair = SlotRepair(
             repaired=tuple(each.pid for each in entries if each.what == lib.HR_REPAIR_DONE),
             left=tuple(each.pid for each in entries if each.what == lib.HR_REPAIR_LEFT),
         )
+        missed = tuple(each.pid for each in entries if each.what == lib.HR_REPAIR_CUT_SHORT)
+        if missed:
+            raise search_cut_short(self.path, missed, repair)
+        return repair
 
 
 def _at_most_all(what: str, values: Iterable[Any]) -> tuple[Any, ...]:

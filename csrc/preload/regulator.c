@@ -60,11 +60,8 @@ static int find_slot_owners(hr_region *region, struct hr_mappers *out)
     if (code != HR_OK)
         return code;
     code = hr_read_slot_pids(region, &slots);
-    if (code == HR_OK)
-        code = hr_find_mappers(region, NULL, HR_WITH_OWN_HANDLE, &slots,
-                               hr_deadline_ns(HR_SEARCH_NS), out);
     hr_leave(region);
-    return code;
+    return code == HR_OK ? hr_look_for_mappers(region, NULL, &slots, out) : code;
 }
 
 static void look_for_libvgpu(hr_region *region, const struct hr_snapshot *snapshot, uint64_t now_ns)

@@ -124,8 +124,8 @@ class ProcessTable:
     is not seen, one that it has unmapped still is. That a slot's process is dead is never taken
     from here: the core judges slots without a process in the table, as `Region.reap` does. That
     takes a second pass over /proc at the first such slot after a refresh, 15 us for each process,
-    and the maps of those processes that have the same pid in their container; 1.5 s at most for
-    all regions together.
+    and the maps of those processes that have the same pid in their container; 1.5 s of the
+    processor's time at most for all regions together.
 
     Memory: about 1 KiB per process, and 0.5 KiB per file that it maps in a region's size. A process
     that maps more than 4,096 of those (64 where all together map more than 100,000), or has more

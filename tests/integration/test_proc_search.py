@@ -18,7 +18,13 @@ from region_bytes import RegionFile, RegionFileFactory
 from slot_bytes import pids
 from wait import eventually
 
-from libhamiregion import LockNotRecoverable, Region, RegionClosed, open_region
+from libhamiregion import (
+    LockNotRecoverable,
+    Region,
+    RegionClosed,
+    SearchCutShort,
+    open_region,
+)
 from libhamiregion.node import liveness as liveness_module
 from libhamiregion.node.liveness import Liveness
 
@@ -64,7 +70,7 @@ def fake_proc(tmp_path: Path) -> FakeProc:
 
 @pytest.fixture
 def long_maps(tmp_path: Path) -> Path:
-    """As many bytes of maps as are read of one process."""
+    """Maps that take a while to read."""
     maps = tmp_path / "maps"
     maps.write_text(LINE * ((31 << 20) // len(LINE)))
     return maps
@@ -110,19 +116,19 @@ def test_a_process_with_as_many_groups_as_there_can_be_is_seen(
         assert region.lock_state(proc=fake_proc.directory).owner_life == "alive"
 
 
-def test_hostile_maps_cost_a_look_at_the_lock_its_deadline_and_no_more(
+def test_hostile_maps_cost_a_look_at_the_lock_its_budget_and_no_more(
     region: Region, file: RegionFile, fake_proc: FakeProc, long_maps: Path
 ) -> None:
     """Read to their ends they would take many seconds."""
     for pid in range(1000, 1100):
         fake_proc.add_long(pid, NOBODY, long_maps)
     hold(file, NOBODY)
-    begun = time.monotonic()
+    begun_s = time.thread_time()
     assert region.lock_state(proc=fake_proc.directory).owner_life == "unknown"
     with pytest.raises(LockNotRecoverable, match="cannot be told"):
         region.recover_lock(proc=fake_proc.directory)
     # Three looks for the owner, and one under the host lock, of a second each.
-    assert time.monotonic() - begun < 10
+    assert time.thread_time() - begun_s < 8
 
 
 def test_reaping_beside_hostile_maps_ends_in_time_and_frees_nothing(
@@ -131,9 +137,10 @@ def test_reaping_beside_hostile_maps_ends_in_time_and_frees_nothing(
     for pid in range(1000, 1100):
         fake_proc.add_long(pid, NOBODY, long_maps)
     file.add_process(NOBODY, {0: 640})
-    begun = time.monotonic()
-    assert region.reap(proc=fake_proc.directory, timeout_s=1) == ()
-    assert time.monotonic() - begun < 5
+    begun_s = time.thread_time()
+    with pytest.raises(SearchCutShort):
+        region.reap(proc=fake_proc.directory, timeout_s=1)
+    assert time.thread_time() - begun_s < 5
     assert pids(file) == [NOBODY]
 
 
@@ -189,11 +196,10 @@ def test_what_was_read_for_one_region_tells_of_others(
 
 
 def test_maps_that_were_not_read_to_their_end_tell_of_no_region(
-    others: list[Region], fake_proc: FakeProc
+    others: list[Region], fake_proc: FakeProc, long_maps: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    maps = fake_proc.directory.parent / "endless"
-    maps.write_text(LINE * ((33 << 20) // len(LINE)))
-    fake_proc.add_long(100, 5, maps)
+    monkeypatch.setattr(liveness_module, "_LOOKS_NS", 4_000_000)
+    fake_proc.add_long(100, 5, long_maps)
     liveness = Liveness(str(fake_proc.directory))
     assert [liveness.dead(each, [5]) for each in others] == [set()] * 3
 

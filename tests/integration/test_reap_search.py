@@ -13,12 +13,19 @@ from pathlib import Path
 from typing import TextIO
 
 import pytest
-from lock_bytes import NOBODY, hold, is_free
+from lock_bytes import NOBODY, is_free
 from region_bytes import RegionFile, RegionFileFactory
 from slot_bytes import pids
 from wait import eventually
 
-from libhamiregion import Layout, LockTimeout, ReapedSlot, Region, open_region
+from libhamiregion import (
+    Layout,
+    LockTimeout,
+    ReapedSlot,
+    Region,
+    SearchCutShort,
+    open_region,
+)
 
 DEAD = 5
 LINE = "7f0000000000-7f0000001000 rw-s 00000000 00:01 1 /somewhere/else\n"
@@ -98,36 +105,42 @@ def test_a_dead_one_is_reaped_where_the_search_is_short(
     assert pids(region) == []
 
 
-def test_where_it_takes_long_before_the_lock_it_is_not_even_asked_for(
-    opened: Region, region: RegionFile, neighbour: Neighbour
-) -> None:
-    neighbour.at[BEFORE] = lambda _: time.sleep(0.7)
-    before = region.content()
-    hold(region, NOBODY)
-    # Somebody has the lock all the time, and nobody waits for it.
-    assert opened.reap(proc=neighbour.proc, timeout_s=0) == ()
-    assert neighbour.searches == 1
-    assert pids(region) == [DEAD]
-    hold(region, 0)
-    region.put("sem", 1)
-    assert region.content() == before
+def lines_after(seconds: float) -> Callable[[TextIO], object]:
+    """Maps that come late, and are long enough for the reader to look at the clock meanwhile."""
+
+    def write(stream: TextIO) -> None:
+        time.sleep(seconds)
+        stream.write(LINE * 200)
+
+    return write
 
 
-def test_where_it_takes_long_under_the_lock_after_all_it_ends_and_nothing_is_done(
+def test_before_the_lock_a_search_may_take_long(
     opened: Region, region: RegionFile, neighbour: Neighbour
 ) -> None:
-    neighbour.at[UNDER_THE_LOCK] = lambda _: time.sleep(0.7)
-    assert opened.reap(proc=neighbour.proc) == ()
+    """Nobody waits for it: what counts there is the processor's time."""
+    neighbour.at[BEFORE] = lines_after(0.7)
+    assert opened.reap(proc=neighbour.proc) == (ReapedSlot(DEAD, 640, removed=True),)
+    assert pids(region) == []
+
+
+def test_where_it_takes_long_under_the_lock_it_ends_and_says_so(
+    opened: Region, region: RegionFile, neighbour: Neighbour
+) -> None:
+    neighbour.at[UNDER_THE_LOCK] = lines_after(0.7)
+    with pytest.raises(SearchCutShort, match=r"pids 5.* cut short") as caught:
+        opened.reap(proc=neighbour.proc)
+    assert (caught.value.pids, caught.value.done) == ((DEAD,), ())
     assert neighbour.searches == 2
     assert is_free(region)
     assert opened.memory_used(0) == 640
 
 
-def test_who_was_asked_for_and_could_not_be_judged_is_unknown(
+def test_who_was_asked_for_and_was_not_reached_in_time_is_told(
     opened: Region, neighbour: Neighbour
 ) -> None:
-    neighbour.at[UNDER_THE_LOCK] = lambda _: time.sleep(0.7)
-    with pytest.raises(ValueError, match="cannot be told"):
+    neighbour.at[UNDER_THE_LOCK] = lines_after(0.7)
+    with pytest.raises(SearchCutShort, match="cut short"):
         opened.reap([DEAD], proc=neighbour.proc)
     assert opened.memory_used(0) == 640
 
@@ -146,18 +159,32 @@ def test_a_lock_that_was_taken_away_meanwhile_is_not_written_under(
 def test_of_maps_without_end_a_part_is_read(
     opened: Region, region: RegionFile, neighbour: Neighbour
 ) -> None:
-    """Of more than 32 MiB no more are read, and a process is not dead by that."""
-    written = 0
-
     def write_on(stream: TextIO) -> None:
-        nonlocal written
-        for _ in range(1000):
-            written += stream.write(LINE * 1000)
+        while True:
+            stream.write(LINE * 1000)
 
     neighbour.at[BEFORE] = write_on
-    assert opened.reap(proc=neighbour.proc) == ()
-    assert 0 < written < 34 << 20
-    assert pids(region) == [DEAD]
+    before_s = time.thread_time()
+    with pytest.raises(SearchCutShort):
+        opened.reap(proc=neighbour.proc)
+    assert time.thread_time() - before_s < 3
+    assert (neighbour.searches, pids(region)) == (1, [DEAD])
+
+
+def test_maps_of_any_length_are_read_to_their_end(
+    opened: Region, region: RegionFile, neighbour: Neighbour
+) -> None:
+    """A stranger's paths, of 3.5 KiB each, do not keep another container's dead counted."""
+    path = "/somewhere/" + "x" * 3500
+    lines = LINE.replace("rw-s", "rw-p").replace("/somewhere/else", path) * 1000
+
+    def write_long(stream: TextIO) -> None:
+        stream.writelines(lines for _ in range(12))
+
+    neighbour.at.update({BEFORE: write_long, UNDER_THE_LOCK: write_long})
+    assert len(lines) * 12 > 40 << 20
+    assert opened.reap(proc=neighbour.proc) == (ReapedSlot(DEAD, 640, removed=True),)
+    assert pids(region) == []
 
 
 # ---- who maps the region, by other tellings of /proc ----

@@ -20,6 +20,7 @@ ORDER = (
     "handles",
     "fields",
     "byte_lock",
+    "maps",
     "process_files",
     "mappers",
     "slot_table",

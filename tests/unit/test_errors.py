@@ -28,6 +28,7 @@ from libhamiregion import (
     RegionPermissionDenied,
     RegionReadOnly,
     RegionStale,
+    SearchCutShort,
     SlotTableFull,
     open_region,
 )
@@ -50,6 +51,7 @@ TREE: dict[type[RegionError], type[Exception] | None] = {
     MemoryLimitExceeded: MemoryError,
     SlotTableFull: None,
     ProcessNotInRegion: LookupError,
+    SearchCutShort: TimeoutError,
 }
 BUILTINS = (OSError, ValueError, TypeError, LookupError, ArithmeticError, MemoryError)
 

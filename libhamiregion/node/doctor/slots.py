@@ -6,6 +6,7 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
+from libhamiregion.errors import SearchCutShort
 from libhamiregion.layouts import SLOT_CAPACITY
 from libhamiregion.units import format_size
 
@@ -136,7 +137,19 @@ def moved_slots(look: Examination, used: UsedRegion) -> Iterator[Finding]:
     if not (twice or living.keys() & behind.keys()):
         return
     # Slots of earlier processes stand there too, and pids are used again: the core has the proof.
-    found = used.region.repair_slots(proc=look.node.proc, dry_run=True)
+    try:
+        found = used.region.repair_slots(proc=look.node.proc, dry_run=True)
+    except SearchCutShort as error:
+        yield finding(
+            FindingKind.PROCESSES_UNKNOWN,
+            used.container,
+            f"{count_text(len(error.pids), 'slot')} cannot be judged",
+            f"{pids_text(list(error.pids))}: there was no time to look at all processes",
+            pid=only(error.pids),
+            cause="no_time",
+            advice="look again; if it lasts, some process of the node is very expensive to look at",
+        )
+        found = error.done
     moved = [pid for pid in dict.fromkeys((*found.repaired, *found.left)) if pid in living]
     for pid in moved[:_FINDINGS_PER_REGION]:
         cause, what = "orphaned", "writes to a slot that does not count"

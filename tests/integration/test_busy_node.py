@@ -1,0 +1,159 @@
+"""A search of /proc comes to its end, however many processes there are and whatever they map."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from actors import MakeActor, ProcessFactory
+from crowd import crowd
+from lock_bytes import hold, is_free
+from namespaces import NEW_NAMESPACE, needs_first_namespace, why_no_new_namespace
+from region_bytes import RegionFile, RegionFileFactory, locate
+
+from libhamiregion import Layout, ReapedSlot, open_region
+
+pytestmark = needs_first_namespace
+
+GIB = 1 << 30
+
+
+@pytest.fixture(params=[Layout.V1_1, Layout.V1_2])
+def region(request: pytest.FixtureRequest, region_file: RegionFileFactory) -> RegionFile:
+    return region_file(request.param)
+
+
+# ---- a stranger ----
+
+LONG_MAPS = """
+import mmap, os
+os.chdir(directory)
+for _ in range(14):
+    os.mkdir("x" * 250)
+    os.chdir("x" * 250)
+with open("file", "wb+") as file:
+    file.truncate(4096)
+    scene.kept = [
+        mmap.mmap(file.fileno(), 4096, flags, mmap.PROT_READ | mmap.PROT_WRITE)
+        for _ in range(9_500)
+    ]
+answer = sum(map(len, open("/proc/self/maps", "rb")))
+"""
+REMOVE = """
+import os, shutil
+os.chdir(directory)
+answer = os.system("rm -rf xxx*")
+"""
+
+
+@pytest.fixture
+def stranger(tmp_path: Path) -> Iterator[ProcessFactory]:
+    """A container of its own."""
+    if why := why_no_new_namespace():
+        pytest.skip(why)
+    with contextlib.closing(ProcessFactory(*NEW_NAMESPACE)) as container:
+        yield container
+        container.actor()("evaluate", REMOVE, directory=str(tmp_path))
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("flags", [1, 2])
+def test_a_stranger_with_long_maps_does_not_keep_the_dead_of_another_container_counted(
+    flags: int, stranger: ProcessFactory, region: RegionFile, tmp_path: Path
+) -> None:
+    """It has the dead one's number in its own namespace, and maps files for writing, or private."""
+    neighbour = stranger.actor()
+    maps_bytes = neighbour("evaluate", LONG_MAPS, directory=str(tmp_path), flags=flags)
+    assert maps_bytes > 32 << 20
+    region.add_process(neighbour.pid, {0: 8 * GIB})
+    with open_region(region, writable=True) as opened:
+        assert opened.reap() == (ReapedSlot(neighbour.pid, 8 * GIB, removed=True),)
+
+
+# ---- a crowd ----
+
+
+@pytest.fixture(scope="module")
+def busy() -> Iterator[None]:
+    with crowd(300, 2_000) as pids:
+        assert len(pids) == 300
+        yield
+
+
+@pytest.mark.usefixtures("busy")
+def test_slots_without_a_pid_are_judged_beside_a_crowd(
+    region: RegionFile, actor: MakeActor
+) -> None:
+    """Each process there is may be the one that has taken its pid out."""
+    region.add_process(0, {0: GIB})
+    keeper = actor(region)
+    keeper("attach")
+    reaper = actor(region)
+    assert reaper("region.reap") == (ReapedSlot(0, GIB, removed=False),)
+
+
+@pytest.mark.usefixtures("busy")
+def test_a_lock_that_nobody_has_signed_is_recovered_beside_a_crowd(region: RegionFile) -> None:
+    region.put("sem", 0)
+    with open_region(region, writable=True) as opened:
+        assert opened.recover_lock(watch_s=0).ownerless
+    assert is_free(region)
+
+
+@pytest.mark.usefixtures("busy")
+def test_the_dead_owner_of_a_lock_is_found_dead_beside_a_crowd(region: RegionFile) -> None:
+    hold(region, 3_999_999)
+    with open_region(region, writable=True) as opened:
+        assert opened.recover_lock().dead_owner
+
+
+ORPHAN = """
+import mmap, os, struct, threading, time
+descriptor = os.open(path, os.O_RDWR)
+mapping = mmap.mmap(descriptor, 0)
+os.close(descriptor)
+def work():
+    while not scene.over:
+        count, = struct.unpack_from("<Q", mapping, at)
+        struct.pack_into("<Q", mapping, at, count + 2)
+        time.sleep(0.001)
+scene.over = False
+scene.worker = threading.Thread(target=work, daemon=True)
+scene.worker.start()
+"""
+
+
+@pytest.mark.usefixtures("busy")
+def test_a_moved_slot_is_repaired_beside_a_crowd(
+    region_file: RegionFileFactory, actor: MakeActor
+) -> None:
+    region = region_file(Layout.V1_2)
+    orphan = actor()
+    region.add_process(orphan.pid, {0: 100})
+    region.add_process(orphan.pid, {0: 300})
+    region.put("proc_num", 1)
+    at, _ = locate(region.layout, "slot_seqlock", slot=1)
+    orphan("evaluate", ORPHAN, path=os.fspath(region), at=at)
+    repairer = actor(region)
+    assert repairer("region.repair_slots").repaired == (orphan.pid,)
+    assert repairer("region.memory_used", 0) == 300
+
+
+@pytest.mark.usefixtures("busy")
+def test_a_process_whose_slot_was_taken_goes_on_accounting_beside_a_crowd(
+    region: RegionFile, actor: MakeActor
+) -> None:
+    """Names of earlier processes stand behind the last slot, so that it has to look for them."""
+    process = actor(region)
+    process("attach")
+    process("slot.charge", 0, 300)
+    other = 3_999_998
+    region.put("proc_num", 0)
+    for index in range(8):
+        region.put("slot_pid", other, slot=index)
+        region.put("slot_used.total", 77, slot=index)
+        if region.layout is Layout.V1_2:
+            region.put("slot_seqlock", 8, slot=index)
+    process("slot.charge", 0, 100)
+    assert process("region.memory_used", 0) == 400
