@@ -27,10 +27,10 @@ bool hr_find_library(struct hr_library *library)
     /* Acquire pairs with the release below: the functions were stored before. */
     if (atomic_load_explicit(&library->is_found, memory_order_acquire))
         return true;
-    /* The reference stays: a library whose functions we call must not be unloaded. */
-    void *handle = dlopen(library->stand_in_for, RTLD_LAZY | RTLD_NOLOAD);
+    /* Never unloaded, however often the program closes it: its functions are called from here. */
+    void *handle = dlopen(library->stand_in_for, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
     if (handle == NULL)
-        handle = dlopen(library->name, RTLD_LAZY | RTLD_NOLOAD);
+        handle = dlopen(library->name, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
     if (handle == NULL)
         return false;
     /* No lock: dlopen() takes the loader's, under which others may be calling us. */

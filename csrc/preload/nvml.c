@@ -26,7 +26,7 @@ static const struct hr_nvml_functions none;
 
 static const struct hr_nvml_functions *load(void)
 {
-    void *library = dlopen("libnvidia-ml.so.1", RTLD_LAZY);
+    void *library = dlopen("libnvidia-ml.so.1", RTLD_LAZY | RTLD_NODELETE);
     struct hr_nvml_functions *found = library == NULL ? NULL : malloc(sizeof *found);
     if (found != NULL) {
 #define FIND(name, parameters)                                                                     \

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .driver import CUDA, NVML, Driver, real_name
+from .driver import CUDA, NVML, Driver, plain_name, real_name
 from .errors import LaunchError
 
 _PLACE = Path(__file__).parent / "lib"
@@ -21,7 +21,9 @@ def stand_in_links(driver: Driver) -> dict[str, str]:
     Raises:
         LaunchError: This installation has no such libraries.
     """
-    links = {name: str(_there(path)) for name, path in _STAND_INS.items()}
+    links = {}
+    for name, path in _STAND_INS.items():
+        links[name] = links[plain_name(name)] = str(_there(path))
     return links | {real_name(CUDA): driver.cuda, real_name(NVML): driver.nvml}
 
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from fake_cuda.driver import FakeGpus
+from fake_cuda.driver import GIB, FakeGpus
 from limited import Limited
 
 Make = Callable[..., Limited]
@@ -32,6 +32,50 @@ def test_a_library_that_only_its_caller_sees_finds_the_driver(
     beside = str(c_programs / "libbeside.so")
     done = limited(inject=inject).run(sys.executable, "-I", "-S", "-c", LOCAL, beside)
     assert (done.stdout, done.stderr) == ("[1, 1, 0]\n", "")
+
+
+PLAIN = """
+import ctypes
+cuda, nvml = ctypes.CDLL("libcuda.so"), ctypes.CDLL("libnvidia-ml.so")
+total, memory, device = ctypes.c_size_t(), (ctypes.c_uint64 * 3)(), ctypes.c_void_p()
+assert cuda.cuInit(0) == 0 and nvml.nvmlInit_v2() == 0
+assert cuda.cuDeviceTotalMem_v2(ctypes.byref(total), 0) == 0
+assert nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device)) == 0
+assert nvml.nvmlDeviceGetMemoryInfo(device, memory) == 0
+print(total.value, memory[0])
+"""
+
+
+def test_a_program_that_opens_the_plain_names_is_shown_its_limit(
+    limited: Make, inject: str
+) -> None:
+    """As numba does first; the names without a version are links of a development package."""
+    scene = limited(memory=[GIB], inject=inject)
+    done = scene.run(sys.executable, "-I", "-S", "-c", PLAIN)
+    assert (done.stdout, done.stderr) == (f"{GIB} {GIB}\n", "")
+
+
+CLOSING = """
+import ctypes
+libc, cuda = ctypes.CDLL(None), ctypes.CDLL("libcuda.so.1")
+libc.dlclose.argtypes = (ctypes.c_void_p,)
+context, address = ctypes.c_void_p(), ctypes.c_uint64()
+assert cuda.cuInit(0) == 0
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == 0
+allocate = cuda.cuMemAlloc_v2
+for _ in range(2):
+    libc.dlclose(cuda._handle)
+print(allocate(ctypes.byref(address), 1 << 20))
+"""
+
+
+def test_a_program_that_closes_the_driver_once_too_often_goes_on(
+    limited: Make, inject: str
+) -> None:
+    """The library keeps the driver's addresses, and so the driver."""
+    done = limited(inject=inject).run(sys.executable, "-I", "-S", "-c", CLOSING)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
 
 
 def test_the_ways_are_those_of_the_driver_itself(gpus: FakeGpus, c_programs: Path) -> None:
