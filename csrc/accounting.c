@@ -8,6 +8,7 @@ struct account_call {
     uint32_t kind;
     uint64_t bytes;
     bool charging;
+    bool beyond_limit;    /* it is there already, and counts whatever the limit says */
     uint64_t used, limit; /* what the last look at the limit has found */
 };
 
@@ -117,12 +118,13 @@ static int account_work(void *argument)
     unsigned char *slot = hr_remembered_slot(region);
     if (slot == NULL)
         return hr_fail_code(HR_ENOPROCESS);
-    if (call->charging)
+    bool is_limited = call->charging && !call->beyond_limit;
+    if (is_limited)
         code = check_limit(call, call->bytes);
     if (code != HR_OK)
         return code == HR_EMEMORYLIMIT ? fail_limit(call) : code;
     store_account(call, slot);
-    return call->charging && hr_has_seqlock(region) ? confirm(call, slot) : HR_OK;
+    return is_limited && hr_has_seqlock(region) ? confirm(call, slot) : HR_OK;
 }
 
 /* The older generation: everything under the semaphore, the slot looked for each time. */
@@ -197,6 +199,17 @@ int hr_charge(hr_region *region, uint32_t device, uint32_t kind, uint64_t bytes,
 {
     struct account_call call = {
         .region = region, .device = device, .kind = kind, .bytes = bytes, .charging = true};
+    return account(&call, timeout_ns);
+}
+
+int hr_count(hr_region *region, uint32_t device, uint32_t kind, uint64_t bytes, uint64_t timeout_ns)
+{
+    struct account_call call = {.region = region,
+                                .device = device,
+                                .kind = kind,
+                                .bytes = bytes,
+                                .charging = true,
+                                .beyond_limit = true};
     return account(&call, timeout_ns);
 }
 

@@ -57,6 +57,11 @@ enum hr_kind { HR_CONTEXT, HR_MODULE, HR_DATA };
 int hr_charge(hr_region *region, uint32_t device, uint32_t kind, uint64_t bytes,
               uint64_t timeout_ns);
 
+/* Count what is there already, and cannot be refused any more: as hr_charge(), whatever the limit.
+ */
+int hr_count(hr_region *region, uint32_t device, uint32_t kind, uint64_t bytes,
+             uint64_t timeout_ns);
+
 /* Give back.  HR_EINVAL (detail.found = what is charged): more than was charged. */
 int hr_release(hr_region *region, uint32_t device, uint32_t kind, uint64_t bytes,
                uint64_t timeout_ns);

@@ -27,9 +27,9 @@ static CUstream own_default(CUstream stream)
 /* The pool is asked what it holds now; false: that is more than the limit allows. */
 static bool is_allowed(int pool)
 {
-    CUresult result = hr_settle_pool(pool);
+    CUresult result = hr_admit_pool(pool);
     if (result == CUDA_ERROR_OUT_OF_MEMORY && hr_trim_pools(hr_row_of_pool(pool)))
-        result = hr_settle_pool(pool);
+        result = hr_admit_pool(pool);
     return result == CUDA_SUCCESS;
 }
 
@@ -37,11 +37,12 @@ static bool is_allowed(int pool)
 static CUresult end_allocation(int pool, uint64_t bytes, CUresult result,
                                const CUdeviceptr *pointer, CUstream stream, free_async *undo)
 {
-    if (result == CUDA_SUCCESS && !is_allowed(pool)) {
+    int row = hr_row_of_pool(pool);
+    bool is_undone = result == CUDA_SUCCESS && !is_allowed(pool);
+    if (is_undone) {
         undo(*pointer, stream);
         result = CUDA_ERROR_OUT_OF_MEMORY;
     }
-    int row = hr_row_of_pool(pool);
     if (result == CUDA_SUCCESS) {
         const struct hr_entry entry = {.key = *pointer,
                                        .bytes = bytes,
@@ -53,6 +54,9 @@ static CUresult end_allocation(int pool, uint64_t bytes, CUresult result,
     } else {
         hr_take_back_promise(pool, bytes);
         hr_settle_pool(pool);
+        if (is_undone)
+            /* It would keep what it took for that. */
+            hr_trim_pools(row);
     }
     hr_end_change(row);
     return result;

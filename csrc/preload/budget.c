@@ -1,10 +1,22 @@
 #include "budget.h"
 
+/* False: the row has no limit, or cannot be read. */
+static bool read_row(hr_region *region, int row, uint64_t *limit, uint64_t *used)
+{
+    return hr_read_value(region, HR_VALUE_MEMORY_LIMIT, (uint32_t)row, limit) == HR_OK &&
+           *limit != 0 && hr_read_value(region, HR_VALUE_MEMORY_USED, (uint32_t)row, used) == HR_OK;
+}
+
+bool hr_passes_limit(hr_region *region, int row)
+{
+    uint64_t limit, used;
+    return read_row(region, row, &limit, &used) && used > limit;
+}
+
 void hr_apply_budget(hr_region *region, int row, struct hr_budget *budget)
 {
     uint64_t limit, used;
-    if (hr_read_value(region, HR_VALUE_MEMORY_LIMIT, (uint32_t)row, &limit) != HR_OK ||
-        limit == 0 || hr_read_value(region, HR_VALUE_MEMORY_USED, (uint32_t)row, &used) != HR_OK)
+    if (!read_row(region, row, &limit, &used))
         return;
     if (limit < budget->total)
         budget->total = limit;

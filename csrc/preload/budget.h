@@ -16,4 +16,7 @@ struct hr_budget {
 /* `budget` holds the driver's figures, and gets the row's where that has a limit. */
 void hr_apply_budget(hr_region *region, int row, struct hr_budget *budget);
 
+/* Whether the row has a limit and counts more than that; false where the region cannot be read. */
+bool hr_passes_limit(hr_region *region, int row);
+
 #endif

@@ -94,6 +94,7 @@ static uint32_t find_dead(const struct hr_snapshot *snapshot, int32_t *pids)
     return count;
 }
 
+/* True: some memory came free. */
 static bool reap(hr_region *region, const int32_t *pids, uint32_t count)
 {
     struct hr_reap *reaped = malloc(HR_SLOTS * sizeof *reaped);
@@ -115,7 +116,7 @@ static bool reap(hr_region *region, const int32_t *pids, uint32_t count)
     return bytes != 0;
 }
 
-bool hr_reap_neighbours(hr_region *region, bool look_at_all)
+void hr_reap_neighbours(hr_region *region, bool look_at_all)
 {
     int saved_errno = errno;
     struct hr_snapshot *snapshot = hr_new_snapshot(region);
@@ -133,7 +134,6 @@ bool hr_reap_neighbours(hr_region *region, bool look_at_all)
     free(pids);
     free(snapshot);
     errno = saved_errno;
-    return came_free;
 }
 
 /* A look at all processes is expensive, and a program that is refused may ask again at once. */
@@ -151,10 +151,8 @@ static bool may_look_at_all(void)
 
 /* ---- Charging ---------------------------------------------------------------------- */
 
-static int charge(hr_region *region, int row, enum hr_kind kind, uint64_t bytes)
-{
-    return hr_charge(region, (uint32_t)row, kind, bytes, HR_CHARGE_NS);
-}
+typedef int charge_function(hr_region *region, uint32_t device, uint32_t kind, uint64_t bytes,
+                            uint64_t timeout_ns);
 
 static bool recover_lock(hr_region *region)
 {
@@ -167,12 +165,19 @@ static CUresult result_of_state(void)
     return hr_open_session() == HR_SESSION_REFUSED ? CUDA_ERROR_NOT_PERMITTED : CUDA_SUCCESS;
 }
 
-static CUresult take_slowly(hr_region *region, int row, enum hr_kind kind, uint64_t bytes, int code)
+static int charge_slowly(charge_function *charge, hr_region *region, int row, enum hr_kind kind,
+                         uint64_t bytes, int code)
 {
-    if (code == HR_EMEMORYLIMIT && hr_reap_neighbours(region, may_look_at_all()))
-        code = charge(region, row, kind, bytes);
-    else if (code == HR_ETIMEOUT && recover_lock(region))
-        code = charge(region, row, kind, bytes);
+    if (code == HR_EMEMORYLIMIT)
+        /* Whoever came free: another thread may just have reaped it. */
+        hr_reap_neighbours(region, may_look_at_all());
+    else if (code != HR_ETIMEOUT || !recover_lock(region))
+        return code;
+    return charge(region, (uint32_t)row, kind, bytes, HR_CHARGE_NS);
+}
+
+static CUresult end_charge(int row, enum hr_kind kind, uint64_t bytes, int code)
+{
     switch (code) {
     case HR_OK:
         count_bytes(row, kind, bytes);
@@ -188,7 +193,7 @@ static CUresult take_slowly(hr_region *region, int row, enum hr_kind kind, uint6
     }
 }
 
-CUresult hr_take_bytes(int row, enum hr_kind kind, uint64_t bytes)
+static inline CUresult take(charge_function *charge, int row, enum hr_kind kind, uint64_t bytes)
 {
     if (row < 0)
         return result_of_state();
@@ -196,11 +201,21 @@ CUresult hr_take_bytes(int row, enum hr_kind kind, uint64_t bytes)
     hr_region *region = hr_session_region();
     if (__builtin_expect(state != HR_SESSION_ATTACHED || region == NULL, 0))
         return result_of_state();
-    int code = charge(region, row, kind, bytes);
+    int code = charge(region, (uint32_t)row, kind, bytes, HR_CHARGE_NS);
     if (__builtin_expect(code != HR_OK, 0))
-        return take_slowly(region, row, kind, bytes, code);
-    count_bytes(row, kind, bytes);
-    return CUDA_SUCCESS;
+        code = charge_slowly(charge, region, row, kind, bytes, code);
+    return end_charge(row, kind, bytes, code);
+}
+
+CUresult hr_take_bytes(int row, enum hr_kind kind, uint64_t bytes)
+{
+    return take(hr_charge, row, kind, bytes);
+}
+
+void hr_count_bytes(int row, enum hr_kind kind, uint64_t bytes)
+{
+    if (bytes != 0)
+        take(hr_count, row, kind, bytes);
 }
 
 void hr_give_back_bytes(int row, enum hr_kind kind, uint64_t bytes)

@@ -22,15 +22,17 @@
  */
 CUresult hr_take_bytes(int row, enum hr_kind kind, uint64_t bytes);
 
+/* Count what is there already, whatever the limit: the driver has taken it without being asked. */
+void hr_count_bytes(int row, enum hr_kind kind, uint64_t bytes);
+
 /* Give back what was charged. */
 void hr_give_back_bytes(int row, enum hr_kind kind, uint64_t bytes);
 
 /*
  * Reap the neighbours that are dead: of those whose pid is gone or a zombie's, and where
- * `look_at_all` is set of all, also those whose process lives on as another program.  True: some
- * memory came free.
+ * `look_at_all` is set of all, also those whose process lives on as another program.
  */
-bool hr_reap_neighbours(hr_region *region, bool look_at_all);
+void hr_reap_neighbours(hr_region *region, bool look_at_all);
 
 /*
  * Of a row, in bytes of memory that is not a context's, what this process has charged; and how

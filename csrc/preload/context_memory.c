@@ -2,82 +2,142 @@
 #include "context_memory.h"
 
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <string.h>
+#include <time.h>
 
+#include "budget.h"
 #include "charges.h"
 #include "forks.h"
 #include "nvml.h"
+#include "own_pid.h"
 #include "session.h"
 
-enum { TRIES = 3 };
+/* How often the driver is asked for a figure that belongs to one moment: by the thread that looks
+ * around, and, every millisecond, by one that has just made a context. */
+enum { TRIES = 3, PATIENT_TRIES = 100 };
+#define NAP_NS 1000000
 
-/* Of each row, in bytes: what is charged, and what is about to be; under `changing`. */
-static uint64_t charged[HR_DEVICES], pending[HR_DEVICES];
-static _Atomic bool was_found[HR_DEVICES]; /* by NVML, under the pid that this process has there */
-static pthread_mutex_t changing = PTHREAD_MUTEX_INITIALIZER;
+/* A driver that answers nobody any more holds up nobody for longer. */
+#define LONGEST_MEASURE_S 10
+
+/* Of each row, under `measuring`. */
+static uint64_t charged[HR_DEVICES];  /* bytes */
+static bool has_contexts[HR_DEVICES]; /* this process has made some, and not seen their end */
+
+/* Held while the driver is asked and the answer counted, so that each answer is counted once.  Not
+ * taken before a fork: the driver may take locks of its own then, which it may hold as it
+ * answers. */
+static pthread_mutex_t measuring = PTHREAD_MUTEX_INITIALIZER;
 
 void hr_fork_context_memory(enum hr_fork at)
 {
-    if (at == HR_BEFORE_FORK) {
-        pthread_mutex_lock(&changing);
+    if (at != HR_IN_CHILD)
         return;
-    }
-    if (at == HR_IN_CHILD) {
-        memset(charged, 0, sizeof charged);
-        memset(pending, 0, sizeof pending);
-        memset(was_found, 0, sizeof was_found);
-    }
-    pthread_mutex_unlock(&changing);
+    pthread_mutex_init(&measuring, NULL);
+    memset(charged, 0, sizeof charged);
+    memset(has_contexts, 0, sizeof has_contexts);
+    hr_forget_own_pid();
 }
 
-static CUresult count_contexts(int row, uint64_t bytes)
-{
-    pthread_mutex_lock(&changing);
-    uint64_t covered = charged[row] + pending[row];
-    uint64_t more = bytes > covered ? bytes - covered : 0;
-    uint64_t less = bytes < charged[row] ? charged[row] - bytes : 0;
-    pending[row] += more;
-    charged[row] -= less;
-    pthread_mutex_unlock(&changing);
-    hr_give_back_bytes(row, HR_CONTEXT, less);
-    if (more == 0)
-        return CUDA_SUCCESS;
-    CUresult result = hr_take_bytes(row, HR_CONTEXT, more);
-    pthread_mutex_lock(&changing);
-    pending[row] -= more;
-    if (result == CUDA_SUCCESS)
-        charged[row] += more;
-    pthread_mutex_unlock(&changing);
-    return result;
-}
+/* ---- The driver's figure ------------------------------------------------------------ */
 
 /* False: NVML does not tell.  Once it has named this process, not to name it means nothing used. */
 static bool read_own_bytes(int row, CUdevice device, uint64_t *out)
 {
     enum hr_nvml_answer answer = hr_nvml_own_bytes(device, out);
+    if (answer == HR_NVML_ABSENT && has_contexts[row] && hr_learn_own_pid(row, device))
+        answer = hr_nvml_own_bytes(device, out);
     if (answer == HR_NVML_FOUND)
-        atomic_store_explicit(&was_found[row], true, memory_order_relaxed);
+        hr_confirm_own_pid();
     else
         *out = 0;
-    return answer == HR_NVML_FOUND || (answer == HR_NVML_ABSENT &&
-                                       atomic_load_explicit(&was_found[row], memory_order_relaxed));
+    return answer == HR_NVML_FOUND || (answer == HR_NVML_ABSENT && hr_is_own_pid_known());
 }
 
-CUresult hr_measure_contexts(int row)
+/* What the driver counts for this process beyond what it has allocated.  False: it does not tell,
+ * or allocations were going on each time. */
+static bool read_context_bytes(int row, CUdevice device, int tries, uint64_t *out)
 {
-    CUdevice device = row < 0 ? -1 : hr_device_of_row(row);
-    uint64_t counted;
-    if (device < 0)
-        return CUDA_SUCCESS;
-    for (int tries = 0; tries < TRIES; tries++) {
+    const struct timespec nap = {.tv_nsec = NAP_NS};
+    for (int number = 0; number < tries; number++) {
+        uint64_t counted;
         struct hr_row_state before = hr_state_of_row(row);
         if (!read_own_bytes(row, device, &counted))
-            return CUDA_SUCCESS;
+            return false;
         struct hr_row_state after = hr_state_of_row(row);
-        if (before.ended == before.begun && after.begun == before.begun)
-            return count_contexts(row, counted > after.bytes ? counted - after.bytes : 0);
+        if (before.ended == before.begun && after.begun == before.begun) {
+            *out = counted > after.bytes ? counted - after.bytes : 0;
+            return true;
+        }
+        if (number >= TRIES)
+            nanosleep(&nap, NULL);
     }
+    return false;
+}
+
+/* ---- Counting it -------------------------------------------------------------------- */
+
+static CUresult charge_more(int row, uint64_t bytes, bool may_refuse)
+{
+    if (may_refuse) {
+        CUresult result = hr_take_bytes(row, HR_CONTEXT, bytes);
+        if (result != CUDA_SUCCESS)
+            return result;
+    } else {
+        hr_count_bytes(row, HR_CONTEXT, bytes);
+    }
+    charged[row] += bytes;
     return CUDA_SUCCESS;
+}
+
+static bool is_above_limit(int row)
+{
+    hr_region *region = hr_session_region();
+    return region != NULL && hr_passes_limit(region, row);
+}
+
+static CUresult measure(int row, CUdevice device, bool is_new)
+{
+    uint64_t bytes;
+    if (!read_context_bytes(row, device, is_new ? PATIENT_TRIES : TRIES, &bytes))
+        return CUDA_SUCCESS;
+    if (bytes > charged[row])
+        return charge_more(row, bytes - charged[row], is_new);
+    hr_give_back_bytes(row, HR_CONTEXT, charged[row] - bytes);
+    charged[row] = bytes;
+    /* Somebody else may have counted the new one already, whatever the limit. */
+    return is_new && is_above_limit(row) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+static CUresult measure_alone(int row, bool is_new)
+{
+    int state;
+    CUdevice device = row < 0 ? -1 : hr_device_of_row(row);
+    /* Loads NVML, and so takes the loader's lock, under which somebody else may be waiting here. */
+    if (device < 0 || hr_nvml() == NULL)
+        return CUDA_SUCCESS;
+    /* A thread that is cancelled as it asks would keep the lock. */
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
+    CUresult result = CUDA_SUCCESS;
+    struct timespec deadline;
+    clock_gettime(CLOCK_REALTIME, &deadline);
+    deadline.tv_sec += LONGEST_MEASURE_S;
+    if (pthread_mutex_timedlock(&measuring, &deadline) == 0) {
+        has_contexts[row] = has_contexts[row] || is_new;
+        result = measure(row, device, is_new);
+        pthread_mutex_unlock(&measuring);
+    }
+    pthread_setcancelstate(state, NULL);
+    return result;
+}
+
+CUresult hr_admit_context(int row)
+{
+    return measure_alone(row, true);
+}
+
+void hr_measure_contexts(int row)
+{
+    measure_alone(row, false);
 }

@@ -9,11 +9,15 @@
 
 /*
  * Count as context what the driver counts for this process on the row, beyond the memory that the
- * process has allocated there.  Where allocations are going on at the moment, nothing is changed,
- * nor where NVML does not show this process.
- *
- * CUDA_ERROR_OUT_OF_MEMORY: it would pass the limit; what was counted before still is.
+ * process has allocated there, whatever the limit: it is there.  Where allocations are going on at
+ * the moment, nothing is changed, nor where NVML does not show this process.
  */
-CUresult hr_measure_contexts(int row);
+void hr_measure_contexts(int row);
+
+/*
+ * Count a context that was just made.  CUDA_ERROR_OUT_OF_MEMORY: it would pass the limit; the
+ * caller ends the context and measures again.
+ */
+CUresult hr_admit_context(int row);
 
 #endif

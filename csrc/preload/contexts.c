@@ -9,15 +9,17 @@
 #include "context_memory.h"
 #include "context_table.h"
 #include "cuda_functions.h"
+#include "own_pid.h"
 #include "pools.h"
 #include "session.h"
 #include "watcher.h"
 
-static CUresult enter(void)
+static CUresult enter(CUdevice device)
 {
     if (hr_attach_session() == HR_SESSION_REFUSED)
         return CUDA_ERROR_NOT_PERMITTED;
     hr_start_watcher();
+    hr_note_others(hr_row_of_device(device), device);
     if (__builtin_expect((hr_current_holds() & HR_HOLD_SUSPENDED) != 0, 0))
         hr_wait_while_suspended();
     return CUDA_SUCCESS;
@@ -27,9 +29,16 @@ static CUresult enter(void)
 static CUresult count_context(CUdevice device)
 {
     int row = hr_row_of_device(device);
-    CUresult result = hr_measure_contexts(row);
+    CUresult result = hr_admit_context(row);
     if (result == CUDA_ERROR_OUT_OF_MEMORY && hr_trim_pools(row))
-        result = hr_measure_contexts(row);
+        result = hr_admit_context(row);
+    return result;
+}
+
+/* The driver has ended one that was refused, which may have been counted meanwhile. */
+static CUresult refuse_context(CUdevice device, CUresult result)
+{
+    hr_measure_contexts(hr_row_of_device(device));
     return result;
 }
 
@@ -43,7 +52,7 @@ static bool is_primary_active(CUdevice device)
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device)
 {
-    CUresult result = enter();
+    CUresult result = enter(device);
     if (result != CUDA_SUCCESS)
         return result;
     bool was_active = is_primary_active(device);
@@ -54,9 +63,10 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device)
     if (was_active)
         return CUDA_SUCCESS;
     result = count_context(device);
-    if (result != CUDA_SUCCESS)
-        HR_CUDA(cuDevicePrimaryCtxRelease_v2)(device);
-    return result;
+    if (result == CUDA_SUCCESS)
+        return CUDA_SUCCESS;
+    HR_CUDA(cuDevicePrimaryCtxRelease_v2)(device);
+    return refuse_context(device, result);
 }
 
 static CUresult count_new_context(CUresult result, const CUcontext *out, CUdevice device)
@@ -65,18 +75,18 @@ static CUresult count_new_context(CUresult result, const CUcontext *out, CUdevic
         return result;
     hr_add_context(*out, device, hr_new_owner());
     result = count_context(device);
-    if (result != CUDA_SUCCESS) {
-        hr_remove_context(*out);
-        HR_CUDA(cuCtxDestroy_v2)(*out);
-    }
-    return result;
+    if (result == CUDA_SUCCESS)
+        return CUDA_SUCCESS;
+    hr_remove_context(*out);
+    HR_CUDA(cuCtxDestroy_v2)(*out);
+    return refuse_context(device, result);
 }
 
 /* Each is one driver function, so that a program gets the context that it asks for. */
 #define CREATE(name, parameters, arguments)                                                        \
     CUresult name parameters                                                                       \
     {                                                                                              \
-        CUresult result = enter();                                                                 \
+        CUresult result = enter(device);                                                           \
         if (result != CUDA_SUCCESS)                                                                \
             return result;                                                                         \
         return count_new_context(HR_CUDA(name) arguments, out, device);                            \
@@ -87,16 +97,17 @@ HR_CREATION_HOOKS(CREATE)
 CUresult cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc resources, CUdevice device,
                           unsigned flags)
 {
-    CUresult result = enter();
+    CUresult result = enter(device);
     if (result != CUDA_SUCCESS)
         return result;
     result = HR_CUDA(cuGreenCtxCreate)(out, resources, device, flags);
     if (result != CUDA_SUCCESS)
         return result;
     result = count_context(device);
-    if (result != CUDA_SUCCESS)
-        HR_CUDA(cuGreenCtxDestroy)(*out);
-    return result;
+    if (result == CUDA_SUCCESS)
+        return CUDA_SUCCESS;
+    HR_CUDA(cuGreenCtxDestroy)(*out);
+    return refuse_context(device, result);
 }
 
 /* ---- Ending them -------------------------------------------------------------------- */

@@ -29,7 +29,7 @@ CUresult hr_launch_with_memory(hr_launch_graph *launch, uint64_t bytes, CUgraphE
     if (result == CUDA_SUCCESS) {
         result = launch(exec, stream);
         hr_take_back_promise(pool, bytes);
-        /* What it holds beyond the promise cannot be undone: it is charged if the limit allows. */
+        /* What it holds beyond the promise cannot be undone. */
         hr_settle_pool(pool);
     }
     hr_end_change(context.row);

@@ -4,12 +4,15 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include "../process_files.h"
 #include "../slots.h"
 #include "nvml.h"
+#include "session.h"
+#include "snapshots.h"
 
 #define EDIT_NS 100000000u
 
@@ -43,7 +46,71 @@ static bool is_here(unsigned pid)
     return kill((pid_t)pid, 0) == 0 || errno != ESRCH;
 }
 
-bool hr_find_own_pid(hr_region *region, const struct hr_snapshot *snapshot, nvmlDevice_t device)
+/* ---- Who was there before ------------------------------------------------------------- */
+
+struct others {
+    unsigned count;
+    unsigned pids[];
+};
+
+/* By row; NULL: nobody has asked.  Published with release, and never changed or freed. */
+static _Atomic(const struct others *) others_of_rows[HR_DEVICES];
+static _Atomic bool is_known;
+
+void hr_confirm_own_pid(void)
+{
+    atomic_store_explicit(&is_known, true, memory_order_relaxed);
+}
+
+bool hr_is_own_pid_known(void)
+{
+    return atomic_load_explicit(&is_known, memory_order_relaxed);
+}
+
+void hr_forget_own_pid(void)
+{
+    atomic_store_explicit(&is_known, false, memory_order_relaxed);
+    for (int row = 0; row < HR_DEVICES; row++)
+        atomic_store_explicit(&others_of_rows[row], NULL, memory_order_relaxed);
+}
+
+void hr_note_others(int row, CUdevice device)
+{
+    nvmlDevice_t handle;
+    unsigned count = 0;
+    const struct others *none = NULL;
+    if (row < 0 || hr_is_own_pid_known() ||
+        atomic_load_explicit(&others_of_rows[row], memory_order_relaxed) != NULL ||
+        !hr_nvml_device(device, &handle))
+        return;
+    nvmlProcessInfo_t *list = hr_nvml_processes(handle, &count);
+    struct others *others =
+        list == NULL ? NULL : malloc(sizeof *others + count * sizeof others->pids[0]);
+    if (others != NULL) {
+        others->count = count;
+        for (unsigned at = 0; at < count; at++)
+            others->pids[at] = list[at].pid;
+        if (!atomic_compare_exchange_strong_explicit(&others_of_rows[row], &none, others,
+                                                     memory_order_release, memory_order_relaxed))
+            free(others);
+    }
+    free(list);
+}
+
+static bool was_there(int row, unsigned pid)
+{
+    const struct others *others = atomic_load_explicit(&others_of_rows[row], memory_order_acquire);
+    for (unsigned at = 0; others != NULL && at < others->count; at++) {
+        if (others->pids[at] == pid)
+            return true;
+    }
+    return false;
+}
+
+/* ---- Looking for it ------------------------------------------------------------------- */
+
+bool hr_find_own_pid(hr_region *region, const struct hr_snapshot *snapshot, int row,
+                     nvmlDevice_t device)
 {
     unsigned count = 0, strangers = 0, stranger = 0;
     nvmlProcessInfo_t *list = hr_nvml_processes(device, &count);
@@ -52,7 +119,7 @@ bool hr_find_own_pid(hr_region *region, const struct hr_snapshot *snapshot, nvml
         unsigned pid = list[at].pid;
         if (pid == hr_own_nvml_pid()) {
             found = true;
-        } else if (!is_claimed(snapshot, pid) && !is_here(pid)) {
+        } else if (!was_there(row, pid) && !is_claimed(snapshot, pid) && !is_here(pid)) {
             strangers++;
             stranger = pid;
         }
@@ -63,5 +130,17 @@ bool hr_find_own_pid(hr_region *region, const struct hr_snapshot *snapshot, nvml
         write_pid(region);
         found = true;
     }
+    return found;
+}
+
+bool hr_learn_own_pid(int row, CUdevice device)
+{
+    nvmlDevice_t handle;
+    hr_region *region = hr_session_region();
+    if (hr_is_own_pid_known() || region == NULL || !hr_nvml_device(device, &handle))
+        return false;
+    struct hr_snapshot *snapshot = hr_new_snapshot(region);
+    bool found = snapshot != NULL && hr_find_own_pid(region, snapshot, row, handle);
+    free(snapshot);
     return found;
 }

@@ -133,11 +133,15 @@ static void leave_place_if_empty(struct pool *pool)
 /* ---- Charging ------------------------------------------------------------------------ */
 
 /* What was entered as pending is charged; another thread counts on it meanwhile. */
-static CUresult charge_pending(struct pool *pool, int row, uint64_t bytes)
+static CUresult charge_pending(struct pool *pool, int row, uint64_t bytes, bool may_refuse)
 {
+    CUresult result = CUDA_SUCCESS;
     if (bytes == 0)
         return CUDA_SUCCESS;
-    CUresult result = hr_take_bytes(row, HR_DATA, bytes);
+    if (may_refuse)
+        result = hr_take_bytes(row, HR_DATA, bytes);
+    else
+        hr_count_bytes(row, HR_DATA, bytes);
     pthread_mutex_lock(&changing);
     pool->pending -= bytes;
     if (result == CUDA_SUCCESS)
@@ -156,7 +160,7 @@ static CUresult promise(int number, uint64_t bytes)
     int row = pool->row;
     pool->pending += more;
     pthread_mutex_unlock(&changing);
-    CUresult result = charge_pending(pool, row, more);
+    CUresult result = charge_pending(pool, row, more, true);
     if (result != CUDA_SUCCESS)
         hr_take_back_promise(number, bytes);
     return result;
@@ -209,7 +213,7 @@ static CUresult read_held(const struct pool *pool, uint64_t *held)
 /* Several threads may settle one pool at once.  Turns are numbered: the thread with the highest
  * number asked the driver last, after the allocations of all earlier turns, so only its answer
  * is used. */
-CUresult hr_settle_pool(int number)
+static CUresult settle(int number, bool may_refuse)
 {
     struct pool *pool = &pools[number];
     struct pool seen = start_asking(pool);
@@ -231,7 +235,17 @@ CUresult hr_settle_pool(int number)
     }
     pthread_mutex_unlock(&changing);
     hr_give_back_bytes(seen.row, HR_DATA, less);
-    return charge_pending(pool, seen.row, more);
+    return charge_pending(pool, seen.row, more, may_refuse);
+}
+
+void hr_settle_pool(int number)
+{
+    settle(number, false);
+}
+
+CUresult hr_admit_pool(int number)
+{
+    return settle(number, true);
 }
 
 static void end_asking(int number)
@@ -274,22 +288,21 @@ bool hr_settle_pools(void)
 
 bool hr_trim_pools(int row)
 {
-    uint64_t before = 0, after = 0;
+    bool is_any = false;
     for (int number = 0; number < pools_used; number++) {
         struct pool seen = start_asking(&pools[number]);
-        bool is_wanted = seen.is_used && seen.row == row && seen.charged > seen.promised;
+        bool is_here = seen.is_used && seen.row == row;
+        bool is_wanted = is_here && seen.charged > seen.promised;
         if (is_wanted && seen.handle == NULL)
             HR_CUDA(cuDeviceGraphMemTrim)(seen.device);
         else if (is_wanted && !seen.is_destroyed)
             HR_CUDA(cuMemPoolTrimTo)(seen.handle, 0);
         end_asking(number);
-        if (!is_wanted)
-            continue;
-        before += seen.charged;
-        hr_settle_pool(number);
-        after += look_at(number).charged;
+        if (is_wanted)
+            hr_settle_pool(number);
+        is_any = is_any || is_here;
     }
-    return after < before;
+    return is_any;
 }
 
 static bool is_in_pool(const struct hr_entry *entry, void *argument)

@@ -33,17 +33,21 @@ int hr_row_of_pool(int number);
 CUresult hr_promise(int number, uint64_t bytes);
 void hr_take_back_promise(int number, uint64_t bytes);
 
-/*
- * Ask the pool what it holds, and charge that.  CUDA_ERROR_OUT_OF_MEMORY: it holds more than the
- * limit allows to charge.
- */
-CUresult hr_settle_pool(int number);
+/* Ask the pool what it holds, and count that, whatever the limit: it is there. */
+void hr_settle_pool(int number);
 
-/* Do so for all pools, as far as the limit allows.  True: some hold more than is in use, which the
+/*
+ * The same after an allocation that can be undone.  CUDA_ERROR_OUT_OF_MEMORY: the pool holds more
+ * than the limit allows; the caller undoes, trims and settles.
+ */
+CUresult hr_admit_pool(int number);
+
+/* Settle all pools.  True: some hold more than is in use, which the
  * driver may take from them at any moment. */
 bool hr_settle_pools(void);
 
-/* Make this process's pools of a row give up what nobody uses.  True: some memory came free. */
+/* Make this process's pools of a row give up what nobody uses.  True: there are some, and trying
+ * again may help; another thread may have trimmed them a moment ago. */
 bool hr_trim_pools(int row);
 
 /* The device's primary context has ended: strike out what went with it. */

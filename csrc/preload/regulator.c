@@ -197,7 +197,7 @@ static void check_own_pid(hr_region *region, const struct hr_snapshot *snapshot,
     nvmlDevice_t device;
     if (one->is_shown || !hr_sampled_device(snapshot, row, &device))
         return;
-    one->is_shown = hr_find_own_pid(region, snapshot, device);
+    one->is_shown = hr_find_own_pid(region, snapshot, row, device);
     if (!one->is_shown && now_ns - one->begun_ns > SHOWN_NS)
         give_up(row, "NVML does not show this process by a pid that it can be known by");
 }

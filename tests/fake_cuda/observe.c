@@ -1,4 +1,5 @@
-/* What tests ask about the GPUs, of a driver that need not be initialised. */
+/* What tests ask about the GPUs, of a driver that need not be initialised; and what it does by
+ * itself where they want it. */
 #include "fake.h"
 
 static struct state *observed(unsigned gpu)
@@ -34,4 +35,11 @@ API CUresult fake_cuda_busy_ns(unsigned gpu, int pid, uint64_t *ns)
             *ns = state->clients[number].done_ns[gpu];
     state_unlock(state);
     return CUDA_SUCCESS;
+}
+
+/* Take memory of a device as the driver does for itself: local memory, a device heap, code. */
+API CUresult fake_cuda_grow(int device, uint64_t bytes)
+{
+    CUresult code = check_device(device);
+    return code == CUDA_SUCCESS ? charge(device, bytes) : code;
 }

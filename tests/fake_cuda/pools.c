@@ -256,3 +256,14 @@ API CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream)
     return graph_free(address) ? CUDA_SUCCESS : free_block(address);
 }
 ALSO(cuMemFreeAsync_ptsz, cuMemFreeAsync);
+
+/* Let a pool hold so much, as the driver may by itself. */
+API CUresult fake_cuda_grow_pool(CUmemoryPool pool, uint64_t bytes)
+{
+    pthread_mutex_lock(&mutex);
+    CUresult code = charge(pool->device, bytes - pool->reserved);
+    if (code == CUDA_SUCCESS)
+        pool->reserved = bytes;
+    pthread_mutex_unlock(&mutex);
+    return code;
+}

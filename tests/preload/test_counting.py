@@ -169,6 +169,30 @@ def test_memory_that_a_pool_only_keeps_stands_in_nobodys_way(limited: Make) -> N
     program.do("cuMemFreeAsync", made, 0)
 
 
+def test_what_a_pool_took_for_a_refused_allocation_is_given_back(limited: Make) -> None:
+    """Pools take memory in pieces of 32 MiB."""
+    scene = limited(memory=[CONTEXT + 40 * MIB])
+    program = scene.program().start()
+    keep_all(program)
+    program.allocate(16 * MIB)
+    assert program.call("cuMemAllocAsync", OUT, MIB, 0)[0] == OUT_OF_MEMORY
+    assert program.nvml_processes(0) == {program.pid: CONTEXT + 16 * MIB}
+    assert scene.used() == CONTEXT + 16 * MIB
+
+
+def test_what_a_pool_holds_beyond_the_limit_counts(limited: Make) -> None:
+    """Other programs and the driver itself do not wait for a charge."""
+    scene = limited(memory=[GIB])
+    program = scene.program().start()
+    keep_all(program)
+    made = program.do("cuMemAllocAsync", OUT, MIB, 0)
+    scene.region.set_memory_limit(CONTEXT, device=0, force=True)
+    pool = program.do("cuDeviceGetDefaultMemPool", OUT, 0)
+    program.do("fake_cuda_grow_pool", pool, 64 * MIB)
+    eventually(lambda: scene.used() == CONTEXT + 64 * MIB)
+    program.do("cuMemFreeAsync", made, 0)
+
+
 def test_a_context_takes_what_a_pool_only_keeps(limited: Make) -> None:
     scene = limited(memory=[GIB])
     program = scene.program().start()

@@ -1,10 +1,12 @@
 """A program is held to the memory limit of its region, and shown it as its GPU."""
 
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from cuda_program import OUT, OUT_OF_MEMORY, SUCCESS, CudaProgram, room
-from fake_cuda.driver import GIB, MIB, gpu_uuid
+from fake_cuda.driver import GIB, MIB, FakeGpus, gpu_uuid
 from limited import Limited
 from wait import eventually
 
@@ -185,6 +187,74 @@ def test_a_context_that_does_not_fit_is_refused(limited: Make) -> None:
         second.do("cuCtxSetCurrent", second.do("cuDevicePrimaryCtxRetain", OUT, 0))
         assert refused(second, 1)
         assert refused(first, 1)
+
+
+def test_contexts_that_do_not_fit_are_refused_however_their_processes_start(
+    limited: Make, c_programs: Path
+) -> None:
+    """The thread that looks around measures at the same moment."""
+    scene = limited(memory=[CONTEXT + 100 * MIB])
+    scene.program().start()
+    done = scene.run(str(c_programs / "crowding"), "40")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert scene.used() == CONTEXT
+
+
+def test_what_the_driver_takes_beyond_the_limit_counts(limited: Make) -> None:
+    """It cannot be refused; the program is not told that it is free."""
+    scene = limited(memory=[GIB])
+    program = scene.program().start()
+    program.allocate(500 * MIB)
+    program.do("fake_cuda_grow", 0, 400 * MIB)
+    eventually(lambda: scene.used() == CONTEXT + 900 * MIB)
+    assert program.info() == (0, GIB)
+    assert refused(program, 1)
+
+
+def test_threads_that_ask_for_what_a_killed_program_held_all_get_it(
+    limited: Make, c_programs: Path
+) -> None:
+    """Whichever of them has reaped it."""
+    threads, size = 8, 64 * MIB
+    scene = limited(memory=[2 * CONTEXT + threads * size])
+    survivor = subprocess.Popen(
+        [str(c_programs / "together"), str(threads), str(size)],
+        env=scene.environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert survivor.stdin is not None
+    assert survivor.stdout is not None
+    try:
+        assert survivor.stdout.readline() == "started\n"
+        for _ in range(12):
+            victim = scene.program().start()
+            victim.allocate(threads * size)
+            victim.kill()
+            survivor.stdin.write("\n")
+            survivor.stdin.flush()
+            assert survivor.stdout.readline() == f"{threads}\n"
+    finally:
+        survivor.kill()
+        survivor.communicate()
+
+
+def test_the_context_counts_where_the_driver_shows_the_pids_of_the_host(
+    limited: Make, gpus: FakeGpus, bare: Bare
+) -> None:
+    """Among programs of other containers, which no slot claims either."""
+    offset = 100_000_000  # no process has such a pid
+    gpus.settings["FAKE_CUDA_PID_OFFSET"] = str(offset)
+    others = [bare().start() for _ in range(2)]
+    scene = limited(memory=[GIB])
+    first = scene.program().start()
+    assert scene.used() == CONTEXT
+    second = scene.program().start()
+    assert scene.used() == 2 * CONTEXT
+    host_pids = {each.pid: each.host_pid for each in scene.region.snapshot().processes}
+    assert host_pids == {each.pid: each.pid + offset for each in (first, second)}
+    assert len(others) == 2
 
 
 def test_a_program_under_the_region_is_in_the_drivers_list(limited: Make) -> None:

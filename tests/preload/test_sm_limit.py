@@ -264,11 +264,15 @@ def test_a_program_that_the_driver_shows_by_another_pid_is_held(
 
 
 def test_a_program_that_cannot_be_told_from_others_is_not_held_and_says_so(
-    limited: Make, gpus: FakeGpus, bare: Bare, observer: Observer, busy: Start
+    limited: Make, gpus: FakeGpus, bare: Bare, observer: Observer, busy: Start, tmp_path: Path
 ) -> None:
+    """The driver has not shown who was there before it, and then shows two that it may be."""
     gpus.settings["FAKE_CUDA_PID_OFFSET"] = str(OFFSET)
+    rules = tmp_path / "rules"
+    rules.write_text("error nvmlDeviceGetComputeRunningProcesses_v3 999 * 2\n")
     bare().start()
-    program = busy(limited(sm=[20, None]), "busy_1ms", pending=200)
+    scene = limited(sm=[20, None])
+    program = busy(scene, "busy_1ms", pending=200, FAKE_NVML_STATE=str(rules))
     assert program.process.stderr is not None
     assert program.process.stderr.readline() == (
         "libhamiregion: the SM limit of device 0 cannot be held: NVML does not show this process by"
