@@ -108,7 +108,6 @@ def exporter(
             node_name=place.node_name,
             legacy=legacy_metrics,
             collectors=collectors,
-            outside=place.outside,
             interval_s=interval_s,
             gone_after_s=gone_after_s,
             labels=dict(labels),

@@ -401,6 +401,12 @@ PROC_COMPLETE = _family(
     "hamiregion_proc_complete",
     "1 where /proc shows every process of the node with its mappings; else the dead stay unknown.",
 )
+GAPS = _family(
+    "hamiregion_observation_gaps",
+    "How much the last observation of the node could not look at: slots, processes, roots, or the"
+    " driver; by container where it is known. What a gap hides is unknown, not dead.",
+    labels=(*CONTAINER, "container_id", "kind"),
+)
 NVML_UP = _family(
     "hamiregion_nvml_up",
     "1 where the driver answered the last time, else 0; absent where it is not asked.",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from libhamiregion import __version__
 from libhamiregion.node.events import error_text
+from libhamiregion.node.observation import SNAPSHOT_BYTES, Observer
 from libhamiregion.text import printable
 
 from . import families
@@ -29,7 +30,6 @@ from .legacy import former_series, with_sources
 from .log_lines import LINE_LIMIT, RepeatedEvents
 from .region_metrics import RegionMetrics
 from .schedule import Schedule, Turn
-from .state import SNAPSHOT_BYTES
 from .text import Series, TextEncoder
 
 if TYPE_CHECKING:
@@ -73,8 +73,6 @@ class NodeExporter:
         legacy: Whether to export the former names of HAMi's monitor as well.
         collectors: Of ``nvml``, ``processes``, ``unaccounted``, ``locks`` and ``doctor`` those that
             work; None means all. HAMi's own metrics need ``nvml`` alone.
-        outside: Whether the node looks for regions outside its roots, which takes a look at /proc
-            each time.
         interval_s: How often to look for containers, at slots, locks and the driver; what is wrong
             is looked for at every third time.
         gone_after_s: A directory that has been left alone for so long, that no process uses and
@@ -84,6 +82,9 @@ class NodeExporter:
         node_label: Whether the series of containers and their processes get the label ``node`` too.
         counters: What an agent in this program counts, by name; asked at each scrape. Names that
             end in ``_paused`` are 0 or 1. Where that fails, a scrape is without them.
+        observer: What others in this program observe the node with: their observations serve here
+            too, if they are younger than half of `interval_s`, and the driver is asked if it asks
+            it. None makes one of `node` and `sampler`.
 
     Raises:
         ValueError: An interval that is not above 0, a collector that there is not, or a label that
@@ -98,12 +99,12 @@ class NodeExporter:
         node_name: str | None = None,
         legacy: bool = False,
         collectors: Collection[str] | None = None,
-        outside: bool = False,
         interval_s: float = 10.0,
         gone_after_s: float | None = 300.0,
         labels: Mapping[str, str] | None = None,
         node_label: bool = False,
         counters: Callable[[], Mapping[str, int]] | None = None,
+        observer: Observer | None = None,
     ) -> None:
         chosen = COLLECTORS if collectors is None else collectors
         for name in chosen:
@@ -116,20 +117,29 @@ class NodeExporter:
         self._node_label = node_label
         self._counters = counters
         limiter = CardinalityLimiter()
-        # A sample comes right before the look at processes: what uses a GPU has its slot by then.
-        self._containers = ContainersCollector(node, limiter, gone_after_s, outside=outside)
+        # The first takes an observation, and those after it share that.
+        own = Observer(node, sampler=sampler if "nvml" in chosen else None)
+        observer = observer or own
+        with_slots = not {"processes", "unaccounted", "doctor"}.isdisjoint(chosen)
+        self._containers = ContainersCollector(
+            observer,
+            limiter,
+            gone_after_s,
+            max_age_s=0.0 if observer is own else interval_s / 2,
+            slots=with_slots,
+        )
         turns = [Turn(self._containers, interval_s)]
-        if sampler is not None and "nvml" in chosen:
-            nvml = NvmlCollector(node, sampler, self.node_name)
-            turns.append(Turn(nvml, interval_s))
-        if not {"processes", "unaccounted", "doctor"}.isdisjoint(chosen):
-            turns.append(Turn(ProcessesCollector(node, limiter), interval_s))
+        if observer.asks_driver and "nvml" in chosen:
+            turns.append(Turn(NvmlCollector(observer, self.node_name, interval_s), interval_s))
+        if with_slots:
+            turns.append(Turn(ProcessesCollector(observer, limiter, interval_s), interval_s))
         if "unaccounted" in chosen:
             turns.append(Turn(UnaccountedCollector(node, limiter), interval_s))
         if "locks" in chosen:
-            turns.append(Turn(LocksCollector(node), interval_s))
+            turns.append(Turn(LocksCollector(observer, interval_s), interval_s))
         if "doctor" in chosen:
-            turns.append(Turn(DoctorCollector(node), _DOCTOR_INTERVALS * interval_s))
+            doctor = DoctorCollector(observer, interval_s)
+            turns.append(Turn(doctor, _DOCTOR_INTERVALS * interval_s))
         self._schedule = Schedule(node, turns)
         # Held while the series of a scrape are made, and not while their text is read.
         self._turn = threading.Lock()

@@ -16,16 +16,11 @@ from .text import Series
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from libhamiregion.node import Container, HostProcess, NodeProcess, NodeSnapshot, NvmlSample
+    from libhamiregion.node import Container, HostProcess, NodeProcess, NodeSnapshot
 
     from .families import MetricFamily
     from .identity import Identity
     from .labels import LabelRows
-
-
-#: What all snapshots of a read may take before regions with very many processes have none of them
-#: read: 4,096 containers with 2 devices and 4 processes each take 6 MiB.
-SNAPSHOT_BYTES = 8 << 20
 
 
 @attrs.frozen(eq=False)
@@ -116,7 +111,6 @@ class CollectedState:
         identities: What containers are called.
         container_ids: Their ids, where a process or Docker's files tell.
         gone: Containers whose pod is gone.
-        sample: The driver's last answer; None where it is not asked, or does not answer.
         rows: The proved processes; None before the first look at them.
         uncounted: Processes that use a GPU and have no slot for it.
         series: Series that stay as they are until the collector's next turn, by collector.
@@ -125,7 +119,6 @@ class CollectedState:
     identities: Mapping[Container, Identity] = attrs.Factory(dict)
     container_ids: Mapping[Container, str] = attrs.Factory(dict)
     gone: frozenset[Container] = frozenset()
-    sample: NvmlSample | None = None
     rows: ProcessRows | None = None
     uncounted: Sequence[NodeProcess] = ()
     series: Mapping[str, Sequence[Series]] = attrs.Factory(dict)

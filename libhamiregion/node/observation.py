@@ -158,8 +158,11 @@ class Observer:
     Args:
         node: The node; stays the caller's.
         sampler: Asks the driver; None leaves it out. Stays the caller's.
-        driver_timeout_s: How long to wait for an answer of the driver. While it does not answer,
-            observations are without it and wait no more.
+        driver_timeout_s: How long to wait for an answer of the driver; None means 5 s. While it
+            does not answer, observations are without it and wait no more.
+
+    Attributes:
+        node: The node.
     """
 
     def __init__(
@@ -167,15 +170,21 @@ class Observer:
         node: Node,
         *,
         sampler: NvmlSampler | None = None,
-        driver_timeout_s: float = _DRIVER_TIMEOUT_S,
+        driver_timeout_s: float | None = None,
     ) -> None:
         self.node = node
-        self._driver = None if sampler is None else TimeoutSampler(sampler, driver_timeout_s)
+        timeout_s = _DRIVER_TIMEOUT_S if driver_timeout_s is None else driver_timeout_s
+        self._driver = None if sampler is None else TimeoutSampler(sampler, timeout_s)
         self._observing = threading.Lock()
         self._last: Observation | None = None
         self._read_at_ns = 0
         self._processes_read_s = float("-inf")
         _observers.add(self)
+
+    @property
+    def asks_driver(self) -> bool:
+        """Whether observations have the driver's sample."""
+        return self._driver is not None
 
     def observe(
         self,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from .cgroups import ContainerId
     from .matching import HostProcess, RegionProcesses
-    from .node import Node, NodeSnapshot
+    from .node import NodeSnapshot
     from .nvml.models import NvmlProcess, NvmlSample
     from .processes import ProcessTable
     from .slot_tracker import SlotStates
@@ -129,7 +129,7 @@ def driver_gap(processes: ProcessTable, sample: NvmlSample | None) -> str | None
 
 
 def uncounted_processes(
-    node: Node, snapshot: NodeSnapshot, states: SlotStates, sample: NvmlSample
+    processes: ProcessTable, snapshot: NodeSnapshot, states: SlotStates, sample: NvmlSample
 ) -> tuple[NodeProcess, ...]:
     """The processes that the driver lists and that have no slot, from columns.
 
@@ -137,18 +137,18 @@ def uncounted_processes(
     for a process with a slot, and nothing is read but the cgroups of those without.
 
     Args:
-        node: The node.
+        processes: The node's processes.
         snapshot: Its regions.
         states: `Node.slots` of that snapshot.
         sample: What the driver said, taken before the snapshot.
     """
-    driver = DriverFigures(node.processes, sample)
+    driver = DriverFigures(processes, sample)
     known = {process.pid for process in states.processes.values()}
     pids = [pid for pid in driver.pids if pid not in known]
     if not pids:
         return ()
     places = list(_facts_of(snapshot, states))
-    placing = Placement(places, node.processes, driver)
+    placing = Placement(places, processes, driver)
     by_region = {id(place.container): place for place in places}
     unlisted = {
         process.pid: by_region[id(snapshot.containers[row])]
@@ -157,7 +157,7 @@ def uncounted_processes(
     }
     rows = []
     for pid in pids:
-        process = node.processes.look_up(pid)
+        process = processes.look_up(pid)
         if process is not None and pid in unlisted and not driver.is_newer(process):
             rows.append(placing.uncounted(unlisted[pid], process, "escaped"))
             continue

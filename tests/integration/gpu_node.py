@@ -128,7 +128,7 @@ class GpuNode:
 def check_columns(node: Node, rows: tuple[NodeProcess, ...], sample: NvmlSample) -> None:
     """What is told from columns, for programs that look often, is what the views tell."""
     snapshot = node.snapshot()
-    told = uncounted_processes(node, snapshot, node.slots(snapshot), sample)
+    told = uncounted_processes(node.processes, snapshot, node.slots(snapshot), sample)
     expected = {
         row.host_pid: (row.state, row.container, row.devices)
         for row in rows

@@ -80,6 +80,9 @@ def test_sixty_containers_with_full_tables_take_less_than_100_mib(
     assert not [name for name in found.names if name.startswith("hamiregion_process_")]
     unread = found.series("hamiregion_container_processes", state="unread")
     assert list(unread.values()) == [SLOTS] * 60
+    gaps = found.series("hamiregion_observation_gaps")
+    assert list(gaps.values()) == [SLOTS] * 60
+    assert {dict(labels)["kind"] for labels in gaps} == {"slots"}
 
 
 MAPS_ALL = """
@@ -128,7 +131,7 @@ def test_a_region_outside_the_directories_is_exported_only_when_asked(
         exporter = NodeExporter(node, collectors=WITHOUT_DOCTOR)
         assert not parsed(exporter.render()).series(USED)
     with files.open(outside=True) as node:
-        exporter = NodeExporter(node, collectors=WITHOUT_DOCTOR, outside=True)
+        exporter = NodeExporter(node, collectors=WITHOUT_DOCTOR)
         limits = parsed(exporter.render()).series("hami_vgpu_memory_limit_bytes")
         assert 3 << 30 in limits.values()
 

@@ -23,7 +23,7 @@ from libhamiregion.exporter import NodeExporter
 from libhamiregion.exporter.collectors import ContainersCollector, LocksCollector
 from libhamiregion.exporter.labels import CardinalityLimiter
 from libhamiregion.exporter.state import CollectedState
-from libhamiregion.node import ChainedNames, Node, NodeSnapshot, PodName
+from libhamiregion.node import ChainedNames, Node, NodeSnapshot, Observer, PodName
 
 UUID = "GPU-00000000-0000-0000-0000-000000000000"
 USED = "hami_vgpu_memory_used_bytes"
@@ -162,11 +162,12 @@ def test_a_lock_that_goes_from_hand_to_hand_is_not_held(tmp_path: Path) -> None:
     with Watched(files.root) as node:
         node.refresh()
         moves = 1
-        state = ContainersCollector(node, CardinalityLimiter(), None).collect(CollectedState())
-        (held,) = LocksCollector(node).collect(state).series["locks"]
+        observer = Observer(node)
+        state = ContainersCollector(observer, CardinalityLimiter(), None).collect(CollectedState())
+        (held,) = LocksCollector(observer).collect(state).series["locks"]
         assert len(held.labels) == 0
         moves = 0
-        (held,) = LocksCollector(node).collect(state).series["locks"]
+        (held,) = LocksCollector(observer).collect(state).series["locks"]
         assert len(held.labels) == 1
 
 

@@ -200,7 +200,7 @@ class HangingSampler(NvmlSampler):
 def test_a_driver_that_hangs_holds_nothing_up_but_its_own_figures(
     tmp_path: Path, fake_driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("libhamiregion.exporter.collectors.nvml._TIMEOUT_S", 0.1)
+    monkeypatch.setattr("libhamiregion.node.observation._DRIVER_TIMEOUT_S", 0.1)
     fake_driver.play(CARD)
     files = NodeFiles(tmp_path)
     files.region(pod="first", uuids=[GPU])

@@ -172,6 +172,7 @@ def test_a_driver_that_hangs_is_a_gap_and_holds_up_one_observation(node: Node, r
     root.region()
     sampler = HeldSampler()
     observer = Observer(node, sampler=sampler, driver_timeout_s=0.01)
+    assert observer.asks_driver
     for _ in range(3):
         seen = observer.observe()
         assert seen.sample is None

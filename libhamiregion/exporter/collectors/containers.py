@@ -4,54 +4,63 @@ from __future__ import annotations
 
 import os
 import time
+from collections import defaultdict
 from itertools import islice
 from typing import TYPE_CHECKING
 
 import attrs
 
+from libhamiregion.exporter import families
 from libhamiregion.exporter.identity import identity_of
-from libhamiregion.exporter.state import SNAPSHOT_BYTES
+from libhamiregion.exporter.labels import OTHER, label_text, safe_value
+from libhamiregion.exporter.text import Series
 from libhamiregion.node import ChainedNames
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from libhamiregion.exporter.identity import Identity
     from libhamiregion.exporter.labels import CardinalityLimiter
     from libhamiregion.exporter.state import CollectedState
-    from libhamiregion.node import Container, Node
+    from libhamiregion.node import Container, Gap, Observer
 
 # A name that is not known yet is asked for again, and a claim's holders; others do not change.
 _ASK_UNNAMED_S = 30.0
 # Whether a pod is gone may take a question to a server.
 _ASK_GONE_S = 60.0
 _OTHERS_ASKED = 8
+# Gaps with a series of their own; the rest is summed up by kind.
+_GAPS_SHOWN = 256
 
 
 class ContainersCollector:
     """Finds containers that came or went, and names them.
 
     Args:
-        node: The node.
+        observer: Observes the node.
         limiter: Bounds what containers may write into labels.
         gone_after_s: How old a directory must be to be taken for a left-over; None means never.
-        outside: Whether to look at /proc as well, for regions outside the roots.
+        max_age_s: How old an observation may be; 0 takes one at each turn, for those that follow.
+        slots: Whether those look at slots.
     """
 
     name = "containers"
 
     def __init__(
         self,
-        node: Node,
+        observer: Observer,
         limiter: CardinalityLimiter,
         gone_after_s: float | None,
         *,
-        outside: bool = False,
+        max_age_s: float = 0.0,
+        slots: bool = True,
     ) -> None:
-        self._node = node
+        self._observer = observer
+        self._node = observer.node
         self._limiter = limiter
-        self._outside = outside
-        self._gone = GoneContainers(node, gone_after_s)
+        self._max_age_s = max_age_s
+        self._slots = slots
+        self._gone = GoneContainers(observer, gone_after_s)
         self._named_s = -_ASK_UNNAMED_S
         self._named: tuple[Container, ...] | None = None
 
@@ -62,10 +71,7 @@ class ContainersCollector:
 
     def collect(self, state: CollectedState) -> CollectedState:
         """Look for containers, and name those that are new."""
-        node = self._node
-        if node.refresh(processes=self._outside):
-            node.snapshot(most_bytes=SNAPSHOT_BYTES)
-            node.give_back_pages()
+        observation = self._observer.observe(max_age_s=self._max_age_s, slots=self._slots)
         identities = self._identities(state.identities)
         try:
             gone = self._gone.among(identities)
@@ -78,7 +84,7 @@ class ContainersCollector:
         if identities is not state.identities:
             state = attrs.evolve(state, identities=identities)
             self._limiter.keep_containers(each.labels for each in identities.values())
-        return state
+        return state.with_series(self.name, [_gaps(observation.gaps, identities)])
 
     def _identities(self, before: Mapping[Container, Identity]) -> Mapping[Container, Identity]:
         now_s = time.monotonic()
@@ -106,6 +112,19 @@ class ContainersCollector:
         return before if is_same else found
 
 
+def _gaps(gaps: Sequence[Gap], identities: Mapping[Container, Identity]) -> Series:
+    """How much could not be looked at, by container where it is known."""
+    counts: defaultdict[bytes, int] = defaultdict(int)
+    for number, gap in enumerate(gaps):
+        identity = None if gap.container is None else identities.get(gap.container)
+        names = ("",) * len(families.CONTAINER) if identity is None else identity.labels
+        container_id = "" if gap.container_id is None else safe_value(gap.container_id.id)
+        if number >= _GAPS_SHOWN:
+            names, container_id = ("", "", OTHER, ""), ""
+        counts[label_text(families.GAPS.labels, *names, container_id, gap.kind)] += gap.count
+    return Series.of(families.GAPS, counts)
+
+
 class GoneContainers:
     """Tells which containers a deleted pod has left behind.
 
@@ -118,12 +137,13 @@ class GoneContainers:
     Threads: one at a time.
 
     Args:
-        node: The node.
+        observer: Observes the node.
         after_s: How old the directory must be; None means that none is ever taken for gone.
     """
 
-    def __init__(self, node: Node, after_s: float | None) -> None:
-        self._node = node
+    def __init__(self, observer: Observer, after_s: float | None) -> None:
+        self._observer = observer
+        self._node = observer.node
         self._after_s = after_s
         self._asked_s = -_ASK_GONE_S
         self._last: frozenset[Container] = frozenset()
@@ -171,8 +191,8 @@ class GoneContainers:
         candidates = list(containers)
         if not candidates:
             return []
-        snapshot = self._node.snapshot(most_bytes=SNAPSHOT_BYTES)
-        states = self._node.slots(snapshot)
+        observation = self._observer.observe()
+        snapshot, states = observation.snapshot, observation.proved()
         if not self._node.processes.is_complete:
             return []
         used = set()

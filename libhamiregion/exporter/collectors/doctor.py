@@ -13,7 +13,6 @@ from libhamiregion.exporter import families
 from libhamiregion.exporter.labels import label_text
 from libhamiregion.exporter.region_metrics import is_held
 from libhamiregion.exporter.slot_sums import sum_slots
-from libhamiregion.exporter.state import SNAPSHOT_BYTES
 from libhamiregion.exporter.text import Series
 from libhamiregion.node import ContainerView, FindingKind, diagnose, node_processes
 from libhamiregion.node.views import bounded_view
@@ -22,7 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
     from libhamiregion.exporter.state import CollectedState, ProcessRows
-    from libhamiregion.node import Container, Finding, Node, NodeProcess, NodeSnapshot
+    from libhamiregion.node import (
+        Container,
+        Finding,
+        NodeProcess,
+        NodeSnapshot,
+        Observation,
+        Observer,
+    )
     from libhamiregion.node.nvml.models import ProcessColumns
     from libhamiregion.node.slot_tracker import SlotStates
 
@@ -41,13 +47,15 @@ class DoctorCollector:
     if it is there at two turns in a row.
 
     Args:
-        node: The node.
+        observer: Observes the node.
+        max_age_s: How old an observation may be.
     """
 
     name = "doctor"
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, observer: Observer, max_age_s: float) -> None:
+        self._observer = observer
+        self._max_age_s = max_age_s
         self._turn = 0
         self._seen: dict[Container, bytes] = {}
         self._findings: dict[Container | None, list[Finding]] = {}
@@ -55,16 +63,16 @@ class DoctorCollector:
 
     def collect(self, state: CollectedState) -> CollectedState:
         """Look at the containers whose turn it is."""
-        snapshot = self._node.snapshot(most_bytes=SNAPSHOT_BYTES)
+        observation = self._observer.observe(max_age_s=self._max_age_s)
+        snapshot, states = observation.snapshot, observation.proved()
         if state.rows is None or not state.rows.fits(snapshot):
             # The next look at processes brings them together.
             return state
-        states = self._node.slots(snapshot)
         chosen = list(self._chosen(snapshot, states))
         for container in (None, *chosen):
             self._findings.pop(container, None)
         for start in range(0, len(chosen), _BATCH):
-            for finding in self._diagnose(state, snapshot, states, chosen[start : start + _BATCH]):
+            for finding in self._diagnose(state, observation, chosen[start : start + _BATCH]):
                 self._findings.setdefault(finding.container, []).append(finding)
         present = {*snapshot.containers, *snapshot.missing}
         for gone in self._findings.keys() - present - {None}:
@@ -75,24 +83,23 @@ class DoctorCollector:
     def _diagnose(
         self,
         state: CollectedState,
-        snapshot: NodeSnapshot,
-        states: SlotStates,
+        observation: Observation,
         containers: Sequence[Container],
     ) -> tuple[Finding, ...]:
-        views = self._views(snapshot, states, containers)
+        node, sample = self._observer.node, observation.sample
+        views = self._views(observation.snapshot, observation.proved(), containers)
         rows: list[NodeProcess] = []
-        if state.sample is not None:
+        if sample is not None:
             pids = {
                 process.pid
                 for view in views
                 if view.processes is not None
                 for process in view.processes.alive.values()
             }
-            columns = tuple(_only(each, pids) for each in state.sample.columns)
-            sample = attrs.evolve(state.sample, columns=columns)
-            joined = node_processes(views, self._node.processes, sample)
+            columns = tuple(_only(each, pids) for each in sample.columns)
+            joined = node_processes(views, node.processes, attrs.evolve(sample, columns=columns))
             rows = [*(row for row in joined if row.pid is not None), *state.uncounted]
-        return diagnose(self._node, sample=state.sample, views=views, rows=rows, settle_s=0)
+        return diagnose(node, sample=sample, views=views, rows=rows, settle_s=0)
 
     def _chosen(self, snapshot: NodeSnapshot, states: SlotStates) -> dict[Container, None]:
         """The containers to look at, in the order of the node."""

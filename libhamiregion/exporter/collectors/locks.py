@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from libhamiregion.exporter import families
 from libhamiregion.exporter.region_metrics import is_held
-from libhamiregion.exporter.state import SNAPSHOT_BYTES
 from libhamiregion.exporter.text import Series
+from libhamiregion.node.observation import SNAPSHOT_BYTES
 
 if TYPE_CHECKING:
     from libhamiregion.exporter.state import CollectedState
-    from libhamiregion.node import Container, Node
+    from libhamiregion.node import Container, NodeSnapshot, Observer
 
 # A lock is reported as held if it was in the same hands at every one of these looks.
 _LOOKS = 10
@@ -26,25 +26,28 @@ class LocksCollector:
     looks within 20 ms do not find it in the same hands each time.
 
     Args:
-        node: The node.
+        observer: Observes the node. Only where it finds a lock taken, the regions are read again.
+        max_age_s: How old an observation may be.
     """
 
     name = "locks"
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, observer: Observer, max_age_s: float = 0.0) -> None:
+        self._observer = observer
+        self._max_age_s = max_age_s
         # Container and owner, as signed in the region, to the monotonic time of the first look.
         self._since_s: dict[tuple[Container, int], float] = {}
 
     def collect(self, state: CollectedState) -> CollectedState:
         """Look several times, as long as any lock is held."""
         first_s = time.monotonic()
-        found = self._held_now()
+        observation = self._observer.observe(max_age_s=self._max_age_s, slots=False)
+        found = _held(observation.snapshot)
         for _ in range(_LOOKS - 1):
             if not found:
                 break
             time.sleep(_BETWEEN_LOOKS_S)
-            found &= self._held_now()
+            found &= _held(self._observer.node.snapshot(most_bytes=SNAPSHOT_BYTES))
         self._since_s = {held: self._since_s.get(held, first_s) for held in found}
         now_s = time.monotonic()
         rows = {
@@ -54,14 +57,12 @@ class LocksCollector:
         }
         return state.with_series(self.name, [Series.of(families.LOCK_HELD, rows)])
 
-    def _held_now(self) -> set[tuple[Container, int]]:
-        snapshot = self._node.snapshot(most_bytes=SNAPSHOT_BYTES)
-        regions = snapshot.table.regions
-        rows = zip(
-            snapshot.containers, regions.code, regions.semaphore, regions.owner_pid, strict=True
-        )
-        return {
-            (container, owner)
-            for container, code, semaphore, owner in rows
-            if code == 0 and is_held(semaphore)
-        }
+
+def _held(snapshot: NodeSnapshot) -> set[tuple[Container, int]]:
+    regions = snapshot.table.regions
+    rows = zip(snapshot.containers, regions.code, regions.semaphore, regions.owner_pid, strict=True)
+    return {
+        (container, owner)
+        for container, code, semaphore, owner in rows
+        if code == 0 and is_held(semaphore)
+    }

@@ -5,45 +5,43 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-import attrs
-
 from libhamiregion.exporter import families
 from libhamiregion.exporter.labels import label_text, safe_value
-from libhamiregion.exporter.state import SNAPSHOT_BYTES
 from libhamiregion.exporter.text import Series
 from libhamiregion.node import NvmlState
-from libhamiregion.node.nvml.timeout_sampler import TimeoutSampler
 
 if TYPE_CHECKING:
     from libhamiregion.exporter.families import MetricFamily
     from libhamiregion.exporter.state import CollectedState
-    from libhamiregion.node import Node, NvmlSample, NvmlSampler
+    from libhamiregion.node import NodeSnapshot, NvmlSample, Observer
 
 #: The state of a driver that hangs, beside the values of `NvmlState`.
 NO_ANSWER = "no_answer"
-_TIMEOUT_S = 5.0
 
 
 class NvmlCollector:
-    """Asks the driver.
+    """Shows what the driver said in the last observation.
 
     Args:
-        node: Whose regions name MIG devices.
-        sampler: What asks the driver.
+        observer: Observes the node; it asks the driver.
         node_name: The value of the label ``node``.
+        max_age_s: How old an observation may be.
     """
 
     name = "nvml"
 
-    def __init__(self, node: Node, sampler: NvmlSampler, node_name: str) -> None:
-        self._node = node
-        self._sampler = TimeoutSampler(sampler, _TIMEOUT_S)
+    def __init__(self, observer: Observer, node_name: str, max_age_s: float) -> None:
+        self._observer = observer
+        self._max_age_s = max_age_s
         self._node_name = safe_value(node_name)
         self._version = ""
 
     def collect(self, state: CollectedState) -> CollectedState:
-        """Ask once; where no answer comes in time, the GPUs have no series."""
-        sample = self._sampler.sample()
+        """Look once; where no answer came in time, the GPUs have no series."""
+        observation = self._observer.observe(max_age_s=self._max_age_s, slots=False)
+        if observation.driver_error is not None:
+            raise observation.driver_error
+        sample = observation.sample
         name, up = NO_ANSWER, 0
         if sample is not None:
             name, up = sample.state.value, int(sample.state is NvmlState.OK)
@@ -55,8 +53,8 @@ class NvmlCollector:
         ]
         if sample is not None:
             series += self._gpus(sample)
-            series += self._mig_devices(sample, state)
-        return attrs.evolve(state, sample=sample).with_series(self.name, series)
+            series += self._mig_devices(sample, observation.snapshot, state)
+        return state.with_series(self.name, series)
 
     def _gpus(self, sample: NvmlSample) -> list[Series]:
         """A figure that the driver does not give has no series."""
@@ -80,7 +78,10 @@ class NvmlCollector:
             add(families.HOST_ECC, device.ecc_uncorrected_errors, *host, "uncorrected")
         return [Series.of(family, found) for family, found in rows.items()]
 
-    def _mig_devices(self, sample: NvmlSample, state: CollectedState) -> list[Series]:
+    @staticmethod
+    def _mig_devices(
+        sample: NvmlSample, snapshot: NodeSnapshot, state: CollectedState
+    ) -> list[Series]:
         """The MIG devices of containers whose region names one by its uuid."""
         places = {
             mig.uuid: (device, mig)
@@ -91,7 +92,6 @@ class NvmlCollector:
         if not places:
             return []
         rows: dict[bytes, float] = {}
-        snapshot = self._node.snapshot(most_bytes=SNAPSHOT_BYTES)
         devices = snapshot.table.devices
         for row, region in enumerate(devices.region):
             place = places.get(devices.uuid(row) or "")

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from libhamiregion._core import lib
 from libhamiregion.exporter import families
 from libhamiregion.exporter.identity import shadowed
 from libhamiregion.exporter.labels import OTHER, LabelRows
 from libhamiregion.exporter.slot_sums import sum_slots
-from libhamiregion.exporter.state import SNAPSHOT_BYTES, ProcessRows, ShownProcesses
+from libhamiregion.exporter.state import ProcessRows, ShownProcesses
 from libhamiregion.exporter.text import NO_ROW, Series
 from libhamiregion.node.usage import driver_gap, uncounted_processes
 
@@ -29,19 +28,16 @@ if TYPE_CHECKING:
     from libhamiregion.node import (
         Container,
         HostProcess,
-        Node,
         NodeProcess,
         NodeSnapshot,
+        Observation,
+        Observer,
     )
     from libhamiregion.node.slot_tracker import SlotStates
     from libhamiregion.region_set import RegionTable
 
 # Of `SlotStates.states`, with the label for each.
 _STATES = ((1, "alive"), (2, "dead"), (0, "unknown"))
-_PROC_NUM = lib.HR_VALUE_PROC_NUM
-# Where the snapshots of a read are too large, regions with more pairs of process and device than
-# this have none of their processes read.
-_MOST_PAIRS = 1024
 # Translates states to whether they are "dead".
 _IS_DEAD = bytes(number == 2 for number in range(256))
 
@@ -57,14 +53,16 @@ class ProcessesCollector:
     """Proves which processes use which region, and adds the driver's figures of them.
 
     Args:
-        node: The node.
+        observer: Observes the node.
         limiter: Bounds what containers may write into labels.
+        max_age_s: How old an observation may be.
     """
 
     name = "processes"
 
-    def __init__(self, node: Node, limiter: CardinalityLimiter) -> None:
-        self._node = node
+    def __init__(self, observer: Observer, limiter: CardinalityLimiter, max_age_s: float) -> None:
+        self._observer = observer
+        self._max_age_s = max_age_s
         self._limiter = limiter
         self._rows: ProcessRows | None = None
         self._figures = DriverFigures()
@@ -72,27 +70,24 @@ class ProcessesCollector:
 
     def collect(self, state: CollectedState) -> CollectedState:
         """Look once at all slots, and at what the driver lists beside them."""
-        processes = self._node.processes
-        if not processes.visibility.own_pid:
-            # Without a slot nobody has read /proc yet.
-            processes.refresh()
-        snapshot = self._node.snapshot(most_bytes=SNAPSHOT_BYTES)
-        states = self._node.slots(snapshot)
-        sample = state.sample
+        observation = self._observer.observe(max_age_s=self._max_age_s)
+        states = observation.proved()
+        processes, snapshot = observation.processes, observation.snapshot
+        sample = observation.sample
         if sample is not None and driver_gap(processes, sample) is not None:
             sample = None
         rows = self._current_rows(snapshot, states, state)
         uncounted: tuple[NodeProcess, ...] = ()
         figures: list[Series] = []
         if sample is not None:
-            uncounted = uncounted_processes(self._node, snapshot, states, sample)
+            uncounted = uncounted_processes(processes, snapshot, states, sample)
             self._figures.join(rows, sample)
             figures = self._figures.series(uncounted, sees_all=processes.is_complete)
             uncounted += self._figures.other_devices()
         dead = states.states.translate(_IS_DEAD)
         sums = sum_slots(snapshot.table, dead, snapshot.table.usages.memory_used_bytes)
         series = [
-            *self._counts(snapshot, states, state, rows, uncounted),
+            *self._counts(observation, states, state, rows, uncounted),
             rows.series_of_devices(families.MEMORY_DEAD, sums),
             *_series_of_slots(rows, snapshot.table),
             *figures,
@@ -263,13 +258,14 @@ class ProcessesCollector:
 
     def _counts(
         self,
-        snapshot: NodeSnapshot,
+        observation: Observation,
         states: SlotStates,
         state: CollectedState,
         rows: ProcessRows,
         uncounted: Sequence[NodeProcess],
     ) -> list[Series]:
         """Processes by state; made anew when one comes or goes."""
+        snapshot = observation.snapshot
         escaped_pids = {row.host_pid for row in uncounted if row.state == "escaped"}
         if self._counted is not None and self._counted[:2] == (rows, escaped_pids):
             return self._counted[2]
@@ -278,6 +274,7 @@ class ProcessesCollector:
         counts: dict[bytes, float] = {}
         folded: dict[bytes, float] = {}
         hidden = state.gone | shadowed(state.identities)
+        unread = {gap.container: gap.count for gap in observation.gaps if gap.kind == "slots"}
         for row, container in enumerate(snapshot.containers):
             identity = state.identities.get(container)
             if regions.code[row] != 0 or identity is None or container in hidden:
@@ -288,9 +285,8 @@ class ProcessesCollector:
             of_row = unlisted.get(row, ())
             by_state["unlisted"] = sum(each.pid not in escaped_pids for each in of_row)
             by_state["escaped"] = escaped[container]
-            unread = 0 if slots else _slots_in_use(container)
-            if unread * regions.device_rows[row] > _MOST_PAIRS:
-                by_state["unread"] = unread
+            if container in unread:
+                by_state["unread"] = unread[container]
             for name, count in by_state.items():
                 text = identity.text(families.CONTAINER_PROCESSES.labels, name)
                 counts[text] = count
@@ -322,13 +318,6 @@ def _series_of_slots(rows: ProcessRows, table: RegionTable) -> list[Series]:
                 measured[unmeasured.start : unmeasured.stop] = none
             found.append(Series(family, rows.labels, column, measured))
     return found
-
-
-def _slots_in_use(container: Container) -> int:
-    """How many slots a region has in use now; 0 where that cannot be read."""
-    region = container.region
-    found = lib.HR_NO_VALUE if region is None else lib.hr_get(region._handle, _PROC_NUM, 0)
-    return 0 if found == lib.HR_NO_VALUE else int(found)
 
 
 def _container_id(
