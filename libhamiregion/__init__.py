@@ -6,7 +6,8 @@
 """
 
 from ._version import __version__
-from .effects import Effect, LimitChange, LimitEdit, ValueChange
+from .edits import LimitEdit
+from .effects import Effect, LimitChange, ValueChange
 from .errors import (
     AmbiguousLayout,
     LimitBelowUsage,

@@ -100,6 +100,8 @@ class LimitChange(_Change):
         kind: ``"memory"`` or ``"sm"``.
         path: The region's file.
         file_id: Device and inode of that file, by which `undo` knows it again.
+        stored_before: What stood in the file, for `undo`: an unlimited SM limit is 0, 100 or more
+            there. None where that is not known; `undo` stores 100 then.
     """
 
     device: int
@@ -109,36 +111,24 @@ class LimitChange(_Change):
     kind: LimitKind
     path: str = attrs.field(default="", eq=False, repr=False)
     file_id: tuple[int, int] = attrs.field(default=(0, 0), eq=False, repr=False, converter=_pair)
+    stored_before: int | None = attrs.field(default=None, eq=False, repr=False)
 
     def __str__(self) -> str:
         return f"{printable(self.path)}: {self.words}"
 
     @property
+    def name(self) -> str:
+        """Which limit it is, for people."""
+        return f"device {self.device}: {'memory' if self.kind == 'memory' else 'SM'} limit"
+
+    @property
     def words(self) -> str:
         """What has changed, as a sentence without the file."""
-        in_bytes = self.kind == "memory"
-        before, after = (_words(value, in_bytes=in_bytes) for value in (self.before, self.after))
-        name = "memory" if in_bytes else "SM"
-        return f"device {self.device}: {name} limit {before} -> {after}"
+        return f"{self.name} {self.value_words(self.before)} -> {self.value_words(self.after)}"
 
-
-@attrs.frozen
-class LimitEdit:
-    """One value that `Region.edit_limits` shall change together with others.
-
-    Attributes:
-        kind: ``"memory"``, ``"sm"`` or ``"priority"``.
-        value: A memory limit as `Region.set_memory_limit` takes it, an SM limit as
-            `Region.set_sm_limit` does, or the priority.
-        device: Index (CUDA ordinal) or uuid of the device; None for the priority.
-        expected: Change only where this is the value now, in the same language; None is unlimited.
-            Left out: whatever it is.
-    """
-
-    kind: LimitKind
-    value: int | str | None
-    device: int | str | None = None
-    expected: int | str | Anything | None = ANYTHING
+    def value_words(self, value: int | None) -> str:
+        """A value of this limit, for people."""
+        return _words(value, in_bytes=self.kind == "memory")
 
 
 _LimitChange = unfrozen(LimitChange)
@@ -150,9 +140,10 @@ def limit_change(
     after: int | None,
     effect: Effect,
     kind: LimitKind,
+    stored_before: int,
     file: tuple[str, tuple[int, int]],
 ) -> LimitChange:
-    """The same as `LimitChange(…, *file)`, in a third of the time."""
+    """The same as `LimitChange(…)`, in a third of the time."""
     change = _LimitChange()
     change.device = device
     change.before = before
@@ -160,6 +151,7 @@ def limit_change(
     change.effect = effect
     change.kind = kind
     change.path, change.file_id = file
+    change.stored_before = stored_before
     change.__class__ = LimitChange
     return change  # type: ignore[no-any-return]
 
@@ -190,9 +182,18 @@ class ValueChange(_Change):
         return f"{printable(self.path)}: {self.words}"
 
     @property
+    def name(self) -> str:
+        """Which value it is, for people."""
+        return self.field
+
+    @property
     def words(self) -> str:
         """What has changed, as a sentence without the file."""
         return f"{self.field} {self.before} -> {self.after}"
+
+    def value_words(self, value: int) -> str:
+        """A value of this field, for people."""
+        return str(value)
 
 
 # Where a running process looks at device 0's SM limit at each launch.

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ._core import ffi, lib
+from .edits import core_edit, edit_array, field_edit, memory_edit, sm_edit
 from .effects import (
     ANYTHING,
     REGION_FIELDS,
     Anything,
     Effect,
-    LimitEdit,
     ValueChange,
     edit_error,
     limit_change,
@@ -47,19 +47,19 @@ from .units import (
     UNLIMITED_SM_PERCENT,
     format_size,
     integer,
-    memory_limit_percent,
     memory_limit_value,
     sm_limit_or_none,
     sm_limit_value,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
     from typing import SupportsIndex
 
     from typing_extensions import Self
 
+    from .edits import CoreEdit, LimitEdit, RegionField
     from .effects import LimitChange
     from .errors import PathLike
 # Enough for a dozen processes on two devices; grows to what a region needs.
@@ -69,18 +69,10 @@ _MAX_PID = (1 << 31) - 1
 _SIGNED_SLOT_FIELDS = {"host_pid", "status"}
 
 _INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
-_UINT64_MAX = (1 << 64) - 1
 
 _edit = lib.hr_edit
-_MEMORY, _SM, _PRIORITY = lib.HR_MEMORY, lib.HR_SM, lib.HR_PRIORITY
-_SWITCH, _RECENT_KERNEL = lib.HR_SWITCH, lib.HR_RECENT_KERNEL
-_KINDS = {"memory": _MEMORY, "sm": _SM, "priority": _PRIORITY}
-_ALL_DEVICES = lib.HR_ALL_DEVICES
-_EXPECT, _PERCENT = lib.HR_EXPECT, lib.HR_PERCENT
+_MEMORY, _SM, _SWITCH = lib.HR_MEMORY, lib.HR_SM, lib.HR_SWITCH
 _FORCE, _DRY_RUN = lib.HR_FORCE, lib.HR_DRY_RUN
-_new = ffi.new
-_ONE_EDIT = ffi.typeof("struct hr_edit *")
-_EDIT_PER_DEVICE = ffi.typeof(f"struct hr_edit[{DEVICE_CAPACITY}]")
 # An Enum looks its members up through Python code.
 _IMMEDIATE = Effect.IMMEDIATE
 
@@ -649,14 +641,8 @@ class Region:
 
         Shell: ``hamiregion limits set FILE --memory 6GiB``.
         """
-        percent = memory_limit_percent(limit) if isinstance(limit, str) else None
-        value = memory_limit_value(limit) if percent is None else percent
-        compare = None if expected is ANYTHING else memory_limit_value(expected)
-        flags = (_FORCE if force else 0) | (_DRY_RUN if dry_run else 0)
-        made, count = self._set_limit(_MEMORY, value, percent is not None, device, compare, flags)
-        if count == 1:
-            return (self._memory_change(made[0]),)
-        return tuple([self._memory_change(each) for each in made[0:count]])
+        edits = (memory_edit(limit, device, expected),)
+        return self._make_edits(edits, force=force, dry_run=dry_run)
 
     def set_sm_limit(
         self,
@@ -692,61 +678,8 @@ class Region:
 
         Shell: ``hamiregion limits set FILE --sm 50``.
         """
-        value = sm_limit_value(percent)
-        compare = None if expected is ANYTHING else sm_limit_value(expected)
-        flags = (_FORCE if force else 0) | (_DRY_RUN if dry_run else 0)
-        made, count = self._set_limit(_SM, value, False, device, compare, flags)
-        return self._sm_changes(made[0:count])
-
-    def _set_limit(
-        self,
-        kind: int,
-        value: int,
-        is_percent: bool,
-        device: SupportsIndex | str | None,
-        expected: int | None,
-        flags: int,
-    ) -> tuple[Any, int]:
-        """Edit one device or all. Returns the core's edits, to be kept while read, and how many."""
-        if device is None:
-            edits = _new(_EDIT_PER_DEVICE)
-            edit, room = edits[0], DEVICE_CAPACITY
-        else:
-            edits = edit = _new(_ONE_EDIT)
-            room = 1
-        edit.kind, edit.value = kind, value
-        if is_percent:
-            edit.flags = _PERCENT
-        if expected is not None:
-            edit.flags |= _EXPECT
-            edit.expected = expected
-        if device is None:
-            edit.device = _ALL_DEVICES
-        elif type(device) is int and 0 <= device < DEVICE_CAPACITY:
-            edit.device = device
-        else:
-            # Lives until the edit is made.
-            _uuid = _name_device(edit, device)
-        code = _edit(self._handle, edits, 1, room, flags)
-        if code < 0:
-            self._fail_edit(code, [device])
-        return edits, code
-
-    def _memory_change(self, made: Any) -> LimitChange:
-        before, after = made.before or None, made.after or None
-        return limit_change(made.device, before, after, _IMMEDIATE, "memory", self._file)
-
-    def _sm_changes(self, made: Sequence[Any]) -> tuple[LimitChange, ...]:
-        edits = [
-            (each.device, sm_limit_or_none(each.before), sm_limit_or_none(each.after))
-            for each in made
-        ]
-        stops_launches = any(each.stops_launches for each in made)
-        effects = sm_limit_effects(self.layout, edits, stops_launches=stops_launches)
-        return tuple(
-            limit_change(*edit, effect, "sm", self._file)
-            for edit, effect in zip(edits, effects, strict=True)
-        )
+        edits = (sm_edit(percent, device, expected),)
+        return self._make_edits(edits, force=force, dry_run=dry_run)
 
     def _fail_edit(self, code: int, devices: Sequence[SupportsIndex | str | None]) -> NoReturn:
         """Raise for a failed edit; `devices` are those named, one per edit."""
@@ -774,40 +707,72 @@ class Region:
         without the last for some 100 ns, and so it stays where this process is killed then.
 
         Args:
-            edits: What to change, each device and kind once.
+            edits: What to change, each device and kind once; one without a device is of every
+                device of the region.
             force: Allow what `set_memory_limit` and `set_sm_limit` allow with it.
             dry_run: Check everything, change nothing.
 
         Returns:
-            One change per edit, in the same order.
+            The changes in the order of the edits; one for each device of an edit of every device.
 
         Raises:
-            ValueError: A value out of range, no device of the region, or the same one twice.
+            ValueError: No device of the region, or the same one twice.
             LimitConflict, LimitBelowUsage, RegionReadOnly, RegionStale, RegionCorrupt,
             RegionClosed: As `set_memory_limit`.
 
         Source: docs, What a region is (What an edit changes, and when).
         """
-        wanted = tuple(edits)
-        raw = ffi.new("struct hr_edit[]", max(1, len(wanted)))
-        kept = [_put_edit(raw[at], edit) for at, edit in enumerate(wanted)]
+        wanted = tuple(core_edit(edit) for edit in edits)
+        return self._make_edits(wanted, force=force, dry_run=dry_run)
+
+    def _make_edits(
+        self, edits: Sequence[CoreEdit], *, force: bool = False, dry_run: bool = False
+    ) -> tuple[Any, ...]:
+        """Make edits in one call of the core, all or none: every edit of a region is made here.
+
+        Returns:
+            One `LimitChange` or `ValueChange` for each value, in the order of the edits.
+        """
+        raw, room, kept = edit_array(edits)
         flags = (_FORCE if force else 0) | (_DRY_RUN if dry_run else 0)
-        code = _edit(self._handle, raw, len(wanted), len(raw), flags)
+        count = _edit(self._handle, raw, len(edits), room, flags)
+        if count < 0:
+            self._fail_edit(count, [edit[1] for edit in edits])
         del kept
-        if code < 0:
-            self._fail_edit(code, [edit.device for edit in wanted])
-        made = [raw[at] for at in range(code)]
-        sm_changes = iter(self._sm_changes([each for each in made if each.kind == _SM]))
+        if count == 1 and edits[0][0] == _MEMORY:
+            return (self._memory_change(raw[0]),)
         changes: list[LimitChange | ValueChange] = []
-        for each in made:
-            if each.kind == _SM:
+        # Judged together, where the first of them stands.
+        sm_changes: Iterator[LimitChange] | None = None
+        for at in range(count):
+            edit = raw[at]
+            kind = edit.kind
+            if kind == _MEMORY:
+                changes.append(self._memory_change(edit))
+            elif kind == _SM:
+                sm_changes = sm_changes or self._sm_changes(raw[0:count])
                 changes.append(next(sm_changes))
-            elif each.kind == _MEMORY:
-                changes.append(self._memory_change(each))
             else:
-                before, after = signed(each.before), each.after
-                changes.append(ValueChange("priority", before, after, _IMMEDIATE, *self._file))
+                effect = switch_effect(self.layout) if kind == _SWITCH else _IMMEDIATE
+                values = signed(edit.before), signed(edit.after), effect
+                changes.append(ValueChange(REGION_FIELDS[kind], *values, *self._file))
         return tuple(changes)
+
+    def _memory_change(self, made: Any) -> LimitChange:
+        before, after = made.before, made.after
+        values = before or None, after or None
+        return limit_change(made.device, *values, _IMMEDIATE, "memory", before, self._file)
+
+    def _sm_changes(self, made: Sequence[Any]) -> Iterator[LimitChange]:
+        sm = [each for each in made if each.kind == _SM]
+        edits = [
+            (each.device, sm_limit_or_none(each.before), sm_limit_or_none(each.after))
+            for each in sm
+        ]
+        stops_launches = any(each.stops_launches for each in sm)
+        effects = sm_limit_effects(self.layout, edits, stops_launches=stops_launches)
+        for each, edit, effect in zip(sm, edits, effects, strict=True):
+            yield limit_change(*edit, effect, "sm", each.before, self._file)
 
     def set_utilization_switch(
         self, on: bool, *, expected: bool | Anything = ANYTHING, dry_run: bool = False
@@ -828,9 +793,8 @@ class Region:
             TypeError: Neither True nor False.
             RegionReadOnly, RegionStale, RegionClosed: As `set_memory_limit`.
         """
-        effect = switch_effect(self.layout)
-        compare = None if expected is ANYTHING else _switch_value(expected)
-        return self._set_value(_SWITCH, _switch_value(on), compare, effect, dry_run)
+        compare = expected if isinstance(expected, Anything) else _switch_value(expected)
+        return self._set_field("utilization_switch", _switch_value(on), compare, dry_run)
 
     def set_priority(
         self,
@@ -849,7 +813,7 @@ class Region:
             LimitConflict, RegionReadOnly, RegionStale, RegionClosed: As `set_utilization_switch`.
         """
         to = integer("a priority", n, 0, _INT32_MAX)
-        return self._set_value(_PRIORITY, to, _int32_or_none(expected), _IMMEDIATE, dry_run)
+        return self._set_field("priority", to, expected, dry_run)
 
     def set_recent_kernel(
         self,
@@ -869,19 +833,14 @@ class Region:
             LimitConflict, RegionReadOnly, RegionStale, RegionClosed: As `set_utilization_switch`.
         """
         to = integer("the launch mark", n, -1, _INT32_MAX)
-        return self._set_value(_RECENT_KERNEL, to, _int32_or_none(expected), _IMMEDIATE, dry_run)
+        return self._set_field("recent_kernel", to, expected, dry_run)
 
-    def _set_value(
-        self, kind: int, to: int, expected: int | None, effect: Effect, dry_run: bool
+    def _set_field(
+        self, field: RegionField, to: int, expected: SupportsIndex | Anything, dry_run: bool
     ) -> ValueChange:
-        edit = _new(_ONE_EDIT)
-        edit.kind, edit.value = kind, to & _UINT64_MAX
-        if expected is not None:
-            edit.flags, edit.expected = _EXPECT, expected & _UINT64_MAX
-        code = _edit(self._handle, edit, 1, 1, _DRY_RUN if dry_run else 0)
-        if code < 0:
-            self._fail_edit(code, [None])
-        return ValueChange(REGION_FIELDS[kind], signed(edit.before), to, effect, *self._file)
+        change: ValueChange
+        (change,) = self._make_edits((field_edit(field, to, expected),), dry_run=dry_run)
+        return change
 
     # ---- the lock -------------------------------------------------------------------------------
 
@@ -1297,51 +1256,6 @@ def _uuid_bytes(uuid: str) -> bytes:
             "printable ASCII characters"
         )
     return text
-
-
-def _name_device(raw: Any, device: SupportsIndex | str) -> Any:
-    """Put a device into an edit. Returns what has to live until the edit is made."""
-    if isinstance(device, str):
-        if "\0" in device:
-            raise ValueError("a uuid has no NUL character")
-        raw.uuid = uuid = ffi.new("char[]", device.encode("utf-8", "surrogateescape"))
-        return uuid
-    raw.device = integer("a device", device, 0, DEVICE_CAPACITY - 1)
-    return None
-
-
-def _put_edit(raw: Any, edit: LimitEdit) -> Any:
-    """Put an edit into the core's form. Returns what has to live until it is made."""
-    if not isinstance(edit, LimitEdit):
-        raise TypeError(f"an edit is a LimitEdit(kind, value, device=…), not {type(edit).__name__}")
-    kind = _KINDS.get(edit.kind)
-    if kind is None:
-        raise ValueError(f"an edit is of memory, sm or priority, not {edit.kind!r}")
-    raw.kind = kind
-    if edit.expected is not ANYTHING:
-        raw.flags = _EXPECT
-    if kind == _PRIORITY:
-        if edit.device is not None:
-            raise ValueError("a priority is the whole region's; name no device")
-        raw.value = integer("a priority", edit.value, 0, _INT32_MAX)  # type: ignore[arg-type]
-        raw.expected = (_int32_or_none(edit.expected) or 0) & _UINT64_MAX  # type: ignore[arg-type]
-        return None
-    if edit.device is None:
-        raise ValueError(f"an edit of {edit.kind} names its device, by index or uuid")
-    percent = memory_limit_percent(edit.value) if kind == _MEMORY else None
-    if percent is not None:
-        raw.flags |= _PERCENT
-    to_value = memory_limit_value if kind == _MEMORY else sm_limit_value
-    raw.value = to_value(edit.value) if percent is None else percent
-    raw.expected = 0 if edit.expected is ANYTHING else to_value(edit.expected)
-    return _name_device(raw, edit.device)
-
-
-def _int32_or_none(expected: SupportsIndex | Anything) -> int | None:
-    """What `expected` says of a 32-bit value; None where it was left out."""
-    if expected is ANYTHING:
-        return None
-    return integer("an expected value", expected, _INT32_MIN, _INT32_MAX)
 
 
 def _switch_value(on: bool) -> int:

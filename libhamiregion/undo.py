@@ -6,14 +6,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import attrs
 
+from .edits import stored_edit
 from .effects import LimitChange, ValueChange
 from .errors import LimitBelowUsage, LimitConflict, RegionError, RegionNotFound
 from .region import open_region
 from .text import printable
+from .units import memory_limit_value, sm_limit_or_none, sm_limit_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from .effects import LimitKind
     from .region import Region
 
 #: What has become of a change that was to be taken back. ``undone``: what stood there before stands
@@ -32,15 +35,28 @@ class UndoOutcome:
         change: The change.
         status: An `UndoStatus`.
         message: Why it was not taken back, as a sentence, escaped; None if it was, or need not be.
+        replaced: The change of which `after` stood there and has gone, where this one was taken
+            back: of several in a row the last. None where it was not.
+        restored: The change of which `before` stands there again: of several in a row the first.
     """
 
     change: LimitChange | ValueChange
     status: UndoStatus
     message: str | None = None
+    replaced: LimitChange | ValueChange | None = None
+    restored: LimitChange | ValueChange | None = None
 
     def __str__(self) -> str:
+        change = self.change
+        shown: Any = change.value_words
         why = "" if self.message is None else f": {self.message}"
-        return f"{self.status}: {self.change}{why}"
+        if self.replaced is not None and self.restored is not None:
+            what = f"back from {shown(self.replaced.after)} to {shown(self.restored.before)}"
+        elif self.status == "not_needed":
+            what = f"is {shown(change.before)} already"
+        else:
+            what = f"not put back from {shown(change.after)} to {shown(change.before)}"
+        return f"{self.status}: {printable(change.path)}: {change.name} {what}{why}"
 
 
 def undo(
@@ -120,7 +136,7 @@ def _undo_value(region: Region, changes: list[Change], *, force: bool) -> list[U
         # To what was there at the beginning; where that is refused, to what was there after that.
         for at in range(first, last + 1):
             try:
-                _set_back(region, newest, changes[at].before, force=force)
+                _set_back(region, newest, changes[at], force=force)
             except LimitConflict as error:
                 is_back = error.found == newest.before
                 outcomes[last] = (
@@ -132,34 +148,46 @@ def _undo_value(region: Region, changes: list[Change], *, force: bool) -> list[U
             except (RegionError, OSError, ValueError) as error:
                 outcomes[at] = _not_undone(changes[at], error)
             else:
-                outcomes |= {n: UndoOutcome(changes[n], "undone") for n in range(at, last + 1)}
+                outcomes |= {
+                    n: UndoOutcome(changes[n], "undone", replaced=newest, restored=changes[at])
+                    for n in range(at, last + 1)
+                }
                 break
         last = first - 1
     return [outcomes[number] for number in range(len(changes))]
 
 
-def _set_back(region: Region, newest: Change, before: Any, *, force: bool) -> None:
-    """Set a value to what it was before, where a change has left it.
+def _set_back(region: Region, newest: Change, oldest: Change, *, force: bool) -> None:
+    """Set a value to what it was before one change, where another one has left it.
 
     Raises:
         LimitConflict: Something else stands there.
         RegionError, OSError, ValueError: It cannot be set.
     """
-    if isinstance(newest, LimitChange):
-        setter = region.set_memory_limit if newest.kind == "memory" else region.set_sm_limit
-        # What goes back may be of a device that without it has neither limit nor use.
-        setter(
-            before,
-            device=newest.device,
-            expected=newest.after,
-            force=force or newest.device not in region.device_indices,
-        )
-    elif newest.field == "priority":
-        region.set_priority(before, expected=newest.after)
-    elif newest.field == "utilization_switch":
-        region.set_utilization_switch(bool(before), expected=bool(newest.after))
-    else:
-        region.set_recent_kernel(before, expected=newest.after)
+    if isinstance(newest, ValueChange):
+        if newest.field == "priority":
+            region.set_priority(oldest.before or 0, expected=newest.after)
+        elif newest.field == "utilization_switch":
+            region.set_utilization_switch(bool(oldest.before), expected=bool(newest.after))
+        else:
+            region.set_recent_kernel(oldest.before or 0, expected=newest.after)
+        return
+    assert isinstance(oldest, LimitChange)  # noqa: S101 (of the same value as the newest)
+    # What goes back may be of a device that without it has neither limit nor use.
+    force = force or newest.device not in region.device_indices
+    expected = _stored(newest.kind, newest.after, None)
+    stored = _stored(newest.kind, oldest.before, oldest.stored_before)
+    edit = stored_edit(newest.kind, stored, newest.device, expected)
+    region._make_edits((edit,), force=force)
+
+
+def _stored(kind: LimitKind, limit: int | None, known: int | None) -> int:
+    """A limit as it is stored; `known` says which of the unlimited values it was."""
+    if kind == "memory":
+        return memory_limit_value(limit)
+    if limit is None and known is not None and sm_limit_or_none(known) is None:
+        return known
+    return sm_limit_value(limit)
 
 
 def _not_undone(change: LimitChange | ValueChange, error: Exception) -> UndoOutcome:

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, cast
 import attrs
 import click
 
-from libhamiregion import RegionError, open_region
+from libhamiregion import LimitChange, LimitEdit, RegionError, open_region
 from libhamiregion.effects import ANYTHING
 from libhamiregion.text import printable
-from libhamiregion.units import memory_limit_percent, memory_limit_value, sm_limit_value
 
 from . import options
 from .failures import FAILED, ErrorGroup, bad_arguments, sentence
@@ -31,7 +30,8 @@ from .tables import (
 )
 
 if TYPE_CHECKING:
-    from libhamiregion import Layout, LimitChange, Region
+    from libhamiregion import Layout, Region
+    from libhamiregion.effects import Anything
 
 # Over a node, by plan. Imported when asked for: most calls are about one file.
 _BY_PLAN = ("apply", "diff", "export")
@@ -140,9 +140,10 @@ def set_(
     hamiregion limits set FILE --memory 8GiB --if-equals 4GiB
     hamiregion limits set DIR/*/*.cache --memory 80% --dry-run
 
-    Of several files each is changed wholly or not at all.  One that cannot be is a line on stderr,
-    the others are changed all the same, and the exit code is 1.  A file that is named twice is
-    changed once.
+    Each file is changed wholly or not at all, also by a command that is killed, but for the 100 ns
+    between the stores of one file.  Of several files one that cannot be changed is a line on
+    stderr, the others are changed all the same, and the exit code is 1.  A file that is named twice
+    is changed once.
 
     JSON, one object per file that was changed: path, layout, dry_run, and changes, a list of
     objects with the keys limit ("memory" or "sm"), device, before, after (bytes or percent, null is
@@ -152,18 +153,8 @@ def set_(
         raise click.UsageError("Say what to set: --memory, --sm or both.")
     if if_equals is not None and memory is not None and sm is not None:
         raise click.UsageError("--if-equals compares one limit: give --memory or --sm, not both.")
-    expected = ANYTHING if if_equals is None else if_equals
-    _check_words(paths, memory, sm, if_equals)
-
-    def edit(region: Region, dry_run: bool) -> list[LimitChange]:
-        done: list[LimitChange] = []
-        for value, setter in ((memory, region.set_memory_limit), (sm, region.set_sm_limit)):
-            if value is not None:
-                done += setter(
-                    value, device=device, expected=expected, force=force, dry_run=dry_run
-                )
-        return done
-
+    edits = _edits(memory, sm, device, ANYTHING if if_equals is None else if_equals)
+    _check_paths(paths)
     failed = False
     edited: set[tuple[int, int]] = set()
     for path in paths:
@@ -173,10 +164,7 @@ def set_(
                 if region.file_id in edited:
                     continue
                 edited.add(region.file_id)
-                # Both are checked before either is stored: two limits, but one command.
-                changes = edit(region, dry_run=True)
-                if not dry_run:
-                    changes = edit(region, dry_run=False)
+                made = region.edit_limits(edits, force=force, dry_run=dry_run)
         except (RegionError, OSError, click.UsageError) as error:
             if len(paths) == 1:
                 raise
@@ -185,8 +173,10 @@ def set_(
             click.echo(f"Error: {printable(said)}", err=True)
             continue
         start = f"{printable(path)}: " if len(paths) > 1 else ""
+        # None of the edits is of the priority.
+        changes = [each for each in made if isinstance(each, LimitChange)]
         lines = [f"{start}{_sentence(change)}" for change in changes]
-        made = [
+        answer = [
             {
                 "limit": change.kind,
                 "device": change.device,
@@ -196,7 +186,7 @@ def set_(
             }
             for change in changes
         ]
-        show_done("limit-changes/1", region, lines, as_json, dry_run=dry_run, changes=made)
+        show_done("limit-changes/1", region, lines, as_json, dry_run=dry_run, changes=answer)
     return FAILED if failed else 0
 
 
@@ -204,17 +194,20 @@ def set_(
 _SIZE_ALONE = re.compile(r"[0-9.]*(?:[kmgt](?:ib?)?|b|%)", re.ASCII | re.IGNORECASE)
 
 
-def _check_words(
-    paths: tuple[str, ...], memory: str | None, sm: str | None, if_equals: str | None
-) -> None:
-    """Find what is wrong with the values before the first of several files is changed."""
+def _edits(
+    memory: str | None, sm: str | None, device: int | str | None, expected: str | Anything
+) -> list[LimitEdit]:
+    """What to change in each file; what is wrong with a value is said before the first of them."""
+    edits = []
     with bad_arguments():
-        if memory is not None and memory_limit_percent(memory) is None:
-            memory_limit_value(memory)
+        if memory is not None:
+            edits.append(LimitEdit("memory", memory, device, expected))
         if sm is not None:
-            sm_limit_value(sm)
-        if if_equals is not None:
-            (memory_limit_value if sm is None else sm_limit_value)(if_equals)
+            edits.append(LimitEdit("sm", sm, device, expected))
+    return edits
+
+
+def _check_paths(paths: tuple[str, ...]) -> None:
     for path in paths[1:]:
         if _SIZE_ALONE.fullmatch(path) and not os.path.lexists(path):
             raise click.UsageError(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import attrs
 
-from libhamiregion.effects import LimitEdit
+from libhamiregion.edits import LimitEdit
 from libhamiregion.errors import LimitBelowUsage, LimitConflict, RegionError
 from libhamiregion.text import printable
 from libhamiregion.units import format_size

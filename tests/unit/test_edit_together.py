@@ -1,6 +1,7 @@
 """Several values of one region change together, and fields only where they are as expected."""
 
 import os
+from typing import Any
 
 import pytest
 from region_bytes import RegionFileFactory
@@ -76,27 +77,69 @@ def test_a_dry_run_checks_and_stores_nothing(region_file: RegionFileFactory) -> 
 
 
 @pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (("sm", 0, 0), "1 to 100 percent"),
+        (("memory", 0, 0), "say None"),
+        (("memory", "0%", 0), "say None"),
+        (("memory", 1, 0, "80%"), "of what"),
+        (("priority", 1, 0), "whole region's"),
+        (("priority", -1), "a priority is 0 to 2147483647, not -1"),
+        (("priority", 1 << 31), "a priority is 0 to 2147483647, not 2147483648"),
+        (("power", 1, 0), "not 'power'"),
+        (("sm", 50, 16), "a device is 0 to 15"),
+        (("sm", 50, "GPU-\0"), "NUL"),
+    ],
+)
+def test_what_is_no_edit_is_a_value_error_where_it_is_written(
+    edit: tuple[Any, ...], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        LimitEdit(*edit)
+
+
+@pytest.mark.parametrize(
     ("edits", "message"),
     [
         ([LimitEdit("memory", 1, device=0), LimitEdit("memory", 2, device=0)], "twice"),
-        ([LimitEdit("memory", 1)], "names its device"),
-        ([LimitEdit("sm", 50, device=16)], "a device is 0 to 15"),
-        ([LimitEdit("sm", 0, device=0)], "1 to 100 percent"),
-        ([LimitEdit("memory", 0, device=0)], "say None"),
-        ([LimitEdit("priority", 1, device=0)], "whole region's"),
-        ([LimitEdit("priority", -1)], "a priority is 0 to 2147483647, not -1"),
-        ([LimitEdit("priority", 1 << 31)], "a priority is 0 to 2147483647, not 2147483648"),
-        ([LimitEdit("power", 1, device=0)], "not 'power'"),  # type: ignore[arg-type]
+        ([LimitEdit("sm", 50), LimitEdit("sm", 40, device=1)], "device 1 stands twice"),
+        ([LimitEdit("sm", 50), LimitEdit("sm", 40)], "device 0 stands twice"),
     ],
 )
-def test_what_is_no_edit_is_a_value_error(
+def test_what_no_region_takes_is_a_value_error_and_changes_nothing(
     region_file: RegionFileFactory, edits: list[LimitEdit], message: str
 ) -> None:
+    file = region_file(memory_limits=["4GiB", "3GiB"])
+    before = file.path.read_bytes()
     with (
-        open_region(region_file().path, writable=True) as region,
+        open_region(file.path, writable=True) as region,
         pytest.raises(ValueError, match=message),
     ):
-        region.edit_limits(edits)
+        region.edit_limits([LimitEdit("priority", 0), *edits])
+    assert file.path.read_bytes() == before
+
+
+@pytest.mark.parametrize("limits", [["4GiB", "3GiB"], []], ids=["two devices", "all 16"])
+def test_an_edit_without_a_device_is_of_every_device(
+    region_file: RegionFileFactory, limits: list[str]
+) -> None:
+    file = region_file(memory_limits=limits)
+    with open_region(file.path, writable=True) as region:
+        devices = region.device_indices
+        assert len(devices) == (2 if limits else 16)
+        changes = region.edit_limits([LimitEdit("memory", "2GiB"), LimitEdit("sm", 30)])
+        told = [(each.kind, each.device) for each in changes if isinstance(each, LimitChange)]
+        assert told == [(kind, device) for kind in ("memory", "sm") for device in devices]
+        assert {region.memory_limit(each) for each in devices} == {2 * GIB}
+        assert {region.sm_limit(each) for each in devices} == {30}
+        with pytest.raises(LimitConflict):
+            region.edit_limits([LimitEdit("sm", 40), LimitEdit("memory", "1GiB", expected="3GiB")])
+        assert {region.sm_limit(each) for each in devices} == {30}
+
+
+def test_no_edit_at_all_changes_nothing(region_file: RegionFileFactory) -> None:
+    with open_region(region_file().path, writable=True) as region:
+        assert region.edit_limits([]) == ()
 
 
 def test_a_reader_edits_nothing(region_file: RegionFileFactory) -> None:

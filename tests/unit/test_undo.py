@@ -68,14 +68,56 @@ def test_a_value_that_somebody_else_has_set_since_stays(file: RegionFile) -> Non
     assert (first.status, first.message) == ("undone", None)
     assert second.status == "conflict"
     assert "device 1 is 5 GiB" in str(second)
-    assert str(second).startswith(f"conflict: {file.path}: device 1: memory limit 4 GiB -> 3.2 GiB")
+    assert str(first) == f"undone: {file.path}: device 0: memory limit back from 6.4 GiB to 8 GiB"
+    start = f"conflict: {file.path}: device 1: memory limit not put back from 3.2 GiB to 4 GiB: "
+    assert str(second).startswith(start)
+
+
+def test_what_stood_there_in_between_is_not_told_as_what_stands_there_again(
+    file: RegionFile,
+) -> None:
+    with open_region(file.path, writable=True) as region:
+        changes = [
+            *region.set_sm_limit(20, device=0),
+            region.set_priority(7),
+            *region.set_sm_limit("unlimited", device=0),
+        ]
+        sentences = [str(each).removeprefix(f"undone: {file.path}: ") for each in undo(changes)]
+    assert sentences == [
+        "device 0: SM limit back from unlimited to 50 %",
+        "priority back from 7 to 1",
+        "device 0: SM limit back from unlimited to 50 %",
+    ]
+    assert changes[0].value_words(changes[0].after) == "20 %"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("stored", [0, 100, 150, 2**64 - 1])
+@pytest.mark.parametrize("travels", [False, True])
+def test_an_unlimited_sm_limit_goes_back_to_the_very_value(
+    region_file: RegionFileFactory, stored: int, travels: bool
+) -> None:
+    file = region_file(uuids=UUIDS[:1])
+    file.put("sm_limit", stored)
+    before = file.path.read_bytes()
+    with open_region(file.path, writable=True) as region:
+        changes: Changes = [*region.set_sm_limit(30), *region.set_sm_limit(20)]
+        if travels:
+            texts = [json.dumps(attrs.asdict(change)) for change in changes]
+            changes = [LimitChange(**json.loads(text)) for text in texts]
+        assert statuses(undo(changes)) == ["undone", "undone"]
+        assert file.path.read_bytes() == before
+        # As it was kept by a version that did not know it.
+        known = attrs.evolve(region.set_sm_limit(30)[0], stored_before=None)
+        assert statuses(undo([known])) == ["undone"]
+        assert region.sm_limit(0) is None
 
 
 def test_a_change_that_is_undone_by_hand_is_not_needed(file: RegionFile) -> None:
     with open_region(file.path, writable=True) as region:
         changes = region.set_memory_limit("6GiB", device=0)
         region.set_memory_limit("8GiB", device=0)
-    assert statuses(undo(changes)) == ["not_needed"]
+    (outcome,) = undo(changes)
+    assert str(outcome) == f"not_needed: {file.path}: device 0: memory limit is 8 GiB already"
 
 
 @pytest.mark.parametrize("travel", [pickle.dumps, None], ids=["pickle", "json"])
