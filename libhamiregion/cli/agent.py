@@ -129,7 +129,7 @@ def agent(
     """  # noqa: D301 (click looks for the character itself)
     _check(once=once, dry_run=dry_run, **wanted)
     with bad_arguments():
-        node = place.open(wanted["pod_labels"])
+        node = place.open(wanted["pod_labels"], waits=once)
     sampler = NvmlSampler(library, sensors=bool(wanted["listen"]))
     runner = run_service(
         "agent",

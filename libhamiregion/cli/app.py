@@ -10,13 +10,13 @@ EXTRAS = {
     "cattrs": "plan",
     "click": "cli",
     "h11": "exporter",
+    "ijson": "kubernetes",
     "isal": "exporter",
     "jinja2": "cli",
-    "kubernetes": "kubernetes",
     "markupsafe": "cli",
     "prometheus_client": "exporter",
     "rich": "cli",
-    "yaml": "exporter,plan",
+    "yaml": "exporter,kubernetes,plan",
 }
 
 

@@ -76,7 +76,7 @@ def exporter(
     --collector.disable-defaults --collector.nvml for HAMi's own metrics alone.
 
     HAMi's metrics keep their labels exactly, unless --label, --pod-label or --node-label asks for
-    more.  --pod-label needs the extra `kubernetes` and the right to list pods.
+    more.  --pod-label needs the extra `kubernetes` and the rights to list and watch pods.
 
     \b
     hamiregion exporter --listen :9394
@@ -96,7 +96,7 @@ def exporter(
     ServiceLog(as_json=as_json).capture_logging(log_level)
     # Neither is closed: waiting for a driver that does not answer would never end.
     with bad_arguments():
-        node = place.open(pod_labels)
+        node = place.open(pod_labels, waits=once)
     sampler = None
     if "nvml" in collectors:
         by_process = not collectors.isdisjoint(("processes", "unaccounted", "doctor"))

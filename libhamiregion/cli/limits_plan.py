@@ -107,7 +107,7 @@ class PlanChoice:
             raise InvalidPlan(f"the plan cannot be used\n{error}") from None
 
     def _pods(self) -> PodAnnotations:
-        return PodAnnotations(str(self.place.node_name), kubeconfig=self.place.kubeconfig)
+        return PodAnnotations(pods=self.place.pods())
 
 
 annotations_option = click.option(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from libhamiregion.node import Node, NvmlSampler, Selector
     from libhamiregion.node.names import NameResolver
+    from libhamiregion.node.node_pods import NodePods
 
 if TYPE_CHECKING:
     ParsedType = click.ParamType[Any]
@@ -212,6 +213,10 @@ no_driver_option = click.option("--no-driver", is_flag=True, help="Do not ask th
 wide_option = click.option("--wide", "-w", is_flag=True, help="With uuids, users and files.")
 
 
+# A verb that runs once shows what the API knows, if that answers.
+_NAMES_WAIT_S = 5.0
+
+
 @attrs.frozen
 class NodeChoice:
     """The node that the options choose which say where it is, and what its pods are called."""
@@ -223,26 +228,42 @@ class NodeChoice:
     kubeconfig: str | None
     outside: bool = False
     proc: str = "/proc"
+    _watches: list[NodePods] = attrs.field(factory=list, init=False, eq=False, repr=False)
 
-    def open(self, pod_labels: Sequence[str] = ()) -> Node:
+    def pods(self, pod_labels: Sequence[str] = ()) -> NodePods:
+        """The watch of this node's pods: one for all that this process wants of the API.
+
+        Args:
+            pod_labels: Which labels of the pods to keep; they count at the first call.
+        """
+        from libhamiregion.node import NodePods
+
+        if not self._watches:
+            watch = NodePods(self.node_name, kubeconfig=self.kubeconfig, labels=pod_labels)
+            self._watches.append(watch)
+        return self._watches[0]
+
+    def open(self, pod_labels: Sequence[str] = (), *, waits: bool = True) -> Node:
         """Make the node; the caller closes it.
 
         Args:
             pod_labels: What to ask the API for, beside names.
+            waits: Whether the first names may wait for the API, as is right for what runs once.
 
         Raises:
             ValueError: One of these is no label that a pod can have.
         """
         # Verbs about one region need nothing of a node, and start sooner without it.
         from libhamiregion.node import ChainedNames, DockerNames, Node, PodLogNames
+        from libhamiregion.node.kubernetes_names import checked_labels
 
         resolvers: list[NameResolver] = [PodLogNames(self.pod_logs), DockerNames()]
         if self.names == "kubernetes" or pod_labels:
             from libhamiregion.node import KubernetesNames
 
-            resolvers.append(
-                KubernetesNames(self.node_name, kubeconfig=self.kubeconfig, pod_labels=pod_labels)
-            )
+            pods = self.pods(checked_labels(pod_labels))
+            wait_s = _NAMES_WAIT_S if waits else 0.0
+            resolvers.append(KubernetesNames(pod_labels=pod_labels, pods=pods, wait_s=wait_s))
         names = ChainedNames(resolvers)
         return Node(self.roots or None, proc=self.proc, names=names, outside=self.outside)
 

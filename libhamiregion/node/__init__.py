@@ -4,11 +4,14 @@ import logging
 
 from .claims import ClaimName
 from .containers import Container, MissingReason
-from .daemon_names import DockerApiNames, KubernetesNames
+from .docker_api_names import DockerApiNames
 from .doctor import Finding, FindingKind, Repair, Severity, diagnose, repair
+from .kubernetes_error import KubernetesError
+from .kubernetes_names import KubernetesNames
 from .matching import HostProcess, RegionProcesses
 from .names import ChainedNames, DockerNames, PodLogNames, PodName
 from .node import Node, NodeBusy, NodeChanges, NodeSnapshot
+from .node_pods import NodePods
 from .nvml import NvmlSample, NvmlSampler, NvmlState
 from .observation import Gap, Observation, Observer
 from .processes import ProcessTable
@@ -32,11 +35,13 @@ __all__ = [
     "FindingKind",
     "Gap",
     "HostProcess",
+    "KubernetesError",
     "KubernetesNames",
     "MissingReason",
     "Node",
     "NodeBusy",
     "NodeChanges",
+    "NodePods",
     "NodeProcess",
     "NodeSnapshot",
     "NvmlSample",

@@ -21,15 +21,20 @@ class ClaimName:
         claim: The claim's name.
         holders: The containers that hold it, by pod and name; ``container`` is None where the pod
             does not tell which of its containers does.
+        has_others: Whether it is reserved for something beside pods, such as a PodGroup, whose
+            pods hold it and are not among `holders`.
     """
 
     namespace: str
     claim: str
     holders: tuple[PodName, ...]
+    has_others: bool = False
 
     @property
     def pod_name(self) -> PodName:
         """The names of its only pod and container, if it has one, else its own."""
+        if self.has_others:
+            return PodName(self.namespace, None, self.claim)
         pods = {each.pod for each in self.holders}
         own = self.holders[0].container if len(self.holders) == 1 else None
         return PodName(self.namespace, pods.pop() if len(pods) == 1 else None, own or self.claim)
@@ -78,12 +83,24 @@ def claims_of(pod: Any) -> Iterator[tuple[str, PodName]]:
 
 def reserved_for(claim: Any) -> frozenset[str]:
     """The UIDs of the pods that a claim, as the API shows it, is reserved for."""
-    consumers = _dicts(_dict(_dict(claim).get("status")), "reservedFor")
     return frozenset(
         each["uid"]
-        for each in consumers
-        if each.get("resource") == "pods" and isinstance(each.get("uid"), str)
+        for each in _consumers(claim)
+        if _is_a_pod(each) and isinstance(each.get("uid"), str)
     )
+
+
+def is_reserved_for_others(claim: Any) -> bool:
+    """Whether a claim, as the API shows it, is reserved for something that is no pod."""
+    return any(not _is_a_pod(each) for each in _consumers(claim))
+
+
+def _consumers(claim: Any) -> list[dict[str, Any]]:
+    return _dicts(_dict(_dict(claim).get("status")), "reservedFor")
+
+
+def _is_a_pod(consumer: dict[str, Any]) -> bool:
+    return consumer.get("resource") == "pods" and not consumer.get("apiGroup")
 
 
 def _dict(value: Any) -> dict[str, Any]:

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import glob
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
 from libhamiregion.layouts import DEVICE_CAPACITY
-from libhamiregion.node.daemon_names import pod_uids
+from libhamiregion.node.node_pod import ANNOTATION_PREFIX, pods_by_uid
 from libhamiregion.node.selector import Selector
 from libhamiregion.text import printable
 
@@ -26,9 +26,10 @@ from .limit_plan import LimitPlan, Limits, Rule
 from .sources import SourceReading
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
-ANNOTATION_PREFIX: Final = "hamiregion.io/"
+    from libhamiregion.node.node_pod import NodePod
+
 _KNOWN: Final = "[CONTAINER.]{memory-limit,sm-limit,priority}[.DEVICE]"
 # A container's name has no dot, so the parts of a key cannot be confused.
 _KEY: Final = re.compile(
@@ -36,64 +37,10 @@ _KEY: Final = re.compile(
     r"(?P<field>memory-limit|sm-limit|priority)"
     r"(?:\.(?P<device>0|[1-9][0-9]?))?\Z"
 )
-_CONTAINER_KINDS: Final = ("initContainers", "containers", "ephemeralContainers")
 _SHOWN: Final = 80
 
 
-@attrs.frozen
-class AnnotatedPod:
-    """A pod with what it asks for.
-
-    Attributes:
-        namespace: Its namespace.
-        name: Its name.
-        uids: The UIDs under which the node knows it.
-        containers: The names of its containers, of all kinds.
-        annotations: Those of this library, without the prefix.
-    """
-
-    namespace: str
-    name: str
-    uids: tuple[str, ...]
-    containers: tuple[str, ...]
-    annotations: Mapping[str, str]
-
-
-def annotated_pod(item: Any) -> AnnotatedPod | None:
-    """A pod as the API lists it; None if it is no pod, or asks for nothing.
-
-    Args:
-        item: A pod's JSON object.
-    """
-    metadata = _dict(_dict(item).get("metadata"))
-    namespace, name = metadata.get("namespace"), metadata.get("name")
-    ours = {
-        key.removeprefix(ANNOTATION_PREFIX): text
-        for key, text in _dict(metadata.get("annotations")).items()
-        if key.startswith(ANNOTATION_PREFIX) and isinstance(text, str)
-    }
-    uids = pod_uids(item)
-    if not (isinstance(namespace, str) and isinstance(name, str) and ours and uids):
-        return None
-    spec = _dict(_dict(item).get("spec"))
-    containers = tuple(
-        container["name"]
-        for kind in _CONTAINER_KINDS
-        for container in _list(spec.get(kind))
-        if isinstance(container, dict) and isinstance(container.get("name"), str)
-    )
-    return AnnotatedPod(namespace, name, uids, containers, ours)
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def plan_of_pods(pods: Iterable[AnnotatedPod]) -> SourceReading:
+def plan_of_pods(pods: Iterable[NodePod]) -> SourceReading:
     """What the annotations of these pods come to.
 
     A bad annotation concerns its pod only: no rule is made of any of its annotations, the problem
@@ -102,20 +49,25 @@ def plan_of_pods(pods: Iterable[AnnotatedPod]) -> SourceReading:
     rules: list[Rule] = []
     problems: dict[str, str] = {}
     held: set[str] = set()
-    for pod in sorted(pods, key=lambda each: (each.namespace, each.name)):
-        found, wrong = _rules(pod)
+    everybody = list(pods)
+    stands_for = pods_by_uid(everybody)
+    for pod in sorted(everybody, key=lambda each: (each.namespace, each.name)):
+        if not pod.annotations:
+            continue
+        uids = [uid for uid in pod.uids if stands_for[uid] is pod]
+        found, wrong = _rules(pod, uids)
         if wrong:
             more = [f"and {len(wrong) - 5} more"] if len(wrong) > 5 else []
             problems[printable(f"{pod.namespace}/{pod.name}", 2 * 253)] = "; ".join(
                 [*wrong[:5], *more]
             )
-            held.update(pod.uids)
+            held.update(uids)
         else:
             rules += found
     return SourceReading(LimitPlan(tuple(rules)), problems, frozenset(held))
 
 
-def _rules(pod: AnnotatedPod) -> tuple[list[Rule], list[str]]:
+def _rules(pod: NodePod, uids: Iterable[str]) -> tuple[list[Rule], list[str]]:
     rules = []
     wrong = []
     name = printable(f"annotations of {pod.namespace}/{pod.name}", 2 * 253)
@@ -125,13 +77,13 @@ def _rules(pod: AnnotatedPod) -> tuple[list[Rule], list[str]]:
         except ValueError as error:
             wrong.append(f"{ANNOTATION_PREFIX}{printable(key, _SHOWN)}: {error}")
         else:
-            rules += [Rule(attrs.evolve(select, pod_uid=uid), limits, name) for uid in pod.uids]
+            rules += [Rule(attrs.evolve(select, pod_uid=uid), limits, name) for uid in uids]
     # The more exactly a rule says what it means, the later it stands.
     rules.sort(key=lambda r: (r.select.container is not None, r.select.device is not None))
     return rules, wrong
 
 
-def _request(pod: AnnotatedPod, key: str, text: str) -> tuple[Selector, Limits]:
+def _request(pod: NodePod, key: str, text: str) -> tuple[Selector, Limits]:
     match = _KEY.match(key)
     if match is None:
         raise ValueError(f"unknown; known are {_KNOWN}")

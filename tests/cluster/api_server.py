@@ -106,17 +106,18 @@ class Cluster:
             self.wait_until_ready()
 
     def wait_until_ready(self) -> None:
-        eventually(lambda: self._answers("/readyz"), STARTING_S)
+        eventually(lambda: self.answers("/readyz"), STARTING_S)
 
     def wait_for_an_answer(self) -> None:
         """Wait until pods can be listed, which is some seconds before it calls itself ready."""
-        eventually(lambda: self._answers("/api/v1/pods?limit=1"), STARTING_S)
+        eventually(lambda: self.answers("/api/v1/pods?limit=1"), STARTING_S)
 
-    def _answers(self, path: str) -> bool:
+    def answers(self, path: str, token: str = ADMIN) -> bool:
+        """Whether a question is answered with 200."""
         server = self._running["kube-apiserver"]
         assert server.poll() is None, self.log("kube-apiserver")[-4000:]
         try:
-            return self.ask("GET", path).status == 200
+            return self.ask("GET", path, token=token).status == 200
         except OSError:
             return False
 

@@ -14,22 +14,23 @@ from plan_scene import GIB, PlanScene
 from wait import PATIENCE_S, eventually
 
 from libhamiregion.agent import PlanKeeper, TaskRunner
+from libhamiregion.node import KubernetesError, NodePods
 from libhamiregion.plan import PlanWatcher, PodAnnotations
 
 MEMORY = "hamiregion.io/memory-limit"
 OUTAGE_S = 8.0
+RETURN_S = 3.0
 
 Watch = Callable[..., PodAnnotations]
 
 
-class Watched(PodAnnotations):
+class WatchedPods(NodePods):
     """A watch that tells what the API has answered, and lets others act between its steps."""
 
     def __init__(self, *words: Any, **options: Any) -> None:
         super().__init__(*words, **options)
         self.statuses: list[int] = []
         self.after_list: list[Callable[[], object]] = []
-        self.after_page: list[Callable[[], None]] = []
 
     def _list(self) -> str:
         version = super()._list()
@@ -37,26 +38,20 @@ class Watched(PodAnnotations):
             self.after_list.pop(0)()
         return version
 
-    def _ask(self, **query: Any) -> Any:
+    def _follow(self) -> None:
         try:
-            response = super()._ask(**query)
-        except self._errors as error:
-            self._note(error)
-            raise
-        if self.after_page and "watch" not in query:
-            # The server has made up the page, whenever it is read.
-            self.after_page.pop(0)()
-        return response
-
-    def _take(self, event: dict[str, Any]) -> None:
-        try:
-            super()._take(event)
-        except self._errors as error:
-            self._note(error)
+            super()._follow()
+        except KubernetesError as error:
+            self.statuses.append(error.status or 0)
             raise
 
-    def _note(self, error: Exception) -> None:
-        self.statuses.append(getattr(error, "status", None) or 0)
+
+class Watched(PodAnnotations):
+    """The annotations of a watch, and the watch."""
+
+    def __init__(self, pods: WatchedPods) -> None:
+        super().__init__(pods=pods)
+        self.watched = pods
 
 
 @pytest.fixture
@@ -73,7 +68,7 @@ def watch(cluster: Cluster, node: str, tmp_path: Path) -> Iterator[Callable[...,
 
     def watch(**options: Any) -> Watched:
         config = cluster.kubeconfig(tmp_path / "kubeconfig", token)
-        made.append(Watched(node, kubeconfig=config, **options))
+        made.append(Watched(WatchedPods(node, kubeconfig=config, **options)))
         return made[-1]
 
     yield watch
@@ -167,7 +162,7 @@ def test_a_version_from_before_a_restart_is_gone_and_a_list_follows_soon(
     cluster.pod(node, "bert-0", node, annotations={MEMORY: "1GiB"})
     pods = watch()
     is_listed, may_watch = threading.Event(), threading.Event()
-    pods.after_list.append(lambda: (is_listed.set(), may_watch.wait(PATIENCE_S)))
+    pods.watched.after_list.append(lambda: (is_listed.set(), may_watch.wait(PATIENCE_S)))
     pods.start()
     assert is_listed.wait(PATIENCE_S)
     # The new server begins with what is younger than the list.
@@ -177,30 +172,48 @@ def test_a_version_from_before_a_restart_is_gone_and_a_list_follows_soon(
     cluster.annotate(node, "bert-0", {MEMORY: "2GiB"})
     may_watch.set()
     taken = soon(lambda: limit(pods) == 2 * GIB)
-    assert 410 in pods.statuses, pods.statuses
+    assert 410 in pods.watched.statuses, pods.watched.statuses
     figure("right again after 410 Gone in the watch", taken)
     eventually(lambda: pods.error is None, PATIENCE_S)
 
 
-def test_a_list_whose_pages_are_compacted_away_begins_anew(
-    cluster: Cluster, node: str, watch: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
+def test_a_server_that_restarts_four_times_in_a_minute_is_right_within_3_s_each_time(
+    cluster: Cluster, node: str, watch: Callable[..., Watched], figure: Figure
 ) -> None:
-    monkeypatch.setattr("libhamiregion.plan.pods._PAGE", 2)
-    for number in range(5):
-        cluster.pod(node, f"bert-{number}", node, annotations={MEMORY: "1GiB"})
+    """It refuses everybody until it has loaded who may what."""
+    cluster.pod(node, "bert-0", node, annotations={MEMORY: "1GiB"})
+    token = cluster.account_token(node, "watcher")
     pods = watch()
-
-    def compact() -> None:
-        cluster.annotate(node, "bert-4", {MEMORY: "2GiB"})
-        cluster.annotate(node, "bert-4", {MEMORY: "3GiB"})
-        cluster.compact(cluster.must("GET", pods_path(node))["metadata"]["resourceVersion"])
-
-    pods.after_page.append(compact)
     pods.start()
-    eventually(lambda: limit(pods, "bert-4") == 3 * GIB, PATIENCE_S)
-    assert pods.statuses == [410]
-    assert [limit(pods, f"bert-{number}") for number in range(4)] == [GIB] * 4
-    eventually(lambda: pods.error is None, PATIENCE_S)
+    eventually(lambda: limit(pods) == GIB, PATIENCE_S)
+    for number in range(2, 6):
+        cluster.kill()
+        eventually(lambda: pods.error is not None, PATIENCE_S)
+        cluster.start(wait=False)
+        # From when it answers this account.
+        path = f"/api/v1/pods?fieldSelector=spec.nodeName={node}"
+        soon(lambda: cluster.answers(path, token))  # noqa: B023
+        taken = soon(lambda: pods.error is None)
+        cluster.wait_until_ready()
+        cluster.annotate(node, "bert-0", {MEMORY: f"{number}GiB"})
+        taken += soon(lambda: limit(pods) == number * GIB)  # noqa: B023
+        figure(f"right again after restart {number - 1} of four", taken)
+        assert taken < RETURN_S
+    assert pods.watched.counters["lists"] <= 5
+
+
+def test_a_watch_that_ends_is_followed_by_a_watch_and_by_no_list(
+    cluster: Cluster, node: str, watch: Callable[..., Watched]
+) -> None:
+    cluster.pod(node, "bert-0", node, annotations={MEMORY: "1GiB"})
+    pods = watch(watch_s=2.0)
+    pods.start()
+    eventually(lambda: limit(pods) == GIB, PATIENCE_S)
+    eventually(lambda: pods.watched.counters["watches"] >= 4, PATIENCE_S)
+    cluster.annotate(node, "bert-0", {MEMORY: "2GiB"})
+    eventually(lambda: limit(pods) == 2 * GIB, PATIENCE_S)
+    assert pods.watched.counters["lists"] == 1
+    assert (pods.error, pods.watched.statuses) == (None, [])
 
 
 def test_a_revoked_token_is_an_error_until_there_is_another(
@@ -257,7 +270,7 @@ def test_only_who_creates_a_pod_makes_it_a_mirror(
     assert by_name[hash_of_a_static_pod] == f"annotations of {node}/real"
 
 
-def test_1300_pods_are_listed_in_pages_and_watched(
+def test_1300_pods_are_listed_at_once_and_watched(
     cluster: Cluster, node: str, watch: Callable[..., Watched], figure: Figure
 ) -> None:
     connection = cluster.connect()
@@ -271,6 +284,6 @@ def test_1300_pods_are_listed_in_pages_and_watched(
     plan = pods.read().plan
     assert plan is not None
     assert len(plan.rules) == 1300
-    eventually(lambda: pods._response is not None, PATIENCE_S)
+    eventually(lambda: pods.watched.counters["watches"] > 0, PATIENCE_S)
     cluster.annotate(node, "bert-1299", {MEMORY: "2GiB"})
     figure("one change among 1,300 pods", soon(lambda: limit(pods, "bert-1299") == 2 * GIB))

@@ -1,15 +1,19 @@
-"""A small API server: pods and the claims that they hold, by the protocol of the real one.
+"""A small API server: pods and the claims that they hold, by the protocol of the newest real one.
 
-It lists (field selector, pages), watches from a version on (a stream of chunks, a time
-after which it ends), has forgotten old versions (410), wants a token, and fails as it is told.
+It lists (field selector; any version in one answer whatever the limit, else in pages), watches from
+a version on (a stream of chunks, bookmarks, a time after which it ends), has forgotten old versions
+(410, within the watch), wants a token, restarts (403 until it knows who may what), asks to be left
+alone (429 with Retry-After), and fails as it is told: half answers, a slow handshake, silence.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import select
 import socket
+import ssl
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
 
 TOKEN = "a-token-of-a-service-account"
 TICK_S = 0.05
+_REASONS = {401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 410: "Expired"}
 _CLAIMS = "/apis/resource.k8s.io/v1/namespaces/"
 
 
@@ -36,7 +41,12 @@ def container_id(pod_uid: str, container: str) -> str:
 class FakeApi:
     """The server; a context manager. What is asked of it stands in `requests`."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: tuple[Path, Path] | None = None) -> None:
+        """Make it; `tls` has the paths of a certificate and of its key."""
+        self.context: ssl.SSLContext | None = None
+        if tls is not None:
+            self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self.context.load_cert_chain(*tls)
         self.changed = threading.Condition()
         self.version = 100
         #: Changes before this version are forgotten.
@@ -47,7 +57,20 @@ class FakeApi:
         self.claims_asked: list[tuple[str, str]] = []
         self.events: list[tuple[int, str, dict[str, Any]]] = []
         self.requests: list[dict[str, str]] = []
-        self.refusals: list[int] = []
+        #: What to answer next: statuses, each perhaps with the seconds of a Retry-After.
+        self.refusals: list[int | tuple[int, int]] = []
+        #: What to answer to lists, in place of one of the pods.
+        self.list_answer: bytes | None = None
+        #: How many of the next lists end in the middle.
+        self.half_answers = 0
+        #: How many of the next connections have to wait for the TLS handshake, and how long.
+        self.slow_handshakes = 0
+        self.handshake_s = 0.0
+        #: Whether lists of any version come from a cache, and so in one answer.
+        self.has_cache = True
+        #: What to send in place of events, to the next watches.
+        self.raw_events: list[bytes] = []
+        self.sent_bytes = 0
         #: How a version that is too old is told: as a status, or as an event of the watch.
         self.gone_as_event = True
         self.generation = 0
@@ -75,15 +98,16 @@ class FakeApi:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
+        scheme = "http" if self.context is None else "https"
+        return f"{scheme}://127.0.0.1:{self._server.server_port}"
 
-    def kubeconfig(self, directory: Path, token: str = TOKEN) -> Path:
+    def kubeconfig(self, directory: Path, token: str = TOKEN, **cluster: str) -> Path:
         path = directory / "kubeconfig"
         config = {
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "fake",
-            "clusters": [{"name": "fake", "cluster": {"server": self.url}}],
+            "clusters": [{"name": "fake", "cluster": {"server": self.url, **cluster}}],
             "users": [{"name": "fake", "user": {"token": token}}],
             "contexts": [{"name": "fake", "context": {"cluster": "fake", "user": "fake"}}],
         }
@@ -142,11 +166,30 @@ class FakeApi:
     def delete(self, uid: str) -> None:
         self._change("DELETED", self.pods[uid])
 
+    def bookmark(self) -> None:
+        """Tell each watch that wants to know it which version has been reached."""
+        with self.changed:
+            self.version += 1
+            about = {"resourceVersion": str(self.version), "creationTimestamp": None}
+            pod = {"kind": "Pod", "apiVersion": "v1", "metadata": about, "spec": {}, "status": {}}
+            self.events.append((self.version, "BOOKMARK", pod))
+            self.changed.notify_all()
+
+    def restart(self, *, refused: int = 0) -> None:
+        """End all watches, forget all older versions, and refuse some requests at first."""
+        with self.changed:
+            self.version += 1
+            self.oldest = self.version
+            self.refusals += [403] * refused
+            self.drop_watches()
+
     def drop_watches(self) -> None:
         """Cut the connection in the middle of each stream."""
         with self.changed:
             for connection in self.open_watches:
-                connection.shutdown(socket.SHUT_RDWR)
+                # The client may have gone first.
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
             self.generation += 1
             self.changed.notify_all()
 
@@ -178,6 +221,12 @@ class FakeApi:
         return [each for each in self.requests if each.get("watch") != "true"]
 
 
+def _is_told(kind: str, pod: dict[str, Any], query: dict[str, str]) -> bool:
+    if kind == "BOOKMARK":
+        return query.get("allowWatchBookmarks") == "true"
+    return _on_node(pod, query.get("fieldSelector"))
+
+
 def _on_node(pod: dict[str, Any], selector: str | None) -> bool:
     if selector is None:
         return True
@@ -190,18 +239,35 @@ def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
+        def setup(self) -> None:
+            if api.context is not None:
+                with api.changed:
+                    is_slow = api.slow_handshakes > 0
+                    api.slow_handshakes -= is_slow
+                if is_slow:
+                    time.sleep(api.handshake_s)
+                self.request = api.context.wrap_socket(self.request, server_side=True)
+            super().setup()
+
+        def finish(self) -> None:
+            super().finish()
+            if api.context is not None:
+                self.request.close()
+
         def log_message(self, *_: object) -> None:
             pass
 
         def do_GET(self) -> None:
             url = urlsplit(self.path)
             query = dict(parse_qsl(url.query))
-            api.requests.append(query)
+            if not url.path.startswith(_CLAIMS):
+                api.requests.append(query)
             if self.headers.get("Authorization") != f"Bearer {TOKEN}":
                 self.status(401, "Unauthorized")
             elif api.refusals:
-                code = api.refusals.pop(0)
-                self.status(code, "told to fail")
+                refusal = api.refusals.pop(0)
+                code, after_s = refusal if isinstance(refusal, tuple) else (refusal, None)
+                self.status(code, "told to fail", after_s)
             elif url.path.startswith(_CLAIMS):
                 namespace, _, name = url.path.removeprefix(_CLAIMS).partition("/resourceclaims/")
                 api.claims_asked.append((namespace, name))
@@ -216,21 +282,43 @@ def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
             else:
                 self.list(query)
 
-        def answer(self, code: int, document: dict[str, Any]) -> None:
-            raw = json.dumps(document).encode()
+        def answer(
+            self,
+            code: int,
+            document: dict[str, Any],
+            retry_after_s: int | None = None,
+            *,
+            is_half: bool = False,
+        ) -> None:
+            self.send(code, json.dumps(document).encode(), retry_after_s, is_half=is_half)
+
+        def send(
+            self, code: int, raw: bytes, retry_after_s: int | None = None, *, is_half: bool = False
+        ) -> None:
             self.send_response(code)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(raw)))
+            if retry_after_s is not None:
+                self.send_header("Retry-After", str(retry_after_s))
             self.end_headers()
+            api.sent_bytes += len(raw)
+            if is_half:
+                raw = raw[: len(raw) // 2]
+                self.close_connection = True
             self.wfile.write(raw)
 
-        def status(self, code: int, message: str) -> None:
+        def status(self, code: int, message: str, retry_after_s: int | None = None) -> None:
+            document = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
             self.answer(
                 code,
-                {"kind": "Status", "apiVersion": "v1", "code": code, "message": message},
+                {**document, "message": message, "reason": _REASONS.get(code, ""), "code": code},
+                retry_after_s,
             )
 
         def list(self, query: dict[str, str]) -> None:
+            if api.list_answer is not None:
+                self.send(200, api.list_answer)
+                return
             with api.changed:
                 version = api.version
                 pods = [
@@ -240,6 +328,11 @@ def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
                 ]
             begin = int(query.get("continue", "0"))
             end = begin + int(query.get("limit", "0") or len(pods))
+            if query.get("resourceVersion") == "0" and api.has_cache:
+                end = len(pods)
+            with api.changed:
+                is_half = api.half_answers > 0
+                api.half_answers -= is_half
             metadata = {"resourceVersion": str(version)}
             if end < len(pods):
                 metadata["continue"] = str(end)
@@ -251,6 +344,7 @@ def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
                     "metadata": metadata,
                     "items": pods[begin:end],
                 },
+                is_half=is_half,
             )
 
         def watch(self, query: dict[str, str]) -> None:
@@ -264,7 +358,9 @@ def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
             if reached < api.oldest:
-                self.event("ERROR", {"kind": "Status", "code": 410, "message": gone})
+                expired = {"kind": "Status", "apiVersion": "v1", "metadata": {}}
+                expired |= {"status": "Failure", "message": gone, "reason": "Expired", "code": 410}
+                self.event("ERROR", expired)
                 self.chunk(b"")
                 return
             with api.changed:
@@ -279,6 +375,8 @@ def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
                     api.open_watches.discard(self.connection)
 
         def follow(self, query: dict[str, str], reached: int, generation: int) -> None:
+            if api.raw_events:
+                self.chunk(api.raw_events.pop(0))
             deadline = time.monotonic() + float(query.get("timeoutSeconds", "1800"))
             while True:
                 with api.changed:
@@ -289,7 +387,7 @@ def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
                     return
                 for version, kind, pod in events:
                     reached = version
-                    if _on_node(pod, query.get("fieldSelector")):
+                    if _is_told(kind, pod, query):
                         self.event(kind, pod)
                 if time.monotonic() >= deadline and not api.silent:
                     self.chunk(b"")
@@ -307,6 +405,7 @@ def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
             self.chunk(line[30:])
 
         def chunk(self, data: bytes) -> None:
+            api.sent_bytes += len(data)
             self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
             self.wfile.flush()
 

@@ -11,7 +11,7 @@ from fake_kubernetes.server import FakeApi
 from plan_scene import PlanScene
 from unit.cli_process import run
 
-pytest.importorskip("kubernetes", reason="needs the extra kubernetes")
+pytest.importorskip("ijson", reason="needs the extra kubernetes")
 
 UID = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"
 

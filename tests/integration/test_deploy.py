@@ -394,7 +394,11 @@ def test_claims_are_named_by_the_api_with_the_rights_for_it_and_no_others() -> N
         for group in rule["apiGroups"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
-    } == {("", "pods", "list"), ("resource.k8s.io", "resourceclaims", "get")}
+    } == {
+        ("", "pods", "list"),
+        ("", "pods", "watch"),
+        ("resource.k8s.io", "resourceclaims", "get"),
+    }
 
 
 @needs_kubectl

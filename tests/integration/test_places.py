@@ -16,7 +16,7 @@ from namespaces import needs_first_namespace
 from own_cgroups import cgroup_of_pod, needs_cgroups
 from region_bytes import RegionFile
 
-pytest.importorskip("kubernetes", reason="needs the extra kubernetes")
+pytest.importorskip("ijson", reason="needs the extra kubernetes")
 
 from fake_kubernetes.server import FakeApi, container_id
 from fake_nvml.driver import FakeDriver

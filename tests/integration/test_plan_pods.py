@@ -1,11 +1,9 @@
-"""The pods of a node, by the real client, from a server that speaks the real protocol."""
+"""Annotations of the pods of a node, from a server that speaks the real protocol."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 from fake_kubernetes.server import FakeApi
@@ -14,9 +12,10 @@ from wait import PATIENCE_S, eventually
 
 from libhamiregion.agent.plans import PlanKeeper
 from libhamiregion.agent.tasks import TaskRunner
+from libhamiregion.node import NodePods
 from libhamiregion.plan import Limits, PlanFile, PlanWatcher, PodAnnotations, PodApiError
 
-pytest.importorskip("kubernetes", reason="needs the extra kubernetes")
+pytest.importorskip("ijson", reason="needs the extra kubernetes")
 
 UID = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b%02x"
 SIX = {"hamiregion.io/memory-limit": "6GiB"}
@@ -38,7 +37,7 @@ def watch(api: FakeApi, tmp_path: Path) -> Iterator[Watch]:
     def watch(token: str | None = None, **options: Any) -> PodAnnotations:
         config = api.kubeconfig(tmp_path, **({} if token is None else {"token": token}))
         options = {"first_pause_s": 0.01, **options}
-        made.append(PodAnnotations("node-1", kubeconfig=config, **options))
+        made.append(PodAnnotations(pods=NodePods("node-1", kubeconfig=config, **options)))
         return made[-1]
 
     yield watch
@@ -59,39 +58,6 @@ def names(pods: PodAnnotations) -> set[str] | None:
     return None if found is None else set(found)
 
 
-def test_the_pods_of_this_node_are_listed_in_pages(
-    api: FakeApi, watch: Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("libhamiregion.plan.pods._PAGE", 2)
-    for number in range(3):
-        api.put(f"bert-{number}", UID % number, SIX)
-    api.put("elsewhere", UID % 8, SIX, node="node-2")
-    api.put("silent", UID % 9, {"other/annotation": "x"})
-    pods = watch()
-    assert pods.read().plan is None
-    pods.load()
-    assert names(pods) == {"bert-0", "bert-1", "bert-2"}
-    assert pods.read().plan is pods.read().plan
-    assert (len(api.lists), api.watches) == (2, [])
-    assert api.lists[0]["fieldSelector"] == "spec.nodeName=node-1"
-
-
-def test_pods_that_are_too_much_to_read_are_an_error_and_what_was_known_stays(
-    api: FakeApi, watch: Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each page is within the bound, all of them together are not."""
-    monkeypatch.setattr("libhamiregion.plan.pods._PAGE", 1)
-    monkeypatch.setattr("libhamiregion.plan.pods.NODE_LIST_LIMIT", 1 << 20)
-    api.put("bert-0", UID % 0, SIX)
-    pods = watch()
-    pods.load()
-    for number in (1, 2):
-        api.put(f"bert-{number}", UID % number, {**SIX, "other/annotation": "x" * 600_000})
-    with pytest.raises(PodApiError, match="the API's answer is too long"):
-        pods.load()
-    assert names(pods) == {"bert-0"}
-
-
 def test_changes_arrive_as_they_happen(api: FakeApi, watch: Watch) -> None:
     api.put("bert-0", UID % 0, SIX)
     pods = watch()
@@ -108,6 +74,27 @@ def test_changes_arrive_as_they_happen(api: FakeApi, watch: Watch) -> None:
     assert (len(api.lists), pods.error) == (1, None)
     (asked,) = api.watches
     assert asked["resourceVersion"] == "101"
+
+
+def test_what_changes_no_annotation_makes_no_other_plan_and_wakes_nobody(
+    api: FakeApi, watch: Watch
+) -> None:
+    api.put("bert-0", UID % 0, SIX)
+    pods = watch()
+    woken: list[object] = []
+    pods.when_changed(lambda: woken.append(None))
+    pods.start()
+    eventually(lambda: api.open_watches and woken)
+    known = pods.read().plan
+    seen = len(woken)
+    # What is told last has come when the first is there.
+    api.put("bert-0", UID % 0, {**SIX, "other/annotation": "x"}, labels={"team": "blue"})
+    api.put("web", UID % 1, {}, containers=("php",))
+    api.put("bert-1", UID % 2, SIX)
+    eventually(lambda: names(pods) == {"bert-0", "bert-1"})
+    assert len(woken) == seen + 1
+    assert known is not None
+    assert pods.read().plan is not known
 
 
 @pytest.mark.parametrize("wrong", [7, True, 0.5, "x", [[]], [None], {"a": 1}])
@@ -138,91 +125,6 @@ def test_a_pod_with_values_of_another_kind_is_passed_over_and_the_others_are_not
     api.put("bert-0", UID % 0, SIX)
     eventually(lambda: "bert-0" in (names(pods) or ()))
     assert (len(api.watches), pods.error) == (1, None)
-
-
-def test_what_was_wrong_and_is_well_at_that_moment_is_no_problem_without_a_text(
-    watch: Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pods = watch()
-    answers: list[str | None] = ["the API answered 503", None]
-    # The thread that watches clears it while somebody reads it.
-    is_told = property(lambda _: answers.pop(0))
-    monkeypatch.setattr(PodAnnotations, "error", is_told, raising=False)
-    assert pods.read().problems == {"kubernetes": "the API answered 503"}
-
-
-def test_a_watch_that_fails_as_nobody_expected_says_so_and_goes_on(
-    api: FakeApi, watch: Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pods = watch()
-    monkeypatch.setattr(pods, "_take", lambda _: 1 / 0)
-    pods.start()
-    eventually(lambda: len(api.open_watches) == 1)
-    api.put("bert-0", UID % 0, SIX)
-    eventually(lambda: len(api.watches) == 2 and names(pods) == {"bert-0"})
-
-
-def test_a_watch_that_ends_or_breaks_begins_with_a_new_list(api: FakeApi, watch: Watch) -> None:
-    """What happened while nobody watched is in it; pods that are the same are the same plan."""
-    api.put("bert-0", UID % 0, SIX)
-    pods = watch(watch_s=1)
-    pods.start()
-    eventually(lambda: len(api.watches) == 1)
-    known = pods.read().plan
-    eventually(lambda: len(api.watches) == 2)
-    assert api.watches[0]["timeoutSeconds"] == "1"
-    assert pods.read().plan is known
-    for number in range(1, 4):
-        eventually(lambda: api.open_watches)
-        seen = len(api.lists)
-        with api.changed:
-            api.drop_watches()
-            api.put(f"bert-{number}", UID % number, SIX)
-        eventually(lambda: len(names(pods) or ()) == number + 1)  # noqa: B023
-        assert len(api.lists) > seen
-    eventually(lambda: pods.error is None)
-
-
-@pytest.mark.parametrize("as_event", [True, False])
-def test_a_server_that_forgets_every_version_at_once_is_asked_more_and_more_seldom(
-    api: FakeApi, watch: Watch, as_event: bool
-) -> None:
-    api.gone_as_event = as_event
-    api.oldest = 1 << 40
-    pods = watch(first_pause_s=0.04)
-    pods.start()
-    eventually(lambda: len(api.lists) == 6)
-    began = time.monotonic()
-    eventually(lambda: len(api.lists) == 7)
-    # The sixth pause is 32 times the first, or half of that by chance.
-    assert time.monotonic() - began >= 0.04 * 32 / 2 - 0.1
-
-
-def test_a_server_that_is_back_is_asked_soon_however_long_it_was_away(
-    api: FakeApi, watch: Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with api.changed:
-        api.refusals += [503] * 20
-    pods = watch(first_pause_s=0.5)
-    pauses: list[float] = []
-    wait = pods._stopping.wait
-
-    def pause(for_s: float) -> bool:
-        pauses.append(for_s)
-        return wait(0.001)
-
-    monkeypatch.setattr(pods._stopping, "wait", pause)
-    pods.start()
-    eventually(lambda: len(api.open_watches) == 1)
-    assert len(pauses) == 20
-    assert 1.25 <= max(pauses) <= 2.5
-    # The outage makes nobody wait who is told that a version has gone.
-    with api.changed:
-        api.gone_as_event = True
-        api.oldest = 1 << 40
-    api.drop_watches()
-    eventually(lambda: len(pauses) > 21)
-    assert pauses[20] <= 0.5
 
 
 def test_news_of_every_source_wakes_whoever_asked_the_watcher(
@@ -263,55 +165,6 @@ def test_an_annotation_reaches_its_region_without_waiting_for_the_interval(
             runner.stop()
 
 
-def test_a_server_that_fails_or_comes_later_is_asked_again_and_what_was_known_stays(
-    api: FakeApi, watch: Watch
-) -> None:
-    api.put("bert-0", UID % 0, SIX)
-    with api.changed:
-        api.refusals += [503] * 3
-    pods = watch()
-    pods.start()
-    eventually(lambda: names(pods) == {"bert-0"})
-    assert len(api.lists) == 4
-    eventually(lambda: len(api.open_watches) == 1)
-    with api.changed:
-        api.refusals += [500, 503, 429, 403]
-        api.drop_watches()
-    eventually(lambda: pods.error == "the API answered 403: told to fail")
-    assert pods.read().problems == {"kubernetes": pods.error}
-    assert names(pods) == {"bert-0"}
-    eventually(lambda: not api.refusals and len(api.open_watches) == 1)
-    eventually(lambda: pods.error is None)
-
-
-@pytest.mark.stress
-def test_a_server_that_has_gone_without_a_word_is_noticed(api: FakeApi, watch: Watch) -> None:
-    api.silent = True
-    pods = watch(watch_s=1.0)
-    pods.start()
-    eventually(lambda: len(api.watches) == 1)
-    eventually(lambda: len(api.watches) == 2)
-
-
-def test_a_machine_that_has_gone_without_a_word_is_noticed_within_half_a_minute(
-    api: FakeApi, watch: Watch
-) -> None:
-    """The kernel asks whether it is still there: the timer that runs on the connection says so."""
-
-    def asks_every_10_s() -> bool:
-        keepalive, clock_hz = "02", 100
-        lines = Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]
-        timers = [
-            line.split()[5].split(":")
-            for line in lines
-            if line.split()[2].endswith(f":{urlsplit(api.url).port:04X}")
-        ]
-        return any(timer == keepalive and int(left, 16) <= 10 * clock_hz for timer, left in timers)
-
-    watch().start()
-    eventually(asks_every_10_s)
-
-
 def test_a_server_that_cannot_be_used_is_an_error_that_says_so(
     watch: Watch, tmp_path: Path
 ) -> None:
@@ -324,7 +177,7 @@ def test_a_server_that_cannot_be_used_is_an_error_that_says_so(
     assert pods.read().plan is None
     with FakeApi() as gone:
         config = gone.kubeconfig(tmp_path)
-    for path, said in ((config, "refused"), (tmp_path / "none", "kube")):
+    for path, said in ((config, "refused"), (tmp_path / "none", "none: No such file")):
         with pytest.raises(PodApiError, match=said):
             PodAnnotations("node-1", kubeconfig=path).load()
 

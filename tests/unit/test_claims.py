@@ -2,15 +2,15 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from node_root import Root, only, refresh
 from pod_names import HOSTILE, OTHER_UID, STATIC, UID
 
-pytest.importorskip("kubernetes")
+pytest.importorskip("ijson")
 
 from fake_kubernetes.server import FakeApi
+from wait import eventually
 
 from libhamiregion import create_region
 from libhamiregion.node import (
@@ -21,6 +21,7 @@ from libhamiregion.node import (
     PodLogNames,
     PodName,
     Selector,
+    claim_reader,
 )
 from libhamiregion.node.claims import claims_of, reserved_for
 from libhamiregion.plan import export_plan, parse_plan, plan_text
@@ -34,8 +35,9 @@ def api() -> Iterator[FakeApi]:
         yield made
 
 
-def names_from(api: FakeApi, directory: Path, **options: Any) -> KubernetesNames:
-    return KubernetesNames("node-1", kubeconfig=api.kubeconfig(directory), **options)
+def names_from(api: FakeApi, directory: Path) -> KubernetesNames:
+    """They end with the server, when their connections do."""
+    return KubernetesNames("node-1", kubeconfig=api.kubeconfig(directory), wait_s=30.0)
 
 
 def held_by(*holders: tuple[str, str | None]) -> ClaimName:
@@ -79,19 +81,65 @@ def test_a_claim_is_named_with_the_containers_that_hold_it(api: FakeApi, tmp_pat
     assert (found.namespace, found.claim) == ("research", "a100-half")
     assert api.claims_asked == [("research", "a100-half")]
     assert names.resolve_claim(UID) is None
-    assert len(api.requests) == 2, "what is known holds for a while"
+    assert len(api.claims_asked) == 1, "what is known holds for a while"
 
 
 def test_a_pod_that_refers_to_a_claim_holds_it_only_once_it_is_reserved(
-    api: FakeApi, tmp_path: Path
+    api: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(claim_reader, "_SOON_S", 0.1)
     api.put("bert-0", UID, {}, claims=("a100-half",))
     api.put("bert-1", OTHER_UID, {}, claims=("a100-half",))
     api.put_claim("a100-half", CLAIM, UID)
-    names = names_from(api, tmp_path, max_age_s=0)
+    names = names_from(api, tmp_path)
     assert names.resolve_claim(CLAIM) == held_by(("bert-0", "train"))
     api.put_claim("a100-half", CLAIM, OTHER_UID)
-    assert names.resolve_claim(CLAIM) == held_by(("bert-1", "train"))
+    eventually(lambda: names.resolve_claim(CLAIM) == held_by(("bert-1", "train")))
+
+
+def test_a_claim_is_read_again_when_a_pod_that_refers_to_it_changes_and_else_seldom(
+    api: FakeApi, tmp_path: Path
+) -> None:
+    api.put("bert-0", UID, {}, claims=("a100-half",))
+    api.put_claim("a100-half", CLAIM, UID)
+    names = names_from(api, tmp_path)
+    assert names.resolve_claim(CLAIM) == held_by(("bert-0", "train"))
+    eventually(lambda: api.open_watches)
+    api.put("other", STATIC, {}, labels={"team": "blue"})
+    api.put_claim("a100-half", CLAIM, UID, OTHER_UID)
+    api.put("bert-1", OTHER_UID, {}, claims=("a100-half",))
+    both = held_by(("bert-0", "train"), ("bert-1", "train"))
+    eventually(lambda: names.resolve_claim(CLAIM) == both)
+    assert len(api.claims_asked) == 2
+    assert len(api.lists) == 1
+    api.delete(UID)
+    api.delete(OTHER_UID)
+    eventually(lambda: names.resolve_claim(CLAIM) is None)
+
+
+def test_a_claim_that_a_group_of_pods_holds_names_no_pod_as_the_only_one(
+    api: FakeApi, tmp_path: Path
+) -> None:
+    """Whose pods are in a PodGroup, the claim does not tell."""
+    api.put("bert-0", UID, {}, claims=("a100-half",))
+    api.put_claim("a100-half", CLAIM, UID)
+    group = {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "g", "uid": STATIC}
+    api.claims["research", "a100-half"]["status"]["reservedFor"].append(group)
+    found = names_from(api, tmp_path).resolve_claim(CLAIM)
+    assert found is not None
+    assert found.has_others
+    assert found.pod_name == PodName("research", None, "a100-half")
+
+
+def test_claims_beyond_what_is_read_are_told(
+    api: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim_reader, "_CLAIMS_LIMIT", 2)
+    api.put("bert-0", UID, {}, claims=("a", "b", "c"))
+    names = names_from(api, tmp_path)
+    assert names.resolve_claim(CLAIM) is None
+    assert "refer to 3 resource claims; 1 of them" in str(names.last_error)
+    assert len(api.claims_asked) == 2
 
 
 def test_a_claim_of_another_name_that_is_gone_hides_none(api: FakeApi, tmp_path: Path) -> None:
@@ -107,12 +155,15 @@ def test_a_server_that_refuses_is_a_miss_and_leaves_what_was_known(
 ) -> None:
     api.put("bert-0", UID, {}, claims=("a100-half",))
     api.put_claim("a100-half", CLAIM, UID)
-    names = names_from(api, tmp_path, max_age_s=0)
+    names = names_from(api, tmp_path)
     known = names.resolve_claim(CLAIM)
     assert known is not None
-    api.refusals.append(403)
+    eventually(lambda: api.open_watches)
+    with api.changed:
+        api.refusals.append(403)
+        api.put("bert-1", OTHER_UID, {}, claims=("a100-half",))
+    eventually(lambda: "403" in str(names.last_error))
     assert names.resolve_claim(CLAIM) == known
-    assert "403" in str(names.last_error)
 
 
 def test_files_know_no_claims_and_a_later_resolver_is_asked(api: FakeApi, tmp_path: Path) -> None:

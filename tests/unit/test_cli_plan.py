@@ -321,7 +321,7 @@ def test_watch_keeps_a_node_on_a_plan_until_it_is_told_to_end(scene: PlanScene) 
 
 @pytest.fixture
 def api() -> Iterator[FakeApi]:
-    pytest.importorskip("kubernetes", reason="needs the extra kubernetes")
+    pytest.importorskip("ijson", reason="needs the extra kubernetes")
     with FakeApi() as api:
         yield api
 

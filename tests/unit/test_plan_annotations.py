@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 
+from libhamiregion.node.node_pod import NodePod, node_pod
 from libhamiregion.plan import Limits, Rule, parse_plan, plan_text
-from libhamiregion.plan.annotations import AnnotatedPod, annotated_pod, plan_of_pods
+from libhamiregion.plan.annotations import plan_of_pods
 from libhamiregion.plan.sources import SourceReading
 
 GIB = 1 << 30
 UID = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b0f"
+OTHER_UID = "7f3a0f6e-9c8b-4a53-93c5-2f1f2c3d4e5f"
 
 
 def pod(annotations: dict[str, str], *containers: str, **metadata: Any) -> dict[str, Any]:
@@ -26,7 +28,7 @@ def pod(annotations: dict[str, str], *containers: str, **metadata: Any) -> dict[
 
 
 def plan_of(*items: dict[str, Any]) -> SourceReading:
-    return plan_of_pods(found for found in map(annotated_pod, items) if found)
+    return plan_of_pods(found for found in map(node_pod, items) if found)
 
 
 def rules_of(found: SourceReading) -> tuple[Rule, ...]:
@@ -126,9 +128,11 @@ def mirror(**others: str) -> dict[str, Any]:
 
 
 def test_a_static_pod_is_known_by_the_uid_that_kubelet_uses() -> None:
-    found = annotated_pod(mirror())
-    assert found == AnnotatedPod(
-        "research", "bert-0", (UID, "9" * 32), ("train",), {"sm-limit": "5"}
+    found = node_pod(mirror())
+    assert found == NodePod(
+        *("research", "bert-0", UID, (UID, "9" * 32)),
+        containers=("train",),
+        annotations={"sm-limit": "5"},
     )
     assert [rule.select.pod_uid for rule in rules_of(plan_of(mirror()))] == [UID, "9" * 32]
 
@@ -154,22 +158,36 @@ def test_no_pod_steers_another_by_calling_itself_its_mirror() -> None:
 def test_a_mirror_belongs_to_the_node_that_it_is_on_and_to_nobody_else(owners: Any) -> None:
     item = mirror()
     item["metadata"]["ownerReferences"] = owners
-    found = annotated_pod(item)
+    found = node_pod(item)
     assert found is not None
     assert found.uids == (UID,)
+
+
+def test_of_two_mirrors_of_one_static_pod_the_one_that_was_made_first_is_believed() -> None:
+    """Kubelet's own stands before anybody can know its hash."""
+    own, later = mirror(), mirror()
+    own["metadata"] |= {"creationTimestamp": "2026-01-01T00:00:00Z", "name": "own"}
+    later["metadata"] |= {"creationTimestamp": "2026-01-01T00:00:01Z", "uid": OTHER_UID}
+    for items in ((own, later), (later, own)):
+        chosen = {rule.select.pod_uid: rule.name for rule in rules_of(plan_of(*items))}
+        assert chosen == {
+            UID: "annotations of research/own",
+            "9" * 32: "annotations of research/own",
+            OTHER_UID: "annotations of research/bert-0",
+        }
 
 
 def test_a_pod_that_is_on_no_node_is_no_mirror() -> None:
     item = mirror()
     del item["spec"]["nodeName"]
     item["metadata"]["ownerReferences"] = [{"kind": "Node"}]
-    found = annotated_pod(item)
+    found = node_pod(item)
     assert found is not None
     assert found.uids == (UID,)
 
 
 def test_a_static_pod_says_its_uid_twice() -> None:
-    found = annotated_pod(mirror(hash="8" * 32))
+    found = node_pod(mirror(hash="8" * 32))
     assert found is not None
     assert found.uids == (UID,)
 
@@ -195,7 +213,8 @@ def test_a_static_pod_says_its_uid_twice() -> None:
     ],
 )
 def test_what_is_no_pod_or_asks_for_nothing_is_passed_over(item: Any) -> None:
-    assert annotated_pod(item) is None
+    found = node_pod(item)
+    assert found is None or rules_of(plan_of_pods([found])) == ()
 
 
 def test_what_an_annotation_holds_cannot_steer_a_terminal() -> None:

@@ -1,0 +1,404 @@
+"""The list and the watch of a node's pods, at a server that does what the newest ones do."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from certificates import Authority, needs_openssl
+from fake_kubernetes.server import FakeApi
+from wait import eventually
+
+from libhamiregion.node import KubernetesError, NodePods
+
+pytest.importorskip("ijson", reason="needs the extra kubernetes")
+
+UID = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3ad3b%02x"
+SIX = {"hamiregion.io/memory-limit": "6GiB"}
+RETURN_S = 3.0
+
+Watch = Callable[..., NodePods]
+
+
+@pytest.fixture
+def api() -> Iterator[FakeApi]:
+    with FakeApi() as api:
+        yield api
+
+
+@pytest.fixture
+def watch(api: FakeApi, tmp_path: Path) -> Iterator[Watch]:
+    """Makes watches of node-1's pods, and closes them."""
+    made: list[NodePods] = []
+
+    def watch(**options: Any) -> NodePods:
+        options = {"kubeconfig": api.kubeconfig(tmp_path), "first_pause_s": 0.01, **options}
+        made.append(NodePods("node-1", **options))
+        return made[-1]
+
+    yield watch
+    for each in made:
+        each.close()
+
+
+def names(pods: NodePods) -> set[str] | None:
+    """The pods that are known; None before the first list."""
+    known = pods.known()[1]
+    return None if known is None else {pod.name for pod in known.values()}
+
+
+def started(pods: NodePods, api: FakeApi) -> NodePods:
+    pods.start()
+    eventually(lambda: api.open_watches)
+    return pods
+
+
+# ---- the list ----
+
+
+@pytest.mark.parametrize(("has_cache", "lists"), [(True, 1), (False, 3)])
+def test_the_pods_of_a_node_are_listed_at_any_version_in_one_answer_or_in_pages(
+    api: FakeApi, watch: Watch, monkeypatch: pytest.MonkeyPatch, has_cache: bool, lists: int
+) -> None:
+    """A server answers from its cache without pages; one that has none heeds the limit."""
+    monkeypatch.setattr("libhamiregion.node.node_pods._PAGE", 2)
+    api.has_cache = has_cache
+    for number in range(5):
+        api.put(f"bert-{number}", UID % number, SIX)
+    api.put("elsewhere", UID % 8, SIX, node="node-2")
+    pods = watch()
+    assert names(pods) is None
+    pods.load()
+    assert names(pods) == {f"bert-{number}" for number in range(5)}
+    assert (len(api.lists), api.watches) == (lists, [])
+    assert api.lists[0]["resourceVersion"] == "0"
+    assert "resourceVersion" not in api.lists[-1] or lists == 1
+    assert {each["fieldSelector"] for each in api.lists} == {"spec.nodeName=node-1"}
+
+
+def test_a_list_that_ends_in_the_middle_is_asked_for_again(api: FakeApi, watch: Watch) -> None:
+    for number in range(9):
+        api.put(f"bert-{number}", UID % number, SIX)
+    api.half_answers = 2
+    pods = watch()
+    with pytest.raises(KubernetesError, match="ended too early"):
+        pods.load()
+    assert names(pods) is None, "half of the pods are not the pods"
+    pods.start()
+    eventually(lambda: names(pods) == {f"bert-{number}" for number in range(9)})
+    eventually(lambda: pods.error is None)
+    assert len(api.lists) == 3
+
+
+def test_a_pod_of_which_too_much_would_be_kept_is_left_out_and_told(
+    api: FakeApi, watch: Watch
+) -> None:
+    """Others' pods are not."""
+    many = {f"hamiregion.io/x{number}": "y" * 100 for number in range(900)}
+    api.put("large", UID % 1, many)
+    api.put("bert-0", UID % 0, SIX)
+    pods = started(watch(), api)
+    assert names(pods) == {"bert-0"}
+    assert "research/large" in str(pods.error)
+    api.put("large", UID % 1, SIX)
+    eventually(lambda: names(pods) == {"bert-0", "large"})
+    assert pods.error is None
+    api.put("late", UID % 2, many)
+    eventually(lambda: "research/late" in str(pods.error))
+    api.delete(UID % 2)
+    eventually(lambda: pods.error is None)
+
+
+# ---- the watch ----
+
+
+def test_a_watch_that_ends_or_breaks_goes_on_without_another_list(
+    api: FakeApi, watch: Watch
+) -> None:
+    """What happened while nobody watched comes with the next watch."""
+    api.put("bert-0", UID % 0, SIX)
+    pods = watch(watch_s=1)
+    pods.start()
+    eventually(lambda: len(api.watches) == 3)
+    assert int(api.watches[0]["timeoutSeconds"]) in {1, 2}
+    for number in range(1, 4):
+        eventually(lambda: api.open_watches)
+        with api.changed:
+            api.drop_watches()
+            api.put(f"bert-{number}", UID % number, SIX)
+        eventually(lambda: len(names(pods) or ()) == number + 1)  # noqa: B023
+    api.drop_watches()
+    eventually(lambda: api.open_watches and pods.error is None)
+    assert len(api.lists) == 1
+    assert pods.counters["lists"] == 1
+
+
+def test_a_bookmark_moves_the_version_from_which_a_watch_goes_on(
+    api: FakeApi, watch: Watch
+) -> None:
+    """So that a node on which nothing happens asks for no version that is forgotten."""
+    pods = started(watch(), api)
+    for _ in range(3):
+        api.bookmark()
+    eventually(lambda: pods.counters["events"] == 3)
+    with api.changed:
+        api.oldest = api.version
+        api.drop_watches()
+    eventually(lambda: len(api.watches) == 2)
+    assert [each["resourceVersion"] for each in api.watches] == ["100", "103"]
+    eventually(lambda: api.open_watches and pods.error is None)
+    assert len(api.lists) == 1
+
+
+@pytest.mark.parametrize("as_event", [True, False])
+def test_a_version_that_is_forgotten_is_followed_by_one_list_at_once(
+    api: FakeApi, watch: Watch, as_event: bool
+) -> None:
+    api.gone_as_event = as_event
+    api.put("bert-0", UID % 0, SIX)
+    pods = started(watch(first_pause_s=60.0), api)
+    with api.changed:
+        api.delete(UID % 0)
+        api.put("bert-1", UID % 1, SIX)
+        api.version += 1
+        api.oldest = api.version
+        # The watch would tell it otherwise.
+        api.events.clear()
+        api.generation += 1
+    # Nothing of the server's breaks here, so that nothing but the version makes it wait.
+    eventually(lambda: names(pods) == {"bert-1"})
+    assert len(api.lists) == 2
+
+
+@pytest.mark.parametrize("as_event", [True, False])
+def test_a_server_that_forgets_every_version_at_once_is_asked_more_and_more_seldom(
+    api: FakeApi, watch: Watch, as_event: bool
+) -> None:
+    api.gone_as_event = as_event
+    api.oldest = 1 << 40
+    pods = watch(first_pause_s=0.04)
+    pods.start()
+    eventually(lambda: len(api.lists) == 7)
+    began = time.monotonic()
+    eventually(lambda: len(api.lists) == 8)
+    # The seventh pause is 64 times the first, or half of that by chance.
+    assert time.monotonic() - began >= 0.04 * 64 / 2 - 0.2
+
+
+def test_a_watch_that_fails_as_nobody_expected_says_so_and_goes_on(
+    api: FakeApi, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pods = watch()
+    take = pods._take
+    failures = [ZeroDivisionError("by nobody")]
+
+    def fail_once(kind: str, item: dict[str, Any]) -> None:
+        if failures:
+            raise failures.pop()
+        take(kind, item)
+
+    monkeypatch.setattr(pods, "_take", fail_once)
+    said: list[str] = []
+    pods.when_changed(lambda: said.append(str(pods.error)))
+    started(pods, api)
+    api.put("bert-0", UID % 0, SIX)
+    eventually(lambda: names(pods) == {"bert-0"})
+    assert any("by nobody" in each for each in said)
+
+
+@pytest.mark.parametrize("wrong", [b"no JSON\n", b"[]\n", b"7\n", b'{"type": "ADDED"}\n'])
+def test_what_is_no_event_is_an_error_and_the_watch_goes_on(
+    api: FakeApi, watch: Watch, wrong: bytes
+) -> None:
+    pods = watch(first_pause_s=0.2)
+    api.raw_events.append(wrong)
+    pods.start()
+    eventually(lambda: pods.error is not None)
+    assert "the API's answer is no JSON" in str(pods.error) or "has no object" in str(pods.error)
+    api.put("bert-0", UID % 0, SIX)
+    eventually(lambda: names(pods) == {"bert-0"} and pods.error is None)
+
+
+@pytest.mark.parametrize("wrong", [7, True, 0.5, "x", [[]], [None], {"a": 1}])
+def test_events_of_odd_pods_are_passed_over_and_the_others_are_not(
+    api: FakeApi, watch: Watch, wrong: Any
+) -> None:
+    pods = started(watch(), api)
+    with api.changed:
+        for place in ("metadata", "spec", "status"):
+            api.put("odd", UID % 1, SIX)
+            odd = {**api.pods[UID % 1], "spec": {"nodeName": "node-1", "containers": wrong}}
+            api.events[-1] = (api.version, "MODIFIED", {**odd, place: wrong})
+            if place == "spec":
+                api.events[-1] = (api.version, wrong, odd)
+    api.put("bert-0", UID % 0, SIX)
+    eventually(lambda: "bert-0" in (names(pods) or ()))
+    assert (len(api.lists), len(api.watches), pods.error) == (1, 1, None)
+
+
+# ---- a server that comes and goes ----
+
+
+def test_a_server_that_restarts_again_and_again_is_right_within_3_s_each_time(
+    api: FakeApi, watch: Watch
+) -> None:
+    """It refuses everybody at first, and has forgotten what was before."""
+    pods = started(watch(first_pause_s=0.5), api)
+    for number in range(5):
+        api.restart(refused=3)
+        api.put(f"bert-{number}", UID % number, SIX)
+        eventually(lambda: not api.refusals, 30)
+        began_s = time.monotonic()
+        eventually(lambda: len(names(pods) or ()) == number + 1)  # noqa: B023
+        assert time.monotonic() - began_s < RETURN_S
+        eventually(lambda: api.open_watches and pods.error is None)
+    assert len(api.lists) <= 1 + 5
+
+
+def test_an_outage_of_any_length_adds_nothing_to_the_return(
+    api: FakeApi, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with api.changed:
+        api.refusals += [503, 403] * 10
+    pods = watch(first_pause_s=0.5)
+    pauses = noted_pauses(pods, monkeypatch)
+    started(pods, api)
+    assert len(pauses) == 20
+    assert 1.0 <= max(pauses) <= 2.0
+
+
+def test_a_server_that_goes_on_refusing_is_asked_more_and_more_seldom(
+    api: FakeApi, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A right that is missing is none that a server which starts has still to load."""
+    monkeypatch.setattr("libhamiregion.node.node_pods._REFUSING_S", 0.0)
+    with api.changed:
+        api.refusals += [403] * 10
+    pods = watch(first_pause_s=0.5)
+    pauses = noted_pauses(pods, monkeypatch)
+    started(pods, api)
+    assert len(pauses) == 10
+    assert 15.0 <= max(pauses) <= 30.0
+
+
+def test_a_server_that_wants_to_be_left_alone_is(
+    api: FakeApi, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with api.changed:
+        api.refusals += [(429, 7), (429, 100_000), 429]
+    pods = watch(first_pause_s=0.01)
+    pauses = noted_pauses(pods, monkeypatch)
+    started(pods, api)
+    assert 7.0 <= pauses[0] <= 7.0 * 1.5
+    assert 120.0 <= pauses[1] <= 120.0 * 1.5
+    assert 1.0 <= pauses[2] <= 1.5
+
+
+def noted_pauses(pods: NodePods, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses from now on, none of which is waited for."""
+    pauses: list[float] = []
+    wait = pods._stopping.wait
+
+    def pause(for_s: float) -> bool:
+        pauses.append(for_s)
+        return wait(0.001)
+
+    monkeypatch.setattr(pods._stopping, "wait", pause)
+    return pauses
+
+
+def test_a_server_that_fails_or_comes_later_is_asked_again_and_what_was_known_stays(
+    api: FakeApi, watch: Watch
+) -> None:
+    api.put("bert-0", UID % 0, SIX)
+    with api.changed:
+        api.refusals += [503] * 3
+    pods = started(watch(), api)
+    assert len(api.lists) == 4
+    said: list[str] = []
+    pods.when_changed(lambda: said.append(str(pods.error)))
+    with api.changed:
+        api.refusals += [500, 503, 403]
+        api.drop_watches()
+    eventually(lambda: "the API answered 403: told to fail" in said)
+    assert names(pods) == {"bert-0"}
+    eventually(lambda: not api.refusals and api.open_watches)
+    eventually(lambda: pods.error is None)
+
+
+@needs_openssl
+def test_a_slow_handshake_keeps_nobody_waiting_but_the_watch(tmp_path: Path) -> None:
+    authority = Authority.in_directory(tmp_path / "certificates")
+    with FakeApi(authority.issue("api", "IP:127.0.0.1")) as api:
+        api.put("bert-0", UID % 0, SIX)
+        api.slow_handshakes, api.handshake_s = 1, 1.5
+        config = api.kubeconfig(tmp_path, **{"certificate-authority": str(authority.certificate)})
+        pods = NodePods("node-1", kubeconfig=config)
+        try:
+            began_s = time.monotonic()
+            pods.start()
+            assert pods.known() == (0, None)
+            assert pods.error is None
+            assert time.monotonic() - began_s < 1.0
+            eventually(lambda: names(pods) == {"bert-0"})
+            eventually(lambda: api.open_watches)
+        finally:
+            pods.close()
+
+
+@needs_openssl
+def test_a_server_of_another_authority_is_not_told_the_token(tmp_path: Path) -> None:
+    authority = Authority.in_directory(tmp_path / "certificates")
+    another = Authority.in_directory(tmp_path / "another")
+    with FakeApi(authority.issue("api", "IP:127.0.0.1")) as api:
+        config = api.kubeconfig(tmp_path, **{"certificate-authority": str(another.certificate)})
+        with pytest.raises(KubernetesError, match="certificate verify failed"):
+            NodePods("node-1", kubeconfig=config).load()
+        assert api.requests == []
+
+
+@pytest.mark.stress
+def test_a_server_that_has_gone_without_a_word_is_noticed(api: FakeApi, watch: Watch) -> None:
+    api.silent = True
+    pods = watch(watch_s=1.0)
+    pods.start()
+    eventually(lambda: len(api.watches) == 1)
+    eventually(lambda: len(api.watches) == 2)
+
+
+def test_a_machine_that_has_gone_without_a_word_is_noticed_within_half_a_minute(
+    api: FakeApi, watch: Watch
+) -> None:
+    """The kernel asks whether it is still there: the timer that runs on the connection says so."""
+
+    def asks_every_10_s() -> bool:
+        keepalive, clock_hz = "02", 100
+        lines = Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]
+        timers = [
+            line.split()[5].split(":")
+            for line in lines
+            if line.split()[2].endswith(f":{urlsplit(api.url).port:04X}")
+        ]
+        return any(timer == keepalive and int(left, 16) <= 10 * clock_hz for timer, left in timers)
+
+    watch().start()
+    eventually(asks_every_10_s)
+
+
+def test_a_watch_is_closed_while_it_waits_and_while_it_pauses(api: FakeApi, watch: Watch) -> None:
+    pods = started(watch(), api)
+    pods.close()
+    pods.close()
+    eventually(lambda: not api.open_watches)
+    with api.changed:
+        api.refusals += [500]
+    paused = watch(first_pause_s=60.0)
+    paused.start()
+    eventually(lambda: paused.error is not None)
+    began_s = time.monotonic()
+    paused.close()
+    assert time.monotonic() - began_s < 10.0
+    assert not {pods._thread, paused._thread} & set(threading.enumerate())
