@@ -239,8 +239,16 @@ void hr_free(hr_region *region);
 /* The destructor of what holds a handle from before hr_open() on; NULL where it failed. */
 void hr_free_held(hr_region **held);
 
-/* At the end of the process: give back the locks of this thread, and leave all regions. */
+/*
+ * At the end of the process: give back the locks of this thread, and leave all regions.
+ *
+ * Where several interpreters share a process, each of them ends by itself: hr_set_user() says whose
+ * a handle is (any address; it is compared, never read), and hr_leave_all_of() leaves the regions
+ * of that user's handles only.  A handle that is read-only has nothing to leave.
+ */
 void hr_leave_all(void);
+void hr_set_user(hr_region *region, const void *user);
+void hr_leave_all_of(const void *user);
 
 struct hr_create_spec {
     uint32_t layout;

@@ -109,7 +109,8 @@ struct hr_watch_entry {
 uint32_t hr_find_changed(const struct hr_watch_entry *entries, uint32_t count, unsigned char *changed);
 int hr_close(hr_region *region);
 void hr_free_held(hr_region **held);
-void hr_leave_all(void);
+void hr_set_user(hr_region *region, const void *user);
+void hr_leave_all_of(const void *user);
 
 struct hr_create_spec {
     uint32_t layout;

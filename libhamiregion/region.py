@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ._core import ffi, lib
+from ._core import THIS_INTERPRETER, ffi, lib
 from .edits import core_edit, edit_array, field_edit, memory_edit, sm_edit
 from .effects import (
     ANYTHING,
@@ -350,6 +350,8 @@ class Region:
     def __init__(self, owner: Any, path: str, layout: Layout, *, writable: bool) -> None:
         self._owner = owner
         self._handle = owner[0]
+        if writable:
+            lib.hr_set_user(self._handle, THIS_INTERPRETER)
         info = ffi.new("struct hr_info *")
         lib.hr_get_info(self._handle, info)
         version = info.version >> 32, info.version & 0xFFFF_FFFF
@@ -961,8 +963,8 @@ class Region:
             timeout_s: How long this and each call on the slot may wait for the region's lock.
 
         Returns:
-            The slot; leave it by `Slot.detach` or as a context manager. A killed process's slot
-            keeps counting until it is reaped.
+            The slot; keep it, and leave it by `Slot.detach` or as a context manager. A killed
+            process's slot keeps counting until it is reaped.
 
         Raises:
             SlotTableFull: All slots are taken.

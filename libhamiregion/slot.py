@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 import attrs
 
-from ._core import lib
+from ._core import THIS_INTERPRETER, lib
 from .errors import MemoryLimitExceeded, error_from_detail, last_detail
 from .layouts import DEVICE_CAPACITY
 from .lock import SLICE_NS, in_slices, ticket
@@ -278,8 +278,9 @@ def attached_slots() -> list[Slot]:
     return [slot for slot in slots if slot is not None and slot._attached]
 
 
-# In C: the main thread's locks are given back and all slots detached, whatever is interrupted.
-atexit.register(lib.hr_leave_all)
+# In C: this thread's locks are given back and all slots detached, whatever is interrupted. Those of
+# this interpreter: the others of the process go on.
+atexit.register(lib.hr_leave_all_of, THIS_INTERPRETER)
 
 
 def _attached_reason(reason: int) -> str:
