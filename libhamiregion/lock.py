@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from .region import Region
+    from .slot import Slot
 
 OWNER_LIVES = {lib.HR_DEAD: "dead", lib.HR_ALIVE: "alive", lib.HR_LIVENESS_UNKNOWN: "unknown"}
 _MAX_NS = (1 << 62) - 1
@@ -150,13 +151,16 @@ class RegionLock:
 
     def __enter__(self) -> None:
         handle = self._region._handle
+        # An outer block may be this very object's.
+        turn = self._ticket.turn
         try:
             code = _lock(handle, self._ticket, min(self._timeout_ns, SLICE_NS))
             if code:
                 code = self._take(code)
         except BaseException:
             # A signal's handler runs after the call that has taken the lock, if it was that one.
-            lib.hr_unlock_own(handle)
+            if self._ticket.turn != turn:
+                _end_lock(self._ticket)
             raise
         if code:
             busy = "this thread holds the lock already; it is not re-entrant"
@@ -165,7 +169,7 @@ class RegionLock:
     def _take(self, code: int) -> int:
         """Go on after the first attempt."""
         handle = self._region._handle
-        if code == lib.HR_EBUSY and _end_interrupted(self._region):
+        if code == lib.HR_EBUSY and end_interrupted(self._region, RegionLock):
             last_detail(code)
             code = _lock(handle, self._ticket, min(self._timeout_ns, SLICE_NS))
         if code == _TIMEOUT and self._timeout_ns > SLICE_NS:
@@ -184,23 +188,27 @@ class RegionLock:
         if code:
             self._region._fail_busy(code, "the lock is not held")
 
+    def _end_interrupted(self) -> None:
+        """Give back what a signal's handler kept taken by ending `__exit__` before."""
+        _end_lock(self._ticket)
 
-def _end_interrupted(region: Region) -> bool:
-    """Give the lock back if a signal's handler ended `RegionLock.__exit__` before it did so.
 
-    Such a lock lives on in the frame of `__exit__`, which a traceback keeps.
+def end_interrupted(region: Region, kind: type[RegionLock | Slot]) -> bool:
+    """End what is still taken because a signal's handler ended its `__exit__` before it gave back.
+
+    Such an object lives on in the frame of `__exit__`, which a traceback keeps.
     """
     running = set()
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         running.add(frame)
         frame = frame.f_back
-    for lock in gc.get_referrers(region):
-        if type(lock) is not RegionLock:
+    for taken in gc.get_referrers(region):
+        if type(taken) is not kind:
             continue
-        for user in gc.get_referrers(lock):
+        for user in gc.get_referrers(taken):
             ended = isinstance(user, FrameType) and user not in running
-            if ended and user.f_code is RegionLock.__exit__.__code__:
-                _end_lock(lock._ticket)
+            if ended and user.f_code is kind.__exit__.__code__:
+                taken._end_interrupted()
                 return True
     return False

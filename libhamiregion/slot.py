@@ -12,7 +12,7 @@ import attrs
 from ._core import THIS_INTERPRETER, lib
 from .errors import MemoryLimitExceeded, error_from_detail, last_detail
 from .layouts import DEVICE_CAPACITY
-from .lock import SLICE_NS, in_slices, ticket
+from .lock import SLICE_NS, end_interrupted, in_slices, ticket
 from .units import format_size, integer
 
 if TYPE_CHECKING:
@@ -94,8 +94,9 @@ class SlotRepair:
 class Slot:
     """This process's place in a region. Made by `Region.attach`; a context manager.
 
-    A slot that is still attached when the interpreter ends is detached then, and one that is left
-    by an exception no later than with the exception's traceback.
+    A slot that is still attached when the interpreter ends is detached then. One that nobody refers
+    to any more is detached at once, as after an exception between `Region.attach` and the block of
+    a ``with`` statement, unless memory was charged outside of such a block: that stays counted.
 
     Threads: may be shared. Fork: in the child every call raises `RegionClosed`; the parent's slot
     is not touched.
@@ -108,6 +109,7 @@ class Slot:
     __slots__ = (
         "__weakref__",
         "_attached",
+        "_is_loose",
         "_slice_ns",
         "_ticket",
         "_timeout_ns",
@@ -120,6 +122,8 @@ class Slot:
         self._timeout_ns = timeout_ns
         self._slice_ns = min(timeout_ns, SLICE_NS)
         self._attached = False
+        # Neither a block's nor kept for what it has charged: dropped, in whatever way, it detaches.
+        self._is_loose = True
         self._ticket = ticket(lib.hr_end_attachment)
         self.pid = os.getpid()
         for known in list(_slots):
@@ -128,29 +132,38 @@ class Slot:
         _slots[weakref.ref(self)] = None
 
     def _attach(self) -> Self:
-        """Take a slot; it is this object's own until it is returned, and the process's then."""
+        """Take a slot; what is taken is this object's own from within the call."""
         for slot in list(_kept):
             if slot.region.closed:
                 _kept.pop(slot, None)
-        handle = self.region._handle
         try:
-            code = in_slices(
-                lambda slice_ns: lib.hr_attach(handle, self._ticket, slice_ns), self._timeout_ns
-            )
+            code = self._take()
+            if code == lib.HR_EATTACHED and end_interrupted(self.region, Slot):
+                last_detail(code)
+                code = self._take()
             if code == lib.HR_EATTACHED:
                 raise RuntimeError(_attached_reason(last_detail(code).reason))
             if code:
                 self.region._fail_busy(code, HOLDS_LOCK)
             self._attached = True
-            # Neither is a call, so that no signal's handler runs before the caller has the slot.
-            _kept[self] = None
             return self
         except BaseException:
             lib.hr_end_attachment(self._ticket)
             raise
 
+    def _take(self) -> int:
+        handle = self.region._handle
+        return in_slices(
+            lambda slice_ns: lib.hr_attach(handle, self._ticket, slice_ns), self._timeout_ns
+        )
+
+    def _end_interrupted(self) -> None:
+        """Detach what a signal's handler kept from it by ending `__exit__` before."""
+        lib.hr_end_attachment(self._ticket)
+        self._attached = False
+
     def __enter__(self) -> Self:
-        # From here on the caller's; what it drops, in whatever way, detaches.
+        self._is_loose = False
         _kept.pop(self, None)
         return self
 
@@ -197,6 +210,9 @@ class Slot:
             raise
         if code:
             self._fail_account(code, device, nbytes, kind)
+        if self._is_loose:
+            _kept[self] = None
+            self._is_loose = False
 
     def release(self, device: SupportsIndex, nbytes: SupportsIndex, kind: Kind = "data") -> None:
         """Give back what was charged.
@@ -268,7 +284,7 @@ class Slot:
 
 
 _slots: dict[weakref.ref[Slot], None] = {}
-# Those that stay attached though nobody else has them.
+# Those that stay attached though nobody else has them: they have charged outside of any block.
 _kept: dict[Slot, None] = {}
 
 

@@ -325,7 +325,8 @@ def test_closing_without_the_lock_does_not_hide_another_exception(
 
     def leave_with(error: type[Exception] | None) -> None:
         with open_region(file, writable=True) as region:
-            region.attach()
+            slot = region.attach()
+            slot.charge(0, 1)
             hold(file, holder.pid)
             if error is not None:
                 raise error

@@ -5,12 +5,15 @@ What a call has opened, locked or attached is given back by then, or with the ex
 
 import contextlib
 import gc
+import os
 import random
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
 
 import pytest
 from lock_bytes import NOBODY, hold, is_free
@@ -19,7 +22,7 @@ from region_bytes import RegionFile, RegionFileFactory
 from slot_bytes import pids
 from stress import scaled
 
-from libhamiregion import Layout, Region, open_region
+from libhamiregion import Layout, LockTimeout, Region, Slot, open_region
 
 # The other method uses the timer that these tests need.
 pytestmark = pytest.mark.timeout(120, method="thread")
@@ -102,12 +105,9 @@ class Bench:
             hold(self.file, NOBODY)
 
     def tidy(self, deed: str) -> None:
-        """What an interrupted recovery may leave, and a `with` that has not come to its body."""
+        """What an interrupted recovery may leave."""
         if deed == "recover":
             self.region.recover_lock(watch_s=0)
-        if deed == "attach" and pids(self.file) and self.file.get("slot_pid"):
-            self.region.close()
-            self.region = open_region(self.file, writable=True)
 
 
 DEEDS = {
@@ -212,3 +212,144 @@ def test_a_lock_that_a_traceback_keeps_can_be_taken_again_by_its_thread(file: Re
             with pytest.raises(RuntimeError, match="not re-entrant"), region.lock():
                 pass
         assert is_free(file)
+
+
+# ---- at each place in turn ----
+
+
+class Places:
+    """Raises before one instruction after the other of the library's Python, and of `work`'s own.
+
+    Each instruction has its turn once: a second run of the same one is let go.
+    """
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self._work = work
+        self._code = getattr(work, "__code__", None)
+        self._done: set[tuple[CodeType, int]] = set()
+
+    def _trace(self, frame: FrameType, event: str, _: object) -> Any:
+        if event == "opcode":
+            place = frame.f_code, frame.f_lasti
+            if place not in self._done:
+                self._done.add(place)
+                sys.settrace(None)
+                raise Interrupted
+        elif frame.f_code is self._code or "libhamiregion" in frame.f_code.co_filename:
+            frame.f_trace_opcodes = True
+            return self._trace
+        return self._trace if event == "line" else None
+
+    def __iter__(self) -> Iterator[int]:
+        """Do the work once for each place; what is yielded is how many there have been."""
+        count = -1
+        while count < len(self._done):
+            count = len(self._done)
+            before = sys.gettrace()
+            try:
+                sys.settrace(self._trace)
+                self._work()
+            except Interrupted:
+                pass
+            finally:
+                sys.settrace(before)
+            yield len(self._done)
+
+
+FEWEST_PLACES = 20
+
+
+@pytest.fixture
+def few_objects() -> Iterator[None]:
+    """The library looks through all objects for what an exception has left: only the test's own."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("few_objects")
+def test_an_exception_at_any_place_of_attaching_leaves_no_slot(
+    region_file: RegionFileFactory,
+) -> None:
+    file = region_file()
+    with open_region(file, writable=True) as region:
+
+        def attach() -> None:
+            with region.attach() as slot:
+                slot.charge(0, 1)
+
+        place = 0
+        for place in Places(attach):
+            assert pids(file) == [], f"place {place}"
+            with region.attach() as slot:
+                slot.charge(0, 5)
+            assert pids(file) == [], f"place {place}"
+        assert place > FEWEST_PLACES
+
+
+def test_an_exception_while_attaching_is_no_hindrance_while_it_is_dealt_with(
+    region_file: RegionFileFactory,
+) -> None:
+    """Its traceback may still have the slot that was to be left."""
+    file = region_file()
+    with open_region(file, writable=True) as region:
+        leaving = Slot.__exit__.__code__
+
+        def interrupt(frame: object, event: str, _: object) -> None:
+            if event == "call" and getattr(frame, "f_code", None) is leaving:
+                sys.setprofile(None)
+                raise Interrupted
+
+        try:
+            sys.setprofile(interrupt)
+            with region.attach():
+                pass
+        except Interrupted:
+            assert pids(file) == [os.getpid()]
+            with region.attach() as slot:
+                slot.charge(0, 5)
+            assert pids(file) == []
+        finally:
+            sys.setprofile(None)
+
+
+def test_what_was_charged_outside_of_a_block_stays_and_what_was_not_goes(
+    region_file: RegionFileFactory,
+) -> None:
+    file = region_file()
+    with open_region(file, writable=True) as region:
+        region.attach()
+        assert pids(file) == []
+        region.attach().charge(0, 5)
+        gc.collect()
+        assert region.memory_used(0) == 5
+    assert pids(file) == []
+
+
+@pytest.mark.usefixtures("few_objects")
+@pytest.mark.parametrize("same", [True, False], ids=["the same object", "another object"])
+def test_an_exception_inside_a_nested_lock_leaves_the_outer_one_taken(
+    same: bool, region_file: RegionFileFactory
+) -> None:
+    file = region_file()
+    place = 0
+    with open_region(file, writable=True) as region, open_region(file, writable=True) as other:
+        outer = region.lock()
+
+        def nested() -> None:
+            inner = outer if same else region.lock()
+            with contextlib.suppress(RuntimeError), inner:
+                pass
+
+        places = iter(Places(nested))
+        while True:
+            with outer:
+                try:
+                    place = next(places)
+                except StopIteration:
+                    break
+                with pytest.raises(LockTimeout), other.lock(0):
+                    pytest.fail(f"place {place}: two are inside")
+            assert is_free(file), f"place {place}"
+    assert place > FEWEST_PLACES

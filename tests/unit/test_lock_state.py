@@ -73,14 +73,15 @@ def test_the_holder_itself_and_its_other_handles_see_a_live_owner(
     attached: bool, file: RegionFile
 ) -> None:
     with open_region(file, writable=True) as region:
-        if attached:
-            region.attach()
+        slot = region.attach() if attached else None
         with region.lock(), open_region(file) as other, open_region(file, writable=True) as third:
             for handle in (region, other, third):
                 state = handle.lock_state()
                 assert state.owner_life == "alive"
                 assert state.owner_host_pid == (os.getpid() if attached else None)
                 assert is_own_signature(state.owner_pid, attached=attached)
+        if slot is not None:
+            slot.detach()
 
 
 @needs_first_namespace
