@@ -1,5 +1,7 @@
 """The entry point. It imports no optional dependency, so that it can say which one is missing."""
 
+import errno
+import io
 import os
 import sys
 from typing import NoReturn
@@ -20,8 +22,18 @@ EXTRAS = {
 }
 
 
+class _ClosedOutput(io.TextIOBase):
+    """Standard output that was closed at the start: an answer is an error, as it is for others."""
+
+    def write(self, text: str) -> int:
+        """Refuse what is not nothing."""
+        if text:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF), "standard output")
+        return 0
+
+
 def _open_standard_streams() -> None:
-    """Have what was closed at the start, as by ``>&-``, lead nowhere.
+    """Have what was closed at the start, as by ``>&-``, be no file of the command's.
 
     Else the next file to be opened would take its number, and what is meant for a person would go
     into a region.
@@ -34,7 +46,7 @@ def _open_standard_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     # Python has None for a stream that was closed.
     if sys.stdout is None:
-        sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+        sys.stdout = _ClosedOutput()
     if sys.stderr is None:
         sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
 

@@ -103,11 +103,13 @@ def record(
     hamiregion report --from /var/lib/hamiregion/node.db --since 24h --to report.html
 
     One recorder per FILE, and nothing is made beside a FILE that is no recording.  A disk that is
-    full, or may not be written to, does not end it: it says so on stderr (at the 1st, 2nd, 4th, 8th
-    time), tries again at every look, and what it missed is a gap.  Readers need not be kept out.
+    full, or read-only, does not end it, nor keep it from beginning: it says so on stderr (at the
+    1st, 2nd, 4th, 8th time), tries again at every look, and what it missed is a gap.  Readers need
+    not be kept out.
 
     Ended by Ctrl-C or SIGTERM.  Exit codes: 0 ended in order, 1 failed (FILE is no recording, or
-    damaged, or another recorder's; with --once: the look could not be written), 2 wrong usage.
+    damaged, or another recorder's, or cannot be made there at all; with --once: the look could not
+    be written), 2 wrong usage.
 
     JSON: one object per look, with the keys look, allocations (containers' devices seen), rows
     (written), whole (whether everything was written: at the start, each hour, after a gap) and
@@ -120,7 +122,7 @@ def record(
                 _dry_run(path, node, as_json=as_json)
                 return
             name = place.node_name or platform.node() or None
-            with RecordingWriter(path, node=name, **bounds) as writer:
+            with RecordingWriter(path, node=name, must_open=once, **bounds) as writer:
                 # Not closed: a driver that does not answer would keep this from ending.
                 sampler = None if driver.no_driver else NvmlSampler(driver.library)
                 recorder = Recorder(node, writer, sampler=sampler)

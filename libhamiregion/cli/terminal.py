@@ -46,8 +46,15 @@ if TYPE_CHECKING:
 
 
 def console() -> Console:
-    """Open the terminal; nothing in a text is markup, and NO_COLOR is respected."""
-    return Console(file=sys.stdout, markup=False, emoji=False, highlight=False)
+    """Open the terminal; nothing in a text is markup. With NO_COLOR there is no style at all."""
+    return Console(
+        file=sys.stdout,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        # rich alone would leave bold and dim.
+        color_system=None if os.environ.get("NO_COLOR") else "auto",
+    )
 
 
 def live(on: Console) -> Live:

@@ -200,7 +200,7 @@ class Client:
         ended: asyncio.Event,
     ) -> None:
         http, transport = self._http, writer.transport
-        path, _, query = request.target.partition(b"?")
+        path, _, query = _own_part(request.target).partition(b"?")
         headers = list(request.headers)
         if not has_body(headers):
             http.next_event()  # the end of the request
@@ -249,3 +249,12 @@ def has_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     """Whether a request with these headers, names in lower case, has a body."""
     found = dict(headers)
     return b"transfer-encoding" in found or found.get(b"content-length", b"").strip(b"0") != b""
+
+
+def _own_part(target: bytes) -> bytes:
+    """Path and query of a request's target, which through a proxy has the whole address."""
+    scheme, separator, rest = target.partition(b"://")
+    if not separator or scheme.lower() not in (b"http", b"https"):
+        return target
+    at = min((rest.find(mark) for mark in (b"/", b"?") if mark in rest), default=len(rest))
+    return rest[at:] if rest[at : at + 1] == b"/" else b"/" + rest[at:]

@@ -156,6 +156,8 @@ class Recording:
     def __init__(self, path: PathLike) -> None:
         self.path = str(Path(path).absolute())
         self._check()
+        #: Whether a writer closed it in order: its files are gone, and shall be after this.
+        self._was_closed = not os.path.lexists(f"{self.path}-wal")
         address = f"file:{quote(self.path)}?mode=ro"
         try:
             self._connection = self._connect(address)
@@ -201,6 +203,24 @@ class Recording:
     def close(self) -> None:
         """Close the file; may be called again."""
         self._connection.close()
+        if self._was_closed:
+            self._was_closed = False
+            self._remove_log()
+
+    def _remove_log(self) -> None:
+        """Have SQLite remove the files beside a closed recording that reading it has made.
+
+        A reader may not. The last one to close a database that it could write to does, and knows
+        whether it is the last.
+        """
+        if not os.path.lexists(f"{self.path}-wal") or not os.access(self.path, os.W_OK):
+            return
+        with contextlib.suppress(sqlite3.Error):
+            writable = sqlite3.connect(f"file:{quote(self.path)}?mode=rw", uri=True, timeout=0)
+            try:
+                writable.execute("SELECT 1 FROM sqlite_master").fetchone()
+            finally:
+                writable.close()
 
     def __enter__(self) -> Self:
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import sqlite3
@@ -44,6 +45,11 @@ DEFAULT_MAX_SIZE_BYTES: Final = 1 << 30
 SMALLEST_MAX_SIZE_BYTES: Final = 4 << 20
 
 _HOUR_MS: Final = 3_600_000
+# What opening a file says of its name or its rights. A disk gets room again, and can be made
+# writable again.
+_MISTAKES: Final = frozenset(
+    {errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ELOOP}
+)
 # A container can write any uuid into its region, and another one at every look.
 _UUIDS_PER_CONTAINER: Final = 64
 _NAME_LIMIT: Final = 253
@@ -100,6 +106,8 @@ class RecordingWriter:
             wrong removes nothing and keeps nothing.
         max_size_bytes: Size of the file at most, 4 MiB or more; None bounds it by retention only.
         node: The node's name, for reports.
+        must_open: Whether a file that cannot be opened now is an error even if that can pass, such
+            as on a full disk. Otherwise `write` tries again.
 
     Attributes:
         path: The file, absolute.
@@ -119,6 +127,7 @@ class RecordingWriter:
         retention_s: float | None = DEFAULT_RETENTION_S,
         max_size_bytes: int | None = DEFAULT_MAX_SIZE_BYTES,
         node: str | None = None,
+        must_open: bool = True,
     ) -> None:
         if not 0 < interval_s <= 86_400:
             raise ValueError(f"an interval is above 0 s and a day at most, not {interval_s}")
@@ -150,8 +159,12 @@ class RecordingWriter:
         self._seen: dict[int, _Cells] | None = None
         self._run_began_ms = 0
         self._run_rows = 0
-        with self._errors():
-            self._open()
+        try:
+            with self._errors():
+                self._open()
+        except RecordingUnavailable as error:
+            if must_open or _is_mistake(error.__cause__):
+                raise
 
     # ---- opening and closing ---------------------------------------------------------------------
 
@@ -444,6 +457,11 @@ def _shown(text: str | None) -> str | None:
 
 def _cell(value: float | None) -> float | None:
     return None if value is None else min(value, _MOST)
+
+
+def _is_mistake(cause: BaseException | None) -> bool:
+    """Whether a file cannot be opened because of its name or its rights, which do not pass."""
+    return isinstance(cause, OSError) and cause.errno in _MISTAKES
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -371,6 +371,33 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(directory)], check=True)
 
 
+def test_a_disk_that_is_full_at_the_start_does_not_keep_it_from_beginning(
+    scene: NodeScene, small_disk: Path
+) -> None:
+    changing(scene)
+    filler = small_disk / "filler"
+    with filler.open("wb", buffering=0) as stream, contextlib.suppress(OSError):
+        while stream.write(bytes(4096)):
+            pass
+    path = small_disk / "node.db"
+    with Recorded(scene, path) as recording:
+        assert recording.next()["error"] == "RecordingUnavailable"
+        assert "full" in recording.seen[-1]["message"]
+        filler.unlink()
+        assert recording.until("rows")["whole"]
+        assert recording.end() == 0
+    assert used_over_time(path)
+
+
+def test_a_recording_that_can_be_made_nowhere_ends_it_at_once(
+    scene: NodeScene, tmp_path: Path
+) -> None:
+    path = tmp_path / "nowhere" / "node.db"
+    answer = call("record", "--to", str(path), "--root", str(scene.root))
+    assert (answer.returncode, answer.stdout) == (1, "")
+    assert answer.stderr == f"Error: '{path}': No such file or directory\n"
+
+
 def test_a_full_disk_is_told_once_and_recorded_again_when_there_is_room(
     scene: NodeScene, small_disk: Path
 ) -> None:

@@ -294,6 +294,27 @@ def test_pipelined_requests_are_answered_in_order(serve: Callable[..., str]) -> 
     assert values == [b"%d" % number for number in range(1, 11)]
 
 
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        (b"http://exporter:9394/metrics", b"200"),
+        (b"HTTPS://[::1]:9394/metrics?collect[]=nvml", b"200"),
+        (b"http://exporter:9394", b"200"),
+        (b"http://exporter?metrics", b"200"),
+        (b"http://exporter/nothing", b"404"),
+        (b"ftp://exporter/metrics", b"404"),
+    ],
+)
+def test_an_address_as_a_target_means_its_path(
+    serve: Callable[..., str], target: bytes, status: bytes
+) -> None:
+    """As RFC 9112 (3.2.2) wants it of every server: some proxies ask so."""
+    with connect(serve()) as connection:
+        connection.sendall(b"GET " + target + b" HTTP/1.0\r\n\r\n")
+        answer = read_to_end(connection)
+    assert answer.split(None, 2)[1] == status
+
+
 def test_http_1_0_is_spoken_too(serve: Callable[..., str]) -> None:
     with connect(serve()) as connection:
         connection.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")

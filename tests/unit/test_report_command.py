@@ -133,6 +133,21 @@ def test_a_length_of_time_begins_with_the_first_sample_and_a_date_does_not(minut
     assert said["recorded_ratio"] < 0.001
 
 
+def test_a_report_leaves_nothing_beside_a_closed_recording(minute: str, tmp_path: Path) -> None:
+    there = set(tmp_path.iterdir())
+    before = Path(minute).read_bytes()
+    assert call("report", "--from", minute, *YOUNG).returncode == 0
+    assert (set(tmp_path.iterdir()), Path(minute).read_bytes()) == (there, before)
+    # The log of one that is being written stays.
+    with RecordingWriter(minute, interval_s=1) as writer:
+        there = set(tmp_path.iterdir())
+        assert len(there) == 3
+        assert call("report", "--from", minute, *YOUNG).returncode == 0
+        assert set(tmp_path.iterdir()) == there
+        writer.write({}, at_ms=(MIDNIGHT_S + 43_260) * 1000)
+    assert call("report", "--from", minute, *YOUNG[:3], "2026-10-01T12:02Z").returncode == 0
+
+
 def test_what_was_seen_for_seconds_is_not_called_well_limited(minute: str, tmp_path: Path) -> None:
     page = tmp_path / "young.html"
     assert call("report", "--from", minute, *YOUNG, "--to", str(page)).returncode == 0
