@@ -38,7 +38,7 @@ UNLIMITED_SM_PERCENT: Final = 100
 # What fits a field of limits.  libvgpu takes -1 from the environment for the largest.
 _MOST_BYTES: Final = 2**64 - 1
 
-_ZERO: Final = 'a memory limit of 0 would mean unlimited; say None or "unlimited" for that'
+_ZERO: Final = 'a memory limit of 0 would mean unlimited; say "unlimited" for that'
 
 # No percentage of a limit that anybody means has more digits.
 _PERCENT: Final = re.compile(r"(?P<number>[0-9]{1,6})\s*%", re.ASCII)

@@ -21,6 +21,26 @@ FAILED = 1
 INTERRUPTED = 130
 
 
+# What the library says to a program, and what stands for it on a command line. Whole phrases: a
+# path may hold single words of them.
+_PHRASES = {
+    "; force=True sets": "; --force sets",
+    "; name the right one with layout=": "; name the right one with --layout",
+    "; snapshot().processes lists them": "; `hamiregion show FILE` lists them",
+}
+
+
+def in_command_words(text: str) -> str:
+    """Put what the library says into the language of the command line.
+
+    >>> in_command_words("Nothing was changed; force=True sets it all the same")
+    'Nothing was changed; --force sets it all the same'
+    """
+    for phrase, words in _PHRASES.items():
+        text = text.replace(phrase, words)
+    return text
+
+
 class Failure(click.ClickException):
     """The command failed: one paragraph on stderr, exit code 1."""
 
@@ -30,7 +50,7 @@ class Failure(click.ClickException):
 def sentence(error: RegionError | OSError) -> str:
     """Say what went wrong: the library's own sentence, or the system's with the file."""
     if isinstance(error, RegionError) or error.strerror is None:
-        return str(error)
+        return in_command_words(str(error))
     if error.filename is None:
         return error.strerror
     return f"{os.fsdecode(error.filename)}: {error.strerror}"
@@ -44,7 +64,7 @@ def bad_arguments() -> Iterator[None]:
     except RegionError:
         raise
     except (TypeError, ValueError) as error:
-        raise click.UsageError(str(error)) from None
+        raise click.UsageError(in_command_words(str(error))) from None
 
 
 class ErrorGroup(click.Group):

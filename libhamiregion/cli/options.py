@@ -14,6 +14,8 @@ import click
 from libhamiregion import Layout
 from libhamiregion.units import parse_duration
 
+from .failures import in_command_words
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
@@ -48,7 +50,7 @@ class Parsed(ParsedType):
         try:
             return self._parse(value) if isinstance(value, str) else value
         except ValueError as error:
-            self.fail(str(error), param, ctx)
+            self.fail(in_command_words(str(error)), param, ctx)
 
 
 class Seconds(click.FloatRange):

@@ -171,6 +171,13 @@ class NodeExporter:
         """End that thread and wait for it; may be called again, and `start` after it."""
         self._schedule.stop()
 
+    def close(self) -> None:
+        """End that thread and wait for it, as `stop`: what `Node` and `NvmlSampler` call so.
+
+        The node and the sampler stay open; they are the caller's.
+        """
+        self.stop()
+
     def refresh(self) -> None:
         """Look at everything now: containers, processes, driver, what is wrong.
 

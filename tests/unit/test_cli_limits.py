@@ -285,3 +285,20 @@ def test_a_layout_that_contradicts_the_file_is_refused(path: str) -> None:
         assert (answer.returncode, answer.stdout) == (1, "")
         assert "has layout 1.2, not unversioned" in answer.stderr
     assert Path(path).read_bytes() == before
+
+
+def test_what_can_be_forced_is_said_in_the_words_of_the_command_line(
+    path: str,
+) -> None:
+    with hami.open_region(path, writable=True) as region, region.attach() as slot:
+        slot.charge(0, 3 * GIB)
+        below = call("limits", "set", path, "--device", "0", "--memory", "1GiB")
+    missing = call("suspend", path, "99")
+    for answer, words in (
+        (below, "; --force sets it all the same"),
+        (missing, "; `hamiregion show FILE` lists them"),
+    ):
+        assert answer.returncode == 1
+        assert words in answer.stderr
+        assert "=True" not in answer.stderr
+        assert "()" not in answer.stderr

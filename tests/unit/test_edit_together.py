@@ -80,8 +80,8 @@ def test_a_dry_run_checks_and_stores_nothing(region_file: RegionFileFactory) -> 
     ("edit", "message"),
     [
         (("sm", 0, 0), "1 to 100 percent"),
-        (("memory", 0, 0), "say None"),
-        (("memory", "0%", 0), "say None"),
+        (("memory", 0, 0), "say .unlimited."),
+        (("memory", "0%", 0), "say .unlimited."),
         (("memory", 1, 0, "80%"), "of what"),
         (("priority", 1, 0), "whole region's"),
         (("priority", -1), "a priority is 0 to 2147483647, not -1"),

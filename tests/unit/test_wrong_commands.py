@@ -117,7 +117,7 @@ COMMANDS: dict[str, tuple[int, str]] = {
     "limits set a.cache --memory 6GB": (2, '"6GB" may mean .*: write "GiB"'),
     "limits set a.cache --memory 6 GiB": (2, "no file 'GiB'; a size is one word"),
     "limits set a.cache --memory lots": (2, '"lots" is not a size: write .* such as "6GiB"'),
-    "limits set a.cache --memory 0": (2, '0 would mean unlimited; say None or "unlimited"'),
+    "limits set a.cache --memory 0": (2, '0 would mean unlimited; say "unlimited"'),
     "limits set a.cache --memory-limit 6GiB": (2, "id you mean '?--memory"),
     "limits set a.cache --dryrun": (2, "id you mean '?--dry-run"),
     "limits set a.cache --sm 0.5": (2, "is 1 to 100 percent, or \"unlimited\", not '0.5'"),
@@ -219,7 +219,7 @@ COMMANDS: dict[str, tuple[int, str]] = {
     "limits diff no-value.yaml": (2, "nothing stands here; give a value or no key"),
     "limits diff limit.yaml": (2, "rules.0..set.memory: unknown; known are memory_limit,"),
     "limits diff unit.yaml": (2, ':5:25: rules.0..set.memory_limit: "6GB" .* write "GiB"'),
-    "limits diff zero.yaml": (2, '0 would mean unlimited; say None or "unlimited" for that'),
+    "limits diff zero.yaml": (2, '0 would mean unlimited; say "unlimited" for that'),
     "limits diff fraction.yaml": (2, ":5:21: .* 1 to 100 percent, or \"unlimited\", not '0.5'"),
     "limits diff twice.yaml": (2, ":5:25: rules.0..set.sm_limit: given a second time"),
     "limits diff priority.yaml": (2, "a priority is a number: 0 is high, 1 is low"),
@@ -242,6 +242,8 @@ def test_a_wrong_command_ends_with_one_sentence_that_says_what_to_do(
     answer = call(*shlex.split(command), *place_of_it)
     assert (answer.returncode, answer.stdout) == (code, ""), answer.stderr
     assert re.search(words, answer.stderr), answer.stderr
+    # The command line's language, not Python's.
+    assert not re.search(r"\w=(True|False|None)\b|\w\(\)|\bNone\b", answer.stderr), answer.stderr
     *before, said = answer.stderr.splitlines()
     assert all(len(line) <= MOST_CHARACTERS for line in (*before, said))
     if before[:1] == ["Error: the plan cannot be used"]:

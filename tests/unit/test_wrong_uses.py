@@ -244,7 +244,7 @@ PYTHON: dict[str, tuple[Callable[[Any], Any], type[BaseException], str]] = {
     "0 for no limit": (
         lambda it: it.writing.set_memory_limit(0),
         ValueError,
-        '0 would mean unlimited; say None or "unlimited"',
+        '0 would mean unlimited; say "unlimited"',
     ),
     "-1 for no limit": (
         lambda it: it.writing.set_memory_limit(-1),
@@ -274,7 +274,7 @@ PYTHON: dict[str, tuple[Callable[[Any], Any], type[BaseException], str]] = {
     "0 % of what there is": (
         lambda it: it.writing.set_memory_limit("0%"),
         ValueError,
-        '0 would mean unlimited; say None or "unlimited"',
+        '0 would mean unlimited; say "unlimited"',
     ),
     "half of the cores": (
         lambda it: it.writing.set_sm_limit(0.5),
