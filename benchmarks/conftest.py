@@ -6,6 +6,7 @@ judges them.
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import timeit
@@ -48,6 +49,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEDGER] = Ledger()
     if not getattr(config.option, "benchmark_columns", None):
         config.option.benchmark_columns = ["min", "median", "iqr", "rounds", "iterations"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _locks_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Agents lock no roots in the machine's /run; those that are started inherit this."""
+    os.environ["HAMIREGION_LOCKS"] = str(tmp_path_factory.mktemp("locks"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

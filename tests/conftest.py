@@ -47,6 +47,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.timeout = 4 * PATIENCE_S
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _locks_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Agents lock no roots in the machine's /run; those that are started inherit this."""
+    os.environ["HAMIREGION_LOCKS"] = str(tmp_path_factory.mktemp("locks"))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what is marked `root` for other users, who cannot see every process."""
     if os.geteuid() != 0:
