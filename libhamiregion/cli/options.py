@@ -215,7 +215,7 @@ no_driver_option = click.option("--no-driver", is_flag=True, help="Do not ask th
 wide_option = click.option("--wide", "-w", is_flag=True, help="With uuids, users and files.")
 
 
-# A verb that runs once shows what the API knows, if that answers.
+# What the API knows is waited for once, at the start.
 _NAMES_WAIT_S = 5.0
 
 
@@ -251,6 +251,8 @@ class NodeChoice:
         Args:
             pod_labels: What to ask the API for, beside names.
             waits: Whether the first names may wait for the API, as is right for what runs once.
+                Else this method waits for the API to tell what pods there are, for 5 s at most,
+                and nobody does later.
 
         Raises:
             ValueError: One of these is no label that a pod can have.
@@ -265,6 +267,10 @@ class NodeChoice:
 
             pods = self.pods(checked_labels(pod_labels))
             wait_s = _NAMES_WAIT_S if waits else 0.0
+            if not waits:
+                # Before anybody asks, so that no series begins under a name that is not known yet.
+                pods.start()
+                pods.wait(_NAMES_WAIT_S)
             resolvers.append(KubernetesNames(pod_labels=pod_labels, pods=pods, wait_s=wait_s))
         names = ChainedNames(resolvers)
         return Node(self.roots or None, proc=self.proc, names=names, outside=self.outside)

@@ -67,7 +67,7 @@ class NodePods:
         error: Why the API could not be used the last time, or why pods are left out; None if
             neither is so.
         kubeconfig: As given.
-        counters: Lists, watches, events of watches, and bytes read, since the start.
+        counters: Lists, watches, events of watches, bytes read, and failures, since the start.
 
     Raises:
         ModuleNotFoundError: The extra ``kubernetes`` is not installed.
@@ -107,7 +107,7 @@ class NodePods:
         self._version: str | None = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self.counters = {"lists": 0, "watches": 0, "events": 0, "bytes": 0}
+        self.counters = {"lists": 0, "watches": 0, "events": 0, "bytes": 0, "failures": 0}
 
     @property
     def error(self) -> KubernetesError | None:
@@ -307,6 +307,7 @@ class NodePods:
             yield piece
 
     def _fail(self, failure: KubernetesError) -> None:
+        self.counters["failures"] += 1
         self._failure = failure
         self._wake()
 

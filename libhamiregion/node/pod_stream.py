@@ -156,7 +156,9 @@ def _documents(pieces: Iterable[bytes], reducer: _Reducer, *, several: bool) -> 
             words = " ".join(str(error).split())
             raise KubernetesError(f"the API's answer is no JSON: {words[:200]}") from error
 
-    for piece in chain(pieces, (b"",)):
+    # A watch ends between two events, perhaps before the first; what ends within one has broken,
+    # which HTTP tells.
+    for piece in pieces if several else chain(pieces, (b"",)):
         send(piece)
         yield from reducer.feed(events)
         events.clear()

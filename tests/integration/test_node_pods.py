@@ -124,6 +124,7 @@ def test_a_watch_that_ends_or_breaks_goes_on_without_another_list(
     pods.start()
     eventually(lambda: len(api.watches) == 3)
     assert int(api.watches[0]["timeoutSeconds"]) in {1, 2}
+    assert pods.counters["failures"] == 0
     for number in range(1, 4):
         eventually(lambda: api.open_watches)
         with api.changed:
