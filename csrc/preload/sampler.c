@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "../base.h"
 #include "../byte_lock.h"
@@ -17,6 +18,13 @@
 #define MEMORY_NS 1000000000u /* between two looks at how much memory the processes use */
 #define EDIT_NS 100000000u    /* how long to wait for the region's lock */
 
+/* A process that is not the sampler compares the slots with what NVML says to it so often.  Where
+ * they differ by that much so many times in a row, the sampler is stopped, or kept from working:
+ * then this process measures for itself, before it compares again. */
+#define COMPARISON_NS 300000000u
+#define OLD_FIGURES_NS 5000000000u
+enum { MOST_PERCENT_APART = 10, MOST_TIMES_APART = 3 };
+
 /* The figures are averages of that much time; at least three samples, where they are that many. */
 #define WINDOW_US 500000u
 #define LONGEST_WINDOW_US 1100000u
@@ -28,6 +36,8 @@ struct sampled_row {
     bool is_known;
     uint64_t newest_us; /* the newest sample that was seen */
     uint64_t period_us; /* the shortest time seen between two; 0 = none */
+    uint64_t next_comparison_ns;
+    unsigned times_apart; /* comparisons in a row in which the slots were wrong */
 };
 
 static struct sampled_row sampled[HR_DEVICES];
@@ -156,13 +166,22 @@ static uint64_t window_us(const struct sampled_row *one)
     return wanted < LONGEST_WINDOW_US ? wanted : LONGEST_WINDOW_US;
 }
 
-static void sample_row(hr_region *region, struct hr_snapshot *snapshot, int row, bool with_memory)
+/* Read a row's figures.  NULL: the row has none now. */
+static struct sampled_row *read_figures(const struct hr_snapshot *snapshot, int row)
 {
     struct sampled_row *one = look_up(snapshot, row);
     if (one == NULL || (uint32_t)row >= snapshot->span ||
         !hr_read_busy_figures(one->device, now_us() - window_us(one), &figures))
-        return;
+        return NULL;
     note_period(one);
+    return one;
+}
+
+static void sample_row(hr_region *region, struct hr_snapshot *snapshot, int row, bool with_memory)
+{
+    const struct sampled_row *one = read_figures(snapshot, row);
+    if (one == NULL)
+        return;
     unsigned count = 0;
     nvmlProcessInfo_t *list = with_memory ? hr_nvml_processes(one->device, &count) : NULL;
     for (uint32_t number = 0; number < (uint32_t)snapshot->proc_num; number++) {
@@ -179,16 +198,70 @@ static void sample_row(hr_region *region, struct hr_snapshot *snapshot, int row,
     free(list);
 }
 
+/* ---- Figures of a sampler that is stopped --------------------------------------------- */
+
+/* How wrong the slots of a row are at most. */
+static uint64_t percent_apart(const struct hr_snapshot *snapshot, int row)
+{
+    uint64_t most = 0;
+    for (uint32_t number = 0; number < (uint32_t)snapshot->proc_num; number++) {
+        uint64_t said = hr_snapshot_usage(snapshot, number, (uint32_t)row)->sm;
+        uint64_t seen = hr_busy_percent(&figures, nvml_pid(hr_snapshot_process(snapshot, number)));
+        uint64_t apart = said > seen ? said - seen : seen - said;
+        most = apart > most ? apart : most;
+    }
+    return most;
+}
+
+/* Take the figures as they were just read; of the slots, each process writes its own. */
+static void use_figures(hr_region *region, struct hr_snapshot *snapshot, int row)
+{
+    for (uint32_t number = 0; number < (uint32_t)snapshot->proc_num; number++) {
+        const struct hr_process *process = hr_snapshot_process(snapshot, number);
+        const struct hr_usage *before = hr_snapshot_usage(snapshot, number, (uint32_t)row);
+        struct hr_usage now = *before;
+        now.sm = hr_busy_percent(&figures, nvml_pid(process));
+        if (process->pid == getpid())
+            write_slot(region, process, row, before, &now);
+        *(struct hr_usage *)(uintptr_t)before = now;
+    }
+}
+
+static void compare_row(hr_region *region, struct hr_snapshot *snapshot, int row, uint64_t now_ns)
+{
+    struct sampled_row *one = look_up(snapshot, row);
+    if (one == NULL)
+        return;
+    bool is_due = now_ns >= one->next_comparison_ns;
+    if ((!is_due && one->times_apart < MOST_TIMES_APART) || read_figures(snapshot, row) == NULL)
+        return;
+    if (is_due) {
+        bool is_apart = percent_apart(snapshot, row) > MOST_PERCENT_APART;
+        bool was_old = one->times_apart >= MOST_TIMES_APART;
+        /* The first one after a while of figures of its own decides nothing. */
+        one->times_apart = is_apart && !was_old ? one->times_apart + 1 : 0;
+        bool is_old = one->times_apart >= MOST_TIMES_APART;
+        one->next_comparison_ns = now_ns + (is_old ? OLD_FIGURES_NS : COMPARISON_NS);
+    }
+    if (one->times_apart >= MOST_TIMES_APART)
+        use_figures(region, snapshot, row);
+}
+
+/* ---- Passes --------------------------------------------------------------------------- */
+
 void hr_sample(hr_region *region, struct hr_snapshot *snapshot, uint32_t rows)
 {
-    if (!is_elected(region))
-        return;
+    bool serves = is_elected(region);
     uint64_t now_ns = hr_clock_ns(CLOCK_MONOTONIC);
-    bool with_memory = now_ns >= next_memory_ns;
+    bool with_memory = serves && now_ns >= next_memory_ns;
     if (with_memory)
         next_memory_ns = now_ns + MEMORY_NS;
     for (int row = 0; row < HR_DEVICES; row++) {
-        if ((rows >> row & 1) != 0)
+        if ((rows >> row & 1) == 0)
+            continue;
+        if (serves)
             sample_row(region, snapshot, row, with_memory);
+        else
+            compare_row(region, snapshot, row, now_ns);
     }
 }

@@ -4,7 +4,8 @@
  *
  * The sampler is the process that holds a lock on one byte of the region's file, far behind its
  * end.  The kernel drops the lock when that process ends, also by kill -9, and another process
- * takes it within half a second.
+ * takes it within half a second.  One that is stopped keeps it: so the others compare its figures
+ * with NVML's, and whoever finds them old goes by his own.
  */
 #ifndef HR_SAMPLER_H
 #define HR_SAMPLER_H
@@ -27,7 +28,7 @@ bool hr_can_sample(hr_region *region, const struct hr_snapshot *snapshot, int ro
 bool hr_sampled_device(const struct hr_snapshot *snapshot, int row, nvmlDevice_t *out);
 
 /* If this process is the sampler or can become it: measure the rows of `rows`, one bit each, and
- * write what has changed into the slots and into the snapshot. */
+ * write what has changed into the slots and into the snapshot.  Else see that the sampler does. */
 void hr_sample(hr_region *region, struct hr_snapshot *snapshot, uint32_t rows);
 
 /* Serve no longer, because the region is gone. */
