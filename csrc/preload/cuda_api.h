@@ -75,6 +75,7 @@ typedef struct {
 enum { CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT = 5, CU_MEMPOOL_ATTR_USED_MEM_CURRENT = 7 };
 enum { CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT = 0, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT = 2 };
 enum { CU_STREAM_CAPTURE_STATUS_NONE = 0 };
+enum { CU_STREAM_CAPTURE_MODE_RELAXED = 2 };
 #define CU_STREAM_PER_THREAD ((CUstream)2)
 
 typedef struct {
@@ -127,8 +128,33 @@ enum { CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD = 2 };
 enum {
     CU_GRAPH_NODE_TYPE_KERNEL = 0,
     CU_GRAPH_NODE_TYPE_GRAPH = 4,
-    CU_GRAPH_NODE_TYPE_MEM_ALLOC = 10
+    CU_GRAPH_NODE_TYPE_MEM_ALLOC = 10,
+    CU_GRAPH_NODE_TYPE_CONDITIONAL = 13
 };
+
+/* cuGraphAddNode(): of a conditional node.  The driver fills in `bodies`, which live as long as
+ * the node does. */
+typedef struct {
+    int type;
+    int reserved[3];
+    struct {
+        uint64_t handle;
+        int type;
+        unsigned int size;
+        CUgraph *bodies;
+        CUcontext context;
+    } conditional;
+} CUgraphNodeParams;
+
+/* cuLaunchCooperativeKernelMultiDevice() */
+typedef struct {
+    CUfunction function;
+    unsigned int gridDimX, gridDimY, gridDimZ;
+    unsigned int blockDimX, blockDimY, blockDimZ;
+    unsigned int sharedMemBytes;
+    CUstream hStream;
+    void **kernelParams;
+} CUDA_LAUNCH_PARAMS;
 
 /* cuGraphMemAllocNodeGetParams() */
 typedef struct {

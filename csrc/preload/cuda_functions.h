@@ -129,6 +129,12 @@
       (config, function, parameters, extra))                                                       \
     X(cuLaunchCooperativeKernel, HR_COOPERATIVE_PARAMETERS, HR_COOPERATIVE_ARGUMENTS)              \
     X(cuLaunchCooperativeKernel_ptsz, HR_COOPERATIVE_PARAMETERS, HR_COOPERATIVE_ARGUMENTS)         \
+    X(cuLaunch, (CUfunction function), (function))                                                 \
+    X(cuLaunchGrid, (CUfunction function, int width, int height), (function, width, height))       \
+    X(cuLaunchGridAsync, (CUfunction function, int width, int height, CUstream stream),            \
+      (function, width, height, stream))                                                           \
+    X(cuLaunchCooperativeKernelMultiDevice,                                                        \
+      (CUDA_LAUNCH_PARAMS * launches, unsigned count, unsigned flags), (launches, count, flags))   \
     X(cuGraphLaunch, (CUgraphExec exec, CUstream stream), (exec, stream))                          \
     X(cuGraphLaunch_ptsz, (CUgraphExec exec, CUstream stream), (exec, stream))                     \
     X(cuGraphUpload, (CUgraphExec exec, CUstream stream), (exec, stream))                          \
@@ -147,6 +153,95 @@
       (CUgraphExec * out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS * how), (out, graph, how))  \
     X(cuGraphExecDestroy, (CUgraphExec exec), (exec))
 
+/* graph_sizes.c */
+#define HR_GRAPH_HOOKS(X)                                                                          \
+    X(cuGraphAddNode,                                                                              \
+      (CUgraphNode * out, CUgraph graph, const CUgraphNode *after, size_t count,                   \
+       CUgraphNodeParams *wanted),                                                                 \
+      (out, graph, after, count, wanted))                                                          \
+    X(cuGraphAddNode_v2,                                                                           \
+      (CUgraphNode * out, CUgraph graph, const CUgraphNode *after, const void *edges,              \
+       size_t count, CUgraphNodeParams *wanted),                                                   \
+      (out, graph, after, edges, count, wanted))                                                   \
+    X(cuGraphDestroyNode, (CUgraphNode node), (node))                                              \
+    X(cuGraphDestroy, (CUgraph graph), (graph))
+
+/* copies.c: each takes six words at most, and waiting need not know what they mean. */
+#define HR_SIX_WORDS (uint64_t a, uint64_t b, uint64_t c, uint64_t d, uint64_t e, uint64_t f)
+#define HR_COPY_HOOKS(X)                                                                           \
+    X(cuMemcpy, HR_SIX_WORDS, (a, b, c, d, e, f))                                                  \
+    X(cuMemcpy_ptds, HR_SIX_WORDS, (a, b, c, d, e, f))                                             \
+    X(cuMemcpyHtoD_v2, HR_SIX_WORDS, (a, b, c, d, e, f))                                           \
+    X(cuMemcpyHtoD_v2_ptds, HR_SIX_WORDS, (a, b, c, d, e, f))                                      \
+    X(cuMemcpyDtoH_v2, HR_SIX_WORDS, (a, b, c, d, e, f))                                           \
+    X(cuMemcpyDtoH_v2_ptds, HR_SIX_WORDS, (a, b, c, d, e, f))                                      \
+    X(cuMemcpyDtoD_v2, HR_SIX_WORDS, (a, b, c, d, e, f))                                           \
+    X(cuMemcpyDtoD_v2_ptds, HR_SIX_WORDS, (a, b, c, d, e, f))                                      \
+    X(cuMemcpyDtoA_v2, HR_SIX_WORDS, (a, b, c, d, e, f))                                           \
+    X(cuMemcpyDtoA_v2_ptds, HR_SIX_WORDS, (a, b, c, d, e, f))                                      \
+    X(cuMemcpyAtoD_v2, HR_SIX_WORDS, (a, b, c, d, e, f))                                           \
+    X(cuMemcpyAtoD_v2_ptds, HR_SIX_WORDS, (a, b, c, d, e, f))                                      \
+    X(cuMemcpyHtoA_v2, HR_SIX_WORDS, (a, b, c, d, e, f))                                           \
+    X(cuMemcpyHtoA_v2_ptds, HR_SIX_WORDS, (a, b, c, d, e, f))                                      \
+    X(cuMemcpyAtoH_v2, HR_SIX_WORDS, (a, b, c, d, e, f))                                           \
+    X(cuMemcpyAtoH_v2_ptds, HR_SIX_WORDS, (a, b, c, d, e, f))                                      \
+    X(cuMemcpyAtoA_v2, HR_SIX_WORDS, (a, b, c, d, e, f))                                           \
+    X(cuMemcpyAtoA_v2_ptds, HR_SIX_WORDS, (a, b, c, d, e, f))                                      \
+    X(cuMemcpy2D_v2, HR_SIX_WORDS, (a, b, c, d, e, f))                                             \
+    X(cuMemcpy2D_v2_ptds, HR_SIX_WORDS, (a, b, c, d, e, f))                                        \
+    X(cuMemcpy2DUnaligned_v2, HR_SIX_WORDS, (a, b, c, d, e, f))                                    \
+    X(cuMemcpy2DUnaligned_v2_ptds, HR_SIX_WORDS, (a, b, c, d, e, f))                               \
+    X(cuMemcpy3D_v2, HR_SIX_WORDS, (a, b, c, d, e, f))                                             \
+    X(cuMemcpy3D_v2_ptds, HR_SIX_WORDS, (a, b, c, d, e, f))                                        \
+    X(cuMemcpyPeer, HR_SIX_WORDS, (a, b, c, d, e, f))                                              \
+    X(cuMemcpyPeer_ptds, HR_SIX_WORDS, (a, b, c, d, e, f))                                         \
+    X(cuMemcpy3DPeer, HR_SIX_WORDS, (a, b, c, d, e, f))                                            \
+    X(cuMemcpy3DPeer_ptds, HR_SIX_WORDS, (a, b, c, d, e, f))                                       \
+    X(cuMemcpyAsync, HR_SIX_WORDS, (a, b, c, d, e, f))                                             \
+    X(cuMemcpyAsync_ptsz, HR_SIX_WORDS, (a, b, c, d, e, f))                                        \
+    X(cuMemcpyHtoDAsync_v2, HR_SIX_WORDS, (a, b, c, d, e, f))                                      \
+    X(cuMemcpyHtoDAsync_v2_ptsz, HR_SIX_WORDS, (a, b, c, d, e, f))                                 \
+    X(cuMemcpyDtoHAsync_v2, HR_SIX_WORDS, (a, b, c, d, e, f))                                      \
+    X(cuMemcpyDtoHAsync_v2_ptsz, HR_SIX_WORDS, (a, b, c, d, e, f))                                 \
+    X(cuMemcpyDtoDAsync_v2, HR_SIX_WORDS, (a, b, c, d, e, f))                                      \
+    X(cuMemcpyDtoDAsync_v2_ptsz, HR_SIX_WORDS, (a, b, c, d, e, f))                                 \
+    X(cuMemcpyHtoAAsync_v2, HR_SIX_WORDS, (a, b, c, d, e, f))                                      \
+    X(cuMemcpyHtoAAsync_v2_ptsz, HR_SIX_WORDS, (a, b, c, d, e, f))                                 \
+    X(cuMemcpyAtoHAsync_v2, HR_SIX_WORDS, (a, b, c, d, e, f))                                      \
+    X(cuMemcpyAtoHAsync_v2_ptsz, HR_SIX_WORDS, (a, b, c, d, e, f))                                 \
+    X(cuMemcpy2DAsync_v2, HR_SIX_WORDS, (a, b, c, d, e, f))                                        \
+    X(cuMemcpy2DAsync_v2_ptsz, HR_SIX_WORDS, (a, b, c, d, e, f))                                   \
+    X(cuMemcpy3DAsync_v2, HR_SIX_WORDS, (a, b, c, d, e, f))                                        \
+    X(cuMemcpy3DAsync_v2_ptsz, HR_SIX_WORDS, (a, b, c, d, e, f))                                   \
+    X(cuMemcpyPeerAsync, HR_SIX_WORDS, (a, b, c, d, e, f))                                         \
+    X(cuMemcpyPeerAsync_ptsz, HR_SIX_WORDS, (a, b, c, d, e, f))                                    \
+    X(cuMemcpy3DPeerAsync, HR_SIX_WORDS, (a, b, c, d, e, f))                                       \
+    X(cuMemcpy3DPeerAsync_ptsz, HR_SIX_WORDS, (a, b, c, d, e, f))                                  \
+    X(cuMemsetD8_v2, HR_SIX_WORDS, (a, b, c, d, e, f))                                             \
+    X(cuMemsetD8_v2_ptds, HR_SIX_WORDS, (a, b, c, d, e, f))                                        \
+    X(cuMemsetD16_v2, HR_SIX_WORDS, (a, b, c, d, e, f))                                            \
+    X(cuMemsetD16_v2_ptds, HR_SIX_WORDS, (a, b, c, d, e, f))                                       \
+    X(cuMemsetD32_v2, HR_SIX_WORDS, (a, b, c, d, e, f))                                            \
+    X(cuMemsetD32_v2_ptds, HR_SIX_WORDS, (a, b, c, d, e, f))                                       \
+    X(cuMemsetD2D8_v2, HR_SIX_WORDS, (a, b, c, d, e, f))                                           \
+    X(cuMemsetD2D8_v2_ptds, HR_SIX_WORDS, (a, b, c, d, e, f))                                      \
+    X(cuMemsetD2D16_v2, HR_SIX_WORDS, (a, b, c, d, e, f))                                          \
+    X(cuMemsetD2D16_v2_ptds, HR_SIX_WORDS, (a, b, c, d, e, f))                                     \
+    X(cuMemsetD2D32_v2, HR_SIX_WORDS, (a, b, c, d, e, f))                                          \
+    X(cuMemsetD2D32_v2_ptds, HR_SIX_WORDS, (a, b, c, d, e, f))                                     \
+    X(cuMemsetD8Async, HR_SIX_WORDS, (a, b, c, d, e, f))                                           \
+    X(cuMemsetD8Async_ptsz, HR_SIX_WORDS, (a, b, c, d, e, f))                                      \
+    X(cuMemsetD16Async, HR_SIX_WORDS, (a, b, c, d, e, f))                                          \
+    X(cuMemsetD16Async_ptsz, HR_SIX_WORDS, (a, b, c, d, e, f))                                     \
+    X(cuMemsetD32Async, HR_SIX_WORDS, (a, b, c, d, e, f))                                          \
+    X(cuMemsetD32Async_ptsz, HR_SIX_WORDS, (a, b, c, d, e, f))                                     \
+    X(cuMemsetD2D8Async, HR_SIX_WORDS, (a, b, c, d, e, f))                                         \
+    X(cuMemsetD2D8Async_ptsz, HR_SIX_WORDS, (a, b, c, d, e, f))                                    \
+    X(cuMemsetD2D16Async, HR_SIX_WORDS, (a, b, c, d, e, f))                                        \
+    X(cuMemsetD2D16Async_ptsz, HR_SIX_WORDS, (a, b, c, d, e, f))                                   \
+    X(cuMemsetD2D32Async, HR_SIX_WORDS, (a, b, c, d, e, f))                                        \
+    X(cuMemsetD2D32Async_ptsz, HR_SIX_WORDS, (a, b, c, d, e, f))
+
 #define HR_CUDA_HOOKS(X)                                                                           \
     HR_FINDING_HOOKS(X)                                                                            \
     HR_CONTEXT_HOOKS(X)                                                                            \
@@ -155,7 +250,9 @@
     HR_ASYNC_HOOKS(X)                                                                              \
     HR_PHYSICAL_HOOKS(X)                                                                           \
     HR_ANSWER_HOOKS(X)                                                                             \
-    HR_LAUNCH_HOOKS(X)
+    HR_LAUNCH_HOOKS(X)                                                                             \
+    HR_GRAPH_HOOKS(X)                                                                              \
+    HR_COPY_HOOKS(X)
 
 /* Called, not hooked. */
 #define HR_CUDA_CALLED(X)                                                                          \
@@ -168,6 +265,7 @@
     X(cuDevicePrimaryCtxGetState, (CUdevice device, unsigned *flags, int *active),                 \
       (device, flags, active))                                                                     \
     X(cuStreamGetCtx, (CUstream stream, CUcontext * out), (stream, out))                           \
+    X(cuThreadExchangeStreamCaptureMode, (int *mode), (mode))                                      \
     X(cuStreamIsCapturing, (CUstream stream, int *status), (stream, status))                       \
     X(cuGraphMemAllocNodeGetParams, (CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS * out),          \
       (node, out))                                                                                 \

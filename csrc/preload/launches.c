@@ -56,6 +56,34 @@ static inline struct hr_graph_size size_of_config(const CUlaunchConfig *config)
 CONFIG_HOOK(cuLaunchKernelEx)
 CONFIG_HOOK(cuLaunchKernelEx_ptsz)
 
+/* One block, or a plane of them. */
+LAUNCH_HOOK(cuLaunch, (CUfunction function), (function), HR_CUDA(cuLaunch)(function),
+            size_of_kernel(1, 1, 1), NULL)
+
+static inline struct hr_graph_size size_of_plane(int width, int height)
+{
+    return size_of_kernel((unsigned)width, (unsigned)height, 1);
+}
+LAUNCH_HOOK(cuLaunchGrid, (CUfunction function, int width, int height), (function, width, height),
+            HR_CUDA(cuLaunchGrid)(function, width, height), size_of_plane(width, height), NULL)
+LAUNCH_HOOK(cuLaunchGridAsync, (CUfunction function, int width, int height, CUstream stream),
+            (function, width, height, stream),
+            HR_CUDA(cuLaunchGridAsync)(function, width, height, stream),
+            size_of_plane(width, height), stream)
+
+/* Several devices run it at once; the current one's row pays, for what one of them runs. */
+static inline struct hr_graph_size size_of_first(const CUDA_LAUNCH_PARAMS *launches, unsigned count)
+{
+    return launches == NULL || count == 0
+               ? size_of_kernel(0, 0, 0)
+               : size_of_kernel(launches->gridDimX, launches->gridDimY, launches->gridDimZ);
+}
+LAUNCH_HOOK(cuLaunchCooperativeKernelMultiDevice,
+            (CUDA_LAUNCH_PARAMS * launches, unsigned count, unsigned flags),
+            (launches, count, flags),
+            HR_CUDA(cuLaunchCooperativeKernelMultiDevice)(launches, count, flags),
+            size_of_first(launches, count), NULL)
+
 /* A graph that allocates has to ask for its memory too. */
 static CUresult launch_graph(hr_launch_graph *launch, CUgraphExec exec, CUstream stream)
 {

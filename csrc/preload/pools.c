@@ -11,6 +11,7 @@
 #include "cuda_functions.h"
 #include "forks.h"
 #include "session.h"
+#include "threads.h"
 
 enum { MOST_POOLS = 256, ASKED_S = 1 };
 
@@ -202,12 +203,38 @@ static void stop_asking(struct pool *pool)
         pthread_cond_broadcast(&asked);
 }
 
+static CUresult read_graph_memory(CUdevice device, uint64_t *held)
+{
+    int mode = hr_relax_capture();
+    CUresult result =
+        HR_CUDA(cuDeviceGetGraphMemAttribute)(device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, held);
+    hr_restore_capture(mode);
+    return result;
+}
+
+static CUresult read_attribute(CUmemoryPool handle, int attribute, uint64_t *value)
+{
+    int mode = hr_relax_capture();
+    CUresult result = HR_CUDA(cuMemPoolGetAttribute)(handle, attribute, value);
+    hr_restore_capture(mode);
+    return result;
+}
+
 static CUresult read_held(const struct pool *pool, uint64_t *held)
 {
+    return pool->handle == NULL
+               ? read_graph_memory(pool->device, held)
+               : read_attribute(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, held);
+}
+
+static void trim(const struct pool *pool)
+{
+    int mode = hr_relax_capture();
     if (pool->handle == NULL)
-        return HR_CUDA(cuDeviceGetGraphMemAttribute)(pool->device,
-                                                     CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, held);
-    return HR_CUDA(cuMemPoolGetAttribute)(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, held);
+        HR_CUDA(cuDeviceGraphMemTrim)(pool->device);
+    else if (!pool->is_destroyed)
+        HR_CUDA(cuMemPoolTrimTo)(pool->handle, 0);
+    hr_restore_capture(mode);
 }
 
 /* Several threads may settle one pool at once.  Turns are numbered: the thread with the highest
@@ -270,10 +297,7 @@ bool hr_settle_pools(void)
         CUdevice device = hr_device_of_row(row);
         uint64_t held = 0;
         /* Graph memory is there without anybody having asked for it here. */
-        if (device >= 0 &&
-            HR_CUDA(cuDeviceGetGraphMemAttribute)(device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT,
-                                                  &held) == CUDA_SUCCESS &&
-            held != 0)
+        if (device >= 0 && read_graph_memory(device, &held) == CUDA_SUCCESS && held != 0)
             hr_enter_pool(NULL, device);
     }
     for (int number = 0; number < pools_used; number++) {
@@ -293,10 +317,8 @@ bool hr_trim_pools(int row)
         struct pool seen = start_asking(&pools[number]);
         bool is_here = seen.is_used && seen.row == row;
         bool is_wanted = is_here && seen.charged > seen.promised;
-        if (is_wanted && seen.handle == NULL)
-            HR_CUDA(cuDeviceGraphMemTrim)(seen.device);
-        else if (is_wanted && !seen.is_destroyed)
-            HR_CUDA(cuMemPoolTrimTo)(seen.handle, 0);
+        if (is_wanted)
+            trim(&seen);
         end_asking(number);
         if (is_wanted)
             hr_settle_pool(number);
@@ -323,7 +345,7 @@ void hr_empty_pools(CUdevice device)
         bool is_there = seen.is_used && seen.device == device;
         uint64_t used = 1;
         if (is_there && seen.handle != NULL && !seen.is_destroyed && seen.promised != 0)
-            HR_CUDA(cuMemPoolGetAttribute)(seen.handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used);
+            read_attribute(seen.handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used);
         end_asking((int)number);
         if (used == 0)
             hr_sweep_books(is_in_pool, strike_out, &number);

@@ -281,6 +281,7 @@ static void rest(uint64_t ns)
 static void *run(void *argument)
 {
     (void)argument;
+    hr_relax_capture();
     hr_region *region = hr_session_region();
     if (region != NULL)
         hr_tell_host_pid(region);

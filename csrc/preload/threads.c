@@ -5,6 +5,8 @@
 #include <signal.h>
 #include <stddef.h>
 
+#include "cuda_functions.h"
+
 bool hr_start_thread(void *(*work)(void *))
 {
     /* The kernel ends a program that blocks what its own instruction causes: the program may have
@@ -23,4 +25,18 @@ bool hr_start_thread(void *(*work)(void *))
     pthread_attr_destroy(&attributes);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return is_started;
+}
+
+int hr_relax_capture(void)
+{
+    int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    return HR_CUDA(cuThreadExchangeStreamCaptureMode)(&mode) == CUDA_SUCCESS
+               ? mode
+               : CU_STREAM_CAPTURE_MODE_RELAXED;
+}
+
+void hr_restore_capture(int mode)
+{
+    if (mode != CU_STREAM_CAPTURE_MODE_RELAXED)
+        HR_CUDA(cuThreadExchangeStreamCaptureMode)(&mode);
 }

@@ -126,6 +126,7 @@ static void rest(long pause_ns)
 static void *watch(void *argument)
 {
     (void)argument;
+    hr_relax_capture();
     for (unsigned tenth = 0;;) {
         pthread_mutex_lock(&in_round);
         hr_region *region = hr_session_region();

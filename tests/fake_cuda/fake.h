@@ -102,6 +102,8 @@ struct stream {
     unsigned flags;
     int priority;
     CUgraph capturing;
+    bool capture_is_global;
+    unsigned invalidations; /* before the capture */
 };
 
 uint64_t kernel_ns(CUfunction function, uint64_t blocks);
@@ -115,5 +117,8 @@ CUresult resolve_stream(CUstream stream, struct stream **out);
 CUresult capture_kernel(CUgraph graph, CUfunction function, uint64_t blocks);
 CUresult capture_allocation(CUgraph graph, int device, uint64_t size, CUdeviceptr *out);
 bool graph_free(CUdeviceptr address);
+/* For calls that are not safe while any thread captures: they end its capture, unless the calling
+ * thread has chosen the relaxed mode. */
+CUresult check_capture(void);
 
 #endif

@@ -4,13 +4,26 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum kind { KERNEL, MEMCPY, MEMSET, HOST, GRAPH, EMPTY, MEM_ALLOC = 10, MEM_FREE };
+enum kind {
+    KERNEL,
+    MEMCPY,
+    MEMSET,
+    HOST,
+    GRAPH,
+    EMPTY,
+    MEM_ALLOC = 10,
+    MEM_FREE,
+    CONDITIONAL = 13
+};
+
+#define MOST_BODIES 4
 
 struct graph_node {
     enum kind kind;
     CUDA_KERNEL_NODE_PARAMS kernel;
     CUDA_MEM_ALLOC_NODE_PARAMS memory;
     CUgraph child;
+    CUgraph bodies[MOST_BODIES];
     struct graph_node *next;
 };
 
@@ -58,6 +71,10 @@ static void free_nodes(struct graph_node *node)
 {
     while (node != NULL) {
         struct graph_node *next = node->next;
+        for (int body = 0; body < MOST_BODIES && node->bodies[body] != NULL; body++) {
+            free_nodes(node->bodies[body]->nodes);
+            free(node->bodies[body]);
+        }
         free(node);
         node = next;
     }
@@ -168,6 +185,36 @@ API CUresult cuGraphAddMemFreeNode(CUgraphNode *out, CUgraph graph, const CUgrap
     return add_node(graph, out, node);
 }
 
+/* Each body runs once with its node, whatever the condition is. */
+API CUresult cuGraphConditionalHandleCreate(uint64_t *out, CUgraph graph, CUcontext context,
+                                            unsigned value, unsigned flags)
+{
+    (void)graph, (void)context, (void)value, (void)flags;
+    *out = 1;
+    return check_initialised();
+}
+
+API CUresult cuGraphAddNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
+                               const void *edges, size_t count, CUgraphNodeParams *wanted)
+{
+    (void)after, (void)edges, (void)count;
+    struct graph_node node = {.kind = CONDITIONAL};
+    if (wanted->type != CONDITIONAL || wanted->conditional.size > MOST_BODIES)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    for (unsigned body = 0; body < wanted->conditional.size; body++)
+        node.bodies[body] = calloc(1, sizeof *graph);
+    CUresult code = add_node(graph, out, node);
+    if (code == CUDA_SUCCESS)
+        wanted->conditional.bodies = (*out)->bodies;
+    return code;
+}
+
+API CUresult cuGraphAddNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *after, size_t count,
+                            CUgraphNodeParams *wanted)
+{
+    return cuGraphAddNode_v2(out, graph, after, NULL, count, wanted);
+}
+
 API CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count)
 {
     size_t found = 0;
@@ -219,15 +266,39 @@ API CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_
 
 /* ---- capture ---- */
 
+enum { MODE_GLOBAL, MODE_RELAXED = 2 };
+
+static _Atomic int global_captures;    /* that are going on */
+static _Atomic unsigned invalidations; /* of captures, by calls that are not safe in one */
+static _Thread_local int thread_mode = MODE_GLOBAL;
+
+API CUresult cuThreadExchangeStreamCaptureMode(int *mode)
+{
+    int before = thread_mode;
+    thread_mode = *mode;
+    *mode = before;
+    return check_initialised();
+}
+
+CUresult check_capture(void)
+{
+    if (thread_mode == MODE_RELAXED || global_captures == 0)
+        return CUDA_SUCCESS;
+    invalidations++;
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+}
+
 API CUresult cuStreamBeginCapture_v2(CUstream stream, int mode)
 {
-    (void)mode;
     struct stream *on;
     CUresult code = resolve_stream(stream, &on);
     if (code != CUDA_SUCCESS)
         return code;
     if (stream <= CU_STREAM_LEGACY)
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    on->capture_is_global = mode == MODE_GLOBAL;
+    global_captures += on->capture_is_global;
+    on->invalidations = invalidations;
     return cuGraphCreate(&on->capturing, 0);
 }
 ALSO(cuStreamBeginCapture_v2_ptsz, cuStreamBeginCapture_v2);
@@ -242,6 +313,9 @@ API CUresult cuStreamEndCapture(CUstream stream, CUgraph *out)
         return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     *out = on->capturing;
     on->capturing = NULL;
+    global_captures -= on->capture_is_global;
+    if (on->capture_is_global && on->invalidations != invalidations)
+        return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     return CUDA_SUCCESS;
 }
 ALSO(cuStreamEndCapture_ptsz, cuStreamEndCapture);
@@ -281,6 +355,8 @@ static uint64_t graph_ns(const struct graph *graph)
                             (uint64_t)kernel->gridDimX * kernel->gridDimY * kernel->gridDimZ);
         else if (node->kind == GRAPH)
             ns += graph_ns(node->child);
+        for (int body = 0; body < MOST_BODIES && node->bodies[body] != NULL; body++)
+            ns += graph_ns(node->bodies[body]);
     }
     return ns;
 }
@@ -438,6 +514,8 @@ API CUresult cuDeviceGraphMemTrim(CUdevice device)
 API CUresult cuDeviceGetGraphMemAttribute(CUdevice device, int attribute, void *value)
 {
     CUresult code = check_device(device);
+    if (code == CUDA_SUCCESS)
+        code = check_capture();
     if (code == CUDA_SUCCESS && (attribute < 0 || attribute > 3))
         code = CUDA_ERROR_INVALID_VALUE;
     if (code != CUDA_SUCCESS)

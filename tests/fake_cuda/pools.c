@@ -148,6 +148,8 @@ static void end_if_destroyed(const struct pool *pool)
 API CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 {
     CUresult code = check_initialised();
+    if (code == CUDA_SUCCESS)
+        code = check_capture();
     if (code != CUDA_SUCCESS)
         return code;
     pthread_mutex_lock(&mutex);
@@ -178,6 +180,8 @@ static uint64_t *attribute_of(struct pool *pool, int attribute)
 API CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *value)
 {
     CUresult code = check_initialised();
+    if (code == CUDA_SUCCESS)
+        code = check_capture();
     if (code != CUDA_SUCCESS)
         return code;
     pthread_mutex_lock(&mutex);

@@ -42,6 +42,11 @@ CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, u
 CUresult cuGraphCreate(CUgraph *out, unsigned flags);
 CUresult cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
                                  size_t count, const CUDA_KERNEL_NODE_PARAMS *wanted);
+CUresult cuGraphConditionalHandleCreate(uint64_t *out, CUgraph graph, CUcontext context,
+                                        unsigned value, unsigned flags);
+CUresult cuGraphAddNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
+                           const void *edges, size_t count, CUgraphNodeParams *wanted);
+CUresult cuLaunchGrid(CUfunction function, int width, int height);
 CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsigned long long flags);
 CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream);
 CUresult cuGraphExecDestroy(CUgraphExec exec);

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cuda_program import OUT, SUCCESS
+from cuda_program import OUT, SUCCESS, CudaProgram, packed, room
 from fake_cuda.driver import GIB, MIB
 from limited import Limited
 from region_bytes import locate, truncate
@@ -146,3 +146,73 @@ def test_a_complaint_that_nobody_reads_ends_no_program(limited: Make, c_programs
     )
     os.close(writer)
     assert done.returncode == 0
+
+
+def test_a_capture_goes_on_while_the_library_asks_about_pools(limited: Make) -> None:
+    """What is not safe in a capture ends it, in whichever thread it is called."""
+    program = limited(memory=[GIB]).program().start()
+    pool = program.do("cuDeviceGetDefaultMemPool", OUT, 0)
+    program.do("cuMemPoolSetAttribute", pool, 4, packed("Q", 2**64 - 1))
+    program.do("cuMemFreeAsync", program.do("cuMemAllocAsync", OUT, MIB, 0), 0)
+    stream, other = program.do("cuStreamCreate", OUT, 1), program.do("cuStreamCreate", OUT, 1)
+    program.do("cuStreamBeginCapture_v2", stream, 0)
+    # The thread that looks around asks ten times a second while a pool keeps what nobody uses.
+    time.sleep(1)
+    made = program.do("cuMemAllocAsync", OUT, 64 * MIB, other)
+    program.do("cuMemFreeAsync", made, other)
+    program.do("cuStreamEndCapture", stream, OUT)
+
+
+class Copying:
+    """A program that copies or fills without a pause, in a thread of the test's."""
+
+    def __init__(self, program: CudaProgram, call: tuple[object, ...]) -> None:
+        self.codes: list[int] = []
+        self._call = (program, call)
+        self._is_over = False
+        self._thread = threading.Thread(target=self._copy)
+        self._thread.start()
+
+    def _copy(self) -> None:
+        program, call = self._call
+        while not self._is_over:
+            self.codes.append(program.call(*call)[0])
+
+    def is_held_up(self) -> bool:
+        before = len(self.codes)
+        time.sleep(0.5)
+        return len(self.codes) == before
+
+    def end(self) -> None:
+        self._is_over = True
+        self._thread.join()
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("cuMemcpyHtoD_v2", (f"bytes:{'00' * 64}", 64)),
+        ("cuMemcpyDtoHAsync_v2", (64, 0)),
+        ("cuMemsetD8_v2", (1, 64)),
+        ("cuMemsetD32Async", (1, 16, 0)),
+    ],
+)
+def test_a_suspended_program_copies_and_fills_nothing(
+    limited: Make, name: str, arguments: tuple[object, ...]
+) -> None:
+    scene = limited(memory=[GIB])
+    program = scene.program().start()
+    address = program.allocate(MIB)
+    to = room(64) if "DtoH" in name else address
+    copying = Copying(program, (name, to, *((address,) if "DtoH" in name else ()), *arguments))
+    try:
+        eventually(lambda: copying.codes)
+        scene.region.suspend(program.pid)
+        eventually(copying.is_held_up)
+        before = len(copying.codes)
+        scene.region.resume(program.pid)
+        eventually(lambda: len(copying.codes) > before)
+    finally:
+        scene.region.resume(program.pid)
+        copying.end()
+    assert set(copying.codes) == {SUCCESS}

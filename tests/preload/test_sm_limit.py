@@ -2,6 +2,8 @@
 
 import contextlib
 import itertools
+import os
+import signal
 import subprocess
 import threading
 import time
@@ -73,6 +75,41 @@ def test_kernels_and_graphs_are_held_to_the_limits_of_their_devices(
     kernels, graphs = (100 * (observer.worked_ns(at) - before[at]) / elapsed_ns for at in (0, 1))
     assert 5 < kernels <= 30
     assert 10 < graphs <= 60
+
+
+@pytest.mark.parametrize("style", ["conditional", "grid"])
+def test_kernels_that_are_launched_in_rarer_ways_are_held_too(
+    limited: Make, observer: Observer, busy: Start, style: str
+) -> None:
+    scene = limited(sm=[30, None])
+    program = busy(scene, "busy_1ms", style=style, pending=20)
+    eventually(lambda: sm_percent(scene, program.pid) > 0)
+    eventually(lambda: 0 < observer.busy_percent(1) < HELD)
+
+
+def test_a_graph_that_is_destroyed_takes_its_conditional_nodes_with_it(
+    limited: Make, c_programs: Path, inject: str
+) -> None:
+    """The driver gives their addresses to other nodes, which have other bodies or none."""
+    done = limited(sm=[50, None], inject=inject).run(str(c_programs / "bodies"), "2000")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_process_goes_by_its_own_figures_where_the_one_that_measures_is_stopped(
+    limited: Make, observer: Observer, busy: Start
+) -> None:
+    scene = limited(sm=[20, None])
+    first = busy(scene, "busy_1ms")
+    eventually(lambda: sm_percent(scene, first.pid) > 0)  # nobody else could have measured it
+    second = busy(scene, "busy_1ms", pending=200)
+    eventually(lambda: sm_percent(scene, second.pid) > 0)
+    os.kill(first.pid, signal.SIGSTOP)
+    # By that figure there is much left of the limit.
+    scene.region.set_utilization(second.pid, 0, sm=0)
+    eventually(lambda: sm_percent(scene, second.pid) > 0)
+    eventually(lambda: 0 < observer.busy_percent(1) < HELD)
+    os.kill(first.pid, signal.SIGCONT)
+    eventually(lambda: sm_percent(scene, first.pid) > 0)
 
 
 def test_the_region_shows_how_busy_each_process_is(limited: Make, busy: Start) -> None:
