@@ -106,9 +106,9 @@ def test_an_unlimited_sm_limit_goes_back_to_the_very_value(
             changes = [LimitChange.from_dict(json.loads(text)) for text in texts]
         assert statuses(undo(changes)) == ["undone", "undone"]
         assert file.path.read_bytes() == before
-        # As it was kept by a version that did not know it.
+        # Not known: as a plan has it.
         fields = region.set_sm_limit(30)[0].to_dict()
-        del fields["stored_before"]
+        fields["stored_before"] = None
         assert statuses(undo([LimitChange.from_dict(fields)])) == ["undone"]
         assert region.sm_limit(0) is None
 
