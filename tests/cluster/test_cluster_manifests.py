@@ -1,5 +1,6 @@
 """What deploy/ ships, applied to a real API server, which is older than all it is made for."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,9 @@ def define_the_operators_kinds(cluster: Cluster) -> None:
         cluster.must("POST", DEFINITIONS, body)
         path = f"/apis/{OPERATOR}/v1/{plural}"
         eventually(lambda: cluster.ask("GET", path).status == 200)  # noqa: B023
+
+
+ROLES = ("clusterrole", "clusterrolebinding")
 
 
 def spec_of(cluster: Cluster, path: str) -> dict[str, Any]:
@@ -141,6 +145,30 @@ def test_hami_over_hami_steered_leaves_no_agent(cluster: Cluster, tmp_path: Path
         (has, has_not) = term["matchExpressions"]
         assert has["key"] == has_not["key"]
         assert (has["operator"], has_not["operator"]) == ("Exists", "DoesNotExist")
+
+
+def test_the_pages_way_back_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    """Whatever was applied before: here what has the most, then what has the least."""
+    kinds = [f"/apis/rbac.authorization.k8s.io/v1/{each}s" for each in ROLES]
+
+    def ours() -> set[str]:
+        return {
+            each["metadata"]["name"]
+            for path in kinds
+            for each in cluster.must("GET", path)["items"]
+            if each["metadata"]["name"].startswith("hamiregion")
+        }
+
+    apply(cluster, rendered(tmp_path, "hami-steered", (*OLD, "names")))
+    apply(cluster, rendered(tmp_path, "hami"))
+    assert ours() == {"hamiregion-agent", "hamiregion-names"}
+    page = (KUSTOMIZE.parents[1] / "docs" / "in-a-cluster.md").read_text()
+    (command,) = re.findall(
+        r"^ +kubectl delete --ignore-not-found (clusterrole/.*)$", page, re.MULTILINE
+    )
+    done = kubectl(cluster, None, "delete", "--ignore-not-found", *command.split())
+    assert done.returncode == 0, done.stderr
+    assert ours() == set()
 
 
 def test_a_job_is_applied_again_once_the_earlier_one_is_deleted(

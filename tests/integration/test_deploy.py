@@ -538,6 +538,49 @@ def test_the_network_policy_lets_the_ports_through_that_are_listened_on(tmp_path
 
 
 @needs_kubectl
+@needs_kubectl
+def test_openshift_admits_what_the_pods_ask_for_and_nothing_else(tmp_path: Path) -> None:
+    components = ["openshift", "mig", "remove-gone", "recorder"]
+    documents = documents_of(with_components(tmp_path, "hami-steered", components))
+    (allowed,) = (each for each in documents if each["kind"] == "SecurityContextConstraints")
+    accounts, capabilities, volumes = set(), set(), set()
+    for component in ("exporter", "agent"):
+        spec = daemon_set(documents, component)
+        assert spec["hostPID"] <= allowed["allowHostPID"]
+        assert spec["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
+        assert "appArmorProfile" not in spec["securityContext"]
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        accounts.add(f"system:serviceaccount:hamiregion:{spec['serviceAccountName']}")
+        volumes |= {key for volume in spec["volumes"] for key in volume.keys() - {"name"}}
+        for container in containers_of(spec).values():
+            context = container["securityContext"]
+            assert context["readOnlyRootFilesystem"]
+            assert not context["allowPrivilegeEscalation"]
+            capabilities |= set(context["capabilities"].get("add", ()))
+    assert set(allowed["users"]) == accounts
+    assert set(allowed["allowedCapabilities"]) == capabilities
+    # An account's token is a projected volume.
+    assert set(allowed["volumes"]) - {"projected"} == volumes
+    assert allowed["seccompProfiles"] == ["runtime/default"]
+    for name in ("PrivilegedContainer", "PrivilegeEscalation", "HostNetwork", "HostPorts"):
+        assert allowed[f"allow{name}"] is False
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", ["hami", "hami-steered", "volcano"])
+def test_a_quota_admits_the_priority_that_the_pods_have(overlay: str, tmp_path: Path) -> None:
+    documents = documents_of(with_components(tmp_path, overlay, ["priority-quota"]))
+    (quota,) = (each for each in documents if each["kind"] == "ResourceQuota")
+    (scope,) = quota["spec"]["scopeSelector"]["matchExpressions"]
+    classes = {
+        each["spec"]["template"]["spec"].get("priorityClassName")
+        for each in documents
+        if each["kind"] == "DaemonSet" and not is_no_agent(each)
+    }
+    assert (scope["scopeName"], scope["operator"]) == ("PriorityClass", "In")
+    assert set(scope["values"]) == classes
+
+
 @pytest.mark.parametrize("component", ["feedback", "annotations"])
 def test_a_component_is_refused_where_containers_stand_in_another_order(
     component: str, tmp_path: Path

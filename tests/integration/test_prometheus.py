@@ -54,12 +54,18 @@ scrape_configs:
 """
 
 
-# HAMi's monitor, as far as its metrics go: the same names and labels from another job.
+# HAMi's monitor, as far as its metrics go: the same names and labels from another job; and as the
+# ServiceMonitor of its chart has them scraped, where they seem to be about the monitor's own pod.
 BESIDE = """
   - job_name: hami-monitor
     honor_labels: true
     static_configs: [{{targets: ["127.0.0.1:{port}"], labels: {{monitor: hami}}}}]
-    metric_relabel_configs: [{{source_labels: [__name__], regex: "hami_.*", action: keep}}]
+    metric_relabel_configs: &hamis [{{source_labels: [__name__], regex: "hami_.*", action: keep}}]
+  - job_name: hami-servicemonitor
+    static_configs:
+      - targets: ["127.0.0.1:{port}"]
+        labels: {{namespace: kube-system, pod: hami-device-plugin-x, container: vgpu-monitor}}
+    metric_relabel_configs: *hamis
 """
 
 
@@ -121,7 +127,7 @@ def both_sources(
 ) -> Iterator[Prometheus]:
     """Prometheus that scrapes HAMi's monitor, too."""
     config = (CONFIG + BESIDE).format(port=exporter_port)
-    yield from scraping(tmp_path_factory.mktemp("both"), config, 2)
+    yield from scraping(tmp_path_factory.mktemp("both"), config, 3)
 
 
 def test_the_target_is_up_and_every_scrape_succeeds(prometheus: Prometheus) -> None:
@@ -234,7 +240,7 @@ def test_memory_is_what_it_is_beside_hamis_monitor(
             lambda: values(both_sources.query(query)) == values(prometheus.query(query))  # noqa: B023
         )
     doubled = both_sources.query("hami_vgpu_memory_limit_bytes")
-    assert len(doubled) == 2 * len(prometheus.query("hami_vgpu_memory_limit_bytes"))
+    assert len(doubled) == 3 * len(prometheus.query("hami_vgpu_memory_limit_bytes"))
 
 
 def test_our_rules_hold_beside_hamis_monitor(both_sources: Prometheus) -> None:
