@@ -1,11 +1,16 @@
 """What once made the doctor slow, or stopped it, and what might have misled it."""
 
+import contextlib
+import fcntl
 import itertools
+import os
 import random
 import shutil
+import struct
 import subprocess
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +18,7 @@ from actors import Actor, MakeActor
 from containers import needs_namespaces
 from doctor_node_scenes import DoctorNode, OddContainer, Place
 from forked import in_child
+from lock_bytes import hold
 from namespaces import needs_first_namespace
 from node_root import Root
 from node_scene import MONITOR
@@ -97,6 +103,18 @@ def test_a_repair_of_many_regions_has_one_open_for_writing(
     assert all(place.host_pids() == {1: inside.host_pid} for place in doctor_node.places)
 
 
+@contextlib.contextmanager
+def locked_bytes(path: Path) -> Iterator[None]:
+    """All bytes behind the region's, locked as a container can lock those of its own file."""
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 1 << 24, 0, 0)
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, asked)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def missing_host_pids(doctor_node: DoctorNode, count: int) -> tuple[Place, OddContainer]:
     """A container with so many processes that have no host pid, and its first process."""
     place = doctor_node.place()
@@ -161,6 +179,47 @@ def test_a_lock_that_is_given_late_each_time_does_not_stall_a_repair_for_long(
         assert list(place.host_pids().values()).count(None) == left
     assert doctor_node.findings() == ()
     assert None not in place.host_pids().values()
+
+
+@needs_namespaces
+@needs_first_namespace
+def test_containers_that_keep_their_locks_share_the_time_of_a_repair(
+    doctor_node: DoctorNode,
+) -> None:
+    """By the bytes by which programs of this library exclude each other; no process is blocked."""
+    hostile = [missing_host_pids(doctor_node, 1)[0] for _ in range(6)]
+    honest, inside = missing_host_pids(doctor_node, 1)
+    found = [each for each in doctor_node.findings() if each.repairable]
+    assert len(found) == 7
+    with contextlib.ExitStack() as stack:
+        for place in hostile:
+            stack.enter_context(locked_bytes(place.path))
+        began = time.monotonic()
+        done = repair(doctor_node.node, found, timeout_s=60.0, budget_s=3.0)
+        # The rest is other work; each alone would have taken a minute.
+        assert time.monotonic() - began < 50
+        assert [each.done for each in done].count(True) == 1
+        assert honest.host_pids() == {1: inside.host_pid}
+        errors = [str(each.error) for each in done if not each.done]
+        assert all("was not free in time" in each for each in errors), errors
+        # Without time for anybody that is said, and the file is not waited for.
+        nothing = repair(doctor_node.node, found[:1], budget_s=0.0)
+        assert "has had its share of this repair's time" in str(nothing[0].error)
+    assert all(each.done for each in doctor_node.repair())
+
+
+@pytest.mark.stress
+@needs_namespaces
+def test_locks_that_nobody_has_signed_for_are_watched_together(doctor_node: DoctorNode) -> None:
+    for _ in range(5):
+        place = doctor_node.place()
+        place.start()
+        hold(place.file, 0)
+    found = doctor_node.findings()
+    began = time.monotonic()
+    done = repair(doctor_node.node, found)
+    assert time.monotonic() - began < 40
+    assert [each.done for each in done] == [True] * 5
 
 
 # ---- What changes while it is diagnosed and repaired --------------------------------------------

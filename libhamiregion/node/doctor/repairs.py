@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import attrs
@@ -17,7 +18,9 @@ from .findings import FindingKind, pids_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from concurrent.futures import Future
 
+    from libhamiregion.lock import LockRecovery
     from libhamiregion.models import ProcessUsage
     from libhamiregion.node.containers import Container
     from libhamiregion.node.matching import HostProcess
@@ -34,6 +37,8 @@ _TRIES = 3
 _ACTIONS_LIMIT = 4
 # A container can have a thousand wrong host pids, and give its lock just before each timeout.
 _TIMEOUTS_PER_REGION = 10
+# Locks without a signature are watched so many at a time, each by a thread.
+_WATCHED_AT_ONCE = 32
 
 
 @attrs.frozen
@@ -65,6 +70,7 @@ def repair(
     dry_run: bool = False,
     timeout_s: float = 1.0,
     lock_watch_s: float = 10.5,
+    budget_s: float = 10.0,
 ) -> tuple[Repair, ...]:
     """Mend what can be mended with proof: in each region first the lock, then slots and host pids.
 
@@ -76,7 +82,10 @@ def repair(
     count nothing.
 
     A region that does not give its lock in time costs one timeout: its other repairs that need it
-    fail at once.
+    fail at once. All regions share `budget_s`: each has an equal part of what is left of it when
+    its turn comes, so one that needs nothing leaves its part to the others, and many that keep
+    their locks take no more than that together. Locks that nobody has signed for come last, and are
+    watched at the same time.
 
     Args:
         node: The node that was diagnosed.
@@ -86,6 +95,8 @@ def repair(
             pids together.
         lock_watch_s: How long to watch a lock that nobody has signed for while processes use the
             region; less than 10 s proves nothing then.
+        budget_s: How long all regions together may take, but for the watching of locks; what comes
+            too late for it is left, with an error that says so.
 
     Returns:
         One entry per finding, region by region, in the order in which they were tried.
@@ -105,6 +116,7 @@ def repair(
     with node._examining:
         by_key = {key_of(each): each for each in node.containers}
         seen = _look(node, [by_key[key] for key in wanted if key in by_key])
+        works: list[_RegionRepair] = []
         for key, of_region in wanted.items():
             container = by_key.get(key)
             if container is None or container.region is None or container.region.closed:
@@ -115,14 +127,55 @@ def repair(
                 node,
                 container,
                 seen.get(container),
+                of_region,
                 dry_run=dry_run,
                 timeout_s=timeout_s,
                 lock_watch_s=lock_watch_s,
             )
-            with work:
-                of_region.sort(key=lambda each: ORDER.index(each.kind))
-                done += [work.attempt(each) for each in of_region]
+            works.append(work)
+        budget = _Budget(budget_s, len(works))
+        unsigned = [work for work in works if work.watches]
+        for work in works:
+            if not work.watches:
+                with work:
+                    done += work.attempt_all(budget.share_s())
+        for first in range(0, len(unsigned), _WATCHED_AT_ONCE):
+            done += _watch_together(unsigned[first : first + _WATCHED_AT_ONCE], budget)
     return tuple(done)
+
+
+class _Budget:
+    """The time of a repair, in equal parts: what one region leaves is the others'."""
+
+    def __init__(self, seconds: float, regions: int) -> None:
+        self._deadline = time.monotonic() + seconds
+        self._regions = regions
+
+    def share_s(self) -> float:
+        """The part of the next region."""
+        left_s = max(0.0, self._deadline - time.monotonic())
+        share_s = left_s / max(1, self._regions)
+        self._regions -= 1
+        return share_s
+
+    def extend(self, seconds: float) -> None:
+        """Leave out time that was not spent on one region."""
+        self._deadline += seconds
+
+
+def _watch_together(works: list[_RegionRepair], budget: _Budget) -> list[Repair]:
+    """Repair regions whose locks have to be watched first, which takes 10 s whoever it is for."""
+    done: list[Repair] = []
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(len(works)) as pool:
+        began = time.monotonic()
+        for work in works:
+            stack.enter_context(work)
+            work.watch_lock(pool)
+        pool.shutdown(wait=True)
+        budget.extend(time.monotonic() - began)
+        for work in works:
+            done += work.attempt_all(budget.share_s())
+    return done
 
 
 def _look(node: Node, containers: Iterable[Container]) -> dict[Container, UsedRegion]:
@@ -151,6 +204,7 @@ class _RegionRepair(contextlib.ExitStack):
         node: Node,
         container: Container,
         used: UsedRegion | None,
+        findings: list[Finding],
         *,
         dry_run: bool,
         timeout_s: float,
@@ -160,6 +214,7 @@ class _RegionRepair(contextlib.ExitStack):
         self._node = node
         self._container = container
         self._used = used
+        self._findings = sorted(findings, key=lambda each: ORDER.index(each.kind))
         self._dry_run = dry_run
         self._timeout_s = timeout_s
         self._lock_watch_s = lock_watch_s
@@ -167,8 +222,46 @@ class _RegionRepair(contextlib.ExitStack):
         # The lock was not given in time.
         self._busy: LockTimeout | None = None
         self._freed: dict[int, str] | None = None
+        self._watched: Future[LockRecovery] | None = None
+        self._share_s = 0.0
+        self._deadline = 0.0
 
-    def attempt(self, finding: Finding) -> Repair:
+    @property
+    def watches(self) -> bool:
+        """Whether its lock has to be watched for long."""
+        return not self._dry_run and any(map(_is_unsigned, self._findings))
+
+    def watch_lock(self, pool: ThreadPoolExecutor) -> None:
+        """Begin to watch the lock, in a thread; `attempt_all` takes what came of it."""
+        try:
+            region = self._region
+        except (RegionError, OSError, ValueError):
+            return  # `attempt_all` meets the same, and says so
+        self._watched = pool.submit(
+            region.recover_lock, proc=self._node.proc, watch_s=self._lock_watch_s
+        )
+
+    def attempt_all(self, share_s: float) -> list[Repair]:
+        """Mend the region's findings within its share of the time, or say why not."""
+        self._share_s, self._deadline = share_s, time.monotonic() + share_s
+        return [self._attempt(each) for each in self._findings]
+
+    @property
+    def _lock_timeout_s(self) -> float:
+        """How long to wait for the lock this time.
+
+        Raises:
+            _Left: The region has had its share.
+        """
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0:
+            raise _Left(
+                f"its container has had its share of this repair's time, {self._share_s:.2g} s;"
+                " repair again"
+            )
+        return min(self._timeout_s, left_s)
+
+    def _attempt(self, finding: Finding) -> Repair:
         """Mend one finding, or say why not."""
         try:
             if self._busy is not None and finding.kind not in _ABOUT_THE_LOCK:
@@ -183,10 +276,10 @@ class _RegionRepair(contextlib.ExitStack):
         """Give a lock back, or set a semaphore right."""
         if self._dry_run:
             return ("would give the region's lock back, or set its semaphore right",)
-        done = self._region.recover_lock(
-            proc=self._node.proc,
-            watch_s=self._lock_watch_s if finding.cause == "ownerless" else 0.0,
-        )
+        if _is_unsigned(finding) and self._watched is not None:
+            done = self._watched.result()
+        else:
+            done = self._region.recover_lock(proc=self._node.proc, watch_s=0.0)
         told = {
             "the dead owner's lock was given back": done.dead_owner,
             "the lock that nobody had signed for was given back": done.ownerless,
@@ -200,7 +293,7 @@ class _RegionRepair(contextlib.ExitStack):
         region = self._container.region if self._dry_run else self._region
         assert region is not None  # noqa: S101 (`repair` has seen it)
         found = region.repair_slots(
-            proc=self._node.proc, dry_run=self._dry_run, timeout_s=self._timeout_s
+            proc=self._node.proc, dry_run=self._dry_run, timeout_s=self._lock_timeout_s
         )
         if finding.pid in found.left:
             raise _Left(
@@ -250,7 +343,7 @@ class _RegionRepair(contextlib.ExitStack):
                 return _ALREADY
             if self._dry_run:
                 return (f"would store host pid {process.pid} for process {pid}",)
-            change = self._region.set_host_pid(pid, process.pid, timeout_s=self._timeout_s)
+            change = self._region.set_host_pid(pid, process.pid, timeout_s=self._lock_timeout_s)
             # If it ended meanwhile, its slot may be its successor's, which has another host pid.
             if self._node.processes.is_running(process):
                 if change.before == change.after:
@@ -279,7 +372,7 @@ class _RegionRepair(contextlib.ExitStack):
                 if match.state == "dead" and (memory_bytes(usage) or not usage.settled)
             )
         if self._freed is None:
-            freed = self._region.reap(proc=self._node.proc, timeout_s=self._timeout_s)
+            freed = self._region.reap(proc=self._node.proc, timeout_s=self._lock_timeout_s)
             self._freed = {
                 slot.pid: f"slot of dead process {slot.pid}"
                 f" {'removed' if slot.removed else 'emptied'},"
@@ -306,6 +399,10 @@ class _RegionRepair(contextlib.ExitStack):
         if self._used is None:
             raise _Left("the region cannot be read any more; diagnose again")
         return self._used
+
+
+def _is_unsigned(finding: Finding) -> bool:
+    return finding.kind is FindingKind.LOCK_STUCK and finding.cause == "ownerless"
 
 
 _STEPS: dict[FindingKind, Callable[[_RegionRepair, Finding], tuple[str, ...]]] = {
