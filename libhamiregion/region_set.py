@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ._core import ffi, lib
 from .errors import RegionClosed, RegionError, error_from_detail
-from .models import uuid_text
+from .models import lazy_snapshot, uuid_text
 from .region import Region, absolute_path, open_region
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from .errors import PathLike
     from .frames import Frame
+    from .models import RegionSnapshot
 
 # The columns' names, in the order of the enums in csrc/region.h.
 _FIGURES = [
@@ -281,6 +282,32 @@ class RegionTable:
             if len(cells) != len(self):
                 raise ValueError(f"{name} has {len(cells)} cells for {len(self)} regions")
         return RegionTable(*self._source[:5], {**self.identity, **columns})
+
+    def snapshot(self, row: int, region: Region) -> RegionSnapshot:
+        """What this read found in one region, as `Region.snapshot` has it; nothing is read again.
+
+        Where `RegionSet.read` has left a region's processes out, they are missing here too.
+
+        Args:
+            row: The region's row.
+            region: The region of that row.
+
+        Raises:
+            IndexError: There is no such row.
+            RegionError, OSError: Why the region could not be read.
+        """
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)}")
+        error = self._errors.get(row)
+        if error is not None:
+            raise error
+        memory, size = self._source[1], self._source[3]
+        members = ffi.cast("struct hr_member *", memory)
+        start = members[row].at
+        end = members[row + 1].at if row + 1 < len(self) else size.bytes
+        raw = ffi.new("char[]", end - start)
+        ffi.memmove(raw, memory + start, end - start)
+        return lazy_snapshot(raw, *region._identity)
 
     def error(self, row: int) -> RegionError | OSError | None:
         """Why the region in that row could not be read; None if it was."""

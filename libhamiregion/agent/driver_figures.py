@@ -12,20 +12,22 @@ import attrs
 from libhamiregion.errors import ProcessNotInRegion, RegionError, RegionNotFound, RegionStale
 from libhamiregion.node.backoff import owner_of
 from libhamiregion.node.events import container_label, silent
-from libhamiregion.node.nvml.timeout_sampler import TimeoutSampler
+from libhamiregion.node.observation import SHARED_AGE_S, Observer
 from libhamiregion.node.usage import driver_gap
+from libhamiregion.node.views import observed_views
 
 from .tasks import Task, run_each
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from libhamiregion.models import ProcessDeviceUsage
+    from libhamiregion.models import ProcessDeviceUsage, RegionSnapshot
     from libhamiregion.node.containers import Container
     from libhamiregion.node.events import Emit
     from libhamiregion.node.matching import HostProcess
     from libhamiregion.node.node import Node
     from libhamiregion.node.nvml import NvmlProcess, NvmlSample, NvmlSampler
+    from libhamiregion.node.observation import Observation
     from libhamiregion.node.views import ContainerView
     from libhamiregion.region import Region
     from libhamiregion.slot import SlotChange
@@ -77,6 +79,8 @@ class DriverFigures(Task):
         node: The node.
         sampler: Asked once per pass.
         dry_run: Write nothing, and report what would be written.
+        observer: Observes the node for other tasks as well, and asks the driver in place of
+            `sampler`; None makes one.
         emit: Gets the events.
     """
 
@@ -87,11 +91,21 @@ class DriverFigures(Task):
     timeout_s = 0.2
 
     def __init__(
-        self, node: Node, sampler: NvmlSampler, *, dry_run: bool = False, emit: Emit = silent
+        self,
+        node: Node,
+        sampler: NvmlSampler,
+        *,
+        dry_run: bool = False,
+        observer: Observer | None = None,
+        emit: Emit = silent,
     ) -> None:
         super().__init__(emit)
         self._node = node
-        self._driver = TimeoutSampler(sampler)
+        self._observer = observer or Observer(node, sampler=sampler)
+        self._max_age_s = 0.0 if observer is None else SHARED_AGE_S
+        # Of each process the tracker tells when it ends; the rest of /proc changes slowly.
+        self._processes_max_age_s = 0.0 if observer is None else 2 * self.interval_s
+        self._last: Observation | None = None
         self._dry_run = dry_run
         # By owner: whether something may be written in this pass.
         self._turns: dict[str, bool] = {}
@@ -114,12 +128,19 @@ class DriverFigures(Task):
             OSError: /proc cannot be listed.
         """
         try:
-            # The sample first: what uses a GPU in it has its slot in the views, if it has one.
-            sample = self._driver.sample()
-            views = self._node.view()
+            observation = self._observer.observe(
+                max_age_s=self._max_age_s, processes_max_age_s=self._processes_max_age_s
+            )
+            if observation.driver_error is not None:
+                raise observation.driver_error
+            views = observed_views(self._node, observation)
         except Exception:
             self._withdraw()
             raise
+        if observation is self._last:
+            # The same look twice tells nothing of what moves.
+            return
+        self._last, sample = observation, observation.sample
         gap = "the driver does not answer"
         if sample is not None:
             gap = driver_gap(self._node.processes, sample) or ""
@@ -200,7 +221,11 @@ class DriverFigures(Task):
         owner = owner_of(view.container)
         if (still or lost) and self._has_turn(owner):
             if still:
-                wanted = {figure: says for figure, says in differs.items() if figure[0] in still}
+                wanted = {
+                    figure: (standing[figure], says)
+                    for figure, says in differs.items()
+                    if figure[0] in still
+                }
                 self._write(view, still, wanted)
             self._set_to_0(written, lost)
             self.events.recovered(view.container)
@@ -220,11 +245,18 @@ class DriverFigures(Task):
         self,
         view: ContainerView,
         still: Mapping[int, HostProcess],
-        wanted: Mapping[_Figure, int],
+        found: Mapping[_Figure, tuple[int, int]],
     ) -> None:
+        """Write the figures of which what stands is what the observation has found."""
         with self._node.open(view.container) as region, self._writing:
             if self._ended:
                 return
+            standing = _standing(region.snapshot())
+            wanted = {
+                figure: says
+                for figure, (stands, says) in found.items()
+                if standing.get(figure) == stands
+            }
             if not self._dry_run:
                 # Before: some may be written when it fails. What does not stand is forgotten later.
                 written = self._written.setdefault(region.path, _Written(view.container))
@@ -328,6 +360,15 @@ class DriverFigures(Task):
             if (sm, enc, dec) != (None, None, None):
                 changes += region.set_utilization(pid, device, sm=sm, enc=enc, dec=dec, **how)
         return [change for change in changes if change.before != change.after]
+
+
+def _standing(snapshot: RegionSnapshot) -> dict[_Figure, int]:
+    return {
+        (process.pid, device.index, field): getattr(device, standing)
+        for process in snapshot.processes
+        for device in process.devices
+        for field, (standing, _) in _ATTRIBUTES.items()
+    }
 
 
 def _figures(

@@ -22,6 +22,7 @@ from libhamiregion.errors import (
 from libhamiregion.node.containers import MissingReason
 from libhamiregion.node.events import container_label, silent
 from libhamiregion.node.node import NodeBusy
+from libhamiregion.node.observation import SHARED_AGE_S, Observer
 from libhamiregion.node.writers import OtherWriter
 from libhamiregion.region import open_in_container
 
@@ -105,6 +106,7 @@ class Feedback(Task):
         dry_run: Write nothing, and report what would be written.
         assume_alone: Take it for granted that no other writer is hidden where not all processes of
             the node can be seen.
+        observer: Observes the node for other tasks as well; None makes one.
         emit: Gets the events.
     """
 
@@ -118,10 +120,14 @@ class Feedback(Task):
         *,
         dry_run: bool = False,
         assume_alone: bool = False,
+        observer: Observer | None = None,
         emit: Emit = silent,
     ) -> None:
         super().__init__(emit)
         self._node = node
+        self._observer = observer or Observer(node)
+        self._max_age_s = 0.0 if observer is None else SHARED_AGE_S
+        self._processes_max_age_s = 0.0 if observer is None else self.interval_s
         self._dry_run = dry_run
         self._watch = WriterWatch(node, assume_alone=assume_alone)
         self._written: dict[_Key, _Written] = {}
@@ -152,7 +158,7 @@ class Feedback(Task):
             OSError: /proc cannot be listed, or the containers' directories cannot be locked.
         """
         self._ended = False
-        self._node.refresh()
+        self._observe()
         others = self._watch.look(lock=not self._dry_run)
         if others and not self._dry_run:
             self._watch.close()
@@ -173,19 +179,29 @@ class Feedback(Task):
         finally:
             self._in_pass = False
 
-    def _look(self) -> tuple[OtherWriter, ...]:
+    def _observe(self) -> NodeSnapshot:
+        observation = self._observer.observe(
+            max_age_s=self._max_age_s, slots=False, processes_max_age_s=self._processes_max_age_s
+        )
+        if observation.processes_error is not None:
+            raise observation.processes_error
+        return observation.snapshot
+
+    def _look(self) -> tuple[NodeSnapshot | None, tuple[OtherWriter, ...]]:
+        snapshot = None
         with contextlib.suppress(NodeBusy):
             # Another task's look hangs: what is known of the regions still can be followed.
-            self._node.refresh()
-        return self._watch.look(lock=not self._dry_run)
+            snapshot = self._observe()
+        return snapshot, self._watch.look(lock=not self._dry_run)
 
     def _pass(self) -> None:
         looked = self._looking(tasks.STUCK_AFTER_S / 3)
-        self._note(looked[0] if looked else _BLIND)
+        snapshot, others = looked[0] if looked else (None, _BLIND)
+        self._note(others)
         if self._others and not self._dry_run:
             return
         self.count("runs")
-        states = _states(self._node.snapshot())
+        states = _states(snapshot or self._node.snapshot())
         self.events.retain([container for container, _ in states])
         self._retain()
         verdicts = decide([state for _, state in states])

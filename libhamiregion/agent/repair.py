@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from libhamiregion.node.backoff import owner_of
 from libhamiregion.node.doctor import FindingKind, diagnose, repair
 from libhamiregion.node.events import silent
+from libhamiregion.node.observation import SHARED_AGE_S, Observer
 
 from .tasks import Task
 
@@ -44,6 +45,7 @@ class RepairLoop(Task):
     Args:
         node: The node.
         dry_run: Change nothing, and report what would be done.
+        observer: Observes the node for other tasks as well; None makes one.
         emit: Gets the events.
     """
 
@@ -54,9 +56,19 @@ class RepairLoop(Task):
     #: How long to wait before what may pass by itself is looked at again.
     settle_s = 1.5
 
-    def __init__(self, node: Node, *, dry_run: bool = False, emit: Emit = silent) -> None:
+    def __init__(
+        self,
+        node: Node,
+        *,
+        dry_run: bool = False,
+        observer: Observer | None = None,
+        emit: Emit = silent,
+    ) -> None:
         super().__init__(emit)
         self._node = node
+        self._observer = observer or Observer(node)
+        self._max_age_s = 0.0 if observer is None else SHARED_AGE_S
+        self._processes_max_age_s = 0.0 if observer is None else self.interval_s
         self._dry_run = dry_run
         self._sees_all = True
 
@@ -66,7 +78,17 @@ class RepairLoop(Task):
         Raises:
             OSError: /proc cannot be listed.
         """
-        found = [each for each in diagnose(self._node, settle_s=self.settle_s) if each.repairable]
+        observation = self._observer.observe(
+            max_age_s=self._max_age_s, processes_max_age_s=self._processes_max_age_s
+        )
+        found = [
+            each
+            # Without the driver's rows: what it says proves nothing that is repaired.
+            for each in diagnose(
+                self._node, observation=observation, rows=(), settle_s=self.settle_s
+            )
+            if each.repairable
+        ]
         self.count("runs")
         self._note_visibility()
         quick: defaultdict[str, defaultdict[str | None, list[Finding]]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from libhamiregion.node.events import error_text, silent
+from libhamiregion.node.observation import Observer
 
 from .tasks import Task
 
@@ -20,14 +21,19 @@ class RootWatch(Task):
 
     Args:
         node: The node.
+        observer: Observes it for other tasks as well; None makes one.
         emit: Gets the events.
     """
 
     name = "roots"
 
-    def __init__(self, node: Node, *, emit: Emit = silent) -> None:
+    def __init__(
+        self, node: Node, *, observer: Observer | None = None, emit: Emit = silent
+    ) -> None:
         super().__init__(emit)
         self._node = node
+        self._observer = observer or Observer(node)
+        self._max_age_s = 0.0 if observer is None else self.interval_s / 2
         self._failing: dict[str, str] = {}
 
     def run(self) -> None:
@@ -36,7 +42,7 @@ class RootWatch(Task):
         Raises:
             RegionClosed: The node has been closed.
         """
-        self._node.refresh(processes=False)
+        self._observer.observe(max_age_s=self._max_age_s, slots=False)
         failing = {root: error_text(error) for root, error in self._node.root_errors.items()}
         for root, why in failing.items():
             if self._failing.get(root) != why:

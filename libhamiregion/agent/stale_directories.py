@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from libhamiregion.node.cgroups import is_pod_uid
 from libhamiregion.node.containers import Container
 from libhamiregion.node.events import error_text, silent
+from libhamiregion.node.observation import SHARED_AGE_S, Observer
 from libhamiregion.node.outside import mapped_regions
 
 from .quarantine import (
@@ -81,6 +82,7 @@ class StaleDirectoryCollector(Task):
             shares the host's processes, ``/proc/1/root/var/lib/kubelet/pods`` needs no mount.
         gone_after_s: For how long a pod has to be gone.
         dry_run: Remove nothing, and report which pods are gone.
+        observer: Observes the node for other tasks as well; None makes one.
         emit: Gets the events.
 
     Raises:
@@ -100,6 +102,7 @@ class StaleDirectoryCollector(Task):
         kubelet_pods: PathLike = "/var/lib/kubelet/pods",
         gone_after_s: float = GONE_AFTER_S,
         dry_run: bool = False,
+        observer: Observer | None = None,
         emit: Emit = silent,
     ) -> None:
         if not gone_after_s > 0:
@@ -107,6 +110,9 @@ class StaleDirectoryCollector(Task):
         super().__init__(emit)
         self.interval_s = min(gone_after_s / 2, _LONGEST_INTERVAL_S)
         self._node = node
+        self._observer = observer or Observer(node)
+        self._max_age_s = 0.0 if observer is None else SHARED_AGE_S
+        self._processes_max_age_s = 0.0 if observer is None else self.interval_s
         self._sources = (os.fspath(pod_logs), os.fspath(kubelet_pods))
         self._gone_after_s = gone_after_s
         self._dry_run = dry_run
@@ -131,7 +137,11 @@ class StaleDirectoryCollector(Task):
         Raises:
             OSError: /proc cannot be listed.
         """
-        self._node.refresh()
+        observation = self._observer.observe(
+            max_age_s=self._max_age_s, slots=False, processes_max_age_s=self._processes_max_age_s
+        )
+        if observation.processes_error is not None:
+            raise observation.processes_error
         self.count("runs")
         candidates = self._candidates()
         for path in self._absent_since_s.keys() - candidates.keys():

@@ -13,7 +13,7 @@ from libhamiregion.agent import (
     RepairLoop,
     StaleDirectoryCollector,
 )
-from libhamiregion.node import NvmlSampler
+from libhamiregion.node import NvmlSampler, Observer
 from libhamiregion.plan import PlanWatcher
 
 from . import exporter_options, options
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from libhamiregion.agent import Task, TaskRunner
-    from libhamiregion.node import Node
 
     from .service_log import ServiceLog
 
@@ -131,20 +130,35 @@ def agent(
     with bad_arguments():
         node = place.open(wanted["pod_labels"], waits=once)
     sampler = NvmlSampler(library, sensors=bool(wanted["listen"]))
+    by_process = bool(wanted["repair"] or wanted["listen"])
+    observer = Observer(
+        node,
+        sampler=sampler if by_process else None,
+        slots=by_process,
+        processes_max_age_s=_processes_age_s(**wanted),
+    )
     runner = run_service(
         "agent",
         node,
-        lambda log: _tasks(node, sampler, log, place, dry_run=dry_run, **wanted),
+        lambda log: _tasks(observer, sampler, log, place, dry_run=dry_run, **wanted),
         as_json=as_json,
         once=once,
         dry_run=dry_run,
-        beside=lambda runner, log: _export(node, sampler, runner, log, place.node_name, **wanted),
+        observer=observer,
+        beside=lambda runner, log: _export(observer, runner, log, place.node_name, **wanted),
     )
     if once:
         failed = f"{runner.failures} of {len(runner.tasks)} passes failed; the events say why"
         failure = failed if runner.failures else root_failure(node, place.roots)
         if failure is not None:
             raise Failure(failure)
+
+
+def _processes_age_s(*, feedback: bool, repair: bool, remove_gone: bool, **_: Any) -> float | None:
+    """How old what is known of processes may be: a little less than a task's interval."""
+    if feedback:
+        return 4.0
+    return 9.0 if repair or remove_gone else None
 
 
 def _check(
@@ -193,7 +207,7 @@ def _check(
 
 
 def _tasks(
-    node: Node,
+    observer: Observer,
     sampler: NvmlSampler,
     log: ServiceLog,
     place: options.NodeChoice,
@@ -210,14 +224,18 @@ def _tasks(
     assume_alone: bool,
     **_: Any,
 ) -> Iterator[Task]:
+    node = observer.node
     if feedback:
-        yield Feedback(node, dry_run=dry_run, assume_alone=assume_alone, emit=log)
+        yield Feedback(
+            node, dry_run=dry_run, assume_alone=assume_alone, observer=observer, emit=log
+        )
     if repair:
-        yield RepairLoop(node, dry_run=dry_run, emit=log)
-        yield DriverFigures(node, sampler, dry_run=dry_run, emit=log)
+        yield RepairLoop(node, dry_run=dry_run, observer=observer, emit=log)
+        yield DriverFigures(node, sampler, dry_run=dry_run, observer=observer, emit=log)
     if remove_gone:
         yield StaleDirectoryCollector(
             node,
+            observer=observer,
             pod_logs=place.pod_logs,
             kubelet_pods=kubelet_pods,
             gone_after_s=gone_after_s,
@@ -226,12 +244,11 @@ def _tasks(
         )
     if plan_path is not None or from_annotations:
         choice = PlanChoice(plan_path, from_annotations, place)
-        yield PlanKeeper(PlanWatcher(node, choice.sources(), state, emit=log))
+        yield PlanKeeper(PlanWatcher(node, choice.sources(), state, observer=observer, emit=log))
 
 
 def _export(
-    node: Node,
-    sampler: NvmlSampler,
+    observer: Observer,
     runner: TaskRunner,
     log: ServiceLog,
     node_name: str | None,
@@ -255,8 +272,8 @@ def _export(
 
     with bad_arguments():
         exporter = NodeExporter(
-            node,
-            sampler=sampler,
+            observer.node,
+            observer=observer,
             node_name=node_name,
             legacy=legacy_metrics,
             gone_after_s=gone_after_s,

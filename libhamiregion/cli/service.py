@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from libhamiregion.agent import Task
-    from libhamiregion.node import Node
+    from libhamiregion.node import Node, Observer
 
 OTHER_WRITER = 3
 _CLOSING_S = 3.0
@@ -39,6 +39,7 @@ def run_service(
     as_json: bool,
     once: bool = False,
     dry_run: bool = False,
+    observer: Observer | None = None,
     beside: Callable[[TaskRunner, ServiceLog], tuple[Callable[[], None], ...]] = lambda *_: (),
 ) -> TaskRunner:
     """Run tasks until a signal asks for the end, or with `once` one pass of each.
@@ -50,6 +51,7 @@ def run_service(
         as_json: Whether events are objects.
         once: Whether to make one pass, with the events as the answer on stdout.
         dry_run: Whether the tasks write nothing; said at the start.
+        observer: What the tasks observe the node with; None lets each observe for itself.
         beside: Starts what else the process does; returns what ends it.
 
     Raises:
@@ -60,7 +62,7 @@ def run_service(
         log = ServiceLog(as_json=as_json, lost=stop.ask, on_stdout=once)
         log.capture_logging("warning")
         wanted = list(tasks(log))
-        runner = TaskRunner([RootWatch(node, emit=log), *wanted], emit=log)
+        runner = TaskRunner([RootWatch(node, observer=observer, emit=log), *wanted], emit=log)
         refusals: list[Exception] = []
 
         def begin() -> None:

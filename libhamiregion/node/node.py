@@ -430,11 +430,14 @@ class Node:
                     found[process.pid] = (container, pid)
         return found
 
-    def view(self) -> tuple[ContainerView, ...]:
+    def view(self, containers: Iterable[Container] | None = None) -> tuple[ContainerView, ...]:
         """Refresh, then look at every container with the processes behind its slots.
 
         All in the order that proves what is dead: the regions first, /proc after them. What
         containers can make large is bounded: see `ContainerView`.
+
+        Args:
+            containers: Only these, without finding new ones; None means all.
 
         Raises:
             RegionClosed: After `close`, or in a forked child.
@@ -442,10 +445,12 @@ class Node:
         """
         with self._turn():
             # What lies outside the roots is found through the processes that map it.
-            self.refresh(processes=self._look_outside)
-            firsts = [_pids_in_slots(each) for each in self._containers]
+            if containers is None:
+                self.refresh(processes=self._look_outside)
+            chosen = self._containers if containers is None else tuple(containers)
+            firsts = [_pids_in_slots(each) for each in chosen]
             self.processes.refresh()
-            return tuple(map(self._view_of, self._containers, firsts))
+            return tuple(map(self._view_of, chosen, firsts))
 
     def _view_of(
         self, container: Container, first: tuple[Sequence[int], int, RegionError | None]

@@ -35,6 +35,9 @@ GapKind: TypeAlias = Literal["driver", "root", "slots", "processes"]
 #: What all snapshots of a read may take before regions with very many processes have none of them
 #: read: 4,096 containers with 2 devices and 4 processes each take 6 MiB.
 SNAPSHOT_BYTES = 8 << 20
+#: How old an observation may be that one task takes over from another one, where they share an
+#: observer: tasks begin their passes together.
+SHARED_AGE_S = 1.0
 # Taking an observation waits for the driver for some seconds, and for the file systems of roots.
 _OBSERVER_TIMEOUT_S = 30.0
 _DRIVER_TIMEOUT_S = 5.0
@@ -158,6 +161,9 @@ class Observer:
     Args:
         node: The node; stays the caller's.
         sampler: Asks the driver; None leaves it out. Stays the caller's.
+        slots: Whether every observation has the states of slots, also one that is taken for who
+            does not need them: others will.
+        processes_max_age_s: How old what is known of the processes is at most in any observation.
         driver_timeout_s: How long to wait for an answer of the driver; None means 5 s. While it
             does not answer, observations are without it and wait no more.
 
@@ -170,9 +176,13 @@ class Observer:
         node: Node,
         *,
         sampler: NvmlSampler | None = None,
+        slots: bool = False,
+        processes_max_age_s: float | None = None,
         driver_timeout_s: float | None = None,
     ) -> None:
         self.node = node
+        self._slots = slots
+        self._processes_max_age_s = processes_max_age_s
         timeout_s = _DRIVER_TIMEOUT_S if driver_timeout_s is None else driver_timeout_s
         self._driver = None if sampler is None else TimeoutSampler(sampler, timeout_s)
         self._observing = threading.Lock()
@@ -235,7 +245,9 @@ class Observer:
         try:
             last = self._last
             if last is None or not fits(last):
-                last = self._last = self._take(slots, processes_max_age_s)
+                ages = (processes_max_age_s, self._processes_max_age_s)
+                age_s = min((each for each in ages if each is not None), default=None)
+                last = self._last = self._take(slots or self._slots, age_s)
             return last
         finally:
             lock.release()

@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from libhamiregion.errors import RegionError
 from libhamiregion.models import ProcessStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
-    from libhamiregion.errors import RegionError
     from libhamiregion.models import ProcessUsage, RegionSnapshot
 
     from .containers import Container
     from .matching import RegionProcesses, SlotState
+    from .node import Node
+    from .observation import Observation
 
 # A container can fill all 1,024 slots of its region, name 16 devices, and map more such files.
 _SLOTS_LIMIT = 16
@@ -58,6 +60,44 @@ class ContainerView:
     processes: RegionProcesses | None = None
     omitted: tuple[OmittedSlots, ...] = ()
     error: RegionError | None = None
+
+
+def observed_views(
+    node: Node, observation: Observation, chosen: Collection[Container] | None = None
+) -> tuple[ContainerView, ...]:
+    """What an observation found, container by container: of exactly that moment.
+
+    A region whose slots it has left out is looked at now.
+
+    Args:
+        node: The node that was observed.
+        observation: Taken with the slots.
+        chosen: Only these containers; None means all.
+
+    Raises:
+        OSError: /proc could not be listed.
+    """
+    states, table = observation.proved(), observation.table
+    unread = {gap.container for gap in observation.gaps if gap.kind == "slots"}
+    views: list[ContainerView] = []
+    for row, container in enumerate(observation.containers):
+        if chosen is not None and container not in chosen:
+            continue
+        proved = states.proved.get(row)
+        error = table.error(row)
+        if container in unread:
+            views += node.view([container])
+        elif error is not None or container.region is None or proved is None:
+            # One without a proof was closed meanwhile: the next observation sees to it.
+            views.append(
+                ContainerView(container, error=error if isinstance(error, RegionError) else None)
+            )
+        else:
+            views.append(bounded_view(container, table.snapshot(row, container.region), proved))
+    views += [
+        ContainerView(each) for each in observation.missing if chosen is None or each in chosen
+    ]
+    return tuple(views)
 
 
 def bounded_view(

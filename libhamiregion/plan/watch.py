@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from libhamiregion.node.backoff import Backoff
 from libhamiregion.node.events import EventReporter, silent
+from libhamiregion.node.observation import SHARED_AGE_S, Observer
 from libhamiregion.node.root_lock import RootLock, RootLocked, RootUse
 from libhamiregion.text import printable
 
@@ -62,6 +63,7 @@ class PlanWatcher:
             `stop` closes them.
         state: The directory for what was there before; None means as `apply_diff`.
         force: Allow what `diff_plan` allows with it.
+        observer: Observes the node for other tasks as well; None makes one.
         emit: Gets the events.
 
     Attributes:
@@ -76,9 +78,12 @@ class PlanWatcher:
         state: PathLike | None = None,
         *,
         force: bool = False,
+        observer: Observer | None = None,
         emit: Emit = silent,
     ) -> None:
         self._node = node
+        self._observer = observer or Observer(node)
+        self._max_age_s = 0.0 if observer is None else SHARED_AGE_S
         self._sources = tuple(sources)
         self._files = {each.path for each in self._sources if isinstance(each, PlanFile)}
         self._state = PlanState(state)
@@ -155,7 +160,7 @@ class PlanWatcher:
         if reading.plan is not self.plan:
             cause = "plan"
             self._take(reading.plan)
-        self._node.refresh(processes=False)
+        self._observer.observe(max_age_s=self._max_age_s, slots=False)
         # A root may have come since.
         self._exclude_others()
         originals.refresh(self._node)

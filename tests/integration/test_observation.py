@@ -5,25 +5,28 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import attrs
 import pytest
 from actors import MakeActor
 from fake_nvml.driver import FakeDriver
 from forked import in_child
 from namespaces import needs_first_namespace
 from node_root import Root
-from region_bytes import RegionFile
+from region_bytes import RegionFile, truncate
 from wait import PATIENCE_S, eventually
 
-from libhamiregion import Layout, RegionClosed, create_region
+from libhamiregion import Layout, RegionClosed, RegionStale, create_region
 from libhamiregion.node import (
     SLOT_STATES,
     Gap,
     Node,
+    NodeChanges,
     NvmlSample,
     NvmlSampler,
     Observation,
     Observer,
 )
+from libhamiregion.node.views import observed_views
 
 pytestmark = needs_first_namespace
 
@@ -274,3 +277,75 @@ def test_a_forked_child_is_not_locked_out(node: Node) -> None:
     assert in_child(ask) == "closed"
     sampler.may_answer.set()
     thread.join(PATIENCE_S)
+
+
+def test_what_an_observation_shows_of_a_region_is_of_that_moment(
+    actor: MakeActor, node: Node, root: Root
+) -> None:
+    path = root.region(memory_limits=["8GiB"])
+    user = actor(path)
+    user("attach")
+    file = RegionFile(path, Layout.V1_2)
+    file.add_process(3_999_999, {0: 5 << 20})
+    seen = Observer(node).observe()
+    (region,) = (each.region for each in seen.containers)
+    assert region is not None
+    taken = seen.table.snapshot(0, region)
+    assert taken == attrs.evolve(region.snapshot(), taken_at_ns=taken.taken_at_ns)
+    file.add_process(3_999_998, {0: 7 << 20})
+    (view,) = observed_views(node, seen)
+    assert view.snapshot == taken
+    assert view.processes is not None
+    assert [(slot.pid, slot.state) for slot in view.processes.slots] == [
+        (user.pid, "alive"),
+        (3_999_999, "dead"),
+    ]
+    with pytest.raises(IndexError):
+        seen.table.snapshot(1, region)
+
+
+def test_of_a_crowded_region_the_view_is_taken_by_itself(
+    node: Node, root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uuids = [f"GPU-{number:08}-0000-0000-0000-000000000000" for number in range(16)]
+    crowd = RegionFile(root.region("crowd", uuids=uuids), Layout.V1_2)
+    for number in range(100):
+        crowd.add_process(3_900_000 + number)
+    few = RegionFile(root.region("few"), Layout.V1_2)
+    few.add_process(3_800_000)
+    root.container("none")
+    monkeypatch.setattr("libhamiregion.node.observation.SNAPSHOT_BYTES", 1 << 16)
+    observer = Observer(node)
+    observer.observe()
+    views = {view.container.name: view for view in observed_views(node, observer.observe())}
+    assert views.keys() == {"crowd", "few", "none"}
+    assert sum(each.slots for each in views["crowd"].omitted) == 100 - 16
+    assert {each.state for each in views["crowd"].omitted} == {"dead"}
+    assert views["few"].snapshot is not None
+    assert [each.pid for each in views["few"].snapshot.processes] == [3_800_000]
+    assert views["none"].snapshot is None
+    chosen = [views["few"].container]
+    (only,) = observed_views(node, observer.observe(), chosen)
+    assert only.container is views["few"].container
+
+
+def test_a_region_that_could_not_be_read_has_its_error_in_its_view(node: Node, root: Root) -> None:
+    path = root.region()
+    observer = Observer(node)
+    observer.observe()
+    # Between the look at directories and the read it is cut.
+    refresh = node.refresh
+
+    def cut(*, processes: bool = True) -> NodeChanges:
+        found = refresh(processes=processes)
+        truncate(path, 4096)
+        return found
+
+    node.refresh = cut  # type: ignore[method-assign]
+    seen = observer.observe()
+    (container,) = seen.containers
+    assert container.region is not None
+    with pytest.raises(RegionStale):
+        seen.table.snapshot(0, container.region)
+    (view,) = observed_views(node, seen)
+    assert isinstance(view.error, RegionStale)

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from libhamiregion.errors import RegionError
 from libhamiregion.exporter import families
 from libhamiregion.exporter.labels import label_text
 from libhamiregion.exporter.region_metrics import is_held
 from libhamiregion.exporter.slot_sums import sum_slots
 from libhamiregion.exporter.text import Series
-from libhamiregion.node import ContainerView, FindingKind, diagnose, node_processes
-from libhamiregion.node.views import bounded_view
+from libhamiregion.node import FindingKind, diagnose, node_processes
+from libhamiregion.node.views import observed_views
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
@@ -87,7 +86,7 @@ class DoctorCollector:
         containers: Sequence[Container],
     ) -> tuple[Finding, ...]:
         node, sample = self._observer.node, observation.sample
-        views = self._views(observation.snapshot, observation.proved(), containers)
+        views = observed_views(node, observation, frozenset(containers))
         rows: list[NodeProcess] = []
         if sample is not None:
             pids = {
@@ -99,7 +98,7 @@ class DoctorCollector:
             columns = tuple(_only(each, pids) for each in sample.columns)
             joined = node_processes(views, node.processes, attrs.evolve(sample, columns=columns))
             rows = [*(row for row in joined if row.pid is not None), *state.uncounted]
-        return diagnose(node, sample=sample, views=views, rows=rows, settle_s=0)
+        return diagnose(node, observation=observation, views=views, rows=rows, settle_s=0)
 
     def _chosen(self, snapshot: NodeSnapshot, states: SlotStates) -> dict[Container, None]:
         """The containers to look at, in the order of the node."""
@@ -136,26 +135,6 @@ class DoctorCollector:
             ):
                 chosen[container] = None
         return chosen
-
-    def _views(
-        self, snapshot: NodeSnapshot, states: SlotStates, chosen: Iterable[Container]
-    ) -> list[ContainerView]:
-        places = {container: row for row, container in enumerate(snapshot.containers)}
-        views = []
-        for container in chosen:
-            proved = states.proved.get(places.get(container, -1))
-            if container.region is None or proved is None:
-                views.append(ContainerView(container))
-                continue
-            try:
-                picture = container.region.snapshot()
-            except RegionError as error:
-                views.append(ContainerView(container, error=error))
-                continue
-            # A slot that has changed since is looked at in the next turn.
-            if [process.pid for process in picture.processes] == list(proved.pids):
-                views.append(bounded_view(container, picture, proved))
-        return views
 
     def _believed(self) -> list[Finding]:
         """Without what can be there for a moment on a healthy node and was not there last time."""

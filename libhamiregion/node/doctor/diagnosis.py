@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from libhamiregion.errors import RegionError
 from libhamiregion.node.usage import node_processes
+from libhamiregion.node.views import observed_views
 
 from .driver import driver_memory, escaping_processes, unrecorded_utilization
 from .examination import Examination, key_of
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from libhamiregion.node.node import Node
     from libhamiregion.node.nvml import NvmlSample, NvmlSampler
+    from libhamiregion.node.observation import Observation
     from libhamiregion.node.usage import NodeProcess
     from libhamiregion.node.views import ContainerView
 
@@ -83,6 +85,7 @@ _CHECKS_OF_REGION: tuple[Callable[[Examination, UsedRegion], Iterator[Finding]],
 def diagnose(
     node: Node,
     *,
+    observation: Observation | None = None,
     sample: NvmlSample | None = None,
     sampler: NvmlSampler | None = None,
     views: Iterable[ContainerView] | None = None,
@@ -101,8 +104,11 @@ def diagnose(
     must stand still is compared with earlier calls for the same node.
 
     Args:
-        node: The node. It is refreshed, unless `views` are given and `settle_s` is 0.
-        sample: What the driver said, taken before the views; None leaves out what needs it.
+        node: The node. It is refreshed, unless an observation or `views` are given and `settle_s`
+            is 0.
+        observation: One of that node, with its slots, for the first look; None looks now.
+        sample: What the driver said, taken before the views; None leaves out what needs it, or
+            takes that of the observation.
         sampler: Asked for a sample before each look, in place of `sample`.
         views: What ``Node.view`` gave a moment ago, for the first look; None looks now. With views
             of some containers, only those are looked at.
@@ -124,11 +130,11 @@ def diagnose(
     if not settle_s >= 0:
         raise ValueError(f"a time is 0 or more seconds, not {settle_s!r}")
     with node._examining:
-        look = _look(node, sample, sampler, views, rows, settle_s)
+        look = _look(node, sample, sampler, observation, views, rows, settle_s)
         found = list(_check(look))
         if settle_s and _stay(look, found, settle_s):
             before = set(map(_key, found))
-            look = _look(node, sample, sampler, None, None, settle_s)
+            look = _look(node, sample, sampler, None, None, None, settle_s)
             found = [each for each in _check(look) if not _passes(each) or _key(each) in before]
         look.remember()
     order = list(Severity)
@@ -139,17 +145,24 @@ def _look(
     node: Node,
     sample: NvmlSample | None,
     sampler: NvmlSampler | None,
+    observation: Observation | None,
     views: Iterable[ContainerView] | None,
     rows: Iterable[NodeProcess] | None,
     settle_s: float,
 ) -> Examination:
     if sampler is not None:
         sample = sampler.sample()
-    seen = node.view() if views is None else tuple(views)
+    elif sample is None and observation is not None:
+        sample = observation.sample
+    if views is None:
+        views = node.view() if observation is None else observed_views(node, observation)
+    seen = tuple(views)
     if rows is None:
         rows = () if sample is None else node_processes(seen, node.processes, sample)
     stuck_s = min(_STUCK_S, settle_s) if settle_s else _STUCK_BETWEEN_DIAGNOSES_S
-    return Examination(node, seen, tuple(rows), stuck_s)
+    return Examination(
+        node, seen, tuple(rows), stuck_s, None if observation is None else observation.snapshot
+    )
 
 
 def _check(look: Examination) -> Iterator[Finding]:

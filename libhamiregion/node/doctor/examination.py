@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from libhamiregion.models import ProcessUsage, RegionSnapshot
     from libhamiregion.node.containers import Container
     from libhamiregion.node.matching import HostProcess, RegionProcesses, SlotMatch, SlotState
-    from libhamiregion.node.node import Node
+    from libhamiregion.node.node import Node, NodeSnapshot
     from libhamiregion.node.usage import NodeProcess
     from libhamiregion.node.views import ContainerView, OmittedSlots
     from libhamiregion.region import Region
@@ -101,6 +101,7 @@ class Examination:
         views: Its containers.
         rows: `node_processes` of these views; empty where the driver was not asked.
         stuck_s: How long something must have stood still to be called stuck.
+        snapshot: All regions; None reads them when that is needed.
         suspects: What may be stuck and has not been seen for long enough, with a function that
             tells whether it has moved since.
     """
@@ -109,6 +110,7 @@ class Examination:
     views: tuple[ContainerView, ...]
     rows: tuple[NodeProcess, ...]
     stuck_s: float
+    snapshot: NodeSnapshot | None = None
     suspects: dict[Hashable, Callable[[], bool]] = attrs.field(factory=dict)
     _asked: set[Hashable] = attrs.field(factory=set)
     _libraries: dict[HostProcess, bool | None] = attrs.field(factory=dict)
@@ -129,7 +131,7 @@ class Examination:
     @cached_property
     def semaphores(self) -> dict[int, int]:
         """The semaphore's value by the container's `id`."""
-        whole = self.node.snapshot()
+        whole = self.snapshot or self.node.snapshot()
         regions = whole.table.regions
         return {
             id(container): word & _LOW_HALF
