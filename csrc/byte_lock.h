@@ -4,9 +4,12 @@
  * They are locks of an open file (F_OFD_SETLK), which the kernel releases when the last
  * reference to that open file is gone.  The reference is a one-page mapping that no child
  * inherits (MADV_DONTFORK), and nothing else: the descriptor is closed at once.  So neither
- * a child of fork() or clone() nor exec() keeps the lock of a dead process, and a program
- * that closes all descriptors does not lose its locks.  The page cannot be accessed and
- * does not count as mapping the region for writing.
+ * a child with a memory of its own (fork(), clone() without CLONE_VM) nor exec() keeps the
+ * lock of a dead process, and a program that closes all descriptors does not lose its
+ * locks.  The page cannot be accessed and does not count as mapping the region for writing.
+ *
+ * Caveat: a child that shares the memory (CLONE_VM, as vfork() has it until it executes)
+ * keeps the lock of a killed holder for as long as it lives.
  */
 #ifndef HR_BYTE_LOCK_H
 #define HR_BYTE_LOCK_H

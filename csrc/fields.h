@@ -15,6 +15,10 @@ int hr_run(hr_region *region, hr_guarded_work *work, void *argument);
 /* Run the work inside the fault guard, for a call that has entered. */
 int hr_run_entered(const hr_region *region, hr_guarded_work *work, void *argument);
 
+/* The same, but what the fault guard returned is for the caller to explain, once it holds no lock
+ * that a look at a file system could keep. */
+int hr_run_unexplained(const hr_region *region, hr_guarded_work *work, void *argument);
+
 /*
  * What the fault guard returned, or HR_ESYSTEM with ENOSPC: SIGBUS also comes where a
  * page of a sparse file is touched for the first time and the file system is full.
@@ -24,13 +28,26 @@ int hr_explain_fault(const hr_region *region, int code);
 /* Whether the file with this status is the region's, at its full length. */
 bool hr_is_whole(const hr_region *region, const struct stat *status);
 
+/* Look at what the region's path leads to.  HR_OK, HR_ENOTFOUND, or a code of hr_open_directory().
+ */
+int hr_stat_file(const hr_region *region, struct stat *status);
+
+/*
+ * Before the number at `offset`, one of those behind the slots, is trusted or replaced.  Where a
+ * file was cut within its last page there is no signal: that page's rest reads as 0, and takes what
+ * is stored.  So where it is 0, and all that follows, this looks at the file: HR_ESTALE if it is
+ * too short.
+ */
+int hr_check_end(const hr_region *region, uint32_t offset);
+
 /* Run a call that stores: HR_EREADONLY through a read-only handle. */
 int hr_run_write(hr_region *region, hr_guarded_work *work, void *argument);
 
 /* HR_ESTALE if the file under the mapping has become another or is being remade. */
 int hr_check_header(const hr_region *region);
 
-/* proc_num and device_num, checked for their range: HR_OK or HR_ECORRUPT. */
+/* proc_num and device_num, checked for their range: HR_OK or HR_ECORRUPT.  HR_ESTALE where the
+ * file was cut before proc_num: hr_check_end(). */
 int hr_checked_proc_num(const hr_region *region, int32_t *out);
 int hr_checked_device_num(const hr_region *region, uint32_t *out);
 

@@ -280,9 +280,9 @@ static int attempt_once(struct attempt *attempt)
     if (code != HR_OK)
         return code;
     HR_POINT(LOCK_HOST_TAKEN);
-    code = hr_run_entered(region, attempt_work, attempt);
+    code = hr_run_unexplained(region, attempt_work, attempt);
     hr_drop_host_lock(host);
-    return code;
+    return hr_explain_fault(region, code);
 }
 
 static int take_over_work(void *argument)
@@ -398,7 +398,7 @@ static int give_back_work(void *argument)
 
 int hr_give_back(hr_region *region)
 {
-    int code = hr_run_entered(region, give_back_work, region);
+    int code = hr_run_unexplained(region, give_back_work, region);
     region->lock.held = false;
     hr_unlock_bytes(region, &region->lock.range);
     return code;
@@ -423,7 +423,7 @@ int hr_lock_drop(hr_region *region)
     int code = hr_give_back(region);
     hr_drop_host_lock(host);
     hr_gate_leave(region);
-    return code;
+    return hr_explain_fault(region, code);
 }
 
 /* ---- For users -------------------------------------------------------------------- */

@@ -56,8 +56,9 @@ extern "C" {
 #define HR_OWNERLESS_NS 10000000000u
 /* How long a watch may be interrupted by a signal and still go on where it was. */
 #define HR_UNWATCHED_NS 100000000u
-/* For a process that came after a scan of /proc and is about to sign. */
-#define HR_NEWCOMER_NS 20000000u
+/* For a process that came after a scan of /proc and is about to sign: on a busy machine it may not
+ * run for a long while. */
+#define HR_NEWCOMER_NS 300000000u
 
 /*
  * A ticket owns what a call has taken, from within the call: it is made before, all

@@ -12,7 +12,6 @@
 
 #include "attach.h"
 #include "identify.h"
-#include "map_files.h"
 #include "lock_word.h"
 
 /* hr_is_stale() must not depend on where the process goes later. */
@@ -116,28 +115,13 @@ void hr_get_info(const hr_region *region, struct hr_info *out)
     out->address = is_ours ? (uint64_t)(uintptr_t)region->base : 0;
 }
 
-/* Whether the region's name leads to it; also where the system does not let us look. */
+/* Whether the region's name leads to it; also where the system does not let us look: no
+ * descriptors are left, for example. */
 static bool is_there(const hr_region *region)
 {
     struct stat status;
-    if (hr_is_in_map_files(region->path)) {
-        int fd;
-        if (hr_open_file(region->path, HR_READ, &fd, &status) != HR_OK)
-            return false;
-        close(fd);
-        return hr_is_whole(region, &status);
-    }
-    const char *name = region->path;
-    int directory = AT_FDCWD;
-    if (region->no_link != 0) {
-        directory = hr_open_directory(region->path, region->no_link, &name);
-        if (directory < 0)
-            return directory == HR_ESYSTEM; /* no descriptors left, for example */
-    }
-    bool is_found = fstatat(directory, name, &status, AT_SYMLINK_NOFOLLOW) == 0;
-    if (directory >= 0)
-        close(directory);
-    return is_found && hr_is_whole(region, &status);
+    int code = hr_stat_file(region, &status);
+    return code == HR_OK ? hr_is_whole(region, &status) : code == HR_ESYSTEM;
 }
 
 int hr_is_stale(hr_region *region)

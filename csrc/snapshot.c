@@ -241,6 +241,19 @@ ALWAYS_INLINE void copy_devices(const struct hr_layout *layout, struct hr_readin
     }
 }
 
+/* Also where nothing else tells that it changed: libvgpu writes uuids beside the lock. */
+ALWAYS_INLINE uint64_t look_at_uuid_again(const struct hr_device *copy, const unsigned char *from)
+{
+    uint64_t changed = 0;
+#pragma GCC unroll 12
+    for (uint32_t word = 0; word < HR_UUID_WORDS; word++) {
+        uint64_t text;
+        memcpy(&text, copy->uuid + word * 8, sizeof text);
+        changed |= look(from + word * 8) ^ text;
+    }
+    return changed;
+}
+
 ALWAYS_INLINE bool head_is_unchanged(const struct hr_layout *layout,
                                      const struct hr_reading *reading)
 {
@@ -259,6 +272,8 @@ ALWAYS_INLINE bool head_is_unchanged(const struct hr_layout *layout,
         changed |= look(region->base + layout->limit + device * 8) ^ reading->devices[device].limit;
         changed |=
             look(region->base + layout->sm_limit + device * 8) ^ reading->devices[device].sm_limit;
+        changed |= look_at_uuid_again(&reading->devices[device],
+                                      region->base + layout->uuids + device * HR_UUID_BYTES);
     }
     return changed == 0;
 }

@@ -246,6 +246,46 @@ static void test_edits_during_a_read(void)
     }
 }
 
+/* A container that names its devices while they are read: no text that never stood there. */
+static void name_devices(const struct region_file *file)
+{
+    static const char NAMED[] = "MIG-GPU-77777777-7777-7777-7777-777777777777/7/7 and 45 "
+                                "characters more, as nobody has them";
+    for (uint32_t device = 0; device < 2; device++)
+        memcpy(file->bytes + file->layout->uuids + device * HR_UUID_BYTES, NAMED, sizeof NAMED);
+}
+
+static void test_uuids_that_change_during_a_read(void)
+{
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        uint32_t usual = 1, old = 0;
+        for (store_at = 0; store_at < usual; store_at++) {
+            struct region_file file;
+            make_full(&file, id, 2, 2);
+            hr_region *region = open_or_fail(file.path, HR_READ);
+            usual = loads_of_snapshot(region, true);
+
+            uint8_t *uuids = file.bytes + file.layout->uuids;
+            char texts[2][2 * HR_UUID_BYTES];
+            memcpy(texts[0], uuids, sizeof texts[0]);
+            stored_file = &file;
+            store = name_devices;
+            const struct hr_snapshot *snapshot = snapshot_of(region);
+            store = NULL;
+            memcpy(texts[1], uuids, sizeof texts[1]);
+            CHECK_EQ(snapshot->settled, 1);
+            const bool is_old = strcmp(hr_snapshot_device(snapshot, 0)->uuid, texts[0]) == 0;
+            for (uint32_t device = 0; device < 2; device++)
+                CHECK(memcmp(hr_snapshot_device(snapshot, device)->uuid,
+                             texts[!is_old] + device * HR_UUID_BYTES, HR_UUID_BYTES) == 0);
+            old += is_old;
+            close_and_free(region);
+            region_file_remove(&file);
+        }
+        CHECK(old > 0 && old < usual);
+    }
+}
+
 /* A count that is out of range for a moment is not a corrupt region. */
 static void mend(const struct region_file *file)
 {
@@ -330,6 +370,7 @@ int main(void)
     RUN(test_waited_for);
     RUN(test_slow_holder);
     RUN(test_edits_during_a_read);
+    RUN(test_uuids_that_change_during_a_read);
     RUN(test_count_out_of_range_is_read_again);
     return check_report("test_reading");
 }

@@ -10,8 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from region_bytes import RegionFile, locate
 from stress import scaled
 from wait import PATIENCE_S
+
+from libhamiregion import RegionSet, RegionStale, open_region
 
 PROGRAM = Path(__file__).parent / "truncated_reader.py"
 # Seconds on a quiet machine; a busy one may take its time.
@@ -182,3 +185,69 @@ def test_a_hole_for_which_there_is_no_room_is_not_a_truncation(tmp_path: Path) -
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "alive\n"
+
+
+# ---- within the last page: no signal, its rest reads as 0 and takes what is stored ----
+
+
+def cut_at(file: RegionFile, field: str) -> bytes:
+    """Cut where this field stands; return what is left."""
+    file.resize(locate(file.layout, field)[0])
+    return file.content()
+
+
+def test_a_file_cut_before_the_number_of_slots_is_stale_for_all_that_reads_or_writes(
+    file: RegionFile,
+) -> None:
+    with (
+        open_region(file, writable=True) as region,
+        open_region(file, writable=True) as other,
+        RegionSet([file]) as regions,
+    ):
+        slot = region.attach()
+        slot.charge(0, 5)
+        left = cut_at(file, "proc_num")
+        for call in (
+            region.snapshot,
+            lambda: region.memory_used(0),
+            lambda: region.priority,
+            lambda: region.set_priority(0),
+            lambda: region.set_memory_limit("1GiB", device=0),
+            lambda: slot.charge(0, 5),
+            slot.detach,
+            other.attach,
+            other.reap,
+        ):
+            with pytest.raises(RegionStale, match="truncated"):
+                call()
+        assert isinstance(regions.read().error(0), RegionStale)
+        region.close()
+        assert file.content() == left
+
+
+def test_a_file_cut_behind_the_number_of_slots_has_its_processes_and_takes_no_number(
+    file: RegionFile,
+) -> None:
+    with open_region(file, writable=True) as region, region.attach() as slot:
+        slot.charge(0, 5)
+        left = cut_at(file, "utilization_switch")
+        assert region.snapshot().devices[0].memory_used_bytes == 5
+        for edit in (
+            lambda: region.set_priority(1),
+            lambda: region.set_utilization_switch(True),
+        ):
+            with pytest.raises(RegionStale, match="truncated"):
+                edit()
+        assert file.content() == left
+
+
+def test_zeros_at_the_end_of_a_whole_file_are_what_they_are(file: RegionFile) -> None:
+    with open_region(file, writable=True) as region:
+        for field in ("utilization_switch", "recent_kernel", "priority"):
+            file.put(field, 0)
+        if file.layout.offsets["last_kernel_time"] is not None:
+            file.put("last_kernel_time", 0)
+        assert region.snapshot().processes == ()
+        assert region.priority == 0
+        region.set_priority(1)
+        assert file.get("priority") == 1

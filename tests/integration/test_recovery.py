@@ -28,6 +28,17 @@ with_seqlock = pytest.mark.parametrize("layout", WITH_SEQLOCK)
 without_seqlock = pytest.mark.parametrize("layout", WITHOUT_SEQLOCK)
 
 
+# ---- nobody has signed, and nobody else is there ----
+
+
+def test_a_newcomer_that_has_not_signed_yet_is_waited_for(file: RegionFile) -> None:
+    """One that came after the scan of /proc may be about to sign, and not run for a long while."""
+    set_value(file, 0)
+    started = time.monotonic()
+    assert recover(file) == did(ownerless=True)
+    assert time.monotonic() - started >= 0.3
+
+
 # ---- a dead owner ----
 
 
