@@ -75,13 +75,16 @@ class _Change:
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
         """Make a change of what `to_dict` returned, also by way of JSON.
 
+        What an earlier version kept may lack a field that has come since.
+
         Raises:
             ValueError: These are the fields of something else; the message says which.
         """
-        names = [field.name for field in attrs.fields(cls)]  # type: ignore[arg-type]
-        if not isinstance(fields, dict) or sorted(fields) != sorted(names):
+        known = {field.name: field for field in attrs.fields(cls)}  # type: ignore[arg-type]
+        needed = {name for name, field in known.items() if field.default is attrs.NOTHING}
+        if not isinstance(fields, dict) or not needed <= fields.keys() <= known.keys():
             found = sorted(fields) if isinstance(fields, dict) else type(fields).__name__
-            raise ValueError(f"a {cls.__name__} has the fields {sorted(names)}, not {found}")
+            raise ValueError(f"a {cls.__name__} has the fields {sorted(known)}, not {found}")
         return cls(**fields)
 
 

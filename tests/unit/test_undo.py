@@ -110,6 +110,10 @@ def test_an_unlimited_sm_limit_goes_back_to_the_very_value(
         fields = region.set_sm_limit(30)[0].to_dict()
         fields["stored_before"] = None
         assert statuses(undo([LimitChange.from_dict(fields)])) == ["undone"]
+        # As it was kept by a version that did not know it.
+        kept = region.set_sm_limit(30)[0].to_dict()
+        del kept["stored_before"]
+        assert statuses(undo([LimitChange.from_dict(kept)])) == ["undone"]
         assert region.sm_limit(0) is None
 
 
