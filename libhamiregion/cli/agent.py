@@ -174,6 +174,7 @@ def _check(
     labels: tuple[tuple[str, str], ...],
     pod_labels: tuple[str, ...],
     node_label: bool,
+    process_commands: bool,
     once: bool,
     dry_run: bool,
     **_: Any,
@@ -190,8 +191,8 @@ def _check(
         (listen and (once or dry_run), "--listen goes with neither --once nor --dry-run"),
         (legacy_metrics and not listen, "--legacy-metrics goes with --listen"),
         (
-            (labels or pod_labels or node_label) and not listen,
-            "--label, --pod-label and --node-label go with --listen",
+            (labels or pod_labels or node_label or process_commands) and not listen,
+            "--label, --pod-label, --node-label and --process-commands go with --listen",
         ),
         (
             remove_gone and once and not dry_run,
@@ -258,6 +259,7 @@ def _export(
     legacy_metrics: bool,
     labels: tuple[tuple[str, str], ...],
     node_label: bool,
+    process_commands: bool,
     gone_after_s: float | None,
     **_: Any,
 ) -> tuple[Callable[[], None], ...]:
@@ -279,6 +281,7 @@ def _export(
             gone_after_s=gone_after_s,
             labels=dict(labels),
             node_label=node_label,
+            process_commands=process_commands,
             counters=runner.counters,
         )
     try:

@@ -55,6 +55,7 @@ def exporter(
     labels: tuple[tuple[str, str], ...],
     pod_labels: tuple[str, ...],
     node_label: bool,
+    process_commands: bool,
     place: options.NodeChoice,
     library: str | None,
     collectors: frozenset[str],
@@ -66,11 +67,12 @@ def exporter(
 ) -> None:
     """Export the metrics of this node's GPU containers, in place of HAMi's monitor.
 
-    /metrics has every metric of that monitor under its name, and more; /healthz and /readyz are
-    for probes.  It reads, and changes nothing: no region, no file.
+    /metrics has every metric of that monitor under its name, and more; / is a page for people, with
+    what `hamiregion top` shows; /healthz and /readyz are for probes.  It reads, and changes
+    nothing: no region, no file.
 
-    It answers on 127.0.0.1 unless told otherwise.  Whoever can connect can read the metrics; use
-    --web-config for TLS and passwords.
+    It answers on 127.0.0.1 unless told otherwise.  Whoever can connect can read metrics and page;
+    use --web-config for TLS and passwords.
 
     What it does behind the scrapes is switched by collector: --no-collector.doctor, or
     --collector.disable-defaults --collector.nvml for HAMi's own metrics alone.
@@ -112,6 +114,7 @@ def exporter(
             gone_after_s=gone_after_s,
             labels=dict(labels),
             node_label=node_label,
+            process_commands=process_commands,
         )
     if once:
         _print(exported, as_json=as_json)

@@ -71,7 +71,8 @@ def _label(typed: str) -> tuple[str, str]:
     return name, value
 
 
-#: --label, --pod-label and --node-label; the command gets `labels`, `pod_labels` and `node_label`.
+#: --label, --pod-label, --node-label and --process-commands; the command gets `labels`,
+#: `pod_labels`, `node_label` and `process_commands`.
 label_options = options.all_of(
     click.option(
         "--label",
@@ -91,6 +92,12 @@ label_options = options.all_of(
     ),
     click.option(
         "--node-label", is_flag=True, help="The label `node` on the metrics of containers, too."
+    ),
+    click.option(
+        "--process-commands",
+        is_flag=True,
+        help="The labels `user` and `command` on the metrics of processes, and whole command lines"
+        " on the page at /.  Arguments can hold secrets.",
     ),
 )
 _HELP = {

@@ -7,16 +7,16 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from libhamiregion._version import __version__
 from libhamiregion.node.events import error_text
 from libhamiregion.text import printable
 
+from . import overview_page
 from .check_queue import TooManyChecks
 from .clients import has_body
 from .log_lines import RepeatedEvents
 from .negotiation import accepts_gzip, wants_openmetrics
 from .passwords import Passwords, credentials
-from .scrapes import Scrapes, ScrapeTimeout
+from .scrapes import Scrapes, ScrapeTimeout, in_thread
 from .text import CONTENT_TYPE, OPENMETRICS_CONTENT_TYPE
 
 if TYPE_CHECKING:
@@ -36,14 +36,16 @@ _DATE: Final = "%a, %d %b %Y %H:%M:%S GMT"
 _PLAIN: Final = "text/plain; charset=utf-8"
 # A scrape that takes longer is one that hangs, for a readiness probe.
 _PROBE_TIMEOUT_S: Final = 5.0
-_PAGE: Final = (
-    "<!DOCTYPE html>\n<html lang='en'>\n<title>hamiregion exporter</title>\n"
-    f"<h1>hamiregion exporter {__version__}</h1>\n<ul>\n"
-    "<li><a href='/metrics'>Metrics</a>\n"
-    "<li><a href='/healthz'>Health</a>: whether this process answers\n"
-    "<li><a href='/readyz'>Readiness</a>: whether it can read the node\n"
-    "</ul>\n</html>\n"
+# Of a source that has figures of no node.
+_LINKS: Final = (
+    b"<!DOCTYPE html>\n<html lang='en'>\n<title>hamiregion exporter</title>\n<ul>\n"
+    b"<li><a href='/metrics'>Metrics</a>\n<li><a href='/healthz'>Health</a>\n"
+    b"<li><a href='/readyz'>Readiness</a>\n</ul>\n</html>\n"
 )
+# Clients that ask for the same page within this time share one, and no more are made at once.
+_PAGE_AGE_S: Final = 1.0
+_PAGES_KEPT: Final = 8
+_PAGE_TIMEOUT_S: Final = 30.0
 
 
 class _Request:
@@ -52,6 +54,7 @@ class _Request:
     def __init__(self, scope: Mapping[str, Any]) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        self.query: bytes = scope.get("query_string", b"")
         # Host and port; not every server says them.
         self.address: str = (scope.get("client") or ("", 0))[0]
         self.headers: dict[bytes, bytes] = {}
@@ -184,6 +187,54 @@ class MetricsApp:
             sending.pop(task, None)
 
 
+class _PageApp:
+    """Answers with the page for people; to be used on one event loop.
+
+    One page is made at a time, in a thread, and shared by all who ask for it meanwhile.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._turn = asyncio.Lock()
+        #: By query, when it was made and what it is.
+        self._made: dict[bytes, tuple[float, bytes]] = {}
+        self._failures = RepeatedEvents(_log)
+
+    async def answer(self, request: _Request, send: Send) -> None:
+        """Answer one request with the page."""
+        kind = "text/html; charset=utf-8"
+        if request.method == "HEAD":
+            # To know how long it would be, it would have to be made.
+            return await _answer(send, request, 200, (), kind, overview_page.HEADERS)
+        if not hasattr(self._source, "overview"):
+            return await _answer(send, request, 200, [_LINKS], kind, overview_page.HEADERS)
+        try:
+            page = await asyncio.wait_for(self._page(request.query), _PAGE_TIMEOUT_S)
+        except asyncio.TimeoutError:
+            return await _say(send, request, 503, "503: the page was not made in time")
+        except Exception as error:  # noqa: BLE001 (a page that fails must not end anything else)
+            self._failures.failed("page", f"{type(error).__name__}: {error_text(error)}", error)
+            return await _say(
+                send, request, 500, "500: the page failed; the exporter's log tells why"
+            )
+        self._failures.recovered("page")
+        headers = {**overview_page.HEADERS, "content-length": str(len(page))}
+        return await _answer(send, request, 200, [page], kind, headers)
+
+    async def _page(self, query: bytes) -> bytes:
+        key = b"%d %a" % overview_page.asked_for(query)
+        loop = asyncio.get_running_loop()
+        async with self._turn:
+            made_s, page = self._made.pop(key, (float("-inf"), b""))
+            if loop.time() - made_s > _PAGE_AGE_S:
+                page = await in_thread(lambda: overview_page.page_bytes(self._source, query))
+                made_s = loop.time()
+            self._made[key] = made_s, page
+            while len(self._made) > _PAGES_KEPT:
+                del self._made[next(iter(self._made))]
+            return page
+
+
 class Site:
     """The application of `MetricsServer`: ``/metrics``, ``/healthz``, ``/readyz`` and ``/``.
 
@@ -208,6 +259,7 @@ class Site:
         self._metrics = metrics
         self._web = web
         self._passwords = Passwords()
+        self._page = _PageApp(source)
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request; see ASGI."""
@@ -239,10 +291,7 @@ class Site:
             return await _say(send, request, 404, "404: nothing here; the metrics are at /metrics")
         if request.method not in ("GET", "HEAD"):
             return await _say(send, request, 405, "405: GET and HEAD only", allow="GET, HEAD")
-        policy = {"content-security-policy": "default-src 'none'; frame-ancestors 'none'"}
-        return await _answer(
-            send, request, 200, [_PAGE.encode()], "text/html; charset=utf-8", policy
-        )
+        return await self._page.answer(request, send)
 
     async def _refused(self, request: _Request, receive: Receive) -> int | None:
         """The status for a client that may not see anything; None if it may."""

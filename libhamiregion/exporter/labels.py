@@ -31,6 +31,10 @@ _GONE_CONTAINERS = 1024
 _PATHS = 256
 # A process calls itself what it likes.
 _PROGRAM_LIMIT = 64
+_COMMAND_LIMIT = 200
+
+#: Labels of processes that are given only when asked for: arguments can hold secrets.
+WHOSE = ("user", "command")
 
 _MOST_LABELS = 16
 
@@ -46,6 +50,17 @@ def safe_value(text: str) -> str:
     'a\\nb'
     """
     return printable(text, _VALUE_LIMIT)
+
+
+def program_of(command: str) -> str:
+    r"""The program of a command line: its first word's last part, without its arguments.
+
+    >>> program_of("/usr/bin/python3 train.py --token secret")
+    'python3'
+    """
+    words = command.split(maxsplit=1)
+    name = words[0].rstrip("/").rpartition("/")[2] if words else ""
+    return printable(name, _PROGRAM_LIMIT)
 
 
 def pod_label_name(key: str) -> str:
@@ -193,6 +208,7 @@ class CardinalityLimiter:
         self._uuids: dict[tuple[str, ...], set[tuple[int, str]]] = {}
         self._paths: set[str] = set()
         self._programs: dict[tuple[int, int], str] = {}
+        self._commands: dict[tuple[int, int], str] = {}
 
     def uuid(self, container: tuple[str, ...], index: int, uuid: str) -> str:
         """The uuid of a container's device as a label: itself, or `OTHER` if there were too many.
@@ -231,10 +247,24 @@ class CardinalityLimiter:
         with self._lock:
             known = self._programs.get(key)
             if known is None:
-                words = process.command.split(maxsplit=1)
-                name = words[0].rstrip("/").rpartition("/")[2] if words else ""
-                known = self._programs[key] = printable(name, _PROGRAM_LIMIT)
+                known = self._programs[key] = program_of(process.command)
             return known
+
+    def command(self, process: HostProcess) -> str:
+        """The command line of a process, as it was when it was first asked for, not too long."""
+        key = (process.pid, process.start_time_ticks)
+        with self._lock:
+            known = self._commands.get(key)
+            if known is None:
+                known = self._commands[key] = printable(process.command, _COMMAND_LIMIT)
+            return known
+
+    def keep_commands(self, processes: Iterable[HostProcess]) -> None:
+        """Forget the command lines of all other processes."""
+        with self._lock:
+            pids = {(process.pid, process.start_time_ticks) for process in processes}
+            for ended in self._commands.keys() - pids:
+                del self._commands[ended]
 
     def keep_containers(self, containers: Iterable[tuple[str, ...]]) -> None:
         """Forget other containers, once too many have gone after them."""

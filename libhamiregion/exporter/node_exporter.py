@@ -25,9 +25,10 @@ from .collectors import (
     ProcessesCollector,
     UnaccountedCollector,
 )
-from .labels import NO_LABELS, CardinalityLimiter, constant_labels, label_text, safe_value
+from .labels import NO_LABELS, WHOSE, CardinalityLimiter, constant_labels, label_text, safe_value
 from .legacy import former_series, with_sources
 from .log_lines import LINE_LIMIT, RepeatedEvents
+from .overview import PAGE_INTERVAL_S, Overview, make_overview
 from .region_metrics import RegionMetrics
 from .schedule import Schedule, Turn
 from .text import Series, TextEncoder
@@ -80,6 +81,9 @@ class NodeExporter:
             None shows them all.
         labels: Labels that all series get, by name.
         node_label: Whether the series of containers and their processes get the label ``node`` too.
+        process_commands: Whether the series of processes get the labels ``user`` and ``command``,
+            the command line as it was first seen, 200 characters at most; and whether the page
+            shows it. Arguments can hold secrets.
         counters: What an agent in this program counts, by name; asked at each scrape. Names that
             end in ``_paused`` are 0 or 1. Where that fails, a scrape is without them.
         observer: What others in this program observe the node with: their observations serve here
@@ -103,6 +107,7 @@ class NodeExporter:
         gone_after_s: float | None = 300.0,
         labels: Mapping[str, str] | None = None,
         node_label: bool = False,
+        process_commands: bool = False,
         counters: Callable[[], Mapping[str, int]] | None = None,
         observer: Observer | None = None,
     ) -> None:
@@ -113,7 +118,8 @@ class NodeExporter:
         self.node = node
         self.node_name = node_name or os.environ.get("NODE_NAME") or os.uname().nodename
         self.legacy = legacy
-        self._labels = constant_labels(labels, families.LABEL_NAMES)
+        taken = families.LABEL_NAMES.union(WHOSE if process_commands else ())
+        self._labels = constant_labels(labels, taken)
         self._node_label = node_label
         self._counters = counters
         limiter = CardinalityLimiter()
@@ -121,6 +127,10 @@ class NodeExporter:
         own = Observer(node, sampler=sampler if "nvml" in chosen else None)
         observer = observer or own
         with_slots = not {"processes", "unaccounted", "doctor"}.isdisjoint(chosen)
+        self._process_commands = process_commands
+        self._observer = observer
+        self._interval_s = interval_s
+        self._with_slots = with_slots
         self._containers = ContainersCollector(
             observer,
             limiter,
@@ -132,7 +142,8 @@ class NodeExporter:
         if observer.asks_driver and "nvml" in chosen:
             turns.append(Turn(NvmlCollector(observer, self.node_name, interval_s), interval_s))
         if with_slots:
-            turns.append(Turn(ProcessesCollector(observer, limiter, interval_s), interval_s))
+            processes = ProcessesCollector(observer, limiter, interval_s, commands=process_commands)
+            turns.append(Turn(processes, interval_s))
         if "unaccounted" in chosen:
             turns.append(Turn(UnaccountedCollector(node, limiter), interval_s))
         if "locks" in chosen:
@@ -207,6 +218,33 @@ class NodeExporter:
         if self.node.containers:
             return None
         return _short(f"there is none of {', '.join(self.node.roots)}, and no region elsewhere")
+
+    def overview(self, first: int = 0, opened: str | None = None) -> Overview:
+        """What the page at ``/`` shows: figures no older than a page is, or than the interval.
+
+        Args:
+            first: How many containers to leave out, the fullest first.
+            opened: `ContainerFigures.key` of the one whose processes are wanted.
+
+        Raises:
+            RegionClosed: The node has been closed.
+            NodeBusy: An observation does not come back.
+        """
+        self._schedule.before_scrape()
+        observation = self._observer.observe(
+            max_age_s=min(self._interval_s, PAGE_INTERVAL_S), slots=self._with_slots
+        )
+        looked_at_s = {turn.name: turn.refreshed_at_s for turn in self._schedule.turns}
+        state = self._schedule.current()
+        return make_overview(
+            self.node_name,
+            observation,
+            state,
+            looked_at_s,
+            first=first,
+            opened=opened,
+            commands=self._process_commands,
+        )
 
     # ---- a scrape --------------------------------------------------------------------------------
 

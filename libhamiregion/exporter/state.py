@@ -16,7 +16,7 @@ from .text import Series
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from libhamiregion.node import Container, HostProcess, NodeProcess, NodeSnapshot
+    from libhamiregion.node import Container, Finding, HostProcess, NodeProcess, NodeSnapshot
 
     from .families import MetricFamily
     from .identity import Identity
@@ -113,6 +113,7 @@ class CollectedState:
         gone: Containers whose pod is gone.
         rows: The proved processes; None before the first look at them.
         uncounted: Processes that use a GPU and have no slot for it.
+        findings: What the doctor has found at its last turn.
         series: Series that stay as they are until the collector's next turn, by collector.
     """
 
@@ -121,6 +122,7 @@ class CollectedState:
     gone: frozenset[Container] = frozenset()
     rows: ProcessRows | None = None
     uncounted: Sequence[NodeProcess] = ()
+    findings: Sequence[Finding] = ()
     series: Mapping[str, Sequence[Series]] = attrs.Factory(dict)
 
     def with_series(self, collector: str, series: Sequence[Series]) -> CollectedState:

@@ -76,8 +76,9 @@ class DoctorCollector:
         present = {*snapshot.containers, *snapshot.missing}
         for gone in self._findings.keys() - present - {None}:
             del self._findings[gone]
-        series = self._series(self._believed(), state, snapshot, state.rows)
-        return state.with_series(self.name, series)
+        believed = self._believed()
+        series = self._series(believed, state, snapshot, state.rows)
+        return attrs.evolve(state, findings=tuple(believed)).with_series(self.name, series)
 
     def _diagnose(
         self,

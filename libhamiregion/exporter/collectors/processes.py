@@ -11,7 +11,7 @@ import attrs
 
 from libhamiregion.exporter import families
 from libhamiregion.exporter.identity import shadowed
-from libhamiregion.exporter.labels import OTHER, LabelRows
+from libhamiregion.exporter.labels import OTHER, WHOSE, LabelRows, label_text, safe_value
 from libhamiregion.exporter.slot_sums import sum_slots
 from libhamiregion.exporter.state import ProcessRows, ShownProcesses
 from libhamiregion.exporter.text import NO_ROW, Series
@@ -56,11 +56,20 @@ class ProcessesCollector:
         observer: Observes the node.
         limiter: Bounds what containers may write into labels.
         max_age_s: How old an observation may be.
+        commands: Whether processes get the labels ``user`` and ``command``.
     """
 
     name = "processes"
 
-    def __init__(self, observer: Observer, limiter: CardinalityLimiter, max_age_s: float) -> None:
+    def __init__(
+        self,
+        observer: Observer,
+        limiter: CardinalityLimiter,
+        max_age_s: float,
+        *,
+        commands: bool = False,
+    ) -> None:
+        self._commands = commands
         self._observer = observer
         self._max_age_s = max_age_s
         self._limiter = limiter
@@ -198,6 +207,8 @@ class ProcessesCollector:
                         folded[at] = 1
                         for number, device in enumerate(at_device):
                             sums[before_it + made.others + number] = device
+        if self._commands:
+            self._limiter.keep_commands(process for _, _, process, _ in alive)
         return ProcessRows(
             sources=sources,
             key=key,
@@ -234,17 +245,18 @@ class ProcessesCollector:
         if known is not None and known[1].key == key:
             return known[1]
         texts = [
-            identity.text(families.PROCESS, own_id, str(index), uuid, *pids)
-            for own_id, *pids in (
+            identity.text(families.PROCESS, own_id, str(index), uuid, *pids) + more
+            for more, own_id, *pids in (
                 *(
                     (
+                        self._whose(process),
                         container_id if process.container is None else process.container.id,
                         str(pid),
                         str(process.pid),
                     )
                     for pid, process in alone
                 ),
-                (container_id, OTHER, OTHER),
+                (b"", container_id, OTHER, OTHER),
             )
             for index, uuid in safe
         ]
@@ -255,6 +267,13 @@ class ProcessesCollector:
             {pid: number * len(safe) for number, (pid, _) in enumerate(alone)},
             frozenset(pid for pid, _ in folded),
         )
+
+    def _whose(self, process: HostProcess) -> bytes:
+        """Label text that follows that of a process, where it is wanted."""
+        if not self._commands:
+            return b""
+        values = (safe_value(process.user), self._limiter.command(process))
+        return b"," + label_text(WHOSE, *values)
 
     def _counts(
         self,

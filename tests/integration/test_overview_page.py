@@ -1,0 +1,270 @@
+"""The exporter's page at /: in a real browser, on nodes of three sizes, and with hostile names."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from browser import Browser, BrowserError, Page, chromium, is_blank, needs_chromium
+from exposition import NodeFiles, parsed
+from region_bytes import RegionFile
+from scrapers import ask
+from wait import eventually
+
+from libhamiregion import Layout, create_region, open_region
+from libhamiregion.exporter import MetricsServer, NodeExporter
+from libhamiregion.exporter.overview import CONTAINERS_PER_PAGE
+from libhamiregion.node import Node, PodLogNames
+from libhamiregion.testing import FakeNode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+HERE = "127.0.0.1:0"
+GIB = 1 << 30
+HOSTILE = "<img src=http:x onerror=console.log(1)>"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeNode]:
+    """Three containers: one with a dead process, one over 90 % of its limit, one without."""
+    with FakeNode(tmp_path_factory.mktemp("node") / "machine") as node:
+        node.add("train", pod="bert-0", memory_limits=["8GiB", "4GiB"], sm_limits=[50, None])
+        node.add("serve", pod="whisper-0", namespace="inference", processes=2)
+        node.add("serve", pod="llama-0", memory_limits=[None], processes=0)
+        node.add("idle", pod="cpu-0", region=False)
+        for _ in range(3):
+            node.step()
+        node.containers[1].processes[0].kill()
+        first = node.containers[0]
+        assert first.region is not None
+        with open_region(first.region, writable=True) as region:
+            used = region.memory_used(0)
+            region.set_memory_limit(used + used // 100 + 1, device=0)
+        yield node
+
+
+@pytest.fixture(scope="module")
+def url(fake: FakeNode) -> Iterator[str]:
+    with (
+        Node(fake.root, names=PodLogNames(fake.pod_logs)) as node,
+        NodeExporter(node, node_name="gpu-node-7") as exporter,
+        MetricsServer(exporter, HERE) as server,
+    ):
+        yield server.urls[0]
+
+
+def text_of(page: Page) -> str:
+    found: str = page.evaluate("document.body ? document.body.innerText : ''")
+    return found
+
+
+def shows(page: Page, words: str) -> bool:
+    """Whether the page says that; False while another one comes."""
+    try:
+        return words in text_of(page)
+    except BrowserError:
+        return False
+
+
+@needs_chromium
+def test_the_page_shows_what_top_shows_and_runs_and_loads_nothing(
+    browser: Browser, url: str, fake: FakeNode
+) -> None:
+    with browser.open(f"{url}/") as page:
+        assert (page.status, page.messages, page.failures) == (200, [], [])
+        assert page.requests == [f"{url}/"]
+        assert page.evaluate("document.scripts.length") == 0
+        assert page.evaluate("document.title") == "gpu-node-7: GPU containers"
+        text = text_of(page)
+        for container in fake.containers:
+            assert container.pod in text
+        assert re.search(r"Regions read (now|\d s ago), processes (now|\d+ s ago)", text)
+        assert "no .cache file" in text
+        assert "1 dead" in text
+        assert "dead process still counted" in text, "what the doctor found"
+        # The fullest first, with a bar as long as its share of the limit.
+        assert text.index("bert-0") < text.index("whisper-0") < text.index("llama-0")
+        widths = page.evaluate(
+            "[...document.querySelectorAll('#containers + .panel .row')].map(row => {"
+            " const bar = row.querySelector('svg');"
+            " const used = bar.querySelector('.good, .near, .over');"
+            " return used ? used.getBoundingClientRect().width"
+            " / bar.getBoundingClientRect().width : 0; })"
+        )
+        assert widths[0] == pytest.approx(0.99, abs=0.01)
+        assert widths[-1] == 0, "nothing is full where nothing limits"
+        assert page.evaluate("document.querySelectorAll('.over').length") == 1
+        # Its own style is allowed, and applied.
+        assert page.evaluate("getComputedStyle(document.querySelector('.row')).display") == "grid"
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [1180, 390])
+def test_the_page_fits_a_screen_and_a_phone_in_the_light_and_in_the_dark(
+    browser: Browser, url: str, width: int
+) -> None:
+    with browser.open(f"{url}/") as page:
+        colours = set()
+        for dark in (False, True):
+            page.appear(width=width, dark=dark)
+            assert not is_blank(page.screenshot(whole=False))
+            colours.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        assert len(colours) == 2
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@needs_chromium
+def test_a_click_shows_the_processes_and_they_stay_when_the_page_comes_anew(
+    browser: Browser, url: str, fake: FakeNode
+) -> None:
+    pids = [str(process.pid) for process in fake.containers[1].processes]
+    with browser.open(f"{url}/") as page:
+        assert "host PID" not in text_of(page)
+        link = "[...document.querySelectorAll('.who a')].find(a => a.innerText == 'whisper-0')"
+        page.evaluate(f"{link}.click()")
+        eventually(lambda: shows(page, "host PID"))
+        text = text_of(page)
+        assert all(pid in text for pid in pids)
+        assert "dead" in text
+        assert "libhamiregion.testing" not in text, "no arguments, which can hold secrets"
+        seen = len(page.requests)
+        began_s = time.monotonic()
+        eventually(lambda: not shows(page, "nobody") and len(page.requests) > seen)
+        assert time.monotonic() - began_s > 2, "not more often than it says"
+        assert page.requests[-1] == page.requests[seen - 1], "the same page"
+        eventually(lambda: shows(page, "host PID"))
+        page.evaluate(f"{link}.click()")
+        eventually(lambda: shows(page, "whisper-0") and not shows(page, "host PID"))
+
+
+def test_nothing_but_its_own_style_is_allowed_and_nothing_is_kept(url: str) -> None:
+    reply = ask(url, "/")
+    policy = dict(
+        each.strip().split(" ", 1) for each in reply.headers["content-security-policy"].split(";")
+    )
+    assert policy["default-src"] == "'none'"
+    assert re.fullmatch(r"'sha256-[A-Za-z0-9+/]{43}='", policy["style-src"])
+    assert "script-src" not in policy
+    assert (policy["frame-ancestors"], policy["form-action"]) == ("'none'", "'none'")
+    assert reply.headers["cache-control"] == "no-store"
+    assert " style=" not in reply.text, "an attribute would need a laxer policy"
+    assert 'http-equiv="refresh" content="5"' in reply.text
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["from=99999999999", "from=-1", "open=../../etc", "open=" + "a" * 16, "&" * 5000, "from=%00"],
+)
+def test_whatever_an_address_asks_for_a_page_comes(url: str, query: str) -> None:
+    reply = ask(url, f"/?{query}")
+    assert reply.status == 200
+    assert "bert-0" in reply.text
+    assert "etc" not in reply.text
+
+
+def test_the_page_is_behind_the_passwords_of_the_metrics(fake: FakeNode, tmp_path: Path) -> None:
+    bcrypt = pytest.importorskip("bcrypt")
+    word = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
+    config = tmp_path / "web.yml"
+    config.write_text(json.dumps({"basic_auth_users": {"me": word}}))
+    with (
+        Node(fake.root) as node,
+        NodeExporter(node) as exporter,
+        MetricsServer(exporter, HERE, web_config=config) as server,
+    ):
+        refused = ask(server.urls[0], "/")
+        assert (refused.status, "GPU" in refused.text) == (401, False)
+        known = base64.b64encode(b"me:secret").decode()
+        assert ask(server.urls[0], "/", authorization=f"Basic {known}").status == 200
+
+
+@needs_chromium
+def test_hostile_names_stay_text(browser: Browser, tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path)
+    for number in range(3):
+        name = f"{HOSTILE}\x1b[2J\u202e{number}".replace("/", "_")
+        path = files.container(name, pod=None) / "usage.cache"
+        create_region(path, memory_limits=["4GiB"], uuids=[f"GPU-{HOSTILE}"])
+        RegionFile(path, Layout.V1_2).add_process(7, {0: 5 * GIB})
+    (files.root / f"{'x' * 200}_{HOSTILE}").mkdir()
+    with (
+        files.open() as node,
+        NodeExporter(node) as exporter,
+        MetricsServer(exporter, HERE) as server,
+        browser.open(f"{server.urls[0]}/") as page,
+    ):
+        assert (page.status, page.messages, page.failures) == (200, [], [])
+        assert len(page.requests) == 1
+        assert page.evaluate("document.images.length") == 0
+        text = text_of(page)
+        assert HOSTILE in text
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+        page.appear(width=390)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+@pytest.mark.parametrize("count", [256, 1000])
+def test_a_page_of_many_containers_is_bounded_and_leads_to_the_others(
+    tmp_path: Path, count: int
+) -> None:
+    files = NodeFiles(tmp_path)
+    for number in range(count):
+        files.region(f"c{number}", pod=f"job-{number}", memory_limits=["4GiB", "2GiB"])
+    with (
+        files.open() as node,
+        NodeExporter(node, collectors=("processes",)) as exporter,
+        MetricsServer(exporter, HERE) as server,
+    ):
+        seen: set[str] = set()
+        for first in range(0, count, CONTAINERS_PER_PAGE):
+            reply = ask(server.urls[0], f"/?from={first}")
+            assert reply.status == 200
+            assert len(reply.body) < 512 * 1024
+            here = set(re.findall(r">(job-\d+)<", reply.text))
+            assert len(here) == min(CONTAINERS_PER_PAGE, count - first)
+            assert not here & seen
+            seen |= here
+            assert f"{count:,} containers" in reply.text
+            after = first + CONTAINERS_PER_PAGE
+            assert (f"from={after}" in reply.text) == (after < count)
+        assert len(seen) == count
+
+
+def test_commands_are_on_page_and_metrics_only_where_they_are_asked_for(fake: FakeNode) -> None:
+    container = fake.containers[0]
+    for wanted in (False, True):
+        with (
+            Node(fake.root, names=PodLogNames(fake.pod_logs)) as node,
+            NodeExporter(node, collectors=("processes",), process_commands=wanted) as exporter,
+        ):
+            (found,) = (
+                each for each in exporter.overview().containers if each.pod == container.pod
+            )
+            (process, *_) = exporter.overview(opened=found.key).containers[0].processes or ()
+            assert process.pid == container.processes[0].pid
+            assert exporter.overview().commands == wanted
+            metrics = parsed(exporter.render())
+            name = "hamiregion_process_memory_used_bytes"
+            labels, *_ = (dict(each) for each in metrics.series(name, pid=str(process.pid)))
+            if wanted:
+                assert labels["command"].startswith(sys.executable)
+                assert len(labels["command"]) <= 200
+                assert labels["user"]
+                with pytest.raises(ValueError, match="'command'"):
+                    NodeExporter(node, labels={"command": "x"}, process_commands=True)
+            else:
+                assert not {"user", "command"} & labels.keys()
