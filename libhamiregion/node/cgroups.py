@@ -17,6 +17,9 @@ _HASH = "[0-9a-f]{32}"
 _POD_UID = re.compile(rf"(?:{_DASHED}|{_HASH})\Z")
 
 _ID_DIGITS = 64
+# Where no container is named: the components of a path that tell services and users apart. What
+# stands below them is often theirs to make.
+_TOP_COMPONENTS = 3
 
 # Names are tried component by component, each anchored at both ends: a match can neither start
 # inside a longer name nor reach across a slash.
@@ -64,19 +67,62 @@ def parse_cgroup(text: str) -> ContainerId | None:
     Source: the cgroup names of kubelet, containerd, CRI-O, Docker and Podman.
     """
     best: ContainerId | None = None
-    seen = set()
-    for line in text[:_MAX_TEXT].split("\n"):
-        # hierarchy:controllers:path; the path may have colons, the others not.
-        _, _, rest = line.partition(":")
-        _, colon, path = rest.partition(":")
-        if not colon or len(path) <= _ID_DIGITS or path in seen:
-            continue
-        seen.add(path)
-        found = _in_path(path.removesuffix(" (deleted)"))
+    for path in _paths(text):
+        found = _in_path(path) if len(path) > _ID_DIGITS else None
         if found is not None and found.pod_uid is not None:
             return found
         best = best or found
     return best
+
+
+def _paths(text: str) -> dict[str, None]:
+    """The paths of all hierarchies, each once, in their order."""
+    found: dict[str, None] = {}
+    for line in text[:_MAX_TEXT].split("\n"):
+        # hierarchy:controllers:path; the path may have colons, the others not.
+        _, _, rest = line.partition(":")
+        _, colon, path = rest.partition(":")
+        if colon:
+            found[path.removesuffix(" (deleted)")] = None
+    return found
+
+
+@attrs.frozen
+class Payer:
+    """Whose share of a budget a process takes.
+
+    Attributes:
+        cgroup: The container's id; without a container, the upper part of the cgroup's path.
+        container: The container.
+        program: What tells programs outside all containers apart; their processes made by fork
+            have it in common.
+    """
+
+    cgroup: str
+    container: ContainerId | None = None
+    program: bytes = b""
+
+
+def payer_of(text: str) -> Payer:
+    """Tell from the text of ``/proc/<pid>/cgroup`` who pays for looking at a process.
+
+    That is the outermost container: what a container makes below its own cgroup has no share of
+    its own.
+
+    Args:
+        text: The file's text.
+    """
+    container = parse_cgroup(text)
+    if container is not None and container.pod_uid is not None:
+        return Payer(container.id, container)
+    longest = ""
+    for path in _paths(text):
+        for component in path.split("/"):
+            match = _CONTAINER.match(component)
+            if match is not None and not (match["prefix"] or "").endswith("conmon"):
+                return Payer(match["id"], ContainerId(match["id"]))
+        longest = max(longest, path, key=len)
+    return Payer("/".join(longest.split("/")[: 1 + _TOP_COMPONENTS]))
 
 
 def is_pod_uid(text: str) -> bool:

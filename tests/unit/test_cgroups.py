@@ -2,7 +2,7 @@
 
 import pytest
 
-from libhamiregion.node.cgroups import ContainerId, parse_cgroup
+from libhamiregion.node.cgroups import ContainerId, Payer, parse_cgroup, payer_of
 
 ID = "4f6c1d0e9b8a7f6e5d4c3b2a190817263544536271809faebdccdbea98765432"
 OTHER_ID = "a" * 64
@@ -192,3 +192,19 @@ def test_hostile_text_is_no_container_and_costs_little(text: str) -> None:
 def test_a_pod_whose_uid_is_none_is_not_taken_for_one() -> None:
     found = parse_cgroup(f"0::/kubepods/burstable/pod{UID}; rm -rf/{ID}\n")
     assert found == ContainerId(ID)
+
+
+@pytest.mark.parametrize("path", FORGED)
+def test_what_a_container_makes_below_its_own_cgroup_is_paid_for_by_itself(path: str) -> None:
+    assert payer_of(f"0::{path}\n") == Payer(ID, ContainerId(ID, UID))
+
+
+def test_without_a_pod_the_outermost_container_pays() -> None:
+    assert payer_of(f"0::/docker/{ID}/docker/{OTHER_ID}\n") == Payer(ID, ContainerId(ID))
+
+
+def test_outside_of_containers_a_service_pays_with_all_that_it_makes() -> None:
+    service = "/system.slice/ssh.service/made"
+    assert payer_of(f"9:name=systemd:/\n0::{service}/by/it\n") == Payer(service)
+    assert payer_of("0::/\n") == Payer("/")
+    assert payer_of("") == Payer("")
