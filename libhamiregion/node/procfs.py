@@ -6,14 +6,15 @@ that what is read through it never comes from a later one with the same pid.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 import attrs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -24,8 +25,11 @@ COMMAND_LIMIT = 4096
 _CHUNK = 1 << 16
 # 65,536 supplementary groups stand before NSpid, if a process wants.
 _STATUS_LIMIT = 1 << 20
-# 260,000 lines of maps; a process with more counts as unreadable.
+# 260,000 lines of maps; more are not read.
 _MAPS_LIMIT = 32 << 20
+# What is kept of them until they have been read: different files, and the bytes of their paths.
+_DISTINCT_FILES_LIMIT = 16_384
+_PATHS_LIMIT = 2 << 20
 _CGROUP_LIMIT = 1 << 16
 
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD
@@ -39,6 +43,8 @@ _SHARED = re.compile(
 )
 _UID = re.compile(rb"^Uid:\s+[0-9]+\s+([0-9]+)", re.MULTILINE)
 _NS_PIDS = re.compile(rb"^NSpid:((?:[ \t]+[0-9]+)+)$", re.MULTILINE)
+_LIBVGPU = b"/libvgpu.so"
+_LIBVGPU_LINE = re.compile(rb"^[^\n]*/libvgpu\.so[^/\n]*$", re.MULTILINE)
 _DELETED = " (deleted)"
 
 
@@ -48,6 +54,10 @@ class Gone(Exception):
 
 class Refused(Exception):
     """This process may not look."""
+
+
+class TooMuch(Exception):
+    """There is more of it than is read."""
 
 
 @attrs.frozen
@@ -76,6 +86,19 @@ class Mapping:
     deleted: bool
 
 
+@attrs.frozen
+class Maps:
+    """What a process has mapped, as far as it matters here.
+
+    Attributes:
+        files: The files that it maps shared, with so many bytes each, or more.
+        has_libvgpu: Whether it has libvgpu.so loaded.
+    """
+
+    files: tuple[Mapping, ...] = ()
+    has_libvgpu: bool = False
+
+
 @attrs.define
 class _Sum:
     start: int
@@ -91,24 +114,50 @@ class Stat:
 
     Attributes:
         start_time_ticks: Clock ticks after boot at which the process started.
+        address_space_bytes: All that it has mapped.
         kernel_thread: It has no memory of its own and never will.
         leader_gone: The first thread has ended and others go on.
         name: The kernel's short name of it.
     """
 
     start_time_ticks: int
+    address_space_bytes: int
     kernel_thread: bool
     leader_gone: bool
     name: str
 
 
-#: Page faults (minor and major), start time and size of the address space, as ``stat`` prints them.
-Activity: TypeAlias = tuple[bytes, bytes, bytes, bytes]
+class Activity(NamedTuple):
+    """What tells, out of a line of ``stat``, whether a process has done anything since.
+
+    Attributes:
+        start_time: When it started; with its pid, its identity.
+        address_space: How large all is that it has mapped.
+        stack: Where its stack begins: elsewhere after exec, and the same in processes made by fork.
+            0 where this process may not trace it.
+        minor_faults: Page faults.
+        major_faults: Those that took a disk.
+    """
+
+    start_time: bytes
+    address_space: bytes
+    stack: bytes
+    minor_faults: bytes
+    major_faults: bytes
+
+    def maps_the_same(self, other: Activity) -> bool:
+        """Whether nothing tells that it has mapped or unmapped anything in between."""
+        return self[:3] == other[:3]
 
 
 def open_process(proc: int, pid: str) -> int:
     """Open a process's directory; the descriptor is the caller's to close."""
     return _open(proc, pid, _DIRECTORY)
+
+
+def open_process_at(path: str) -> int:
+    """As `open_process`, by the path of the process's directory."""
+    return _open(None, path, _DIRECTORY)
 
 
 def stat_line(directory: int, name: str = "stat") -> bytes:
@@ -117,10 +166,10 @@ def stat_line(directory: int, name: str = "stat") -> bytes:
 
 
 def activity(line: bytes) -> Activity:
-    """What tells, out of a line of ``stat``, whether the process has done anything since."""
+    """Take out of a line of ``stat`` what tells whether the process has done anything since."""
     # The name in parentheses may hold anything, parentheses and newlines too.
-    fields = line[line.rindex(b")") + 2 :].split(None, 21)
-    return fields[7], fields[9], fields[19], fields[20]
+    fields = line[line.rindex(b")") + 2 :].split(None, 26)
+    return Activity(fields[19], fields[20], fields[25], fields[7], fields[9])
 
 
 def has_ended(line: bytes) -> bool:
@@ -135,6 +184,7 @@ def parse_stat(line: bytes) -> Stat:
     fields = line[end + 2 :].split(None, 21)
     return Stat(
         start_time_ticks=int(fields[19]),
+        address_space_bytes=int(fields[20]),
         kernel_thread=bool(int(fields[6]) & _KERNEL_THREAD),
         leader_gone=fields[0] == b"Z" and int(fields[17]) > 1,
         name=_text(line[line.index(b"(") + 1 : end]),
@@ -150,46 +200,109 @@ def read_status(process: int) -> tuple[int, tuple[int, ...]]:
     return int(uid[1]), tuple(map(int, ns_pids[1].split()))
 
 
-def read_mappings(
-    process: int, *, leader_gone: bool, smallest: int, most: int
-) -> tuple[Mapping, ...]:
-    """The files that a process maps shared, with at least `smallest` bytes each.
+def read_maps(process: int, *, leader_gone: bool, smallest: int, most: int) -> Maps:
+    """What a process has mapped, with the files that it maps shared, `smallest` bytes or more each.
+
+    It is taken apart as it comes; what is kept meanwhile is less than 10 MiB.
 
     Raises:
         Gone: The process has ended.
-        Refused: This process may not look, or there are more than `most`.
+        Refused: This process may not look.
+        TooMuch: There are more files than `most`, or more of maps than is read.
     """
-    try:
-        raw = read_all(process, "maps", _MAPS_LIMIT)
-    except Gone:
-        # Linux 6.16 says so of zombies, whose maps are empty elsewhere; of one that has ended, the
-        # next file says it too.
-        raw = b""
-    if not raw and leader_gone:
-        raw = _maps_of_threads(process)
-    files: dict[tuple[bytes, bytes, bytes], _Sum] = {}
-    for start, end, writable, match in _shared(raw):
-        major, minor, inode, path = match.groups()
-        seen = files.get((major, minor, inode))
-        if seen is None:
-            seen = files[major, minor, inode] = _Sum(start, end, path)
-        seen.length += end - start
-        seen.writable = seen.writable or writable
-    if sum(seen.length >= smallest for seen in files.values()) > most:
-        raise Refused
-    return tuple(
-        Mapping(
-            os.makedev(int(major, 16), int(minor, 16)),
-            int(inode),
-            seen.start,
-            seen.end,
-            seen.length,
-            seen.writable,
-            *split_deleted(os.fsdecode(seen.path)),
+    found = _MapsParser()
+    # Linux 6.16 says so of zombies, whose maps are empty elsewhere; of one that has ended, the next
+    # file says it too.
+    with contextlib.suppress(Gone):
+        found.add_all(_lines_of_maps(process, "maps"))
+    if not found.bytes_read and leader_gone:
+        _parse_maps_of_threads(found, process)
+    return found.result(smallest, most)
+
+
+class _MapsParser:
+    """Sums up the shared mappings of a process, piece by piece of its maps."""
+
+    def __init__(self) -> None:
+        self.bytes_read = 0
+        self._has_libvgpu = False
+        self._files: dict[tuple[bytes, bytes, bytes], _Sum] = {}
+        self._paths_left = _PATHS_LIMIT
+
+    def add_all(self, pieces: Iterable[bytes]) -> None:
+        """Take in pieces of whole lines.
+
+        Raises:
+            TooMuch: There are more different files than are kept.
+        """
+        for lines in pieces:
+            self.bytes_read += len(lines)
+            self._add(lines)
+
+    def _add(self, lines: bytes) -> None:
+        if not self._has_libvgpu and _LIBVGPU in lines:
+            self._has_libvgpu = _LIBVGPU_LINE.search(lines) is not None
+        for start, end, writable, match in _shared(lines):
+            major, minor, inode, path = match.groups()
+            identity = major, minor, inode
+            seen = self._files.get(identity)
+            if seen is None:
+                self._paths_left -= len(path)
+                if self._paths_left < 0 or len(self._files) >= _DISTINCT_FILES_LIMIT:
+                    raise TooMuch
+                seen = self._files[identity] = _Sum(start, end, path)
+            seen.length += end - start
+            seen.writable = seen.writable or writable
+
+    def result(self, smallest: int, most: int) -> Maps:
+        """All that has been taken in.
+
+        Raises:
+            TooMuch: There are more than `most` files of that size.
+        """
+        large = [(each, seen) for each, seen in self._files.items() if seen.length >= smallest]
+        if len(large) > most:
+            raise TooMuch
+        return Maps(
+            tuple(
+                Mapping(
+                    os.makedev(int(major, 16), int(minor, 16)),
+                    int(inode),
+                    seen.start,
+                    seen.end,
+                    seen.length,
+                    seen.writable,
+                    *split_deleted(os.fsdecode(seen.path)),
+                )
+                for (major, minor, inode), seen in large
+            ),
+            self._has_libvgpu,
         )
-        for (major, minor, inode), seen in files.items()
-        if seen.length >= smallest
-    )
+
+
+def _lines_of_maps(directory: int, name: str) -> Iterator[bytes]:
+    """Maps in pieces of whole lines."""
+    descriptor = _open(directory, name, _READ)
+    total = 0
+    chunks: list[bytes] = []
+    gathered = 0
+    try:
+        # The kernel gives a page of whole lines at a time, where they are not longer than that.
+        while chunk := _read(descriptor, _CHUNK):
+            total += len(chunk)
+            if total > _MAPS_LIMIT:
+                raise TooMuch
+            chunks.append(chunk)
+            gathered += len(chunk)
+            if gathered >= _CHUNK:
+                lines = b"".join(chunks)
+                end = lines.rfind(b"\n") + 1
+                yield lines[:end]
+                chunks = [lines[end:]]
+                gathered = len(lines) - end
+        yield b"".join(chunks)
+    finally:
+        os.close(descriptor)
 
 
 def split_deleted(path: str) -> tuple[str, bool]:
@@ -201,13 +314,13 @@ def read_own_mappings() -> dict[int, tuple[int, int]]:
     """Start address -> (device, inode) of this process's own shared file mappings."""
     process = _open(None, "/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        raw = read_all(process, "maps", _MAPS_LIMIT)
+        return {
+            start: (os.makedev(int(match[1], 16), int(match[2], 16)), int(match[3]))
+            for lines in _lines_of_maps(process, "maps")
+            for start, _, _, match in _shared(lines)
+        }
     finally:
         os.close(process)
-    return {
-        start: (os.makedev(int(match[1], 16), int(match[2], 16)), int(match[3]))
-        for start, _, _, match in _shared(raw)
-    }
 
 
 def _shared(maps: bytes) -> Iterator[tuple[int, int, bool, re.Match[bytes]]]:
@@ -239,25 +352,24 @@ def read_link(directory: int, name: str) -> str | None:
         return None
 
 
-def _maps_of_threads(process: int) -> bytes:
+def _parse_maps_of_threads(found: _MapsParser, process: int) -> None:
     tasks = _open(process, "task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     thread_ended = False
     try:
         for name in os.listdir(tasks):  # noqa: PTH208 (a descriptor)
             try:
-                raw = read_all(tasks, f"{name}/maps", _MAPS_LIMIT)
+                found.add_all(_lines_of_maps(tasks, f"{name}/maps"))
             except Gone:
                 thread_ended = True
                 continue
-            if raw:
-                return raw
+            if found.bytes_read:
+                return
     except FileNotFoundError as error:
         raise Gone from error
     finally:
         os.close(tasks)
     if thread_ended:
         raise Refused  # a thread that ended may have left a successor that was not listed
-    return b""
 
 
 def _open(directory: int | None, name: str, flags: int) -> int:
@@ -287,7 +399,7 @@ def _first_bytes(directory: int, name: str, nbytes: int) -> bytes:
 
 
 def read_all(directory: int, name: str, limit: int, *, cut: bool = False) -> bytes:
-    """A whole file; where it is longer than the limit, Refused or its beginning."""
+    """A whole file; where it is longer than the limit, TooMuch or its beginning."""
     descriptor = _open(directory, name, _READ)
     chunks = []
     total = 0
@@ -298,7 +410,7 @@ def read_all(directory: int, name: str, limit: int, *, cut: bool = False) -> byt
             if total > limit:
                 if cut:
                     break
-                raise Refused
+                raise TooMuch
     finally:
         os.close(descriptor)
     return b"".join(chunks)
