@@ -14,6 +14,7 @@ from .node import Node, NodeBusy, NodeChanges, NodeSnapshot
 from .node_pods import NodePods
 from .nvml import NvmlSample, NvmlSampler, NvmlState
 from .observation import Gap, Observation, Observer
+from .process_reader import ProcessGap
 from .processes import ProcessTable
 from .selector import PodNamesUnknown, Selector
 from .slot_tracker import SLOT_STATES, SlotStates
@@ -53,6 +54,7 @@ __all__ = [
     "PodName",
     "PodNamesUnknown",
     "ProcessDeviceRow",
+    "ProcessGap",
     "ProcessTable",
     "RegionProcesses",
     "Repair",

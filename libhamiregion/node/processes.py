@@ -9,38 +9,35 @@ import time
 import weakref
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import attrs
 
 from libhamiregion.errors import RegionClosed, RegionStale
-from libhamiregion.layouts import LAYOUTS
 from libhamiregion.slot import attached_slots
 
 from . import procfs
-from .cgroups import parse_cgroup
 from .liveness import Liveness
-from .matching import HostProcess, Mapper, RegionProcesses, match_slots
-from .procfs import Gone, Mapping, Refused
+from .matching import Mapper, RegionProcesses, match_slots
+from .process_reader import ProcessReader, gaps_of
+from .procfs import Gone, Refused, TooMuch
+from .reader_threads import Blocked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from libhamiregion.errors import PathLike
     from libhamiregion.region import Region
 
+    from .matching import HostProcess
+    from .process_reader import Entry, ProcessGap
+    from .procfs import Mapping
+
+T = TypeVar("T")
+
 #: A file as maps prints it: device and inode. `os.stat` can give another device number.
 FileIdentity = tuple[int, int]
 
-_SMALLEST_REGION = min(layout.size_bytes for layout in LAYOUTS)
-# A monitor maps one file per container. What is kept of all processes together is bounded too: a
-# process with many files is refused where thousands of processes have many.
-_FILES_LIMIT = 4_096
-_FILES_LIMIT_IF_MANY = 64
-_MANY_FILES = 100_000
-# Reading the maps of a busy CUDA program takes a millisecond, and a program can have so many
-# mappings that it takes half a second. All processes that were seen before share this time.
-_SECOND_LOOKS_S = 0.05
 # The inode number that the kernel gives to the first pid namespace, always.
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 
@@ -73,18 +70,6 @@ class ProcVisibility:
 
 
 @attrs.frozen
-class Entry:
-    """What is kept of a process between refreshes; `process` is None for kernel threads."""
-
-    activity: procfs.Activity
-    process: HostProcess | None = None
-    mappings: tuple[Mapping, ...] = ()
-    namespace: str | None = None
-    readable: bool = True
-    looked_at_s: float = 0.0
-
-
-@attrs.frozen
 class _View:
     """One state of the table, replaced as a whole."""
 
@@ -94,6 +79,7 @@ class _View:
     entries: dict[int, Entry] = attrs.field(factory=dict)
     by_file: dict[FileIdentity, tuple[tuple[Entry, Mapping], ...]] = attrs.field(factory=dict)
     visibility: ProcVisibility = attrs.field(factory=ProcVisibility)
+    gaps: tuple[ProcessGap, ...] = ()
 
 
 _tables: weakref.WeakSet[ProcessTable] = weakref.WeakSet()
@@ -104,6 +90,7 @@ def _unlock_in_child() -> None:
     for table in _tables:
         table._refreshing = threading.Lock()
         table._identifying = threading.Lock()
+        table._reader = ProcessReader()
         table._view = attrs.evolve(table._view, liveness=Liveness(table.proc))
 
 
@@ -114,11 +101,10 @@ class ProcessTable:
     """All processes that one /proc shows, and the regions they map.
 
     Cost: a refresh lists /proc and reads ``stat`` of each process, about 15 us each. A process that
-    is new is looked at: its maps, status, cgroup and command line, about 0.1 ms and 2 us per
-    mapping, nearly all of it in the kernel. A process that was seen before is looked at again when
-    its address space or its page faults have changed, as far as 50 ms of CPU go in each refresh:
-    first those whose address space has changed, the one not looked at for longest before the
-    others. Kernel threads cost ``stat`` only.
+    is new is read: its status, cgroup, maps and command line, about 0.15 ms and 2 us per mapping,
+    nearly all of it in the kernel. It is read again when the size of its address space changes or
+    it calls exec, as far as 50 ms of CPU go in each refresh, the one not read for longest first;
+    and ten minutes later at most where it only goes on working. Kernel threads cost ``stat`` only.
 
     So a busy process can be up to date only some refreshes later: a file that it has mapped since
     is not seen, one that it has unmapped still is. That a slot's process is dead is never taken
@@ -127,9 +113,13 @@ class ProcessTable:
     and the maps of those processes that have the same pid in their container; 1.5 s of the
     processor's time at most for all regions together.
 
-    Memory: about 1 KiB per process, and 0.5 KiB per file that it maps in a region's size. A process
-    that maps more than 4,096 of those (64 where all together map more than 100,000), or has more
-    than 32 MiB of maps, counts as unreadable.
+    Fairness: each container has a share of time, by cgroup: its processes may cost 1 s at once and
+    2 % of a processor on average, and what makes a reader wait for more than 1 s is not asked
+    again. What of a container could not be read is in `gaps`; all others are read as before.
+
+    Memory: about 1 KiB per process, and 0.5 KiB and the path per file that it maps in a region's
+    size; 8 MiB per container at most. A process that maps more than 4,096 of those, or has more
+    than 32 MiB of maps, is not read.
 
     Threads: may be shared. Refreshes exclude each other; all other methods work on the last
     complete one.
@@ -149,8 +139,7 @@ class ProcessTable:
         _tables.add(self)
         self._view = _View(Liveness(self.proc))
         self._user_file = Path(user_file)
-        self._users: dict[int, str] = {}
-        self._files_kept = 0
+        self._reader = ProcessReader()
         # Address -> how maps calls what is mapped there, and what stat called it.
         self._own_mappings: dict[int, FileIdentity] = {}
         self._checked: dict[int, FileIdentity] = {}
@@ -166,93 +155,18 @@ class ProcessTable:
             started_ns = time.time_ns()
             directory = os.open(self.proc, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                self._users = _user_names(self._user_file)
-                entries, refused = self._read(directory)
+                users = _user_names(self._user_file)
+                entries, refused = self._reader.read(directory, self._view.entries, users)
                 self._view = _View(
                     Liveness(self.proc),
                     started_ns,
                     entries,
                     _by_file(entries),
                     _visibility(directory, entries, refused),
+                    gaps_of(entries.values()),
                 )
             finally:
                 os.close(directory)
-
-    def _read(self, directory: int) -> tuple[dict[int, Entry], list[int]]:
-        before = self._view.entries
-        entries: dict[int, Entry] = {}
-        refused: list[int] = []
-        again: list[tuple[bool, float, int]] = []
-        self._files_kept = sum(len(entry.mappings) for entry in before.values())
-        for name in os.listdir(directory):
-            if not name.isdigit():
-                continue
-            pid = int(name)
-            try:
-                activity = procfs.activity(procfs.stat_line(directory, f"{name}/stat"))
-                known = before.get(pid)
-                if known is None or known.activity[2] != activity[2]:
-                    entries[pid] = self._look_at(directory, name)
-                    continue
-                entries[pid] = known
-                if known.activity != activity:
-                    again.append((known.activity[3] == activity[3], known.looked_at_s, pid))
-            except Gone:
-                continue
-            except Refused:
-                refused.append(pid)
-        end_s = time.thread_time() + _SECOND_LOOKS_S
-        for _, _, pid in sorted(again):
-            try:
-                entries[pid] = self._look_at(directory, str(pid))
-            except Gone:
-                del entries[pid]
-            except Refused:
-                del entries[pid]
-                refused.append(pid)
-            if time.thread_time() > end_s:
-                break
-        return entries, refused
-
-    def _look_at(self, directory: int, name: str) -> Entry:
-        descriptor = procfs.open_process(directory, name)
-        try:
-            # stat comes first: what the process maps later differs from this and is seen next time.
-            line = procfs.stat_line(descriptor)
-            activity, stat = procfs.activity(line), procfs.parse_stat(line)
-            if stat.kernel_thread:
-                return Entry(activity)
-            uid, ns_pids = procfs.read_status(descriptor)
-            command = cgroup = ""
-            mappings: tuple[Mapping, ...] = ()
-            readable = True
-            try:
-                mappings = procfs.read_mappings(
-                    descriptor,
-                    leader_gone=stat.leader_gone,
-                    smallest=_SMALLEST_REGION,
-                    most=_FILES_LIMIT if self._files_kept < _MANY_FILES else _FILES_LIMIT_IF_MANY,
-                )
-                self._files_kept += len(mappings)
-            except Refused:
-                readable = False
-            with contextlib.suppress(Refused):
-                cgroup = procfs.read_cgroup(descriptor)
-            with contextlib.suppress(Refused):
-                command = procfs.read_command(descriptor)
-            process = HostProcess(
-                pid=int(name),
-                start_time_ticks=stat.start_time_ticks,
-                ns_pids=ns_pids,
-                uid=uid,
-                user=self._users.get(uid, str(uid)),
-                command=command or f"[{stat.name}]",
-                container=parse_cgroup(cgroup),
-            )
-            namespace = procfs.read_link(descriptor, "ns/pid") if mappings else None
-            return Entry(activity, process, mappings, namespace, readable, time.monotonic())
-        finally:
-            os.close(descriptor)
 
     # ---- the processes ---------------------------------------------------------------------------
 
@@ -271,11 +185,12 @@ class ProcessTable:
         except OSError:
             return None
         try:
-            return self._look_at(directory, str(pid)).process
-        except (Gone, Refused):
+            entry = self._reader.look_up(directory, pid)
+        except OSError:
             return None
         finally:
             os.close(directory)
+        return None if entry is None else entry.process
 
     def __iter__(self) -> Iterator[HostProcess]:
         """All processes but kernel threads, in no particular order."""
@@ -297,8 +212,97 @@ class ProcessTable:
 
     @property
     def is_complete(self) -> bool:
-        """Whether this is the /proc of the first pid namespace and every process can be read."""
+        """Whether this is the /proc of the first pid namespace and every process may be read.
+
+        What was not read although it may be is in `gaps`.
+        """
         return self._view.visibility.is_complete
+
+    @property
+    def gaps(self) -> tuple[ProcessGap, ...]:
+        """The processes that the last refresh could not read, by container and reason."""
+        return self._view.gaps
+
+    def hides_users_of(self, pod_uid: str | None) -> bool:
+        """Whether a process that could not be read may use the region of a pod.
+
+        A container can reach the regions of its own pod only.
+
+        Args:
+            pod_uid: The pod; None where it is not known.
+        """
+        return any(
+            pod_uid is None
+            or gap.container is None
+            or gap.container.pod_uid is None
+            or gap.container.pod_uid == pod_uid
+            for gap in self._view.gaps
+        )
+
+    def has_libvgpu(self, process: HostProcess) -> bool | None:
+        """Whether a process has libvgpu.so loaded, as of when it was read; None if not known."""
+        entry = self._entry_of(process)
+        return None if entry is None else entry.has_libvgpu
+
+    def fact(
+        self, process: HostProcess, file: str, limit: int, parse: Callable[[bytes], T]
+    ) -> T | None:
+        """What a file of a process says; it is read once until the process calls exec.
+
+        Args:
+            process: The process.
+            file: The file's name in the process's directory.
+            limit: The most bytes that are read.
+            parse: Makes of the file what is to be known and kept.
+
+        Returns:
+            What `parse` returns; None where the file cannot be read whole, or not in time.
+        """
+
+        def read() -> bytes:
+            descriptor = procfs.open_process_at(f"{self.proc}/{process.pid}")
+            try:
+                line = procfs.stat_line(descriptor)
+                if int(procfs.activity(line).start_time) != process.start_time_ticks:
+                    raise Gone
+                return procfs.read_all(descriptor, file, limit)
+            finally:
+                os.close(descriptor)
+
+        entry = self._entry_of(process)
+        if entry is None:
+            return None
+        if file not in entry.facts:
+            try:
+                entry.facts[file] = parse(self.ask(process, read))
+            except (Gone, Refused, TooMuch, Blocked, OSError):
+                return None
+        return cast("T", entry.facts[file])
+
+    def ask(self, process: HostProcess, work: Callable[[], T]) -> T:
+        """Do what may wait for a process, in a thread that is given up when it does.
+
+        Args:
+            process: The process.
+            work: What to do.
+
+        Raises:
+            Blocked: The process keeps the thread waiting, or has done so before, or its container
+                has used up its share of time.
+            Gone: The process is not in the table any more.
+            Exception: What `work` raises.
+        """
+        entry = self._entry_of(process)
+        if entry is None:
+            raise Gone
+        return cast("T", self._reader.ask(entry, work))
+
+    def _entry_of(self, process: HostProcess) -> Entry | None:
+        entry = self._view.entries.get(process.pid)
+        if entry is None or entry.process is None:
+            return None
+        is_same = entry.process.start_time_ticks == process.start_time_ticks
+        return entry if is_same else None
 
     def is_running(self, process: HostProcess) -> bool:
         """Whether that very process is still there; costs one look at its ``stat``."""
@@ -314,7 +318,7 @@ class ProcessTable:
             os.close(descriptor)
         if procfs.has_ended(line):
             return False
-        return int(procfs.activity(line)[2]) == process.start_time_ticks
+        return int(procfs.activity(line).start_time) == process.start_time_ticks
 
     # ---- the files that they map -----------------------------------------------------------------
 
@@ -334,7 +338,7 @@ class ProcessTable:
             if known != as_stat and self._checked.get(info.address) != as_stat:
                 # A process that has dropped its privileges may not read its own maps; then stat's
                 # numbers have to do.
-                with contextlib.suppress(Refused, Gone):
+                with contextlib.suppress(Refused, Gone, TooMuch):
                     self._own_mappings = procfs.read_own_mappings()
                 known = self._own_mappings.get(info.address)
                 self._checked = {
@@ -460,7 +464,7 @@ def _visibility(directory: int, entries: dict[int, Entry], refused: list[int]) -
     unreadable = list(refused)
     for pid, entry in entries.items():
         # The init of the host itself is no process of a container, also where it may not be
-        # looked at.
+        # read.
         is_host_init = sees_host and entry.process is not None and entry.process.ns_pids == (1,)
         if not entry.readable and not is_host_init:
             unreadable.append(pid)

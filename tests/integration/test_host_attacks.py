@@ -21,7 +21,7 @@ from libhamiregion import NotARegion, RegionClosed, RegionStale, open_region
 from libhamiregion.node import (
     Node,
     ProcessTable,
-    processes,
+    process_reader,
     procfs,
 )
 from libhamiregion.node.doctor.slot_file import slots_behind
@@ -200,7 +200,7 @@ for number in range(count):
 
 
 @pytest.mark.parametrize("limit", ["of each", "of all"])
-def test_who_maps_more_files_than_can_be_kept_in_mind_counts_as_unreadable(
+def test_who_maps_more_files_than_are_kept_is_a_gap(
     limit: str,
     actor: MakeActor,
     region: RegionFile,
@@ -208,10 +208,9 @@ def test_who_maps_more_files_than_can_be_kept_in_mind_counts_as_unreadable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if limit == "of each":
-        monkeypatch.setattr(processes, "_FILES_LIMIT", 50)
+        monkeypatch.setattr(process_reader, "_FILES_LIMIT", 50)
     else:
-        monkeypatch.setattr(processes, "_FILES_LIMIT_IF_MANY", 50)
-        monkeypatch.setattr(processes, "_MANY_FILES", 0)
+        monkeypatch.setattr(process_reader, "_KEPT_BYTES_LIMIT_OUTSIDE", 50 * 512)
     hostile, honest = actor(region), actor(region)
     hostile("attach")
     honest("attach")
@@ -219,8 +218,9 @@ def test_who_maps_more_files_than_can_be_kept_in_mind_counts_as_unreadable(
     table = ProcessTable()
     found = look(region, table)
     assert states(found) == {hostile.pid: "unknown", honest.pid: "alive"}
-    assert hostile.pid_here in table.visibility.unreadable
-    assert not table.is_complete
+    assert "too_large" in [gap.reason for gap in table.gaps]
+    assert table.hides_users_of(None)
+    assert hostile.pid_here not in table.visibility.unreadable
 
 
 def test_reaping_reads_the_maps_of_those_only_whose_pid_stands_in_a_slot(
@@ -247,18 +247,18 @@ def test_looks_at_processes_of_many_mappings_are_rationed_and_who_waits_is_unkno
     actor: MakeActor, region: RegionFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if every look took long, and there were time for one in each refresh."""
-    monkeypatch.setattr(processes, "_SECOND_LOOKS_S", 0.0)
+    monkeypatch.setattr(process_reader, "_SECOND_LOOKS_S", 0.0)
     users = [actor() for _ in range(3)]
     table = ProcessTable()
     table.refresh()
     looked: list[str] = []
-    look_at = table._look_at
+    look_at = table._reader._look_at
 
-    def counted(directory: int, name: str) -> Any:
+    def counted(directory: int, name: str, known: Any) -> Any:
         looked.append(name)
-        return look_at(directory, name)
+        return look_at(directory, name, known)
 
-    monkeypatch.setattr(table, "_look_at", counted)
+    monkeypatch.setattr(table._reader, "_look_at", counted)
     # From now on they are others than the table has in mind.
     for user in users:
         user("open", str(region.path), writable=True)
@@ -285,18 +285,19 @@ def test_a_view_reads_proc_once_and_an_idle_process_only_once(
     with Node(root) as node:
         passes: list[int] = []
         looked: list[str] = []
-        read, look_at = node.processes._read, node.processes._look_at
+        reader = node.processes._reader
+        read, look_at = reader.read, reader._look_at
 
-        def counted_read(directory: int) -> Any:
+        def counted_read(directory: int, *more: Any) -> Any:
             passes.append(directory)
-            return read(directory)
+            return read(directory, *more)
 
-        def counted_look(directory: int, name: str) -> Any:
+        def counted_look(directory: int, name: str, known: Any) -> Any:
             looked.append(name)
-            return look_at(directory, name)
+            return look_at(directory, name, known)
 
-        monkeypatch.setattr(node.processes, "_read", counted_read)
-        monkeypatch.setattr(node.processes, "_look_at", counted_look)
+        monkeypatch.setattr(reader, "read", counted_read)
+        monkeypatch.setattr(reader, "_look_at", counted_look)
         for number in range(1, 6):
             (view,) = node.view()
             assert view.processes is not None

@@ -185,7 +185,7 @@ def test_a_thousand_invented_processes_are_nobody_and_nobody_is_touched(
     # The pids of everybody on the host, the honest container's process and init among them.
     invent(hostile, others, others)
     node.view()
-    looked = count_calls(monkeypatch, procfs, "open_process", "read_mappings")
+    looked = count_calls(monkeypatch, procfs, "open_process", "read_maps")
     views = {view.container.name: view for view in node.view()}
     # What /proc is asked does not grow with what a region claims.
     assert looked.count("open_process") <= 2 * len(everybody())

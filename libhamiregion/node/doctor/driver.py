@@ -8,7 +8,6 @@ from libhamiregion.text import printable
 from libhamiregion.units import format_size
 
 from .findings import FindingKind, command_of, count_text, finding, only
-from .process_facts import has_libvgpu
 from .slots import IMPOSSIBLE_BYTES
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def escaping_processes(look: Examination) -> Iterator[Finding]:
         process = row.process
         if row.state != "escaped" or process is None:
             continue
-        cause, why = _LOADED[has_libvgpu(look.node.proc, process)]
+        cause, why = _LOADED[look.node.processes.has_libvgpu(process)]
         driver = sum(device.memory_driver_bytes or 0 for device in row.devices)
         where = ", ".join(printable(device.uuid or "?", limit=48) for device in row.devices)
         indexes = {device.index for device in row.devices if device.index is not None}

@@ -12,8 +12,6 @@ import attrs
 from libhamiregion.node.root_lock import RootUse, is_root_locked
 from libhamiregion.node.writers import find_monitors
 
-from .process_facts import has_libvgpu
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
@@ -29,8 +27,6 @@ if TYPE_CHECKING:
 ContainerKey: TypeAlias = "tuple[str | None, str | None, tuple[int, ...]]"
 
 _LOW_HALF = 0xFFFFFFFF
-# A process can have so many mappings that reading them takes 0.1 s, and map every region.
-_LIBRARIES_LIMIT = 64
 
 
 def key_of(container: Container | None) -> ContainerKey:
@@ -113,7 +109,6 @@ class Examination:
     snapshot: NodeSnapshot | None = None
     suspects: dict[Hashable, Callable[[], bool]] = attrs.field(factory=dict)
     _asked: set[Hashable] = attrs.field(factory=set)
-    _libraries: dict[HostProcess, bool | None] = attrs.field(factory=dict)
 
     @cached_property
     def used(self) -> tuple[UsedRegion, ...]:
@@ -168,8 +163,10 @@ class Examination:
     def is_unused(self, used: UsedRegion) -> bool:
         """Whether it is certain that nobody uses a region."""
         processes = self.node.processes
-        return processes.is_complete and not processes.mappers(
-            *processes.identity(used.region), writable=True
+        return (
+            processes.is_complete
+            and not processes.hides_users_of(used.container.pod_uid)
+            and not processes.mappers(*processes.identity(used.region), writable=True)
         )
 
     @cached_property
@@ -182,6 +179,12 @@ class Examination:
             or is_root_locked(self.node.directories, RootUse.FEEDBACK)
         ):
             return True
+        # What runs in a pod with a region of its own is no monitor; whatever else hides may be one.
+        tenants = {used.container.pod_uid for used in self.used} - {None}
+        if any(
+            gap.container is None or gap.container.pod_uid not in tenants for gap in processes.gaps
+        ):
+            return True
         own = processes.visibility.own_pid
         # A process that can be neither matched nor ruled out counts as the writer.
         return any(
@@ -190,15 +193,6 @@ class Examination:
             for process in processes.mappers(*processes.identity(used.region), writable=True)
             if process not in used.users
         )
-
-    def has_libvgpu(self, process: HostProcess) -> bool | None:
-        """Whether a process has libvgpu.so loaded; None if that is not known.
-
-        Each is asked once, and so many and no more.
-        """
-        if process not in self._libraries and len(self._libraries) < _LIBRARIES_LIMIT:
-            self._libraries[process] = has_libvgpu(self.node.proc, process)
-        return self._libraries.get(process)
 
     # ---- what stands still -----------------------------------------------------------------------
 

@@ -221,7 +221,7 @@ def borrowed_directories(look: Examination, used: UsedRegion) -> Iterator[Findin
     by_pod: defaultdict[str, list[HostProcess]] = defaultdict(list)
     for process in used.processes.onlookers:
         pod = None if process.container is None else process.container.pod_uid
-        if pod not in (None, own) and look.has_libvgpu(process):
+        if pod not in (None, own) and look.node.processes.has_libvgpu(process):
             by_pod[pod].append(process)
     if not by_pod:
         return

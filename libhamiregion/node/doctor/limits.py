@@ -84,7 +84,7 @@ def sm_limits_off(look: Examination, used: UsedRegion) -> Iterator[Finding]:
     if not (limited and used.alive):
         return
     layout = used.snapshot.layout
-    policies = {usage.pid: policy_of(look.node.proc, process) for usage, process in used.alive}
+    policies = {usage.pid: policy_of(look.node.processes, process) for usage, process in used.alive}
     disabled = [pid for pid, policy in policies.items() if policy == "disable"]
     limits = ", ".join(f"{percent} % on device {index}" for index, percent in limited.items())
 

@@ -1,0 +1,237 @@
+"""A container makes its own processes expensive to read, or impossible: nobody else notices."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from actors import MakeActor, map_libvgpu
+from agent_process import Agent, agents, busy_and_waiting
+from exporter_process import exporter_process
+from hostile_processes import MOST_MAPPINGS, deep_file, locked_process, mapping_storm
+from namespaces import needs_first_namespace
+from node_scene import NodeScene
+from own_cgroups import cgroup_of_pod, needs_cgroups
+from region_bytes import RegionFile
+from scrapers import ask
+from wait import PATIENCE_S, eventually
+
+from libhamiregion import open_region
+from libhamiregion.node import ProcessGap, ProcessTable, process_reader
+from libhamiregion.node.cgroups import ContainerId
+
+pytestmark = needs_first_namespace
+
+CONTAINER_ID = "cafe" * 16
+MIB = 1 << 20
+
+
+@pytest.fixture
+def start(scene: NodeScene, tmp_path: Path) -> Iterator[Callable[..., Agent]]:
+    with agents(scene, tmp_path) as starter:
+        yield starter
+
+
+def pod_of(region: RegionFile) -> str:
+    return region.path.parent.name.partition("_")[0]
+
+
+def highest_resident_bytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    (line,) = (each for each in status.splitlines() if each.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
+
+
+def watch(agent: Agent, urgent: RegionFile, low: RegionFile, passes: int) -> None:
+    """Have the agent do so many passes, in each of which the low one stays blocked."""
+    from_here = urgent.get("recent_kernel")
+    deadline_s = time.monotonic() + 4 * PATIENCE_S
+    while urgent.get("recent_kernel") > from_here - passes:
+        assert low.get("recent_kernel") == -1
+        assert agent.process.poll() is None, agent.log.read_text()
+        assert time.monotonic() < deadline_s, agent.log.read_text()
+        time.sleep(0.01)
+    assert not {"paused", "stuck"} & set(agent.kinds())
+
+
+# ---- Expensive ----------------------------------------------------------------------------------
+
+
+@needs_cgroups
+def test_a_storm_of_processes_that_share_65000_mappings_is_a_gap_of_its_container(
+    actor: MakeActor, tmp_path: Path, region_file: Callable[..., RegionFile]
+) -> None:
+    uid = "0b5c1e64-27a1-4a1c-8a3c-7ab0d3000001"
+    region = region_file(memory_limits=("1GiB",))
+    honest = actor(region)
+    honest("attach")
+    table = ProcessTable()
+    with (
+        cgroup_of_pod(uid, CONTAINER_ID) as cgroup,
+        mapping_storm(
+            tmp_path, cgroup, "shared", processes=400, lifetime_ms=8000, mappings=MOST_MAPPINGS
+        ),
+    ):
+        for _ in range(3):
+            with open_region(region) as opened:
+                snapshot = opened.snapshot()
+                spent_s = time.process_time()
+                table.refresh()
+                # Without shares each of 400 processes takes 0.03 to 0.1 s.
+                assert time.process_time() - spent_s < 4.0
+                found = table.match(opened, [honest.pid], snapshot.taken_at_ns)
+            assert found.host_pids == {honest.pid: honest.pid_here}
+            (gap,) = (each for each in table.gaps if each.container is not None)
+            assert gap == ProcessGap(
+                ContainerId(CONTAINER_ID, uid), CONTAINER_ID, gap.count, "no_time"
+            )
+            assert gap.count > 100
+            assert table.hides_users_of(uid)
+        # It does not make the node incomplete: who is not read is known to be its container's.
+        assert table.visibility.sees_all_pids
+        # Another container starts a process meanwhile, and it is read at once.
+        late = actor(region)
+        late("attach")
+        with open_region(region) as opened:
+            snapshot = opened.snapshot()
+            table.refresh()
+            found = table.match(opened, [late.pid], snapshot.taken_at_ns)
+        assert found.host_pids == {late.pid: late.pid_here}
+
+
+@needs_cgroups
+def test_a_blocked_container_cannot_free_itself_by_a_storm_of_processes(
+    scene: NodeScene, start: Callable[..., Agent], tmp_path: Path
+) -> None:
+    urgent, low = busy_and_waiting(scene)
+    with cgroup_of_pod(pod_of(low), CONTAINER_ID) as cgroup:
+        agent = start("--feedback", "--repair")
+        agent.wait_for("blocked")
+        with mapping_storm(
+            tmp_path, cgroup, "shared", processes=400, lifetime_ms=8000, mappings=MOST_MAPPINGS
+        ):
+            watch(agent, urgent, low, 10)
+        assert highest_resident_bytes(agent.process.pid) < 100 * MIB
+        assert agent.end() == 0, agent.said
+
+
+@needs_cgroups
+def test_mappings_of_long_paths_do_not_fill_the_agents_memory(
+    scene: NodeScene, start: Callable[..., Agent], tmp_path: Path
+) -> None:
+    """The manifests give it 192 MiB."""
+    urgent, low = busy_and_waiting(scene)
+    hostile = scene.container("hostile")
+    with cgroup_of_pod(pod_of(hostile), CONTAINER_ID) as cgroup:
+        agent = start("--feedback", "--repair")
+        agent.wait_for("blocked")
+        with mapping_storm(
+            tmp_path,
+            cgroup,
+            "forked",
+            processes=16,
+            lifetime_ms=500,
+            mappings=9_500,
+            file=deep_file(tmp_path, 3_400),
+        ):
+            watch(agent, urgent, low, 20)
+        assert highest_resident_bytes(agent.process.pid) < 100 * MIB
+
+
+# ---- Impossible ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> Iterator[int]:
+    with locked_process(tmp_path / "fuse") as pid:
+        yield pid
+
+
+def test_a_process_that_blocks_its_reader_is_not_asked_again_and_all_others_are_read(
+    actor: MakeActor, locked: int, region_file: Callable[..., RegionFile]
+) -> None:
+    region = region_file(memory_limits=("1GiB",))
+    table = ProcessTable()
+    table.refresh()
+    found = table.get(locked)
+    assert found is not None
+    assert found.command.startswith("[")
+    assert "blocked" in [gap.reason for gap in table.gaps]
+    read: list[object] = []
+    look_at = table._reader._look_at
+
+    def counted(directory: int, name: str, known: process_reader.Entry) -> process_reader.Entry:
+        read.append(name)
+        return look_at(directory, name, known)
+
+    table._reader._look_at = counted  # type: ignore[method-assign]
+    honest = actor(region)
+    honest("attach")
+    for _ in range(3):
+        table.refresh()
+        assert str(locked) not in read
+        assert "blocked" in [gap.reason for gap in table.gaps]
+    assert str(honest.pid_here) in read
+    assert table.fact(found, "environ", 1 << 20, len) is None
+    assert table.has_libvgpu(found) is None
+
+
+def test_what_is_known_of_a_program_is_read_once_until_it_calls_exec(
+    actor: MakeActor, tmp_path: Path
+) -> None:
+    process = actor()
+    table = ProcessTable()
+    table.refresh()
+    found = table.get(process.pid_here)
+    assert found is not None
+    sizes: list[int] = []
+
+    def size(raw: bytes) -> int:
+        sizes.append(len(raw))
+        return len(raw)
+
+    first = table.fact(found, "environ", 1 << 20, size)
+    assert first
+    assert table.fact(found, "environ", 1 << 20, size) == first
+    assert len(sizes) == 1
+    assert table.has_libvgpu(found) is False
+    map_libvgpu(process, tmp_path)
+    table.refresh()
+    assert table.has_libvgpu(found) is True
+    process.start("evaluate", "import os; os.execv('/bin/sleep', ['sleep', '1000'])")
+
+    def is_another_program() -> bool:
+        table.refresh()
+        now = table.get(process.pid_here)
+        return now is not None and now.command == "sleep 1000"
+
+    eventually(is_another_program)
+    assert table.has_libvgpu(found) is False
+    table.fact(found, "environ", 1 << 20, size)
+    assert len(sizes) == 2
+
+
+def test_every_verb_answers_beside_a_process_that_nobody_can_read(
+    scene: NodeScene, start: Callable[..., Agent], locked: int
+) -> None:
+    assert locked
+    busy_and_waiting(scene)
+    for verb in ("ps", "containers", "doctor"):
+        done = subprocess.run(
+            [sys.executable, "-m", "libhamiregion", verb, "--root", str(scene.root), "--json"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=2 * PATIENCE_S,
+        )
+        assert done.returncode in {0, 3}, done.stderr
+        assert done.stdout
+    with exporter_process("--root", str(scene.root)) as exporter:
+        exporter.wait_until_ready()
+        assert b"hami_vgpu_memory_limit_bytes{" in ask(exporter.url, "/metrics").body
+    agent = start("--feedback", "--repair")
+    agent.wait_for("blocked")
+    assert agent.end() == 0, agent.said
+    assert "stuck" not in agent.kinds()
