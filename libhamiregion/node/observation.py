@@ -356,9 +356,14 @@ def _gaps_of_processes(
     for pid in processes.visibility.unreadable:
         process = processes.get(pid)
         hidden[None if process is None else process.container].append(pid)
-    if not hidden:
+    if not hidden and not processes.gaps:
         return
     by_id = {} if states is None else _containers_by_id(snapshot, states)
+    for gap in processes.gaps:
+        place = None if gap.container is None else by_id.get(gap.container.id)
+        if place is None and gap.container is not None:
+            place = _only_container_of(gap.container.pod_uid, snapshot)
+        yield Gap("processes", gap.explanation, place, gap.container, gap.count)
     for container_id, pids in hidden.items():
         shown = ", ".join(map(str, pids[:_PROCESSES_SHOWN]))
         more = "" if len(pids) <= _PROCESSES_SHOWN else " and others"
@@ -369,6 +374,12 @@ def _gaps_of_processes(
             container_id,
             len(pids),
         )
+
+
+def _only_container_of(pod_uid: str | None, snapshot: NodeSnapshot) -> Container | None:
+    """The container of a pod that has one with a region."""
+    found = [each for each in snapshot.containers if pod_uid and each.pod_uid == pod_uid]
+    return found[0] if len(found) == 1 else None
 
 
 def _containers_by_id(snapshot: NodeSnapshot, states: SlotStates) -> dict[str, Container]:

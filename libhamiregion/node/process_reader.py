@@ -74,6 +74,18 @@ class ProcessGap:
     count: int
     reason: GapReason
 
+    @property
+    def explanation(self) -> str:
+        """The gap as a sentence."""
+        payer = "container" if self.container is not None else "program"
+        why = {
+            "no_time": f"the {payer}'s share of time for reading its processes is used up",
+            "blocked": "reading them, or others of their container, never comes to its end",
+            "too_large": "they have more mappings than are read",
+        }[self.reason]
+        processes = "1 process" if self.count == 1 else f"{self.count:,} processes"
+        return f"the mappings of {processes} are not known: {why}"
+
 
 @attrs.frozen
 class Entry:
