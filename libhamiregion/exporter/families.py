@@ -279,6 +279,12 @@ MEMORY_COUNTED = _device(
     "What libvgpu compares with the limit: the memory of all slots, whatever their status.",
     "memory_used_bytes",
 )
+UNNAMED_MEMORY_LIMIT = _device(
+    "hamiregion_unnamed_device_memory_limit_bytes",
+    "The container's memory limit on a device that has no uuid yet, because no process of it has"
+    " begun with CUDA; 0 is unlimited. hami_vgpu_memory_limit_bytes follows.",
+    "memory_limit_bytes",
+)
 SM_LIMIT = _device(
     "hamiregion_device_sm_limit_ratio",
     "The container's SM limit on the device; absent where there is none.",

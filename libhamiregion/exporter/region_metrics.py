@@ -56,17 +56,40 @@ _REGION_FAMILIES = tuple(
 
 
 @attrs.frozen(eq=False)
+class _Devices:
+    """Rows of devices with their labels.
+
+    Of each label text: the row of the device, of its region, and the device's row again where the
+    layout has utilisation.
+    """
+
+    labels: LabelRows
+    devices: array[int]
+    regions: array[int]
+    utilization: array[int]
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[bytes, int, int, int]]) -> _Devices:
+        """Make it of label texts, each with these rows."""
+        return cls(
+            LabelRows([text for text, _, _, _ in rows]),
+            array("I", [device for _, device, _, _ in rows]),
+            array("I", [region for _, _, region, _ in rows]),
+            array("I", [measured for _, _, _, measured in rows]),
+        )
+
+
+@attrs.frozen(eq=False)
 class _DeviceRows:
     """Which rows of a read become series, and with which labels."""
 
     sources: tuple[object, ...]
     key: tuple[bytes, ...]
-    labels: LabelRows
-    #: Of each label text: the row of the device, of its region, and the device's row again where
-    #: the layout has utilisation.
-    devices: array[int]
-    regions: array[int]
-    utilization: array[int]
+    #: The devices that have a uuid, those that have none yet, and all of them. HAMi's monitor has
+    #: series of the first alone.
+    named: _Devices
+    unnamed: _Devices
+    every: _Devices
     #: The regions that are shown: row, container, names.
     shown: Sequence[tuple[int, Container, Identity]]
     containers: LabelRows
@@ -135,17 +158,20 @@ class RegionMetrics:
             if family not in wanted:
                 continue
             name = str(family.column)
-            at = rows.devices
+            chosen = rows.every if family.origin == "own" else rows.named
+            if family is families.UNNAMED_MEMORY_LIMIT:
+                chosen = rows.unnamed
+            at = chosen.devices
             cells: Any
             if name == "last_kernel_time_s":
-                cells, at = table.regions.last_kernel_time_s, rows.regions
+                cells, at = table.regions.last_kernel_time_s, chosen.regions
             elif family.origin != "own" and name in active:
                 cells = active[name]
             else:
                 cells = getattr(table.devices, name)
             if name == "sm_util_percent":
-                at = rows.utilization
-            found.append(Series(family, rows.labels, cells, at))
+                at = chosen.utilization
+            found.append(Series(family, chosen.labels, cells, at))
         return found
 
     def _device_rows(self, snapshot: NodeSnapshot, state: CollectedState) -> _DeviceRows:
@@ -187,8 +213,9 @@ class RegionMetrics:
         codes, indexes = table.regions.code, table.devices.index
         first, count = table.regions.first_device, table.regions.device_rows
         shown: list[tuple[int, Container, Identity]] = []
-        texts: list[bytes] = []
-        devices, regions, utilization = array("I"), array("I"), array("I")
+        every: list[tuple[bytes, int, int, int]] = []
+        with_uuid: list[tuple[bytes, int, int, int]] = []
+        without: list[tuple[bytes, int, int, int]] = []
         for row, container in enumerate(snapshot.containers):
             if codes[row] != 0 or container in hidden:
                 continue
@@ -196,23 +223,23 @@ class RegionMetrics:
             shown.append((row, container, identity))
             has_utilization = _has_utilization(container)
             for at in range(first[row], first[row] + count[row]):
-                uuid = table.devices.uuid(at)
-                if uuid is None:
-                    continue
+                # Empty where the container has not said yet which devices it has.
+                uuid = table.devices.uuid(at) or ""
                 index = indexes[at]
                 safe = self._limiter.uuid(identity.labels, index, uuid)
-                texts.append(identity.text(families.DEVICE, str(index), safe))
-                devices.append(at)
-                regions.append(row)
-                utilization.append(at if has_utilization else NO_ROW)
+                text = identity.text(families.DEVICE, str(index), safe)
+                every.append((text, at, row, at if has_utilization else NO_ROW))
+                (with_uuid if uuid else without).append(every[-1])
+        all_rows = _Devices.of(every)
+        # Mostly the same: then its labels are made once.
+        named = _Devices.of(with_uuid) if without else all_rows
         reasons = _reasons(snapshot, hidden)
         return _DeviceRows(
             sources=sources,
             key=key,
-            labels=LabelRows(texts),
-            devices=devices,
-            regions=regions,
-            utilization=utilization,
+            named=named,
+            unnamed=_Devices.of(without),
+            every=all_rows,
             shown=shown,
             containers=LabelRows([identity.text(families.CONTAINER) for _, _, identity in shown]),
             container_rows=array("I", [row for row, _, _ in shown]),

@@ -109,6 +109,7 @@ def test_nearly_every_family_of_the_catalogue_is_in_that_comparison(
         "hamiregion_container_processes_folded",
         "hamiregion_claim_info",
         "hamiregion_observation_gaps",
+        "hamiregion_unnamed_device_memory_limit_bytes",
     }
 
 

@@ -9,7 +9,7 @@ from exposition import WITHOUT_DOCTOR, Exposition, NodeFiles, parsed, pod_of
 from golden_regions import NAMES, GoldenRegion
 from region_bytes import RegionFile
 
-from libhamiregion import Layout, __version__
+from libhamiregion import Layout, __version__, open_region
 from libhamiregion.exporter import NodeExporter
 
 # What the first device of a container is called in either generation of names.
@@ -242,3 +242,33 @@ def test_a_device_without_a_uuid_has_no_series_until_it_has_one(tmp_path: Path) 
         found = parsed(exporter.render())
         assert found.labels("hami_vgpu_memory_limit_bytes")["vdevice_index"] == "1"
         assert found.value("hami_vgpu_memory_limit_bytes", device_uuid="GPU-late") == 2 << 30
+
+
+def test_while_no_device_is_named_ours_alone_have_use_and_limit_with_an_empty_uuid(
+    tmp_path: Path,
+) -> None:
+    """As a region stands whose processes have not said yet which devices there are."""
+    files = NodeFiles(tmp_path)
+    path = files.region(memory_limits=["8GiB", "4GiB"], sm_limits=[50])
+    with open_region(path, writable=True) as region, region.attach() as slot:
+        slot.charge(0, 2 << 30)
+        RegionFile(path, Layout.V1_2).put("device_num", 0)
+        with files.open() as node:
+            exporter = NodeExporter(node, collectors=WITHOUT_DOCTOR)
+            exporter.refresh()
+            found = parsed(exporter.render())
+            labels = {"vdevice_index": "0", "device_uuid": ""}
+            assert found.value("hamiregion_device_memory_counted_bytes", **labels) == 2 << 30
+            assert found.value("hamiregion_device_sm_limit_ratio", **labels) == 0.5
+            name = "hamiregion_unnamed_device_memory_limit_bytes"
+            assert found.value(name, **labels) == 8 << 30
+            assert found.value(name, vdevice_index="1", device_uuid="") == 4 << 30
+            assert found.value("hamiregion_process_memory_used_bytes", **labels) == 2 << 30
+            assert not {each for each in found.names if each.startswith("hami_vgpu")}
+    named = files.region(pod="named", memory_limits=["1GiB"], uuids=["GPU-1"])
+    assert named.exists()
+    with files.open() as node:
+        found = parsed(NodeExporter(node, collectors=WITHOUT_DOCTOR).render())
+    assert found.labels("hami_vgpu_memory_limit_bytes")["device_uuid"] == "GPU-1"
+    counted = found.series("hamiregion_device_memory_counted_bytes")
+    assert {dict(each)["device_uuid"] for each in counted} == {"", "GPU-1"}

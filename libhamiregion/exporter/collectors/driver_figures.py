@@ -75,13 +75,15 @@ class DriverFigures:
         """
         if rows is not self._rows:
             self._rows = rows
-            self._with_uuids = {container for _, container, _, _ in rows.devices}
+            self._with_uuids = {container for _, container, _, uuid in rows.devices if uuid}
             self._joined.clear()
             self._by_uuid.clear()
             for container, pid, process, places in rows.alive:
                 for number, index, uuid in places:
-                    entry = (container, pid, process, number, index)
-                    self._by_uuid.setdefault(uuid, []).append(entry)
+                    # What the driver calls a device that has no uuid yet, nobody knows.
+                    if uuid:
+                        entry = (container, pid, process, number, index)
+                        self._by_uuid.setdefault(uuid, []).append(entry)
             self._by_pid = {
                 process.pid: (where, pid, process) for where, pid, process, _ in rows.alive
             }
@@ -189,7 +191,9 @@ class DriverFigures:
         rows = self._rows
         assert rows is not None  # noqa: S101 (joined before)
         used = array("Q", bytes(8 * len(rows.devices)))
-        known = array("I", range(len(rows.devices)))
+        known = array(
+            "I", [at if uuid else NO_ROW for at, (_, _, _, uuid) in enumerate(rows.devices)]
+        )
         for uuid, joined in self._joined.items():
             columns = self._columns.get(uuid)
             figures: Sequence[int] = () if columns is None else columns.memory_used_bytes

@@ -171,13 +171,13 @@ class ProcessesCollector:
             places: list[tuple[int, int, str]] = []
             start = regions.first_device[row]
             for at in range(start, start + regions.device_rows[row]):
-                uuid = devices.uuid(at)
-                if uuid is not None:
-                    index = devices.index[at]
-                    places.append((len(told), index, uuid))
-                    told.append((at, container, index, uuid))
-                    safe = self._limiter.uuid(identity.labels, index, uuid)
-                    device_texts.append(identity.text(families.DEVICE, str(index), safe))
+                # Empty where the container has not said yet which devices it has.
+                uuid = devices.uuid(at) or ""
+                index = devices.index[at]
+                places.append((len(told), index, uuid))
+                told.append((at, container, index, uuid))
+                safe = self._limiter.uuid(identity.labels, index, uuid)
+                device_texts.append(identity.text(families.DEVICE, str(index), safe))
             for pid, process in found:
                 # Of several regions that a process has a slot in, the first has its figures.
                 if process.pid not in taken:
