@@ -14,6 +14,9 @@ BENCH_ARGS ?=
 # For `make clients`; 'cuda-bindings<13' is the other generation.
 CUDA_BINDINGS ?= cuda-bindings
 MODELS_ARGS ?=
+SEED ?= 1
+MUTANTS ?= 50
+MUTANTS_ARGS ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -39,7 +42,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help demo test clients cluster stress lint format types texts sanitize aarch64 fuzz models \
-	bench docs install-c wheel wheels aarch64-wheel packaging clean
+	mutants bench docs install-c wheel wheels aarch64-wheel packaging clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) \
@@ -100,6 +103,9 @@ fuzz: ## coverage-guided fuzzing of the C core (FUZZ_SECONDS=60)
 
 models: ## the protocol's models, exhaustively, with Spin (MODELS_ARGS=--all: minutes, gigabytes)
 	$(PYTHON) docs/models/check.py $(MODELS_ARGS)
+
+mutants: $(INSTALLED) ## random faults that no test sees (SEED=1 MUTANTS=50: hours)
+	$(BIN)/python tests/mutants.py --seed $(SEED) --mutants $(MUTANTS) $(MUTANTS_ARGS)
 
 bench: $(INSTALLED) ## the time budgets, and ratios to plain readers (BENCH_ARGS=...)
 	$(BIN)/python -m pytest benchmarks --benchmark-only $(BENCH_ARGS)
