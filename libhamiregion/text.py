@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 _CUT = "..."
 
 
@@ -31,6 +33,22 @@ def printable(text: str, limit: int | None = None) -> str:
     # Spelling out only makes longer, so no more than this can be shown.
     spelled = _spell_out(text[: limit + 1])
     return spelled if len(spelled) <= limit else spelled[: limit - len(_CUT)] + _CUT
+
+
+def error_text(error: BaseException) -> str:
+    """An error as a sentence: what the operating system said of which file.
+
+    >>> error_text(PermissionError(1, "Operation not permitted", "/vgpu/0b5c_train"))
+    '/vgpu/0b5c_train: Operation not permitted'
+    >>> error_text(OSError(24, "Too many open files", 7))
+    'Too many open files'
+    """
+    if isinstance(error, OSError) and type(error).__str__ is OSError.__str__ and error.strerror:
+        # What was done by a descriptor has its number in the place of a name.
+        if isinstance(error.filename, (str, bytes)):
+            return f"{os.fsdecode(error.filename)}: {error.strerror}"
+        return error.strerror
+    return str(error) or type(error).__name__
 
 
 def _spell_out(text: str) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from libhamiregion.node.events import error_text, silent
+from libhamiregion.node.events import silent
 from libhamiregion.node.observation import Observer
+from libhamiregion.text import error_text
 
 from .tasks import Task
 

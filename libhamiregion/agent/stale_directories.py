@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from libhamiregion.node.cgroups import is_pod_uid
 from libhamiregion.node.containers import Container
-from libhamiregion.node.events import error_text, silent
+from libhamiregion.node.events import silent
 from libhamiregion.node.observation import SHARED_AGE_S, Observer
 from libhamiregion.node.outside import mapped_regions
+from libhamiregion.text import error_text
 
 from .quarantine import (
     Budget,

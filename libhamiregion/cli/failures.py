@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import difflib
 import io
-import os
 import sys
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from libhamiregion import RegionError
-from libhamiregion.text import printable
+from libhamiregion.text import error_text, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,11 +48,7 @@ class Failure(click.ClickException):
 
 def sentence(error: RegionError | OSError) -> str:
     """Say what went wrong: the library's own sentence, or the system's with the file."""
-    if isinstance(error, RegionError) or error.strerror is None:
-        return in_command_words(str(error))
-    if error.filename is None:
-        return error.strerror
-    return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    return in_command_words(error_text(error))
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import attrs
 import click
 
 from libhamiregion import format_size, parse_size
-from libhamiregion.node.events import EventReporter, error_text
+from libhamiregion.node.events import EventReporter
 from libhamiregion.node.nvml import NvmlSampler
 from libhamiregion.report import Recorder, Recording, RecordingError, RecordingWriter
 from libhamiregion.report.recorder import NodeReader
@@ -20,7 +20,7 @@ from libhamiregion.report.writer import (
     DEFAULT_MAX_SIZE_BYTES,
     DEFAULT_RETENTION_S,
 )
-from libhamiregion.text import printable
+from libhamiregion.text import error_text, printable
 from libhamiregion.units import parse_duration
 
 from . import options

@@ -7,8 +7,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from libhamiregion.node.events import error_text
-from libhamiregion.text import printable
+from libhamiregion.text import error_text, printable
 
 from . import overview_page
 from .check_queue import TooManyChecks

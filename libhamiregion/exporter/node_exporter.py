@@ -11,9 +11,8 @@ from array import array
 from typing import TYPE_CHECKING
 
 from libhamiregion import __version__
-from libhamiregion.node.events import error_text
 from libhamiregion.node.observation import SNAPSHOT_BYTES, Observer
-from libhamiregion.text import printable
+from libhamiregion.text import error_text, printable
 
 from . import families
 from .collectors import (

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from libhamiregion.node.events import error_text
-from libhamiregion.text import printable
+from libhamiregion.text import error_text, printable
 
 from .log_lines import LINE_LIMIT, RepeatedEvents
 from .state import CollectedState

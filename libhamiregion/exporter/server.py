@@ -12,7 +12,7 @@ import ssl
 import threading
 from typing import TYPE_CHECKING, Final
 
-from libhamiregion.node.events import error_text
+from libhamiregion.text import error_text
 
 from .app import MetricsApp, Site
 from .clients import Client, ServerLimits

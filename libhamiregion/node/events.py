@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 
-from libhamiregion.text import printable
+from libhamiregion.text import error_text, printable
 
 from .backoff import owner_of
 
@@ -74,19 +73,6 @@ def container_label(container: Container) -> str:
         return printable(f"{container.pod_uid}/{container.name}", _LABEL_LIMIT)
     path = container.path_in_namespace or container.region_path
     return printable(path or "a region outside the roots", _LABEL_LIMIT)
-
-
-def error_text(error: BaseException) -> str:
-    """An error as a sentence: what the operating system said of which file.
-
-    >>> error_text(PermissionError(1, "Operation not permitted", "/vgpu/0b5c_train"))
-    '/vgpu/0b5c_train: Operation not permitted'
-    """
-    if isinstance(error, OSError) and type(error).__str__ is OSError.__str__ and error.strerror:
-        if error.filename is None:
-            return error.strerror
-        return f"{os.fsdecode(error.filename)}: {error.strerror}"
-    return str(error) or type(error).__name__
 
 
 class EventReporter:

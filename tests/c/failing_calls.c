@@ -54,49 +54,49 @@ static int fails(const char *name)
     return 0;
 }
 
-#define NEXT(name) \
-    static __typeof__(name) *next; \
-    if (next == NULL) \
+#define NEXT(name)                                                                                 \
+    static __typeof__(name) *next;                                                                 \
+    if (next == NULL)                                                                              \
     next = (__typeof__(name) *)dlsym(RTLD_NEXT, #name)
 
 /* A function of libc, its parameters, what they are called, and what it returns when it fails. */
-#define CALL(type, name, parameters, arguments, failure) \
-    type name parameters; \
-    type name parameters \
-    { \
-        NEXT(name); \
-        return fails(#name) ? failure : next arguments; \
+#define CALL(type, name, parameters, arguments, failure)                                           \
+    type name parameters;                                                                          \
+    type name parameters                                                                           \
+    {                                                                                              \
+        NEXT(name);                                                                                \
+        return fails(#name) ? failure : next arguments;                                            \
     }
 
-#define OPENING(name) \
-    int name(const char *path, int flags, ...) \
-    { \
-        va_list more; \
-        va_start(more, flags); \
-        mode_t mode = va_arg(more, mode_t); \
-        va_end(more); \
-        NEXT(name); \
-        return fails(#name) ? -1 : next(path, flags, mode); \
+#define OPENING(name)                                                                              \
+    int name(const char *path, int flags, ...)                                                     \
+    {                                                                                              \
+        va_list more;                                                                              \
+        va_start(more, flags);                                                                     \
+        mode_t mode = va_arg(more, mode_t);                                                        \
+        va_end(more);                                                                              \
+        NEXT(name);                                                                                \
+        return fails(#name) ? -1 : next(path, flags, mode);                                        \
     }
-#define OPENING_AT(name) \
-    int name(int directory, const char *path, int flags, ...) \
-    { \
-        va_list more; \
-        va_start(more, flags); \
-        mode_t mode = va_arg(more, mode_t); \
-        va_end(more); \
-        NEXT(name); \
-        return fails(#name) ? -1 : next(directory, path, flags, mode); \
+#define OPENING_AT(name)                                                                           \
+    int name(int directory, const char *path, int flags, ...)                                      \
+    {                                                                                              \
+        va_list more;                                                                              \
+        va_start(more, flags);                                                                     \
+        mode_t mode = va_arg(more, mode_t);                                                        \
+        va_end(more);                                                                              \
+        NEXT(name);                                                                                \
+        return fails(#name) ? -1 : next(directory, path, flags, mode);                             \
     }
-#define CONTROLLING(name, kind) \
-    int name(int file, kind what, ...) \
-    { \
-        va_list more; \
-        va_start(more, what); \
-        void *argument = va_arg(more, void *); \
-        va_end(more); \
-        NEXT(name); \
-        return fails(#name) ? -1 : next(file, what, argument); \
+#define CONTROLLING(name, kind)                                                                    \
+    int name(int file, kind what, ...)                                                             \
+    {                                                                                              \
+        va_list more;                                                                              \
+        va_start(more, what);                                                                      \
+        void *argument = va_arg(more, void *);                                                     \
+        va_end(more);                                                                              \
+        NEXT(name);                                                                                \
+        return fails(#name) ? -1 : next(file, what, argument);                                     \
     }
 
 OPENING(open)
@@ -115,8 +115,10 @@ CALL(ssize_t, pwrite, (int f, const void *from, size_t n, off_t at), (f, from, n
 CALL(ssize_t, pwrite64, (int f, const void *from, size_t n, off64_t at), (f, from, n, at), -1)
 CALL(off_t, lseek, (int f, off_t at, int whence), (f, at, whence), -1)
 CALL(off64_t, lseek64, (int f, off64_t at, int whence), (f, at, whence), -1)
-CALL(void *, mmap, (void *at, size_t n, int p, int fl, int f, off_t o), (at, n, p, fl, f, o), MAP_FAILED)
-CALL(void *, mmap64, (void *at, size_t n, int p, int fl, int f, off64_t o), (at, n, p, fl, f, o), MAP_FAILED)
+CALL(void *, mmap, (void *at, size_t n, int p, int fl, int f, off_t o), (at, n, p, fl, f, o),
+     MAP_FAILED)
+CALL(void *, mmap64, (void *at, size_t n, int p, int fl, int f, off64_t o), (at, n, p, fl, f, o),
+     MAP_FAILED)
 CALL(int, ftruncate, (int f, off_t n), (f, n), -1)
 CALL(int, ftruncate64, (int f, off64_t n), (f, n), -1)
 CALL(int, fsync, (int f), (f), -1)
@@ -133,7 +135,8 @@ CALL(int, fstat, (int f, struct stat *to), (f, to), -1)
 CALL(int, fstat64, (int f, struct stat64 *to), (f, to), -1)
 CALL(int, fstatat, (int d, const char *p, struct stat *to, int fl), (d, p, to, fl), -1)
 CALL(int, fstatat64, (int d, const char *p, struct stat64 *to, int fl), (d, p, to, fl), -1)
-CALL(int, statx, (int d, const char *p, int fl, unsigned m, struct statx *to), (d, p, fl, m, to), -1)
+CALL(int, statx, (int d, const char *p, int fl, unsigned m, struct statx *to), (d, p, fl, m, to),
+     -1)
 CALL(ssize_t, readlink, (const char *p, char *to, size_t n), (p, to, n), -1)
 CALL(ssize_t, readlinkat, (int d, const char *p, char *to, size_t n), (d, p, to, n), -1)
 CALL(int, mkdir, (const char *p, mode_t m), (p, m), -1)
@@ -144,7 +147,7 @@ CALL(int, rename, (const char *p, const char *q), (p, q), -1)
 CALL(int, renameat, (int d, const char *p, int e, const char *q), (d, p, e, q), -1)
 CALL(int, unlink, (const char *p), (p), -1)
 CALL(int, unlinkat, (int d, const char *p, int fl), (d, p, fl), -1)
-CALL(int, poll, (struct pollfd *f, nfds_t n, int ms), (f, n, ms), -1)
+CALL(int, poll, (struct pollfd * f, nfds_t n, int ms), (f, n, ms), -1)
 CALL(int, socket, (int domain, int type, int protocol), (domain, type, protocol), -1)
 CALL(DIR *, opendir, (const char *p), (p), NULL)
 CALL(DIR *, fdopendir, (int f), (f), NULL)

@@ -30,10 +30,6 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 ERRORS = (errno.EIO, errno.ENOMEM, errno.ENOSPC, errno.EMFILE, errno.EINTR)
-SHIM = ctypes.CDLL(None)
-SHIM.failing_calls_arm.argtypes = [ctypes.c_long, ctypes.c_int]
-SHIM.failing_calls_disarm.restype = ctypes.c_char_p
-DEAD_PID = 3_999_999
 POD = "0b5cf3a4-3a3c-4b5f-9d6e-2f7d0c1e8a11"
 
 
@@ -47,10 +43,11 @@ class Scene:
         self.path = str(self.directory / "usage.cache")
         self.new = str(root / "new.cache")
         hami.create_region(self.path, memory_limits=["8GiB", "4GiB"], sm_limits=[50, None])
-        if os.fork() == 0:
+        self.dead_pid = os.fork()
+        if self.dead_pid == 0:
             hami.open_region(self.path, writable=True).attach().charge(0, GIB)
             os._exit(0)
-        os.wait()
+        os.waitpid(self.dead_pid, 0)
         self._sound = Path(self.path).read_bytes()
 
     def reset(self) -> None:
@@ -68,7 +65,9 @@ class Scene:
                 yield "the lock is held"
             if region.memory_used(0) not in {0, GIB}:
                 yield f"{region.memory_used(0)} bytes used"
-        left = sorted(each.name for each in [*self.root.parent.iterdir(), *self.directory.iterdir()])
+        left = sorted(
+            each.name for each in [*self.root.parent.iterdir(), *self.directory.iterdir()]
+        )
         if left not in (["containers", "usage.cache"], ["containers", "new.cache", "usage.cache"]):
             yield f"files are left: {left}"
         if Path(self.new).exists():
@@ -97,7 +96,7 @@ def editing(scene: Scene) -> Iterator[None]:
     with hami.open_region(scene.path, writable=True) as region:
         yield
         region.edit_limits(
-            [hami.LimitEdit(device, memory_limit=f"{6 - 3 * device}GiB") for device in (0, 1)]
+            [hami.LimitEdit("memory", "6GiB", 0), hami.LimitEdit("memory", "3GiB", 1)]
         )
 
 
@@ -147,7 +146,7 @@ def looking_at_a_node(scene: Scene) -> Iterator[None]:
         node.snapshot()
 
 
-def looking_at_processes(scene: Scene) -> Iterator[None]:
+def looking_at_processes(_: Scene) -> Iterator[None]:
     table = ProcessTable(f"/proc/{os.getpid()}/task")
     yield
     table.refresh()
@@ -166,7 +165,13 @@ class VerbFailed(Exception):
 
 def verb(*words: str) -> Operation:
     def run(scene: Scene) -> Iterator[None]:
-        known = {"FILE": scene.path, "NEW": scene.new, "ROOT": str(scene.root), "PROC": "/proc/self/task"}
+        known = {
+            "FILE": scene.path,
+            "NEW": scene.new,
+            "ROOT": str(scene.root),
+            "PROC": "/proc/self/task",
+            "PID": str(scene.dead_pid),
+        }
         yield
         out, err = io.StringIO(), io.StringIO()
         sys.argv = ["hamiregion", *(known.get(word, word) for word in words)]
@@ -201,10 +206,10 @@ OPERATIONS: dict[str, Operation] = {
     "hamiregion dump": verb("dump", "FILE"),
     "hamiregion create": verb("create", "NEW", "--memory", "1GiB"),
     "hamiregion limits get": verb("limits", "get", "FILE"),
-    "hamiregion limits set": verb("limits", "set", "FILE", "--device", "0", "--priority", "1"),
+    "hamiregion limits set": verb("limits", "set", "FILE", "--device", "0", "--sm", "30"),
     "hamiregion lock status": verb("lock", "status", "FILE"),
     "hamiregion reap": verb("reap", "FILE"),
-    "hamiregion suspend": verb("suspend", "FILE", "--all"),
+    "hamiregion suspend": verb("suspend", "FILE", "PID"),
     "hamiregion containers": verb("containers", "--root", "ROOT", "--proc", "PROC"),
     "hamiregion ps": verb("ps", "--root", "ROOT", "--proc", "PROC", "--json"),
     "hamiregion doctor": verb("doctor", "--root", "ROOT", "--proc", "PROC"),
@@ -214,14 +219,24 @@ ALLOWED = (hami.RegionError, OSError, MemoryError)
 
 def descriptors() -> int:
     gc.collect()
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def attempt(operation: Operation, scene: Scene, nth: int, error: int) -> tuple[str | None, str]:
+def preloaded() -> ctypes.CDLL:
+    """The library of tests/c/failing_calls.c."""
+    shim = ctypes.CDLL(None)
+    shim.failing_calls_arm.argtypes = [ctypes.c_long, ctypes.c_int]
+    shim.failing_calls_disarm.restype = ctypes.c_char_p
+    return shim
+
+
+def attempt(
+    shim: ctypes.CDLL, operation: Operation, scene: Scene, nth: int, error: int
+) -> tuple[str | None, str]:
     """The call that failed, None where there were not so many; and what is wrong then."""
     steps = operation(scene)
     next(steps)
-    SHIM.failing_calls_arm(nth, error)
+    shim.failing_calls_arm(nth, error)
     try:
         next(steps, None)
     except ALLOWED:
@@ -231,19 +246,20 @@ def attempt(operation: Operation, scene: Scene, nth: int, error: int) -> tuple[s
     else:
         wrong = ""
     finally:
-        failed = SHIM.failing_calls_disarm()
+        failed = shim.failing_calls_disarm()
         steps.close()
     return (failed.decode() if failed else None), wrong
 
 
 def main(name: str, share: float) -> None:
     operation = OPERATIONS[name]
+    shim = preloaded()
     with tempfile.TemporaryDirectory() as place:
         scene = Scene(Path(place))
         # What is imported late, and kept, is there before anything fails.
         for _ in range(2):
-            failed, wrong = attempt(operation, scene, 0, 0)
-            assert (failed, wrong) == (None, "")
+            failed, wrong = attempt(shim, operation, scene, 0, 0)
+            assert (failed, wrong) == (None, ""), wrong
             scene.reset()
         before = descriptors()
         nth = 0
@@ -251,7 +267,7 @@ def main(name: str, share: float) -> None:
             nth += 1
             errors = ERRORS if share >= 1 else [ERRORS[nth % len(ERRORS)]]
             for error in errors:
-                failed, wrong = attempt(operation, scene, nth, error)
+                failed, wrong = attempt(shim, operation, scene, nth, error)
                 if failed is None:
                     print(nth - 1)
                     return
