@@ -249,7 +249,7 @@ def error_from_detail(code: int, path: str, detail: Any) -> Exception:
             path,
         )
     if code == lib.HR_ESYSTEM:
-        return OSError(detail.sys_errno, os.strerror(detail.sys_errno), path)
+        return OSError(detail.sys_errno, _system_text(detail.sys_errno), path)
     if code not in _CLASSES:
         return ValueError(f"{path!r}: an argument is out of range")
     error = _CLASSES[code](_message(code, repr(path), detail), path=path)
@@ -258,6 +258,17 @@ def error_from_detail(code: int, path: str, detail: Any) -> Exception:
     if isinstance(error, AmbiguousLayout):
         error.candidates = _candidates(detail)
     return error
+
+
+def _system_text(number: int) -> str:
+    # Of what is done to regions only the opening of a leased file gives this.
+    if number == errno_codes.EWOULDBLOCK:
+        return (
+            "a process, of its container most likely, holds a lease on the file (F_SETLEASE), so it"
+            " cannot be opened now; the kernel ends the lease after /proc/sys/fs/lease-break-time"
+            " seconds, so try again; /proc/locks names the process"
+        )
+    return os.strerror(number)
 
 
 def _candidates(detail: Any) -> tuple[Layout, ...]:
