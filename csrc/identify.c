@@ -323,11 +323,11 @@ static int candidates_without_version(const struct file_view *view, uint32_t *ca
 /* ---- A version to come ---------------------------------------------------------------- */
 
 /*
- * The newest layout that is known.  A file with its major version and a newer minor one has all
- * of its fields where they were, and more behind them; or it has been changed in another way,
- * and then nothing that stands elsewhere passes for those fields.
+ * The newest layout that is known: the table's last row.  A file with its major version and a
+ * newer minor one has all of its fields where they were, and more behind them; or it has been
+ * changed in another way, and then nothing that stands elsewhere passes for those fields.
  */
-#define NEWEST HR_V1_2
+#define NEWEST ((enum hr_layout_id)(HR_LAYOUTS - 1))
 
 static bool is_newer(uint64_t version)
 {

@@ -53,6 +53,14 @@ class Layout(enum.Enum):
         return self is not Layout.UNVERSIONED_NO_UTIL
 
     @property
+    def has_limit_per_device(self) -> bool:
+        """Whether libvgpu holds each device to its own SM limit.
+
+        Up to 2.8.1 it looks whether device 0 has one, for all devices.
+        """
+        return self not in _BY_DEVICE_0
+
+    @property
     def has_seqlock(self) -> bool:
         """Whether each slot has a seqlock (HAMi 2.8.1 and later)."""
         return self.offsets["slot_seqlock"] is not None
@@ -72,7 +80,17 @@ class Layout(enum.Enum):
         }
 
 
+_BY_DEVICE_0 = {
+    Layout.UNVERSIONED_NO_UTIL,
+    Layout.UNVERSIONED,
+    Layout.V1_1,
+    Layout.V1_1_POSTINIT,
+}
+
 #: All layouts in the order of the core's table.
 LAYOUTS: tuple[Layout, ...] = tuple(Layout)
+
+#: The layout of the newest release.
+NEWEST: Layout = LAYOUTS[-1]
 
 _NUMBERS = {layout: number for number, layout in enumerate(LAYOUTS)}

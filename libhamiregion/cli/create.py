@@ -12,6 +12,7 @@ import attrs
 import click
 
 from libhamiregion import Layout, create_region, limits_from_environment, open_region
+from libhamiregion.layouts import NEWEST
 
 from . import options
 from .failures import bad_arguments
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     "--priority", type=int, default=1, show_default=True, help="0 is high, 1 is low.", metavar="N"
 )
 @options.layout_option_of(
-    "Which generation of HAMi it is for:", default=Layout.V1_2.value, show_default=True
+    "Which generation of HAMi it is for:", default=NEWEST.value, show_default=True
 )
 @click.option(
     "--from-environment",

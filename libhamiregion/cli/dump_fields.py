@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from libhamiregion import Layout, NotARegion, format_size
-from libhamiregion.layouts import DEVICE_CAPACITY, SLOT_CAPACITY
+from libhamiregion.layouts import DEVICE_CAPACITY, LAYOUTS, NEWEST, SLOT_CAPACITY
 from libhamiregion.text import printable
 
 from .format import status_word
@@ -93,13 +93,16 @@ def likeliest_layout(file: RawFile) -> Layout:
     """The layout to read a damaged file in: by its version, else by its size."""
     head = file.data[:64].ljust(64, b"\0")
     version = struct.unpack_from("<II", head, 4)
-    if version[0] == 1 and version[1] >= 2:
-        return Layout.V1_2
+    of_version = [each for each in LAYOUTS if each.version == version]
+    if len(of_version) == 1:
+        return of_version[0]
+    if NEWEST.version is not None and version[0] == NEWEST.version[0] and version > NEWEST.version:
+        return NEWEST
     if version == (1, 1):
         is_longer = file.size >= Layout.V1_1_POSTINIT.size_bytes
         return Layout.V1_1_POSTINIT if is_longer and _is_shared(file, 56) else Layout.V1_1
-    if file.size >= Layout.V1_2.size_bytes and not _is_shared(file, 16):
-        return Layout.V1_2
+    if file.size >= NEWEST.size_bytes and not _is_shared(file, 16):
+        return NEWEST
     is_longer = file.size >= Layout.UNVERSIONED.size_bytes
     return Layout.UNVERSIONED if is_longer else Layout.UNVERSIONED_NO_UTIL
 

@@ -1,8 +1,13 @@
 """The offset table that the core works with is the published one."""
 
+import struct
+
 import pytest
+from region_bytes import RegionFile, RegionFileFactory
 
 from libhamiregion import Layout
+from libhamiregion.cli.dump_fields import likeliest_layout, read_raw
+from libhamiregion.layouts import NEWEST
 
 # As published, by hand: header fields, then the slot's.
 HEADER = (
@@ -84,18 +89,42 @@ def test_values_are_the_published_names_in_the_order_of_the_releases() -> None:
     assert Layout("1.1-postinit") is Layout.V1_1_POSTINIT
 
 
-@pytest.mark.parametrize(
-    ("layout", "has_utilization", "has_seqlock"),
-    [
-        (Layout.UNVERSIONED_NO_UTIL, False, False),
-        (Layout.UNVERSIONED, True, False),
-        (Layout.V1_1, True, False),
-        (Layout.V1_1_POSTINIT, True, True),
-        (Layout.V1_2, True, True),
-    ],
-)
-def test_flags_say_what_a_slot_has(
-    layout: Layout, *, has_utilization: bool, has_seqlock: bool
+# Utilisation, a seqlock per slot, and an SM limit that counts for its device alone.
+FLAGS = {
+    Layout.UNVERSIONED_NO_UTIL: (False, False, False),
+    Layout.UNVERSIONED: (True, False, False),
+    Layout.V1_1: (True, False, False),
+    Layout.V1_1_POSTINIT: (True, True, False),
+    Layout.V1_2: (True, True, True),
+}
+
+
+def test_flags_say_what_a_layout_has(layout: Layout) -> None:
+    flags = layout.has_utilization, layout.has_seqlock, layout.has_limit_per_device
+    assert flags == FLAGS[layout]
+
+
+def test_the_last_layout_is_the_newest() -> None:
+    """Identification takes a file of a version to come for one of the last row's."""
+    assert NEWEST is list(Layout)[-1]
+    assert NEWEST.version == max(each.version for each in Layout if each.version is not None)
+
+
+def test_a_damaged_file_is_dumped_in_its_own_layout(file: RegionFile, layout: Layout) -> None:
+    assert likeliest_layout(read_raw(str(file.path))) is layout
+
+
+@pytest.mark.parametrize("minor", [1, 7])
+def test_a_file_of_a_version_to_come_is_dumped_in_the_newest_layout(
+    region_file: RegionFileFactory, minor: int
 ) -> None:
-    assert layout.has_utilization is has_utilization
-    assert layout.has_seqlock is has_seqlock
+    file = region_file(NEWEST)
+    assert NEWEST.version is not None
+    content = bytearray(file.content())
+    struct.pack_into("<II", content, 4, NEWEST.version[0], NEWEST.version[1] + minor)
+    file.path.write_bytes(content)
+    assert likeliest_layout(read_raw(str(file.path))) is NEWEST
+
+
+def test_the_description_of_layouts_names_each_of_them(layout: Layout) -> None:
+    assert f"``{layout.name}``" in (Layout.__doc__ or "")

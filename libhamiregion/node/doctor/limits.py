@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from libhamiregion.layouts import Layout
 from libhamiregion.units import format_size
 
 from .examination import memory_bytes
@@ -17,9 +16,6 @@ if TYPE_CHECKING:
 
     from .examination import Examination, UsedRegion
     from .findings import Finding
-
-# 2.8.2 and later look at each device's own SM limit; earlier ones at device 0's, for all of them.
-_LIMIT_PER_DEVICE = {Layout.V1_2}
 
 
 def usage_above_limit(look: Examination, used: UsedRegion) -> Iterator[Finding]:  # noqa: ARG001
@@ -130,7 +126,7 @@ def sm_limits_off(look: Examination, used: UsedRegion) -> Iterator[Finding]:
             " container's environment makes the limit hold at all times",
             Severity.INFO if alone else Severity.WARNING,
         )
-    if 0 not in limited and layout not in _LIMIT_PER_DEVICE:
+    if 0 not in limited and not layout.has_limit_per_device:
         yield off(
             "device_0",
             "the SM limit is off because device 0 has none",
