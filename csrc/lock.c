@@ -251,7 +251,8 @@ void hr_note_taken(hr_region *region)
 struct attempt {
     hr_region *region;
     struct hr_lock_words seen;
-    int reason; /* HR_REASON_TWO_INODES where that kept us from taking over */
+    int reason;              /* HR_REASON_TWO_INODES where that kept us from taking over, */
+    uint64_t judge_again_ns; /* and when that is looked at again */
 };
 
 /* HR_EBUSY, without a detail: not taken. */
@@ -285,6 +286,9 @@ static int attempt_once(struct attempt *attempt)
     return hr_explain_fault(region, code);
 }
 
+/* Between two searches of /proc for what may be a second inode of the file. */
+#define SEARCH_PAUSE_NS 200000000
+
 static int take_over_work(void *argument)
 {
     struct attempt *attempt = argument;
@@ -311,6 +315,7 @@ static int take_over(struct attempt *attempt)
     int code = hr_lock_bytes(region, F_RDLCK, hr_number_byte(attempt->seen.owner), 1, &dead);
     if (code == HR_OK && hr_may_have_two_inodes(region)) {
         attempt->reason = HR_REASON_TWO_INODES;
+        attempt->judge_again_ns = hr_deadline_ns(SEARCH_PAUSE_NS);
         code = HR_EBUSY;
     }
     if (code == HR_OK && region->layout->slot_seqlock == HR_ABSENT)
@@ -341,7 +346,8 @@ static int take(struct attempt *attempt, uint64_t deadline_ns)
             return hr_fail_code(HR_ECLOSED);
         uint64_t now = hr_clock_ns(CLOCK_MONOTONIC);
         bool is_last = now >= deadline_ns;
-        if (hr_is_number(attempt->seen.owner) && (is_last || nap_ns > PATIENCE_NS)) {
+        if (hr_is_number(attempt->seen.owner) &&
+            (is_last || (nap_ns > PATIENCE_NS && now >= attempt->judge_again_ns))) {
             code = take_over(attempt);
             if (code != HR_EBUSY)
                 return code;

@@ -262,6 +262,7 @@ static int look_at(const struct search *search, struct listed_process *process,
     mapper.is_unsure = seen != HR_MAPS;
     out->cut_short = out->cut_short || seen == HR_NO_TIME;
     out->has_unsure = out->has_unsure || mapper.is_unsure;
+    out->has_other_inode = out->has_other_inode || seen == HR_MAPS_UNSURE;
     struct hr_mapper *longer = hr_grow(out->list, out->count, sizeof *longer);
     if (longer == NULL)
         return hr_fail_errno(HR_ESYSTEM, ENOMEM);
@@ -329,6 +330,19 @@ void hr_free_mappers(struct hr_mappers *mappers)
 {
     free(mappers->list);
     *mappers = (struct hr_mappers){.list = NULL};
+}
+
+bool hr_may_have_two_inodes(hr_region *region)
+{
+    if (hr_lies_on_overlay(region))
+        return true;
+    const struct hr_budget budget = hr_budget_of_cpu(HR_SEARCH_CPU_NS);
+    struct hr_mappers mappers;
+    if (hr_find_mappers(region, NULL, HR_WITH_OWN_HANDLE, NULL, &budget, &mappers) != HR_OK)
+        return true;
+    const bool may = mappers.has_other_inode;
+    hr_free_mappers(&mappers);
+    return may;
 }
 
 /* ---- Liveness -------------------------------------------------------------------- */

@@ -31,8 +31,9 @@ struct hr_mappers {
     struct hr_mapper *list;
     uint32_t count;
     bool has_unsure;
-    bool filtered;   /* only processes with certain pids were looked for */
-    bool initial;    /* the /proc of the first pid namespace, which has everybody */
+    bool has_other_inode; /* one maps a file with the same inode number on another device */
+    bool filtered;        /* only processes with certain pids were looked for */
+    bool initial;         /* the /proc of the first pid namespace, which has everybody */
     bool incomplete; /* some processes are hidden (hidepid, no privilege), or it was cut short */
     bool cut_short;  /* the budget was spent before everybody was looked at who matters */
     /*
@@ -68,6 +69,15 @@ void hr_free_mappers(struct hr_mappers *mappers);
 /* Enter, search with HR_SEARCH_CPU_NS, leave. */
 int hr_look_for_mappers(hr_region *region, const char *proc, const struct hr_slot_pids *only,
                         struct hr_mappers *out);
+
+/*
+ * Whether the region's file may have a second inode, through which other processes map the same
+ * memory: it lies on an overlay, in the upper directory of one, or a process maps what may be the
+ * other inode.  For that is all there is to see of an overlay from a bind mount of its upper
+ * directory, or from a mount namespace without it.  Locks on bytes of the one inode do not exclude
+ * those on the other.  Searches /proc, so it is for rare questions.
+ */
+bool hr_may_have_two_inodes(hr_region *region);
 
 /*
  * Whether the process lives that has `pid` in one of its namespaces, or, for the

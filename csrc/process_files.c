@@ -305,7 +305,7 @@ static bool is_in_upper_directory(const char *path)
     return found;
 }
 
-bool hr_may_have_two_inodes(const hr_region *region)
+bool hr_lies_on_overlay(const hr_region *region)
 {
     int fd;
     struct stat status;

@@ -72,11 +72,10 @@ enum hr_seen hr_look_at_process(int proc, const char *name, const struct hr_mapp
                                 bool *has_libvgpu);
 
 /*
- * Whether the region's file may have a second inode, through which other processes map the same
- * memory: it lies on an overlay, or in the upper directory of one.  Locks on bytes of the one do
- * not exclude those on the other.  True where that cannot be told.
+ * Whether the region's file lies on an overlay, or in the upper directory of one, as far as names
+ * and this mount namespace tell.  True where that cannot be told.
  */
-bool hr_may_have_two_inodes(const hr_region *region);
+bool hr_lies_on_overlay(const hr_region *region);
 
 /* The text of a link, cut to `room`; empty where it cannot be read. */
 void hr_read_link(int directory, const char *name, char *out, size_t room);

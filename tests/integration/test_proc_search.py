@@ -19,7 +19,9 @@ from slot_bytes import pids
 from wait import eventually
 
 from libhamiregion import (
+    Layout,
     LockNotRecoverable,
+    LockTimeout,
     Region,
     RegionClosed,
     SearchCutShort,
@@ -354,3 +356,41 @@ def test_a_process_that_maps_the_file_through_an_overlay_is_not_taken_for_dead(
     assert container("region.memory_used", 0) == 640
     container.kill()
     assert len(reaper("region.reap")) == 1
+
+
+@needs_first_namespace
+@pytest.mark.root
+@pytest.mark.parametrize("by", ["another mount namespace", "a bind mount"])
+def test_a_holder_that_came_through_an_overlay_is_not_robbed_from_below(
+    by: str,
+    layout: Layout,
+    overlay: tuple[ProcessFactory, Path, Path],
+    region_file: RegionFileFactory,
+    actor: MakeActor,
+) -> None:
+    """A lock on a byte of the one inode says nothing about who has locked that of the other."""
+    process_factory, merged, upper = overlay
+    file = region_file(layout)
+    file.path.rename(upper / "usage.cache")
+    holder = process_factory.actor(merged / "usage.cache")
+    holder("lock")
+    with contextlib.ExitStack() as ended:
+        if by == "a bind mount":
+            bound = upper.parent / "bound"
+            bound.mkdir()
+            mount = f'mount --bind {upper} {bound} && exec "$@"'
+            inside = ("nsenter", "--mount", "--target", str(holder.pid), "sh", "-c", mount, "sh")
+            writers = ended.enter_context(contextlib.closing(ProcessFactory(*inside)))
+            writer = writers.actor(bound / "usage.cache")
+        else:
+            writer = actor(upper / "usage.cache")
+        assert_not_robbed(holder, writer)
+
+
+def assert_not_robbed(holder: Actor, writer: Actor) -> None:
+    with pytest.raises(LockTimeout):
+        writer("lock", 0.3)
+    assert writer("evaluate", "answer = region.lock_state().owner_life") == "unknown"
+    holder("unlock")
+    writer("lock")
+    writer("unlock")
