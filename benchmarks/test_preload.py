@@ -35,6 +35,11 @@ if TYPE_CHECKING:
 SM_LIMIT = 50
 PACE_FOUND_S = 5
 LIVE = 1_000_000
+SIZE = 512
+CONTEXT = MIB
+MEMORY, LIMIT = 64 * GIB, 48 * GIB
+# Above the limit and below the GPU's memory: who refuses it is the library.
+REFUSED = {MEMORY: 1 << 44, LIMIT: 56 * GIB}
 
 
 @attrs.frozen
@@ -46,12 +51,23 @@ class Bench:
     limited: Limited
 
     def figures_ns(
-        self, env: dict[str, str], what: str, live: int, rounds: int, calls: int, warm_up_s: int
+        self, total: int, what: str, live: int, rounds: int, calls: int, warm_up_s: int
     ) -> list[float]:
-        """One figure for each round of a loop in a process of its own."""
+        """One figure for each round of a loop in a process of its own.
+
+        Args:
+            total: The GPU's memory for the bare driver, the limit for the library.
+        """
+        env = self.bare if total == MEMORY else self.limited.environment()
         command = [str(self.cost), *map(str, (what, live, rounds, calls, 0, warm_up_s))]
+        command.append(str(REFUSED[total]))
+        self.limited.region.set_recent_kernel(0)
         done = subprocess.run(command, env=env, check=True, capture_output=True, text=True)
-        assert done.stderr == "", "a limit that is not held costs nothing"
+        said = f"{total} {CONTEXT + live * SIZE}\n"
+        assert done.stderr == said, "a limit that is not held, or not counted, costs nothing"
+        if warm_up_s:
+            is_noted = self.limited.region.snapshot().recent_kernel == 2
+            assert is_noted == (total == LIMIT), "a launch that nobody holds costs nothing"
         return [float(line) for line in done.stdout.split()]
 
 
@@ -61,8 +77,8 @@ def bench() -> Iterator[Bench]:
     libraries = build(directory)
     command = ["make", "--silent", f"BUILD={directory}", f"CC={' '.join(compiler())}"]
     subprocess.run(command, cwd=TESTS / "preload", check=True)
-    gpus = FakeGpus(libraries, directory / "gpus", memory=64 * GIB, context=MIB)
-    limited = Limited(gpus, directory / "limited", memory=[48 * GIB], sm=[None])
+    gpus = FakeGpus(libraries, directory / "gpus", memory=MEMORY, context=CONTEXT)
+    limited = Limited(gpus, directory / "limited", memory=[LIMIT], sm=[None])
     yield Bench(directory / "cost", gpus.environment(), limited)
     limited.close()
     shutil.rmtree(directory)
@@ -73,6 +89,8 @@ def bench() -> Iterator[Bench]:
     [
         ("alloc", "cuMemAlloc", 0, None, 120),
         ("free", "cuMemFree", 0, None, 120),
+        ("spaced-alloc", "cuMemAlloc after 20 us of other work", 0, None, 250),
+        ("spaced-info", "cuMemGetInfo after 20 us of other work", 0, None, 250),
         ("pair", f"cuMemAlloc + cuMemFree, {LIVE:,} live", LIVE, None, 240),
         ("refused", "a refused cuMemAlloc", 0, None, None),
         ("launch", "cuLaunchKernel, no SM limit", 0, None, 3),
@@ -92,14 +110,14 @@ def test_a_driver_call(
 ) -> None:
     """What the call costs beyond the bare driver; the rounds of both alternate."""
     bench.limited.region.set_sm_limit(sm_limit, device=0)
-    calls = 200 if what == "refused" else 20_000
+    calls = 200 if what == "refused" else 2_000 if what.startswith("spaced") else 20_000
     bare: list[float] = []
     ours: list[float] = []
     warm_up_s = PACE_FOUND_S if sm_limit else 0
 
     def once() -> None:
-        for env, figures in ((bench.bare, bare), (bench.limited.environment(), ours)):
-            figures.extend(bench.figures_ns(env, what, live, 7, calls, warm_up_s))
+        for total, figures in ((MEMORY, bare), (LIMIT, ours)):
+            figures.extend(bench.figures_ns(total, what, live, 7, calls, warm_up_s))
 
     benchmark.pedantic(once, rounds=2 if quick or live or warm_up_s else 6)
     beyond = statistics.median(ours) - statistics.median(bare)

@@ -243,6 +243,16 @@ static void be_on_top(void)
  */
 #define BURST_TICKS 8000
 #define CHECKED_TICKS 100000
+/* About a millisecond, for hr_guard_spaced_runs(). */
+#define SPACED_TICKS 3000000
+
+static _Atomic uint64_t burst_ticks = BURST_TICKS, checked_ticks = CHECKED_TICKS;
+
+void hr_guard_spaced_runs(void)
+{
+    atomic_store_explicit(&burst_ticks, SPACED_TICKS, memory_order_relaxed);
+    atomic_store_explicit(&checked_ticks, SPACED_TICKS, memory_order_relaxed);
+}
 
 static uint64_t ticks(void)
 {
@@ -283,7 +293,8 @@ static bool check(uint64_t now)
 bool hr_guard_begin(void)
 {
     uint64_t now = ticks();
-    bool in_burst = now - last_began < BURST_TICKS && now - last_checked < CHECKED_TICKS;
+    bool in_burst = now - last_began < atomic_load_explicit(&burst_ticks, memory_order_relaxed) &&
+                    now - last_checked < atomic_load_explicit(&checked_ticks, memory_order_relaxed);
     last_began = now;
     return __builtin_expect(!in_burst, 0) && check(now);
 }

@@ -32,6 +32,14 @@
 void hr_guard_before_fork(void);
 void hr_guard_after_fork(void);
 
+/*
+ * From now on a look at the handler and at the mask is good for about a millisecond, in the thread
+ * that made it.  For a program with a few microseconds of other work between two runs, which the
+ * look would double.  In that millisecond a thread can block SIGBUS, or the program install a
+ * handler, and only if the file is cut in it too does the program see the fault.
+ */
+void hr_guard_spaced_runs(void);
+
 typedef int hr_guarded_work(void *argument);
 
 /*

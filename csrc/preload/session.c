@@ -7,6 +7,7 @@
 #include <strings.h>
 #include <time.h>
 
+#include "../guard.h"
 #include "../handle.h"
 #include "complaints.h"
 #include "forks.h"
@@ -141,6 +142,7 @@ static bool read_uuids(void)
 /* Under `beginning`. */
 static void begin(void)
 {
+    hr_guard_spaced_runs();
     hr_free(inherited);
     inherited = NULL;
     policy = read_policy();

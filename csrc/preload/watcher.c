@@ -127,7 +127,9 @@ static void *watch(void *argument)
 {
     (void)argument;
     hr_relax_capture();
-    for (unsigned tenth = 0;;) {
+    /* What a round would find now, the first context has found. */
+    rest(LIMITS_TENTHS * TENTH_NS);
+    for (unsigned tenth = LIMITS_TENTHS;;) {
         pthread_mutex_lock(&in_round);
         hr_region *region = hr_session_region();
         bool is_over = atomic_load_explicit(&is_ending, memory_order_relaxed) || region == NULL;

@@ -1,5 +1,6 @@
 """A program whose region is missing, or breaks while it runs."""
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -59,6 +60,32 @@ def test_a_region_that_is_truncated_later_ends_no_program(
     assert status == 0
     assert said.count("\n") == 1
     assert said.endswith(f": it was truncated or replaced; {effect}\n")
+
+
+HANDLING = """
+import ctypes, os, signal, sys, time
+cuda, context, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
+def allocate():
+    return cuda.cuMemAlloc_v2(ctypes.byref(address), 1 << 20)
+assert cuda.cuInit(0) == 0
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == 0
+assert allocate() == 0
+signal.signal(signal.SIGBUS, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGBUS})
+time.sleep(0.05)
+os.truncate(sys.argv[1], 4096)
+print(allocate())
+"""
+
+
+def test_a_program_that_takes_the_handler_away_and_blocks_the_signal_survives(
+    limited: Make, inject: str
+) -> None:
+    """The library looks for both again, at the latest after a few milliseconds."""
+    scene = limited(memory=[GIB], inject=inject)
+    done = scene.run(sys.executable, "-I", "-S", "-c", HANDLING, str(scene.path))
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
 
 
 class Launch:
