@@ -20,17 +20,30 @@ static uint64_t element_bytes(int format, unsigned channels)
     return bytes * channels;
 }
 
+static uint64_t level_bytes(CUDA_ARRAY3D_DESCRIPTOR wanted, uint64_t width, uint64_t height,
+                            uint64_t depth)
+{
+    height = height == 0 ? 1 : height;
+    depth = depth == 0 ? 1 : depth;
+    /* BC1 to BC7: blocks of 4 x 4, of 8 bytes in BC1 and BC4, of 16 in the others. */
+    int format = wanted.Format;
+    if (format >= 0x91 && format <= 0x9e)
+        return (width + 3) / 4 * ((height + 3) / 4) * depth *
+               (format <= 0x92 || format == 0x97 || format == 0x98 ? 8 : 16);
+    return width * height * depth * element_bytes(format, wanted.NumChannels);
+}
+
 static CUresult make_array(CUarray *out, CUDA_ARRAY3D_DESCRIPTOR wanted, unsigned levels)
 {
-    uint64_t width = wanted.Width, height = wanted.Height, depth = wanted.Depth, elements = 0;
+    uint64_t width = wanted.Width, height = wanted.Height, depth = wanted.Depth, bytes = 0;
     for (unsigned level = 0; level < levels; level++) {
-        elements += width * (height == 0 ? 1 : height) * (depth == 0 ? 1 : depth);
+        bytes += level_bytes(wanted, width, height, depth);
         width = width > 1 ? width / 2 : 1;
         height /= height > 1 ? 2 : 1;
         depth /= depth > 1 ? 2 : 1;
     }
     struct array *array = calloc(1, sizeof *array);
-    array->size = elements * element_bytes(wanted.Format, wanted.NumChannels);
+    array->size = bytes;
     array->descriptor = wanted;
     CUresult code = wanted.NumChannels == 0 ? CUDA_ERROR_INVALID_VALUE
                                             : cuMemAlloc_v2(&array->address, array->size);

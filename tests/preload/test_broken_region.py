@@ -62,6 +62,24 @@ def test_a_region_that_is_truncated_later_ends_no_program(
     assert said.endswith(f": it was truncated or replaced; {effect}\n")
 
 
+@pytest.mark.parametrize("value", [None, ""])
+def test_a_program_without_the_variable_is_refused_and_told_so(
+    limited: Make, inject: str, value: str | None
+) -> None:
+    scene = limited(memory=[GIB], inject=inject)
+    environment = scene.environment()
+    del environment["CUDA_DEVICE_MEMORY_SHARED_CACHE"]
+    if value is not None:
+        environment["CUDA_DEVICE_MEMORY_SHARED_CACHE"] = value
+    program = CudaProgram(environment)
+    program.do("cuInit", 0)
+    assert program.call("cuDevicePrimaryCtxRetain", OUT, 0)[0] == NOT_PERMITTED
+    assert program.nvml_memory(0)[0] == 16 * GIB
+    status, said = program.end()
+    variable = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
+    assert (status, said) == (0, f"libhamiregion: {variable} names no region; {REFUSED}\n")
+
+
 HANDLING = """
 import ctypes, os, signal, sys, time
 cuda, context, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()

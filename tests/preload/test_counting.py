@@ -14,6 +14,7 @@ SIZE = 32 * MIB
 DEVICE, FLOAT, POSIX_FILE = 1, 0x20, 1
 
 Make = Callable[..., Limited]
+Bare = Callable[[], CudaProgram]
 Way = Callable[[CudaProgram], int]
 
 
@@ -114,8 +115,56 @@ def test_physical_memory_counts_until_no_mapping_needs_it(limited: Make) -> None
     assert scene.used() == CONTEXT + SIZE
     program.do("cuMemMap", address, SIZE, 0, handle, 0)
     program.do("cuMemRelease", handle)
+    assert scene.used() == CONTEXT + SIZE
     program.do("cuMemUnmap", address, SIZE)
     assert scene.used() == CONTEXT
+
+
+def test_physical_memory_counts_until_its_last_handle_is_released(limited: Make) -> None:
+    scene = limited(memory=[GIB])
+    program = scene.program().start()
+    handle = physical(program)
+    address = program.do("cuMemAddressReserve", OUT, SIZE, 0, 0, 0)
+    program.do("cuMemMap", address, SIZE, 0, handle, 0)
+    again = program.do("cuMemRetainAllocationHandle", OUT, address)
+    program.do("cuMemUnmap", address, SIZE)
+    program.do("cuMemRelease", handle)
+    assert scene.used() == CONTEXT + SIZE
+    program.do("cuMemRelease", again)
+    assert scene.used() == CONTEXT
+
+
+# Of 1,021 x 515 points: 256 x 129 blocks of 4 x 4.
+BLOCKS = 256 * 129
+
+
+@pytest.mark.parametrize(
+    ("form", "block_bytes"),
+    [(0x91, 8), (0x92, 8), (0x93, 16), (0x96, 16), (0x97, 8), (0x98, 8), (0x99, 16), (0x9E, 16)],
+)
+def test_arrays_that_are_compressed_in_blocks_count_their_blocks(
+    limited: Make, form: int, block_bytes: int
+) -> None:
+    scene = limited(memory=[GIB])
+    program = scene.program().start()
+    made = program.do("cuArray3DCreate_v2", OUT, packed("QQQiII", 1021, 515, 0, form, 4, 0))
+    assert scene.used() == CONTEXT + BLOCKS * block_bytes
+    program.do("cuArrayDestroy", made)
+    assert scene.used() == CONTEXT
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "managed"])
+def test_what_the_driver_refuses_stays_charged_nowhere(limited: Make, bare: Bare, way: str) -> None:
+    """Under a limit above the GPU's memory, which somebody else has filled."""
+    make, _, size = WAYS[way]
+    scene = limited(memory=[64 * GIB, 64 * GIB])
+    program = scene.program().start()
+    bare().start().allocate(16 * GIB - 2 * CONTEXT - size // 2)
+    with pytest.raises(AssertionError, match=f"gives {OUT_OF_MEMORY}"):
+        make(program)
+    assert (scene.used(0), scene.used(1)) == (CONTEXT, 0)
+    assert program.call("cuMemAllocAsync", OUT, size, 0)[0] == OUT_OF_MEMORY
+    assert (scene.used(0), scene.used(1)) == (CONTEXT, 0)
 
 
 def test_physical_memory_of_the_host_does_not_count(limited: Make) -> None:

@@ -189,6 +189,23 @@ def test_a_context_that_does_not_fit_is_refused(limited: Make) -> None:
         assert refused(first, 1)
 
 
+def test_a_gpu_that_the_region_does_not_name_is_shown_as_it_is(limited: Make, inject: str) -> None:
+    """By CUDA and by NVML alike; its index in the region is another GPU's."""
+    scene = limited(memory=[GIB], uuids=[gpu_uuid(1)], inject=inject)
+    program = scene.program()
+    program.do("cuInit", 0)
+    assert [program.nvml_memory(index)[0] for index in (0, 1)] == [TOTAL, GIB]
+    assert [program.do("cuDeviceTotalMem_v2", OUT, index) for index in (0, 1)] == [TOTAL, GIB]
+
+
+def test_a_region_without_uuids_counts_gpus_by_their_index(limited: Make, inject: str) -> None:
+    scene = limited(memory=[GIB, 2 * GIB], uuids=[], inject=inject)
+    program = scene.program().start(1)
+    program.allocate(MIB)
+    assert (scene.used(0), scene.used(1)) == (0, CONTEXT + MIB)
+    assert [program.nvml_memory(index)[0] for index in (0, 1)] == [GIB, 2 * GIB]
+
+
 def test_contexts_that_do_not_fit_are_refused_however_their_processes_start(
     limited: Make, c_programs: Path
 ) -> None:

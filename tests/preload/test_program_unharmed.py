@@ -163,6 +163,23 @@ def test_a_capture_goes_on_while_the_library_asks_about_pools(limited: Make) -> 
     program.do("cuStreamEndCapture", stream, OUT)
 
 
+def test_a_fork_takes_each_lock_that_it_gives_back(
+    limited: Make, c_programs: Path, inject: str
+) -> None:
+    """Else it would give back a lock that another thread holds."""
+    scene = limited(memory=[GIB], sm=[50, None], inject=inject)
+    environment = scene.environment()
+    before = environment.get("LD_PRELOAD", "")
+    environment["LD_PRELOAD"] = f"{c_programs / 'libunlocking.so'} {before}"
+    program = CudaProgram(environment).start()
+    program.allocate(MIB)
+    program.nvml_memory(0)
+    status, _ = program.calls(("fork", ["cuMemFree_v2", 0]))[0]
+    assert status == 0
+    assert program.info()[1] == GIB
+    assert program.end() == (0, "")
+
+
 class Copying:
     """A program that copies or fills without a pause, in a thread of the test's."""
 

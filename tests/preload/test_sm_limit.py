@@ -129,6 +129,17 @@ def test_the_region_shows_how_busy_each_process_is(limited: Make, busy: Start) -
     assert scene.region.snapshot().devices[1].sm_util_percent == 0
 
 
+def test_a_region_without_uuids_is_measured_too(
+    limited: Make, observer: Observer, busy: Start
+) -> None:
+    """Its rows are CUDA's devices."""
+    scene = limited(sm=[None, 20], uuids=[])
+    program = busy(scene, "busy_1ms", pending=200, device=1)
+    eventually(lambda: sm_percent(scene, program.pid, device=1) > 0)
+    assert sm_percent(scene, program.pid, device=0) == 0
+    eventually(lambda: 0 < observer.busy_percent(1, device=1) < HELD)
+
+
 def test_a_limit_that_is_set_lowered_and_lifted_is_obeyed(
     limited: Make, observer: Observer, busy: Start
 ) -> None:
