@@ -88,9 +88,9 @@ int main(void)
 {
     static const unsigned counts[] = {0, 1, 127, 128, 129, 400, 3, 2000, 2001, 0};
     struct hr_busy_figures figures = {.list = NULL};
-    for (int kind = 0; kind < 4; kind++) {
-        is_blackwell = kind == 1;
-        is_liar = kind == 2;
+    for (int kind = 0; kind < 5; kind++) {
+        is_blackwell = kind == 1 || kind == 4;
+        is_liar = kind == 2 || kind == 4;
         growth = kind == 3 ? 20 : 0;
         for (size_t number = 0; number < sizeof counts / sizeof counts[0]; number++)
             check(&figures, counts[number]);

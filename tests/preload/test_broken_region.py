@@ -1,5 +1,6 @@
 """A program whose region is missing, or breaks while it runs."""
 
+import os
 import sys
 import threading
 import time
@@ -78,6 +79,20 @@ def test_a_program_without_the_variable_is_refused_and_told_so(
     status, said = program.end()
     variable = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
     assert (status, said) == (0, f"libhamiregion: {variable} names no region; {REFUSED}\n")
+
+
+def test_a_full_table_refuses_the_next_program(limited: Make, inject: str) -> None:
+    scene = limited(memory=[GIB], inject=inject)
+    table = RegionFile(scene.path, Layout.V1_2)
+    for slot in range(1024):
+        table.put("slot_pid", os.getpid(), slot=slot)
+        table.put("slot_status", 1, slot=slot)
+    table.put("proc_num", 1024)
+    program = scene.program()
+    program.do("cuInit", 0)
+    assert program.call("cuDevicePrimaryCtxRetain", OUT, 0)[0] == NOT_PERMITTED
+    said = program.end()[1]
+    assert said.endswith(f" cannot be used: all of its slots are taken; {REFUSED}\n")
 
 
 HANDLING = """

@@ -165,6 +165,9 @@ def test_what_the_driver_refuses_stays_charged_nowhere(limited: Make, bare: Bare
     assert (scene.used(0), scene.used(1)) == (CONTEXT, 0)
     assert program.call("cuMemAllocAsync", OUT, size, 0)[0] == OUT_OF_MEMORY
     assert (scene.used(0), scene.used(1)) == (CONTEXT, 0)
+    (process,) = scene.region.snapshot().processes
+    assert process.devices[0].memory_context_bytes == CONTEXT
+    assert process.devices[0].memory_data_bytes == 0
 
 
 def test_physical_memory_of_the_host_does_not_count(limited: Make) -> None:

@@ -111,6 +111,22 @@ def test_the_threads_of_the_library_answer_to_the_programs_sandbox(
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_program_is_held_behind_the_filter_of_a_container_engine(
+    limited: Make, c_programs: Path, inject: str
+) -> None:
+    """What such a filter denies by default is no system call that the library needs."""
+    scene = limited(memory=[2 * GIB], sm=[50, None], inject=inject)
+    storm = [str(c_programs / "storm"), *map(str, (1, 2, 3, 3, 60, 256 * MIB, 6, 0))]
+    done = scene.run(str(c_programs / "contained"), *storm)
+    if done.returncode == 2:
+        pytest.skip(f"no filter can be had: {done.stderr}")
+    assert done.returncode == 0, done.stderr
+    said = [tuple(map(int, line.split())) for line in done.stderr.splitlines()]
+    assert sum(granted for granted, _ in said) > 0
+    assert sum(refused for _, refused in said) > 0
+    assert scene.used() == 0
+
+
 def test_the_driver_is_not_called_while_it_ends(limited: Make, inject: str) -> None:
     """By atexit(), for longer than the library's thread ever rests."""
     program = limited(memory=[GIB], inject=inject).program(FAKE_CUDA_END_MS="1200").start()
