@@ -102,7 +102,7 @@ class DriverFigures(Task):
         super().__init__(emit)
         self._node = node
         self._observer = observer or Observer(node, sampler=sampler)
-        self._max_age_s = 0.0 if observer is None else SHARED_AGE_S
+        self._max_age_s = 0.0 if observer is None else min(SHARED_AGE_S, self.interval_s / 2)
         # Of each process the tracker tells when it ends; the rest of /proc changes slowly.
         self._processes_max_age_s = 0.0 if observer is None else 2 * self.interval_s
         self._last: Observation | None = None

@@ -126,7 +126,7 @@ class Feedback(Task):
         super().__init__(emit)
         self._node = node
         self._observer = observer or Observer(node)
-        self._max_age_s = 0.0 if observer is None else SHARED_AGE_S
+        self._max_age_s = 0.0 if observer is None else min(SHARED_AGE_S, self.interval_s / 2)
         self._processes_max_age_s = 0.0 if observer is None else self.interval_s
         self._dry_run = dry_run
         self._watch = WriterWatch(node, assume_alone=assume_alone)

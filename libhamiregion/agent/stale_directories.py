@@ -112,7 +112,7 @@ class StaleDirectoryCollector(Task):
         self.interval_s = min(gone_after_s / 2, _LONGEST_INTERVAL_S)
         self._node = node
         self._observer = observer or Observer(node)
-        self._max_age_s = 0.0 if observer is None else SHARED_AGE_S
+        self._max_age_s = 0.0 if observer is None else min(SHARED_AGE_S, self.interval_s / 2)
         self._processes_max_age_s = 0.0 if observer is None else self.interval_s
         self._sources = (os.fspath(pod_logs), os.fspath(kubelet_pods))
         self._gone_after_s = gone_after_s

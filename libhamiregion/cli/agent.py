@@ -13,6 +13,7 @@ from libhamiregion.agent import (
     RepairLoop,
     StaleDirectoryCollector,
 )
+from libhamiregion.exporter.small_memory import stay_small
 from libhamiregion.node import NvmlSampler, Observer
 from libhamiregion.plan import PlanWatcher
 
@@ -55,6 +56,12 @@ SHORTEST_GONE_AFTER_S = 1.0
 @annotations_option
 @state_option
 @click.option(
+    "--metrics",
+    is_flag=True,
+    help="Serve all that `hamiregion exporter` does, from the looks that the agent takes anyway; at"
+    " 127.0.0.1:9394 unless --listen says where.",
+)
+@click.option(
     "--remove-gone",
     is_flag=True,
     help="Remove the directories of pods that are gone, as HAMi's monitor does.",
@@ -94,9 +101,10 @@ def agent(
 ) -> None:
     """Steer and repair the regions of this node for as long as it runs.
 
-    At least one of --feedback, --repair, --remove-gone, --plan and --from-annotations says what to
-    do.  With --listen the same process exports the node's metrics, as `hamiregion exporter` does,
-    and the agent's own; /healthz then tells whether a task is stuck.
+    At least one of --feedback, --repair, --remove-gone, --plan, --from-annotations and --metrics
+    says what to do.  With --metrics, or --listen, the same process exports the node's metrics, as
+    `hamiregion exporter` does, and the agent's own: one process looks at the node in place of
+    several.  /healthz then tells whether a task is stuck, and /readyz whether metrics are complete.
 
     --feedback takes the place of HAMi's monitor: where that runs, or another agent does, it does
     not start; when one appears, it stops writing and reports it, and goes on when it has gone.  It
@@ -115,6 +123,7 @@ def agent(
 
     \b
     hamiregion agent --feedback --repair --root /usr/local/vgpu/containers
+    hamiregion agent --metrics --listen :9394 --repair --root /usr/local/vgpu/containers
     hamiregion agent --repair --once --dry-run
 
     One line per event, 500 characters at most, on stderr; with --once on stdout.  What repeats is
@@ -127,6 +136,9 @@ def agent(
     container (null if it is about none) and detail, an object of figures by name.
     """  # noqa: D301 (click looks for the character itself)
     _check(once=once, dry_run=dry_run, **wanted)
+    stay_small()
+    if wanted["metrics"] and not wanted["listen"]:
+        wanted["listen"] = (exporter_options.DEFAULT_ADDRESS,)
     with bad_arguments():
         node = place.open(wanted["pod_labels"], waits=once)
     sampler = NvmlSampler(library, sensors=bool(wanted["listen"]))
@@ -168,6 +180,7 @@ def _check(
     plan_path: str | None,
     from_annotations: bool,
     remove_gone: bool,
+    metrics: bool,
     gone_after_s: float | None,
     listen: tuple[str, ...],
     legacy_metrics: bool,
@@ -182,17 +195,22 @@ def _check(
     """Refuse what does not go together."""
     has_plan = plan_path is not None or from_annotations
     lasts_long = gone_after_s is not None and gone_after_s >= SHORTEST_GONE_AFTER_S
-    what = "name what to do: --feedback, --repair, --remove-gone, --plan FILE or --from-annotations"
-    if listen:
-        what += " (`hamiregion exporter` only exports)"
+    what = (
+        "name what to do: --feedback, --repair, --remove-gone, --plan FILE, --from-annotations or"
+        " --metrics"
+    )
+    serves = bool(listen) or metrics
     for holds, why in (
-        (not (feedback or repair or has_plan or remove_gone), what),
+        (not (feedback or repair or has_plan or remove_gone or metrics), what),
         (has_plan and dry_run, "what a plan would change, `hamiregion limits diff` shows"),
-        (listen and (once or dry_run), "--listen goes with neither --once nor --dry-run"),
-        (legacy_metrics and not listen, "--legacy-metrics goes with --listen"),
         (
-            (labels or pod_labels or node_label or process_commands) and not listen,
-            "--label, --pod-label, --node-label and --process-commands go with --listen",
+            serves and (once or dry_run),
+            "--metrics and --listen go with neither --once nor --dry-run",
+        ),
+        (legacy_metrics and not serves, "--legacy-metrics goes with --metrics"),
+        (
+            (labels or pod_labels or node_label or process_commands) and not serves,
+            "--label, --pod-label, --node-label and --process-commands go with --metrics",
         ),
         (
             remove_gone and once and not dry_run,

@@ -22,7 +22,7 @@ _log = logging.getLogger("libhamiregion.exporter")
 
 
 @click.command()
-@exporter_options.listen_option("127.0.0.1:9394")
+@exporter_options.listen_option(exporter_options.DEFAULT_ADDRESS)
 @exporter_options.web_config_option
 @exporter_options.legacy_metrics_option
 @exporter_options.label_options

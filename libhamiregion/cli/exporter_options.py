@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+#: Where the metrics are served unless somebody says where.
+DEFAULT_ADDRESS = "127.0.0.1:9394"
+
+
 def _address(typed: str) -> str:
     parse_listen(typed)
     return typed

@@ -1,26 +1,32 @@
 """`hamiregion agent` as a process: its events, its end, and what it leaves behind."""
 
+import contextlib
 import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import test_deploy as deploy
 from agent_process import COMMAND, Agent, agents, busy_and_waiting, run
 from click.testing import CliRunner
+from exposition import Exposition, parsed
+from fake_nvml.driver import FakeDriver
 from namespaces import NEW_NAMESPACE, needs_first_namespace, why_no_new_namespace
-from node_scene import MONITOR, NodeScene, OtherWriter
+from node_scene import GPU, MONITOR, NodeScene, OtherWriter
 from own_cgroups import needs_cgroups
 from stale_scene import StaleScene, running_pod
 from wait import PATIENCE_S, eventually
 
 from libhamiregion.cli.agent import agent as agent_verb
+from libhamiregion.cli.exporter_options import DEFAULT_ADDRESS
 
 pytestmark = needs_first_namespace
 
@@ -179,8 +185,9 @@ def test_once_is_one_pass_and_leaves_nothing_blocked(scene: NodeScene) -> None:
     ("words", "why"),
     [
         (("--once",), "name what to do"),
-        (("--feedback", "--listen", ":0", "--once"), "--listen goes with neither --once nor"),
-        (("--repair", "--once", "--legacy-metrics"), "--legacy-metrics goes with --listen"),
+        (("--feedback", "--listen", ":0", "--once"), "--listen go with neither --once nor"),
+        (("--metrics", "--dry-run"), "--metrics and --listen go with neither --once nor"),
+        (("--repair", "--once", "--legacy-metrics"), "--legacy-metrics goes with --metrics"),
         (("--plan", "plan.yaml", "--dry-run"), "`hamiregion limits diff` shows"),
         (("--remove-gone", "--once"), "one look proves no pod gone"),
         (("--remove-gone", "--resync-interval", "999ms"), "--resync-interval is 1s or more"),
@@ -218,6 +225,56 @@ def test_it_exports_what_it_does_in_the_same_process(
         assert 'paused{task="feedback",cluster="blue"} 1' in answer("/metrics")
     assert agent.end() == 0
     assert agent.kinds()[-1] == "stopped"
+
+
+def test_with_metrics_alone_it_serves_what_the_exporter_does(
+    scene: NodeScene, start: Callable[..., Agent], fake_driver: FakeDriver
+) -> None:
+    pytest.importorskip("h11")
+    fake_driver.play(f"device 0 {GPU} {80 << 30} {5 << 30} 37 12 NVIDIA H100 80GB HBM3")
+    file = scene.container("used", memory_limits=["8GiB"])
+    file.add_process(3_999_999, {0: 5 << 20})
+    scene.container("other", sm_limits=[50])
+    words = ("--library", str(fake_driver.library), "--legacy-metrics")
+    agent = start("--metrics", "--listen", "127.0.0.1:0", *words)
+    url = agent.wait_for("listening")["detail"]["url"]
+
+    def ask(path: str) -> Any:
+        with urllib.request.urlopen(f"{url}{path}", timeout=PATIENCE_S) as response:
+            return response.read()
+
+    served = parsed(ask("/metrics"))
+    assert ask("/readyz") == b"ready\n"
+    command = [sys.executable, "-m", "libhamiregion", "exporter", "--once", *words]
+    done = subprocess.run([*command, "--root", str(scene.root)], capture_output=True, check=True)
+    alone = parsed(done.stdout)
+
+    def settled(found: Exposition) -> dict[object, float]:
+        return {
+            key: value
+            for key, value in found.samples.items()
+            if not key[0].startswith(("hamiregion_agent_", "hamiregion_scrape_"))
+            and "_duration_" not in key[0]
+            and "last_kernel" not in key[0]
+            and "_timestamp_" not in key[0]
+        }
+
+    assert settled(served) == settled(alone)
+    assert len(settled(served)) > 60
+    assert agent.end() == 0
+    assert set(agent.kinds()) == {"listening", "started", "stopped"}
+
+
+def test_metrics_answer_at_the_exporters_address_unless_told_otherwise(scene: NodeScene) -> None:
+    pytest.importorskip("h11")
+    host, _, port = DEFAULT_ADDRESS.rpartition(":")
+    with contextlib.ExitStack() as stack:
+        # Where somebody else has the port already, it is taken no less.
+        with contextlib.suppress(OSError):
+            stack.enter_context(socket.create_server((host, int(port))))
+        answer = run(scene.root, "--metrics")
+    assert answer.returncode == 1
+    assert DEFAULT_ADDRESS in answer.stderr
 
 
 def test_a_port_that_is_taken_is_a_failure_and_leaves_no_lock(scene: NodeScene) -> None:

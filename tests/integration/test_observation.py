@@ -1,9 +1,12 @@
 """One observation of the node: what it holds, how old it is, and what it could not look at."""
 
+import contextlib
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -16,6 +19,15 @@ from region_bytes import RegionFile, truncate
 from wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout, RegionClosed, RegionStale, create_region
+from libhamiregion.agent import (
+    DriverFigures,
+    Feedback,
+    PlanKeeper,
+    RepairLoop,
+    StaleDirectoryCollector,
+)
+from libhamiregion.agent.roots import RootWatch
+from libhamiregion.exporter import NodeExporter
 from libhamiregion.node import (
     SLOT_STATES,
     Gap,
@@ -27,6 +39,7 @@ from libhamiregion.node import (
     Observer,
 )
 from libhamiregion.node.views import observed_views
+from libhamiregion.plan import PlanFile, PlanWatcher
 
 pytestmark = needs_first_namespace
 
@@ -349,3 +362,64 @@ def test_a_region_that_could_not_be_read_has_its_error_in_its_view(node: Node, r
         seen.table.snapshot(0, container.region)
     (view,) = observed_views(node, seen)
     assert isinstance(view.error, RegionStale)
+
+
+def test_an_agents_tasks_and_its_exporter_look_at_the_node_once(
+    root: Root, node: Node, actor: MakeActor, fake_driver: FakeDriver, tmp_path: Path
+) -> None:
+    pytest.importorskip("h11")
+    fake_driver.play()
+    path = root.region()
+    actor(path)("attach")
+    looks: Counter[str] = Counter()
+
+    def counting(owner: object, name: str) -> None:
+        work = getattr(owner, name)
+
+        def counted(*args: Any, **options: Any) -> Any:
+            looks[name] += 1
+            return work(*args, **options)
+
+        setattr(owner, name, counted)
+
+    with NvmlSampler(fake_driver.library, host_namespace=True) as sampler:
+        counting(sampler, "sample")
+        counting(node.processes, "refresh")
+        counting(node, "_scan_roots")
+        counting(node, "snapshot")
+        observer = Observer(node, sampler=sampler, slots=True, processes_max_age_s=4.0)
+        tasks = [
+            Feedback(node, assume_alone=True, observer=observer),
+            RepairLoop(node, observer=observer),
+            DriverFigures(node, sampler, observer=observer),
+            StaleDirectoryCollector(node, observer=observer),
+            PlanKeeper(
+                PlanWatcher(node, [PlanFile(plan(tmp_path))], tmp_path / "state", observer=observer)
+            ),
+            RootWatch(node, observer=observer),
+        ]
+        # What the doctor suspects it looks at again, by itself.
+        tasks[1].settle_s = 0.0  # type: ignore[attr-defined]
+        # However slow the machine is, they are at it together.
+        for task in tasks:
+            if hasattr(task, "_max_age_s"):
+                task._max_age_s = PATIENCE_S
+        tasks[4]._watcher._max_age_s = PATIENCE_S  # type: ignore[attr-defined]
+        exporter = NodeExporter(node, observer=observer, interval_s=2 * PATIENCE_S)
+        with contextlib.ExitStack() as stack:
+            for task in tasks:
+                stack.callback(task.stop)
+                task.start()
+            looks.clear()
+            observer.observe()
+            for task in tasks:
+                task.run()
+            exporter.refresh()
+    assert looks == {"sample": 1, "_scan_roots": 1, "snapshot": 1, "refresh": looks["refresh"]}
+    assert looks["refresh"] <= 1
+
+
+def plan(directory: Path) -> Path:
+    path = directory / "plan.yaml"
+    path.write_text("apiVersion: hamiregion.io/v1\nkind: LimitPlan\nrules: []\n")
+    return path

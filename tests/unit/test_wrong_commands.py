@@ -174,7 +174,7 @@ COMMANDS: dict[str, tuple[int, str]] = {
     "exporter --root node --label node=a": (2, "metrics have a label 'node' of their own"),
     "exporter --root node --label a-b=c": (2, "'a-b' is no name for a label: letters, digits"),
     "exporter --root node --pod-label a/b/c": (2, "'a/b/c' is no name of a label, such as app"),
-    "agent --root node --repair --label a=b": (2, "--label, --pod-label .* go with --listen"),
+    "agent --root node --repair --label a=b": (2, "--label, --pod-label, .* go with --metrics"),
     "agent --root node": (2, "name what to do: --feedback, --repair, "),
     "agent --root node --from-annotations": (2, "name it with --node or NODE_NAME"),
     "record --root node --once": (2, "Missing option '--to'"),
