@@ -175,6 +175,16 @@ HOST_ECC = _family(
     "Memory errors of the GPU's lifetime, corrected and uncorrected.",
     labels=(*HOST, "error_type"),
 )
+GPU_ENERGY = _gpu(
+    "hamiregion_gpu_energy_joules_total",
+    "Energy that the GPU has drawn since the driver was loaded.",
+    write_as=REAL,
+)
+GPU_XIDS = _family(
+    "hamiregion_gpu_xid_errors_total",
+    "XID events of the GPU since this exporter started to look.",
+    labels=(*HOST, "xid"),
+)
 
 # ---- HAMi's monitor: the containers --------------------------------------------------------------
 

@@ -22,6 +22,7 @@ enum {
     NOT_FOUND = 6,
     INSUFFICIENT_SIZE = 7,
     DRIVER_NOT_LOADED = 9,
+    TIMEOUT = 10,
     ARGUMENT_VERSION_MISMATCH = 25,
 };
 
@@ -352,6 +353,70 @@ API int nvmlDeviceGetPowerUsage(device_handle handle, unsigned *milliwatts)
     if (code == SUCCESS)
         *milliwatts = device_at(&scene, place)->milliwatts;
     return finish(code);
+}
+
+API int nvmlDeviceGetTotalEnergyConsumption(device_handle handle, unsigned long long *millijoules)
+{
+    struct place place = place_of(handle);
+    int code = begin_sensor(__func__, place);
+    if (code == SUCCESS)
+        *millijoules = device_at(&scene, place)->millijoules;
+    return finish(code);
+}
+
+/* ---- events: one set, as a program needs no more ---- */
+
+#define XID_EVENTS 8ULL
+
+struct event_data {
+    device_handle device;
+    unsigned long long type, data;
+    unsigned gpu_instance, compute_instance;
+};
+
+static char event_set;
+static bool registered[DEVICES]; /* under the mutex */
+static int events_given;         /* under the mutex */
+
+API int nvmlEventSetCreate(char **set)
+{
+    int code = begin(__func__, NOWHERE);
+    if (code == SUCCESS) {
+        *set = &event_set;
+        memset(registered, 0, sizeof registered);
+        events_given = scene.event_count;
+    }
+    return finish(code);
+}
+
+API int nvmlDeviceRegisterEvents(device_handle handle, unsigned long long types, const char *set)
+{
+    struct place place = place_of(handle);
+    int code = begin_sensor(__func__, place);
+    if (code == SUCCESS && (set != &event_set || types != XID_EVENTS))
+        code = INVALID_ARGUMENT;
+    if (code == SUCCESS)
+        registered[place.device] = true;
+    return finish(code);
+}
+
+/* Never waits: what has not come yet has not come in time. */
+API int nvmlEventSetWait_v2(const char *set, struct event_data *data, unsigned timeout_ms)
+{
+    (void)timeout_ms;
+    int code = begin(__func__, NOWHERE);
+    if (code == SUCCESS && set != &event_set)
+        code = INVALID_ARGUMENT;
+    while (code == SUCCESS && events_given < scene.event_count) {
+        const struct event *event = &scene.events[events_given++];
+        if (!registered[event->index])
+            continue;
+        struct place place = {event->index, WHOLE};
+        *data =
+            (struct event_data){handle_of(place), XID_EVENTS, event->xid, NO_INSTANCE, NO_INSTANCE};
+        return finish(SUCCESS);
+    }
+    return finish(code == SUCCESS ? TIMEOUT : code);
 }
 
 /* Of the two counters the scene has the lifetime's only. */

@@ -89,6 +89,24 @@ static void parse_sensors(struct scene *scene, const char *line)
     memcpy(device->ecc_errors, read.ecc_errors, sizeof device->ecc_errors);
 }
 
+static void parse_energy(struct scene *scene, const char *line)
+{
+    int index = -1;
+    unsigned long long millijoules;
+    need(sscanf(line, "energy %d %llu", &index, &millijoules) == 2 && index >= 0 && index < DEVICES,
+         line);
+    scene->devices[index][0].millijoules = millijoules;
+}
+
+static void parse_xid(struct scene *scene, const char *line)
+{
+    need(scene->event_count < EVENTS, line);
+    struct event *event = &scene->events[scene->event_count++];
+    need(sscanf(line, "xid %d %llu", &event->index, &event->xid) == 2 && event->index >= 0 &&
+             event->index < DEVICES,
+         line);
+}
+
 static void parse_process(struct scene *scene, const char *line)
 {
     static const char *const kinds[] = {"compute", "graphics", "mps"};
@@ -161,6 +179,10 @@ static void parse_line(struct scene *scene, const char *line)
         parse_mig(scene, line);
     else if (is(line, "sensors"))
         parse_sensors(scene, line);
+    else if (is(line, "energy"))
+        parse_energy(scene, line);
+    else if (is(line, "xid"))
+        parse_xid(scene, line);
     else if (is(line, "process"))
         parse_process(scene, line);
     else if (is(line, "sample"))

@@ -10,6 +10,8 @@
  *   mode INDEX mig-on|mig-off              without it, the device does not support MIG
  *   mig INDEX SLOT UUID GPU_INSTANCE COMPUTE_INSTANCE TOTAL USED NAME...
  *   sensors INDEX CELSIUS MILLIWATTS CORRECTED UNCORRECTED    without it, there are none
+ *   energy INDEX MILLIJOULES               with sensors; 0 without it
+ *   xid INDEX NUMBER                       an event; each line comes once, to who has registered
  *   process PLACE compute|graphics|mps PID USED|unavailable
  *   sample PLACE PID AGE_US SM MEMORY ENC DEC
  *   name PID TEXT...
@@ -36,6 +38,7 @@
 #define SAMPLES 16384
 #define NAMES 256
 #define RULES 64
+#define EVENTS 1024
 #define TEXT 256
 #define WHOLE (-1)
 
@@ -55,6 +58,7 @@ struct device {
     bool has_sensors;
     unsigned celsius, milliwatts;
     unsigned long long ecc_errors[2]; /* corrected, uncorrected */
+    unsigned long long millijoules;
 };
 
 struct process {
@@ -68,6 +72,11 @@ struct sample {
     struct place place;
     unsigned pid, sm, memory, enc, dec;
     unsigned long long age_us;
+};
+
+struct event {
+    int index;
+    unsigned long long xid;
 };
 
 struct name {
@@ -90,6 +99,8 @@ struct scene {
     struct sample samples[SAMPLES];
     struct name names[NAMES];
     struct rule rules[RULES];
+    struct event events[EVENTS];
+    int event_count;
     int process_count, sample_count, name_count, rule_count;
     bool stale_samples, wide_lists, is_blackwell;
     bool is_live; /* of the fake libcuda.so.1 */

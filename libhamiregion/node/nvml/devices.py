@@ -13,6 +13,7 @@ import attrs
 from .driver import MAX_BYTES, NOT_AVAILABLE, UTILIZATION
 from .models import KINDS, NvmlDevice, ProcessColumns
 from .states import NvmlFault, NvmlState, Refusal
+from .xid_events import XidEvents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -50,6 +51,7 @@ _PROFILE = re.compile(r"\bMIG ((?:\d+c\.)?\d+g\.\d+gb\S*)")
 _SENSORS: tuple[tuple[Any, ...], ...] = (
     ("temperature_celsius", "nvmlDeviceGetTemperature", 300, 0),
     ("power_usage_watts", "nvmlDeviceGetPowerUsage", 100_000_000),
+    ("energy_joules", "nvmlDeviceGetTotalEnergyConsumption", 1 << 60),
     ("ecc_corrected_errors", "nvmlDeviceGetTotalEccErrors", (1 << 63) - 1, 0, 1),
     ("ecc_uncorrected_errors", "nvmlDeviceGetTotalEccErrors", (1 << 63) - 1, 1, 1),
 )
@@ -178,6 +180,7 @@ class DeviceReader:
         self._driver = driver
         self._sees_all = sees_all
         self._sensors = _SENSORS if sensors else ()
+        self._xids = XidEvents(driver) if sensors else None
         self._processes = processes
         self.driver_version: str | None = None
         # A lost GPU tells nothing any more; its index keeps its meaning while NVML is open.
@@ -186,6 +189,13 @@ class DeviceReader:
     def forget(self) -> None:
         """NVML was initialised anew: an index may mean another GPU."""
         self._identities.clear()
+        if self._xids is not None:
+            self._xids.forget()
+
+    def collect_events(self) -> None:
+        """Take the events that have come since the last time, before the GPUs are read."""
+        if self._xids is not None:
+            self._xids.collect()
 
     def read(self, index: int) -> tuple[NvmlDevice, list[ProcessColumns]]:
         """One GPU, with the processes on it and on its MIG devices; what fails becomes a fault."""
@@ -217,6 +227,7 @@ class DeviceReader:
             for figure, call, most, *args in self._sensors
         }
         milliwatts = sensors.pop("power_usage_watts", None)
+        millijoules = sensors.pop("energy_joules", None)
         mig_enabled = asked.ask("mig_enabled", lambda: self._mig_enabled(handle))
         lists = self._lists(asked)
         migs = self._migs(asked) if mig_enabled else []
@@ -234,12 +245,23 @@ class DeviceReader:
             tuple(mig for mig, _ in readings),
             lists.state,
             usage.state,
-            tuple(asked.faults),
+            (),
             power_usage_watts=None if milliwatts is None else milliwatts / 1000,
+            energy_joules=None if millijoules is None else millijoules / 1000,
+            xid_errors=self._xid_errors(asked, index),
             **sensors,
         )
+        # Of all that was asked above.
+        device = attrs.evolve(device, faults=tuple(asked.faults))
         own = _without(lists, readings) if readings else lists
         return device, [_columns(index, uuid, own, usage), *(columns for _, columns in readings)]
+
+    def _xid_errors(self, asked: _Questions, index: int) -> tuple[tuple[int, int], ...] | None:
+        events = self._xids
+        if events is None:
+            return None
+        asked.ask("xid_errors", lambda: events.register(index, asked.handle))
+        return events.counted(index)
 
     def _identity(self, asked: _Questions) -> tuple[str | None, str | None]:
         uuid = asked.call("uuid", "nvmlDeviceGetUUID")
