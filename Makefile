@@ -42,7 +42,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help demo test clients cluster stress lint format types texts sanitize aarch64 fuzz models \
-	mutants bench docs install-c wheel wheels aarch64-wheel packaging clean
+	mutants bench docs pictures install-c wheel wheels aarch64-wheel packaging clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) \
@@ -112,6 +112,10 @@ bench: $(INSTALLED) ## the time budgets, and ratios to plain readers (BENCH_ARGS
 
 docs: $(VENV)/.docs ## the documentation, as docs/_build/html
 	$(BIN)/sphinx-build -E -W -n --keep-going -b html docs docs/_build/html
+
+pictures: $(INSTALLED) ## the moving picture of the README, and that of a report (needs Chromium)
+	$(BIN)/python docs/capture.py
+	PYTHONPATH=tests $(BIN)/python docs/capture_report.py
 
 install-c: ## the C library, its headers and a pkg-config file (DESTDIR=, PREFIX=/usr/local)
 	$(MAKE) -C csrc install

@@ -16,8 +16,11 @@ release = version = libhamiregion.__version__
 
 extensions = [
     "myst_parser",
+    "python_names",
     "sphinx.ext.autodoc",
+    "sphinx.ext.intersphinx",
     "sphinx.ext.napoleon",
+    "sphinx_copybutton",
     "docstrings",
     "links",
     "offset_tables",
@@ -34,6 +37,15 @@ html_title = f"libhamiregion {release}"
 html_show_sourcelink = False
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+
+# What is copied from a session runs as it is: without prompts and without what was answered.
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+copybutton_only_copy_prompt_lines = True
+copybutton_remove_prompts = True
+copybutton_line_continuation_character = "\\"
+
+intersphinx_timeout = 5
 
 myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
 myst_heading_anchors = 3

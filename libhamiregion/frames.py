@@ -29,6 +29,18 @@ if TYPE_CHECKING:
 
 # What a notebook shows of a long table.
 _SHOWN_ROWS = 20
+# What stands there at the left, behind whose the row is, also where it is 0; and at the right.
+_SHOWN_FIRST = (
+    "index",
+    "device",
+    "pid",
+    "memory_used_bytes",
+    "memory_limit_bytes",
+    "memory_free_bytes",
+    "sm_util_percent",
+    "sm_limit_percent",
+)
+_SHOWN_LAST = ("uuid", "path")
 
 # Formats of Arrow's C data interface, and the struct codes of their values.
 _INT64, _BOOL, _TEXT, _TIME_NS = "l", "b", "u", "tsn:UTC"
@@ -88,10 +100,11 @@ class Frame:
             2**63 and above, which only a damaged region holds, is null.
     """
 
-    __slots__ = ("_formats", "columns")
+    __slots__ = ("_formats", "_identity", "columns")
 
     def __init__(self, columns: Cells, identity: Iterable[str] = ()) -> None:
-        self._formats = {name: _format_of(name, identity) for name in columns}
+        self._identity = tuple(identity)
+        self._formats = {name: _format_of(name, self._identity) for name in columns}
         self.columns = {
             name: _signed(cells) if self._formats[name] in _CODES else cells
             for name, cells in columns.items()
@@ -158,12 +171,15 @@ class Frame:
         )
 
     def _repr_html_(self) -> str:
-        """Show the first rows in a notebook, sizes with their units."""
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)
+        """Show the first rows in a notebook, sizes with their units.
+
+        Whose a row is and what it uses of its limit stand at the left, the path at the right.
+        Columns in which nothing but zeros stands are left out; the frame has them.
+        """
+        names = [name for name in self._shown_order() if self._is_worth_showing(name)]
+        head = "".join(f"<th>{_breakable(name)}</th>" for name in names)
         rows = "".join(
-            "<tr>"
-            + "".join(f"<td>{html.escape(_shown(name, cell))}</td>" for name, cell in row.items())
-            + "</tr>"
+            "<tr>" + "".join(_cell(name, row) for name in names) + "</tr>"
             for row, _ in zip(self, range(_SHOWN_ROWS), strict=False)
         )
         more = f"<caption>{_SHOWN_ROWS} of {len(self)} rows</caption>"
@@ -171,6 +187,16 @@ class Frame:
             f"<table>{more if len(self) > _SHOWN_ROWS else ''}"
             f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
         )
+
+    def _shown_order(self) -> list[str]:
+        last = [name for name in _SHOWN_LAST if name in self.columns]
+        first = [name for name in (*self._identity, *_SHOWN_FIRST) if name in self.columns]
+        rest = [name for name in self.columns if name not in {*first, *last}]
+        return [*first, *rest, *last]
+
+    def _is_worth_showing(self, name: str) -> bool:
+        kept = name in self._identity or name in _SHOWN_FIRST
+        return kept or not len(self) or any(self.columns[name])
 
 
 def _number(pointer: Any) -> int:
@@ -208,9 +234,29 @@ def _values(arrow_format: str, cells: Sequence[Any]) -> Iterator[bytes]:
         yield struct.pack(f"<{len(cells)}{code}", *(cell or 0 for cell in cells))
 
 
+def _breakable(name: str) -> str:
+    """A column's name as HTML that may be broken between its words."""
+    return html.escape(name).replace("_", "_<wbr>")
+
+
+def _cell(name: str, row: Mapping[str, Any]) -> str:
+    """One cell as HTML; memory in use has a bar of its share of the limit behind it."""
+    words = html.escape(_shown(name, row[name]))
+    if name == "path":
+        return f'<td style="overflow-wrap:anywhere;min-width:14em">{words}</td>'
+    used, limit = row[name], row.get("memory_limit_bytes")
+    if name != "memory_used_bytes" or used is None or not limit:
+        return f"<td>{words}</td>"
+    colour = "rgba(214,69,41,.45)" if used > limit else "rgba(0,114,178,.3)"
+    percent = min(100.0, 100 * used / limit)
+    bar = f"linear-gradient(90deg,{colour} {percent:.1f}%,rgba(128,128,128,.1) {percent:.1f}%)"
+    return f'<td style="background:{bar};min-width:7em">{words}</td>'
+
+
 def _shown(name: str, cell: object) -> str:
     if cell is None:
-        return "unlimited" if name.endswith(("_limit_bytes", "_limit_percent")) else ""
+        unlimited = name.endswith(("_limit_bytes", "_limit_percent", "_free_bytes"))
+        return "unlimited" if unlimited else ""
     if isinstance(cell, int) and name.endswith("_bytes"):
         return format_size(cell)
     if name.endswith("_percent"):

@@ -34,7 +34,8 @@ SCHEMA_VERSION: Final = 2
 
 # until_ms: where the next look took over, or one interval after this one if none came in time.
 # changes: NULL in used_bytes leaves the five memory figures as they were; used_bytes -1 says that
-# the allocation is gone. In the other columns NULL is unlimited for the memory limit, and unknown.
+# the allocation is gone. In the other columns NULL is unlimited for the memory limit, and unknown;
+# an SM limit of 100 is unlimited. The view has the word for both.
 # allocations.last_look: the last look that wrote all of the allocation's figures, so the rows of an
 # allocation are never older than the run that this look is in. No id is used twice (AUTOINCREMENT):
 # what is left of one container must never become another one's.
@@ -59,8 +60,11 @@ CREATE TABLE changes (
 ) WITHOUT ROWID;
 CREATE VIEW readable AS
     SELECT datetime(at_ms / 1000, 'unixepoch') AS at_utc, namespace, pod, container,
-        device_index, device_uuid, used_bytes, limit_bytes, sm_limit_percent, processes,
-        driver_bytes, sm_percent, driver_sm_percent
+        device_index, device_uuid, used_bytes,
+        CASE WHEN used_bytes >= 0 THEN ifnull(limit_bytes, 'unlimited') END AS limit_bytes,
+        CASE WHEN sm_limit_percent = 100 THEN 'unlimited' ELSE sm_limit_percent END
+            AS sm_limit_percent,
+        processes, driver_bytes, sm_percent, driver_sm_percent
     FROM changes JOIN looks ON looks.id = look JOIN allocations ON allocations.id = allocation;
 """
 

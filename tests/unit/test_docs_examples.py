@@ -165,6 +165,29 @@ def test_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
                 sandbox.run(code)
 
 
+def test_the_readmes_programs_paste_into_a_plain_interpreter_and_run_twice(
+    tmp_path: Path,
+) -> None:
+    """A block ends with an empty line there, and what the first run has left is still there."""
+    programs = [code for kind, code in blocks(ROOT / "README.md") if kind == "python"]
+    assert programs
+    for program in programs:
+        done = subprocess.run(
+            [sys.executable, "-i", "-q"],
+            input=program * 2,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        # Prompts go there, too.
+        assert "Error" not in done.stderr, done.stderr
+        assert done.stdout.splitlines()[0] == "0 0 of 8589934592"
+        assert len(done.stdout.splitlines()) == 8
+
+
 def test_files_of_the_tree_that_a_page_names_are_there() -> None:
     named = re.compile(r"\b((?:deploy|examples|benchmarks|csrc)/[\w./-]*\w)")
     for page in PAGES:

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -230,9 +231,38 @@ def test_a_notebook_shows_sizes_and_unlimited_and_escapes_the_rest(tmp_path: Pat
     for each in shown:
         assert each is not None
         page = Text(each)
-        assert page.tags <= {"table", "thead", "tbody", "tr", "th", "td", "p"}
+        assert page.tags <= {"table", "thead", "tbody", "tr", "th", "td", "p", "wbr"}
         assert {"6 GiB", "unlimited", "GPU-<b>"} <= set(page.texts)
         assert any("<script>.cache" in text for text in page.texts)
+
+
+def heads(text: str) -> list[str]:
+    return [re.sub("<.*?>", "", each) for each in re.findall("<th>(.*?)</th>", text)]
+
+
+def test_a_notebook_has_what_one_looks_for_at_the_left_and_the_path_at_the_right(
+    tmp_path: Path,
+) -> None:
+    files = NodeFiles(tmp_path)
+    path = files.region("train", memory_limits=["6GiB", None, "1GiB"])
+    RegionFile(path, Layout.V1_2).add_process(7, {0: 3 * GIB, 1: GIB, 2: 2 * GIB})
+    with files.open() as node:
+        node.refresh(processes=False)
+        table = node.snapshot().named_table()
+    shown = table.devices._repr_html_()
+    names = heads(shown)
+    assert names[:6] == [
+        *("namespace", "pod", "container", "device"),
+        *("memory_used_bytes", "memory_limit_bytes"),
+    ]
+    assert names[-1] == "path"
+    frame = table.devices.frame()
+    left_out = frame.columns.keys() - set(names)
+    assert "dec_util_percent" in left_out
+    assert all(not any(frame.columns[name]) for name in left_out)
+    assert list(table.devices.to_pandas().columns) == list(frame.columns)
+    bars = re.findall(r"linear-gradient\(90deg,rgba\((\d+),[^)]*\) ([0-9.]+)%", shown)
+    assert bars == [("0", "50.0"), ("214", "100.0")], "none where nothing limits"
 
 
 def test_a_notebook_shows_the_first_rows_of_a_long_table(region_file: RegionFileFactory) -> None:

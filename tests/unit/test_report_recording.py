@@ -191,6 +191,17 @@ def test_the_file_can_be_read_with_sqlite_alone(path: Path, writer: Clocked) -> 
     ]
 
 
+def test_the_view_has_a_word_for_what_is_not_limited(path: Path, writer: Clocked) -> None:
+    writer.look({TRAIN: Sample(GIB, sm_limit_percent=100, sm_percent=7)})
+    writer.look({TRAIN: Sample(GIB, sm_limit_percent=100, sm_percent=9)})
+    writer.look({TRAIN: Sample(GIB, memory_limit_bytes=2 * GIB, sm_limit_percent=50)})
+    assert query(path, "SELECT limit_bytes, sm_limit_percent FROM readable ORDER BY at_utc") == [
+        ("unlimited", "unlimited"),
+        (None, None),
+        (2 * GIB, 50),
+    ]
+
+
 # ---- gaps and clocks -----------------------------------------------------------------------------
 
 
