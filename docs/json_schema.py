@@ -207,7 +207,13 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
         "The status of a process: 0 exited, 1 running, 2 suspended.",
         FILE_KEYS,
         DRY_RUN,
-        Fields(SlotChange, only=("pid", "before", "after")),
+        Fields(SlotChange, only=("pid", "before", "after", "effect")),
+        {
+            "goes_on": (
+                Literal["allocating", "launching"] | None,
+                "What a process that was suspended was seen doing all the same; else null.",
+            )
+        },
     ),
     "reaped/1": (
         "reap",

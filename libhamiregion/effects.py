@@ -37,6 +37,9 @@ class Effect(str, enum.Enum):
     #: Running processes that started without an SM limit launch once more and then never again,
     #: also when the limit is taken back; the others notice at their next launch.
     STOPS_LAUNCHES = "stops_launches"
+    #: Of `Region.suspend`: within a second up to HAMi 2.9. From 2.10 on not at all, as no device
+    #: that the container has reported has an SM limit; which HAMi uses it the region does not tell.
+    IF_SM_LIMITED = "if_sm_limited"
 
     def __str__(self) -> str:
         return self.value
@@ -352,7 +355,8 @@ def _below_usage(path: str, detail: Any) -> RegionError:
     wanted = _limit_text(detail.wanted, in_bytes=True)
     error = LimitBelowUsage(
         f"{path!r}: device {detail.device} uses {used}, more than the limit asked for, {wanted}; "
-        "its programs would see an enormous amount of free memory. Nothing was changed; "
+        "its programs would see an enormous amount of free memory (up to HAMi 2.9). Nothing was "
+        "changed; "
         "force=True sets it all the same",
         path=path,
     )

@@ -100,8 +100,8 @@ class LimitBelowUsage(RegionError):
     """A limit that what runs there cannot bear; nothing was changed. ``force=True`` sets it.
 
     A memory limit under what is in use: libvgpu would compute the free memory as limit minus usage
-    without a sign, and programs would see an enormous amount. Or an SM limit where HAMi up to 2.4.0
-    runs processes that may have started without one: they would stop for good.
+    without a sign up to HAMi 2.9, and programs would see an enormous amount. Or an SM limit where
+    HAMi up to 2.4.0 runs processes that may have started without one: they would stop for good.
 
     Attributes:
         device: Index of the device.

@@ -6,7 +6,9 @@ import errno
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+import attrs
 
 from ._core import THIS_INTERPRETER, ffi, lib
 from .edits import core_edit, edit_array, field_edit, memory_edit, sm_edit
@@ -34,7 +36,7 @@ from .errors import (
 )
 from .layouts import DEVICE_CAPACITY, LAYOUTS, SLOT_CAPACITY, Layout
 from .lock import OWNER_LIVES, LockRecovery, LockState, RegionLock, in_slices, nanoseconds
-from .models import ProcessStatus, RegionSnapshot, lazy_snapshot
+from .models import ProcessStatus, ProcessUsage, RegionSnapshot, lazy_snapshot
 from .slot import (
     HOLDS_LOCK,
     MAX_BYTES,
@@ -75,6 +77,9 @@ _MEMORY, _SM, _SWITCH = lib.HR_MEMORY, lib.HR_SM, lib.HR_SWITCH
 _FORCE, _DRY_RUN = lib.HR_FORCE, lib.HR_DRY_RUN
 # An Enum looks its members up through Python code.
 _IMMEDIATE = Effect.IMMEDIATE
+# libvgpu looks at its status once a second.
+_SUSPENDED_WITHIN_S = 1.2
+_LOOK_AGAIN_S = 0.1
 
 # Bound once: a live value is one call and little else.
 _get = lib.hr_get
@@ -319,6 +324,19 @@ def _proc_root(proc: PathLike) -> bytes:
             errno.ENOENT, "no such directory to look for processes in", str(root)
         )
     return os.fsencode(root)
+
+
+def _process(snapshot: RegionSnapshot, pid: int, status: int) -> ProcessUsage | None:
+    found = (each for each in snapshot.processes if each.pid == pid and each.status == status)
+    return next(found, None)
+
+
+def _memory_of(snapshot: RegionSnapshot, pid: int) -> list[tuple[int, ...]]:
+    return [
+        tuple(usage.memory_used_bytes for usage in process.devices)
+        for process in snapshot.processes
+        if process.pid == pid
+    ]
 
 
 class Region:
@@ -1060,13 +1078,65 @@ class Region:
     ) -> SlotChange:
         """Block a process's CUDA calls, within a second, until `resume`.
 
+        From HAMi 2.10 on a process obeys only where a device that its container has reported has an
+        SM limit of 1 to 99. Layout 1.2 does not tell whether 2.9 or 2.10 uses it: the change's
+        `effect` is `Effect.IF_SM_LIMITED` then, and `suspended_activity` looks whether the process
+        has stopped.
+
         Raises:
             ProcessNotInRegion, LockTimeout, RegionReadOnly, RegionStale, RegionClosed: As
                 `set_host_pid`.
 
         Shell: ``hamiregion suspend FILE PID``.
         """
-        return self._set_status(pid, ProcessStatus.SUSPENDED, dry_run, timeout_s)
+        change = self._set_status(pid, ProcessStatus.SUSPENDED, dry_run, timeout_s)
+        obeys = self.layout is not Layout.V1_2 or self._has_sm_limit()
+        effect = Effect.IMMEDIATE if obeys else Effect.IF_SM_LIMITED
+        return attrs.evolve(change, effect=effect)
+
+    def _has_sm_limit(self) -> bool:
+        return any(self.sm_limit(device) is not None for device in range(self.device_count))
+
+    def suspended_activity(
+        self, pid: SupportsIndex, *, watch_s: float = 3.0
+    ) -> Literal["allocating", "launching"] | None:
+        """Watch a process that was suspended: whether it goes on all the same.
+
+        It has one second to notice; then its figures are looked at until `watch_s` have passed
+        since the call. A process that does nothing meanwhile cannot be told from one that has
+        stopped.
+
+        Args:
+            pid: The process, in the container's namespace.
+            watch_s: How long, in seconds.
+
+        Returns:
+            ``"allocating"`` if its memory has changed, ``"launching"`` if kernels were launched in
+            the region while no other process of it runs; else None, also where it is not suspended
+            any more.
+
+        Raises:
+            RegionStale, RegionCorrupt, RegionClosed: As `snapshot`.
+        """
+        pid = integer("a pid", pid, 1, _MAX_PID)
+        until = time.monotonic() + nanoseconds(watch_s) / 1e9
+        time.sleep(min(_SUSPENDED_WITHIN_S, nanoseconds(watch_s) / 1e9))
+        first = self.snapshot()
+        while True:
+            now = self.snapshot()
+            if _process(now, pid, ProcessStatus.SUSPENDED) is None:
+                return None
+            if _memory_of(now, pid) != _memory_of(first, pid):
+                return "allocating"
+            alone = all(
+                process.pid == pid or process.status != ProcessStatus.RUNNING
+                for process in now.processes
+            )
+            if alone and (now.last_kernel_time_s or 0) > (first.last_kernel_time_s or 0):
+                return "launching"
+            if time.monotonic() >= until:
+                return None
+            time.sleep(_LOOK_AGAIN_S)
 
     def resume(
         self, pid: SupportsIndex, *, dry_run: bool = False, timeout_s: float = 1.0
@@ -1079,7 +1149,8 @@ class Region:
 
         Shell: ``hamiregion resume FILE PID``.
         """
-        return self._set_status(pid, ProcessStatus.RUNNING, dry_run, timeout_s)
+        change = self._set_status(pid, ProcessStatus.RUNNING, dry_run, timeout_s)
+        return attrs.evolve(change, effect=Effect.IMMEDIATE)
 
     def _set_status(
         self, pid: SupportsIndex, status: ProcessStatus, dry_run: bool, timeout_s: float

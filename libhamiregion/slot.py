@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from .effects import Effect
     from .region import Region
 
 Kind: TypeAlias = Literal["context", "module", "data"]
@@ -51,6 +52,7 @@ class SlotChange:
         device: Index of the device, None where the value is not per device.
         before: The value before.
         after: The value now.
+        effect: Of a status: whether the process obeys it. None for other values.
     """
 
     pid: int
@@ -58,6 +60,7 @@ class SlotChange:
     device: int | None
     before: int
     after: int
+    effect: Effect | None = attrs.field(default=None, eq=False, repr=False)
 
 
 @attrs.frozen

@@ -3,11 +3,11 @@
  * is attached, and its tool that reaps and repairs.  `make models` checks it.
  *
  *   K1 K2 K3   the processes: OLD (libvgpu up to 2.8.0: searches its slot by pid, accounts under
- *              the lock), NEW (2.8.1 to 2.10: remembers its slot, accounts without), NEWER (after
- *              2.10: remembers it, and searches by pid where that is not its own any more; clears
+ *              the lock), NEW (2.8.1 to 2.9: remembers its slot, accounts without), NEWER (from
+ *              2.10 on: remembers it, and searches by pid where that is not its own any more; clears
  *              what it moves from, under the lock), OURS, NONE.
  *              All share one file, as an old file that newer processes use is shared.
- *   LOCKLESS   a refused allocation cleans without the lock, as it does in 2.7.1 to 2.10
+ *   LOCKLESS   a refused allocation cleans without the lock, as it does in 2.7.1 to 2.9
  *   LAYOUT_12  OLD cannot be in the file
  *   TORN       begins with slots that libvgpu has moved: process 1, NEW, writes behind proc_num;
  *              below it is its frozen copy and a dead process's slot or, where K2 is OLD, that

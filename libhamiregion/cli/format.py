@@ -26,6 +26,7 @@ _EFFECTS = {
     Effect.IMMEDIATE: "at once, also in running processes",
     Effect.NEW_PROCESSES: "for processes started from now on",
     Effect.STOPS_LAUNCHES: "at once, and running processes without a limit so far stop for good",
+    Effect.IF_SM_LIMITED: "up to HAMi 2.9; from 2.10 on not, as no device has an SM limit",
 }
 _INCOMPLETE = (
     "not all of the node's processes can be seen from here, so states may be unknown; run as root"

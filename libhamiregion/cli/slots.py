@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from libhamiregion import Region, RegionError, format_size, open_region
+from libhamiregion import Effect, Region, RegionError, format_size, open_region
 
 from . import options
 from .failures import Failure
-from .format import status_word
+from .format import effect_words, status_word
 from .output import show_done
 
 if TYPE_CHECKING:
@@ -35,7 +35,12 @@ def suspend(path: str, pid: int, **settings: Any) -> None:
     PID is that of the container's namespace, as `hamiregion show` lists it.  `hamiregion resume`
     lets the process go on.
 
-    JSON: path, layout, dry_run, pid, before and after (0 exited, 1 running, 2 suspended).
+    From HAMi 2.10 on a process obeys only where some device has an SM limit of 1 to 99, and the
+    region does not tell which HAMi uses it.  Where no device has one, the process is watched for
+    3 s, and the exit code is 1 if it goes on launching or allocating.
+
+    JSON: path, layout, dry_run, pid, before and after (0 exited, 1 running, 2 suspended), effect
+    (immediate or if_sm_limited), and goes_on (allocating, launching, or null: not seen).
     """
     _set_status(Region.suspend, path, pid, **settings)
 
@@ -49,7 +54,8 @@ def resume(path: str, pid: int, **settings: Any) -> None:
 
     PID is that of the container's namespace, as `hamiregion show` lists it.
 
-    JSON: path, layout, dry_run, pid, before and after (0 exited, 1 running, 2 suspended).
+    JSON: path, layout, dry_run, pid, before and after (0 exited, 1 running, 2 suspended), effect
+    and goes_on as of `hamiregion suspend`.
     """
     _set_status(Region.resume, path, pid, **settings)
 
@@ -64,10 +70,20 @@ def _set_status(
 ) -> None:
     with open_region(path, writable=True, layout=layout) as region:
         change = edit(region, pid, dry_run=dry_run)
+        unsure = change.effect is Effect.IF_SM_LIMITED
+        goes_on = region.suspended_activity(pid) if unsure and not dry_run else None
     words = f"process {change.pid}: {status_word(change.before)} -> {status_word(change.after)}"
     words += " (unchanged)" if change.before == change.after else ""
-    states = {"pid": change.pid, "before": change.before, "after": change.after}
-    show_done("slot-status/1", region, [words], as_json, dry_run=dry_run, **states)
+    lines = [words]
+    if unsure:
+        lines.append(f"obeyed {effect_words(Effect.IF_SM_LIMITED)}")
+    if goes_on is not None:
+        lines.append(f"it goes on {goes_on}: give a device an SM limit (`hamiregion limits set`)")
+    states: dict[str, Any] = {"pid": change.pid, "before": change.before, "after": change.after}
+    states |= {"effect": change.effect, "goes_on": goes_on}
+    show_done("slot-status/1", region, lines, as_json, dry_run=dry_run, **states)
+    if goes_on is not None:
+        raise SystemExit(1)
 
 
 @click.command()

@@ -28,6 +28,18 @@ with hami.open_region(sys.argv[1], writable=True) as region, region.attach() as 
     sys.stdin.read()
 """
 
+# As one of HAMi 2.10 without an SM limit: whatever its status says.
+GO_ON = """
+import sys, time, libhamiregion as hami
+with hami.open_region(sys.argv[1], writable=True) as region, region.attach() as slot:
+    print("charged", flush=True)
+    while True:
+        slot.charge(0, 1 << 20)
+        time.sleep(0.05)
+        slot.release(0, 1 << 20)
+        slot.charge(0, 1 << 10)
+"""
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
@@ -61,7 +73,8 @@ def used(path: str) -> int:
 
 def test_suspend_and_resume(path: str, attached: subprocess.Popen[bytes]) -> None:
     pid = attached.pid
-    words = f"process {pid}: running -> suspended\n"
+    unsure = "obeyed up to HAMi 2.9; from 2.10 on not, as no device has an SM limit\n"
+    words = f"process {pid}: running -> suspended\n{unsure}"
     dry = call("suspend", path, str(pid), "--dry-run")
     assert dry.stdout == f"{words}dry run: nothing was written\n"
     assert status_of(path, pid) == hami.ProcessStatus.RUNNING
@@ -70,7 +83,7 @@ def test_suspend_and_resume(path: str, attached: subprocess.Popen[bytes]) -> Non
     assert status_of(path, pid) == hami.ProcessStatus.SUSPENDED
     assert "suspended" in call("show", path).stdout
     again = call("suspend", path, str(pid)).stdout
-    assert again == f"process {pid}: suspended -> suspended (unchanged)\n"
+    assert again == f"process {pid}: suspended -> suspended (unchanged)\n{unsure}"
 
     answer = json.loads(call("resume", path, str(pid), "--json").stdout)
     assert answer == {
@@ -81,8 +94,28 @@ def test_suspend_and_resume(path: str, attached: subprocess.Popen[bytes]) -> Non
         "pid": pid,
         "before": 2,
         "after": 1,
+        "effect": "immediate",
+        "goes_on": None,
     }
     assert status_of(path, pid) == hami.ProcessStatus.RUNNING
+
+
+def test_a_suspended_process_that_goes_on_is_told_and_is_a_failure(path: str) -> None:
+    """As with HAMi 2.10, where no device has an SM limit."""
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", GO_ON, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as process,
+    ):
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"charged\n"
+        answer = call("suspend", path, str(process.pid), "--json")
+        told = call("suspend", path, str(process.pid))
+        process.kill()
+    told_json = json.loads(answer.stdout)
+    assert (told_json["effect"], told_json["goes_on"]) == ("if_sm_limited", "allocating")
+    assert (answer.returncode, told.returncode) == (1, 1)
+    assert "it goes on allocating: give a device an SM limit" in told.stdout
 
 
 def test_a_process_that_is_not_there_is_a_failure_and_no_pid_wrong_usage(path: str) -> None:

@@ -3,6 +3,7 @@
 import itertools
 import os
 import struct
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -10,8 +11,10 @@ from actors import MakeActor
 from lock_bytes import NOBODY, hold, is_free, let_go
 from region_bytes import DEVICES, RegionFile, RegionFileFactory, locate
 from slot_bytes import differences, put_slot, slot_bytes
+from wait import PATIENCE_S
 
 from libhamiregion import (
+    Effect,
     Layout,
     LockTimeout,
     ProcessNotInRegion,
@@ -280,3 +283,61 @@ def test_the_own_slot_can_be_edited_like_any_other(file: RegionFile) -> None:
         (process,) = region.snapshot().processes
         assert (process.host_pid, process.status) == (12, ProcessStatus.SUSPENDED)
         assert region.memory_used(0) == 5
+
+
+# ---- what HAMi 2.10 makes of a suspended process ----
+
+
+@pytest.mark.parametrize("limit", [None, 30])
+def test_suspending_says_where_a_process_may_not_obey(
+    limit: int | None, layout: Layout, region_file: RegionFileFactory
+) -> None:
+    """The region does not tell 2.9 from 2.10, which obeys only where a device has an SM limit."""
+    file = region_file(layout, sm_limits=[limit], uuids=["GPU-1"])
+    file.add_process(PID)
+    unsure = layout is Layout.V1_2 and limit is None
+    with open_region(file, writable=True) as region:
+        effect = Effect.IF_SM_LIMITED if unsure else Effect.IMMEDIATE
+        assert region.suspend(PID).effect is effect
+        assert region.resume(PID).effect is Effect.IMMEDIATE
+        # A limit of a device that the container has not reported counts for nothing there.
+        file.put("device_num", 0)
+        unsure = layout is Layout.V1_2
+        effect = Effect.IF_SM_LIMITED if unsure else Effect.IMMEDIATE
+        assert region.suspend(PID, dry_run=True).effect is effect
+
+
+@pytest.mark.parametrize("what", ["allocating", "launching", "another launches", None])
+def test_a_suspended_process_that_goes_on_is_seen(
+    what: str | None, region_file: RegionFileFactory
+) -> None:
+    file = region_file()
+    file.add_process(PID)
+    file.add_process(PID + 1, status=1 if what == "another launches" else 2)
+    over = threading.Event()
+
+    def go_on() -> None:
+        for turn in itertools.count(1):
+            if over.wait(0.05):
+                return
+            if what == "allocating":
+                file.put("slot_used.data", turn << 20)
+                file.put("slot_used.total", turn << 20)
+            elif what is not None:
+                file.put("last_kernel_time", 1_790_000_000 + turn)
+
+    with open_region(file, writable=True) as region:
+        region.suspend(PID)
+        process = threading.Thread(target=go_on)
+        process.start()
+        try:
+            seen = region.suspended_activity(PID, watch_s=PATIENCE_S if what in GOES_ON else 1.5)
+            assert seen == (what if what in GOES_ON else None)
+        finally:
+            over.set()
+            process.join()
+        region.resume(PID)
+        assert region.suspended_activity(PID, watch_s=PATIENCE_S) is None
+
+
+GOES_ON = ("allocating", "launching")

@@ -84,7 +84,7 @@ def test_after_a_second_move(layout: Layout, region_file: RegionFileFactory) -> 
 def test_after_a_move_that_clears_the_slot_it_is_moved_from(
     layout: Layout, region_file: RegionFileFactory
 ) -> None:
-    """As libvgpu does it after HAMi 2.10; what was there may come with a seqlock that is odd."""
+    """As libvgpu does it from HAMi 2.10 on; what was there may come with a seqlock that is odd."""
     file = region_file(layout, uuids=["GPU-0"] * 10)
     with open_region(file, writable=True) as region:
         slot = attach_behind(file, region, 3)

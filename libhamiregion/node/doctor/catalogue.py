@@ -168,7 +168,9 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         " (`live_owner`, `unknown_owner`); or the start-up semaphore of layout 1.1-postinit is"
         " taken though no process uses the region (`startup`).",
         "nobody can take the lock: processes cannot start or leave, up to HAMi 2.8.0 not even"
-        " allocate, and from 2.8.1 on those that wait exit after 5 minutes.",
+        " allocate, and from 2.8.1 on those that wait exit after 5 minutes. From HAMi 2.10 on a"
+        " refused allocation waits for the lock as well: without a signature a running process"
+        " hangs on it, and exits after 5 minutes.",
         f"{_REPAIR} gives it back, as does `hamiregion lock recover FILE`",
         "gives the lock of a dead owner back; one without a signature if nobody else maps the"
         " region, or nothing has moved for 10 s. A live owner's is never broken",
@@ -187,8 +189,8 @@ CATALOGUE: Mapping[FindingKind, Explanation] = {
         Severity.ERROR,
         "More memory is in use than the limit allows: the limit was lowered, or several processes"
         " allocated at the same moment.",
-        "libvgpu refuses every allocation, and shows programs an enormous amount of free memory,"
-        " because it subtracts without a sign.",
+        "libvgpu refuses every allocation, and up to HAMi 2.9 shows programs an enormous amount of"
+        " free memory, because it subtracts without a sign.",
         "raise the limit above what is used (`hamiregion limits set`), or end processes",
         passes=True,
     ),
