@@ -39,7 +39,7 @@ FIELDS = {
         "index memory_used_bytes memory_context_bytes memory_module_bytes memory_data_bytes "
         "memory_monitor_bytes sm_util_percent enc_util_percent dec_util_percent"
     ),
-    LimitChange: "device before after effect kind path file_id",
+    LimitChange: "device before after effect kind path file_id stored_before",
     ValueChange: "field before after effect path file_id",
     EnvironmentLimits: "memory_limits_bytes sm_limits_percent",
 }
