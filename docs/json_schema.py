@@ -44,6 +44,7 @@ from libhamiregion.node.events import Event
 from libhamiregion.node.nvml import NvmlDevice, NvmlProcess, NvmlState
 from libhamiregion.plan.apply import ContainerOutcome
 from libhamiregion.plan.diff import PlannedEdit, Skip
+from libhamiregion.report.fleet import FleetProcess
 from libhamiregion.report.history import Allocation, Sample
 from libhamiregion.report.models import Report
 from libhamiregion.report.writer import Written
@@ -276,6 +277,15 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
         SEEN,
         BY_DRIVER,
         {"processes": (Rows((ProcessRow,)), "In the order of `--sort`.")},
+    ),
+    "fleet/1": (
+        "top --from",
+        "The processes of all nodes, out of a Prometheus.",
+        {
+            "taken_at_ns": SEEN["taken_at_ns"],
+            "warnings": (list[str], "What the Prometheus warns of."),
+            "processes": (Rows((FleetProcess,)), "In the order of `--sort`."),
+        },
     ),
     "driver/1": (
         "ps --nvml",

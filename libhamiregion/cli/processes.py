@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
+from click.core import ParameterSource
 
 from libhamiregion import ProcessStatus, format_size
 from libhamiregion.node import NvmlSampler, driver_gap, node_processes
@@ -18,6 +19,7 @@ from .container_use import container_uses, use_table
 from .driver import GPU_COLUMNS, driver_object, driver_page
 from .format import NAME_COLUMNS, Names, count, names_of
 from .intervals import ticks
+from .keyboard import SORT_KEYS, key_hint
 from .output import Page, node_page, on_terminal, show_all
 from .tables import (
     COMMAND,
@@ -55,7 +57,6 @@ _PIDS = 90
 # ... and for users and commands beside whole names of pods.
 _WHOSE = 150
 _SORTS = ("name", "memory", "sm", "pid")
-_KEYS = {"m": "memory", "s": "sm", "n": "name", "p": "pid"}
 _STATE_STYLES = {
     "alive": GOOD,
     "suspended": NEAR,
@@ -154,8 +155,25 @@ def ps(
 
 
 @click.command()
+@click.option(
+    "--from",
+    "source",
+    metavar="URL",
+    help="All nodes, out of the Prometheus of that http(s) address that scrapes their exporters.",
+)
+@click.option(
+    "-n",
+    "most",
+    type=click.IntRange(1, 100_000),
+    metavar="N",
+    help="With --from: the first N rows.  [default: 50]",
+)
 @_common_options("memory")
+@click.pass_context
 def top(
+    context: click.Context,
+    source: str | None,
+    most: int | None,
     place: NodeChoice,
     selector: Selector,
     wide: bool,
@@ -173,7 +191,24 @@ def top(
     On a terminal again every second, or as --watch says, until q or Ctrl-C; the keys m, s, n and p
     sort by memory, SM utilisation, name and host pid.  In a pipe, and with --json, once unless
     --watch is given.  Columns, states, PATTERNs, JSON and exit codes are those of `hamiregion ps`.
-    """
+
+    With --from, the processes of all nodes as a Prometheus has last scraped them, on a terminal
+    again every 15 seconds; --node is a PATTERN of the nodes' names then.  It is signed in to as
+    `hamiregion report` does.
+
+    \b
+    hamiregion top --from http://prometheus:9090 --namespace research -n 20
+
+    JSON with --from: taken_at_ns, warnings, and processes, a list of objects with the fields of
+    FleetProcess; null is not known.
+    """  # noqa: D301 (click looks for the character itself)
+    if source is not None:
+        _top_of_fleet(
+            context, source, most, place, selector, driver, interval_s, sort, wide, as_json
+        )
+        return
+    if most is not None:
+        raise click.UsageError("-n goes with --from")
     with driver.open() as sampler, place.open() as node:
         look = functools.partial(process_page, node, sampler, selector, place, wide=wide)
         if as_json or not on_terminal():
@@ -181,6 +216,39 @@ def top(
         else:
             with contextlib.suppress(KeyboardInterrupt):
                 _top_live(look, interval_s or 1.0, sort)
+
+
+def _top_of_fleet(
+    context: click.Context,
+    source: str,
+    most: int | None,
+    place: NodeChoice,
+    selector: Selector,
+    driver: DriverChoice,
+    interval_s: float | None,
+    sort: str,
+    wide: bool,
+    as_json: bool,
+) -> None:
+    # With the report's modules only where they are asked for.
+    from .fleet import fleet_page, open_fleet
+
+    if place.roots or place.outside or driver.no_driver or driver.library:
+        raise click.UsageError(
+            "--from asks a Prometheus, and looks at no node: it goes with --node, --namespace,"
+            " --pod, --container, --device, --sort, --wide, --watch, --json and -n."
+        )
+    # A pod's environment says which node it is on; all of them are meant where nobody says so.
+    is_given = context.get_parameter_source("node_name") is ParameterSource.COMMANDLINE
+    node = place.node_name if is_given else None
+    look = functools.partial(
+        fleet_page, open_fleet(source), selector, node=node, most=most or 50, wide=wide
+    )
+    if as_json or not on_terminal():
+        show_all((look(sort=sort) for _ in ticks(interval_s)), interval_s, as_json)  # type: ignore[arg-type]
+    else:
+        with contextlib.suppress(KeyboardInterrupt):
+            _top_live(look, interval_s or 15.0, sort)
 
 
 def _top_live(look: Callable[..., Page], interval_s: float, sort: str) -> None:
@@ -192,7 +260,7 @@ def _top_live(look: Callable[..., Page], interval_s: float, sort: str) -> None:
         key = ""
         while key != "q":
             due = time.monotonic() + interval_s
-            sort = _KEYS.get(key, sort)
+            sort = SORT_KEYS.get(key, sort)
             picture.update(fit_page(look(sort=sort, live=True), screen), refresh=True)
             key = keyboard.wait(due - time.monotonic())
 
@@ -345,7 +413,7 @@ def process_page(
         ),
         Table(_columns(wide, driver), rows, "busy"),
         Lines([(_sums(rows, driver), QUIET)], on="terminal"),
-        *([Lines([_hint(sort)])] if live else []),
+        *([Lines([key_hint(sort)])] if live else []),
     ]
     notes = [] if gap is None else [f"no figures of the driver: {gap}"]
     return node_page("processes/1", node, place, taken_at_ns, data, blocks, notes)
@@ -416,8 +484,3 @@ def _sums(rows: Sequence[ProcessRow], driver: bool) -> str:
         total = sum(device.memory_driver_bytes or 0 for device in devices)
         words += f", {format_size(total)} by the driver"
     return words
-
-
-def _hint(sort: str) -> tuple[str, str]:
-    keys = "  ".join(f"[{key}] {name}{' <' if name == sort else ''}" for key, name in _KEYS.items())
-    return f"sort by {keys}     [q] quit", QUIET

@@ -34,6 +34,7 @@ from libhamiregion.units import parse_duration
 
 from . import options
 from .failures import Failure
+from .fleet import sign_in
 from .format import count
 from .output import Page, show, write
 from .tables import (
@@ -253,15 +254,8 @@ def _history(source: str, step_s: float | None, matchers: str | None) -> Iterato
         with Recording(source) as recording:
             yield recording
         return
-    # Not as options: what is on a command line, everybody on the machine can read.
-    secrets: dict[str, Any] = {
-        name: os.environ.get(f"HAMIREGION_PROMETHEUS_{name.upper()}")
-        for name in ("token", "user", "password")
-    }
-    if secrets["token"] is not None and secrets["user"] is not None:
-        raise click.UsageError("sign in with a token or with a user, not with both")
     try:
-        history = PrometheusHistory(source, step_s=step_s, matchers=matchers or "", **secrets)
+        history = PrometheusHistory(source, step_s=step_s, matchers=matchers or "", **sign_in())
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     yield history
