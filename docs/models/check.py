@@ -24,11 +24,16 @@ STEPS_SHOWN = 60  # the last ones before a property fails
 COMPILE = ["gcc", "-w", "-DSAFETY", "-DNOFAIR", f"-DMEMLIM={MEMORY_MIB}"]
 # The lock's provided() clauses rule out partial-order reduction. The slots' states are long; so is
 # their program, and -O2 takes longer than it saves.
-COMPILE_OF = {"lock": ["-O2", "-DNOREDUCE"], "slots": ["-O1", "-DCOLLAPSE"]}
+COMPILE_OF = {
+    "lock": ["-O2", "-DNOREDUCE"],
+    "slots": ["-O1", "-DCOLLAPSE"],
+    "marks": ["-O1", "-DCOLLAPSE"],
+}
 
 # What a line of `runs` leaves out.
 USUAL_OF: dict[str, dict[str, str]] = {
     "lock": {},
+    "marks": {"L": "NONE", "LIVES": "0"},
     "slots": {"K3": "NONE", "LOCKLESS": "0", "LAYOUT_12": "0", "LIVES": "0", "TORN": "0"},
 }
 
