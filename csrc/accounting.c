@@ -3,7 +3,7 @@
 
 struct account_call {
     hr_region *region;
-    const struct hr_table_view *view; /* NULL: not looked for */
+    struct hr_evidence evidence;
     uint32_t device;
     uint32_t kind;
     uint64_t bytes;
@@ -136,19 +136,15 @@ static int account_locked_work(void *argument)
         return hr_fail_code(HR_EDETACHED);
     int code = hr_check_header(region);
     if (code == HR_OK && hr_remembered_slot(region) == NULL)
-        code = hr_regain_slot(region, call->view);
+        code = hr_regain_slot(region, &call->evidence);
     return code == HR_OK ? account_work(call) : code;
 }
 
 static int account_locked(struct account_call *call, uint64_t timeout_ns)
 {
     hr_region *region = call->region;
-    int code = hr_run_locked(region, account_locked_work, call, timeout_ns);
-    if (code != HR_NEEDS_VIEW)
-        return code;
-    struct hr_table_view view;
-    call->view = &view;
-    return hr_run_viewed(region, NULL, &view, account_locked_work, call, timeout_ns);
+    return hr_run_with_evidence(region, region->own.pid, &call->evidence, account_locked_work, call,
+                                timeout_ns);
 }
 
 static int account_beside_lock(struct account_call *call, uint64_t timeout_ns)

@@ -11,13 +11,25 @@ enum { RUNNING = 1 };
 
 /* ---- Taking a slot ----------------------------------------------------------------- */
 
+/* Whether a slot that has our pid is of a process of another pid namespace, or may be. */
+static bool is_strangers(const hr_region *region, const unsigned char *slot, uint64_t own_mark,
+                         const struct hr_judged_marks *marks)
+{
+    uint64_t mark = hr_slot_mark(region, slot);
+    return mark != 0 && mark != own_mark &&
+           (marks == NULL || hr_liveness_of_mark(marks, mark) != HR_DEAD);
+}
+
 /* The slots of our pid below `count` but for the one that we use: a predecessor's, or copies that
  * libvgpu has made. */
-static void give_up_others(const hr_region *region, int32_t pid, int32_t own, int32_t count)
+static void give_up_others(const hr_region *region, int32_t pid,
+                           const struct hr_attachment *attachment,
+                           const struct hr_judged_marks *marks, int32_t count)
 {
     for (int32_t index = 0; index < count; index++) {
         unsigned char *slot = hr_slot(region, (uint32_t)index);
-        if (index == own || hr_slot_pid(region, slot) != pid)
+        if (index == (int32_t)attachment->index || hr_slot_pid(region, slot) != pid ||
+            is_strangers(region, slot, attachment->mark, marks))
             continue;
         hr_empty_slot(region, slot);
         hr_set_slot_pid(region, slot, HR_NOBODY);
@@ -36,21 +48,44 @@ static int32_t find_room(const hr_region *region, const struct hr_table_view *vi
     return index < 0 ? HR_SLOTS : index;
 }
 
-static void fill(const hr_region *region, unsigned char *slot, int32_t pid)
+static void fill(const hr_region *region, unsigned char *slot, int32_t pid, uint64_t mark)
 {
     hr_empty_slot(region, slot);
     HR_POINT(ATTACH_SLOT_CLEARED);
+    hr_store_mark(region, slot, mark);
     hr_store_i32(slot + region->layout->slot_status, RUNNING, memory_order_relaxed);
     hr_set_slot_pid(region, slot, pid);
     HR_POINT(ATTACH_PID_STORED);
 }
 
-int hr_take_slot(hr_region *region, const struct hr_table_view *view, int32_t pid,
+/* Whether we may have the slots below `count` with our pid: HR_OK, HR_NEEDS_MARKS, HR_EATTACHED. */
+static int check_namesakes(const hr_region *region, const struct hr_evidence *evidence, int32_t pid,
+                           uint64_t own_mark, int32_t count)
+{
+    for (int32_t index = 0; index < count; index++) {
+        const unsigned char *slot = hr_slot(region, (uint32_t)index);
+        if (hr_slot_pid(region, slot) != pid)
+            continue;
+        uint64_t mark = hr_slot_mark(region, slot);
+        if (mark == 0 || mark == own_mark)
+            continue;
+        if (evidence->marks == NULL || !hr_is_judged(evidence->marks, mark))
+            return HR_NEEDS_MARKS;
+        if (hr_liveness_of_mark(evidence->marks, mark) == HR_ALIVE)
+            return HR_FAIL(HR_EATTACHED, .reason = HR_REASON_SAME_PID, .found = (uint64_t)pid);
+    }
+    return HR_OK;
+}
+
+int hr_take_slot(hr_region *region, const struct hr_evidence *evidence, int32_t pid,
                  struct hr_attachment *attachment)
 {
+    const struct hr_table_view *view = evidence->view;
     for (uint32_t tries = 0; tries < HR_SLOTS; tries++) {
         int32_t count;
         int code = hr_checked_proc_num(region, &count);
+        if (code == HR_OK)
+            code = check_namesakes(region, evidence, pid, attachment->mark, count);
         if (code != HR_OK)
             return code;
         int32_t own = hr_find_slot(region, pid, count);
@@ -60,11 +95,11 @@ int hr_take_slot(hr_region *region, const struct hr_table_view *view, int32_t pi
         if (index == HR_SLOTS)
             return hr_fail_code(HR_EFULL);
         unsigned char *slot = hr_slot(region, (uint32_t)index);
-        fill(region, slot, pid);
+        fill(region, slot, pid, attachment->mark);
         attachment->index = (uint32_t)index;
         attachment->is_appended = index >= count;
         if (index < count) {
-            give_up_others(region, pid, index, count);
+            give_up_others(region, pid, attachment, evidence->marks, count);
             return HR_OK;
         }
         if (hr_swap_proc_num(region, count, index + 1)) {
@@ -81,9 +116,33 @@ int hr_take_slot(hr_region *region, const struct hr_table_view *view, int32_t pi
 
 /* ---- Attaching --------------------------------------------------------------------- */
 
+int hr_run_with_evidence(hr_region *region, int32_t pid, struct hr_evidence *evidence,
+                         hr_guarded_work *work, void *argument, uint64_t timeout_ns)
+{
+    const int tries = 4; /* each newcomer with our pid needs another judgment */
+    struct hr_table_view view;
+    struct hr_judged_marks marks = {.count = 0};
+    *evidence = (struct hr_evidence){.view = NULL};
+    int code = hr_run_locked(region, work, argument, timeout_ns);
+    for (int try = 0; try < tries && (code == HR_NEEDS_VIEW || code == HR_NEEDS_MARKS); try++) {
+        if (code == HR_NEEDS_MARKS) {
+            hr_forget_marks(region, &marks);
+            hr_judge_marks(region, pid, &marks);
+            evidence->marks = &marks;
+        } else {
+            evidence->view = &view;
+        }
+        code = evidence->view == NULL
+                   ? hr_run_locked(region, work, argument, timeout_ns)
+                   : hr_run_viewed(region, NULL, &view, work, argument, timeout_ns);
+    }
+    hr_forget_marks(region, &marks);
+    return code == HR_NEEDS_VIEW || code == HR_NEEDS_MARKS ? hr_fail_code(HR_ETIMEOUT) : code;
+}
+
 struct attach_call {
     hr_region *region;
-    const struct hr_table_view *view; /* NULL: not looked for */
+    struct hr_evidence evidence;
     struct hr_attachment *attachment;
     int32_t pid;
     uint64_t turn; /* of those in which this handle has been attached; 0: not now */
@@ -95,24 +154,13 @@ static int attach_work(void *argument)
     hr_region *region = call->region;
     int code = hr_check_header(region);
     if (code == HR_OK)
-        code = hr_take_slot(region, call->view, call->pid, call->attachment);
+        code = hr_take_slot(region, &call->evidence, call->pid, call->attachment);
     if (code == HR_OK) {
         region->own.attachment = call->attachment;
         region->own.pid = call->pid;
         call->turn = ++region->own.turn;
     }
     return code;
-}
-
-static int attach(struct attach_call *call, uint64_t timeout_ns)
-{
-    hr_region *region = call->region;
-    int code = hr_run_locked(region, attach_work, call, timeout_ns);
-    if (code != HR_NEEDS_VIEW)
-        return code;
-    struct hr_table_view view;
-    call->view = &view;
-    return hr_run_viewed(region, NULL, &view, attach_work, call, timeout_ns);
 }
 
 /* A process that has libvgpu loaded has a slot of libvgpu's, by the same pid. */
@@ -139,7 +187,13 @@ int hr_attach(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns)
         return hr_fail_code(HR_EATTACHED);
     struct attach_call call = {.region = region, .pid = getpid()};
     call.attachment = calloc(1, sizeof *call.attachment);
-    code = call.attachment == NULL ? hr_fail_errno(HR_ESYSTEM, ENOMEM) : attach(&call, timeout_ns);
+    if (call.attachment == NULL) {
+        code = hr_fail_errno(HR_ESYSTEM, ENOMEM);
+    } else {
+        hr_draw_mark(region, call.pid, &call.attachment->mark, &call.attachment->byte);
+        code =
+            hr_run_with_evidence(region, call.pid, &call.evidence, attach_work, &call, timeout_ns);
+    }
     /* Also where the lock was lost meanwhile: then there is a slot, and an error. */
     if (call.turn != 0 && ticket != NULL) {
         if (ticket->region == NULL)
@@ -147,6 +201,8 @@ int hr_attach(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns)
         *ticket = (struct hr_ticket){.region = region, .turn = call.turn};
     }
     if (call.turn == 0) {
+        if (call.attachment != NULL)
+            hr_unlock_bytes(region, &call.attachment->byte);
         free(call.attachment);
         region->own.is_claimed = false;
     }
@@ -167,6 +223,14 @@ void hr_end_attachment(struct hr_ticket *ticket)
 
 /* ---- Our slot, wherever it is ------------------------------------------------------ */
 
+/* With our mark, where we have one: another process may have our pid. */
+static bool is_own(const hr_region *region, const unsigned char *slot)
+{
+    const uint64_t mark = region->own.attachment->mark;
+    return hr_slot_pid(region, slot) == region->own.pid &&
+           (mark == 0 || hr_slot_mark(region, slot) == mark);
+}
+
 unsigned char *hr_remembered_slot(const hr_region *region)
 {
     int32_t count, index = (int32_t)region->own.attachment->index;
@@ -178,7 +242,15 @@ unsigned char *hr_remembered_slot(const hr_region *region)
                                     hr_find_slot(region, region->own.pid, index) >= 0))
         return NULL;
     unsigned char *slot = hr_slot(region, (uint32_t)index);
-    return hr_slot_pid(region, slot) == region->own.pid ? slot : NULL;
+    return is_own(region, slot) ? slot : NULL;
+}
+
+/* The highest below `count`, as libvgpu copies slots downwards; or -1. */
+static int32_t find_own(const hr_region *region, int32_t count)
+{
+    while (--count >= 0 && !is_own(region, hr_slot(region, (uint32_t)count)))
+        continue;
+    return count;
 }
 
 static void write_books(const hr_region *region, unsigned char *slot)
@@ -201,11 +273,12 @@ static void forget_name(const hr_region *region, uint32_t index)
     int32_t count;
     unsigned char *slot = hr_slot(region, index);
     if (hr_checked_proc_num(region, &count) == HR_OK && (int32_t)index >= count &&
-        hr_slot_pid(region, slot) == region->own.pid)
+        hr_slot_pid(region, slot) == region->own.pid &&
+        !is_strangers(region, slot, region->own.attachment->mark, NULL))
         hr_set_slot_pid(region, slot, 0);
 }
 
-int hr_regain_slot(hr_region *region, const struct hr_table_view *view)
+int hr_regain_slot(hr_region *region, const struct hr_evidence *evidence)
 {
     struct hr_attachment *attachment = region->own.attachment;
     int32_t count;
@@ -213,14 +286,14 @@ int hr_regain_slot(hr_region *region, const struct hr_table_view *view)
     if (code != HR_OK)
         return code;
     uint32_t old = attachment->index;
-    int32_t found = hr_find_slot(region, region->own.pid, count);
+    int32_t found = find_own(region, count);
     if (found >= 0) {
         /* libvgpu has moved it, with its status and host pid. */
         attachment->index = (uint32_t)found;
         attachment->is_appended = false;
-        give_up_others(region, region->own.pid, found, count);
+        give_up_others(region, region->own.pid, attachment, evidence->marks, count);
     } else {
-        code = hr_take_slot(region, view, region->own.pid, attachment);
+        code = hr_take_slot(region, evidence, region->own.pid, attachment);
         if (code != HR_OK)
             return code;
     }
@@ -246,16 +319,18 @@ static int detach_work(void *argument)
         code = hr_checked_proc_num(region, &count);
     if (code != HR_OK)
         return code;
-    uint32_t old = region->own.attachment->index;
-    int32_t index = hr_find_slot(region, region->own.pid, count);
+    struct hr_attachment *attachment = region->own.attachment;
+    uint32_t old = attachment->index;
+    int32_t index = find_own(region, count);
     if (index >= 0) {
         hr_empty_slot(region, hr_slot(region, (uint32_t)index));
         HR_POINT(REMOVE_USAGE_CLEARED);
-        give_up_others(region, region->own.pid, index, count);
+        attachment->index = (uint32_t)index;
+        give_up_others(region, region->own.pid, attachment, NULL, count);
     }
     /* libvgpu, which removes dead slots beside the lock, has never had reason to take this one for
      * dead: so it may go.  Another stays where it is, with our pid, while we live. */
-    if (index == (int32_t)old && index == count - 1 && region->own.attachment->is_appended &&
+    if (index == (int32_t)old && index == count - 1 && attachment->is_appended &&
         hr_swap_proc_num(region, count, index))
         HR_POINT(REMOVE_COUNT_STORED);
     forget_name(region, old);
@@ -266,6 +341,8 @@ static int detach_work(void *argument)
 static void forget_attachment(hr_region *region)
 {
     region->own.is_claimed = false;
+    /* After the slot was emptied: from here on it is a dead process's. */
+    hr_unlock_bytes(region, &region->own.attachment->byte);
     free(region->own.attachment);
     region->own.attachment = NULL;
     region->own.pid = 0;
@@ -303,6 +380,8 @@ int hr_leave_region(hr_region *region, uint64_t deadline_ns)
     struct hr_detail detail;
     hr_last_detail(&detail);
     detail.wanted = bytes;
+    /* Nobody accounts in the slot any more: others may reap it. */
+    hr_unlock_bytes(region, &region->own.attachment->byte);
     return hr_fail(&detail);
 }
 

@@ -48,20 +48,47 @@ static int set_foreign_locks(const hr_region *region, int fd)
     return set_lock(fd, F_RDLCK, start, 0); /* 0: to the end, wherever that is */
 }
 
-/* The wanted range, or with length 0 the bytes of everybody else. */
-static int lock_in_page(const hr_region *region, short type, off_t start, off_t length,
+/* What is to be locked. */
+struct wanted {
+    short type;
+    off_t start, length; /* 0: the bytes of everybody else */
+    const off_t *bytes;  /* not NULL: those of these that are free */
+    uint32_t count;
+    bool *is_locked;
+};
+
+static int set_free_locks(int fd, const struct wanted *wanted)
+{
+    for (uint32_t i = 0; i < wanted->count; i++) {
+        int code = set_lock(fd, F_RDLCK, wanted->bytes[i], 1);
+        if (code != HR_OK && code != HR_EBUSY)
+            return code;
+        wanted->is_locked[i] = code == HR_OK;
+    }
+    return HR_OK;
+}
+
+static int set_wanted(const hr_region *region, int fd, const struct wanted *wanted)
+{
+    if (wanted->bytes != NULL)
+        return set_free_locks(fd, wanted);
+    return wanted->length == 0 ? set_foreign_locks(region, fd)
+                               : set_lock(fd, wanted->type, wanted->start, wanted->length);
+}
+
+static int lock_in_page(const hr_region *region, const struct wanted *wanted,
                         struct hr_byte_lock *out)
 {
     int fd;
     out->page = NULL;
-    int code = open_again(region, type == F_WRLCK ? HR_WRITE : HR_READ, &fd);
+    int code = open_again(region, wanted->type == F_WRLCK ? HR_WRITE : HR_READ, &fd);
     if (code != HR_OK)
         return code;
     void *page = mmap(NULL, 1, PROT_NONE, MAP_SHARED, fd, 0);
     if (page == MAP_FAILED || madvise(page, 1, MADV_DONTFORK) != 0)
         code = hr_fail_errno(HR_ESYSTEM, errno);
     else
-        code = length == 0 ? set_foreign_locks(region, fd) : set_lock(fd, type, start, length);
+        code = set_wanted(region, fd, wanted);
     close(fd);
     if (code == HR_OK)
         out->page = page;
@@ -70,14 +97,29 @@ static int lock_in_page(const hr_region *region, short type, off_t start, off_t 
     return code;
 }
 
-int hr_lock_bytes(const hr_region *region, short type, off_t start, off_t length,
-                  struct hr_byte_lock *out)
+static int lock_wanted(const hr_region *region, const struct wanted *wanted,
+                       struct hr_byte_lock *out)
 {
     /* No child is forked while the descriptor is open. */
     hr_fork_lock();
-    int code = lock_in_page(region, type, start, length, out);
+    int code = lock_in_page(region, wanted, out);
     hr_fork_unlock();
     return code;
+}
+
+int hr_lock_bytes(const hr_region *region, short type, off_t start, off_t length,
+                  struct hr_byte_lock *out)
+{
+    const struct wanted wanted = {.type = type, .start = start, .length = length};
+    return lock_wanted(region, &wanted, out);
+}
+
+int hr_lock_free_bytes(const hr_region *region, const off_t *bytes, uint32_t count, bool *is_locked,
+                       struct hr_byte_lock *out)
+{
+    const struct wanted wanted = {
+        .type = F_RDLCK, .bytes = bytes, .count = count, .is_locked = is_locked};
+    return lock_wanted(region, &wanted, out);
 }
 
 int hr_lock_foreign_bytes(const hr_region *region, struct hr_byte_lock *out)

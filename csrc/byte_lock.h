@@ -33,6 +33,13 @@ int hr_lock_bytes(const hr_region *region, short type, off_t start, off_t length
                   struct hr_byte_lock *out);
 
 /*
+ * Lock those of these bytes against writing that nobody has locked for it, and keep them all.
+ * `is_locked` tells which they are.
+ */
+int hr_lock_free_bytes(const hr_region *region, const off_t *bytes, uint32_t count, bool *is_locked,
+                       struct hr_byte_lock *out);
+
+/*
  * Lock, against writing, every byte behind HR_HOST_LOCK_BYTE but the numbers of this
  * process's own handles: then no other handle that has a number is there, and none can
  * draw one.

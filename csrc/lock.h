@@ -43,6 +43,7 @@ extern "C" {
 #endif
 
 /* Clear of HAMi's lockf on [0, sizeof) and of its record lock on 0x40000000. */
+#define HR_SLOT_BYTE 0x10000000 /* and the 2^28 behind it: marks.h */
 #define HR_HOST_LOCK_BYTE 0x50000000
 #define HR_NUMBER_BYTE 0x60000000
 

@@ -373,27 +373,21 @@ enum hr_liveness hr_liveness_of_slot(const struct hr_mappers *mappers, int32_t p
     return judge(mappers, pid, false, &here);
 }
 
-int hr_judge_slots(hr_region *region, struct hr_process_list *list, const int32_t *pids,
-                   uint32_t count, uint64_t cpu_ns, uint32_t *lives)
+int hr_search_slots(hr_region *region, struct hr_process_list *list,
+                    const struct hr_slot_pids *asked, const struct hr_budget *budget,
+                    uint32_t *lives)
 {
-    if (count > HR_SLOTS)
-        return hr_fail_code(HR_EINVAL);
-    const struct hr_budget budget = hr_budget_of_cpu(cpu_ns);
-    struct hr_slot_pids asked = {.count = (int32_t)count};
-    memcpy(asked.pids, pids, count * sizeof *pids);
     struct search search = {
-        .region = region, .list = list, .only = &asked, .keeps_maps = true, .budget = &budget};
+        .region = region, .list = list, .only = asked, .keeps_maps = true, .budget = budget};
     struct hr_mappers mappers;
-    int code = hr_enter(region);
-    if (code != HR_OK)
-        return code;
-    code = search_list(&search, &mappers);
-    hr_leave(region);
+    int code = search_list(&search, &mappers);
     if (code != HR_OK)
         return code;
     /* No process has pid 0. */
-    for (uint32_t i = 0; i < count; i++)
-        lives[i] = pids[i] == 0 ? HR_DEAD : hr_liveness_of_slot(&mappers, pids[i]);
+    for (int32_t i = 0; i < asked->count; i++) {
+        int32_t pid = asked->pids[i];
+        lives[i] = pid == 0 ? HR_DEAD : hr_liveness_of_slot(&mappers, pid);
+    }
     hr_free_mappers(&mappers);
     return HR_OK;
 }

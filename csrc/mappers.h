@@ -70,6 +70,13 @@ void hr_free_mappers(struct hr_mappers *mappers);
 int hr_look_for_mappers(hr_region *region, const char *proc, const struct hr_slot_pids *only,
                         struct hr_mappers *out);
 
+/* Whether the processes with these pids in their innermost namespace live, by a list that serves
+ * many regions (slots.h). */
+struct hr_process_list;
+int hr_search_slots(hr_region *region, struct hr_process_list *list,
+                    const struct hr_slot_pids *asked, const struct hr_budget *budget,
+                    uint32_t *lives);
+
 /*
  * Whether the region's file may have a second inode, through which other processes map the same
  * memory: it lies on an overlay, in the upper directory of one, or a process maps what may be the

@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include <unistd.h>
 
+#include "marks.h"
 #include "table_view.h"
 #include "testpoint.h"
 
@@ -13,12 +14,14 @@ struct nameless {
 struct reap_call {
     hr_region *region;
     const struct hr_mappers *before;  /* by a scan of all slots' pids, before the lock */
-    const struct hr_mappers *mappers; /* by the one that judges */
+    const struct hr_mappers *mappers; /* by the one that judges; NULL: no suspects */
+    struct hr_judged_marks *marks;    /* by the bytes of the file, before the scans */
     struct hr_slot_pids *suspects;    /* dead by the former, and looked for by the latter */
     struct hr_slot_pids names;        /* that stand anywhere in the table, before the scans */
     struct nameless nameless[HR_SLOTS];
     int32_t nameless_count;
     bool has_others; /* somebody else may live */
+    bool has_marked; /* a slot is a dead process's by its mark */
     bool has_work;   /* a suspect's slot is not empty */
     const int32_t *pids;
     uint32_t pid_count;
@@ -39,6 +42,13 @@ static void report(struct reap_call *call, int32_t pid, uint32_t what, uint64_t 
 {
     if (call->found < HR_SLOTS)
         call->out[call->found++] = (struct hr_reap){.pid = pid, .what = what, .bytes = bytes};
+}
+
+/* What the bytes prove of a slot; unknown where it has no mark, or that tells nothing. */
+static enum hr_liveness judge_by_mark(const struct reap_call *call, int32_t index)
+{
+    uint64_t mark = hr_slot_mark(call->region, hr_slot(call->region, (uint32_t)index));
+    return mark == 0 ? HR_LIVENESS_UNKNOWN : hr_liveness_of_mark(call->marks, mark);
 }
 
 static int32_t pid_of(const struct reap_call *call, int32_t index)
@@ -64,6 +74,8 @@ static int note_names(void *argument)
     int code = hr_checked_proc_num(call->region, &count);
     for (int32_t index = 0; code == HR_OK && index < HR_SLOTS; index++) {
         int32_t pid = pid_of(call, index);
+        if (judge_by_mark(call, index) != HR_LIVENESS_UNKNOWN)
+            continue;
         if (pid != 0)
             call->names.pids[call->names.count++] = pid;
         else if (index < count)
@@ -90,6 +102,10 @@ static bool is_nobodys(const struct reap_call *call, int32_t index)
 static enum hr_liveness judge(const struct reap_call *call, int32_t index)
 {
     int32_t pid = pid_of(call, index);
+    uint64_t mark = hr_slot_mark(call->region, hr_slot(call->region, (uint32_t)index));
+    enum hr_liveness by_mark = hr_liveness_of_mark(call->marks, mark);
+    if (mark != 0 && (by_mark != HR_LIVENESS_UNKNOWN || !hr_is_judged(call->marks, mark)))
+        return by_mark; /* what has come since is nobody to judge by /proc */
     if (pid == 0)
         return is_nobodys(call, index) ? HR_DEAD : HR_LIVENESS_UNKNOWN;
     if (call->mappers != NULL && hr_names_slot(call->suspects, pid))
@@ -110,9 +126,9 @@ static int32_t find_end(const struct reap_call *call, int32_t count)
     for (int32_t index = 0; index < HR_SLOTS; index++) {
         int32_t pid = pid_of(call, index);
         bool is_own = own != 0 && pid == own;
-        if (index >= count
-                ? pid != 0 && !is_own && hr_liveness_of_slot(call->before, pid) != HR_DEAD
-                : !is_own && judge(call, index) != HR_DEAD)
+        if (index >= count ? pid != 0 && !is_own && judge_by_mark(call, index) != HR_DEAD &&
+                                 hr_liveness_of_slot(call->before, pid) != HR_DEAD
+                           : !is_own && judge(call, index) != HR_DEAD)
             return count;
         if (index < count && (is_own || !is_asked_for(call, pid)))
             end = index + 1;
@@ -158,12 +174,14 @@ static void reap_slot(struct reap_call *call, int32_t index, int32_t end)
         return;
     if (is_empty && pid != 0 && index < end)
         return;
+    bool by_mark = judge_by_mark(call, index) == HR_DEAD;
     report(call, pid, index < end ? HR_REAP_EMPTIED : HR_REAP_REMOVED, hr_slot_bytes(region, slot));
     if (call->dry_run)
         return;
     hr_empty_slot(region, slot);
     /* The next newcomer of libvgpu up to 2.8.0 would loop for ever over pid 0. */
-    if (pid == 0)
+    /* A newcomer may not see that a name is nobody's, where the bytes have proved it. */
+    if (pid == 0 || by_mark)
         hr_set_slot_pid(region, slot, HR_NOBODY);
     HR_POINT(REMOVE_USAGE_CLEARED);
 }
@@ -232,9 +250,14 @@ static int list_suspects(void *argument)
         code = hr_checked_proc_num(call->region, &count);
     for (int32_t index = 0; code == HR_OK && index < count; index++) {
         int32_t pid = pid_of(call, index);
-        if (pid == 0)
+        enum hr_liveness by_mark = judge_by_mark(call, index);
+        if (by_mark == HR_DEAD) {
+            call->has_work = call->has_work || is_asked_for(call, pid);
+            call->has_marked = true;
+        }
+        if (pid == 0 || by_mark == HR_DEAD)
             continue;
-        if (hr_liveness_of_slot(call->before, pid) != HR_DEAD) {
+        if (by_mark == HR_ALIVE || hr_liveness_of_slot(call->before, pid) != HR_DEAD) {
             call->has_others = call->has_others || pid != call->region->own.pid;
         } else if (is_asked_for(call, pid)) {
             call->suspects->pids[call->suspects->count++] = pid;
@@ -271,13 +294,15 @@ static int reap_under_lock(struct reap_call *call, const char *proc, uint64_t ti
         code = hr_read_slot_pids(region, &slots);
         only = &slots;
     }
-    if (code == HR_OK)
+    bool searches = call->suspects->count > 0;
+    if (code == HR_OK && searches)
         code = hr_find_mappers(region, proc, own, only, &budget, &mappers);
     if (code == HR_OK) {
-        call->mappers = &mappers;
+        call->mappers = searches ? &mappers : NULL;
         code = hr_run_entered(region, reap_work, call);
-        hr_free_mappers(&mappers);
     }
+    if (call->mappers != NULL)
+        hr_free_mappers(&mappers);
     return hr_lock_drop_after(region, code);
 }
 
@@ -285,8 +310,9 @@ static int reap_beside(struct reap_call *call, const char *proc, uint64_t timeou
 {
     int code = hr_run_entered(call->region, list_suspects, call);
     /* Emptied slots are suspects too, which go where nobody else lives. */
-    bool has_work = call->nameless_count > 0 || call->pid_count > 0 ||
-                    (call->suspects->count > 0 && (call->has_work || !call->has_others));
+    bool has_work =
+        call->nameless_count > 0 || call->pid_count > 0 ||
+        ((call->suspects->count > 0 || call->has_marked) && (call->has_work || !call->has_others));
     if (code == HR_OK && has_work)
         return reap_under_lock(call, proc, timeout_ns);
     return code == HR_OK ? hr_run_entered(call->region, report_all_cut_short, call) : code;
@@ -297,9 +323,11 @@ int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t p
 {
     struct hr_mappers before;
     struct hr_slot_pids suspects = {.count = 0};
+    struct hr_judged_marks marks;
     struct reap_call call = {.region = region,
                              .before = &before,
                              .suspects = &suspects,
+                             .marks = &marks,
                              .pids = pids,
                              .pid_count = pid_count,
                              .dry_run = dry_run,
@@ -307,16 +335,20 @@ int hr_reap(hr_region *region, const char *proc, const int32_t *pids, uint32_t p
     int code = hr_enter_to_write(region);
     if (code != HR_OK)
         return code;
+    hr_judge_marks(region, 0, &marks);
     code = hr_run_entered(region, note_names, &call);
     /* A process that has stored pid 0 has no name to be found by. */
     const struct hr_slot_pids *only = call.nameless_count == 0 ? &call.names : NULL;
     const struct hr_budget budget = hr_budget_of_cpu(HR_SEARCH_CPU_NS);
-    if (code == HR_OK)
+    before = (struct hr_mappers){.list = NULL};
+    /* Where the bytes tell of all slots, /proc is not looked at. */
+    if (code == HR_OK && (call.nameless_count > 0 || call.names.count > 0))
         code = hr_find_mappers(region, proc, HR_WITH_OWN_HANDLE, only, &budget, &before);
     if (code == HR_OK) {
         code = reap_beside(&call, proc, timeout_ns);
         hr_free_mappers(&before);
     }
+    hr_forget_marks(region, &marks);
     hr_leave(region);
     return code;
 }

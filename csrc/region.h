@@ -42,9 +42,10 @@
  * - Replacement.  A container that restarts may replace the file.  The old
  *   mapping then shows old data for ever; hr_is_stale() tells.
  * - POSIX record locks.  Closing any descriptor of a file drops the process's
- *   POSIX locks on it.  hr_open(), the first hr_lock(), and whatever judges a lock close
- *   descriptors of the region.  A process that has libvgpu.so loaded itself would drop the
- *   lock that libvgpu takes while it starts: it opens regions with HR_KEEP, and no others.
+ *   POSIX locks on it.  hr_open(), hr_attach(), the first hr_lock(), and whatever judges
+ *   a lock or a slot close descriptors of the region.  A process that has libvgpu.so loaded itself
+ * would drop the lock that libvgpu takes while it starts: it opens regions with HR_KEEP, and no
+ * others.
  */
 #ifndef HR_REGION_H
 #define HR_REGION_H
@@ -118,7 +119,9 @@ enum hr_reason {
     HR_REASON_BUSY,            /* the lock changed hands while it was watched */
     HR_REASON_TWO_INODES,      /* the file may have another inode, whose locks are not seen here */
     HR_REASON_FOREIGN_MAPPING, /* HR_EATTACHED: another library in this process maps the file */
-    HR_REASON_LAYOUT           /* HR_ENOTREGION: layout = the one named, found = the file's */
+    HR_REASON_LAYOUT,          /* HR_ENOTREGION: layout = the one named, found = the file's */
+    HR_REASON_SAME_PID         /* HR_EATTACHED: a live process of another pid namespace has `found`,
+                                  this process's pid, in the region */
 };
 
 struct hr_detail {

@@ -16,7 +16,22 @@ uint64_t hr_seqlock_of(const hr_region *region, int32_t index)
     uint32_t offset = hr_seqlock_offset(region);
     if (offset == HR_ABSENT)
         return 0;
-    return hr_load_u64(hr_slot(region, (uint32_t)index) + offset, memory_order_acquire);
+    return hr_load_u64(hr_slot(region, (uint32_t)index) + offset, memory_order_acquire) &
+           ~HR_MARK_FLAG;
+}
+
+bool hr_is_flagged(const hr_region *region, const unsigned char *slot)
+{
+    uint32_t offset = hr_seqlock_offset(region);
+    return offset != HR_ABSENT &&
+           (hr_load_u64(slot + offset, memory_order_relaxed) & HR_MARK_FLAG) != 0;
+}
+
+void hr_flag_seqlock(const hr_region *region, unsigned char *slot)
+{
+    uint32_t offset = hr_seqlock_offset(region);
+    uint64_t seqlock = hr_load_u64(slot + offset, memory_order_relaxed);
+    hr_store_u64(slot + offset, (seqlock + (seqlock & 1)) | HR_MARK_FLAG, memory_order_release);
 }
 
 int32_t hr_slot_pid(const hr_region *region, const unsigned char *slot)

@@ -33,7 +33,15 @@ bool hr_has_seqlock(const hr_region *region);
  * file counts in it.
  */
 uint32_t hr_seqlock_offset(const hr_region *region);
-/* Its value, or 0 where there is none. */
+/*
+ * A bit of that word that nobody counts to.  It stands in the slots of this library's processes
+ * that have a mark (marks.h); libvgpu's processes make the word 0 when they take a slot.
+ */
+#define HR_MARK_FLAG (UINT64_C(1) << 62)
+bool hr_is_flagged(const hr_region *region, const unsigned char *slot);
+/* Under the lock: set it, and make the seqlock even. */
+void hr_flag_seqlock(const hr_region *region, unsigned char *slot);
+/* The seqlock without the flag, or 0 where there is none. */
 uint64_t hr_seqlock_of(const hr_region *region, int32_t index);
 
 int32_t hr_slot_pid(const hr_region *region, const unsigned char *slot);

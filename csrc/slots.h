@@ -36,7 +36,8 @@ extern "C" {
  * is used again, where that is worth a look at /proc, or one at the end is taken, beyond all
  * in which a live process may be writing.  One attachment per handle, and one handle
  * per process and region: HR_EATTACHED; with detail.reason HR_REASON_FOREIGN_MAPPING another
- * library in this process, libvgpu, has the region mapped.  A ticket (lock.h), if not NULL, owns
+ * library in this process, libvgpu, has the region mapped; with HR_REASON_SAME_PID a live process
+ * of another pid namespace has this one's pid there.  A ticket (lock.h), if not NULL, owns
  * the attachment: it detaches when it ends, if that is the one.
  *
  * HR_EFULL, HR_ETIMEOUT and the rest of hr_lock().

@@ -301,8 +301,10 @@ bool hr_needs_view(const hr_region *region, int32_t count, int32_t pid)
 int32_t hr_find_emptied(const hr_region *region, const struct hr_table_view *view, int32_t count,
                         int32_t pid)
 {
-    for (int32_t index = 0; index < count && !view->mappers.incomplete; index++) {
+    for (int32_t index = 0; index < count; index++) {
         int32_t named = pid_of(region, index);
+        if (view->mappers.incomplete && named != HR_NOBODY)
+            continue;
         /* A process that has ended by itself stores 0 there and may still be giving memory back. */
         if (named > 0 && named != pid && is_emptied(region, index) && !is_listed(view, named) &&
             hr_motion_of(region, view, index) == HR_STANDS_STILL)

@@ -16,6 +16,7 @@
     X(UNLOCK_OWNER_CLEARED)                                                                        \
     X(UNLOCK_SEM_POSTED)                                                                           \
     X(UNLOCK_WOKEN)                                                                                \
+    X(SLOT_BYTE_LOCKED)                                                                            \
     X(ATTACH_SLOT_CLEARED)                                                                         \
     X(ATTACH_PID_STORED)                                                                           \
     X(ATTACH_COUNT_STORED)                                                                         \

@@ -250,6 +250,8 @@ def error_from_detail(code: int, path: str, detail: Any) -> Exception:
         )
     if code == lib.HR_ESYSTEM:
         return OSError(detail.sys_errno, _system_text(detail.sys_errno), path)
+    if code == lib.HR_EATTACHED:
+        return RuntimeError(f"{path!r}: {attached_reason(detail)}")
     if code not in _CLASSES:
         return ValueError(f"{path!r}: an argument is out of range")
     error = _CLASSES[code](_message(code, repr(path), detail), path=path)
@@ -269,6 +271,21 @@ def _system_text(number: int) -> str:
             " seconds, so try again; /proc/locks names the process"
         )
     return os.strerror(number)
+
+
+def attached_reason(detail: Any) -> str:
+    """Say why a process cannot be attached, or cannot have its slot back."""
+    if detail.reason == lib.HR_REASON_FOREIGN_MAPPING:
+        return (
+            "another library in this process, such as libvgpu, has the region mapped and accounts "
+            "for the process; its slot is not taken away from it"
+        )
+    if detail.reason == lib.HR_REASON_SAME_PID:
+        return (
+            f"a live process of another pid namespace has the pid {detail.found} in the region: "
+            "start this one with another pid, or give the two containers a region each"
+        )
+    return "this process is attached to the region already"
 
 
 def _candidates(detail: Any) -> tuple[Layout, ...]:

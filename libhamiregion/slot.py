@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 import attrs
 
 from ._core import THIS_INTERPRETER, lib
-from .errors import MemoryLimitExceeded, error_from_detail, last_detail
+from .errors import MemoryLimitExceeded, attached_reason, error_from_detail, last_detail
 from .layouts import DEVICE_CAPACITY
 from .lock import SLICE_NS, end_interrupted, in_slices, ticket
 from .units import format_size, integer
@@ -145,7 +145,7 @@ class Slot:
                 last_detail(code)
                 code = self._take()
             if code == lib.HR_EATTACHED:
-                raise RuntimeError(_attached_reason(last_detail(code).reason))
+                raise RuntimeError(attached_reason(last_detail(code)))
             if code:
                 self.region._fail_busy(code, HOLDS_LOCK)
             self._attached = True
@@ -300,15 +300,6 @@ def attached_slots() -> list[Slot]:
 # In C: this thread's locks are given back and all slots detached, whatever is interrupted. Those of
 # this interpreter: the others of the process go on.
 atexit.register(lib.hr_leave_all_of, THIS_INTERPRETER)
-
-
-def _attached_reason(reason: int) -> str:
-    if reason == lib.HR_REASON_FOREIGN_MAPPING:
-        return (
-            "another library in this process, such as libvgpu, has the region mapped and accounts "
-            "for the process; its slot is not taken away from it"
-        )
-    return "this process is attached to the region already"
 
 
 def _check_account(device: int, nbytes: int, kind: str) -> None:

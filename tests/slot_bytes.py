@@ -33,6 +33,30 @@ def slot_bytes(file: RegionFile, slot: int) -> bytes:
     return file.content()[start:end]
 
 
+MARK_FLAG = 1 << 62
+"""In the seqlock of a slot that has a mark."""
+
+
+def unmarked(layout: Layout, content: bytes) -> bytes:
+    """A slot's bytes without its process's mark: two words of a usage record, and the flag."""
+    slot = bytearray(content)
+    used, stride = layout.offsets["slot_used"], layout.offsets["slot_used_stride"]
+    assert used is not None
+    assert stride is not None
+    if stride >= 56:
+        slot[used + 40 : used + 56] = bytes(16)
+        at = _seqlock_offset(layout)
+        seqlock = int.from_bytes(slot[at : at + 8], "little") & ~MARK_FLAG
+        slot[at : at + 8] = seqlock.to_bytes(8, "little")
+    return bytes(slot)
+
+
+def _seqlock_offset(layout: Layout) -> int:
+    offset = (Layout.V1_2 if layout is Layout.V1_1 else layout).offsets["slot_seqlock"]
+    assert offset is not None
+    return offset
+
+
 def put_slot(file: RegionFile, slot: int, content: bytes) -> None:
     file.put_bytes(slot_range(file.layout, slot)[0], content)
 

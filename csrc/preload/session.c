@@ -97,14 +97,24 @@ static bool is_limited_by_another(int code)
     return code == HR_EATTACHED && detail.reason == HR_REASON_FOREIGN_MAPPING;
 }
 
+static const char *attach_text(int code)
+{
+    struct hr_detail detail;
+    hr_last_detail(&detail);
+    if (code == HR_EATTACHED && detail.reason == HR_REASON_SAME_PID)
+        return "a live process of another pid namespace has this process's pid there";
+    return hr_code_text(code);
+}
+
 static void fail_to_begin(int code, const char *path)
 {
+    const char *text = attach_text(code);
     bool is_open = policy == POLICY_OPEN || is_limited_by_another(code);
     const char *effect = is_open ? "nothing is limited" : "CUDA contexts and memory are refused";
     if (path == NULL)
         hr_complain("%s names no region; %s", HR_REGION_VARIABLE, effect);
     else
-        hr_complain("the region %s cannot be used: %s; %s", path, hr_code_text(code), effect);
+        hr_complain("the region %s cannot be used: %s; %s", path, text, effect);
     publish(is_open ? HR_SESSION_FREE : HR_SESSION_REFUSED);
 }
 

@@ -331,7 +331,9 @@ end_runs:
             :: atomic { n != 0 && FAULT != BYTE_ASKED && held[n] == 0 -> KEEP(n, THE_TOOL) };
                 if :: MARK(i) == n -> EMPTY(i, THE_TOOL); s[i].name = NOBODY :: else fi;
                 LET_GO(n, THE_TOOL)
-            :: n == 0 || held[n] != 0
+            :: atomic { n == 0 || held[n] != 0 ->
+                /* One that has just drawn it gives it back when it finds it in a slot. */
+                IF(n != 0 && !in[held[n]], was_dead[i] = false) }
             fi;
             n = 0;
             i++

@@ -52,6 +52,8 @@ static bool is_reachable(int point, const struct hr_layout *layout)
     case HR_AT_LOCK_SEM_TAKEN:
     case HR_AT_UNLOCK_OWNER_CLEARED:
         return takes_two_steps(layout);
+    case HR_AT_SLOT_BYTE_LOCKED: /* the two oldest layouts have no room for a number */
+        return !takes_two_steps(layout);
     case HR_AT_CHARGE_SEQLOCK_ODD:
     case HR_AT_CHARGE_SEQLOCK_EVEN:
     case HR_AT_RELEASE_SEQLOCK_ODD:
@@ -90,7 +92,7 @@ static enum script script_for(struct scene *scene, int point)
         return other ? LOCKS : ATTACHES;
     if (point <= HR_AT_UNLOCK_WOKEN)
         return other || scene_has_seqlock(scene) ? LOCKS : ACCOUNTS;
-    if (is_between(point, HR_AT_ATTACH_SLOT_CLEARED, HR_AT_ATTACH_COUNT_STORED))
+    if (is_between(point, HR_AT_SLOT_BYTE_LOCKED, HR_AT_ATTACH_COUNT_STORED))
         return ATTACHES;
     if (is_between(point, HR_AT_CHARGE_SEQLOCK_ODD, HR_AT_RELEASE_SEQLOCK_EVEN))
         return ACCOUNTS;
@@ -110,7 +112,8 @@ static enum script script_for(struct scene *scene, int point)
 static bool leaves_lock_free(int point, const struct scene *scene)
 {
     return point == HR_AT_LOCK_NUMBERS_DRAWN || point == HR_AT_LOCK_HOST_TAKEN ||
-           point == HR_AT_UNLOCK_SEM_POSTED || point == HR_AT_UNLOCK_WOKEN ||
+           point == HR_AT_SLOT_BYTE_LOCKED || point == HR_AT_UNLOCK_SEM_POSTED ||
+           point == HR_AT_UNLOCK_WOKEN ||
            (scene_has_seqlock(scene) &&
             is_between(point, HR_AT_CHARGE_SEQLOCK_ODD, HR_AT_RELEASE_SEQLOCK_EVEN));
 }

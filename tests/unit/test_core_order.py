@@ -24,6 +24,8 @@ ORDER = (
     "process_files",
     "mappers",
     "slot_table",
+    "marks",
+    "liveness",
     "lock",
     "recovery",
     "slot_edit",

@@ -11,7 +11,7 @@ import pytest
 from actors import MakeActor
 from lock_bytes import NOBODY, hold, is_free, let_go
 from region_bytes import DEVICES, RegionFile, RegionFileFactory
-from slot_bytes import WITH_SEQLOCK, WITHOUT_SEQLOCK, differences, slot_bytes, slot_range
+from slot_bytes import MARK_FLAG, WITH_SEQLOCK, WITHOUT_SEQLOCK, differences, slot_bytes, slot_range
 
 from libhamiregion import (
     Layout,
@@ -54,8 +54,8 @@ def test_a_charge_stands_in_its_kind_and_in_the_total_and_nowhere_else(
         for device in (0, 7, DEVICES - 1):
             slot.release(device, 40 + device, kind)
         if layout.has_seqlock:
-            assert file.get("slot_seqlock", slot=1) == 2 * 9
-            file.put("slot_seqlock", 0, slot=1)
+            assert file.get("slot_seqlock", slot=1) == MARK_FLAG + 2 * 9
+            file.put("slot_seqlock", MARK_FLAG, slot=1)
         assert file.content() == before
 
 
@@ -315,7 +315,7 @@ def test_threads_that_share_a_slot_lose_nothing(layout: Layout, file: RegionFile
         assert [region.memory_used(n) for n in range(1, threads + 1)] == [2 * turns] * threads
         assert used(file, 0)["module"] == threads // 3 * turns
         if layout.has_seqlock:
-            assert file.get("slot_seqlock") == 2 * 3 * threads * turns
+            assert file.get("slot_seqlock") == MARK_FLAG + 2 * 3 * threads * turns
         assert is_free(file)
 
 

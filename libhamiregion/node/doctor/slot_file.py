@@ -52,6 +52,10 @@ def slots_behind(region: Region, count: int) -> dict[int, int]:
         os.close(descriptor)
 
 
+# Set in the slots of this library's processes; nobody counts so far.
+_MARK_FLAG = 1 << 62
+
+
 def odd_seqlocks(region: Region, count: int, pids: Container[int]) -> dict[int, int]:
     """By pid, the seqlocks among the first `count` slots that are odd: a writer is inside.
 
@@ -74,7 +78,7 @@ def _seqlock(descriptor: int, layout: Layout, slot: int) -> int:
     at = Layout.V1_2.offsets if layout is Layout.V1_1 else layout.offsets
     offset, stride = at["slot_seqlock"] or 0, layout.offsets["slot_stride"] or 0
     start = (layout.offsets["procs"] or 0) + slot * stride + offset
-    return int.from_bytes(os.pread(descriptor, 8, start), sys.byteorder)
+    return int.from_bytes(os.pread(descriptor, 8, start), sys.byteorder) & ~_MARK_FLAG
 
 
 def _open(region: Region) -> int:

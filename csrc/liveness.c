@@ -1,0 +1,79 @@
+#include "mappers.h"
+#include "marks.h"
+
+/* What the bytes prove of the pids in slots: several slots can name one. */
+struct judge_call {
+    const hr_region *region;
+    const struct hr_judged_marks *marks;
+    const int32_t *pids;
+    uint32_t count;
+    uint32_t *lives; /* HR_LIVENESS_UNKNOWN: /proc has to be asked */
+};
+
+/* Dead is a pid whose slots are all dead processes'. */
+static uint32_t liveness_of_pid(const struct judge_call *call, int32_t pid, int32_t count)
+{
+    bool all_dead = true, is_there = false;
+    for (int32_t index = 0; index < count; index++) {
+        const unsigned char *slot = hr_slot(call->region, (uint32_t)index);
+        if (hr_slot_pid(call->region, slot) != pid)
+            continue;
+        uint64_t mark = hr_slot_mark(call->region, slot);
+        enum hr_liveness liveness =
+            mark == 0 ? HR_LIVENESS_UNKNOWN : hr_liveness_of_mark(call->marks, mark);
+        if (liveness == HR_ALIVE)
+            return HR_ALIVE;
+        is_there = true;
+        all_dead = all_dead && liveness == HR_DEAD;
+    }
+    return is_there && all_dead ? HR_DEAD : HR_LIVENESS_UNKNOWN;
+}
+
+static int judge_by_marks(void *argument)
+{
+    const struct judge_call *call = argument;
+    int32_t count;
+    int code = hr_checked_proc_num(call->region, &count);
+    for (uint32_t i = 0; code == HR_OK && i < call->count; i++)
+        call->lives[i] = liveness_of_pid(call, call->pids[i], count);
+    return code;
+}
+
+/* Those that the bytes have not told of. */
+static int ask_proc(hr_region *region, struct hr_process_list *list, const int32_t *pids,
+                    uint32_t count, uint64_t cpu_ns, uint32_t *lives)
+{
+    const struct hr_budget budget = hr_budget_of_cpu(cpu_ns);
+    struct hr_slot_pids asked = {.count = 0};
+    uint32_t found[HR_SLOTS];
+    for (uint32_t i = 0; i < count; i++) {
+        if (lives[i] == HR_LIVENESS_UNKNOWN)
+            asked.pids[asked.count++] = pids[i];
+    }
+    int code = asked.count == 0 ? HR_OK : hr_search_slots(region, list, &asked, &budget, found);
+    for (uint32_t i = 0, at = 0; code == HR_OK && i < count; i++) {
+        if (lives[i] == HR_LIVENESS_UNKNOWN)
+            lives[i] = found[at++];
+    }
+    return code;
+}
+
+int hr_judge_slots(hr_region *region, struct hr_process_list *list, const int32_t *pids,
+                   uint32_t count, uint64_t cpu_ns, uint32_t *lives)
+{
+    if (count > HR_SLOTS)
+        return hr_fail_code(HR_EINVAL);
+    struct hr_judged_marks marks;
+    struct judge_call call = {
+        .region = region, .marks = &marks, .pids = pids, .count = count, .lives = lives};
+    int code = hr_enter(region);
+    if (code != HR_OK)
+        return code;
+    hr_judge_marks(region, 0, &marks);
+    code = hr_run_entered(region, judge_by_marks, &call);
+    hr_forget_marks(region, &marks);
+    if (code == HR_OK)
+        code = ask_proc(region, list, pids, count, cpu_ns, lives);
+    hr_leave(region);
+    return code;
+}

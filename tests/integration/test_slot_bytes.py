@@ -1,0 +1,338 @@
+"""Our own processes are proved dead or alive by the kernel: by a byte that each keeps locked."""
+
+import contextlib
+import os
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from actors import Actor, MakeActor, ProcessFactory
+from namespaces import NEW_NAMESPACE, why_no_new_namespace
+from region_bytes import RegionFile, RegionFileFactory, locate
+from slot_bytes import NOBODYS, move_last_into, pids, put_slot, slot_bytes
+
+from libhamiregion import Layout, MemoryLimitExceeded, ReapedSlot, create_region, open_region
+from libhamiregion.node.liveness import Liveness
+
+MARKED = [Layout.V1_1, Layout.V1_1_POSTINIT, Layout.V1_2]
+MIB = 1 << 20
+
+
+@pytest.fixture(params=MARKED)
+def file(request: pytest.FixtureRequest, region_file: RegionFileFactory) -> RegionFile:
+    return region_file(request.param, memory_limits=(1024 * MIB,))
+
+
+@pytest.fixture
+def empty_proc(tmp_path: Path) -> Path:
+    """A /proc in which nobody is seen, and nothing is proved by it."""
+    (tmp_path / "proc").mkdir()
+    return tmp_path / "proc"
+
+
+def attached(process: Actor, nbytes: int) -> Actor:
+    process("attach")
+    process("slot.charge", 0, nbytes)
+    return process
+
+
+# ---- without /proc ----
+
+
+def test_a_killed_process_is_reaped_without_proc(
+    file: RegionFile, actor: MakeActor, empty_proc: Path
+) -> None:
+    living, dead = attached(actor(file), 100), attached(actor(file), 600)
+    dead.kill()
+    with open_region(file, writable=True) as region:
+        assert region.reap(proc=empty_proc) == (ReapedSlot(dead.pid, 600, removed=False),)
+        assert region.memory_used(0) == 100
+        assert region.reap(proc=empty_proc) == ()
+    living("slot.charge", 0, 1)
+    assert pids(file) == [living.pid, NOBODYS]
+
+
+def test_one_that_is_asked_for_by_its_pid_is_judged_so_too(
+    file: RegionFile, actor: MakeActor, empty_proc: Path
+) -> None:
+    living, dead = attached(actor(file), 100), attached(actor(file), 600)
+    dead.kill()
+    with open_region(file, writable=True) as region:
+        with pytest.raises(ValueError, match=f"process {living.pid} is alive"):
+            region.reap([living.pid], proc=empty_proc)
+        assert region.reap([dead.pid], proc=empty_proc)[0].memory_bytes == 600
+
+
+def test_where_all_are_dead_the_table_is_cut(
+    file: RegionFile, actor: MakeActor, empty_proc: Path
+) -> None:
+    for nbytes in (1, 2, 3):
+        attached(actor(file), nbytes).kill()
+    with open_region(file, writable=True) as region:
+        assert [slot.removed for slot in region.reap(proc=empty_proc)] == [True] * 3
+    assert pids(file) == []
+
+
+def test_a_node_judges_so_too(file: RegionFile, actor: MakeActor, empty_proc: Path) -> None:
+    living, dead = attached(actor(file), 100), attached(actor(file), 600)
+    dead.kill()
+    file.add_process(4_000_001, {0: 1})
+    asked = [living.pid, dead.pid, 4_000_001]
+    with open_region(file) as region:
+        assert Liveness(str(empty_proc)).dead(region, asked) == {dead.pid}
+
+
+def test_a_slot_that_libvgpu_has_moved_keeps_its_proof(
+    file: RegionFile, actor: MakeActor, empty_proc: Path
+) -> None:
+    file.add_process(4_000_001, {0: 7})
+    file.add_process(4_000_002, {0: 7})
+    dead, living = attached(actor(file), 600), attached(actor(file), 100)
+    move_last_into(file, 0)
+    move_last_into(file, 1)
+    assert pids(file) == [living.pid, dead.pid]
+    dead.kill()
+    with open_region(file, writable=True) as region:
+        assert region.reap(proc=empty_proc) == (ReapedSlot(dead.pid, 600, removed=False),)
+    living("slot.charge", 0, 1)
+    assert living("region.memory_used", 0) == 101
+
+
+def test_a_forked_child_does_not_keep_its_parent_alive(
+    file: RegionFile, actor: MakeActor, empty_proc: Path
+) -> None:
+    dead = attached(actor(file), 600)
+    child = dead("evaluate", "import os, signal; answer = os.fork() or signal.pause()")
+    try:
+        dead.kill()
+        with open_region(file, writable=True) as region:
+            assert len(region.reap(proc=empty_proc)) == 1
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_one_that_closes_all_descriptors_stays_alive(
+    file: RegionFile, actor: MakeActor, empty_proc: Path
+) -> None:
+    living = attached(actor(file), 100)
+    keep = living("evaluate", "import os; answer = scene.fds = os.listdir('/proc/self/fd')")
+    assert keep
+    living(
+        "evaluate",
+        "import os\n"
+        "paths = {n: os.readlink(f'/proc/self/fd/{n}') for n in scene.fds"
+        " if os.path.lexists(f'/proc/self/fd/{n}')}\n"
+        "assert not [n for n, p in paths.items() if p == path]",
+        path=os.fspath(file),
+    )
+    with open_region(file, writable=True) as region:
+        assert region.reap(proc=empty_proc) == ()
+
+
+def test_one_that_has_detached_or_closed_leaves_no_lock(file: RegionFile, actor: MakeActor) -> None:
+    process = attached(actor(file), 100)
+    assert locked_slot_bytes(file) == 1
+    process("slot.detach")
+    assert locked_slot_bytes(file) == 0
+    attached(process, 1)
+    process("region.close")
+    assert locked_slot_bytes(file) == 0
+
+
+def locked_slot_bytes(file: RegionFile) -> int:
+    """How many bytes between 0x10000000 and 0x20000000 are locked, as the kernel lists them."""
+    inode = f":{file.path.stat().st_ino} "
+    lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    starts = [int(line.split()[-2]) for line in lines if inode in line]
+    return sum(0x10000000 <= start < 0x20000000 for start in starts)
+
+
+# ---- what is not of ours stays libvgpu's ----
+
+
+@pytest.mark.parametrize("generation", ["old", "new"])
+def test_libvgpu_that_takes_the_slot_of_a_dead_one_with_its_pid_is_not_dead_by_that_ones_byte(
+    generation: str, file: RegionFile, actor: MakeActor, empty_proc: Path
+) -> None:
+    """Up to 2.8.0 it clears the usage records whole, later the seqlock and single fields."""
+    dead = attached(actor(file), 600)
+    dead.kill()
+    offset, _ = locate(file.layout, "slot_used.context")
+    if generation == "old":
+        stride = file.layout.offsets["slot_used_stride"]
+        file.put_bytes(offset, bytes(stride * 16))
+    else:
+        layout = Layout.V1_2 if file.layout is Layout.V1_1 else file.layout
+        at, _ = locate(layout, "slot_seqlock")
+        file.put_bytes(at, bytes(8))
+        file.put_bytes(offset, bytes(24))
+    file.put("slot_used.data", 77)
+    file.put("slot_used.total", 77)
+    with open_region(file, writable=True) as region:
+        assert region.reap(proc=empty_proc) == ()
+        with pytest.raises(ValueError, match="cannot be told"):
+            region.reap([dead.pid], proc=empty_proc)
+        assert region.memory_used(0) == 77
+
+
+def test_slots_without_a_mark_are_judged_as_ever(file: RegionFile, empty_proc: Path) -> None:
+    file.add_process(4_000_001, {0: 7})
+    with open_region(file, writable=True) as region:
+        assert region.reap(proc=empty_proc) == ()
+
+
+def test_a_mark_of_another_file_proves_nothing(
+    file: RegionFile, actor: MakeActor, empty_proc: Path, tmp_path: Path
+) -> None:
+    """As where a process came through an overlay: its byte is locked in another inode."""
+    attached(actor(file), 600)
+    copy = RegionFile(tmp_path / "copy.cache", file.layout)
+    copy.path.write_bytes(file.content())
+    with open_region(copy, writable=True) as region:
+        assert region.reap(proc=empty_proc) == ()
+        assert region.memory_used(0) == 600
+
+
+def test_the_oldest_layouts_have_no_room_for_it(region_file: RegionFileFactory) -> None:
+    for layout in (Layout.UNVERSIONED, Layout.UNVERSIONED_NO_UTIL):
+        file = region_file(layout)
+        with open_region(file, writable=True) as region, region.attach():
+            assert locked_slot_bytes(file) == 0
+
+
+# ---- pid namespaces ----
+
+
+@pytest.fixture
+def containers() -> Iterator[tuple[ProcessFactory, ProcessFactory]]:
+    if why := why_no_new_namespace():
+        pytest.skip(why)
+    with (
+        contextlib.closing(ProcessFactory(*NEW_NAMESPACE)) as one,
+        contextlib.closing(ProcessFactory(*NEW_NAMESPACE)) as other,
+    ):
+        yield one, other
+
+
+@pytest.mark.root
+def test_two_live_processes_with_one_pid_do_not_take_each_others_slot(
+    file: RegionFile, containers: tuple[ProcessFactory, ProcessFactory]
+) -> None:
+    first, second = (container.actor(file) for container in containers)
+    assert first.pid == second.pid
+    attached(first, 600 * MIB)
+    with pytest.raises(RuntimeError, match=f"another pid namespace has the pid {first.pid}"):
+        second("attach")
+    with pytest.raises(MemoryLimitExceeded):
+        first("slot.charge", 0, 600 * MIB)
+    assert first("region.memory_used", 0) == 600 * MIB
+    first.kill()
+    attached(second, 600 * MIB)
+    assert second("region.memory_used", 0) == 600 * MIB
+    assert len(pids(file)) == 1
+
+
+@pytest.mark.root
+def test_across_pid_namespaces_the_dead_are_reaped_and_the_living_are_not(
+    file: RegionFile, containers: tuple[ProcessFactory, ProcessFactory]
+) -> None:
+    """Neither container sees the other's processes."""
+    one, other = containers
+    one.actor()
+    dead, living = attached(one.actor(file), 600), attached(one.actor(file), 100)
+    reaper = attached(other.actor(file), 10)
+    dead.kill()
+    assert [slot.pid for slot in reaper("region.reap")] == [dead.pid]
+    assert reaper("region.memory_used", 0) == 110
+    assert living("region.memory_used", 0) == 110
+
+
+@pytest.mark.root
+def test_a_process_whose_place_another_of_its_pid_has_taken_is_refused(
+    file: RegionFile, containers: tuple[ProcessFactory, ProcessFactory]
+) -> None:
+    """libvgpu in the second's namespace has removed the first, which it does not see."""
+    first, second = (container.actor(file) for container in containers)
+    attached(first, 300)
+    file.put("proc_num", 0)
+    put_slot(file, 0, bytes(len(slot_bytes(file, 0))))
+    attached(second, 50)
+    with pytest.raises(RuntimeError, match="another pid namespace"):
+        first("slot.charge", 0, 1)
+    assert second("region.memory_used", 0) == 50
+    second("slot.charge", 0, 1)
+    second("slot.detach")
+    first("slot.charge", 0, 1)
+    assert first("region.memory_used", 0) == 301
+
+
+# ---- hidepid ----
+
+
+HIDDEN = """
+import ctypes, os
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+"""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("hidepid", [1, 2])
+def test_where_proc_hides_processes_a_users_killed_program_frees_its_memory(
+    hidepid: int, public_directory: Path
+) -> None:
+    create_region(public_directory / "r.cache", memory_limits=("1GiB",))
+    path = public_directory / "r.cache"
+    path.chmod(0o666)
+    mount = f'mount -t proc -o hidepid={hidepid} proc /proc && exec "$@"'
+    inside = ("unshare", "--mount", "--propagation", "private", "sh", "-c", mount, "sh")
+    tried = subprocess.run([*inside, "true"], capture_output=True, text=True, check=False)
+    if tried.returncode != 0:
+        pytest.skip(f"cannot mount a /proc here: {tried.stderr.strip()}")
+    with contextlib.closing(ProcessFactory(*inside)) as users:
+        keeper, dead, reaper = (users.actor() for _ in range(3))
+        for process in (keeper, dead, reaper):
+            process("evaluate", HIDDEN)
+            process("open", os.fspath(path), writable=True)
+        attached(keeper, 100 * MIB)
+        attached(dead, 664 * MIB)
+        dead.kill()
+        assert reaper("region.reap") == (ReapedSlot(dead.pid, 664 * MIB, removed=False),)
+        assert reaper("region.memory_used", 0) == 100 * MIB
+
+
+@pytest.mark.root
+def test_emptied_slots_are_taken_again_where_nobody_can_be_seen(
+    region_file: RegionFileFactory,
+) -> None:
+    """Else each killed program would cost a slot for good."""
+    file = region_file(Layout.V1_2)
+    file.path.parent.chmod(0o755)
+    for index in range(70):
+        file.add_process(NOBODYS, status=0)
+        assert index < 70
+    mount = 'mount -t proc -o hidepid=2 proc /proc && exec "$@"'
+    inside = ("unshare", "--mount", "--propagation", "private", "sh", "-c", mount, "sh")
+    script = (
+        f"import os, libhamiregion as h; f = h.open_region({os.fspath(file)!r}, writable=True);"
+        " f.attach()"
+    )
+    subprocess.run([*inside, sys.executable, "-c", script], check=True, timeout=60)
+    assert len(pids(file)) == 70
+
+
+def test_the_flag_is_not_part_of_what_is_counted(file: RegionFile, actor: MakeActor) -> None:
+    """Whoever reads the seqlock sees an even number that stands still, and one that changes."""
+    process = attached(actor(file), 100)
+    layout = Layout.V1_2 if file.layout is Layout.V1_1 else file.layout
+    at, form = locate(layout, "slot_seqlock")
+    seqlock = struct.unpack_from(form, file.content(), at)[0]
+    assert seqlock % 2 == 0
+    with open_region(file) as region:
+        (usage,) = region.snapshot().processes
+        assert (usage.pid, usage.settled) == (process.pid, True)
