@@ -51,6 +51,12 @@ def unmarked(layout: Layout, content: bytes) -> bytes:
     return bytes(slot)
 
 
+def forget_marks(file: RegionFile) -> None:
+    """Take the marks out of the slots: what is left has to be judged by /proc."""
+    for slot in range(file.get("proc_num")):
+        put_slot(file, slot, unmarked(file.layout, slot_bytes(file, slot)))
+
+
 def _seqlock_offset(layout: Layout) -> int:
     offset = (Layout.V1_2 if layout is Layout.V1_1 else layout).offsets["slot_seqlock"]
     assert offset is not None

@@ -13,7 +13,7 @@ from actors import Actor, MakeActor, ProcessFactory
 from lock_bytes import NOBODY, hold, is_free, let_go, set_value, value_of
 from namespaces import IS_FIRST, NEW_NAMESPACE, is_number, why_no_new_namespace
 from region_bytes import RegionFile, RegionFileFactory
-from slot_bytes import at_work, pids
+from slot_bytes import at_work, forget_marks, pids
 from wait import eventually
 
 from libhamiregion import (
@@ -444,6 +444,7 @@ def test_a_stranger_with_the_number_of_a_slot_is_no_proof_that_one_sees_everybod
     member = attached(inside, file, 6)
     with_pid(elsewhere, 500, file, writable=False)
     reaper = elsewhere(file)
+    forget_marks(file)
     assert reaper("region.reap") == ()
     with pytest.raises(ValueError, match="cannot be told"):
         reaper("region.reap", [member.pid])
