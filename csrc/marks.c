@@ -174,7 +174,7 @@ void hr_judge_marks(hr_region *region, int32_t pid, struct hr_judged_marks *out)
     bool may_be_elsewhere = false, is_looked_up = false;
     for (uint32_t i = 0; i < out->count; i++) {
         if (is_locked[i] && !is_looked_up) {
-            may_be_elsewhere = hr_may_have_two_inodes(region);
+            may_be_elsewhere = hr_lies_on_overlay(region);
             is_looked_up = true;
         }
         if (!is_locked[i])
