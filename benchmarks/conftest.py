@@ -33,6 +33,7 @@ ORDER = [
     "test_from_c",
     "test_many",
     "test_exporter",
+    "test_agent",
     "test_open",
     "test_edit",
     "test_lock_and_slots",

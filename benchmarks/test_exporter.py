@@ -55,10 +55,10 @@ INTERVAL_S = 15.0
 
 
 class Served:
-    """`hamiregion exporter` of a node, a process of its own."""
+    """`hamiregion exporter` of a node, or another verb that listens, a process of its own."""
 
-    def __init__(self, node: BusyNode, *arguments: str) -> None:
-        command = [sys.executable, "-m", "libhamiregion", "exporter", "--listen", "127.0.0.1:0"]
+    def __init__(self, node: BusyNode, *arguments: str, verb: str = "exporter") -> None:
+        command = [sys.executable, "-m", "libhamiregion", verb, "--listen", "127.0.0.1:0"]
         where = ["--root", str(node.root), "--pod-logs", str(node.logs)]
         self.process = subprocess.Popen(
             [*command, *where, *arguments],

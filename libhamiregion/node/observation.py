@@ -6,7 +6,7 @@ import os
 import threading
 import time
 import weakref
-from collections import defaultdict
+from collections import Counter
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import attrs
@@ -42,7 +42,6 @@ SHARED_AGE_S = 1.0
 _OBSERVER_TIMEOUT_S = 30.0
 _DRIVER_TIMEOUT_S = 5.0
 _PROC_NUM = lib.HR_VALUE_PROC_NUM
-_PROCESSES_SHOWN = 3
 #: Where the snapshots of a read are too large, regions with more pairs of process and device than
 #: this have none of their processes read.
 MOST_PAIRS = 1024
@@ -352,34 +351,25 @@ def _gaps_of_processes(
     if error is not None:
         yield Gap("processes", f"{node.proc} could not be read: {error}")
     processes = node.processes
-    hidden: defaultdict[ContainerId | None, list[int]] = defaultdict(list)
+    unread = processes.gaps
+    refused: Counter[ContainerId | None] = Counter()
     for pid in processes.visibility.unreadable:
         process = processes.get(pid)
-        hidden[None if process is None else process.container].append(pid)
-    if not hidden and not processes.gaps:
+        refused[None if process is None else process.container] += 1
+    if not (unread or refused):
         return
     by_id = {} if states is None else _containers_by_id(snapshot, states)
-    for gap in processes.gaps:
-        place = None if gap.container is None else by_id.get(gap.container.id)
-        if place is None and gap.container is not None:
-            place = _only_container_of(gap.container.pod_uid, snapshot)
-        yield Gap("processes", gap.explanation, place, gap.container, gap.count)
-    for container_id, pids in hidden.items():
-        shown = ", ".join(map(str, pids[:_PROCESSES_SHOWN]))
-        more = "" if len(pids) <= _PROCESSES_SHOWN else " and others"
-        yield Gap(
-            "processes",
-            f"the mappings of {len(pids)} processes could not be read: pids {shown}{more}",
-            None if container_id is None else by_id.get(container_id.id),
-            container_id,
-            len(pids),
-        )
 
+    def container_of(container_id: ContainerId | None) -> Container | None:
+        return None if container_id is None else by_id.get(container_id.id)
 
-def _only_container_of(pod_uid: str | None, snapshot: NodeSnapshot) -> Container | None:
-    """The container of a pod that has one with a region."""
-    found = [each for each in snapshot.containers if pod_uid and each.pod_uid == pod_uid]
-    return found[0] if len(found) == 1 else None
+    for gap in unread:
+        container = container_of(gap.container)
+        yield Gap("processes", gap.explanation, container, gap.container, gap.count)
+    for container_id, count in refused.items():
+        number = "1 process" if count == 1 else f"{count:,} processes"
+        reason = f"the mappings of {number} may not be read"
+        yield Gap("processes", reason, container_of(container_id), container_id, count)
 
 
 def _containers_by_id(snapshot: NodeSnapshot, states: SlotStates) -> dict[str, Container]:

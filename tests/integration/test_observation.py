@@ -37,6 +37,7 @@ from libhamiregion.node import (
     NvmlSampler,
     Observation,
     Observer,
+    procfs,
 )
 from libhamiregion.node.views import observed_views
 from libhamiregion.plan import PlanFile, PlanWatcher
@@ -58,6 +59,11 @@ def node(root: Root) -> Iterator[Node]:
 def states(observation: Observation) -> dict[int, str]:
     pids = observation.table.processes.pid
     return {pid: SLOT_STATES[observation.proved().states[row]] for row, pid in enumerate(pids)}
+
+
+def gaps(observation: Observation) -> list[Gap]:
+    """Without those of the machine's other processes, of which there can be some."""
+    return [gap for gap in observation.gaps if gap.kind != "processes"]
 
 
 class HeldSampler(NvmlSampler):
@@ -192,11 +198,11 @@ def test_a_driver_that_hangs_is_a_gap_and_holds_up_one_observation(node: Node, r
     for _ in range(3):
         seen = observer.observe()
         assert seen.sample is None
-        assert seen.gaps == (Gap("driver", "the driver does not answer"),)
+        assert gaps(seen) == [Gap("driver", "the driver does not answer")]
         assert len(seen.containers) == 1
     assert sampler.asked == 1
     sampler.may_answer.set()
-    eventually(lambda: not observer.observe().gaps)
+    eventually(lambda: not gaps(observer.observe()))
 
 
 def test_a_driver_that_fails_is_a_gap_with_its_error(node: Node) -> None:
@@ -206,7 +212,7 @@ def test_a_driver_that_fails_is_a_gap_with_its_error(node: Node) -> None:
 
     seen = Observer(node, sampler=Failing()).observe()
     assert isinstance(seen.driver_error, RuntimeError)
-    assert [gap.reason for gap in seen.gaps] == ["asking the driver failed: out of memory"]
+    assert [gap.reason for gap in gaps(seen)] == ["asking the driver failed: out of memory"]
 
 
 def test_without_proc_the_regions_are_told_and_nobody_is_dead(
@@ -243,7 +249,7 @@ def test_slots_that_are_too_many_are_a_gap_of_their_container_and_the_others_are
     observer.observe()
     seen = observer.observe()
     assert list(seen.table.processes.pid) == [3_800_000]
-    (gap,) = seen.gaps
+    (gap,) = gaps(seen)
     assert gap.container is not None
     assert (gap.kind, gap.container.name, gap.count) == ("slots", "crowd", 100)
 
@@ -315,6 +321,19 @@ def test_what_an_observation_shows_of_a_region_is_of_that_moment(
     ]
     with pytest.raises(IndexError):
         seen.table.snapshot(1, region)
+
+
+def test_what_of_proc_could_not_be_read_is_a_gap_of_its_container(
+    node: Node, actor: MakeActor, root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here of this program's own cgroup, which is all that a test can be sure of."""
+    user = actor(root.region())
+    user("attach")
+    # More mappings than are read at all.
+    monkeypatch.setattr(procfs, "_MAPS_LIMIT", 64)
+    found = [gap for gap in Observer(node).observe().gaps if gap.kind == "processes"]
+    assert found
+    assert all(gap.count > 0 and "mappings of" in gap.reason for gap in found)
 
 
 def test_of_a_crowded_region_the_view_is_taken_by_itself(
