@@ -1,4 +1,4 @@
-"""What holds on a real GPU: ``python tests/gpu/check_gpu.py``, about four minutes.
+"""What holds on a real GPU: ``python tests/gpu/check_gpu.py``, about five minutes.
 
 Prints one line for each check, with what was measured; the exit status is 1 if one has failed.
 Needs this package, an NVIDIA driver and a C compiler; nvidia-smi and PyTorch are used where they
@@ -61,6 +61,15 @@ free, total = torch.cuda.mem_get_info()
 print(json.dumps([len(held) * (64 << 20), free, total]))
 """
 
+# Opens the driver by its name without a version, as numba does.
+PLAIN = """
+import ctypes
+cuda, total = ctypes.CDLL("libcuda.so"), ctypes.c_size_t()
+assert cuda.cuInit(0) == 0
+assert cuda.cuDeviceTotalMem_v2(ctypes.byref(total), 0) == 0
+print(total.value)
+"""
+
 # Sums one tensor over two GPUs.
 NCCL = """
 import os, torch, torch.distributed as dist, torch.multiprocessing as mp
@@ -74,6 +83,9 @@ def work(rank):
 if __name__ == "__main__":
     mp.spawn(work, nprocs=2)
 """
+
+
+EMPTY_KERNEL = ".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry nothing() { ret; }"
 
 
 class Skipped(Exception):
@@ -191,35 +203,138 @@ class Checks:
             survivor.allocate(LIMIT - alone)
         return "5 kills"
 
-    def launch_cost(self) -> str:
-        """A launch costs less than 50 ns more than without the library."""
+    def call_cost(self, what: str, most_ns: int) -> str:
+        """A call costs no more than that beyond what it costs without the library."""
         cost = self.built("cost")
         seen = {}
         with self.limited() as (env, _):
             for name, each in (("bare", self.bare()), ("ours", env), ("bare again", self.bare())):
-                command = [cost, "launch", "0", "20", "1000", "0", "0"]
+                command = [cost, what, "0", "20", "1000", "0", "0"]
                 done = subprocess.run(command, env=each, capture_output=True, text=True, check=True)
                 seen[name] = statistics.median(map(float, done.stdout.split()))
+                total = int(done.stderr.split()[0])
+                assert (total == LIMIT) == (name == "ours"), "the library is not in the program"
         beyond = seen["ours"] - min(seen["bare"], seen["bare again"])
-        assert beyond < 50, seen
+        assert beyond < most_ns, seen
         return f"{seen['bare']:.0f} ns, and {beyond:.0f} ns beyond"
+
+    def plain_names(self) -> str:
+        """A program that opens libcuda.so is shown its limit."""
+        with self.limited() as (env, _):
+            command = [sys.executable, "-I", "-S", "-c", PLAIN]
+            done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+        assert done.stdout == f"{LIMIT}\n", done.stdout
+        return "libcuda.so"
+
+    def growth(self) -> str:
+        """What the driver takes for itself after the context is counted within three seconds."""
+        malloc_heap, heap = 2, 256 * MIB
+        with self.limited() as (env, region):
+            program = self.program(env).start()
+            before = region.snapshot().devices[0].memory_used_bytes
+            program.do("cuCtxSetLimit", malloc_heap, heap)
+            program.do("cuModuleLoadData", OUT, "text:" + EMPTY_KERNEL)
+            time.sleep(3)
+            used = region.snapshot().devices[0].memory_used_bytes
+            driver = program.nvml_processes(0).get(program.pid)
+        if driver is None:
+            raise Skipped("NVML does not show this pid")
+        assert abs(driver - used) <= 0.05 * driver, f"driver {driver}, region {used}"
+        return f"{before >> 20} MiB, then driver {driver >> 20} MiB, region {used >> 20} MiB"
+
+    def captures(self) -> str:
+        """A capture in global mode goes on while the library asks about pools."""
+        release_threshold, non_blocking = 4, 1
+        with self.limited() as (env, _):
+            program = self.program(env).start()
+            pool = program.do("cuDeviceGetDefaultMemPool", OUT, 0)
+            program.do("cuMemPoolSetAttribute", pool, release_threshold, f"bytes:{'ff' * 8}")
+            program.do("cuMemFreeAsync", program.do("cuMemAllocAsync", OUT, MIB, 0), 0)
+            stream = program.do("cuStreamCreate", OUT, non_blocking)
+            other = program.do("cuStreamCreate", OUT, non_blocking)
+            program.do("cuStreamBeginCapture_v2", stream, 0)
+            time.sleep(1)
+            made = program.do("cuMemAllocAsync", OUT, 64 * MIB, other)
+            program.do("cuMemFreeAsync", made, other)
+            program.do("cuStreamEndCapture", stream, OUT)
+        return "one second"
+
+    def killed_by_threads(self) -> str:
+        """Eight threads that allocate what a killed program held all get it."""
+        threads, size = 8, 32 * MIB
+        together = self.built("together")
+        with self.limited(memory=None) as (env, region):
+            command = [together, str(threads), str(size)]
+            with subprocess.Popen(
+                command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            ) as survivor:
+                assert survivor.stdin is not None
+                assert survivor.stdout is not None
+                survivor.stdout.readline()
+                victim = self.program(env).start()
+                victim.allocate(threads * size)
+                used = region.snapshot().devices[0].memory_used_bytes
+                region.set_memory_limit(used, device=0)
+                victim.kill()
+                survivor.stdin.write("\n")
+                survivor.stdin.flush()
+                granted = survivor.stdout.readline().strip()
+                survivor.kill()
+        assert granted == str(threads), f"{granted} of {threads}"
+        return f"{threads} threads"
+
+    def crowded(self) -> str:
+        """A context that does not fit is refused, or nothing is granted in it."""
+        crowding = self.built("crowding")
+        with self.limited() as (env, region):
+            program = self.program(env).start()
+            context = region.snapshot().devices[0].memory_used_bytes
+            program.allocate(LIMIT - context - context // 2)
+            done = subprocess.run(
+                [crowding, "5"], env=env, capture_output=True, text=True, check=False
+            )
+        assert done.returncode == 0, done.stderr
+        return "5 processes"
+
+    def stopped_sampler(self) -> str:
+        """The limit holds for a program whose neighbour, which measures, is stopped."""
+        busy = self.built("busy")
+        command = [busy, "kernel", "busy_1ms", "1", "20", "0"]
+        with contextlib.ExitStack() as stack:
+            env, _ = stack.enter_context(self.limited(memory=None, sm=50))
+            programs = []
+            for _ in range(2):
+                started = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL)
+                programs.append(stack.enter_context(started))
+                time.sleep(3)
+            programs[0].send_signal(signal.SIGSTOP)
+            time.sleep(3)
+            mean = self.mean_utilisation()
+            for program in programs:
+                program.kill()
+        assert mean <= 65, f"{mean:.0f} %"
+        return f"{mean:.0f} %"
+
+    def mean_utilisation(self) -> float:
+        """The GPU's own figure, over some seconds from now on."""
+        pynvml.nvmlInit()
+        device = pynvml.nvmlDeviceGetHandleByIndex(0)
+        figures = []
+        deadline = time.monotonic() + self.seconds
+        while time.monotonic() < deadline:
+            figures.append(pynvml.nvmlDeviceGetUtilizationRates(device).gpu)
+            time.sleep(0.1)
+        return statistics.mean(figures)
 
     def share(self, style: str, limit: int) -> str:
         """The GPU's own utilisation stays within 10 points of the limit."""
         busy = self.built("busy")
-        pynvml.nvmlInit()
-        device = pynvml.nvmlDeviceGetHandleByIndex(0)
         with self.limited(memory=None, sm=limit) as (env, _):
             command = [busy, style, "busy_1ms", "1", "20", "0"]
             with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL) as process:
                 time.sleep(3)
-                figures = []
-                deadline = time.monotonic() + self.seconds
-                while time.monotonic() < deadline:
-                    figures.append(pynvml.nvmlDeviceGetUtilizationRates(device).gpu)
-                    time.sleep(0.1)
+                mean = self.mean_utilisation()
                 process.send_signal(signal.SIGKILL)
-        mean = statistics.mean(figures)
         assert abs(mean - limit) <= 10, f"{mean:.0f} %"
         return f"{mean:.0f} %"
 
@@ -254,9 +369,16 @@ class Checks:
             "memory to the byte": self.to_the_byte,
             "nvidia-smi": self.nvidia_smi,
             "kill -9": self.kills,
-            "cost of a launch": self.launch_cost,
+            "plain names": self.plain_names,
+            "growth of the driver": self.growth,
+            "captures": self.captures,
+            "threads after kill -9": self.killed_by_threads,
+            "contexts that do not fit": self.crowded,
+            "cost of a launch": lambda: self.call_cost("launch", 50),
+            "cost of a spaced allocation": lambda: self.call_cost("spaced-alloc", 500),
+            "SM limit beside a stopped program": self.stopped_sampler,
         }
-        for style in ("kernel", "graph"):
+        for style in ("kernel", "graph", "conditional"):
             for limit in (100, 50, 25):
                 found[f"SM {limit}, {style}s"] = lambda s=style, p=limit: self.share(s, p)
         for allocator in ("backend:native", "expandable_segments:True", "backend:cudaMallocAsync"):

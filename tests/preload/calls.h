@@ -1,4 +1,5 @@
-/* The driver's functions that the C programs here are linked with, by the names of its exports. */
+/* The driver's functions that the C programs here are linked with, by the names
+ * of its exports. */
 #ifndef CALLS_H
 #define CALLS_H
 
@@ -42,17 +43,21 @@ CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, u
 CUresult cuGraphCreate(CUgraph *out, unsigned flags);
 CUresult cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
                                  size_t count, const CUDA_KERNEL_NODE_PARAMS *wanted);
-CUresult cuGraphConditionalHandleCreate(uint64_t *out, CUgraph graph, CUcontext context,
-                                        unsigned value, unsigned flags);
-CUresult cuGraphAddNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *after,
-                           const void *edges, size_t count, CUgraphNodeParams *wanted);
-CUresult cuLaunchGrid(CUfunction function, int width, int height);
+/* Newer drivers do not have the oldest of these, nor older ones the newest. */
+__attribute__((weak)) CUresult cuGraphConditionalHandleCreate(uint64_t *out, CUgraph graph,
+                                                              CUcontext context, unsigned value,
+                                                              unsigned flags);
+__attribute__((weak)) CUresult cuGraphAddNode_v2(CUgraphNode *out, CUgraph graph,
+                                                 const CUgraphNode *after, const void *edges,
+                                                 size_t count, CUgraphNodeParams *wanted);
+__attribute__((weak)) CUresult cuLaunchGrid(CUfunction function, int width, int height);
 CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsigned long long flags);
 CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream);
 CUresult cuGraphExecDestroy(CUgraphExec exec);
 CUresult cuGraphDestroy(CUgraph graph);
 
-/* Kernels for a real GPU; the fake driver reads the time that one takes from its name. */
+/* Kernels for a real GPU; the fake driver reads the time that one takes from
+ * its name. */
 #define SPIN(name, ns)                                                                             \
     ".visible .entry " name "() {\n"                                                               \
     ".reg .u64 %begin, %now, %past;\n"                                                             \

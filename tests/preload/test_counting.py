@@ -134,6 +134,40 @@ def test_physical_memory_counts_until_its_last_handle_is_released(limited: Make)
     assert scene.used() == CONTEXT
 
 
+@pytest.mark.parametrize("multiple", [256, 4096])
+def test_rows_count_with_the_padding_that_the_driver_gives_them(
+    limited: Make, multiple: int
+) -> None:
+    """It is known after the allocation only: more or less than was charged before."""
+    rows = 10_000
+    scene = limited(memory=[CONTEXT + 50 * MIB])
+    program = scene.program(FAKE_CUDA_PITCH=str(multiple)).start()
+    for _ in range(2):
+        address, pitch = program.do("cuMemAllocPitch_v2", OUT, OUT, 200, rows, 4)
+        assert pitch == multiple
+        assert scene.used() == CONTEXT + multiple * rows
+        program.free(address)
+        assert scene.used() == CONTEXT
+    program.allocate(12 * MIB)
+    code = program.call("cuMemAllocPitch_v2", OUT, OUT, 200, rows, 4)[0]
+    assert code == (OUT_OF_MEMORY if multiple == 4096 else SUCCESS)
+    assert program.nvml_processes(0)[program.pid] == scene.used()
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("form", "bytes_"),
+    [(0x01, 1), (0x02, 2), (0x03, 4), (0x08, 1), (0x09, 2), (0x0A, 4), (0x10, 2), (0x20, 4)],
+)
+def test_arrays_count_their_channels_in_each_format(
+    limited: Make, form: int, bytes_: int, channels: int
+) -> None:
+    scene = limited(memory=[GIB])
+    program = scene.program().start()
+    program.do("cuArray3DCreate_v2", OUT, packed("QQQiII", 1024, 512, 0, form, channels, 0))
+    assert scene.used() == CONTEXT + 1024 * 512 * bytes_ * channels
+
+
 # Of 1,021 x 515 points: 256 x 129 blocks of 4 x 4.
 BLOCKS = 256 * 129
 
