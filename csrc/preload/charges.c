@@ -81,12 +81,22 @@ static bool is_zombie(pid_t pid)
     return behind_name != NULL && (behind_name[2] == 'Z' || behind_name[2] == 'X');
 }
 
+/* A process that has left, whose slot is to be used again: it holds nothing, and it would cost a
+ * look at all of /proc, with each refused charge, to prove that. */
+static bool is_empty(const struct hr_snapshot *snapshot, uint32_t number)
+{
+    bool is_used = hr_snapshot_process(snapshot, number)->status != 0;
+    for (uint32_t row = 0; row < snapshot->span && !is_used; row++)
+        is_used = hr_snapshot_usage(snapshot, number, row)->total != 0;
+    return !is_used;
+}
+
 static uint32_t find_dead(const struct hr_snapshot *snapshot, int32_t *pids)
 {
     uint32_t count = 0;
     for (uint32_t number = 0; (int32_t)number < snapshot->proc_num; number++) {
         int32_t pid = hr_snapshot_process(snapshot, number)->pid;
-        if (pid <= 0 || pid == getpid() || count == HR_SLOTS)
+        if (pid <= 0 || pid == getpid() || count == HR_SLOTS || is_empty(snapshot, number))
             continue;
         if ((kill(pid, 0) != 0 && errno == ESRCH) || is_zombie(pid))
             pids[count++] = pid;

@@ -257,6 +257,27 @@ def test_threads_that_ask_for_what_a_killed_program_held_all_get_it(
         survivor.communicate()
 
 
+def test_a_refusal_looks_at_no_process_for_a_slot_that_is_empty(limited: Make) -> None:
+    """A process that ends leaves its slot, where a neighbour's lies behind it."""
+
+    def reads(program: CudaProgram) -> int:
+        lines = Path(f"/proc/{program.pid}/io").read_text().splitlines()
+        return int(dict(line.split(": ") for line in lines)["syscr"])
+
+    scene = limited(memory=[GIB])
+    first = scene.program().start()
+    second = scene.program().start()
+    assert first.end()[0] == 0
+    assert scene.region.snapshot().processes[0].pid == first.pid
+    assert refused(second, GIB)
+    before = reads(second)
+    calls = 200
+    assert all(second.call("cuMemAlloc_v2", OUT, GIB)[0] == OUT_OF_MEMORY for _ in range(calls))
+    # A look reads at least a file of each process; the thread that looks around does so too.
+    processes = len([each for each in Path("/proc").iterdir() if each.name.isdecimal()])
+    assert reads(second) - before < calls / 4 * processes
+
+
 def test_the_context_counts_where_the_driver_shows_the_pids_of_the_host(
     limited: Make, gpus: FakeGpus, bare: Bare
 ) -> None:
