@@ -24,7 +24,7 @@ def batch_size(sample_bytes: int, reserve_bytes: int = 0, device: int = 0) -> in
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--bytes-per-sample", type=hami.parse_size, required=True, metavar="SIZE")
     parser.add_argument("--reserve", type=hami.parse_size, default=0, metavar="SIZE")
     arguments = parser.parse_args()

@@ -28,7 +28,7 @@ def free_if_wedged(node: Node, container: Container) -> str | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--root", required=True, help="where the containers' directories are")
     parser.add_argument("--every", type=float, metavar="SECONDS", help="again and again")
     arguments = parser.parse_args()

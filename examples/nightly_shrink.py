@@ -58,7 +58,7 @@ def restore(state: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("what", choices=["shrink", "restore"])
     parser.add_argument("--root", help="where the containers' directories are")
     parser.add_argument("--state", required=True, type=Path, help="what to give back")

@@ -22,7 +22,7 @@ from libhamiregion.node import Node, NvmlSampler
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--root", help="where the containers' directories are")
     parser.add_argument("--port", type=int, default=9400)
     arguments = parser.parse_args()

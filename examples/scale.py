@@ -32,7 +32,7 @@ def scale(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("limit", nargs="?", help='such as "80%%" or "6GiB"')
     parser.add_argument("--root", help="where the containers' directories are")
     parser.add_argument("--pod-logs", default="/var/log/pods", help="what tells pods' names")

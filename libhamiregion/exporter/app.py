@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from .web_config import LiveWebConfig
 
     Receive = Callable[[], Awaitable[Mapping[str, Any]]]
-    Send = Callable[[Mapping[str, Any]], Awaitable[None]]
+    # A dict: what a framework's `send` takes is a mapping that it may change.
+    Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 _log = logging.getLogger(__name__)
 

@@ -210,6 +210,9 @@ def check(python: Path, name: str, wheel: Path, sdist: Path, work: Path, *, type
     if types:
         # Not the project's own configuration: a user has none.
         run([mine, "-m", "mypy", "--strict", "--config-file=", example], place)
+        for program in sorted((ROOT / "examples").glob("*.py")):
+            copy = shutil.copy(program, place)
+            run([mine, "-m", "mypy", "--strict", "--config-file=", copy], place)
 
     # All tests of the sdist find what they read when they are loaded. Not by -m, which would import
     # the package that lies there.
