@@ -61,7 +61,11 @@ python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 80
 
 # Not in the index: every `Mapping` of the standard library would lead to it.
-nitpick_ignore = [("py:class", "libhamiregion.node.procfs.Mapping")]
+nitpick_ignore = [
+    ("py:class", "libhamiregion.node.procfs.Mapping"),
+    # Type variables of signatures.
+    ("py:class", "T"),
+]
 
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
