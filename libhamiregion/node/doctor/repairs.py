@@ -59,7 +59,7 @@ class Repair:
     error: str | None = None
 
 
-class _Left(Exception):
+class _NotRepaired(Exception):
     """There is no proof, or no chance; the text says why."""
 
 
@@ -251,11 +251,11 @@ class _RegionRepair(contextlib.ExitStack):
         """How long to wait for the lock this time.
 
         Raises:
-            _Left: The region has had its share.
+            _NotRepaired: The region has had its share.
         """
         left_s = self._deadline - time.monotonic()
         if left_s <= 0:
-            raise _Left(
+            raise _NotRepaired(
                 f"its container has had its share of this repair's time, {self._share_s:.2g} s;"
                 " repair again"
             )
@@ -267,7 +267,7 @@ class _RegionRepair(contextlib.ExitStack):
             if self._busy is not None and finding.kind not in _ABOUT_THE_LOCK:
                 raise self._busy
             return Repair(finding, done=True, actions=_STEPS[finding.kind](self, finding))
-        except (_Left, RegionError, OSError, ValueError, RuntimeError) as error:
+        except (_NotRepaired, RegionError, OSError, ValueError, RuntimeError) as error:
             if isinstance(error, LockTimeout):
                 self._busy = error
             return Repair(finding, done=False, error=printable(str(error), limit=450))
@@ -296,7 +296,7 @@ class _RegionRepair(contextlib.ExitStack):
             proc=self._node.proc, dry_run=self._dry_run, timeout_s=self._lock_timeout_s
         )
         if finding.pid in found.left:
-            raise _Left(
+            raise _NotRepaired(
                 f"process {finding.pid} is idle, or behind an idle one: which of its slots it"
                 " writes to cannot be told now"
             )
@@ -310,7 +310,9 @@ class _RegionRepair(contextlib.ExitStack):
     def store_host_pids(self, finding: Finding) -> tuple[str, ...]:
         """Store the proved host pids of a process, or of all that have a wrong one."""
         if not self._node.processes.visibility.sees_host:
-            raise _Left(f"{self._node.proc} is not the host's, so its pids are not host pids")
+            raise _NotRepaired(
+                f"{self._node.proc} is not the host's, so its pids are not host pids"
+            )
         pids = [finding.pid] if finding.pid is not None else self._wrong_host_pids()
         # Ten timeouts at most.
         deadline = time.monotonic() + self._timeout_s * _TIMEOUTS_PER_REGION
@@ -320,9 +322,11 @@ class _RegionRepair(contextlib.ExitStack):
             try:
                 if number and time.monotonic() > deadline:
                     most_s = self._timeout_s * _TIMEOUTS_PER_REGION
-                    raise _Left(f"the region's other host pids have taken more than {most_s:g} s")
+                    raise _NotRepaired(
+                        f"the region's other host pids have taken more than {most_s:g} s"
+                    )
                 actions += self._store_host_pid(pid)
-            except (_Left, RegionError) as error:
+            except (_NotRepaired, RegionError) as error:
                 left = left or error
                 if isinstance(error, LockTimeout):
                     self._busy = error
@@ -330,7 +334,7 @@ class _RegionRepair(contextlib.ExitStack):
         if left is None:
             return _some(actions)
         done = f"{len(actions)} of {len(pids)} host pids were stored; " if actions else ""
-        raise _Left(f"{done}{left}")
+        raise _NotRepaired(f"{done}{left}")
 
     def _wrong_host_pids(self) -> list[int]:
         used = self._used or self._looked()
@@ -350,7 +354,7 @@ class _RegionRepair(contextlib.ExitStack):
                     return _ALREADY
                 return (f"host pid of process {pid}: {change.before or 'none'} -> {change.after}",)
             self._used = None
-        raise _Left(f"process {pid} comes and goes too fast")
+        raise _NotRepaired(f"process {pid} comes and goes too fast")
 
     def _proved(self, pid: int) -> tuple[ProcessUsage, HostProcess]:
         """What stands in a live process's slot, and the process, which runs at this moment."""
@@ -360,7 +364,7 @@ class _RegionRepair(contextlib.ExitStack):
                 if usage.pid == pid and self._node.processes.is_running(process):
                     return usage, process
             self._used = None
-        raise _Left(f"process {pid} cannot be proved alive any more")
+        raise _NotRepaired(f"process {pid} cannot be proved alive any more")
 
     def free_dead(self, finding: Finding) -> tuple[str, ...]:
         """Free what is proved dead, once for the region."""
@@ -384,7 +388,9 @@ class _RegionRepair(contextlib.ExitStack):
         if not actions:
             for usage, match in self._looked().slots:
                 if pid in {None, usage.pid} and match.state != "alive" and memory_bytes(usage):
-                    raise _Left(f"process {usage.pid} cannot be proved dead; its slot was left")
+                    raise _NotRepaired(
+                        f"process {usage.pid} cannot be proved dead; its slot was left"
+                    )
         return _some(actions)
 
     @property
@@ -397,7 +403,7 @@ class _RegionRepair(contextlib.ExitStack):
         """The region as it is now."""
         self._used = _look(self._node, [self._container]).get(self._container)
         if self._used is None:
-            raise _Left("the region cannot be read any more; diagnose again")
+            raise _NotRepaired("the region cannot be read any more; diagnose again")
         return self._used
 
 
