@@ -1,0 +1,255 @@
+/*
+ * What the lock, its numbers and forking rely on between two of their steps: a child stops at a
+ * test point and is looked at there.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "handle.h"
+#include "lock.h"
+#include "region_file.h"
+#include "slots.h"
+#include "testpoint.h"
+
+#define ONE_SECOND UINT64_C(1000000000)
+enum { SOMEBODY = 5000001, DATA = 2 };
+
+/* The first of a dead writer's numbers, and that of another block. */
+#define DEAD_BLOCK (HR_FOREIGN_OWNER + 77 * HR_TURNS)
+#define OTHER_BLOCK (HR_FOREIGN_OWNER + 99 * HR_TURNS)
+
+/* In the place of libc's: what a handle draws first, and then. */
+static uint32_t drawn[2] = {OTHER_BLOCK - HR_FOREIGN_OWNER, OTHER_BLOCK - HR_FOREIGN_OWNER};
+static uint32_t draws;
+
+ssize_t getrandom(void *buffer, size_t bytes, unsigned flags)
+{
+    if (bytes != sizeof drawn[0]) /* the C library's own */
+        return syscall(SYS_getrandom, buffer, bytes, flags);
+    memcpy(buffer, &drawn[draws == 0 ? 0 : 1], bytes);
+    draws++;
+    return (ssize_t)bytes;
+}
+
+/* What the child's call returned, where its parent sees it. */
+static int *result;
+
+typedef int deed(hr_region *region);
+
+static int lock_once(hr_region *region)
+{
+    return hr_lock(region, NULL, 0);
+}
+
+static int recover(hr_region *region)
+{
+    struct hr_recovery progress = {0};
+    return hr_recover_lock(region, NULL, 0, &progress);
+}
+
+static int account(hr_region *region)
+{
+    int code = hr_attach(region, NULL, ONE_SECOND);
+    if (code == HR_OK)
+        code = hr_charge(region, 0, DATA, 1000, ONE_SECOND);
+    return code == HR_OK ? hr_release(region, 0, DATA, 1000, ONE_SECOND) : code;
+}
+
+static pid_t start(const struct region_file *file, deed *do_it, int point)
+{
+    pid_t pid = fork();
+    NEED(pid >= 0);
+    if (pid == 0) {
+        hr_region *region = open_or_fail(file->path, HR_WRITE);
+        hr_testpoint_signal = SIGSTOP;
+        hr_testpoint_kill_at = point;
+        *result = do_it(region);
+        hr_testpoint_kill_at = -1;
+        raise(SIGSTOP);
+        _exit(0);
+    }
+    int status;
+    NEED(waitpid(pid, &status, WUNTRACED) == pid && WIFSTOPPED(status));
+    return pid;
+}
+
+static void finish(pid_t pid)
+{
+    int status;
+    kill(pid, SIGCONT);
+    NEED(waitpid(pid, &status, WUNTRACED) == pid && WIFSTOPPED(status));
+    kill(pid, SIGKILL);
+    NEED(waitpid(pid, NULL, 0) == pid);
+}
+
+static void hold_as(const struct region_file *file, uint64_t owner)
+{
+    poke32(file, file->layout->sem, 0);
+    poke64(file, file->layout->owner_pid, owner);
+}
+
+static uint64_t owner_of(const struct region_file *file)
+{
+    return peek64(file, file->layout->owner_pid);
+}
+
+static bool can_lock_byte(const struct region_file *file, off_t at)
+{
+    struct flock byte = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = at, .l_len = 1};
+    int fd = open(file->path, O_RDWR | O_CLOEXEC);
+    NEED(fd >= 0);
+    const bool can = fcntl(fd, F_OFD_SETLK, &byte) == 0;
+    NEED(can || errno == EAGAIN || errno == EACCES);
+    close(fd);
+    return can;
+}
+
+/* A waiter of libvgpu whose time is up signs in between: its signature stays. */
+static void test_signing_replaces_nobody(void)
+{
+    const uint32_t layouts[] = {HR_UNVERSIONED_NO_UTIL, HR_UNVERSIONED};
+    for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++) {
+        struct region_file file;
+        region_file_make(&file, layouts[i]);
+        pid_t pid = start(&file, lock_once, HR_AT_LOCK_SEM_TAKEN);
+        poke64(&file, file.layout->owner_pid, SOMEBODY);
+        finish(pid);
+        CHECK_EQ(*result, HR_ETIMEOUT);
+        CHECK_EQ(owner_of(&file), SOMEBODY);
+        CHECK_EQ(peek32(&file, file.layout->sem), 0);
+        region_file_remove(&file);
+    }
+}
+
+/* While a dead writer's signature is replaced, nobody can draw its number. */
+static void test_a_dead_writers_number_is_kept_while_its_signature_is_replaced(void)
+{
+    const struct {
+        deed *deed;
+        int point;
+    } ways[] = {{lock_once, HR_AT_LOCK_TAKEN_OVER}, {recover, HR_AT_RECOVER_OWNER_TAKEN}};
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        for (size_t way = 0; way < sizeof ways / sizeof ways[0]; way++) {
+            struct region_file file;
+            region_file_make(&file, id);
+            hold_as(&file, DEAD_BLOCK + 5);
+            CHECK(can_lock_byte(&file, HR_NUMBER_BYTE + 77 * HR_TURNS + 5));
+            pid_t pid = start(&file, ways[way].deed, ways[way].point);
+            CHECK(!can_lock_byte(&file, HR_NUMBER_BYTE + 77 * HR_TURNS + 5));
+            finish(pid);
+            CHECK_EQ(*result, HR_OK);
+            region_file_remove(&file);
+        }
+    }
+}
+
+/* A number under which a dead writer stands is not drawn: its byte would come to life. */
+static void test_a_dead_writers_number_is_not_drawn(void)
+{
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        struct region_file file;
+        region_file_make(&file, id);
+        hold_as(&file, DEAD_BLOCK + 5);
+        drawn[0] = DEAD_BLOCK - HR_FOREIGN_OWNER;
+        draws = 0;
+        hr_region *region = open_or_fail(file.path, HR_WRITE);
+        CHECK_EQ(hr_lock(region, NULL, ONE_SECOND), HR_OK);
+        CHECK_EQ(draws, 2);
+        CHECK_EQ(owner_of(&file) / HR_TURNS, OTHER_BLOCK / HR_TURNS);
+        CHECK_EQ(hr_unlock(region), HR_OK);
+        drawn[0] = drawn[1];
+        close_and_free(region);
+        region_file_remove(&file);
+    }
+}
+
+/* Between the first store of an accounting and its last the seqlock is odd. */
+static void test_the_seqlock_is_odd_until_all_is_stored(void)
+{
+    const int points[] = {HR_AT_CHARGE_SEQLOCK_ODD,   HR_AT_CHARGE_TOTAL_STORED,
+                          HR_AT_CHARGE_KIND_STORED,   HR_AT_RELEASE_SEQLOCK_ODD,
+                          HR_AT_RELEASE_TOTAL_STORED, HR_AT_RELEASE_KIND_STORED};
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        if (hr_layouts[id].slot_seqlock == HR_ABSENT)
+            continue;
+        for (size_t i = 0; i < sizeof points / sizeof points[0]; i++) {
+            struct region_file file;
+            region_file_make(&file, id);
+            pid_t pid = start(&file, account, points[i]);
+            CHECK_EQ(peek64(&file, slot_at(&file, 0, file.layout->slot_seqlock)) & 1, 1);
+            finish(pid);
+            CHECK_EQ(*result, HR_OK);
+            CHECK_EQ(peek64(&file, slot_at(&file, 0, file.layout->slot_seqlock)) & 1, 0);
+            region_file_remove(&file);
+        }
+    }
+}
+
+/* ---- Forking ------------------------------------------------------------------------ */
+
+static atomic_bool is_inside, is_about_to_fork;
+
+static void *hold_fork_lock(void *unused)
+{
+    (void)unused;
+    hr_fork_lock();
+    atomic_store(&is_inside, true);
+    while (!atomic_load(&is_about_to_fork))
+        ;
+    /* Long enough for a fork that does not wait; one that does may take its time. */
+    const struct timespec pause = {.tv_nsec = 100000000};
+    nanosleep(&pause, NULL);
+    atomic_store(&is_inside, false);
+    hr_fork_unlock();
+    return NULL;
+}
+
+/* Whoever has a descriptor of the region open for a moment holds the fork lock: a child would keep
+ * what that descriptor has locked. */
+static void test_no_child_is_forked_while_forking_is_locked(void)
+{
+    struct region_file file;
+    region_file_make(&file, HR_V1_2);
+    hr_region *region = open_or_fail(file.path, HR_WRITE);
+    pthread_t thread;
+    NEED(pthread_create(&thread, NULL, hold_fork_lock, NULL) == 0);
+    while (!atomic_load(&is_inside))
+        ;
+    atomic_store(&is_about_to_fork, true);
+    pid_t pid = fork();
+    NEED(pid >= 0);
+    if (pid == 0)
+        _exit(atomic_load(&is_inside) ? 1 : 0);
+    int status;
+    NEED(waitpid(pid, &status, 0) == pid);
+    CHECK_EQ(status, 0);
+    NEED(pthread_join(thread, NULL) == 0);
+    /* And it is free again, here and in a child. */
+    hr_fork_lock();
+    hr_fork_unlock();
+    close_and_free(region);
+    region_file_remove(&file);
+}
+
+int main(void)
+{
+    result = mmap(NULL, sizeof *result, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    NEED(result != MAP_FAILED);
+    RUN(test_signing_replaces_nobody);
+    RUN(test_a_dead_writers_number_is_kept_while_its_signature_is_replaced);
+    RUN(test_a_dead_writers_number_is_not_drawn);
+    RUN(test_the_seqlock_is_odd_until_all_is_stored);
+    RUN(test_no_child_is_forked_while_forking_is_locked);
+    return check_report("test_lock_points");
+}

@@ -1,0 +1,195 @@
+/*
+ * What others may do, or see, between two loads of a writer: each of its loads calls back
+ * (load_hook.h).
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "lock.h"
+#include "region_file.h"
+#include "slot_table.h"
+
+/* A pid that no process has: above every pid_max, below the signatures of this library. */
+#define DEAD 5000001
+#define LIVE_NUMBER (HR_FOREIGN_OWNER + 99 * HR_TURNS)
+
+static uint32_t loads, act_at;
+static void (*act)(const struct region_file *file);
+static const struct region_file *acted_file;
+
+int hooked_clock_gettime(clockid_t clock, struct timespec *now)
+{
+    return (int)syscall(SYS_clock_gettime, clock, now);
+}
+
+void before_load(void)
+{
+    /* The act's own loads are none of the writer's. */
+    static bool is_acting;
+    if (is_acting)
+        return;
+    is_acting = true;
+    if (act != NULL && loads == act_at)
+        act(acted_file);
+    is_acting = false;
+    loads++;
+}
+
+/* ---- Recovery ------------------------------------------------------------------------ */
+
+static bool has_taken;
+
+/* Another writer takes over from the dead one: it finds the signature that it has judged. */
+static void take_over(const struct region_file *file)
+{
+    if (peek64(file, file->layout->owner_pid) != DEAD)
+        return;
+    poke64(file, file->layout->owner_pid, LIVE_NUMBER);
+    has_taken = true;
+}
+
+/* A /proc of the first pid namespace with nobody in it but its first process. */
+static void make_proc(char *path)
+{
+    char name[64];
+    FILE *status;
+    strcpy(path, "/tmp/store-order-XXXXXX");
+    NEED(mkdtemp(path) != NULL);
+    snprintf(name, sizeof name, "%s/1", path);
+    NEED(mkdir(name, 0700) == 0);
+    snprintf(name, sizeof name, "%s/1/ns", path);
+    NEED(mkdir(name, 0700) == 0);
+    snprintf(name, sizeof name, "%s/1/ns/pid", path);
+    NEED(symlink("pid:[4026531836]", name) == 0);
+    snprintf(name, sizeof name, "%s/1/maps", path);
+    NEED((status = fopen(name, "we")) != NULL && fclose(status) == 0);
+    snprintf(name, sizeof name, "%s/1/status", path);
+    NEED((status = fopen(name, "we")) != NULL && fputs("Name:\tx\nNSpid:\t1\n", status) >= 0);
+    NEED(fclose(status) == 0);
+}
+
+static void remove_proc(const char *path)
+{
+    const char *const names[] = {"1/status", "1/maps", "1/ns/pid", "1/ns", "1", ""};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "%s/%s", path, names[i]);
+        NEED(remove(name) == 0);
+    }
+}
+
+static int lock_live_byte(const struct region_file *file)
+{
+    struct flock byte = {.l_type = F_WRLCK,
+                         .l_whence = SEEK_SET,
+                         .l_start = HR_NUMBER_BYTE + 99 * HR_TURNS,
+                         .l_len = 1};
+    int fd = open(file->path, O_RDWR | O_CLOEXEC);
+    NEED(fd >= 0 && fcntl(fd, F_OFD_SETLK, &byte) == 0);
+    return fd;
+}
+
+/* Whoever takes over from the dead one at any moment of a recovery is not robbed by it. */
+static void test_a_lock_that_changes_hands_is_not_robbed(void)
+{
+    char proc[32];
+    make_proc(proc);
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        uint32_t all = 1, robbers = 0;
+        for (act_at = 0; act_at < all; act_at++) {
+            struct region_file file;
+            region_file_make(&file, id);
+            poke32(&file, file.layout->sem, 0);
+            poke64(&file, file.layout->owner_pid, DEAD);
+            int live = lock_live_byte(&file);
+            hr_region *region = open_or_fail(file.path, HR_WRITE);
+            struct hr_recovery progress = {0};
+            acted_file = &file;
+            has_taken = false;
+            loads = 0;
+            act = take_over;
+            int code = hr_recover_lock(region, proc, 0, &progress);
+            act = NULL;
+            if (!has_taken)
+                CHECK_EQ(code, HR_OK);
+            else
+                CHECK_EQ(peek64(&file, file.layout->owner_pid), LIVE_NUMBER);
+            robbers += has_taken;
+            if (loads > all)
+                all = loads;
+            close(live);
+            close_and_free(region);
+            region_file_remove(&file);
+        }
+        CHECK(robbers > 0 && robbers < all);
+    }
+    remove_proc(proc);
+}
+
+/* ---- Emptying a slot ------------------------------------------------------------------- */
+
+/* A load of the seqlock comes right before it is made even. */
+static void check_emptied(const struct region_file *file)
+{
+    const struct hr_layout *layout = file->layout;
+    for (uint32_t device = 0; device < HR_DEVICES; device++) {
+        const size_t used = slot_at(file, 0, layout->slot_used) + device * layout->slot_used_stride;
+        for (uint32_t field = 0; field < 5; field++)
+            CHECK_EQ(peek64(file, used + field * 8), 0);
+    }
+}
+
+typedef void emptying(const hr_region *region, unsigned char *slot);
+
+struct work {
+    const hr_region *region;
+    emptying *empty;
+};
+
+static int watch_emptying(void *argument)
+{
+    const struct work *work = argument;
+    loads = act_at = 0;
+    act = check_emptied;
+    work->empty(work->region, hr_slot(work->region, 0));
+    act = NULL;
+    /* One load: what a second one finds even was made so before. */
+    CHECK_EQ(loads, 1);
+    return HR_OK;
+}
+
+static void test_a_seqlock_is_made_even_after_all_else(void)
+{
+    emptying *const ways[] = {hr_empty_slot, hr_clear_usage};
+    for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
+        if (hr_layouts[id].slot_seqlock == HR_ABSENT)
+            continue;
+        for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
+            struct region_file file;
+            region_file_make(&file, id);
+            fill_slot(&file, 0, 100, 1, HR_DEVICES);
+            poke64(&file, slot_at(&file, 0, file.layout->slot_seqlock), 11);
+            hr_region *region = open_or_fail(file.path, HR_WRITE);
+            struct work work = {region, ways[i]};
+            acted_file = &file;
+            CHECK_EQ(hr_run_write(region, watch_emptying, &work), HR_OK);
+            CHECK_EQ(peek64(&file, slot_at(&file, 0, file.layout->slot_seqlock)), 12);
+            close_and_free(region);
+            region_file_remove(&file);
+        }
+    }
+}
+
+int main(void)
+{
+    RUN(test_a_lock_that_changes_hands_is_not_robbed);
+    RUN(test_a_seqlock_is_made_even_after_all_else);
+    return check_report("test_store_order");
+}
