@@ -41,7 +41,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test clients cluster stress lint format types texts sanitize aarch64 fuzz models \
+.PHONY: help demo test clients cluster stress lint format types texts sanitize aarch64 fuzz models litmus \
 	mutants bench docs pictures install-c wheel wheels aarch64-wheel packaging clean
 
 help: ## this list
@@ -107,6 +107,9 @@ models: ## the protocol's models, exhaustively, with Spin (MODELS_ARGS=--all: mi
 mutants: $(INSTALLED) ## random faults that no test sees (SEED=1 MUTANTS=50: hours)
 	$(BIN)/python tests/mutants.py --seed $(SEED) --mutants $(MUTANTS) $(MUTANTS_ARGS)
 
+litmus: ## the core's memory orders on AArch64, by Arm's model, with herd7
+	$(PYTHON) docs/models/litmus.py
+
 bench: $(INSTALLED) ## the time budgets, and ratios to plain readers (BENCH_ARGS=...)
 	$(BIN)/python -m pytest benchmarks --benchmark-only $(BENCH_ARGS)
 
@@ -130,7 +133,7 @@ wheels: ## dist/: the sdist, and a wheel for each machine and libc, with Zig as 
 aarch64-wheel: ## test the wheel for aarch64 that `make wheels` has made, under qemu-user (5 minutes)
 	$(PYTHON) tests/packaging/check_aarch64_wheel.py
 
-packaging: ## build the wheel once, test it on every CPython from 3.10 to 3.13 found here
+packaging: ## build the wheel once, test it on every CPython from 3.10 to 3.15 found here
 	$(PYTHON) tests/packaging/check_wheel.py
 
 clean: ## remove everything that was built, .venv included

@@ -1,6 +1,6 @@
 """Build the wheel once, then use it as its users will: `make packaging`.
 
-For each CPython from 3.10 to 3.13 found on this machine: a clean virtual environment, that one
+For each CPython from 3.10 to 3.15 found on this machine: a clean virtual environment, that one
 wheel from outside the source tree, the quick tests, and a user's own file under mypy --strict.
 Standard library only, so that any Python >= 3.10 can start it.
 """
@@ -21,7 +21,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-SUPPORTED = [(3, minor) for minor in range(10, 14)]
+SUPPORTED = [(3, minor) for minor in range(10, 16)]
 QUICK_TESTS = [
     *(
         f"tests/unit/test_{name}.py"
