@@ -11,7 +11,6 @@ import click
 
 from libhamiregion import __version__
 from libhamiregion.exporter import ListenError, MetricsServer, NodeExporter, WebConfigError
-from libhamiregion.exporter.small_memory import stay_small
 from libhamiregion.node.nvml import NvmlSampler
 
 from . import exporter_options, options
@@ -94,7 +93,6 @@ def exporter(
     message, container and detail.  With --once, one object on stdout: metrics, a list of objects
     with the keys name, type, help and samples, which have name, labels and value.
     """  # noqa: D301 (click looks for the character itself)
-    stay_small()
     ServiceLog(as_json=as_json).capture_logging(log_level)
     # Neither is closed: waiting for a driver that does not answer would never end.
     with bad_arguments():

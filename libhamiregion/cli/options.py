@@ -261,6 +261,10 @@ class NodeChoice:
         from libhamiregion.node import ChainedNames, DockerNames, Node, PodLogNames
         from libhamiregion.node.kubernetes_names import checked_labels
 
+        from .small_memory import stay_small
+
+        # Every verb that runs for long begins here, before it has threads.
+        stay_small()
         resolvers: list[NameResolver] = [PodLogNames(self.pod_logs), DockerNames()]
         if self.names == "kubernetes" or pod_labels:
             from libhamiregion.node import KubernetesNames

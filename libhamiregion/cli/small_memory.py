@@ -16,8 +16,8 @@ _LARGE_BYTES: Final = 128 * 1024
 def stay_small() -> bool:
     """Have freed memory go back to the system; for a program's first lines, before its threads.
 
-    A scrape takes megabytes for a moment, in another thread than the last refresh. glibc would keep
-    them, for each thread apart, and count on needing them again.
+    A scrape, or a look at a node, takes megabytes for a moment, each in another thread than the
+    last one. glibc would keep them, for each thread apart, and count on needing them again.
 
     Returns:
         Whether the C library took the settings; those of others than glibc have none.
