@@ -270,7 +270,7 @@ class StaleDirectoryCollector(Task):
         parent, name = os.path.split(path)
         with opened_root(parent) as root:
             look = look_at(root, name)
-            if self._is_in_use(look):
+            if self._is_in_use(look, container):
                 return False
             if not _is_quarantined(path):
                 if time.time_ns() - look.changed_ns < self._gone_after_s * 1e9:
@@ -278,14 +278,15 @@ class StaleDirectoryCollector(Task):
                 name = self._quarantine(root, name, container, look)
             return remove_quarantined(root, name, budget)
 
-    def _is_in_use(self, look: DirectoryLook) -> bool:
-        """Whether a process maps a file of it as a region's users do.
+    def _is_in_use(self, look: DirectoryLook, container: Container) -> bool:
+        """Whether a process maps a file of it as a region's users do, or may.
 
         By the inode alone: what a device is called differs between maps and stat. A file of that
         number elsewhere only puts the removal off.
         """
-        used = {each.inode for each in mapped_regions(self._node.processes)}
-        return not look.inodes.isdisjoint(used)
+        processes = self._node.processes
+        used = {each.inode for each in mapped_regions(processes)}
+        return processes.hides_users_of(container.pod_uid) or not look.inodes.isdisjoint(used)
 
     def _quarantine(self, root: int, name: str, container: Container, look: DirectoryLook) -> str:
         """Take the directory out of everybody's way, and prove once more that nobody misses it.
@@ -302,7 +303,7 @@ class StaleDirectoryCollector(Task):
         try:
             self._node.processes.refresh()
             # A file of it can have been made since the first look.
-            if self._alive([container]) or self._is_in_use(look_at(root, quarantined)):
+            if self._alive([container]) or self._is_in_use(look_at(root, quarantined), container):
                 raise RemovalRefused("its pod is there again")
         except BaseException:
             give_back(root, quarantined, name)

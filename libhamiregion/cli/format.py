@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from libhamiregion import Effect, ProcessStatus, format_size
+from libhamiregion.text import printable
 
 from .tables import NAME, NOTHING, ROOMY, UNLIMITED, Column, percent
 
@@ -14,9 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from libhamiregion import DeviceUsage
-    from libhamiregion.node import Container, Node
+    from libhamiregion.node import Container, Node, ProcessGap
 
 _SHORT_ID = 12
+_GAPS_SHOWN = 3
+_CGROUP_LIMIT = 60
 # A process of this library that is none of the container's signs with a number that is no pid.
 _ABOVE_EVERY_PID = 2**30
 OWN_WORDS = "a tool with libhamiregion"
@@ -191,4 +194,15 @@ def root_failure(node: Node, roots: tuple[str, ...]) -> str | None:
 
 def node_notes(node: Node) -> tuple[str, ...]:
     """Say what this user, in this place, cannot see."""
-    return () if node.processes.is_complete else (_INCOMPLETE,)
+    incomplete = () if node.processes.is_complete else (_INCOMPLETE,)
+    gaps = [f"{_payer(gap)}: {gap.explanation}" for gap in node.processes.gaps]
+    more = len(gaps) - _GAPS_SHOWN
+    further = (f"{more} more containers have processes that are not known",) if more > 0 else ()
+    return (*incomplete, *gaps[:_GAPS_SHOWN], *further)
+
+
+def _payer(gap: ProcessGap) -> str:
+    if gap.container is None:
+        return printable(gap.cgroup, _CGROUP_LIMIT)
+    pod = gap.container.pod_uid
+    return f"container {gap.container.id[:_SHORT_ID]}" + (f" of pod {pod}" if pod else "")

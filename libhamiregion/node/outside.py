@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 
@@ -16,9 +17,11 @@ from libhamiregion.region import open_region
 from . import procfs
 from .change_detector import is_readable
 from .containers import Container, MissingReason, MissingRegion, missing_for
+from .procfs import Gone
+from .reader_threads import Blocked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from collections.abc import Set as AbstractSet
 
     from libhamiregion.region import Region
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from .names import NameResolver
     from .processes import FileIdentity, ProcessTable
     from .procfs import Mapping
+
+T = TypeVar("T")
 
 # A process can map any number of files that look like regions.
 _LIMIT = 4_096
@@ -120,15 +125,25 @@ def mapped_regions(
         )
 
 
-def resolve(mapped: MappedRegion) -> MappedRegion:
+def resolve(table: ProcessTable, mapped: MappedRegion) -> MappedRegion:
     """Find out what a mapped file is called now.
 
     A rename or deletion shows in no figure of a process, so maps may have been read before it.
     """
-    with contextlib.suppress(OSError):
-        path, deleted = procfs.split_deleted(os.readlink(mapped.links[0]))  # noqa: PTH115
+    with contextlib.suppress(OSError, Blocked, Gone):
+        link = mapped.links[0]
+        name = _ask(table, mapped.pids[0], partial(os.readlink, link))
+        path, deleted = procfs.split_deleted(name)
         return attrs.evolve(mapped, path_in_namespace=path, deleted=deleted)
     return mapped
+
+
+def _ask(table: ProcessTable, pid: int, work: Callable[[], T]) -> T:
+    """Follow a link of ``map_files``, for which the kernel may wait for the process."""
+    process = table.get(pid)
+    if process is None:
+        raise Gone
+    return table.ask(process, work)
 
 
 def open_mapped(table: ProcessTable, mapped: MappedRegion, *, writable: bool = False) -> Region:
@@ -152,10 +167,10 @@ def open_mapped(table: ProcessTable, mapped: MappedRegion, *, writable: bool = F
             " of a type that can hang; it is not opened"
         )
     refusal: RegionError | OSError | None = None
-    for link in mapped.links:
+    for pid, link in zip(mapped.pids, mapped.links, strict=False):
         try:
-            region = open_region(link, writable=writable)
-        except FileNotFoundError:
+            region = _ask(table, pid, partial(open_region, link, writable=writable))
+        except (FileNotFoundError, Blocked, Gone):
             continue
         except PermissionError as error:
             refusal = refusal or PermissionError(error.errno, _NO_CAPABILITY, link)
@@ -247,7 +262,7 @@ class OutsideRegions:
                 tried[each.payer] > _LIMIT_PER_CONTAINER or len(self._found) >= _LIMIT
             ):
                 continue
-            each = resolve(each)  # noqa: PLW2901
+            each = resolve(self._table, each)  # noqa: PLW2901
             # Monitors map for a while what its container has left behind.
             left_over = each.deleted and not each.exclusive
             is_inside = not each.deleted and (each.inode, each.name) in files
@@ -275,7 +290,7 @@ class OutsideRegions:
                     if (each.device, each.inode) == identity
                 ]
                 return open_mapped(
-                    self._table, resolve((now or [outside.mapped])[0]), writable=True
+                    self._table, resolve(self._table, (now or [outside.mapped])[0]), writable=True
                 )
         return None
 

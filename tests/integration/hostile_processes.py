@@ -26,20 +26,40 @@ def _storm_program(directory: Path) -> Path:
     return program
 
 
+class _Program:
+    """A program that says a line now and then, and ends with its standard input."""
+
+    def __init__(self, *command: object) -> None:
+        self._process = subprocess.Popen(
+            list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def heard(self) -> str:
+        """Its next line."""
+        assert self._process.stdout is not None
+        assert select.select([self._process.stdout], [], [], 3 * PATIENCE_S)[0], "it says nothing"
+        said = self._process.stdout.readline().strip()
+        assert said, f"it ended with {self._process.wait()}"
+        return said
+
+    def tell(self) -> None:
+        """Let it go on."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
 @contextlib.contextmanager
-def _running(*command: object) -> Iterator[str]:
-    """Run a program until the end; what it says first."""
-    with subprocess.Popen(
-        list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert select.select([process.stdout], [], [], 3 * PATIENCE_S)[0], "it says nothing"
-            said = process.stdout.readline().strip()
-            assert said, f"it ended with {process.wait()}"
-            yield said
-        finally:
-            process.kill()
+def _running(*command: object) -> Iterator[_Program]:
+    program = _Program(*command)
+    try:
+        yield program
+    finally:
+        program.end()
 
 
 @contextlib.contextmanager
@@ -57,18 +77,35 @@ def mapping_storm(
     if shutil.which("cc") is None:
         pytest.skip("needs a C compiler")
     words = (how, processes, lifetime_ms, mappings, *([] if file is None else [file]))
-    with _running(_storm_program(directory), cgroup / "cgroup.procs", *words):
+    with _running(_storm_program(directory), cgroup / "cgroup.procs", *words) as program:
+        assert program.heard() == "ready"
         yield
 
 
+class LockedProcess:
+    """A process whose address space is locked as soon as it is told so (locked_process.py).
+
+    Attributes:
+        pid: Its pid.
+    """
+
+    def __init__(self, program: _Program) -> None:
+        self._program = program
+        self.pid = int(program.heard())
+
+    def lock(self) -> None:
+        self._program.tell()
+        assert int(self._program.heard()) == self.pid
+
+
 @contextlib.contextmanager
-def locked_process(directory: Path, *mapped: Path) -> Iterator[int]:
-    """A process whose address space is locked; its pid."""
+def locked_process(directory: Path, *mapped: Path) -> Iterator[LockedProcess]:
+    """A process that can lock its address space, and maps these files before."""
     if os.geteuid() != 0 or not Path("/dev/fuse").exists():
         pytest.skip("needs root and /dev/fuse")
     directory.mkdir()
-    with _running(sys.executable, HERE / "locked_process.py", directory, *mapped) as said:
-        yield int(said)
+    with _running(sys.executable, HERE / "locked_process.py", directory, *mapped) as program:
+        yield LockedProcess(program)
 
 
 def deep_file(directory: Path, length: int) -> Path:

@@ -7,7 +7,8 @@ file in there twice: once to leave a page that has to be written, and once for d
 which the kernel writes that page first. It waits for the server with the address space locked, and
 the server, which is another process, never takes the page. With FILE, that is mapped before.
 
-Prints the pid when the lock is held, and ends with its standard input.
+Prints its pid, locks itself when it is told to by a line, prints its pid again when the lock is
+held, and ends with its standard input.
 """
 
 import ctypes
@@ -99,13 +100,18 @@ def main(directory: str, *mapped: str) -> None:
     if os.fork() == 0:
         die_with(own)
         serve(fuse)
+    told, telling = os.pipe()
     locked = os.fork()
     if locked == 0:
         die_with(own)
+        os.read(told, 1)
         # Only the server may have it: who else has it would keep it from going.
         os.close(fuse)
         lock_itself(Path(directory, "file"))
     os.close(fuse)
+    print(locked, flush=True)
+    sys.stdin.readline()
+    os.write(telling, b".")
     while not is_locked(locked):
         if os.waitpid(locked, os.WNOHANG)[0]:
             sys.exit("it did not lock itself")

@@ -42,6 +42,7 @@ from libhamiregion.node import (
     FindingKind,
     Node,
     NodeProcess,
+    ProcessTable,
     diagnose,
     repair,
 )
@@ -70,9 +71,9 @@ def test_deleted_files_cost_the_doctor_a_bounded_number_of_looks(
     hostile("evaluate", MAP_DELETED, directory=str(tmp_path), count=200)
     looked: list[int] = []
 
-    def counted(mapped: MappedRegion) -> MappedRegion:
+    def counted(table: ProcessTable, mapped: MappedRegion) -> MappedRegion:
         looked.append(mapped.pids[0])
-        return resolve(mapped)
+        return resolve(table, mapped)
 
     monkeypatch.setattr(doctor_files, "resolve", counted)
     assert doctor_node.findings(settle_s=0) == ()

@@ -458,7 +458,7 @@ def test_hostile_file_names_stay_one_mapping_each(start: Starter, tmp_path: Path
         plain.rename(tmp_path / name)
     table = ProcessTable()
     table.refresh()
-    found = [resolve(each) for each in mapped_regions(table) if inside.host_pid in each.pids]
+    found = [resolve(table, each) for each in mapped_regions(table) if inside.host_pid in each.pids]
     assert {each.name for each in found} == set(HOSTILE_NAMES)
     assert not any(each.deleted for each in found)
     for each in found:

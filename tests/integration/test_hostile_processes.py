@@ -1,5 +1,6 @@
 """A container makes its own processes expensive to read, or impossible: nobody else notices."""
 
+import os
 import subprocess
 import sys
 import time
@@ -18,14 +19,17 @@ from region_bytes import RegionFile
 from scrapers import ask
 from wait import PATIENCE_S, eventually
 
-from libhamiregion import open_region
-from libhamiregion.node import ProcessGap, ProcessTable, process_reader
+from libhamiregion import RegionStale, open_region
+from libhamiregion.node import Node, ProcessGap, ProcessTable, process_reader
 from libhamiregion.node.cgroups import ContainerId
+from libhamiregion.node.outside import mapped_regions, open_mapped
 
 pytestmark = needs_first_namespace
 
 CONTAINER_ID = "cafe" * 16
 MIB = 1 << 20
+# A look at the node may take a third of this, however slow the machine is.
+SLOW = {**os.environ, "TEST_STUCK_AFTER_S": "600"}
 
 
 @pytest.fixture
@@ -44,16 +48,25 @@ def highest_resident_bytes(pid: int) -> int:
     return int(line.split()[1]) * 1024
 
 
-def watch(agent: Agent, urgent: RegionFile, low: RegionFile, passes: int) -> None:
-    """Have the agent do so many passes, in each of which the low one stays blocked."""
+def processor_s(pid: int) -> float:
+    """The processor time of a process, all its threads together."""
+    # The clock of another process, as clock_getcpuclockid() gives it.
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def watch(agent: Agent, urgent: RegionFile, low: RegionFile) -> None:
+    """Have the agent do ten passes, in each of which the low one stays blocked."""
     from_here = urgent.get("recent_kernel")
-    deadline_s = time.monotonic() + 4 * PATIENCE_S
-    while urgent.get("recent_kernel") > from_here - passes:
+    spent_s = processor_s(agent.process.pid)
+    deadline_s = time.monotonic() + 10 * PATIENCE_S
+    while urgent.get("recent_kernel") > from_here - 10:
         assert low.get("recent_kernel") == -1
         assert agent.process.poll() is None, agent.log.read_text()
         assert time.monotonic() < deadline_s, agent.log.read_text()
         time.sleep(0.01)
     assert not {"paused", "stuck"} & set(agent.kinds())
+    # A share of one second, and ten passes. Without it, each pass takes many seconds.
+    assert processor_s(agent.process.pid) - spent_s < 8.0
 
 
 # ---- Expensive ----------------------------------------------------------------------------------
@@ -74,7 +87,10 @@ def test_a_storm_of_processes_that_share_65000_mappings_is_a_gap_of_its_containe
             tmp_path, cgroup, "shared", processes=400, lifetime_ms=8000, mappings=MOST_MAPPINGS
         ),
     ):
-        for _ in range(3):
+        gaps: list[ProcessGap] = []
+        deadline_s = time.monotonic() + 3 * PATIENCE_S
+        while not gaps:
+            assert time.monotonic() < deadline_s
             with open_region(region) as opened:
                 snapshot = opened.snapshot()
                 spent_s = time.process_time()
@@ -83,12 +99,10 @@ def test_a_storm_of_processes_that_share_65000_mappings_is_a_gap_of_its_containe
                 assert time.process_time() - spent_s < 4.0
                 found = table.match(opened, [honest.pid], snapshot.taken_at_ns)
             assert found.host_pids == {honest.pid: honest.pid_here}
-            (gap,) = (each for each in table.gaps if each.container is not None)
-            assert gap == ProcessGap(
-                ContainerId(CONTAINER_ID, uid), CONTAINER_ID, gap.count, "no_time"
-            )
-            assert gap.count > 100
-            assert table.hides_users_of(uid)
+            gaps = [each for each in table.gaps if each.container is not None]
+        container = ContainerId(CONTAINER_ID, uid)
+        assert gaps == [ProcessGap(container, CONTAINER_ID, gaps[0].count, "no_time")]
+        assert table.hides_users_of(uid)
         # It does not make the node incomplete: who is not read is known to be its container's.
         assert table.visibility.sees_all_pids
         # Another container starts a process meanwhile, and it is read at once.
@@ -101,22 +115,24 @@ def test_a_storm_of_processes_that_share_65000_mappings_is_a_gap_of_its_containe
         assert found.host_pids == {late.pid: late.pid_here}
 
 
+@pytest.mark.timeout(400)
 @needs_cgroups
 def test_a_blocked_container_cannot_free_itself_by_a_storm_of_processes(
     scene: NodeScene, start: Callable[..., Agent], tmp_path: Path
 ) -> None:
     urgent, low = busy_and_waiting(scene)
     with cgroup_of_pod(pod_of(low), CONTAINER_ID) as cgroup:
-        agent = start("--feedback", "--repair")
+        agent = start("--feedback", "--repair", env=SLOW)
         agent.wait_for("blocked")
         with mapping_storm(
             tmp_path, cgroup, "shared", processes=400, lifetime_ms=8000, mappings=MOST_MAPPINGS
         ):
-            watch(agent, urgent, low, 10)
+            watch(agent, urgent, low)
         assert highest_resident_bytes(agent.process.pid) < 100 * MIB
         assert agent.end() == 0, agent.said
 
 
+@pytest.mark.timeout(400)
 @needs_cgroups
 def test_mappings_of_long_paths_do_not_fill_the_agents_memory(
     scene: NodeScene, start: Callable[..., Agent], tmp_path: Path
@@ -125,7 +141,7 @@ def test_mappings_of_long_paths_do_not_fill_the_agents_memory(
     urgent, low = busy_and_waiting(scene)
     hostile = scene.container("hostile")
     with cgroup_of_pod(pod_of(hostile), CONTAINER_ID) as cgroup:
-        agent = start("--feedback", "--repair")
+        agent = start("--feedback", "--repair", env=SLOW)
         agent.wait_for("blocked")
         with mapping_storm(
             tmp_path,
@@ -136,7 +152,7 @@ def test_mappings_of_long_paths_do_not_fill_the_agents_memory(
             mappings=9_500,
             file=deep_file(tmp_path, 3_400),
         ):
-            watch(agent, urgent, low, 20)
+            watch(agent, urgent, low)
         assert highest_resident_bytes(agent.process.pid) < 100 * MIB
 
 
@@ -145,8 +161,9 @@ def test_mappings_of_long_paths_do_not_fill_the_agents_memory(
 
 @pytest.fixture
 def locked(tmp_path: Path) -> Iterator[int]:
-    with locked_process(tmp_path / "fuse") as pid:
-        yield pid
+    with locked_process(tmp_path / "fuse") as process:
+        process.lock()
+        yield process.pid
 
 
 def test_a_process_that_blocks_its_reader_is_not_asked_again_and_all_others_are_read(
@@ -235,3 +252,44 @@ def test_every_verb_answers_beside_a_process_that_nobody_can_read(
     agent.wait_for("blocked")
     assert agent.end() == 0, agent.said
     assert "stuck" not in agent.kinds()
+
+
+def test_a_region_outside_the_roots_is_left_where_its_only_user_blocks_whoever_opens_it(
+    actor: MakeActor, tmp_path: Path, region_file: Callable[..., RegionFile]
+) -> None:
+    """Its maps have been read before; the link to the file is what blocks now."""
+    root = tmp_path / "containers"
+    root.mkdir()
+    region = region_file(memory_limits=("1GiB",))
+    other = region_file(memory_limits=("2GiB",))
+    with (
+        locked_process(tmp_path / "fuse", region.path) as process,
+        Node(root, outside=True) as node,
+    ):
+        node.processes.refresh()
+        assert [each.pid for each in node.processes].count(process.pid) == 1
+        (mapped,) = (each for each in mapped_regions(node.processes) if process.pid in each.pids)
+        process.lock()
+        # Not before Linux 6.17 does the kernel find a mapping without the lock.
+        with pytest.raises((RegionStale, OSError)):
+            open_mapped(node.processes, mapped)
+        honest = actor(other)
+        honest("attach")
+        node.refresh()
+        found = {each.path_in_namespace: each for each in node.containers}
+        assert found[str(other.path)].region is not None
+        lost = found.get(str(region.path))
+        assert lost is None or lost.region is None
+
+
+def test_a_gap_is_told_by_the_verbs_about_a_node(scene: NodeScene, locked: int) -> None:
+    assert locked
+    scene.container("train")
+    done = subprocess.run(
+        [sys.executable, "-m", "libhamiregion", "ps", "--root", str(scene.root)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=2 * PATIENCE_S,
+    )
+    assert "never comes to its end" in done.stdout + done.stderr

@@ -40,7 +40,8 @@ def program(
     """A verb that runs for long, with threads of its own."""
     scene.container("train")
     plan = tmp_path / "plan.yaml"
-    plan.write_text("kind: LimitPlan\nversion: 1\nrules: [{select: {container: nobody}, set: {sm_limit: 50}}]")
+    rules = "rules: [{select: {container: nobody}, set: {sm_limit: 50}}]"
+    plan.write_text(f"apiVersion: hamiregion.io/v1\nkind: LimitPlan\n{rules}\n")
     words = {
         "exporter": ["exporter", "--listen", "127.0.0.1:0"],
         "agent": ["agent", "--feedback", "--repair"],

@@ -193,9 +193,10 @@ class GoneContainers:
             return []
         observation = self._observer.observe()
         snapshot, states = observation.snapshot, observation.proved()
-        if not self._node.processes.is_complete:
+        processes = self._node.processes
+        if not processes.is_complete:
             return []
-        used = set()
+        used = {each for each in candidates if processes.hides_users_of(each.pod_uid)}
         regions = snapshot.table.regions
         for row, container in enumerate(snapshot.containers):
             first = regions.first_process[row]

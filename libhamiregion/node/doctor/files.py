@@ -144,7 +144,7 @@ def _lost_mappings(
         tried[mapped.payer] += 1
         if tried[mapped.payer] > _LOST_PER_CONTAINER:
             continue
-        now = resolve(mapped)
+        now = resolve(processes, mapped)
         if now.deleted or (now.inode, now.name) in short or now.pids in short_outside:
             yield now
 
