@@ -13,7 +13,6 @@ from libhamiregion.agent import (
     RepairLoop,
     StaleDirectoryCollector,
 )
-from libhamiregion.exporter.small_memory import stay_small
 from libhamiregion.node import NvmlSampler, Observer
 from libhamiregion.plan import PlanWatcher
 
@@ -136,7 +135,6 @@ def agent(
     container (null if it is about none) and detail, an object of figures by name.
     """  # noqa: D301 (click looks for the character itself)
     _check(once=once, dry_run=dry_run, **wanted)
-    stay_small()
     if wanted["metrics"] and not wanted["listen"]:
         wanted["listen"] = (exporter_options.DEFAULT_ADDRESS,)
     with bad_arguments():
