@@ -127,7 +127,8 @@ class Feedback(Task):
         self._node = node
         self._observer = observer or Observer(node)
         self._max_age_s = 0.0 if observer is None else min(SHARED_AGE_S, self.interval_s / 2)
-        self._processes_max_age_s = 0.0 if observer is None else self.interval_s
+        # A monitor that starts is seen after two passes at most.
+        self._processes_max_age_s = 0.0 if observer is None else 2 * self.interval_s
         self._dry_run = dry_run
         self._watch = WriterWatch(node, assume_alone=assume_alone)
         self._written: dict[_Key, _Written] = {}

@@ -165,10 +165,8 @@ def agent(
 
 
 def _processes_age_s(*, feedback: bool, repair: bool, remove_gone: bool, **_: Any) -> float | None:
-    """How old what is known of processes may be: a little less than a task's interval."""
-    if feedback:
-        return 4.0
-    return 9.0 if repair or remove_gone else None
+    """How old what is known of processes may be: less than the tasks ask for, as they share it."""
+    return 9.0 if feedback or repair or remove_gone else None
 
 
 def _check(
