@@ -65,7 +65,7 @@ class FleetProcess:
 
     @property
     def memory_bytes(self) -> int:
-        """What it uses: as counted, or what the driver says where that is more."""
+        """What it uses, as counted, or what the driver says where that is more."""
         return max(self.memory_used_bytes or 0, self.memory_driver_bytes or 0)
 
     @property
