@@ -81,7 +81,7 @@ static void test_dead_holder(void)
             }
             poke32(&file, file.layout->sem, 1);
             poke64(&file, file.layout->owner_pid, 0);
-            CHECK_EQ(loads_of_snapshot(region, true), usual);
+            CHECK(loads_of_snapshot(region, true) <= usual + 4);
             close_and_free(region);
             region_file_remove(&file);
         }
