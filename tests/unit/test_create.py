@@ -238,7 +238,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"uuids": ["GPU-0"] * 17}, ValueError, "17 entries.*16"),
     ({"memory_limits": "6GiB"}, TypeError, "sequence"),
     ({"uuids": "GPU-0"}, TypeError, "sequence"),
-    ({"memory_limits": [0]}, ValueError, "None"),
+    ({"memory_limits": [0]}, ValueError, "unlimited"),
     ({"memory_limits": ["6GB"]}, ValueError, "6GB"),
     ({"memory_limits": [-1]}, ValueError, "not -1"),
     ({"memory_limits": [2**64]}, ValueError, str(2**64 - 1)),

@@ -98,7 +98,7 @@ def test_what_is_no_size_is_a_value_error_and_0_has_a_hint_to_none(
     file = region_file(memory_limits=(5,))
     with open_region(file, writable=True) as region:
         for limit in (-1, 2**64, "-1", "6GB", "", "lots", "1.3", 0, "0", "0GiB"):
-            said = "None" if limit in {0, "0", "0GiB"} else r"size|negative|bytes|1000"
+            said = "unlimited" if limit in {0, "0", "0GiB"} else r"size|negative|bytes|1000"
             for options in ({}, {"device": 0}, {"force": True}):
                 with pytest.raises(ValueError, match=said):
                     region.set_memory_limit(limit, **options)
@@ -209,7 +209,7 @@ def test_what_is_no_limit_is_not_expected(expected: Any, region_file: RegionFile
             lambda: region.set_memory_limit(5, expected=expected),
             lambda: region.edit_limits([LimitEdit("memory", 5, 0, expected)]),
         ):
-            with pytest.raises(ValueError, match=r"None|80%"):
+            with pytest.raises(ValueError, match=r"unlimited|80%"):
                 call()
         assert region.memory_limit(0) is None
 
@@ -423,7 +423,12 @@ def test_the_switch_holds_at_once_but_in_the_layout_that_reads_it_at_start(
 def test_effects_are_plain_text_too() -> None:
     assert (Effect.IMMEDIATE, Effect.NEW_PROCESSES) == ("immediate", "new_processes")
     assert f"{Effect.IMMEDIATE} {Effect.NEW_PROCESSES}" == "immediate new_processes"
-    assert [effect.value for effect in Effect] == ["immediate", "new_processes", "stops_launches"]
+    assert [effect.value for effect in Effect] == [
+        "immediate",
+        "new_processes",
+        "stops_launches",
+        "if_sm_limited",
+    ]
 
 
 # ---- fields of the whole region ----
