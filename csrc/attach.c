@@ -325,9 +325,10 @@ static int detach_work(void *argument)
     if (index >= 0) {
         hr_empty_slot(region, hr_slot(region, (uint32_t)index));
         HR_POINT(REMOVE_USAGE_CLEARED);
-        attachment->index = (uint32_t)index;
-        give_up_others(region, region->own.pid, attachment, NULL, count);
     }
+    /* Also where ours has lost its mark: all that has our pid and no other process's mark. */
+    attachment->index = index < 0 ? HR_SLOTS : (uint32_t)index;
+    give_up_others(region, region->own.pid, attachment, NULL, count);
     /* libvgpu, which removes dead slots beside the lock, has never had reason to take this one for
      * dead: so it may go.  Another stays where it is, with our pid, while we live. */
     if (index == (int32_t)old && index == count - 1 && attachment->is_appended &&
