@@ -12,6 +12,7 @@
  *         0, and clears field by field), NONE
  *   MOVES  how often a process of libvgpu removes slots of whom it takes for dead, in A's
  *         namespace: the last one is copied into the hole, with its mark
+ *   PIDS   2: B has another pid
  *   KILLS LIVES  kills of A and B together, and how many lives after the first
  *   FAULT  a fault put in, to show that the model finds it (0: none)
  *
@@ -39,8 +40,9 @@
 #define THE_TOOL 4
 #define LIBVGPU 3  /* L, as an owner */
 #define NO_SLOT 15
+#define NAME(p) (p == 2 -> PIDS : 1)
 
-/* The file.  All that count name the one pid, NOBODY, or 0. */
+/* The file.  All that count name one of the pids, NOBODY, or 0. */
 typedef slot { byte name; byte mark; bool flag; byte used; byte whose }
 slot s[N]; /* `whose` is a note that travels with the slot: who has filled it */
 byte count, lock;
@@ -109,7 +111,7 @@ inline draw(p)
 
 /* Of the slots with our pid: whether a mark that is not ours is a live process's; the others'
  * bytes are kept until the end.  Before the lock is taken. */
-#define FOREIGN(i, p) (i < count && s[i].name == 1 && MARK(i) != 0 && MARK(i) != mine[p])
+#define FOREIGN(i, p) (i < count && s[i].name == NAME(p) && MARK(i) != 0 && MARK(i) != mine[p])
 inline judge(p)
 {
     d_step { judged[1] = 0; judged[2] = 0; judged[3] = 0; judged[0] = 1 }
@@ -148,7 +150,7 @@ inline take(p)
     :: else ->
         d_step {
             to = NO_SLOT;
-            for (at : 0 .. N - 1) { IF(at < count && s[at].name == 1, to = at) }
+            for (at : 0 .. N - 1) { IF(at < count && s[at].name == NAME(p), to = at) }
             for (at : 0 .. N - 1) { IF(to == NO_SLOT && at < count && s[at].name == NOBODY, to = at) }
             IF(to == NO_SLOT && count < N, to = count);
             at = 0
@@ -159,14 +161,14 @@ inline take(p)
             EMPTY(to, p);
             d_step { s[to].mark = mine[p]; s[to].whose = p; my[p] = to; in[p] = true };
             s[to].flag = true;
-            s[to].name = 1;
+            s[to].name = NAME(p);
             /* A removal beside the lock can have lowered the number. */
             IF(to >= count, count = to + 1);
             at = 0;
             do
             :: at < N ->
                 if
-                :: at < count && at != to && s[at].name == 1 ->
+                :: at < count && at != to && s[at].name == NAME(p) ->
                     EMPTY(at, p);
                     s[at].name = NOBODY
                 :: else
@@ -181,9 +183,9 @@ inline take(p)
 }
 
 #if FAULT == BY_PID
-#define IS_MINE(i, p) (i < count && s[i].name == 1)
+#define IS_MINE(i, p) (i < count && s[i].name == NAME(p))
 #else
-#define IS_MINE(i, p) (i < count && s[i].name == 1 && MARK(i) == mine[p])
+#define IS_MINE(i, p) (i < count && s[i].name == NAME(p) && MARK(i) == mine[p])
 #endif
 inline find_mine(p)
 {
