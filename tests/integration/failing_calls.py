@@ -265,7 +265,7 @@ def main(name: str, share: float) -> None:
         nth = 0
         while nth < 100_000:
             # Of hundreds, most are the same calls for one process after another.
-            nth += 1 if share >= 1 or nth < 60 else 7
+            nth += 1 if share >= 1 or nth < 40 else 29
             errors = ERRORS if share >= 1 else [ERRORS[nth % len(ERRORS)]]
             for error in errors:
                 failed, wrong = attempt(shim, operation, scene, nth, error)
