@@ -43,6 +43,8 @@ _LONGEST_RETRY_AFTER_S: Final = 120.0
 _FORBIDDEN: Final = 403
 _GONE: Final = 410
 _TOO_MANY_REQUESTS: Final = 429
+# A program's own sequence, which it may have seeded, is left alone.
+_CHANCE: Final = random.Random()  # noqa: S311
 
 
 class NodePods:
@@ -252,7 +254,7 @@ class NodePods:
     def _follow(self) -> None:
         """Take in the changes after the last version, until the server ends the watch."""
         # All nodes have begun when the server did, and must not come back at one moment.
-        lasting_s = self._watch_s * random.uniform(1.0, 2.0)  # noqa: S311
+        lasting_s = self._watch_s * _CHANCE.uniform(1.0, 2.0)
         self.counters["watches"] += 1
         query = {
             "watch": "true",
@@ -340,7 +342,7 @@ class _Pauses:
         """
         status = None if failure is None else failure.status
         # By chance, for many nodes lose one server at the same moment.
-        share = random.uniform(0.5, 1.0)  # noqa: S311
+        share = _CHANCE.uniform(0.5, 1.0)
         if status != _FORBIDDEN:
             self._refused_at_s = None
         if failure is not None and status == _TOO_MANY_REQUESTS:

@@ -26,6 +26,8 @@ _DIRECTORY: Final = "/run/hamiregion-locks"
 _FLOCK: Final = struct.Struct("hhqqi4x")
 _TRIES: Final = 4
 _NAP_S: Final = 0.05
+# A program's own sequence, which it may have seeded, is left alone.
+_CHANCE: Final = random.Random()  # noqa: S311
 
 
 class RootUse(enum.IntEnum):
@@ -163,7 +165,7 @@ class RootLock:
             _set_lock(descriptor, self._use, fcntl.F_UNLCK)
             if tries_left:
                 # Two that start at once see each other, and come back at different moments.
-                time.sleep(_NAP_S * random.random())  # noqa: S311
+                time.sleep(_NAP_S * _CHANCE.random())
         raise RootLocked(root)
 
 

@@ -106,10 +106,10 @@ def test_a_repair_of_many_regions_has_one_open_for_writing(
 
 @contextlib.contextmanager
 def locked_bytes(path: Path) -> Iterator[None]:
-    """All bytes behind the region's, locked as a container can lock those of its own file."""
+    """The bytes of the host lock and behind, as a container can lock those of its own file."""
     descriptor = os.open(path, os.O_RDWR)
     try:
-        asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 1 << 24, 0, 0)
+        asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0x50000000, 0, 0)
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, asked)
         yield
     finally:

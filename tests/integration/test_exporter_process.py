@@ -59,7 +59,7 @@ def test_it_exports_what_the_node_has(exporter: ExporterProcess) -> None:
 
 def test_its_page_leads_to_the_metrics(exporter: ExporterProcess) -> None:
     reply = ask(exporter.url, "/")
-    assert "href='/metrics'" in reply.text
+    assert 'href="/metrics"' in reply.text
     assert "default-src 'none'" in reply.headers["content-security-policy"]
 
 
