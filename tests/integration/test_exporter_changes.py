@@ -338,6 +338,9 @@ def test_a_started_exporter_finds_new_containers_by_itself(tmp_path: Path) -> No
         exporter.stop()
         exporter.stop()
         assert "hamiregion-collect" not in [each.name for each in threading.enumerate()]
+        exporter.start()
+        exporter.close()
+        assert "hamiregion-collect" not in [each.name for each in threading.enumerate()]
 
 
 def test_nothing_is_looked_at_while_nobody_asks_and_the_next_scrape_has_it_all(

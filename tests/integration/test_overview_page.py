@@ -217,9 +217,10 @@ def test_hostile_names_stay_text(browser: Browser, tmp_path: Path) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
+@needs_chromium
 @pytest.mark.parametrize("count", [256, 1000])
 def test_a_page_of_many_containers_is_bounded_and_leads_to_the_others(
-    tmp_path: Path, count: int
+    browser: Browser, tmp_path: Path, count: int
 ) -> None:
     files = NodeFiles(tmp_path)
     for number in range(count):
@@ -242,6 +243,12 @@ def test_a_page_of_many_containers_is_bounded_and_leads_to_the_others(
             after = first + CONTAINERS_PER_PAGE
             assert (f"from={after}" in reply.text) == (after < count)
         assert len(seen) == count
+        with browser.open(f"{server.urls[0]}/") as page:
+            assert (page.status, page.messages, page.failures) == (200, [], [])
+            shown = page.evaluate("document.querySelectorAll('.row').length")
+            assert shown >= 2 * CONTAINERS_PER_PAGE
+            page.appear(width=390)
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 def test_commands_are_on_page_and_metrics_only_where_they_are_asked_for(fake: FakeNode) -> None:
