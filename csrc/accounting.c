@@ -142,8 +142,7 @@ static int account_locked_work(void *argument)
 
 static int account_locked(struct account_call *call, uint64_t timeout_ns)
 {
-    hr_region *region = call->region;
-    return hr_run_with_evidence(region, region->own.pid, &call->evidence, account_locked_work, call,
+    return hr_run_with_evidence(call->region, &call->evidence, account_locked_work, call,
                                 timeout_ns);
 }
 

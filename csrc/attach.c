@@ -116,8 +116,8 @@ int hr_take_slot(hr_region *region, const struct hr_evidence *evidence, int32_t 
 
 /* ---- Attaching --------------------------------------------------------------------- */
 
-int hr_run_with_evidence(hr_region *region, int32_t pid, struct hr_evidence *evidence,
-                         hr_guarded_work *work, void *argument, uint64_t timeout_ns)
+int hr_run_with_evidence(hr_region *region, struct hr_evidence *evidence, hr_guarded_work *work,
+                         void *argument, uint64_t timeout_ns)
 {
     const int tries = 4; /* each newcomer with our pid needs another judgment */
     struct hr_table_view view;
@@ -127,7 +127,7 @@ int hr_run_with_evidence(hr_region *region, int32_t pid, struct hr_evidence *evi
     for (int try = 0; try < tries && (code == HR_NEEDS_VIEW || code == HR_NEEDS_MARKS); try++) {
         if (code == HR_NEEDS_MARKS) {
             hr_forget_marks(region, &marks);
-            hr_judge_marks(region, pid, &marks);
+            hr_judge_marks(region, getpid(), &marks);
             evidence->marks = &marks;
         } else {
             evidence->view = &view;
@@ -191,8 +191,7 @@ int hr_attach(hr_region *region, struct hr_ticket *ticket, uint64_t timeout_ns)
         code = hr_fail_errno(HR_ESYSTEM, ENOMEM);
     } else {
         hr_draw_mark(region, call.pid, &call.attachment->mark, &call.attachment->byte);
-        code =
-            hr_run_with_evidence(region, call.pid, &call.evidence, attach_work, &call, timeout_ns);
+        code = hr_run_with_evidence(region, &call.evidence, attach_work, &call, timeout_ns);
     }
     /* Also where the lock was lost meanwhile: then there is a slot, and an error. */
     if (call.turn != 0 && ticket != NULL) {

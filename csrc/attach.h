@@ -29,8 +29,8 @@ struct hr_evidence {
 #define HR_NEEDS_MARKS 2
 
 /* Run the work under the lock; again, with the evidence that it wants, which it finds there. */
-int hr_run_with_evidence(hr_region *region, int32_t pid, struct hr_evidence *evidence,
-                         hr_guarded_work *work, void *argument, uint64_t timeout_ns);
+int hr_run_with_evidence(hr_region *region, struct hr_evidence *evidence, hr_guarded_work *work,
+                         void *argument, uint64_t timeout_ns);
 
 /*
  * Take a slot for `pid`, under the lock: the one that has its pid, else an emptied one, else the
