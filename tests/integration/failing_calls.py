@@ -209,7 +209,7 @@ OPERATIONS: dict[str, Operation] = {
     "hamiregion limits set": verb("limits", "set", "FILE", "--device", "0", "--sm", "30"),
     "hamiregion lock status": verb("lock", "status", "FILE"),
     "hamiregion reap": verb("reap", "FILE"),
-    "hamiregion suspend": verb("suspend", "FILE", "PID"),
+    "hamiregion suspend": verb("suspend", "FILE", "PID", "--dry-run"),
     "hamiregion containers": verb("containers", "--root", "ROOT", "--proc", "PROC"),
     "hamiregion ps": verb("ps", "--root", "ROOT", "--proc", "PROC", "--json"),
     "hamiregion doctor": verb("doctor", "--root", "ROOT", "--proc", "PROC"),
