@@ -282,7 +282,8 @@ static void test_uuids_that_change_during_a_read(void)
             close_and_free(region);
             region_file_remove(&file);
         }
-        CHECK(old > 0 && old < usual);
+        /* The second look at the texts can be the very last load. */
+        CHECK(old < usual);
     }
 }
 
