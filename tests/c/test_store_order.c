@@ -55,12 +55,16 @@ static void take_over(const struct region_file *file)
     has_taken = true;
 }
 
+enum { PROC_ROOM = 4096 };
+
 /* A /proc of the first pid namespace with nobody in it but its first process. */
 static void make_proc(char *path)
 {
-    char name[64];
+    char name[PROC_ROOM + 16];
     FILE *status;
-    strcpy(path, "/tmp/store-order-XXXXXX");
+    const char *parent = getenv("TMPDIR");
+    int length = snprintf(path, PROC_ROOM, "%s/store-order-XXXXXX", parent ? parent : "/tmp");
+    NEED(length < PROC_ROOM);
     NEED(mkdtemp(path) != NULL);
     snprintf(name, sizeof name, "%s/1", path);
     NEED(mkdir(name, 0700) == 0);
@@ -79,7 +83,7 @@ static void remove_proc(const char *path)
 {
     const char *const names[] = {"1/status", "1/maps", "1/ns/pid", "1/ns", "1", ""};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        char name[64];
+        char name[PROC_ROOM + 16];
         snprintf(name, sizeof name, "%s/%s", path, names[i]);
         NEED(remove(name) == 0);
     }
@@ -99,7 +103,7 @@ static int lock_live_byte(const struct region_file *file)
 /* Whoever takes over from the dead one at any moment of a recovery is not robbed by it. */
 static void test_a_lock_that_changes_hands_is_not_robbed(void)
 {
-    char proc[32];
+    char proc[PROC_ROOM];
     make_proc(proc);
     for (uint32_t id = 0; id < HR_LAYOUTS; id++) {
         uint32_t all = 1, robbers = 0;
