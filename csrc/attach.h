@@ -24,7 +24,7 @@ struct hr_evidence {
     const struct hr_judged_marks *marks; /* of the slots with our pid */
 };
 
-/* What hr_take_slot() and hr_regain_slot() return when nothing was done for want of one of them. */
+/* hr_take_slot() and hr_regain_slot() return these when they lack evidence and did nothing. */
 #define HR_NEEDS_VIEW 1
 #define HR_NEEDS_MARKS 2
 

@@ -53,7 +53,7 @@ static bool may_be_missed(const struct repair_call *call, int32_t index, int32_t
            !count_the_same(region, index, copy);
 }
 
-/* Whether the process was not found for want of time alone. */
+/* Whether the search ended before the process could be found. */
 static bool is_cut_short(const struct repair_call *call, int32_t pid)
 {
     return call->view.mappers.cut_short && pid > 0 && pid != HR_NOBODY &&

@@ -136,7 +136,7 @@ static int32_t find_end(const struct reap_call *call, int32_t count)
     return end;
 }
 
-/* Whether a slot is left alone for want of time, though it may be a dead process's. */
+/* Whether the search ended before a slot could be judged that may be a dead process's. */
 static bool is_cut_short(const struct reap_call *call, int32_t index)
 {
     bool was_cut = call->before->cut_short || (call->mappers != NULL && call->mappers->cut_short);
