@@ -9,6 +9,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -311,21 +312,41 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-@contextlib.contextmanager
-def in_threads(count: int, work: Any, within_s: float = 120.0) -> Iterator[list[BaseException]]:
-    """Run `work(number)` in so many threads; what they raise is in the list at the end."""
-    failures: list[BaseException] = []
+class Threads:
+    """Threads that a test runs beside itself, and what they raised."""
 
-    def run(number: int) -> None:
+    def __init__(self, count: int, work: Any) -> None:
+        self.failures: list[BaseException] = []
+        # Those of a test that has failed keep no interpreter from its end.
+        self._threads = [
+            threading.Thread(target=self._run, args=(work, number), daemon=True)
+            for number in range(count)
+        ]
+
+    def _run(self, work: Any, number: int) -> None:
         try:
             work(number)
         except BaseException as error:  # noqa: BLE001 (the test looks at it)
-            failures.append(error)
+            self.failures.append(error)
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    yield failures
-    for thread in threads:
-        thread.join(within_s)
-        assert not thread.is_alive()
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def alive(self) -> bool:
+        return any(thread.is_alive() for thread in self._threads)
+
+    def join(self, within_s: float) -> None:
+        deadline = time.monotonic() + within_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+            assert not thread.is_alive()
+
+
+@contextlib.contextmanager
+def in_threads(count: int, work: Any, within_s: float = 120.0) -> Iterator[Threads]:
+    """Run `work(number)` in so many threads; at the end all of them have returned."""
+    threads = Threads(count, work)
+    threads.start()
+    yield threads
+    threads.join(within_s)

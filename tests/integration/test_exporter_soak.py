@@ -144,14 +144,14 @@ def trouble_for(tmp_path: Path, seconds: float, pause_s: float) -> None:
             while not stop.wait(pause_s):
                 trouble.do()
 
-        with in_threads(1, make_trouble) as failures:
+        with in_threads(1, make_trouble) as threads:
             try:
                 ends = time.monotonic() + seconds
                 while time.monotonic() < ends:
                     check_stable(scraper)
             finally:
                 stop.set()
-        assert failures == []
+        assert threads.failures == []
         assert trouble.deeds > 5
         assert trouble.elsewhere.read_bytes() == ELSEWHERE
         for number in range(VICTIMS):
@@ -244,8 +244,8 @@ def test_minutes_of_bad_clients_leave_nothing_behind(tmp_path: Path) -> None:
                 while time.monotonic() < ends:
                     assert scraper.scrape().status == 200
 
-        with Crowd(process.url, each=3), in_threads(10, scrape, 300.0) as failures:
+        with Crowd(process.url, each=3), in_threads(10, scrape, 300.0) as threads:
             pass
-        assert failures == []
+        assert threads.failures == []
         eventually(lambda: descriptors(process.pid) <= before[1] + 1)
         assert resident_bytes(process.pid) - before[0] < 16 * MIB

@@ -143,12 +143,12 @@ def test_fifty_scrapers_among_all_of_them_miss_nothing_and_memory_stays_bounded(
     highest = 0
     with (
         Crowd(served.url, each=2),
-        in_threads(50, lambda _: scrape_among(served.url, 4)) as failures,
+        in_threads(50, lambda _: scrape_among(served.url, 4)) as threads,
     ):
-        while threading.active_count() > 30:
+        while threads.alive():
             highest = max(highest, resident_bytes(served.pid))
             time.sleep(0.02)
-    assert failures == []
+    assert threads.failures == []
     # Eight MiB of answers, one more that is being made, and what each connection takes.
     assert highest - before[1] < 40 * MIB
     eventually(lambda: descriptors(served.pid) <= before[0] + 1)
@@ -328,6 +328,6 @@ def test_an_answer_is_not_mixed_up_with_another(impatient: Served) -> None:
                 assert number > last
                 last = number
 
-    with in_threads(8, scrape) as failures:
+    with in_threads(8, scrape) as threads:
         pass
-    assert failures == []
+    assert threads.failures == []

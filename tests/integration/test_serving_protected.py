@@ -313,10 +313,10 @@ def test_a_slow_hash_is_computed_once_and_does_not_hold_up_others(
         for _ in range(5):
             assert ask(url, authorization=basic("alice", PASSWORD)).status == 200
 
-    with in_threads(20, scrape) as failures:
+    with in_threads(20, scrape) as threads:
         # While the hash is computed, in a thread, others are answered.
         assert ask(url, "/healthz").status == 200
-    assert failures == []
+    assert threads.failures == []
     # A hundred scrapes, and not a hundred hashes.
     assert time.process_time() - used < 20 * once_s
 
@@ -335,13 +335,13 @@ def test_guesses_are_bounded(
         statuses.extend(ask(url, authorization=each).status for each in guesses)
 
     stop = threading.Event()
-    with in_threads(50, guess) as failures:
+    with in_threads(50, guess) as threads:
         while not stop.wait(0.01):
             # Who is known does not wait behind guesses.
             assert ask(url, authorization=basic("alice", PASSWORD)).status == 200
             if len(statuses) == 100:
                 stop.set()
-    assert failures == []
+    assert threads.failures == []
     assert set(statuses) == {401, 503}
 
 
@@ -383,7 +383,7 @@ def test_guessers_do_not_keep_another_address_from_its_turn(
                 return
             statuses.add(ask_from(url, f"127.0.0.{2 + number % 2}", f"{number}-{attempt}"))
 
-    with in_threads(80, guess) as failures:
+    with in_threads(80, guess) as threads:
         try:
             # Too many wait already: some are refused.
             eventually(lambda: statuses >= {401, 503})
@@ -393,7 +393,7 @@ def test_guessers_do_not_keep_another_address_from_its_turn(
             assert checks.index(PASSWORD.encode()) - before <= 3
         finally:
             stop.set()
-    assert failures == []
+    assert threads.failures == []
 
 
 def test_a_check_whose_client_has_gone_is_not_made(
