@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hang
 import pytest
 from actors import Actor, ProcessFactory
 from fake_cuda.driver import build
@@ -45,6 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """A test may wait a few times; one that takes longer hangs. `--timeout` says otherwise."""
     if config.getoption("timeout", None) is None:
         config.option.timeout = 4 * PATIENCE_S
+    config.pluginmanager.register(hang)
 
 
 @pytest.fixture(scope="session", autouse=True)
