@@ -125,7 +125,7 @@ def at_work(file: RegionFile, *slots: int) -> Iterator[None]:
                 put_seqlock(file, slot, seqlock_of(file, slot) + 2)
 
     before = [seqlock_of(file, slot) for slot in slots]
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=work, daemon=True)
     thread.start()
     try:
         eventually(

@@ -82,7 +82,7 @@ class FakeApi:
         self._server.daemon_threads = True
         self._server.block_on_close = False
         self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.01}
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
         )
 
     def __enter__(self) -> Self:

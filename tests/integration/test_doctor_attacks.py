@@ -343,7 +343,7 @@ def lives_and_deaths(layout: Layout, rounds: int, seed: int, doctor_node: Doctor
             for pid, (_, nbytes) in alive[number].items()
         )
 
-    thread = threading.Thread(target=repairing)
+    thread = threading.Thread(target=repairing, daemon=True)
     thread.start()
     try:
         for _ in range(rounds):
@@ -406,7 +406,7 @@ def test_a_child_forked_during_a_diagnosis_is_told_that_the_node_is_not_its_own(
                 inside.set()
                 done.wait()
 
-        thread = threading.Thread(target=diagnosing)
+        thread = threading.Thread(target=diagnosing, daemon=True)
         thread.start()
         inside.wait()
         try:

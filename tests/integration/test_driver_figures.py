@@ -224,7 +224,7 @@ def test_a_container_that_holds_its_lock_does_not_keep_the_others_waiting(
             held.set()
             done.wait(PATIENCE_S)
 
-    thread = threading.Thread(target=hold)
+    thread = threading.Thread(target=hold, daemon=True)
     thread.start()
     try:
         assert held.wait(PATIENCE_S)

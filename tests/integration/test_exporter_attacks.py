@@ -190,7 +190,7 @@ def test_the_quick_text_mounts_beside_a_registry_of_prometheus_client(tmp_path: 
         server = uvicorn.Server(
             uvicorn.Config(site, port=0, lifespan="off", log_config=None, interface="asgi3")
         )
-        thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
         thread.start()
         eventually(lambda: server.started)
         url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"

@@ -558,7 +558,7 @@ def test_scrapes_from_many_threads_while_containers_come_and_go_are_all_whole(
             collectors=None,
         ) as exporter,
     ):
-        threads = [threading.Thread(target=scrape, args=(exporter,)) for _ in range(4)]
+        threads = [threading.Thread(target=scrape, args=(exporter,), daemon=True) for _ in range(4)]
         for thread in threads:
             thread.start()
         deadline_s = time.monotonic() + for_s

@@ -202,7 +202,7 @@ def test_after_the_end_nothing_is_written_also_by_a_pass_that_hung(
     between(lambda: (hangs.set(), goes_on.wait(PATIENCE_S)))
     for file in (urgent, late):
         launch(file)
-    stuck = threading.Thread(target=task.run)
+    stuck = threading.Thread(target=task.run, daemon=True)
     stuck.start()
     assert hangs.wait(PATIENCE_S)
     task.stop()
@@ -276,7 +276,7 @@ def test_while_another_look_at_the_node_hangs_the_regions_that_are_known_follow_
             inside.set()
             done.wait()
 
-    thread = threading.Thread(target=hang)
+    thread = threading.Thread(target=hang, daemon=True)
     thread.start()
     inside.wait()
     try:

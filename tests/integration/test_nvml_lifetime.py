@@ -50,7 +50,7 @@ def test_threads_share_a_sampler(fake_driver: FakeDriver) -> None:
         except BaseException as error:  # noqa: BLE001
             failures.append(error)
 
-    threads = [threading.Thread(target=ask) for _ in range(8)]
+    threads = [threading.Thread(target=ask, daemon=True) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -160,10 +160,10 @@ def test_all_who_ask_while_one_is_taken_share_it(node: Node, root: Root) -> None
     def ask(max_age_s: float) -> None:
         found.append(observer.observe(max_age_s=max_age_s))
 
-    first = threading.Thread(target=ask, args=(0.0,))
+    first = threading.Thread(target=ask, args=(0.0,), daemon=True)
     first.start()
     eventually(lambda: sampler.asked == 1)
-    others = [threading.Thread(target=ask, args=(PATIENCE_S,)) for _ in range(8)]
+    others = [threading.Thread(target=ask, args=(PATIENCE_S,), daemon=True) for _ in range(8)]
     for thread in others:
         thread.start()
     sampler.may_answer.set()
@@ -176,12 +176,12 @@ def test_all_who_ask_while_one_is_taken_share_it(node: Node, root: Root) -> None
 def test_one_that_began_before_the_question_does_not_answer_it(node: Node, root: Root) -> None:
     sampler = HeldSampler()
     observer = Observer(node, sampler=sampler, driver_timeout_s=PATIENCE_S)
-    first = threading.Thread(target=observer.observe)
+    first = threading.Thread(target=observer.observe, daemon=True)
     first.start()
     eventually(lambda: sampler.asked == 1)
     root.region()
     found: list[Observation] = []
-    second = threading.Thread(target=lambda: found.append(observer.observe()))
+    second = threading.Thread(target=lambda: found.append(observer.observe()), daemon=True)
     second.start()
     sampler.may_answer.set()
     for thread in (first, second):
@@ -282,7 +282,7 @@ def test_regions_outside_the_roots_are_observed_where_the_node_looks_for_them(
 def test_a_forked_child_is_not_locked_out(node: Node) -> None:
     sampler = HeldSampler()
     observer = Observer(node, sampler=sampler, driver_timeout_s=PATIENCE_S)
-    thread = threading.Thread(target=observer.observe)
+    thread = threading.Thread(target=observer.observe, daemon=True)
     thread.start()
     eventually(lambda: sampler.asked == 1)
 

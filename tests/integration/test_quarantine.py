@@ -152,7 +152,7 @@ def test_who_goes_on_filling_it_costs_no_more_than_the_share_of_a_directory(
                 return  # it was empty for a moment, and is gone
 
     at = os.open(directory, os.O_RDONLY)
-    filler = threading.Thread(target=fill)
+    filler = threading.Thread(target=fill, daemon=True)
     filler.start()
     try:
         with opened_root(str(directory.parent)) as root:

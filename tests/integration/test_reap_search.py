@@ -48,7 +48,7 @@ class Neighbour:
         self.at: dict[int, Callable[[TextIO], object]] = {}
         self._maps = proc / "123" / "maps"
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._answer)
+        self._thread = threading.Thread(target=self._answer, daemon=True)
         self._thread.start()
 
     def _answer(self) -> None:

@@ -251,7 +251,7 @@ def test_it_mends_while_containers_come_and_go(
         except BaseException as error:  # noqa: BLE001
             failure.append(error)
 
-    others = threading.Thread(target=come_and_go)
+    others = threading.Thread(target=come_and_go, daemon=True)
     runner.start()
     others.start()
     try:

@@ -318,7 +318,7 @@ def server(answer: Answering, context: ssl.SSLContext | None = None) -> Iterator
         running.daemon_threads = True
         if context is not None:
             running.socket = context.wrap_socket(running.socket, server_side=True)
-        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         scheme = "http" if context is None else "https"
         try:

@@ -263,7 +263,9 @@ def test_text_and_openmetrics_asked_for_together_are_each_made(
         answers[openmetrics] = ask(url, accept=accept, accept_encoding="gzip").text
 
     renderer.go_on.clear()
-    threads = [threading.Thread(target=scrape, args=(value,)) for value in (True, False)]
+    threads = [
+        threading.Thread(target=scrape, args=(value,), daemon=True) for value in (True, False)
+    ]
     for thread in threads:
         thread.start()
     renderer.go_on.set()
@@ -346,7 +348,7 @@ def test_a_stop_finishes_the_scrape_under_way_and_takes_no_new_one(renderer: Ren
     with connect(url) as idle, connect(url) as scraping:
         scraping.sendall(GOOD_REQUEST)
         eventually(lambda: renderer.at_once == 1)
-        stopping = threading.Thread(target=server.stop)
+        stopping = threading.Thread(target=server.stop, daemon=True)
         stopping.start()
         # Those who have asked nothing are sent away; nobody new is let in.
         assert read_to_end(idle) == b""

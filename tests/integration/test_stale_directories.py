@@ -317,7 +317,8 @@ def test_two_agents_and_a_monitor_do_each_other_no_harm(scene: StaleScene) -> No
     for runner in runners:
         runner.start()
     monitor = threading.Thread(
-        target=lambda: [shutil.rmtree(each, ignore_errors=True) for each in directories[::4]]
+        target=lambda: [shutil.rmtree(each, ignore_errors=True) for each in directories[::4]],
+        daemon=True,
     )
     monitor.start()
     eventually(lambda: not scene.quarantined() and gone(*directories)())

@@ -72,7 +72,7 @@ def forked(calls: list[list[Any]]) -> list[Any]:
 
 def threaded(calls: list[list[Any]]) -> list[Any]:
     found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.extend(answers(calls)))
+    thread = threading.Thread(target=lambda: found.extend(answers(calls)), daemon=True)
     thread.start()
     thread.join()
     return [0, found]

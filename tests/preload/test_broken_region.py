@@ -130,7 +130,9 @@ class Launch:
         call = ("cuLaunchKernel", kernel, 1, 1, 1, 32, 1, 1, 0, None, None, None)
         self.program = program
         self.codes: list[int] = []
-        self.thread = threading.Thread(target=lambda: self.codes.append(program.call(*call)[0]))
+        self.thread = threading.Thread(
+            target=lambda: self.codes.append(program.call(*call)[0]), daemon=True
+        )
         self.thread.start()
 
     def code(self) -> int | None:

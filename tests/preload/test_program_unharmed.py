@@ -27,7 +27,7 @@ class Allocating:
     def __init__(self, scene: Limited) -> None:
         self.program = scene.program().start()
         self.count = 0
-        self._thread = threading.Thread(target=self._allocate)
+        self._thread = threading.Thread(target=self._allocate, daemon=True)
         self._is_over = False
         self._thread.start()
 
@@ -203,7 +203,7 @@ class Copying:
         self.codes: list[int] = []
         self._call = (program, call)
         self._is_over = False
-        self._thread = threading.Thread(target=self._copy)
+        self._thread = threading.Thread(target=self._copy, daemon=True)
         self._thread.start()
 
     def _copy(self) -> None:

@@ -171,7 +171,9 @@ def test_a_launch_that_the_driver_refuses_costs_nothing(limited: Make) -> None:
     assert launch(0, 2**32 - 1) == INVALID_HANDLE
     # Were it paid for, the next launches would wait for minutes.
     answers: list[int] = []
-    waiting = threading.Thread(target=lambda: answers.extend(launch(kernel, 1) for _ in range(3)))
+    waiting = threading.Thread(
+        target=lambda: answers.extend(launch(kernel, 1) for _ in range(3)), daemon=True
+    )
     waiting.start()
     waiting.join(PATIENCE_S)
     program.process.kill()

@@ -70,7 +70,7 @@ def by_thread(reader: Reader, seconds: float) -> None:
             reader.disturb()
         reader.set.close()
 
-    thread = threading.Thread(target=disturb)
+    thread = threading.Thread(target=disturb, daemon=True)
     thread.start()
     reader.until_closed()
     thread.join()

@@ -369,7 +369,7 @@ def test_who_opens_it_as_soon_as_its_name_appears_finds_it_complete(tmp_path: Pa
         return len(paths)
 
     watched: list[int] = []
-    watcher = threading.Thread(target=lambda: watched.append(in_child(watch)))
+    watcher = threading.Thread(target=lambda: watched.append(in_child(watch)), daemon=True)
     watcher.start()
     os.read(ready, 1)
     for path in paths:

@@ -75,7 +75,7 @@ def test_a_thread_that_waits_for_another_thread_of_its_own_region_times_out_too(
     with open_region(file, writable=True) as region:
         with region.lock():
             owner = file.get("owner_pid")
-            thread = threading.Thread(target=wait, args=(region,))
+            thread = threading.Thread(target=wait, args=(region,), daemon=True)
             thread.start()
             thread.join(PATIENCE_S)
         (error,) = caught
@@ -145,7 +145,7 @@ def test_closing_the_region_ends_the_waits_of_other_threads(
             caught.append(error)
 
     region = open_region(file, writable=True)
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=work, daemon=True)
     thread.start()
     waiting.wait(PATIENCE_S)
     region.close()
@@ -225,7 +225,7 @@ def test_threads_of_one_region_hold_the_lock_one_at_a_time(
                 inside -= 1
 
     with open_region(file, writable=True) as region:
-        threads = [threading.Thread(target=work, args=(region,)) for _ in range(4)]
+        threads = [threading.Thread(target=work, args=(region,), daemon=True) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -411,7 +411,7 @@ def test_the_lock_of_another_thread_is_not_given_back_by_one_that_is_interrupted
                 held.set()
                 over.wait(PATIENCE_S)
 
-        thread = threading.Thread(target=hold_it)
+        thread = threading.Thread(target=hold_it, daemon=True)
         thread.start()
         assert held.wait(PATIENCE_S)
         with pytest.raises(Interrupted):  # noqa: PT012

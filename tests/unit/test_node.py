@@ -188,7 +188,7 @@ def test_a_look_that_hangs_hangs_no_other_for_long_and_reading_not_at_all(
             inside.set()
             done.wait()
 
-    thread = threading.Thread(target=hang)
+    thread = threading.Thread(target=hang, daemon=True)
     thread.start()
     inside.wait()
     try:
@@ -258,7 +258,7 @@ def test_a_child_forked_while_a_thread_refreshes_does_not_wait_for_it(
         while not ended.is_set():
             node.refresh()
 
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=work, daemon=True)
     thread.start()
     try:
         for _ in range(5):
@@ -433,7 +433,7 @@ def test_a_snapshot_does_not_wait_while_proc_is_read(tmp_path: Path) -> None:
         node.processes = SlowTable()
         root.region("late")
         seen: list[int] = []
-        other = threading.Thread(target=lambda: seen.append(len(node.view())))
+        other = threading.Thread(target=lambda: seen.append(len(node.view())), daemon=True)
         other.start()
         assert reading.wait(PATIENCE_S)
         # What the view has found in the directories is there already; nothing is half there.

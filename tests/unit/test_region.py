@@ -618,7 +618,7 @@ def test_fork_while_other_threads_read_leaves_the_child_free_to_close(
         while not stop.is_set():
             region.snapshot()
 
-    threads = [threading.Thread(target=read) for _ in range(3)]
+    threads = [threading.Thread(target=read, daemon=True) for _ in range(3)]
     for thread in threads:
         thread.start()
     try:

@@ -650,7 +650,7 @@ def test_a_child_forked_while_other_threads_read_is_refused_and_not_stuck(
         while not stop.is_set():
             region_set.read()
 
-    threads = [threading.Thread(target=read) for _ in range(2)]
+    threads = [threading.Thread(target=read, daemon=True) for _ in range(2)]
     for thread in threads:
         thread.start()
     try:

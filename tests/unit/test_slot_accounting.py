@@ -306,7 +306,10 @@ def test_threads_that_share_a_slot_lose_nothing(layout: Layout, file: RegionFile
             slot.release(0, 2, kind)  # type: ignore[arg-type]
 
     with open_region(file, writable=True) as region, region.attach() as slot:
-        crowd = [threading.Thread(target=work, args=(slot, n)) for n in range(1, threads + 1)]
+        crowd = [
+            threading.Thread(target=work, args=(slot, n), daemon=True)
+            for n in range(1, threads + 1)
+        ]
         for thread in crowd:
             thread.start()
         for thread in crowd:
@@ -352,7 +355,7 @@ for _ in range(20):
                 slot.release(0, 1)
         except RuntimeError as error:
             told.add(str(error))
-    threads = [threading.Thread(target=work) for _ in range(3)]
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(3)]
     for thread in threads:
         thread.start()
     started.wait()
@@ -375,7 +378,7 @@ for _ in range(100):
             slot.detach()
         except Exception as error:
             told.append(repr(error))
-    threads = [threading.Thread(target=work) for _ in range(2)]
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:

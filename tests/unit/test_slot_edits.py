@@ -328,7 +328,7 @@ def test_a_suspended_process_that_goes_on_is_seen(
 
     with open_region(file, writable=True) as region:
         region.suspend(PID)
-        process = threading.Thread(target=go_on)
+        process = threading.Thread(target=go_on, daemon=True)
         process.start()
         try:
             seen = region.suspended_activity(PID, watch_s=PATIENCE_S if what in GOES_ON else 1.5)
