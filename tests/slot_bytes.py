@@ -10,8 +10,9 @@ from wait import eventually
 
 from libhamiregion import Layout, open_region
 
-WITH_SEQLOCK = [layout for layout in Layout if layout.has_seqlock]
-WITHOUT_SEQLOCK = [layout for layout in Layout if not layout.has_seqlock]
+WITH_SEQLOCK = [Layout.V1_2]
+# One whose slots have no room for a mark, and one whose slots have.
+WITHOUT_SEQLOCK = [Layout.UNVERSIONED_NO_UTIL, Layout.V1_1]
 
 
 # A file that says 1.1 may be used by processes of 2.8.2 and later, after an upgrade; its slots and

@@ -17,6 +17,8 @@ from libhamiregion import (
     open_region,
 )
 
+pytestmark = pytest.mark.every_layout
+
 V1_1, POSTINIT, V1_2 = Layout.V1_1, Layout.V1_1_POSTINIT, Layout.V1_2
 OLDEST, UNVERSIONED = Layout.UNVERSIONED_NO_UTIL, Layout.UNVERSIONED
 VERSIONED = [V1_1, POSTINIT, V1_2]

@@ -20,6 +20,8 @@ from stress import scaled
 
 from libhamiregion import Layout, ProcessUsage, RegionSet, create_region, open_region
 
+pytestmark = pytest.mark.every_layout
+
 DEVICES = 16
 # As in torn_protocol.h: the pids of made-up processes start here.
 MADE_UP_PIDS = 1 << 22

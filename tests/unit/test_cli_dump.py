@@ -16,6 +16,8 @@ from region_bytes import RegionFile, RegionFileFactory, locate
 
 from libhamiregion import Layout, RegionError, identify
 
+pytestmark = pytest.mark.every_layout
+
 FORMS = {"i32": "<i", "u32": "<I", "u64": "<Q"}
 ONE_GIB = 2**30
 UUID = "GPU-9f1c2a60-0d5e-4c3b-8a77-1b2f6e5d4c30"

@@ -31,6 +31,8 @@ from libhamiregion import (
     open_region,
 )
 
+pytestmark = pytest.mark.every_layout
+
 GIB = 2**30
 
 

@@ -21,6 +21,8 @@ from libhamiregion import (
     open_region,
 )
 
+pytestmark = pytest.mark.every_layout
+
 GIB = 2**30
 UUIDS = ("GPU-first", "MIG-second")
 NO_WATCHER = (Layout.UNVERSIONED_NO_UTIL, Layout.UNVERSIONED)

@@ -9,6 +9,8 @@ from libhamiregion import Layout
 from libhamiregion.cli.dump_fields import likeliest_layout, read_raw
 from libhamiregion.layouts import NEWEST
 
+pytestmark = pytest.mark.every_layout
+
 # As published, by hand: header fields, then the slot's.
 HEADER = (
     "sm_init_flag",

@@ -25,6 +25,8 @@ from libhamiregion import (
     open_region,
 )
 
+pytestmark = pytest.mark.every_layout
+
 GIB = 2**30
 UUIDS = ("GPU-0", "GPU-1")
 IMMEDIATE, NEW_PROCESSES = Effect.IMMEDIATE, Effect.NEW_PROCESSES

@@ -30,6 +30,8 @@ from libhamiregion import (
     open_region,
 )
 
+pytestmark = pytest.mark.every_layout
+
 GIB = 2**30
 UUIDS = (
     "GPU-9f1c2a60-0d5e-4c3b-8a77-1b2f6e5d4c30",
