@@ -106,6 +106,8 @@ class Feedback(Task):
         dry_run: Write nothing, and report what would be written.
         assume_alone: Take it for granted that no other writer is hidden where not all processes of
             the node can be seen.
+        waits: Where somebody else writes at the start, begin paused instead of raising
+            `OtherWriterRuns`.
         observer: Observes the node for other tasks as well; None makes one.
         emit: Gets the events.
     """
@@ -120,10 +122,12 @@ class Feedback(Task):
         *,
         dry_run: bool = False,
         assume_alone: bool = False,
+        waits: bool = False,
         observer: Observer | None = None,
         emit: Emit = silent,
     ) -> None:
         super().__init__(emit)
+        self._waits = waits
         self._node = node
         self._observer = observer or Observer(node)
         self._max_age_s = 0.0 if observer is None else min(SHARED_AGE_S, self.interval_s / 2)
@@ -155,13 +159,15 @@ class Feedback(Task):
         """Make sure that nobody else writes.
 
         Raises:
-            OtherWriterRuns: Somebody does.
+            OtherWriterRuns: Somebody does, and the feedback does not wait.
             OSError: /proc cannot be listed, or the containers' directories cannot be locked.
         """
         self._ended = False
         self._observe()
         others = self._watch.look(lock=not self._dry_run)
-        if others and not self._dry_run:
+        if others and self._waits:
+            self._note(others)
+        elif others and not self._dry_run:
             self._watch.close()
             raise OtherWriterRuns(others)
 
@@ -242,7 +248,7 @@ class Feedback(Task):
                 if other not in self._others:
                     self.events.emit(
                         "paused",
-                        f"nothing is written any more: {other.message}",
+                        f"nothing is written: {other.message}",
                         evidence=other.evidence,
                         pid=other.pid,
                     )

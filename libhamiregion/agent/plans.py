@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from libhamiregion.plan import OtherKeeperRuns
+
 from .tasks import Task
 
 if TYPE_CHECKING:
@@ -17,17 +19,20 @@ class PlanKeeper(Task):
     """Keeps a node on a plan, beside other tasks.
 
     A plan that cannot be read is reported and tried again at each pass: it keeps no other task from
-    running. Only a second keeper on one node is refused.
+    running. Only a second keeper on one node is refused, or waits until the first one has gone.
 
     Args:
         watcher: Does the work and reports it.
+        waits: Where another process keeps this node on a plan at the start, try again at each pass
+            instead of raising `OtherKeeperRuns`.
     """
 
     name = "plan"
     interval_s = 5.0
 
-    def __init__(self, watcher: PlanWatcher) -> None:
+    def __init__(self, watcher: PlanWatcher, *, waits: bool = False) -> None:
         super().__init__()
+        self._waits = waits
         self._watcher = watcher
         watcher.when_changed(self.wake)
 
@@ -35,10 +40,10 @@ class PlanKeeper(Task):
         """Make sure that no other process keeps this node on a plan.
 
         Raises:
-            OtherKeeperRuns: Another process does.
+            OtherKeeperRuns: Another process does, and this one does not wait.
         """
         # What else keeps it from starting is reported by each pass, and tried again.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, *((OtherKeeperRuns,) if self._waits else ())):
             self._watcher.start()
 
     def run(self) -> None:

@@ -108,6 +108,8 @@ def agent(
     --feedback takes the place of HAMi's monitor: where that runs, or another agent does, it does
     not start; when one appears, it stops writing and reports it, and goes on when it has gone.  It
     needs to see all processes of the node: run it on the host, or in a pod with hostPID: true.
+    With --metrics it starts all the same and waits for the others to go, as does a plan that
+    another process keeps: no figures are lost by a conflict.
 
     --remove-gone deletes files: the directories of pods that have been gone for --resync-interval
     by all that can be seen, and of which no process is left.  Where that cannot be told, for want
@@ -237,12 +239,18 @@ def _tasks(
     kubelet_pods: str,
     gone_after_s: float,
     assume_alone: bool,
+    metrics: bool,
     **_: Any,
 ) -> Iterator[Task]:
     node = observer.node
     if feedback:
         yield Feedback(
-            node, dry_run=dry_run, assume_alone=assume_alone, observer=observer, emit=log
+            node,
+            dry_run=dry_run,
+            assume_alone=assume_alone,
+            waits=metrics,
+            observer=observer,
+            emit=log,
         )
     if repair:
         yield RepairLoop(node, dry_run=dry_run, observer=observer, emit=log)
@@ -259,7 +267,8 @@ def _tasks(
         )
     if plan_path is not None or from_annotations:
         choice = PlanChoice(plan_path, from_annotations, place)
-        yield PlanKeeper(PlanWatcher(node, choice.sources(), state, observer=observer, emit=log))
+        watcher = PlanWatcher(node, choice.sources(), state, observer=observer, emit=log)
+        yield PlanKeeper(watcher, waits=metrics)
 
 
 def _export(

@@ -73,7 +73,7 @@ def test_writing_stops_when_a_monitor_appears_and_goes_on_when_it_has_gone(
             assert {each.pid for each in task.paused} == {monitor.pid}
             assert task.counters()["feedback_paused"] == 1
             (paused,) = events.of("paused")
-            assert "nothing is written any more" in paused.message
+            assert "nothing is written: " in paused.message
         for _ in range(2):
             task.run()
         assert task.paused, "it has been gone for two passes only"
