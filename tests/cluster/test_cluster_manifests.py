@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -26,7 +25,7 @@ pytestmark = needs_kubectl
 OPERATOR = "monitoring.coreos.com"
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 DAEMON_SETS = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets"
-AGENT = f"{DAEMON_SETS}/hamiregion-agent"
+NODE = f"{DAEMON_SETS}/hamiregion-node"
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +66,6 @@ def define_the_operators_kinds(cluster: Cluster) -> None:
 ROLES = ("clusterrole", "clusterrolebinding")
 
 
-def spec_of(cluster: Cluster, path: str) -> dict[str, Any]:
-    found: dict[str, Any] = cluster.must("GET", path)["spec"]["template"]["spec"]
-    return found
-
-
 def test_a_field_that_the_server_does_not_know_is_told_before_anything_is_made(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -96,7 +90,7 @@ def test_without_the_operator_all_but_its_kinds_is_applied_and_kubectl_says_so(
     said = done.stderr.splitlines()
     assert len(said) == 2
     assert all("no matches for kind" in line and OPERATOR in line for line in said)
-    assert cluster.must("GET", f"{DAEMON_SETS}/hamiregion-exporter")
+    assert cluster.must("GET", NODE)
     define_the_operators_kinds(cluster)
     assert f"servicemonitor.{OPERATOR}" in apply(cluster, rendered(tmp_path, "hami"))
 
@@ -109,42 +103,37 @@ def test_an_overlay_is_applied_and_its_pods_are_accepted(
     apply(cluster, rendered(tmp_path, overlay, components))
     again = apply(cluster, rendered(tmp_path, overlay, components))
     assert {line.rpartition(" ")[2] for line in again.splitlines()} == {"unchanged"}
-    for each in cluster.must("GET", DAEMON_SETS)["items"]:
-        template = each["spec"]["template"]
-        metadata = {**template["metadata"], "name": each["metadata"]["name"]}
-        body = {"metadata": metadata, "spec": {**template["spec"], "nodeName": "node-1"}}
-        made = cluster.must("POST", pods_path(NAMESPACE), body)
-        if "no-agent" not in {container["name"] for container in made["spec"]["containers"]}:
-            assert made["spec"]["priorityClassName"] == "system-node-critical"
-            assert made["spec"]["priority"] > 2_000_000_000
-        cluster.must("DELETE", f"{pods_path(NAMESPACE, metadata['name'])}?gracePeriodSeconds=0")
+    (each,) = cluster.must("GET", DAEMON_SETS)["items"]
+    template = each["spec"]["template"]
+    metadata = {**template["metadata"], "name": each["metadata"]["name"]}
+    body = {"metadata": metadata, "spec": {**template["spec"], "nodeName": "node-1"}}
+    made = cluster.must("POST", pods_path(NAMESPACE), body)
+    assert made["spec"]["priorityClassName"] == "system-node-critical"
+    assert made["spec"]["priority"] > 2_000_000_000
+    cluster.must("DELETE", f"{pods_path(NAMESPACE, metadata['name'])}?gracePeriodSeconds=0")
 
 
-def test_hami_over_hami_steered_leaves_no_agent(cluster: Cluster, tmp_path: Path) -> None:
-    """And the other way round the agent is back: nothing that cannot be changed differs."""
-    steered = rendered(tmp_path, "hami-steered")
-    for _ in range(2):
-        apply(cluster, steered)
-        spec = spec_of(cluster, AGENT)
-        assert [each["name"] for each in spec["containers"]] == ["agent", "limits"]
-        assert "--feedback" in spec["containers"][0]["args"]
-        assert "affinity" not in spec
-        assert "daemonset.apps/hamiregion-agent configured" in apply(
-            cluster, rendered(tmp_path, "hami")
-        )
-        spec = spec_of(cluster, AGENT)
-        (container,) = spec["containers"]
-        assert (container["name"], container["args"]) == ("no-agent", ["--version"])
-        assert not spec.get("volumes")
-        assert not spec.get("hostPID")
-        assert spec["automountServiceAccountToken"] is False
-        required = spec["affinity"]["nodeAffinity"][
-            "requiredDuringSchedulingIgnoredDuringExecution"
-        ]
-        (term,) = required["nodeSelectorTerms"]
-        (has, has_not) = term["matchExpressions"]
-        assert has["key"] == has_not["key"]
-        assert (has["operator"], has_not["operator"]) == ("Exists", "DoesNotExist")
+@pytest.mark.parametrize(
+    ("plain", "steered"),
+    [("hami", "hami-steered"), ("hami", "hami-repaired"), ("volcano", "volcano-repaired")],
+)
+def test_an_overlay_over_another_leaves_nothing_of_it_in_the_pods(
+    cluster: Cluster, plain: str, steered: str, tmp_path: Path
+) -> None:
+    """Either way round: nothing that cannot be changed differs, and nothing merges."""
+    wanted = {each: rendered(tmp_path, each) for each in (plain, steered)}
+    fresh = {}
+    for each, text in wanted.items():
+        cluster.ask("DELETE", NODE)
+        eventually(lambda: cluster.ask("GET", NODE).status == 404)
+        apply(cluster, text)
+        fresh[each] = cluster.must("GET", NODE)["spec"]
+    assert fresh[plain] != fresh[steered]
+    (container,) = fresh[plain]["template"]["spec"]["containers"]
+    assert container["args"] == ["exporter", "--listen=:9394"]
+    for each in (plain, steered, plain, steered):
+        assert "daemonset.apps/hamiregion-node configured" in apply(cluster, wanted[each])
+        assert cluster.must("GET", NODE)["spec"] == fresh[each]
 
 
 def test_the_pages_way_back_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
@@ -186,7 +175,8 @@ def test_a_job_is_applied_again_once_the_earlier_one_is_deleted(
 
 def test_a_runtime_class_that_is_missing_refuses_each_pod(cluster: Cluster, tmp_path: Path) -> None:
     apply(cluster, rendered(tmp_path, "hami", (*OLD, "nvidia-runtime")))
-    spec = {**spec_of(cluster, f"{DAEMON_SETS}/hamiregion-exporter"), "nodeName": "node-1"}
+    pod = cluster.must("GET", NODE)["spec"]["template"]["spec"]
+    spec = {**pod, "nodeName": "node-1"}
     refused = cluster.ask(
         "POST", pods_path(NAMESPACE), {"metadata": {"name": "exporter"}, "spec": spec}
     )

@@ -7,10 +7,8 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import click
 import pytest
@@ -26,6 +24,11 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 KUSTOMIZE = DEPLOY / "kustomize"
 PAGE = DEPLOY.parent / "docs" / "in-a-cluster.md"
 OVERLAYS = sorted(path.name for path in (KUSTOMIZE / "overlays").iterdir())
+STEERED = {"hami-repaired", "hami-steered", "volcano-repaired"}
+REPAIRING = [
+    *("agent", "--metrics", "--repair", "--plan=/etc/hamiregion/plan.yaml"),
+    *("--state=/var/lib/hamiregion", "--listen=:9394"),
+]
 IMAGE = f"registry.example/hamiregion:{__version__}"
 # The operator's own kinds have no schema in Kubernetes.
 OPERATOR_KINDS = {"PrometheusRule", "ServiceMonitor"}
@@ -73,15 +76,15 @@ def with_components(
     return combined(tmp_path, json.dumps({"resources": [f"../{overlay}"], "components": paths}))
 
 
-def daemon_set(documents: list[dict[str, Any]], component: str) -> dict[str, Any]:
-    """The pod's specification of hamiregion-<component>."""
-    (found,) = (
-        document["spec"]["template"]["spec"]
-        for document in documents
-        if document["kind"] == "DaemonSet"
-        and document["metadata"]["name"] == f"hamiregion-{component}"
-    )
+def daemon_set(documents: list[dict[str, Any]]) -> dict[str, Any]:
+    """The one DaemonSet that there is."""
+    (found,) = (document for document in documents if document["kind"] == "DaemonSet")
     return dict(found)
+
+
+def pod_of(documents: list[dict[str, Any]]) -> dict[str, Any]:
+    """The specification of the pods that run on every node."""
+    return dict(daemon_set(documents)["spec"]["template"]["spec"])
 
 
 def containers_of(spec: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -110,16 +113,11 @@ def job_files() -> list[dict[str, Any]]:
 
 
 def pod_specs(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of all that runs somewhere."""
     return [
         document["spec"]["template"]["spec"]
         for document in documents
-        if document["kind"] in {"DaemonSet", "Job"} and not is_no_agent(document)
+        if document["kind"] in {"DaemonSet", "Job"}
     ]
-
-
-def is_no_agent(document: dict[str, Any]) -> bool:
-    return document["metadata"].get("labels", {}).get("app.kubernetes.io/component") == "no-agent"
 
 
 def check_schemas(documents: list[dict[str, Any]]) -> None:
@@ -169,47 +167,67 @@ def test_an_overlay_is_what_kubernetes_and_the_command_line_accept(overlay: str)
 
 @needs_kubectl
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_what_listens_is_probed_there_and_no_pod_gives_way_to_others(overlay: str) -> None:
-    probed = 0
-    specs = pod_specs(built(overlay))
-    for spec in specs:
-        assert spec["priorityClassName"] == "system-node-critical"
-        for name, container in containers_of(spec).items():
-            listens = [each for each in container["args"] if each.startswith("--listen")]
-            assert len(listens) == (name in {"agent", "exporter"})
-            for address in listens:
-                port = {"name": mock.ANY, "containerPort": int(address.rpartition(":")[2])}
-                assert port in container["ports"]
-                named = {each["name"] for each in container["ports"]}
-                for probe in ("livenessProbe", "readinessProbe"):
-                    asks = container[probe]["httpGet"]
-                    assert asks["path"] in {"/healthz", "/readyz"}
-                    assert asks["port"] in named
-                probed += 1
-    assert probed == len(specs) > 0
+def test_one_process_on_a_node_listens_is_probed_and_gives_way_to_no_other(overlay: str) -> None:
+    (spec,) = pod_specs(built(overlay))
+    assert spec["priorityClassName"] == "system-node-critical"
+    (container,) = spec["containers"]
+    steers = overlay in STEERED
+    assert container["name"] == ("agent" if steers else "exporter")
+    assert container["args"].count("--listen=:9394") == 1
+    assert ("--metrics" in container["args"]) == steers
+    assert container["ports"] == [{"name": "metrics", "containerPort": 9394}]
+    for probe, path in (("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
+        assert container[probe]["httpGet"] == {"path": path, "port": "metrics"}
+    assert container["livenessProbe"].get("failureThreshold") == (6 if steers else None)
+    assert container["resources"]["limits"] == {"memory": "192Mi"}
 
 
 @needs_kubectl
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_who_only_reads_mounts_nothing_writable(overlay: str) -> None:
-    for document in built(overlay):
-        if document["kind"] == "DaemonSet" and document["metadata"]["name"].endswith("-exporter"):
-            (container,) = document["spec"]["template"]["spec"]["containers"]
-            assert all(mount["readOnly"] for mount in container["volumeMounts"])
+def test_who_only_reads_mounts_nothing_writable_and_an_agent_no_more_than_it_needs(
+    overlay: str,
+) -> None:
+    (container,) = pod_of(built(overlay))["containers"]
+    writable = {
+        mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")
+    }
+    expected = set()
+    if overlay in STEERED:
+        expected = {"/usr/local/vgpu", "/run/hamiregion-locks", "/var/lib/hamiregion"}
+    if overlay == "volcano-repaired":
+        expected.add("/tmp/vgpu")
+    assert writable == expected
 
 
 @needs_kubectl
-def test_the_service_and_its_monitor_find_the_exporter() -> None:
-    by_kind: dict[str, dict[str, Any]] = {}
-    for document in built("hami"):
-        by_kind[document["kind"]] = document
-    labels = by_kind["DaemonSet"]["spec"]["template"]["metadata"]["labels"]
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_service_and_its_monitor_find_the_pods_of_every_overlay(overlay: str) -> None:
+    documents = built(overlay)
+    by_kind = {document["kind"]: document for document in documents}
+    pods = daemon_set(documents)["spec"]["template"]["metadata"]["labels"]
     service = by_kind["Service"]
-    assert service["spec"]["selector"].items() <= labels.items()
+    assert service["spec"]["selector"].items() <= pods.items()
     wanted = by_kind["ServiceMonitor"]["spec"]["selector"]["matchLabels"]
     assert wanted.items() <= service["metadata"]["labels"].items()
+    (port,) = service["spec"]["ports"]
+    (container,) = pod_of(documents)["containers"]
+    assert port["targetPort"] in {each["name"] for each in container["ports"]}
     (endpoint,) = by_kind["ServiceMonitor"]["spec"]["endpoints"]
-    assert endpoint["port"] == service["spec"]["ports"][0]["name"]
+    assert endpoint["port"] == port["name"]
+
+
+@needs_kubectl
+@pytest.mark.parametrize("steered", ["hami-repaired", "hami-steered", "volcano-repaired"])
+def test_an_overlay_takes_the_place_of_another_one_of_its_kind(steered: str) -> None:
+    """One object of that name, whose selector the server lets nobody change."""
+    plain = daemon_set(built(steered.partition("-")[0]))
+    other = daemon_set(built(steered))
+    for kept in ("namespace", "name"):
+        assert plain["metadata"][kept] == other["metadata"][kept]
+    assert plain["spec"]["selector"] == other["spec"]["selector"]
+    for each, component in ((plain, "exporter"), (other, "agent")):
+        for labels in (each["metadata"]["labels"], each["spec"]["template"]["metadata"]["labels"]):
+            assert labels["app.kubernetes.io/component"] == component
 
 
 @needs_kubectl
@@ -226,7 +244,7 @@ def test_the_jobs_are_what_kubernetes_and_the_command_line_accept() -> None:
 def test_the_plans_in_config_maps_are_plans() -> None:
     from libhamiregion.plan import load_plan, parse_plan
 
-    load_plan(KUSTOMIZE / "agent" / "plan.yaml")
+    load_plan(KUSTOMIZE / "components" / "agent" / "plan.yaml")
     plans = [each["data"]["plan.yaml"] for each in job_files() if each["kind"] == "ConfigMap"]
     assert [len(parse_plan(text).rules) for text in plans] == [1]
 
@@ -309,7 +327,7 @@ def test_one_file_names_the_image_of_every_container(tmp_path: Path) -> None:
     own.joinpath("kustomization.yaml").write_text(
         "resources: [../hami-steered]\ncomponents: [../../components/recorder]\n"
     )
-    for directory, containers in ((own, 4), (tree / "jobs", 1)):
+    for directory, containers in ((own, 2), (tree / "jobs", 1)):
         specs = pod_specs(documents_of(kustomize(directory)))
         images = [each["image"] for spec in specs for each in spec["containers"]]
         assert images == ["ghcr.io/we/ours:1.2.3"] * containers
@@ -317,61 +335,67 @@ def test_one_file_names_the_image_of_every_container(tmp_path: Path) -> None:
 
 @needs_kubectl
 @pytest.mark.parametrize("component", ["mig", "names", "nvidia-runtime", "recorder"])
-@pytest.mark.parametrize("overlay", ["hami", "volcano"])
+@pytest.mark.parametrize("overlay", ["hami", "hami-steered", "volcano", "volcano-repaired"])
 def test_a_component_of_no_overlay_fits_them_too(
     overlay: str, component: str, tmp_path: Path
 ) -> None:
     documents = documents_of(with_components(tmp_path, overlay, [component]))
     check_schemas(documents)
-    (spec,) = pod_specs(documents)
+    spec = pod_of(documents)
     containers = containers_of(spec)
-    container = containers["exporter"]
+    container = containers["agent" if overlay in STEERED else "exporter"]
     if component == "recorder":
         check_pod(spec)
-        assert set(containers) == {"exporter", "recorder"}
+        assert containers.keys() - {container["name"]} == {"recorder"}
         assert mounts_of(containers["recorder"])["/usr/local/vgpu"] == "regions"
     elif component == "names":
         check_pod(spec)
-        assert container["args"][-1] == "--names=kubernetes"
+        assert container["args"].count("--names=kubernetes") == 1
+        assert spec["automountServiceAccountToken"]
+        accounts = {
+            subject["name"]
+            for each in documents
+            if each["kind"] == "ClusterRoleBinding" and each["metadata"]["name"].endswith("names")
+            for subject in each["subjects"]
+        }
+        assert spec["serviceAccountName"] in accounts
     elif component == "mig":
         assert container["securityContext"]["capabilities"]["add"] == ["SYS_PTRACE", "SYS_ADMIN"]
         assert environment_of(container)["NVIDIA_MIG_MONITOR_DEVICES"] == "all"
+        assert "NODE_NAME" in environment_of(container)
     else:
         assert spec["runtimeClassName"] == "nvidia"
 
 
 @needs_kubectl
-@pytest.mark.parametrize("overlay", ["hami-repaired", "hami-steered"])
-def test_both_daemon_sets_look_where_hami_puts_its_regions(overlay: str) -> None:
-    documents = built(overlay)
-    for component in ("exporter", "agent"):
-        spec = daemon_set(documents, component)
-        assert spec["nodeSelector"] == {"gpu": "on"}
-        assert host_paths_of(spec)["regions"] == "/usr/local/vgpu"
-        for container in spec["containers"]:
-            assert environment_of(container)["HOOK_PATH"] == "/usr/local/vgpu"
-            assert mounts_of(container)["/usr/local/vgpu"] == "regions"
+@pytest.mark.parametrize("overlay", ["hami", "hami-repaired", "hami-steered"])
+def test_an_overlay_looks_where_hami_puts_its_regions(overlay: str) -> None:
+    spec = pod_of(built(overlay))
+    assert spec["nodeSelector"] == {"gpu": "on"}
+    assert host_paths_of(spec)["regions"] == "/usr/local/vgpu"
+    (container,) = spec["containers"]
+    assert environment_of(container)["HOOK_PATH"] == "/usr/local/vgpu"
+    assert mounts_of(container)["/usr/local/vgpu"] == "regions"
 
 
 @needs_kubectl
-def test_both_daemon_sets_look_where_volcano_puts_its_regions() -> None:
+@pytest.mark.parametrize("overlay", ["volcano", "volcano-repaired"])
+def test_an_overlay_looks_where_volcano_puts_its_regions(overlay: str) -> None:
     """No root is named: of those of 1.12 and of before, a node has one."""
-    documents = built("volcano-repaired")
-    for component in ("exporter", "agent"):
-        spec = daemon_set(documents, component)
-        paths = host_paths_of(spec)
-        assert (paths["regions"], paths["earlier-regions"]) == ("/usr/local/vgpu", "/tmp/vgpu")
-        for container in spec["containers"]:
-            assert "HOOK_PATH" not in environment_of(container)
-            assert not any(word.startswith("--root") for word in container["args"])
-            mounts = mounts_of(container)
-            assert mounts["/usr/local/vgpu"] == "regions"
-            assert mounts["/tmp/vgpu"] == "earlier-regions"
+    spec = pod_of(built(overlay))
+    paths = host_paths_of(spec)
+    assert (paths["regions"], paths["earlier-regions"]) == ("/usr/local/vgpu", "/tmp/vgpu")
+    (container,) = spec["containers"]
+    assert "HOOK_PATH" not in environment_of(container)
+    assert not any(word.startswith("--root") for word in container["args"])
+    mounts = mounts_of(container)
+    assert mounts["/usr/local/vgpu"] == "regions"
+    assert mounts["/tmp/vgpu"] == "earlier-regions"
 
 
 @needs_kubectl
 def test_the_exporter_looks_where_kais_isolator_puts_its_regions() -> None:
-    spec = daemon_set(built("kai"), "exporter")
+    spec = pod_of(built("kai"))
     container = containers_of(spec)["exporter"]
     assert environment_of(container)["CONTAINER_VGPU_MOUNT"] == "/usr/local/vgpu"
     assert mounts_of(container)["/usr/local/vgpu"] == "regions"
@@ -381,7 +405,7 @@ def test_the_exporter_looks_where_kais_isolator_puts_its_regions() -> None:
 @needs_kubectl
 def test_claims_are_named_by_the_api_with_the_rights_for_it_and_no_others() -> None:
     documents = built("dra")
-    spec = daemon_set(documents, "exporter")
+    spec = pod_of(documents)
     container = containers_of(spec)["exporter"]
     assert container["args"] == ["exporter", "--listen=:9394", "--names=kubernetes"]
     assert spec["automountServiceAccountToken"]
@@ -402,63 +426,69 @@ def test_claims_are_named_by_the_api_with_the_rights_for_it_and_no_others() -> N
 
 
 @needs_kubectl
+@pytest.mark.parametrize("turned", [False, True], ids=["listed", "reversed"])
 @pytest.mark.parametrize("overlay", ["hami-repaired", "volcano-repaired"])
-def test_names_from_the_api_are_the_agents_too(overlay: str, tmp_path: Path) -> None:
-    documents = documents_of(with_components(tmp_path, overlay, ["names", "annotations"]))
+def test_names_and_annotations_share_an_account_and_its_token(
+    overlay: str, turned: bool, tmp_path: Path
+) -> None:
+    components = ["names", "annotations"]
+    if turned:
+        components.reverse()
+    documents = documents_of(with_components(tmp_path, overlay, components))
     check_schemas(documents)
-    for component in ("exporter", "agent"):
-        spec = daemon_set(documents, component)
-        check_pod(spec)
-        assert spec["automountServiceAccountToken"]
-        for container in spec["containers"]:
-            assert container["args"].count("--names=kubernetes") == 1
+    spec = pod_of(documents)
+    check_pod(spec)
+    assert spec["automountServiceAccountToken"]
+    assert spec["serviceAccountName"] == "hamiregion-agent"
+    (container,) = spec["containers"]
+    for option in ("--names=kubernetes", "--from-annotations"):
+        assert container["args"].count(option) == 1
 
 
 @needs_kubectl
 @pytest.mark.parametrize("overlay", ["hami-repaired", "volcano-repaired"])
 def test_an_agent_beside_the_monitor_writes_nothing_that_the_monitor_writes(overlay: str) -> None:
-    spec = daemon_set(built(overlay), "agent")
-    assert containers_of(spec)["agent"]["args"] == [*("agent", "--repair", "--listen=:9395")]
+    spec = pod_of(built(overlay))
+    (container,) = spec["containers"]
+    assert container["args"] == REPAIRING
     assert not spec["automountServiceAccountToken"]
-    for container in spec["containers"]:
-        regions = [
-            mount for mount in container["volumeMounts"] if mount["name"].endswith("regions")
-        ]
-        assert not any(mount.get("readOnly") for mount in regions)
+    assert spec["serviceAccountName"] == "hamiregion-agent"
+    assert mounts_of(container)["/run/hamiregion-locks"] == "locks"
+    assert host_paths_of(spec)["locks"] == "/run/hamiregion-locks"
 
 
 @needs_kubectl
 @pytest.mark.parametrize("overlay", ["hami-repaired", "volcano-repaired"])
 @pytest.mark.parametrize("turned", [False, True], ids=["listed", "reversed"])
 def test_components_do_the_same_in_any_order(overlay: str, turned: bool, tmp_path: Path) -> None:
-    components = ["nvidia-runtime", "feedback", "mig", "remove-gone", "recorder", "annotations"]
+    components = [
+        *("nvidia-runtime", "feedback", "mig", "remove-gone", "recorder", "annotations"),
+        *("before-1.30", "names", "network-policy", "priority-quota"),
+    ]
     if turned:
         components.reverse()
     documents = documents_of(with_components(tmp_path, overlay, components))
     check_schemas(documents)
-    agent, exporter = daemon_set(documents, "agent"), daemon_set(documents, "exporter")
-    assert agent["runtimeClassName"] == exporter["runtimeClassName"] == "nvidia"
-    assert agent["automountServiceAccountToken"]
-    assert not exporter["automountServiceAccountToken"]
-    steering, limits = containers_of(agent)["agent"], containers_of(agent)["limits"]
-    assert steering["args"][:3] == ["agent", "--repair", "--listen=:9395"]
-    assert set(steering["args"][3:]) == {
+    spec = pod_of(documents)
+    assert spec["runtimeClassName"] == "nvidia"
+    assert spec["automountServiceAccountToken"]
+    containers = containers_of(spec)
+    assert set(containers) == {"agent", "recorder"}
+    agent = containers["agent"]
+    assert agent["args"][: len(REPAIRING)] == REPAIRING
+    assert sorted(agent["args"][len(REPAIRING) :]) == [
         "--feedback",
-        "--remove-gone",
+        "--from-annotations",
         "--kubelet-pods=/proc/1/root/var/lib/kubelet/pods",
-    }
-    assert steering["securityContext"]["capabilities"] == {
-        "drop": ["ALL"],
-        "add": ["SYS_PTRACE", "DAC_OVERRIDE", "FOWNER"],
-    }
-    assert limits["args"][-1] == "--from-annotations"
-    assert "NODE_NAME" in environment_of(limits)
-    assert "add" not in limits["securityContext"]["capabilities"]
-    containers = containers_of(exporter)
-    assert set(containers) == {"exporter", "recorder"}
-    assert "SYS_ADMIN" in containers["exporter"]["securityContext"]["capabilities"]["add"]
-    assert "SYS_ADMIN" not in containers["recorder"]["securityContext"]["capabilities"]["add"]
-    for container in (*agent["containers"], *exporter["containers"]):
+        "--names=kubernetes",
+        "--remove-gone",
+    ]
+    capabilities = agent["securityContext"]["capabilities"]
+    assert capabilities["drop"] == ["ALL"]
+    assert sorted(capabilities["add"]) == ["DAC_OVERRIDE", "FOWNER", "SYS_ADMIN", "SYS_PTRACE"]
+    assert containers["recorder"]["securityContext"]["capabilities"]["add"] == ["SYS_PTRACE"]
+    assert {"NODE_NAME", "NVIDIA_MIG_MONITOR_DEVICES"} <= environment_of(agent).keys()
+    for container in containers.values():
         check_command_line(container["args"])
         assert container["image"] == IMAGE
         assert mounts_of(container)["/usr/local/vgpu"] == "regions"
@@ -472,30 +502,7 @@ def test_a_component_for_the_agent_is_refused_without_one(
 ) -> None:
     done = with_components(tmp_path, overlay, [component])
     assert done.returncode != 0
-    assert "/spec/template/spec/containers/" in done.stderr
-
-
-@needs_kubectl
-@pytest.mark.parametrize("overlay", ["hami", "volcano"])
-def test_an_overlay_without_an_agent_has_what_ends_one_and_runs_nowhere(overlay: str) -> None:
-    (instead,) = (each for each in built(overlay) if is_no_agent(each))
-    (agent,) = (
-        each
-        for each in built(f"{overlay}-repaired")
-        if (each["kind"], each["metadata"]["name"]) == ("DaemonSet", "hamiregion-agent")
-    )
-    for kept in ("namespace", "name"):
-        assert instead["metadata"][kept] == agent["metadata"][kept]
-    # The server refuses another selector.
-    assert instead["spec"]["selector"] == agent["spec"]["selector"]
-    spec = instead["spec"]["template"]["spec"]
-    (container,) = spec["containers"]
-    assert (container["image"], container["args"]) == (IMAGE, ["--version"])
-    required = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    (term,) = required["nodeSelectorTerms"]
-    has, has_not = term["matchExpressions"]
-    assert has["key"] == has_not["key"]
-    assert [has["operator"], has_not["operator"]] == ["Exists", "DoesNotExist"]
+    assert "testing value /spec/template/spec/containers/0/name failed" in done.stderr
 
 
 @needs_kubectl
@@ -503,49 +510,48 @@ def test_an_overlay_without_an_agent_has_what_ends_one_and_runs_nowhere(overlay:
 def test_before_1_30_a_pod_tells_app_armor_by_annotations(overlay: str, tmp_path: Path) -> None:
     prefix = "container.apparmor.security.beta.kubernetes.io/"
     components = ["recorder", "before-1.30"]
-    for document in documents_of(with_components(tmp_path, overlay, components)):
-        if document["kind"] != "DaemonSet" or is_no_agent(document):
-            continue
-        template = document["spec"]["template"]
-        assert "appArmorProfile" not in template["spec"]["securityContext"]
-        told = template["metadata"]["annotations"]
-        in_proc = {
-            each["name"]
-            for each in template["spec"]["containers"]
-            if "SYS_PTRACE" in each["securityContext"]["capabilities"].get("add", ())
-        }
-        assert told == {f"{prefix}{name}": "unconfined" for name in in_proc}
+    documents = documents_of(with_components(tmp_path, overlay, components))
+    template = daemon_set(documents)["spec"]["template"]
+    assert "appArmorProfile" not in template["spec"]["securityContext"]
+    in_proc = {
+        each["name"]
+        for each in template["spec"]["containers"]
+        if "SYS_PTRACE" in each["securityContext"]["capabilities"].get("add", ())
+    }
+    assert len(in_proc) == 2
+    assert template["metadata"]["annotations"] == {
+        f"{prefix}{name}": "unconfined" for name in in_proc
+    }
 
 
 @needs_kubectl
-def test_the_network_policy_lets_the_ports_through_that_are_listened_on(tmp_path: Path) -> None:
-    documents = documents_of(with_components(tmp_path, "hami-repaired", ["network-policy"]))
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_network_policy_lets_the_ports_through_that_are_listened_on(
+    overlay: str, tmp_path: Path
+) -> None:
+    documents = documents_of(with_components(tmp_path, overlay, ["network-policy"]))
     check_schemas(documents)
     (policy,) = (each for each in documents if each["kind"] == "NetworkPolicy")
-    listening = set()
-    for component in ("exporter", "agent"):
-        (template,) = (
-            each["spec"]["template"]
-            for each in documents
-            if each["kind"] == "DaemonSet" and each["metadata"]["name"].endswith(component)
-        )
-        labels = policy["spec"]["podSelector"]["matchLabels"]
-        assert labels.items() <= template["metadata"]["labels"].items()
-        for container in template["spec"]["containers"]:
-            listening |= {port["containerPort"] for port in container.get("ports", ())}
+    template = daemon_set(documents)["spec"]["template"]
+    labels = policy["spec"]["podSelector"]["matchLabels"]
+    assert labels.items() <= template["metadata"]["labels"].items()
+    listening = {
+        port["containerPort"]
+        for container in template["spec"]["containers"]
+        for port in container.get("ports", ())
+    }
     (rule,) = policy["spec"]["ingress"]
     assert {each["port"] for each in rule["ports"]} == listening
 
 
 @needs_kubectl
-@needs_kubectl
 def test_openshift_admits_what_the_pods_ask_for_and_nothing_else(tmp_path: Path) -> None:
     components = ["openshift", "mig", "remove-gone", "recorder"]
-    documents = documents_of(with_components(tmp_path, "hami-steered", components))
-    (allowed,) = (each for each in documents if each["kind"] == "SecurityContextConstraints")
     accounts, capabilities, volumes = set(), set(), set()
-    for component in ("exporter", "agent"):
-        spec = daemon_set(documents, component)
+    for overlay, added in (("hami", ["openshift"]), ("hami-steered", components)):
+        documents = documents_of(with_components(tmp_path, overlay, added))
+        (allowed,) = (each for each in documents if each["kind"] == "SecurityContextConstraints")
+        spec = pod_of(documents)
         assert spec["hostPID"] <= allowed["allowHostPID"]
         assert spec["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
         assert "appArmorProfile" not in spec["securityContext"]
@@ -572,29 +578,31 @@ def test_a_quota_admits_the_priority_that_the_pods_have(overlay: str, tmp_path: 
     documents = documents_of(with_components(tmp_path, overlay, ["priority-quota"]))
     (quota,) = (each for each in documents if each["kind"] == "ResourceQuota")
     (scope,) = quota["spec"]["scopeSelector"]["matchExpressions"]
-    classes = {
-        each["spec"]["template"]["spec"].get("priorityClassName")
-        for each in documents
-        if each["kind"] == "DaemonSet" and not is_no_agent(each)
-    }
+    classes = {pod_of(documents).get("priorityClassName")}
     assert (scope["scopeName"], scope["operator"]) == ("PriorityClass", "In")
     assert set(scope["values"]) == classes
 
 
-@pytest.mark.parametrize("component", ["feedback", "annotations"])
+@needs_kubectl
+@pytest.mark.parametrize("component", ["agent", "feedback", "annotations", "remove-gone"])
 def test_a_component_is_refused_where_containers_stand_in_another_order(
     component: str, tmp_path: Path
 ) -> None:
     turned = """
       - {op: move, from: /spec/template/spec/containers/0, path: /spec/template/spec/containers/1}
     """
-    patch = {"target": {"kind": "DaemonSet", "name": "hamiregion-agent"}, "patch": turned}
-    combined(tmp_path, json.dumps({"resources": ["../hami-repaired"], "patches": [patch]}))
+    patch = {"target": {"kind": "DaemonSet", "name": "hamiregion-node"}, "patch": turned}
+    own = {
+        "resources": ["../hami" if component == "agent" else "../hami-repaired"],
+        "components": ["../../components/recorder"],
+        "patches": [patch],
+    }
+    combined(tmp_path, json.dumps(own))
     tree = tmp_path / "kustomize" / "overlays"
     tree.joinpath("own").rename(tree / "turned")
     done = with_components(tmp_path, "turned", [component])
     assert done.returncode != 0
-    assert "test failed" in done.stderr
+    assert "testing value /spec/template/spec/containers/0/name failed" in done.stderr
 
 
 @needs_kubectl
@@ -606,25 +614,26 @@ def test_every_kustomization_on_the_page_renders(tmp_path: Path) -> None:
     for documents in results:
         check_schemas(documents)
     steered_volcano, elsewhere, outside, removing, kai, claims = results
-    agent = daemon_set(steered_volcano, "agent")
-    assert "--feedback" in containers_of(agent)["agent"]["args"]
-    assert agent["runtimeClassName"] == "nvidia"
+    pod = pod_of(steered_volcano)
+    assert "--feedback" in containers_of(pod)["agent"]["args"]
+    assert pod["runtimeClassName"] == "nvidia"
     assert not OPERATOR_KINDS & {document["kind"] for document in elsewhere}
-    for component in ("exporter", "agent"):
-        spec = daemon_set(elsewhere, component)
-        assert spec["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
-        assert host_paths_of(spec)["regions"] == "/opt/vgpu"
-    exporter = containers_of(daemon_set(outside, "exporter"))["exporter"]
+    pod = pod_of(elsewhere)
+    assert pod["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
+    assert host_paths_of(pod)["regions"] == "/opt/vgpu"
+    exporter = containers_of(pod_of(outside))["exporter"]
     check_command_line(exporter["args"])
     assert "--outside" in exporter["args"]
     capabilities = exporter["securityContext"]["capabilities"]
     assert capabilities == {"drop": ["ALL"], "add": ["SYS_PTRACE", "CHECKPOINT_RESTORE"]}
-    arguments = containers_of(daemon_set(removing, "agent"))["agent"]["args"]
+    arguments = containers_of(pod_of(removing))["agent"]["args"]
     assert {"--feedback", "--remove-gone"} <= set(arguments)
     for documents, asks in ((kai, False), (claims, True)):
-        for component in ("exporter", "agent"):
-            for container in daemon_set(documents, component)["containers"]:
-                assert ("--names=kubernetes" in container["args"]) == asks
+        pod = pod_of(documents)
+        check_pod(pod)
+        assert ("--names=kubernetes" in containers_of(pod)["agent"]["args"]) == asks
+        assert pod["automountServiceAccountToken"] == asks
+    assert environment_of(containers_of(pod_of(kai))["agent"])["CONTAINER_VGPU_MOUNT"]
 
 
 def test_the_page_has_a_row_for_every_overlay_and_component() -> None:
@@ -635,20 +644,3 @@ def test_the_page_has_a_row_for_every_overlay_and_component() -> None:
     assert rows == set(OVERLAYS) | components - in_every_overlay - {"image"}
     for path in re.findall(r"\bdeploy/[a-zA-Z/_.-]*[a-zA-Z]", page):
         assert DEPLOY.parent.joinpath(path).exists() or path.split("/")[-2] == "own", path
-
-
-@needs_kubectl
-def test_the_steering_agent_says_what_the_page_says(tmp_path: Path) -> None:
-    words = containers_of(daemon_set(built("hami-steered"), "agent"))["agent"]["args"]
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "libhamiregion"),
-            *(word for word in words if not word.startswith("--listen")),
-            *("--once", "--assume-alone", "--root", str(tmp_path)),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    (started,) = re.findall(r"^\S+ (agent +started .*)$", done.stdout, re.MULTILINE)
-    assert f"`{' '.join(started.split())}`" in PAGE.read_text()
