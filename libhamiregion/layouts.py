@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import functools
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ._core import ffi, lib
@@ -72,12 +74,19 @@ class Layout(enum.Enum):
         Names with ``slot_`` count from the start of a slot, the others from the start of the
         file; those that end in ``_stride`` are distances.
         """
-        row = lib.hr_layouts[self.number]
-        return {
+        return _offsets(self.number)
+
+
+@functools.cache
+def _offsets(number: int) -> Mapping[str, int | None]:
+    row = lib.hr_layouts[number]
+    return MappingProxyType(
+        {
             name: None if (value := getattr(row, name)) == lib.HR_ABSENT else value
             for name, _ in ffi.typeof("struct hr_layout").fields
             if name not in {"name", "id", "major_version", "minor_version", "size"}
         }
+    )
 
 
 _BY_DEVICE_0 = {

@@ -20,7 +20,8 @@ from wait import eventually
 from libhamiregion import Layout, open_region
 from libhamiregion.agent import Feedback, RepairLoop, TaskRunner
 from libhamiregion.cli.service_log import ServiceLog
-from libhamiregion.node import Node
+from libhamiregion.node import FindingKind, Node, diagnose
+from libhamiregion.node.backoff import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +30,13 @@ pytestmark = [needs_first_namespace, needs_namespaces]
 
 MIB = 1 << 20
 SETTLE_S = 0.05
+
+
+class NoBackoff(Backoff):
+    """Leaves nothing alone."""
+
+    def waits(self, key: object) -> bool:  # noqa: ARG002
+        return False
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +98,42 @@ def test_host_pids_dead_processes_and_a_dead_lock_are_put_right(
 
     loop.run()
     assert len(events) == 3, "there is nothing left to do"
+
+
+def test_what_is_never_repaired_has_nobody_wait_for_it(
+    scene: NodeScene, start: Starter, loop: RepairLoop
+) -> None:
+    """Where the feedback has switched the SM limits off, that is a finding, and may pass."""
+    file = scene.container("a", sm_limits=[50])
+    process = start()
+    process.tell("attach", file.path)
+    loop.run()
+    file.put("utilization_switch", 0)
+    kinds = [each.kind for each in diagnose(loop._node, settle_s=0)]
+    assert FindingKind.SM_LIMIT_OFF in kinds
+    loop.settle_s = 100.0
+    began_s = time.monotonic()
+    loop.run()
+    assert time.monotonic() - began_s < loop.settle_s
+
+
+def test_what_could_not_be_repaired_is_looked_at_again_though_nothing_changes(
+    scene: NodeScene, start: Starter, loop: RepairLoop
+) -> None:
+    file = scene.container("a")
+    process = start()
+    process.tell("attach", file.path)
+    loop.run()
+    loop.timeout_s = 0.01
+    loop.backoff = NoBackoff()
+    process.tell("kill", child(process, file)[0])
+    with open_region(file, writable=True) as region, region.lock():
+        loop.run()
+        loop.run()
+        assert loop.counters()["repair_errors"] == 2
+    loop.run()
+    assert loop.counters()["repair_dead_process_counted"] == 1
+    assert used(file) == 0
 
 
 def test_wrong_host_pids_of_every_kind(scene: NodeScene, start: Starter, loop: RepairLoop) -> None:

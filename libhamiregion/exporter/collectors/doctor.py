@@ -10,10 +10,10 @@ import attrs
 
 from libhamiregion.exporter import families
 from libhamiregion.exporter.labels import label_text
-from libhamiregion.exporter.region_metrics import is_held
 from libhamiregion.exporter.slot_sums import sum_slots
 from libhamiregion.exporter.text import Series
 from libhamiregion.node import FindingKind, diagnose, node_processes
+from libhamiregion.node.doctor.due import DueContainers
 from libhamiregion.node.views import observed_views
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
         Observer,
     )
     from libhamiregion.node.nvml.models import ProcessColumns
-    from libhamiregion.node.slot_tracker import SlotStates
 
 # A container that has not changed and is in order is looked at every so many turns.
 _TURNS = 20
@@ -55,19 +54,18 @@ class DoctorCollector:
     def __init__(self, observer: Observer, max_age_s: float) -> None:
         self._observer = observer
         self._max_age_s = max_age_s
-        self._turn = 0
-        self._seen: dict[Container, bytes] = {}
+        self._due = DueContainers(_TURNS)
         self._findings: dict[Container | None, list[Finding]] = {}
         self._passing: set[Hashable] = set()
 
     def collect(self, state: CollectedState) -> CollectedState:
         """Look at the containers whose turn it is."""
         observation = self._observer.observe(max_age_s=self._max_age_s)
-        snapshot, states = observation.snapshot, observation.proved()
+        snapshot = observation.snapshot
         if state.rows is None or not state.rows.fits(snapshot):
             # The next look at processes brings them together.
             return state
-        chosen = list(self._chosen(snapshot, states))
+        chosen = list(self._due.choose(observation, self._findings))
         for container in (None, *chosen):
             self._findings.pop(container, None)
         for start in range(0, len(chosen), _BATCH):
@@ -100,42 +98,6 @@ class DoctorCollector:
             joined = node_processes(views, node.processes, attrs.evolve(sample, columns=columns))
             rows = [*(row for row in joined if row.pid is not None), *state.uncounted]
         return diagnose(node, observation=observation, views=views, rows=rows, settle_s=0)
-
-    def _chosen(self, snapshot: NodeSnapshot, states: SlotStates) -> dict[Container, None]:
-        """The containers to look at, in the order of the node."""
-        self._turn += 1
-        table = snapshot.table
-        regions, processes, devices = table.regions, table.processes, table.devices
-        before, self._seen = self._seen, {}
-        # Containers without a region cost nothing but a look at their directory.
-        chosen = dict.fromkeys(snapshot.missing)
-        for row, container in enumerate(snapshot.containers):
-            first = regions.first_process[row]
-            slots = slice(first, first + regions.process_count[row])
-            start = regions.first_device[row]
-            rows = slice(start, start + regions.device_rows[row])
-            used, limits = devices.memory_used_bytes[rows], devices.memory_limit_bytes[rows]
-            over = bytes(0 < limit < use for use, limit in zip(used, limits, strict=True))
-            figures = (regions.code[row], regions.priority[row], regions.recent_kernel[row] < 0)
-            seen = self._seen[container] = b"".join(
-                (
-                    processes.pid[slots].tobytes(),
-                    processes.status[slots].tobytes(),
-                    states.states[slots],
-                    limits.tobytes(),
-                    devices.sm_limit_percent[rows].tobytes(),
-                    over,
-                    repr(figures).encode(),
-                )
-            )
-            if (
-                before.get(container) != seen
-                or container in self._findings
-                or is_held(regions.semaphore[row])
-                or row % _TURNS == self._turn % _TURNS
-            ):
-                chosen[container] = None
-        return chosen
 
     def _believed(self) -> list[Finding]:
         """Without what can be there for a moment on a healthy node and was not there last time."""

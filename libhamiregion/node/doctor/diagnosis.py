@@ -19,7 +19,7 @@ from .files import (
     newer_layouts,
     unreadable_roots,
 )
-from .findings import Finding, Severity
+from .findings import Finding, FindingKind, Severity
 from .host_pids import wrong_host_pids
 from .limits import (
     blocked_launches,
@@ -39,7 +39,7 @@ from .slots import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 
     from libhamiregion.node.node import Node
     from libhamiregion.node.nvml import NvmlSample, NvmlSampler
@@ -55,31 +55,34 @@ _STUCK_S = 1.0
 _STUCK_BETWEEN_DIAGNOSES_S = 10.0
 _LOOK_EVERY_S = 0.005
 
-_CHECKS_OF_NODE: tuple[Callable[[Examination], Iterator[Finding]], ...] = (
-    unreadable_roots,
-    unknown_processes,
-    missing_regions,
-    escaping_processes,
-)
-_CHECKS_OF_REGION: tuple[Callable[[Examination, UsedRegion], Iterator[Finding]], ...] = (
-    locks,
-    stuck_seqlocks,
-    slots_without_pid,
-    moved_slots,
-    dead_processes,
-    slot_table_fill,
-    wrong_host_pids,
-    usage_above_limit,
-    impossible_usage,
-    device_count_zero,
-    driver_memory,
-    unrecorded_utilization,
-    sm_limits_off,
-    blocked_launches,
-    mixed_layouts,
-    newer_layouts,
-    borrowed_directories,
-)
+# Each with the kinds that it can find.
+_CHECKS_OF_NODE: dict[Callable[[Examination], Iterator[Finding]], set[FindingKind]] = {
+    unreadable_roots: {FindingKind.ROOT_UNREADABLE},
+    unknown_processes: {FindingKind.PROCESSES_UNKNOWN},
+    missing_regions: {FindingKind.REGION_LOST, FindingKind.REGION_MISSING},
+    escaping_processes: {FindingKind.PROCESS_ESCAPES},
+}
+_CHECKS_OF_REGION: dict[Callable[[Examination, UsedRegion], Iterator[Finding]], set[FindingKind]]
+_CHECKS_OF_REGION = {
+    locks: {FindingKind.LOCK_STUCK, FindingKind.SEMAPHORE_IMPOSSIBLE},
+    stuck_seqlocks: {FindingKind.SEQLOCK_STUCK},
+    slots_without_pid: {FindingKind.SLOT_WITHOUT_PID},
+    moved_slots: {FindingKind.SLOT_MOVED, FindingKind.PROCESSES_UNKNOWN},
+    dead_processes: {FindingKind.DEAD_PROCESS_COUNTED},
+    slot_table_fill: {FindingKind.SLOT_TABLE_FULL},
+    wrong_host_pids: {FindingKind.HOST_PID_WRONG},
+    usage_above_limit: {FindingKind.USAGE_ABOVE_LIMIT},
+    impossible_usage: {FindingKind.USAGE_IMPOSSIBLE},
+    device_count_zero: {FindingKind.DEVICE_COUNT_ZERO},
+    driver_memory: {FindingKind.DRIVER_MEMORY_DIFFERS},
+    unrecorded_utilization: {FindingKind.UTILIZATION_NOT_RECORDED},
+    sm_limits_off: {FindingKind.SM_LIMIT_OFF},
+    blocked_launches: {FindingKind.LAUNCHES_BLOCKED},
+    mixed_layouts: {FindingKind.LAYOUT_MIXED},
+    newer_layouts: {FindingKind.LAYOUT_NEWER},
+    borrowed_directories: {FindingKind.DIRECTORY_BORROWED},
+}
+_ALL_KINDS = frozenset(FindingKind)
 
 
 def diagnose(
@@ -90,6 +93,7 @@ def diagnose(
     sampler: NvmlSampler | None = None,
     views: Iterable[ContainerView] | None = None,
     rows: Iterable[NodeProcess] | None = None,
+    kinds: Collection[FindingKind] | None = None,
     settle_s: float = 1.5,
 ) -> tuple[Finding, ...]:
     """Look for everything that can be wrong on a node. Changes nothing and takes no lock.
@@ -113,6 +117,8 @@ def diagnose(
         views: What ``Node.view`` gave a moment ago, for the first look; None looks now. With views
             of some containers, only those are looked at.
         rows: `node_processes` of those views and that sample, if they are there already.
+        kinds: Look only for these; None means all. Others that come to light on the way are told
+            as well.
         settle_s: How long to wait before the second look, seconds.
 
     Returns:
@@ -129,13 +135,16 @@ def diagnose(
     """
     if not settle_s >= 0:
         raise ValueError(f"a time is 0 or more seconds, not {settle_s!r}")
+    wanted = _ALL_KINDS if kinds is None else frozenset(kinds)
     with node._examining:
         look = _look(node, sample, sampler, observation, views, rows, settle_s)
-        found = list(_check(look))
+        found = list(_check(look, wanted))
         if settle_s and _stay(look, found, settle_s):
             before = set(map(_key, found))
-            look = _look(node, sample, sampler, None, None, None, settle_s)
-            found = [each for each in _check(look) if not _passes(each) or _key(each) in before]
+            again = None if views is None else _look_again(node, look.views)
+            look = _look(node, sample, sampler, None, again, None, settle_s)
+            second = _check(look, wanted)
+            found = [each for each in second if not _passes(each) or _key(each) in before]
         look.remember()
     order = list(Severity)
     return tuple(sorted(found, key=lambda each: order.index(each.severity)))
@@ -165,11 +174,20 @@ def _look(
     )
 
 
-def _check(look: Examination) -> Iterator[Finding]:
-    for check_node in _CHECKS_OF_NODE:
-        yield from check_node(look)
+def _look_again(node: Node, views: Iterable[ContainerView]) -> tuple[ContainerView, ...]:
+    """The containers of some views as they are now."""
+    node.refresh(processes=node.looks_outside)
+    keys = {key_of(each.container) for each in views}
+    return node.view([each for each in node.containers if key_of(each) in keys])
+
+
+def _check(look: Examination, wanted: frozenset[FindingKind]) -> Iterator[Finding]:
+    for check_node, kinds in _CHECKS_OF_NODE.items():
+        if not wanted.isdisjoint(kinds):
+            yield from check_node(look)
+    checks = [each for each, kinds in _CHECKS_OF_REGION.items() if not wanted.isdisjoint(kinds)]
     for used in look.used:
-        for check_region in _CHECKS_OF_REGION:
+        for check_region in checks:
             # A region that goes away while it is looked at is the next look's business.
             with contextlib.suppress(RegionError, OSError):
                 yield from check_region(look, used)
