@@ -11,9 +11,9 @@ import attrs
 
 from libhamiregion.errors import ProcessNotInRegion, RegionError, RegionNotFound, RegionStale
 from libhamiregion.node.backoff import owner_of
+from libhamiregion.node.driver_lists import driver_gap
 from libhamiregion.node.events import container_label, silent
 from libhamiregion.node.observation import SHARED_AGE_S, Observer
-from libhamiregion.node.usage import driver_gap
 from libhamiregion.node.views import observed_views
 
 from .tasks import Task, run_each

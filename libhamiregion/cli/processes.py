@@ -12,7 +12,9 @@ import click
 from click.core import ParameterSource
 
 from libhamiregion import ProcessStatus, format_size
-from libhamiregion.node import NvmlSampler, driver_gap, node_processes
+from libhamiregion.node import NvmlSampler, Observer, driver_gap
+from libhamiregion.node.join import Join
+from libhamiregion.node.views import observed_views
 
 from . import options
 from .container_use import container_uses, use_table
@@ -396,10 +398,11 @@ def process_page(
         live: Whether it is for `top` on a terminal, with the GPUs, the containers and the keys.
     """
     # The driver first: what it lists has its slot by the time the regions are read.
-    sample = None if sampler is None else sampler.sample()
+    observation = Observer(node, sampler=sampler, anew=True).observe()
+    sample = observation.sample
     taken_at_ns = time.time_ns()
-    views = node.view()
-    processes = node_processes(views, node.processes, sample)
+    views = observed_views(node, observation)
+    processes = Join(observation).rows(views)
     rows = _in_order(_chosen(node, processes, selector), sort)
     gap = None if sample is None else driver_gap(node.processes, sample)
     driver = sample is not None and gap is None

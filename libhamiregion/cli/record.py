@@ -11,10 +11,11 @@ import attrs
 import click
 
 from libhamiregion import format_size, parse_size
+from libhamiregion.node import Observer
 from libhamiregion.node.events import EventReporter
 from libhamiregion.node.nvml import NvmlSampler
 from libhamiregion.report import Recorder, Recording, RecordingError, RecordingWriter
-from libhamiregion.report.recorder import NodeReader
+from libhamiregion.report.recorder import read_samples
 from libhamiregion.report.writer import (
     DEFAULT_INTERVAL_S,
     DEFAULT_MAX_SIZE_BYTES,
@@ -204,7 +205,7 @@ class _Log:
 def _dry_run(path: str, node: Node, *, as_json: bool) -> None:
     if os.path.exists(path):  # noqa: PTH110
         Recording(path).close()
-    samples = NodeReader(node).read()
+    samples = read_samples(Observer(node).observe())
     if as_json:
         readings = [{**attrs.asdict(of), **attrs.asdict(each)} for of, each in samples.items()]
         write_json("readings/1", {"path": path, "dry_run": True, "readings": readings})

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 import attrs
 
 from libhamiregion.node import SLOT_STATES, Severity, driver_gap
+from libhamiregion.node.join import NO_ROW, Join
 from libhamiregion.text import printable
 from libhamiregion.units import sm_limit_or_none
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from libhamiregion.node import Container, Finding, HostProcess, NvmlSample, Observation
+    from libhamiregion.node import Container, Finding, HostProcess, Observation
     from libhamiregion.node.nvml import NvmlDevice
-    from libhamiregion.node.nvml.models import ProcessColumns
 
     from .state import CollectedState
 
@@ -152,15 +152,12 @@ def make_overview(
         opened: The key of the container whose processes are shown.
         commands: Whether whole command lines may be shown.
     """
-    sample = observation.sample
-    if sample is not None and driver_gap(observation.processes, sample) is not None:
-        sample = None
     there = [
         (row, container)
         for row, container in enumerate(observation.containers)
         if observation.table.regions.code[row] == 0 and container not in state.gone
     ]
-    driver = _Driver(sample)
+    driver = _driver_memory(observation, state)
     made = [_container(row, each, observation, driver, opened) for row, each in there]
     made.sort(key=lambda each: (-each.fullness, each.namespace or "", each.pod or "", each.key))
     first = max(0, min(first, len(made) - 1)) if made else 0
@@ -204,43 +201,33 @@ def _names(container: Container) -> tuple[str | None, str | None, str | None]:
     return name.namespace, name.pod or container.pod_uid, container.name
 
 
-class _Driver:
-    """What the driver says of a container's processes."""
-
-    def __init__(self, sample: NvmlSample | None) -> None:
-        columns: Iterable[ProcessColumns] = () if sample is None else sample.columns
-        self._columns = {each.device_uuid: each for each in columns if each.device_uuid}
-        boot_ns = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        taken_ns = 0 if sample is None else sample.taken_at_ns
-        # A process that began after the sample may have the pid of one that has ended.
-        self._began_before = (taken_ns - boot_ns) * os.sysconf("SC_CLK_TCK") // 10**9
-
-    def memory_bytes(self, uuid: str | None, processes: Sequence[HostProcess]) -> int | None:
-        columns = None if uuid is None else self._columns.get(uuid)
-        if columns is None:
-            return None
-        total = 0
-        for process in processes:
-            row = columns.rows.get(process.pid)
-            if row is not None and process.start_time_ticks <= self._began_before:
-                total += max(0, columns.memory_used_bytes[row])
-        return total
+def _driver_memory(observation: Observation, state: CollectedState) -> Sequence[int | None]:
+    """What the driver says of each device of the read; None where it is not known."""
+    nothing = [None] * len(observation.table.devices)
+    if observation.states is None:
+        return nothing
+    if driver_gap(observation.processes, observation.sample) is not None:
+        return nothing
+    found = Join(observation, state.known).device_sums("memory_used_bytes")
+    return [
+        None if row == NO_ROW else used for used, row in zip(found.sums, found.rows, strict=True)
+    ]
 
 
 def _container(
-    row: int, container: Container, observation: Observation, driver: _Driver, opened: str | None
+    row: int,
+    container: Container,
+    observation: Observation,
+    driver: Sequence[int | None],
+    opened: str | None,
 ) -> ContainerFigures:
     table, slots = observation.table, observation.states
     regions, devices = table.regions, table.devices
     first, count = regions.first_process[row], regions.process_count[row]
     rows = range(first, first + count)
-    alive: list[HostProcess] = []
     states: Counter[str] = Counter()
     if slots is not None:
         states.update(SLOT_STATES[slots.states[at]] for at in rows)
-        alive = [slots.processes[at] for at in rows if at in slots.processes]
-        proof = slots.proved.get(row)
-        alive += () if proof is None else proof.unlisted
     has_utilization = container.region is not None and container.region.layout.has_utilization
     start = regions.first_device[row]
     key = key_of(container)
@@ -258,7 +245,7 @@ def _container(
                 devices.memory_limit_bytes[at] or None,
                 devices.sm_util_percent[at] if has_utilization else None,
                 sm_limit_or_none(devices.sm_limit_percent[at]),
-                driver.memory_bytes(devices.uuid(at), alive),
+                driver[at],
             )
             for at in range(start, start + regions.device_rows[row])
         ),

@@ -126,7 +126,7 @@ class Schedule:
             bare = attrs.evolve(state, series=series)
             if "processes" in overdue:
                 # Pids may be others' by now.
-                bare = attrs.evolve(bare, rows=None)
+                bare = attrs.evolve(bare, labels=None)
             self._overdue = state, overdue, bare
         return self._overdue[2]
 

@@ -16,7 +16,8 @@ from .text import Series
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from libhamiregion.node import Container, Finding, HostProcess, NodeProcess, NodeSnapshot
+    from libhamiregion.node import Container, Finding, NodeProcess
+    from libhamiregion.node.join import KnownJoin
 
     from .families import MetricFamily
     from .identity import Identity
@@ -31,63 +32,52 @@ class ShownProcesses:
         key: What they were made from; equal keys mean equal texts.
         labels: The label texts: for each process of its own those of its devices, last the sums of
             the others.
-        indexes: Of the devices that have a uuid, in the order of their texts.
+        devices: How many devices each of them has texts for.
         alone: Pid in the slot -> its first row in `labels`, for those with series of their own.
         folded: Pids of those that are summed up.
     """
 
     key: tuple[object, ...]
     labels: LabelRows
-    indexes: Sequence[int]
+    devices: int
     alone: Mapping[int, int]
     folded: frozenset[int]
 
     @property
     def others(self) -> int:
         """The first row of the sums."""
-        return len(self.labels) - len(self.indexes)
+        return len(self.labels) - self.devices
 
 
 @attrs.frozen(eq=False)
-class ProcessRows:
-    """What is made of slots, names and devices, and kept until one of these changes.
+class ProcessLabels:
+    """The label texts of processes and devices, kept until what they are made of changes.
 
     Attributes:
-        sources: What it was made of, compared by identity.
-        key: What it was made of, compared by content.
+        sources: What they were made of, compared by identity; the pairs first.
         shown: The processes with series, by container, with their first row in `labels`.
         labels: The label texts of all processes.
         usages: Of each label text the row of its usage, or `NO_ROW`.
         sums: Of each label text of sums the row of its device, or `NO_ROW`.
         folded: A byte per slot: whether it counts in a sum.
         unmeasured: The label texts of regions whose layout has no utilisation.
+        of_pairs: Of each pair of `Join.pairs` its label text, or `NO_ROW`.
         container_ids: The ids of containers, where known.
-        devices: The row of each device that is told of, its container, index and uuid.
-        device_labels: One per entry of `devices`.
-        alive: Proved processes: container, pid in the slot, process, and for each device of the
-            container its number in `devices`, index and uuid.
-        doubtful: Containers with slots of which it is not known whose they are.
+        device_rows: The rows of the devices that are told of.
+        device_labels: One per entry of `device_rows`.
     """
 
     sources: tuple[object, ...]
-    key: tuple[bytes, ...]
     shown: Mapping[Container, tuple[int, ShownProcesses]]
     labels: LabelRows
     usages: array[int]
     sums: array[int]
     folded: bytes
     unmeasured: Sequence[range]
+    of_pairs: array[int]
     container_ids: Mapping[Container, str]
-    devices: Sequence[tuple[int, Container, int, str]]
+    device_rows: array[int]
     device_labels: LabelRows
-    alive: Sequence[tuple[Container, int, HostProcess, Sequence[tuple[int, int, str]]]]
-    doubtful: frozenset[Container]
-
-    def fits(self, snapshot: NodeSnapshot) -> bool:
-        """Whether a read has the same devices in the same rows."""
-        devices = snapshot.table.devices
-        shape = devices.index.tobytes(), devices.uuid_bytes.tobytes()
-        return self.sources[0] is snapshot.containers and self.key[-2:] == shape
 
     def series_of_devices(
         self, family: MetricFamily, cells: array[int], chosen: array[int] | None = None
@@ -96,10 +86,12 @@ class ProcessRows:
 
         Args:
             family: The family.
-            cells: A number per device of the read, or of `devices` where `chosen` is given.
-            chosen: The cell of each device, or `NO_ROW`.
+            cells: A number per device of the read.
+            chosen: Of each device of the read its own row, or `NO_ROW` where it has no sample.
         """
-        at = array("I", [row for row, _, _, _ in self.devices]) if chosen is None else chosen
+        at = self.device_rows
+        if chosen is not None:
+            at = array("I", [chosen[row] for row in at])
         return Series(family, self.device_labels, cells, at)
 
 
@@ -111,7 +103,8 @@ class CollectedState:
         identities: What containers are called.
         container_ids: Their ids, where a process or Docker's files tell.
         gone: Containers whose pod is gone.
-        rows: The proved processes; None before the first look at them.
+        known: What the last join has found; None before the first.
+        labels: The label texts of processes and devices that belong to it.
         uncounted: Processes that use a GPU and have no slot for it.
         findings: What the doctor has found at its last turn.
         series: Series that stay as they are until the collector's next turn, by collector.
@@ -120,7 +113,8 @@ class CollectedState:
     identities: Mapping[Container, Identity] = attrs.Factory(dict)
     container_ids: Mapping[Container, str] = attrs.Factory(dict)
     gone: frozenset[Container] = frozenset()
-    rows: ProcessRows | None = None
+    known: KnownJoin | None = None
+    labels: ProcessLabels | None = None
     uncounted: Sequence[NodeProcess] = ()
     findings: Sequence[Finding] = ()
     series: Mapping[str, Sequence[Series]] = attrs.Factory(dict)

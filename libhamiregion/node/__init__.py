@@ -6,19 +6,21 @@ from .claims import ClaimName
 from .containers import Container, MissingReason
 from .docker_api_names import DockerApiNames
 from .doctor import Finding, FindingKind, Repair, Severity, diagnose, repair
+from .driver_lists import driver_gap
+from .join import node_processes
 from .kubernetes_error import KubernetesError
 from .kubernetes_names import KubernetesNames
 from .matching import HostProcess, RegionProcesses
 from .names import ChainedNames, DockerNames, PodLogNames, PodName
 from .node import Node, NodeBusy, NodeChanges, NodeSnapshot
 from .node_pods import NodePods
+from .node_process import NodeProcess, ProcessDeviceRow
 from .nvml import NvmlSample, NvmlSampler, NvmlState
 from .observation import Gap, Observation, Observer
 from .process_reader import ProcessGap
 from .processes import ProcessTable
 from .selector import PodNamesUnknown, Selector
 from .slot_tracker import SLOT_STATES, SlotStates
-from .usage import NodeProcess, ProcessDeviceRow, driver_gap, node_processes
 from .views import ContainerView
 
 # A program that sets up no logging gets none of it on its standard error.

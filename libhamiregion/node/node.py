@@ -405,12 +405,16 @@ class Node:
             self.check_open()
             self._set.give_back_pages()
 
-    def slots(self, snapshot: NodeSnapshot) -> SlotStates:
+    def slots(self, snapshot: NodeSnapshot, *, anew: bool = False) -> SlotStates:
         """Tell which slots of a snapshot are of live processes: cheap enough for every few seconds.
 
         A region's last proof holds while the pids and host pids in its slots are what they were
         and none of its processes has ended, for a minute at most; only what has changed is proved
         anew. Call `refresh` with ``processes=False`` and `snapshot` before it.
+
+        Args:
+            snapshot: The last one.
+            anew: Prove every region, for those who look once.
 
         Raises:
             RegionClosed: After `close`, or in a forked child.
@@ -418,7 +422,7 @@ class Node:
         """
         with self._turn():
             self.check_open()
-            return self._slots.update(snapshot.containers, snapshot.table, self.match)
+            return self._slots.update(snapshot.containers, snapshot.table, self.match, anew=anew)
 
     def proved_processes(self) -> dict[int, tuple[Container, int]]:
         """Pid in /proc to container and pid in its slot, of live ones, as of the last `slots`."""

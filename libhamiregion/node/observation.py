@@ -165,6 +165,8 @@ class Observer:
         processes_max_age_s: How old what is known of the processes is at most in any observation.
         driver_timeout_s: How long to wait for an answer of the driver; None means 5 s. While it
             does not answer, observations are without it and wait no more.
+        anew: Whether every observation reads /proc and proves each slot anew, for those who look
+            seldom. Else what has not changed is proved once a minute.
 
     Attributes:
         node: The node.
@@ -178,10 +180,12 @@ class Observer:
         slots: bool = False,
         processes_max_age_s: float | None = None,
         driver_timeout_s: float | None = None,
+        anew: bool = False,
     ) -> None:
         self.node = node
+        self._anew = anew
         self._slots = slots
-        self._processes_max_age_s = processes_max_age_s
+        self._processes_max_age_s = 0.0 if anew else processes_max_age_s
         timeout_s = _DRIVER_TIMEOUT_S if driver_timeout_s is None else driver_timeout_s
         self._driver = None if sampler is None else TimeoutSampler(sampler, timeout_s)
         self._observing = threading.Lock()
@@ -194,6 +198,11 @@ class Observer:
     def asks_driver(self) -> bool:
         """Whether observations have the driver's sample."""
         return self._driver is not None
+
+    @property
+    def driver_hangs(self) -> bool:
+        """Whether the driver has not answered in time, and still does not."""
+        return self._driver is not None and self._driver.hangs
 
     def observe(
         self,
@@ -263,7 +272,7 @@ class Observer:
         try:
             self._read_processes(slots, processes_max_age_s)
             if slots:
-                states = node.slots(snapshot)
+                states = node.slots(snapshot, anew=self._anew)
         except OSError as error:
             processes_error = error
         self._note_read()

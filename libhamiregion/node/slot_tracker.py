@@ -121,7 +121,12 @@ class SlotTracker:
         return None if proof is None else proof.found
 
     def update(
-        self, containers: Sequence[Container], table: RegionTable, match: Match
+        self,
+        containers: Sequence[Container],
+        table: RegionTable,
+        match: Match,
+        *,
+        anew: bool = False,
     ) -> SlotStates:
         """Judge the slots of a table.
 
@@ -129,6 +134,7 @@ class SlotTracker:
             containers: The containers of its rows.
             table: As `RegionSet.read` gives it.
             match: Proves one region: its container, the pids in its slots, when they were read.
+            anew: Prove every region, whatever holds still.
 
         Raises:
             OSError: /proc cannot be listed.
@@ -139,7 +145,8 @@ class SlotTracker:
         firsts = table.regions.first_process
         asked = (containers, b"".join((column.tobytes(), host_column.tobytes(), firsts.tobytes())))
         if (
-            asked == self._asked
+            not anew
+            and asked == self._asked
             and not ended
             and now_s < self._until_s
             and _counted(table, self._dead_rows) == self._dead
@@ -151,6 +158,7 @@ class SlotTracker:
             proof = self._proofs.get(region)
             if (
                 proof is None
+                or anew
                 or now_s >= proof.due_s
                 or proof.slots != _slot_bytes(table, start, end)
                 or proof.dead != _counted(table, _dead_rows(column, start, end, proof.found))

@@ -6,22 +6,21 @@ import time
 from typing import TYPE_CHECKING, TypeAlias
 
 from libhamiregion.layouts import LAYOUTS
-from libhamiregion.node.nvml import NvmlState
-from libhamiregion.node.nvml.timeout_sampler import TimeoutSampler
+from libhamiregion.node.driver_lists import driver_gap
+from libhamiregion.node.join import NO_ROW, Join
+from libhamiregion.node.observation import Observer
 from libhamiregion.node.slot_tracker import SLOT_STATES
-from libhamiregion.node.usage import node_processes
 
 from .history import Allocation, Sample
 from .recording import RecordingUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from libhamiregion.node.containers import Container
-    from libhamiregion.node.node import Node, NodeSnapshot
+    from libhamiregion.node.node import Node
     from libhamiregion.node.nvml import NvmlSampler
-    from libhamiregion.node.slot_tracker import SlotStates
-    from libhamiregion.node.usage import NodeProcess
+    from libhamiregion.node.observation import Observation
 
     from .writer import RecordingWriter, Written
 
@@ -34,76 +33,53 @@ _DriverFigures: TypeAlias = "tuple[int | None, int | None]"
 _HAS_UTILIZATION = tuple(layout.has_utilization for layout in LAYOUTS)
 
 
-class NodeReader:
-    """Reads what all containers of a node hold and use.
-
-    Threads: one at a time.
+def read_samples(observation: Observation) -> dict[Allocation, Sample]:
+    """What all containers of a node hold and use.
 
     Args:
-        node: The node; refreshed with every reading.
-        sampler: Asks the driver as well; None leaves its figures out.
-        timeout_s: How long to wait for the driver. Its figures are left out until it answers.
+        observation: Taken with the slots.
+
+    Returns:
+        One sample per container and device with a region that can be read. A container can make
+        any number of regions beside its own: the one in its directory counts, as libvgpu enforces
+        its limits there, and without one the one with most memory in use.
+
+    Raises:
+        OSError: /proc could not be listed.
     """
-
-    def __init__(
-        self, node: Node, *, sampler: NvmlSampler | None = None, timeout_s: float = 5.0
-    ) -> None:
-        self._node = node
-        self._driver = None if sampler is None else TimeoutSampler(sampler, timeout_s)
-
-    def read(self) -> dict[Allocation, Sample]:
-        """Look at the node.
-
-        Returns:
-            One sample per container and device with a region that can be read. A container can
-            make any number of regions beside its own: the one in its directory counts, as libvgpu
-            enforces its limits there, and without one the one with most memory in use.
-
-        Raises:
-            OSError: /proc cannot be listed.
-            RegionClosed: The node has been closed.
-        """
-        node = self._node
-        driver: dict[tuple[Container, int], _DriverFigures] = {}
-        sample = None if self._driver is None else self._driver.sample()
-        if sample is None or sample.state is not NvmlState.OK:
-            node.refresh(processes=False)
-        else:
-            driver = _driver_figures(node_processes(node.view(), node.processes, sample))
-        snapshot = node.snapshot()
-        processes = _processes_of_regions(snapshot, node.slots(snapshot))
-        names = [_names_of(container) for container in snapshot.containers]
-        counts = _regions_that_count(snapshot, names)
-        layouts = snapshot.table.regions.layout.tolist()
-        devices = snapshot.table.devices
-        found = {}
-        for row, (region, index, used, limit, sm_limit, sm) in enumerate(
-            zip(
-                devices.region.tolist(),
-                devices.index.tolist(),
-                devices.memory_used_bytes.tolist(),
-                devices.memory_limit_bytes.tolist(),
-                devices.sm_limit_percent.tolist(),
-                devices.sm_util_percent.tolist(),
-                strict=True,
-            )
-        ):
-            if region not in counts:
-                continue
-            layout = layouts[region]
-            has_utilization = 0 <= layout < len(_HAS_UTILIZATION) and _HAS_UTILIZATION[layout]
-            figures = driver.get((snapshot.containers[region], index), (None, None))
-            namespace, pod, name, pod_uid = names[region]
-            of = Allocation(namespace, pod, name, pod_uid, index, devices.uuid(row))
-            found[of] = Sample(
-                used,
-                limit or None,
-                sm_limit if 0 < sm_limit < 100 else 100,
-                sm if has_utilization else None,
-                processes[region],
-                *figures,
-            )
-        return found
+    processes = _processes_of_regions(observation)
+    names = [_names_of(container) for container in observation.containers]
+    counts = _regions_that_count(observation, names)
+    layouts = observation.table.regions.layout.tolist()
+    devices = observation.table.devices
+    driver = _driver_figures(observation)
+    found = {}
+    for row, (region, index, used, limit, sm_limit, sm) in enumerate(
+        zip(
+            devices.region.tolist(),
+            devices.index.tolist(),
+            devices.memory_used_bytes.tolist(),
+            devices.memory_limit_bytes.tolist(),
+            devices.sm_limit_percent.tolist(),
+            devices.sm_util_percent.tolist(),
+            strict=True,
+        )
+    ):
+        if region not in counts:
+            continue
+        layout = layouts[region]
+        has_utilization = 0 <= layout < len(_HAS_UTILIZATION) and _HAS_UTILIZATION[layout]
+        namespace, pod, name, pod_uid = names[region]
+        of = Allocation(namespace, pod, name, pod_uid, index, devices.uuid(row))
+        found[of] = Sample(
+            used,
+            limit or None,
+            sm_limit if 0 < sm_limit < 100 else 100,
+            sm if has_utilization else None,
+            processes[region],
+            *driver[row],
+        )
+    return found
 
 
 def _names_of(container: Container) -> _Names:
@@ -114,16 +90,16 @@ def _names_of(container: Container) -> _Names:
     return container.namespace, container.pod, name, container.pod_uid or container.claim_uid
 
 
-def _regions_that_count(snapshot: NodeSnapshot, names: Sequence[_Names]) -> set[int]:
+def _regions_that_count(observation: Observation, names: Sequence[_Names]) -> set[int]:
     """Choose one region of each container, by its row."""
     used = [0] * len(names)
-    devices = snapshot.table.devices
+    devices = observation.table.devices
     for region, nbytes in zip(
         devices.region.tolist(), devices.memory_used_bytes.tolist(), strict=True
     ):
         used[region] += nbytes
     chosen: dict[tuple[object, ...], tuple[bool, int, int]] = {}
-    for row, container in enumerate(snapshot.containers):
+    for row, container in enumerate(observation.containers):
         # Without a name nothing says that two regions are of one container.
         _, _, name, pod_uid = names[row]
         key = (pod_uid, row if name is None else name)
@@ -132,33 +108,30 @@ def _regions_that_count(snapshot: NodeSnapshot, names: Sequence[_Names]) -> set[
     return {row for _, _, row in chosen.values()}
 
 
-def _processes_of_regions(snapshot: NodeSnapshot, states: SlotStates) -> list[int]:
+def _processes_of_regions(observation: Observation) -> list[int]:
     """Count the slots of each region whose processes are not proved dead."""
-    found = [0] * len(snapshot.containers)
-    for region, state in zip(snapshot.table.processes.region.tolist(), states.states, strict=True):
+    found = [0] * len(observation.containers)
+    states = observation.proved().states
+    for region, state in zip(observation.table.processes.region.tolist(), states, strict=True):
         found[region] += SLOT_STATES[state] != "dead"
     return found
 
 
-def _driver_figures(rows: Iterable[NodeProcess]) -> dict[tuple[Container, int], _DriverFigures]:
-    """Sum over the processes of a container; None where one of them is not known."""
-    found: dict[tuple[Container, int], _DriverFigures] = {}
-    for row in rows:
-        if row.container is None or row.state == "dead":
-            continue
-        for used in row.devices:
-            if used.index is None:
-                continue
-            memory, sm = found.get((row.container, used.index), (0, 0))
-            found[row.container, used.index] = (
-                _added(memory, used.memory_driver_bytes),
-                _added(sm, used.driver_sm_percent),
-            )
-    return found
-
-
-def _added(total: int | None, more: int | None) -> int | None:
-    return None if total is None or more is None else total + more
+def _driver_figures(observation: Observation) -> list[_DriverFigures]:
+    """Memory and utilisation of each device; None where no process uses it, or one is not known."""
+    if driver_gap(observation.processes, observation.sample) is not None:
+        return [(None, None)] * len(observation.table.devices)
+    join = Join(observation)
+    columns = []
+    for name in ("memory_used_bytes", "sm_util_percent"):
+        found = join.device_sums(name, unnamed=True)
+        columns.append(
+            [
+                None if row == NO_ROW or not users else total
+                for total, row, users in zip(found.sums, found.rows, found.users, strict=True)
+            ]
+        )
+    return list(zip(*columns, strict=True))
 
 
 class Recorder:
@@ -180,7 +153,7 @@ class Recorder:
         self, node: Node, writer: RecordingWriter, *, sampler: NvmlSampler | None = None
     ) -> None:
         timeout_s = min(_DRIVER_TIMEOUT_S, writer.interval_s / 4)
-        self._reader = NodeReader(node, sampler=sampler, timeout_s=timeout_s)
+        self._observer = Observer(node, sampler=sampler, driver_timeout_s=timeout_s)
         self._writer = writer
 
     def look(self) -> Written:
@@ -191,7 +164,7 @@ class Recorder:
             RecordingError: The file cannot be written to as it is.
             OSError: /proc cannot be listed.
         """
-        samples = self._reader.read()
+        samples = read_samples(self._observer.observe())
         return self._writer.write(samples, at_ms=time.time_ns() // 1_000_000)
 
     def run(

@@ -16,12 +16,13 @@ from libhamiregion.node import (
     ChainedNames,
     Node,
     NodeProcess,
-    NvmlSample,
     NvmlSampler,
+    Observation,
+    Observer,
     PodLogNames,
     node_processes,
 )
-from libhamiregion.node.usage import uncounted_processes
+from libhamiregion.node.join import NO_ROW, Join
 
 
 def container_id() -> str:
@@ -112,12 +113,12 @@ class GpuNode:
         return Node(self.root, names=names, **options)
 
     def processes(self, sampler: NvmlSampler | None, **options: Any) -> tuple[NodeProcess, ...]:
-        """Sample, look, join: in the order that the library asks for."""
+        """Look and join."""
         with self.open(**options) as node:
-            sample = None if sampler is None else sampler.sample()
-            rows = node_processes(node.view(), node.processes, sample)
-            if sample is not None:
-                check_columns(node, rows, sample)
+            observation = Observer(node, sampler=sampler).observe(processes_max_age_s=0.0)
+            rows = node_processes(node, observation)
+            if observation.sample is not None:
+                check_columns(observation, rows)
             return rows
 
     def sweep(self) -> None:
@@ -125,16 +126,36 @@ class GpuNode:
         self._made.close()
 
 
-def check_columns(node: Node, rows: tuple[NodeProcess, ...], sample: NvmlSample) -> None:
-    """What is told from columns, for programs that look often, is what the views tell."""
-    snapshot = node.snapshot()
-    told = uncounted_processes(node.processes, snapshot, node.slots(snapshot), sample)
+def check_columns(observation: Observation, rows: tuple[NodeProcess, ...]) -> None:
+    """What is told from columns, for programs that look often, is what the rows tell."""
+    assert observation.sample is not None
+    join = Join(observation)
     expected = {
         row.host_pid: (row.state, row.container, row.devices)
         for row in rows
-        if row.pid is None and row.slots == 1 and row.host_pid in sample.pids
+        if row.pid is None and row.slots == 1 and row.host_pid in observation.sample.pids
     }
-    assert {row.host_pid: (row.state, row.container, row.devices) for row in told} == expected
+    told = {row.host_pid: (row.state, row.container, row.devices) for row in join.uncounted}
+    assert told == expected
+    slots = [(row, device) for row in rows if row.pid is not None for device in row.devices]
+    unnamed = {device.uuid for _, device in slots} - set(join.pairs.uuids)
+    for name, field in (
+        ("memory_used_bytes", "memory_driver_bytes"),
+        ("sm_util_percent", "driver_sm_percent"),
+    ):
+        figures = join.figures(name)
+        known = {
+            (join.pairs.states.processes[slot].pid, join.pairs.uuids[device]): figures[row]
+            for slot, device, row in zip(
+                join.pairs.slots, join.pairs.devices, join.rows_of_pairs, strict=True
+            )
+            if row != NO_ROW and figures[row] >= 0
+        }
+        assert known == {
+            (row.host_pid, device.uuid): getattr(device, field)
+            for row, device in slots
+            if device.uuid not in unnamed and getattr(device, field) is not None
+        }
 
 
 @contextlib.contextmanager

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from libhamiregion import Layout
 from libhamiregion.layouts import SLOT_CAPACITY
-from libhamiregion.node import Node, node_processes
+from libhamiregion.node import Node, Observer, node_processes
+from libhamiregion.node.views import observed_views
 
 
 def anonymous_mib() -> float:
@@ -61,8 +62,9 @@ def main(root: str, *mapped: str) -> None:
         start = anonymous_mib()
         thread = threading.Thread(target=watch, daemon=True)
         thread.start()
-        views = node.view()
-        rows = node_processes(views, node.processes, None)
+        observation = Observer(node, anew=True).observe()
+        views = observed_views(node, observation)
+        rows = node_processes(node, observation)
         slots = sum(row.slots for row in rows if row.state != "unlisted")
         shown = [len(view.snapshot.processes) for view in views if view.snapshot is not None]
         assert slots == sum(shown) + sum(each.slots for view in views for each in view.omitted)

@@ -83,7 +83,7 @@ def test_driver_figures_that_agree_are_no_finding(
         "process 0 compute 4194303 100",
     )
     assert doctor_node.findings(sampler=nvml_sampler) == ()
-    assert doctor_node.findings(sample=nvml_sampler.sample(), settle_s=0) == ()
+    assert doctor_node.findings(sampler=nvml_sampler, settle_s=0) == ()
 
 
 @pytest.mark.parametrize("more", [True, False])

@@ -29,11 +29,12 @@ from libhamiregion.node import (
     KubernetesNames,
     Node,
     NvmlSampler,
+    Observer,
     PodLogNames,
     directories,
     node_processes,
 )
-from libhamiregion.report.recorder import NodeReader
+from libhamiregion.report.recorder import read_samples
 
 pytestmark = [needs_namespaces, needs_first_namespace, needs_cgroups]
 
@@ -250,7 +251,7 @@ def test_the_exporter_lists_who_holds_a_claim(scene: Scene, unknown: str) -> Non
 
 def test_a_recording_keeps_them_apart(scene: Scene, unknown: str) -> None:
     with scene.node() as node:
-        found = NodeReader(node).read()
+        found = read_samples(Observer(node).observe())
     assert {(each.namespace, each.pod, each.container) for each in found} == expected(unknown)
 
 
@@ -368,8 +369,7 @@ def test_who_escapes_a_claims_limit_is_told_in_each_of_its_containers(
             pid, _ = inside.child("spawn", last_pid)
             inside.tell(f"@{pid}", "attach", path)
         fake_driver.play(CARD, *(f"process 0 compute {pid} {GIB}" for pid in escaped))
-        sample = sampler.sample()
-        rows = node_processes(node.view(), node.processes, sample)
+        rows = node_processes(node, Observer(node, sampler=sampler).observe())
         found = {row.host_pid: row for row in rows if row.state == "escaped"}
         assert found.keys() == escaped
         for row in found.values():

@@ -28,7 +28,7 @@ from unit.cli_process import start
 from wait import PATIENCE_S, eventually
 
 from libhamiregion import Layout
-from libhamiregion.node import Node, NvmlSampler
+from libhamiregion.node import Node, NvmlSampler, Observer
 from libhamiregion.report import (
     Allocation,
     Recorder,
@@ -37,7 +37,7 @@ from libhamiregion.report import (
     RecordingWriter,
     Sample,
 )
-from libhamiregion.report.recorder import NodeReader
+from libhamiregion.report.recorder import read_samples
 
 if TYPE_CHECKING:
     from libhamiregion.report.writer import Written
@@ -57,9 +57,9 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "node.db"
 
 
-def only(reader: NodeReader) -> tuple[Allocation, Sample]:
+def only(observer: Observer) -> tuple[Allocation, Sample]:
     """The one device that there is, and what is read of it."""
-    (found,) = reader.read().items()
+    (found,) = read_samples(observer.observe()).items()
     return found
 
 
@@ -81,7 +81,7 @@ def test_a_reading_has_what_the_region_says(scene: NodeScene, layout: Layout) ->
         file.put("slot_util.sm", 37, slot=slot, device=0)
     names = (None, None, "train", "0b5c")
     with Node(scene.root) as opened:
-        found = NodeReader(opened).read()
+        found = read_samples(Observer(opened).observe())
     known = layout.has_utilization
     # Whether the process is proved dead depends on who looks.
     assert {of: attrs.evolve(sample, processes=None) for of, sample in found.items()} == {
@@ -103,14 +103,14 @@ def test_processes_are_those_that_live_and_the_drivers_figures_are_theirs(
     pod.inside.tell("kill", dead)
     known = f"process 0 compute {first} {1300 * MIB}"
     with node.open() as opened:
-        reader = NodeReader(opened, sampler=nvml_sampler)
+        observer = Observer(opened, sampler=nvml_sampler)
         for other, driver_bytes in (
             (f"process 0 compute {second} {200 * MIB}", 1500 * MIB),
             (f"process 0 compute {second} unavailable", None),
             (f"sample 0 {first} 1000 44 3 0 0", 1300 * MIB),
         ):
             fake_driver.play(CARD, known, other)
-            allocation, sample = only(reader)
+            allocation, sample = only(observer)
             assert (allocation.namespace, allocation.pod) == ("research", "bert-0")
             assert sample.processes == 2
             assert sample.memory_used_bytes == GIB + 512 * MIB
@@ -125,13 +125,13 @@ def test_a_driver_that_hangs_does_not_keep_the_recorder(
     os.mkfifo(fake_driver.state)
     sampler = NvmlSampler(fake_driver.library, host_namespace=True)
     with Node(scene.root) as opened:
-        reader = NodeReader(opened, sampler=sampler, timeout_s=0.05)
+        observer = Observer(opened, sampler=sampler, driver_timeout_s=0.05)
         for _ in range(2):
-            assert only(reader)[1].driver_memory_bytes is None
+            assert only(observer)[1].driver_memory_bytes is None
         # It answers at last: an empty scene, then its end.
         with fake_driver.state.open("w"):
             fake_driver.play(CARD)
-        eventually(lambda: reader._driver is not None and reader._driver.sample() is not None)
+        eventually(lambda: observer.observe().sample is not None)
     sampler.close()
 
 
@@ -144,7 +144,7 @@ def test_of_two_regions_of_one_container_the_one_with_more_counts(tmp_path: Path
     roots = [scene.root for scene in scenes]
     for order in (roots, roots[::-1]):
         with Node(order) as opened:
-            assert only(NodeReader(opened))[1].memory_used_bytes == 5 * GIB
+            assert only(Observer(opened))[1].memory_used_bytes == 5 * GIB
 
 
 def test_a_recorder_looks_until_it_is_told_to_stop(scene: NodeScene, path: Path) -> None:
@@ -275,13 +275,13 @@ HANGING = """
 import sys, time
 import libhamiregion.cli.record as verb
 from libhamiregion.cli import main
-from libhamiregion.report.recorder import NodeReader
+from libhamiregion.report.recorder import Recorder
 
-def read(self):
+def look(self):
     print("looking", flush=True)
     time.sleep(1000)
 
-NodeReader.read = read
+Recorder.look = look
 verb._LAST_LOOK_S = 0.1
 sys.argv[0] = "hamiregion"
 main()

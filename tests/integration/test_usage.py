@@ -19,6 +19,7 @@ from libhamiregion.node import (
     NodeProcess,
     NvmlSampler,
     NvmlState,
+    Observer,
     ProcessDeviceRow,
     driver_gap,
     node_processes,
@@ -79,8 +80,8 @@ def test_each_slot_has_the_figures_of_its_own_process_and_device(
         f"process 0 compute {two} {700 * MIB}",
     )
     with node.open() as opened:
-        sample = nvml_sampler.sample()
-        rows = by_host_pid(node_processes(opened.view(), opened.processes, sample))
+        seen = Observer(opened, sampler=nvml_sampler).observe()
+        rows = by_host_pid(node_processes(opened, seen))
         process = opened.processes.get(one)
         containers = {each.name: each for each in opened.containers}
     assert rows.keys() == {one, two}
@@ -201,14 +202,14 @@ def test_a_pid_that_was_used_again_after_the_sample_has_no_figures(
     pod = node.add(uuids=[GPU])
     _, host_pid = pod.attach()
     fake_driver.play(CARD, f"process 0 compute {host_pid} {300 * MIB}")
-    sample = nvml_sampler.sample()
     hour_ns = 3600 * 10**9
     with node.open() as opened:
-        views = opened.view()
-        (row,) = node_processes(views, opened.processes, sample)
+        seen = Observer(opened, sampler=nvml_sampler).observe()
+        (row,) = node_processes(opened, seen)
         assert driver_bytes(row) == [300 * MIB]
-        older = attrs.evolve(sample, taken_at_ns=sample.taken_at_ns - hour_ns)
-        (row,) = node_processes(views, opened.processes, older)
+        assert seen.sample is not None
+        older = attrs.evolve(seen.sample, taken_at_ns=seen.sample.taken_at_ns - hour_ns)
+        (row,) = node_processes(opened, attrs.evolve(seen, sample=older))
         assert (row.state, driver_bytes(row)) == ("alive", [None])
 
 
@@ -420,9 +421,9 @@ def test_without_a_driver_everything_else_is_there(
     _, host_pid = pod.attach()
     fake_driver.unload()
     with node.open() as opened:
-        views = opened.view()
+        seen = Observer(opened).observe()
         for sample in (None, nvml_sampler.sample()):
-            (row,) = node_processes(views, opened.processes, sample)
+            (row,) = node_processes(opened, attrs.evolve(seen, sample=sample))
             assert (row.state, row.host_pid, driver_bytes(row)) == ("alive", host_pid, [None])
             assert driver_gap(opened.processes, sample)
         assert sample is not None
@@ -446,12 +447,11 @@ def test_figures_for_pids_of_another_namespace_are_not_taken(
         NvmlSampler(fake_driver.library, host_namespace=True) as sampler,
         node.open(proc=inner_proc) as opened,
     ):
-        sample = sampler.sample()
-        views = opened.view()
-        (row,) = node_processes(views, opened.processes, sample)
+        seen = Observer(opened, sampler=sampler).observe()
+        (row,) = node_processes(opened, seen)
         assert (row.state, row.host_pid) == ("alive", pid)
         assert driver_bytes(row) == [None]
-        gap = driver_gap(opened.processes, sample)
+        gap = driver_gap(opened.processes, seen.sample)
         assert gap is not None
         assert inner_proc in gap
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
@@ -12,23 +11,22 @@ from libhamiregion.exporter import families
 from libhamiregion.exporter.labels import label_text
 from libhamiregion.exporter.slot_sums import sum_slots
 from libhamiregion.exporter.text import Series
-from libhamiregion.node import FindingKind, diagnose, node_processes
+from libhamiregion.node import FindingKind, diagnose
 from libhamiregion.node.doctor.due import DueContainers
+from libhamiregion.node.join import Join
 from libhamiregion.node.views import observed_views
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
-    from libhamiregion.exporter.state import CollectedState, ProcessRows
+    from libhamiregion.exporter.state import CollectedState, ProcessLabels
     from libhamiregion.node import (
         Container,
         Finding,
         NodeProcess,
         NodeSnapshot,
-        Observation,
         Observer,
     )
-    from libhamiregion.node.nvml.models import ProcessColumns
 
 # A container that has not changed and is in order is looked at every so many turns.
 _TURNS = 20
@@ -62,41 +60,30 @@ class DoctorCollector:
         """Look at the containers whose turn it is."""
         observation = self._observer.observe(max_age_s=self._max_age_s)
         snapshot = observation.snapshot
-        if state.rows is None or not state.rows.fits(snapshot):
+        if state.known is None or state.labels is None or not state.known.pairs.fits(snapshot):
             # The next look at processes brings them together.
             return state
+        join = Join(observation, state.known)
         chosen = list(self._due.choose(observation, self._findings))
         for container in (None, *chosen):
             self._findings.pop(container, None)
         for start in range(0, len(chosen), _BATCH):
-            for finding in self._diagnose(state, observation, chosen[start : start + _BATCH]):
+            for finding in self._diagnose(join, chosen[start : start + _BATCH]):
                 self._findings.setdefault(finding.container, []).append(finding)
         present = {*snapshot.containers, *snapshot.missing}
         for gone in self._findings.keys() - present - {None}:
             del self._findings[gone]
         believed = self._believed()
-        series = self._series(believed, state, snapshot, state.rows)
+        series = self._series(believed, state, snapshot, state.labels)
         return attrs.evolve(state, findings=tuple(believed)).with_series(self.name, series)
 
-    def _diagnose(
-        self,
-        state: CollectedState,
-        observation: Observation,
-        containers: Sequence[Container],
-    ) -> tuple[Finding, ...]:
-        node, sample = self._observer.node, observation.sample
+    def _diagnose(self, join: Join, containers: Sequence[Container]) -> tuple[Finding, ...]:
+        node, observation = self._observer.node, join.observation
         views = observed_views(node, observation, frozenset(containers))
         rows: list[NodeProcess] = []
-        if sample is not None:
-            pids = {
-                process.pid
-                for view in views
-                if view.processes is not None
-                for process in view.processes.alive.values()
-            }
-            columns = tuple(_only(each, pids) for each in sample.columns)
-            joined = node_processes(views, node.processes, attrs.evolve(sample, columns=columns))
-            rows = [*(row for row in joined if row.pid is not None), *state.uncounted]
+        if observation.sample is not None:
+            slots = join.slot_rows(views)
+            rows = [*(row for row in slots if row.pid is not None), *join.uncounted]
         return diagnose(node, observation=observation, views=views, rows=rows, settle_s=0)
 
     def _believed(self) -> list[Finding]:
@@ -118,7 +105,7 @@ class DoctorCollector:
         findings: Iterable[Finding],
         state: CollectedState,
         snapshot: NodeSnapshot,
-        rows: ProcessRows,
+        labels: ProcessLabels,
     ) -> list[Series]:
         totals = dict.fromkeys(FindingKind, 0)
         of_container: defaultdict[bytes, float] = defaultdict(int)
@@ -139,12 +126,12 @@ class DoctorCollector:
         return [
             Series.of(families.FINDINGS, kinds),
             Series.of(families.CONTAINER_FINDINGS, of_container),
-            self._orphaned(orphans, snapshot, rows),
+            self._orphaned(orphans, snapshot, labels),
         ]
 
     @staticmethod
     def _orphaned(
-        orphans: defaultdict[Container, set[int]], snapshot: NodeSnapshot, rows: ProcessRows
+        orphans: defaultdict[Container, set[int]], snapshot: NodeSnapshot, labels: ProcessLabels
     ) -> Series:
         """What orphaned slots hold, by device."""
         table = snapshot.table
@@ -155,25 +142,4 @@ class DoctorCollector:
             for at in range(first, first + regions.process_count[row]):
                 chosen[at] = pids[at] in orphans.get(container, ())
         sums = sum_slots(table, bytes(chosen), table.usages.memory_used_bytes)
-        return rows.series_of_devices(families.MEMORY_ORPHANED, sums)
-
-
-def _only(columns: ProcessColumns, pids: set[int]) -> ProcessColumns:
-    """The rows of these processes."""
-    rows = [row for row, pid in enumerate(columns.pids) if pid in pids]
-
-    def picked(column: array[int]) -> array[int]:
-        return array(column.typecode, [column[row] for row in rows])
-
-    return attrs.evolve(
-        columns,
-        pids=picked(columns.pids),
-        kinds=bytes(columns.kinds[row] for row in rows),
-        memory_used_bytes=picked(columns.memory_used_bytes),
-        sm_util_percent=picked(columns.sm_util_percent),
-        memory_util_percent=picked(columns.memory_util_percent),
-        enc_util_percent=picked(columns.enc_util_percent),
-        dec_util_percent=picked(columns.dec_util_percent),
-        sampled_at_us=picked(columns.sampled_at_us),
-        samples=tuple(sample for sample in columns.samples if sample[0] in pids),
-    )
+        return labels.series_of_devices(families.MEMORY_ORPHANED, sums)

@@ -13,11 +13,12 @@ from libhamiregion.exporter import families
 from libhamiregion.exporter.identity import shadowed
 from libhamiregion.exporter.labels import OTHER, WHOSE, LabelRows, label_text, safe_value
 from libhamiregion.exporter.slot_sums import sum_slots
-from libhamiregion.exporter.state import ProcessRows, ShownProcesses
+from libhamiregion.exporter.state import ProcessLabels, ShownProcesses
 from libhamiregion.exporter.text import NO_ROW, Series
-from libhamiregion.node.usage import driver_gap, uncounted_processes
+from libhamiregion.node.driver_lists import driver_gap
+from libhamiregion.node.join import Join
 
-from .driver_figures import DriverFigures
+from .driver_series import series_of_processes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,12 +29,8 @@ if TYPE_CHECKING:
     from libhamiregion.node import (
         Container,
         HostProcess,
-        NodeProcess,
-        NodeSnapshot,
-        Observation,
         Observer,
     )
-    from libhamiregion.node.slot_tracker import SlotStates
     from libhamiregion.region_set import RegionTable
 
 # Of `SlotStates.states`, with the label for each.
@@ -73,70 +70,52 @@ class ProcessesCollector:
         self._observer = observer
         self._max_age_s = max_age_s
         self._limiter = limiter
-        self._rows: ProcessRows | None = None
-        self._figures = DriverFigures()
-        self._counted: tuple[ProcessRows, set[int | None], list[Series]] | None = None
+        self._labels: ProcessLabels | None = None
+        self._counted: tuple[ProcessLabels, set[int | None], list[Series]] | None = None
 
     def collect(self, state: CollectedState) -> CollectedState:
         """Look once at all slots, and at what the driver lists beside them."""
         observation = self._observer.observe(max_age_s=self._max_age_s)
-        states = observation.proved()
-        processes, snapshot = observation.processes, observation.snapshot
-        sample = observation.sample
-        if sample is not None and driver_gap(processes, sample) is not None:
-            sample = None
-        rows = self._current_rows(snapshot, states, state)
-        uncounted: tuple[NodeProcess, ...] = ()
+        join = Join(observation, state.known)
+        states, snapshot = join.pairs.states, observation.snapshot
+        labels = self._current_labels(join, state)
         figures: list[Series] = []
-        if sample is not None:
-            uncounted = uncounted_processes(processes, snapshot, states, sample)
-            self._figures.join(rows, sample)
-            figures = self._figures.series(uncounted, sees_all=processes.is_complete)
-            uncounted += self._figures.other_devices()
+        if driver_gap(observation.processes, observation.sample) is None:
+            used = join.device_sums("memory_used_bytes")
+            figures = [
+                *series_of_processes(join, labels),
+                labels.series_of_devices(families.MEMORY_DRIVER, used.sums, used.rows),
+            ]
         dead = states.states.translate(_IS_DEAD)
         sums = sum_slots(snapshot.table, dead, snapshot.table.usages.memory_used_bytes)
         series = [
-            *self._counts(observation, states, state, rows, uncounted),
-            rows.series_of_devices(families.MEMORY_DEAD, sums),
-            *_series_of_slots(rows, snapshot.table),
+            *self._counts(join, state, labels),
+            labels.series_of_devices(families.MEMORY_DEAD, sums),
+            *_series_of_slots(labels, snapshot.table),
             *figures,
         ]
         return attrs.evolve(
             state,
-            container_ids=rows.container_ids,
-            uncounted=uncounted,
-            rows=rows,
+            container_ids=labels.container_ids,
+            known=join.known,
+            labels=labels,
+            uncounted=(*join.uncounted, *join.on_other_devices),
         ).with_series(self.name, series)
 
     # ---- what is kept ----------------------------------------------------------------------------
 
-    def _current_rows(
-        self, snapshot: NodeSnapshot, states: SlotStates, state: CollectedState
-    ) -> ProcessRows:
-        table = snapshot.table
-        sources = (snapshot.containers, states, state.identities, state.gone)
-        key = (
-            table.regions.code.tobytes(),
-            table.regions.process_count.tobytes(),
-            table.regions.device_rows.tobytes(),
-            table.processes.pid.tobytes(),
-            table.devices.index.tobytes(),
-            table.devices.uuid_bytes.tobytes(),
-        )
-        rows = self._rows
-        if rows is None or rows.key != key or any(map(is_not, rows.sources, sources)):
-            rows = self._rows = self._new_rows(snapshot, states, state, sources, key)
-        return rows
+    def _current_labels(self, join: Join, state: CollectedState) -> ProcessLabels:
+        sources = (join.pairs, state.identities, state.gone)
+        labels = self._labels
+        if labels is None or any(map(is_not, labels.sources, sources)):
+            labels = self._labels = self._new_labels(join, state, sources)
+        return labels
 
-    def _new_rows(
-        self,
-        snapshot: NodeSnapshot,
-        states: SlotStates,
-        state: CollectedState,
-        sources: tuple[object, ...],
-        key: tuple[bytes, ...],
-    ) -> ProcessRows:
-        table, before = snapshot.table, self._rows
+    def _new_labels(
+        self, join: Join, state: CollectedState, sources: tuple[object, ...]
+    ) -> ProcessLabels:
+        before, pairs = self._labels, join.pairs
+        table, states = join.observation.table, pairs.states
         hidden = state.gone | shadowed(state.identities)
         regions, devices, pids = table.regions, table.devices, table.processes.pid
         shown: dict[Container, tuple[int, ShownProcesses]] = {}
@@ -144,13 +123,11 @@ class ProcessesCollector:
         folded = bytearray(len(pids))
         unmeasured: list[range] = []
         ids: dict[Container, str] = {}
-        told: list[tuple[int, Container, int, str]] = []
+        device_rows = array("I")
         device_texts: list[bytes] = []
-        alive: list[tuple[Container, int, HostProcess, Sequence[tuple[int, int, str]]]] = []
-        doubtful: set[Container] = set()
-        taken: set[int] = set()
+        first_labels: dict[int, tuple[int, ShownProcesses]] = {}
         left = _ROWS_PER_NODE
-        for row, container in enumerate(snapshot.containers):
+        for row, container in enumerate(join.observation.containers):
             identity = state.identities.get(container)
             if regions.code[row] != 0 or identity is None:
                 continue
@@ -166,40 +143,32 @@ class ProcessesCollector:
                 ids[container] = container_id
             if container in hidden:
                 continue
-            if 0 in states.states[first : first + count]:
-                doubtful.add(container)
-            places: list[tuple[int, int, str]] = []
+            places: list[tuple[int, str]] = []
             start = regions.first_device[row]
-            for at in range(start, start + regions.device_rows[row]):
+            at_device = range(start, start + regions.device_rows[row])
+            for at in at_device:
                 # Empty where the container has not said yet which devices it has.
-                uuid = devices.uuid(at) or ""
-                index = devices.index[at]
-                places.append((len(told), index, uuid))
-                told.append((at, container, index, uuid))
+                index, uuid = devices.index[at], devices.uuid(at) or ""
                 safe = self._limiter.uuid(identity.labels, index, uuid)
+                places.append((index, safe))
+                device_rows.append(at)
                 device_texts.append(identity.text(families.DEVICE, str(index), safe))
-            for pid, process in found:
-                # Of several regions that a process has a slot in, the first has its figures.
-                if process.pid not in taken:
-                    taken.add(process.pid)
-                    alive.append((container, pid, process, places))
             if found:
                 known = None if before is None else before.shown.get(container)
                 made = self._show(identity, container_id, found, places, left, known)
                 left -= len(made.alone) * len(places)
                 before_it = len(usages)
-                shown[container] = before_it, made
+                shown[container] = first_labels[row] = before_it, made
                 usages.extend([NO_ROW] * len(made.labels))
                 sums.extend([NO_ROW] * len(made.labels))
                 if container.region is None or not container.region.layout.has_utilization:
                     unmeasured.append(range(before_it, len(usages)))
-                at_device = [told[number][0] for number, _, _ in places]
-                taken_here: set[int] = set()
+                taken: set[int] = set()
                 for at in range(first, first + count):
                     own = made.alone.get(pids[at])
                     # A pid that stands in several slots is one process: the rest is summed.
-                    if own is not None and pids[at] not in taken_here:
-                        taken_here.add(pids[at])
+                    if own is not None and pids[at] not in taken:
+                        taken.add(pids[at])
                         for number, device in enumerate(at_device):
                             usage = table.processes.first_usage[at] + device - start
                             usages[before_it + own + number] = usage
@@ -207,22 +176,30 @@ class ProcessesCollector:
                         folded[at] = 1
                         for number, device in enumerate(at_device):
                             sums[before_it + made.others + number] = device
+        of_pairs = array("I")
+        for slot, device in zip(pairs.slots, pairs.devices, strict=True):
+            region = table.processes.region[slot]
+            of_region = first_labels.get(region)
+            if of_region is None:
+                of_pairs.append(NO_ROW)
+            else:
+                before_it, made = of_region
+                own = made.alone.get(pids[slot], made.others)
+                of_pairs.append(before_it + own + device - regions.first_device[region])
         if self._commands:
-            self._limiter.keep_commands(process for _, _, process, _ in alive)
-        return ProcessRows(
+            self._limiter.keep_commands(states.processes.values())
+        return ProcessLabels(
             sources=sources,
-            key=key,
             shown=shown,
             labels=LabelRows.joined(each.labels for _, each in shown.values()),
             usages=usages,
             sums=sums,
             folded=bytes(folded),
             unmeasured=unmeasured,
+            of_pairs=of_pairs,
             container_ids=ids,
-            devices=told,
+            device_rows=device_rows,
             device_labels=LabelRows(device_texts),
-            alive=alive,
-            doubtful=frozenset(doubtful),
         )
 
     def _show(
@@ -230,18 +207,15 @@ class ProcessesCollector:
         identity: Identity,
         container_id: str,
         found: Sequence[tuple[int, HostProcess]],
-        places: Sequence[tuple[int, int, str]],
+        devices: Sequence[tuple[int, str]],
         left: int,
         known: tuple[int, ShownProcesses] | None,
     ) -> ShownProcesses:
         """Which proved processes of a container get series of their own; the rest is summed up."""
-        most = min(_ROWS_PER_CONTAINER, left) // max(1, len(places))
+        most = min(_ROWS_PER_CONTAINER, left) // max(1, len(devices))
         most = min(_PROCESSES_PER_CONTAINER, most)
         alone, folded = found[:most], found[most:]
-        safe = [
-            (index, self._limiter.uuid(identity.labels, index, uuid)) for _, index, uuid in places
-        ]
-        key = (identity, container_id, tuple(found), most, tuple(safe))
+        key = (identity, container_id, tuple(found), most, tuple(devices))
         if known is not None and known[1].key == key:
             return known[1]
         texts = [
@@ -258,13 +232,13 @@ class ProcessesCollector:
                 ),
                 (b"", container_id, OTHER, OTHER),
             )
-            for index, uuid in safe
+            for index, uuid in devices
         ]
         return ShownProcesses(
             key,
             LabelRows(texts),
-            [index for index, _ in safe],
-            {pid: number * len(safe) for number, (pid, _) in enumerate(alone)},
+            len(devices),
+            {pid: number * len(devices) for number, (pid, _) in enumerate(alone)},
             frozenset(pid for pid, _ in folded),
         )
 
@@ -275,18 +249,13 @@ class ProcessesCollector:
         values = (safe_value(process.user), self._limiter.command(process))
         return b"," + label_text(WHOSE, *values)
 
-    def _counts(
-        self,
-        observation: Observation,
-        states: SlotStates,
-        state: CollectedState,
-        rows: ProcessRows,
-        uncounted: Sequence[NodeProcess],
-    ) -> list[Series]:
+    def _counts(self, join: Join, state: CollectedState, labels: ProcessLabels) -> list[Series]:
         """Processes by state; made anew when one comes or goes."""
+        observation, states = join.observation, join.pairs.states
         snapshot = observation.snapshot
+        uncounted = join.uncounted
         escaped_pids = {row.host_pid for row in uncounted if row.state == "escaped"}
-        if self._counted is not None and self._counted[:2] == (rows, escaped_pids):
+        if self._counted is not None and self._counted[:2] == (labels, escaped_pids):
             return self._counted[2]
         regions, unlisted = snapshot.table.regions, states.unlisted
         escaped = Counter(row.container for row in uncounted if row.state == "escaped")
@@ -309,33 +278,33 @@ class ProcessesCollector:
             for name, count in by_state.items():
                 text = identity.text(families.CONTAINER_PROCESSES.labels, name)
                 counts[text] = count
-            shown = rows.shown.get(container)
+            shown = labels.shown.get(container)
             if shown is not None and shown[1].folded:
                 folded[identity.text(families.CONTAINER)] = len(shown[1].folded)
         series = [
             Series.of(families.CONTAINER_PROCESSES, counts),
             Series.of(families.PROCESSES_FOLDED, folded),
         ]
-        self._counted = rows, escaped_pids, series
+        self._counted = labels, escaped_pids, series
         return series
 
 
-def _series_of_slots(rows: ProcessRows, table: RegionTable) -> list[Series]:
+def _series_of_slots(labels: ProcessLabels, table: RegionTable) -> list[Series]:
     """What stands in the slots of the proved processes."""
     found = []
     for family in (families.PROCESS_MEMORY, families.PROCESS_SM):
         cells = getattr(table.usages, str(family.column))
         # A copy: the snapshot is much larger.
-        columns = [(memoryview(bytes(cells)).cast("Q"), rows.usages)]
-        if any(rows.folded):
-            columns.append((memoryview(sum_slots(table, rows.folded, cells)), rows.sums))
+        columns = [(memoryview(bytes(cells)).cast("Q"), labels.usages)]
+        if any(labels.folded):
+            columns.append((memoryview(sum_slots(table, labels.folded, cells)), labels.sums))
         for column, at in columns:
             measured = array("I", at)
-            for unmeasured in rows.unmeasured if family is families.PROCESS_SM else ():
+            for unmeasured in labels.unmeasured if family is families.PROCESS_SM else ():
                 # 0 would say that they are idle.
                 none = array("I", [NO_ROW]) * len(unmeasured)
                 measured[unmeasured.start : unmeasured.stop] = none
-            found.append(Series(family, rows.labels, column, measured))
+            found.append(Series(family, labels.labels, column, measured))
     return found
 
 

@@ -7,7 +7,8 @@ import time
 from typing import TYPE_CHECKING
 
 from libhamiregion.errors import RegionError
-from libhamiregion.node.usage import node_processes
+from libhamiregion.node.join import Join
+from libhamiregion.node.observation import Observer
 from libhamiregion.node.views import observed_views
 
 from .driver import driver_memory, escaping_processes, unrecorded_utilization
@@ -42,9 +43,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 
     from libhamiregion.node.node import Node
-    from libhamiregion.node.nvml import NvmlSample, NvmlSampler
+    from libhamiregion.node.node_process import NodeProcess
+    from libhamiregion.node.nvml import NvmlSampler
     from libhamiregion.node.observation import Observation
-    from libhamiregion.node.usage import NodeProcess
     from libhamiregion.node.views import ContainerView
 
     from .examination import UsedRegion
@@ -89,7 +90,7 @@ def diagnose(
     node: Node,
     *,
     observation: Observation | None = None,
-    sample: NvmlSample | None = None,
+    observer: Observer | None = None,
     sampler: NvmlSampler | None = None,
     views: Iterable[ContainerView] | None = None,
     rows: Iterable[NodeProcess] | None = None,
@@ -108,15 +109,14 @@ def diagnose(
     must stand still is compared with earlier calls for the same node.
 
     Args:
-        node: The node. It is refreshed, unless an observation or `views` are given and `settle_s`
-            is 0.
-        observation: One of that node, with its slots, for the first look; None looks now.
-        sample: What the driver said, taken before the views; None leaves out what needs it, or
-            takes that of the observation.
-        sampler: Asked for a sample before each look, in place of `sample`.
-        views: What ``Node.view`` gave a moment ago, for the first look; None looks now. With views
-            of some containers, only those are looked at.
-        rows: `node_processes` of those views and that sample, if they are there already.
+        node: The node.
+        observation: One of that node, with its slots, for the first look; None takes one.
+        observer: Takes the others, and waits no longer for a driver that does not answer than its
+            time; None makes one that proves all slots anew.
+        sampler: Asks the driver where no `observer` is given; None leaves out what needs it.
+        views: Only these containers of that observation, as `observed_views` or ``Node.view`` gave
+            them, for the first look.
+        rows: `node_processes` of that observation, if they are there already.
         kinds: Look only for these; None means all. Others that come to light on the way are told
             as well.
         settle_s: How long to wait before the second look, seconds.
@@ -136,13 +136,18 @@ def diagnose(
     if not settle_s >= 0:
         raise ValueError(f"a time is 0 or more seconds, not {settle_s!r}")
     wanted = _ALL_KINDS if kinds is None else frozenset(kinds)
+    observer = observer or Observer(node, sampler=sampler, anew=True)
     with node._examining:
-        look = _look(node, sample, sampler, observation, views, rows, settle_s)
+        if observation is None and views is None:
+            observation = observer.observe()
+        look = _look(node, observation, views, rows, settle_s)
         found = list(_check(look, wanted))
         if settle_s and _stay(look, found, settle_s):
             before = set(map(_key, found))
-            again = None if views is None else _look_again(node, look.views)
-            look = _look(node, sample, sampler, None, again, None, settle_s)
+            if views is None:
+                look = _look(node, observer.observe(), None, None, settle_s)
+            else:
+                look = _look(node, None, _look_again(node, look.views), None, settle_s)
             second = _check(look, wanted)
             found = [each for each in second if not _passes(each) or _key(each) in before]
         look.remember()
@@ -152,26 +157,20 @@ def diagnose(
 
 def _look(
     node: Node,
-    sample: NvmlSample | None,
-    sampler: NvmlSampler | None,
     observation: Observation | None,
     views: Iterable[ContainerView] | None,
     rows: Iterable[NodeProcess] | None,
     settle_s: float,
 ) -> Examination:
-    if sampler is not None:
-        sample = sampler.sample()
-    elif sample is None and observation is not None:
-        sample = observation.sample
-    if views is None:
-        views = node.view() if observation is None else observed_views(node, observation)
-    seen = tuple(views)
-    if rows is None:
-        rows = () if sample is None else node_processes(seen, node.processes, sample)
+    seen = tuple(views or ())
+    if observation is not None and views is None:
+        seen = observed_views(node, observation)
+    if rows is None and observation is not None and observation.sample is not None:
+        join = Join(observation)
+        rows = join.rows(seen) if views is None else (*join.slot_rows(seen), *join.uncounted)
     stuck_s = min(_STUCK_S, settle_s) if settle_s else _STUCK_BETWEEN_DIAGNOSES_S
-    return Examination(
-        node, seen, tuple(rows), stuck_s, None if observation is None else observation.snapshot
-    )
+    snapshot = None if observation is None else observation.snapshot
+    return Examination(node, seen, tuple(rows or ()), stuck_s, snapshot)
 
 
 def _look_again(node: Node, views: Iterable[ContainerView]) -> tuple[ContainerView, ...]:

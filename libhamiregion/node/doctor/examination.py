@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from libhamiregion.node.containers import Container
     from libhamiregion.node.matching import HostProcess, RegionProcesses, SlotMatch, SlotState
     from libhamiregion.node.node import Node, NodeSnapshot
-    from libhamiregion.node.usage import NodeProcess
+    from libhamiregion.node.node_process import NodeProcess
     from libhamiregion.node.views import ContainerView, OmittedSlots
     from libhamiregion.region import Region
 
