@@ -200,9 +200,24 @@ def test_a_driver_that_hangs_is_a_gap_and_holds_up_one_observation(node: Node, r
         assert seen.sample is None
         assert gaps(seen) == [Gap("driver", "the driver does not answer")]
         assert len(seen.containers) == 1
+        assert observer.driver_hangs
     assert sampler.asked == 1
     sampler.may_answer.set()
     eventually(lambda: not gaps(observer.observe()))
+    assert not observer.driver_hangs
+
+
+def test_a_process_without_a_slot_is_seen_at_once_by_one_that_proves_all_anew(
+    actor: MakeActor, node: Node, root: Root
+) -> None:
+    path = root.region()
+    actor(path)("attach")
+    once_a_minute, anew = Observer(node), Observer(node, anew=True)
+    assert once_a_minute.observe().proved().unlisted == {}
+    user = actor(path)
+    assert once_a_minute.observe(processes_max_age_s=0).proved().unlisted == {}
+    (found,) = anew.observe().proved().unlisted[0]
+    assert found.pid == user.pid
 
 
 def test_a_driver_that_fails_is_a_gap_with_its_error(node: Node) -> None:
