@@ -170,7 +170,7 @@ class StaleDirectoryCollector(Task):
             and each.pod_uid is not None
             and is_pod_uid(each.pod_uid)
             # With a second underscore it would be a directory of kubelet's logs.
-            and _CONTAINER.match(each.name or "")
+            and _CONTAINER.match(each.directory_name or "")
         }
         for root in roots:
             try:
@@ -298,7 +298,7 @@ class StaleDirectoryCollector(Task):
             _PodsUnknown: It cannot be told; it has its name again.
             OSError: It cannot be renamed, or /proc cannot be listed.
         """
-        named = (container.pod_uid or "", container.name or "")
+        named = (container.pod_uid or "", container.directory_name or "")
         quarantined = quarantine(root, name, named, look)
         try:
             self._node.processes.refresh()

@@ -109,7 +109,7 @@ def identity_from(
 ) -> Identity:
     """Name a container by what the resolvers have said; None if they know nothing."""
     namespace = pod = ""
-    own = container.directory_name
+    own = container.used_by or container.directory_name
     if name is not None:
         namespace, pod = name.namespace or "", name.pod or ""
         own = own or name.container

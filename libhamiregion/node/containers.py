@@ -83,6 +83,9 @@ class Container:
             only.
         pids: For a region outside the roots, the processes that mapped it when it was found, pids
             of the /proc that was read; else empty.
+        directory_name: The container's name by its directory, raw.
+        used_by: The name of the container whose processes use the region, where that has been
+            proved to be another one of the pod than the directory says; else None.
     """
 
     pod_uid: str | None = None
@@ -96,6 +99,7 @@ class Container:
     container_id: ContainerId | None = None
     pids: tuple[int, ...] = ()
     claim_uid: str | None = None
+    used_by: str | None = None
     _names: NameResolver | None = attrs.field(default=None, repr=False)
 
     @property
@@ -111,7 +115,7 @@ class Container:
             claim = self.claim
             return None if claim is None else claim.pod_name
         id_ = None if self.container_id is None else self.container_id.id
-        return self._names.resolve(self.pod_uid, self.directory_name, id_)
+        return self._names.resolve(self.pod_uid, self.used_by or self.directory_name, id_)
 
     @property
     def claim(self) -> ClaimName | None:
@@ -134,12 +138,12 @@ class Container:
 
     @property
     def name(self) -> str | None:
-        """The container's name, raw text of its directory, or what the resolvers say.
+        """The container's name: that of `used_by`, raw text of its directory, or of the resolvers.
 
         Of a claim that they do not know, its UID.
         """
         if self.directory_name is not None:
-            return self.directory_name
+            return self.used_by or self.directory_name
         name = self.pod_name
         return self.claim_uid if name is None else name.container
 

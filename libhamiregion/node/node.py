@@ -21,6 +21,7 @@ from .directories import Roots, is_unchanged, scan_directory
 from .names import ChainedNames, DockerNames, PodLogNames
 from .outside import OutsideRegions
 from .processes import ProcessTable
+from .region_users import RegionUsers
 from .selector import PodNamesUnknown, Selector
 from .slot_tracker import SlotTracker
 from .views import ContainerView, bounded_view
@@ -180,6 +181,7 @@ class Node:
         self._look_outside = outside
         self._outside = OutsideRegions(self.processes, self.names)
         self._slots = SlotTracker(self.processes)
+        self._users = RegionUsers(self.names)
         # Held while directories and /proc are read.
         self._refreshing = threading.RLock()
         # Held for moments only, inside the other one: guards the set, the containers and the rows.
@@ -422,7 +424,34 @@ class Node:
         """
         with self._turn():
             self.check_open()
-            return self._slots.update(snapshot.containers, snapshot.table, self.match, anew=anew)
+            states = self._slots.update(snapshot.containers, snapshot.table, self.match, anew=anew)
+            for row, found in states.proved.items():
+                self._named(snapshot.containers[row], found)
+            self._users.retain(self._set.regions)
+            self._take_over()
+            return states
+
+    def _named(self, container: Container, found: RegionProcesses) -> Container:
+        """Name a container by the one of its pod whose processes have been proved to use it."""
+        named = self._users.named(container, found)
+        directory = container.directory
+        if named is not container and directory is not None:
+            scan = self._scans.get(directory)
+            if scan is not None and scan.container is container:
+                self._scans[directory] = attrs.evolve(scan, container=named)
+        return named
+
+    def renamed(self, snapshot: NodeSnapshot) -> NodeSnapshot:
+        """Return a snapshot with the names that `slots` has found out since it was taken.
+
+        Args:
+            snapshot: Of this node.
+        """
+        now = {each.region: each for each in self._containers}
+        containers = tuple(now.get(each.region, each) for each in snapshot.containers)
+        if containers == snapshot.containers:
+            return snapshot
+        return attrs.evolve(snapshot, containers=containers)
 
     def proved_processes(self) -> dict[int, tuple[Container, int]]:
         """Pid in /proc to container and pid in its slot, of live ones, as of the last `slots`."""
@@ -454,7 +483,9 @@ class Node:
             chosen = self._containers if containers is None else tuple(containers)
             firsts = [_pids_in_slots(each) for each in chosen]
             self.processes.refresh()
-            return tuple(map(self._view_of, chosen, firsts))
+            views = tuple(map(self._view_of, chosen, firsts))
+            self._take_over()
+            return views
 
     def _view_of(
         self, container: Container, first: tuple[Sequence[int], int, RegionError | None]
@@ -472,6 +503,7 @@ class Node:
             return ContainerView(container, error=gone)
         # Only what stood there before /proc was read is proved dead.
         processes = attrs.evolve(processes, dead=processes.dead.intersection(seen))
+        container = self._named(container, processes)
         return bounded_view(container, snapshot, processes)
 
     def match(self, container: Container, pids: Sequence[int], taken_at_ns: int) -> RegionProcesses:

@@ -273,6 +273,7 @@ class Observer:
             self._read_processes(slots, processes_max_age_s)
             if slots:
                 states = node.slots(snapshot, anew=self._anew)
+                snapshot = node.renamed(snapshot)
         except OSError as error:
             processes_error = error
         self._note_read()

@@ -62,7 +62,8 @@ class Selector:
         pod_uid: Pattern of the pod's UID; empty for what belongs to no pod, as a claim.
         namespace: Pattern of the pod's namespace; a pod that no resolver can name does not match.
         pod: Pattern of the pod's name, or of its UID.
-        container: Pattern of the container's name, or of its id; of a claim's name, or its UID,
+        container: Pattern of the container's name, by its directory or by who uses its region, or
+            of its id; of a claim's name, or its UID,
             where several containers share its region.
         device: An index, or a pattern of the uuid.
     """
@@ -88,6 +89,7 @@ class Selector:
             and _matches(
                 self.container,
                 container.directory_name,
+                container.used_by,
                 None if name is None else name.container,
                 id_,
                 container.claim_uid,

@@ -101,13 +101,15 @@ def exact_rules(
         # A container that has not reported its devices: it will not turn out to have 16.
         whole = by_device.get(None, {})
         by_device = {None: {part: whole.get(part, {}) | alike[0][part] for part in alike[0]}}
-    name = printable(f"{container.pod_uid or 'claim'}/{container.claim_uid or container.name}", 200)
+    # By its directory: another process may not have proved yet who uses the region.
+    own = container.claim_uid or container.directory_name or container.name
+    name = printable(f"{container.pod_uid or 'claim'}/{own}", 200)
     return [
         Rule(
             Selector(
                 # Of a claim empty: any pod may call a container of its own as a claim's UID reads.
                 pod_uid=_exact(container.pod_uid or ""),
-                container=container.claim_uid or _exact(container.name or ""),
+                container=container.claim_uid or _exact(own or ""),
                 device=None if device is None else str(device),
             ),
             Limits(**parts["set"]),

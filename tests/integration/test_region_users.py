@@ -1,0 +1,178 @@
+"""A region under another container's name is named by the one whose processes use it.
+
+HAMi 2.10 can put a pod's region under its init container's name although another one uses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+from containers import containers, needs_namespaces
+from exposition import NodeFiles, exporter_of, look
+from fake_kubernetes.server import FakeApi, container_id
+from own_cgroups import cgroup_of_pod, needs_cgroups
+
+from libhamiregion import create_region, parse_size
+from libhamiregion.cli.verbs import hamiregion
+from libhamiregion.node import (
+    ChainedNames,
+    DockerNames,
+    KubernetesNames,
+    Node,
+    Observer,
+    PodLogNames,
+)
+from libhamiregion.plan import apply_diff, diff_plan, load_plan, parse_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [needs_namespaces, needs_cgroups]
+GIB = 1 << 30
+LIMIT = "hami_vgpu_memory_limit_bytes"
+
+
+class Scene:
+    """A pod of three containers, and one region, under the name of its init container."""
+
+    def __init__(self, directory: Path, made: contextlib.ExitStack) -> None:
+        self.made = made
+        self.files = NodeFiles(directory)
+        self.docker = directory / "docker"
+        self.pod_uid = str(uuid.uuid4())
+        place = self.files.container("fetch", pod="bert-0", pod_uid=self.pod_uid)
+        (self.files.logs / f"team-a_bert-0_{self.pod_uid}" / "train").mkdir()
+        self.region = place / "usage.cache"
+        create_region(self.region, memory_limits=["8GiB"], uuids=["GPU-1"])
+        # What runs in the pod.
+        self.running = made.enter_context(contextlib.ExitStack())
+        self.last_pid = 0
+        self.start = self.running.enter_context(containers())
+
+    def process(self, container: str, pod_uid: str = "") -> None:
+        """A container of the pod, with a process that uses the region."""
+        uid = pod_uid or self.pod_uid
+        id_ = container_id(uid, container)
+        inside = self.start(1)
+        cgroup = self.running.enter_context(cgroup_of_pod(uid, id_))
+        (cgroup / "cgroup.procs").write_text(str(inside.host_pid))
+        # Two of one pid cannot share a region.
+        self.last_pid += 10
+        pid = inside.child("spawn", self.last_pid)[0]
+        inside.tell(f"@{pid}", "attach", self.region)
+        inside.tell(f"@{pid}", "charge", GIB)
+
+    def known_to_docker(self, container: str) -> None:
+        """What cri-dockerd has Docker write down for a container of the pod."""
+        directory = self.docker / container_id(self.pod_uid, container)
+        directory.mkdir(parents=True)
+        name = f"/k8s_{container}_bert-0_team-a_{self.pod_uid}_0"
+        (directory / "config.v2.json").write_text(json.dumps({"Name": name}))
+
+    def node(self) -> Node:
+        names = ChainedNames([PodLogNames(self.files.logs), DockerNames(self.docker)])
+        return self.made.enter_context(Node(self.files.root, names=names))
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    with contextlib.ExitStack() as made:
+        yield Scene(tmp_path, made)
+
+
+def seen(node: Node) -> tuple[str | None, str | None, str | None]:
+    """The one container's names, as an observation has them."""
+    (container,) = Observer(node).observe().containers
+    assert node.containers == (container,)
+    name = container.pod_name
+    assert name is not None
+    assert container.name == name.container
+    return name.namespace, name.pod, name.container
+
+
+def test_its_metrics_and_rows_are_the_main_containers(scene: Scene) -> None:
+    scene.known_to_docker("train")
+    node = scene.node()
+    assert seen(node) == ("team-a", "bert-0", "fetch")
+    scene.process("train")
+    assert seen(node) == ("team-a", "bert-0", "train")
+    (container,) = node.containers
+    assert (container.directory_name, container.used_by) == ("fetch", "train")
+    found = look(exporter_of(scene.node()))
+    (key,) = (each for each in found.samples if each[0] == LIMIT)
+    assert dict(key[1])["container"] == "train"
+    (view,) = scene.node().view()
+    assert view.container.name == "train"
+
+
+def test_the_api_names_it_too_and_where_nobody_does_the_directory_names_it(scene: Scene) -> None:
+    scene.process("train")
+    assert seen(scene.node()) == ("team-a", "bert-0", "fetch")
+    api = scene.made.enter_context(FakeApi())
+    api.put("bert-0", scene.pod_uid, {}, namespace="team-a", containers=("fetch", "train"))
+    config = api.kubeconfig(scene.files.root.parent)
+    names = KubernetesNames("node-1", kubeconfig=config, wait_s=30.0)
+    scene.made.callback(names.close)
+    assert seen(scene.made.enter_context(Node(scene.files.root, names=names)))[2] == "train"
+
+
+def test_the_name_stays_while_the_region_has_no_process(scene: Scene) -> None:
+    scene.known_to_docker("train")
+    node = scene.node()
+    scene.process("train")
+    assert seen(node)[2] == "train"
+    scene.running.close()
+    assert seen(node)[2] == "train"
+    assert seen(scene.node())[2] == "fetch"
+
+
+def test_two_containers_that_use_it_and_one_of_another_pod_name_nothing(scene: Scene) -> None:
+    for each in ("train", "sidecar"):
+        scene.known_to_docker(each)
+    node = scene.node()
+    scene.process("train", pod_uid=str(uuid.uuid4()))
+    assert seen(node)[2] == "fetch"
+    scene.process("train")
+    assert seen(node)[2] == "train"
+    scene.process("sidecar")
+    assert seen(node)[2] == "fetch"
+
+
+def test_a_plan_means_it_by_either_name_and_its_undo_by_the_directorys(scene: Scene) -> None:
+    scene.known_to_docker("train")
+    scene.process("train")
+    node = scene.node()
+    assert seen(node)[2] == "train"
+    for name, limit in (("train", "6GiB"), ("fetch", "5GiB")):
+        text = (
+            "apiVersion: hamiregion.io/v1\nkind: LimitPlan\nrules:\n"
+            f"  - {{select: {{container: {name}}}, set: {{memory_limit: {limit}}}}}\n"
+        )
+        diff = diff_plan(node, parse_plan(text))
+        assert [each.container.directory_name for each in diff.changes] == ["fetch"]
+        done = apply_diff(node, diff, state=scene.files.root.parent / "state")
+        assert done.undo_path is not None
+        assert {rule.select.container for rule in load_plan(done.undo_path).rules} == {"fetch"}
+        (container,) = node.containers
+        assert container.region is not None
+        assert container.region.memory_limit(0) == parse_size(limit)
+
+
+def test_the_command_line_shows_it(scene: Scene) -> None:
+    scene.process("train")
+    api = scene.made.enter_context(FakeApi())
+    api.put("bert-0", scene.pod_uid, {}, namespace="team-a", containers=("fetch", "train"))
+    words = [
+        *("containers", "--json", "--root", str(scene.files.root), "--names", "kubernetes"),
+        *("--node", "node-1", "--kubeconfig", str(api.kubeconfig(scene.files.root.parent))),
+    ]
+    done = CliRunner().invoke(hamiregion, words)
+    assert done.exit_code == 0, done.output
+    (row,) = json.loads(done.output)["containers"]
+    assert (row["pod"], row["container"]) == ("bert-0", "train")
