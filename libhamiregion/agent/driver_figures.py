@@ -12,7 +12,7 @@ import attrs
 from libhamiregion.errors import ProcessNotInRegion, RegionError, RegionNotFound, RegionStale
 from libhamiregion.node.backoff import owner_of
 from libhamiregion.node.driver_lists import driver_gap
-from libhamiregion.node.events import container_label, silent
+from libhamiregion.node.events import container_words, silent
 from libhamiregion.node.observation import SHARED_AGE_S, Observer
 from libhamiregion.node.views import observed_views
 
@@ -306,7 +306,7 @@ class DriverFigures(Task):
     def outstanding(self) -> tuple[str, ...]:
         """The containers in which figures of the driver stand that nobody keeps up."""
         return tuple(
-            f"the driver's figures stand in {container_label(each.container)}"
+            f"the driver's figures stand in {container_words(each.container)}"
             for each in self._written.copy().values()
             if any(each.figures.values())
         )

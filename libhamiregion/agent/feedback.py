@@ -20,7 +20,7 @@ from libhamiregion.errors import (
     RegionStale,
 )
 from libhamiregion.node.containers import MissingReason
-from libhamiregion.node.events import container_label, silent
+from libhamiregion.node.events import container_words, silent
 from libhamiregion.node.node import NodeBusy
 from libhamiregion.node.observation import SHARED_AGE_S, Observer
 from libhamiregion.node.writers import OtherWriter
@@ -76,7 +76,7 @@ class _Written:
 
     def phrase(self) -> str | None:
         """What is to be given back; None if nothing is."""
-        label = container_label(self.container)
+        label = container_words(self.container)
         if self.blocked:
             return f"launches of {label} are blocked"
         if self.switch_found is None or self.switch_set == int(bool(self.switch_found)):

@@ -39,8 +39,10 @@ class Event:
         event: The kind, one word in snake_case.
         message: The event as one line of plain text, 400 characters at most; names from containers
             are escaped.
-        container: The container that it is about, escaped; None if it is about none.
-        detail: Figures that belong to it, by name.
+        container: The container that it is about by its pod's UID and its own name, escaped; None
+            if it is about none.
+        detail: Figures that belong to it, by name; of a container also its ``pod``, namespace and
+            name, where they are known.
     """
 
     time_s: float
@@ -59,7 +61,7 @@ def silent(_: Event) -> None:
 
 
 def container_label(container: Container) -> str:
-    """A container in a message: pod UID and name, or its region's path; escaped and bounded.
+    """A container without its pod's name: pod UID and name, or its region's path; bounded.
 
     >>> from libhamiregion.node import Container
     >>> container_label(Container("0b5c", "train", "/vgpu/0b5c_train"))
@@ -73,6 +75,32 @@ def container_label(container: Container) -> str:
         return printable(f"{container.pod_uid}/{container.name}", _LABEL_LIMIT)
     path = container.path_in_namespace or container.region_path
     return printable(path or "a region outside the roots", _LABEL_LIMIT)
+
+
+def container_words(container: Container) -> str:
+    """A container in a message: by the names of its pod where they are known, else by its label.
+
+    >>> from libhamiregion.node import Container
+    >>> container_words(Container("0b5c", "train", "/vgpu/0b5c_train"))
+    '0b5c/train'
+    """
+    pod, claim = _pod_of(container), container.claim
+    if claim is not None:
+        return printable(f"claim/{claim.namespace}/{claim.claim}", _LABEL_LIMIT)
+    if pod is None:
+        return container_label(container)
+    if container.directory is None:
+        # It may have several.
+        return printable(f"{pod} {container_label(container)}", _LABEL_LIMIT)
+    return printable(f"{pod}/{container.name}", _LABEL_LIMIT)
+
+
+def _pod_of(container: Container) -> str | None:
+    """Namespace and name of a container's pod; of a claim, those of its only holder."""
+    name = container.pod_name
+    if name is None or name.namespace is None or name.pod is None:
+        return None
+    return f"{name.namespace}/{name.pod}"
 
 
 class EventReporter:
@@ -119,8 +147,12 @@ class EventReporter:
         times = self._count((event, owner_of(container), distinct))
         if times & (times - 1):
             return
-        label = None if container is None else container_label(container)
-        text = message if label is None else f"{label}: {message}"
+        label, text = None, message
+        if container is not None:
+            label, text = container_label(container), f"{container_words(container)}: {message}"
+            pod = _pod_of(container)
+            if pod is not None:
+                detail["pod"] = pod
         again = f" ({times} times now)" if times > 1 else ""
         text = printable(text, _MESSAGE_LIMIT - len(again)) + again
         bounded = {

@@ -263,8 +263,6 @@ class PlanWatcher:
             if cause == "drift":
                 words += " (somebody else had set it)"
             detail: dict[str, Detail] = {"cause": cause}
-            if change.container.pod is not None:
-                detail["pod"] = f"{change.container.namespace}/{change.container.pod}"
             for edit in edits:
                 suffix = "" if edit.device is None else f".{edit.device}"
                 detail[f"{edit.field}{suffix}"] = edit.after

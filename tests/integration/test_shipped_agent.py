@@ -92,7 +92,13 @@ def test_one_process_has_figures_repairs_priorities_plan_and_annotations(
     started = agent.wait_for("started")
     assert f"`agent started {started['message']}`" in deploy.PAGE.read_text()
     eventually(lambda: low.limits()["memory"][0] == 6 * GIB and low.limits()["sm"][0] == 20)
-    agent.wait_for("blocked")
+    blocked = agent.wait_for("blocked")
+    # By its names for people, and by what never changes for programs.
+    assert blocked["message"].startswith("research/later/low: launches wait")
+    assert blocked["container"] == f"{low.pod_uid}/low"
+    assert blocked["detail"]["pod"] == "research/later"
+    changes = [each for each in agent.events() if each["event"] == "changed"]
+    assert {each["detail"]["pod"] for each in changes} == {"research/now", "research/later"}
     # The dead process' slot is freed.
     agent.wait_for("repaired")
     text = metrics(agent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,7 +11,7 @@ from wait import PATIENCE_S, eventually
 
 from libhamiregion.agent import Task, TaskRunner, tasks
 from libhamiregion.agent.roots import RootWatch
-from libhamiregion.node import Container, Node
+from libhamiregion.node import ClaimName, Container, Node, PodLogNames, PodName
 from libhamiregion.node.backoff import Backoff, owner_of
 from libhamiregion.node.cgroups import ContainerId
 from libhamiregion.node.events import Event, EventReporter, container_label
@@ -242,6 +243,43 @@ def test_a_container_is_named_without_anything_that_steers_a_terminal() -> None:
     outside = Container(None, None, None, "/proc/7/root/tmp/\x07.cache")
     assert container_label(outside) == r"/proc/7/root/tmp/\x07.cache"
     assert container_label(Container(None, None, None)) == "a region outside the roots"
+
+
+def test_an_event_names_a_pod_where_its_name_is_known_and_else_has_its_uid(
+    tmp_path: Path,
+) -> None:
+    known, unknown = (str(uuid.uuid4()) for _ in range(2))
+    (tmp_path / f"research_bert-0_{known}" / "train").mkdir(parents=True)
+    names = PodLogNames(tmp_path)
+
+    class Claims:
+        """Knows one claim, and two pods that hold it."""
+
+        def resolve(self, *_: object) -> None:
+            return None
+
+        def resolve_claim(self, uid: str) -> ClaimName | None:
+            holders = tuple(PodName("research", f"bert-{number}", "train") for number in range(2))
+            return ClaimName("research", "shared", holders) if uid == known else None
+
+    said: list[Event] = []
+    reporter = EventReporter("task", said.append)
+    for container in (
+        Container(known, "train", f"/roots/{known}_train", names=names),
+        Container(unknown, "train", f"/roots/{unknown}_train", names=names),
+        Container(known, region_path="/proc/7/map_files/1", path_in_namespace="/a", names=names),
+        Container(claim_uid=known, directory="/claims/a", names=Claims()),
+        Container(claim_uid=unknown, directory="/claims/b", names=Claims()),
+    ):
+        reporter.emit("repaired", "so", container, figure=1)
+    assert [(each.message, each.container, each.detail.get("pod")) for each in said] == [
+        ("research/bert-0/train: so", f"{known}/train", "research/bert-0"),
+        (f"{unknown}/train: so", f"{unknown}/train", None),
+        ("research/bert-0 /a: so", "/a", "research/bert-0"),
+        ("claim/research/shared: so", f"claim/{known}", None),
+        (f"claim/{unknown}: so", f"claim/{unknown}", None),
+    ]
+    assert all(each.detail["figure"] == 1 for each in said)
 
 
 def test_a_directory_that_cannot_be_listed_is_reported_once_and_so_is_its_return(
