@@ -278,13 +278,23 @@ static void rest(uint64_t ns)
     nanosleep(&time, NULL);
 }
 
+/* This asks the driver, which a thread that first runs as the program ends must not do. */
+static void begin_to_regulate(void)
+{
+    pthread_mutex_lock(&in_pass);
+    hr_region *region = hr_session_region();
+    if (!atomic_load_explicit(&is_ending, memory_order_relaxed)) {
+        hr_relax_capture();
+        if (region != NULL)
+            hr_tell_host_pid(region);
+    }
+    pthread_mutex_unlock(&in_pass);
+}
+
 static void *run(void *argument)
 {
     (void)argument;
-    hr_relax_capture();
-    hr_region *region = hr_session_region();
-    if (region != NULL)
-        hr_tell_host_pid(region);
+    begin_to_regulate();
     for (;;) {
         pthread_mutex_lock(&in_pass);
         bool is_over = atomic_load_explicit(&is_ending, memory_order_relaxed);

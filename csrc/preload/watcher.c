@@ -123,10 +123,19 @@ static void rest(long pause_ns)
     nanosleep(&pause, NULL);
 }
 
+/* This asks the driver, which a thread that first runs as the program ends must not do. */
+static void begin_to_watch(void)
+{
+    pthread_mutex_lock(&in_round);
+    if (!atomic_load_explicit(&is_ending, memory_order_relaxed))
+        hr_relax_capture();
+    pthread_mutex_unlock(&in_round);
+}
+
 static void *watch(void *argument)
 {
     (void)argument;
-    hr_relax_capture();
+    begin_to_watch();
     /* What a round would find now, the first context has found. */
     rest(LIMITS_TENTHS * TENTH_NS);
     for (unsigned tenth = LIMITS_TENTHS;;) {
