@@ -10,7 +10,7 @@
 #include "identify.h"
 
 /* By its path, as the region was opened: no descriptor is kept that others could close. */
-static int open_again(const hr_region *region, uint32_t flags, int *fd)
+int hr_open_again(const hr_region *region, uint32_t flags, int *fd)
 {
     struct stat status;
     int code = hr_open_file(region->path, flags | region->no_link, fd, &status);
@@ -81,7 +81,7 @@ static int lock_in_page(const hr_region *region, const struct wanted *wanted,
 {
     int fd;
     out->page = NULL;
-    int code = open_again(region, wanted->type == F_WRLCK ? HR_WRITE : HR_READ, &fd);
+    int code = hr_open_again(region, wanted->type == F_WRLCK ? HR_WRITE : HR_READ, &fd);
     if (code != HR_OK)
         return code;
     void *page = mmap(NULL, 1, PROT_NONE, MAP_SHARED, fd, 0);
@@ -130,7 +130,7 @@ int hr_lock_foreign_bytes(const hr_region *region, struct hr_byte_lock *out)
 int hr_take_host_lock(const hr_region *region, int *fd)
 {
     hr_fork_lock();
-    int code = open_again(region, HR_WRITE, fd);
+    int code = hr_open_again(region, HR_WRITE, fd);
     if (code == HR_OK) {
         code = set_lock(*fd, F_WRLCK, HR_HOST_LOCK_BYTE, 1);
         if (code != HR_OK)

@@ -211,6 +211,18 @@ void hr_get_info(const hr_region *region, struct hr_info *out);
 int hr_is_stale(hr_region *region);
 
 /*
+ * Whether the SM limits of the region are soft: programs that run under this library then use what
+ * nobody else on the GPU does.  libvgpu knows no such thing and holds the limits.  Kept behind the
+ * structure, from layout 1.1 on; 0 in older layouts.
+ *
+ * hr_read_burst() returns 1 or 0, hr_set_burst() what it was before; or HR_ECLOSED, HR_EFORKED,
+ * HR_ESTALE.  Setting it makes the file some bytes longer.  `flags`: HR_DRY_RUN or 0.  It fails
+ * with HR_EREADONLY, HR_EINVAL in an older layout, HR_EACCESS or HR_ESYSTEM.
+ */
+int hr_read_burst(hr_region *region);
+int hr_set_burst(hr_region *region, int on, uint32_t flags);
+
+/*
  * What is watched on behalf of one container: a directory as it was, a region as
  * it is open, or both.
  */

@@ -98,6 +98,8 @@ int hr_open(const char *path, uint32_t flags, uint32_t layout, hr_region **out);
 int hr_open_wait(const char *path, uint32_t flags, uint32_t layout, uint64_t timeout_ns, hr_region **out);
 void hr_get_info(const hr_region *region, struct hr_info *out);
 int hr_is_stale(hr_region *region);
+int hr_read_burst(hr_region *region);
+int hr_set_burst(hr_region *region, int on, uint32_t flags);
 
 struct hr_watch_entry {
     const char *directory;

@@ -169,8 +169,8 @@ class ValueChange(_Change):
     A value, as `LimitChange`.
 
     Attributes:
-        field: ``priority``, ``utilization_switch`` or ``recent_kernel``.
-        before: The raw value before; utilization_switch is 0 or 1.
+        field: ``priority``, ``utilization_switch``, ``recent_kernel`` or ``burst``.
+        before: The raw value before; utilization_switch and burst are 0 or 1.
         after: The raw value now.
         effect: Whether running processes see it.
         path: The region's file.

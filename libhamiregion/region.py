@@ -586,6 +586,20 @@ class Region:
         return self._live(_SWITCH_NOW) != 0
 
     @property
+    def burst(self) -> bool:
+        """Whether programs of `hamiregion run` may use what nobody else on the GPU does; live.
+
+        False in layouts before 1.1, which have no room for it.
+
+        Raises:
+            RegionStale, RegionClosed: As `snapshot`.
+        """
+        on: int = lib.hr_read_burst(self._handle)
+        if on < 0:
+            self._fail(on)
+        return on != 0
+
+    @property
     def recent_kernel(self) -> int:
         """2 after a launch, counted down by HAMi's monitor; -1 blocks launches. Live."""
         return signed(self._live(_RECENT_KERNEL_NOW))
@@ -815,6 +829,33 @@ class Region:
         """
         compare = expected if isinstance(expected, Anything) else _switch_value(expected)
         return self._set_field("utilization_switch", _switch_value(on), compare, dry_run)
+
+    def set_burst(self, on: bool, *, dry_run: bool = False) -> ValueChange:
+        """Make the SM limits soft, or hard again, for programs of `hamiregion run`.
+
+        Under a soft limit a program uses what nobody else on its GPU does, and goes back to the
+        limit when somebody does. Running programs see it within half a second. libvgpu knows no
+        such thing: its processes are held to the limits. The mark is kept behind the structure that
+        libvgpu maps; setting it makes the file some bytes longer.
+
+        Args:
+            on: Whether they are soft.
+            dry_run: Check everything, change nothing.
+
+        Raises:
+            TypeError: Neither True nor False.
+            ValueError: The layout is older than 1.1.
+            RegionReadOnly, RegionStale, RegionClosed: As `set_memory_limit`.
+
+        Shell: ``hamiregion limits set FILE --burst``.
+        """
+        to = _switch_value(on)
+        before: int = lib.hr_set_burst(self._handle, to, _DRY_RUN if dry_run else 0)
+        if before == lib.HR_EINVAL:
+            raise ValueError(f"a region of layout {self.layout} has no room for burst")
+        if before < 0:
+            self._fail(before)
+        return ValueChange("burst", before, to, _IMMEDIATE, *self._file)
 
     def set_priority(
         self,
@@ -1333,7 +1374,7 @@ def _uuid_bytes(uuid: str) -> bytes:
 
 def _switch_value(on: bool) -> int:
     if not isinstance(on, bool):
-        raise TypeError(f"the utilisation switch is True or False, not {type(on).__name__}")
+        raise TypeError(f"a switch is True or False, not {type(on).__name__}")
     return int(on)
 
 

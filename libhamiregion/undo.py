@@ -167,6 +167,8 @@ def _set_back(region: Region, newest: Change, oldest: Change, *, force: bool) ->
     if isinstance(newest, ValueChange):
         if newest.field == "priority":
             region.set_priority(oldest.before or 0, expected=newest.after)
+        elif newest.field == "burst":
+            region.set_burst(bool(oldest.before))
         elif newest.field == "utilization_switch":
             region.set_utilization_switch(bool(oldest.before), expected=bool(newest.after))
         else:

@@ -43,6 +43,7 @@ ORDER = (
     "arrow",
     "samples",
     "edit",
+    "burst",
     "create",
     "limiter",
 )
