@@ -30,9 +30,23 @@ void hr_reset_bucket(struct hr_bucket *bucket, uint64_t now_ns)
     atomic_store_explicit(&bucket->has_waited, false, memory_order_relaxed);
 }
 
+/* A debt stays. */
+static void lose_tokens(struct hr_bucket *bucket)
+{
+    int64_t tokens = load(&bucket->tokens);
+    while (tokens > 0 &&
+           !atomic_compare_exchange_weak_explicit(&bucket->tokens, &tokens, 0, memory_order_relaxed,
+                                                  memory_order_relaxed))
+        continue;
+    if (tokens > 0)
+        atomic_fetch_sub_explicit(&bucket->poured, tokens, memory_order_relaxed);
+}
+
 void hr_set_rate(struct hr_bucket *bucket, double per_second)
 {
     store(&bucket->rate, (int64_t)(per_second < HIGHEST_RATE ? per_second : HIGHEST_RATE));
+    if (per_second <= 0)
+        lose_tokens(bucket);
 }
 
 int64_t hr_taken_tokens(struct hr_bucket *bucket)

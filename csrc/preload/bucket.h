@@ -27,6 +27,7 @@ struct hr_bucket {
 /* One launch is free; then the bucket waits for a rate. */
 void hr_reset_bucket(struct hr_bucket *bucket, uint64_t now_ns);
 
+/* With a rate of 0 the tokens that are there are lost, too. */
 void hr_set_rate(struct hr_bucket *bucket, double per_second);
 
 /* How many tokens were taken in all since the reset. */

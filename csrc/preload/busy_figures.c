@@ -111,3 +111,14 @@ uint64_t hr_newest_sample_us(const struct hr_busy_figures *figures)
     }
     return newest;
 }
+
+void hr_note_sample_period(struct hr_sample_period *period, const struct hr_busy_figures *figures)
+{
+    uint64_t newest_us = hr_newest_sample_us(figures);
+    if (newest_us <= period->newest_us)
+        return;
+    uint64_t span_us = newest_us - period->newest_us;
+    if (period->newest_us != 0 && (period->shortest_us == 0 || span_us < period->shortest_us))
+        period->shortest_us = span_us;
+    period->newest_us = newest_us;
+}

@@ -19,6 +19,12 @@ struct hr_busy_figures {
     nvmlProcessUtilizationInfo_t *newer; /* the same as the newer function has it; of `room` too */
 };
 
+/* How often NVML takes samples of a device. */
+struct hr_sample_period {
+    uint64_t newest_us;   /* the newest sample that was seen */
+    uint64_t shortest_us; /* the shortest time seen between two; 0 = none */
+};
+
 /* What NVML has measured since then, in microseconds of Unix time.  False: this NVML or this
  * device does not tell, or there is no memory; the figures are as they were. */
 bool hr_read_busy_figures(nvmlDevice_t device, uint64_t since_us, struct hr_busy_figures *figures);
@@ -28,5 +34,8 @@ uint32_t hr_busy_percent(const struct hr_busy_figures *figures, unsigned pid);
 
 /* When the newest of the samples was taken; 0 where there is none. */
 uint64_t hr_newest_sample_us(const struct hr_busy_figures *figures);
+
+/* Learn from what was just read. */
+void hr_note_sample_period(struct hr_sample_period *period, const struct hr_busy_figures *figures);
 
 #endif

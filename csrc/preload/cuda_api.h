@@ -214,6 +214,10 @@ typedef struct {
 } nvmlProcessUtilizationSample_t;
 
 typedef struct {
+    unsigned int gpu, memory; /* percent */
+} nvmlUtilization_t;
+
+typedef struct {
     unsigned long long timeStamp;
     unsigned int pid;
     unsigned int smUtil, memUtil, encUtil, decUtil, jpgUtil, ofaUtil;

@@ -18,6 +18,7 @@
       (nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *out))                              \
     X(nvmlDeviceGetProcessUtilization, (nvmlDevice_t device, nvmlProcessUtilizationSample_t * out, \
                                         unsigned *count, unsigned long long since_us))             \
+    X(nvmlDeviceGetUtilizationRates, (nvmlDevice_t device, nvmlUtilization_t * out))               \
     X(nvmlDeviceGetProcessesUtilizationInfo,                                                       \
       (nvmlDevice_t device, nvmlProcessesUtilizationInfo_t * out))
 

@@ -19,6 +19,17 @@
 #define SATURATED 0.97
 #define SATURATED_ABOVE 0.03
 
+/* A figure for a GPU that was never idle. */
+#define FULL_PERCENT 100
+
+/* Under a limit of nearly all: for longer the GPU is never idle only if it has work queued. */
+#define LONGEST_FULL_S 1.0
+
+/* A limit that differs by so much from the one before is another one; and how long nothing is
+ * launched where it is lower. */
+#define TURN_PERCENT 5
+#define PAUSE_S 0.2
+
 static double smaller(double a, double b)
 {
     return a < b ? a : b;
@@ -55,13 +66,24 @@ static double launched_at(const struct hr_pace *pace, double at_s)
     return before + (pace->points[after].launched - before) * (at_s - before_s) / span_s;
 }
 
+/* Most of what the cost is reckoned from was seen. */
+static bool is_measured(const struct hr_pace *pace)
+{
+    return pace->busy_s > 4 * pace->unseen_s;
+}
+
 static void measure_cost(struct hr_pace *pace, const struct hr_pace_view *view, double period_s)
 {
     double end_s = view->now_s - HR_PACE_LAG_S;
     double units = launched_at(pace, end_s) - launched_at(pace, end_s - HR_PACE_WINDOW_S);
+    double busy_s = view->own / 100.0 * HR_PACE_WINDOW_S;
+    /* Of a GPU that has never been idle nobody knows whether it has done what was launched, or has
+     * it queued: then a unit costs no less than it did. */
+    if (view->all >= FULL_PERCENT && is_measured(pace))
+        units = smaller(units, busy_s * pace->units / pace->busy_s);
     double unseen_s = units > 0 ? RESOLUTION_S : 0;
     double kept = 1 / (1 + period_s / MEMORY_S);
-    pace->busy_s = pace->busy_s * kept + view->own / 100.0 * HR_PACE_WINDOW_S + unseen_s;
+    pace->busy_s = pace->busy_s * kept + busy_s + unseen_s;
     pace->unseen_s = pace->unseen_s * kept + unseen_s;
     pace->units = pace->units * kept + units;
 }
@@ -69,10 +91,9 @@ static void measure_cost(struct hr_pace *pace, const struct hr_pace_view *view, 
 static void sum_error(struct hr_pace *pace, const struct hr_pace_view *view, double period_s)
 {
     double limit = view->limit / 100.0, excess = view->all / 100.0 - limit;
-    bool is_measured = pace->busy_s > 4 * pace->unseen_s;
     if (excess > 0 && pace->error_s < 0)
         pace->error_s /= 2;
-    if (excess > 0 || (view->has_waited && is_measured))
+    if (excess > 0 || (view->has_waited && is_measured(pace)))
         pace->error_s += excess * period_s;
     else if (!view->has_waited)
         /* The program does not want more: what it leaves unused is not saved for later. */
@@ -89,6 +110,18 @@ void hr_start_pace(struct hr_pace *pace, double now_s)
     add_point(pace, now_s, 0);
 }
 
+static void note_limit(struct hr_pace *pace, const struct hr_pace_view *view)
+{
+    uint32_t before = pace->limit == 0 ? view->limit : pace->limit;
+    bool is_lower = view->limit + TURN_PERCENT <= before;
+    pace->limit = view->limit;
+    if (!is_lower && view->limit < before + TURN_PERCENT)
+        return;
+    pace->error_s = 0;
+    pace->paused_until_s = is_lower ? view->now_s + PAUSE_S : 0;
+    pace->settled_s = view->now_s + PAUSE_S + HR_PACE_WINDOW_S + HR_PACE_LAG_S;
+}
+
 double hr_step_pace(struct hr_pace *pace, const struct hr_pace_view *view)
 {
     double limit = view->limit / 100.0, all = view->all / 100.0;
@@ -97,8 +130,14 @@ double hr_step_pace(struct hr_pace *pace, const struct hr_pace_view *view)
         period_s = 1e-6;
     add_point(pace, view->now_s, view->launched);
     measure_cost(pace, view, period_s);
-    sum_error(pace, view, period_s);
-    if (pace->units <= 0 || all >= larger(SATURATED, limit + SATURATED_ABOVE))
+    note_limit(pace, view);
+    bool is_settled = view->now_s >= pace->settled_s;
+    if (is_settled)
+        sum_error(pace, view, period_s);
+    bool is_saturated = is_settled && all >= larger(SATURATED, limit + SATURATED_ABOVE);
+    pace->full_s = view->all >= FULL_PERCENT ? pace->full_s + period_s : 0;
+    if (pace->units <= 0 || is_saturated || pace->full_s > LONGEST_FULL_S ||
+        view->now_s < pace->paused_until_s)
         return 0;
     double share = larger(limit / view->users - CORRECTION * pace->error_s, 0);
     return share * pace->units / pace->busy_s;

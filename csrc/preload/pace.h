@@ -39,6 +39,12 @@ struct hr_pace {
     double busy_s, units, unseen_s;
 
     double error_s; /* seconds of GPU time taken above the share, negative = below */
+
+    double full_s; /* for how long the figures have shown a GPU that is never idle */
+
+    uint32_t limit; /* percent, at the last step; 0 = there was none */
+    /* Until then nothing is launched; until then the figures are those of another limit. */
+    double paused_until_s, settled_s;
 };
 
 /* What is known at one moment. */
@@ -54,7 +60,13 @@ struct hr_pace_view {
 /* Nothing has been launched yet. */
 void hr_start_pace(struct hr_pace *pace, double now_s);
 
-/* One step, every tenth of a second or so.  Returns units per second. */
+/*
+ * One step, every tenth of a second or so.  Returns units per second.
+ *
+ * When another limit holds than before, what was taken under that one is no error.  After a lower
+ * one nothing is launched for a moment: somebody else may have come, with whom what is queued
+ * shares the GPU by now.
+ */
 double hr_step_pace(struct hr_pace *pace, const struct hr_pace_view *view);
 
 #endif

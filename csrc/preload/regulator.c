@@ -10,10 +10,12 @@
 #include "../mappers.h"
 #include "complaints.h"
 #include "cuda_functions.h"
+#include "neighbours.h"
 #include "own_pid.h"
 #include "pace.h"
 #include "sampler.h"
 #include "snapshots.h"
+#include "soft_limit.h"
 #include "threads.h"
 #include "throttle.h"
 
@@ -31,11 +33,13 @@ struct regulated_row {
     bool is_shown;      /* NVML names this process among those that use the device */
     uint64_t begun_ns, ticked_ns;
     struct hr_pace pace;
+    struct hr_soft_limit soft;
 };
 
 static struct regulated_row regulated[HR_DEVICES];
 static bool is_beside; /* libvgpu takes part in the region */
 static uint64_t known_pids, next_search_ns;
+static const char *thread_name; /* NULL: as the program has it */
 
 static _Atomic bool runs;
 static _Atomic bool is_ending;
@@ -142,6 +146,8 @@ static void begin_row(hr_region *region, const struct hr_snapshot *snapshot, int
     atomic_store_explicit(&hr_rows[row].sm_count, sm_count, memory_order_relaxed);
     hr_reset_bucket(&hr_rows[row].bucket, now_ns);
     hr_start_pace(&one->pace, (double)now_ns / 1e9);
+    hr_start_soft_limit(&one->soft, (double)now_ns / 1e9);
+    hr_forget_neighbours(row);
     one->has_begun = true;
     one->begun_ns = one->ticked_ns = now_ns;
     hr_set_rule(row, is_beside ? HR_ROW_BESIDE : HR_ROW_PACED);
@@ -168,6 +174,28 @@ static void read_figures(const struct hr_snapshot *snapshot, int row, struct hr_
     view->all = all < 100 ? (uint32_t)all : 100;
 }
 
+/* What the processes of the region may use together now. */
+static uint32_t allow(const struct hr_snapshot *snapshot, int row, uint32_t limit, uint64_t now_ns)
+{
+    nvmlDevice_t device;
+    struct hr_neighbours others;
+    struct hr_soft_limit *soft = &regulated[row].soft;
+    const double now_s = (double)now_ns / 1e9;
+    if (!atomic_load_explicit(&hr_is_burst, memory_order_relaxed)) {
+        hr_start_soft_limit(soft, now_s);
+        return limit;
+    }
+    bool is_known = hr_sampled_device(snapshot, row, &device) &&
+                    hr_look_at_neighbours(snapshot, row, device, now_ns, &others);
+    struct hr_soft_view view = {.now_s = now_s, .limit = limit, .is_disturbed = true};
+    if (is_known) {
+        view.is_disturbed = others.is_disturbed;
+        view.own = others.own;
+        view.soft = others.soft;
+    }
+    return hr_step_soft_limit(soft, &view);
+}
+
 static void step(const struct hr_snapshot *snapshot, int row, uint64_t now_ns)
 {
     struct hr_row *here = &hr_rows[row];
@@ -184,6 +212,7 @@ static void step(const struct hr_snapshot *snapshot, int row, uint64_t now_ns)
         hr_limiter_tick(atomic_load_explicit(&here->limiter, memory_order_relaxed),
                         (int32_t)view.all);
     } else {
+        view.limit = allow(snapshot, row, view.limit, now_ns);
         hr_set_rate(&here->bucket, hr_step_pace(&one->pace, &view));
     }
     one->ticked_ns = now_ns;
@@ -250,6 +279,16 @@ static void regulate(hr_region *region, uint32_t rows)
     free(snapshot);
 }
 
+/* By this name others know a program whose limits are soft (neighbours.h). */
+static void name_thread(void)
+{
+    bool is_burst = atomic_load_explicit(&hr_is_burst, memory_order_relaxed);
+    const char *name = is_burst ? HR_SOFT_THREAD : HR_HARD_THREAD;
+    if (name != thread_name)
+        pthread_setname_np(pthread_self(), name);
+    thread_name = name;
+}
+
 /* Returns how long until the next pass. */
 static uint64_t pass(void)
 {
@@ -265,6 +304,7 @@ static uint64_t pass(void)
         hr_end_throttle();
         return IDLE_PASS_NS;
     }
+    name_thread();
     uint32_t rows = limited_rows();
     if (rows == 0)
         return IDLE_PASS_NS;
@@ -330,6 +370,7 @@ void hr_forget_regulator(void)
         regulated[row] = (struct regulated_row){.has_begun = false};
     is_beside = false;
     known_pids = next_search_ns = 0;
+    thread_name = NULL;
     hr_forget_sampler();
     atomic_store_explicit(&is_ending, false, memory_order_relaxed);
     atomic_store_explicit(&runs, false, memory_order_relaxed);

@@ -34,8 +34,7 @@ enum { MOST_PERCENT_APART = 10, MOST_TIMES_APART = 3 };
 struct sampled_row {
     nvmlDevice_t device;
     bool is_known;
-    uint64_t newest_us; /* the newest sample that was seen */
-    uint64_t period_us; /* the shortest time seen between two; 0 = none */
+    struct hr_sample_period period;
     uint64_t next_comparison_ns;
     unsigned times_apart; /* comparisons in a row in which the slots were wrong */
 };
@@ -117,7 +116,7 @@ void hr_forget_sampler(void)
 
 /* ---- Slots ---------------------------------------------------------------------------- */
 
-static unsigned nvml_pid(const struct hr_process *process)
+unsigned hr_slot_nvml_pid(const struct hr_process *process)
 {
     return (unsigned)(process->host_pid > 0 ? process->host_pid : process->pid);
 }
@@ -147,20 +146,9 @@ static void write_slot(hr_region *region, const struct hr_process *process, int 
         hr_edit_slot(region, process->pid, edits, count, 0, EDIT_NS);
 }
 
-static void note_period(struct sampled_row *one)
-{
-    uint64_t newest_us = hr_newest_sample_us(&figures);
-    if (newest_us <= one->newest_us)
-        return;
-    uint64_t span_us = newest_us - one->newest_us;
-    if (one->newest_us != 0 && (one->period_us == 0 || span_us < one->period_us))
-        one->period_us = span_us;
-    one->newest_us = newest_us;
-}
-
 static uint64_t window_us(const struct sampled_row *one)
 {
-    uint64_t wanted = one->period_us * SAMPLES_IN_WINDOW;
+    uint64_t wanted = one->period.shortest_us * SAMPLES_IN_WINDOW;
     if (wanted < WINDOW_US)
         return WINDOW_US;
     return wanted < LONGEST_WINDOW_US ? wanted : LONGEST_WINDOW_US;
@@ -173,7 +161,7 @@ static struct sampled_row *read_figures(const struct hr_snapshot *snapshot, int 
     if (one == NULL || (uint32_t)row >= snapshot->span ||
         !hr_read_busy_figures(one->device, now_us() - window_us(one), &figures))
         return NULL;
-    note_period(one);
+    hr_note_sample_period(&one->period, &figures);
     return one;
 }
 
@@ -188,9 +176,9 @@ static void sample_row(hr_region *region, struct hr_snapshot *snapshot, int row,
         const struct hr_process *process = hr_snapshot_process(snapshot, number);
         const struct hr_usage *before = hr_snapshot_usage(snapshot, number, (uint32_t)row);
         struct hr_usage now = *before;
-        now.sm = hr_busy_percent(&figures, nvml_pid(process));
+        now.sm = hr_busy_percent(&figures, hr_slot_nvml_pid(process));
         if (list != NULL)
-            now.monitor = memory_of(nvml_pid(process), list, count);
+            now.monitor = memory_of(hr_slot_nvml_pid(process), list, count);
         write_slot(region, process, row, before, &now);
         /* The snapshot is the caller's own memory. */
         *(struct hr_usage *)(uintptr_t)before = now;
@@ -206,7 +194,8 @@ static uint64_t percent_apart(const struct hr_snapshot *snapshot, int row)
     uint64_t most = 0;
     for (uint32_t number = 0; number < (uint32_t)snapshot->proc_num; number++) {
         uint64_t said = hr_snapshot_usage(snapshot, number, (uint32_t)row)->sm;
-        uint64_t seen = hr_busy_percent(&figures, nvml_pid(hr_snapshot_process(snapshot, number)));
+        uint64_t seen =
+            hr_busy_percent(&figures, hr_slot_nvml_pid(hr_snapshot_process(snapshot, number)));
         uint64_t apart = said > seen ? said - seen : seen - said;
         most = apart > most ? apart : most;
     }
@@ -220,7 +209,7 @@ static void use_figures(hr_region *region, struct hr_snapshot *snapshot, int row
         const struct hr_process *process = hr_snapshot_process(snapshot, number);
         const struct hr_usage *before = hr_snapshot_usage(snapshot, number, (uint32_t)row);
         struct hr_usage now = *before;
-        now.sm = hr_busy_percent(&figures, nvml_pid(process));
+        now.sm = hr_busy_percent(&figures, hr_slot_nvml_pid(process));
         if (process->pid == getpid())
             write_slot(region, process, row, before, &now);
         *(struct hr_usage *)(uintptr_t)before = now;

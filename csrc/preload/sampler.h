@@ -24,6 +24,9 @@
  */
 bool hr_can_sample(hr_region *region, const struct hr_snapshot *snapshot, int row);
 
+/* The pid that NVML knows the process of a slot by, as far as the slot tells. */
+unsigned hr_slot_nvml_pid(const struct hr_process *process);
+
 /* NVML's handle of the row's device.  False: it has none. */
 bool hr_sampled_device(const struct hr_snapshot *snapshot, int row, nvmlDevice_t *out);
 

@@ -20,6 +20,7 @@
 enum { RECENT_KERNEL = 2, SEVERAL_ROWS = -2 };
 
 struct hr_row hr_rows[HR_DEVICES];
+_Atomic bool hr_is_burst;
 
 /* The row of the only device that this process sees, SEVERAL_ROWS, or HR_NO_ROW. */
 static _Atomic int only_row = SEVERAL_ROWS;
@@ -49,6 +50,7 @@ struct sight {
     bool is_on;      /* SM limits hold */
     bool is_stopped; /* recent_kernel is negative */
     bool stops_all;  /* also processes without a limit, as libvgpu of this layout does */
+    bool is_burst;   /* SM limits are soft */
 };
 
 static int see(hr_region *region, struct sight *sight)
@@ -70,6 +72,10 @@ static int see(hr_region *region, struct sight *sight)
     sight->is_on = policy == POLICY_FORCE || (policy == POLICY_REGION && on != 0);
     sight->is_stopped = (int64_t)recent < 0;
     sight->stops_all = info.layout < HR_V1_1_POSTINIT;
+    int burst = hr_read_burst(region);
+    sight->is_burst = burst > 0;
+    if (burst < 0)
+        return burst;
     return HR_OK;
 }
 
@@ -83,6 +89,7 @@ static uint32_t limit_in_force(const struct sight *sight, int row)
 static void apply(const struct sight *sight)
 {
     unsigned holds = 0;
+    atomic_store_explicit(&hr_is_burst, sight->is_burst, memory_order_relaxed);
     for (int row = 0; row < HR_DEVICES; row++) {
         uint32_t limit = limit_in_force(sight, row);
         bool is_limited = limit != HR_NO_LIMIT;

@@ -41,6 +41,9 @@ struct hr_row {
 
 extern struct hr_row hr_rows[HR_DEVICES];
 
+/* Whether the limits of the region are soft, as hr_look_at_limits() has last seen it. */
+extern _Atomic bool hr_is_burst;
+
 /*
  * A launch while hr_holds is not 0; returns when it may be made.  Nothing is allocated on the way
  * and nothing is printed, unless it is the first one of the process.  Returns the row whose tokens

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 static struct state *state;
 
@@ -30,6 +31,8 @@ static void show_client(struct scene *scene, const struct client *client, unsign
 {
     struct place place = {(int)gpu, WHOLE};
     unsigned pid = (unsigned)client->pid + (unsigned)state->pid_offset;
+    if (scene->is_private && client->pid != getpid())
+        return;
     if (client->contexts[gpu] > 0 && scene->process_count < PROCESSES)
         scene->processes[scene->process_count++] =
             (struct process){place, COMPUTE, pid, client->used[gpu]};

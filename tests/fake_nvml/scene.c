@@ -199,6 +199,8 @@ static void parse_line(struct scene *scene, const char *line)
         scene->wide_lists = true;
     else if (strcmp(line, "quirk blackwell") == 0)
         scene->is_blackwell = true;
+    else if (strcmp(line, "quirk private") == 0)
+        scene->is_private = true;
     else
         reject(line);
 }

@@ -16,6 +16,7 @@
  *   sample PLACE PID AGE_US SM MEMORY ENC DEC
  *   name PID TEXT...
  *   quirk stale-samples                    samples older than asked for, and entries not filled in
+ *   quirk private                          of live GPUs, each process is shown itself only
  *   quirk blackwell                        the older function has samples of 0 %
  *   quirk wide-lists                       version 3 of the lists has entries of 32 bytes
  *   error FUNCTION CODE [PLACE|* [TIMES]]  the exported function returns the code, TIMES times only
@@ -102,7 +103,7 @@ struct scene {
     struct event events[EVENTS];
     int event_count;
     int process_count, sample_count, name_count, rule_count;
-    bool stale_samples, wide_lists, is_blackwell;
+    bool stale_samples, wide_lists, is_blackwell, is_private;
     bool is_live; /* of the fake libcuda.so.1 */
 };
 

@@ -1,0 +1,167 @@
+"""Under a soft limit a program uses what nobody else on its GPU does, and gives it back."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from busy_programs import BusyProgram, Observer
+from cuda_program import CudaProgram
+from fake_cuda.driver import FakeGpus
+from limited import Limited
+from wait import eventually
+
+Make = Callable[..., Limited]
+Bare = Callable[[], CudaProgram]
+Start = Callable[..., BusyProgram]
+
+HELD, FREE = 55, 70
+"""Percent; under a limit of 20 to 30 a program has less than the one, without others more than the
+other. A machine with other work gives it less time than it wants, never more."""
+
+
+class Unlimited:
+    """Where programs run that know nothing of us."""
+
+    def __init__(self, gpus: FakeGpus) -> None:
+        self._gpus = gpus
+
+    def environment(self, **more: str) -> dict[str, str]:
+        return self._gpus.environment(**more)
+
+
+@pytest.fixture
+def observer(bare: Bare) -> Observer:
+    return Observer(bare())
+
+
+@pytest.fixture
+def busy(c_programs: Path) -> Iterator[Start]:
+    """A factory of busy programs; arguments are those of `BusyProgram`."""
+    made: list[BusyProgram] = []
+
+    def start(scene: Limited | Unlimited, kernel: str, **wanted: object) -> BusyProgram:
+        made.append(BusyProgram(scene, c_programs, kernel, **wanted))
+        return made[-1]
+
+    yield start
+    for program in made:
+        program.kill()
+
+
+def thread_names(pid: int) -> set[str]:
+    return {file.read_text().strip() for file in Path(f"/proc/{pid}/task").glob("*/comm")}
+
+
+def test_a_program_has_what_nobody_else_uses_and_gives_it_back(
+    limited: Make, gpus: FakeGpus, observer: Observer, busy: Start, inject: str
+) -> None:
+    scene = limited(sm=[20, None], inject=inject)
+    scene.region.set_burst(True)
+    program = busy(scene, "busy_1ms", pending=200)
+    eventually(lambda: observer.busy_percent(0.5, pid=program.pid) > FREE)
+    other = busy(Unlimited(gpus), "busy_1ms", pending=200)
+    eventually(lambda: observer.busy_percent(1, pid=program.pid) < HELD - 20)
+    assert observer.busy_percent(1, pid=program.pid) > 5
+    other.kill()
+    eventually(lambda: observer.busy_percent(0.5, pid=program.pid) > FREE)
+
+
+def test_the_limit_becomes_soft_and_hard_while_a_program_runs(
+    limited: Make, observer: Observer, busy: Start
+) -> None:
+    scene = limited(sm=[30, None])
+    program = busy(scene, "busy_1ms", pending=200)
+    eventually(lambda: thread_names(program.pid) >= {"hami-sm"})
+    eventually(lambda: 5 < observer.busy_percent(1) < HELD)
+    scene.region.set_burst(True)
+    eventually(lambda: observer.busy_percent(0.5) > FREE)
+    assert "hami-burst" in thread_names(program.pid)
+    scene.region.set_burst(False)
+    eventually(lambda: 5 < observer.busy_percent(1) < HELD)
+    assert "hami-burst" not in thread_names(program.pid)
+
+
+def test_a_program_that_has_a_context_and_does_nothing_stops_nobody_for_long(
+    limited: Make, bare: Bare, observer: Observer, busy: Start
+) -> None:
+    """It may be about to launch: so it is waited for, for five seconds."""
+    scene = limited(sm=[20, None])
+    scene.region.set_burst(True)
+    program = busy(scene, "busy_1ms", pending=200)
+    eventually(lambda: observer.busy_percent(0.5, pid=program.pid) > FREE)
+    bare().start()
+    eventually(lambda: observer.busy_percent(0.5, pid=program.pid) < HELD)
+    eventually(lambda: observer.busy_percent(0.5, pid=program.pid) > FREE)
+
+
+def test_processes_of_one_region_do_not_hold_each_other_back(
+    limited: Make, observer: Observer, busy: Start
+) -> None:
+    scene = limited(sm=[20, None])
+    scene.region.set_burst(True)
+    programs = [busy(scene, "busy_1ms", pending=200) for _ in range(2)]
+    eventually(lambda: observer.busy_percent(0.5) > FREE)
+    assert all(observer.busy_percent(0.5, pid=program.pid) > 10 for program in programs)
+
+
+def test_programs_of_two_regions_know_each_other_and_use_what_both_leave(
+    limited: Make, observer: Observer, busy: Start
+) -> None:
+    """Under hard limits they would use 40 together; a program that has just come is waited for."""
+    first, second = limited(sm=[15, None]), limited(sm=[25, None])
+    for scene in (first, second):
+        scene.region.set_burst(True)
+    one, other = busy(first, "busy_1ms", pending=20), busy(second, "busy_1ms", pending=20)
+
+    def both() -> bool:
+        shares = [observer.busy_percent(1, pid=each.pid) for each in (one, other)]
+        return sum(shares) > FREE and 20 < shares[0] < shares[1]
+
+    eventually(both)
+
+
+def test_a_neighbour_with_a_hard_limit_is_no_reason_to_use_more(
+    limited: Make, observer: Observer, busy: Start
+) -> None:
+    hard, soft = limited(sm=[30, None]), limited(sm=[20, None])
+    soft.region.set_burst(True)
+    busy(hard, "busy_1ms", pending=200)
+    program = busy(soft, "busy_1ms", pending=200)
+    eventually(lambda: observer.busy_percent(1, pid=program.pid) > 5)
+    assert observer.busy_percent(3, pid=program.pid) < HELD
+
+
+@pytest.mark.parametrize("offset", [0, 100_000_000])
+def test_where_nvml_has_other_pids_nobody_is_known(
+    limited: Make, gpus: FakeGpus, observer: Observer, busy: Start, offset: int
+) -> None:
+    """As in a container whose driver shows the host's; there a limit is as a hard one beside."""
+    gpus.settings["FAKE_CUDA_PID_OFFSET"] = str(offset)
+    first, second = limited(sm=[15, None]), limited(sm=[25, None])
+    for scene in (first, second):
+        scene.region.set_burst(True)
+    one = busy(first, "busy_1ms", pending=20)
+    eventually(lambda: observer.busy_percent(0.5) > FREE)
+    busy(second, "busy_1ms", pending=20)
+    if offset == 0:
+        eventually(lambda: observer.busy_percent(2) > FREE)
+    else:
+        eventually(lambda: observer.busy_percent(1, pid=one.pid) < HELD - 20)
+        assert observer.busy_percent(2) < FREE
+
+
+def test_work_of_processes_that_nvml_does_not_show_counts_as_others(
+    limited: Make, gpus: FakeGpus, observer: Observer, busy: Start, tmp_path: Path
+) -> None:
+    """The GPU is busier than all that are shown keep it."""
+    rules = tmp_path / "rules"
+    rules.write_text("quirk private\n")
+    scene = limited(sm=[20, None])
+    scene.region.set_burst(True)
+    program = busy(scene, "busy_1ms", pending=200, FAKE_NVML_STATE=str(rules))
+    eventually(lambda: observer.busy_percent(0.5, pid=program.pid) > FREE)
+    other = busy(Unlimited(gpus), "busy_1ms", pending=200)
+    # The two would have a half each.
+    eventually(lambda: 5 < observer.busy_percent(1, pid=program.pid) < 35)
+    other.kill()
+    eventually(lambda: observer.busy_percent(0.5, pid=program.pid) > FREE)
