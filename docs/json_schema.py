@@ -72,6 +72,16 @@ class Rows(tuple[Any, ...]):
 # A part of an object is a class, some of its fields, or keys, each with a type and what it says; a
 # key that ends in ? may be missing.
 FILE_KEYS = {"path": (str, "The region's file, absolute."), "layout": (Layout, "Its layout.")}
+BURST = {
+    "burst": (
+        bool,
+        "Whether programs of `run` may pass the SM limits by what nobody else on the GPU uses.",
+    )
+}
+BURST_CHANGE = {
+    "before": (bool, "Whether it was on."),
+    "after": (bool, "Whether it is on."),
+}
 DRY_RUN = {"dry_run": (bool, "Whether nothing was written.")}
 PLACE = {"region_path": (str | None, "The region's file; null if there is none.")}
 SEEN = {
@@ -159,7 +169,7 @@ METRIC = {
 
 #: Name and version, the commands that give such an answer, what it is, and its parts.
 ANSWERS: dict[str, tuple[Any, ...]] = {
-    "region/1": ("show, mine, create", "A region.", RegionSnapshot),
+    "region/1": ("show, mine, create", "A region.", RegionSnapshot, BURST),
     "region-error/1": (
         "show --watch, mine --watch",
         "A region that cannot be read just now.",
@@ -170,6 +180,7 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
         "limits get",
         "The limits of a region.",
         FILE_KEYS,
+        BURST,
         {"devices": (Rows((DeviceLimits,)), "One for each device.")},
     ),
     "limit-changes/1": (
@@ -178,6 +189,10 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
         FILE_KEYS,
         DRY_RUN,
         {
+            "burst": (
+                (BURST_CHANGE, None),
+                "What --burst or --no-burst changed; null without them.",
+            ),
             "changes": (
                 Rows(
                     (
@@ -186,7 +201,7 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
                     )
                 ),
                 "One for each device and limit.",
-            )
+            ),
         },
     ),
     "plan-diff/1": ("limits diff", "How a node differs from a plan.", PLAN_DIFF),
@@ -262,6 +277,7 @@ ANSWERS: dict[str, tuple[Any, ...]] = {
             "environment": (dict[str, str], "What is added or changed."),
             "region": (str, "The region's file."),
             "complete": (bool, "Whether it works without `hamiregion run`."),
+            **BURST,
             "gpus": (Rows((LAUNCH_GPU,)), "The GPUs that the program sees."),
         },
     ),

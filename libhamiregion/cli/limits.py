@@ -26,12 +26,15 @@ from .tables import (
     SIZE,
     SIZE_LIMIT,
     Column,
+    Lines,
     Table,
 )
 
 if TYPE_CHECKING:
-    from libhamiregion import Layout, Region
+    from libhamiregion import Layout, Region, ValueChange
     from libhamiregion.effects import Anything
+
+    from .tables import Block
 
 # Over a node, by plan. Imported when asked for: most calls are about one file.
 _BY_PLAN = ("apply", "diff", "export")
@@ -87,7 +90,8 @@ _COLUMNS = (
 def get(path: str, device: int | str | None, layout: Layout | None, as_json: bool) -> None:
     """Show the limits in the region FILE.
 
-    JSON: path, layout, and devices, a list of objects with the keys index, memory_limit_bytes,
+    JSON: path, layout, burst (whether programs of `run` may pass the SM limits while nobody else
+    uses the GPU), and devices, a list of objects with the keys index, memory_limit_bytes,
     memory_used_bytes and sm_limit_percent; null is unlimited.
     """
     with open_region(path, layout=layout) as region, bad_arguments():
@@ -98,14 +102,24 @@ def get(path: str, device: int | str | None, layout: Layout | None, as_json: boo
             )
             for index in indices
         ]
-    data = {"path": region.path, "layout": region.layout, "devices": found}
-    show(Page("limits/1", data, [Table(_COLUMNS, found)]), as_json)
+        burst = region.burst
+    data = {"path": region.path, "layout": region.layout, "burst": burst, "devices": found}
+    blocks: list[Block] = [Table(_COLUMNS, found)]
+    if burst:
+        blocks.append(Lines(["burst: programs of `hamiregion run` use what nobody else does"]))
+    show(Page("limits/1", data, blocks), as_json)
 
 
 @limits.command("set")
 @click.argument("paths", metavar="FILE...", type=options.PATH, nargs=-1, required=True)
 @click.option("--memory", metavar="SIZE", help="6GiB, 3000m, 80% (of the limit now) or unlimited.")
 @click.option("--sm", metavar="PERCENT", help="1 to 100, or unlimited.")
+@click.option(
+    "--burst/--no-burst",
+    default=None,
+    help="Whether programs of `run` may pass the SM limits by what nobody else on the GPU uses; of"
+    " all devices.",
+)
 @options.device_option
 @options.dry_run_option
 @click.option(
@@ -125,6 +139,7 @@ def set_(
     paths: tuple[str, ...],
     memory: str | None,
     sm: str | None,
+    burst: bool | None,
     device: int | str | None,
     dry_run: bool,
     force: bool,
@@ -138,20 +153,22 @@ def set_(
     hamiregion limits set FILE --memory 6GiB
     hamiregion limits set FILE --device 0 --memory unlimited --sm 50
     hamiregion limits set FILE --memory 8GiB --if-equals 4GiB
+    hamiregion limits set FILE --sm 30 --burst
     hamiregion limits set DIR/*/*.cache --memory 80% --dry-run
 
     Each file is changed wholly or not at all, also by a command that is killed, but for the 100 ns
-    between the stores of one file.  Of several files one that cannot be changed is a line on
-    stderr, the others are changed all the same, and the exit code is 1.  A file that is named twice
-    is changed once.
+    between the stores of one file, and before --burst.  Of several files one that cannot be changed
+    is a line on stderr, the others are changed all the same, and the exit code is 1.  A file that
+    is named twice is changed once.
 
-    JSON, one object per file that was changed: path, layout, dry_run, and changes, a list of
-    objects with the keys limit ("memory" or "sm"), device, before, after (bytes or percent, null is
-    unlimited) and effect ("immediate", "new_processes" or, with --force only, "stops_launches").
+    JSON, one object per file that was changed: path, layout, dry_run, burst (an object with the
+    keys before and after, null without the option), and changes, a list of objects with the keys
+    limit ("memory" or "sm"), device, before, after (bytes or percent, null is unlimited) and effect
+    ("immediate", "new_processes" or, with --force only, "stops_launches").
     """  # noqa: D301 (click looks for the character itself)
-    if memory is None and sm is None:
-        raise click.UsageError("Say what to set: --memory, --sm or both.")
-    if if_equals is not None and memory is not None and sm is not None:
+    if memory is None and sm is None and burst is None:
+        raise click.UsageError("Say what to set: --memory, --sm or --burst.")
+    if if_equals is not None and (memory is None) == (sm is None):
         raise click.UsageError("--if-equals compares one limit: give --memory or --sm, not both.")
     edits = _edits(memory, sm, device, ANYTHING if if_equals is None else if_equals)
     _check_paths(paths)
@@ -164,7 +181,10 @@ def set_(
                 if region.file_id in edited:
                     continue
                 edited.add(region.file_id)
+                if burst is not None:
+                    region.set_burst(burst, dry_run=True)
                 made = region.edit_limits(edits, force=force, dry_run=dry_run)
+                marked = None if burst is None else region.set_burst(burst, dry_run=dry_run)
         except (RegionError, OSError, click.UsageError) as error:
             if len(paths) == 1:
                 raise
@@ -176,6 +196,8 @@ def set_(
         # None of the edits is of the priority.
         changes = [each for each in made if isinstance(each, LimitChange)]
         lines = [f"{start}{_sentence(change)}" for change in changes]
+        if marked is not None:
+            lines.append(f"{start}{_burst_sentence(marked)}")
         answer = [
             {
                 "limit": change.kind,
@@ -186,7 +208,11 @@ def set_(
             }
             for change in changes
         ]
-        show_done("limit-changes/1", region, lines, as_json, dry_run=dry_run, changes=answer)
+        switched = (
+            None if marked is None else {"before": bool(marked.before), "after": bool(marked.after)}
+        )
+        more = {"burst": switched, "changes": answer}
+        show_done("limit-changes/1", region, lines, as_json, dry_run=dry_run, **more)
     return FAILED if failed else 0
 
 
@@ -219,6 +245,13 @@ def _sentence(change: LimitChange) -> str:
     if change.before == change.after:
         return f"{change.words} (unchanged)"
     return f"{change.words}, {effect_words(change.effect)}"
+
+
+def _burst_sentence(change: ValueChange) -> str:
+    before, after = ("on" if value else "off" for value in (change.before, change.after))
+    if before == after:
+        return f"burst {after} (unchanged)"
+    return f"burst {before} -> {after}, {effect_words(change.effect)}"
 
 
 def _index(region: Region, device: int | str) -> int:

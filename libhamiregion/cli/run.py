@@ -61,6 +61,12 @@ def _gpus(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> lis
     help="SM limit: 1 to 100 percent of the GPU's time, or unlimited; GPU= as above.  Repeatable.",
 )
 @click.option(
+    "--burst",
+    is_flag=True,
+    help="The SM limits are soft: the program may use what nobody else on the GPU does, and goes"
+    " back to its limit within half a second when somebody does.",
+)
+@click.option(
     "--gpus",
     multiple=True,
     callback=_gpus,
@@ -110,6 +116,7 @@ def run(
 
     \b
     hamiregion run --memory 4GiB --sm 50 -- python train.py
+    hamiregion run --sm 50 --burst -- python train.py
     hamiregion run --gpus 0,1 --memory 0=4GiB --memory 1=8GiB -- ./simulate
     hamiregion create team.cache --memory 8GiB
     hamiregion run --region team.cache -- python one.py    # and others: they share 8 GiB
@@ -126,7 +133,7 @@ def run(
     be started, 127 there is no such program.
 
     JSON (--dry-run): environment (what is added or changed), complete (whether it works by itself),
-    region, gpus.
+    burst, region, gpus.
     """  # noqa: D301 (click looks for the character itself)
     if as_json and not dry_run:
         raise click.UsageError("--json is for --dry-run; a program's output is its own")
@@ -177,6 +184,7 @@ def _show_environment(launch: Launch, as_json: bool) -> None:
                 "environment": variables,
                 "region": launch.region(directory),
                 "complete": directory is None,
+                "burst": launch.burst,
                 "gpus": [
                     {
                         "uuid": gpu.uuid,

@@ -19,7 +19,7 @@ from libhamiregion import (
 from . import options
 from .format import age_words, fill_ratio, lock_word, status_word
 from .intervals import ticks
-from .output import Page, show_all
+from .output import Page, as_plain, show_all
 from .tables import (
     BAR,
     GOOD,
@@ -64,7 +64,8 @@ def show(path: str, interval_s: float | None, layout: Layout | None, as_json: bo
 
     Tables and bars on a terminal, plain aligned text in a pipe.  With --json one object (with
     --watch one object per line) whose keys are the fields of RegionSnapshot, DeviceUsage,
-    ProcessUsage and ProcessDeviceUsage; null is unlimited, or not known.
+    ProcessUsage and ProcessDeviceUsage, and burst (see `limits set`); null is unlimited, or not
+    known.
 
     Shown is the memory that libvgpu enforces: the sum over all process slots.  "driver" is what
     the GPU's driver says of a process.  A process marked * (settled: no) was being written while
@@ -92,7 +93,7 @@ def mine(interval_s: float | None, as_json: bool) -> None:
 def _show(opened: Callable[[], Region], interval_s: float | None, as_json: bool) -> None:
     if interval_s is None:
         with opened() as region:
-            pages = iter([region_page(region.snapshot())])
+            pages = iter([region_page(region.snapshot(), burst=region.burst)])
     else:
         pages = _pages(opened, interval_s)
     show_all(pages, interval_s, as_json)
@@ -107,7 +108,7 @@ def _pages(opened: Callable[[], Region], interval_s: float) -> Iterator[Page]:
                 if region.closed or region.is_stale():
                     region.close()
                     region = opened()
-                yield region_page(region.snapshot())
+                yield region_page(region.snapshot(), burst=region.burst)
             except PASSING as error:
                 yield _error_page(error)
     finally:
@@ -119,14 +120,14 @@ def _error_page(error: RegionError) -> Page:
     return Page("region-error/1", data, [Lines([(str(error), NEAR)])])
 
 
-def region_page(snapshot: RegionSnapshot, *more: Block) -> Page:
-    """Show a whole region: facts, devices, processes."""
+def region_page(snapshot: RegionSnapshot, *more: Block, burst: bool = False) -> Page:
+    """Show a whole region: facts, devices, processes; `burst` is `Region.burst`."""
     uuids = [(f"{each.index:>3}  {each.uuid}", QUIET) for each in snapshot.devices if each.uuid]
     return Page(
         "region/1",
-        snapshot,
+        as_plain(snapshot) | {"burst": burst},
         [
-            region_facts(snapshot),
+            region_facts(snapshot, burst=burst),
             device_table(snapshot),
             # Where the table has no room for them.
             Lines(uuids, on="terminal", to_width=WIDE),
@@ -139,7 +140,7 @@ def region_page(snapshot: RegionSnapshot, *more: Block) -> Page:
 # ---- the region as a whole -----------------------------------------------------------------------
 
 
-def region_facts(snapshot: RegionSnapshot) -> Facts:
+def region_facts(snapshot: RegionSnapshot, *, burst: bool = False) -> Facts:
     """What holds for the whole region."""
     priority = {0: "0 (high)", 1: "1 (low)"}.get(snapshot.priority, str(snapshot.priority))
     if snapshot.last_kernel_time_s is None:
@@ -148,11 +149,14 @@ def region_facts(snapshot: RegionSnapshot) -> Facts:
         last_kernel = "never"
     else:
         last_kernel = age_words(snapshot.taken_at_ns // 10**9 - snapshot.last_kernel_time_s)
+    limiting = "on" if snapshot.utilization_switch else "off"
+    if burst:
+        limiting += ", burst"
     blocked = snapshot.recent_kernel < 0
     facts = (
         ("layout", *_layout_words(snapshot)),
         ("priority", priority, ""),
-        ("SM limiting", "on" if snapshot.utilization_switch else "off", ""),
+        ("SM limiting", limiting, ""),
         ("launches", *(("blocked", OVER) if blocked else ("allowed", ""))),
         ("last kernel", last_kernel, ""),
         ("lock", lock_word(snapshot.owner_pid), NEAR if snapshot.owner_pid else ""),

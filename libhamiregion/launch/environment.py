@@ -47,6 +47,7 @@ class Launch:
         joined_region: The region that is there already; None where the run makes its own.
         memory_limits_bytes: One per GPU; None is unlimited.
         sm_limits_percent: One per GPU; None is unlimited.
+        burst: Whether the SM limits are soft.
         priority: 0 is high, 1 is low.
         inject: How the library gets into the program.
         on_error: What the program does whose region cannot be used; None is the library's rule.
@@ -58,6 +59,7 @@ class Launch:
     joined_region: str | None
     memory_limits_bytes: tuple[int | None, ...]
     sm_limits_percent: tuple[int | None, ...]
+    burst: bool
     priority: int
     inject: Inject
     on_error: OnError | None
@@ -86,6 +88,9 @@ class Launch:
                 priority=self.priority,
                 uuids=[gpu.uuid for gpu in self.selection.gpus],
             )
+            if self.burst:
+                with open_region(self.region(directory), writable=True) as region:
+                    region.set_burst(True)
         if self.inject == "standin":
             for name, target in stand_in_links(self.driver).items():
                 Path(directory, name).symlink_to(target)
@@ -121,6 +126,7 @@ def plan_launch(
     *,
     memory_limit: Limits = None,
     sm_limit: Limits = None,
+    burst: bool = False,
     gpus: Sequence[int | str] | None = None,
     priority: int = 1,
     region: PathLike | None = None,
@@ -138,12 +144,14 @@ def plan_launch(
         raise ValueError(f"inject is one of {get_args(Inject)}, not {inject!r}")
     if on_error is not None and on_error not in get_args(OnError):
         raise ValueError(f"on_error is one of {get_args(OnError)} or None, not {on_error!r}")
-    if region is not None and not (memory_limit is None and sm_limit is None):
+    if region is not None and not (memory_limit is None and sm_limit is None and not burst):
         raise ValueError(
-            "a region that is joined has its own limits; change them with Region.set_memory_limit "
-            "and set_sm_limit (hamiregion limits set FILE)"
+            "a region that is joined has its own limits; change them with Region.set_memory_limit, "
+            "set_sm_limit and set_burst (hamiregion limits set FILE)"
         )
     check_limits(memory_limit, sm_limit)
+    if burst and sm_limit is None:
+        raise ValueError("burst is for programs under an SM limit: say which one (--sm)")
     _refuse_others(before, joins=region is not None)
     found = find_driver(driver, search_path(before.get(_PATH, "")))
     selection = visible_gpus(list_gpus(found.nvml), before)
@@ -162,6 +170,7 @@ def plan_launch(
         joined,
         memory_limits(memory_limit, selection),
         sm_limits(sm_limit, selection),
+        burst,
         priority,
         inject,
         on_error,
@@ -174,6 +183,7 @@ def environment(
     *,
     memory_limit: Limits = None,
     sm_limit: Limits = None,
+    burst: bool = False,
     gpus: Sequence[int | str] | None = None,
     priority: int = 1,
     region: PathLike | None = None,
@@ -197,6 +207,8 @@ def environment(
             None stands for all other GPUs.
         sm_limit: For each GPU: percent of its time, 1 to 100 or "50%", "unlimited" or None.  Or a
             mapping, as above.
+        burst: The SM limits are soft: programs may use what nobody else on a GPU does, and go back
+            to the limit when somebody does.
         gpus: Which of the GPUs that the program would see it shall see: indices or uuids.  What
             CUDA_VISIBLE_DEVICES hides already stays hidden.  None: all of them.
         priority: 0 is high, 1 is low.
@@ -227,6 +239,7 @@ def environment(
     launch = plan_launch(
         memory_limit=memory_limit,
         sm_limit=sm_limit,
+        burst=burst,
         gpus=gpus,
         priority=priority,
         region=region,

@@ -39,6 +39,7 @@ def run(
     *,
     memory_limit: Limits = None,
     sm_limit: Limits = None,
+    burst: bool = False,
     gpus: Sequence[int | str] | None = None,
     priority: int = 1,
     region: PathLike | None = None,
@@ -75,6 +76,7 @@ def run(
     with environment(
         memory_limit=memory_limit,
         sm_limit=sm_limit,
+        burst=burst,
         gpus=gpus,
         priority=priority,
         region=region,

@@ -42,6 +42,17 @@ def test_the_environment_is_the_one_that_there_was_with_the_budget(
     assert REGION not in os.environ
 
 
+def test_a_soft_limit_is_marked_in_the_region_of_the_run(settings: dict) -> None:
+    for burst in (False, True):
+        with (
+            environment(sm_limit=50, burst=burst, **settings) as env,
+            hami.open_region(env[REGION]) as region,
+        ):
+            assert region.burst is burst
+    with pytest.raises(ValueError, match="say which one"), environment(burst=True, **settings):
+        pass
+
+
 def test_a_program_is_run_as_subprocess_runs_it(runs: RunScene, settings: dict) -> None:
     script = f"echo ${REGION}; exit 3"
     done = run(["sh", "-c", script], capture_output=True, text=True, **settings)

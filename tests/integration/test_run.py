@@ -353,6 +353,23 @@ def test_wrong_usage_is_exit_code_2_and_one_sentence_says_why(
         assert answer.stderr.splitlines()[-1].startswith("Error: ")
 
 
+def test_a_soft_limit_needs_a_limit_and_a_region_of_its_own(runs: RunScene, tmp_path: Path) -> None:
+    show = "hamiregion show --json $CUDA_DEVICE_MEMORY_SHARED_CACHE"
+    show = f"{Path(sys.executable).parent}/{show}"
+    answer = runs.run("--sm", "50", "--burst", "--", "sh", "-c", show)
+    assert json.loads(answer.stdout)["burst"] is True, answer.stderr
+    dry = json.loads(runs.run("--sm", "50", "--burst", "--dry-run", "--json").stdout)
+    assert dry["burst"] is True
+    alone = runs.run("--burst", "--", "true")
+    assert alone.returncode == 2
+    assert "burst is for programs under an SM limit" in alone.stderr
+    path = str(tmp_path / "region.cache")
+    hami.create_region(path, sm_limits=[50])
+    joined = runs.run("--region", path, "--burst", "--", "true")
+    assert joined.returncode == 2
+    assert "set_burst (hamiregion limits set FILE)" in joined.stderr
+
+
 # ---- the environment for elsewhere ---------------------------------------------------------------
 
 

@@ -49,6 +49,7 @@ def test_get_shows_the_limits_of_every_device(path: str) -> None:
         "schema": "hamiregion/limits/1",
         "path": path,
         "layout": "1.2",
+        "burst": False,
         "devices": [{**first, "memory_used_bytes": 0}, {**second, "memory_used_bytes": 0}],
     }
     assert call("limits", "get", path).stdout == (
@@ -98,6 +99,7 @@ def test_set_as_json_and_on_a_terminal(path: str) -> None:
         "path": path,
         "layout": "1.2",
         "dry_run": False,
+        "burst": None,
         "changes": [{**change, "effect": "immediate"}],
     }
     assert memory_limits(path) == (None, 4 * GIB)

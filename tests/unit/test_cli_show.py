@@ -89,7 +89,7 @@ def test_every_golden_region_is_shown_in_full(golden: Path, tmp_path: Path) -> N
 
     answer = call("show", path, "--json")
     assert answer.stdout.count("\n") == 1
-    named = {"schema": "hamiregion/region/1", "layout": snapshot.layout.value}
+    named = {"schema": "hamiregion/region/1", "layout": snapshot.layout.value, "burst": False}
     expected = json.loads(json.dumps(attrs.asdict(snapshot) | named))
     assert json.loads(answer.stdout) | {"taken_at_ns": 0} == expected | {"taken_at_ns": 0}
 
