@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from integration.called import call
+from region_bytes import truncate
 
 import libhamiregion as hami
 from libhamiregion import Layout
@@ -98,7 +99,7 @@ def test_a_region_that_is_gone_is_stale(tmp_path: Path) -> None:
             region.set_burst(True)
     with hami.open_region(path, writable=True) as region:
         assert not region.burst
-        os.truncate(path, 4096)
+        truncate(path, 4096)
         with pytest.raises(hami.RegionStale):
             _ = region.burst
         with pytest.raises(hami.RegionStale):
